@@ -1,0 +1,82 @@
+// The Python module txl_kernels._native. Raw pointers and strides only; Python has checked everything that comes in.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "cpu/dispatch.h"
+#include "cpu/parallel.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Ints = std::vector<int64_t>;
+
+// (pointer, stride, stride, stride): of the axes before the last.
+txl::View view(const Ints& x) {
+  return {reinterpret_cast<void*>(x.at(0)), x.at(1), x.at(2), x.at(3)};
+}
+
+txl::Bounds bounds(const Ints& x) { return {reinterpret_cast<const int32_t*>(x.at(0)), x.at(1), x.at(2)}; }
+
+// sizes: B, H, L, M, D, T, zero_row, causal, window (0: none), bf16, threads.
+// tensors: views of q, k, v, k_mem, v_mem, r, content_bias, position_bias, out.
+txl::Problem problem(const std::array<int64_t, 11>& sizes, float scale, uint32_t drop_below, float keep_scale,
+                     uint64_t seed, const std::vector<Ints>& tensors, const Ints& start, const Ints& end, int64_t lse) {
+  txl::Problem p;
+  p.B = sizes[0], p.H = sizes[1], p.L = sizes[2], p.M = sizes[3], p.D = sizes[4], p.T = sizes[5];
+  p.zero_row = sizes[6], p.causal = sizes[7] != 0, p.window = sizes[8];
+  p.type = sizes[9] ? txl::Type::bf16 : txl::Type::f32;
+  p.threads = static_cast<int>(sizes[10]);
+  p.scale = scale, p.drop_below = drop_below, p.keep_scale = keep_scale, p.seed = seed;
+  txl::View* const views[] = {&p.q, &p.k, &p.v, &p.k_mem, &p.v_mem, &p.r, &p.u, &p.w, &p.out};
+  for (size_t i = 0; i < std::size(views); ++i) *views[i] = view(tensors.at(i));
+  p.start = bounds(start), p.end = bounds(end);
+  p.lse = reinterpret_cast<float*>(lse);
+  return p;
+}
+
+void forward(const std::array<int64_t, 11>& sizes, float scale, uint32_t drop_below, float keep_scale, uint64_t seed,
+             const std::vector<Ints>& tensors, const Ints& start, const Ints& end, int64_t lse) {
+  const txl::Problem p = problem(sizes, scale, drop_below, keep_scale, seed, tensors, start, end, lse);
+  const txl::Kernels& kernels = txl::kernels();
+  py::gil_scoped_release release;
+  kernels.forward(p);
+}
+
+// gradients: views of dout, dq, dk, dv, dk_mem, dv_mem, dr, du, dw.
+void backward(const std::array<int64_t, 11>& sizes, float scale, uint32_t drop_below, float keep_scale, uint64_t seed,
+              const std::vector<Ints>& tensors, const Ints& start, const Ints& end, int64_t lse,
+              const std::vector<Ints>& gradients, int64_t dlse) {
+  const txl::Problem p = problem(sizes, scale, drop_below, keep_scale, seed, tensors, start, end, lse);
+  txl::Gradients g;
+  txl::View* const views[] = {&g.dout, &g.dq, &g.dk, &g.dv, &g.dk_mem, &g.dv_mem, &g.dr, &g.du, &g.dw};
+  for (size_t i = 0; i < std::size(views); ++i) *views[i] = view(gradients.at(i));
+  g.dlse = reinterpret_cast<const float*>(dlse);
+  const txl::Kernels& kernels = txl::kernels();
+  py::gil_scoped_release release;
+  kernels.backward(p, g);
+}
+
+std::vector<std::string> isas(bool only_supported) {
+  std::vector<std::string> names;
+  for (const txl::Kernels& k : txl::all_kernels())
+    if (!only_supported || k.supported()) names.push_back(k.isa);
+  return names;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "C++ kernels of txl_kernels. Call them through txl_kernels.rel_attention, which checks its arguments.";
+  m.def("forward", &forward);
+  m.def("backward", &backward);
+  m.def("isa", [] { return std::string(txl::kernels().isa); }, "The instruction set in use.");
+  m.def("isas", &isas, py::arg("only_supported"), "Instruction sets of this build, best first.");
+  m.def("force_isa", &txl::force_isa, "Uses this instruction set from now on; '' for the best.");
+  m.def("set_openmp", &txl::set_openmp, "Address of GOMP_parallel in torch's OpenMP runtime, or 0.");
+  m.def("threading", [] { return std::string(txl::threading()); });
+}

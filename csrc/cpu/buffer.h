@@ -1,0 +1,18 @@
+// Aligned float storage. Never inline: an inline function compiled for one instruction set could be linked into another.
+#pragma once
+#include <cstdint>
+
+namespace txl {
+
+class Buffer {
+ public:
+  // Throws std::bad_alloc. zero: every float 0, else uninitialised.
+  explicit Buffer(int64_t floats, bool zero = false);
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  float* const data;
+};
+
+}  // namespace txl

@@ -1,0 +1,41 @@
+// The one register-tiled product everything is built from.
+
+constexpr int MR = 6;          // rows of a register tile
+constexpr int NR = 2 * LANES;  // columns: two vectors, so 12 of 16 registers accumulate
+
+// c[i][0..NR) (+)= sum over k < n of a[i * a_row + k * a_step] * b[k * ldb + 0..NR), for i < MR.
+template <bool ACCUMULATE>
+TXL_INLINE void micro(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t ldb, int64_t n, float* c,
+                      int64_t ldc) {
+  vf acc[MR][2];
+  for (int i = 0; i < MR; ++i)
+    for (int z = 0; z < 2; ++z) acc[i][z] = ACCUMULATE ? load(c + i * ldc + z * LANES) : vf{};
+  for (int64_t k = 0; k < n; ++k) {
+    const vf b0 = load(b + k * ldb), b1 = load(b + k * ldb + LANES);
+    for (int i = 0; i < MR; ++i) {
+      const float x = a[i * a_row + k * a_step];
+      acc[i][0] += x * b0;
+      acc[i][1] += x * b1;
+    }
+  }
+  for (int i = 0; i < MR; ++i)
+    for (int z = 0; z < 2; ++z) store(c + i * ldc + z * LANES, acc[i][z]);
+}
+
+// c[MR][panels * NR] = a[MR][D] . packed panels of [D][NR].
+static __attribute__((noinline)) void times_panels(const float* a, int64_t lda, const float* panels, int64_t D,
+                                                   int64_t count, float* c, int64_t ldc) {
+  for (int64_t p = 0; p < count; ++p) micro<false>(a, lda, 1, panels + p * D * NR, NR, D, c + p * NR, ldc);
+}
+
+// c[MR][width] += a[MR][n] . b[n][width], width a multiple of NR.
+static __attribute__((noinline)) void add_times_rows(const float* a, int64_t lda, const float* b, int64_t n,
+                                                     int64_t width, float* c) {
+  for (int64_t x = 0; x < width; x += NR) micro<true>(a, lda, 1, b + x, width, n, c + x, width);
+}
+
+// c[MR][width] += transposed(a[n][MR]) . b[n][width], width a multiple of NR.
+static __attribute__((noinline)) void add_transposed_times_rows(const float* a, int64_t lda, const float* b, int64_t n,
+                                                                int64_t width, float* c) {
+  for (int64_t x = 0; x < width; x += NR) micro<true>(a, 1, lda, b + x, width, n, c + x, width);
+}

@@ -1,0 +1,113 @@
+"""`rel_attention`: checks its arguments once, chooses a backend, calls it."""
+
+import math
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from txl_kernels import backends, ops, reference, validate
+from txl_kernels.call import Call
+
+Memory = tuple[Tensor, Tensor]
+
+
+@overload
+def rel_attention(
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor, memory: Memory | None = ...,
+    *, causal: bool = ..., window: int | None = ..., start: Tensor | None = ..., end: Tensor | None = ...,
+    zero_row: int = ..., scale: float | None = ..., dropout_p: float = ..., dropout_seed: Tensor | None = ...,
+    return_lse: Literal[False] = ..., backend: str | None = ...,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def rel_attention(
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor, memory: Memory | None = ...,
+    *, causal: bool = ..., window: int | None = ..., start: Tensor | None = ..., end: Tensor | None = ...,
+    zero_row: int = ..., scale: float | None = ..., dropout_p: float = ..., dropout_seed: Tensor | None = ...,
+    return_lse: Literal[True], backend: str | None = ...,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
+def rel_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    content_bias: Tensor,
+    position_bias: Tensor,
+    memory: Memory | None = None,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    start: Tensor | None = None,
+    end: Tensor | None = None,
+    zero_row: int = 0,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Tensor | None = None,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention with Transformer-XL's relative positions (Dai et al. 2019, section 3.3), memory included.
+
+    Query i stands at key position M + i; key j of the S = M + L keys, memory first, is at distance d = M + i - j:
+
+        score[i, j] = scale * ((q_i + content_bias) . k_j + (q_i + position_bias) . r[zero_row + d])
+        out_i = sum_j dropout(softmax_j(score[i, j])) v_j
+
+    Nothing of size L x S is stored by any backend but `reference`. Differentiable in all eight tensors.
+
+    Args:
+        q, k, v: [B, H, L, D], one floating dtype. Any strides with a contiguous last axis, as in all tensors here:
+            [L, B, H, D] storage viewed by `permute(1, 2, 0, 3)` is taken without a copy.
+        r: [H, T, D], the projected encodings W_kR R; row `zero_row + d` belongs to distance d. It needs a row for every
+            distance some query sees, no more.
+        content_bias, position_bias: [H, D], u and v of the paper.
+        memory: None, or keys and values before the segment, ([B, H, M, D], [B, H, M, D]).
+        causal: a query sees no key after its own position.
+        window: None, or the number of most recent keys a query sees, its own included (distances 0 .. window - 1).
+        start, end: None, or int32 tensors that broadcast to [B, L]: the query sees keys start <= j < end only, values in
+            [0, M + L], intersected with `causal` and `window`. A query that sees no key gives out 0, lse -inf and
+            zero gradients. On the CPU values out of range raise; on other devices they are not read.
+        zero_row: row of r that holds distance 0; L - 1 for a table that starts at distance -(L - 1).
+        scale: factor of the scores; None for 1 / sqrt(D).
+        dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
+        dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element: the same seed drops
+            the same entries in every backend.
+        return_lse: also return the log of the softmax's denominator.
+        backend: None for the fastest that can run, else "native" (C++, CPU, float32 and bfloat16) or "reference"
+            (PyTorch, any device and dtype, L x S memory).
+
+    Returns:
+        out [B, H, L, D] in q's dtype; with `return_lse` also lse [B, H, L], float32 (float64 for float64).
+        Under torch.autocast the tensors are cast to its dtype first.
+
+    Raises:
+        TypeError, ValueError: an argument's type, dtype, device, shape or value, by name.
+        RuntimeError: the backend asked for cannot run here, with the reason.
+    """
+    if not isinstance(q, Tensor):
+        raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
+    k_mem, v_mem = (None, None) if memory is None else validate.check_memory(memory)
+    if torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v, r, content_bias, position_bias = (x.to(dtype) for x in (q, k, v, r, content_bias, position_bias))
+        k_mem, v_mem = (None if x is None else x.to(dtype) for x in (k_mem, v_mem))
+    if scale is None:
+        scale = 1.0 / math.sqrt(max(q.size(-1), 1)) if q.dim() else 1.0
+    if q.dim() == 4:
+        start, end = validate.interval_bound("start", start, q), validate.interval_bound("end", end, q)
+    call = Call(
+        q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, None, causal, window, zero_row, scale, dropout_p
+    )  # fmt: skip
+    validate.check(call)
+    if dropout_p > 0:
+        if dropout_seed is None:
+            dropout_seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=q.device)
+        validate.check_seed(dropout_seed, q)
+        call = call._replace(seed=dropout_seed)
+    name = backends.choose(backend, q.device, q.dtype)
+    out, lse = reference.attend(call) if name == "reference" else ops.rel_attention(call, name)
+    return (out, lse) if return_lse else out

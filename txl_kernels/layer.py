@@ -1,0 +1,170 @@
+"""`RelAttention`: a Transformer-XL attention layer that owns its projections and biases."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl_kernels.cache import KeyValueCache
+from txl_kernels.functional import rel_attention
+from txl_kernels.positions import distances_up_to, sinusoid
+
+
+class RelAttention(nn.Module):
+    """Multi-head attention with relative positions and segment memory (paper, sections 3.2 and 3.3).
+
+    Only the attention: no residual, no layer norm, no dropout on the output.
+
+    Args:
+        d_model: width of the hidden states; even (the encodings are sinusoids).
+        n_head, d_head: heads and their width; d_head None for d_model // n_head.
+        attn_dropout: dropout on the attention weights in training.
+        causal, window: as in `rel_attention`.
+        clamp_len: None, or the largest distance told apart from longer ones.
+        batch_first: True for [B, L, d_model], False for [L, B, d_model]; memory and result alike. Neither is copied.
+        content_bias, position_bias: None for biases of its own (zeros), or [H, D] parameters shared between layers.
+        backend: as in `rel_attention`.
+
+    Raises:
+        ValueError: sizes that do not fit, by name.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_head: int,
+        d_head: int | None = None,
+        *,
+        attn_dropout: float = 0.0,
+        causal: bool = True,
+        window: int | None = None,
+        clamp_len: int | None = None,
+        batch_first: bool = True,
+        content_bias: nn.Parameter | None = None,
+        position_bias: nn.Parameter | None = None,
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("d_model", d_model), ("n_head", n_head)):
+            if size < 1:
+                raise ValueError(f"{name} must be >= 1, got {size}")
+        if d_model % 2:
+            raise ValueError(f"d_model must be even (its sinusoids come in pairs), got {d_model}")
+        if d_head is None:
+            if d_model % n_head:
+                raise ValueError(f"d_model must be a multiple of n_head when d_head is not given, got {d_model}, {n_head}")
+            d_head = d_model // n_head
+        if d_head < 1:
+            raise ValueError(f"d_head must be >= 1, got {d_head}")
+        if not 0 <= attn_dropout < 1:
+            raise ValueError(f"attn_dropout must be in [0, 1), got {attn_dropout}")
+        if clamp_len is not None and clamp_len < 0:
+            raise ValueError(f"clamp_len must be None or >= 0, got {clamp_len}")
+        self.d_model, self.n_head, self.d_head = d_model, n_head, d_head
+        self.attn_dropout, self.causal, self.window, self.clamp_len = attn_dropout, causal, window, clamp_len
+        self.batch_first, self.backend = batch_first, backend
+        width = n_head * d_head
+        self.qkv = nn.Linear(d_model, 3 * width, bias=False, device=device, dtype=dtype)  # rows: q, then k, then v
+        self.r = nn.Linear(d_model, width, bias=False, device=device, dtype=dtype)
+        self.out = nn.Linear(width, d_model, bias=False, device=device, dtype=dtype)
+        biases = {"content_bias": content_bias, "position_bias": position_bias}
+        for name, bias in biases.items():
+            if bias is not None and bias.shape != (n_head, d_head):
+                raise ValueError(f"{name} must be [H, D] = [{n_head}, {d_head}], got shape {list(bias.shape)}")
+        self.content_bias = content_bias or nn.Parameter(torch.zeros(n_head, d_head, device=device, dtype=dtype))
+        self.position_bias = position_bias or nn.Parameter(torch.zeros(n_head, d_head, device=device, dtype=dtype))
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.d_model}, n_head={self.n_head}, d_head={self.d_head}, causal={self.causal}"
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, L, H * D] or [L, B, H * D] -> [B, H, L, D], a view."""
+        x = x.unflatten(-1, (self.n_head, self.d_head))
+        return x.permute(0, 2, 1, 3) if self.batch_first else x.permute(1, 2, 0, 3)
+
+    def _merge(self, x: Tensor) -> Tensor:
+        """Back from [B, H, L, D]; no copy where the kernel kept q's strides."""
+        return (x.permute(0, 2, 1, 3) if self.batch_first else x.permute(2, 0, 1, 3)).flatten(-2)
+
+    def project_positions(self, positions: Tensor) -> Tensor:
+        """W_kR R: encodings [T, d_model] -> [H, T, D], a view."""
+        projected: Tensor = self.r(positions)
+        return projected.unflatten(-1, (self.n_head, self.d_head)).permute(1, 0, 2)
+
+    def positions(self, length: int, memory_len: int) -> Tensor:
+        """Encodings of every distance a segment of this length meets, the first row's distance 0 or -(length - 1)."""
+        weight = self.r.weight
+        first = 0 if self.causal else 1 - length
+        distances = distances_up_to(memory_len + length - first, device=weight.device) + first
+        if self.clamp_len is not None:
+            distances = distances.clamp(-self.clamp_len, self.clamp_len)
+        return sinusoid(distances, self.d_model, weight.dtype)
+
+    def new_cache(self, batch: int, mem_len: int, max_segment: int) -> KeyValueCache:
+        """An empty key/value cache, holding W_kR R of the parameters as they are now."""
+        if not self.causal:
+            raise ValueError("a key/value cache needs causal=True: an earlier position would see later ones")
+        with torch.no_grad():
+            r = self.project_positions(self.positions(max_segment, mem_len)).contiguous()
+        return KeyValueCache(r, batch, mem_len, max_segment)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        start: Tensor | None = None,
+        end: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Attention of a segment over its memory and itself.
+
+        Args:
+            x: [B, L, d_model] (or [L, B, d_model], see `batch_first`).
+            memory: None, or the hidden states [B, M, d_model] before x; detach them as the paper does.
+            positions: None for sinusoids, or the encodings [T, d_model] of distances 0, 1, .. (with dropout, say),
+                shared between layers; from -(L - 1) on if not causal.
+            start, end: as in `rel_attention`.
+            cache: None, or this layer's cache from `new_cache`: its keys are the memory, and x's are added to it.
+                Evaluation only; equal to passing the hidden states as `memory`.
+
+        Returns:
+            Of x's shape.
+        """
+        if x.dim() != 3 or x.size(-1) != self.d_model:
+            layout = "[B, L, d_model]" if self.batch_first else "[L, B, d_model]"
+            raise ValueError(f"x must be {layout} with d_model={self.d_model}, got shape {list(x.shape)}")
+        width = self.n_head * self.d_head
+        q, k, v = (self._heads(part) for part in self.qkv(x).split(width, -1))
+        length = q.size(2)
+        dropout_p = self.attn_dropout if self.training else 0.0
+        if cache is not None:
+            if memory is not None or positions is not None:
+                raise ValueError("cache holds the memory and the encodings; pass neither memory nor positions with it")
+            if torch.is_grad_enabled():
+                raise RuntimeError("cache is for evaluation: call the layer under torch.no_grad() or inference_mode()")
+            k_and_v: tuple[Tensor, Tensor] | None = cache.memory
+            r, zero_row = cache.r, 0
+        else:
+            k_and_v = None if memory is None else self._project_memory(memory, x)
+            if positions is None:
+                positions = self.positions(length, 0 if k_and_v is None else k_and_v[0].size(2))
+            r, zero_row = self.project_positions(positions), 0 if self.causal else max(length - 1, 0)
+        out = rel_attention(
+            q, k, v, r, self.content_bias, self.position_bias, k_and_v, causal=self.causal, window=self.window, start=start,
+            end=end, zero_row=zero_row, dropout_p=dropout_p, backend=self.backend,
+        )  # fmt: skip
+        if cache is not None:
+            cache.append(k, v)
+        projected: Tensor = self.out(self._merge(out))
+        return projected
+
+    def _project_memory(self, memory: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        batch_axis = 0 if self.batch_first else 1
+        if memory.dim() != 3 or memory.size(-1) != self.d_model or memory.size(batch_axis) != x.size(batch_axis):
+            raise ValueError(f"memory must be like x but for its length, got {list(memory.shape)} for x {list(x.shape)}")
+        width = self.n_head * self.d_head
+        k, v = F.linear(memory, self.qkv.weight[width:]).split(width, -1)
+        return self._heads(k), self._heads(v)

@@ -1,0 +1,87 @@
+"""torch.library operators: schemas, fakes and autograd, so that compile, export and autograd see ordinary operators.
+
+`txl_kernels::rel_attention` and `txl_kernels::rel_attention_backward` take the fields of `Call` and a backend's name.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl_kernels.backends import BACKENDS
+from txl_kernels.call import Call
+
+_TENSORS = (
+    "Tensor q, Tensor k, Tensor v, Tensor r, Tensor content_bias, Tensor position_bias, Tensor? k_mem, Tensor? v_mem, "
+    "Tensor? start, Tensor? end, Tensor? seed"
+)
+_SETTINGS = "bool causal, SymInt? window, SymInt zero_row, float scale, float dropout_p, str backend"
+_N_FIELDS = len(Call._fields)
+
+_library = torch.library.Library("txl_kernels", "DEF")
+_library.define(f"rel_attention({_TENSORS}, {_SETTINGS}) -> (Tensor, Tensor)")
+_library.define(
+    f"rel_attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {_TENSORS}, {_SETTINGS}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def _forward(*args: Any) -> tuple[Tensor, Tensor]:
+    result: tuple[Tensor, Tensor] = BACKENDS[args[_N_FIELDS]].forward(Call(*args[:_N_FIELDS]))
+    return result
+
+
+def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    call = Call(*args[:_N_FIELDS])
+    result: tuple[Tensor, ...] = BACKENDS[args[_N_FIELDS]].backward(call, out, lse, dout, dlse)
+    return result
+
+
+_library.impl("rel_attention", _forward, "CompositeExplicitAutograd")
+_library.impl("rel_attention_backward", _backward, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("txl_kernels::rel_attention")
+def _forward_fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.register_fake("txl_kernels::rel_attention_backward")
+def _backward_fake(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    call = Call(*args[:_N_FIELDS])
+    required = [torch.empty_like(x) for x in call[:6]]
+    return (*required, *(call.q.new_empty(0) if x is None else torch.empty_like(x) for x in call[6:8]))
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    tensors, ctx.settings = inputs[:11], inputs[11:]
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _autograd(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, out, lse = ctx.saved_tensors
+    none: tuple[None, ...] = (None,) * (3 + len(ctx.settings))
+    if dout is None and dlse is None:
+        return (None,) * 8 + none
+    if dout is None:
+        dout = torch.zeros_like(out)
+    grads = torch.ops.txl_kernels.rel_attention_backward(dout, dlse, out, lse, *tensors, *ctx.settings)
+    memory = grads[6:] if tensors[6] is not None else (None, None)
+    return (*grads[:6], *memory, *none)
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> None:
+    raise NotImplementedError(
+        "rel_attention: this backend has no second derivative; call rel_attention(..., backend='reference')"
+    )
+
+
+torch.library.register_autograd("txl_kernels::rel_attention", _autograd, setup_context=_setup_context)
+torch.library.register_autograd("txl_kernels::rel_attention_backward", _no_second_derivative)
+
+
+def rel_attention(call: Call, backend: str) -> tuple[Tensor, Tensor]:
+    """(out, lse) through the operator, with its autograd."""
+    result: tuple[Tensor, Tensor] = torch.ops.txl_kernels.rel_attention.default(*call, backend)
+    return result

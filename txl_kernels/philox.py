@@ -1,0 +1,49 @@
+"""Dropout bits: Philox-4x32-10 (Salmon et al. 2011), a pure function of the seed and of (b, h, i, j).
+
+Entry (b, h, i, j) takes word j % 4 of the block with counter (j // 4, i, b * H + h, 0) under the 64-bit key `seed`, and
+is dropped if that word is below round(p * 2**32). Every backend draws these same bits.
+"""
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+def drop_threshold(dropout_p: float) -> int:
+    """Words below this are dropped: p as a fraction of 2**32, at most 2**32 - 1."""
+    return min(round(dropout_p * 2**32), _MASK)
+
+
+def _high_low(x: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    # 32 x 32 -> 64 bits in int64, which would overflow: split x into 16-bit halves.
+    low, high = (x & 0xFFFF) * multiplier, (x >> 16) * multiplier
+    middle = high + (low >> 16)
+    return (middle >> 16) & _MASK, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Four words for each counter; everything int64 holding 32-bit values, broadcast together."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = _high_low(c0, _MULTIPLIERS[0])
+        high1, low1 = _high_low(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def keep_mask(seed: Tensor, batch: int, heads: int, length: int, keys: int, dropout_p: float) -> Tensor:
+    """Which entries stay: bool [batch, heads, length, keys]. seed: int64, one element."""
+    device = seed.device
+    bh = torch.arange(batch * heads, device=device).view(-1, 1, 1)
+    i = torch.arange(length, device=device).view(1, -1, 1)
+    block = torch.arange((keys + 3) // 4, device=device).view(1, 1, -1)
+    seed = seed.reshape(())
+    words = philox((block, i, bh, torch.zeros_like(block)), (seed & _MASK, (seed >> 32) & _MASK))
+    bits = torch.stack(torch.broadcast_tensors(*words), dim=-1).flatten(2)[:, :, :keys]
+    return (bits >= drop_threshold(dropout_p)).view(batch, heads, length, keys)
