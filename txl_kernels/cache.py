@@ -13,9 +13,10 @@ class KeyValueCache:
 
     Attributes:
         r: [H, mem_len + max_segment, D], encodings of distances 0 and up.
+        window: keys a position sees, its own included; None for all that are there.
     """
 
-    def __init__(self, r: Tensor, batch: int, mem_len: int, max_segment: int) -> None:
+    def __init__(self, r: Tensor, batch: int, mem_len: int, max_segment: int, window: int | None = None) -> None:
         """Empty. Its dtype and device are r's."""
         for name, value, least in (("batch", batch, 1), ("mem_len", mem_len, 0), ("max_segment", max_segment, 1)):
             if value < least:
@@ -25,9 +26,14 @@ class KeyValueCache:
         self.r = r
         self.mem_len = mem_len
         self.max_segment = max_segment
+        self.window = window
         shape = (2, batch, r.size(0), 2 * mem_len + max_segment, r.size(2))
         self._buffer = r.new_zeros(shape)
         self._begin = self._end = 0
+
+    @property
+    def batch(self) -> int:
+        return self._buffer.size(1)
 
     def __len__(self) -> int:
         """Positions held, at most mem_len."""

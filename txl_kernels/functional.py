@@ -91,7 +91,7 @@ def rel_attention(
     if not isinstance(q, Tensor):
         raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
     k_mem, v_mem = (None, None) if memory is None else validate.check_memory(memory)
-    if torch.is_autocast_enabled(q.device.type):
+    if torch.amp.is_autocast_available(q.device.type) and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v, r, content_bias, position_bias = (x.to(dtype) for x in (q, k, v, r, content_bias, position_bias))
         k_mem, v_mem = (None if x is None else x.to(dtype) for x in (k_mem, v_mem))

@@ -68,12 +68,16 @@ class RelAttention(nn.Module):
         self.qkv = nn.Linear(d_model, 3 * width, bias=False, device=device, dtype=dtype)  # rows: q, then k, then v
         self.r = nn.Linear(d_model, width, bias=False, device=device, dtype=dtype)
         self.out = nn.Linear(width, d_model, bias=False, device=device, dtype=dtype)
-        biases = {"content_bias": content_bias, "position_bias": position_bias}
-        for name, bias in biases.items():
-            if bias is not None and bias.shape != (n_head, d_head):
-                raise ValueError(f"{name} must be [H, D] = [{n_head}, {d_head}], got shape {list(bias.shape)}")
-        self.content_bias = content_bias or nn.Parameter(torch.zeros(n_head, d_head, device=device, dtype=dtype))
-        self.position_bias = position_bias or nn.Parameter(torch.zeros(n_head, d_head, device=device, dtype=dtype))
+        self.content_bias = self._bias("content_bias", content_bias)
+        self.position_bias = self._bias("position_bias", position_bias)
+
+    def _bias(self, name: str, shared: nn.Parameter | None) -> nn.Parameter:
+        shape = (self.n_head, self.d_head)
+        if shared is None:
+            return nn.Parameter(torch.zeros(shape, device=self.qkv.weight.device, dtype=self.qkv.weight.dtype))
+        if shared.shape != shape:
+            raise ValueError(f"{name} must be [H, D] = {list(shape)}, got shape {list(shared.shape)}")
+        return shared
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, n_head={self.n_head}, d_head={self.d_head}, causal={self.causal}"
@@ -92,22 +96,39 @@ class RelAttention(nn.Module):
         projected: Tensor = self.r(positions)
         return projected.unflatten(-1, (self.n_head, self.d_head)).permute(1, 0, 2)
 
-    def positions(self, length: int, memory_len: int) -> Tensor:
-        """Encodings of every distance a segment of this length meets, the first row's distance 0 or -(length - 1)."""
+    def positions(self, length: int, memory_len: int, clamp_len: int | None = None) -> Tensor:
+        """Encodings of every distance a segment of this length meets, the first row's distance 0 or -(length - 1).
+
+        clamp_len: None for the layer's own.
+        """
         weight = self.r.weight
         first = 0 if self.causal else 1 - length
         distances = distances_up_to(memory_len + length - first, device=weight.device) + first
-        if self.clamp_len is not None:
-            distances = distances.clamp(-self.clamp_len, self.clamp_len)
+        clamp_len = self.clamp_len if clamp_len is None else clamp_len
+        if clamp_len is not None:
+            distances = distances.clamp(-clamp_len, clamp_len)
         return sinusoid(distances, self.d_model, weight.dtype)
 
-    def new_cache(self, batch: int, mem_len: int, max_segment: int) -> KeyValueCache:
-        """An empty key/value cache, holding W_kR R of the parameters as they are now."""
+    @torch.no_grad()
+    def new_cache(
+        self, batch: int, mem_len: int, max_segment: int, *, window: int | None = None, clamp_len: int | None = None
+    ) -> KeyValueCache:
+        """An empty key/value cache, holding W_kR R of the parameters as they are now.
+
+        window, clamp_len: None for the layer's own.
+        """
         if not self.causal:
             raise ValueError("a key/value cache needs causal=True: an earlier position would see later ones")
-        with torch.no_grad():
-            r = self.project_positions(self.positions(max_segment, mem_len)).contiguous()
-        return KeyValueCache(r, batch, mem_len, max_segment)
+        r = self.project_positions(self.positions(max_segment, mem_len, clamp_len)).contiguous()
+        return KeyValueCache(r, batch, mem_len, max_segment, window=self.window if window is None else window)
+
+    @torch.no_grad()
+    def fill_cache(self, cache: KeyValueCache, memory: Tensor) -> None:
+        """Adds the keys and values of hidden states [B, M, d_model] (or [M, B, d_model]) to the cache."""
+        k, v = self._project_memory(memory)
+        for first in range(0, k.size(2), cache.max_segment):
+            part = slice(first, first + cache.max_segment)
+            cache.append(k[:, :, part], v[:, :, part])
 
     def forward(
         self,
@@ -146,14 +167,17 @@ class RelAttention(nn.Module):
             if torch.is_grad_enabled():
                 raise RuntimeError("cache is for evaluation: call the layer under torch.no_grad() or inference_mode()")
             k_and_v: tuple[Tensor, Tensor] | None = cache.memory
-            r, zero_row = cache.r, 0
+            r, zero_row, window = cache.r, 0, cache.window
         else:
-            k_and_v = None if memory is None else self._project_memory(memory, x)
+            if memory is not None and (memory.dim() != 3 or memory.size(self._batch_axis) != x.size(self._batch_axis)):
+                raise ValueError(f"memory must be like x but for its length, got {list(memory.shape)} for {list(x.shape)}")
+            k_and_v = None if memory is None else self._project_memory(memory)
+            window = self.window
             if positions is None:
                 positions = self.positions(length, 0 if k_and_v is None else k_and_v[0].size(2))
             r, zero_row = self.project_positions(positions), 0 if self.causal else max(length - 1, 0)
         out = rel_attention(
-            q, k, v, r, self.content_bias, self.position_bias, k_and_v, causal=self.causal, window=self.window, start=start,
+            q, k, v, r, self.content_bias, self.position_bias, k_and_v, causal=self.causal, window=window, start=start,
             end=end, zero_row=zero_row, dropout_p=dropout_p, backend=self.backend,
         )  # fmt: skip
         if cache is not None:
@@ -161,10 +185,13 @@ class RelAttention(nn.Module):
         projected: Tensor = self.out(self._merge(out))
         return projected
 
-    def _project_memory(self, memory: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        batch_axis = 0 if self.batch_first else 1
-        if memory.dim() != 3 or memory.size(-1) != self.d_model or memory.size(batch_axis) != x.size(batch_axis):
-            raise ValueError(f"memory must be like x but for its length, got {list(memory.shape)} for x {list(x.shape)}")
+    @property
+    def _batch_axis(self) -> int:
+        return 0 if self.batch_first else 1
+
+    def _project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        if memory.dim() != 3 or memory.size(-1) != self.d_model:
+            raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
         width = self.n_head * self.d_head
         k, v = F.linear(memory, self.qkv.weight[width:]).split(width, -1)
         return self._heads(k), self._heads(v)

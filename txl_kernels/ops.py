@@ -53,6 +53,11 @@ def _backward_fake(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, 
     return (*required, *(call.q.new_empty(0) if x is None else torch.empty_like(x) for x in call[6:8]))
 
 
+def _inside_functorch() -> bool:
+    active: bool = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    return active
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     tensors, ctx.settings = inputs[:11], inputs[11:]
     ctx.save_for_backward(*tensors, *output)
@@ -66,7 +71,11 @@ def _autograd(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
         return (None,) * 8 + none
     if dout is None:
         dout = torch.zeros_like(out)
-    grads = torch.ops.txl_kernels.rel_attention_backward(dout, dlse, out, lse, *tensors, *ctx.settings)
+    arguments = (dout, dlse, out, lse, *tensors, *ctx.settings)
+    if _inside_functorch():
+        grads = _BackwardForFunctorch.apply(*arguments)
+    else:
+        grads = torch.ops.txl_kernels.rel_attention_backward(*arguments)
     memory = grads[6:] if tensors[6] is not None else (None, None)
     return (*grads[:6], *memory, *none)
 
@@ -81,7 +90,36 @@ torch.library.register_autograd("txl_kernels::rel_attention", _autograd, setup_c
 torch.library.register_autograd("txl_kernels::rel_attention_backward", _no_second_derivative)
 
 
+# torch.func.grad wants an autograd.Function with setup_context, which those of register_autograd lack: the same
+# operators and formulas again, in that form.
+class _ForwardForFunctorch(torch.autograd.Function):
+    setup_context = staticmethod(_setup_context)
+    backward = staticmethod(_autograd)
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = torch.ops.txl_kernels.rel_attention.default(*args)
+        return result
+
+
+class _BackwardForFunctorch(torch.autograd.Function):
+    backward = staticmethod(_no_second_derivative)
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        result: tuple[Tensor, ...] = torch.ops.txl_kernels.rel_attention_backward.default(*args)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Nothing to keep: there is no second derivative."""
+
+
 def rel_attention(call: Call, backend: str) -> tuple[Tensor, Tensor]:
     """(out, lse) through the operator, with its autograd."""
-    result: tuple[Tensor, Tensor] = torch.ops.txl_kernels.rel_attention.default(*call, backend)
+    result: tuple[Tensor, Tensor]
+    if _inside_functorch():
+        result = _ForwardForFunctorch.apply(*call, backend)
+    else:
+        result = torch.ops.txl_kernels.rel_attention.default(*call, backend)
     return result

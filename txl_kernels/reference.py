@@ -17,6 +17,13 @@ def cannot_run(device: torch.device, dtype: torch.dtype) -> str | None:
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
     """(out [B, H, L, D] in q's dtype, lse [B, H, L] in float32 or float64). Paper, section 3.3."""
+    if torch.amp.is_autocast_available(call.q.device.type):
+        with torch.autocast(call.q.device.type, enabled=False):
+            return _attend(call)
+    return _attend(call)
+
+
+def _attend(call: Call) -> tuple[Tensor, Tensor]:
     if not torch.compiler.is_compiling() and (call.start is not None or call.end is not None):
         visibility.check_values(call)
     dtype = call.q.dtype if call.q.dtype == torch.float64 else torch.float32

@@ -61,6 +61,9 @@ def check_memory(memory: Any) -> Memory:
     if not isinstance(memory, (tuple, list)) or len(memory) != 2:
         got = f"{type(memory).__name__}" + (f" of length {len(memory)}" if isinstance(memory, (tuple, list)) else "")
         raise TypeError(f"memory must be None or a pair (k_mem, v_mem) of [B, H, M, D] tensors, got {got}")
+    for name, x in zip(("k_mem", "v_mem"), memory, strict=True):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     return memory[0], memory[1]
 
 

@@ -1,0 +1,46 @@
+"""The original algorithm, written plainly: what rel_attention is compared with.
+
+Scores are built in full, and the relative shift is done by padding one column and reshaping (paper, appendix B).
+"""
+
+import torch
+from torch import Tensor
+
+
+def shift_qkbh(x: Tensor) -> Tensor:
+    """Relative shift of [q, k, b, h] scores whose k axis runs over distances S-1 .. 0."""
+    padded = torch.cat([x.new_zeros(x.size(0), 1, *x.shape[2:]), x], 1)
+    return padded.view(x.size(1) + 1, x.size(0), *x.shape[2:])[1:].view_as(x)
+
+
+def original_qkbh(
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor, hidden: Tensor | None = None
+) -> Tensor:
+    """Attention in the original's layout, causal.
+
+    q [L, B, H, D]; k, v [S, B, H, D], memory first; r [S, H, D], distances S-1 .. 0; biases [H, D]; hidden: bool
+    [L, S], True where a query must not look, None for causal. Returns [L, B, H, D].
+    """
+    length, keys = q.size(0), k.size(0)
+    if hidden is None:
+        hidden = torch.ones(length, keys, dtype=torch.bool, device=q.device).triu(1 + keys - length)
+    content = torch.einsum("ibnd,jbnd->ijbn", q + content_bias, k)
+    position = shift_qkbh(torch.einsum("ibnd,jnd->ijbn", q + position_bias, r))
+    score = (content + position) * q.size(-1) ** -0.5
+    p = score.masked_fill(hidden[:, :, None, None], -torch.inf).softmax(1)
+    return torch.einsum("ijbn,jbnd->ibnd", p, v)
+
+
+def original_bhls(
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor, memory: tuple[Tensor, Tensor]
+) -> Tensor:
+    """The same algorithm in [B, H, L, S], the layout that suits batched matrix products. Arguments of rel_attention."""
+    k, v = torch.cat([memory[0], k], 2), torch.cat([memory[1], v], 2)
+    batch, heads, length, width = q.shape
+    keys = k.size(2)
+    position = (q + position_bias[:, None]) @ r.flip(1).mT
+    padded = torch.cat([position.new_zeros(batch, heads, length, 1), position], 3)
+    position = padded.view(batch, heads, keys + 1, length)[:, :, 1:].reshape(batch, heads, length, keys)
+    score = ((q + content_bias[:, None]) @ k.mT + position) * width**-0.5
+    hidden = torch.ones(length, keys, dtype=torch.bool, device=q.device).triu(1 + keys - length)
+    return score.masked_fill(hidden, -torch.inf).softmax(-1) @ v

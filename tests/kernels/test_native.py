@@ -1,0 +1,160 @@
+"""The C++ backend beyond its values: every instruction set, threads, determinism, fork, several callers at once."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracle import Case, as_call, gradients, make_inputs
+
+from txl_kernels import native, rel_attention
+
+ISAS = native.module.isas(True)
+CASE = Case("", B=2, H=3, L=130, M=210, D=40, intervals="filled", dropout_p=0.1)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    native.module.force_isa(request.param)
+    yield request.param
+    native.module.force_isa("")
+
+
+def run(case: Case = CASE, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    inputs = make_inputs(case, dtype)
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="native")
+    return [out, lse, *gradients(out, lse, inputs).values()]
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", [CASE, Case("", L=3, M=600, D=70), Case("", B=1, H=1, D=5, L=61)], ids=["long", "few", "odd"])
+def test_every_isa_agrees_with_the_reference(isa: str, case: Case, dtype: torch.dtype) -> None:
+    assert native.module.isa() == isa
+    inputs = make_inputs(case, dtype)
+    exact = {n: x.detach().double().requires_grad_() if x is not None and n in "qkvr" or n.endswith(("bias", "mem"))
+             else x for n, x in inputs.items()}  # fmt: skip
+    out, lse = rel_attention(**as_call(exact), return_lse=True, backend="reference")
+    want = [out, lse, *gradients(out, lse, exact).values()]
+    unit = 2e-5 if dtype == torch.float32 else 2e-1
+    for got, expected in zip(run(case, dtype), want, strict=True):
+        scale = expected.detach().abs().where(expected.isfinite(), 0.0).max()
+        torch.testing.assert_close(got.double(), expected, rtol=0, atol=float(unit * scale))
+
+
+def test_this_machine_runs_more_than_the_baseline() -> None:
+    assert ISAS[-1] == "baseline"
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    assert ("avx2" in ISAS) == (" avx2 " in flags and " fma " in flags)
+
+
+def test_environment_forces_an_isa() -> None:
+    code = "from txl_kernels import native; print(native.prepare().isa())"
+    for isa in ISAS:
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"TXL_KERNELS_ISA": isa}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == isa
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"TXL_KERNELS_ISA": "mmx"}, capture_output=True, text=True, check=False
+    )
+    assert "TXL_KERNELS_ISA=mmx is not known; this build has" in done.stderr
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("case", [CASE, Case("", B=1, H=1, L=300, M=500, D=16), Case("", B=1, H=1, L=2, M=3000)], ids=["many heads", "one head", "decode"])  # fmt: skip
+def test_same_bits_at_any_thread_count(case: Case) -> None:
+    torch.set_num_threads(1)
+    want = run(case)
+    for count in (2, 3, 7):
+        torch.set_num_threads(count)
+        for got, expected in zip(run(case), want, strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_runs_on_the_openmp_pool_of_torch() -> None:
+    assert native.prepare().threading() == "torch-openmp"
+    assert "torch" in (native.find_openmp() or "")
+
+
+@pytest.fixture
+def own_threads() -> Iterator[None]:
+    native.prepare().set_openmp(0)
+    yield
+    native.prepare.cache_clear()
+    native.prepare()
+
+
+@pytest.mark.usefixtures("own_threads", "threads")
+def test_own_threads_give_the_same_bits() -> None:
+    assert native.module.threading() == "threads"
+    torch.set_num_threads(3)
+    got = run()
+    native.prepare.cache_clear()
+    native.prepare()
+    for a, b in zip(got, run(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_several_python_threads_at_once() -> None:
+    want = run()
+    results: list[list[torch.Tensor]] = []
+
+    def work() -> None:
+        results.extend(run() for _ in range(3))
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(results) == 12
+    assert all(torch.equal(a, b) for got in results for a, b in zip(got, want, strict=True))
+
+
+def _forward_in_child(call: dict[str, Any], queue: "multiprocessing.Queue[bytes]") -> None:
+    # Only the kernel: torch's own parallel loops hang in a forked child.
+    queue.put(rel_attention(**call, backend="native").numpy().tobytes())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_fork_after_use() -> None:
+    with torch.no_grad():
+        call = as_call(make_inputs(CASE, torch.float32))
+        want = rel_attention(**call, backend="native")
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        child = context.Process(target=_forward_in_child, args=(call, queue))
+        child.start()
+        assert queue.get(timeout=60) == want.numpy().tobytes()
+        child.join(10)
+        assert child.exitcode == 0
+
+
+def test_memory_grows_linearly() -> None:
+    """L = M = 8192 with one head: scores alone would be 512 MiB."""
+    code = """
+import resource, torch
+from txl_kernels import rel_attention
+L = 8192
+q, k, v, km, vm = (torch.randn(1, 1, L, 32, requires_grad=True) for _ in range(5))
+r, u = torch.randn(1, 2 * L, 32, requires_grad=True), torch.zeros(1, 32)
+small = rel_attention(q[:, :, :64], k[:, :, :64], v[:, :, :64], r, u, u, backend="native").sum().backward()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+rel_attention(q, k, v, r, u, u, (km, vm), backend="native").sum().backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 160, "MiB"

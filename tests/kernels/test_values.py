@@ -1,0 +1,99 @@
+"""Values and gradients of every backend against the definition."""
+
+import pytest
+import torch
+from oracle import CASES, TENSORS, Case, as_call, gradients, make_inputs, oracle
+
+from txl_kernels import rel_attention
+
+DTYPES = {"reference": torch.float64, "native": torch.float32}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+    """Equal within the dtype's tolerance times the largest magnitude; infinities and NaN in the same places."""
+    dtype = got.dtype
+    got, want = got.detach().double(), want.detach()
+    largest = want.where(want.isfinite(), 0.0).abs().amax() if want.numel() else torch.tensor(0.0)
+    tolerance = TOLERANCE[dtype] * max(1.0, float(largest))
+    torch.testing.assert_close(got, want, rtol=0, atol=tolerance, msg=lambda m: f"{what}: {m}")
+
+
+@pytest.mark.usefixtures("nan_filled")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_the_definition(case: Case, backend: str) -> None:
+    inputs = make_inputs(case, DTYPES[backend])
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
+    exact = make_inputs(case)
+    want_out, want_lse = oracle(exact)
+    assert_close(out, want_out, "out")
+    assert_close(lse, want_lse, "lse")
+    if out.numel():
+        got, want = gradients(out, lse, inputs), gradients(want_out, want_lse, exact)
+        for name in TENSORS:
+            expected = want[name] if want[name] is not None else torch.zeros_like(exact[name])
+            assert_close(got[name], expected, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.B * c.L], ids=str)
+def test_gradients_without_lse(case: Case, backend: str) -> None:
+    inputs, exact = make_inputs(case, DTYPES[backend]), make_inputs(case)
+    got = gradients(*rel_attention(**as_call(inputs), return_lse=True, backend=backend), inputs, through_lse=False)
+    want = gradients(*oracle(exact), exact, through_lse=False)
+    for name in TENSORS:
+        expected = want[name] if want[name] is not None else torch.zeros_like(exact[name])
+        assert_close(got[name], expected, f"gradient of {name}")
+
+
+def test_gradient_of_lse_alone(backend: str) -> None:
+    case = CASES[0]
+    inputs, exact = make_inputs(case, DTYPES[backend]), make_inputs(case)
+    rel_attention(**as_call(inputs), return_lse=True, backend=backend)[1].sum().backward()
+    oracle(exact)[1].sum().backward()
+    for name in ("q", "k", "r", "content_bias", "position_bias", "k_mem"):
+        assert_close(inputs[name].grad, exact[name].grad, f"gradient of {name}")
+
+
+def test_memory_none_equals_empty_memory(backend: str) -> None:
+    inputs = make_inputs(Case("", M=0), DTYPES[backend])
+    call = as_call(inputs)
+    assert torch.equal(rel_attention(**call, backend=backend), rel_attention(**{**call, "memory": None}, backend=backend))
+
+
+@pytest.mark.parametrize("layout", ["bhld", "lbhd"])
+def test_dense_output_keeps_the_strides_of_q(layout: str, backend: str) -> None:
+    inputs = make_inputs(Case("", layout=layout), DTYPES[backend])
+    assert backend == "reference" or rel_attention(**as_call(inputs), backend=backend).stride() == inputs["q"].stride()
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4])
+def test_large_scores_do_not_overflow(size: float, backend: str) -> None:
+    inputs = make_inputs(Case("", scale=size), DTYPES[backend])
+    exact = make_inputs(Case("", scale=size))
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
+    want, want_lse = oracle(exact)
+    assert out.isfinite().all()
+    torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out.double(), want, rtol=0, atol=size * 1e-5)
+
+
+def test_nan_in_a_visible_key_shows(backend: str) -> None:
+    inputs = make_inputs(CASES[0], DTYPES[backend])
+    with torch.no_grad():
+        inputs["k"][0, 0, 2, 0] = torch.nan
+    out = rel_attention(**as_call(inputs), backend=backend)
+    assert out[0, 0, 2:].isnan().all()
+    assert out[1].isfinite().all()
+    assert out[0, 1].isfinite().all()
+
+
+def test_hidden_keys_may_hold_anything(backend: str) -> None:
+    """Keys no query sees, NaN included, change nothing."""
+    case = Case("", L=70, M=300, B=1, H=1)
+    inputs = make_inputs(case, DTYPES[backend])
+    start = torch.full((1, 1), 250, dtype=torch.int32)
+    want = rel_attention(**{**as_call(inputs), "start": start}, backend=backend)
+    with torch.no_grad():
+        inputs["k_mem"][:, :, :250] = torch.nan
+    got = rel_attention(**{**as_call(inputs), "start": start}, backend=backend)
+    assert torch.equal(got, want)

@@ -1,0 +1,133 @@
+"""Checkpoints: one safetensors file with JSON in its header. Nothing is unpickled; writes are atomic."""
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from txl.config import ModelConfig
+from txl.data import Vocabulary
+from txl.errors import TxlError
+from txl.model import TransformerXL
+
+_FORMAT = "txl-1"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a file holds. `tensors` are named `model.*`, and `optimizer.*`, `memory.*`, `rng.*` if it can be resumed."""
+
+    path: Path
+    config: ModelConfig
+    vocabulary: Vocabulary
+    state: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors named `prefix.*`, without the prefix."""
+        return {name.removeprefix(prefix + "."): x for name, x in self.tensors.items() if name.startswith(prefix + ".")}
+
+
+def save(path: Path, model: TransformerXL, vocabulary: Vocabulary, state: dict[str, Any], extra: dict[str, Tensor]) -> None:
+    """Writes a checkpoint, or leaves the one at `path` as it was: temporary file, fsync, rename.
+
+    Args:
+        state: JSON-able, kept as is.
+        extra: further tensors, under full names.
+
+    Raises:
+        TxlError: it cannot be written, say because the disk is full; `path` is untouched.
+    """
+    tensors = {f"model.{name}": p.detach().cpu().contiguous() for name, p in model.named_parameters()}
+    tensors |= {name: x.detach().cpu().contiguous() for name, x in extra.items()}
+    header = {"format": _FORMAT, "config": model.config.to_json(), "symbols": list(vocabulary.symbols), "state": state}
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        save_file(tensors, temporary, metadata={"txl": json.dumps(header)})
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        temporary = None
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except (OSError, SafetensorError) as error:
+        kept = "; the checkpoint written before is untouched" if path.exists() else ""
+        raise TxlError(f"{path}: the checkpoint cannot be written: {error}{kept}") from error
+    finally:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink()
+
+
+def load(path: Path) -> Checkpoint:
+    """Reads a checkpoint: a file, or the best (else the last) one of a run folder.
+
+    Raises:
+        TxlError: it is missing, truncated, not safetensors (a pickle, say), or not one of ours.
+    """
+    if path.is_dir():
+        best = path / "best.safetensors"
+        path = best if best.exists() else path / "last.safetensors"
+    if not path.is_file():
+        raise TxlError(f"{path}: no such checkpoint")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise TxlError(
+            f"{path}: not a whole safetensors file ({error}); it is truncated or of another format (pickled checkpoints "
+            "are never loaded)"
+        ) from error
+    try:
+        header = json.loads(metadata["txl"])
+        if header["format"] != _FORMAT:
+            raise TxlError(f"{path}: checkpoint format {header['format']!r} is not {_FORMAT!r}")
+        return Checkpoint(
+            path, ModelConfig.from_json(header["config"]), Vocabulary(bytes(header["symbols"])), header["state"], tensors
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise TxlError(f"{path}: a safetensors file, but not a txl checkpoint") from error
+
+
+def load_parameters(model: TransformerXL, checkpoint: Checkpoint) -> None:
+    """Copies a checkpoint's parameters into a model of the same shapes.
+
+    Raises:
+        TxlError: a parameter is missing, unknown or of another shape, by name.
+    """
+    given, wanted = checkpoint.part("model"), dict(model.named_parameters())
+    for name in sorted(set(given) ^ set(wanted)):
+        where = "is missing from" if name in wanted else "is unknown to the configuration of"
+        raise TxlError(f"{checkpoint.path}: parameter {name} {where} the checkpoint")
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            if given[name].shape != parameter.shape:
+                raise TxlError(
+                    f"{checkpoint.path}: {name} has shape {list(given[name].shape)}, the configuration needs "
+                    f"{list(parameter.shape)}"
+                )
+            parameter.copy_(given[name])
+
+
+def restore(path: Path, device: torch.device | str = "cpu") -> tuple[TransformerXL, Checkpoint]:
+    """A model as a checkpoint describes it, in evaluation mode."""
+    checkpoint = load(path)
+    model = TransformerXL(checkpoint.config)
+    load_parameters(model, checkpoint)
+    return model.to(device).eval(), checkpoint

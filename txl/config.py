@@ -1,0 +1,128 @@
+"""Configurations: frozen dataclasses that travel as JSON inside checkpoints."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from txl.errors import TxlError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes and options of a `TransformerXL`; names are the paper's and its released code's.
+
+    Attributes:
+        window: keys a token sees, itself included; None for all of memory and segment. The original PyTorch code's
+            same_length is window = mem_len, the TensorFlow one's mem_len + 1.
+        untie_r: own biases u and v in each layer, instead of one pair shared by all.
+        clamp_len: largest distance told apart; None for no limit.
+        initial_memory: "empty", or "zeros": mem_len zero states that are attended, as the TensorFlow code and the
+            published WikiText-103 checkpoint have it.
+    """
+
+    vocab_size: int
+    n_layer: int = 12
+    d_model: int = 512
+    n_head: int = 8
+    d_head: int = 64
+    d_inner: int = 2048
+    dropout: float = 0.1
+    attn_dropout: float = 0.0
+    mem_len: int = 512
+    window: int | None = None
+    clamp_len: int | None = None
+    pre_norm: bool = False
+    untie_r: bool = False
+    initial_memory: Literal["empty", "zeros"] = "empty"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner"):
+            if getattr(self, name) < 1:
+                raise TxlError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.d_model % 2:
+            raise TxlError(f"d_model must be even (its sinusoids come in pairs), got {self.d_model}")
+        for name in ("dropout", "attn_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise TxlError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if self.mem_len < 0:
+            raise TxlError(f"mem_len must be >= 0, got {self.mem_len}")
+        for name in ("window", "clamp_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise TxlError(f"{name} must be None or >= 1, got {value}")
+        if self.initial_memory not in ("empty", "zeros"):
+            raise TxlError(f"initial_memory must be 'empty' or 'zeros', got {self.initial_memory!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "ModelConfig":
+        """Raises TxlError on a field this version does not know or that is missing."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise TxlError(f"the configuration has unknown fields: {', '.join(unknown)}")
+        if "vocab_size" not in values:
+            raise TxlError("the configuration has no vocab_size")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How to train: Adam or AdamW, cosine to `min_lr_ratio` with linear warm-up, clipping by global norm.
+
+    Attributes:
+        steps: updates; each sees batch x tgt_len x accumulate tokens.
+        batch: streams the corpus is cut into, each with its own memory.
+        accumulate: segments a stream advances per update, their gradients averaged.
+        eval_tokens: tokens of the validation split scored at each evaluation; None for all.
+        save_every: updates between checkpoints; one is also written at the end and on Ctrl-C.
+    """
+
+    steps: int = 1000
+    batch: int = 16
+    tgt_len: int = 128
+    lr: float = 2.5e-4
+    warmup: int = 0
+    min_lr_ratio: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.25
+    accumulate: int = 1
+    eval_every: int = 500
+    eval_tokens: int | None = 65536
+    save_every: int = 500
+    log_every: int = 10
+    seed: int = 0
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "tgt_len", "accumulate", "eval_every", "save_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise TxlError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.eval_tokens is not None and self.eval_tokens < 1:
+            raise TxlError(f"eval_tokens must be None or >= 1, got {self.eval_tokens}")
+        for name in ("lr", "clip"):
+            if not getattr(self, name) > 0:
+                raise TxlError(f"{name} must be > 0, got {getattr(self, name)}")
+        for name in ("warmup", "weight_decay", "min_lr_ratio"):
+            if not getattr(self, name) >= 0:
+                raise TxlError(f"{name} must be >= 0, got {getattr(self, name)}")
+        if self.precision not in ("auto", "fp32", "bf16"):
+            raise TxlError(f"precision must be auto, fp32 or bf16, got {self.precision!r}")
+
+
+# Named starting points for `txl train --model`; vocab_size comes from the corpus.
+MODELS: dict[str, dict[str, Any]] = {
+    # Trains on a laptop's CPU.
+    "small": {
+        "n_layer": 4, "d_model": 192, "n_head": 3, "d_head": 64, "d_inner": 768, "dropout": 0.05, "mem_len": 256,
+    },
+    # The released enwik8 configurations: 41M parameters, 1.06 bpc, and 277M, 0.99 bpc in the paper.
+    "enwik8-base": {
+        "n_layer": 12, "d_model": 512, "n_head": 8, "d_head": 64, "d_inner": 2048, "dropout": 0.1, "mem_len": 512,
+    },
+    "enwik8-large": {
+        "n_layer": 24, "d_model": 1024, "n_head": 8, "d_head": 128, "d_inner": 3072, "dropout": 0.15,
+        "attn_dropout": 0.15, "mem_len": 768,
+    },
+}  # fmt: skip

@@ -1,0 +1,81 @@
+"""Progress on the terminal, and a Ctrl-C that loses nothing."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from txl.train import Trainer
+
+
+class TrainingProgress:
+    """A bar with step, loss, bpc, tokens/s and time left; without a terminal, a line at each evaluation."""
+
+    def __init__(self, console: Console, trainer: Trainer) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("step {task.completed:>6.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("train", total=trainer.config.steps, completed=trainer.step, status="starting")
+
+    def __enter__(self) -> "TrainingProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def report(self, entry: dict[str, Any]) -> None:
+        """Takes what `Trainer.run` reports."""
+        if "loss" in entry:
+            status = f"loss {entry['loss']:.4f}  bpc {entry['bpc']:.4f}  {entry['tokens_per_s']:,.0f} tokens/s"
+            self._bar.update(self._task, completed=entry["step"], status=status)
+        else:
+            line = f"step {entry['step']:>6}: validation loss {entry['valid_loss']:.4f}, bpc {entry['valid_bpc']:.4f}"
+            self._console.print(line, highlight=False)
+
+
+class EvaluationProgress:
+    """A bar over the tokens to score."""
+
+    def __init__(self, console: Console, title: str, total: int) -> None:
+        self._bar = Progress(
+            TextColumn(title), BarColumn(), TimeRemainingColumn(), console=console, transient=True,
+            disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task(title, total=total)
+
+    def __enter__(self) -> "EvaluationProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def update(self, scored: int) -> None:
+        self._bar.update(self._task, completed=scored)
+
+
+@contextmanager
+def stop_on_ctrl_c(trainer: Trainer) -> Iterator[None]:
+    """The first Ctrl-C asks the trainer to finish its update and write a checkpoint; the second ends at once."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        trainer.request_stop()
+        signal.signal(signal.SIGINT, previous)
+
+    previous = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

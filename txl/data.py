@@ -1,0 +1,156 @@
+"""Byte-level corpora on disk, memory-mapped, and the ordered streams that make memory work."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txl import sources
+from txl.errors import TxlError
+
+_META = "corpus.json"
+_SPLITS = ("train", "valid", "test")
+_UNKNOWN = 255
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The bytes a corpus uses, in order; token n stands for byte symbols[n]."""
+
+    symbols: bytes
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    @property
+    def start(self) -> int:
+        """The token taken to precede a text: newline, or the first symbol."""
+        return max(self.symbols.find(b"\n"), 0)
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """Tokens, uint8.
+
+        Raises:
+            TxlError: the text holds bytes the vocabulary lacks, which it lists.
+        """
+        table = np.full(256, _UNKNOWN, dtype=np.uint8)
+        table[np.frombuffer(self.symbols, dtype=np.uint8)] = np.arange(len(self.symbols), dtype=np.uint8)
+        data = np.frombuffer(text, dtype=np.uint8)
+        known = np.isin(data, np.frombuffer(self.symbols, dtype=np.uint8))
+        if not known.all():
+            strange = ", ".join(f"0x{b:02x} {chr(b)!r}" if b < 128 else f"0x{b:02x}" for b in np.unique(data[~known]))
+            raise TxlError(f"the text holds bytes that the training data never did: {strange}")
+        return table[data]
+
+    def decode(self, tokens: list[int]) -> bytes:
+        return bytes(self.symbols[t] for t in tokens)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared corpus: three memory-mapped uint8 token arrays and their vocabulary."""
+
+    folder: Path
+    vocabulary: Vocabulary
+    train: np.ndarray
+    valid: np.ndarray
+    test: np.ndarray
+    source: str
+
+    def split(self, name: str) -> np.ndarray:
+        if name not in _SPLITS:
+            raise TxlError(f"split must be one of {', '.join(_SPLITS)}, got {name!r}")
+        tokens: np.ndarray = getattr(self, name)
+        return tokens
+
+
+def prepare(source: Path | None, folder: Path) -> Corpus:
+    """Writes a corpus to `folder` and opens it. Source as in `sources.read`; the vocabulary is every byte it holds."""
+    splits = sources.read(source)
+    used = np.zeros(256, dtype=bool)
+    for text in splits[:3]:
+        used[np.frombuffer(text, dtype=np.uint8)] = True
+    vocabulary = Vocabulary(bytes(np.flatnonzero(used).astype(np.uint8)))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _META).unlink(missing_ok=True)  # written last: a folder that has it is whole
+    for name, text in zip(_SPLITS, splits[:3], strict=True):
+        (folder / f"{name}.bin").write_bytes(vocabulary.encode(text).tobytes())
+    meta = {"symbols": list(vocabulary.symbols), "source": splits.source}
+    (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
+    return load(folder)
+
+
+def load(folder: Path) -> Corpus:
+    """Opens a prepared corpus.
+
+    Raises:
+        TxlError: the folder holds none, or it is damaged.
+    """
+    meta_path = folder / _META
+    if not meta_path.is_file():
+        raise TxlError(f"{folder}: not a prepared corpus ({_META} is missing); run `txl prepare` first")
+    try:
+        meta = json.loads(meta_path.read_text(encoding="utf-8"))
+        vocabulary = Vocabulary(bytes(meta["symbols"]))
+        arrays = [np.memmap(folder / f"{name}.bin", dtype=np.uint8, mode="r") for name in _SPLITS]
+        return Corpus(folder, vocabulary, *arrays, source=str(meta["source"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TxlError(f"{folder}: the prepared corpus is damaged ({error}); run `txl prepare` again") from error
+
+
+def as_tensor(tokens: np.ndarray) -> Tensor:
+    """int64 copy."""
+    return torch.from_numpy(np.asarray(tokens).astype(np.int64))
+
+
+class OrderedStreams:
+    """A split cut into `batch` contiguous streams, read segment by segment so that memory carries over.
+
+    `segment(n)` is a pure function of n, so a run resumes anywhere.
+    """
+
+    def __init__(self, tokens: np.ndarray, batch: int, length: int) -> None:
+        """Raises TxlError if a stream would be shorter than one segment and its targets."""
+        self.tokens, self.batch, self.length = tokens, batch, length
+        self.stream_len = (len(tokens) - 1) // batch
+        self.segments = self.stream_len // length
+        if self.segments < 1:
+            raise TxlError(
+                f"the training split has {len(tokens)} tokens; {batch} streams of one segment of {length} need at least "
+                f"{batch * length + 1}: use a longer text, a smaller batch or a shorter segment"
+            )
+
+    def starts_epoch(self, n: int) -> bool:
+        """Whether segment n begins the text again, so that memory must be emptied."""
+        return n % self.segments == 0
+
+    def segment(self, n: int) -> tuple[Tensor, Tensor]:
+        """Tokens and their successors, int64 [batch, length] each."""
+        first = n % self.segments * self.length
+        rows = [self.tokens[b * self.stream_len + first :][: self.length + 1] for b in range(self.batch)]
+        block = as_tensor(np.stack(rows))
+        return block[:, :-1], block[:, 1:]
+
+
+def scored_segments(
+    tokens: np.ndarray, start: int, batch: int, length: int, limit: int | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Segments (inputs, targets) that score every token of a split exactly once.
+
+    The split is cut into `batch` streams; each token's input is its predecessor, `start` for the very first. Targets are
+    -100 (ignored) where a shorter stream has ended. limit: only the first so many tokens.
+    """
+    tokens = tokens[:limit]
+    batch = min(batch, len(tokens))
+    per_stream = -(-len(tokens) // batch)
+    padded = np.full(batch * per_stream, -100, dtype=np.int64)
+    padded[: len(tokens)] = tokens
+    targets = torch.from_numpy(padded.reshape(batch, per_stream))
+    before = np.concatenate([[start], padded[:-1]])
+    inputs = torch.from_numpy(np.where(before < 0, start, before).reshape(batch, per_stream))
+    for first in range(0, per_stream, length):
+        yield inputs[:, first : first + length], targets[:, first : first + length]

@@ -1,0 +1,63 @@
+"""Sampling from a model, one token at a time, at constant cost a token."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from txl.engine import Engine
+from txl.errors import TxlError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn from the logits.
+
+    Attributes:
+        temperature: 0 takes the likeliest token; above 0 divides the logits.
+        top_k: only the k likeliest; 0 for all.
+        top_p: only the likeliest whose probabilities sum to p; 1 for all.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise TxlError(f"temperature must be >= 0, got {self.temperature}")
+        if self.top_k < 0:
+            raise TxlError(f"top-k must be >= 0, got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise TxlError(f"top-p must be in (0, 1], got {self.top_p}")
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Tokens [B] from logits [B, vocab_size]."""
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        logits = logits.float() / self.temperature
+        if 0 < self.top_k < logits.size(-1):
+            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[:, -1:], -torch.inf)
+        if self.top_p < 1:
+            ordered, order = logits.sort(descending=True)
+            p = ordered.softmax(-1)
+            beyond = p.cumsum(-1) - p >= self.top_p  # the first token is always kept
+            logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
+        return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
+
+
+def generate(
+    engine: Engine, prompt: Tensor, count: int, sampling: Sampling, generator: torch.Generator | None = None
+) -> Iterator[Tensor]:
+    """Yields `count` tokens [B], each as soon as it is drawn.
+
+    prompt: [B, L >= 1]; the engine is reset first.
+    """
+    engine.reset()
+    logits = engine.feed(prompt)
+    for n in range(count):
+        token = sampling.draw(logits, generator)
+        yield token
+        if n + 1 < count:
+            logits = engine.feed(token.unsqueeze(1))

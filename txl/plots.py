@@ -1,0 +1,52 @@
+"""Plots, made from records after a run, never during it."""
+
+import json
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from txl.evaluate import Score
+
+
+def _save(figure: Figure, path: Path) -> None:
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=120)
+
+
+def loss_curve(log: Path, path: Path) -> None:
+    """Training and validation bits per character against the update, from a run's `log.jsonl`."""
+    entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    train = [(e["step"], e["bpc"]) for e in entries if "loss" in e]
+    valid = [(e["step"], e["valid_bpc"]) for e in entries if "valid_bpc" in e]
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(*zip(*train, strict=True), lw=1, label="training")
+    if valid:
+        axes.plot(*zip(*valid, strict=True), "o-", label="validation")
+    if len(train) > 4:  # the first steps would flatten everything after them
+        late = [bpc for _, bpc in train[len(train) // 20 :]] + [bpc for _, bpc in valid]
+        axes.set_ylim(min(late) - 0.1, max(late) + 0.1)
+    axes.set(xlabel="update", ylabel="bits per character", title="Loss")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    _save(figure, path)
+
+
+def attention_length(scores: list[Score], no_memory: Score | None, trained: int, path: Path) -> None:
+    """Bits per character against attention length; `no_memory` is a level, `trained` a vertical line."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([s.attn_len for s in scores], [s.bpc for s in scores], "o-", label="cached memory")
+    if no_memory is not None:
+        axes.axhline(no_memory.bpc, color="tab:red", ls="--", label=f"no memory, segments of {no_memory.attn_len}")
+    axes.axvline(trained, color="gray", ls=":", label="longest attention in training")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([s.attn_len for s in scores], [str(s.attn_len) for s in scores])
+    values = [s.bpc for s in scores] + ([no_memory.bpc] if no_memory else [])
+    margin = 0.05 * (max(values) - min(values)) or 0.01
+    axes.set_ylim(min(values) - margin, max(values) + margin)
+    axes.set(xlabel="attention length (keys a token sees)", ylabel="bits per character", title="What memory is worth")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    _save(figure, path)
