@@ -19,8 +19,10 @@ def compiler_missing() -> str | None:
     candidates = [asked.split()[0]] if asked else ["c++", "g++", "clang++"]
     if any(shutil.which(c) for c in candidates):
         return None
-    return f"txl_kernels was installed without its C++ kernels: no C++ compiler found ({', '.join(candidates)}). " \
+    return (
+        f"txl_kernels was installed without its C++ kernels: no C++ compiler found ({', '.join(candidates)}). "
         "Install one (Debian: apt-get install g++) and install txl_kernels again."
+    )
 
 
 class CMakeBuild(build_ext):

@@ -14,7 +14,13 @@ def shift_qkbh(x: Tensor) -> Tensor:
 
 
 def original_qkbh(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor, hidden: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    content_bias: Tensor,
+    position_bias: Tensor,
+    hidden: Tensor | None = None,
 ) -> Tensor:
     """Attention in the original's layout, causal.
 
@@ -32,7 +38,13 @@ def original_qkbh(
 
 
 def original_bhls(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor, memory: tuple[Tensor, Tensor]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    content_bias: Tensor,
+    position_bias: Tensor,
+    memory: tuple[Tensor, Tensor],
 ) -> Tensor:
     """The same algorithm in [B, H, L, S], the layout that suits batched matrix products. Arguments of rel_attention."""
     k, v = torch.cat([memory[0], k], 2), torch.cat([memory[1], v], 2)

@@ -106,7 +106,9 @@ def _stored(shape: tuple[int, ...], layout: str, generator: torch.Generator) -> 
     if layout == "lbhd":
         return torch.randn(L, B, H, D, generator=generator, dtype=torch.float64).permute(1, 2, 0, 3)
     if layout == "fused":
-        return torch.randn(B, L, 3, H, D + 2, generator=generator, dtype=torch.float64)[:, :, 1, :, 1:-1].transpose(1, 2)
+        return torch.randn(B, L, 3, H, D + 2, generator=generator, dtype=torch.float64)[:, :, 1, :, 1:-1].transpose(
+            1, 2
+        )
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 

@@ -36,7 +36,9 @@ class Checkpoint:
         return {name.removeprefix(prefix + "."): x for name, x in self.tensors.items() if name.startswith(prefix + ".")}
 
 
-def save(path: Path, model: TransformerXL, vocabulary: Vocabulary, state: dict[str, Any], extra: dict[str, Tensor]) -> None:
+def save(
+    path: Path, model: TransformerXL, vocabulary: Vocabulary, state: dict[str, Any], extra: dict[str, Tensor]
+) -> None:
     """Writes a checkpoint, or leaves the one at `path` as it was: temporary file, fsync, rename.
 
     Args:
@@ -99,7 +101,11 @@ def load(path: Path) -> Checkpoint:
         if header["format"] != _FORMAT:
             raise TxlError(f"{path}: checkpoint format {header['format']!r} is not {_FORMAT!r}")
         return Checkpoint(
-            path, ModelConfig.from_json(header["config"]), Vocabulary(bytes(header["symbols"])), header["state"], tensors
+            path,
+            ModelConfig.from_json(header["config"]),
+            Vocabulary(bytes(header["symbols"])),
+            header["state"],
+            tensors,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TxlError(f"{path}: a safetensors file, but not a txl checkpoint") from error

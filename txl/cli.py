@@ -60,7 +60,9 @@ def prepare(
     out: Annotated[Path, typer.Argument(help="Folder to write the corpus to.")],
     source: Annotated[
         Path | None,
-        typer.Option("--data", help="A text file, or a folder of them. Default: the Python standard library's sources."),
+        typer.Option(
+            "--data", help="A text file, or a folder of them. Default: the Python standard library's sources."
+        ),
     ] = None,
 ) -> None:
     """Turn text into a corpus: tokens (bytes) in three splits, 90/5/5; enwik8 and text8 get their standard splits."""
@@ -103,7 +105,9 @@ def train(
     save_every: Annotated[int | None, typer.Option(help="Updates between checkpoints.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of initialisation and dropout.")] = None,
     precision: Annotated[str | None, typer.Option(help="auto (bf16 on a GPU that has it), fp32 or bf16.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run, bit for bit; options as at its start.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run, bit for bit; options as at its start.")
+    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
     device: Device = "auto",
 ) -> None:
@@ -122,7 +126,13 @@ def train(
     model_values["vocab_size"] = len(corpus.vocabulary)
     config = TrainConfig(**train_values)
     trainer = Trainer(
-        run, corpus, ModelConfig(**model_values), config, resume=resume, device=pick_device(device), tensorboard=tensorboard
+        run,
+        corpus,
+        ModelConfig(**model_values),
+        config,
+        resume=resume,
+        device=pick_device(device),
+        tensorboard=tensorboard,
     )
     with TrainingProgress(console, trainer) as progress, stop_on_ctrl_c(trainer):
         trainer.run(progress.report)
@@ -181,11 +191,16 @@ def evaluate_command(
     for n in lengths or [max(model.config.mem_len, 1)]:
         with EvaluationProgress(console, f"attention length {n}", min(len(tokens), limit or len(tokens))) as progress:
             score = evaluate(
-                model, tokens, saved.vocabulary.start, n, segment=segment, batch=batch, limit=limit, progress=progress.update
+                model,
+                tokens,
+                saved.vocabulary.start,
+                n,
+                segment=segment,
+                batch=batch,
+                limit=limit,
+                progress=progress.update,
             )
-        table.add_row(
-            str(n), f"{score.tokens:,}", f"{score.bpc:.4f}", f"{score.ppl:.4f}", f"{score.tokens_per_s:,.0f}"
-        )
+        table.add_row(str(n), f"{score.tokens:,}", f"{score.bpc:.4f}", f"{score.ppl:.4f}", f"{score.tokens_per_s:,.0f}")
     console.print(table)
 
 
@@ -195,7 +210,9 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue; @FILE reads it from a file.")] = "\n",
     count: Annotated[int, typer.Option(help="Bytes to generate.")] = 500,
     attn_len: Annotated[int | None, typer.Option(help="Keys a token sees. Default: as in training.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest byte; 1 samples as the model predicts.")] = 0.8,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the likeliest byte; 1 samples as the model predicts.")
+    ] = 0.8,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0: from all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest that sum to p.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Repeatable output. Default: another text each time.")] = None,
@@ -233,7 +250,8 @@ def _prompt(prompt: str) -> bytes:
 def demo_command(
     run: Annotated[Path, typer.Option(help="Folder for the run; must not hold one yet.")] = Path("runs/demo"),
     source: Annotated[
-        Path | None, typer.Option("--data", help="A text file or folder. Default: the Python standard library's sources.")
+        Path | None,
+        typer.Option("--data", help="A text file or folder. Default: the Python standard library's sources."),
     ] = None,
     minutes: Annotated[float, typer.Option(help="Time for training; the rest takes about two minutes more.")] = 3.5,
     device: Device = "auto",

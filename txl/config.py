@@ -117,6 +117,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "small": {
         "n_layer": 4, "d_model": 192, "n_head": 3, "d_head": 64, "d_inner": 768, "dropout": 0.05, "mem_len": 256,
     },
+    # What `txl demo` trains.
+    "demo": {
+        "n_layer": 4, "d_model": 192, "n_head": 3, "d_head": 64, "d_inner": 768, "dropout": 0.0, "mem_len": 192,
+        "untie_r": True,
+    },
     # The released enwik8 configurations: 41M parameters, 1.06 bpc, and 277M, 0.99 bpc in the paper.
     "enwik8-base": {
         "n_layer": 12, "d_model": 512, "n_head": 8, "d_head": 64, "d_inner": 2048, "dropout": 0.1, "mem_len": 512,

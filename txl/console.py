@@ -32,7 +32,9 @@ class TrainingProgress:
         self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bar.stop()
 
     def report(self, entry: dict[str, Any]) -> None:
@@ -59,7 +61,9 @@ class EvaluationProgress:
         self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bar.stop()
 
     def update(self, scored: int) -> None:

@@ -96,8 +96,8 @@ def load(folder: Path) -> Corpus:
     try:
         meta = json.loads(meta_path.read_text(encoding="utf-8"))
         vocabulary = Vocabulary(bytes(meta["symbols"]))
-        arrays = [np.memmap(folder / f"{name}.bin", dtype=np.uint8, mode="r") for name in _SPLITS]
-        return Corpus(folder, vocabulary, *arrays, source=str(meta["source"]))
+        train, valid, test = (np.memmap(folder / f"{name}.bin", dtype=np.uint8, mode="r") for name in _SPLITS)
+        return Corpus(folder, vocabulary, train, valid, test, str(meta["source"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TxlError(f"{folder}: the prepared corpus is damaged ({error}); run `txl prepare` again") from error
 

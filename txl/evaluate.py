@@ -47,6 +47,7 @@ def evaluate(
     segment: int = 128,
     batch: int = 8,
     limit: int | None = None,
+    carry_memory: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> Score:
     """Scores a split.
@@ -57,6 +58,7 @@ def evaluate(
         segment: tokens a step; the score does not depend on it.
         batch: parallel streams; each begins without memory, so few of them score long contexts best.
         limit: score only the first so many tokens.
+        carry_memory: False forgets everything at each segment, as a model without recurrence must when it is run fast.
         progress: called with the number of tokens scored so far.
 
     Raises:
@@ -70,6 +72,8 @@ def evaluate(
     engine = Engine(model, batch, attn_len, segment)
     total, scored, began = 0.0, 0, time.perf_counter()
     for inputs, targets in scored_segments(tokens, start, batch, segment, limit):
+        if not carry_memory:
+            engine.reset()
         logits = engine(inputs.to(device))
         total += float(F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten().to(device), reduction="sum"))
         scored += int((targets >= 0).sum())

@@ -30,7 +30,9 @@ class FeedForward(nn.Sequential):
 class Block(nn.Module):
     """One layer: attention over memory and segment, then the feed-forward net, each with residual and layer norm."""
 
-    def __init__(self, config: ModelConfig, content_bias: nn.Parameter | None, position_bias: nn.Parameter | None) -> None:
+    def __init__(
+        self, config: ModelConfig, content_bias: nn.Parameter | None, position_bias: nn.Parameter | None
+    ) -> None:
         super().__init__()
         self.pre_norm = config.pre_norm
         self.attention = RelAttention(

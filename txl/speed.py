@@ -37,7 +37,9 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 @torch.inference_mode()
-def measure_speedup(model: TransformerXL, tokens: Tensor, attn_len: int, *, segment: int = 128, rounds: int = 5) -> Speedup:
+def measure_speedup(
+    model: TransformerXL, tokens: Tensor, attn_len: int, *, segment: int = 128, rounds: int = 5
+) -> Speedup:
     """Times both models on the same text, batch 1.
 
     The vanilla model has the same sizes and untrained weights (its speed does not depend on them) and makes one

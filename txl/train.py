@@ -80,7 +80,9 @@ class Trainer:
         self.last, self.best = folder / "last.safetensors", folder / "best.safetensors"
         self.streams = OrderedStreams(corpus.train, config.batch, config.tgt_len)
         if model_config.vocab_size != len(corpus.vocabulary):
-            raise TxlError(f"vocab_size is {model_config.vocab_size}, but the corpus has {len(corpus.vocabulary)} symbols")
+            raise TxlError(
+                f"vocab_size is {model_config.vocab_size}, but the corpus has {len(corpus.vocabulary)} symbols"
+            )
         torch.manual_seed(config.seed)
         self.model = TransformerXL(model_config).to(self.device)
         self.optimizer = make_optimizer(self.model, config)
@@ -95,7 +97,9 @@ class Trainer:
                 raise TxlError(f"{folder}: already holds a run; continue it with --resume or choose another folder")
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "run.json").write_text(
-                json.dumps({"model": model_config.to_json(), "train": asdict(config), "corpus": corpus.source}, indent=2),
+                json.dumps(
+                    {"model": model_config.to_json(), "train": asdict(config), "corpus": corpus.source}, indent=2
+                ),
                 encoding="utf-8",
             )
             (folder / "log.jsonl").write_text("", encoding="utf-8")
@@ -106,6 +110,11 @@ class Trainer:
     def request_stop(self) -> None:
         """Asks `run` to write a checkpoint after the update in progress and raise `Interrupted`."""
         self.stop_requested = True
+
+    def advance(self, updates: int) -> None:
+        """So many updates without log, evaluation or checkpoint."""
+        for _ in range(updates):
+            self._update()
 
     def run(self, report: Report | None = None) -> None:
         """Trains to `config.steps`.
@@ -179,7 +188,9 @@ class Trainer:
         self._log({"step": self.step, "valid_loss": score.nats, "valid_bpc": score.bpc}, report)
         if score.nats < self.best_loss:
             self.best_loss = score.nats
-            checkpoints.save(self.best, self.model, self.corpus.vocabulary, {"step": self.step, "valid": score.nats}, {})
+            checkpoints.save(
+                self.best, self.model, self.corpus.vocabulary, {"step": self.step, "valid": score.nats}, {}
+            )
 
     def _log(self, entry: dict[str, Any], report: Report | None) -> None:
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
@@ -245,4 +256,4 @@ def _summary_writer(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise TxlError("--tensorboard needs the tensorboard package: pip install 'txl-kernels[tensorboard]'") from error
-    return SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder))

@@ -22,7 +22,9 @@ class KeyValueCache:
             if value < least:
                 raise ValueError(f"{name} must be >= {least}, got {value}")
         if r.dim() != 3 or r.size(1) < mem_len + max_segment:
-            raise ValueError(f"r must be [H, T >= mem_len + max_segment = {mem_len + max_segment}, D], got {list(r.shape)}")
+            raise ValueError(
+                f"r must be [H, T >= mem_len + max_segment = {mem_len + max_segment}, D], got {list(r.shape)}"
+            )
         self.r = r
         self.mem_len = mem_len
         self.max_segment = max_segment

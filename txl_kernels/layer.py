@@ -53,7 +53,9 @@ class RelAttention(nn.Module):
             raise ValueError(f"d_model must be even (its sinusoids come in pairs), got {d_model}")
         if d_head is None:
             if d_model % n_head:
-                raise ValueError(f"d_model must be a multiple of n_head when d_head is not given, got {d_model}, {n_head}")
+                raise ValueError(
+                    f"d_model must be a multiple of n_head when d_head is not given, got {d_model}, {n_head}"
+                )
             d_head = d_model // n_head
         if d_head < 1:
             raise ValueError(f"d_head must be >= 1, got {d_head}")
@@ -94,7 +96,7 @@ class RelAttention(nn.Module):
     def project_positions(self, positions: Tensor) -> Tensor:
         """W_kR R: encodings [T, d_model] -> [H, T, D], a view."""
         projected: Tensor = self.r(positions)
-        return projected.unflatten(-1, (self.n_head, self.d_head)).permute(1, 0, 2)
+        return projected.view(-1, self.n_head, self.d_head).transpose(0, 1)
 
     def positions(self, length: int, memory_len: int, clamp_len: int | None = None) -> Tensor:
         """Encodings of every distance a segment of this length meets, the first row's distance 0 or -(length - 1).
@@ -170,7 +172,9 @@ class RelAttention(nn.Module):
             r, zero_row, window = cache.r, 0, cache.window
         else:
             if memory is not None and (memory.dim() != 3 or memory.size(self._batch_axis) != x.size(self._batch_axis)):
-                raise ValueError(f"memory must be like x but for its length, got {list(memory.shape)} for {list(x.shape)}")
+                raise ValueError(
+                    f"memory must be like x but for its length, got {list(memory.shape)} for {list(x.shape)}"
+                )
             k_and_v = None if memory is None else self._project_memory(memory)
             window = self.window
             if positions is None:

@@ -5,6 +5,7 @@ Passes pointers and strides to `txl_kernels._native` after `functional` has chec
 
 import ctypes
 import functools
+import importlib
 import os
 from importlib import resources
 from typing import Any
@@ -15,10 +16,9 @@ from torch import Tensor
 from txl_kernels import philox, visibility
 from txl_kernels.call import Call
 
+module: Any
 try:
-    from txl_kernels import _native as _module
-
-    module: Any = _module
+    module = importlib.import_module("txl_kernels._native")
 except ImportError as error:
     module = None
     _import_error = error
@@ -55,8 +55,7 @@ def find_openmp() -> str | None:
         return None
     inside_torch = os.path.dirname(os.path.dirname(torch.__file__))
     found = sorted(p for p in paths if os.path.basename(p).startswith(("libgomp", "libomp", "libiomp")))
-    ours = [p for p in found if p.startswith(inside_torch)]
-    return (ours or found or [None])[0]
+    return next((p for p in found if p.startswith(inside_torch)), found[0] if found else None)
 
 
 @functools.cache
@@ -122,7 +121,5 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | 
     memory_grads = [call.q.new_empty(0) if x is None else torch.empty_like(x) for x in (call.k_mem, call.v_mem)]
     dq, dk, dv, dr, du, dw = grads
     views = [dout, dq, dk, dv, *memory_grads, dr, du, dw]
-    prepare().backward(
-        *_arguments(call, out, lse), [_view(x) for x in views], 0 if dlse is None else dlse.data_ptr()
-    )
+    prepare().backward(*_arguments(call, out, lse), [_view(x) for x in views], 0 if dlse is None else dlse.data_ptr())
     return (*grads, *memory_grads)

@@ -73,7 +73,7 @@ def _autograd(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
         dout = torch.zeros_like(out)
     arguments = (dout, dlse, out, lse, *tensors, *ctx.settings)
     if _inside_functorch():
-        grads = _BackwardForFunctorch.apply(*arguments)
+        grads = _BackwardForFunctorch.apply(*arguments)  # type: ignore[no-untyped-call]
     else:
         grads = torch.ops.txl_kernels.rel_attention_backward(*arguments)
     memory = grads[6:] if tensors[6] is not None else (None, None)
@@ -119,7 +119,7 @@ def rel_attention(call: Call, backend: str) -> tuple[Tensor, Tensor]:
     """(out, lse) through the operator, with its autograd."""
     result: tuple[Tensor, Tensor]
     if _inside_functorch():
-        result = _ForwardForFunctorch.apply(*call, backend)
+        result = _ForwardForFunctorch.apply(*call, backend)  # type: ignore[no-untyped-call]
     else:
         result = torch.ops.txl_kernels.rel_attention.default(*call, backend)
     return result

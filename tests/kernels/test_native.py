@@ -40,11 +40,13 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("case", [CASE, Case("", L=3, M=600, D=70), Case("", B=1, H=1, D=5, L=61)], ids=["long", "few", "odd"])
+@pytest.mark.parametrize(
+    "case", [CASE, Case("", L=3, M=600, D=70), Case("", B=1, H=1, D=5, L=61)], ids=["long", "few", "odd"]
+)
 def test_every_isa_agrees_with_the_reference(isa: str, case: Case, dtype: torch.dtype) -> None:
     assert native.module.isa() == isa
     inputs = make_inputs(case, dtype)
-    exact = {n: x.detach().double().requires_grad_() if x is not None and n in "qkvr" or n.endswith(("bias", "mem"))
+    exact = {n: x.detach().double().requires_grad_() if (x is not None and n in "qkvr") or n.endswith(("bias", "mem"))
              else x for n, x in inputs.items()}  # fmt: skip
     out, lse = rel_attention(**as_call(exact), return_lse=True, backend="reference")
     want = [out, lse, *gradients(out, lse, exact).values()]
@@ -64,17 +66,29 @@ def test_environment_forces_an_isa() -> None:
     code = "from txl_kernels import native; print(native.prepare().isa())"
     for isa in ISAS:
         done = subprocess.run(
-            [sys.executable, "-c", code], env=os.environ | {"TXL_KERNELS_ISA": isa}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            env=os.environ | {"TXL_KERNELS_ISA": isa},
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert done.stdout.strip() == isa
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"TXL_KERNELS_ISA": "mmx"}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=os.environ | {"TXL_KERNELS_ISA": "mmx"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "TXL_KERNELS_ISA=mmx is not known; this build has" in done.stderr
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("case", [CASE, Case("", B=1, H=1, L=300, M=500, D=16), Case("", B=1, H=1, L=2, M=3000)], ids=["many heads", "one head", "decode"])  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [CASE, Case("", B=1, H=1, L=300, M=500, D=16), Case("", B=1, H=1, L=2, M=3000)],
+    ids=["many heads", "one head", "decode"],
+)
 def test_same_bits_at_any_thread_count(case: Case) -> None:
     torch.set_num_threads(1)
     want = run(case)

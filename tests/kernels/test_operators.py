@@ -25,9 +25,8 @@ def operator_arguments(case: Case) -> tuple[Any, ...]:
     """Positional arguments of the forward operator."""
     x = make_inputs(case, torch.float32)
     bounds = [None if x[n] is None else x[n].expand(case.B, case.L) for n in ("start", "end")]
-    call = Call(
-        *(x[n] for n in TENSORS), *bounds, x.get("dropout_seed"), case.causal, case.window, case.zero_row, 0.3, case.dropout_p
-    )  # fmt: skip
+    settings = (case.causal, case.window, case.zero_row, 0.3, case.dropout_p)
+    call = Call(*(x[n] for n in TENSORS), *bounds, x.get("dropout_seed"), *settings)
     return (*call, "native")
 
 

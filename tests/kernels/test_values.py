@@ -57,7 +57,9 @@ def test_gradient_of_lse_alone(backend: str) -> None:
 def test_memory_none_equals_empty_memory(backend: str) -> None:
     inputs = make_inputs(Case("", M=0), DTYPES[backend])
     call = as_call(inputs)
-    assert torch.equal(rel_attention(**call, backend=backend), rel_attention(**{**call, "memory": None}, backend=backend))
+    assert torch.equal(
+        rel_attention(**call, backend=backend), rel_attention(**{**call, "memory": None}, backend=backend)
+    )
 
 
 @pytest.mark.parametrize("layout", ["bhld", "lbhd"])

@@ -1,0 +1,186 @@
+"""RelAttention: layouts, memory, cache, biases, and what it refuses."""
+
+import pytest
+import torch
+from torch import nn
+
+from txl_kernels import KeyValueCache, RelAttention, rel_attention, sinusoid
+
+B, L, M, WIDTH, HEADS = 2, 6, 5, 12, 3
+
+
+def layer(**options: object) -> RelAttention:
+    made = RelAttention(WIDTH, HEADS, 4, dtype=torch.float64, **options).eval()
+    nn.init.normal_(made.content_bias)
+    nn.init.normal_(made.position_bias)
+    return made
+
+
+def hidden(length: int, batch: int = B) -> torch.Tensor:
+    return torch.randn(batch, length, WIDTH, dtype=torch.float64)
+
+
+def test_equals_the_projections_written_out() -> None:
+    it, x, memory = layer(), hidden(L), hidden(M)
+    w_q, w_k, w_v = it.qkv.weight.split(12)
+
+    def heads(y: torch.Tensor) -> torch.Tensor:
+        return y.view(B, -1, HEADS, 4).transpose(1, 2)
+
+    both = torch.cat([memory, x], 1)
+    k, v = heads(both @ w_k.T), heads(both @ w_v.T)
+    r = (sinusoid(torch.arange(M + L), WIDTH, torch.float64) @ it.r.weight.T).view(-1, HEADS, 4).transpose(0, 1)
+    out = rel_attention(
+        heads(x @ w_q.T), k[:, :, M:], v[:, :, M:], r, it.content_bias, it.position_bias, (k[:, :, :M], v[:, :, :M])
+    )
+    want = out.transpose(1, 2).reshape(B, L, 12) @ it.out.weight.T
+    torch.testing.assert_close(it(x, memory), want)
+
+
+def test_length_first_layout() -> None:
+    it, x, memory = layer(), hidden(L), hidden(M)
+    other = layer(batch_first=False)
+    other.load_state_dict(it.state_dict())
+    torch.testing.assert_close(other(x.transpose(0, 1), memory.transpose(0, 1)).transpose(0, 1), it(x, memory))
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 4}, {"clamp_len": 3}], ids=["plain", "window", "clamp_len"])
+@pytest.mark.parametrize("cuts", [[L * 4], [L] * 4, [1] * 24, [5, 1, 7, 2, 9]], ids=str)
+def test_cache_equals_hidden_state_memory(options: dict[str, int], cuts: list[int]) -> None:
+    it, text, mem_len = layer(**options), hidden(24), 7
+    cache = it.new_cache(B, mem_len, max(cuts))
+    memory, first = text[:, :0], 0
+    for n in cuts:
+        x = text[:, first : first + n]
+        want = it(x, memory)
+        with torch.no_grad():
+            got = it(x, cache=cache)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+        first += n
+        memory = text[:, max(first - mem_len, 0) : first]
+        assert len(cache) == memory.size(1)
+
+
+def test_cache_equals_memory_in_float32_too() -> None:
+    torch.manual_seed(1)
+    it = RelAttention(64, 4).eval()
+    text = torch.randn(1, 96, 64)
+    cache = it.new_cache(1, 32, 16)
+    for first in range(0, 96, 16):
+        with torch.no_grad():
+            want = it(text[:, first : first + 16], text[:, max(first - 32, 0) : first])
+            got = it(text[:, first : first + 16], cache=cache)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+
+
+def test_cache_stays_where_it_was_allocated() -> None:
+    it = layer()
+    cache = it.new_cache(1, 8, 3)
+    storage = cache.memory[0].untyped_storage().data_ptr()
+    for _ in range(50):
+        with torch.no_grad():
+            it(hidden(3, 1), cache=cache)
+    assert cache.memory[0].untyped_storage().data_ptr() == storage
+    assert len(cache) == 8
+
+
+@pytest.mark.parametrize("mem_len", [0, 1])
+def test_tiny_caches(mem_len: int) -> None:
+    it = layer()
+    cache = it.new_cache(B, mem_len, 4)
+    text = hidden(8)
+    for first in (0, 4):
+        with torch.no_grad():
+            got = it(text[:, first : first + 4], cache=cache)
+        torch.testing.assert_close(got, it(text[:, first : first + 4], text[:, max(first - mem_len, 0) : first]))
+
+
+def test_bidirectional_needs_no_table_from_the_user() -> None:
+    it, x = layer(causal=False), hidden(L)
+    end = torch.tensor([[4], [6]], dtype=torch.int32)
+    out = it(x, end=end)
+    alone = it(x[:1, :4])
+    torch.testing.assert_close(out[:1, :4], alone)
+    with pytest.raises(ValueError, match="a key/value cache needs causal=True"):
+        it.new_cache(1, 4, 4)
+
+
+def test_shared_biases_are_one_parameter() -> None:
+    bias = nn.Parameter(torch.zeros(HEADS, 4))
+    net = nn.ModuleList(RelAttention(WIDTH, HEADS, 4, content_bias=bias, position_bias=bias) for _ in range(3))
+    assert sum(p is bias for p in net.parameters()) == 1
+
+
+def test_attention_dropout_only_in_training() -> None:
+    it, x = layer(attn_dropout=0.5), hidden(L)
+    assert torch.equal(it(x), it(x))
+    it.train()
+    assert not torch.equal(it(x), it(x))
+
+
+def test_positions_may_be_shared_and_dropped() -> None:
+    it, x, memory = layer(), hidden(L), hidden(M)
+    positions = sinusoid(torch.arange(M + L), WIDTH, torch.float64)
+    torch.testing.assert_close(it(x, memory, positions=positions), it(x, memory))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 2), "d_model must be >= 1, got 0"),
+        ((12, 0), "n_head must be >= 1, got 0"),
+        ((7, 1), r"d_model must be even .*, got 7"),
+        ((12, 5), "d_model must be a multiple of n_head when d_head is not given, got 12, 5"),
+        ((12, 3, 0), "d_head must be >= 1, got 0"),
+    ],
+)
+def test_bad_sizes(arguments: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RelAttention(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attn_dropout": 1.0}, r"attn_dropout must be in \[0, 1\), got 1.0"),
+        ({"clamp_len": -1}, "clamp_len must be None or >= 0, got -1"),
+        ({"content_bias": nn.Parameter(torch.zeros(3))}, r"content_bias must be \[H, D\] = \[3, 4\], got shape \[3\]"),
+    ],
+)
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RelAttention(WIDTH, HEADS, 4, **options)
+
+
+def test_bad_calls() -> None:
+    it = layer()
+    cache = it.new_cache(B, 4, 3)
+    with pytest.raises(ValueError, match=r"x must be \[B, L, d_model\] with d_model=12, got shape \[2, 6\]"):
+        it(torch.zeros(2, 6, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"memory must be like x but for its length, got \[1, 5, 12\] for \[2, 6, 12\]"):
+        it(hidden(L), hidden(M, 1))
+    with pytest.raises(ValueError, match=r"memory must be three-dimensional with d_model=12, got \[2, 5, 13\]"):
+        it(hidden(L), torch.zeros(2, 5, 13, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="cache is for evaluation"):
+        it(hidden(3), cache=cache)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="pass neither memory nor positions"):
+            it(hidden(3), hidden(M), cache=cache)
+        with pytest.raises(ValueError, match=r"k and v must be \[2, 3, L <= 3, 4\], got \[2, 3, 4, 4\]"):
+            cache.append(*torch.zeros(2, 2, 3, 4, 4))
+    with pytest.raises(ValueError, match=r"r must be \[H, T >= mem_len \+ max_segment = 9, D\], got \[3, 8, 4\]"):
+        KeyValueCache(torch.zeros(3, 8, 4), 1, 5, 4)
+    with pytest.raises(ValueError, match="max_segment must be >= 1, got 0"):
+        it.new_cache(1, 4, 0)
+
+
+@pytest.mark.parametrize(("distances", "width"), [(torch.arange(3), 5), (torch.arange(3), 0), (torch.zeros(2, 2), 4)])
+def test_bad_sinusoids(distances: torch.Tensor, width: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        sinusoid(distances, width)
+
+
+def test_sinusoids_are_exact_in_half_precision() -> None:
+    far = torch.tensor([3927])
+    want = sinusoid(far, 64, torch.float64)
+    assert (sinusoid(far, 64, torch.bfloat16).double() - want).abs().max() < 2**-8

@@ -1,0 +1,128 @@
+"""`txl demo`: train a small model, then show what memory is worth, what caching is worth, and a sample. All measured."""
+
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from txl import checkpoint as checkpoints
+from txl import data, plots
+from txl.config import MODELS, ModelConfig, TrainConfig
+from txl.console import TrainingProgress, stop_on_ctrl_c
+from txl.engine import Engine
+from txl.errors import TxlError
+from txl.evaluate import evaluate
+from txl.generate import Sampling, generate
+from txl.model import TransformerXL, count_parameters
+from txl.speed import measure_speedup
+from txl.train import Trainer
+
+# Short segments, long memory: the memory reaches several segments back and each update sees many places of the text.
+BATCH, TGT_LEN = 16, 64
+TRIAL_UPDATES = 6
+EVAL_TOKENS = 65536
+SPEED_LENGTHS = (400, 1600)
+SAMPLE_BYTES = 400
+
+
+def run(folder: Path, source: Path | None, minutes: float, device: torch.device, console: Console) -> None:
+    """The demo, in a new run folder; `minutes` of training."""
+    if not minutes > 0:
+        raise TxlError(f"--minutes must be > 0, got {minutes}")
+    if (folder / "last.safetensors").exists():
+        raise TxlError(f"{folder}: already holds a run; remove it or choose another with --run")
+    began = time.perf_counter()
+    corpus = data.prepare(source, folder / "corpus")
+    console.print(f"[bold]Text[/]: {corpus.source}; {len(corpus.train):,} bytes to train on")
+    config = ModelConfig(vocab_size=len(corpus.vocabulary), **MODELS["demo"])
+    trainer = _trainer_for(minutes, folder, corpus, config, device)
+    size = count_parameters(trainer.model)
+    console.print(
+        f"[bold]Model[/]: {config.n_layer} layers, {size / 1e6:.1f}M parameters, segments of {TGT_LEN}, memory of "
+        f"{config.mem_len}; {trainer.config.steps} updates on {device.type}, about {minutes:g} minutes"
+    )
+    with TrainingProgress(console, trainer) as progress, stop_on_ctrl_c(trainer):
+        trainer.run(progress.report)
+    model, _ = checkpoints.restore(trainer.best, device)
+
+    _attention_lengths(model, corpus, folder, console)
+    _speed(model, corpus, console)
+    _sample(model, corpus, console)
+    plots.loss_curve(folder / "log.jsonl", folder / "loss.png")
+    console.print(
+        f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes. In {folder}: loss.png, attention_length.png, "
+        f"log.jsonl, best.safetensors\nContinue with: txl generate {folder} --prompt 'def main('"
+    )
+
+
+def _trainer_for(
+    minutes: float, folder: Path, corpus: data.Corpus, config: ModelConfig, device: torch.device
+) -> Trainer:
+    """A trainer whose number of updates fills the time, judged by a few trial updates on a model thrown away."""
+
+    def make(steps: int) -> Trainer:
+        every = max(steps // 4, 1)
+        return Trainer(
+            folder, corpus, config,
+            TrainConfig(
+                steps=steps, batch=BATCH, tgt_len=TGT_LEN, lr=4e-3, warmup=max(steps // 20, 1), clip=0.5,
+                eval_every=every, save_every=every, eval_tokens=16384,
+            ),
+            device=device,
+        )  # fmt: skip
+
+    trial = make(TRIAL_UPDATES)
+    trial.advance(2)
+    began = time.perf_counter()
+    trial.advance(TRIAL_UPDATES)
+    seconds = (time.perf_counter() - began) / TRIAL_UPDATES
+    return make(max(int(minutes * 60 / seconds), 1))
+
+
+def _attention_lengths(model: TransformerXL, corpus: data.Corpus, folder: Path, console: Console) -> None:
+    """Bits per character of the test split: without memory, then at attention lengths around the training length."""
+    trained = model.config.mem_len + TGT_LEN
+    lengths = [trained // 16, trained // 8, trained // 4, trained // 2, trained, 2 * trained, 4 * trained]
+    start = corpus.vocabulary.start
+    bare = evaluate(model, corpus.test, start, TGT_LEN, segment=TGT_LEN, limit=EVAL_TOKENS, carry_memory=False)
+    scores = [evaluate(model, corpus.test, start, n, limit=EVAL_TOKENS) for n in lengths]
+    table = Table(
+        "attention length", "bpc", "gain over no memory", "tokens/s", title="What memory is worth (test split)"
+    )
+    for column in table.columns:
+        column.justify = "right"
+    table.add_row(f"no memory, segments of {TGT_LEN}", f"{bare.bpc:.3f}", "", f"{bare.tokens_per_s:,.0f}")
+    for s in scores:
+        name = f"{s.attn_len}" + (" (training)" if s.attn_len == trained else "")
+        table.add_row(name, f"{s.bpc:.3f}", f"{bare.bpc - s.bpc:+.3f}", f"{s.tokens_per_s:,.0f}")
+    console.print(table)
+    plots.attention_length(scores, bare, trained, folder / "attention_length.png")
+
+
+def _speed(model: TransformerXL, corpus: data.Corpus, console: Console) -> None:
+    table = Table("attention length", "sliding window", "cached", "speed-up", title="Evaluation, milliseconds a token")
+    for column in table.columns:
+        column.justify = "right"
+    for n in SPEED_LENGTHS:
+        tokens = data.as_tensor(corpus.train[: n + 128]).unsqueeze(0)
+        s = measure_speedup(model, tokens, n)
+        table.add_row(str(n), f"{s.vanilla_s * 1e3:.2f}", f"{s.cached_s * 1e3:.4f}", f"{s.ratio:,.0f}x")
+    console.print(table)
+    console.print(
+        "sliding window: a vanilla Transformer of the same sizes with torch's scaled_dot_product_attention, one prediction\n"
+        "a forward pass (untrained: only its speed is used). cached: this model, segments of 128.",
+        highlight=False,
+    )
+
+
+def _sample(model: TransformerXL, corpus: data.Corpus, console: Console) -> None:
+    prompt = corpus.test[:256]
+    engine = Engine(model, 1, model.config.mem_len, 128)
+    generator = torch.Generator(model.output_bias.device).manual_seed(1)
+    tokens = data.as_tensor(prompt).unsqueeze(0).to(model.output_bias.device)
+    drawn = [int(t) for t in generate(engine, tokens, SAMPLE_BYTES, Sampling(0.7), generator)]
+    console.rule("A sample, after 256 bytes of the test split")
+    console.print(corpus.vocabulary.decode(drawn).decode("utf-8", "replace"), markup=False, highlight=False)
+    console.rule()

@@ -1,0 +1,57 @@
+"""What runs on this machine, in a form to paste into a bug report."""
+
+import platform
+import sys
+
+import torch
+
+import txl_kernels
+from txl_kernels import native
+from txl_kernels.backends import BACKENDS, cannot_run
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _devices() -> list[torch.device]:
+    devices = [torch.device("cpu")]
+    if torch.cuda.is_available():
+        devices += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return devices
+
+
+def _native_lines() -> list[str]:
+    if native.module is None:
+        return [f"  {native.missing()}"]
+    module = native.prepare()
+    others = [isa for isa in module.isas(False) if isa not in module.isas(True)]
+    lines = [f"  instruction set {module.isa()} (runs here: {', '.join(module.isas(True))})"]
+    if others:
+        lines.append(f"  not on this processor: {', '.join(others)}")
+    pool = "torch's OpenMP pool" if module.threading() == "torch-openmp" else "threads of its own"
+    lines.append(f"  {torch.get_num_threads()} threads on {pool} ({native.find_openmp() or 'no OpenMP runtime found'})")
+    return lines
+
+
+def report() -> str:
+    """Versions, devices, and for each backend and device the dtypes it takes or why it takes none."""
+    lines = [
+        f"txl_kernels {txl_kernels.__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
+        f"{platform.system()} {platform.machine()}",
+        f"installed in {txl_kernels.__path__[0]}, run by {sys.executable}",
+    ]
+    for device in _devices():
+        name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+        lines.append(f"\non {device}{name}:")
+        for backend in BACKENDS:
+            reasons = {dtype: cannot_run(backend, device, dtype) for dtype in _DTYPES}
+            works = [_short(dtype) for dtype, reason in reasons.items() if reason is None]
+            verdict = f"works for {', '.join(works)}" if works else f"does not run: {reasons[torch.float32]}"
+            lines.append(f"  {backend:<10} {verdict}")
+        first = next(b for b in BACKENDS if cannot_run(b, device, torch.float32) is None)
+        lines.append(f"  backend=None takes {first} for float32")
+    lines += ["\nnative module:", *_native_lines()]
+    return "\n".join(lines)
