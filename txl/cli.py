@@ -260,12 +260,18 @@ def demo_command(
     demo.run(run, source, minutes, pick_device(device), console)
 
 
+_UsageError: Any = typer.BadParameter.__base__  # whichever click typer uses
+
+
 def main() -> None:
     """Entry point: a user's error is one line on stderr and exit code 1; Ctrl-C is 130."""
     try:
         app(standalone_mode=False)
     except typer.Exit as done:
         sys.exit(done.exit_code)
+    except _UsageError as error:
+        error.show()
+        sys.exit(error.exit_code)
     except (Interrupted, KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         sys.exit(130)

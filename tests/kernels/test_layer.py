@@ -157,7 +157,9 @@ def test_bad_calls() -> None:
     cache = it.new_cache(B, 4, 3)
     with pytest.raises(ValueError, match=r"x must be \[B, L, d_model\] with d_model=12, got shape \[2, 6\]"):
         it(torch.zeros(2, 6, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"memory must be like x but for its length, got \[1, 5, 12\] for \[2, 6, 12\]"):
+    with pytest.raises(
+        ValueError, match=r"memory must be like x but for its length, got \[1, 5, 12\] for \[2, 6, 12\]"
+    ):
         it(hidden(L), hidden(M, 1))
     with pytest.raises(ValueError, match=r"memory must be three-dimensional with d_model=12, got \[2, 5, 13\]"):
         it(hidden(L), torch.zeros(2, 5, 13, dtype=torch.float64))

@@ -1,0 +1,21 @@
+"""A small text, corpus and model for the tests of `txl`."""
+
+from pathlib import Path
+
+import pytest
+
+from txl import data
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 kB in which memory pays: each line names the number that the line eight before ended with."""
+    lines = [f"{n:04d} follows the line that ended in {n * 7919 % 9973:04d};\n" for n in range(480)]
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture(scope="session")
+def corpus(text: Path, tmp_path_factory: pytest.TempPathFactory) -> data.Corpus:
+    return data.prepare(text, tmp_path_factory.mktemp("corpus"))

@@ -1,0 +1,193 @@
+"""The commands as a user runs them: output, exit codes, and one clear line for each mistake."""
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from rich.console import Console
+
+from txl import cli
+from txl.data import Corpus
+
+SMALL = [
+    "--n-layer",
+    "1",
+    "--d-model",
+    "16",
+    "--n-head",
+    "2",
+    "--d-head",
+    "8",
+    "--d-inner",
+    "32",
+    "--mem-len",
+    "16",
+    "--batch",
+    "2",
+    "--tgt-len",
+    "16",
+    "--steps",
+    "3",
+]
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+def in_process(capfd: pytest.CaptureFixture[str], *arguments: object) -> Done:
+    """The command without the seconds a new interpreter needs."""
+    argv = sys.argv
+    sys.argv = ["txl", *map(str, arguments)]
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.argv = argv
+    return Done(code, *capfd.readouterr())
+
+
+@pytest.fixture
+def txl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr(cli, "console", Console(width=120))
+    return functools.partial(in_process, capfd)
+
+
+@pytest.fixture(scope="module")
+def run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    command = [sys.executable, "-m", "txl", "train", "--run", folder, "--data", corpus.folder, *SMALL]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "validation loss" in done.stdout
+    return folder
+
+
+def test_help_of_everything(txl: Run) -> None:
+    done = txl("--help")
+    assert done.returncode == 0
+    for command in ("prepare", "train", "eval", "generate", "demo"):
+        assert command in done.stdout
+        help_text = txl(command, "--help")
+        assert help_text.returncode == 0
+        assert "Usage" in help_text.stdout
+
+
+def test_prepare(txl: Run, text: Path, tmp_path: Path) -> None:
+    done = txl("prepare", tmp_path / "c", "--data", text)
+    assert done.returncode == 0
+    assert "train:" in done.stdout
+    assert "split 90/5/5 by bytes" in done.stdout
+
+
+def test_eval_prints_a_row_for_each_attention_length(txl: Run, run: Path, corpus: Corpus) -> None:
+    done = txl("eval", run, "--data", corpus.folder, "--attn-len", "1,8,32", "--split", "valid")
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if f"{len(corpus.valid):,}" in line]
+    assert len(rows) == 3
+
+
+def test_eval_of_a_file(txl: Run, run: Path, text: Path) -> None:
+    done = txl("eval", run, "--data", text, "--limit", "500")
+    assert done.returncode == 0, done.stderr
+    assert "500" in done.stdout
+
+
+def test_generate_continues_the_prompt(txl: Run, run: Path) -> None:
+    arguments = ("generate", run, "--prompt", "0001 follows", "--count", "40", "--seed", "1")
+    done = txl(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("0001 follows")
+    assert len(done.stdout) == len("0001 follows") + 40 + 1
+    assert txl(*arguments).stdout == done.stdout
+
+
+def test_generate_into_a_closed_pipe(run: Path) -> None:
+    done = subprocess.run(
+        f"'{sys.executable}' -m txl generate '{run}' --count 3000 | head -c 20",
+        shell=True,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stderr == b""
+
+
+def one_line(done: Done, words: str) -> None:
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert words in done.stderr
+
+
+BAD = {
+    "train missing.txt": "missing.txt: no such file or folder",
+    "train empty.txt": "the file is empty",
+    "train short.txt": "2 streams of one segment of 40 need at least 81",
+    "train nothing": "0 text files found",
+    "eval {run} --data {corpus} --attn-len 0": "--attn-len must be >= 1",
+    "eval {run} --data {corpus} --attn-len 4,x": "--attn-len takes whole numbers",
+    "eval {run} --data {corpus} --segment 0": "--segment must be >= 1, got 0",
+    "eval {run} --data {corpus} --split dev": "split must be one of train, valid, test, got 'dev'",
+    "eval {run} --data missing.txt": "missing.txt: not a prepared corpus",
+    "eval missing": "missing: no such checkpoint",
+    "eval pickle.pt --data {corpus}": "pickled checkpoints are never loaded",
+    "eval truncated.safetensors --data {corpus}": "it is truncated or of another format",
+    "generate {run} --prompt Ωa": "bytes that the training data never did: 0xa9, 0xce",
+    "generate {run} --prompt @missing.txt": "missing.txt: cannot be read",
+    "generate {run} --count 0": "--count must be >= 1, got 0",
+    "generate {run} --attn-len 0": "the attention length must be >= 1",
+    "generate {run} --temperature -1": "temperature must be >= 0",
+    "generate {run} --device cuda:77": "device 'cuda:77' cannot be used",
+    "demo --minutes 0": "--minutes must be > 0",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_mistakes(
+    txl: Run, arguments: str, run: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").touch()
+    Path("short.txt").write_text("abc\n" * 15 + "de")
+    Path("nothing").mkdir()
+    Path("pickle.pt").write_bytes(b"\x80\x04\x95" + bytes(100))
+    Path("truncated.safetensors").write_bytes((run / "last.safetensors").read_bytes()[:-100])
+    if arguments.startswith("train"):
+        done = txl("train", "--run", "new", *SMALL, "--data", arguments.split()[1], "--tgt-len", 40)
+    else:
+        done = txl(*arguments.format(run=run, corpus=corpus.folder).split())
+    one_line(done, BAD[arguments])
+
+
+def test_resume_with_a_changed_option(txl: Run, run: Path, corpus: Corpus) -> None:
+    before = (run / "last.safetensors").read_bytes()
+    one_line(
+        txl("train", "--run", run, "--resume", "--data", corpus.folder, "--d-model", "18"), "d_model is 18, was 16"
+    )
+    one_line(txl("train", "--run", run, "--data", corpus.folder, *SMALL), "already holds a run")
+    assert (run / "last.safetensors").read_bytes() == before
+
+
+def test_unknown_options_are_a_usage_error(txl: Run) -> None:
+    done = txl("train", "--no-such-option")
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+
+
+def test_demo_shows_everything_and_draws_its_plots(txl: Run, text: Path, tmp_path: Path) -> None:
+    done = txl("demo", "--run", tmp_path / "demo", "--data", text, "--minutes", "0.05")
+    assert done.returncode == 0, done.stderr
+    for words in ("What memory is worth", "(training)", "speed-up", "A sample", "Done"):
+        assert words in done.stdout
+    for name in ("loss.png", "attention_length.png"):
+        assert (tmp_path / "demo" / name).read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,107 @@
+"""The cached engine equals the model, at constant cost; sampling does what its options say."""
+
+import pytest
+import torch
+from model_helpers import small_model
+
+from txl import Engine
+from txl.errors import TxlError
+from txl.generate import Sampling, generate
+
+OPTIONS = [
+    {},
+    {"pre_norm": True},
+    {"untie_r": True},
+    {"clamp_len": 3},
+    {"initial_memory": "zeros", "window": 9},
+    {"initial_memory": "zeros", "window": 9, "pre_norm": True},
+]
+
+
+def with_hidden_states(model: torch.nn.Module, tokens: torch.Tensor, cuts: list[int]) -> torch.Tensor:
+    memory, parts = None, []
+    for part in tokens.split(cuts, 1):
+        logits, memory = model(part, memory)
+        parts.append(logits)
+    return torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("cuts", [[30], [6] * 5, [1] * 30, [11, 1, 2, 9, 7]], ids=str)
+def test_equals_hidden_state_memory_with_a_window(options: dict[str, object], cuts: list[int]) -> None:
+    """A window of mem_len + 1 keys is all that hidden states and cached keys both reach."""
+    model = small_model(**({"window": 9} | options))
+    tokens = torch.randint(31, (2, 30))
+    engine = Engine(model, 2, attn_len=9, max_segment=max(cuts))
+    got = torch.cat([engine(part) for part in tokens.split(cuts, 1)], 1)
+    torch.testing.assert_close(got, with_hidden_states(model, tokens, cuts).detach(), rtol=0, atol=1e-11)
+
+
+def test_reset_starts_a_new_text() -> None:
+    engine, tokens = Engine(small_model(), 1, 6, 4), torch.randint(31, (1, 4))
+    first = engine(tokens)
+    engine(tokens)
+    engine.reset()
+    assert torch.equal(engine(tokens), first)
+
+
+def test_feed_takes_any_length() -> None:
+    model, tokens = small_model(), torch.randint(31, (1, 23))
+    engine = Engine(model, 1, 6, 4)
+    want = torch.cat([engine(part) for part in tokens.split(4, 1)], 1)[:, -1]
+    engine.reset()
+    torch.testing.assert_close(engine.feed(tokens), want)
+
+
+def test_generation_does_not_grow() -> None:
+    engine = Engine(small_model(), 1, 6, 4)
+    sizes = set()
+    for n, _ in enumerate(generate(engine, torch.zeros(1, 3, dtype=torch.long), 60, Sampling())):
+        if n > 10:
+            sizes.add(tuple(len(cache) for cache in engine.caches))
+    assert sizes == {(5, 5)}
+
+
+def test_generation_is_repeatable_by_its_generator() -> None:
+    engine, prompt = Engine(small_model(), 2, 6, 4), torch.zeros(2, 3, dtype=torch.long)
+
+    def text() -> torch.Tensor:
+        return torch.stack(list(generate(engine, prompt, 20, Sampling(1.0), torch.Generator().manual_seed(3))))
+
+    assert torch.equal(text(), text())
+
+
+def test_sampling_options() -> None:
+    logits = torch.tensor([[0.0, 3.0, 2.0, -1.0]]).expand(4000, 4)
+    torch.manual_seed(0)
+    assert Sampling(0.0).draw(logits).unique().tolist() == [1]
+    assert Sampling(1.0, top_k=2).draw(logits).unique().tolist() == [1, 2]
+    assert Sampling(1.0, top_p=0.6).draw(logits).unique().tolist() == [1]
+    shares = Sampling(1.0).draw(logits).bincount(minlength=4) / 4000
+    torch.testing.assert_close(shares, logits[0].softmax(0), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperature": -1.0}, "temperature must be >= 0, got -1.0"),
+        ({"temperature": float("nan")}, "temperature must be >= 0, got nan"),
+        ({"top_k": -1}, "top-k must be >= 0, got -1"),
+        ({"top_p": 0.0}, r"top-p must be in \(0, 1\], got 0.0"),
+    ],
+)
+def test_bad_sampling(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(TxlError, match=message):
+        Sampling(**arguments)
+
+
+def test_bad_engines() -> None:
+    model = small_model()
+    with pytest.raises(TxlError, match=r"the attention length must be >= 1 .*, got 0"):
+        Engine(model, 1, 0, 4)
+    with pytest.raises(TxlError, match="batch and max_segment must be >= 1, got 0 and 4"):
+        Engine(model, 0, 4, 4)
+    with pytest.raises(TxlError, match="the prompt is empty"):
+        Engine(model, 1, 4, 4).feed(torch.zeros(1, 0, dtype=torch.long))
+    with pytest.raises(ValueError, match="L <= 4"):
+        Engine(model, 1, 4, 4)(torch.zeros(1, 5, dtype=torch.long))

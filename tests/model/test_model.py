@@ -1,0 +1,132 @@
+"""TransformerXL: sizes, memory, options, gradients."""
+
+import pytest
+import torch
+from model_helpers import small_config, small_model
+
+from txl import ModelConfig, TransformerXL
+from txl.config import MODELS, TrainConfig
+from txl.errors import TxlError
+from txl.model import count_parameters
+
+
+@pytest.mark.parametrize(("name", "vocab", "millions"), [("enwik8-base", 204, 41.06), ("enwik8-large", 204, 277.23)])
+def test_released_configurations_have_their_parameter_counts(name: str, vocab: int, millions: float) -> None:
+    with torch.device("meta"):
+        model = TransformerXL(ModelConfig(vocab_size=vocab, **MODELS[name]))
+    assert round(count_parameters(model) / 1e6, 2) == millions
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"pre_norm": True}, {"untie_r": True}, {"clamp_len": 3}, {"window": 5}], ids=str
+)
+def test_segments_with_enough_memory_equal_one_pass(options: dict[str, object]) -> None:
+    model = small_model(mem_len=24, **options)
+    tokens = torch.randint(31, (3, 24))
+    want, _ = model(tokens)
+    memory, parts = None, []
+    for part in tokens.split(6, 1):
+        logits, memory = model(part, memory)
+        parts.append(logits)
+    torch.testing.assert_close(torch.cat(parts, 1), want)
+
+
+@pytest.mark.parametrize("length", [1, 3, 8, 20])
+def test_memory_is_the_last_states_of_every_layer(length: int) -> None:
+    model = small_model()
+    _, memory = model(torch.randint(31, (2, 5)))
+    _, after = model(torch.randint(31, (2, length)), memory)
+    assert after is not None
+    assert [tuple(m.shape) for m in after] == [(2, min(5 + length, 8), 16)] * 2
+    assert not any(m.requires_grad for m in after)
+
+
+def test_no_memory_configured() -> None:
+    assert small_model(mem_len=0)(torch.randint(31, (2, 5)))[1] is None
+
+
+def test_zero_initial_memory_is_attended() -> None:
+    tokens = torch.randint(31, (2, 5))
+    zeros = small_model(initial_memory="zeros")
+    empty = small_model()
+    assert not torch.allclose(zeros(tokens)[0], empty(tokens)[0])
+    explicit = tuple(torch.zeros(2, 8, 16, dtype=torch.float64) for _ in range(2))
+    torch.testing.assert_close(zeros(tokens)[0], empty(tokens, explicit)[0])
+
+
+def test_nothing_flows_back_into_the_segment_before() -> None:
+    model = small_model()
+    first, second = torch.randint(31, (1, 4)), torch.randint(31, (1, 4))
+    _, memory = model(first)
+    rows = model.embedding.weight
+    grad = torch.autograd.grad(model(second, memory)[0].logsumexp(-1).sum() - 0.0, rows)[0]
+    direct = torch.autograd.grad(model(second, tuple(m.clone() for m in memory))[0].logsumexp(-1).sum(), rows)[0]
+    torch.testing.assert_close(grad, direct)
+
+
+def test_causal_in_tokens() -> None:
+    model = small_model()
+    tokens = torch.randint(31, (1, 10))
+    changed = tokens.clone()
+    changed[0, 6] = (changed[0, 6] + 1) % 31
+    a, b = model(tokens)[0], model(changed)[0]
+    torch.testing.assert_close(a[:, :6], b[:, :6])
+    assert not torch.allclose(a[:, 6], b[:, 6])
+
+
+def test_initial_values_are_those_of_the_original() -> None:
+    torch.manual_seed(0)
+    model = TransformerXL(small_config(d_model=256, d_inner=512, n_layer=1))
+    block = model.layers[0]
+    for weight in (model.embedding.weight, block.attention.qkv.weight, block.feed_forward[0].weight):
+        assert abs(weight.std() - 0.02) < 0.001
+    assert abs(block.attention_norm.weight.mean() - 1) < 0.005
+    assert abs(block.attention_norm.weight.std() - 0.02) < 0.004
+    assert not block.feed_forward[0].bias.any()
+
+
+def test_dropout_only_in_training() -> None:
+    model, tokens = small_model(dropout=0.5, attn_dropout=0.5).float(), torch.randint(31, (2, 5))
+    assert torch.equal(model(tokens)[0], model(tokens)[0])
+    model.train()
+    assert not torch.equal(model(tokens)[0], model(tokens)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_layer": 0}, "n_layer must be >= 1, got 0"),
+        ({"d_model": 15}, r"d_model must be even .*, got 15"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+        ({"mem_len": -1}, "mem_len must be >= 0, got -1"),
+        ({"window": 0}, "window must be None or >= 1, got 0"),
+        ({"initial_memory": "ones"}, "initial_memory must be 'empty' or 'zeros', got 'ones'"),
+    ],
+)
+def test_bad_model_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(TxlError, match=message):
+        small_config(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps must be >= 1, got 0"),
+        ({"lr": 0.0}, "lr must be > 0, got 0.0"),
+        ({"lr": float("nan")}, "lr must be > 0, got nan"),
+        ({"warmup": -1}, "warmup must be >= 0, got -1"),
+        ({"precision": "fp8"}, "precision must be auto, fp32 or bf16, got 'fp8'"),
+        ({"eval_tokens": 0}, "eval_tokens must be None or >= 1, got 0"),
+    ],
+)
+def test_bad_training_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(TxlError, match=message):
+        TrainConfig(**options)
+
+
+def test_bad_inputs() -> None:
+    model = small_model()
+    with pytest.raises(ValueError, match=r"tokens must be \[B, L\] with L >= 1, got shape \[2, 0\]"):
+        model(torch.zeros(2, 0, dtype=torch.long))
+    with pytest.raises(ValueError, match="memory must be 2 tensors for a batch of 3, got 2 for 1"):
+        model(torch.zeros(3, 2, dtype=torch.long), model(torch.zeros(1, 2, dtype=torch.long))[1])

@@ -1,0 +1,197 @@
+"""Training: it learns, it resumes bit for bit, it stops when it must."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from model_helpers import small_config
+
+from txl import checkpoint as checkpoints
+from txl.config import TrainConfig
+from txl.data import Corpus
+from txl.errors import TxlError
+from txl.train import Interrupted, Trainer, autocast_dtype, learning_rate
+
+
+def trainer(
+    folder: Path, corpus: Corpus, *, resume: bool = False, model: dict | None = None, **options: object
+) -> Trainer:
+    sizes = {"vocab_size": len(corpus.vocabulary), "dropout": 0.1, "attn_dropout": 0.1, "mem_len": 24}
+    config = small_config(**(sizes | (model or {})))
+    common = {"steps": 20, "batch": 4, "tgt_len": 16, "lr": 3e-3, "eval_every": 10, "save_every": 5, "log_every": 1}
+    return Trainer(folder, corpus, config, TrainConfig(**(common | options)), resume=resume)
+
+
+def contents(folder: Path) -> dict[str, torch.Tensor]:
+    return checkpoints.load(folder / "last.safetensors").tensors
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    left, right = contents(a), contents(b)
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    logs = [[json.loads(line) for line in (f / "log.jsonl").read_text().splitlines()] for f in (a, b)]
+    for entries in logs:
+        for entry in entries:
+            entry.pop("tokens_per_s", None)
+    assert logs[0] == logs[1]
+
+
+def test_learns(tmp_path: Path, corpus: Corpus) -> None:
+    t = trainer(tmp_path, corpus, steps=120, lr=1e-2, model={"dropout": 0.0, "attn_dropout": 0.0})
+    t.run()
+    entries = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    losses = [e["loss"] for e in entries if "loss" in e]
+    assert losses[0] > 3.0
+    assert sum(losses[-10:]) / 10 < 1.6
+    assert t.best_loss < 1.7
+    assert checkpoints.load(t.best).state["step"] > 60
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate": 2}, {"weight_decay": 0.1}], ids=["plain", "accumulate", "AdamW"]
+)
+def test_resuming_in_the_middle_is_bit_exact(tmp_path: Path, corpus: Corpus, options: dict[str, object]) -> None:
+    trainer(tmp_path / "straight", corpus, **options).run()
+    half = trainer(tmp_path / "half", corpus, **options)
+    with pytest.raises(Interrupted):
+        half.run(lambda entry: half.request_stop() if entry["step"] == 10 and "loss" in entry else None)
+    assert half.step == 10
+    trainer(tmp_path / "half", corpus, resume=True, **options).run()
+    assert_same_run(tmp_path / "straight", tmp_path / "half")
+
+
+def command(run: Path, corpus: Corpus, *extra: str) -> list[str]:
+    options = (
+        "--n-layer 2 --d-model 32 --n-head 2 --d-head 16 --d-inner 64 --mem-len 24 --batch 4 --tgt-len 16 --steps 20"
+    )
+    return [sys.executable, "-m", "txl", "train", "--run", str(run), "--data", str(corpus.folder), *options.split(),
+            "--save-every", "10", "--eval-every", "20", *extra]  # fmt: skip
+
+
+def test_ten_steps_kill_9_and_ten_more_equal_twenty(tmp_path: Path, corpus: Corpus) -> None:
+    subprocess.run(command(tmp_path / "straight", corpus), check=True, capture_output=True)
+    # Killed for good between its checkpoint at step 10 and the one it would write at step 20.
+    code = f"""
+import os, signal, sys
+from txl import cli
+from txl.train import Trainer
+update = Trainer._update
+def killed(self):
+    if self.step == 13: os.kill(os.getpid(), signal.SIGKILL)
+    return update(self)
+Trainer._update = killed
+sys.argv = {command(tmp_path / "killed", corpus)[2:]!r}
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    assert checkpoints.load(tmp_path / "killed" / "last.safetensors").state["step"] == 10
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "txl",
+            "train",
+            "--run",
+            str(tmp_path / "killed"),
+            "--data",
+            str(corpus.folder),
+            "--resume",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    assert_same_run(tmp_path / "straight", tmp_path / "killed")
+
+
+def test_ctrl_c_writes_a_checkpoint_and_exits_with_130(tmp_path: Path, corpus: Corpus) -> None:
+    child = subprocess.Popen(
+        command(tmp_path / "run", corpus, "--steps", "100000", "--save-every", "100000", "--eval-every", "100000"),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    log = tmp_path / "run" / "log.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (log.exists() and log.stat().st_size):
+        time.sleep(0.1)
+    os.kill(child.pid, signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert errors.strip() == "interrupted"
+    assert checkpoints.load(tmp_path / "run" / "last.safetensors").state["step"] >= 10
+
+
+def test_nan_stops_and_names_the_last_good_checkpoint(tmp_path: Path, corpus: Corpus) -> None:
+    t = trainer(tmp_path, corpus)
+    t.advance(3)
+    t.save()
+    with torch.no_grad():
+        t.model.output_bias[0] = torch.nan
+    with pytest.raises(TxlError, match=r"the loss became nan at step 4; the last good checkpoint is .* \(step 3\)"):
+        t.run()
+    assert all(x.isfinite().all() for x in contents(tmp_path).values() if x.is_floating_point())
+
+
+def test_nan_before_any_checkpoint(tmp_path: Path, corpus: Corpus) -> None:
+    t = trainer(tmp_path, corpus)
+    with torch.no_grad():
+        t.model.output_bias[0] = torch.inf
+    with pytest.raises(TxlError, match=r"at step 1; no checkpoint had been written yet"):
+        t.run()
+
+
+def test_resume_refuses_other_options(tmp_path: Path, corpus: Corpus) -> None:
+    t = trainer(tmp_path, corpus)
+    t.save()
+    with pytest.raises(TxlError, match=r"cannot resume with other model options: d_inner is 48, was 32"):
+        trainer(tmp_path, corpus, resume=True, model={"d_inner": 48})
+    with pytest.raises(TxlError, match=r"cannot resume with other training options: lr is 0.1, was 0.003"):
+        trainer(tmp_path, corpus, resume=True, lr=0.1)
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path, corpus: Corpus) -> None:
+    trainer(tmp_path, corpus).save()
+    with pytest.raises(TxlError, match="already holds a run; continue it with --resume"):
+        trainer(tmp_path, corpus)
+
+
+def test_resuming_nothing(tmp_path: Path, corpus: Corpus) -> None:
+    with pytest.raises(TxlError, match="no such checkpoint"):
+        trainer(tmp_path, corpus, resume=True)
+
+
+def test_schedule() -> None:
+    config = TrainConfig(steps=100, lr=1.0, warmup=10, min_lr_ratio=0.1)
+    rates = [learning_rate(n, config) for n in range(100)]
+    assert rates[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])
+    assert rates[10] == 1.0
+    assert rates == sorted(rates[:10]) + sorted(rates[10:], reverse=True)
+    assert rates[55] == pytest.approx(0.55)
+    assert math.isclose(learning_rate(100, config), 0.1)
+
+
+def test_precision() -> None:
+    cpu = torch.device("cpu")
+    assert autocast_dtype("auto", cpu) is None
+    assert autocast_dtype("fp32", cpu) is None
+    assert autocast_dtype("bf16", cpu) == torch.bfloat16
+
+
+def test_bf16_trains(tmp_path: Path, corpus: Corpus) -> None:
+    t = trainer(tmp_path, corpus, steps=3, precision="bf16")
+    t.run()
+    assert all(p.dtype == torch.float32 for p in t.model.parameters())
+
+
+def test_tensorboard_log(tmp_path: Path, corpus: Corpus) -> None:
+    t = trainer(tmp_path, corpus, steps=2)
+    t = Trainer(tmp_path / "b", corpus, t.model.config, t.config, tensorboard=True)
+    t.run()
+    assert list((tmp_path / "b").glob("events.out.tfevents.*"))
