@@ -16,9 +16,7 @@ namespace {
 using Ints = std::vector<int64_t>;
 
 // (pointer, stride, stride, stride): of the axes before the last.
-txl::View view(const Ints& x) {
-  return {reinterpret_cast<void*>(x.at(0)), x.at(1), x.at(2), x.at(3)};
-}
+txl::View view(const Ints& x) { return {reinterpret_cast<void*>(x.at(0)), x.at(1), x.at(2), x.at(3)}; }
 
 txl::Bounds bounds(const Ints& x) { return {reinterpret_cast<const int32_t*>(x.at(0)), x.at(1), x.at(2)}; }
 

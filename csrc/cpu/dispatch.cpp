@@ -6,10 +6,10 @@
 
 namespace txl {
 
-#define TXL_DECLARE_ISA(name)                           \
-  namespace isa_##name {                                \
-  void forward(const Problem&);                         \
-  void backward(const Problem&, const Gradients&);      \
+#define TXL_DECLARE_ISA(name)                        \
+  namespace isa_##name {                             \
+    void forward(const Problem&);                    \
+    void backward(const Problem&, const Gradients&); \
   }
 
 TXL_DECLARE_ISA(baseline)

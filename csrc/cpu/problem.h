@@ -33,16 +33,16 @@ struct Problem {
   View r;                      // [H, T, D]: s0 head, s1 row
   View u, w;                   // [H, D]: s0 head (content and position bias)
   Bounds start, end;
-  View out;             // [B, H, L, D]: written by forward, read by backward
+  View out;              // [B, H, L, D]: written by forward, read by backward
   float* lse = nullptr;  // [B, H, L] contiguous: written by forward, read by backward
 };
 
 struct Gradients {
-  View dout;                                      // [B, H, L, D], in
-  const float* dlse = nullptr;                    // [B, H, L] contiguous or null, in
-  View dq, dk, dv, dk_mem, dv_mem;                // [B, H, rows, D], out
-  View dr;                                        // [H, T, D] contiguous, out
-  View du, dw;                                    // [H, D] contiguous, out
+  View dout;                        // [B, H, L, D], in
+  const float* dlse = nullptr;      // [B, H, L] contiguous or null, in
+  View dq, dk, dv, dk_mem, dv_mem;  // [B, H, rows, D], out
+  View dr;                          // [H, T, D] contiguous, out
+  View du, dw;                      // [H, D] contiguous, out
 };
 
 }  // namespace txl

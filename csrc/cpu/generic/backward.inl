@@ -13,8 +13,8 @@ struct BackwardScratch {
   Carry* carry;
 
   static int64_t floats(int64_t Dp) {
-    return round_up((3 * BLOCK_L + 2 * BLOCK_L) * Dp + MR * (POSITION_LD + 2 * BLOCK_S) + BLOCK_L * (BLOCK_S + SKEW_LD) +
-                        BLOCK_S + CARRY_FLOATS,
+    return round_up((3 * BLOCK_L + 2 * BLOCK_L) * Dp + MR * (POSITION_LD + 2 * BLOCK_S) +
+                        BLOCK_L * (BLOCK_S + SKEW_LD) + BLOCK_S + CARRY_FLOATS,
                     16);
   }
   BackwardScratch(float* at, int64_t Dp)
@@ -109,8 +109,8 @@ static void backward_block(const Problem& p, const Gradients& g, const Sizes& z,
         }
         if (p.drop_below) dropout_factors(p, bh, i0 + i + x, j0, to, s.factor);
         gradient_row(s.content + x * BLOCK_S, s.position + x * POSITION_LD + shift + MR - 1 - x, s.dp + x * BLOCK_S,
-                     p.drop_below ? s.factor : nullptr, p.lse[bh * p.L + i0 + i + x], delta[i + x], own.low, own.high, from,
-                     to, s.p + (i + x) * BLOCK_S, s.skew + (i + x) * SKEW_LD + BLOCK_L - 1 - (i + x));
+                     p.drop_below ? s.factor : nullptr, p.lse[bh * p.L + i0 + i + x], delta[i + x], own.low, own.high,
+                     from, to, s.p + (i + x) * BLOCK_S, s.skew + (i + x) * SKEW_LD + BLOCK_L - 1 - (i + x));
       }
       add_times_rows(s.skew + BLOCK_L - 1 + i * (SKEW_LD - 1) + from, SKEW_LD - 1, packed.k_rows + (key + from) * Dp,
                      to - from, Dp, dq_content + i * Dp);

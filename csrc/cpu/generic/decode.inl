@@ -41,7 +41,8 @@ static void weighted_rows(const float* weight, const T* values, int64_t stride, 
 
 // A part of one query: out[D] (not yet divided), then its maximum and its sum.
 template <class T>
-static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, const float* qu, const float* qw, float* out) {
+static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, const float* qu, const float* qw,
+                        float* out) {
   const int64_t b = bh / p.H, h = bh % p.H, D = p.D;
   float score[DECODE_PART];
   float top = -INF;

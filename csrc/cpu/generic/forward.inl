@@ -50,7 +50,8 @@ struct ForwardScratch {
 };
 
 template <class T>
-static void forward_block(const Problem& p, const Sizes& z, const Packed& packed, int64_t bh, int64_t i0, float* scratch) {
+static void forward_block(const Problem& p, const Sizes& z, const Packed& packed, int64_t bh, int64_t i0,
+                          float* scratch) {
   const int64_t b = bh / p.H, h = bh % p.H, D = p.D, Dp = z.Dp, rows = min_of(BLOCK_L, p.L - i0);
   ForwardScratch s(scratch, Dp);
   pack_queries<T>(p, b, h, i0, Dp, s.qu, s.qw);
@@ -77,11 +78,12 @@ static void forward_block(const Problem& p, const Sizes& z, const Packed& packed
           continue;
         }
         float rescale;
-        const float sum = softmax_row(row, s.position + x * POSITION_LD + shift + MR - 1 - x, own.low, own.high, from, to,
-                                      maximum[i + x], rescale);
+        const float sum = softmax_row(row, s.position + x * POSITION_LD + shift + MR - 1 - x, own.low, own.high, from,
+                                      to, maximum[i + x], rescale);
         total[i + x] = total[i + x] * rescale + sum;
         if (rescale != 1.f)
-          for (int64_t d = 0; d < Dp; d += LANES) store(s.out + (i + x) * Dp + d, load(s.out + (i + x) * Dp + d) * rescale);
+          for (int64_t d = 0; d < Dp; d += LANES)
+            store(s.out + (i + x) * Dp + d, load(s.out + (i + x) * Dp + d) * rescale);
         if (p.drop_below) {
           dropout_factors(p, bh, i0 + i + x, j0, to, s.factor);
           for (int64_t n = from; n < to; n += LANES) store(row + n, load(row + n) * load(s.factor + n));

@@ -5,8 +5,8 @@
 // r is laid out in reverse, by the coordinate rho = L - 1 - i + j + RHO_FRONT. So for one query consecutive keys are
 // consecutive rho: the relative shift is an offset. Row rho holds distance d = S - 1 + RHO_FRONT - rho, zeros where r
 // has no such row. RHO_FRONT keeps the rows that pad the last query block at rho >= 0.
-constexpr int64_t BLOCK_L = 48;    // queries of a block: a multiple of MR
-constexpr int64_t BLOCK_S = 192;   // keys of a tile: a multiple of MR and of NR for 4, 8 and 16 lanes
+constexpr int64_t BLOCK_L = 48;   // queries of a block: a multiple of MR
+constexpr int64_t BLOCK_S = 192;  // keys of a tile: a multiple of MR and of NR for 4, 8 and 16 lanes
 constexpr int64_t RHO_FRONT = BLOCK_L;
 
 struct Sizes {
@@ -26,7 +26,8 @@ TXL_INLINE const T* row_of(const View& x, int64_t i0, int64_t i1, int64_t i2) {
 
 // Key row j of the memory or of the segment; null past the end.
 template <class T>
-TXL_INLINE const T* key_row(const Problem& p, const View& memory, const View& segment, int64_t b, int64_t h, int64_t j) {
+TXL_INLINE const T* key_row(const Problem& p, const View& memory, const View& segment, int64_t b, int64_t h,
+                            int64_t j) {
   if (j < p.M) return row_of<T>(memory, b, h, j);
   return j < p.M + p.L ? row_of<T>(segment, b, h, j - p.M) : nullptr;
 }

@@ -22,7 +22,8 @@ TXL_INLINE void philox_block(uint32_t c0, uint32_t c1, uint32_t c2, uint64_t see
 static void dropout_factors(const Problem& p, int64_t bh, int64_t i, int64_t j0, int64_t n, float* factor) {
   for (int64_t x = 0; x < n; x += 4) {
     uint32_t word[4];
-    philox_block(static_cast<uint32_t>((j0 + x) / 4), static_cast<uint32_t>(i), static_cast<uint32_t>(bh), p.seed, word);
+    philox_block(static_cast<uint32_t>((j0 + x) / 4), static_cast<uint32_t>(i), static_cast<uint32_t>(bh), p.seed,
+                 word);
     for (int z = 0; z < 4; ++z) factor[x + z] = word[z] < p.drop_below ? 0.f : p.keep_scale;
   }
 }

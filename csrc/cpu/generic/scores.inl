@@ -36,11 +36,11 @@ TXL_INLINE Range within(const Range& r, int64_t j0) {
 
 // The positional products of a strip cover NR-aligned panels of rho. Walking the keys upwards, the panels that reach
 // over the end of one tile are the first ones of the next, and are carried instead of computed again.
-constexpr int64_t CARRY = 2;                              // panels, at most
-constexpr int64_t POSITION_LD = BLOCK_S + CARRY * NR;     // columns of a strip's positional products
+constexpr int64_t CARRY = 2;                           // panels, at most
+constexpr int64_t POSITION_LD = BLOCK_S + CARRY * NR;  // columns of a strip's positional products
 
 struct Carry {
-  int64_t next_tile;             // the j0 at which `panel` is valid; -1: never
+  int64_t next_tile;  // the j0 at which `panel` is valid; -1: never
   float panel[MR][CARRY * NR];
 };
 constexpr int64_t CARRY_FLOATS = BLOCK_L / MR * sizeof(Carry) / sizeof(float);  // one a strip of a block

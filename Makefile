@@ -1,0 +1,35 @@
+# `make demo` and `make test` work on a fresh machine with Python 3.10 to 3.13 and a C++ compiler.
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= test
+BIN := $(VENV)/bin
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl')
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/txl demo --run runs/demo-$$(date +%Y%m%d-%H%M%S)
+
+test: $(VENV)/installed
+	$(BIN)/pytest tests
+
+bench: $(VENV)/installed
+	$(BIN)/pytest benchmarks/ --benchmark-only
+
+lint: $(VENV)/installed
+	$(BIN)/pip install -q -r requirements-lint.txt
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES)
+
+# torch first: whatever depends on it must find this one and not fetch another.
+$(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q "$$(grep ^torch== requirements.txt)"
+	$(BIN)/pip install -q -r requirements.txt
+	$(BIN)/pip install -q -e ".[$(EXTRAS)]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist runs *.egg-info txl_kernels/_native*

@@ -1,0 +1,134 @@
+"""Against a Transformer-XL nobody here wrote: Hugging Face's TransfoXL with the same random weights."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from txl import Engine, ModelConfig, TransformerXL
+
+transformers = pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")
+
+VOCAB, LAYERS, WIDTH, HEADS, INNER, MEM = 50, 3, 24, 3, 40, 10
+
+
+def peer(
+    *, same_length: bool = False, clamp_len: int = -1, untie_r: bool = False, pre_norm: bool = False
+) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = transformers.TransfoXLConfig(
+        vocab_size=VOCAB, cutoffs=[], d_model=WIDTH, d_embed=WIDTH, n_head=HEADS, d_head=WIDTH // HEADS, d_inner=INNER,
+        n_layer=LAYERS, mem_len=MEM, clamp_len=clamp_len, same_length=same_length, untie_r=untie_r, pre_lnorm=pre_norm,
+        div_val=1, dropout=0.0, dropatt=0.0, adaptive=True, tie_word_embeddings=True, proj_share_all_but_first=True,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.TransfoXLLMHeadModel(config).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, 0.0, 0.3)
+    model.tie_weights()
+    return model
+
+
+def ours(theirs: torch.nn.Module, **options: object) -> TransformerXL:
+    """The same weights in our model."""
+    model = TransformerXL(
+        ModelConfig(
+            vocab_size=VOCAB, n_layer=LAYERS, d_model=WIDTH, n_head=HEADS, d_head=WIDTH // HEADS, d_inner=INNER, dropout=0.0,
+            mem_len=MEM, **options,
+        )
+    ).eval()  # fmt: skip
+    state = theirs.state_dict()
+
+    def biases(layer: int) -> tuple[Tensor, Tensor]:
+        prefix = f"transformer.layers.{layer}.dec_attn." if theirs.config.untie_r else "transformer."
+        return state[prefix + "r_w_bias"], state[prefix + "r_r_bias"]
+
+    with torch.no_grad():
+        model.embedding.weight.copy_(state["transformer.word_emb.emb_layers.0.weight"])
+        model.output_bias.copy_(state["crit.out_layers.0.bias"])
+        for n, block in enumerate(model.layers):
+            attention, feed_forward = f"transformer.layers.{n}.dec_attn.", f"transformer.layers.{n}.pos_ff."
+            for target, name in (
+                (block.attention.qkv.weight, attention + "qkv_net.weight"),
+                (block.attention.r.weight, attention + "r_net.weight"),
+                (block.attention.out.weight, attention + "o_net.weight"),
+                (block.attention_norm.weight, attention + "layer_norm.weight"),
+                (block.attention_norm.bias, attention + "layer_norm.bias"),
+                (block.feed_forward[0].weight, feed_forward + "CoreNet.0.weight"),
+                (block.feed_forward[0].bias, feed_forward + "CoreNet.0.bias"),
+                (block.feed_forward[3].weight, feed_forward + "CoreNet.3.weight"),
+                (block.feed_forward[3].bias, feed_forward + "CoreNet.3.bias"),
+                (block.feed_forward_norm.weight, feed_forward + "layer_norm.weight"),
+                (block.feed_forward_norm.bias, feed_forward + "layer_norm.bias"),
+            ):
+                target.copy_(state[name])
+            block.attention.content_bias.copy_(biases(n)[0])
+            block.attention.position_bias.copy_(biases(n)[1])
+    return model
+
+
+def segments(lengths: list[int], batch: int = 2) -> list[Tensor]:
+    torch.manual_seed(1)
+    return [torch.randint(VOCAB, (batch, n)) for n in lengths]
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)  # their mask is float32 only
+
+
+OPTIONS = {
+    "plain": ({}, {}),
+    "same_length": ({"same_length": True}, {"window": MEM}),
+    "clamp_len": ({"clamp_len": 6}, {"clamp_len": 6}),
+    "same_length and clamp_len": ({"same_length": True, "clamp_len": 4}, {"window": MEM, "clamp_len": 4}),
+    "untied biases": ({"untie_r": True}, {"untie_r": True}),
+    "pre-norm": ({"pre_norm": True}, {"pre_norm": True}),
+}
+
+
+@pytest.mark.parametrize("initial_memory", ["zeros", "empty"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_logits_and_memories_over_several_segments(options: tuple[dict, dict], initial_memory: str) -> None:
+    theirs = peer(**options[0])
+    model = ours(theirs, initial_memory=initial_memory, **options[1])
+    mems = None if initial_memory == "zeros" else [torch.zeros(0, 2, WIDTH) for _ in range(LAYERS)]
+    memory = None
+    with torch.no_grad():
+        for tokens in segments([7, 7, 3, 12, 1]):
+            want = theirs(tokens, mems=mems)
+            logits, memory = model(tokens, memory)
+            close(logits.log_softmax(-1), want.prediction_scores)
+            assert memory is not None
+            for a, b in zip(memory, want.mems, strict=True):
+                close(a, b.transpose(0, 1))
+            mems = want.mems
+
+
+def test_gradients() -> None:
+    theirs = peer()
+    model = ours(theirs, initial_memory="zeros")
+    first, second = segments([6, 6])
+    mems = theirs(first).mems
+    memory = model(first)[1]
+    theirs(second, mems=mems).prediction_scores.square().sum().backward()
+    model(second, memory)[0].log_softmax(-1).square().sum().backward()
+    layer = theirs.transformer.layers[0].dec_attn
+    block = model.layers[0].attention
+    close(block.qkv.weight.grad, layer.qkv_net.weight.grad)
+    close(block.r.weight.grad, layer.r_net.weight.grad)
+    close(block.content_bias.grad, theirs.transformer.r_w_bias.grad)
+    close(block.position_bias.grad, theirs.transformer.r_r_bias.grad)
+
+
+@pytest.mark.parametrize("lengths", [[1] * 25, [5] * 5, [9, 1, 2, 13]], ids=str)
+def test_cached_engine_against_their_hidden_states(lengths: list[int]) -> None:
+    theirs = peer(same_length=True)
+    engine = Engine(ours(theirs, initial_memory="zeros", window=MEM), 2, attn_len=MEM, max_segment=max(lengths))
+    mems = None
+    with torch.no_grad():
+        for tokens in segments(lengths):
+            want = theirs(tokens, mems=mems)
+            mems = want.mems
+            close(engine(tokens).log_softmax(-1), want.prediction_scores)
