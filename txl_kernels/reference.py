@@ -37,10 +37,16 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
     low, high = visibility.intervals(call)
     j = torch.arange(keys, device=q.device)
     seen = ((low.unsqueeze(-1) <= j) & (j < high.unsqueeze(-1))).unsqueeze(1)  # [B or 1, 1, L, S]
+    # What no query sees may hold anything, a memory not filled yet say, and 0 * NaN is NaN.
+    used = seen.any(2).unsqueeze(-1)
+    k, v = k.where(used, 0.0), v.where(used, 0.0)
     score = (q + u.unsqueeze(1)) @ k.mT
     if r.size(1):
         distance = torch.arange(call.memory_len, keys, device=q.device).unsqueeze(-1) - j  # [L, S]
         row = (call.zero_row + distance).clamp(0, r.size(1) - 1)
+        met = torch.zeros(r.size(1), device=r.device, dtype=torch.bool)
+        met = met.index_put((row,), seen.any(0)[0], accumulate=True)
+        r = r.where(met.unsqueeze(-1), 0.0)
         score = score + ((q + w.unsqueeze(1)) @ r.mT).gather(3, row.expand(batch, heads, length, keys))
     score = (score * call.scale).masked_fill(~seen, -torch.inf)
 

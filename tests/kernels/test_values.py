@@ -89,13 +89,32 @@ def test_nan_in_a_visible_key_shows(backend: str) -> None:
     assert out[0, 1].isfinite().all()
 
 
-def test_hidden_keys_may_hold_anything(backend: str) -> None:
-    """Keys no query sees, NaN included, change nothing."""
-    case = Case("", L=70, M=300, B=1, H=1)
-    inputs = make_inputs(case, DTYPES[backend])
-    start = torch.full((1, 1), 250, dtype=torch.int32)
+def test_what_no_query_sees_may_hold_anything(backend: str) -> None:
+    """A memory that is not filled yet, padding, spare rows of r: NaN there reaches no output and no gradient."""
+    case = Case("", L=70, M=300, B=2, H=1)
+    bounds = {"start": torch.tensor([[250], [300]], dtype=torch.int32), "end": torch.tensor([[365], [360]])}
+
+    def run(spoil: bool) -> list[torch.Tensor]:
+        inputs = make_inputs(case, DTYPES[backend])
+        if spoil:
+            with torch.no_grad():
+                for name in ("k_mem", "v_mem"):
+                    inputs[name][0, :, :250] = inputs[name][1] = torch.nan
+                for name in ("k", "v"):
+                    inputs[name][0, :, 65:] = inputs[name][1, :, 60:] = torch.nan
+                inputs["r"][:, 120:] = torch.nan
+        out, lse = rel_attention(**{**as_call(inputs), **bounds}, return_lse=True, backend=backend)
+        return [out, lse, *gradients(out, lse, inputs).values()]
+
+    for spoiled, clean in zip(run(True), run(False), strict=True):
+        assert spoiled.isfinite().all()
+        assert torch.equal(spoiled, clean)
+
+
+def test_a_few_queries_ignore_what_they_do_not_see(backend: str) -> None:
+    inputs = make_inputs(Case("", L=2, M=700, B=1, H=1), DTYPES[backend])
+    start = torch.tensor([[650]], dtype=torch.int32)
     want = rel_attention(**{**as_call(inputs), "start": start}, backend=backend)
     with torch.no_grad():
-        inputs["k_mem"][:, :, :250] = torch.nan
-    got = rel_attention(**{**as_call(inputs), "start": start}, backend=backend)
-    assert torch.equal(got, want)
+        inputs["k_mem"][:, :, :650] = inputs["v_mem"][:, :, :650] = torch.nan
+    assert torch.equal(rel_attention(**{**as_call(inputs), "start": start}, backend=backend), want)

@@ -6,6 +6,7 @@ namespace {
 #include "vector.inl"
 #include "micro.inl"
 #include "philox.inl"
+#include "visible.inl"
 #include "pack.inl"
 #include "scores.inl"
 #include "decode.inl"

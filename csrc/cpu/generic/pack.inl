@@ -32,10 +32,12 @@ TXL_INLINE const T* key_row(const Problem& p, const View& memory, const View& se
   return j < p.M + p.L ? row_of<T>(segment, b, h, j - p.M) : nullptr;
 }
 
+TXL_INLINE int64_t distance_of(const Problem& p, int64_t rho) { return p.M + p.L - 1 + RHO_FRONT - rho; }
+
 // Row rho of the reversed table; null where r has none.
 template <class T>
 TXL_INLINE const T* rho_row(const Problem& p, int64_t h, int64_t rho) {
-  const int64_t row = p.zero_row + p.M + p.L - 1 + RHO_FRONT - rho;
+  const int64_t row = p.zero_row + distance_of(p, rho);
   return row >= 0 && row < p.T ? row_of<T>(p.r, h, row, 0) : nullptr;
 }
 
@@ -73,6 +75,29 @@ struct Packed {
   float *r_panels = nullptr, *r_rows = nullptr;
 };
 
+// Rows that no query sees are packed as zeros: a memory that is not filled yet may hold anything, and 0 * NaN is NaN.
+// One batch row's keys, from the first to the last that some query sees.
+static Range keys_in_use(const Problem& p, int64_t b) {
+  Range used{INT64_MAX, 0};
+  for (int64_t i = 0; i < p.L; ++i) {
+    const Range seen = visible(p, b, i);
+    if (seen.low < seen.high) used = {min_of(used.low, seen.low), max_of(used.high, seen.high)};
+  }
+  return used;
+}
+
+// Distances [low, high) between the smallest and the largest that some query sees.
+static Range distances_in_use(const Problem& p) {
+  Range used{INT64_MAX, INT64_MIN};
+  for (int64_t b = 0; b < (p.start.data || p.end.data ? p.B : 1); ++b)
+    for (int64_t i = 0; i < p.L; ++i) {
+      const Range seen = visible(p, b, i);
+      const int64_t at = p.M + i;
+      if (seen.low < seen.high) used = {min_of(used.low, at - seen.high + 1), max_of(used.high, at - seen.low + 1)};
+    }
+  return used;
+}
+
 template <class T>
 static void pack_all(const Problem& p, const Sizes& z, const Packed& to) {
   const int64_t D = p.D, Dp = z.Dp, key_tiles = z.keys / BLOCK_S, rho_tiles = div_up(z.rhos, BLOCK_S);
@@ -81,14 +106,23 @@ static void pack_all(const Problem& p, const Sizes& z, const Packed& to) {
   parallel_for(p.threads, key_items + p.H * rho_tiles, [&](int64_t item, int) {
     if (item < key_items) {
       const int64_t bh = item / key_tiles, b = bh / p.H, h = bh % p.H, first = item % key_tiles * BLOCK_S;
-      pack<T>([&](int64_t j) { return key_row<T>(p, p.k_mem, p.k, b, h, j); }, first, BLOCK_S, D, Dp,
-              at(to.k_panels, bh * z.keys * D), at(to.k_rows, bh * z.keys * Dp));
-      pack<T>([&](int64_t j) { return key_row<T>(p, p.v_mem, p.v, b, h, j); }, first, BLOCK_S, D, Dp,
-              at(to.v_panels, bh * z.keys * D), at(to.v_rows, bh * z.keys * Dp));
+      const Range used = keys_in_use(p, b);
+      auto key = [&](const View& memory, const View& segment, int64_t j) {
+        return j >= used.low && j < used.high ? key_row<T>(p, memory, segment, b, h, j) : nullptr;
+      };
+      pack<T>([&](int64_t j) { return key(p.k_mem, p.k, j); }, first, BLOCK_S, D, Dp, at(to.k_panels, bh * z.keys * D),
+              at(to.k_rows, bh * z.keys * Dp));
+      pack<T>([&](int64_t j) { return key(p.v_mem, p.v, j); }, first, BLOCK_S, D, Dp, at(to.v_panels, bh * z.keys * D),
+              at(to.v_rows, bh * z.keys * Dp));
     } else {
       const int64_t h = (item - key_items) / rho_tiles, first = (item - key_items) % rho_tiles * BLOCK_S;
-      pack<T>([&](int64_t rho) { return rho_row<T>(p, h, rho); }, first, min_of(BLOCK_S, z.rhos - first), D, Dp,
-              at(to.r_panels, h * z.rhos * D), at(to.r_rows, h * z.rhos * Dp));
+      const Range used = distances_in_use(p);
+      auto row = [&](int64_t rho) {
+        const int64_t distance = distance_of(p, rho);
+        return distance >= used.low && distance < used.high ? rho_row<T>(p, h, rho) : nullptr;
+      };
+      pack<T>(row, first, min_of(BLOCK_S, z.rhos - first), D, Dp, at(to.r_panels, h * z.rhos * D),
+              at(to.r_rows, h * z.rhos * Dp));
     }
   });
 }
