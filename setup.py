@@ -54,12 +54,14 @@ class CMakeBuild(build_ext):
         subprocess.run(["cmake", "--build", str(build)], check=True)
 
     def copy_extensions_to_source(self) -> None:
-        """Editable installs: build_extension already wrote next to the sources."""
-
-    def get_ext_fullpath(self, ext_name: str) -> str:
-        if self.inplace or self.editable_mode:
-            return str(ROOT / "txl_kernels" / Path(self.get_ext_filename(ext_name)).name)
-        return super().get_ext_fullpath(ext_name)
+        """For an in-place or editable build: the module, or the note on why there is none."""
+        built = Path(self.get_ext_fullpath(self.extensions[0].name)).resolve().parent
+        for name in (self.get_ext_filename("_native"), NOTE):
+            source, target = built / name, ROOT / "txl_kernels" / name
+            if source.exists():
+                shutil.copyfile(source, target)
+            else:
+                target.unlink(missing_ok=True)
 
 
 setup(

@@ -1,6 +1,5 @@
 """The `txl` command: prepare, train, eval, generate, demo."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from txl.errors import TxlError
 from txl.evaluate import evaluate
 from txl.generate import Sampling
 from txl.generate import generate as generate_tokens
-from txl.train import Interrupted, Trainer
+from txl.train import Interrupted, Trainer, read_record
 
 app = typer.Typer(
     name="txl",
@@ -118,11 +117,11 @@ def train(
     model_values: dict[str, Any] = dict(MODELS[model])
     train_values: dict[str, Any] = {}
     if resume:
-        model_values, train_values = _recorded(run)
+        record = read_record(run)
+        model_values, train_values, source = dict(record.model), dict(record.train), source or record.corpus
     model_values |= {k: v for k, v in given.items() if k in ModelConfig.__dataclass_fields__}
     train_values |= {k: v for k, v in given.items() if k in TrainConfig.__dataclass_fields__}
-    kept = run / "corpus"
-    corpus = data.load(kept) if resume and source is None and kept.is_dir() else open_corpus(source, kept)
+    corpus = open_corpus(source, run / "corpus")
     model_values["vocab_size"] = len(corpus.vocabulary)
     config = TrainConfig(**train_values)
     trainer = Trainer(
@@ -137,15 +136,6 @@ def train(
     with TrainingProgress(console, trainer) as progress, stop_on_ctrl_c(trainer):
         trainer.run(progress.report)
     console.print(f"done: {trainer.last}")
-
-
-def _recorded(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Model and training options of the run in a folder."""
-    try:
-        values = json.loads((run / "run.json").read_text(encoding="utf-8"))
-        return values["model"], values["train"]
-    except (OSError, ValueError, KeyError) as error:
-        raise TxlError(f"{run}: holds no run to resume ({error})") from error
 
 
 def _attention_lengths(text: str) -> list[int]:
@@ -177,7 +167,7 @@ def evaluate_command(
             raise TxlError(f"--{name} must be >= 1, got {value}")
     lengths = _attention_lengths(attn_len) if attn_len else None
     model, saved = checkpoints.restore(checkpoint, pick_device(device))
-    source = source or saved.path.parent / "corpus"
+    source = source or read_record(saved.path.parent).corpus
     if source.is_file():
         tokens = saved.vocabulary.encode(source.read_bytes())
     else:

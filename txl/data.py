@@ -1,5 +1,6 @@
 """Byte-level corpora on disk, memory-mapped, and the ordered streams that make memory work."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class Corpus:
     valid: np.ndarray
     test: np.ndarray
     source: str
+    fingerprint: str  # SHA-256 of the training tokens
 
     def split(self, name: str) -> np.ndarray:
         if name not in _SPLITS:
@@ -77,9 +79,11 @@ def prepare(source: Path | None, folder: Path) -> Corpus:
     vocabulary = Vocabulary(bytes(np.flatnonzero(used).astype(np.uint8)))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _META).unlink(missing_ok=True)  # written last: a folder that has it is whole
-    for name, text in zip(_SPLITS, splits[:3], strict=True):
-        (folder / f"{name}.bin").write_bytes(vocabulary.encode(text).tobytes())
-    meta = {"symbols": list(vocabulary.symbols), "source": splits.source}
+    encoded = [vocabulary.encode(text).tobytes() for text in splits[:3]]
+    for name, tokens in zip(_SPLITS, encoded, strict=True):
+        (folder / f"{name}.bin").write_bytes(tokens)
+    fingerprint = hashlib.sha256(encoded[0]).hexdigest()
+    meta = {"symbols": list(vocabulary.symbols), "source": splits.source, "fingerprint": fingerprint}
     (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
     return load(folder)
 
@@ -97,7 +101,7 @@ def load(folder: Path) -> Corpus:
         meta = json.loads(meta_path.read_text(encoding="utf-8"))
         vocabulary = Vocabulary(bytes(meta["symbols"]))
         train, valid, test = (np.memmap(folder / f"{name}.bin", dtype=np.uint8, mode="r") for name in _SPLITS)
-        return Corpus(folder, vocabulary, train, valid, test, str(meta["source"]))
+        return Corpus(folder, vocabulary, train, valid, test, str(meta["source"]), str(meta["fingerprint"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TxlError(f"{folder}: the prepared corpus is damaged ({error}); run `txl prepare` again") from error
 

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +96,8 @@ class Trainer:
             if self.last.exists():
                 raise TxlError(f"{folder}: already holds a run; continue it with --resume or choose another folder")
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "run.json").write_text(
-                json.dumps(
-                    {"model": model_config.to_json(), "train": asdict(config), "corpus": corpus.source}, indent=2
-                ),
-                encoding="utf-8",
-            )
+            record = {"model": model_config.to_json(), "train": asdict(config), "corpus": str(corpus.folder.resolve())}
+            (folder / "run.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
             (folder / "log.jsonl").write_text("", encoding="utf-8")
         self._board = None
         if tensorboard:
@@ -212,14 +208,17 @@ class Trainer:
         for i, x in enumerate(self.memory or ()):
             extra[f"memory.{i}"] = x
         state = {"step": self.step, "best_loss": self.best_loss, "train": asdict(self.config)}
+        state["corpus"] = self.corpus.fingerprint
         checkpoints.save(self.last, self.model, self.corpus.vocabulary, state, extra)
 
     def _resume(self) -> None:
         saved = checkpoints.load(self.last)
         _refuse_changes(self.folder, "model", saved.config.to_json(), self.model.config.to_json())
         _refuse_changes(self.folder, "training", saved.state["train"], asdict(self.config))
-        if saved.vocabulary != self.corpus.vocabulary:
-            raise TxlError(f"{self.folder}: the run was trained on another corpus: its vocabulary differs")
+        if saved.state["corpus"] != self.corpus.fingerprint:
+            raise TxlError(
+                f"{self.folder}: cannot resume on another text: {self.corpus.folder} is not what it was trained on"
+            )
         checkpoints.load_parameters(self.model, saved)
         state = self.optimizer.state_dict()
         state["state"] = {}
@@ -235,6 +234,28 @@ class Trainer:
         if "cuda" in rng and self.device.type == "cuda":
             torch.cuda.set_rng_state(rng["cuda"], self.device)
         _truncate_log(self.folder / "log.jsonl", self.step)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What `run.json` says of a run."""
+
+    model: dict[str, Any]
+    train: dict[str, Any]
+    corpus: Path
+
+
+def read_record(folder: Path) -> RunRecord:
+    """The options and the corpus of the run in a folder.
+
+    Raises:
+        TxlError: there is none.
+    """
+    try:
+        values = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        return RunRecord(values["model"], values["train"], Path(values["corpus"]))
+    except (OSError, ValueError, KeyError) as error:
+        raise TxlError(f"{folder}: holds no run ({error})") from error
 
 
 def _refuse_changes(folder: Path, what: str, saved: dict[str, Any], asked: dict[str, Any]) -> None:

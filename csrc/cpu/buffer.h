@@ -7,8 +7,8 @@ namespace txl {
 
 class Buffer {
  public:
-  // Throws std::bad_alloc. zero: every float 0, else uninitialised.
-  explicit Buffer(int64_t floats, bool zero = false);
+  // Uninitialised. Throws std::bad_alloc.
+  explicit Buffer(int64_t floats);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;

@@ -15,7 +15,7 @@ from model_helpers import small_config
 
 from txl import checkpoint as checkpoints
 from txl.config import TrainConfig
-from txl.data import Corpus
+from txl.data import Corpus, prepare
 from txl.errors import TxlError
 from txl.train import Interrupted, Trainer, autocast_dtype, learning_rate
 
@@ -154,6 +154,16 @@ def test_resume_refuses_other_options(tmp_path: Path, corpus: Corpus) -> None:
         trainer(tmp_path, corpus, resume=True, model={"d_inner": 48})
     with pytest.raises(TxlError, match=r"cannot resume with other training options: lr is 0.1, was 0.003"):
         trainer(tmp_path, corpus, resume=True, lr=0.1)
+
+
+def test_resume_refuses_another_text(tmp_path: Path, corpus: Corpus) -> None:
+    trainer(tmp_path / "run", corpus).save()
+    text = tmp_path / "other.txt"
+    text.write_bytes(corpus.vocabulary.symbols * 100)
+    other = prepare(text, tmp_path / "other")
+    assert other.vocabulary == corpus.vocabulary
+    with pytest.raises(TxlError, match="cannot resume on another text"):
+        trainer(tmp_path / "run", other, resume=True)
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path, corpus: Corpus) -> None:
