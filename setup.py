@@ -55,10 +55,10 @@ class CMakeBuild(build_ext):
 
     def copy_extensions_to_source(self) -> None:
         """For an in-place or editable build: the module, or the note on why there is none."""
-        built = Path(self.get_ext_fullpath(self.extensions[0].name)).resolve().parent
+        built = Path(self.build_lib).resolve() / "txl_kernels"
         for name in (self.get_ext_filename("_native"), NOTE):
             source, target = built / name, ROOT / "txl_kernels" / name
-            if source.exists():
+            if source.exists():  # one of the two always does
                 shutil.copyfile(source, target)
             else:
                 target.unlink(missing_ok=True)
