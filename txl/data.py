@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from txl import sources
 from txl.errors import TxlError
+
+Tokens = npt.NDArray[np.uint8]
 
 _META = "corpus.json"
 _SPLITS = ("train", "valid", "test")
@@ -32,7 +35,7 @@ class Vocabulary:
         """The token taken to precede a text: newline, or the first symbol."""
         return max(self.symbols.find(b"\n"), 0)
 
-    def encode(self, text: bytes) -> np.ndarray:
+    def encode(self, text: bytes) -> Tokens:
         """Tokens, uint8.
 
         Raises:
@@ -57,16 +60,16 @@ class Corpus:
 
     folder: Path
     vocabulary: Vocabulary
-    train: np.ndarray
-    valid: np.ndarray
-    test: np.ndarray
+    train: Tokens
+    valid: Tokens
+    test: Tokens
     source: str
     fingerprint: str  # SHA-256 of the training tokens
 
-    def split(self, name: str) -> np.ndarray:
+    def split(self, name: str) -> Tokens:
         if name not in _SPLITS:
             raise TxlError(f"split must be one of {', '.join(_SPLITS)}, got {name!r}")
-        tokens: np.ndarray = getattr(self, name)
+        tokens: Tokens = getattr(self, name)
         return tokens
 
 
@@ -106,7 +109,7 @@ def load(folder: Path) -> Corpus:
         raise TxlError(f"{folder}: the prepared corpus is damaged ({error}); run `txl prepare` again") from error
 
 
-def as_tensor(tokens: np.ndarray) -> Tensor:
+def as_tensor(tokens: Tokens) -> Tensor:
     """int64 copy."""
     return torch.from_numpy(np.asarray(tokens).astype(np.int64))
 
@@ -117,7 +120,7 @@ class OrderedStreams:
     `segment(n)` is a pure function of n, so a run resumes anywhere.
     """
 
-    def __init__(self, tokens: np.ndarray, batch: int, length: int) -> None:
+    def __init__(self, tokens: Tokens, batch: int, length: int) -> None:
         """Raises TxlError if a stream would be shorter than one segment and its targets."""
         self.tokens, self.batch, self.length = tokens, batch, length
         self.stream_len = (len(tokens) - 1) // batch
@@ -141,7 +144,7 @@ class OrderedStreams:
 
 
 def scored_segments(
-    tokens: np.ndarray, start: int, batch: int, length: int, limit: int | None = None
+    tokens: Tokens, start: int, batch: int, length: int, limit: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Segments (inputs, targets) that score every token of a split exactly once.
 

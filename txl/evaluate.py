@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from txl.data import scored_segments
+from txl.data import Tokens, scored_segments
 from txl.engine import Engine
 from txl.errors import TxlError
 from txl.model import TransformerXL
@@ -40,7 +39,7 @@ class Score:
 @torch.inference_mode()
 def evaluate(
     model: TransformerXL,
-    tokens: np.ndarray,
+    tokens: Tokens,
     start: int,
     attn_len: int,
     *,
