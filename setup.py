@@ -59,7 +59,9 @@ class CMakeBuild(build_ext):
         for name in (self.get_ext_filename("_native"), NOTE):
             source, target = built / name, ROOT / "txl_kernels" / name
             if source.exists():  # one of the two always does
-                shutil.copyfile(source, target)
+                fresh = target.with_suffix(".new")
+                shutil.copyfile(source, fresh)
+                fresh.replace(target)  # a running process keeps the module it has mapped
             else:
                 target.unlink(missing_ok=True)
 

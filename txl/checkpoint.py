@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,11 @@ class Checkpoint:
     state: dict[str, Any]
     tensors: dict[str, Tensor]
 
+    @property
+    def attn_len(self) -> int:
+        """The longest attention of training; what evaluation takes when not told otherwise."""
+        return int(self.state.get("attn_len", self.config.attn_len(1)))
+
     def part(self, prefix: str) -> dict[str, Tensor]:
         """The tensors named `prefix.*`, without the prefix."""
         return {name.removeprefix(prefix + "."): x for name, x in self.tensors.items() if name.startswith(prefix + ".")}
@@ -54,9 +58,7 @@ def save(
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
+        temporary = path.with_name(f".{path.name}.tmp")  # one a run: what a killed process left is written over
         save_file(tensors, temporary, metadata={"txl": json.dumps(header)})
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())

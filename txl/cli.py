@@ -14,13 +14,12 @@ from txl import checkpoint as checkpoints
 from txl import data, demo
 from txl.config import MODELS, ModelConfig, TrainConfig
 from txl.console import EvaluationProgress, TrainingProgress, stop_on_ctrl_c
-from txl.data import Corpus
 from txl.engine import Engine
 from txl.errors import TxlError
 from txl.evaluate import evaluate
 from txl.generate import Sampling
 from txl.generate import generate as generate_tokens
-from txl.train import Interrupted, Trainer, read_record
+from txl.train import Interrupted, Trainer, read_record, refuse_used_folder
 
 app = typer.Typer(
     name="txl",
@@ -45,13 +44,6 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise TxlError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
     return device
-
-
-def open_corpus(source: Path | None, folder: Path) -> Corpus:
-    """A prepared corpus as it is; anything else is prepared in `folder` first."""
-    if source is not None and (source / "corpus.json").is_file():
-        return data.load(source)
-    return data.prepare(source, folder)
 
 
 @app.command()
@@ -79,7 +71,7 @@ def train(
         Path | None,
         typer.Option("--data", help="A prepared corpus, a text file or a folder. Default: the standard library."),
     ] = None,
-    model: Annotated[str, typer.Option(help=f"Sizes to start from: {', '.join(MODELS)}.")] = "small",
+    model: Annotated[str | None, typer.Option(help=f"Sizes to start from: {', '.join(MODELS)}; default small.")] = None,
     n_layer: Annotated[int | None, typer.Option(help="Layers.")] = None,
     d_model: Annotated[int | None, typer.Option(help="Width of the hidden states.")] = None,
     n_head: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
@@ -102,7 +94,7 @@ def train(
     accumulate: Annotated[int | None, typer.Option(help="Segments per update.")] = None,
     eval_every: Annotated[int | None, typer.Option(help="Updates between evaluations.")] = None,
     save_every: Annotated[int | None, typer.Option(help="Updates between checkpoints.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of initialisation and dropout.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Of initialisation and dropout.")] = None,
     precision: Annotated[str | None, typer.Option(help="auto (bf16 on a GPU that has it), fp32 or bf16.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run, bit for bit; options as at its start.")
@@ -111,17 +103,24 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a model, or continue a run. Ctrl-C writes a checkpoint and exits with 130."""
-    if model not in MODELS:
-        raise TxlError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
     given = {name: value for name, value in locals().items() if value is not None}
-    model_values: dict[str, Any] = dict(MODELS[model])
+    if model not in (None, *MODELS):
+        raise TxlError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
+    if resume and model is not None:
+        raise TxlError("--resume continues the model of the run; leave --model out")
+    model_values: dict[str, Any] = dict(MODELS[model or "small"])
     train_values: dict[str, Any] = {}
     if resume:
         record = read_record(run)
-        model_values, train_values, source = dict(record.model), dict(record.train), source or record.corpus
+        model_values, train_values = dict(record.model), dict(record.train)
+        if source is not None and source.resolve() != record.corpus.resolve():
+            raise TxlError(f"{run}: a run is resumed on its own text, {record.corpus}; leave --data out")
+        corpus = data.load(record.corpus)
+    else:
+        refuse_used_folder(run)
+        corpus = data.open_corpus(source, run / "corpus")
     model_values |= {k: v for k, v in given.items() if k in ModelConfig.__dataclass_fields__}
     train_values |= {k: v for k, v in given.items() if k in TrainConfig.__dataclass_fields__}
-    corpus = open_corpus(source, run / "corpus")
     model_values["vocab_size"] = len(corpus.vocabulary)
     config = TrainConfig(**train_values)
     trainer = Trainer(
@@ -151,7 +150,9 @@ def _attention_lengths(text: str) -> list[int]:
 @app.command("eval")
 def evaluate_command(
     checkpoint: Checkpoint,
-    attn_len: Annotated[str, typer.Option(help="Keys a token sees; several separated by commas.")] = "",
+    attn_len: Annotated[
+        str, typer.Option(help="Keys a token sees; several separated by commas. Default: as in training.")
+    ] = "",
     source: Annotated[
         Path | None, typer.Option("--data", help="A prepared corpus, or a text file, scored whole. Default: the run's.")
     ] = None,
@@ -178,7 +179,7 @@ def evaluate_command(
     table = Table("attention length", "tokens", "bpc", "ppl", "tokens/s")
     for column in table.columns:
         column.justify = "right"
-    for n in lengths or [max(model.config.mem_len, 1)]:
+    for n in lengths or [saved.attn_len]:
         with EvaluationProgress(console, f"attention length {n}", min(len(tokens), limit or len(tokens))) as progress:
             score = evaluate(
                 model,
@@ -205,7 +206,9 @@ def generate(
     ] = 0.8,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0: from all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest that sum to p.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Repeatable output. Default: another text each time.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Repeatable output. Default: another text each time.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Continue a text. Memory and time a byte stay constant however long it gets."""
@@ -217,7 +220,7 @@ def generate(
     tokens = data.as_tensor(saved.vocabulary.encode(text)).unsqueeze(0).to(model.output_bias.device)
     generator = torch.Generator(model.output_bias.device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
-    engine = Engine(model, 1, attn_len if attn_len is not None else max(model.config.mem_len, 1), 128)
+    engine = Engine(model, 1, attn_len if attn_len is not None else saved.attn_len, 128)
     write = sys.stdout.buffer
     write.write(text)
     for token in generate_tokens(engine, tokens, count, sampling, generator):
@@ -257,8 +260,6 @@ def main() -> None:
     """Entry point: a user's error is one line on stderr and exit code 1; Ctrl-C is 130."""
     try:
         app(standalone_mode=False)
-    except typer.Exit as done:
-        sys.exit(done.exit_code)
     except _UsageError as error:
         error.show()
         sys.exit(error.exit_code)
@@ -271,3 +272,6 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output is gone, as in `txl generate | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -52,6 +52,11 @@ class ModelConfig:
         if self.initial_memory not in ("empty", "zeros"):
             raise TxlError(f"initial_memory must be 'empty' or 'zeros', got {self.initial_memory!r}")
 
+    def attn_len(self, tgt_len: int) -> int:
+        """Most keys a token sees when the text is read in segments of tgt_len."""
+        reach = self.mem_len + tgt_len
+        return reach if self.window is None else min(self.window, reach)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

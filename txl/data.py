@@ -64,7 +64,7 @@ class Corpus:
     valid: Tokens
     test: Tokens
     source: str
-    fingerprint: str  # SHA-256 of the training tokens
+    fingerprint: str  # SHA-256 of the three splits
 
     def split(self, name: str) -> Tokens:
         if name not in _SPLITS:
@@ -84,11 +84,20 @@ def prepare(source: Path | None, folder: Path) -> Corpus:
     (folder / _META).unlink(missing_ok=True)  # written last: a folder that has it is whole
     encoded = [vocabulary.encode(text).tobytes() for text in splits[:3]]
     for name, tokens in zip(_SPLITS, encoded, strict=True):
-        (folder / f"{name}.bin").write_bytes(tokens)
-    fingerprint = hashlib.sha256(encoded[0]).hexdigest()
+        fresh = folder / f".{name}.bin.tmp"
+        fresh.write_bytes(tokens)
+        fresh.replace(folder / f"{name}.bin")  # whoever has the old one mapped keeps it
+    fingerprint = hashlib.sha256(b"".join(encoded)).hexdigest()
     meta = {"symbols": list(vocabulary.symbols), "source": splits.source, "fingerprint": fingerprint}
     (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
     return load(folder)
+
+
+def open_corpus(source: Path | None, folder: Path) -> Corpus:
+    """A prepared corpus as it is; anything else is prepared in `folder` first."""
+    if source is not None and (source / _META).is_file():
+        return load(source)
+    return prepare(source, folder)
 
 
 def load(folder: Path) -> Corpus:

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +18,7 @@ from txl.evaluate import evaluate
 from txl.generate import Sampling, generate
 from txl.model import TransformerXL, count_parameters
 from txl.speed import measure_speedup
-from txl.train import Trainer
+from txl.train import Trainer, refuse_used_folder
 
 # Chosen by trial on 2 cores: more tokens beat more parameters in a few minutes, and rates above 2e-3 learn less.
 BATCH, TGT_LEN = 8, 128
@@ -31,10 +32,9 @@ def run(folder: Path, source: Path | None, minutes: float, device: torch.device,
     """The demo, in a new run folder; `minutes` of training."""
     if not minutes > 0:
         raise TxlError(f"--minutes must be > 0, got {minutes}")
-    if (folder / "last.safetensors").exists():
-        raise TxlError(f"{folder}: already holds a run; remove it or choose another with --run")
+    refuse_used_folder(folder)
     began = time.perf_counter()
-    corpus = data.prepare(source, folder / "corpus")
+    corpus = data.open_corpus(source, folder / "corpus")
     console.print(f"[bold]Text[/]: {corpus.source}; {len(corpus.train):,} bytes to train on")
     config = ModelConfig(vocab_size=len(corpus.vocabulary), **MODELS["demo"])
     trainer = _trainer_for(minutes, folder, corpus, config, device)
@@ -83,7 +83,7 @@ def _trainer_for(
 
 def _attention_lengths(model: TransformerXL, corpus: data.Corpus, folder: Path, console: Console) -> None:
     """Bits per character of the test split: without memory, then at attention lengths around the training length."""
-    trained = model.config.mem_len + TGT_LEN
+    trained = model.config.attn_len(TGT_LEN)
     lengths = [trained // 16, trained // 8, trained // 4, trained // 2, trained, 2 * trained, 4 * trained]
     start = corpus.vocabulary.start
     bare = evaluate(model, corpus.test, start, TGT_LEN, segment=TGT_LEN, limit=EVAL_TOKENS, carry_memory=False)
@@ -106,7 +106,7 @@ def _speed(model: TransformerXL, corpus: data.Corpus, console: Console) -> None:
     for column in table.columns:
         column.justify = "right"
     for n in SPEED_LENGTHS:
-        tokens = data.as_tensor(corpus.train[: n + 128]).unsqueeze(0)
+        tokens = data.as_tensor(np.resize(corpus.train, n + 128)).unsqueeze(0)  # repeated if the text is short
         s = measure_speedup(model, tokens, n)
         table.add_row(str(n), f"{s.vanilla_s * 1e3:.2f}", f"{s.cached_s * 1e3:.4f}", f"{s.ratio:,.0f}x")
     console.print(table)
@@ -119,7 +119,7 @@ def _speed(model: TransformerXL, corpus: data.Corpus, console: Console) -> None:
 
 def _sample(model: TransformerXL, corpus: data.Corpus, console: Console) -> None:
     prompt = corpus.test[:256]
-    engine = Engine(model, 1, model.config.mem_len, 128)
+    engine = Engine(model, 1, model.config.attn_len(TGT_LEN), 128)
     generator = torch.Generator(model.output_bias.device).manual_seed(1)
     tokens = data.as_tensor(prompt).unsqueeze(0).to(model.output_bias.device)
     drawn = [int(t) for t in generate(engine, tokens, SAMPLE_BYTES, Sampling(0.7), generator)]

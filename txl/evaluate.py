@@ -70,13 +70,15 @@ def evaluate(
     training = model.training
     engine = Engine(model, batch, attn_len, segment)
     total, scored, began = 0.0, 0, time.perf_counter()
-    for inputs, targets in scored_segments(tokens, start, batch, segment, limit):
-        if not carry_memory:
-            engine.reset()
-        logits = engine(inputs.to(device))
-        total += float(F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten().to(device), reduction="sum"))
-        scored += int((targets >= 0).sum())
-        if progress:
-            progress(scored)
-    model.train(training)
+    try:
+        for inputs, targets in scored_segments(tokens, start, batch, segment, limit):
+            if not carry_memory:
+                engine.reset()
+            logits = engine(inputs.to(device))
+            total += float(F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten().to(device), reduction="sum"))
+            scored += int((targets >= 0).sum())
+            if progress:
+                progress(scored)
+    finally:
+        model.train(training)
     return Score(attn_len, scored, total / scored, time.perf_counter() - began)

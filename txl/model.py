@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.config import ModelConfig
-from txl_kernels import RelAttention, sinusoid
-from txl_kernels.positions import distances_up_to
+from txl_kernels import RelAttention
 
 # The hidden states each layer read last, n_layer tensors [B, M, d_model], M <= mem_len. Detached.
 Memory = tuple[Tensor, ...]
@@ -148,8 +147,7 @@ class TransformerXL(nn.Module):
                 f"{memory[0].size(0) if memory else 0}"
             )
         held = 0 if memory is None else memory[0].size(1)
-        distances = distances_up_to(held + tokens.size(1), c.clamp_len, tokens.device)
-        positions = self.dropout(sinusoid(distances, c.d_model, self.embedding.weight.dtype))
+        positions = self.dropout(self.layers[0].attention.positions(tokens.size(1), held))
         hidden = self.dropout(self.embed(tokens))
         kept = []
         for i, block in enumerate(self.blocks):

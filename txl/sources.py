@@ -1,6 +1,7 @@
 """Where text comes from: a file, a folder, enwik8 or text8, or the Python standard library's own sources."""
 
 import hashlib
+import os
 import sysconfig
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,8 @@ def read(source: Path | None) -> Splits:
     """
     if source is None:
         return _folder(Path(sysconfig.get_paths()["stdlib"]), "the Python standard library", only=".py")
+    if (source / "corpus.json").is_file():
+        raise TxlError(f"{source}: is a prepared corpus already; pass the text it was made from")
     if source.is_dir():
         return _folder(source, str(source))
     if not source.exists():
@@ -75,7 +78,7 @@ def _folder(folder: Path, name: str, only: str | None = None) -> Splits:
             texts.append((relative.as_posix(), data if data.endswith(b"\n") else data + b"\n"))
     if len(texts) < 3:
         raise TxlError(f"{folder}: {len(texts)} text files found, at least 3 are needed (train, valid, test)")
-    texts.sort(key=lambda item: hashlib.sha256(item[0].encode()).digest())
+    texts.sort(key=lambda item: hashlib.sha256(os.fsencode(item[0])).digest())
     shares, sizes = (0.90, 0.05, 0.05), [0, 0, 0]
     parts: list[list[bytes]] = [[], [], []]
     total = sum(len(data) for _, data in texts)

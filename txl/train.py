@@ -87,16 +87,19 @@ class Trainer:
         self.model = TransformerXL(model_config).to(self.device)
         self.optimizer = make_optimizer(self.model, config)
         self.step = 0
+        self.attn_len = model_config.attn_len(config.tgt_len)
         self.best_loss = math.inf
         self.memory: Memory | None = None
         self.stop_requested = False
         if resume:
             self._resume()
         else:
-            if self.last.exists():
-                raise TxlError(f"{folder}: already holds a run; continue it with --resume or choose another folder")
+            refuse_used_folder(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            record = {"model": model_config.to_json(), "train": asdict(config), "corpus": str(corpus.folder.resolve())}
+            text = corpus.folder.resolve()
+            inside = text.is_relative_to(folder.resolve())  # such a run can be moved
+            where = text.relative_to(folder.resolve()) if inside else text
+            record = {"model": model_config.to_json(), "train": asdict(config), "corpus": str(where)}
             (folder / "run.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
             (folder / "log.jsonl").write_text("", encoding="utf-8")
         self._board = None
@@ -174,19 +177,17 @@ class Trainer:
         return f"the last good checkpoint is {self.last} (step {checkpoints.load(self.last).state['step']})"
 
     def validate(self) -> Score:
-        """The validation split at the training run's own attention length."""
-        mem_len = self.model.config.mem_len
+        """The validation split at the longest attention of training."""
         start = self.corpus.vocabulary.start
-        return evaluate(self.model, self.corpus.valid, start, max(mem_len, 1), limit=self.config.eval_tokens)
+        return evaluate(self.model, self.corpus.valid, start, self.attn_len, limit=self.config.eval_tokens)
 
     def _evaluate(self, report: Report | None) -> None:
         score = self.validate()
         self._log({"step": self.step, "valid_loss": score.nats, "valid_bpc": score.bpc}, report)
         if score.nats < self.best_loss:
             self.best_loss = score.nats
-            checkpoints.save(
-                self.best, self.model, self.corpus.vocabulary, {"step": self.step, "valid": score.nats}, {}
-            )
+            state = {"step": self.step, "valid": score.nats, "attn_len": self.attn_len}
+            checkpoints.save(self.best, self.model, self.corpus.vocabulary, state, {})
 
     def _log(self, entry: dict[str, Any], report: Report | None) -> None:
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
@@ -208,11 +209,13 @@ class Trainer:
         for i, x in enumerate(self.memory or ()):
             extra[f"memory.{i}"] = x
         state = {"step": self.step, "best_loss": self.best_loss, "train": asdict(self.config)}
-        state["corpus"] = self.corpus.fingerprint
+        state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len}
         checkpoints.save(self.last, self.model, self.corpus.vocabulary, state, extra)
 
     def _resume(self) -> None:
         saved = checkpoints.load(self.last)
+        if "train" not in saved.state:
+            raise TxlError(f"{self.last}: holds parameters only (a best checkpoint?); it cannot be resumed")
         _refuse_changes(self.folder, "model", saved.config.to_json(), self.model.config.to_json())
         _refuse_changes(self.folder, "training", saved.state["train"], asdict(self.config))
         if saved.state["corpus"] != self.corpus.fingerprint:
@@ -236,6 +239,12 @@ class Trainer:
         _truncate_log(self.folder / "log.jsonl", self.step)
 
 
+def refuse_used_folder(folder: Path) -> None:
+    """Raises TxlError if a run has left a checkpoint in the folder."""
+    if any((folder / name).exists() for name in ("last.safetensors", "best.safetensors")):
+        raise TxlError(f"{folder}: already holds a run; continue it with --resume or choose another folder")
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """What `run.json` says of a run."""
@@ -253,7 +262,7 @@ def read_record(folder: Path) -> RunRecord:
     """
     try:
         values = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        return RunRecord(values["model"], values["train"], Path(values["corpus"]))
+        return RunRecord(values["model"], values["train"], folder / values["corpus"])
     except (OSError, ValueError, KeyError) as error:
         raise TxlError(f"{folder}: holds no run ({error})") from error
 

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -28,3 +29,10 @@ class Call(NamedTuple):
     @property
     def memory_len(self) -> int:
         return 0 if self.k_mem is None else self.k_mem.size(2)
+
+
+def empty_like_rows(x: Tensor) -> Tensor:
+    """Uninitialised, of x's shape and dtype, with x's strides where they leave the last axis contiguous."""
+    y = torch.empty_like(x)
+    # empty_like sorts the strides of a tensor that overlaps itself (expanded, unfolded) in its own way.
+    return y if y.size(-1) <= 1 or y.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)

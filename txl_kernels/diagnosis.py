@@ -32,7 +32,8 @@ def _native_lines() -> list[str]:
     if others:
         lines.append(f"  not on this processor: {', '.join(others)}")
     pool = "torch's OpenMP pool" if module.threading() == "torch-openmp" else "threads of its own"
-    lines.append(f"  {torch.get_num_threads()} threads on {pool} ({native.find_openmp() or 'no OpenMP runtime found'})")
+    where = native.library_at(native.find_openmp()) or "no OpenMP runtime found in torch"
+    lines.append(f"  {torch.get_num_threads()} threads on {pool} ({where})")
     return lines
 
 

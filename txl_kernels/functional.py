@@ -1,7 +1,7 @@
 """`rel_attention`: checks its arguments once, chooses a backend, calls it."""
 
 import math
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ def rel_attention(
         window: None, or the number of most recent keys a query sees, its own included (distances 0 .. window - 1).
         start, end: None, or int32 tensors that broadcast to [B, L]: the query sees keys start <= j < end only, values in
             [0, M + L], intersected with `causal` and `window`. A query that sees no key gives out 0, lse -inf and
-            zero gradients. On the CPU values out of range raise; on other devices they are not read.
+            zero gradients. Values out of range raise (a compiled `reference` call raises only for distances r lacks).
         zero_row: row of r that holds distance 0; L - 1 for a table that starts at distance -(L - 1).
         scale: factor of the scores; None for 1 / sqrt(D).
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
@@ -93,8 +93,8 @@ def rel_attention(
     k_mem, v_mem = (None, None) if memory is None else validate.check_memory(memory)
     if torch.amp.is_autocast_available(q.device.type) and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v, r, content_bias, position_bias = (x.to(dtype) for x in (q, k, v, r, content_bias, position_bias))
-        k_mem, v_mem = (None if x is None else x.to(dtype) for x in (k_mem, v_mem))
+        tensors = (q, k, v, r, content_bias, position_bias, k_mem, v_mem)
+        q, k, v, r, content_bias, position_bias, k_mem, v_mem = (_autocast(x, dtype) for x in tensors)
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.size(-1), 1)) if q.dim() else 1.0
     if q.dim() == 4:
@@ -103,11 +103,20 @@ def rel_attention(
         q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, None, causal, window, zero_row, scale, dropout_p
     )  # fmt: skip
     validate.check(call)
+    if window is not None and window > 2**31:  # wider than any distance, and perhaps than 64 bits
+        call = call._replace(window=2**31)
+    if dropout_seed is not None:
+        validate.check_seed(dropout_seed, q)
     if dropout_p > 0:
         if dropout_seed is None:
             dropout_seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=q.device)
-        validate.check_seed(dropout_seed, q)
         call = call._replace(seed=dropout_seed)
     name = backends.choose(backend, q.device, q.dtype)
     out, lse = reference.attend(call) if name == "reference" else ops.rel_attention(call, name)
     return (out, lse) if return_lse else out
+
+
+def _autocast(x: Any, dtype: torch.dtype) -> Any:
+    """What autocast does to an argument of scaled_dot_product_attention: float64 and what is no float are left alone."""
+    eligible = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+    return x.to(dtype) if eligible else x

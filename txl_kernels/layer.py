@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from txl_kernels.cache import KeyValueCache
 from txl_kernels.functional import rel_attention
-from txl_kernels.positions import distances_up_to, sinusoid
+from txl_kernels.positions import sinusoid
 
 
 class RelAttention(nn.Module):
@@ -105,7 +105,7 @@ class RelAttention(nn.Module):
         """
         weight = self.r.weight
         first = 0 if self.causal else 1 - length
-        distances = distances_up_to(memory_len + length - first, device=weight.device) + first
+        distances = torch.arange(min(first, 0), memory_len + length, device=weight.device)
         clamp_len = self.clamp_len if clamp_len is None else clamp_len
         if clamp_len is not None:
             distances = distances.clamp(-clamp_len, clamp_len)

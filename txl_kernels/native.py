@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels import philox, visibility
-from txl_kernels.call import Call
+from txl_kernels import philox, validate, visibility
+from txl_kernels.call import Call, empty_like_rows
 
 module: Any
 try:
@@ -46,26 +46,34 @@ def cannot_run(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 @functools.cache
-def find_openmp() -> str | None:
-    """Path of the OpenMP runtime torch has loaded into this process; None if it cannot be told."""
+def find_openmp() -> int:
+    """Address of GOMP_parallel in the OpenMP runtime that torch itself uses; 0 if it uses none we know.
+
+    Asked of torch's own library, whose dependencies the search follows: another package's copy cannot be mistaken for it.
+    """
     try:
-        with open("/proc/self/maps", encoding="utf-8") as maps:
-            paths = {line.split(None, 5)[5].rstrip() for line in maps if "omp" in line and "/" in line}
-    except OSError:
-        return None
-    inside_torch = os.path.dirname(os.path.dirname(torch.__file__))
-    found = sorted(p for p in paths if os.path.basename(p).startswith(("libgomp", "libomp", "libiomp")))
-    return next((p for p in found if p.startswith(inside_torch)), found[0] if found else None)
+        torch_cpu = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+        return ctypes.cast(torch_cpu.GOMP_parallel, ctypes.c_void_p).value or 0
+    except (OSError, AttributeError):
+        return 0
 
 
 @functools.cache
 def prepare() -> Any:
     """The module, told to run on torch's own thread pool: a second one would fight it for the cores."""
-    path = find_openmp()
-    if path is not None and hasattr(ctypes.CDLL(path), "GOMP_parallel"):
-        entry = ctypes.cast(ctypes.CDLL(path).GOMP_parallel, ctypes.c_void_p).value
-        module.set_openmp(entry or 0)
+    module.set_openmp(find_openmp())
     return module
+
+
+def library_at(address: int) -> str | None:
+    """Path of the shared library mapped at an address of this process."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        for line in maps:
+            fields = line.split(None, 5)
+            low, high = (int(x, 16) for x in fields[0].split("-"))
+            if low <= address < high and len(fields) == 6:
+                return fields[5].rstrip()
+    return None
 
 
 def _view(x: Tensor | None) -> list[int]:
@@ -83,8 +91,7 @@ def _bounds(x: Tensor | None) -> list[int]:
 def _arguments(call: Call, out: Tensor, lse: Tensor) -> list[Any]:
     batch, heads, length, width = call.q.shape
     sizes = [batch, heads, length, call.memory_len, width, call.r.size(1), call.zero_row, int(call.causal)]
-    # A window wider than every distance hides nothing, and may not fit in 64 bits.
-    sizes += [min(call.window or 0, 2**31), int(call.q.dtype == torch.bfloat16), torch.get_num_threads()]
+    sizes += [call.window or 0, int(call.q.dtype == torch.bfloat16), torch.get_num_threads()]
     drop = call.dropout_p > 0 and call.seed is not None
     seed = int(call.seed) & (2**64 - 1) if drop and call.seed is not None else 0
     tensors = [call.q, call.k, call.v, call.k_mem, call.v_mem, call.r, call.content_bias, call.position_bias, out]
@@ -101,11 +108,20 @@ def _arguments(call: Call, out: Tensor, lse: Tensor) -> list[Any]:
     ]
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L])."""
+def _check(call: Call) -> None:
+    """What pointers rely on. `functional` has checked most of it; the operators can also be called directly."""
+    reason = cannot_run(call.q.device, call.q.dtype)
+    if reason is not None:
+        raise RuntimeError(reason)
+    validate.check(call)
     if call.start is not None or call.end is not None:
         visibility.check_values(call)
-    out = torch.empty_like(call.q)
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L])."""
+    _check(call)
+    out = empty_like_rows(call.q)
     lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
     prepare().forward(*_arguments(call, out, lse))
     return out, lse
@@ -113,12 +129,24 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, r, content_bias, position_bias, k_mem, v_mem; the last two empty without memory."""
+    _check(call)
+    for name, x, shape in (
+        ("out", out, call.q.shape),
+        ("dout", dout, call.q.shape),
+        ("lse", lse, call.q.shape[:3]),
+        ("dlse", dlse, call.q.shape[:3]),
+    ):
+        if x is not None and (x.shape != shape or x.device != call.q.device):
+            raise ValueError(f"{name} must be {list(shape)} on {call.q.device}, got {list(x.shape)} on {x.device}")
+    if out.dtype != call.q.dtype or lse.dtype != torch.float32 or not lse.is_contiguous():
+        raise ValueError("out and lse must be as the forward operator returned them")
+    dout = dout.to(call.q.dtype)
     if dout.size(-1) > 1 and dout.stride(-1) != 1:
         dout = dout.contiguous()
     if dlse is not None:
         dlse = dlse.float().contiguous()
-    grads = [torch.empty_like(x) for x in (call.q, call.k, call.v, call.r, call.content_bias, call.position_bias)]
-    memory_grads = [call.q.new_empty(0) if x is None else torch.empty_like(x) for x in (call.k_mem, call.v_mem)]
+    grads = [empty_like_rows(x) for x in (call.q, call.k, call.v, call.r, call.content_bias, call.position_bias)]
+    memory_grads = [call.q.new_empty(0) if x is None else empty_like_rows(x) for x in (call.k_mem, call.v_mem)]
     dq, dk, dv, dr, du, dw = grads
     views = [dout, dq, dk, dv, *memory_grads, dr, du, dw]
     prepare().backward(*_arguments(call, out, lse), [_view(x) for x in views], 0 if dlse is None else dlse.data_ptr())

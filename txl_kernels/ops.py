@@ -3,13 +3,14 @@
 `txl_kernels::rel_attention` and `txl_kernels::rel_attention_backward` take the fields of `Call` and a backend's name.
 """
 
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from txl_kernels.backends import BACKENDS
-from txl_kernels.call import Call
+from txl_kernels.call import Call, empty_like_rows
 
 _TENSORS = (
     "Tensor q, Tensor k, Tensor v, Tensor r, Tensor content_bias, Tensor position_bias, Tensor? k_mem, Tensor? v_mem, "
@@ -26,14 +27,21 @@ _library.define(
 )
 
 
+def _kernels(backend: str) -> ModuleType:
+    if backend not in BACKENDS or not hasattr(BACKENDS[backend], "forward"):
+        known = [name for name, module in BACKENDS.items() if hasattr(module, "forward")]
+        raise ValueError(f"backend must be one of {', '.join(known)}, got {backend!r}")
+    return BACKENDS[backend]
+
+
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = BACKENDS[args[_N_FIELDS]].forward(Call(*args[:_N_FIELDS]))
+    result: tuple[Tensor, Tensor] = _kernels(args[_N_FIELDS]).forward(Call(*args[:_N_FIELDS]))
     return result
 
 
 def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
     call = Call(*args[:_N_FIELDS])
-    result: tuple[Tensor, ...] = BACKENDS[args[_N_FIELDS]].backward(call, out, lse, dout, dlse)
+    result: tuple[Tensor, ...] = _kernels(args[_N_FIELDS]).backward(call, out, lse, dout, dlse)
     return result
 
 
@@ -43,14 +51,14 @@ _library.impl("rel_attention_backward", _backward, "CompositeExplicitAutograd")
 
 @torch.library.register_fake("txl_kernels::rel_attention")
 def _forward_fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return empty_like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.register_fake("txl_kernels::rel_attention_backward")
 def _backward_fake(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
     call = Call(*args[:_N_FIELDS])
-    required = [torch.empty_like(x) for x in call[:6]]
-    return (*required, *(call.q.new_empty(0) if x is None else torch.empty_like(x) for x in call[6:8]))
+    required = [empty_like_rows(x) for x in call[:6]]
+    return (*required, *(call.q.new_empty(0) if x is None else empty_like_rows(x) for x in call[6:8]))
 
 
 def _inside_functorch() -> bool:

@@ -24,9 +24,3 @@ def sinusoid(distances: Tensor, d_model: int, dtype: torch.dtype = torch.float32
     inv_freq = 10000.0 ** -(torch.arange(0, d_model, 2, device=distances.device, dtype=exact) / d_model)
     angle = distances.to(exact).unsqueeze(1) * inv_freq
     return torch.cat([angle.sin(), angle.cos()], 1).to(dtype)
-
-
-def distances_up_to(count: int, clamp_len: int | None = None, device: torch.device | None = None) -> Tensor:
-    """Distances 0 .. count - 1, none above clamp_len: rows beyond it repeat its encoding."""
-    distances = torch.arange(count, device=device)
-    return distances if clamp_len is None else distances.clamp(max=clamp_len)

@@ -40,10 +40,15 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
     # What no query sees may hold anything, a memory not filled yet say, and 0 * NaN is NaN.
     used = seen.any(2).unsqueeze(-1)
     k, v = k.where(used, 0.0), v.where(used, 0.0)
+    alive = seen.any(-1, keepdim=True)
+    q = q.where(alive, 0.0)
     score = (q + u.unsqueeze(1)) @ k.mT
     if r.size(1):
         distance = torch.arange(call.memory_len, keys, device=q.device).unsqueeze(-1) - j  # [L, S]
         row = (call.zero_row + distance).clamp(0, r.size(1) - 1)
+        if torch.compiler.is_compiling() and (call.start is not None or call.end is not None):
+            inside = ((call.zero_row + distance >= 0) & (call.zero_row + distance < r.size(1))) | ~seen
+            torch._assert_async(inside.all(), "r has no row for a distance that start and end leave visible")
         met = torch.zeros(r.size(1), device=r.device, dtype=torch.bool)
         met = met.index_put((row,), seen.any(0)[0], accumulate=True)
         r = r.where(met.unsqueeze(-1), 0.0)
@@ -51,7 +56,6 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
     score = (score * call.scale).masked_fill(~seen, -torch.inf)
 
     # A query without keys: its row of -inf would make NaN in the softmax and in its gradient.
-    alive = seen.any(-1, keepdim=True)
     score = score.masked_fill(~alive, 0.0)
     lse = score.logsumexp(-1, keepdim=True) if keys else score.new_zeros(batch, heads, length, 1)
     p = (score - lse).exp() * alive

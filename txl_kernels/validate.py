@@ -113,7 +113,10 @@ def interval_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
     target = (q.size(0), q.size(2))
     if bound.dim() > 2 or any(a not in (1, b) for a, b in zip(bound.shape[::-1], target[::-1], strict=False)):
         raise ValueError(f"{name} must broadcast to [B, L] = {list(target)}, got shape {_shape(bound)}")
-    return bound.to(torch.int32).expand(target)
+    if bound.dtype == torch.int64:  # what does not fit in 32 bits must stay out of range
+        bound = bound.clamp(-1, 2**31 - 1).to(torch.int32)
+    view: Tensor = bound.expand(target)
+    return view
 
 
 def check_settings(call: Call) -> None:

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -50,17 +49,18 @@ const char* threading() { return usable_openmp() ? "torch-openmp" : "threads"; }
 
 void parallel_for(int threads, int64_t items, Body body, void* context) {
   Loop loop{body, context, items};
-  const int team = static_cast<int>(std::min<int64_t>(threads, items));
-  if (team <= 1) {
+  if (threads <= 1 || items <= 1) {
     work(&loop);
   } else if (GompParallel gomp = usable_openmp()) {
-    gomp(work, &loop, static_cast<unsigned>(team), 0);
+    // Always the whole team: libgomp ends the threads that a smaller one leaves over and starts them anew for the next.
+    gomp(work, &loop, static_cast<unsigned>(threads), 0);
   } else {
+    const int team = static_cast<int>(std::min<int64_t>(threads, items));
     std::vector<std::thread> others;
     others.reserve(static_cast<size_t>(team - 1));
     try {
       for (int i = 1; i < team; ++i) others.emplace_back(work, &loop);
-    } catch (const std::system_error&) {
+    } catch (...) {
       // Fewer threads than asked for still finish every item.
     }
     work(&loop);

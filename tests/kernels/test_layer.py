@@ -105,6 +105,11 @@ def test_bidirectional_needs_no_table_from_the_user() -> None:
         it.new_cache(1, 4, 4)
 
 
+def test_empty_segment() -> None:
+    for causal in (True, False):
+        assert layer(causal=causal)(hidden(0)).shape == (B, 0, WIDTH)
+
+
 def test_shared_biases_are_one_parameter() -> None:
     bias = nn.Parameter(torch.zeros(HEADS, 4))
     net = nn.ModuleList(RelAttention(WIDTH, HEADS, 4, content_bias=bias, position_bias=bias) for _ in range(3))

@@ -152,3 +152,40 @@ def test_fake_matches_the_reference_in_shapes() -> None:
         fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments]
         fake_out, fake_lse = torch.ops.txl_kernels.rel_attention(*fakes)
     assert (fake_out.shape, fake_lse.shape, fake_lse.dtype) == (out.shape, lse.shape, torch.float32)
+
+
+def test_direct_calls_are_checked_too() -> None:
+    arguments = list(operator_arguments(Case("")))
+    op = torch.ops.txl_kernels.rel_attention
+    with pytest.raises(RuntimeError, match="native takes float32 and bfloat16, not float64"):
+        op(*(x.double() if isinstance(x, torch.Tensor) else x for x in arguments))
+    short = list(arguments)
+    short[3] = short[3][:, :4]
+    with pytest.raises(ValueError, match="r needs 11 rows"):
+        op(*short)
+    with pytest.raises(ValueError, match="backend must be one of native, got 'reference'"):
+        op(*arguments[:-1], "reference")
+    out, lse = op(*arguments)
+    with pytest.raises(ValueError, match=r"dout must be \[2, 2, 6, 8\] on cpu, got \[2, 2, 5, 8\]"):
+        torch.ops.txl_kernels.rel_attention_backward(out[:, :, 1:], None, out, lse, *arguments)
+
+
+def test_compiled_reference_refuses_a_short_table() -> None:
+    torch.compiler.reset()
+    x = make_inputs(Case("", M=0), torch.float32)
+    call = as_call(x | {"r": x["r"][:, :2].detach(), "start": torch.zeros(1, 1, dtype=torch.int32)})
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def f(call: dict[str, Any]) -> torch.Tensor:
+        return rel_attention(**call, backend="reference")
+
+    with pytest.raises(RuntimeError, match="r has no row for a distance"):
+        f(call)
+
+
+def test_autocast_leaves_float64_and_integers_alone() -> None:
+    inputs = make_inputs(Case(""))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rel_attention(**as_call(inputs)).dtype == torch.float64
+        with pytest.raises(TypeError, match=r"q must have a floating-point dtype, got torch\.int32"):
+            rel_attention(**as_call(inputs) | {"q": inputs["q"].int()})

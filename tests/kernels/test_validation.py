@@ -235,6 +235,18 @@ def test_int64_intervals_are_taken(call: dict[str, Any]) -> None:
     assert torch.equal(rel_attention(**{**call, "start": bound}), rel_attention(**{**call, "start": bound.int()}))
 
 
+def test_intervals_beyond_32_bits_do_not_wrap(call: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="end must hold key indices"):
+        rel_attention(**{**call, "end": torch.tensor([2**32 + 3])})
+
+
+@pytest.mark.parametrize("window", [2**31 + 1, 2**63, 2**70])
+def test_windows_of_any_size(call: dict[str, Any], window: int) -> None:
+    for backend in available_backends():
+        got = rel_attention(**{**call, "window": window, "backend": backend})
+        assert torch.equal(got, rel_attention(**{**call, "backend": backend}))
+
+
 def test_spare_arguments_are_refused(call: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="is_causal"):
         rel_attention(**call, is_causal=True)

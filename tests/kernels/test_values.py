@@ -79,10 +79,13 @@ def test_large_scores_do_not_overflow(size: float, backend: str) -> None:
     torch.testing.assert_close(out.double(), want, rtol=0, atol=size * 1e-5)
 
 
-def test_nan_in_a_visible_key_shows(backend: str) -> None:
-    inputs = make_inputs(CASES[0], DTYPES[backend])
+@pytest.mark.parametrize("payload", [0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0xFFFFFFFF], ids=hex)
+@pytest.mark.parametrize("length", [6, 3], ids=["packed", "few queries"])
+def test_nan_in_a_visible_key_shows(payload: int, length: int, backend: str) -> None:
+    """Whatever its bits: arithmetic on them must not make a number of it."""
+    inputs = make_inputs(Case("", L=length), DTYPES[backend])
     with torch.no_grad():
-        inputs["k"][0, 0, 2, 0] = torch.nan
+        inputs["k"][0, 0, 2, 0] = torch.tensor([payload], dtype=torch.uint32).view(torch.float32)
     out = rel_attention(**as_call(inputs), backend=backend)
     assert out[0, 0, 2:].isnan().all()
     assert out[1].isfinite().all()
@@ -118,3 +121,50 @@ def test_a_few_queries_ignore_what_they_do_not_see(backend: str) -> None:
     with torch.no_grad():
         inputs["k_mem"][:, :, :650] = inputs["v_mem"][:, :, :650] = torch.nan
     assert torch.equal(rel_attention(**{**as_call(inputs), "start": start}, backend=backend), want)
+
+
+def test_unseen_keys_between_seen_ones_may_hold_anything(backend: str) -> None:
+    """Documents with padding between them."""
+    bounds = {"start": torch.tensor([[0, 0, 0, 3, 3, 3]]), "end": torch.tensor([[2, 2, 2, 6, 6, 6]])}
+
+    def run(spoil: bool) -> list[torch.Tensor]:
+        inputs = make_inputs(Case("", M=0), DTYPES[backend])
+        if spoil:
+            with torch.no_grad():
+                inputs["k"][:, :, 2] = inputs["v"][:, :, 2] = torch.nan
+        out, lse = rel_attention(**{**as_call(inputs), **bounds}, return_lse=True, backend=backend)
+        return [out, lse, *gradients(out, lse, inputs).values()]
+
+    for spoiled, clean in zip(run(True), run(False), strict=True):
+        assert torch.equal(spoiled, clean)
+
+
+def test_queries_that_see_nothing_may_hold_anything(backend: str) -> None:
+    case = Case("", intervals="empty")
+    inputs = make_inputs(case, DTYPES[backend])
+    with torch.no_grad():
+        inputs["q"][:, :, ::2] = torch.nan
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
+    assert out.isfinite().all()
+    for name, gradient in gradients(out, lse, inputs).items():
+        assert gradient.isfinite().all(), name
+
+
+def test_tensors_that_overlap_themselves(backend: str) -> None:
+    base = torch.randn(1, 1, 13, dtype=DTYPES[backend])
+    inputs = make_inputs(Case("", B=1, H=1), DTYPES[backend])
+    windows = {name: base.clone().unfold(2, 8, 1) for name in ("q", "k", "v")}
+    assert windows["q"].stride()[-2:] == (1, 1)
+    want = rel_attention(**{**as_call(inputs), **{n: x.contiguous() for n, x in windows.items()}}, backend=backend)
+    for x in windows.values():
+        x.requires_grad_()
+    got = rel_attention(**{**as_call(inputs), **windows}, backend=backend)
+    torch.testing.assert_close(got, want)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(got.sum(), list(windows.values())))
+
+
+def test_wide_heads(backend: str) -> None:
+    for width in (128, 256, 300):
+        case = Case("", B=1, H=1, D=width)
+        out = rel_attention(**as_call(make_inputs(case, DTYPES[backend])), backend=backend)
+        assert_close(out, oracle(make_inputs(case))[0], "out")

@@ -149,6 +149,7 @@ BAD = {
     "generate {run} --temperature -1": "temperature must be >= 0",
     "generate {run} --device cuda:77": "device 'cuda:77' cannot be used",
     "demo --minutes 0": "--minutes must be > 0",
+    "train {run}/../nowhere": "no such file or folder",
 }
 
 
@@ -175,7 +176,28 @@ def test_resume_with_a_changed_option(txl: Run, run: Path, corpus: Corpus) -> No
         txl("train", "--run", run, "--resume", "--data", corpus.folder, "--d-model", "18"), "d_model is 18, was 16"
     )
     one_line(txl("train", "--run", run, "--data", corpus.folder, *SMALL), "already holds a run")
+    one_line(txl("train", "--run", run, "--resume", "--model", "small"), "leave --model out")
     assert (run / "last.safetensors").read_bytes() == before
+
+
+def test_a_refused_run_keeps_its_text(txl: Run, text: Path, tmp_path: Path) -> None:
+    assert txl("train", "--run", tmp_path / "r", "--data", text, *SMALL).returncode == 0
+    before = (tmp_path / "r" / "corpus" / "train.bin").read_bytes()
+    (tmp_path / "b.txt").write_text("another text\n" * 100)
+    one_line(txl("train", "--run", tmp_path / "r", "--data", tmp_path / "b.txt", *SMALL), "already holds a run")
+    one_line(txl("train", "--run", tmp_path / "r", "--data", tmp_path / "b.txt", "--resume"), "leave --data out")
+    assert (tmp_path / "r" / "corpus" / "train.bin").read_bytes() == before
+    assert txl("train", "--run", tmp_path / "r", "--resume").returncode == 0
+
+
+def test_folders_that_cannot_be_written(txl: Run, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    one_line(txl("prepare", tmp_path / "file" / "c", "--data", text), "Not a directory")
+
+
+def test_very_cold_sampling(txl: Run, run: Path) -> None:
+    done = txl("generate", run, "--temperature", "1e-45", "--count", "5")
+    assert done.returncode == 0, done.stderr
 
 
 def test_unknown_options_are_a_usage_error(txl: Run) -> None:

@@ -41,6 +41,13 @@ def test_memory_is_the_last_states_of_every_layer(length: int) -> None:
     assert not any(m.requires_grad for m in after)
 
 
+@pytest.mark.parametrize(
+    ("options", "reach"), [({"mem_len": 0}, 16), ({"mem_len": 8}, 24), ({"mem_len": 8, "window": 5}, 5)], ids=str
+)
+def test_longest_attention_of_training(options: dict[str, int], reach: int) -> None:
+    assert small_config(**options).attn_len(16) == reach
+
+
 def test_no_memory_configured() -> None:
     assert small_model(mem_len=0)(torch.randint(31, (2, 5)))[1] is None
 
@@ -58,10 +65,13 @@ def test_nothing_flows_back_into_the_segment_before() -> None:
     model = small_model()
     first, second = torch.randint(31, (1, 4)), torch.randint(31, (1, 4))
     _, memory = model(first)
-    rows = model.embedding.weight
-    grad = torch.autograd.grad(model(second, memory)[0].logsumexp(-1).sum() - 0.0, rows)[0]
-    direct = torch.autograd.grad(model(second, tuple(m.clone() for m in memory))[0].logsumexp(-1).sum(), rows)[0]
-    torch.testing.assert_close(grad, direct)
+    assert memory is not None
+    constant = tuple(m.detach().clone() for m in memory)
+    grads = [
+        torch.autograd.grad(model(second, m)[0].square().sum(), list(model.parameters())) for m in (memory, constant)
+    ]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_causal_in_tokens() -> None:

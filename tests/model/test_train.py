@@ -17,7 +17,7 @@ from txl import checkpoint as checkpoints
 from txl.config import TrainConfig
 from txl.data import Corpus, prepare
 from txl.errors import TxlError
-from txl.train import Interrupted, Trainer, autocast_dtype, learning_rate
+from txl.train import Interrupted, Trainer, autocast_dtype, learning_rate, read_record
 
 
 def trainer(
@@ -170,6 +170,30 @@ def test_a_run_is_not_overwritten(tmp_path: Path, corpus: Corpus) -> None:
     trainer(tmp_path, corpus).save()
     with pytest.raises(TxlError, match="already holds a run; continue it with --resume"):
         trainer(tmp_path, corpus)
+
+
+def test_validation_attends_as_far_as_training(tmp_path: Path, corpus: Corpus) -> None:
+    t = trainer(tmp_path, corpus, steps=1, eval_every=1, model={"mem_len": 0})
+    t.run()
+    assert t.validate().attn_len == 16
+    assert checkpoints.load(t.best).attn_len == 16
+
+
+def test_a_best_checkpoint_cannot_be_resumed(tmp_path: Path, corpus: Corpus) -> None:
+    t = trainer(tmp_path, corpus, steps=1, eval_every=1)
+    t.run()
+    t.best.replace(t.last)
+    with pytest.raises(TxlError, match="holds parameters only"):
+        trainer(tmp_path, corpus, resume=True, steps=1, eval_every=1)
+
+
+def test_a_run_can_be_moved(tmp_path: Path, text: Path) -> None:
+    inside = prepare(text, tmp_path / "a" / "corpus")
+    trainer(tmp_path / "a", inside).save()
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert read_record(tmp_path / "b").corpus == tmp_path / "b" / "corpus"
+    with pytest.raises(TxlError, match="holds no run"):
+        read_record(tmp_path / "a")
 
 
 def test_resuming_nothing(tmp_path: Path, corpus: Corpus) -> None:

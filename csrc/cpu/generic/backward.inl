@@ -107,7 +107,7 @@ static void backward_block(const Problem& p, const Gradients& g, const Sizes& z,
           clear(i + x, from, to);
           continue;
         }
-        if (p.drop_below) dropout_factors(p, bh, i0 + i + x, j0, to, s.factor);
+        if (p.drop_below) dropout_factors(p, bh, i0 + i + x, j0 + from, to - from, s.factor + from);
         gradient_row(s.content + x * BLOCK_S, s.position + x * POSITION_LD + shift + MR - 1 - x, s.dp + x * BLOCK_S,
                      p.drop_below ? s.factor : nullptr, p.lse[bh * p.L + i0 + i + x], delta[i + x], own.low, own.high,
                      from, to, s.p + (i + x) * BLOCK_S, s.skew + (i + x) * SKEW_LD + BLOCK_L - 1 - (i + x));

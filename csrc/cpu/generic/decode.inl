@@ -20,7 +20,7 @@ TXL_INLINE float dot(const float* a, const T* b, int64_t D) {
   return sum_lanes(sum0 + sum1) + tail;
 }
 
-// out[D] = sum over n < count of weight[n] * values[n * stride]. D in chunks of up to eight vectors of accumulators.
+// out[D] = sum over n < count of weight[n] * values[n * stride]. D in chunks of four vectors of accumulators.
 template <class T>
 static void weighted_rows(const float* weight, const T* values, int64_t stride, int64_t count, int64_t D, float* out) {
   int64_t d = 0;

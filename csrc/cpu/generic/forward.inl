@@ -85,7 +85,7 @@ static void forward_block(const Problem& p, const Sizes& z, const Packed& packed
           for (int64_t d = 0; d < Dp; d += LANES)
             store(s.out + (i + x) * Dp + d, load(s.out + (i + x) * Dp + d) * rescale);
         if (p.drop_below) {
-          dropout_factors(p, bh, i0 + i + x, j0, to, s.factor);
+          dropout_factors(p, bh, i0 + i + x, j0 + from, to - from, s.factor + from);
           for (int64_t n = from; n < to; n += LANES) store(row + n, load(row + n) * load(s.factor + n));
         }
       }

@@ -75,40 +75,17 @@ struct Packed {
   float *r_panels = nullptr, *r_rows = nullptr;
 };
 
-// Rows that no query sees are packed as zeros: a memory that is not filled yet may hold anything, and 0 * NaN is NaN.
-// One batch row's keys, from the first to the last that some query sees.
-static Range keys_in_use(const Problem& p, int64_t b) {
-  Range used{INT64_MAX, 0};
-  for (int64_t i = 0; i < p.L; ++i) {
-    const Range seen = visible(p, b, i);
-    if (seen.low < seen.high) used = {min_of(used.low, seen.low), max_of(used.high, seen.high)};
-  }
-  return used;
-}
-
-// Distances [low, high) between the smallest and the largest that some query sees.
-static Range distances_in_use(const Problem& p) {
-  Range used{INT64_MAX, INT64_MIN};
-  for (int64_t b = 0; b < (p.start.data || p.end.data ? p.B : 1); ++b)
-    for (int64_t i = 0; i < p.L; ++i) {
-      const Range seen = visible(p, b, i);
-      const int64_t at = p.M + i;
-      if (seen.low < seen.high) used = {min_of(used.low, at - seen.high + 1), max_of(used.high, at - seen.low + 1)};
-    }
-  return used;
-}
-
 template <class T>
 static void pack_all(const Problem& p, const Sizes& z, const Packed& to) {
+  const InUse in_use(p);
   const int64_t D = p.D, Dp = z.Dp, key_tiles = z.keys / BLOCK_S, rho_tiles = div_up(z.rhos, BLOCK_S);
   const int64_t key_items = p.B * p.H * key_tiles;
   auto at = [](float* base, int64_t offset) { return base ? base + offset : nullptr; };
   parallel_for(p.threads, key_items + p.H * rho_tiles, [&](int64_t item, int) {
     if (item < key_items) {
       const int64_t bh = item / key_tiles, b = bh / p.H, h = bh % p.H, first = item % key_tiles * BLOCK_S;
-      const Range used = keys_in_use(p, b);
       auto key = [&](const View& memory, const View& segment, int64_t j) {
-        return j >= used.low && j < used.high ? key_row<T>(p, memory, segment, b, h, j) : nullptr;
+        return in_use.key(b, j) ? key_row<T>(p, memory, segment, b, h, j) : nullptr;
       };
       pack<T>([&](int64_t j) { return key(p.k_mem, p.k, j); }, first, BLOCK_S, D, Dp, at(to.k_panels, bh * z.keys * D),
               at(to.k_rows, bh * z.keys * Dp));
@@ -116,26 +93,24 @@ static void pack_all(const Problem& p, const Sizes& z, const Packed& to) {
               at(to.v_rows, bh * z.keys * Dp));
     } else {
       const int64_t h = (item - key_items) / rho_tiles, first = (item - key_items) % rho_tiles * BLOCK_S;
-      const Range used = distances_in_use(p);
-      auto row = [&](int64_t rho) {
-        const int64_t distance = distance_of(p, rho);
-        return distance >= used.low && distance < used.high ? rho_row<T>(p, h, rho) : nullptr;
-      };
+      auto row = [&](int64_t rho) { return in_use.distance(distance_of(p, rho)) ? rho_row<T>(p, h, rho) : nullptr; };
       pack<T>(row, first, min_of(BLOCK_S, z.rhos - first), D, Dp, at(to.r_panels, h * z.rhos * D),
               at(to.r_rows, h * z.rhos * Dp));
     }
   });
 }
 
-// q + u and q + w of a block of queries, times scale: [BLOCK_L][Dp], zeros behind row L and behind D.
+// q + u and q + w of a block of queries, times scale: [BLOCK_L][Dp], zeros behind D and for queries that see nothing.
 template <class T>
 static void pack_queries(const Problem& p, int64_t b, int64_t h, int64_t i0, int64_t Dp, float* qu, float* qw) {
   const T *u = row_of<T>(p.u, h, 0, 0), *w = row_of<T>(p.w, h, 0, 0);
-  for (int64_t i = 0; i < BLOCK_L; ++i)
+  for (int64_t i = 0; i < BLOCK_L; ++i) {
+    const bool sees = i0 + i < p.L && visible(p, b, i0 + i).any();
     for (int64_t d = 0; d < Dp; ++d) {
-      const bool real = i0 + i < p.L && d < p.D;
+      const bool real = sees && d < p.D;
       const float x = real ? to_float(row_of<T>(p.q, b, h, i0 + i)[d]) : 0.f;
       qu[i * Dp + d] = real ? (x + to_float(u[d])) * p.scale : 0.f;
       qw[i * Dp + d] = real ? (x + to_float(w[d])) * p.scale : 0.f;
     }
+  }
 }

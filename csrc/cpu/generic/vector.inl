@@ -58,7 +58,7 @@ TXL_INLINE float sum_lanes(vf x) {
 }
 TXL_INLINE vf max_of(vf a, vf b) { return a > b ? a : b; }
 
-// e^x for x <= 88, within 2 ulp; 0 below -87. Cephes' polynomial after x = n ln 2 + f, |f| <= ln 2 / 2.
+// e^x for x <= 88, within 2 ulp; 0 below -87, NaN for NaN. Cephes' polynomial after x = n ln 2 + f, |f| <= ln 2 / 2.
 TXL_INLINE vf exp_of(vf x) {
   const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
   const vf low = splat(-87.f);
@@ -75,7 +75,8 @@ TXL_INLINE vf exp_of(vf x) {
   y = y * f + 5.0000001201e-1f;
   y = y * f * f + f + 1.f;
   const vf result = (vf)((vi)y + ((vi)shifted << 23));
-  return x < low ? vf{} : result;
+  // The integer addition above could turn a NaN with payload into a number.
+  return x < low ? vf{} : (x == x ? result : x);
 }
 
 TXL_INLINE float exp_of(float x) { return __builtin_expf(x); }
