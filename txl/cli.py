@@ -246,7 +246,7 @@ def demo_command(
         Path | None,
         typer.Option("--data", help="A text file or folder. Default: the Python standard library's sources."),
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Time for training; the rest takes about two minutes more.")] = 3.5,
+    minutes: Annotated[float, typer.Option(help="Time for training; the rest takes about one more.")] = 4.0,
     device: Device = "auto",
 ) -> None:
     """The whole story in about five minutes: train a small model, show what memory is worth, how fast it is, a sample."""

@@ -14,6 +14,7 @@ class ModelConfig:
         window: keys a token sees, itself included; None for all of memory and segment. The original PyTorch code's
             same_length is window = mem_len, the TensorFlow one's mem_len + 1.
         untie_r: own biases u and v in each layer, instead of one pair shared by all.
+        init_std: of the initial weights, embeddings and biases u, v. The original's 0.02 suits d_model from 400 on.
         clamp_len: largest distance told apart; None for no limit.
         initial_memory: "empty", or "zeros": mem_len zero states that are attended, as the TensorFlow code and the
             published WikiText-103 checkpoint have it.
@@ -32,6 +33,7 @@ class ModelConfig:
     clamp_len: int | None = None
     pre_norm: bool = False
     untie_r: bool = False
+    init_std: float = 0.02
     initial_memory: Literal["empty", "zeros"] = "empty"
 
     def __post_init__(self) -> None:
@@ -43,6 +45,8 @@ class ModelConfig:
         for name in ("dropout", "attn_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise TxlError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if not self.init_std > 0:
+            raise TxlError(f"init_std must be > 0, got {self.init_std}")
         if self.mem_len < 0:
             raise TxlError(f"mem_len must be >= 0, got {self.mem_len}")
         for name in ("window", "clamp_len"):
@@ -125,7 +129,7 @@ MODELS: dict[str, dict[str, Any]] = {
     # What `txl demo` trains: 0.9M parameters, since a few minutes of 2 cores see under two million tokens.
     "demo": {
         "n_layer": 4, "d_model": 128, "n_head": 4, "d_head": 32, "d_inner": 512, "dropout": 0.0, "mem_len": 256,
-        "untie_r": True,
+        "pre_norm": True, "untie_r": True, "init_std": 0.06,
     },
     # The released enwik8 configurations: 41M parameters, 1.06 bpc, and 277M, 0.99 bpc in the paper.
     "enwik8-base": {

@@ -91,17 +91,18 @@ class TransformerXL(nn.Module):
         self._init_parameters()
 
     def _init_parameters(self) -> None:
+        std = self.config.init_std
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, 0.0, 0.02)
+                nn.init.normal_(module.weight, 0.0, std)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.LayerNorm):
                 nn.init.normal_(module.weight, 1.0, 0.02)
                 nn.init.zeros_(module.bias)
             elif isinstance(module, RelAttention):
-                nn.init.normal_(module.content_bias, 0.0, 0.02)
-                nn.init.normal_(module.position_bias, 0.0, 0.02)
+                nn.init.normal_(module.content_bias, 0.0, std)
+                nn.init.normal_(module.position_bias, 0.0, std)
 
     @property
     def layers(self) -> list[Block]:
