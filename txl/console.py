@@ -4,15 +4,32 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from txl.train import Trainer
 
+_T = TypeVar("_T", bound="_Shown")
 
-class TrainingProgress:
+
+class _Shown:
+    """A bar that is on the screen inside a with statement."""
+
+    _bar: Progress
+
+    def __enter__(self: _T) -> _T:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+
+class TrainingProgress(_Shown):
     """A bar with step, loss, bpc, tokens/s and time left; without a terminal, a line at each evaluation."""
 
     def __init__(self, console: Console, trainer: Trainer) -> None:
@@ -28,15 +45,6 @@ class TrainingProgress:
         )
         self._task = self._bar.add_task("train", total=trainer.config.steps, completed=trainer.step, status="starting")
 
-    def __enter__(self) -> "TrainingProgress":
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
     def report(self, entry: dict[str, Any]) -> None:
         """Takes what `Trainer.run` reports."""
         if "loss" in entry:
@@ -47,7 +55,7 @@ class TrainingProgress:
             self._console.print(line, highlight=False)
 
 
-class EvaluationProgress:
+class EvaluationProgress(_Shown):
     """A bar over the tokens to score."""
 
     def __init__(self, console: Console, title: str, total: int) -> None:
@@ -56,15 +64,6 @@ class EvaluationProgress:
             disable=not console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task(title, total=total)
-
-    def __enter__(self) -> "EvaluationProgress":
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
 
     def update(self, scored: int) -> None:
         self._bar.update(self._task, completed=scored)
