@@ -8,8 +8,7 @@ from torch import Tensor
 
 from txl_kernels import backends, ops, reference, validate
 from txl_kernels.call import Call
-
-Memory = tuple[Tensor, Tensor]
+from txl_kernels.validate import Memory
 
 
 @overload

@@ -32,7 +32,7 @@ def _integer(name: str, value: Any, low: int, accepted: str) -> None:
 
 
 def check_tensors(named: dict[str, Tensor], q: Tensor) -> None:
-    """Every tensor given, of q's dtype and device, with a contiguous last axis."""
+    """Every tensor given, dense, of q's dtype and device."""
     for name, x in named.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")

@@ -42,19 +42,34 @@ struct Sums {
 // One row over [from, to) of a tile: p (with dropout, into `p`) and dS (into `ds`); both zero outside [low, high).
 static void gradient_row(const float* score, const float* position, const float* dp, const float* factor, float lse,
                          float delta, int64_t low, int64_t high, int64_t from, int64_t to, float* p, float* ds) {
-  vi lane;
-  for (int z = 0; z < LANES; ++z) lane[z] = z;
   for (int64_t n = from; n < to; n += LANES) {
     vf e = exp_of(load(score + n) + load(position + n) - splat(lse));
-    const vi at = lane + static_cast<int32_t>(n);
-    e = (at >= static_cast<int32_t>(low)) & (at < static_cast<int32_t>(high)) ? e : vf{};
+    const vi seen = lanes_within(n, low, high);
+    e = seen ? e : vf{};
     vf gradient = load(dp + n), kept = e;
     if (factor) gradient *= load(factor + n), kept *= load(factor + n);
     gradient = e * (gradient - splat(delta));
     // A hidden pair has e = 0, but its dp may be infinite: 0 * inf must not reach a visible sum.
-    gradient = (at >= static_cast<int32_t>(low)) & (at < static_cast<int32_t>(high)) ? gradient : vf{};
+    gradient = seen ? gradient : vf{};
     store(p + n, kept);
     store(ds + n, gradient);
+  }
+}
+
+// What keys [from, to) of the tile at j0 get from a block whose p and skew are complete. rho0: of skew's column 0.
+static void add_key_gradients(const BackwardScratch& s, int64_t Dp, int64_t j0, int64_t rho0, int64_t from, int64_t to,
+                              const Sums& sums) {
+  // MR divides BLOCK_S, so groups of MR stay inside the tile.
+  for (int64_t n = from / MR * MR; n < to; n += MR) {
+    add_transposed_times_rows(s.p + n, BLOCK_S, s.dout, BLOCK_L, Dp, sums.dv + (j0 + n) * Dp);
+    add_transposed_times_rows(s.skew + BLOCK_L - 1 + n, SKEW_LD - 1, s.qu, BLOCK_L, Dp, sums.dk + (j0 + n) * Dp);
+  }
+  for (int64_t c = from / MR * MR; c < to + BLOCK_L - 1; c += MR) {
+    const int64_t first = max_of(0, BLOCK_L - 1 - (c + MR - 1) + from);  // rows with a column of this group
+    const int64_t last = min_of(BLOCK_L, BLOCK_L - 1 - c + to);
+    if (first < last)
+      add_transposed_times_rows(s.skew + first * SKEW_LD + c, SKEW_LD, s.qw + first * Dp, last - first, Dp,
+                                sums.dr + (rho0 + c) * Dp);
   }
 }
 
@@ -67,7 +82,7 @@ static void backward_block(const Problem& p, const Gradients& g, const Sizes& z,
   pack_queries<T>(p, b, h, i0, Dp, s.qu, s.qw);
   float delta[BLOCK_L] = {};
   for (int64_t i = 0; i < BLOCK_L; ++i) {
-    const bool live = i < rows && ranges.row[i].low < ranges.row[i].high;
+    const bool live = i < rows && ranges.row[i].any();
     pack_row<T>(live ? row_of<T>(g.dout, b, h, i0 + i) : nullptr, D, Dp, s.dout + i * Dp);
     if (!live) continue;
     const T* out = row_of<T>(p.out, b, h, i0 + i);
@@ -91,7 +106,7 @@ static void backward_block(const Problem& p, const Gradients& g, const Sizes& z,
     const int64_t rho0 = p.L - 1 - (i0 + BLOCK_L - 1) + j0 + RHO_FRONT;  // of column 0 of the skewed tile
     for (int64_t i = 0; i < BLOCK_L; i += MR) {
       const Range seen = within(ranges.strip[i / MR], j0);
-      if (seen.low >= seen.high) {
+      if (!seen.any()) {
         for (int64_t x = i; x < i + MR; ++x) clear(x, 0, BLOCK_S);
         continue;
       }
@@ -103,7 +118,7 @@ static void backward_block(const Problem& p, const Gradients& g, const Sizes& z,
         const Range own = within(ranges.row[i + x], j0);
         clear(i + x, 0, from);
         clear(i + x, to, BLOCK_S);
-        if (own.low >= own.high) {
+        if (!own.any()) {
           clear(i + x, from, to);
           continue;
         }
@@ -118,18 +133,7 @@ static void backward_block(const Problem& p, const Gradients& g, const Sizes& z,
       add_times_rows(s.skew + i * SKEW_LD + column, SKEW_LD, r_rows + (rho0 + column) * Dp, to - from + MR - 1, Dp,
                      dq_position + i * Dp);
     }
-    // MR divides BLOCK_S, so groups of MR stay inside the tile.
-    for (int64_t n = block_from / MR * MR; n < block_to; n += MR) {
-      add_transposed_times_rows(s.p + n, BLOCK_S, s.dout, BLOCK_L, Dp, sums.dv + (j0 + n) * Dp);
-      add_transposed_times_rows(s.skew + BLOCK_L - 1 + n, SKEW_LD - 1, s.qu, BLOCK_L, Dp, sums.dk + (j0 + n) * Dp);
-    }
-    for (int64_t c = block_from / MR * MR; c < block_to + BLOCK_L - 1; c += MR) {
-      const int64_t first = max_of(0, BLOCK_L - 1 - (c + MR - 1) + block_from);  // rows with a column of this group
-      const int64_t last = min_of(BLOCK_L, BLOCK_L - 1 - c + block_to);
-      if (first < last)
-        add_transposed_times_rows(s.skew + first * SKEW_LD + c, SKEW_LD, s.qw + first * Dp, last - first, Dp,
-                                  sums.dr + (rho0 + c) * Dp);
-    }
+    add_key_gradients(s, Dp, j0, rho0, block_from, block_to, sums);
   }
 
   for (int64_t i = 0; i < rows; ++i) {

@@ -89,7 +89,7 @@ static void run_decode(const Problem& p) {
     const int64_t bh = item / parts, part = item % parts;
     for (int64_t i = 0; i < p.L; ++i) {
       const Range keys = part_of(visible(p, bh / p.H, i), part);
-      if (keys.low >= keys.high) continue;
+      if (!keys.any()) continue;
       const float* qu = shifted.data + 2 * (bh * p.L + i) * D;
       decode_part<T>(p, bh, i, keys, qu, qu + D, partial.data + ((bh * p.L + i) * parts + part) * entry);
     }
@@ -103,7 +103,7 @@ static void run_decode(const Problem& p) {
     for (int64_t d = 0; d < D; ++d) into[d] = 0;
     for (int64_t part = 0; part < parts; ++part) {
       const Range keys = part_of(seen, part);
-      if (keys.low >= keys.high) continue;
+      if (!keys.any()) continue;
       const float* from = partial.data + (x * parts + part) * entry;
       const float raised = from[D] > top ? from[D] : top;
       const float old_factor = exp_of(top - raised), new_factor = exp_of(from[D] - raised);
@@ -111,7 +111,7 @@ static void run_decode(const Problem& p) {
       total = total * old_factor + from[D + 1] * new_factor;
       top = raised;
     }
-    const bool empty = seen.low >= seen.high;
+    const bool empty = !seen.any();
     for (int64_t d = 0; d < D; ++d) put(out + d, empty ? 0.f : into[d] / total);
     p.lse[x] = empty ? -INF : top + log_of(total);
   }

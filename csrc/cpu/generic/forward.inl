@@ -6,14 +6,9 @@ static float softmax_row(float* score, const float* position, int64_t low, int64
                          float& maximum, float& rescale) {
   vf top = splat(-INF);
   const bool whole = low == from && high == to;
-  vi lane;
-  for (int z = 0; z < LANES; ++z) lane[z] = z;
   for (int64_t n = from; n < to; n += LANES) {
     vf x = load(score + n) + load(position + n);
-    if (!whole) {
-      const vi at = lane + static_cast<int32_t>(n);
-      x = (at >= static_cast<int32_t>(low)) & (at < static_cast<int32_t>(high)) ? x : splat(-INF);
-    }
+    if (!whole) x = lanes_within(n, low, high) ? x : splat(-INF);
     store(score + n, x);
     top = max_of(x, top);
   }
@@ -66,14 +61,14 @@ static void forward_block(const Problem& p, const Sizes& z, const Packed& packed
     const float* v_rows = packed.v_rows + (bh * z.keys + j0) * Dp;
     for (int64_t i = 0; i < rows; i += MR) {
       const Range seen = within(ranges.strip[i / MR], j0);
-      if (seen.low >= seen.high) continue;
+      if (!seen.any()) continue;
       const int64_t from = seen.low / LANES * LANES, to = round_up(seen.high, LANES);
       const int64_t shift = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, to, k_panels,
                                          packed.r_panels + h * z.rhos * D, s.carry[i / MR], s.content, s.position);
       for (int64_t x = 0; x < MR; ++x) {
         float* row = s.content + x * BLOCK_S;
         const Range own = within(ranges.row[i + x], j0);
-        if (own.low >= own.high) {
+        if (!own.any()) {
           memset(row + from, 0, sizeof(float) * (to - from));
           continue;
         }
@@ -94,7 +89,7 @@ static void forward_block(const Problem& p, const Sizes& z, const Packed& packed
   }
 
   for (int64_t i = 0; i < rows; ++i) {
-    const bool empty = ranges.row[i].low >= ranges.row[i].high;
+    const bool empty = !ranges.row[i].any();
     T* out = const_cast<T*>(row_of<T>(p.out, b, h, i0 + i));
     for (int64_t d = 0; d < D; ++d) put(out + d, empty ? 0.f : s.out[i * Dp + d] / total[i]);
     p.lse[bh * p.L + i0 + i] = empty ? -INF : maximum[i] + log_of(total[i]);

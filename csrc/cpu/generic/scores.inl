@@ -9,7 +9,7 @@ struct BlockRanges {
       row[i] = i0 + i < p.L ? visible(p, b, i0 + i) : Range{0, 0};
       Range& s = strip[i / MR];
       if (i % MR == 0) s = {INT64_MAX, 0};
-      if (row[i].low < row[i].high) s = {min_of(s.low, row[i].low), max_of(s.high, row[i].high)};
+      if (row[i].any()) s = {min_of(s.low, row[i].low), max_of(s.high, row[i].high)};
     }
     for (const Range& s : strip) all = {min_of(all.low, s.low), max_of(all.high, s.high)};
   }

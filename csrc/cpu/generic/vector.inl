@@ -46,6 +46,13 @@ TXL_INLINE void put(bf16* p, float x) {  // round to nearest even; a NaN stays o
   p->bits = x != x ? 0x7FC0 : static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
+// All bits set in the lanes z with low <= n + z < high.
+TXL_INLINE vi lanes_within(int64_t n, int64_t low, int64_t high) {
+  vi at;
+  for (int z = 0; z < LANES; ++z) at[z] = static_cast<int32_t>(n) + z;
+  return (at >= static_cast<int32_t>(low)) & (at < static_cast<int32_t>(high));
+}
+
 TXL_INLINE float max_lane(vf x) {
   float m = x[0];
   for (int z = 1; z < LANES; ++z) m = x[z] > m || x[z] != x[z] ? x[z] : m;
