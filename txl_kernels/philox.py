@@ -1,7 +1,8 @@
 """Dropout bits: Philox-4x32-10 (Salmon et al. 2011), a pure function of the seed and of (b, h, i, j).
 
-Entry (b, h, i, j) takes word j % 4 of the block with counter (j // 4, i, b * H + h, 0) under the 64-bit key `seed`, and
-is dropped if that word is below round(p * 2**32). Every backend draws these same bits.
+Entry (b, h, i, j) takes word i % 4 of the block with counter (j, i // 4, b * H + h, 0) under the 64-bit key `seed`, and
+is dropped if that word is below round(p * 2**32). Every backend draws these same bits. Four neighbouring queries share a
+block because blocks of queries start at multiples of four, while tiles of keys start where the memory's length puts them.
 """
 
 import torch
@@ -41,9 +42,9 @@ def keep_mask(seed: Tensor, batch: int, heads: int, length: int, keys: int, drop
     """Which entries stay: bool [batch, heads, length, keys]. seed: int64, one element."""
     device = seed.device
     bh = torch.arange(batch * heads, device=device).view(-1, 1, 1)
-    i = torch.arange(length, device=device).view(1, -1, 1)
-    block = torch.arange((keys + 3) // 4, device=device).view(1, 1, -1)
+    group = torch.arange((length + 3) // 4, device=device).view(1, -1, 1)
+    j = torch.arange(keys, device=device).view(1, 1, -1)
     seed = seed.reshape(())
-    words = philox((block, i, bh, torch.zeros_like(block)), (seed & _MASK, (seed >> 32) & _MASK))
-    bits = torch.stack(torch.broadcast_tensors(*words), dim=-1).flatten(2)[:, :, :keys]
+    words = philox((j, group, bh, torch.zeros_like(j)), (seed & _MASK, (seed >> 32) & _MASK))
+    bits = torch.stack(torch.broadcast_tensors(*words), dim=2).flatten(1, 2)[:, :length]
     return (bits >= drop_threshold(dropout_p)).view(batch, heads, length, keys)

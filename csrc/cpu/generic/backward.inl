@@ -14,7 +14,7 @@ struct BackwardScratch {
 
   static int64_t floats(int64_t Dp) {
     return round_up((3 * BLOCK_L + 2 * BLOCK_L) * Dp + MR * (POSITION_LD + 2 * BLOCK_S) +
-                        BLOCK_L * (BLOCK_S + SKEW_LD) + BLOCK_S + CARRY_FLOATS,
+                        BLOCK_L * (2 * BLOCK_S + SKEW_LD) + CARRY_FLOATS,
                     16);
   }
   BackwardScratch(float* at, int64_t Dp)
@@ -28,7 +28,7 @@ struct BackwardScratch {
         p(dp + MR * BLOCK_S),
         skew(p + BLOCK_L * BLOCK_S),
         factor(skew + BLOCK_L * SKEW_LD),
-        carry(reinterpret_cast<Carry*>(factor + BLOCK_S)) {}
+        carry(reinterpret_cast<Carry*>(factor + BLOCK_L * BLOCK_S)) {}
 };
 
 // What an item adds up: dk, dv [keys][Dp], dr [rhos][Dp], du, dw [Dp].
@@ -45,14 +45,12 @@ static void gradient_row(const float* score, const float* position, const float*
   for (int64_t n = from; n < to; n += LANES) {
     vf e = exp_of(load(score + n) + load(position + n) - splat(lse));
     const vi seen = lanes_within(n, low, high);
-    e = seen ? e : vf{};
     vf gradient = load(dp + n), kept = e;
     if (factor) gradient *= load(factor + n), kept *= load(factor + n);
     gradient = e * (gradient - splat(delta));
-    // A hidden pair has e = 0, but its dp may be infinite: 0 * inf must not reach a visible sum.
-    gradient = seen ? gradient : vf{};
-    store(p + n, kept);
-    store(ds + n, gradient);
+    // A hidden pair may hold anything.
+    store(p + n, seen ? kept : vf{});
+    store(ds + n, seen ? gradient : vf{});
   }
 }
 
@@ -104,6 +102,7 @@ static void backward_block(const Problem& p, const Gradients& g, const Sizes& z,
     const Range block = within(ranges.all, j0);
     const int64_t block_from = block.low / LANES * LANES, block_to = round_up(block.high, LANES);
     const int64_t rho0 = p.L - 1 - (i0 + BLOCK_L - 1) + j0 + RHO_FRONT;  // of column 0 of the skewed tile
+    if (p.drop_below) dropout_factors(p, ranges, bh, i0, j0, s.factor);
     for (int64_t i = 0; i < BLOCK_L; i += MR) {
       const Range seen = within(ranges.strip[i / MR], j0);
       if (!seen.any()) {
@@ -122,10 +121,10 @@ static void backward_block(const Problem& p, const Gradients& g, const Sizes& z,
           clear(i + x, from, to);
           continue;
         }
-        if (p.drop_below) dropout_factors(p, bh, i0 + i + x, j0 + from, to - from, s.factor + from);
         gradient_row(s.content + x * BLOCK_S, s.position + x * POSITION_LD + shift + MR - 1 - x, s.dp + x * BLOCK_S,
-                     p.drop_below ? s.factor : nullptr, p.lse[bh * p.L + i0 + i + x], delta[i + x], own.low, own.high,
-                     from, to, s.p + (i + x) * BLOCK_S, s.skew + (i + x) * SKEW_LD + BLOCK_L - 1 - (i + x));
+                     p.drop_below ? s.factor + (i + x) * BLOCK_S : nullptr, p.lse[bh * p.L + i0 + i + x], delta[i + x],
+                     own.low, own.high, from, to, s.p + (i + x) * BLOCK_S,
+                     s.skew + (i + x) * SKEW_LD + BLOCK_L - 1 - (i + x));
       }
       add_times_rows(s.skew + BLOCK_L - 1 + i * (SKEW_LD - 1) + from, SKEW_LD - 1, packed.k_rows + (key + from) * Dp,
                      to - from, Dp, dq_content + i * Dp);

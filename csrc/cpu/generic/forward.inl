@@ -32,7 +32,7 @@ struct ForwardScratch {
   Carry* carry;
 
   static int64_t floats(int64_t Dp) {
-    return round_up(3 * BLOCK_L * Dp + MR * (BLOCK_S + POSITION_LD) + BLOCK_S + CARRY_FLOATS, 16);
+    return round_up(3 * BLOCK_L * Dp + MR * (BLOCK_S + POSITION_LD) + BLOCK_L * BLOCK_S + CARRY_FLOATS, 16);
   }
   ForwardScratch(float* at, int64_t Dp)
       : qu(at),
@@ -41,7 +41,7 @@ struct ForwardScratch {
         content(out + BLOCK_L * Dp),
         position(content + MR * BLOCK_S),
         factor(position + MR * POSITION_LD),
-        carry(reinterpret_cast<Carry*>(factor + BLOCK_S)) {}
+        carry(reinterpret_cast<Carry*>(factor + BLOCK_L * BLOCK_S)) {}
 };
 
 template <class T>
@@ -59,6 +59,7 @@ static void forward_block(const Problem& p, const Sizes& z, const Packed& packed
   for (int64_t j0 = ranges.all.low / BLOCK_S * BLOCK_S; j0 < ranges.all.high; j0 += BLOCK_S) {
     const float* k_panels = packed.k_panels + (bh * z.keys + j0) * D;
     const float* v_rows = packed.v_rows + (bh * z.keys + j0) * Dp;
+    if (p.drop_below) dropout_factors(p, ranges, bh, i0, j0, s.factor);
     for (int64_t i = 0; i < rows; i += MR) {
       const Range seen = within(ranges.strip[i / MR], j0);
       if (!seen.any()) continue;
@@ -79,10 +80,8 @@ static void forward_block(const Problem& p, const Sizes& z, const Packed& packed
         if (rescale != 1.f)
           for (int64_t d = 0; d < Dp; d += LANES)
             store(s.out + (i + x) * Dp + d, load(s.out + (i + x) * Dp + d) * rescale);
-        if (p.drop_below) {
-          dropout_factors(p, bh, i0 + i + x, j0 + from, to - from, s.factor + from);
-          for (int64_t n = from; n < to; n += LANES) store(row + n, load(row + n) * load(s.factor + n));
-        }
+        if (p.drop_below)
+          for (int64_t n = own.low; n < own.high; ++n) row[n] *= s.factor[(i + x) * BLOCK_S + n];
       }
       add_times_rows(s.content + from, BLOCK_S, v_rows + from * Dp, to - from, Dp, s.out + i * Dp);
     }

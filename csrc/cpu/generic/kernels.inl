@@ -5,10 +5,10 @@ namespace TXL_ISA {
 namespace {
 #include "vector.inl"
 #include "micro.inl"
-#include "philox.inl"
 #include "visible.inl"
 #include "pack.inl"
 #include "scores.inl"
+#include "philox.inl"
 #include "decode.inl"
 #include "forward.inl"
 #include "backward.inl"

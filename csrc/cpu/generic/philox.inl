@@ -1,5 +1,5 @@
-// Philox-4x32-10 (Salmon et al. 2011): entry (b, h, i, j) is word j % 4 of the block with counter
-// (j / 4, i, b * H + h, 0) under the key seed. The mask is a function of these alone.
+// Philox-4x32-10 (Salmon et al. 2011): entry (b, h, i, j) is word i % 4 of the block with counter
+// (j, i / 4, b * H + h, 0) under the key seed. The mask is a function of these alone.
 
 constexpr int PHILOX_ROUNDS = 10;
 
@@ -18,12 +18,22 @@ TXL_INLINE void philox_block(uint32_t c0, uint32_t c1, uint32_t c2, uint64_t see
   out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-// factor[n] = 0 if entry (bh, i, j0 + n) is dropped, else 1 / (1 - p). j0 is a multiple of 4; rounds n up to one.
-static void dropout_factors(const Problem& p, int64_t bh, int64_t i, int64_t j0, int64_t n, float* factor) {
-  for (int64_t x = 0; x < n; x += 4) {
-    uint32_t word[4];
-    philox_block(static_cast<uint32_t>((j0 + x) / 4), static_cast<uint32_t>(i), static_cast<uint32_t>(bh), p.seed,
-                 word);
-    for (int z = 0; z < 4; ++z) factor[x + z] = word[z] < p.drop_below ? 0.f : p.keep_scale;
+// factor[row * BLOCK_S + n] = 0 if entry (bh, i0 + row, j0 + n) is dropped, else 1 / (1 - p), for the rows of a block
+// and the keys some query of their group of four sees; i0 is a multiple of 4.
+static void dropout_factors(const Problem& p, const BlockRanges& ranges, int64_t bh, int64_t i0, int64_t j0,
+                            float* factor) {
+  static_assert(BLOCK_L % 4 == 0, "a block holds whole groups");
+  for (int64_t group = 0; group < BLOCK_L; group += 4) {
+    int64_t from = BLOCK_S, to = 0;
+    for (int64_t i = group; i < group + 4; ++i) {
+      const Range seen = within(ranges.row[i], j0);
+      if (seen.any()) from = min_of(from, seen.low), to = max_of(to, seen.high);
+    }
+    for (int64_t n = from; n < to; ++n) {
+      uint32_t word[4];
+      philox_block(static_cast<uint32_t>(j0 + n), static_cast<uint32_t>((i0 + group) / 4), static_cast<uint32_t>(bh),
+                   p.seed, word);
+      for (int z = 0; z < 4; ++z) factor[(group + z) * BLOCK_S + n] = word[z] < p.drop_below ? 0.f : p.keep_scale;
+    }
   }
 }
