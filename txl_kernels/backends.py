@@ -6,10 +6,10 @@ from types import ModuleType
 
 import torch
 
-from txl_kernels import native, reference
+from txl_kernels import native, reference, triton
 
 # Each module has cannot_run(device, dtype) -> reason or None. Fastest first.
-BACKENDS: dict[str, ModuleType] = {"native": native, "reference": reference}
+BACKENDS: dict[str, ModuleType] = {"native": native, "triton": triton, "reference": reference}
 
 
 def cannot_run(name: str, device: torch.device, dtype: torch.dtype) -> str | None:

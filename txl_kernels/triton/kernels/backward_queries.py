@@ -1,0 +1,151 @@
+"""Backward, dq: a block of queries walks its keys as forward does. 5 products a tile, 6 with dr by atomics.
+
+Scores come from lse. The tile's dS, joined with the one before, is skewed into distance coordinates: G[m, c] is the
+gradient of the score at distance d0 + c, complete for these queries, so dq through positions is G @ r, one product.
+"""
+
+import triton
+import triton.language as tl
+
+from txl_kernels.triton.kernels.skew import skew
+from txl_kernels.triton.kernels.tiles import dot, hull, interval, kept, load_rows, row_mask, row_offsets, store_rows
+
+
+@triton.jit
+def _through_positions(
+    dq, G, qw, R, DR, row_last, r_row, d0, T, zero_row, dr_scale,
+    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq + G @ r for the block of distances at d0; with DR (float32 [T, D], this head's), adds G^T @ qw to it."""
+    distance = d0 + tl.arange(0, BLOCK)
+    used = None
+    if row_last is not None:
+        row = zero_row + distance
+        used = tl.load(row_last + row, mask=(row >= 0) & (row < T), other=-1) >= 0
+    r = load_rows(R, d0, r_row, -zero_row, T - zero_row, used, BLOCK, D, BLOCK_D, WIDE)
+    G = G.to(qw.dtype)
+    dq = dot(G, r, dq, PRECISION)
+    if DR is not None:
+        dr = dot(tl.trans(G), qw, None, PRECISION) * dr_scale
+        at = DR + tl.cast(zero_row + d0, tl.int64) * D + row_offsets(D, BLOCK, BLOCK_D, False)
+        tl.atomic_add(at, dr, mask=row_mask(distance, -zero_row, T - zero_row, D, BLOCK_D), sem="relaxed")
+    return dq
+
+
+@triton.jit
+def _walk(
+    state, qu, qw, dout, lse2, delta, K, V, key_last, row_last, k_row, v_row, first_row, shift, last_row,
+    R, DR, r_row, T, zero_row, m0, M, low, high, first, last, all_from, all_to, scale_log2, dr_scale, seed, bh,
+    drop_below, keep_scale,
+    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Tiles of one source from first_row to last_row. shift: key index less row of the source."""
+    dq, above, ds_before, d0 = state
+    for row0 in range(first_row, last_row, BLOCK):
+        key0 = row0 + shift
+        d0 = M + m0 - key0
+        key = key0 + tl.arange(0, BLOCK)
+        seen = None
+        if key_last is not None:
+            seen = tl.load(key_last + key, mask=(key >= first) & (key < last), other=-1) >= 0
+        k = load_rows(K, row0, k_row, first - shift, last - shift, seen, BLOCK, D, BLOCK_D, WIDE)
+        r = load_rows(R, d0 - BLOCK, r_row, -zero_row, T - zero_row, None, BLOCK, D, BLOCK_D, WIDE)
+        v = load_rows(V, row0, v_row, first - shift, last - shift, None, BLOCK, D, BLOCK_D, WIDE)
+        below = dot(qw, tl.trans(r), None, PRECISION)
+        s = dot(qu, tl.trans(k), None, PRECISION)
+        s += skew(above, below, BLOCK, BLOCK)
+        above = below
+        p = tl.math.exp2(s * scale_log2 - lse2[:, None])
+        dp = dot(dout, tl.trans(v), None, PRECISION)
+        if DROPOUT:
+            dp = tl.where(kept(seed, bh, m0, key0, drop_below, BLOCK, BLOCK), dp * keep_scale, 0.0)
+        ds = p * (dp - delta[:, None])
+        if (key0 < all_from) | (key0 + BLOCK > all_to):
+            ds = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), ds, 0.0)
+        dq = dot(ds.to(k.dtype), k, dq, PRECISION)
+        G = skew(ds, ds_before, BLOCK, BLOCK)
+        dq = _through_positions(
+            dq, G, qw, R, DR, row_last, r_row, d0, T, zero_row, dr_scale, BLOCK, D, BLOCK_D, WIDE, PRECISION
+        )
+        ds_before = ds
+    return dq, above, ds_before, d0
+
+
+@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
+def backward_queries_kernel(
+    QU, QW, K, V, K_MEM, V_MEM, R, START, END, KEY_LAST, ROW_LAST, SEED, DOUT, DELTA, LSE2, DQ, DQ_SUM, DR,
+    k_batch, k_head, k_row, v_batch, v_head, v_row, km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row,
+    start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row, dq_batch, dq_head, dq_row,
+    H, L, M, T, zero_row, back, ahead, scale, scale_log2, drop_below, keep_scale,
+    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Program (block of queries of one (b, h)). DQ_SUM: float32 [B * H, blocks, D], the block's sum of dq.
+
+    DR: None, or float32 [H, T, D] of zeros, to which dr is added by atomics.
+    """
+    blocks = tl.cdiv(L, BLOCK)
+    pid = tl.program_id(0)
+    block = blocks - 1 - pid % blocks  # longest first
+    m0 = block * BLOCK
+    bh = (pid // blocks).to(tl.int64)
+    b = bh // H
+    h = bh % H
+    i = m0 + tl.arange(0, BLOCK)
+    start = None
+    if START is not None:
+        start = START + b * start_batch
+    end = None
+    if END is not None:
+        end = END + b * end_batch
+    low, high, _ = interval(start, end, start_query, end_query, i, L, M, T, zero_row, back, ahead)
+    first, last, all_from, all_to = hull(low, high, i, L, M)
+    key_last = None
+    row_last = None
+    if KEY_LAST is not None:
+        key_last = KEY_LAST + b * (M + L)
+        row_last = ROW_LAST + b * T
+
+    qu = load_rows(QU + bh * L * D, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE)
+    qw = load_rows(QW + bh * L * D, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE)
+    dout = load_rows(DOUT + b * do_batch + h * do_head, m0, do_row, 0, L, None, BLOCK, D, BLOCK_D, WIDE)
+    lse2 = tl.load(LSE2 + bh * L + i, mask=i < L, other=float("inf"))
+    delta = tl.load(DELTA + bh * L + i, mask=i < L, other=0.0)
+    seed = 0
+    if DROPOUT:
+        seed = tl.load(SEED)
+
+    mem_row = M - tl.cdiv(tl.maximum(M - first, 0), BLOCK) * BLOCK
+    seg_row = tl.maximum(first - M, 0) // BLOCK * BLOCK
+    R += h * r_head + tl.cast(zero_row, tl.int64) * r_row
+    dr = None
+    if DR is not None:
+        dr = DR + h * T * D
+    d0 = M + m0 - tl.where(first < M, mem_row, M + seg_row)
+    r = load_rows(R, d0, r_row, -zero_row, T - zero_row, None, BLOCK, D, BLOCK_D, WIDE)
+    above = dot(qw, tl.trans(r), None, PRECISION)
+    state = (tl.zeros((BLOCK, BLOCK_D), tl.float32), above, tl.zeros((BLOCK, BLOCK), tl.float32), d0)
+    dr_scale = tl.abs(scale)
+    state = _walk(
+        state, qu, qw, dout, lse2, delta, K_MEM + b * km_batch + h * km_head, V_MEM + b * vm_batch + h * vm_head,
+        key_last, row_last, km_row, vm_row, mem_row, 0, tl.minimum(last, M),
+        R, dr, r_row, T, zero_row, m0, M, low, high, first, tl.minimum(last, M), all_from, all_to, scale_log2, dr_scale,
+        seed, bh, drop_below, keep_scale, BLOCK, D, BLOCK_D, DROPOUT, WIDE, PRECISION,
+    )  # fmt: skip
+    state = _walk(
+        state, qu, qw, dout, lse2, delta, K + b * k_batch + h * k_head, V + b * v_batch + h * v_head,
+        key_last, row_last, k_row, v_row, seg_row, M, last - M,
+        R, dr, r_row, T, zero_row, m0, M, low, high, tl.maximum(first, M), last, all_from, all_to, scale_log2, dr_scale,
+        seed, bh, drop_below, keep_scale, BLOCK, D, BLOCK_D, DROPOUT, WIDE, PRECISION,
+    )  # fmt: skip
+    dq, above, ds, d0 = state
+    # What the last tile leaves below d0: nothing when causal, the distances of later keys otherwise.
+    G = skew(tl.zeros_like(ds), ds, BLOCK, BLOCK)
+    dq = _through_positions(
+        dq, G, qw, R, dr, row_last, r_row, d0 - BLOCK, T, zero_row, dr_scale, BLOCK, D, BLOCK_D, WIDE, PRECISION
+    )
+    dq *= scale
+    store_rows(DQ + b * dq_batch + h * dq_head, m0, dq_row, 0, L, dq, BLOCK, D, BLOCK_D, WIDE)
+    d = tl.arange(0, BLOCK_D)
+    tl.store(DQ_SUM + (bh * blocks + block) * D + d, tl.sum(dq, 0), mask=d < D)
