@@ -40,12 +40,13 @@ class Variant(NamedTuple):
     bounds: bool = False
     dropout: bool = False
     atomics: bool = False
+    tma: bool = False
 
     def __str__(self) -> str:
         parts = [self.kernel, f"sm_{self.capability}", self.dtype, f"D{self.width}"]
         if self.dtype == "fp32":
             parts.append(self.precision)
-        return " ".join(parts + [x for x in ("bounds", "dropout", "atomics") if getattr(self, x)])
+        return " ".join(parts + [x for x in ("bounds", "dropout", "atomics", "tma") if getattr(self, x)])
 
 
 def function_of(kernel: str) -> Any:
@@ -63,6 +64,9 @@ def compile_variant(v: Variant, chosen: config.Config) -> Any:
         constants |= {"BM": chosen.block_m, "BN": chosen.block_n, "SPLIT": v.kernel == "decode"}
     else:
         constants["BLOCK"] = chosen.block_m
+    constants["TMA"] = v.tma
+    described = {"K", "V", "K_MEM", "V_MEM", "R"} if v.kernel in ("forward", "decode", "backward_queries") else {"QU", "QW", "DOUT", "R"}
+    rows = chosen.block_n if "BN" in constants else chosen.block_m
     if not v.bounds:
         constants |= dict.fromkeys(["START", "END", "KEY_FIRST", "KEY_LAST", "ROW_FIRST", "ROW_LAST"])
     if not v.dropout:
@@ -76,6 +80,9 @@ def compile_variant(v: Variant, chosen: config.Config) -> Any:
             signature[name] = "constexpr"
         elif name.isupper() and name not in ("B", "H", "L", "M", "T"):
             signature[name] = POINTERS.get(name, "*" + v.dtype)
+            if v.tma and name in described:
+                signature[name] = f"tensordesc<{v.dtype}[{'' if name == 'R' else '1,'}1,{rows},{block_d}]>"
+                continue
             if name == "OUT" and v.kernel == "decode":
                 signature[name] = "*fp32"
             aligned.append(name)
@@ -107,9 +114,13 @@ def inner_loops(sass: str) -> list[list[str]]:
         m = re.search(r"BRA\S*\s.*?(\.L_x_\d+)", text)
         if m and labels.get(m[1], at + 1) <= at:
             loops.append((labels[m[1]], at))
-    loops = [(a, b) for a, b in loops if any("MMA" in x or "FFMA" in x for x in code[a : b + 1])]
-    inner = [(a, b) for a, b in loops if not any((c, d) != (a, b) and c >= a and d <= b for c, d in loops)]
-    return [code[a : b + 1] for a, b in inner]
+    # A wait for a barrier jumps back too, from the end of the code: the true loop is the shortest with all the products.
+    found = {}
+    for a, b in loops:
+        products = sum("MMA" in x or "FFMA" in x for x in code[a : b + 1])
+        if products:
+            found[products] = min(found.get(products, (b - a, a, b)), (b - a, a, b))
+    return [code[a : b + 1] for _, a, b in found.values()]
 
 
 def measure(compiled: Any, capability: int) -> dict[str, Any]:
@@ -150,11 +161,12 @@ if __name__ == "__main__":
     parser.add_argument("--bounds", action="store_true")
     parser.add_argument("--dropout", action="store_true")
     parser.add_argument("--atomics", action="store_true")
+    parser.add_argument("--tma", action="store_true")
     a = parser.parse_args()
     for kernel in a.kernels.split(","):
         for c in a.configs.split(" "):
             chosen = config.Config(*map(int, c.split(",")))
-            v = Variant(kernel, a.capability, a.dtype, a.width, a.precision, a.bounds, a.dropout, a.atomics)
+            v = Variant(kernel, a.capability, a.dtype, a.width, a.precision, a.bounds, a.dropout, a.atomics, a.tma)
             t = time.time()
             try:
                 compiled = compile_variant(v, chosen)

@@ -24,6 +24,11 @@ def dr_by_atomics() -> bool:
     return os.environ.get("TXL_KERNELS_ATOMICS", "0") == "1" and not torch.are_deterministic_algorithms_enabled()
 
 
+def use_descriptors(capability: tuple[int, int]) -> bool:
+    """Whether tiles are loaded by the copy engine (TMA) through tensor descriptors."""
+    return capability >= (9, 0) or os.environ.get("TMA")=="1"
+
+
 def choose(kernel: str, capability: tuple[int, int], dtype: torch.dtype, block_d: int) -> Config:
     if capability == (0, 0):
         return Config(16, 16, 4, 2)

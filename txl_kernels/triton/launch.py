@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from txl_kernels import philox, validate
 from txl_kernels.call import Call, empty_like_rows
@@ -56,6 +57,21 @@ def _strides(x: Tensor | None, axes: int) -> tuple[int, ...]:
     return (0,) * axes if x is None else x.stride()[:axes]
 
 
+def _describable(x: Tensor) -> bool:
+    """Whether the copy engine can take it: 16-byte aligned rows, nothing empty, nothing expanded."""
+    unit = 16 // x.element_size()
+    return x.data_ptr() % 16 == 0 and x.numel() > 0 and all(s > 0 and s % unit == 0 for s in x.stride()[:-1])
+
+
+def _rows(x: Tensor, first: int, rows: int, plan: "Plan", tma: bool) -> Any:
+    """x itself, or its descriptor from row `first` on, which loads blocks of `rows` rows."""
+    if not tma:
+        return x
+    x = x[..., first:, :]
+    block = [1] * (x.dim() - 2) + [rows, plan.constants["BLOCK_D"]]
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), block)
+
+
 class Plan(NamedTuple):
     """What every launch of a call shares."""
 
@@ -74,6 +90,7 @@ class Plan(NamedTuple):
     drop_below: int
     keep_scale: float
     constants: dict[str, Any]
+    descriptors: bool  # TMA may be used, as far as k, v, r and the memory decide
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -90,10 +107,10 @@ def _plan(call: Call) -> Plan:
     keys = memory_len + length
     if keys > MAX_KEYS:
         raise ValueError(f"triton takes at most {MAX_KEYS} keys, memory and segment, got {keys}")
-    no_memory = call.k_mem is None or call.v_mem is None or memory_len == 0
-    k_mem, v_mem = (call.k, call.v) if no_memory else (call.k_mem, call.v_mem)
-    assert k_mem is not None
-    assert v_mem is not None
+    back = keys if call.window is None else min(call.window - 1, keys)
+    k_mem, v_mem = call.k, call.v
+    if call.k_mem is not None and call.v_mem is not None and memory_len and back:
+        k_mem, v_mem = call.k_mem, call.v_mem
     rows = (call.q, call.k, call.v, k_mem, v_mem, call.r)
     dropout = call.dropout_p > 0
     constants = {
@@ -105,7 +122,7 @@ def _plan(call: Call) -> Plan:
     }
     return Plan(
         batch, heads, length, memory_len, call.r.size(1), width, k_mem, v_mem,
-        back=keys if call.window is None else min(call.window - 1, keys),
+        back=back,
         ahead=1 if call.causal else keys,
         # Kernels see a positive scale and queries of the right sign; a scale of 0 makes all scores 0.
         sign=float((call.scale > 0) - (call.scale < 0)),
@@ -113,6 +130,9 @@ def _plan(call: Call) -> Plan:
         drop_below=philox.drop_threshold(call.dropout_p) - 2**31,
         keep_scale=1.0 / (1.0 - call.dropout_p),
         constants=constants,
+        # Which keys are hidden by bounds only the bounds know, and a descriptor cannot leave rows out.
+        descriptors=config.use_descriptors(capability(call.q.device)) and call.start is None and call.end is None
+        and all(_describable(x) for x in rows),
     )  # fmt: skip
 
 
@@ -174,6 +194,14 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
+def _sources(call: Call, plan: Plan, rows: int) -> tuple[Any, ...]:
+    """k, v, k_mem, v_mem, r as the kernels that walk keys take them."""
+    tma = plan.descriptors
+    unseen = max(plan.M - plan.back, 0) if plan.k_mem is call.k_mem else 0
+    memory = (_rows(x, unseen, rows, plan, tma) for x in (plan.k_mem, plan.v_mem))
+    return (*(_rows(x, 0, rows, plan, tma) for x in (call.k, call.v)), *memory, _rows(call.r, 0, rows, plan, tma))
+
+
 def _forward(call: Call, plan: Plan, out: Tensor, lse: Tensor) -> None:
     chosen = _config("decode" if plan.L < config.DECODE_LENGTH else "forward", call, plan)
     blocks = triton.cdiv(plan.L, chosen.block_m)
@@ -186,13 +214,13 @@ def _forward(call: Call, plan: Plan, out: Tensor, lse: Tensor) -> None:
         into_lse = call.q.new_empty((parts, plan.bh, plan.L), dtype=torch.float32)
     out_strides = out.stride()[:3] if parts == 1 else (0, 0, plan.D)
     forward_kernel[(programs, parts)](
-        call.q, call.k, call.v, plan.k_mem, plan.v_mem, call.r, call.content_bias, call.position_bias,
+        call.q, *_sources(call, plan, chosen.block_n), call.content_bias, call.position_bias,
         call.start, call.end, _reach(call, plan).key_last, call.seed, into, into_lse,
         *call.q.stride()[:3], *call.k.stride()[:3], *call.v.stride()[:3],
         *plan.k_mem.stride()[:3], *plan.v_mem.stride()[:3], *call.r.stride()[:2],
         call.content_bias.stride(0), call.position_bias.stride(0), *_strides(call.start, 2), *_strides(call.end, 2),
         *out_strides, *plan.sizes, call.zero_row, plan.back, plan.ahead, plan.sign, plan.scale_log2, plan.drop_below,
-        plan.keep_scale, BM=chosen.block_m, BN=chosen.block_n, SPLIT=parts > 1, **plan.constants, **_options(chosen),
+        plan.keep_scale, BM=chosen.block_m, BN=chosen.block_n, SPLIT=parts > 1, TMA=plan.descriptors, **plan.constants, **_options(chosen),
     )  # fmt: skip
     if parts > 1:
         merge_kernel[(plan.bh * plan.L,)](
@@ -252,11 +280,18 @@ def _backward(
         *dout.stride()[:3], plan.H, plan.L, plan.sign, BLOCK=block, **sizes,
     )  # fmt: skip
     reach = _reach(call, plan)
-    sources = (call.k, call.v, plan.k_mem, plan.v_mem, call.r, call.start, call.end)
+    keys = (call.k, call.v, plan.k_mem, plan.v_mem)
+    bounds = (call.start, call.end)
     strides = (
         *call.k.stride()[:3], *call.v.stride()[:3], *plan.k_mem.stride()[:3], *plan.v_mem.stride()[:3],
         *call.r.stride()[:2], *_strides(call.start, 2), *_strides(call.end, 2), *dout.stride()[:3],
     )  # fmt: skip
+    tma = plan.descriptors and _describable(dout)
+    streamed = (qu.view(call.q.shape), qw.view(call.q.shape), call.r, dout)
+
+    def streams(chosen: config.Config, *which: int) -> list[Any]:
+        return [_rows(streamed[x], 0, chosen.block_m, plan, tma) for x in which]
+
     numbers = (call.zero_row, plan.back, plan.ahead, float(call.scale), plan.scale_log2, plan.drop_below, plan.keep_scale)
 
     chosen = _config("backward_queries", call, plan)
@@ -267,17 +302,18 @@ def _backward(
     if atomics:
         dr_sum = torch.zeros((1, plan.H, plan.T, plan.D), dtype=torch.float32, device=call.q.device)
     backward_queries_kernel[(blocks * plan.bh,)](
-        qu, qw, *sources, reach.key_last, reach.row_last, call.seed, dout, delta, lse2, dq, dq_sum, dr_sum,
-        *strides, *dq.stride()[:3], *plan.sizes, *numbers, BLOCK=chosen.block_m, **constants, **_options(chosen),
+        qu, qw, *_sources(call, plan, chosen.block_m), *bounds, reach.key_last, reach.row_last, call.seed,
+        dout, delta, lse2, dq, dq_sum, dr_sum, *strides, *dq.stride()[:3], *plan.sizes, *numbers,
+        BLOCK=chosen.block_m, TMA=plan.descriptors, **constants, **_options(chosen),
     )  # fmt: skip
 
     chosen = _config("backward_keys", call, plan)
     blocks = triton.cdiv(plan.M, chosen.block_m) + triton.cdiv(plan.L, chosen.block_m)
     du_sum = torch.empty((plan.B, plan.H, blocks, plan.D), dtype=torch.float32, device=call.q.device)
     backward_keys_kernel[(blocks * plan.bh,)](
-        qu, qw, *sources, reach.key_first, reach.key_last, call.seed, dout, delta, lse2, dk, dv, dk_mem, dv_mem, du_sum,
-        *strides, *dk.stride()[:3], *dv.stride()[:3], *dk_mem.stride()[:3], *dv_mem.stride()[:3],
-        *plan.sizes, *numbers, BLOCK=chosen.block_m, **constants, **_options(chosen),
+        *streams(chosen, 0, 1), *keys, *streams(chosen, 2), *bounds, reach.key_first, reach.key_last, call.seed,
+        *streams(chosen, 3), delta, lse2, dk, dv, dk_mem, dv_mem, du_sum, *strides, *dk.stride()[:3], *dv.stride()[:3], *dk_mem.stride()[:3], *dv_mem.stride()[:3],
+        *plan.sizes, *numbers, BLOCK=chosen.block_m, TMA=tma, **constants, **_options(chosen),
     )  # fmt: skip
 
     if dr_sum is None:
@@ -288,8 +324,9 @@ def _backward(
         dr_sum = torch.empty((parts, plan.H, plan.T, plan.D), dtype=torch.float32, device=call.q.device)
         if programs:
             backward_table_kernel[(programs, parts)](
-                qu, qw, *sources, reach.row_first, reach.row_last, call.seed, dout, delta, lse2, dr_sum,
-                *strides, plan.B, *plan.sizes, *numbers, BLOCK=chosen.block_m, **constants, **_options(chosen),
+                *streams(chosen, 0, 1), *keys, *streams(chosen, 2), *bounds, reach.row_first, reach.row_last, call.seed,
+                *streams(chosen, 3), delta, lse2, dr_sum, *strides, plan.B, *plan.sizes, *numbers,
+                BLOCK=chosen.block_m, TMA=tma, **constants, **_options(chosen),
             )  # fmt: skip
     dr.copy_(dr_sum.sum(0))
     content = du_sum.sum((0, 2))

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from txl_kernels.triton.kernels.skew import skew_transposed
-from txl_kernels.triton.kernels.tiles import NEVER, dot, interval, kept_transposed, load_rows, store_rows
+from txl_kernels.triton.kernels.tiles import NEVER, dot, interval, kept_transposed, load_rows, rows_of, store_rows
 
 
 @triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
@@ -21,9 +21,12 @@ def backward_keys_kernel(
     dkm_batch, dkm_head, dkm_row, dvm_batch, dvm_head, dvm_row,
     H, L, M, T, zero_row, back, ahead, scale, scale_log2, drop_below, keep_scale,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of keys of one (b, h)). DU: float32 [B * H, blocks, D], the block's share of the gradient of u."""
+    """Program (block of keys of one (b, h)). DU: float32 [B * H, blocks, D], the block's share of the gradient of u.
+
+    With TMA, QU, QW, DOUT and R are descriptors.
+    """
     mem_blocks = tl.cdiv(M, BLOCK)
     blocks = mem_blocks + tl.cdiv(L, BLOCK)
     pid = tl.program_id(0)
@@ -54,30 +57,30 @@ def backward_keys_kernel(
         end = END + b * end_batch
 
     if key0 < M:
-        k = load_rows(K_MEM + b * km_batch + h * km_head, key0, km_row, 0, M, seen, BLOCK, D, BLOCK_D, WIDE)
-        v = load_rows(V_MEM + b * vm_batch + h * vm_head, key0, vm_row, 0, M, seen, BLOCK, D, BLOCK_D, WIDE)
+        k = load_rows(K_MEM + b * km_batch + h * km_head, b, h, key0, km_row, 0, M, seen, BLOCK, D, BLOCK_D, WIDE, False)
+        v = load_rows(V_MEM + b * vm_batch + h * vm_head, b, h, key0, vm_row, 0, M, seen, BLOCK, D, BLOCK_D, WIDE, False)
     else:
-        k = load_rows(K + b * k_batch + h * k_head, key0 - M, k_row, 0, L, seen, BLOCK, D, BLOCK_D, WIDE)
-        v = load_rows(V + b * v_batch + h * v_head, key0 - M, v_row, 0, L, seen, BLOCK, D, BLOCK_D, WIDE)
+        k = load_rows(K + b * k_batch + h * k_head, b, h, key0 - M, k_row, 0, L, seen, BLOCK, D, BLOCK_D, WIDE, False)
+        v = load_rows(V + b * v_batch + h * v_head, b, h, key0 - M, v_row, 0, L, seen, BLOCK, D, BLOCK_D, WIDE, False)
     seed = 0
     if DROPOUT:
         seed = tl.load(SEED)
-    R += h * r_head + tl.cast(zero_row, tl.int64) * r_row
-    QU += bh * L * D
-    QW += bh * L * D
-    DOUT += b * do_batch + h * do_head
+    R = rows_of(R, zero_row, h, r_row, r_head, TMA)
+    QU = rows_of(QU, bh, 0, tl.cast(L, tl.int64) * D, 0, TMA)
+    QW = rows_of(QW, bh, 0, tl.cast(L, tl.int64) * D, 0, TMA)
+    DOUT = rows_of(DOUT, b, h, do_batch, do_head, TMA)
     dk = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     column = tl.zeros((BLOCK,), tl.float32)
     for m0 in range(from_query // BLOCK * BLOCK, to_query, BLOCK):
         i = m0 + tl.arange(0, BLOCK)
         d0 = M + m0 - key0
-        qw = load_rows(QW, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE)
-        r_above = load_rows(R, d0, r_row, -zero_row, T - zero_row, None, BLOCK, D, BLOCK_D, WIDE)
-        r_below = load_rows(R, d0 - BLOCK, r_row, -zero_row, T - zero_row, None, BLOCK, D, BLOCK_D, WIDE)
+        qw = load_rows(QW, b, h, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
+        r_above = load_rows(R, None, h, d0, r_row, -zero_row, T - zero_row, None, BLOCK, D, BLOCK_D, WIDE, TMA)
+        r_below = load_rows(R, None, h, d0 - BLOCK, r_row, -zero_row, T - zero_row, None, BLOCK, D, BLOCK_D, WIDE, TMA)
         above = dot(r_above, tl.trans(qw), None, PRECISION)
         below = dot(r_below, tl.trans(qw), None, PRECISION)
-        qu = load_rows(QU, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE)
+        qu = load_rows(QU, b, h, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
         s = dot(k, tl.trans(qu), None, PRECISION)
         s += skew_transposed(above, below, BLOCK)
         lse2 = tl.load(LSE2 + bh * L + i, mask=i < L, other=float("inf"))
@@ -88,7 +91,7 @@ def backward_keys_kernel(
         if (KEY_FIRST is not None) or (not whole):
             low, high, _ = interval(start, end, start_query, end_query, i, L, M, T, zero_row, back, ahead)
             p = tl.where((key[:, None] >= low[None, :]) & (key[:, None] < high[None, :]), p, 0.0)
-        dout = load_rows(DOUT, m0, do_row, 0, L, None, BLOCK, D, BLOCK_D, WIDE)
+        dout = load_rows(DOUT, b, h, m0, do_row, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
         dp = dot(v, tl.trans(dout), None, PRECISION)
         if DROPOUT:
             stays = kept_transposed(seed, bh, m0, key0, drop_below, BLOCK, BLOCK)

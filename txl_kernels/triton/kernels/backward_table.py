@@ -9,18 +9,19 @@ import triton
 import triton.language as tl
 
 from txl_kernels.triton.kernels.skew import skew_transposed
-from txl_kernels.triton.kernels.tiles import NEVER, dot, interval, kept_transposed, load_rows, store_rows
+from txl_kernels.triton.kernels.tiles import NEVER, dot, interval, kept_transposed, load_rows, rows_of, store_rows
 
 
 @triton.jit
 def _key_block(
-    K, K_MEM, row, mem_row, key0, M, L, BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr
-):
+    K, K_MEM, row, mem_row, b, h, key0, M, L,
+    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """BLOCK rows of keys or values from key0 on, wherever they lie: a block never straddles the memory's end."""
     inside = key0 < M
     return load_rows(
-        tl.where(inside, K_MEM, K), tl.where(inside, key0, key0 - M), tl.where(inside, mem_row, row), 0,
-        tl.where(inside, M, L), None, BLOCK, D, BLOCK_D, WIDE,
+        tl.where(inside, K_MEM, K), b, h, tl.where(inside, key0, key0 - M), tl.where(inside, mem_row, row), 0,
+        tl.where(inside, M, L), None, BLOCK, D, BLOCK_D, WIDE, False,
     )  # fmt: skip
 
 
@@ -31,9 +32,12 @@ def backward_table_kernel(
     start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row,
     B, H, L, M, T, zero_row, back, ahead, scale, scale_log2, drop_below, keep_scale,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of distances of one head, part of the batch). DR: float32 [parts, H, T, D]."""
+    """Program (block of distances of one head, part of the batch). DR: float32 [parts, H, T, D].
+
+    With TMA, QU, QW, DOUT and R are descriptors.
+    """
     low_blocks = tl.cdiv(zero_row, BLOCK)  # of negative distances
     blocks = low_blocks + tl.cdiv(T - zero_row, BLOCK)
     pid = tl.program_id(0)
@@ -42,8 +46,8 @@ def backward_table_kernel(
     part = tl.program_id(1)
     parts = tl.num_programs(1)
     row = zero_row + d0 + tl.arange(0, BLOCK)
-    R += h * r_head + tl.cast(zero_row, tl.int64) * r_row
-    r = load_rows(R, d0, r_row, -zero_row, T - zero_row, None, BLOCK, D, BLOCK_D, WIDE)
+    R = rows_of(R, zero_row, h, r_row, r_head, TMA)
+    r = load_rows(R, None, h, d0, r_row, -zero_row, T - zero_row, None, BLOCK, D, BLOCK_D, WIDE, TMA)
     seed = 0
     if DROPOUT:
         seed = tl.load(SEED)
@@ -70,22 +74,24 @@ def backward_table_kernel(
         values = V + b * v_batch + h * v_head
         mem_keys = K_MEM + b * km_batch + h * km_head
         mem_values = V_MEM + b * vm_batch + h * vm_head
-        douts = DOUT + b * do_batch + h * do_head
+        qus = rows_of(QU, bh, 0, tl.cast(L, tl.int64) * D, 0, TMA)
+        qws = rows_of(QW, bh, 0, tl.cast(L, tl.int64) * D, 0, TMA)
+        douts = rows_of(DOUT, b, h, do_batch, do_head, TMA)
         for m0 in range(from_query // BLOCK * BLOCK, to_query, BLOCK):
             i = m0 + tl.arange(0, BLOCK)
             key0 = M + m0 - d0  # key of query m0 at distance d0; the others are up to BLOCK - 1 before and after
-            qu = load_rows(QU + bh * L * D, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE)
-            k = _key_block(keys, mem_keys, k_row, km_row, key0, M, L, BLOCK, D, BLOCK_D, WIDE)
+            qu = load_rows(qus, b, h, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
+            k = _key_block(keys, mem_keys, k_row, km_row, b, h, key0, M, L, BLOCK, D, BLOCK_D, WIDE)
             above = dot(k, tl.trans(qu), None, PRECISION)
-            k = _key_block(keys, mem_keys, k_row, km_row, key0 - BLOCK, M, L, BLOCK, D, BLOCK_D, WIDE)
+            k = _key_block(keys, mem_keys, k_row, km_row, b, h, key0 - BLOCK, M, L, BLOCK, D, BLOCK_D, WIDE)
             below = dot(k, tl.trans(qu), None, PRECISION)
-            qw = load_rows(QW + bh * L * D, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE)
+            qw = load_rows(qws, b, h, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
             s = dot(r, tl.trans(qw), None, PRECISION)
             s += skew_transposed(above, below, BLOCK)
-            dout = load_rows(douts, m0, do_row, 0, L, None, BLOCK, D, BLOCK_D, WIDE)
-            v = _key_block(values, mem_values, v_row, vm_row, key0, M, L, BLOCK, D, BLOCK_D, WIDE)
+            dout = load_rows(douts, b, h, m0, do_row, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
+            v = _key_block(values, mem_values, v_row, vm_row, b, h, key0, M, L, BLOCK, D, BLOCK_D, WIDE)
             above = dot(v, tl.trans(dout), None, PRECISION)
-            v = _key_block(values, mem_values, v_row, vm_row, key0 - BLOCK, M, L, BLOCK, D, BLOCK_D, WIDE)
+            v = _key_block(values, mem_values, v_row, vm_row, b, h, key0 - BLOCK, M, L, BLOCK, D, BLOCK_D, WIDE)
             below = dot(v, tl.trans(dout), None, PRECISION)
             if DROPOUT:  # in key coordinates, where four queries share their bits
                 stays = kept_transposed(seed, bh, m0, key0, drop_below, BLOCK, BLOCK)

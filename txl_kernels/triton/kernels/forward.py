@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from txl_kernels.triton.kernels.skew import skew
-from txl_kernels.triton.kernels.tiles import INTERPRETED, LN2, dot, hull, interval, kept, load_rows, store_rows
+from txl_kernels.triton.kernels.tiles import INTERPRETED, LN2, dot, hull, interval, kept, load_rows, rows_of, store_rows
 
 # Sizes that change from call to call must not compile a kernel each.
 SIZES = ["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"]
@@ -16,19 +16,26 @@ SIZES = ["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"]
 
 @triton.jit
 def _walk(
-    state, qu, qw, K, V, key_last, k_row, v_row, first_row, shift, tile_from, tile_to,
-    R, r_row, T, zero_row, m0, M, low, high, first, last, all_from, all_to, scale_log2, seed, bh, drop_below,
+    state, qu, qw, K, V, key_last, k_row, v_row, first_row, shift, origin, tile_from, tile_to,
+    R, r_row, T, zero_row, b, h, m0, M, low, high, first, last, all_from, all_to, scale_log2, seed, bh, drop_below,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """Tiles tile_from .. tile_to - 1 of one source, memory or segment. shift: key index less row of the source."""
+    """Tiles tile_from .. tile_to - 1 of one source, memory or segment.
+
+    shift: key index less row of the source. origin: row at which its descriptor starts.
+    """
     acc, top, total, above = state
+    from_row = first - shift
+    if TMA:
+        from_row = origin
     for tile in range(tile_from, tile_to):
         row0 = first_row + tile * BN
         key0 = row0 + shift
         key = key0 + tl.arange(0, BN)
-        k = load_rows(K, row0, k_row, first - shift, last - shift, None, BN, D, BLOCK_D, WIDE)
-        r = load_rows(R, M + m0 - key0 - BN, r_row, -zero_row, T - zero_row, None, BN, D, BLOCK_D, WIDE)
+        k = load_rows(K, b, h, row0, k_row, from_row, last - shift, None, BN, D, BLOCK_D, WIDE, TMA)
+        d0 = M + m0 - key0
+        r = load_rows(R, None, h, d0 - BN, r_row, -zero_row, T - zero_row, None, BN, D, BLOCK_D, WIDE, TMA)
         below = dot(qw, tl.trans(r), None, PRECISION)
         s = dot(qu, tl.trans(k), None, PRECISION)
         s += skew(above, below, BM, BN)
@@ -46,7 +53,7 @@ def _walk(
         keep = None
         if key_last is not None:
             keep = tl.load(key_last + key, mask=(key >= first) & (key < last), other=-1) >= 0
-        v = load_rows(V, row0, v_row, first - shift, last - shift, keep, BN, D, BLOCK_D, WIDE)
+        v = load_rows(V, b, h, row0, v_row, from_row, last - shift, keep, BN, D, BLOCK_D, WIDE, TMA)
         acc = dot(p.to(v.dtype), v, acc * rescale[:, None], PRECISION)
     return acc, top, total, above
 
@@ -59,12 +66,13 @@ def forward_kernel(
     start_batch, start_query, end_batch, end_query, out_batch, out_head, out_row,
     H, L, M, T, zero_row, back, ahead, sign, scale_log2, drop_below, keep_scale,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr,
-    SPLIT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    SPLIT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """Program (block of BM queries of one (b, h), part of its keys).
 
     With SPLIT, OUT is float32 [parts, B * H, L, D] and LSE [parts, B * H, L], for `merge_kernel`; without, there is one
-    part. KEY_LAST: [B, S] of `reach_kernel`, or None; it keeps values that no query sees out of the products.
+    part. KEY_LAST: [B, S] of `reach_kernel`, or None; it keeps values that no query sees out of the products. With TMA,
+    K, V, K_MEM, V_MEM and R are descriptors, and those of the memory start at the first key that some query sees.
     """
     blocks = tl.cdiv(L, BM)
     pid = tl.program_id(0)
@@ -98,7 +106,7 @@ def forward_kernel(
         to_tile = tl.minimum(from_tile + each, tiles)
 
     d = tl.arange(0, BLOCK_D)
-    q = load_rows(Q + b * q_batch + h * q_head, m0, q_row, 0, L, low < high, BM, D, BLOCK_D, WIDE)
+    q = load_rows(Q + b * q_batch + h * q_head, b, h, m0, q_row, 0, L, low < high, BM, D, BLOCK_D, WIDE, False)
     u = tl.load(U + h * u_head + d, mask=d < D, other=0.0).to(tl.float32)
     w = tl.load(W + h * w_head + d, mask=d < D, other=0.0).to(tl.float32)
     qu = ((q.to(tl.float32) + u[None, :]) * sign).to(q.dtype)
@@ -107,9 +115,10 @@ def forward_kernel(
     if DROPOUT:
         seed = tl.load(SEED)
 
-    R += h * r_head + tl.cast(zero_row, tl.int64) * r_row
+    R = rows_of(R, zero_row, h, r_row, r_head, TMA)
     start_key = tl.where(from_tile < mem_tiles, mem_row + from_tile * BN, M + seg_row + (from_tile - mem_tiles) * BN)
-    r = load_rows(R, M + m0 - start_key, r_row, -zero_row, T - zero_row, None, BN, D, BLOCK_D, WIDE)
+    d0 = M + m0 - start_key
+    r = load_rows(R, None, h, d0, r_row, -zero_row, T - zero_row, None, BN, D, BLOCK_D, WIDE, TMA)
     above = dot(qw, tl.trans(r), None, PRECISION)
     state = (
         tl.zeros((BM, BLOCK_D), tl.float32),
@@ -118,16 +127,16 @@ def forward_kernel(
         above,
     )
     state = _walk(
-        state, qu, qw, K_MEM + b * km_batch + h * km_head, V_MEM + b * vm_batch + h * vm_head, key_last, km_row, vm_row,
-        mem_row, 0, from_tile, tl.minimum(to_tile, mem_tiles),
-        R, r_row, T, zero_row, m0, M, low, high, first, tl.minimum(last, M), all_from, all_to, scale_log2, seed, bh,
-        drop_below, BM, BN, D, BLOCK_D, DROPOUT, WIDE, PRECISION,
+        state, qu, qw, rows_of(K_MEM, b, h, km_batch, km_head, TMA), rows_of(V_MEM, b, h, vm_batch, vm_head, TMA),
+        key_last, km_row, vm_row, mem_row, 0, tl.maximum(M - back, 0), from_tile, tl.minimum(to_tile, mem_tiles),
+        R, r_row, T, zero_row, b, h, m0, M, low, high, first, tl.minimum(last, M), all_from, all_to, scale_log2, seed, bh,
+        drop_below, BM, BN, D, BLOCK_D, DROPOUT, WIDE, PRECISION, TMA,
     )  # fmt: skip
     state = _walk(
-        state, qu, qw, K + b * k_batch + h * k_head, V + b * v_batch + h * v_head, key_last, k_row, v_row,
-        seg_row, M, tl.maximum(from_tile - mem_tiles, 0), to_tile - mem_tiles,
-        R, r_row, T, zero_row, m0, M, low, high, tl.maximum(first, M), last, all_from, all_to, scale_log2, seed, bh,
-        drop_below, BM, BN, D, BLOCK_D, DROPOUT, WIDE, PRECISION,
+        state, qu, qw, rows_of(K, b, h, k_batch, k_head, TMA), rows_of(V, b, h, v_batch, v_head, TMA),
+        key_last, k_row, v_row, seg_row, M, 0, tl.maximum(from_tile - mem_tiles, 0), to_tile - mem_tiles,
+        R, r_row, T, zero_row, b, h, m0, M, low, high, tl.maximum(first, M), last, all_from, all_to, scale_log2, seed, bh,
+        drop_below, BM, BN, D, BLOCK_D, DROPOUT, WIDE, PRECISION, TMA,
     )  # fmt: skip
     acc, top, total, above = state
 

@@ -40,17 +40,34 @@ def row_offsets(stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.cons
 
 @triton.jit
 def load_rows(
-    x, row0, stride, first, last, keep, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr
-):
+    x, b, h, row0, stride, first, last, keep,
+    ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
     """[ROWS, BLOCK_D] of x from row0 on; zeros outside rows [first, last), columns [0, D), and where keep is False.
 
-    x: pointer to row 0. keep: bool [ROWS] or None.
+    x: pointer to row 0, keep bool [ROWS] or None; or, with TMA, a descriptor of [B, H, rows, D] that starts at row
+    `first` and ends at `last` of (b, h), or of [H, rows, D] if b is None, and no keep.
     """
-    mask = row_mask(row0 + tl.arange(0, ROWS), first, last, D, BLOCK_D)
-    if keep is not None:
-        mask = mask & keep[:, None]
-    at = x + tl.cast(row0, tl.int64) * stride + row_offsets(stride, ROWS, BLOCK_D, WIDE)
-    return tl.load(at, mask=mask, other=0.0)
+    if not TMA:
+        mask = row_mask(row0 + tl.arange(0, ROWS), first, last, D, BLOCK_D)
+        if keep is not None:
+            mask = mask & keep[:, None]
+        at = x + tl.cast(row0, tl.int64) * stride + row_offsets(stride, ROWS, BLOCK_D, WIDE)
+        value = tl.load(at, mask=mask, other=0.0)
+    elif b is None:
+        value = tl.reshape(x.load([h.to(tl.int32), row0 - first, 0]), (ROWS, BLOCK_D))
+    else:
+        value = tl.reshape(x.load([b.to(tl.int32), h.to(tl.int32), row0 - first, 0]), (ROWS, BLOCK_D))
+    return value
+
+
+@triton.jit
+def rows_of(x, b, h, batch_stride, head_stride, TMA: tl.constexpr):
+    """What `load_rows` takes for (b, h), or (row, h) of r: the descriptor itself, or the pointer to row 0."""
+    if TMA:
+        return x
+    else:
+        return x + tl.cast(b, tl.int64) * batch_stride + h * head_stride
 
 
 @triton.jit
