@@ -37,6 +37,13 @@ def original_qkbh(
     return torch.einsum("ijbn,jbnd->ibnd", p, v)
 
 
+def shift_bhls(x: Tensor) -> Tensor:
+    """Relative shift of [b, h, q, k] scores whose k axis runs over distances S-1 .. 0."""
+    batch, heads, length, keys = x.shape
+    padded = torch.cat([x.new_zeros(batch, heads, length, 1), x], 3)
+    return padded.view(batch, heads, keys + 1, length)[:, :, 1:].reshape(x.shape)
+
+
 def original_bhls(
     q: Tensor,
     k: Tensor,
@@ -48,11 +55,8 @@ def original_bhls(
 ) -> Tensor:
     """The same algorithm in [B, H, L, S], the layout that suits batched matrix products. Arguments of rel_attention."""
     k, v = torch.cat([memory[0], k], 2), torch.cat([memory[1], v], 2)
-    batch, heads, length, width = q.shape
-    keys = k.size(2)
-    position = (q + position_bias[:, None]) @ r.flip(1).mT
-    padded = torch.cat([position.new_zeros(batch, heads, length, 1), position], 3)
-    position = padded.view(batch, heads, keys + 1, length)[:, :, 1:].reshape(batch, heads, length, keys)
-    score = ((q + content_bias[:, None]) @ k.mT + position) * width**-0.5
+    length, keys = q.size(2), k.size(2)
+    position = shift_bhls((q + position_bias[:, None]) @ r.flip(1).mT)
+    score = ((q + content_bias[:, None]) @ k.mT + position) * q.size(-1) ** -0.5
     hidden = torch.ones(length, keys, dtype=torch.bool, device=q.device).triu(1 + keys - length)
     return score.masked_fill(hidden, -torch.inf).softmax(-1) @ v

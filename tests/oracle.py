@@ -8,6 +8,8 @@ from torch import Tensor
 
 from txl_kernels import philox
 
+# What each backend's values are compared in: the most precise dtype it takes.
+DTYPES = {"reference": torch.float64, "native": torch.float32, "triton": torch.float32}
 TENSORS = ("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem")
 
 
@@ -77,12 +79,21 @@ CASES = [
 ]
 
 
+def here(x: Tensor) -> Tensor:
+    """On the default device: generators of inputs stay on the cpu, so that every device gets the same."""
+    return x.to(torch.get_default_device())
+
+
+def randn(*shape: int, generator: torch.Generator) -> Tensor:
+    return here(torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu"))
+
+
 def intervals_of(case: Case, generator: torch.Generator) -> tuple[Tensor | None, Tensor | None]:
     """start and end, int32, by name; None where the option does not use them."""
     B, L, M, S = case.B, case.L, case.M, case.S
 
     def draw(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int32)
+        return here(torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int32, device="cpu"))
 
     if case.intervals == "random":
         return draw(0, S, B, L), draw(0, S, B, L)
@@ -91,7 +102,7 @@ def intervals_of(case: Case, generator: torch.Generator) -> tuple[Tensor | None,
     if case.intervals == "filled":
         return M - draw(0, M, B, 1), None
     if case.intervals == "episodes":
-        resets = torch.rand(B, L, generator=generator) < 0.4
+        resets = here(torch.rand(B, L, generator=generator, device="cpu")) < 0.4
         own = torch.where(resets, torch.arange(M, S), 0).cummax(1).values
         return own.int(), None
     if case.intervals == "empty":
@@ -104,23 +115,21 @@ def intervals_of(case: Case, generator: torch.Generator) -> tuple[Tensor | None,
 def _stored(shape: tuple[int, ...], layout: str, generator: torch.Generator) -> Tensor:
     B, H, L, D = shape
     if layout == "lbhd":
-        return torch.randn(L, B, H, D, generator=generator, dtype=torch.float64).permute(1, 2, 0, 3)
+        return randn(L, B, H, D, generator=generator).permute(1, 2, 0, 3)
     if layout == "fused":
-        return torch.randn(B, L, 3, H, D + 2, generator=generator, dtype=torch.float64)[:, :, 1, :, 1:-1].transpose(
-            1, 2
-        )
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+        return randn(B, L, 3, H, D + 2, generator=generator)[:, :, 1, :, 1:-1].transpose(1, 2)
+    return randn(*shape, generator=generator)
 
 
 def make_inputs(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     """Keyword arguments of `rel_attention`, with `k_mem` and `v_mem` beside the rest; leaves that require gradients."""
-    g = torch.Generator().manual_seed(case.seed)
+    g = torch.Generator("cpu").manual_seed(case.seed)
     B, H, L, M, D = case.B, case.H, case.L, case.M, case.D
     reach = min(case.S, case.window or case.S)
     rows = (reach if case.causal else reach + case.zero_row) + case.extra_rows
     tensors = {name: _stored((B, H, L, D), case.layout, g) for name in ("q", "k", "v")}
-    tensors["r"] = torch.randn(H, rows, D, generator=g, dtype=torch.float64)
-    tensors |= {name: torch.randn(H, D, generator=g, dtype=torch.float64) for name in ("content_bias", "position_bias")}
+    tensors["r"] = randn(H, rows, D, generator=g)
+    tensors |= {name: randn(H, D, generator=g) for name in ("content_bias", "position_bias")}
     tensors |= {name: _stored((B, H, M, D), case.layout, g) for name in ("k_mem", "v_mem")}
     start, end = intervals_of(case, g)
     given: dict[str, Any] = {"start": start, "end": end, "causal": case.causal, "window": case.window}
@@ -199,10 +208,10 @@ def sees(x: dict[str, Any], b: int, i: int, j: int, M: int) -> bool:
 
 def gradients(out: Tensor, lse: Tensor, x: dict[str, Any], *, through_lse: bool = True) -> dict[str, Tensor]:
     """Gradients of a fixed random functional of out and lse in all eight tensors."""
-    g = torch.Generator().manual_seed(7)
-    weight = torch.randn(out.shape, generator=g, dtype=torch.float64)
+    g = torch.Generator("cpu").manual_seed(7)
+    weight = randn(*out.shape, generator=g).to(out.device)
     loss = (out.double() * weight).sum()
     if through_lse:
-        weight = torch.randn(lse.shape, generator=g, dtype=torch.float64)
+        weight = randn(*lse.shape, generator=g).to(out.device)
         loss = loss + (torch.where(lse.isfinite(), lse, 0.0).double() * weight).sum()
     return dict(zip(TENSORS, torch.autograd.grad(loss, [x[name] for name in TENSORS], allow_unused=True), strict=True))

@@ -1,22 +1,27 @@
-"""Compiles kernels for GPUs that are not here and reads registers, spills, shared memory and warnings from the result.
+"""Compiles every shipped kernel configuration with no GPU, and holds the result against tools/aot_table.json.
 
-    python tools/aot.py show forward --capability 90 --dtype bf16 --width 64     one variant, with overrides
+    python tools/aot.py check                 fails on a new spill, too much shared memory, a new serialisation, or growth
+    python tools/aot.py check --update        rewrites the table for the Triton at hand
+    python tools/aot.py show forward --capability 90 --configs "64,64,4,2 64,64,8,2" --tma
+
+Registers, spills and shared memory come from ptxas, instructions of the inner loops from the machine code.
 """
 
 import argparse
+import concurrent.futures
 import importlib
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-assert os.environ.get("TRITON_INTERPRET", "0") != "1", "unset TRITON_INTERPRET: nothing is compiled under it"
+os.environ.pop("TRITON_INTERPRET", None)  # nothing is compiled under it
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -24,67 +29,86 @@ from triton.compiler import ASTSource
 from txl_kernels.triton import config
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+TABLE = Path(__file__).with_name("aot_table.json")
+VERSION = ".".join(triton.__version__.split(".")[:2])
+SHARED_LIMIT = {80: 163, 86: 99, 90: 227, 100: 227}  # KiB a program may have
+GROWTH = 1.05  # of the inner loop's instructions
 POINTERS = dict.fromkeys(["LSE", "LSE2", "DELTA", "DLSE", "DQ_SUM", "DU", "DR", "PARTS", "PART_LSE"], "*fp32")
-POINTERS |= dict.fromkeys(["START", "END", "KEY_FIRST", "KEY_LAST", "ROW_FIRST", "ROW_LAST"], "*i32") | {"SEED": "*i64"}
+BOUNDS = ["START", "END", "KEY_FIRST", "KEY_LAST", "ROW_FIRST", "ROW_LAST"]
+POINTERS |= dict.fromkeys(BOUNDS, "*i32") | {"SEED": "*i64"}
 FLOATS = {"sign", "scale", "scale_log2", "keep_scale"}
-MODULES = {"decode": "forward"}
+KINDS = {"bf16": "half", "fp16": "half", "tf32": "tf32", "fp32": "float32"}
 
 
 class Variant(NamedTuple):
+    """One kernel as a user's call would compile it."""
+
     kernel: str
     capability: int
-    dtype: str
+    dtype: str  # of KINDS
     width: int
-    precision: str = "ieee"
+    tma: bool = False
     bounds: bool = False
     dropout: bool = False
     atomics: bool = False
-    tma: bool = False
 
     def __str__(self) -> str:
-        parts = [self.kernel, f"sm_{self.capability}", self.dtype, f"D{self.width}"]
-        if self.dtype == "fp32":
-            parts.append(self.precision)
-        return " ".join(parts + [x for x in ("bounds", "dropout", "atomics", "tma") if getattr(self, x)])
+        options = [x for x in ("tma", "bounds", "dropout", "atomics") if getattr(self, x)]
+        return " ".join([self.kernel, f"sm_{self.capability}", self.dtype, f"D{self.width}", *options])
+
+    def config(self) -> config.Config:
+        block_d = triton.next_power_of_2(self.width)
+        return config.choose(
+            self.kernel, divmod(self.capability, 10), KINDS[self.dtype], block_d, self.tma, self.dropout or self.atomics
+        )
 
 
-def function_of(kernel: str) -> Any:
-    name = MODULES.get(kernel, kernel)
-    return getattr(importlib.import_module(f"txl_kernels.triton.kernels.{name}"), f"{name}_kernel")
+def shipped() -> list[Variant]:
+    """Kernel x dtype x width x architecture, by descriptors where they are used; options where they change the code most."""
+    variants = [
+        Variant(kernel, capability, dtype, width, tma=config.has_descriptors(divmod(capability, 10)))
+        for kernel in config.KERNELS
+        for capability in SHARED_LIMIT
+        for dtype in ("bf16", "tf32", "fp32")
+        for width in (64, 128, 256)
+    ]
+    for kernel in config.KERNELS:
+        for capability in (80, 90):
+            tma = capability == 90
+            variants += [Variant(kernel, capability, dtype, 32, tma) for dtype in ("bf16", "tf32", "fp32")]
+            variants += [Variant(kernel, capability, "fp16", 64, tma), Variant(kernel, capability, "bf16", 80, tma)]
+            variants += [Variant(kernel, capability, "bf16", 64, tma, dropout=True)]
+            variants += [Variant(kernel, capability, "bf16", 64, bounds=True)]
+            variants += [Variant(kernel, capability, "bf16", 64, bounds=True, dropout=True)]
+        variants += [Variant(kernel, 90, "bf16", width) for width in (64, 128, 256)]
+    return variants + [Variant("backward_queries", c, "bf16", 64, tma=c == 90, atomics=True) for c in (80, 90)]
 
 
 def compile_variant(v: Variant, chosen: config.Config) -> Any:
-    function = function_of(v.kernel)
+    name = "forward" if v.kernel == "decode" else v.kernel
+    function = getattr(importlib.import_module(f"txl_kernels.triton.kernels.{name}"), f"{name}_kernel")
+    dtype = "fp32" if v.dtype == "tf32" else v.dtype
     block_d = max(16, triton.next_power_of_2(v.width))
     constants: dict[str, Any] = {
-        "D": v.width, "BLOCK_D": block_d, "DROPOUT": v.dropout, "WIDE": False, "PRECISION": v.precision,
+        "D": v.width, "BLOCK_D": block_d, "DROPOUT": v.dropout, "WIDE": False, "TMA": v.tma, "BM": chosen.block_m,
+        "BN": chosen.block_n, "BLOCK": chosen.block_m, "SPLIT": v.kernel == "decode",
+        "PRECISION": "tf32" if v.dtype == "tf32" else "ieee",
     }  # fmt: skip
-    if v.kernel in ("forward", "decode"):
-        constants |= {"BM": chosen.block_m, "BN": chosen.block_n, "SPLIT": v.kernel == "decode"}
-    else:
-        constants["BLOCK"] = chosen.block_m
-    constants["TMA"] = v.tma
-    described = {"K", "V", "K_MEM", "V_MEM", "R"} if v.kernel in ("forward", "decode", "backward_queries") else {"QU", "QW", "DOUT", "R"}
-    rows = chosen.block_n if "BN" in constants else chosen.block_m
-    if not v.bounds:
-        constants |= dict.fromkeys(["START", "END", "KEY_FIRST", "KEY_LAST", "ROW_FIRST", "ROW_LAST"])
-    if not v.dropout:
-        constants["SEED"] = None
-    if not v.atomics and v.kernel == "backward_queries":
-        constants["DR"] = None
+    constants |= {} if v.bounds else dict.fromkeys(BOUNDS)
+    constants |= {} if v.dropout else {"SEED": None}
+    constants |= {} if v.atomics or v.kernel != "backward_queries" else {"DR": None}
     constants = {name: x for name, x in constants.items() if name in function.arg_names}
+    walks_keys = v.kernel in ("forward", "decode", "backward_queries")
+    described = {"K", "V", "K_MEM", "V_MEM", "R"} if walks_keys else {"QU", "QW", "DOUT", "R"}
+    rows = chosen.block_n if walks_keys else chosen.block_m
     signature, aligned = {}, []
     for name in function.arg_names:
         if name in constants:
             signature[name] = "constexpr"
+        elif v.tma and name in described:
+            signature[name] = f"tensordesc<{dtype}[{'' if name == 'R' else '1,'}1,{rows},{block_d}]>"
         elif name.isupper() and name not in ("B", "H", "L", "M", "T"):
-            signature[name] = POINTERS.get(name, "*" + v.dtype)
-            if v.tma and name in described:
-                signature[name] = f"tensordesc<{v.dtype}[{'' if name == 'R' else '1,'}1,{rows},{block_d}]>"
-                continue
-            if name == "OUT" and v.kernel == "decode":
-                signature[name] = "*fp32"
+            signature[name] = "*fp32" if name == "OUT" and v.kernel == "decode" else POINTERS.get(name, "*" + dtype)
             aligned.append(name)
         else:
             signature[name] = "fp32" if name in FLOATS else "i32"
@@ -100,8 +124,8 @@ def compile_variant(v: Variant, chosen: config.Config) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", v.capability, 32), options=options)
 
 
-def inner_loops(sass: str) -> list[list[str]]:
-    """Instructions of every innermost loop that holds a matrix instruction."""
+def inner_loops(sass: str, capability: int) -> list[list[str]]:
+    """Instructions of every innermost loop that holds matrix products."""
     labels: dict[str, int] = {}
     code: list[str] = []
     for line in sass.splitlines():
@@ -112,65 +136,115 @@ def inner_loops(sass: str) -> list[list[str]]:
     loops = []
     for at, text in enumerate(code):
         m = re.search(r"BRA\S*\s.*?(\.L_x_\d+)", text)
-        if m and labels.get(m[1], at + 1) <= at:
+        # From sm_90 on, waits for barriers lie behind the code and jump back into it without a condition.
+        if m and labels.get(m[1], at + 1) <= at and (capability < 90 or text.startswith("@")):
             loops.append((labels[m[1]], at))
-    # A wait for a barrier jumps back too, from the end of the code: the true loop is the shortest with all the products.
-    found = {}
-    for a, b in loops:
-        products = sum("MMA" in x or "FFMA" in x for x in code[a : b + 1])
-        if products:
-            found[products] = min(found.get(products, (b - a, a, b)), (b - a, a, b))
-    return [code[a : b + 1] for _, a, b in found.values()]
+    loops = [(a, b) for a, b in loops if any("MMA" in x or "FFMA" in x for x in code[a : b + 1])]
+    inner = [(a, b) for a, b in loops if not any((c, d) != (a, b) and c >= a and d <= b for c, d in loops)]
+    return [code[a : b + 1] for a, b in inner]
 
 
 def measure(compiled: Any, capability: int) -> dict[str, Any]:
+    """registers, spill (bytes stored and loaded), shared (bytes), serialised (warnings), loop (instructions), products."""
     with tempfile.TemporaryDirectory() as folder:
         cubin, ptx = Path(folder, "k.cubin"), Path(folder, "k.ptx")
         cubin.write_bytes(compiled.asm["cubin"])
         ptx.write_text(compiled.asm["ptx"])
-        usage = subprocess.run([BIN / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True).stdout
-        sass = subprocess.run([BIN / "nvdisasm", "-c", cubin], capture_output=True, text=True).stdout
-        ptxas = BIN / "ptxas"
-        if (capability >= 100 or tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)) and (BIN / "ptxas-blackwell").exists():
-            ptxas = BIN / "ptxas-blackwell"
+        usage = subprocess.run([BIN / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+        sass = subprocess.run([BIN / "nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
+        newer = capability >= 100 or tuple(map(int, VERSION.split("."))) >= (3, 9)
+        ptxas = BIN / ("ptxas-blackwell" if newer and (BIN / "ptxas-blackwell").exists() else "ptxas")
         arch = f"sm_{capability}{'a' if capability >= 90 else ''}"
-        told = subprocess.run([ptxas, "-v", f"--gpu-name={arch}", ptx, "-o", os.devnull], capture_output=True, text=True)
+        command = [ptxas, "-v", f"--gpu-name={arch}", ptx, "-o", os.devnull]
+        told = subprocess.run(command, capture_output=True, text=True, check=True)
     text = told.stdout + told.stderr
-    registers = int(re.search(r"REG:(\d+)", usage)[1])
     spill = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text)
-    loops = inner_loops(sass)
+    registers = re.search(r"REG:(\d+)", usage)
+    if spill is None or registers is None:
+        raise RuntimeError(f"ptxas said nothing of registers and spills:\n{text}\n{usage}")
+    loops = inner_loops(sass, capability)
     return {
-        "registers": registers,
-        "spill": int(spill[1]) + int(spill[2]) if spill else -1,
+        "registers": int(registers[1]),
+        "spill": int(spill[1]) + int(spill[2]),
         "shared": compiled.metadata.shared,
         "serialised": sorted(set(re.findall(r"\((C75\d+)\).*?serialized", text))),
-        "loop": sorted(len(x) for x in loops),
-        "mma": sorted(sum("MMA" in y for y in x) for x in loops),
-        "global": sorted(sum("LDGSTS" in y or "LDG" in y or "UTMALDG" in y for y in x) for x in loops),
+        "loop": max(map(len, loops), default=0),
+        "products": max((sum("MMA" in x for x in loop) for loop in loops), default=0),
     }
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("kernels")
-    parser.add_argument("--capability", type=int, default=90)
-    parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--precision", default="ieee")
-    parser.add_argument("--configs", default="64,64,4,2")
-    parser.add_argument("--bounds", action="store_true")
-    parser.add_argument("--dropout", action="store_true")
-    parser.add_argument("--atomics", action="store_true")
-    parser.add_argument("--tma", action="store_true")
+def examine(v: Variant) -> tuple[str, dict[str, Any]]:
+    chosen = v.config()
+    return str(v), {"config": list(chosen), **measure(compile_variant(v, chosen), v.capability)}
+
+
+def complaints(name: str, now: dict[str, Any], before: dict[str, Any] | None) -> list[str]:
+    capability = int(re.search(r"sm_(\d+)", name)[1])  # type: ignore[index]
+    found = []
+    if now["shared"] > SHARED_LIMIT[capability] * 1024:
+        found.append(f"{now['shared']} bytes of shared memory, the limit is {SHARED_LIMIT[capability]} KiB")
+    if before is None:
+        return [*found, "not in the table: run with --update and look at the difference"]
+    if now["config"] != before["config"]:
+        found.append(f"configuration {now['config']}, the table has {before['config']}: run with --update")
+    if now["spill"] > before["spill"]:
+        found.append(f"spills {now['spill']} bytes, before {before['spill']}")
+    if set(now["serialised"]) - set(before["serialised"]):
+        found.append(f"wgmma serialised ({', '.join(now['serialised'])})")
+    if now["loop"] > GROWTH * before["loop"]:
+        found.append(f"{now['loop']} instructions in the inner loop, before {before['loop']}")
+    return found
+
+
+def check(update: bool, jobs: int) -> int:
+    table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
+        found = dict(pool.map(examine, shipped(), chunksize=4))
+    bad = 0
+    before = {} if update else table.get(VERSION, {})
+    if not update and not before:
+        print(f"the table has no entries for Triton {VERSION}", file=sys.stderr)
+        return 1
+    for name, now in found.items():
+        for text in complaints(name, now, now if update else before.get(name)):
+            bad += 1
+            print(f"{name}: {text}")
+    if update:
+        table[VERSION] = found
+        rows = {v: ",\n".join(f'  "{k}": {json.dumps(x)}' for k, x in t.items()) for v, t in sorted(table.items())}
+        TABLE.write_text("{\n" + ",\n".join(f' "{v}": {{\n{x}\n }}' for v, x in rows.items()) + "\n}\n")
+    spilling = sum(x["spill"] > 0 for x in found.values())
+    print(f"Triton {triton.__version__}: {len(found)} configurations, {spilling} with spills, {bad} complaints")
+    return 1 if bad else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    checking = commands.add_parser("check")
+    checking.add_argument("--update", action="store_true")
+    checking.add_argument("--jobs", type=int, default=os.cpu_count())
+    showing = commands.add_parser("show")
+    showing.add_argument("kernels", help=f"comma-separated, of {', '.join(config.KERNELS)}")
+    showing.add_argument("--capability", type=int, default=90)
+    showing.add_argument("--dtype", default="bf16", choices=KINDS)
+    showing.add_argument("--width", type=int, default=64)
+    showing.add_argument("--configs", help="queries,keys,warps,stages of a tile; several separated by spaces")
+    for option in ("tma", "bounds", "dropout", "atomics"):
+        showing.add_argument(f"--{option}", action="store_true")
     a = parser.parse_args()
+    if a.command == "check":
+        return check(a.update, a.jobs)
     for kernel in a.kernels.split(","):
-        for c in a.configs.split(" "):
-            chosen = config.Config(*map(int, c.split(",")))
-            v = Variant(kernel, a.capability, a.dtype, a.width, a.precision, a.bounds, a.dropout, a.atomics, a.tma)
-            t = time.time()
+        v = Variant(kernel, a.capability, a.dtype, a.width, a.tma, a.bounds, a.dropout, a.atomics)
+        for text in a.configs.split() if a.configs else [",".join(map(str, v.config()))]:
+            chosen = config.Config(*map(int, text.split(",")))
             try:
-                compiled = compile_variant(v, chosen)
-                t = time.time() - t
-                print(triton.__version__, v, tuple(chosen), measure(compiled, a.capability), f"{t:.1f}s", flush=True)
-            except Exception as e:
-                print(triton.__version__, v, tuple(chosen), "EXC", type(e).__name__, str(e)[:600], flush=True)
+                print(v, tuple(chosen), measure(compile_variant(v, chosen), v.capability), flush=True)
+            except Exception as error:
+                print(v, tuple(chosen), f"{type(error).__name__}: {error}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,44 +8,50 @@ import torch
 
 from txl_kernels import native, reference, triton
 
-# Each module has cannot_run(device, dtype) -> reason or None. Fastest first.
+# Each module has cannot_run(device, dtype, head_width) -> reason or None. Fastest first.
 BACKENDS: dict[str, ModuleType] = {"native": native, "triton": triton, "reference": reference}
+# Where kernels can be expected, so that falling back to the reference is worth a warning.
+_EXPECTED = {("cpu", dtype): "native" for dtype in native.DTYPES} | {("cuda", dtype): "triton" for dtype in triton.DTYPES}
 
 
-def cannot_run(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
+def cannot_run(name: str, device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
     """Why the named backend cannot take such tensors; None if it can."""
-    reason: str | None = BACKENDS[name].cannot_run(device, dtype)
+    reason: str | None = BACKENDS[name].cannot_run(device, dtype, head_width)
     return reason
 
 
-def available_backends(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> list[str]:
+def available_backends(
+    device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, head_width: int = 64
+) -> list[str]:
     """Names of the backends that run on `device` with `dtype`, the one `backend=None` takes first."""
-    return [name for name in BACKENDS if cannot_run(name, torch.device(device), dtype) is None]
+    return [name for name in BACKENDS if cannot_run(name, torch.device(device), dtype, head_width) is None]
 
 
 @functools.cache
-def _warn_missing_native(reason: str) -> None:
+def _warn_of_reference(device: str, reason: str) -> None:
     warnings.warn(
-        f"txl_kernels uses the slow reference backend on the cpu: {reason}. Run `python -m txl_kernels` for details.",
+        f"txl_kernels uses the slow reference backend on the {device}: {reason}. Run `python -m txl_kernels` for details.",
         RuntimeWarning,
         stacklevel=4,
     )
 
 
-def choose(backend: str | None, device: torch.device, dtype: torch.dtype) -> str:
+def choose(backend: str | None, device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str:
     """The backend's name.
 
     Raises:
         ValueError: `backend` is not a known name.
-        RuntimeError: it cannot run on this device or dtype, with the reason.
+        RuntimeError: it cannot run on this device, dtype or head width, with the reason.
     """
     if backend is None:
-        if device.type == "cpu" and dtype in native.DTYPES and native.module is None:
-            _warn_missing_native(str(native.missing()))
-        return available_backends(device, dtype)[0]
+        name = available_backends(device, dtype, head_width)[0]
+        if name == "reference" and (device.type, dtype) in _EXPECTED:
+            kernels = _EXPECTED[device.type, dtype]
+            _warn_of_reference(device.type, str(cannot_run(kernels, device, dtype, head_width)))
+        return name
     if backend not in BACKENDS:
         raise ValueError(f"backend must be None or one of {', '.join(BACKENDS)}, got {backend!r}")
-    reason = cannot_run(backend, device, dtype)
+    reason = cannot_run(backend, device, dtype, head_width)
     if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run: {reason}")
     return backend

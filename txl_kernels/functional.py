@@ -69,7 +69,9 @@ def rel_attention(
         window: None, or the number of most recent keys a query sees, its own included (distances 0 .. window - 1).
         start, end: None, or int32 tensors that broadcast to [B, L]: the query sees keys start <= j < end only, values in
             [0, M + L], intersected with `causal` and `window`. A query that sees no key gives out 0, lse -inf and
-            zero gradients. Values out of range raise (a compiled `reference` call raises only for distances r lacks).
+            zero gradients. Values out of range raise (a compiled `reference` call raises only for distances r lacks);
+            "triton" does not wait for the device to read them, and gives NaN for a query whose own are out of range or
+            reach a distance without a row in r.
         zero_row: row of r that holds distance 0; L - 1 for a table that starts at distance -(L - 1).
         scale: factor of the scores; None for 1 / sqrt(D).
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
@@ -77,7 +79,8 @@ def rel_attention(
             the same entries in every backend.
         return_lse: also return the log of the softmax's denominator.
         backend: None for the fastest that can run, else "native" (C++, CPU, float32 and bfloat16) or "reference"
-            (PyTorch, any device and dtype, L x S memory).
+            (PyTorch, any device and dtype, L x S memory), or "triton" (NVIDIA GPUs, float32, bfloat16 and float16,
+            head widths to 256; float32 products are formed as torch.set_float32_matmul_precision says).
 
     Returns:
         out [B, H, L, D] in q's dtype; with `return_lse` also lse [B, H, L], float32 (float64 for float64).
@@ -110,7 +113,7 @@ def rel_attention(
         if dropout_seed is None:
             dropout_seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=q.device)
         call = call._replace(seed=dropout_seed)
-    name = backends.choose(backend, q.device, q.dtype)
+    name = backends.choose(backend, q.device, q.dtype, q.size(-1))
     out, lse = reference.attend(call) if name == "reference" else ops.rel_attention(call, name)
     return (out, lse) if return_lse else out
 

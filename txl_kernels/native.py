@@ -36,8 +36,8 @@ def missing() -> str | None:
     return f"the C++ module could not be loaded: {_import_error}"
 
 
-def cannot_run(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why this backend cannot take tensors of this device and dtype; None if it can."""
+def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+    """Why this backend cannot take tensors of this device and dtype, of any head width; None if it can."""
     if device.type != "cpu":
         return f"native runs on the cpu, not on {device.type}"
     if dtype not in DTYPES:

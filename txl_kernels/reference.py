@@ -10,7 +10,7 @@ from txl_kernels import philox, visibility
 from txl_kernels.call import Call
 
 
-def cannot_run(device: torch.device, dtype: torch.dtype) -> str | None:
+def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
     """Runs everywhere."""
     return None
 

@@ -5,7 +5,8 @@ import torch
 from oracle import TENSORS, Case, as_call, gradients, make_inputs
 from original import original_bhls
 
-from txl_kernels import rel_attention
+from txl_kernels import rel_attention, triton
+from txl_kernels.triton import config
 
 SHAPES = [
     Case("segment and memory", B=2, H=2, L=128, M=128, D=64, seed=1),
@@ -17,7 +18,13 @@ SHAPES = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("case", SHAPES, ids=str)
-def test_error_is_at_most_twice_that_of_eager(case: Case, dtype: torch.dtype) -> None:
+def test_error_is_at_most_twice_that_of_eager(
+    case: Case, dtype: torch.dtype, kernel_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if triton.interpreted():
+        # The interpreter spends its time by the tile, and truncates where a GPU rounds to bfloat16.
+        monkeypatch.setattr(config, "choose", lambda *args: config.Config(64, 64, 4, 1))
+        dtype = torch.float16 if dtype == torch.bfloat16 else dtype
     rounded = make_inputs(case, dtype)
     exact = {n: x.detach().double().requires_grad_() if n in TENSORS else x for n, x in rounded.items()}
 
@@ -30,7 +37,7 @@ def test_error_is_at_most_twice_that_of_eager(case: Case, dtype: torch.dtype) ->
         return {"out": out} | gradients(out, torch.zeros(()), inputs, through_lse=False)
 
     largest_lse = rel_attention(**as_call(exact), return_lse=True, backend="reference")[1].detach().abs().max()
-    want, eager, kernel = run(exact, "reference"), run(rounded, "eager"), run(rounded, "native")
+    want, eager, kernel = run(exact, "reference"), run(rounded, "eager"), run(rounded, kernel_backend)
     for name, exact_value in want.items():
         errors = [(got[name].double() - exact_value).square().mean().sqrt() for got in (kernel, eager)]
         # Storing lse in float32, which eager never does, changes each weight by this much.

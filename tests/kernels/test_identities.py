@@ -3,11 +3,10 @@
 import math
 
 import torch
-from oracle import Case, as_call, make_inputs
+from oracle import DTYPES, Case, as_call, make_inputs
 
 from txl_kernels import rel_attention, sinusoid
 
-DTYPES = {"reference": torch.float64, "native": torch.float32}
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:

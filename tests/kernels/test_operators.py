@@ -21,23 +21,24 @@ CASES = {
 }
 
 
-def operator_arguments(case: Case) -> tuple[Any, ...]:
+def operator_arguments(case: Case, backend: str = "native") -> tuple[Any, ...]:
     """Positional arguments of the forward operator."""
     x = make_inputs(case, torch.float32)
     bounds = [None if x[n] is None else x[n].expand(case.B, case.L) for n in ("start", "end")]
     settings = (case.causal, case.window, case.zero_row, 0.3, case.dropout_p)
     call = Call(*(x[n] for n in TENSORS), *bounds, x.get("dropout_seed"), *settings)
-    return (*call, "native")
+    return (*call, backend)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_opcheck_forward(case: Case) -> None:
-    torch.library.opcheck(torch.ops.txl_kernels.rel_attention.default, operator_arguments(case))
+def test_opcheck_forward(case: Case, kernel_backend: str) -> None:
+    torch.library.opcheck(torch.ops.txl_kernels.rel_attention.default, operator_arguments(case, kernel_backend))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_opcheck_backward(case: Case) -> None:
-    arguments = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in operator_arguments(case))
+def test_opcheck_backward(case: Case, kernel_backend: str) -> None:
+    given = operator_arguments(case, kernel_backend)
+    arguments = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in given)
     out, lse = torch.ops.txl_kernels.rel_attention(*arguments)
     torch.library.opcheck(
         torch.ops.txl_kernels.rel_attention_backward.default,
@@ -86,10 +87,10 @@ def test_compile_with_inductor_and_changing_lengths() -> None:
     assert not torch.equal(dropped(call), dropped(call))
 
 
-def test_export_goes_through_the_operator() -> None:
+def test_export_goes_through_the_operator(kernel_backend: str) -> None:
     class Attention(torch.nn.Module):
         def forward(self, q: Any, k: Any, v: Any, r: Any, u: Any, w: Any, k_mem: Any, v_mem: Any) -> torch.Tensor:
-            return rel_attention(q, k, v, r, u, w, (k_mem, v_mem), backend="native")
+            return rel_attention(q, k, v, r, u, w, (k_mem, v_mem), backend=kernel_backend)
 
     tensors = tuple(make_inputs(Case(""), torch.float32)[n].detach() for n in TENSORS)
     exported = torch.export.export(Attention(), tensors)
@@ -100,7 +101,7 @@ def test_export_goes_through_the_operator() -> None:
 def test_autocast_casts_like_sdpa(backend: str) -> None:
     inputs = make_inputs(Case(""), torch.float32)
     inputs["k"] = inputs["k"].detach().bfloat16().requires_grad_()  # as a linear layer under autocast would give
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(inputs["q"].device.type, torch.bfloat16):
         out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
     assert out.dtype == torch.bfloat16
     assert lse.dtype == torch.float32
@@ -163,7 +164,7 @@ def test_direct_calls_are_checked_too() -> None:
     short[3] = short[3][:, :4]
     with pytest.raises(ValueError, match="r needs 11 rows"):
         op(*short)
-    with pytest.raises(ValueError, match="backend must be one of native, got 'reference'"):
+    with pytest.raises(ValueError, match="backend must be one of native, triton, got 'reference'"):
         op(*arguments[:-1], "reference")
     out, lse = op(*arguments)
     with pytest.raises(ValueError, match=r"dout must be \[2, 2, 6, 8\] on cpu, got \[2, 2, 5, 8\]"):

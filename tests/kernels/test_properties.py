@@ -5,31 +5,43 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle import TENSORS, Case, as_call, gradients, make_inputs
 
-from txl_kernels import rel_attention
-
-cases = st.builds(
-    Case,
-    name=st.just(""),
-    B=st.integers(1, 2),
-    H=st.integers(1, 3),
-    L=st.integers(1, 120),
-    M=st.integers(0, 420),
-    D=st.integers(1, 70),
-    causal=st.booleans(),
-    window=st.none() | st.integers(1, 300),
-    intervals=st.sampled_from(["", "random", "padded", "filled", "episodes", "empty"]),
-    dropout_p=st.sampled_from([0.0, 0.2]),
-    layout=st.sampled_from(["bhld", "lbhd", "fused"]),
-    seed=st.integers(0, 2**16),
-)
+from txl_kernels import rel_attention, triton
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(case=cases, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
-def test_native_matches_the_reference(case: Case, dtype: torch.dtype) -> None:
+def cases(length: int, memory: int) -> st.SearchStrategy[Case]:
+    """Calls of up to `length` queries and `memory` keys before them."""
+    return st.builds(
+        Case,
+        name=st.just(""),
+        B=st.integers(1, 2),
+        H=st.integers(1, 3),
+        L=st.integers(1, length),
+        M=st.integers(0, memory),
+        D=st.integers(1, 70),
+        causal=st.booleans(),
+        window=st.none() | st.integers(1, 300),
+        intervals=st.sampled_from(["", "random", "padded", "filled", "episodes", "empty"]),
+        dropout_p=st.sampled_from([0.0, 0.2]),
+        layout=st.sampled_from(["bhld", "lbhd", "fused"]),
+        seed=st.integers(0, 2**16),
+    )
+
+
+def test_kernels_match_the_reference(kernel_backend: str) -> None:
+    slow = kernel_backend == "triton" and triton.interpreted()
+
+    @settings(max_examples=10 if slow else 60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(case=cases(40, 50) if slow else cases(120, 420), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+    def check(case: Case, dtype: torch.dtype) -> None:
+        matches_the_reference(case, dtype, kernel_backend)
+
+    check()
+
+
+def matches_the_reference(case: Case, dtype: torch.dtype, backend: str) -> None:
     inputs = make_inputs(case, dtype)
     exact = {n: x.detach().double().requires_grad_() if n in TENSORS else x for n, x in inputs.items()}
-    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="native")
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
     want_out, want_lse = rel_attention(**as_call(exact), return_lse=True, backend="reference")
     got = {"out": out, "lse": lse} | gradients(out, lse, inputs)
     want = {"out": want_out, "lse": want_lse} | gradients(want_out, want_lse, exact)

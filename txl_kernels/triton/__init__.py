@@ -51,6 +51,13 @@ def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -
         return f"triton takes float32, bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if head_width > MAX_HEAD_WIDTH:
         return f"triton takes head widths up to {MAX_HEAD_WIDTH}, not {head_width}"
+    return _absent_from(device)
+
+
+# torch.compile asks once, while it traces, instead of following this into package metadata and the driver.
+@torch.compiler.assume_constant_result
+def _absent_from(device: torch.device) -> str | None:
+    """Why kernels do not run on a device at all."""
     reason = missing()
     if reason is not None:
         return reason

@@ -1,4 +1,9 @@
-"""Tile sizes, warps and pipeline stages of every kernel, by GPU architecture, dtype and head width. Nothing is autotuned."""
+"""Tile sizes, warps and pipeline stages of every kernel, by architecture, dtype and head width. Nothing is autotuned.
+
+Chosen from compiled code (no spill, fewest instructions a pair, at least 8 warps a multiprocessor where possible); see
+docs/kernels-gpu.md. `tools/aot.py check` compiles every entry and compares registers, spills and shared memory with
+tools/aot_table.json.
+"""
 
 import os
 from typing import NamedTuple
@@ -16,20 +21,132 @@ class Config(NamedTuple):
 
 
 KERNELS = ("forward", "decode", "backward_queries", "backward_keys", "backward_table")
+WIDTHS = (64, 128, 256)  # padded head widths of the tables; narrower heads take the first
 DECODE_LENGTH = 16  # segments shorter than this take `decode`
+Capability = tuple[int, int]
+INTERPRETER: Capability = (0, 0)
+
+# family -> kind of products -> kernel -> one entry a width
+_TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
+    # mma.sync and cp.async: sm_80, and with less shared memory sm_86, sm_89, sm_120
+    "ampere": {
+        "half": {
+            "forward": (Config(64, 64, 4, 2), Config(64, 64, 8, 1), Config(32, 32, 4, 1)),
+            "decode": (Config(16, 64, 2, 2), Config(16, 64, 4, 2), Config(16, 32, 4, 2)),
+            "backward_queries": (Config(32, 32, 4, 2), Config(16, 16, 2, 1), Config(16, 16, 4, 1)),
+            "backward_keys": (Config(32, 32, 2, 1), Config(64, 64, 8, 1), Config(32, 32, 8, 1)),
+            "backward_table": (Config(32, 32, 2, 1), Config(32, 32, 4, 1), Config(32, 32, 8, 1)),
+        },
+        "tf32": {
+            "forward": (Config(32, 32, 4, 1), Config(16, 32, 4, 1), Config(16, 16, 4, 1)),
+            "decode": (Config(16, 32, 2, 2), Config(16, 32, 4, 1), Config(16, 16, 4, 1)),
+            "backward_queries": (Config(16, 16, 2, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_keys": (Config(32, 32, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_table": (Config(16, 16, 2, 2), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+        },
+        "float32": {
+            "forward": (Config(32, 32, 4, 2), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "decode": (Config(16, 32, 4, 2), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_queries": (Config(32, 32, 4, 2), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_keys": (Config(16, 16, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_table": (Config(16, 16, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+        },
+    },
+    # wgmma and TMA descriptors: sm_90; sm_100 compiles the same tiles to tcgen05
+    "hopper": {
+        "half": {
+            "forward": (Config(64, 64, 4, 2), Config(64, 64, 8, 2), Config(32, 32, 4, 2)),
+            "decode": (Config(16, 64, 2, 2), Config(16, 64, 2, 1), Config(16, 64, 4, 2)),
+            "backward_queries": (Config(64, 64, 4, 1), Config(32, 32, 4, 1), Config(16, 16, 4, 1)),
+            "backward_keys": (Config(64, 64, 4, 1), Config(32, 32, 4, 1), Config(16, 16, 4, 1)),
+            "backward_table": (Config(64, 64, 4, 1), Config(32, 32, 2, 1), Config(32, 32, 4, 1)),
+        },
+        "tf32": {
+            "forward": (Config(64, 64, 4, 1), Config(16, 32, 4, 1), Config(16, 16, 4, 1)),
+            "decode": (Config(16, 64, 2, 2), Config(16, 32, 4, 1), Config(16, 16, 4, 1)),
+            "backward_queries": (Config(16, 16, 2, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_keys": (Config(32, 32, 2, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_table": (Config(32, 32, 2, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+        },
+        "float32": {
+            "forward": (Config(16, 32, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "decode": (Config(16, 32, 4, 2), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_queries": (Config(16, 16, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_keys": (Config(16, 16, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_table": (Config(16, 16, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+        },
+    },
+}
+# Where descriptors cannot be used (bounds, unaligned rows), addresses take registers and some tiles need more warps.
+_TABLE["hopper by pointers"] = {
+    **_TABLE["hopper"],
+    "half": _TABLE["hopper"]["half"]
+    | {
+        "decode": (Config(16, 64, 2, 2), Config(16, 64, 4, 2), Config(16, 64, 8, 2)),
+        "backward_queries": (Config(64, 64, 8, 2), Config(32, 32, 8, 1), Config(16, 16, 4, 1)),
+        "backward_keys": (Config(32, 32, 2, 1), Config(32, 32, 4, 1), Config(32, 32, 8, 1)),
+        "backward_table": (Config(32, 32, 2, 1), Config(32, 32, 4, 1), Config(32, 32, 8, 1)),
+    },
+}
+# Dropout, or dr by atomics, needs registers too: instead of the first entry of "half".
+_CROWDED: dict[str, dict[str, Config]] = {
+    "ampere": {
+        "forward": Config(32, 32, 4, 1),
+        "backward_keys": Config(32, 32, 4, 1),
+        "backward_table": Config(32, 32, 4, 2),
+    },
+    "hopper": {
+        "backward_queries": Config(64, 64, 8, 2),
+        "backward_keys": Config(32, 32, 4, 1),
+        "backward_table": Config(32, 32, 2, 1),
+    },
+    "hopper by pointers": {
+        "forward": Config(64, 64, 8, 2),
+        "backward_keys": Config(32, 32, 4, 1),
+        "backward_table": Config(32, 32, 4, 1),
+    },
+}
+
+
+def family(capability: Capability, descriptors: bool) -> str:
+    """The table's row for a device and a way to load."""
+    if not has_descriptors(capability):
+        return "ampere"
+    return "hopper" if descriptors else "hopper by pointers"
+
+
+def has_descriptors(capability: Capability) -> bool:
+    """Whether tiles are loaded by the copy engine (TMA): where there is shared memory enough for its tiles, too."""
+    return capability[0] in (9, 10)
+
+
+def choose(
+    kernel: str, capability: Capability, kind: str, block_d: int, descriptors: bool, crowded: bool = False
+) -> Config:
+    """The entry for one kernel.
+
+    kind: "half", "tf32" or "float32". block_d: head width padded to a power of two. crowded: with dropout or atomics.
+    """
+    if capability == INTERPRETER:
+        return Config(16 if kernel == "decode" else 32, 32, 4, 1)  # which takes its time by the tile
+    if crowded and kind == "half" and block_d <= WIDTHS[0]:
+        special = _CROWDED[family(capability, descriptors)].get(kernel)
+        if special is not None:
+            return special
+    return _TABLE[family(capability, descriptors)][kind][kernel][WIDTHS.index(max(block_d, WIDTHS[0]))]
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """How products are formed: float32 as torch's own matrix products, see torch.set_float32_matmul_precision."""
+    if dtype != torch.float32:
+        return "half"
+    return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def dr_by_atomics() -> bool:
-    """Whether dr is added up by atomics, whose order differs from run to run."""
+    """Whether dr is added up by atomics, in another order at every run.
+
+    Fewer products, but whether it is faster has not been measured on a device yet: only TXL_KERNELS_ATOMICS=1 asks for
+    it, and torch.use_deterministic_algorithms(True) overrules that.
+    """
     return os.environ.get("TXL_KERNELS_ATOMICS", "0") == "1" and not torch.are_deterministic_algorithms_enabled()
-
-
-def use_descriptors(capability: tuple[int, int]) -> bool:
-    """Whether tiles are loaded by the copy engine (TMA) through tensor descriptors."""
-    return capability >= (9, 0) or os.environ.get("TMA")=="1"
-
-
-def choose(kernel: str, capability: tuple[int, int], dtype: torch.dtype, block_d: int) -> Config:
-    if capability == (0, 0):
-        return Config(16, 16, 4, 2)
-    return Config(64, 64, 4, 2)

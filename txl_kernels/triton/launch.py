@@ -38,14 +38,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def capability(device: torch.device) -> tuple[int, int]:
-    return (0, 0) if interpreted() else torch.cuda.get_device_capability(device)
-
-
-def precision(dtype: torch.dtype) -> str:
-    """How products of float32 are formed: as torch's own matrix products on this device."""
-    if dtype != torch.float32:
-        return "ieee"  # has no effect
-    return "tf32" if torch.get_float32_matmul_precision() != "highest" else "ieee"
+    return config.INTERPRETER if interpreted() else torch.cuda.get_device_capability(device)
 
 
 def _on(device: torch.device) -> Any:
@@ -89,6 +82,7 @@ class Plan(NamedTuple):
     scale_log2: float
     drop_below: int
     keep_scale: float
+    kind: str
     constants: dict[str, Any]
     descriptors: bool  # TMA may be used, as far as k, v, r and the memory decide
 
@@ -113,12 +107,13 @@ def _plan(call: Call) -> Plan:
         k_mem, v_mem = call.k_mem, call.v_mem
     rows = (call.q, call.k, call.v, k_mem, v_mem, call.r)
     dropout = call.dropout_p > 0
+    kind = config.kind_of(call.q.dtype)
     constants = {
         "D": width,
         "BLOCK_D": max(16, triton.next_power_of_2(width)),
         "DROPOUT": dropout,
         "WIDE": any(x.stride(-2) * 128 >= 2**31 for x in rows),
-        "PRECISION": precision(call.q.dtype),
+        "PRECISION": "tf32" if kind == "tf32" else "ieee",
     }
     return Plan(
         batch, heads, length, memory_len, call.r.size(1), width, k_mem, v_mem,
@@ -129,15 +124,17 @@ def _plan(call: Call) -> Plan:
         scale_log2=abs(call.scale) * LOG2E if call.scale else 1.0,
         drop_below=philox.drop_threshold(call.dropout_p) - 2**31,
         keep_scale=1.0 / (1.0 - call.dropout_p),
+        kind=kind,
         constants=constants,
         # Which keys are hidden by bounds only the bounds know, and a descriptor cannot leave rows out.
-        descriptors=config.use_descriptors(capability(call.q.device)) and call.start is None and call.end is None
+        descriptors=config.has_descriptors(capability(call.q.device)) and call.start is None and call.end is None
         and all(_describable(x) for x in rows),
     )  # fmt: skip
 
 
-def _config(kernel: str, call: Call, plan: Plan) -> config.Config:
-    return config.choose(kernel, capability(call.q.device), call.q.dtype, plan.constants["BLOCK_D"])
+def _config(kernel: str, call: Call, plan: Plan, descriptors: bool, atomics: bool = False) -> config.Config:
+    crowded = atomics or call.dropout_p > 0
+    return config.choose(kernel, capability(call.q.device), plan.kind, plan.constants["BLOCK_D"], descriptors, crowded)
 
 
 def _options(chosen: config.Config) -> dict[str, int]:
@@ -203,7 +200,7 @@ def _sources(call: Call, plan: Plan, rows: int) -> tuple[Any, ...]:
 
 
 def _forward(call: Call, plan: Plan, out: Tensor, lse: Tensor) -> None:
-    chosen = _config("decode" if plan.L < config.DECODE_LENGTH else "forward", call, plan)
+    chosen = _config("decode" if plan.L < config.DECODE_LENGTH else "forward", call, plan, plan.descriptors)
     blocks = triton.cdiv(plan.L, chosen.block_m)
     keys_seen = min(plan.M + plan.L, plan.back + plan.ahead + chosen.block_m)
     programs = blocks * plan.bh
@@ -294,10 +291,10 @@ def _backward(
 
     numbers = (call.zero_row, plan.back, plan.ahead, float(call.scale), plan.scale_log2, plan.drop_below, plan.keep_scale)
 
-    chosen = _config("backward_queries", call, plan)
+    atomics = config.dr_by_atomics()
+    chosen = _config("backward_queries", call, plan, plan.descriptors, atomics)
     blocks = triton.cdiv(plan.L, chosen.block_m)
     dq_sum = torch.empty((plan.B, plan.H, blocks, plan.D), dtype=torch.float32, device=call.q.device)
-    atomics = config.dr_by_atomics()
     dr_sum = None
     if atomics:
         dr_sum = torch.zeros((1, plan.H, plan.T, plan.D), dtype=torch.float32, device=call.q.device)
@@ -307,7 +304,7 @@ def _backward(
         BLOCK=chosen.block_m, TMA=plan.descriptors, **constants, **_options(chosen),
     )  # fmt: skip
 
-    chosen = _config("backward_keys", call, plan)
+    chosen = _config("backward_keys", call, plan, tma)
     blocks = triton.cdiv(plan.M, chosen.block_m) + triton.cdiv(plan.L, chosen.block_m)
     du_sum = torch.empty((plan.B, plan.H, blocks, plan.D), dtype=torch.float32, device=call.q.device)
     backward_keys_kernel[(blocks * plan.bh,)](
@@ -317,7 +314,7 @@ def _backward(
     )  # fmt: skip
 
     if dr_sum is None:
-        chosen = _config("backward_table", call, plan)
+        chosen = _config("backward_table", call, plan, tma)
         blocks = triton.cdiv(call.zero_row, chosen.block_m) + triton.cdiv(plan.T - call.zero_row, chosen.block_m)
         programs = blocks * plan.H
         parts = max(1, min(plan.B, triton.cdiv(2 * multiprocessors(call.q.device), max(programs, 1))))
@@ -328,7 +325,7 @@ def _backward(
                 *streams(chosen, 3), delta, lse2, dr_sum, *strides, plan.B, *plan.sizes, *numbers,
                 BLOCK=chosen.block_m, TMA=tma, **constants, **_options(chosen),
             )  # fmt: skip
-    dr.copy_(dr_sum.sum(0))
+    dr.copy_(dr_sum[0] if dr_sum.size(0) == 1 else dr_sum.sum(0))
     content = du_sum.sum((0, 2))
     du.copy_(content)
     dw.copy_(dq_sum.sum((0, 2)) - content)  # dq is the sum of what comes through content and through positions

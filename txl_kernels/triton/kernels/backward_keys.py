@@ -88,6 +88,7 @@ def backward_keys_kernel(
         p = tl.math.exp2(s * scale_log2 - lse2[None, :])
         # Without bounds the tile is whole if its last query sees the first key and its first query the last one.
         whole = (key0 >= tl.maximum(M + m0 + BLOCK - 1 - back, 0)) & (key0 + BLOCK <= tl.minimum(M + m0 + ahead, M + L))
+        whole = whole & (m0 + BLOCK <= L)
         if (KEY_FIRST is not None) or (not whole):
             low, high, _ = interval(start, end, start_query, end_query, i, L, M, T, zero_row, back, ahead)
             p = tl.where((key[:, None] >= low[None, :]) & (key[:, None] < high[None, :]), p, 0.0)

@@ -1,0 +1,168 @@
+"""On a GPU only: large tensors, no synchronisation, graphs, the same bits, linear memory. `pytest -m gpu`."""
+
+from typing import Any
+
+import pytest
+import torch
+from oracle import TENSORS, Case, as_call, gradients, make_inputs
+
+from txl_kernels import rel_attention
+
+pytestmark = pytest.mark.gpu
+UNIT = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def run(case: Case, dtype: torch.dtype, backend: str) -> dict[str, torch.Tensor]:
+    inputs = make_inputs(case, dtype)
+    if backend == "reference":
+        inputs = {n: x.detach().double().requires_grad_() if n in TENSORS else x for n, x in inputs.items()}
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
+    return {"out": out.detach(), "lse": lse.detach()} | gradients(out, lse, inputs)
+
+
+def assert_equals_reference(case: Case, dtype: torch.dtype) -> None:
+    got, want = run(case, dtype, "triton"), run(case, dtype, "reference")
+    for name, x in got.items():
+        y = want[name].where(want[name].isfinite(), 0.0)
+        assert torch.equal(x.isfinite(), want[name].isfinite()), name
+        error = (x.double().where(want[name].isfinite(), 0.0) - y).norm()
+        assert error <= 10 * UNIT[dtype] * y.norm() + UNIT[dtype], f"{name}: error {error:.3e} of {y.norm():.3e}"
+
+
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+@pytest.mark.parametrize("width", [16, 32, 38, 41, 64, 80, 96, 128, 192, 256])
+def test_head_widths(width: int, dtype: torch.dtype) -> None:
+    assert_equals_reference(Case("", B=2, H=2, L=150, M=333, D=width), dtype)
+    assert_equals_reference(Case("", B=1, H=2, L=3, M=700, D=width, intervals="filled"), dtype)
+
+
+@pytest.mark.parametrize("options", [
+    {"causal": False}, {"window": 100}, {"intervals": "episodes"}, {"causal": False, "intervals": "padded"},
+    {"intervals": "random"}, {"dropout_p": 0.2}, {"causal": False, "dropout_p": 0.1, "intervals": "filled"},
+    {"layout": "lbhd"}, {"layout": "fused"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("sizes", [(512, 512), (300, 1001), (129, 63)], ids=str)
+def test_options_at_real_sizes(sizes: tuple[int, int], options: dict[str, Any]) -> None:
+    length, memory = sizes
+    assert_equals_reference(Case("", B=2, H=3, L=length, M=memory, D=64, **options), torch.bfloat16)
+
+
+def test_65536_keys() -> None:
+    assert_equals_reference(Case("", B=1, H=2, L=128, M=65536 - 128, D=64), torch.bfloat16)
+    assert_equals_reference(Case("", B=1, H=2, L=1, M=65535, D=64), torch.bfloat16)
+
+
+def test_more_than_2_to_the_31_elements() -> None:
+    """A memory of 2**31 + elements: only a window at its end is seen, which a slice holds too."""
+    rows, width, window = 2**25 + 77, 64, 300
+    k_mem, v_mem = (torch.zeros(1, 1, rows, width, dtype=torch.bfloat16) for _ in range(2))
+    assert k_mem.numel() > 2**31
+    for x in (k_mem, v_mem):
+        x[:, :, -1000:] = torch.randn(1, 1, 1000, width)
+    q, k, v = torch.randn(3, 1, 1, 64, width, dtype=torch.bfloat16)
+    r, u = torch.randn(1, window, width, dtype=torch.bfloat16), torch.randn(1, width, dtype=torch.bfloat16)
+    near = [x[:, :, -1000:].clone().requires_grad_() for x in (k_mem, v_mem)]
+    far = [x.requires_grad_() for x in (k_mem, v_mem)]
+    outs = [rel_attention(q, k, v, r, u, u, tuple(m), window=window, backend="triton") for m in (far, near)]
+    torch.testing.assert_close(*outs, rtol=2e-2, atol=2e-2)
+    dout = torch.randn_like(q)
+    grads = [torch.autograd.grad(out, m, dout) for out, m in zip(outs, (far, near), strict=True)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a[:, :, -1000:], b, rtol=2e-2, atol=2e-2)
+        assert not a[:, :, :-1000].any()
+
+
+@pytest.mark.parametrize("case", [
+    Case("", B=4, H=4, L=512, M=512, D=64), Case("", B=1, H=4, L=1, M=3800, D=64),
+    Case("", B=3, H=2, L=200, M=100, D=64, intervals="episodes", dropout_p=0.1),
+], ids=["training", "decode", "bounds"])  # fmt: skip
+def test_the_same_bits_20_times(case: Case) -> None:
+    first = run(case, torch.bfloat16, "triton")
+    for _ in range(19):
+        for name, x in run(case, torch.bfloat16, "triton").items():
+            assert torch.equal(first[name], x), name
+
+
+def test_nothing_waits_for_the_device() -> None:
+    inputs = make_inputs(Case("", B=2, H=2, L=40, M=60, D=64, intervals="filled"), torch.bfloat16)
+    dout = torch.randn_like(inputs["q"])
+    for _ in range(2):  # the first compiles
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            out = rel_attention(**as_call(inputs) | {"dropout_p": 0.1}, backend="triton")
+            torch.autograd.grad(out, [inputs[n] for n in TENSORS], dout)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("length", [1, 8, 64])
+def test_graphs(length: int) -> None:
+    """A captured step replays on new keys and on bounds that moved, forward and backward."""
+    case = Case("", B=2, H=4, L=length, M=500, D=64, intervals="filled")
+    inputs, other = make_inputs(case, torch.bfloat16), make_inputs(Case(**{**vars(case), "seed": 9}), torch.bfloat16)
+    dout = torch.randn_like(inputs["q"])
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = rel_attention(**as_call(inputs), backend="triton")
+        return (out, *torch.autograd.grad(out, [inputs[n] for n in TENSORS], dout))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        for name, x in inputs.items():
+            if isinstance(x, torch.Tensor):
+                x.copy_(other[name])
+    graph.replay()
+    for a, b in zip(captured, step(), strict=True):
+        assert torch.equal(a, b)
+
+
+def peak_of_a_step(length: int) -> int:
+    inputs = make_inputs(Case("", B=1, H=8, L=length, M=length, D=64), torch.bfloat16)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = rel_attention(**as_call(inputs), backend="triton")
+    torch.autograd.grad(out.sum(), [inputs[n] for n in TENSORS])
+    return torch.cuda.max_memory_allocated() - before
+
+
+def test_memory_grows_linearly() -> None:
+    peak_of_a_step(1024)
+    small, large = peak_of_a_step(4096), peak_of_a_step(16384)
+    assert large <= 4.5 * small
+    assert large < 16384 * 32768  # one byte a score of one head of eight
+
+
+def test_tf32_follows_torch() -> None:
+    case = Case("", B=1, H=2, L=128, M=200, D=64)
+    want = run(case, torch.float32, "reference")["out"]
+    errors = {}
+    for setting in ("highest", "high"):
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(setting)
+        try:
+            errors[setting] = float((run(case, torch.float32, "triton")["out"] - want).norm() / want.norm())
+        finally:
+            torch.set_float32_matmul_precision(before)
+    assert errors["highest"] < 1e-5 < errors["high"] < 1e-2
+
+
+def test_compiled_by_inductor() -> None:
+    torch.compiler.reset()
+    inputs = make_inputs(Case("", B=2, H=2, L=64, M=100, D=64), torch.bfloat16)
+
+    @torch.compile(fullgraph=True)
+    def f(call: dict[str, Any]) -> torch.Tensor:
+        return rel_attention(**call).float().square().sum()
+
+    got, want = f(as_call(inputs)), rel_attention(**as_call(inputs), backend="triton").float().square().sum()
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+    for a, b in zip(*(torch.autograd.grad(x, [inputs[n] for n in TENSORS]) for x in (got, want)), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
