@@ -5,13 +5,17 @@ EXTRAS ?= test
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test aot lint bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/txl demo --run runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(VENV)/installed
 	$(BIN)/pytest tests
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/kernels -m triton --backends triton -n auto
+
+aot: $(VENV)/installed
+	$(BIN)/python tools/aot.py check
 
 bench: $(VENV)/installed
 	$(BIN)/pytest benchmarks/ --benchmark-only

@@ -53,7 +53,10 @@ class Bench:
         self.records.append(record)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.out.write_text(json.dumps({"about": self.about, "records": self.records}, indent=1) + "\n")
-        print("  ".join(f"{name} {x:.4g}" if isinstance(x, float) else f"{name} {x}" for name, x in record.items()), flush=True)
+        print(
+            "  ".join(f"{name} {x:.4g}" if isinstance(x, float) else f"{name} {x}" for name, x in record.items()),
+            flush=True,
+        )
 
     def milliseconds(self, run: Callable[[], Any]) -> float:
         if self.rehearse:
@@ -159,7 +162,13 @@ def flex(x: Inputs) -> Tensor:
     return _flex(x["q"] + x["content_bias"].unsqueeze(1), k, v, score_mod=score, block_mask=mask)
 
 
-CONTESTANTS = {"ours": ours, "plain flash SDPA": plain_sdpa, "dense bias SDPA": dense_bias_sdpa, "eager": eager, "flex": flex}
+CONTESTANTS = {
+    "ours": ours,
+    "plain flash SDPA": plain_sdpa,
+    "dense bias SDPA": dense_bias_sdpa,
+    "eager": eager,
+    "flex": flex,
+}
 
 
 def correct(bench: Bench, name: str) -> bool:
@@ -231,7 +240,15 @@ def alternatives(bench: Bench, shape: tuple[int, ...]) -> None:
     x = make_inputs(bench, shape, grad=True)
     leaves, dout = list(x.values()), torch.randn_like(x["q"])
     real_choose, real_descriptors, real_atomics = config.choose, config.has_descriptors, config.dr_by_atomics
-    tiles = [(64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 1), (64, 64, 8, 2), (32, 32, 4, 2), (32, 32, 2, 2)]
+    tiles = [
+        (64, 64, 4, 1),
+        (64, 64, 4, 2),
+        (64, 64, 4, 3),
+        (64, 64, 8, 1),
+        (64, 64, 8, 2),
+        (32, 32, 4, 2),
+        (32, 32, 2, 2),
+    ]
 
     def step() -> None:
         torch.autograd.grad(ours(x), leaves, dout)

@@ -150,7 +150,9 @@ def measure(compiled: Any, capability: int) -> dict[str, Any]:
         cubin, ptx = Path(folder, "k.cubin"), Path(folder, "k.ptx")
         cubin.write_bytes(compiled.asm["cubin"])
         ptx.write_text(compiled.asm["ptx"])
-        usage = subprocess.run([BIN / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+        usage = subprocess.run(
+            [BIN / "cuobjdump", "-res-usage", cubin], capture_output=True, text=True, check=True
+        ).stdout
         sass = subprocess.run([BIN / "nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
         newer = capability >= 100 or tuple(map(int, VERSION.split("."))) >= (3, 9)
         ptxas = BIN / ("ptxas-blackwell" if newer and (BIN / "ptxas-blackwell").exists() else "ptxas")

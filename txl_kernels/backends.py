@@ -11,7 +11,9 @@ from txl_kernels import native, reference, triton
 # Each module has cannot_run(device, dtype, head_width) -> reason or None. Fastest first.
 BACKENDS: dict[str, ModuleType] = {"native": native, "triton": triton, "reference": reference}
 # Where kernels can be expected, so that falling back to the reference is worth a warning.
-_EXPECTED = {("cpu", dtype): "native" for dtype in native.DTYPES} | {("cuda", dtype): "triton" for dtype in triton.DTYPES}
+_EXPECTED = {("cpu", dtype): "native" for dtype in native.DTYPES} | {
+    ("cuda", dtype): "triton" for dtype in triton.DTYPES
+}
 
 
 def cannot_run(name: str, device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:

@@ -8,7 +8,6 @@ from oracle import DTYPES, Case, as_call, make_inputs
 from txl_kernels import rel_attention, sinusoid
 
 
-
 def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=1e-11 if a.dtype == torch.float64 else 2e-5)
 

@@ -18,7 +18,10 @@ from txl_kernels.call import Call
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_WIDTH = 256
-OLDEST_TRITON = (3, 6)  # gathers of rank 1 and float32 through tensor descriptors compile as the kernels need from here on
+OLDEST_TRITON = (
+    3,
+    6,
+)  # gathers of rank 1 and float32 through tensor descriptors compile as the kernels need from here on
 
 
 def interpreted() -> bool:
@@ -51,7 +54,8 @@ def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -
         return f"triton takes float32, bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if head_width > MAX_HEAD_WIDTH:
         return f"triton takes head widths up to {MAX_HEAD_WIDTH}, not {head_width}"
-    return _absent_from(device)
+    reason: str | None = _absent_from(device)
+    return reason
 
 
 # torch.compile asks once, while it traces, instead of following this into package metadata and the driver.

@@ -8,7 +8,17 @@ import triton
 import triton.language as tl
 
 from txl_kernels.triton.kernels.skew import skew
-from txl_kernels.triton.kernels.tiles import dot, hull, interval, kept, load_rows, row_mask, row_offsets, rows_of, store_rows
+from txl_kernels.triton.kernels.tiles import (
+    dot,
+    hull,
+    interval,
+    kept,
+    load_rows,
+    row_mask,
+    row_offsets,
+    rows_of,
+    store_rows,
+)
 
 
 @triton.jit

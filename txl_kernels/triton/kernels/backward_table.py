@@ -39,7 +39,7 @@ def backward_table_kernel(
     With TMA, QU, QW, DOUT and R are descriptors.
     """
     low_blocks = tl.cdiv(zero_row, BLOCK)  # of negative distances
-    blocks = low_blocks + tl.cdiv(T - zero_row, BLOCK)
+    blocks = low_blocks + tl.cdiv(tl.maximum(T - zero_row, 0), BLOCK)
     pid = tl.program_id(0)
     d0 = (pid % blocks - low_blocks) * BLOCK
     h = (pid // blocks).to(tl.int64)

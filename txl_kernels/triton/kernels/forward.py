@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from txl_kernels.triton.kernels.skew import skew
-from txl_kernels.triton.kernels.tiles import INTERPRETED, LN2, dot, hull, interval, kept, load_rows, rows_of, store_rows
+from txl_kernels.triton.kernels.tiles import LN2, dot, hull, interval, kept, load_rows, rows_of, store_rows
 
 # Sizes that change from call to call must not compile a kernel each.
 SIZES = ["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"]

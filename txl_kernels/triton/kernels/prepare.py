@@ -67,7 +67,9 @@ def prepare_kernel(
     sees = lse != float("-inf")
     u = tl.load(U + h * u_head + d, mask=d < D, other=0.0).to(tl.float32)
     w = tl.load(W + h * w_head + d, mask=d < D, other=0.0).to(tl.float32)
-    q = load_rows(Q + b * q_batch + h * q_head, b, h, m0, q_row, 0, L, sees, BLOCK, D, BLOCK_D, WIDE, False).to(tl.float32)
+    q = load_rows(Q + b * q_batch + h * q_head, b, h, m0, q_row, 0, L, sees, BLOCK, D, BLOCK_D, WIDE, False).to(
+        tl.float32
+    )
     qu = tl.where(sees[:, None], (q + u[None, :]) * sign, 0.0)
     qw = tl.where(sees[:, None], (q + w[None, :]) * sign, 0.0)
     store_rows(QU + bh * L * D, m0, D, 0, L, qu, BLOCK, D, BLOCK_D, WIDE)

@@ -64,10 +64,9 @@ def load_rows(
 @triton.jit
 def rows_of(x, b, h, batch_stride, head_stride, TMA: tl.constexpr):
     """What `load_rows` takes for (b, h), or (row, h) of r: the descriptor itself, or the pointer to row 0."""
-    if TMA:
-        return x
-    else:
-        return x + tl.cast(b, tl.int64) * batch_stride + h * head_stride
+    if not TMA:
+        x += tl.cast(b, tl.int64) * batch_stride + h * head_stride
+    return x
 
 
 @triton.jit

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Everything a GPU can tell, cheapest and most informative first, each step under its own time limit, so that a run cut
+# short still leaves results: bash tools/gpu_check.sh [output folder]. Needs torch with CUDA, triton, pytest, hypothesis and
+# the build tools (pybind11, cmake, ninja, setuptools) installed; no network. Copy its JSON to benchmarks/results/.
+#
+# The defaults end within ten minutes; SECONDS_BENCH and SECONDS_TESTS move the limits. REHEARSE=1 tries the whole script on a CPU, in Triton's interpreter.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-${OUT:-gpu-check}}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+PYTHON=${PYTHON:-python3}
+export CUBLAS_WORKSPACE_CONFIG=:4096:8 # deterministic algorithms ask for it
+export PYTHONFAULTHANDLER=1
+summary=$out/summary.txt
+log=$out/log.txt
+: >"$summary"
+: >"$log"
+failed=0
+step_log=$(mktemp)
+trap 'rm -f "$step_log"' EXIT
+
+say() { printf '%s\n' "$*" | tee -a "$summary"; }
+
+# step NAME LIMIT COMMAND...: runs it, logs it, and says how it ended.
+step() {
+  local name=$1 limit=$2 started=$SECONDS code=0
+  shift 2
+  printf '\n=== %s\n' "$name" >>"$log"
+  timeout --kill-after=10 "$limit" "$@" >"$step_log" 2>&1 || code=$?
+  cat "$step_log" >>"$log"
+  say "$name: exit $code after $((SECONDS - started)) s (limit $limit)"
+  if [ "$code" != 0 ]; then
+    failed=1
+    tail -n 12 "$step_log" | tee -a "$summary"
+  fi
+  return "$code"
+}
+
+marker=gpu
+bench=()
+if [ "${REHEARSE:-0}" = 1 ]; then
+  export TRITON_INTERPRET=1
+  marker=triton
+  bench=(--rehearse)
+else
+  step device 30 nvidia-smi
+fi
+
+step install 300 "$PYTHON" -m pip install --no-build-isolation --no-deps --quiet .
+step diagnosis 60 "$PYTHON" -m txl_kernels && tee -a "$summary" <"$step_log"
+
+# Does it run at all, in a minute; the rest of the tests come after the first figures.
+step smoke 120 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider -m "$marker" --backends triton \
+  tests/kernels/test_values.py -k "matches_the_definition and (causal or window or dropout)" &&
+  tail -n 1 "$step_log" | tee -a "$summary"
+seconds=${SECONDS_BENCH:-200}
+step bench "$((seconds + 40))" "$PYTHON" benchmarks/gpu.py --out "$out/gpu.json" --seconds "$seconds" "${bench[@]}"
+step tests "${SECONDS_TESTS:-150}" env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider -m "$marker" --backends triton \
+  --durations=10 tests/gpu tests/kernels
+tail -n 25 "$step_log" | tee -a "$summary"
+if command -v compute-sanitizer >/dev/null && [ "${REHEARSE:-0}" != 1 ]; then
+  step memcheck "${SECONDS_MEMCHECK:-60}" compute-sanitizer --tool memcheck --error-exitcode 9 \
+    env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider \
+    -m gpu --backends triton tests/kernels/test_values.py -k "matches_the_definition and (41 or episodes or block)"
+fi
+
+[ -f "$out/gpu.json" ] && "$PYTHON" - "$out/gpu.json" <<'PY' | tee -a "$summary"
+import json, sys
+
+run = json.load(open(sys.argv[1]))
+print("\n".join(f"{name}: {value}" for name, value in run["about"].items()))
+for r in run["records"]:
+    ms = f"{r['ms']:9.3f} ms" if "ms" in r else ""
+    rate = f"{r['gflop'] / r['ms']:8.1f} TFLOP/s" if "gflop" in r and "ms" in r else ""
+    rate = rate or (f"{r['megabytes'] / r['ms']:8.1f} GB/s" if "megabytes" in r and "ms" in r else "")
+    rest = " ".join(f"{n}={r[n]:.3g}" for n in ("tflops", "gb_per_s", "relative_error") if n in r)
+    rest += f" {r['peak_mib']} MiB" if "peak_mib" in r else ""
+    print(f"{r['group']:18} {r.get('shape', ''):20} {r.get('contestant', ''):34} {ms:12} {rate} {rest} {r.get('error', '')}")
+PY
+exit "$failed"
