@@ -95,7 +95,10 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    except OSError:
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 
@@ -108,7 +111,9 @@ def make_inputs(bench: Bench, shape: tuple[int, ...], grad: bool, dtype: torch.d
 
     tensors = {name: randn(B, H, L, D) for name in "qkv"} | {"r": randn(H, M + L, D)}
     tensors |= {name: randn(H, D) for name in ("content_bias", "position_bias")}
-    return tensors | {name: randn(B, H, M, D) for name in ("k_mem", "v_mem")}
+    tensors |= {name: randn(B, H, M, D) for name in ("k_mem", "v_mem")}
+    joined = zip(("keys", "values"), keys_of(tensors), strict=True)  # for those who would have to concatenate
+    return tensors | {name: t.detach().requires_grad_(grad) for name, t in joined}
 
 
 def ours(x: Inputs, backend: str = "triton") -> Tensor:
@@ -127,7 +132,7 @@ def plain_sdpa(x: Inputs) -> Tensor:
     """The yardstick: flash attention without positions over the same visible pairs."""
     from torch.nn.attention.bias import causal_lower_right
 
-    k, v = keys_of(x)
+    k, v = x["keys"], x["values"]
     return F.scaled_dot_product_attention(x["q"], k, v, attn_mask=causal_lower_right(x["q"].size(2), k.size(2)))
 
 
@@ -238,8 +243,10 @@ def graphed(run: Callable[[], Any]) -> Callable[[], Any]:
 def alternatives(bench: Bench, shape: tuple[int, ...]) -> None:
     """Other tiles, warps and stages than the table's, descriptors or pointers, dr by atomics: what the table should say."""
     x = make_inputs(bench, shape, grad=True)
-    leaves, dout = list(x.values()), torch.randn_like(x["q"])
-    real_choose, real_descriptors, real_atomics = config.choose, config.has_descriptors, config.dr_by_atomics
+    leaves, dout = [x[n] for n in ORDER], torch.randn_like(x["q"])
+    from txl_kernels.triton import plan
+
+    real_choose, real_describable, real_atomics = config.choose, plan.describable, config.dr_by_atomics
     tiles = [
         (64, 64, 4, 1),
         (64, 64, 4, 2),
@@ -253,14 +260,16 @@ def alternatives(bench: Bench, shape: tuple[int, ...]) -> None:
     def step() -> None:
         torch.autograd.grad(ours(x), leaves, dout)
 
+    if bench.rehearse:
+        tiles = tiles[:1]
     bench.row("alternatives", shape, {"the table's": step})
     try:
         config.dr_by_atomics = lambda: True
         bench.row("alternatives", shape, {"dr by atomics": step})
         config.dr_by_atomics = real_atomics
-        config.has_descriptors = lambda capability: False
+        plan.describable = lambda x: False
         bench.row("alternatives", shape, {"pointers": step})
-        config.has_descriptors = real_descriptors
+        plan.describable = real_describable
         for kernel in ("forward", "backward_queries", "backward_keys", "backward_table"):
             for tile in tiles:
                 if not bench.left():
@@ -272,7 +281,7 @@ def alternatives(bench: Bench, shape: tuple[int, ...]) -> None:
                 config.choose = choose
                 bench.row("alternatives", shape, {f"{kernel} {tile}": step})
     finally:
-        config.choose, config.has_descriptors, config.dr_by_atomics = real_choose, real_descriptors, real_atomics
+        config.choose, plan.describable, config.dr_by_atomics = real_choose, real_describable, real_atomics
 
 
 def memory(bench: Bench, shape: tuple[int, ...], name: str) -> None:
@@ -304,21 +313,26 @@ def main() -> None:
     else:
         training, decoding = (8, 16, 1024, 1024, 64), [(1, 8, 1, 3800, 64), (32, 8, 1, 3800, 64), (1, 8, 1, 32768, 64)]
         ladder = [(8, 16, n, n, 64) for n in (512, 2048)] + [(22, 8, 512, 512, 64)]
-    attention(bench, training, names)
-    for shape in decoding:
-        decode(bench, shape, [n for n in names if n != "dense bias SDPA"])
-    alternatives(bench, training)
-    for shape in ladder:
-        attention(bench, shape, names)
+    without_bias = [n for n in names if n != "dense bias SDPA"]
+    steps = [lambda: attention(bench, training, names)]
+    steps += [lambda s=shape: decode(bench, s, without_bias) for shape in decoding]
+    steps += [lambda s=shape: attention(bench, s, names) for shape in ladder]
     if not a.rehearse:
-        memory(bench, (1, 8, 32768, 32768, 64), "ours")
-        for name in names:
-            memory(bench, (1, 8, 4096, 4096, 64), name)
-        if correct(bench, "flex"):
-            attention(bench, training, ["ours", "flex"])
-        attention(bench, (8, 16, 8192, 8192, 64), ["ours", "plain flash SDPA"])
-        attention(bench, (8, 8, 1024, 1024, 128), names)
+        steps += [lambda: memory(bench, (1, 8, 32768, 32768, 64), "ours")]
+        steps += [lambda n=name: memory(bench, (1, 8, 4096, 4096, 64), n) for name in names]
+        steps += [lambda: correct(bench, "flex") and attention(bench, training, ["ours", "flex"])]
+        steps += [lambda: attention(bench, (8, 8, 1024, 1024, 128), names)]
+        steps += [lambda: attention(bench, (8, 16, 8192, 8192, 64), ["ours", "plain flash SDPA"])]
+    steps += [lambda: alternatives(bench, training)]
+    for step in steps:
+        if bench.left():
+            try:
+                step()
+            except Exception as error:  # the next one may still tell something
+                bench.add(group="failed", error=f"{type(error).__name__}: {str(error)[:300]}")
     bench.add(group="end", complete=bench.left())
+    if a.rehearse and any("error" in record for record in bench.records):
+        raise SystemExit("the rehearsal met errors")
 
 
 if __name__ == "__main__":

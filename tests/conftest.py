@@ -1,5 +1,6 @@
 """Shared fixtures: the backends under test and their devices, and outputs that show what was not written."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from txl_kernels.backends import BACKENDS
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backends", default=",".join(BACKENDS), help="Backends the kernel tests run against.")
+    parser.addoption("--shard", default="1/1", help="K/N: every N-th test from the K-th on, to share them out by hand.")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -28,11 +30,30 @@ def _marks(backend: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.triton] if triton.interpreted() else [pytest.mark.triton, pytest.mark.gpu]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    first, step = map(int, config.getoption("--shard").split("/"))
+    items[:] = items[first - 1 :: step]
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is False"))
+
+
+class ShowFailures:
+    """Prints a failure at once: a run may be cut off before its summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.writer = config.get_terminal_writer()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.writer.line(f"\nfailed: {report.nodeid}\n{report.longreprtext[-3000:]}")
+            self.writer.flush()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if os.environ.get("TESTS_SHOW_FAILURES") == "1":
+        session.config.pluginmanager.register(ShowFailures(session.config))
 
 
 @pytest.fixture(autouse=True)

@@ -83,12 +83,13 @@ def test_the_same_bits_20_times(case: Case) -> None:
             assert torch.equal(first[name], x), name
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_nothing_waits_for_the_device() -> None:
     inputs = make_inputs(Case("", B=2, H=2, L=40, M=60, D=64, intervals="filled"), torch.bfloat16)
     dout = torch.randn_like(inputs["q"])
     for _ in range(2):  # the first compiles
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             out = rel_attention(**as_call(inputs) | {"dropout_p": 0.1}, backend="triton")
             torch.autograd.grad(out, [inputs[n] for n in TENSORS], dout)
         finally:
@@ -154,6 +155,7 @@ def test_tf32_follows_torch() -> None:
     assert errors["highest"] < 1e-5 < errors["high"] < 1e-2
 
 
+@pytest.mark.filterwarnings("default")
 def test_compiled_by_inductor() -> None:
     torch.compiler.reset()
     inputs = make_inputs(Case("", B=2, H=2, L=64, M=100, D=64), torch.bfloat16)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import TENSORS, Case, as_call, gradients, make_inputs
+from oracle import Case, as_call, gradients, make_inputs
 
 from txl_kernels import available_backends, rel_attention, triton
 from txl_kernels.triton import config
@@ -171,24 +171,44 @@ def test_triton_versions(version: str, reason: str | None, monkeypatch: pytest.M
 
 
 def test_tracing_with_fake_cuda_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled and exported graphs for a GPU hold the operators, with no GPU at hand."""
+    """Compiled, exported and traced graphs for a GPU hold the operators, with no GPU at hand.
+
+    Without gradients: autograd itself refuses CUDA tensors in a torch built for the cpu, so backward is traced directly.
+    """
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     monkeypatch.setattr(triton, "cannot_run", lambda *args: None)
+    torch.compiler.reset()
+    graphs: list[torch.fx.GraphModule] = []
 
-    def step(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        call = as_call(dict(zip(TENSORS, tensors, strict=True)))
-        out = rel_attention(**call, backend="triton")
-        return (out, *torch.autograd.grad(out.sum(), tensors))
+    def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return rel_attention(*tensors[:6], tensors[6:], return_lse=True, backend="triton")
 
-    with FakeTensorMode() as mode:
-        shapes = [(2, 2, 6, 8)] * 3 + [(2, 11, 8), (2, 8), (2, 8)] + [(2, 2, 5, 8)] * 2
-        tensors = [torch.empty(s, device="cuda", dtype=torch.bfloat16, requires_grad=True) for s in shapes]
-        graph = make_fx(step)(*tensors)
-        results = graph(*tensors)
-    assert "txl_kernels.rel_attention.default" in graph.code
-    assert "txl_kernels.rel_attention_backward.default" in graph.code
-    assert [tuple(x.shape) for x in results] == [(2, 2, 6, 8), *shapes]
-    assert {x.device.type for x in results} == {"cuda"}
-    assert mode is not None
+    def both(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out, lse = forward(*tensors)
+        settings = (None, None, None, True, None, 0, 0.35, 0.0, "triton")
+        return torch.ops.txl_kernels.rel_attention_backward(out, None, out, lse, *tensors, *settings)
+
+    class Attention(torch.nn.Module):
+        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return forward(*tensors)
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    shapes = [(2, 2, 6, 8)] * 3 + [(2, 11, 8), (2, 8), (2, 8)] + [(2, 2, 5, 8)] * 2
+    with FakeTensorMode():
+        tensors = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
+        out, lse = torch.compile(forward, fullgraph=True, backend=keep)(*tensors)
+        graphs.append(torch.export.export(Attention(), tuple(tensors)).graph_module)
+        graphs.append(make_fx(both)(*tensors))
+        gradients_of = graphs[-1](*tensors)
+    assert (out.shape, out.device.type, out.dtype) == (shapes[0], "cuda", torch.bfloat16)
+    assert (lse.shape, lse.dtype) == ((2, 2, 6), torch.float32)
+    assert len(graphs) == 3
+    assert all("txl_kernels.rel_attention.default" in graph.code for graph in graphs)
+    assert "txl_kernels.rel_attention_backward.default" in graphs[-1].code
+    assert [tuple(x.shape) for x in gradients_of] == shapes
+    assert {x.device.type for x in gradients_of} == {"cuda"}

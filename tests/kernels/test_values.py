@@ -127,6 +127,24 @@ def test_rows_of_r_past_the_last_distance_may_hold_anything(backend: str) -> Non
         assert torch.equal(spoiled, want)
 
 
+@pytest.mark.parametrize("window", [1, 3])
+def test_memory_before_the_window_may_hold_anything(window: int, backend: str) -> None:
+    """More of it than the segment is long, so that nothing may be read in its place either."""
+    case = Case("", L=4, M=70, window=window)
+
+    def run(spoil: bool) -> list[torch.Tensor]:
+        inputs = make_inputs(case, DTYPES[backend])
+        if spoil:
+            with torch.no_grad():
+                for name in ("k_mem", "v_mem"):
+                    inputs[name][:, :, : 70 - window + 1] = torch.nan
+        out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
+        return [out, lse, *gradients(out, lse, inputs).values()]
+
+    for spoiled, clean in zip(run(True), run(False), strict=True):
+        assert torch.equal(spoiled, clean)
+
+
 def test_a_few_queries_ignore_what_they_do_not_see(backend: str) -> None:
     inputs = make_inputs(Case("", L=2, M=700, B=1, H=1), DTYPES[backend])
     start = torch.tensor([[650]], dtype=torch.int32)

@@ -57,7 +57,7 @@ _TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
         "half": {
             "forward": (Config(64, 64, 4, 2), Config(64, 64, 8, 2), Config(32, 32, 4, 2)),
             "decode": (Config(16, 64, 2, 2), Config(16, 64, 2, 1), Config(16, 64, 4, 2)),
-            "backward_queries": (Config(64, 64, 4, 1), Config(32, 32, 4, 1), Config(16, 16, 4, 1)),
+            "backward_queries": (Config(64, 64, 4, 1), Config(16, 16, 2, 1), Config(16, 16, 4, 1)),
             "backward_keys": (Config(64, 64, 4, 1), Config(32, 32, 4, 1), Config(16, 16, 4, 1)),
             "backward_table": (Config(64, 64, 4, 1), Config(32, 32, 2, 1), Config(32, 32, 4, 1)),
         },
@@ -140,7 +140,13 @@ def kind_of(dtype: torch.dtype) -> str:
     """How products are formed: float32 as torch's own matrix products, see torch.set_float32_matmul_precision."""
     if dtype != torch.float32:
         return "half"
-    return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    matmul = torch.backends.cuda.matmul
+    if not hasattr(matmul, "fp32_precision"):  # before torch 2.9
+        return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    setting = matmul.fp32_precision
+    if setting == "none":  # left to the setting for everything
+        setting = getattr(torch.backends, "fp32_precision", "none")
+    return "tf32" if setting == "tf32" else "float32"
 
 
 def dr_by_atomics() -> bool:

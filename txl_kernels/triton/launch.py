@@ -73,7 +73,7 @@ def _reach(call: Call, plan: Plan) -> Reach:
     keys = plan.M + plan.L
     widths = (keys, keys, plan.T, plan.T)
     reach = Reach(*(call.q.new_empty((plan.B, width), dtype=torch.int32) for width in widths))
-    reach_kernel[(plan.B, triton.cdiv(max(keys, plan.T), REACH_CELLS))](
+    reach_kernel[(plan.B * triton.cdiv(max(keys, plan.T), REACH_CELLS),)](
         call.start, call.end, *reach, *_bound_steps(call.start, call.end), *plan.sizes[1:],
         plan.zero_row, plan.back, plan.ahead, CELLS=REACH_CELLS, CHUNK=REACH_CHUNK,
     )  # fmt: skip
@@ -163,7 +163,7 @@ class _Backward:
         self.qu = torch.empty(call.q.shape, dtype=call.q.dtype, device=call.q.device)
         self.qw = torch.empty_like(self.qu)
         self.delta, self.lse2 = torch.empty_like(lse), torch.empty_like(lse)
-        self.tma = plan.descriptors and describable(dout)
+        self.tma = plan.descriptors and describable(dout) and describable(self.qu)
         self.reach = _reach(call, plan)
         self.steps = _steps(call.k, call.v, plan.k_mem, plan.v_mem, plan.r)
         self.steps += _bound_steps(call.start, call.end) + _steps(dout)

@@ -36,7 +36,12 @@ def wide(*tensors: Tensor) -> bool:
 def describable(x: Tensor) -> bool:
     """Whether the copy engine can take it: 16-byte aligned rows, nothing empty, nothing expanded."""
     unit = 16 // x.element_size()
-    return x.data_ptr() % 16 == 0 and x.numel() > 0 and all(s > 0 and s % unit == 0 for s in x.stride()[:-1])
+    return (
+        x.data_ptr() % 16 == 0
+        and x.numel() > 0
+        and x.stride(-1) == 1
+        and all(s > 0 and s % unit == 0 for s in x.stride()[:-1])
+    )
 
 
 class Plan(NamedTuple):
@@ -53,6 +58,7 @@ class Plan(NamedTuple):
     D: int
     k_mem: Tensor  # k and v in place of a memory nobody sees, of which nothing is read
     v_mem: Tensor
+    unseen: int  # rows of k_mem and v_mem before any window
     r: Tensor
     first_row: int  # of the call's r
     zero_row: int  # of this r
@@ -84,8 +90,7 @@ class Plan(NamedTuple):
 
     def sources(self, call: Call, block: int) -> tuple[Any, ...]:
         """k, v, k_mem, v_mem, r as the kernels that walk keys take them."""
-        unseen = max(self.M - self.back, 0) if self.k_mem is call.k_mem else 0
-        each = ((call.k, 0), (call.v, 0), (self.k_mem, unseen), (self.v_mem, unseen), (self.r, 0))
+        each = ((call.k, 0), (call.v, 0), (self.k_mem, self.unseen), (self.v_mem, self.unseen), (self.r, 0))
         return tuple(self.rows(x, first, block, self.descriptors) for x, first in each)
 
 
@@ -96,9 +101,9 @@ def make_plan(call: Call) -> Plan:
     if keys > MAX_KEYS:
         raise ValueError(f"triton takes at most {MAX_KEYS} keys, memory and segment, got {keys}")
     back = keys if call.window is None else min(call.window - 1, keys)
-    k_mem, v_mem = call.k, call.v
+    k_mem, v_mem, unseen = call.k, call.v, 0
     if call.k_mem is not None and call.v_mem is not None and call.memory_len and back:
-        k_mem, v_mem = call.k_mem, call.v_mem
+        k_mem, v_mem, unseen = call.k_mem, call.v_mem, max(call.memory_len - back, 0)
     first_row = min(max(call.zero_row - (0 if call.causal else length - 1), 0), call.r.size(1))
     past_row = min(call.zero_row + min(back, keys - 1) + 1, call.r.size(1))
     r = call.r[:, first_row : max(past_row, first_row)]
@@ -115,7 +120,7 @@ def make_plan(call: Call) -> Plan:
     # Which keys are hidden by bounds only the bounds know, and a descriptor cannot leave rows out.
     unbounded = call.start is None and call.end is None
     return Plan(
-        batch, heads, length, call.memory_len, r.size(1), width, k_mem, v_mem, r, first_row,
+        batch, heads, length, call.memory_len, r.size(1), width, k_mem, v_mem, unseen, r, first_row,
         zero_row=call.zero_row - first_row,
         back=back,
         ahead=1 if call.causal else keys,

@@ -56,12 +56,13 @@ def backward_keys_kernel(
     if END is not None:
         end = END + b * end_batch
 
+    unseen = tl.maximum(M - back, 0)  # keys of the memory before any window: not read
     if key0 < M:
         k = load_rows(
-            K_MEM + b * km_batch + h * km_head, b, h, key0, km_row, 0, M, seen, BLOCK, D, BLOCK_D, WIDE, False
+            K_MEM + b * km_batch + h * km_head, b, h, key0, km_row, unseen, M, seen, BLOCK, D, BLOCK_D, WIDE, False
         )
         v = load_rows(
-            V_MEM + b * vm_batch + h * vm_head, b, h, key0, vm_row, 0, M, seen, BLOCK, D, BLOCK_D, WIDE, False
+            V_MEM + b * vm_batch + h * vm_head, b, h, key0, vm_row, unseen, M, seen, BLOCK, D, BLOCK_D, WIDE, False
         )
     else:
         k = load_rows(K + b * k_batch + h * k_head, b, h, key0 - M, k_row, 0, L, seen, BLOCK, D, BLOCK_D, WIDE, False)

@@ -45,7 +45,7 @@ def _through_positions(
 @triton.jit
 def _walk(
     state, qu, qw, dout, lse2, delta, K, V, key_last, row_last, k_row, v_row, first_row, shift, origin, last_row,
-    R, DR, r_row, T, zero_row, b, h, m0, L, M, low, high, first, last, all_from, all_to, scale_log2, dr_scale, seed, bh,
+    R, DR, r_row, T, zero_row, b, h, m0, M, low, high, first, last, all_from, all_to, scale_log2, dr_scale, seed, bh,
     drop_below, keep_scale,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr,
@@ -74,8 +74,7 @@ def _walk(
         if DROPOUT:
             dp = tl.where(kept(seed, bh, m0, key0, drop_below, BLOCK, BLOCK), dp * keep_scale, 0.0)
         ds = p * (dp - delta[:, None])
-        # Rows past the segment's end meet rows of r that may hold anything, and their dS must not reach dr or DQ_SUM.
-        if (key0 < all_from) | (key0 + BLOCK > all_to) | (m0 + BLOCK > L):
+        if (key0 < all_from) | (key0 + BLOCK > all_to):
             ds = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), ds, 0.0)
         ds = ds.to(k.dtype)
         dq = dot(ds, k, dq, PRECISION)
@@ -117,6 +116,8 @@ def backward_queries_kernel(
         end = END + b * end_batch
     low, high, _ = interval(start, end, start_query, end_query, i, L, M, T, zero_row, back, ahead)
     first, last, all_from, all_to = hull(low, high, i, L, M)
+    # Queries past the segment's end may meet anything, and their dS must not reach dr or DQ_SUM: mask every tile.
+    all_to = tl.where(m0 + BLOCK > L, 0, all_to)
     key_last = None
     row_last = None
     if KEY_LAST is not None:
@@ -147,13 +148,13 @@ def backward_queries_kernel(
         state, qu, qw, dout, lse2, delta,
         rows_of(K_MEM, b, h, km_batch, km_head, TMA), rows_of(V_MEM, b, h, vm_batch, vm_head, TMA),
         key_last, row_last, km_row, vm_row, mem_row, 0, tl.maximum(M - back, 0), tl.minimum(last, M),
-        R, dr, r_row, T, zero_row, b, h, m0, L, M, low, high, first, tl.minimum(last, M), all_from, all_to, scale_log2,
+        R, dr, r_row, T, zero_row, b, h, m0, M, low, high, first, tl.minimum(last, M), all_from, all_to, scale_log2,
         dr_scale, seed, bh, drop_below, keep_scale, BLOCK, D, BLOCK_D, DROPOUT, WIDE, PRECISION, TMA,
     )  # fmt: skip
     state = _walk(
         state, qu, qw, dout, lse2, delta, rows_of(K, b, h, k_batch, k_head, TMA), rows_of(V, b, h, v_batch, v_head, TMA),
         key_last, row_last, k_row, v_row, seg_row, M, 0, last - M,
-        R, dr, r_row, T, zero_row, b, h, m0, L, M, low, high, tl.maximum(first, M), last, all_from, all_to, scale_log2,
+        R, dr, r_row, T, zero_row, b, h, m0, M, low, high, tl.maximum(first, M), last, all_from, all_to, scale_log2,
         dr_scale, seed, bh, drop_below, keep_scale, BLOCK, D, BLOCK_D, DROPOUT, WIDE, PRECISION, TMA,
     )  # fmt: skip
     dq, above, ds, d0 = state

@@ -14,14 +14,17 @@ from txl_kernels.triton.kernels.tiles import NEVER, dot, interval, kept_transpos
 
 @triton.jit
 def _key_block(
-    K, K_MEM, row, mem_row, b, h, key0, M, L,
+    K, K_MEM, row, mem_row, b, h, key0, M, L, unseen,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK rows of keys or values from key0 on, wherever they lie: a block never straddles the memory's end."""
+    """BLOCK rows of keys or values from key0 on, wherever they lie: a block never straddles the memory's end.
+
+    unseen: keys of the memory before any window, which are not read.
+    """
     inside = key0 < M
     return load_rows(
-        tl.where(inside, K_MEM, K), b, h, tl.where(inside, key0, key0 - M), tl.where(inside, mem_row, row), 0,
-        tl.where(inside, M, L), None, BLOCK, D, BLOCK_D, WIDE, False,
+        tl.where(inside, K_MEM, K), b, h, tl.where(inside, key0, key0 - M), tl.where(inside, mem_row, row),
+        tl.where(inside, unseen, 0),        tl.where(inside, M, L), None, BLOCK, D, BLOCK_D, WIDE, False,
     )  # fmt: skip
 
 
@@ -51,6 +54,7 @@ def backward_table_kernel(
     seed = 0
     if DROPOUT:
         seed = tl.load(SEED)
+    unseen = tl.maximum(M - back, 0)
     dr = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     for b_index in range(part, B, parts):
         b = tl.cast(b_index, tl.int64)
@@ -81,17 +85,17 @@ def backward_table_kernel(
             i = m0 + tl.arange(0, BLOCK)
             key0 = M + m0 - d0  # key of query m0 at distance d0; the others are up to BLOCK - 1 before and after
             qu = load_rows(qus, b, h, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
-            k = _key_block(keys, mem_keys, k_row, km_row, b, h, key0, M, L, BLOCK, D, BLOCK_D, WIDE)
+            k = _key_block(keys, mem_keys, k_row, km_row, b, h, key0, M, L, unseen, BLOCK, D, BLOCK_D, WIDE)
             above = dot(k, tl.trans(qu), None, PRECISION)
-            k = _key_block(keys, mem_keys, k_row, km_row, b, h, key0 - BLOCK, M, L, BLOCK, D, BLOCK_D, WIDE)
+            k = _key_block(keys, mem_keys, k_row, km_row, b, h, key0 - BLOCK, M, L, unseen, BLOCK, D, BLOCK_D, WIDE)
             below = dot(k, tl.trans(qu), None, PRECISION)
             qw = load_rows(qws, b, h, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
             s = dot(r, tl.trans(qw), None, PRECISION)
             s += skew_transposed(above, below, BLOCK)
             dout = load_rows(douts, b, h, m0, do_row, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
-            v = _key_block(values, mem_values, v_row, vm_row, b, h, key0, M, L, BLOCK, D, BLOCK_D, WIDE)
+            v = _key_block(values, mem_values, v_row, vm_row, b, h, key0, M, L, unseen, BLOCK, D, BLOCK_D, WIDE)
             above = dot(v, tl.trans(dout), None, PRECISION)
-            v = _key_block(values, mem_values, v_row, vm_row, b, h, key0 - BLOCK, M, L, BLOCK, D, BLOCK_D, WIDE)
+            v = _key_block(values, mem_values, v_row, vm_row, b, h, key0 - BLOCK, M, L, unseen, BLOCK, D, BLOCK_D, WIDE)
             below = dot(v, tl.trans(dout), None, PRECISION)
             if DROPOUT:  # in key coordinates, where four queries share their bits
                 stays = kept_transposed(seed, bh, m0, key0, drop_below, BLOCK, BLOCK)

@@ -42,10 +42,12 @@ def _walk(
         above = below
         if (key0 < all_from) | (key0 + BN > all_to):
             s = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), s, float("-inf"))
-        raised = tl.maximum(top, tl.max(s, 1))
-        base = tl.where(raised == float("-inf"), 0.0, raised) * scale_log2
+        # The maximum is kept scaled: were it scaled anew, rounding would make the factor of a tile that raises nothing
+        # differ from 1, tile after tile.
+        raised = tl.maximum(top, tl.max(s, 1) * scale_log2)
+        base = tl.where(raised == float("-inf"), 0.0, raised)
         p = tl.math.exp2(s * scale_log2 - base[:, None])
-        rescale = tl.math.exp2(top * scale_log2 - base)
+        rescale = tl.math.exp2(top - base)
         total = total * rescale + tl.sum(p, 1)
         top = raised
         if DROPOUT:
@@ -142,7 +144,7 @@ def forward_kernel(
 
     nothing = total == 0.0  # of these keys, which may be one part's
     out = tl.where(nothing[:, None], 0.0, acc * (keep_scale / tl.where(nothing, 1.0, total))[:, None])
-    lse = tl.where(nothing, float("-inf"), (top * scale_log2 + tl.math.log2(tl.where(nothing, 1.0, total))) * LN2)
+    lse = tl.where(nothing, float("-inf"), (top + tl.math.log2(tl.where(nothing, 1.0, total))) * LN2)
     lse = tl.where(bad, float("nan"), lse)
     at = bh
     if SPLIT:

@@ -16,12 +16,14 @@ def reach_kernel(
 
     KEY_FIRST, KEY_LAST: int32 [B, S]; ROW_FIRST, ROW_LAST: int32 [B, T]. Nobody: NEVER and -1.
     """
-    b = tl.program_id(0).to(tl.int64)
+    blocks = tl.cdiv(tl.maximum(M + L, T), CELLS)
+    pid = tl.program_id(0)
+    b = (pid // blocks).to(tl.int64)
     if START is not None:
         START += b * start_batch
     if END is not None:
         END += b * end_batch
-    cell = tl.program_id(1) * CELLS + tl.arange(0, CELLS)
+    cell = pid % blocks * CELLS + tl.arange(0, CELLS)
     distance = cell - zero_row
     key_first = tl.full((CELLS,), NEVER, tl.int32)
     key_last = tl.full((CELLS,), -1, tl.int32)
