@@ -51,7 +51,7 @@ def test_a_spilling_tile_is_seen(aot: Any) -> None:
 
 
 def test_no_spill_at_width_64(aot: Any) -> None:
-    """What the table promises: bf16 at width 64 spills 12 bytes at most on sm_80 and sm_90, and serialises nothing."""
+    """What the table promises: bf16 at width 64 spills 32 bytes at most on sm_80 and sm_90, and serialises nothing."""
     import json
 
     table = json.loads((ROOT / "tools" / "aot_table.json").read_text())
@@ -61,6 +61,6 @@ def test_no_spill_at_width_64(aot: Any) -> None:
         assert len(promised) >= 20
         spilling = {n for n in promised if entries[n]["spill"]}
         few = {"backward_table sm_80 bf16 D64 bounds", "backward_table sm_90 bf16 D64 bounds dropout"}
-        assert all(entries[n]["spill"] <= 12 for n in few), version
+        assert all(entries[n]["spill"] <= 32 for n in few), version
         assert spilling <= {*few, "backward_queries sm_80 bf16 D64 atomics"}, version
         assert not any(entries[n]["serialised"] for n in promised)
