@@ -55,7 +55,7 @@ fi
 
 # The GPU kernels need no C++, so a failed build is reported and the source tree is used.
 step install 200 "$PYTHON" -m pip install --no-build-isolation --no-deps --quiet . || export PYTHONPATH=$PWD
-step diagnosis 60 "$PYTHON" -m txl_kernels && tee -a "$summary" <"$step_log"
+step diagnosis 60 env PYTHONSAFEPATH=1 "$PYTHON" -m txl_kernels && tee -a "$summary" <"$step_log"
 
 # Does it run at all, in a minute; the rest of the tests come after the first figures.
 step smoke 120 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider -m "$marker" --backends triton \
