@@ -36,3 +36,8 @@ def empty_like_rows(x: Tensor) -> Tensor:
     y = torch.empty_like(x)
     # empty_like sorts the strides of a tensor that overlaps itself (expanded, unfolded) in its own way.
     return y if y.size(-1) <= 1 or y.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def empty_gradients(call: Call) -> tuple[Tensor, ...]:
+    """Uninitialised gradients of Call's first eight fields, as the backward operator returns them; empty for no memory."""
+    return tuple(call.q.new_empty(0) if x is None else empty_like_rows(x) for x in call[:8])

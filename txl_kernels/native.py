@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels import philox, validate, visibility
-from txl_kernels.call import Call, empty_like_rows
+from txl_kernels.call import Call, empty_gradients, empty_like_rows
 
 module: Any
 try:
@@ -130,24 +130,9 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, r, content_bias, position_bias, k_mem, v_mem; the last two empty without memory."""
     _check(call)
-    for name, x, shape in (
-        ("out", out, call.q.shape),
-        ("dout", dout, call.q.shape),
-        ("lse", lse, call.q.shape[:3]),
-        ("dlse", dlse, call.q.shape[:3]),
-    ):
-        if x is not None and (x.shape != shape or x.device != call.q.device):
-            raise ValueError(f"{name} must be {list(shape)} on {call.q.device}, got {list(x.shape)} on {x.device}")
-    if out.dtype != call.q.dtype or lse.dtype != torch.float32 or not lse.is_contiguous():
-        raise ValueError("out and lse must be as the forward operator returned them")
-    dout = dout.to(call.q.dtype)
-    if dout.size(-1) > 1 and dout.stride(-1) != 1:
-        dout = dout.contiguous()
-    if dlse is not None:
-        dlse = dlse.float().contiguous()
-    grads = [empty_like_rows(x) for x in (call.q, call.k, call.v, call.r, call.content_bias, call.position_bias)]
-    memory_grads = [call.q.new_empty(0) if x is None else empty_like_rows(x) for x in (call.k_mem, call.v_mem)]
-    dq, dk, dv, dr, du, dw = grads
+    dout, dlse = validate.check_backward(call, out, lse, dout, dlse)
+    grads = empty_gradients(call)
+    dq, dk, dv, dr, du, dw, *memory_grads = grads
     views = [dout, dq, dk, dv, *memory_grads, dr, du, dw]
     prepare().backward(*_arguments(call, out, lse), [_view(x) for x in views], 0 if dlse is None else dlse.data_ptr())
-    return (*grads, *memory_grads)
+    return grads

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends import BACKENDS
-from txl_kernels.call import Call, empty_like_rows
+from txl_kernels.call import Call, empty_gradients, empty_like_rows
 
 _TENSORS = (
     "Tensor q, Tensor k, Tensor v, Tensor r, Tensor content_bias, Tensor position_bias, Tensor? k_mem, Tensor? v_mem, "
@@ -57,8 +57,7 @@ def _forward_fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 @torch.library.register_fake("txl_kernels::rel_attention_backward")
 def _backward_fake(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
     call = Call(*args[:_N_FIELDS])
-    required = [empty_like_rows(x) for x in call[:6]]
-    return (*required, *(call.q.new_empty(0) if x is None else empty_like_rows(x) for x in call[6:8]))
+    return empty_gradients(call)
 
 
 def _inside_functorch() -> bool:

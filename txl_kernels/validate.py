@@ -157,3 +157,26 @@ def check(call: Call) -> None:
     check_shapes(call)
     _check_last_axis(tensors)
     check_settings(call)
+
+
+def check_backward(
+    call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Checks what a kernel's backward gets beside the call; returns dout and dlse as kernels read them.
+
+    That is dout in q's dtype with a contiguous last axis, dlse contiguous and float32.
+    """
+    for name, x, shape in (
+        ("out", out, call.q.shape),
+        ("dout", dout, call.q.shape),
+        ("lse", lse, call.q.shape[:3]),
+        ("dlse", dlse, call.q.shape[:3]),
+    ):
+        if x is not None and (x.shape != shape or x.device != call.q.device):
+            raise ValueError(f"{name} must be {list(shape)} on {call.q.device}, got {list(x.shape)} on {x.device}")
+    if out.dtype != call.q.dtype or lse.dtype != torch.float32 or not lse.is_contiguous():
+        raise ValueError("out and lse must be as the forward operator returned them")
+    dout = dout.to(call.q.dtype)
+    if dout.size(-1) > 1 and dout.stride(-1) != 1:
+        dout = dout.contiguous()
+    return dout, None if dlse is None else dlse.float().contiguous()

@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from txl_kernels import validate
-from txl_kernels.call import Call, empty_like_rows
+from txl_kernels.call import Call, empty_gradients, empty_like_rows
 from txl_kernels.triton import cannot_run, config, interpreted
 from txl_kernels.triton.kernels.backward_keys import backward_keys_kernel
 from txl_kernels.triton.kernels.backward_queries import backward_queries_kernel
@@ -124,35 +124,16 @@ def _forward(call: Call, plan: Plan, out: Tensor, lse: Tensor) -> None:
         )  # fmt: skip
 
 
-def _check_backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> None:
-    for name, x, shape in (
-        ("out", out, call.q.shape),
-        ("dout", dout, call.q.shape),
-        ("lse", lse, call.q.shape[:3]),
-        ("dlse", dlse, call.q.shape[:3]),
-    ):
-        if x is not None and (x.shape != shape or x.device != call.q.device):
-            raise ValueError(f"{name} must be {list(shape)} on {call.q.device}, got {list(x.shape)} on {x.device}")
-    if out.dtype != call.q.dtype or lse.dtype != torch.float32 or not lse.is_contiguous():
-        raise ValueError("out and lse must be as the forward operator returned them")
-
-
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
     """See `txl_kernels.triton.backward`."""
     _check(call)
-    _check_backward(call, out, lse, dout, dlse)
-    dout = dout.to(call.q.dtype)
-    if dout.size(-1) > 1 and dout.stride(-1) != 1:
-        dout = dout.contiguous()
-    if dlse is not None:
-        dlse = dlse.float().contiguous()
-    grads = [empty_like_rows(x) for x in call[:6]]
-    grads += [call.q.new_empty(0) if x is None else empty_like_rows(x) for x in call[6:8]]
+    dout, dlse = validate.check_backward(call, out, lse, dout, dlse)
+    grads = empty_gradients(call)
     if call.q.numel() == 0:
         return tuple(x.zero_() for x in grads)
     with _on(call.q.device):
         _Backward(call, make_plan(call), out, lse, dout, dlse).run(grads)
-    return tuple(grads)
+    return grads
 
 
 class _Backward:
