@@ -49,12 +49,6 @@ def backward_keys_kernel(
     else:
         from_query = tl.maximum(key0 - M - ahead + 1, 0)
         to_query = tl.minimum(key0 + BLOCK - M + back, L)
-    start = None
-    if START is not None:
-        start = START + b * start_batch
-    end = None
-    if END is not None:
-        end = END + b * end_batch
 
     unseen = tl.maximum(M - back, 0)  # keys of the memory before any window: not read
     if key0 < M:
@@ -95,7 +89,9 @@ def backward_keys_kernel(
         whole = (key0 >= tl.maximum(M + m0 + BLOCK - 1 - back, 0)) & (key0 + BLOCK <= tl.minimum(M + m0 + ahead, M + L))
         whole = whole & (m0 + BLOCK <= L)
         if (KEY_FIRST is not None) or (not whole):
-            low, high, _ = interval(start, end, start_query, end_query, i, L, M, T, zero_row, back, ahead)
+            low, high, _ = interval(
+                START, END, b, start_batch, start_query, end_batch, end_query, i, L, M, T, zero_row, back, ahead
+            )
             p = tl.where((key[:, None] >= low[None, :]) & (key[:, None] < high[None, :]), p, 0.0)
         dout = load_rows(DOUT, b, h, m0, do_row, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
         dp = dot(v, tl.trans(dout), None, PRECISION)

@@ -108,13 +108,9 @@ def backward_queries_kernel(
     b = bh // H
     h = bh % H
     i = m0 + tl.arange(0, BLOCK)
-    start = None
-    if START is not None:
-        start = START + b * start_batch
-    end = None
-    if END is not None:
-        end = END + b * end_batch
-    low, high, _ = interval(start, end, start_query, end_query, i, L, M, T, zero_row, back, ahead)
+    low, high, _ = interval(
+        START, END, b, start_batch, start_query, end_batch, end_query, i, L, M, T, zero_row, back, ahead
+    )
     first, last, all_from, all_to = hull(low, high, i, L, M)
     # Queries past the segment's end may meet anything, and their dS must not reach dr or DQ_SUM: mask every tile.
     all_to = tl.where(m0 + BLOCK > L, 0, all_to)

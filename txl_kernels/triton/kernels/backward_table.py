@@ -68,12 +68,6 @@ def backward_table_kernel(
             from_query = tl.maximum(d0 - M, 0)
             to_query = tl.minimum(d0 + BLOCK - 1 + L, L)
             to_query = tl.where((d0 > back) | (d0 + BLOCK - 1 < 1 - ahead), 0, to_query)
-        start = None
-        if START is not None:
-            start = START + b * start_batch
-        end = None
-        if END is not None:
-            end = END + b * end_batch
         keys = K + b * k_batch + h * k_head
         values = V + b * v_batch + h * v_head
         mem_keys = K_MEM + b * km_batch + h * km_head
@@ -106,7 +100,9 @@ def backward_table_kernel(
             lse2 = tl.load(LSE2 + bh * L + i, mask=i < L, other=float("inf"))
             delta = tl.load(DELTA + bh * L + i, mask=i < L, other=0.0)
             ds = tl.math.exp2(s * scale_log2 - lse2[None, :]) * (dp - delta[None, :])
-            low, high, _ = interval(start, end, start_query, end_query, i, L, M, T, zero_row, back, ahead)
+            low, high, _ = interval(
+                START, END, b, start_batch, start_query, end_batch, end_query, i, L, M, T, zero_row, back, ahead
+            )
             key = key0 + tl.arange(0, BLOCK)[None, :] - tl.arange(0, BLOCK)[:, None]
             ds = tl.where((key >= low[None, :]) & (key < high[None, :]), ds, 0.0)
             dr = dot(ds.to(qw.dtype), qw, dr, PRECISION)

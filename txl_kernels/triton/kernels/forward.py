@@ -83,13 +83,9 @@ def forward_kernel(
     b = bh // H
     h = bh % H
     i = m0 + tl.arange(0, BM)
-    start = None
-    if START is not None:
-        start = START + b * start_batch
-    end = None
-    if END is not None:
-        end = END + b * end_batch
-    low, high, bad = interval(start, end, start_query, end_query, i, L, M, T, zero_row, back, ahead)
+    low, high, bad = interval(
+        START, END, b, start_batch, start_query, end_batch, end_query, i, L, M, T, zero_row, back, ahead
+    )
     first, last, all_from, all_to = hull(low, high, i, L, M)
     key_last = None
     if KEY_LAST is not None:

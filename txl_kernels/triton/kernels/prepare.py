@@ -19,10 +19,6 @@ def reach_kernel(
     blocks = tl.cdiv(tl.maximum(M + L, T), CELLS)
     pid = tl.program_id(0)
     b = (pid // blocks).to(tl.int64)
-    if START is not None:
-        START += b * start_batch
-    if END is not None:
-        END += b * end_batch
     cell = pid % blocks * CELLS + tl.arange(0, CELLS)
     distance = cell - zero_row
     key_first = tl.full((CELLS,), NEVER, tl.int32)
@@ -31,7 +27,9 @@ def reach_kernel(
     row_last = tl.full((CELLS,), -1, tl.int32)
     for i0 in range(0, L, CHUNK):
         i = i0 + tl.arange(0, CHUNK)
-        low, high, _ = interval(START, END, start_query, end_query, i, L, M, T, zero_row, back, ahead)
+        low, high, _ = interval(
+            START, END, b, start_batch, start_query, end_batch, end_query, i, L, M, T, zero_row, back, ahead
+        )
         at = M + i
         sees = (cell[None, :] >= low[:, None]) & (cell[None, :] < high[:, None])
         key_first = tl.minimum(key_first, tl.min(tl.where(sees, i[:, None], NEVER), 0))

@@ -80,10 +80,12 @@ def store_rows(
 
 
 @triton.jit
-def interval(START, END, start_query, end_query, i, L, M, T, zero_row, back, ahead):
+def interval(
+    START, END, b, start_batch, start_query, end_batch, end_query, i, L, M, T, zero_row, back, ahead
+):  # fmt: skip
     """Keys low <= j < high that queries i see, and whether the query is bad: a bound out of range, or no row in r.
 
-    START, END: pointers to this batch row's bounds, or None. A query stands at key M + i and sees `back` keys before
+    START, END: [B, L] bounds or None; b: the batch row, 64 bits. A query stands at key M + i and sees `back` keys before
     that and `ahead` keys from it on. Queries beyond L see nothing: low = high = 0, as for every query that sees nothing.
     """
     keys = M + L
@@ -93,11 +95,11 @@ def interval(START, END, start_query, end_query, i, L, M, T, zero_row, back, ahe
     bad = i < 0
     real = i < L
     if START is not None:
-        start = tl.load(START + i.to(tl.int64) * start_query, mask=real, other=0)
+        start = tl.load(START + b * start_batch + i.to(tl.int64) * start_query, mask=real, other=0)
         low = tl.maximum(low, start)
         bad = bad | (start < 0) | (start > keys)
     if END is not None:
-        end = tl.load(END + i.to(tl.int64) * end_query, mask=real, other=0)
+        end = tl.load(END + b * end_batch + i.to(tl.int64) * end_query, mask=real, other=0)
         high = tl.minimum(high, end)
         bad = bad | (end < 0) | (end > keys)
     seen = real & (low < high)
