@@ -1,4 +1,10 @@
-// Forward: a block of queries walks the tiles of keys it can see with an online softmax (Milakov and Gimelshein 2018).
+// Forward: a range of queries walks the tiles of keys it can see with an online softmax (Milakov and Gimelshein 2018).
+// Each tile is packed where it is used, so that it stays in the cache. Few items: the keys are split into parts, whose
+// results are merged by log-sum-exp in order; how many parts is a function of shapes, so threads change no bit.
+
+constexpr int64_t RANGE_L = 384;       // queries of an item, at most; a multiple of MR and of 4 (dropout)
+constexpr int64_t FORWARD_ITEMS = 32;  // parts are made until there are as many items
+constexpr int64_t PART_TILES = 4;      // tiles of a part, at least
 
 // score -> exp(score - maximum) in place for one row over [low, high) of a tile; zeros elsewhere in [from, to), which
 // are multiples of LANES. Returns the sum; raises the running maximum and tells the factor for what came before.
@@ -13,11 +19,13 @@ static float softmax_row(float* score, const float* position, int64_t low, int64
     top = max_of(x, top);
   }
   const float tile_max = max_lane(top);
-  const float raised = tile_max > maximum ? tile_max : maximum;
-  rescale = exp_of(maximum - raised);
-  maximum = raised;
+  rescale = 1.f;
+  if (tile_max > maximum) {
+    rescale = exp_of(maximum - tile_max);
+    maximum = tile_max;
+  }
   vf sum = {};
-  const vf shift = splat(raised);
+  const vf shift = splat(maximum);
   for (int64_t n = from; n < to; n += LANES) {
     const vf e = exp_of(load(score + n) - shift);
     store(score + n, e);
@@ -26,46 +34,75 @@ static float softmax_row(float* score, const float* position, int64_t low, int64
   return sum_lanes(sum);
 }
 
-// One thread's working memory.
-struct ForwardScratch {
-  float *qu, *qw, *out, *content, *position, *factor;
-  Carry* carry;
+// How the work is cut: items are (b, h), a range of queries, a part of the keys.
+struct ForwardPlan {
+  int64_t Dp, range, ranges, part, parts, rows;  // range: queries; part: keys; rows: a range rounded up to MR
 
-  static int64_t floats(int64_t Dp) {
-    return round_up(3 * BLOCK_L * Dp + MR * (BLOCK_S + POSITION_LD) + BLOCK_L * BLOCK_S + CARRY_FLOATS, 16);
+  explicit ForwardPlan(const Problem& p) : Dp(round_up(p.D, NR)) {
+    const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S), unit = 2 * MR;
+    ranges = div_up(p.L, RANGE_L);
+    range = round_up(div_up(p.L, ranges), unit);
+    ranges = div_up(p.L, range);
+    parts = clamp(div_up(FORWARD_ITEMS, p.B * p.H * ranges), 1, max_of(1, tiles / PART_TILES));
+    part = div_up(tiles, parts) * BLOCK_S;
+    parts = div_up(S, part);
+    rows = min_of(range, round_up(p.L, MR));
   }
-  ForwardScratch(float* at, int64_t Dp)
-      : qu(at),
-        qw(qu + BLOCK_L * Dp),
-        out(qw + BLOCK_L * Dp),
-        content(out + BLOCK_L * Dp),
-        position(content + MR * BLOCK_S),
-        factor(position + MR * POSITION_LD),
-        carry(reinterpret_cast<Carry*>(factor + BLOCK_L * BLOCK_S)) {}
+  int64_t entry() const { return rows * (Dp + 2); }  // floats of a range's result: out, then maxima, then sums
 };
 
+// One thread's working memory.
+struct ForwardScratch {
+  float *qu, *qw, *k_panels, *v_rows, *content, *position, *factor, *result;
+  Table table;
+
+  static int64_t floats(const Problem& p, const ForwardPlan& z) {
+    return round_up(2 * z.rows * z.Dp + BLOCK_S * (p.D + z.Dp) + MR * (BLOCK_S + POSITION_LD) + 2 * MR * BLOCK_S +
+                        z.entry() + Table::room(BLOCK_S + z.rows) * p.D,
+                    16);
+  }
+  ForwardScratch(float* at, const Problem& p, const ForwardPlan& z)
+      : qu(at),
+        qw(qu + z.rows * z.Dp),
+        k_panels(qw + z.rows * z.Dp),
+        v_rows(k_panels + BLOCK_S * p.D),
+        content(v_rows + BLOCK_S * z.Dp),
+        position(content + MR * BLOCK_S),
+        factor(position + MR * POSITION_LD),  // [2 * MR][BLOCK_S]: whole groups of four queries
+        result(factor + 2 * MR * BLOCK_S),
+        table{result + z.entry(), nullptr, Table::room(BLOCK_S + z.rows)} {}
+};
+
+// out (not yet divided), maxima and sums of queries [i0, i0 + count) over the keys of a part, into `result`.
 template <class T>
-static void forward_block(const Problem& p, const Sizes& z, const Packed& packed, int64_t bh, int64_t i0,
-                          float* scratch) {
-  const int64_t b = bh / p.H, h = bh % p.H, D = p.D, Dp = z.Dp, rows = min_of(BLOCK_L, p.L - i0);
-  ForwardScratch s(scratch, Dp);
-  pack_queries<T>(p, b, h, i0, Dp, s.qu, s.qw);
-  const BlockRanges ranges(p, b, i0);
-  float maximum[BLOCK_L], total[BLOCK_L];
-  for (int64_t i = 0; i < BLOCK_L; ++i) maximum[i] = -INF, total[i] = 0;
-  for (int64_t x = 0; x < BLOCK_L / MR; ++x) s.carry[x].next_tile = -1;
-  memset(s.out, 0, sizeof(float) * BLOCK_L * Dp);
+static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
+                          int64_t count, Range part, ForwardScratch& s, float* result) {
+  const int64_t b = bh / p.H, h = bh % p.H, D = p.D, Dp = z.Dp, rows = round_up(count, MR);
+  const BlockRanges<RANGE_L> ranges(p, b, i0, count, part);
+  float *out = result, *maximum = out + z.rows * Dp, *total = maximum + z.rows;
+  memset(out, 0, sizeof(float) * rows * Dp);
+  for (int64_t i = 0; i < rows; ++i) maximum[i] = -INF, total[i] = 0;
+  pack_queries<T>(p, b, h, i0, rows, [&](int64_t i) { return ranges.row[i].any(); }, Dp, s.qu, s.qw);
 
   for (int64_t j0 = ranges.all.low / BLOCK_S * BLOCK_S; j0 < ranges.all.high; j0 += BLOCK_S) {
-    const float* k_panels = packed.k_panels + (bh * z.keys + j0) * D;
-    const float* v_rows = packed.v_rows + (bh * z.keys + j0) * Dp;
-    if (p.drop_below) dropout_factors(p, ranges, bh, i0, j0, s.factor);
+    const Range tile = within(ranges.all, j0);
+    const int64_t first = tile.low / NR * NR, last = round_up(tile.high, NR);
+    auto key = [&](const View& memory, const View& segment, int64_t j) {
+      return in_use.key(b, j) ? key_row<T>(p, memory, segment, b, h, j) : nullptr;
+    };
+    pack<T>([&](int64_t j) { return key(p.k_mem, p.k, j); }, j0 + first, last - first, D, Dp, s.k_panels + first * D,
+            nullptr);
+    pack<T>([&](int64_t j) { return key(p.v_mem, p.v, j); }, j0 + first, last - first, D, Dp, nullptr,
+            s.v_rows + first * Dp);
+    s.table.template reach<T>(p, in_use, h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Dp);
     for (int64_t i = 0; i < rows; i += MR) {
+      if (p.drop_below && i % (2 * MR) == 0)
+        dropout_factors(p, ranges.row + i, min_of(2 * MR, rows - i), bh, i0 + i, j0, s.factor);
       const Range seen = within(ranges.strip[i / MR], j0);
       if (!seen.any()) continue;
-      const int64_t from = seen.low / LANES * LANES, to = round_up(seen.high, LANES);
-      const int64_t shift = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, to, k_panels,
-                                         packed.r_panels + h * z.rhos * D, s.carry[i / MR], s.content, s.position);
+      const int64_t from = seen.low / NR * NR, to = round_up(seen.high, LANES);
+      const int64_t offset = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, from, to, s.k_panels,
+                                          s.table, s.content, s.position);
       for (int64_t x = 0; x < MR; ++x) {
         float* row = s.content + x * BLOCK_S;
         const Range own = within(ranges.row[i + x], j0);
@@ -74,39 +111,67 @@ static void forward_block(const Problem& p, const Sizes& z, const Packed& packed
           continue;
         }
         float rescale;
-        const float sum = softmax_row(row, s.position + x * POSITION_LD + shift + MR - 1 - x, own.low, own.high, from,
-                                      to, maximum[i + x], rescale);
+        const float sum = softmax_row(row, s.position + x * POSITION_LD + offset - x, own.low, own.high, from, to,
+                                      maximum[i + x], rescale);
         total[i + x] = total[i + x] * rescale + sum;
         if (rescale != 1.f)
-          for (int64_t d = 0; d < Dp; d += LANES)
-            store(s.out + (i + x) * Dp + d, load(s.out + (i + x) * Dp + d) * rescale);
-        if (p.drop_below)
-          for (int64_t n = own.low; n < own.high; ++n) row[n] *= s.factor[(i + x) * BLOCK_S + n];
+          for (int64_t d = 0; d < Dp; d += LANES) store(out + (i + x) * Dp + d, load(out + (i + x) * Dp + d) * rescale);
+        if (p.drop_below) {
+          const float* factor = s.factor + (i % (2 * MR) + x) * BLOCK_S;
+          for (int64_t n = own.low; n < own.high; ++n) row[n] *= factor[n];
+        }
       }
-      add_times_rows(s.content + from, BLOCK_S, v_rows + from * Dp, to - from, Dp, s.out + i * Dp);
+      add_times_rows(s.content + from, BLOCK_S, s.v_rows + from * Dp, to - from, Dp, out + i * Dp);
     }
   }
+}
 
-  for (int64_t i = 0; i < rows; ++i) {
-    const bool empty = !ranges.row[i].any();
-    T* out = const_cast<T*>(row_of<T>(p.out, b, h, i0 + i));
-    for (int64_t d = 0; d < D; ++d) put(out + d, empty ? 0.f : s.out[i * Dp + d] / total[i]);
-    p.lse[bh * p.L + i0 + i] = empty ? -INF : maximum[i] + log_of(total[i]);
+// Merges the results of the parts, `step` floats apart, into the first and writes out and lse.
+template <class T>
+static void write_range(const Problem& p, const ForwardPlan& z, int64_t bh, int64_t i0, int64_t count, float* result,
+                        int64_t step) {
+  const int64_t maxima = z.rows * z.Dp, sums = maxima + z.rows;
+  for (int64_t i = 0; i < count; ++i) {
+    float top = -INF, total = 0;
+    for (int64_t n = 0; n < z.parts; ++n) top = max_of(splat(result[n * step + maxima + i]), splat(top))[0];
+    float* out = result + i * z.Dp;
+    for (int64_t n = 0; n < z.parts; ++n) {
+      const float* from = result + n * step;
+      if (from[sums + i] == 0) continue;  // sees none of this part's keys
+      const float factor = z.parts == 1 ? 1.f : exp_of(from[maxima + i] - top);
+      total += from[sums + i] * factor;
+      if (n == 0 && factor == 1.f) continue;
+      for (int64_t d = 0; d < z.Dp; d += LANES)
+        store(out + d, (n ? load(out + d) : vf{}) + load(from + i * z.Dp + d) * factor);
+    }
+    const bool empty = !visible(p, bh / p.H, i0 + i).any();
+    T* to = const_cast<T*>(row_of<T>(p.out, bh / p.H, bh % p.H, i0 + i));
+    write_row(to, out, empty ? 0.f : 1.f / total, p.D);
+    p.lse[bh * p.L + i0 + i] = empty ? -INF : top + log_of(total);
   }
 }
 
 template <class T>
 static void run_forward(const Problem& p) {
   if (decode_fits(p)) return run_decode<T>(p);
-  const Sizes z(p);
-  const int64_t BH = p.B * p.H, blocks = div_up(p.L, BLOCK_L), per_thread = ForwardScratch::floats(z.Dp);
-  Buffer k(BH * z.keys * p.D), v(BH * z.keys * z.Dp), r(p.H * z.rhos * p.D), scratch(p.threads * per_thread);
-  Packed packed;
-  packed.k_panels = k.data, packed.v_rows = v.data, packed.r_panels = r.data;
-  pack_all<T>(p, z, packed);
-  parallel_for(p.threads, BH * blocks, [&](int64_t item, int thread) {
-    // Longest first: a causal block late in the segment sees the most keys.
-    const int64_t block = blocks - 1 - item / BH;
-    forward_block<T>(p, z, packed, item % BH, block * BLOCK_L, scratch.data + thread * per_thread);
+  const ForwardPlan z(p);
+  const InUse in_use(p);
+  const int64_t pairs = p.B * p.H * z.ranges, per_thread = ForwardScratch::floats(p, z);
+  Buffer scratch(p.threads * per_thread), results(z.parts > 1 ? pairs * z.parts * z.entry() : 0);
+  // Longest first: a causal range late in the segment sees the most keys.
+  auto range_of = [&](int64_t pair) { return (z.ranges - 1 - pair / (p.B * p.H)) * z.range; };
+  parallel_for(p.threads, pairs * z.parts, [&](int64_t item, int thread) {
+    const int64_t pair = item / z.parts, n = item % z.parts, i0 = range_of(pair), bh = pair % (p.B * p.H);
+    const int64_t count = min_of(z.range, p.L - i0);
+    ForwardScratch s(scratch.data + thread * per_thread, p, z);
+    float* result = z.parts > 1 ? results.data + item * z.entry() : s.result;
+    forward_range<T>(p, z, in_use, bh, i0, count, {n * z.part, (n + 1) * z.part}, s, result);
+    if (z.parts == 1) write_range<T>(p, z, bh, i0, count, result, 0);
   });
+  if (z.parts > 1)
+    parallel_for(p.threads, pairs, [&](int64_t pair, int) {
+      const int64_t i0 = range_of(pair);
+      write_range<T>(p, z, pair % (p.B * p.H), i0, min_of(z.range, p.L - i0), results.data + pair * z.parts * z.entry(),
+                     z.entry());
+    });
 }

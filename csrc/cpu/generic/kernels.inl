@@ -7,6 +7,7 @@ namespace {
 #include "micro.inl"
 #include "visible.inl"
 #include "pack.inl"
+#include "table.inl"
 #include "scores.inl"
 #include "philox.inl"
 #include "decode.inl"

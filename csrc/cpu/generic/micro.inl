@@ -8,18 +8,26 @@ template <bool ACCUMULATE>
 TXL_INLINE void micro(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t ldb, int64_t n, float* c,
                       int64_t ldc) {
   vf acc[MR][2];
-  for (int i = 0; i < MR; ++i)
-    for (int z = 0; z < 2; ++z) acc[i][z] = ACCUMULATE ? load(c + i * ldc + z * LANES) : vf{};
+  TXL_UNROLL(6)
+  for (int i = 0; i < MR; ++i) {
+    acc[i][0] = ACCUMULATE ? load(c + i * ldc) : vf{};
+    acc[i][1] = ACCUMULATE ? load(c + i * ldc + LANES) : vf{};
+  }
+  TXL_UNROLL(2)
   for (int64_t k = 0; k < n; ++k) {
     const vf b0 = load(b + k * ldb), b1 = load(b + k * ldb + LANES);
+    TXL_UNROLL(6)
     for (int i = 0; i < MR; ++i) {
       const float x = a[i * a_row + k * a_step];
       acc[i][0] += x * b0;
       acc[i][1] += x * b1;
     }
   }
-  for (int i = 0; i < MR; ++i)
-    for (int z = 0; z < 2; ++z) store(c + i * ldc + z * LANES, acc[i][z]);
+  TXL_UNROLL(6)
+  for (int i = 0; i < MR; ++i) {
+    store(c + i * ldc, acc[i][0]);
+    store(c + i * ldc + LANES, acc[i][1]);
+  }
 }
 
 // c[MR][panels * NR] = a[MR][D] . packed panels of [D][NR].

@@ -9,6 +9,13 @@ typedef uint16_t vh __attribute__((vector_size(2 * TXL_LANES)));
 typedef vf vf_any __attribute__((aligned(4), may_alias));  // at any address
 typedef vh vh_any __attribute__((aligned(2), may_alias));
 
+// Before a loop over registers, which must be gone before the compiler decides what lives in memory.
+#ifdef __clang__
+#define TXL_UNROLL(n) _Pragma("unroll")
+#elif defined(__GNUC__)
+#define TXL_PRAGMA(x) _Pragma(#x)
+#define TXL_UNROLL(n) TXL_PRAGMA(GCC unroll n)
+#endif
 #define TXL_INLINE static inline __attribute__((always_inline))
 
 struct bf16 {
@@ -29,6 +36,11 @@ TXL_INLINE vf load(const bf16* p) {
   return (vf)(__builtin_convertvector(half, vu) << 16);
 }
 TXL_INLINE void store(float* p, vf x) { *reinterpret_cast<vf_any*>(p) = x; }
+TXL_INLINE void store(bf16* p, vf x) {  // round to nearest even; a NaN stays one
+  const vu bits = (vu)x;
+  const vu rounded = x == x ? (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 : vu{} + 0x7FC0;
+  *reinterpret_cast<vh_any*>(p) = __builtin_convertvector(rounded, vh);
+}
 TXL_INLINE vf splat(float x) { return x - vf{}; }
 
 TXL_INLINE float to_float(float x) { return x; }
@@ -53,22 +65,64 @@ TXL_INLINE vi lanes_within(int64_t n, int64_t low, int64_t high) {
   return (at >= static_cast<int32_t>(low)) & (at < static_cast<int32_t>(high));
 }
 
-TXL_INLINE float max_lane(vf x) {
-  float m = x[0];
-  for (int z = 1; z < LANES; ++z) m = x[z] > m || x[z] != x[z] ? x[z] : m;
-  return m;
+// interleave_low(a, b) = a0 b0 a1 b1 .. of the lower halves, interleave_high of the upper ones.
+#if TXL_LANES == 4
+#define TXL_LOW 0, 4, 1, 5
+#define TXL_HIGH 2, 6, 3, 7
+#elif TXL_LANES == 8
+#define TXL_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define TXL_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#elif TXL_LANES == 16
+#define TXL_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define TXL_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#endif
+#ifdef __clang__
+TXL_INLINE vf interleave_low(vf a, vf b) { return __builtin_shufflevector(a, b, TXL_LOW); }
+TXL_INLINE vf interleave_high(vf a, vf b) { return __builtin_shufflevector(a, b, TXL_HIGH); }
+#else
+TXL_INLINE vf interleave_low(vf a, vf b) { return __builtin_shuffle(a, b, vi{TXL_LOW}); }
+TXL_INLINE vf interleave_high(vf a, vf b) { return __builtin_shuffle(a, b, vi{TXL_HIGH}); }
+#endif
+#undef TXL_LOW
+#undef TXL_HIGH
+
+// x[i][j] -> x[j][i].
+TXL_INLINE void transpose(vf x[LANES]) {
+  TXL_UNROLL(4)
+  for (int step = 1; step < LANES; step *= 2) {
+    vf y[LANES];
+    TXL_UNROLL(8)
+    for (int i = 0; i < LANES / 2; ++i) {
+      y[2 * i] = interleave_low(x[i], x[i + LANES / 2]);
+      y[2 * i + 1] = interleave_high(x[i], x[i + LANES / 2]);
+    }
+    TXL_UNROLL(16)
+    for (int i = 0; i < LANES; ++i) x[i] = y[i];
+  }
+}
+
+TXL_INLINE vf max_of(vf a, vf b) { return a > b ? a : b; }
+TXL_INLINE float max_lane(vf x) {  // of lanes that are not NaN
+  for (int n = 1; n < LANES; n *= 2) x = max_of(interleave_low(x, x), interleave_high(x, x));
+  return x[0];
 }
 TXL_INLINE float sum_lanes(vf x) {
-  float s = x[0];
-  for (int z = 1; z < LANES; ++z) s += x[z];
-  return s;
+  for (int n = 1; n < LANES; n *= 2) x = interleave_low(x, x) + interleave_high(x, x);
+  return x[0];
 }
-TXL_INLINE vf max_of(vf a, vf b) { return a > b ? a : b; }
+// Lane i of the result is the sum of x[i]'s lanes.
+TXL_INLINE vf sum_each(vf x[LANES]) {
+  TXL_UNROLL(4)
+  for (int n = LANES / 2; n >= 1; n /= 2) TXL_UNROLL(8)
+  for (int i = 0; i < n; ++i) x[i] = interleave_low(x[i], x[i + n]) + interleave_high(x[i], x[i + n]);
+  return x[0];
+}
 
-// e^x for x <= 88, within 2 ulp; 0 below -87, NaN for NaN. Cephes' polynomial after x = n ln 2 + f, |f| <= ln 2 / 2.
+// e^x for x <= 88, within 2 ulp; 0 below -87.6, NaN for NaN. Cephes' polynomial after x = n ln 2 + f, |f| <= ln 2 / 2.
 TXL_INLINE vf exp_of(vf x) {
-  const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
-  const vf low = splat(-87.f);
+  const vf low = splat(-88.f);  // n = -127: the factor 2^n is then 0
+  // 1.5 * 2^23 + 127: adding it rounds to an integer, kept in the low bits with the exponent's bias.
+  const vf magic = splat(12583039.f);
   const vf clamped = x < low ? low : x;
   const vf shifted = clamped * 1.44269504f + magic;
   const vf n = shifted - magic;
@@ -80,11 +134,8 @@ TXL_INLINE vf exp_of(vf x) {
   y = y * f + 4.1665795894e-2f;
   y = y * f + 1.6666665459e-1f;
   y = y * f + 5.0000001201e-1f;
-  y = y * f * f + f + 1.f;
-  const vf result = (vf)((vi)y + ((vi)shifted << 23));
-  // The integer addition above could turn a NaN with payload into a number.
-  return x < low ? vf{} : (x == x ? result : x);
+  y = y * (f * f) + f + 1.f;
+  return y * (vf)((vi)shifted << 23);
 }
-
-TXL_INLINE float exp_of(float x) { return __builtin_expf(x); }
+TXL_INLINE float exp_of(float x) { return exp_of(splat(x))[0]; }
 TXL_INLINE float log_of(float x) { return __builtin_logf(x); }
