@@ -1,40 +1,83 @@
 // Forward for a few queries: keys, values and r are read once where they lie, nothing is packed. The keys are split
 // into parts that threads share; parts are merged by their log-sum-exp in order, so the thread count changes no bit.
 
-constexpr int64_t DECODE_L = 4;       // above this, packing pays
-constexpr int64_t DECODE_PART = 512;  // keys of a part
+constexpr int64_t DECODE_L = 4;                   // above this, packing pays
+constexpr int64_t DECODE_PART = 512;              // keys of a part
+constexpr int64_t AHEAD = LANES < 8 ? 8 : LANES;  // rows of prefetch: three streams are more than the hardware follows
+
+// The cache line of column d of the row AHEAD further on, once a line. The address may be no row's; it is not read.
+template <class T>
+TXL_INLINE void prefetch(const T* row, int64_t stride, int64_t d) {
+  constexpr int64_t line = 64 / sizeof(T);
+  if (d % line == 0)
+    __builtin_prefetch(
+        reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(row + d) + AHEAD * stride * sizeof(T)));
+}
 
 static bool decode_fits(const Problem& p) { return p.L <= DECODE_L && !p.drop_below; }
 
+// score[0..LANES) of the keys from j on, D summed in lanes: qu . k + qw . r. Keys past `last` count as the last one.
 template <class T>
-TXL_INLINE float dot(const float* a, const T* b, int64_t D) {
-  vf sum0 = {}, sum1 = {};
-  int64_t d = 0;
-  for (; d + 2 * LANES <= D; d += 2 * LANES) {
-    sum0 += load(a + d) * load(b + d);
-    sum1 += load(a + d + LANES) * load(b + d + LANES);
+TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j, int64_t last,
+                              const float* qu, const float* qw, float* score) {
+  vf sum[LANES];
+  float tail[LANES];
+  const int64_t k_stride = (j < p.M ? p.k_mem : p.k).s2;
+  for (int first = 0; first < LANES; first += 4) {  // four keys at a time: their pointers stay in registers
+    const T *k[4], *r[4];
+    vf four[4] = {};
+    TXL_UNROLL(4)
+    for (int z = 0; z < 4; ++z) {
+      const int64_t key = min_of(j + first + z, last);
+      k[z] = key_row<T>(p, p.k_mem, p.k, b, h, key);
+      r[z] = row_of<T>(p.r, h, p.zero_row + p.M + i - key, 0);
+    }
+    int64_t d = 0;
+    for (; d + LANES <= p.D; d += LANES) {
+      const vf u = load(qu + d), w = load(qw + d);
+      TXL_UNROLL(4)
+      for (int z = 0; z < 4; ++z) {
+        prefetch(k[z], k_stride, d);
+        prefetch(r[z], -p.r.s1, d);
+        four[z] += u * load(k[z] + d);
+        four[z] += w * load(r[z] + d);
+      }
+    }
+    TXL_UNROLL(4)
+    for (int z = 0; z < 4; ++z) {
+      sum[first + z] = four[z];
+      tail[first + z] = 0;
+      for (int64_t x = d; x < p.D; ++x) tail[first + z] += qu[x] * to_float(k[z][x]) + qw[x] * to_float(r[z][x]);
+    }
   }
-  float tail = 0;
-  for (; d + LANES <= D; d += LANES) sum0 += load(a + d) * load(b + d);
-  for (; d < D; ++d) tail += a[d] * to_float(b[d]);
-  return sum_lanes(sum0 + sum1) + tail;
+  const vf total = sum_each(sum) + load(tail);
+  store(score, total);
 }
 
-// out[D] = sum over n < count of weight[n] * values[n * stride]. D in chunks of four vectors of accumulators.
+// out[0..N * LANES) += sum over n < count of weight[n] * values[n * stride], N vectors of accumulators.
+template <int N, class T>
+TXL_INLINE void weighted_columns(const float* weight, const T* values, int64_t stride, int64_t count, float* out) {
+  vf acc[N];
+  TXL_UNROLL(8)
+  for (int z = 0; z < N; ++z) acc[z] = load(out + z * LANES);
+  for (int64_t n = 0; n < count; ++n) {
+    TXL_UNROLL(8)
+    for (int z = 0; z < N; ++z) {
+      prefetch(values + n * stride, stride, z * LANES);
+      acc[z] += weight[n] * load(values + n * stride + z * LANES);
+    }
+  }
+  TXL_UNROLL(8)
+  for (int z = 0; z < N; ++z) store(out + z * LANES, acc[z]);
+}
+
+// The same for a whole row of D.
 template <class T>
 static void weighted_rows(const float* weight, const T* values, int64_t stride, int64_t count, int64_t D, float* out) {
   int64_t d = 0;
-  for (; d + 4 * LANES <= D; d += 4 * LANES) {
-    vf acc[4] = {};
-    for (int64_t n = 0; n < count; ++n)
-      for (int z = 0; z < 4; ++z) acc[z] += weight[n] * load(values + n * stride + d + z * LANES);
-    for (int z = 0; z < 4; ++z) store(out + d + z * LANES, load(out + d + z * LANES) + acc[z]);
-  }
-  for (; d + LANES <= D; d += LANES) {
-    vf acc = {};
-    for (int64_t n = 0; n < count; ++n) acc += weight[n] * load(values + n * stride + d);
-    store(out + d, load(out + d) + acc);
-  }
+  for (; d + 8 * LANES <= D; d += 8 * LANES) weighted_columns<8>(weight, values + d, stride, count, out + d);
+  for (; d + 4 * LANES <= D; d += 4 * LANES) weighted_columns<4>(weight, values + d, stride, count, out + d);
+  for (; d + LANES <= D; d += LANES) weighted_columns<1>(weight, values + d, stride, count, out + d);
   for (; d < D; ++d)
     for (int64_t n = 0; n < count; ++n) out[d] += weight[n] * to_float(values[n * stride + d]);
 }
@@ -44,16 +87,13 @@ template <class T>
 static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, const float* qu, const float* qw,
                         float* out) {
   const int64_t b = bh / p.H, h = bh % p.H, D = p.D;
-  float score[DECODE_PART];
-  float top = -INF;
-  for (int64_t j = keys.low; j < keys.high; ++j) {
-    const T* r = row_of<T>(p.r, h, p.zero_row + p.M + i - j, 0);
-    const float x = dot(qu, key_row<T>(p, p.k_mem, p.k, b, h, j), D) + dot(qw, r, D);
-    score[j - keys.low] = x;
-    top = x > top ? x : top;
-  }
   const int64_t n = keys.high - keys.low;
+  float score[DECODE_PART];
+  for (int64_t x = 0; x < n; x += LANES) decode_scores<T>(p, b, h, i, keys.low + x, keys.high - 1, qu, qw, score + x);
   for (int64_t x = n; x < round_up(n, LANES); ++x) score[x] = -INF;
+  vf tops = splat(-INF);
+  for (int64_t x = 0; x < n; x += LANES) tops = max_of(load(score + x), tops);
+  const float top = max_lane(tops);
   vf sum = {};
   for (int64_t x = 0; x < n; x += LANES) {
     const vf e = exp_of(load(score + x) - splat(top));
