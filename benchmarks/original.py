@@ -51,10 +51,14 @@ def original_bhls(
     r: Tensor,
     content_bias: Tensor,
     position_bias: Tensor,
-    memory: tuple[Tensor, Tensor],
+    memory: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """The same algorithm in [B, H, L, S], the layout that suits batched matrix products. Arguments of rel_attention."""
-    k, v = torch.cat([memory[0], k], 2), torch.cat([memory[1], v], 2)
+    """The same algorithm in [B, H, L, S], the layout that suits batched matrix products.
+
+    Arguments of rel_attention; without `memory`, k and v are [B, H, S, D] with the memory in front.
+    """
+    if memory is not None:
+        k, v = torch.cat([memory[0], k], 2), torch.cat([memory[1], v], 2)
     length, keys = q.size(2), k.size(2)
     position = shift_bhls((q + position_bias[:, None]) @ r.flip(1).mT)
     score = ((q + content_bias[:, None]) @ k.mT + position) * q.size(-1) ** -0.5

@@ -1,99 +1,32 @@
-"""Attention forward, and forward with backward: rel_attention against the original algorithm, and a yardstick.
+"""Attention on the CPU: rel_attention against the same computed otherwise, beside the machine's own limits.
 
-Each contestant is compared with the float64 reference before it is timed; one that is wrong fails and gets no time.
-The yardstick, torch's scaled_dot_product_attention without positions or mask, does two products where ours needs three.
+A contestant is compared with the float64 reference before it is timed; one that is wrong fails and gets no time. The
+yardstick, scaled_dot_product_attention without positions, does two products forward where ours does three.
 """
 
+import functools
+import statistics
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from original import original_bhls, original_qkbh
-from torch import Tensor
+from contestants import CONTESTANTS, FORWARD_ONLY, OURS, YARDSTICK, Run, Shape, check, make_inputs
+from interleave import CLOCK, interleaved
+from limits import fma_peak, read_once
 
-from txl_kernels import available_backends, rel_attention
+from txl_kernels import available_backends
 
-SHAPES = {
-    "training B4 H8 L512 M512 D64": (4, 8, 512, 512, 64),
-    "evaluation B1 H8 L128 M3800 D64": (1, 8, 128, 3800, 64),
-}
-Inputs = dict[str, Tensor]
-
-
-def make_inputs(shape: tuple[int, ...]) -> Inputs:
-    B, H, L, M, D = shape
-    g = torch.Generator().manual_seed(0)
-
-    def randn(*size: int) -> Tensor:
-        return torch.randn(*size, generator=g).requires_grad_()
-
-    tensors = {name: randn(B, H, L, D) for name in "qkv"} | {"r": randn(H, M + L, D)}
-    tensors |= {name: randn(H, D) for name in ("content_bias", "position_bias")}
-    return tensors | {name: randn(B, H, M, D) for name in ("k_mem", "v_mem")}
+pytestmark = pytest.mark.skipif("native" not in available_backends(), reason="the native module is not built")
+FMA_PEAK, READ = "limit: FMA peak", "limit: reading k, v and r once"
+BF16 = "rel_attention, native, bfloat16"
+TRAINING, EVALUATION = Shape(4, 8, 512, 512, 64), Shape(1, 8, 128, 3800, 64)
+SLOW = {"original, [B, H, L, S], compiled", "FlexAttention, captured bias"}  # to compile; shown once
+Times = dict[str, list[float]]
 
 
-def fused(x: Inputs, backend: str = "native") -> Tensor:
-    tensors = [x[n] for n in ("q", "k", "v", "r", "content_bias", "position_bias")]
-    return rel_attention(*tensors, (x["k_mem"], x["v_mem"]), backend=backend)
-
-
-def eager_bhls(x: Inputs) -> Tensor:
-    tensors = [x[n] for n in ("q", "k", "v", "r", "content_bias", "position_bias")]
-    return original_bhls(*tensors, (x["k_mem"], x["v_mem"]))
-
-
-def eager_qkbh(x: Inputs) -> Tensor:
-    """In the original's own layout; the inputs are permuted views of it."""
-    k, v = torch.cat([x["k_mem"], x["k"]], 2), torch.cat([x["v_mem"], x["v"]], 2)
-    q, k, v = (t.permute(2, 0, 1, 3) for t in (x["q"], k, v))
-    r = x["r"].flip(1).transpose(0, 1)
-    return original_qkbh(q, k, v, r, x["content_bias"], x["position_bias"]).permute(1, 2, 0, 3)
-
-
-def plain_sdpa(x: Inputs) -> Tensor:
-    k, v = torch.cat([x["k_mem"], x["k"]], 2), torch.cat([x["v_mem"], x["v"]], 2)
-    return F.scaled_dot_product_attention(x["q"], k, v)
-
-
-CONTESTANTS: dict[str, Callable[[Inputs], Tensor]] = {
-    "rel_attention native": fused,
-    "original algorithm, [B, H, L, S]": eager_bhls,
-    "original algorithm, [q, k, b, h]": eager_qkbh,
-    "yardstick: plain SDPA": plain_sdpa,
-}
-
-
-def check(contestant: str, inputs: Inputs, backward: bool) -> None:
-    """Refuses a contestant that computes something else, on a small problem of the same kind."""
-    if contestant.startswith("yardstick"):
-        return
-    small = make_inputs((2, 2, 40, 70, inputs["q"].size(-1)))
-    exact = {n: t.detach().double().requires_grad_() for n, t in small.items()}
-    got, want = CONTESTANTS[contestant](small), fused(exact, "reference")
-    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-4)
-    if backward:
-        weight = torch.randn(want.shape, dtype=torch.float64)
-        for out in (got, want):
-            (out * weight.to(out.dtype)).sum().backward()
-        for name, x in small.items():
-            torch.testing.assert_close(
-                x.grad.double(), exact[name].grad, rtol=0, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}"
-            )
-
-
-@pytest.mark.parametrize("contestant", CONTESTANTS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("direction", ["forward", "forward+backward"])
-def test_attention(benchmark: Any, direction: str, shape: str, contestant: str) -> None:
-    if contestant.startswith("rel_attention") and "native" not in available_backends():
-        pytest.skip("the native module is not built")
-    benchmark.group = f"{direction}, {shape}"
-    inputs = make_inputs(SHAPES[shape])
-    backward = direction != "forward"
-    check(contestant, inputs, backward)
-    run, dout = CONTESTANTS[contestant], torch.randn_like(inputs["q"])
+def _timed(run: Run, inputs: dict[str, torch.Tensor], backward: bool) -> Callable[[], object]:
+    dout = torch.randn_like(inputs["q"])
 
     def forward() -> None:
         with torch.no_grad():
@@ -102,4 +35,96 @@ def test_attention(benchmark: Any, direction: str, shape: str, contestant: str) 
     def both() -> None:
         torch.autograd.grad(run(inputs), list(inputs.values()), dout, allow_unused=True)
 
-    benchmark.pedantic(both if backward else forward, rounds=5, warmup_rounds=1)
+    return both if backward else forward
+
+
+@functools.cache
+def measure(shape: Shape, backward: bool, names: tuple[str, ...]) -> tuple[Times, dict[str, Exception], list[float]]:
+    """Times of the contestants that are right, what is wrong with the others, and FMA peaks measured in between."""
+    runs: dict[str, Callable[[], object]] = {}
+    wrong: dict[str, Exception] = {}
+    peaks: list[float] = []
+    for name in names:
+        dtype = torch.bfloat16 if name == BF16 else torch.float32
+        inputs = make_inputs(shape, dtype)
+        if name == FMA_PEAK:
+            runs[name] = lambda: peaks.append(fma_peak())
+        elif name == READ:
+            runs[name] = functools.partial(read_once, torch.zeros(shape.read_bytes(4) // 4))
+        else:
+            run = CONTESTANTS[OURS if name == BF16 else name]
+            try:
+                if name != YARDSTICK:
+                    check(run, shape, dtype, backward)
+            except Exception as error:
+                wrong[name] = error
+                continue
+            runs[name] = _timed(run, inputs, backward)
+    return interleaved(runs, seconds=6), wrong, peaks
+
+
+def operations(shape: Shape, contestant: str, backward: bool) -> float:
+    """Useful floating-point operations: products over visible pairs; all pairs for the yardstick, which hides none."""
+    if contestant == YARDSTICK:
+        return shape.dense_product() * (7 if backward else 2)
+    return shape.product() * (11 if backward else 3)
+
+
+def attention_cases() -> list[Any]:
+    cases = []
+    for shape in (TRAINING, EVALUATION):
+        for backward in (False, True):
+            names = [n for n in CONTESTANTS if not (backward and n in FORWARD_ONLY)]
+            names = [n for n in names if shape == TRAINING or n not in SLOW] + [BF16, FMA_PEAK]
+            cases += [
+                pytest.param(shape, backward, tuple(names), n, id=f"{shape}-{_direction(backward)}-{n}") for n in names
+            ]
+    return cases
+
+
+def _direction(backward: bool) -> str:
+    return "forward+backward" if backward else "forward"
+
+
+def _replay(benchmark: Any, times: list[float]) -> None:
+    CLOCK.recorded = iter(times)
+    benchmark.pedantic(CLOCK.run, rounds=len(times), iterations=1)
+
+
+@pytest.mark.benchmark(timer=CLOCK)
+@pytest.mark.parametrize(("shape", "backward", "names", "contestant"), attention_cases())
+def test_attention(
+    benchmark: Any, report: Any, shape: Shape, backward: bool, names: tuple[str, ...], contestant: str
+) -> None:
+    times, wrong, peaks = measure(shape, backward, names)
+    if contestant in wrong:
+        raise wrong[contestant]
+    peak, share = statistics.median(peaks), ""
+    if contestant == FMA_PEAK:
+        share = f"{peak / 1e9:.0f} GFLOP/s"
+    else:
+        rate = operations(shape, contestant, backward) / statistics.median(times[contestant])
+        share = f"{rate / 1e9:.0f} GFLOP/s useful, {rate / peak:.0%} of FMA peak"
+    report(f"{_direction(backward)}, {shape}", contestant, times[contestant], share=share)
+    _replay(benchmark, times[contestant])
+
+
+DECODE = [Shape(1, 8, 1, 3800, 64), Shape(1, 8, 1, 16000, 64)]
+DECODE_NAMES = (OURS, "original, [B, H, L, S]", "SDPA with dense bias", YARDSTICK, BF16, READ)
+
+
+@pytest.mark.benchmark(timer=CLOCK)
+@pytest.mark.parametrize("contestant", DECODE_NAMES)
+@pytest.mark.parametrize("shape", DECODE, ids=str)
+def test_decode(benchmark: Any, report: Any, shape: Shape, contestant: str) -> None:
+    times, wrong, _ = measure(shape, False, DECODE_NAMES)
+    if contestant in wrong:
+        raise wrong[contestant]
+    read = statistics.median(times[READ])
+    bytes_read = shape.read_bytes(2 if contestant == BF16 else 4)
+    rate = bytes_read / statistics.median(times[contestant])
+    share = f"{rate / 1e9:.0f} GB/s" + (
+        f", {rate * read / shape.read_bytes(4):.0%} of a plain read" if contestant in (OURS, BF16) else ""
+    )
+    report(f"decode, {shape}", contestant, times[contestant], share=share if contestant in (OURS, BF16, READ) else "")
+    _replay(benchmark, times[contestant])

@@ -59,6 +59,23 @@ void backward(const std::array<int64_t, 11>& sizes, float scale, uint32_t drop_b
   kernels.backward(p, g);
 }
 
+// Floating-point operations done in about `iterations` rounds on each thread.
+double busy(int64_t iterations, int threads) {
+  const txl::Kernels& kernels = txl::kernels();
+  py::gil_scoped_release release;
+  return kernels.fma(iterations, threads);
+}
+
+void read_once(int64_t data, int64_t floats, int threads) {
+  const txl::Kernels& kernels = txl::kernels();
+  py::gil_scoped_release release;
+  kernels.read(reinterpret_cast<const float*>(data), floats, threads);
+}
+
+void exp_of(int64_t x, int64_t y, int64_t n) {
+  txl::kernels().exp(reinterpret_cast<const float*>(x), reinterpret_cast<float*>(y), n);
+}
+
 std::vector<std::string> isas(bool only_supported) {
   std::vector<std::string> names;
   for (const txl::Kernels& k : txl::all_kernels())
@@ -72,6 +89,9 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "C++ kernels of txl_kernels. Call them through txl_kernels.rel_attention, which checks its arguments.";
   m.def("forward", &forward);
   m.def("backward", &backward);
+  m.def("fma", &busy, py::arg("iterations"), py::arg("threads"));
+  m.def("read", &read_once, py::arg("pointer"), py::arg("floats"), py::arg("threads"));
+  m.def("exp", &exp_of, py::arg("from_pointer"), py::arg("to_pointer"), py::arg("count"));
   m.def("isa", [] { return std::string(txl::kernels().isa); }, "The instruction set in use.");
   m.def("isas", &isas, py::arg("only_supported"), "Instruction sets of this build, best first.");
   m.def("force_isa", &txl::force_isa, "Uses this instruction set from now on; '' for the best.");

@@ -46,7 +46,7 @@ def choose(backend: str | None, device: torch.device, dtype: torch.dtype, head_w
         RuntimeError: it cannot run on this device, dtype or head width, with the reason.
     """
     if backend is None:
-        name = available_backends(device, dtype, head_width)[0]
+        name = next(name for name in BACKENDS if cannot_run(name, device, dtype, head_width) is None)
         if name == "reference" and (device.type, dtype) in _EXPECTED:
             kernels = _EXPECTED[device.type, dtype]
             _warn_of_reference(device.type, str(cannot_run(kernels, device, dtype, head_width)))

@@ -35,7 +35,7 @@ def empty_like_rows(x: Tensor) -> Tensor:
     """Uninitialised, of x's shape and dtype, with x's strides where they leave the last axis contiguous."""
     y = torch.empty_like(x)
     # empty_like sorts the strides of a tensor that overlaps itself (expanded, unfolded) in its own way.
-    return y if y.size(-1) <= 1 or y.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return y if y.shape[-1] <= 1 or y.stride()[-1] == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def empty_gradients(call: Call) -> tuple[Tensor, ...]:

@@ -6,7 +6,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from txl_kernels import backends, ops, reference, validate
+from txl_kernels import backends, ops, plain, reference, validate
 from txl_kernels.call import Call
 from txl_kernels.validate import Memory
 
@@ -93,18 +93,19 @@ def rel_attention(
     if not isinstance(q, Tensor):
         raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
     k_mem, v_mem = (None, None) if memory is None else validate.check_memory(memory)
-    if torch.amp.is_autocast_available(q.device.type) and torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
+    device = q.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
         tensors = (q, k, v, r, content_bias, position_bias, k_mem, v_mem)
         q, k, v, r, content_bias, position_bias, k_mem, v_mem = (_autocast(x, dtype) for x in tensors)
     if scale is None:
-        scale = 1.0 / math.sqrt(max(q.size(-1), 1)) if q.dim() else 1.0
-    if q.dim() == 4:
+        scale = 1.0 / math.sqrt(max(q.shape[-1], 1)) if q.dim() else 1.0
+    if (start is not None or end is not None) and q.dim() == 4:
         start, end = validate.interval_bound("start", start, q), validate.interval_bound("end", end, q)
     call = Call(
         q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, None, causal, window, zero_row, scale, dropout_p
     )  # fmt: skip
-    validate.check(call)
+    is_plain = plain.check(call)
     if window is not None and window > 2**31:  # wider than any distance, and perhaps than 64 bits
         call = call._replace(window=2**31)
     if dropout_seed is not None:
@@ -113,8 +114,8 @@ def rel_attention(
         if dropout_seed is None:
             dropout_seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=q.device)
         call = call._replace(seed=dropout_seed)
-    name = backends.choose(backend, q.device, q.dtype, q.size(-1))
-    out, lse = reference.attend(call) if name == "reference" else ops.rel_attention(call, name)
+    name = backends.choose(backend, q.device, q.dtype, q.shape[-1])
+    out, lse = reference.attend(call) if name == "reference" else ops.rel_attention(call, name, is_plain)
     return (out, lse) if return_lse else out
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels import philox, validate, visibility
+from txl_kernels import philox, visibility
 from txl_kernels.call import Call, empty_gradients, empty_like_rows
 
 module: Any
@@ -76,61 +76,51 @@ def library_at(address: int) -> str | None:
     return None
 
 
-def _view(x: Tensor | None) -> list[int]:
-    """[pointer, three strides] of a [.., .., .., D] tensor; fewer axes are padded with stride 0."""
+def _view(x: Tensor | None) -> tuple[int, ...]:
+    """(pointer, three strides) of a [.., .., .., D] tensor; fewer axes are padded with stride 0."""
     if x is None:
-        return [0, 0, 0, 0]
-    strides = list(x.stride()[:-1])
-    return [x.data_ptr(), *strides, *[0] * (3 - len(strides))]
+        return 0, 0, 0, 0
+    strides = x.stride()
+    if len(strides) == 4:
+        return x.data_ptr(), strides[0], strides[1], strides[2]
+    return (x.data_ptr(), strides[0], strides[1], 0) if len(strides) == 3 else (x.data_ptr(), strides[0], 0, 0)
 
 
-def _bounds(x: Tensor | None) -> list[int]:
-    return [0, 0, 0] if x is None else [x.data_ptr(), *x.stride()]
+def _bounds(x: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0) if x is None else (x.data_ptr(), *x.stride())
 
 
-def _arguments(call: Call, out: Tensor, lse: Tensor) -> list[Any]:
-    batch, heads, length, width = call.q.shape
-    sizes = [batch, heads, length, call.memory_len, width, call.r.size(1), call.zero_row, int(call.causal)]
-    sizes += [call.window or 0, int(call.q.dtype == torch.bfloat16), torch.get_num_threads()]
-    drop = call.dropout_p > 0 and call.seed is not None
-    seed = int(call.seed) & (2**64 - 1) if drop and call.seed is not None else 0
-    tensors = [call.q, call.k, call.v, call.k_mem, call.v_mem, call.r, call.content_bias, call.position_bias, out]
-    return [
-        sizes,
-        float(call.scale),
-        philox.drop_threshold(call.dropout_p) if drop else 0,
-        1.0 / (1.0 - call.dropout_p),
-        seed,
-        [_view(x) for x in tensors],
-        _bounds(call.start),
-        _bounds(call.end),
-        lse.data_ptr(),
-    ]
+def _arguments(call: Call, out: Tensor, lse: Tensor) -> tuple[Any, ...]:
+    q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, seed, causal, window, zero_row, scale, drop = (
+        call
+    )
+    memory_len = 0 if k_mem is None else k_mem.shape[2]
+    sizes = (*q.shape[:3], memory_len, q.shape[3], r.shape[1], zero_row, causal, window or 0, q.dtype == torch.bfloat16)
+    dropout = (0, 1.0, 0)
+    if drop > 0 and seed is not None:
+        dropout = (philox.drop_threshold(drop), 1.0 / (1.0 - drop), int(seed) & (2**64 - 1))
+    tensors = [_view(x) for x in (q, k, v, k_mem, v_mem, r, content_bias, position_bias, out)]
+    threads = torch.get_num_threads()
+    return ((*sizes, threads), scale, *dropout, tensors, _bounds(start), _bounds(end), lse.data_ptr())
 
 
-def _check(call: Call) -> None:
-    """What pointers rely on. `functional` has checked most of it; the operators can also be called directly."""
-    reason = cannot_run(call.q.device, call.q.dtype)
-    if reason is not None:
-        raise RuntimeError(reason)
-    validate.check(call)
+def _check_values(call: Call) -> None:
     if call.start is not None or call.end is not None:
         visibility.check_values(call)
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L])."""
-    _check(call)
+    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked call."""
+    _check_values(call)
     out = empty_like_rows(call.q)
-    lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
+    lse = torch.empty(call.q.shape[:3], dtype=torch.float32, device="cpu")
     prepare().forward(*_arguments(call, out, lse))
     return out, lse
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, r, content_bias, position_bias, k_mem, v_mem; the last two empty without memory."""
-    _check(call)
-    dout, dlse = validate.check_backward(call, out, lse, dout, dlse)
+    _check_values(call)
     grads = empty_gradients(call)
     dq, dk, dv, dr, du, dw, *memory_grads = grads
     views = [dout, dq, dk, dv, *memory_grads, dr, du, dw]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from txl_kernels import backends, plain, validate
 from txl_kernels.backends import BACKENDS
 from txl_kernels.call import Call, empty_gradients, empty_like_rows
 
@@ -34,14 +35,27 @@ def _kernels(backend: str) -> ModuleType:
     return BACKENDS[backend]
 
 
+def _checked(*args: Any) -> tuple[Call, ModuleType]:
+    """What pointers rely on: `functional` has checked most of it, but operators can be called by anyone."""
+    call, backend = Call(*args[:_N_FIELDS]), args[_N_FIELDS]
+    kernels = _kernels(backend)
+    reason = backends.cannot_run(backend, call.q.device, call.q.dtype, call.q.size(-1) if call.q.dim() else 1)
+    if reason is not None:
+        raise RuntimeError(reason)
+    plain.check(call)
+    return call, kernels
+
+
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = _kernels(args[_N_FIELDS]).forward(Call(*args[:_N_FIELDS]))
+    call, kernels = _checked(*args)
+    result: tuple[Tensor, Tensor] = kernels.forward(call)
     return result
 
 
 def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    call = Call(*args[:_N_FIELDS])
-    result: tuple[Tensor, ...] = _kernels(args[_N_FIELDS]).backward(call, out, lse, dout, dlse)
+    call, kernels = _checked(*args)
+    dout, dlse = validate.check_backward(call, out, lse, dout, dlse)
+    result: tuple[Tensor, ...] = kernels.backward(call, out, lse, dout, dlse)
     return result
 
 
@@ -79,7 +93,12 @@ def _autograd(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
     if dout is None:
         dout = torch.zeros_like(out)
     arguments = (dout, dlse, out, lse, *tensors, *ctx.settings)
-    if _inside_functorch():
+    # With grad mode on (create_graph=True) the operator is there to say that it has no second derivative.
+    if not torch.is_grad_enabled() and plain.unwatched() and plain.ordinary(*arguments[:15]):
+        call = Call(*arguments[4:-1])
+        dout, dlse = validate.check_backward(call, out, lse, dout, dlse)
+        grads = BACKENDS[arguments[-1]].backward(call, out, lse, dout, dlse)
+    elif _inside_functorch():
         grads = _BackwardForFunctorch.apply(*arguments)  # type: ignore[no-untyped-call]
     else:
         grads = torch.ops.txl_kernels.rel_attention_backward(*arguments)
@@ -122,10 +141,27 @@ class _BackwardForFunctorch(torch.autograd.Function):
         """Nothing to keep: there is no second derivative."""
 
 
-def rel_attention(call: Call, backend: str) -> tuple[Tensor, Tensor]:
-    """(out, lse) through the operator, with its autograd."""
+class _Direct(torch.autograd.Function):
+    """The operator's autograd without the operator."""
+
+    backward = staticmethod(_autograd)
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = BACKENDS[args[_N_FIELDS]].forward(Call(*args[:_N_FIELDS]))
+        _setup_context(ctx, args, result)
+        return result
+
+
+def rel_attention(call: Call, backend: str, is_plain: bool) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a checked call that the backend can run; through the operator unless it `is_plain` and unwatched."""
     result: tuple[Tensor, Tensor]
-    if _inside_functorch():
+    if is_plain and plain.unwatched():
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in call[:8]):
+            result = _Direct.apply(*call, backend)  # type: ignore[no-untyped-call]
+        else:
+            result = BACKENDS[backend].forward(call)
+    elif _inside_functorch():
         result = _ForwardForFunctorch.apply(*call, backend)  # type: ignore[no-untyped-call]
     else:
         result = torch.ops.txl_kernels.rel_attention.default(*call, backend)

@@ -10,7 +10,13 @@ namespace txl {
   namespace isa_##name {                             \
     void forward(const Problem&);                    \
     void backward(const Problem&, const Gradients&); \
+    double fma(int64_t, int);                        \
+    void read(const float*, int64_t, int);           \
+    void exp(const float*, float*, int64_t);         \
   }
+
+#define TXL_KERNELS_OF(name, supported) \
+  {#name, supported, isa_##name::forward, isa_##name::backward, isa_##name::fma, isa_##name::read, isa_##name::exp}
 
 TXL_DECLARE_ISA(baseline)
 #if defined(__x86_64__)
@@ -48,12 +54,12 @@ std::atomic<const Kernels*> g_chosen{nullptr};
 const std::vector<Kernels>& all_kernels() {
   static const std::vector<Kernels> all = {
 #if defined(__x86_64__)
-      {"avx512", has_avx512, isa_avx512::forward, isa_avx512::backward},
-      {"avx2", has_avx2, isa_avx2::forward, isa_avx2::backward},
+      TXL_KERNELS_OF(avx512, has_avx512),
+      TXL_KERNELS_OF(avx2, has_avx2),
 #elif defined(__aarch64__)
-      {"neon", always, isa_neon::forward, isa_neon::backward},
+      TXL_KERNELS_OF(neon, always),
 #endif
-      {"baseline", always, isa_baseline::forward, isa_baseline::backward},
+      TXL_KERNELS_OF(baseline, always),
   };
   return all;
 }

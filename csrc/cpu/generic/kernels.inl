@@ -13,6 +13,7 @@ namespace {
 #include "decode.inl"
 #include "forward.inl"
 #include "backward.inl"
+#include "limits.inl"
 }  // namespace
 
 void forward(const Problem& p) {
@@ -29,6 +30,12 @@ void backward(const Problem& p, const Gradients& g) {
   else
     run_backward<float>(p, g);
 }
+
+double fma(int64_t iterations, int threads) { return run_fma(iterations, threads); }
+
+void read(const float* data, int64_t floats, int threads) { run_read(data, floats, threads); }
+
+void exp(const float* x, float* y, int64_t n) { run_exp(x, y, n); }
 
 }  // namespace TXL_ISA
 }  // namespace txl
