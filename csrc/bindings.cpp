@@ -2,7 +2,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <unistd.h>
+
 #include <array>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -19,6 +22,30 @@ using Ints = std::vector<int64_t>;
 txl::View view(const Ints& x) { return {reinterpret_cast<void*>(x.at(0)), x.at(1), x.at(2), x.at(3)}; }
 
 txl::Bounds bounds(const Ints& x) { return {reinterpret_cast<const int32_t*>(x.at(0)), x.at(1), x.at(2)}; }
+
+bool finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing();
+#else
+  return _Py_IsFinalizing();
+#endif
+}
+
+// Runs f without the GIL. Not py::gil_scoped_release: at interpreter shutdown CPython ends a thread that asks for the
+// GIL by unwinding its stack, which must not pass through a destructor.
+template <class F>
+void without_gil(const F& f) {
+  std::exception_ptr error;
+  PyThreadState* state = PyEval_SaveThread();
+  try {
+    f();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  while (finalizing()) pause();  // a daemon thread has nobody to return to
+  PyEval_RestoreThread(state);
+  if (error) std::rethrow_exception(error);
+}
 
 // sizes: B, H, L, M, D, T, zero_row, causal, window (0: none), bf16, threads.
 // tensors: views of q, k, v, k_mem, v_mem, r, content_bias, position_bias, out.
@@ -41,8 +68,7 @@ void forward(const std::array<int64_t, 11>& sizes, float scale, uint32_t drop_be
              const std::vector<Ints>& tensors, const Ints& start, const Ints& end, int64_t lse) {
   const txl::Problem p = problem(sizes, scale, drop_below, keep_scale, seed, tensors, start, end, lse);
   const txl::Kernels& kernels = txl::kernels();
-  py::gil_scoped_release release;
-  kernels.forward(p);
+  without_gil([&] { kernels.forward(p); });
 }
 
 // gradients: views of dout, dq, dk, dv, dk_mem, dv_mem, dr, du, dw.
@@ -55,21 +81,20 @@ void backward(const std::array<int64_t, 11>& sizes, float scale, uint32_t drop_b
   for (size_t i = 0; i < std::size(views); ++i) *views[i] = view(gradients.at(i));
   g.dlse = reinterpret_cast<const float*>(dlse);
   const txl::Kernels& kernels = txl::kernels();
-  py::gil_scoped_release release;
-  kernels.backward(p, g);
+  without_gil([&] { kernels.backward(p, g); });
 }
 
 // Floating-point operations done in about `iterations` rounds on each thread.
 double busy(int64_t iterations, int threads) {
   const txl::Kernels& kernels = txl::kernels();
-  py::gil_scoped_release release;
-  return kernels.fma(iterations, threads);
+  double operations = 0;
+  without_gil([&] { operations = kernels.fma(iterations, threads); });
+  return operations;
 }
 
 void read_once(int64_t data, int64_t floats, int threads) {
   const txl::Kernels& kernels = txl::kernels();
-  py::gil_scoped_release release;
-  kernels.read(reinterpret_cast<const float*>(data), floats, threads);
+  without_gil([&] { kernels.read(reinterpret_cast<const float*>(data), floats, threads); });
 }
 
 void exp_of(int64_t x, int64_t y, int64_t n) {

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,15 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "case", [CASE, Case("", L=3, M=600, D=70), Case("", B=1, H=1, D=5, L=61)], ids=["long", "few", "odd"]
+    "case",
+    [
+        CASE,
+        Case("", L=3, M=600, D=70),
+        Case("", B=1, H=1, D=5, L=61),
+        Case("", B=1, H=1, L=410, M=1800, D=16, intervals="random", dropout_p=0.1),
+        Case("", B=1, H=1, L=40, M=2000, D=16, window=150),
+    ],
+    ids=["long", "few", "odd", "parts of keys", "keys nobody sees"],
 )
 def test_every_isa_agrees_with_the_reference(isa: str, case: Case, dtype: torch.dtype) -> None:
     assert native.module.isa() == isa
@@ -86,8 +95,8 @@ def test_environment_forces_an_isa() -> None:
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
     "case",
-    [CASE, Case("", B=1, H=1, L=300, M=500, D=16), Case("", B=1, H=1, L=2, M=3000)],
-    ids=["many heads", "one head", "decode"],
+    [CASE, Case("", B=1, H=1, L=300, M=1500, D=16), Case("", B=1, H=1, L=2, M=3000)],
+    ids=["many heads", "one head, parts of keys", "decode"],
 )
 def test_same_bits_at_any_thread_count(case: Case) -> None:
     torch.set_num_threads(1)
@@ -155,6 +164,66 @@ def test_fork_after_use() -> None:
         assert queue.get(timeout=60) == want.numpy().tobytes()
         child.join(10)
         assert child.exitcode == 0
+
+
+def test_exp_is_within_one_ulp(isa: str) -> None:
+    x = torch.cat([torch.linspace(-87, 0, 1_000_001), torch.linspace(-1, 1, 100_001)])
+    y = torch.empty_like(x)
+    native.module.exp(x.data_ptr(), y.data_ptr(), x.numel())
+    exact = x.double().exp()
+    ulp = torch.exp2(exact.log2().floor() - 23)
+    assert float(((y - exact) / ulp).abs().max()) <= 1, isa
+    x = torch.tensor([-torch.inf, -1e30, -88.5, torch.nan, 0.0])
+    y = torch.empty_like(x)
+    native.module.exp(x.data_ptr(), y.data_ptr(), x.numel())
+    assert y.tolist()[:3] == [0, 0, 0]
+    assert y[3].isnan()
+    assert y[4] == 1
+
+
+def test_shutdown_while_threads_compute() -> None:
+    """The interpreter ends although daemon threads are inside the kernel: no crash, no hang.
+
+    Only the module is called: torch's own operators abort there ("terminate called without an active exception").
+    """
+    code = """
+import threading, time, torch
+from txl_kernels import native
+from txl_kernels.call import Call
+q = torch.randn(1, 4, 256, 64)
+bias = q[0, :, 0].contiguous()
+call = Call(q, q, q, torch.randn(4, 256, 64), bias, bias, None, None, None, None, None, True, None, 0, 0.1, 0.0)
+out, lse = torch.empty_like(q), torch.empty(1, 4, 256)
+arguments = native._arguments(call, out, lse)
+def work():
+    while True:
+        native.module.forward(*arguments)
+native.prepare()
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.3)
+"""
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors")
+@pytest.mark.parametrize("case", [Case("", B=1, H=1, L=1024, M=1024, D=64), Case("", B=1, H=1, L=1, M=400_000, D=64)])
+def test_one_head_keeps_every_thread_busy(case: Case) -> None:
+    """Forward, backward and decode split over more than (b, h): the pool's other thread does about half of the work."""
+    torch.set_num_threads(2)
+    inputs = make_inputs(case, torch.float32)
+    shares = []
+    for _ in range(5):
+        own, everyone = time.thread_time(), time.process_time()
+        out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="native")
+        if case.L > 1:
+            gradients(out, lse, inputs)
+        everyone, own = time.process_time() - everyone, time.thread_time() - own
+        shares.append(own / everyone)
+    assert min(shares) < 0.65
 
 
 def test_memory_grows_linearly() -> None:

@@ -163,25 +163,36 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
   add_key_gradients(s, Dp, rows, block.low, block.high, item + z.dr() + (rho0 - z.first_rho(p, chunk)) * Dp);
 }
 
+// Whether some block sees a key of [low, high).
+static bool sees_any(const Range* hulls, int64_t blocks, int64_t low, int64_t high) {
+  for (int64_t x = 0; x < blocks; ++x)
+    if (max_of(hulls[x].low, low) < min_of(hulls[x].high, high)) return true;
+  return false;
+}
+
 // dk and dv of the keys of a chunk, and the item's parts of dq, dr, du and dw. hulls: the keys each block sees.
 template <class T>
 static void backward_chunk(const Problem& p, const Gradients& g, const BackwardPlan& z, const InUse& in_use,
-                           const Range* hulls, const float* delta, int64_t bh, int64_t chunk, BackwardScratch& s,
-                           float* item) {
+                           const Range* hulls, bool live, const float* delta, int64_t bh, int64_t chunk,
+                           BackwardScratch& s, float* item) {
   const int64_t b = bh / p.H, h = bh % p.H, D = p.D, Dp = z.Dp, S = p.M + p.L, blocks = div_up(p.L, BLOCK_L);
-  memset(item, 0, sizeof(float) * z.entry());
+  const Range* const seen = hulls + b * blocks;
+  if (live) memset(item, 0, sizeof(float) * z.entry());
   memset(s.skew, 0, sizeof(float) * BLOCK_L * SKEW_LD);
   for (int64_t j0 = chunk * z.chunk; j0 < min_of((chunk + 1) * z.chunk, S); j0 += BLOCK_S) {
     const int64_t keys = min_of(BLOCK_S, S - j0), packed = round_up(keys, NR);
+    memset(s.dk, 0, sizeof(float) * 2 * BLOCK_S * Dp);  // and dv
+    const bool met = sees_any(seen, blocks, j0, j0 + keys);
     auto key = [&](const View& memory, const View& segment, int64_t j) {
       return in_use.key(b, j) ? key_row<T>(p, memory, segment, b, h, j) : nullptr;
     };
-    pack<T>([&](int64_t j) { return key(p.k_mem, p.k, j); }, j0, packed, D, Dp, s.k_panels, s.k_rows);
-    pack<T>([&](int64_t j) { return key(p.v_mem, p.v, j); }, j0, packed, D, Dp, s.v_panels, nullptr);
-    memset(s.dk, 0, sizeof(float) * 2 * BLOCK_S * Dp);  // and dv
+    if (met) {
+      pack<T>([&](int64_t j) { return key(p.k_mem, p.k, j); }, j0, packed, D, Dp, s.k_panels, s.k_rows);
+      pack<T>([&](int64_t j) { return key(p.v_mem, p.v, j); }, j0, packed, D, Dp, s.v_panels, nullptr);
+    }
     s.table.first = s.table.end = 0;
-    for (int64_t block = blocks - 1; block >= 0; --block) {  // downwards: so the table moves upwards
-      if (!within(hulls[b * blocks + block], j0).any()) continue;
+    for (int64_t block = met ? blocks - 1 : -1; block >= 0; --block) {  // downwards: so the table moves upwards
+      if (!within(seen[block], j0).any()) continue;
       const int64_t i0 = block * BLOCK_L;
       const BlockRanges<BLOCK_L> ranges(p, b, i0, min_of(BLOCK_L, p.L - i0), {j0, j0 + BLOCK_S});
       if (ranges.all.any()) backward_block<T>(p, g, z, in_use, delta, bh, chunk, j0, ranges, i0, s, item);
@@ -191,86 +202,4 @@ static void backward_chunk(const Problem& p, const Gradients& g, const BackwardP
       write_row(const_cast<T*>(key_row<T>(p, g.dv_mem, g.dv, b, h, j0 + n)), s.dv + n * Dp, 1.f, D);
     }
   }
-}
-
-// sum_i dout_i out_i - dlse of each query: what every dS of its row subtracts.
-template <class T>
-static float delta_of(const Problem& p, const Gradients& g, int64_t bh, int64_t i) {
-  const int64_t b = bh / p.H, h = bh % p.H;
-  if (!visible(p, b, i).any()) return 0.f;
-  const T *out = row_of<T>(p.out, b, h, i), *dout = row_of<T>(g.dout, b, h, i);
-  vf sum = {};
-  float tail = 0;
-  int64_t d = 0;
-  for (; d + LANES <= p.D; d += LANES) sum += load(out + d) * load(dout + d);
-  for (; d < p.D; ++d) tail += to_float(out[d]) * to_float(dout[d]);
-  return sum_lanes(sum) + tail - (g.dlse ? g.dlse[bh * p.L + i] : 0.f);
-}
-
-// Adds up one row of several items, given by next(n) for n < count (null: not there), times a factor, into `out`.
-template <class T, class Next>
-TXL_INLINE void add_up(const Next& next, int64_t count, float factor, const BackwardPlan& z, int64_t D, float* sum,
-                       T* out) {
-  memset(sum, 0, sizeof(float) * z.Dp);
-  for (int64_t n = 0; n < count; ++n)
-    if (const float* row = next(n))
-      for (int64_t d = 0; d < z.Dp; d += LANES) store(sum + d, load(sum + d) + load(row + d));
-  write_row(out, sum, factor, D);
-}
-
-template <class T>
-static void run_backward(const Problem& p, const Gradients& g) {
-  const BackwardPlan z(p);
-  const InUse in_use(p);
-  const int64_t BH = p.B * p.H, D = p.D, Dp = z.Dp, blocks = div_up(p.L, BLOCK_L);
-  const int64_t per_thread = round_up(BackwardScratch::floats(D, Dp), 16);
-  Buffer scratch(p.threads * per_thread), items(BH * z.chunks * z.entry()), deltas(BH * p.L),
-      hull_memory(p.B * blocks * sizeof(Range) / sizeof(float));
-  Range* hulls = reinterpret_cast<Range*>(hull_memory.data);
-  for (int64_t x = 0; x < p.B * blocks; ++x) {
-    const int64_t i0 = x % blocks * BLOCK_L;
-    hulls[x] = BlockRanges<BLOCK_L>(p, x / blocks, i0, min_of(BLOCK_L, p.L - i0), {0, p.M + p.L}).all;
-  }
-  parallel_for(p.threads, BH * blocks, [&](int64_t x, int) {
-    const int64_t bh = x / blocks, i0 = x % blocks * BLOCK_L;
-    for (int64_t i = i0; i < min_of(i0 + BLOCK_L, p.L); ++i) deltas.data[bh * p.L + i] = delta_of<T>(p, g, bh, i);
-  });
-  parallel_for(p.threads, BH * z.chunks, [&](int64_t item, int thread) {
-    BackwardScratch s(scratch.data + thread * per_thread, D, Dp);
-    backward_chunk<T>(p, g, z, in_use, hulls, deltas.data, item / z.chunks, item % z.chunks, s,
-                      items.data + item * z.entry());
-  });
-
-  // What the items left: dq over the chunks; dr, du, dw over batch rows and chunks.
-  const int64_t table_tiles = div_up(p.T, BLOCK_S), of_heads = p.H * (table_tiles + 1);
-  parallel_for(p.threads, BH * blocks + of_heads, [&](int64_t x, int thread) {
-    float* sum = scratch.data + thread * per_thread;
-    if (x < BH * blocks) {
-      const int64_t bh = x / blocks, i0 = x % blocks * BLOCK_L;
-      for (int64_t i = i0; i < min_of(i0 + BLOCK_L, p.L); ++i)
-        add_up([&](int64_t n) { return items.data + (bh * z.chunks + n) * z.entry() + i * Dp; }, z.chunks, p.scale, z,
-               D, sum, const_cast<T*>(row_of<T>(g.dq, bh / p.H, bh % p.H, i)));
-      return;
-    }
-    const int64_t h = (x - BH * blocks) / (table_tiles + 1), tile = (x - BH * blocks) % (table_tiles + 1);
-    auto entry = [&](int64_t n) {  // of batch row n / chunks, chunk n % chunks
-      return items.data + ((n / z.chunks * p.H + h) * z.chunks + n % z.chunks) * z.entry();
-    };
-    if (tile == table_tiles) {
-      add_up([&](int64_t n) { return entry(n) + z.biases(); }, p.B * z.chunks, p.scale, z, D, sum,
-             const_cast<T*>(row_of<T>(g.du, h, 0, 0)));
-      add_up([&](int64_t n) { return entry(n) + z.biases() + Dp; }, p.B * z.chunks, p.scale, z, D, sum,
-             const_cast<T*>(row_of<T>(g.dw, h, 0, 0)));
-      return;
-    }
-    for (int64_t t = tile * BLOCK_S; t < min_of((tile + 1) * BLOCK_S, p.T); ++t) {
-      const int64_t rho = p.M + p.L - 1 + RHO_FRONT - (t - p.zero_row);
-      add_up(
-          [&](int64_t n) {
-            const int64_t row = rho - z.first_rho(p, n % z.chunks);
-            return row >= 0 && row < z.rhos ? entry(n) + z.dr() + row * Dp : nullptr;
-          },
-          p.B * z.chunks, 1.f, z, D, sum, const_cast<T*>(row_of<T>(g.dr, h, t, 0)));
-    }
-  });
 }

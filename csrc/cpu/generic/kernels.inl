@@ -13,6 +13,7 @@ namespace {
 #include "decode.inl"
 #include "forward.inl"
 #include "backward.inl"
+#include "backward_run.inl"
 #include "limits.inl"
 }  // namespace
 
