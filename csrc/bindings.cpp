@@ -11,6 +11,7 @@
 
 #include "cpu/dispatch.h"
 #include "cpu/parallel.h"
+#include "signature.h"
 
 namespace py = pybind11;
 
@@ -64,12 +65,36 @@ txl::Problem problem(const std::array<int64_t, 11>& sizes, float scale, uint32_t
   return p;
 }
 
-void forward(const std::array<int64_t, 11>& sizes, float scale, uint32_t drop_below, float keep_scale, uint64_t seed,
-             const std::vector<Ints>& tensors, const Ints& start, const Ints& end, int64_t lse) {
-  const txl::Problem p = problem(sizes, scale, drop_below, keep_scale, seed, tensors, start, end, lse);
-  const txl::Kernels& kernels = txl::kernels();
-  without_gil([&] { kernels.forward(p); });
-}
+// A call whose sizes, strides and settings are known, and only pointers are not: what many calls have in common.
+class Plan {
+ public:
+  Plan(const std::array<int64_t, 11>& sizes, float scale, uint32_t drop_below, float keep_scale, uint64_t seed,
+       const std::vector<Ints>& tensors, const Ints& start, const Ints& end, int64_t lse)
+      : problem_(problem(sizes, scale, drop_below, keep_scale, seed, tensors, start, end, lse)) {}
+
+  // call: the fields of txl_kernels.call.Call, tensors of the shapes and strides that the plan was made for.
+  void forward(const py::tuple& call, const py::handle& out, const py::handle& lse, int threads, uint64_t seed) const {
+    txl::Problem p = problem_;
+    txl::View* const views[] = {&p.q, &p.k, &p.v, &p.r, &p.u, &p.w, &p.k_mem, &p.v_mem};
+    for (size_t i = 0; i < std::size(views); ++i) views[i]->data = pointer_of(call[i]);
+    p.start.data = static_cast<const int32_t*>(pointer_of(call[8]));
+    p.end.data = static_cast<const int32_t*>(pointer_of(call[9]));
+    p.out.data = pointer_of(out);
+    p.lse = static_cast<float*>(pointer_of(lse));
+    p.threads = threads, p.seed = seed;
+    const txl::Kernels& kernels = txl::kernels();
+    without_gil([&] { kernels.forward(p); });
+  }
+
+ private:
+  static void* pointer_of(const py::handle& x) {
+    static PyObject* const name = PyUnicode_InternFromString("data_ptr");
+    if (x.is_none()) return nullptr;
+    return reinterpret_cast<void*>(txl::call_method(x, name).cast<int64_t>());
+  }
+
+  txl::Problem problem_;
+};
 
 // gradients: views of dout, dq, dk, dv, dk_mem, dv_mem, dr, du, dw.
 void backward(const std::array<int64_t, 11>& sizes, float scale, uint32_t drop_below, float keep_scale, uint64_t seed,
@@ -112,7 +137,11 @@ std::vector<std::string> isas(bool only_supported) {
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "C++ kernels of txl_kernels. Call them through txl_kernels.rel_attention, which checks its arguments.";
-  m.def("forward", &forward);
+  py::class_<Plan>(m, "Plan")
+      .def(py::init<const std::array<int64_t, 11>&, float, uint32_t, float, uint64_t, const std::vector<Ints>&,
+                    const Ints&, const Ints&, int64_t>())
+      .def("forward", &Plan::forward);
+  txl::define_signature(m);
   m.def("backward", &backward);
   m.def("fma", &busy, py::arg("iterations"), py::arg("threads"));
   m.def("read", &read_once, py::arg("pointer"), py::arg("floats"), py::arg("threads"));

@@ -105,7 +105,7 @@ def rel_attention(
     call = Call(
         q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, None, causal, window, zero_row, scale, dropout_p
     )  # fmt: skip
-    is_plain = plain.check(call)
+    memo = plain.check(call)
     if window is not None and window > 2**31:  # wider than any distance, and perhaps than 64 bits
         call = call._replace(window=2**31)
     if dropout_seed is not None:
@@ -114,8 +114,15 @@ def rel_attention(
         if dropout_seed is None:
             dropout_seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=q.device)
         call = call._replace(seed=dropout_seed)
-    name = backends.choose(backend, q.device, q.dtype, q.shape[-1])
-    out, lse = reference.attend(call) if name == "reference" else ops.rel_attention(call, name, is_plain)
+    name = None if memo is None else memo.get(("backend", backend))
+    if name is None:
+        name = backends.choose(backend, q.device, q.dtype, q.shape[-1])
+        if memo is not None:
+            memo["backend", backend] = name
+    if name == "reference":
+        out, lse = reference.attend(call)
+    else:
+        out, lse = ops.rel_attention(call, name, memo, return_lse)
     return (out, lse) if return_lse else out
 
 

@@ -90,18 +90,24 @@ def _bounds(x: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0) if x is None else (x.data_ptr(), *x.stride())
 
 
-def _arguments(call: Call, out: Tensor, lse: Tensor) -> tuple[Any, ...]:
+def _pointer(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def _seed(call: Call) -> int:
+    return 0 if call.seed is None else int(call.seed) & (2**64 - 1)
+
+
+def _arguments(call: Call, out: Tensor, lse: Tensor | None) -> tuple[Any, ...]:
     q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, seed, causal, window, zero_row, scale, drop = (
         call
     )
     memory_len = 0 if k_mem is None else k_mem.shape[2]
     sizes = (*q.shape[:3], memory_len, q.shape[3], r.shape[1], zero_row, causal, window or 0, q.dtype == torch.bfloat16)
-    dropout = (0, 1.0, 0)
-    if drop > 0 and seed is not None:
-        dropout = (philox.drop_threshold(drop), 1.0 / (1.0 - drop), int(seed) & (2**64 - 1))
+    dropout = (0, 1.0) if seed is None else (philox.drop_threshold(drop), 1.0 / (1.0 - drop))
     tensors = [_view(x) for x in (q, k, v, k_mem, v_mem, r, content_bias, position_bias, out)]
     threads = torch.get_num_threads()
-    return ((*sizes, threads), scale, *dropout, tensors, _bounds(start), _bounds(end), lse.data_ptr())
+    return ((*sizes, threads), scale, *dropout, _seed(call), tensors, _bounds(start), _bounds(end), _pointer(lse))
 
 
 def _check_values(call: Call) -> None:
@@ -109,12 +115,20 @@ def _check_values(call: Call) -> None:
         visibility.check_values(call)
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked call."""
+def forward(call: Call, memo: dict[str, Any] | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked call.
+
+    memo: kept between calls of the same signature.
+    """
     _check_values(call)
     out = empty_like_rows(call.q)
-    lse = torch.empty(call.q.shape[:3], dtype=torch.float32, device="cpu")
-    prepare().forward(*_arguments(call, out, lse))
+    lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32) if need_lse else None
+    plan = None if memo is None else memo.get("native")
+    if plan is None:
+        plan = prepare().Plan(*_arguments(call, out, lse))
+        if memo is not None:
+            memo["native"] = plan
+    plan.forward(call, out, lse, torch.get_num_threads(), _seed(call))
     return out, lse
 
 
@@ -124,5 +138,5 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | 
     grads = empty_gradients(call)
     dq, dk, dv, dr, du, dw, *memory_grads = grads
     views = [dout, dq, dk, dv, *memory_grads, dr, du, dw]
-    prepare().backward(*_arguments(call, out, lse), [_view(x) for x in views], 0 if dlse is None else dlse.data_ptr())
+    prepare().backward(*_arguments(call, out, lse), [_view(x) for x in views], _pointer(dlse))
     return grads

@@ -144,23 +144,29 @@ class _BackwardForFunctorch(torch.autograd.Function):
 class _Direct(torch.autograd.Function):
     """The operator's autograd without the operator."""
 
-    backward = staticmethod(_autograd)
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return (*_autograd(ctx, *grads), None)  # nothing for memo
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        result: tuple[Tensor, Tensor] = BACKENDS[args[_N_FIELDS]].forward(Call(*args[:_N_FIELDS]))
-        _setup_context(ctx, args, result)
+        *fields, backend, memo = args
+        result: tuple[Tensor, Tensor] = BACKENDS[backend].forward(Call(*fields), memo)
+        _setup_context(ctx, args[:-1], result)
         return result
 
 
-def rel_attention(call: Call, backend: str, is_plain: bool) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a checked call that the backend can run; through the operator unless it `is_plain` and unwatched."""
+def rel_attention(call: Call, backend: str, memo: plain.Memo | None, need_lse: bool) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a checked call that the backend can run. memo: what `plain.check` returned for it.
+
+    Without `need_lse`, lse may be left out (None) where no gradient will want it.
+    """
     result: tuple[Tensor, Tensor]
-    if is_plain and plain.unwatched():
+    if memo is not None and plain.unwatched():
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in call[:8]):
-            result = _Direct.apply(*call, backend)  # type: ignore[no-untyped-call]
+            result = _Direct.apply(*call, backend, memo)  # type: ignore[no-untyped-call]
         else:
-            result = BACKENDS[backend].forward(call)
+            result = BACKENDS[backend].forward(call, memo, need_lse)
     elif _inside_functorch():
         result = _ForwardForFunctorch.apply(*call, backend)  # type: ignore[no-untyped-call]
     else:

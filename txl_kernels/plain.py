@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from txl_kernels import validate
+from txl_kernels import native, validate
 from txl_kernels.call import Call
 
 _ORDINARY = (Tensor, torch.nn.Parameter)
 _MOST_SIGNATURES = 4096
-_valid: set[tuple[Any, ...]] = set()
+Memo = dict[Any, Any]
+_known: dict[bytes, Memo] = {}
 
 
 def ordinary(*tensors: Tensor | None) -> bool:
@@ -28,39 +29,36 @@ def ordinary(*tensors: Tensor | None) -> bool:
     return True
 
 
-def signature(call: Call) -> tuple[Any, ...] | None:
-    """All that decides whether a call is valid, but for the values in its tensors; None for what is not ordinary."""
-    parts: list[Any] = []
-    for x in call[:10]:
-        if x is None:
-            parts.append(None)
-            continue
-        if not isinstance(x, Tensor) or type(x) not in _ORDINARY or x.layout is not torch.strided or x.is_neg():
-            return None
-        parts += (x.shape, x.stride(), x.dtype, x.device)
-    settings = call[11:]
-    # True == 1 == 1.0 as keys, but they are not equally valid.
-    return (*parts, *settings, *map(type, settings))
+def signature(call: Call) -> bytes | None:
+    """All that decides whether a call is valid, but for the values in its tensors; None for what is not ordinary.
+
+    None, too, without the C++ module: then every call is checked anew.
+    """
+    if native.module is None:
+        return None
+    key: bytes | None = native.module.signature(call, _ORDINARY, torch.strided)
+    return key
 
 
-def check(call: Call) -> bool:
-    """`validate.check`, remembered; whether all tensors are ordinary.
+def check(call: Call) -> Memo | None:
+    """`validate.check`, remembered: what else is remembered of such calls; None: not ordinary.
 
     Raises:
         TypeError, ValueError: as `validate.check`.
     """
     if torch.compiler.is_compiling():
         validate.check(call)
-        return False
-    known = signature(call)
-    if known is None or known not in _valid:
+        return None
+    key = signature(call)
+    memo = None if key is None else _known.get(key)
+    if memo is None:
         validate.check(call)
-        if known is None:
-            return False
-        if len(_valid) >= _MOST_SIGNATURES:
-            _valid.clear()
-        _valid.add(known)
-    return True
+        if key is None:
+            return None
+        if len(_known) >= _MOST_SIGNATURES:
+            _known.clear()
+        memo = _known[key] = {}
+    return memo
 
 
 def unwatched() -> bool:

@@ -10,10 +10,56 @@ namespace {
 
 constexpr size_t kAlign = 64;
 
-float* allocate(int64_t floats) {
+// Small blocks are kept for the thread's next call: the C library would give their pages back and fault them in again,
+// which costs more than a small kernel.
+constexpr size_t kKept = 4, kLargest = size_t{1} << 21;
+
+struct Kept {
+  void* block[kKept] = {};
+  size_t bytes[kKept] = {};
+
+  ~Kept() {
+    for (void* p : block) std::free(p);
+  }
+};
+
+#ifndef TXL_POISON
+thread_local Kept g_kept;
+
+void* take(size_t& bytes) {
+  for (size_t i = 0; i < kKept; ++i)
+    if (g_kept.block[i] && g_kept.bytes[i] >= bytes && g_kept.bytes[i] <= 4 * bytes + kLargest / 16) {
+      void* p = g_kept.block[i];
+      bytes = g_kept.bytes[i];
+      g_kept.block[i] = nullptr;
+      return p;
+    }
+  return nullptr;
+}
+
+// Keeps a block in a free place, or in that of a smaller one.
+void give_back(void* p, size_t bytes) {
+  size_t place = 0;
+  for (size_t i = 0; i < kKept && g_kept.block[place]; ++i)
+    if (!g_kept.block[i] || g_kept.bytes[i] < g_kept.bytes[place]) place = i;
+  if (bytes > kLargest || (g_kept.block[place] && g_kept.bytes[place] >= bytes)) return std::free(p);
+  std::free(g_kept.block[place]);
+  g_kept.block[place] = p;
+  g_kept.bytes[place] = bytes;
+}
+#else  // every block new, so that a sanitizer sees its ends
+void* take(size_t&) { return nullptr; }
+void give_back(void* p, size_t) { std::free(p); }
+#endif
+
+size_t bytes_of(int64_t floats) {
   if (floats < 0 || static_cast<uint64_t>(floats) > std::numeric_limits<size_t>::max() / 8) throw std::bad_alloc();
-  const size_t bytes = (static_cast<size_t>(floats) * sizeof(float) + kAlign) / kAlign * kAlign;
-  void* p = std::aligned_alloc(kAlign, bytes);
+  return (static_cast<size_t>(floats) * sizeof(float) + kAlign) / kAlign * kAlign;
+}
+
+float* allocate(size_t& bytes) {
+  void* p = take(bytes);
+  if (!p) p = std::aligned_alloc(kAlign, bytes);
   if (!p) throw std::bad_alloc();
 #ifdef TXL_POISON
   std::memset(p, 0xFF, bytes);  // NaN: what is read before it is written shows
@@ -23,7 +69,7 @@ float* allocate(int64_t floats) {
 
 }  // namespace
 
-Buffer::Buffer(int64_t floats) : data(allocate(floats)) {}
-Buffer::~Buffer() { std::free(data); }
+Buffer::Buffer(int64_t floats) : bytes_(bytes_of(floats)), data(allocate(bytes_)) {}
+Buffer::~Buffer() { give_back(data, bytes_); }
 
 }  // namespace txl

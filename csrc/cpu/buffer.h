@@ -1,6 +1,7 @@
 // Aligned float storage. Never inline: an inline function compiled for one instruction set could be linked into
 // another.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
 namespace txl {
@@ -13,6 +14,10 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
+ private:
+  size_t bytes_;  // before data, which is allocated with it
+
+ public:
   float* const data;
 };
 

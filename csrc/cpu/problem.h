@@ -34,7 +34,7 @@ struct Problem {
   View u, w;                   // [H, D]: s0 head (content and position bias)
   Bounds start, end;
   View out;              // [B, H, L, D]: written by forward, read by backward
-  float* lse = nullptr;  // [B, H, L] contiguous: written by forward, read by backward
+  float* lse = nullptr;  // [B, H, L] contiguous: written by forward unless null, read by backward
 };
 
 struct Gradients {

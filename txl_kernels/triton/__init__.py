@@ -81,8 +81,8 @@ def _launch() -> Any:
     return importlib.import_module("txl_kernels.triton.launch")
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L])."""
+def forward(call: Call, memo: dict[str, Any] | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
+    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]), needed or not; memo is not used."""
     result: tuple[Tensor, Tensor] = _launch().forward(call)
     return result
 

@@ -153,6 +153,6 @@ static void run_decode(const Problem& p) {
     }
     const bool empty = !seen.any();
     for (int64_t d = 0; d < D; ++d) put(out + d, empty ? 0.f : into[d] / total);
-    p.lse[x] = empty ? -INF : top + log_of(total);
+    if (p.lse) p.lse[x] = empty ? -INF : top + log_of(total);
   }
 }

@@ -147,7 +147,7 @@ static void write_range(const Problem& p, const ForwardPlan& z, int64_t bh, int6
     const bool empty = !visible(p, bh / p.H, i0 + i).any();
     T* to = const_cast<T*>(row_of<T>(p.out, bh / p.H, bh % p.H, i0 + i));
     write_row(to, out, empty ? 0.f : 1.f / total, p.D);
-    p.lse[bh * p.L + i0 + i] = empty ? -INF : top + log_of(total);
+    if (p.lse) p.lse[bh * p.L + i0 + i] = empty ? -INF : top + log_of(total);
   }
 }
 
