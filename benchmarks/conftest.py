@@ -5,6 +5,11 @@ from typing import Any
 
 import pytest
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="also what takes minutes: the longest memory")
+
+
 ROWS: dict[str, list[dict[str, Any]]] = {}
 
 

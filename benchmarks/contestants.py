@@ -131,6 +131,20 @@ def plain_sdpa(x: Inputs) -> Tensor:
     return F.scaled_dot_product_attention(x["q"], x["k_all"], x["v_all"])
 
 
+def timed(run: Run, inputs: Inputs, backward: bool) -> Callable[[], object]:
+    """What is timed: forward without gradients, or forward and backward."""
+    dout = torch.randn_like(inputs["q"])
+
+    def forward() -> None:
+        with torch.no_grad():
+            run(inputs)
+
+    def both() -> None:
+        torch.autograd.grad(run(inputs), list(inputs.values()), dout, allow_unused=True)
+
+    return both if backward else forward
+
+
 OURS, YARDSTICK = "rel_attention, native", "yardstick: plain SDPA"
 CONTESTANTS: dict[str, Run] = {
     OURS: fused,

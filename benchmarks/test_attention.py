@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from contestants import CONTESTANTS, FORWARD_ONLY, OURS, YARDSTICK, Run, Shape, check, make_inputs
-from interleave import CLOCK, interleaved
+from contestants import CONTESTANTS, FORWARD_ONLY, OURS, YARDSTICK, Shape, check, make_inputs, timed
+from interleave import CLOCK, interleaved, replay
 from limits import fma_peak, read_once
 
 from txl_kernels import available_backends
@@ -23,19 +23,6 @@ BF16 = "rel_attention, native, bfloat16"
 TRAINING, EVALUATION = Shape(4, 8, 512, 512, 64), Shape(1, 8, 128, 3800, 64)
 SLOW = {"original, [B, H, L, S], compiled", "FlexAttention, captured bias"}  # to compile; shown once
 Times = dict[str, list[float]]
-
-
-def _timed(run: Run, inputs: dict[str, torch.Tensor], backward: bool) -> Callable[[], object]:
-    dout = torch.randn_like(inputs["q"])
-
-    def forward() -> None:
-        with torch.no_grad():
-            run(inputs)
-
-    def both() -> None:
-        torch.autograd.grad(run(inputs), list(inputs.values()), dout, allow_unused=True)
-
-    return both if backward else forward
 
 
 @functools.cache
@@ -59,7 +46,7 @@ def measure(shape: Shape, backward: bool, names: tuple[str, ...]) -> tuple[Times
             except Exception as error:
                 wrong[name] = error
                 continue
-            runs[name] = _timed(run, inputs, backward)
+            runs[name] = timed(run, inputs, backward)
     return interleaved(runs, seconds=6), wrong, peaks
 
 
@@ -86,11 +73,6 @@ def _direction(backward: bool) -> str:
     return "forward+backward" if backward else "forward"
 
 
-def _replay(benchmark: Any, times: list[float]) -> None:
-    CLOCK.recorded = iter(times)
-    benchmark.pedantic(CLOCK.run, rounds=len(times), iterations=1)
-
-
 @pytest.mark.benchmark(timer=CLOCK)
 @pytest.mark.parametrize(("shape", "backward", "names", "contestant"), attention_cases())
 def test_attention(
@@ -106,7 +88,7 @@ def test_attention(
         rate = operations(shape, contestant, backward) / statistics.median(times[contestant])
         share = f"{rate / 1e9:.0f} GFLOP/s useful, {rate / peak:.0%} of FMA peak"
     report(f"{_direction(backward)}, {shape}", contestant, times[contestant], share=share)
-    _replay(benchmark, times[contestant])
+    replay(benchmark, times[contestant])
 
 
 DECODE = [Shape(1, 8, 1, 3800, 64), Shape(1, 8, 1, 16000, 64)]
@@ -127,4 +109,4 @@ def test_decode(benchmark: Any, report: Any, shape: Shape, contestant: str) -> N
         f", {rate * read / shape.read_bytes(4):.0%} of a plain read" if contestant in (OURS, BF16) else ""
     )
     report(f"decode, {shape}", contestant, times[contestant], share=share if contestant in (OURS, BF16, READ) else "")
-    _replay(benchmark, times[contestant])
+    replay(benchmark, times[contestant])
