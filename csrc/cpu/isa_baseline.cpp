@@ -2,5 +2,8 @@
 #include "generic/includes.h"
 
 #define TXL_ISA isa_baseline
-#define TXL_LANES 4
+#ifndef TXL_BASELINE_LANES
+#define TXL_BASELINE_LANES 4  // 16 in a test: the code of AVX-512 on any processor
+#endif
+#define TXL_LANES TXL_BASELINE_LANES
 #include "generic/kernels.inl"

@@ -1,4 +1,4 @@
-"""The C++ kernels without Python around them: on an emulated Arm processor, and under ThreadSanitizer.
+"""The C++ kernels without Python around them: on an emulated Arm processor, under ThreadSanitizer, in vectors of 16.
 
 Torch is not instrumented and its OpenMP runtime looks like a race to ThreadSanitizer; the driver starts threads of its own.
 `TESTS_REQUIRE_TOOLS=1` (CI) makes a missing compiler or emulator a failure instead of a skip.
@@ -22,6 +22,7 @@ FLAGS = ["-std=c++17", "-I", str(ROOT / "csrc"), "-fno-math-errno", "-Wno-psabi"
 BUILDS = {  # name: compiler and flags, what runs the program, instruction sets
     "aarch64": (["aarch64-linux-gnu-g++", "-O2", "-static"], ["qemu-aarch64"], ["neon", "baseline"]),
     "thread-sanitizer": (["g++", "-O1", "-g", "-fsanitize=thread"], [], ["", "baseline"]),
+    "sixteen lanes": (["g++", "-O1", "-fsanitize=undefined", "-DTXL_BASELINE_LANES=16"], [], ["baseline"]),
 }
 CASES = [
     Case("intervals and dropout", B=2, H=2, L=61, M=50, D=24, intervals="random", dropout_p=0.2),
