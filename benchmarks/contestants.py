@@ -117,6 +117,7 @@ def _flex() -> Callable[..., Tensor]:
 
 def flex(x: Inputs) -> Tensor:
     """FlexAttention with the positional scores captured. Forward only: it has no backward on the CPU."""
+    x = {name: t.detach() for name, t in x.items()}
     bias = _bias(x)
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -37,13 +37,14 @@ bool finalizing() {
 template <class F>
 void without_gil(const F& f) {
   std::exception_ptr error;
+  const bool ending = finalizing();  // then this is the thread that ends the interpreter, and it may have the GIL again
   PyThreadState* state = PyEval_SaveThread();
   try {
     f();
   } catch (...) {
     error = std::current_exception();
   }
-  while (finalizing()) pause();  // a daemon thread has nobody to return to
+  while (!ending && finalizing()) pause();  // a daemon thread has nobody to return to
   PyEval_RestoreThread(state);
   if (error) std::rethrow_exception(error);
 }

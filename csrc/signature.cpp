@@ -11,6 +11,7 @@ namespace {
 
 struct Names {
   PyObject* const layout = PyUnicode_InternFromString("layout");
+  PyObject* const is_zero = PyUnicode_InternFromString("_is_zerotensor");
   PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
   PyObject* const shape = PyUnicode_InternFromString("shape");
   PyObject* const stride = PyUnicode_InternFromString("stride");
@@ -31,6 +32,7 @@ class Key {
   void add(const void* x) { bytes_.append(reinterpret_cast<const char*>(&x), sizeof x); }
 
   void add_integers(const py::handle& tuple) {
+    if (!PyTuple_Check(tuple.ptr())) throw py::type_error("signature: a tensor's shape or strides are no tuple");
     const Py_ssize_t count = PyTuple_GET_SIZE(tuple.ptr());
     add(static_cast<int64_t>(count));
     for (Py_ssize_t i = 0; i < count; ++i) {
@@ -53,12 +55,13 @@ bool add_tensor(Key& key, const py::handle& x, const py::tuple& types, const py:
   bool ordinary = false;
   for (const py::handle type : types)
     ordinary = ordinary || reinterpret_cast<PyObject*>(Py_TYPE(x.ptr())) == type.ptr();
-  if (!ordinary || !attribute(x, names.layout).is(strided) || !call_method(x, names.is_neg).is(py::bool_(false)))
+  if (!ordinary || !attribute(x, names.layout).is(strided) || !call_method(x, names.is_neg).is(py::bool_(false)) ||
+      !call_method(x, names.is_zero).is(py::bool_(false)))
     return false;
   key.add_integers(attribute(x, names.shape));
   key.add_integers(call_method(x, names.stride));
   key.add(static_cast<const void*>(attribute(x, names.dtype).ptr()));  // dtypes are one object each
-  key.add(static_cast<int64_t>(PyObject_Hash(attribute(x, names.device).ptr())));
+  key.add(static_cast<int64_t>(py::hash(attribute(x, names.device))));
   return true;
 }
 

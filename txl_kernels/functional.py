@@ -117,7 +117,7 @@ def rel_attention(
     name = None if memo is None else memo.get(("backend", backend))
     if name is None:
         name = backends.choose(backend, q.device, q.dtype, q.shape[-1])
-        if memo is not None:
+        if memo is not None and name == "native":  # others depend on more than the call
             memo["backend", backend] = name
     if name == "reference":
         out, lse = reference.attend(call)

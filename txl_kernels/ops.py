@@ -96,6 +96,7 @@ def _autograd(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
     # With grad mode on (create_graph=True) the operator is there to say that it has no second derivative.
     if not torch.is_grad_enabled() and plain.unwatched() and plain.ordinary(*arguments[:15]):
         call = Call(*arguments[4:-1])
+        plain.check(call)  # `.data` can be set, and hooks can return anything, between forward and backward
         dout, dlse = validate.check_backward(call, out, lse, dout, dlse)
         grads = BACKENDS[arguments[-1]].backward(call, out, lse, dout, dlse)
     elif _inside_functorch():

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.autograd import forward_ad
 
 from txl_kernels import native, validate
@@ -20,10 +21,17 @@ _known: dict[bytes, Memo] = {}
 
 
 def ordinary(*tensors: Tensor | None) -> bool:
-    """Whether all are dense tensors of no subclass, whose memory holds their values (torch has views that negate)."""
+    """Whether all are dense tensors of no subclass, whose memory holds their values.
+
+    Torch has views that negate, zeros without memory, and batches (of torch.autograd.grad) that look like one tensor.
+    """
     for x in tensors:
         if x is not None and (
-            type(x) not in _ORDINARY or x.layout is not torch.strided or x.is_neg() or torch._is_zerotensor(x)
+            type(x) not in _ORDINARY
+            or x.layout is not torch.strided
+            or x.is_neg()
+            or x._is_zerotensor()
+            or not torch._C._has_storage(x)
         ):
             return False
     return True
@@ -62,11 +70,15 @@ def check(call: Call) -> Memo | None:
 
 
 def unwatched() -> bool:
-    """Whether no tracer, transform, mode or profiler wants to see operators."""
+    """Whether no tracer, transform, dispatch mode or profiler wants to see operators.
+
+    A TorchFunctionMode does not count: torch.set_default_device is one.
+    """
     return not (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
+        or _len_torch_dispatch_stack_pre_dispatch()
         or torch._C._is_tracing()
         or torch._C._autograd._profiler_enabled()
         or forward_ad._current_level >= 0

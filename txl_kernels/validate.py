@@ -151,9 +151,14 @@ def check(call: Call) -> None:
         "content_bias": call.content_bias,
         "position_bias": call.position_bias,
     }
+    if (call.k_mem is None) != (call.v_mem is None):
+        raise TypeError("k_mem and v_mem must both be given or both be None, got one of them")
     if call.k_mem is not None and call.v_mem is not None:
         tensors["k_mem"], tensors["v_mem"] = call.k_mem, call.v_mem
     check_tensors(tensors, call.q)
+    for name, bound in (("start", call.start), ("end", call.end)):
+        if bound is not None and (bound.dtype != torch.int32 or bound.device != call.q.device):
+            raise TypeError(f"{name} must be int32 on {call.q.device}, got {bound.dtype} on {bound.device}")
     check_shapes(call)
     _check_last_axis(tensors)
     check_settings(call)
@@ -174,7 +179,8 @@ def check_backward(
     ):
         if x is not None and (x.shape != shape or x.device != call.q.device):
             raise ValueError(f"{name} must be {list(shape)} on {call.q.device}, got {list(x.shape)} on {x.device}")
-    if out.dtype != call.q.dtype or lse.dtype != torch.float32 or not lse.is_contiguous():
+    rows = out.size(-1) <= 1 or out.stride(-1) == 1
+    if out.dtype != call.q.dtype or not rows or lse.dtype != torch.float32 or not lse.is_contiguous():
         raise ValueError("out and lse must be as the forward operator returned them")
     dout = dout.to(call.q.dtype)
     if dout.size(-1) > 1 and dout.stride(-1) != 1:

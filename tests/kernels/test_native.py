@@ -165,6 +165,20 @@ def test_fork_after_use() -> None:
         assert child.exitcode == 0
 
 
+@pytest.mark.parametrize("length", [1, 7])
+def test_scores_that_overflow_to_minus_infinity_weigh_nothing(isa: str, length: int) -> None:
+    """Whole tiles and parts of them, before keys whose scores are finite."""
+    q = torch.full((1, 1, length, 8), 1e10)
+    k_mem, v_mem = torch.zeros(1, 1, 2000, 8), torch.randn(1, 1, 2000, 8)
+    k_mem[:, :, :1400] = -1e30
+    k, v, r, bias = torch.zeros_like(q), torch.zeros_like(q), torch.zeros(1, 2000 + length, 8), torch.zeros(1, 8)
+    call = (q, k, v, r, bias, bias, (k_mem, v_mem))
+    got, got_lse = rel_attention(*call, return_lse=True, backend="native")
+    want, want_lse = rel_attention(*call, return_lse=True, backend="reference")
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6, msg=isa)
+    torch.testing.assert_close(got_lse, want_lse)
+
+
 def test_exp_is_within_one_ulp(isa: str) -> None:
     x = torch.cat([torch.linspace(-87, 0, 1_000_001), torch.linspace(-1, 1, 100_001)])
     y = torch.empty_like(x)
@@ -193,18 +207,42 @@ q = torch.randn(1, 4, 256, 64)
 bias = q[0, :, 0].contiguous()
 call = Call(q, q, q, torch.randn(4, 256, 64), bias, bias, None, None, None, None, None, True, None, 0, 0.1, 0.0)
 out, lse = torch.empty_like(q), torch.empty(1, 4, 256)
-arguments = native._arguments(call, out, lse)
+plan = native.prepare().Plan(*native._arguments(call, out, lse))
+calls = []
 def work():
     while True:
-        native.module.forward(*arguments)
-native.prepare()
+        plan.forward(call, out, lse, 2, 0)
+        calls.append(1)
 for _ in range(2):
     threading.Thread(target=work, daemon=True).start()
 time.sleep(0.3)
+print(len(calls))
 """
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
+        assert int(done.stdout) > 2
+
+
+def test_a_call_while_the_interpreter_ends() -> None:
+    """From a destructor, on the thread that ends it: it must get the GIL back."""
+    code = """
+import os, sys, torch
+from txl_kernels import native
+from txl_kernels.call import Call
+q = torch.randn(1, 4, 256, 64)
+bias = q[0, :, 0].contiguous()
+call = Call(q, q, q, torch.randn(4, 256, 64), bias, bias, None, None, None, None, None, True, None, 0, 0.1, 0.0)
+out, lse = torch.zeros_like(q), torch.empty(1, 4, 256)
+plan = native.prepare().Plan(*native._arguments(call, out, lse))
+class Late:
+    def __del__(self, plan=plan, call=call, out=out, lse=lse, write=os.write, ending=sys.is_finalizing):
+        plan.forward(call, out, lse, 2, 0)
+        write(1, str(ending()).encode())
+sys.late = Late()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors")

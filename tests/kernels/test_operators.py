@@ -166,7 +166,14 @@ def test_direct_calls_are_checked_too() -> None:
         op(*short)
     with pytest.raises(ValueError, match="backend must be one of native, triton, got 'reference'"):
         op(*arguments[:-1], "reference")
+    with pytest.raises(TypeError, match="k_mem and v_mem must both be given"):
+        op(*arguments[:7], None, *arguments[8:])
+    with pytest.raises(TypeError, match=r"start must be int32 on cpu, got torch\.int64"):
+        op(*arguments[:8], torch.zeros(2, 6, dtype=torch.int64), *arguments[9:])
     out, lse = op(*arguments)
+    backward = torch.ops.txl_kernels.rel_attention_backward
+    with pytest.raises(ValueError, match="out and lse must be as the forward operator returned them"):
+        backward(out, None, out.transpose(2, 3).contiguous().transpose(2, 3), lse, *arguments)
     with pytest.raises(ValueError, match=r"dout must be \[2, 2, 6, 8\] on cpu, got \[2, 2, 5, 8\]"):
         torch.ops.txl_kernels.rel_attention_backward(out[:, :, 1:], None, out, lse, *arguments)
 

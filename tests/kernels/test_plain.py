@@ -139,3 +139,40 @@ def test_without_the_module_every_call_is_checked(monkeypatch: pytest.MonkeyPatc
     assert plain.check(call) is None
     with pytest.raises(ValueError, match="k must be"):
         plain.check(call._replace(k=call.k[:, :, 1:]))
+
+
+def test_batched_gradients_are_those_one_by_one(kernel_backend: str) -> None:
+    call = call_of(backend=kernel_backend)
+    out = rel_attention(**call)
+    several = torch.randn(3, *out.shape, generator=torch.Generator().manual_seed(0)).to(out.device)
+    together = torch.autograd.grad(out, call["k"], several, retain_graph=True, is_grads_batched=True)[0]
+    for got, dout in zip(together, several, strict=True):
+        assert torch.equal(got, torch.autograd.grad(out, call["k"], dout, retain_graph=True)[0])
+
+
+def test_a_tensor_changed_under_the_graph_is_refused(kernel_backend: str) -> None:
+    call = call_of(backend=kernel_backend)
+    out = rel_attention(**call)
+    call["k"].data = torch.empty(0)
+    with pytest.raises(ValueError, match="k must be"):
+        out.sum().backward()
+
+
+def test_a_pre_dispatch_trace_holds_the_operator(kernel_backend: str) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    call = call_of(backend=kernel_backend)
+
+    def f(q: torch.Tensor) -> torch.Tensor:
+        return rel_attention(**call | {"q": q})
+
+    graph = make_fx(f, pre_dispatch=True)(call["q"].detach())
+    assert any("rel_attention" in str(node.target) for node in graph.graph.nodes)
+
+
+def test_zeros_without_memory(kernel_backend: str) -> None:
+    call = call_of(Case("", D=1), backend=kernel_backend)
+    zeros = torch._efficientzerotensor(call["v"].shape, device=call["v"].device)
+    with torch.no_grad():
+        got = rel_attention(**call | {"v": zeros, "memory": None})
+    assert not got.any()

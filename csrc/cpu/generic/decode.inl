@@ -93,10 +93,10 @@ static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, con
   for (int64_t x = n; x < round_up(n, LANES); ++x) score[x] = -INF;
   vf tops = splat(-INF);
   for (int64_t x = 0; x < n; x += LANES) tops = max_of(load(score + x), tops);
-  const float top = max_lane(tops);
+  const float top = max_lane(tops), shift = top == -INF ? 0.f : top;  // scores of -inf weigh nothing
   vf sum = {};
   for (int64_t x = 0; x < n; x += LANES) {
-    const vf e = exp_of(load(score + x) - splat(top));
+    const vf e = exp_of(load(score + x) - splat(shift));
     store(score + x, e);
     sum += e;
   }
@@ -145,6 +145,7 @@ static void run_decode(const Problem& p) {
       const Range keys = part_of(seen, part);
       if (!keys.any()) continue;
       const float* from = partial.data + (x * parts + part) * entry;
+      if (from[D + 1] == 0) continue;  // nothing but scores of -inf
       const float raised = from[D] > top ? from[D] : top;
       const float old_factor = exp_of(top - raised), new_factor = exp_of(from[D] - raised);
       for (int64_t d = 0; d < D; ++d) into[d] = into[d] * old_factor + from[d] * new_factor;

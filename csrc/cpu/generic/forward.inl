@@ -25,7 +25,7 @@ static float softmax_row(float* score, const float* position, int64_t low, int64
     maximum = tile_max;
   }
   vf sum = {};
-  const vf shift = splat(maximum);
+  const vf shift = splat(maximum == -INF ? 0.f : maximum);  // scores that overflowed to -inf weigh nothing
   for (int64_t n = from; n < to; n += LANES) {
     const vf e = exp_of(load(score + n) - shift);
     store(score + n, e);
