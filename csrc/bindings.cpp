@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cxxabi.h>
 #include <unistd.h>
 
 #include <array>
@@ -32,8 +33,22 @@ bool finalizing() {
 #endif
 }
 
-// Runs f without the GIL. Not py::gil_scoped_release: at interpreter shutdown CPython ends a thread that asks for the
-// GIL by unwinding its stack, which must not pass through a destructor.
+// Takes the GIL again. At interpreter shutdown CPython ends a daemon thread that asks for it by unwinding its stack;
+// that must not pass through destructors (py::gil_scoped_release would end the process, handles would count references
+// without the GIL), so such a thread waits here for the process to end.
+void take_gil(PyThreadState* state) {
+#ifdef __GLIBCXX__
+  try {
+    PyEval_RestoreThread(state);
+  } catch (abi::__forced_unwind&) {
+    for (;;) pause();
+  }
+#else
+  PyEval_RestoreThread(state);
+#endif
+}
+
+// Runs f without the GIL.
 template <class F>
 void without_gil(const F& f) {
   std::exception_ptr error;
@@ -45,7 +60,7 @@ void without_gil(const F& f) {
     error = std::current_exception();
   }
   while (!ending && finalizing()) pause();  // a daemon thread has nobody to return to
-  PyEval_RestoreThread(state);
+  take_gil(state);
   if (error) std::rethrow_exception(error);
 }
 

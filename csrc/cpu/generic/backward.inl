@@ -6,6 +6,7 @@
 constexpr int64_t BLOCK_L = 48;         // queries of a block: a multiple of MR and of 4 (dropout)
 constexpr int64_t BACKWARD_ITEMS = 32;  // chunks of keys are made until there are as many items
 constexpr int64_t MAX_CHUNKS = 16;      // each has a dq of its own
+static_assert(BLOCK_L <= RHO_FRONT, "rows that pad a block have rho >= 0");
 
 // dS of a block is kept skewed: row i of the block starts at column BLOCK_L - 1 - i, so a column is one rho, and with
 // a row stride one shorter the same memory reads as [query][key]. The margins are zero and stay so.
