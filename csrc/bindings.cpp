@@ -64,29 +64,10 @@ void without_gil(const F& f) {
   if (error) std::rethrow_exception(error);
 }
 
-// sizes: B, H, L, M, D, T, zero_row, causal, window (0: none), bf16, threads.
-// tensors: views of q, k, v, k_mem, v_mem, r, content_bias, position_bias, out.
-txl::Problem problem(const std::array<int64_t, 11>& sizes, float scale, uint32_t drop_below, float keep_scale,
-                     uint64_t seed, const std::vector<Ints>& tensors, const Ints& start, const Ints& end, int64_t lse) {
-  txl::Problem p;
-  p.B = sizes[0], p.H = sizes[1], p.L = sizes[2], p.M = sizes[3], p.D = sizes[4], p.T = sizes[5];
-  p.zero_row = sizes[6], p.causal = sizes[7] != 0, p.window = sizes[8];
-  p.type = sizes[9] ? txl::Type::bf16 : txl::Type::f32;
-  p.threads = static_cast<int>(sizes[10]);
-  p.scale = scale, p.drop_below = drop_below, p.keep_scale = keep_scale, p.seed = seed;
-  txl::View* const views[] = {&p.q, &p.k, &p.v, &p.k_mem, &p.v_mem, &p.r, &p.u, &p.w, &p.out};
-  for (size_t i = 0; i < std::size(views); ++i) *views[i] = view(tensors.at(i));
-  p.start = bounds(start), p.end = bounds(end);
-  p.lse = reinterpret_cast<float*>(lse);
-  return p;
-}
-
 // A call whose sizes, strides and settings are known, and only pointers are not: what many calls have in common.
 class Plan {
  public:
-  Plan(const std::array<int64_t, 11>& sizes, float scale, uint32_t drop_below, float keep_scale, uint64_t seed,
-       const std::vector<Ints>& tensors, const Ints& start, const Ints& end, int64_t lse)
-      : problem_(problem(sizes, scale, drop_below, keep_scale, seed, tensors, start, end, lse)) {}
+  explicit Plan(const txl::Problem& p) : problem_(p) {}
 
   // call: the fields of txl_kernels.call.Call, tensors of the shapes and strides that the plan was made for.
   void forward(const py::tuple& call, const py::handle& out, const py::handle& lse, int threads, uint64_t seed) const {
@@ -102,6 +83,16 @@ class Plan {
     without_gil([&] { kernels.forward(p); });
   }
 
+  // Of the very tensors the plan was made from. gradients: views of dout, dq, dk, dv, dk_mem, dv_mem, dr, du, dw.
+  void backward(const std::vector<Ints>& gradients, int64_t dlse) const {
+    txl::Gradients g;
+    txl::View* const views[] = {&g.dout, &g.dq, &g.dk, &g.dv, &g.dk_mem, &g.dv_mem, &g.dr, &g.du, &g.dw};
+    for (size_t i = 0; i < std::size(views); ++i) *views[i] = view(gradients.at(i));
+    g.dlse = reinterpret_cast<const float*>(dlse);
+    const txl::Kernels& kernels = txl::kernels();
+    without_gil([&] { kernels.backward(problem_, g); });
+  }
+
  private:
   static void* pointer_of(const py::handle& x) {
     static PyObject* const name = PyUnicode_InternFromString("data_ptr");
@@ -112,17 +103,21 @@ class Plan {
   txl::Problem problem_;
 };
 
-// gradients: views of dout, dq, dk, dv, dk_mem, dv_mem, dr, du, dw.
-void backward(const std::array<int64_t, 11>& sizes, float scale, uint32_t drop_below, float keep_scale, uint64_t seed,
-              const std::vector<Ints>& tensors, const Ints& start, const Ints& end, int64_t lse,
-              const std::vector<Ints>& gradients, int64_t dlse) {
-  const txl::Problem p = problem(sizes, scale, drop_below, keep_scale, seed, tensors, start, end, lse);
-  txl::Gradients g;
-  txl::View* const views[] = {&g.dout, &g.dq, &g.dk, &g.dv, &g.dk_mem, &g.dv_mem, &g.dr, &g.du, &g.dw};
-  for (size_t i = 0; i < std::size(views); ++i) *views[i] = view(gradients.at(i));
-  g.dlse = reinterpret_cast<const float*>(dlse);
-  const txl::Kernels& kernels = txl::kernels();
-  without_gil([&] { kernels.backward(p, g); });
+// sizes: B, H, L, M, D, T, zero_row, causal, window (0: none), bf16, threads.
+// tensors: views of q, k, v, k_mem, v_mem, r, content_bias, position_bias, out.
+Plan make_plan(const std::array<int64_t, 11>& sizes, float scale, uint32_t drop_below, float keep_scale, uint64_t seed,
+               const std::vector<Ints>& tensors, const Ints& start, const Ints& end, int64_t lse) {
+  txl::Problem p;
+  p.B = sizes[0], p.H = sizes[1], p.L = sizes[2], p.M = sizes[3], p.D = sizes[4], p.T = sizes[5];
+  p.zero_row = sizes[6], p.causal = sizes[7] != 0, p.window = sizes[8];
+  p.type = sizes[9] ? txl::Type::bf16 : txl::Type::f32;
+  p.threads = static_cast<int>(sizes[10]);
+  p.scale = scale, p.drop_below = drop_below, p.keep_scale = keep_scale, p.seed = seed;
+  txl::View* const views[] = {&p.q, &p.k, &p.v, &p.k_mem, &p.v_mem, &p.r, &p.u, &p.w, &p.out};
+  for (size_t i = 0; i < std::size(views); ++i) *views[i] = view(tensors.at(i));
+  p.start = bounds(start), p.end = bounds(end);
+  p.lse = reinterpret_cast<float*>(lse);
+  return Plan(p);
 }
 
 // Floating-point operations done in about `iterations` rounds on each thread.
@@ -153,12 +148,8 @@ std::vector<std::string> isas(bool only_supported) {
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "C++ kernels of txl_kernels. Call them through txl_kernels.rel_attention, which checks its arguments.";
-  py::class_<Plan>(m, "Plan")
-      .def(py::init<const std::array<int64_t, 11>&, float, uint32_t, float, uint64_t, const std::vector<Ints>&,
-                    const Ints&, const Ints&, int64_t>())
-      .def("forward", &Plan::forward);
+  py::class_<Plan>(m, "Plan").def(py::init(&make_plan)).def("forward", &Plan::forward).def("backward", &Plan::backward);
   txl::define_signature(m);
-  m.def("backward", &backward);
   m.def("fma", &busy, py::arg("iterations"), py::arg("threads"));
   m.def("read", &read_once, py::arg("pointer"), py::arg("floats"), py::arg("threads"));
   m.def("exp", &exp_of, py::arg("from_pointer"), py::arg("to_pointer"), py::arg("count"));

@@ -1,6 +1,5 @@
 #include "signature.h"
 
-#include <array>
 #include <cstdint>
 #include <string>
 

@@ -138,5 +138,5 @@ def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | 
     grads = empty_gradients(call)
     dq, dk, dv, dr, du, dw, *memory_grads = grads
     views = [dout, dq, dk, dv, *memory_grads, dr, du, dw]
-    prepare().backward(*_arguments(call, out, lse), [_view(x) for x in views], _pointer(dlse))
+    prepare().Plan(*_arguments(call, out, lse)).backward([_view(x) for x in views], _pointer(dlse))
     return grads

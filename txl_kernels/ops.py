@@ -93,10 +93,11 @@ def _autograd(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
     if dout is None:
         dout = torch.zeros_like(out)
     arguments = (dout, dlse, out, lse, *tensors, *ctx.settings)
-    # With grad mode on (create_graph=True) the operator is there to say that it has no second derivative.
-    if not torch.is_grad_enabled() and plain.unwatched() and plain.ordinary(*arguments[:15]):
-        call = Call(*arguments[4:-1])
-        plain.check(call)  # `.data` can be set, and hooks can return anything, between forward and backward
+    call = Call(*arguments[4:-1])
+    # With grad mode on (create_graph=True) the operator is there to say that it has no second derivative. The call is
+    # checked again: `.data` can be set, and hooks can return anything, between forward and backward.
+    direct = not torch.is_grad_enabled() and plain.unwatched() and plain.ordinary(dout, dlse, out, lse)
+    if direct and plain.check(call) is not None:
         dout, dlse = validate.check_backward(call, out, lse, dout, dlse)
         grads = BACKENDS[arguments[-1]].backward(call, out, lse, dout, dlse)
     elif _inside_functorch():

@@ -10,6 +10,7 @@ namespace {
 
 constexpr size_t kAlign = 64;
 
+#ifndef TXL_POISON
 // Small blocks are kept for the thread's next call: the C library would give their pages back and fault them in again,
 // which costs more than a small kernel.
 constexpr size_t kKept = 4, kLargest = size_t{1} << 21;
@@ -23,7 +24,6 @@ struct Kept {
   }
 };
 
-#ifndef TXL_POISON
 thread_local Kept g_kept;
 
 void* take(size_t& bytes) {

@@ -194,13 +194,9 @@ def test_exp_is_within_one_ulp(isa: str) -> None:
     assert y[4] == 1
 
 
-def test_shutdown_while_threads_compute() -> None:
-    """The interpreter ends although daemon threads are inside the kernel: no crash, no hang.
-
-    Only the module is called: torch's own operators abort there ("terminate called without an active exception").
-    """
-    code = """
-import threading, time, torch
+# A program's beginning: `plan.forward(call, out, lse, threads, seed)` is one call of the module alone.
+ONE_PLAN = """
+import torch
 from txl_kernels import native
 from txl_kernels.call import Call
 q = torch.randn(1, 4, 256, 64)
@@ -208,6 +204,16 @@ bias = q[0, :, 0].contiguous()
 call = Call(q, q, q, torch.randn(4, 256, 64), bias, bias, None, None, None, None, None, True, None, 0, 0.1, 0.0)
 out, lse = torch.empty_like(q), torch.empty(1, 4, 256)
 plan = native.prepare().Plan(*native._arguments(call, out, lse))
+"""
+
+
+def test_shutdown_while_threads_compute() -> None:
+    """The interpreter ends although daemon threads are inside the kernel: no crash, no hang.
+
+    Only the module is called: torch's own operators abort there ("terminate called without an active exception").
+    """
+    code = f"""{ONE_PLAN}
+import threading, time
 calls = []
 def work():
     while True:
@@ -226,15 +232,8 @@ print(len(calls))
 
 def test_a_call_while_the_interpreter_ends() -> None:
     """From a destructor, on the thread that ends it: it must get the GIL back."""
-    code = """
-import os, sys, torch
-from txl_kernels import native
-from txl_kernels.call import Call
-q = torch.randn(1, 4, 256, 64)
-bias = q[0, :, 0].contiguous()
-call = Call(q, q, q, torch.randn(4, 256, 64), bias, bias, None, None, None, None, None, True, None, 0, 0.1, 0.0)
-out, lse = torch.zeros_like(q), torch.empty(1, 4, 256)
-plan = native.prepare().Plan(*native._arguments(call, out, lse))
+    code = f"""{ONE_PLAN}
+import os, sys
 class Late:
     def __del__(self, plan=plan, call=call, out=out, lse=lse, write=os.write, ending=sys.is_finalizing):
         plan.forward(call, out, lse, 2, 0)

@@ -184,12 +184,9 @@ static void backward_chunk(const Problem& p, const Gradients& g, const BackwardP
     const int64_t keys = min_of(BLOCK_S, S - j0), packed = round_up(keys, NR);
     memset(s.dk, 0, sizeof(float) * 2 * BLOCK_S * Dp);  // and dv
     const bool met = sees_any(seen, blocks, j0, j0 + keys);
-    auto key = [&](const View& memory, const View& segment, int64_t j) {
-      return in_use.key(b, j) ? key_row<T>(p, memory, segment, b, h, j) : nullptr;
-    };
     if (met) {
-      pack<T>([&](int64_t j) { return key(p.k_mem, p.k, j); }, j0, packed, D, Dp, s.k_panels, s.k_rows);
-      pack<T>([&](int64_t j) { return key(p.v_mem, p.v, j); }, j0, packed, D, Dp, s.v_panels, nullptr);
+      pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0, packed, Dp, s.k_panels, s.k_rows);
+      pack_keys<T>(p, in_use, p.v_mem, p.v, b, h, j0, packed, Dp, s.v_panels, nullptr);
     }
     s.table.first = s.table.end = 0;
     for (int64_t block = met ? blocks - 1 : -1; block >= 0; --block) {  // downwards: so the table moves upwards

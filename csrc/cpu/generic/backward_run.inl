@@ -30,7 +30,7 @@ static void run_backward(const Problem& p, const Gradients& g) {
   const BackwardPlan z(p);
   const InUse in_use(p);
   const int64_t BH = p.B * p.H, D = p.D, Dp = z.Dp, blocks = div_up(p.L, BLOCK_L);
-  const int64_t per_thread = round_up(BackwardScratch::floats(D, Dp), 16);
+  const int64_t per_thread = BackwardScratch::floats(D, Dp);
   Buffer scratch(p.threads * per_thread), items(BH * z.chunks * z.entry()), deltas(BH * p.L),
       hull_memory(p.B * blocks * sizeof(Range) / sizeof(float)), live_memory(p.B * z.chunks);
   Range* hulls = reinterpret_cast<Range*>(hull_memory.data);
@@ -38,8 +38,8 @@ static void run_backward(const Problem& p, const Gradients& g) {
     const int64_t i0 = x % blocks * BLOCK_L;
     hulls[x] = BlockRanges<BLOCK_L>(p, x / blocks, i0, min_of(BLOCK_L, p.L - i0), {0, p.M + p.L}).all;
   }
-  int32_t* live =
-      reinterpret_cast<int32_t*>(live_memory.data);  // whether a chunk's keys are seen: else it left nothing
+  // Whether a chunk's keys are seen: else it left nothing.
+  int32_t* live = reinterpret_cast<int32_t*>(live_memory.data);
   for (int64_t x = 0; x < p.B * z.chunks; ++x)
     live[x] = sees_any(hulls + x / z.chunks * blocks, blocks, x % z.chunks * z.chunk, (x % z.chunks + 1) * z.chunk);
   parallel_for(p.threads, BH * blocks, [&](int64_t x, int) {

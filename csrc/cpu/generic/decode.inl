@@ -113,13 +113,10 @@ template <class T>
 static void run_decode(const Problem& p) {
   const int64_t BH = p.B * p.H, D = p.D, queries = BH * p.L, parts = div_up(p.M + p.L, DECODE_PART), entry = D + 2;
   Buffer partial(queries * parts * entry), shifted(queries * 2 * D);
-  for (int64_t x = 0; x < queries; ++x) {
-    const int64_t bh = x / p.L, h = bh % p.H;
-    const T *q = row_of<T>(p.q, bh / p.H, h, x % p.L), *u = row_of<T>(p.u, h, 0, 0), *w = row_of<T>(p.w, h, 0, 0);
-    for (int64_t d = 0; d < D; ++d) {
-      shifted.data[2 * x * D + d] = (to_float(q[d]) + to_float(u[d])) * p.scale;
-      shifted.data[(2 * x + 1) * D + d] = (to_float(q[d]) + to_float(w[d])) * p.scale;
-    }
+  auto qu_of = [&](int64_t bh, int64_t i) { return shifted.data + (2 * bh * p.L + i) * D; };  // q + w: L rows on
+  for (int64_t bh = 0; bh < BH; ++bh) {
+    auto sees = [&](int64_t i) { return visible(p, bh / p.H, i).any(); };
+    pack_queries<T>(p, bh / p.H, bh % p.H, 0, p.L, sees, D, qu_of(bh, 0), qu_of(bh, p.L));
   }
   auto part_of = [&](Range seen, int64_t part) -> Range {
     return {max_of(seen.low, part * DECODE_PART), min_of(seen.high, (part + 1) * DECODE_PART)};
@@ -130,15 +127,15 @@ static void run_decode(const Problem& p) {
     for (int64_t i = 0; i < p.L; ++i) {
       const Range keys = part_of(visible(p, bh / p.H, i), part);
       if (!keys.any()) continue;
-      const float* qu = shifted.data + 2 * (bh * p.L + i) * D;
-      decode_part<T>(p, bh, i, keys, qu, qu + D, partial.data + ((bh * p.L + i) * parts + part) * entry);
+      decode_part<T>(p, bh, i, keys, qu_of(bh, i), qu_of(bh, p.L + i),
+                     partial.data + ((bh * p.L + i) * parts + part) * entry);
     }
   });
   for (int64_t x = 0; x < queries; ++x) {
     const int64_t bh = x / p.L, i = x % p.L;
     const Range seen = visible(p, bh / p.H, i);
     T* out = const_cast<T*>(row_of<T>(p.out, bh / p.H, bh % p.H, i));
-    float* into = shifted.data + 2 * x * D;  // this query's q + u has served
+    float* into = qu_of(bh, i);  // has served
     float top = -INF, total = 0;
     for (int64_t d = 0; d < D; ++d) into[d] = 0;
     for (int64_t part = 0; part < parts; ++part) {

@@ -87,13 +87,8 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
   for (int64_t j0 = ranges.all.low / BLOCK_S * BLOCK_S; j0 < ranges.all.high; j0 += BLOCK_S) {
     const Range tile = within(ranges.all, j0);
     const int64_t first = tile.low / NR * NR, last = round_up(tile.high, NR);
-    auto key = [&](const View& memory, const View& segment, int64_t j) {
-      return in_use.key(b, j) ? key_row<T>(p, memory, segment, b, h, j) : nullptr;
-    };
-    pack<T>([&](int64_t j) { return key(p.k_mem, p.k, j); }, j0 + first, last - first, D, Dp, s.k_panels + first * D,
-            nullptr);
-    pack<T>([&](int64_t j) { return key(p.v_mem, p.v, j); }, j0 + first, last - first, D, Dp, nullptr,
-            s.v_rows + first * Dp);
+    pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0 + first, last - first, Dp, s.k_panels + first * D, nullptr);
+    pack_keys<T>(p, in_use, p.v_mem, p.v, b, h, j0 + first, last - first, Dp, nullptr, s.v_rows + first * Dp);
     s.table.template reach<T>(p, in_use, h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Dp);
     for (int64_t i = 0; i < rows; i += MR) {
       if (p.drop_below && i % (2 * MR) == 0)
@@ -138,7 +133,7 @@ static void write_range(const Problem& p, const ForwardPlan& z, int64_t bh, int6
     for (int64_t n = 0; n < z.parts; ++n) {
       const float* from = result + n * step;
       if (from[sums + i] == 0) continue;  // sees none of this part's keys
-      const float factor = z.parts == 1 ? 1.f : exp_of(from[maxima + i] - top);
+      const float factor = exp_of(from[maxima + i] - top);
       total += from[sums + i] * factor;
       if (n == 0 && factor == 1.f) continue;
       for (int64_t d = 0; d < z.Dp; d += LANES)

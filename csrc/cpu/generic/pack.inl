@@ -20,14 +20,16 @@ TXL_INLINE const T* key_row(const Problem& p, const View& memory, const View& se
 template <class T>
 static void pack_panel(const T* const source[NR], int64_t D, float* panel) {
   int64_t d = 0;
-  for (; d + LANES <= D; d += LANES) TXL_UNROLL(2)
-  for (int n = 0; n < NR; n += LANES) {
-    vf x[LANES];
-    TXL_UNROLL(16)
-    for (int z = 0; z < LANES; ++z) x[z] = source[n + z] ? load(source[n + z] + d) : vf{};
-    transpose(x);
-    TXL_UNROLL(16)
-    for (int z = 0; z < LANES; ++z) store(panel + (d + z) * NR + n, x[z]);
+  for (; d + LANES <= D; d += LANES) {
+    TXL_UNROLL(2)
+    for (int n = 0; n < NR; n += LANES) {
+      vf x[LANES];
+      TXL_UNROLL(16)
+      for (int z = 0; z < LANES; ++z) x[z] = source[n + z] ? load(source[n + z] + d) : vf{};
+      transpose(x);
+      TXL_UNROLL(16)
+      for (int z = 0; z < LANES; ++z) store(panel + (d + z) * NR + n, x[z]);
+    }
   }
   for (; d < D; ++d)
     for (int n = 0; n < NR; ++n) panel[d * NR + n] = source[n] ? to_float(source[n][d]) : 0.f;
@@ -54,6 +56,14 @@ TXL_INLINE void pack(const Row& row, int64_t first, int64_t count, int64_t D, in
     if (rows)
       for (int n = 0; n < NR; ++n) pack_row<T>(source[n], D, Dp, rows + (j + n) * Dp);
   }
+}
+
+// The keys or values [first, first + count) of (b, h), zeros where nobody sees them.
+template <class T>
+static void pack_keys(const Problem& p, const InUse& in_use, const View& memory, const View& segment, int64_t b,
+                      int64_t h, int64_t first, int64_t count, int64_t Dp, float* panels, float* rows) {
+  auto row = [&](int64_t j) { return in_use.key(b, j) ? key_row<T>(p, memory, segment, b, h, j) : nullptr; };
+  pack<T>(row, first, count, p.D, Dp, panels, rows);
 }
 
 // A float row times a factor, rounded to T.
