@@ -5,7 +5,7 @@ EXTRAS ?= test
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 
-.PHONY: demo test aot lint bench clean
+.PHONY: demo test aot lint bench bench-compare report clean
 
 demo: $(VENV)/installed
 	$(BIN)/txl demo --run runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -20,12 +20,22 @@ aot: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/pytest benchmarks/ --benchmark-only
 
+# Is the working tree slower than another revision? make bench-compare BASE=main
+bench-compare: $(VENV)/installed
+	@test -n "$(BASE)" || { echo "usage: make bench-compare BASE=<revision>" >&2; exit 2; }
+	$(BIN)/python benchmarks/compare.py "$(BASE)"
+
+# benchmarks/REPORT.md, its plots, and the README's figures, from the records in benchmarks/results/
+report: $(VENV)/installed
+	$(BIN)/python benchmarks/report.py
+
 lint: $(VENV)/installed
 	$(BIN)/pip install -q -r requirements-lint.txt
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/driver/driver.cpp
+	$(BIN)/python benchmarks/report.py --check
 
 # torch first: whatever depends on it must find this one and not fetch another.
 $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOURCES)

@@ -1,42 +1,104 @@
-"""After the run: each group's contestants with their ratio to ours and their share of the machine's limit."""
+"""Options of the benchmarks, the races they run, the record they leave and the table they print.
 
-import statistics
+    pytest benchmarks/ --benchmark-only [--full] [--device cpu|cuda] [--record FILE] [--deadline SECONDS]
+
+A benchmark is a test decorated with `@races(f)`, where f(machine, full) lists its races; it becomes one test for each
+contestant of each race.
+"""
+
+import datetime
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from interleave import CLOCK, replay
+from machine import Machine
+from race import Race, Races, Unavailable
+
+MACHINE, RACES = pytest.StashKey[Machine](), pytest.StashKey[Races]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="also what takes minutes: the longest memory")
+    group = parser.getgroup("txl-kernels")
+    group.addoption("--full", action="store_true", help="also the paper's sizes: an hour on 2 cores")
+    group.addoption(
+        "--device", default="auto", choices=["auto", "cpu", "cuda", "rehearsal"], help="default: a GPU if any"
+    )
+    group.addoption("--record", default="", help="where the JSON goes; default benchmarks/results/, 'none' for nowhere")
+    group.addoption("--deadline", type=float, default=float("inf"), help="start no race after so many seconds")
 
 
-ROWS: dict[str, list[dict[str, Any]]] = {}
+def pytest_configure(config: pytest.Config) -> None:
+    machine = config.stash[MACHINE] = Machine(config.getoption("--device"))
+    where: Path | None = None
+    if config.getoption("--record") != "none" and not config.getoption("--collect-only"):
+        now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d-%H%M%S")
+        default = Path(__file__).parent / "results" / f"{now}-{machine.slug()}.json"
+        where = Path(config.getoption("--record") or default).absolute()
+    config.stash[RACES] = Races(machine, where, time.monotonic() + config.getoption("--deadline"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    listed: Callable[[Machine, bool], list[Race]] | None = getattr(metafunc.function, "races", None)
+    if listed is None:
+        return
+    found = listed(metafunc.config.stash[MACHINE], metafunc.config.getoption("--full"))
+    cases = [pytest.param(r, name, id=f"{r.group}-{r.case}-{name}") for r in found for name in r.contestants]
+    metafunc.parametrize(("race", "contestant"), cases)
 
 
 @pytest.fixture
-def report(benchmark: Any) -> Any:
-    """report(group, contestant, times, limit): a row of the closing table, and of the benchmark's record."""
+def run(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[Race, str], None]:
+    """run(race, contestant): the race (once), then this contestant's times to pytest-benchmark, or its failure."""
+    races = request.config.stash[RACES]
 
-    def add(group: str, contestant: str, times: list[float], **extra: Any) -> None:
-        quartiles = statistics.quantiles(times, n=4)
-        row = {"contestant": contestant, "median_ms": statistics.median(times) * 1e3, "rounds": len(times)}
-        row |= {"quartiles_ms": [quartiles[0] * 1e3, quartiles[2] * 1e3], **extra}
-        ROWS.setdefault(group, []).append(row)
-        benchmark.group = group
-        benchmark.extra_info.update(row)
+    def one(race: Race, contestant: str) -> None:
+        rows = races.of(race)
+        if rows is None:
+            pytest.skip("the time is up: --deadline")
+        key = race.group, race.case, contestant
+        error = races.errors.get(key)
+        if isinstance(error, Unavailable):
+            pytest.skip(str(error))
+        if error is not None:
+            raise error
+        benchmark.group = f"{race.group}, {race.case}"
+        benchmark.extra_info.update(rows[contestant])
+        replay(benchmark, races.times[key])
 
-    return add
+    return one
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if not ROWS:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if getattr(getattr(item, "function", None), "races", None):
+            item.add_marker(pytest.mark.benchmark(timer=CLOCK))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    races = config.stash[RACES]
+    if not races.rows:
         return
-    terminalreporter.section("medians, times taken in turns")
-    for group, rows in ROWS.items():
-        terminalreporter.write_line(f"\n{group}")
-        first = rows[0]["median_ms"]
-        for row in rows:
-            low, high = row["quartiles_ms"]
-            line = f"  {row['contestant']:<34}{row['median_ms']:>10.3f} ms  [{low:.3f}, {high:.3f}]"
-            line += f"{row['median_ms'] / first:>8.2f}x" + (f"  {row['share']}" if row.get("share") else "")
-            terminalreporter.write_line(line)
+    terminalreporter.section("medians [quartiles], times taken in turns")
+    for (group, case), rows in races.rows.items():
+        terminalreporter.write_line(f"\n{group}, {case}")
+        first = next(iter(rows.values())).get("median_ms")
+        for name, row in rows.items():
+            terminalreporter.write_line(f"  {name:<44}{_line(row, first)}")
+    if races.record is not None:
+        terminalreporter.write_line(f"\nrecord: {races.record}")
+
+
+def _line(row: dict[str, Any], first: float | None) -> str:
+    if "median_ms" not in row:
+        return f"{row['status']}: {row['error'].splitlines()[0][:120]}"
+    low, high = row["quartiles_ms"]
+    parts = [f"{row['median_ms']:>11.4g} ms  [{low:.4g}, {high:.4g}]"]
+    parts += [f"{row['median_ms'] / first:>7.2f}x"] if first else []
+    parts += [f"{row[key]:.0f} {unit}" for key, unit in (("gflops", "GFLOP/s"), ("gb_per_s", "GB/s")) if key in row]
+    shares = (("share_of_operations", "of the peak"), ("share_of_bytes", "of a plain read"))
+    parts += [f"{row[key]:.0%} {words}" for key, words in shares if key in row]
+    parts += [f"{row['peak_mib']:.0f} MiB"] if "peak_mib" in row else []
+    return "  ".join(parts)

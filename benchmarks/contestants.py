@@ -1,62 +1,19 @@
-"""Ways to compute the same attention, side by side, and what each must agree with before it is timed."""
+"""Ways to compute the same attention, and what each must agree with before it is timed."""
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from inputs import NAMES, Inputs, Shape, make_inputs
+from machine import Machine
 from original import original_bhls, original_qkbh, shift_bhls
+from race import Entry
 from torch import Tensor
 
 from txl_kernels import rel_attention
 
-Inputs = dict[str, Tensor]
-Run = Callable[[Inputs], Tensor]
-NAMES = ("q", "k", "v", "r", "content_bias", "position_bias")
-
-
-class Shape(NamedTuple):
-    """Sizes of a causal call with all of its memory visible."""
-
-    B: int
-    H: int
-    L: int
-    M: int
-    D: int
-
-    def __str__(self) -> str:
-        return f"B{self.B} H{self.H} L{self.L} M{self.M} D{self.D}"
-
-    def product(self) -> float:
-        """Operations of one product over the visible pairs; attention with positions takes 3 forward, 8 backward."""
-        pairs = self.L * self.M + self.L * (self.L + 1) // 2
-        return 2.0 * self.B * self.H * pairs * self.D
-
-    def dense_product(self) -> float:
-        """Operations of one product over all pairs."""
-        return 2.0 * self.B * self.H * self.L * (self.L + self.M) * self.D
-
-    def read_bytes(self, element: int) -> int:
-        """Size of the keys, the values and r."""
-        return element * self.D * self.H * (self.M + self.L) * (2 * self.B + 1)
-
-
-def make_inputs(shape: Shape, dtype: torch.dtype = torch.float32) -> Inputs:
-    B, H, L, M, D = shape
-    g = torch.Generator().manual_seed(0)
-
-    def randn(*size: int) -> Tensor:
-        return torch.randn(*size, generator=g).to(dtype).requires_grad_()
-
-    tensors = {name: randn(B, H, L, D) for name in "qkv"} | {"r": randn(H, M + L, D)}
-    tensors |= {name: randn(H, D) for name in ("content_bias", "position_bias")}
-    tensors |= {name: randn(B, H, M, D) for name in ("k_mem", "v_mem")}
-    # Memory and segment in one tensor: what ours does not need, the others get for nothing.
-    for name in "kv":
-        whole = torch.cat([tensors[f"{name}_mem"], tensors[name]], 2).detach()
-        tensors[f"{name}_all"] = whole.requires_grad_()
-    return tensors
+Attention = Callable[[Inputs], Tensor]
 
 
 def split_gradients(inputs: Inputs, out: Tensor, dout: Tensor) -> dict[str, Tensor]:
@@ -71,7 +28,7 @@ def split_gradients(inputs: Inputs, out: Tensor, dout: Tensor) -> dict[str, Tens
     return by_name
 
 
-def fused(x: Inputs, backend: str = "native") -> Tensor:
+def fused(x: Inputs, backend: str | None = None) -> Tensor:
     return rel_attention(*(x[n] for n in NAMES), (x["k_mem"], x["v_mem"]), backend=backend)
 
 
@@ -80,7 +37,7 @@ def eager_bhls(x: Inputs) -> Tensor:
 
 
 @functools.cache
-def _compiled() -> Run:
+def _compiled() -> Attention:
     return torch.compile(eager_bhls, dynamic=False)
 
 
@@ -95,17 +52,14 @@ def eager_qkbh(x: Inputs) -> Tensor:
     return original_qkbh(q, k, v, r, x["content_bias"], x["position_bias"]).permute(1, 2, 0, 3)
 
 
-def _bias(x: Inputs) -> Tensor:
-    """The positional scores, dense, [B, H, L, S], with the causal mask."""
+def dense_bias_sdpa(x: Inputs) -> Tensor:
+    """The positional scores, dense, [B, H, L, S], with the causal mask, as SDPA's bias."""
     position = shift_bhls((x["q"] + x["position_bias"][:, None]) @ x["r"].flip(1).mT)
     length, keys = position.shape[-2:]
-    hidden = torch.ones(length, keys, dtype=torch.bool).triu(1 + keys - length)
-    return (position * x["q"].size(-1) ** -0.5).masked_fill(hidden, -torch.inf)
-
-
-def dense_bias_sdpa(x: Inputs) -> Tensor:
+    hidden = torch.ones(length, keys, dtype=torch.bool, device=position.device).triu(1 + keys - length)
+    bias = (position * x["q"].size(-1) ** -0.5).masked_fill(hidden, -torch.inf)
     q = x["q"] + x["content_bias"][:, None]
-    return F.scaled_dot_product_attention(q, x["k_all"], x["v_all"], attn_mask=_bias(x))
+    return F.scaled_dot_product_attention(q, x["k_all"], x["v_all"], attn_mask=bias)
 
 
 @functools.cache
@@ -116,72 +70,101 @@ def _flex() -> Callable[..., Tensor]:
 
 
 def flex(x: Inputs) -> Tensor:
-    """FlexAttention with the positional scores captured. Forward only: it has no backward on the CPU."""
-    x = {name: t.detach() for name, t in x.items()}
-    bias = _bias(x)
+    """FlexAttention with the positional scores captured, unshifted. It has no backward on the CPU."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    if x["q"].device.type == "cpu":
+        x = {name: t.detach() for name, t in x.items()}
+    q, k = x["q"], x["k_all"]
+    length, keys = q.size(2), k.size(2)
+    memory_len = keys - length
+    position = (q + x["position_bias"][:, None]) @ x["r"].mT * q.size(-1) ** -0.5  # [B, H, L, distances]
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + bias[b, h, i, j]
+        return score + position[b, h, i, torch.clamp(memory_len + i - j, min=0)]
 
-    q = x["q"] + x["content_bias"][:, None]
-    return _flex()(q, x["k_all"], x["v_all"], score_mod=score_mod)
+    mask = create_block_mask(lambda b, h, i, j: j <= memory_len + i, None, None, length, keys, device=q.device)
+    return _flex()(q + x["content_bias"][:, None], k, x["v_all"], score_mod=score_mod, block_mask=mask)
 
 
 def plain_sdpa(x: Inputs) -> Tensor:
-    """No positions, no biases, no mask."""
-    return F.scaled_dot_product_attention(x["q"], x["k_all"], x["v_all"])
+    """The yardstick, without positions and biases: on a GPU over the visible pairs, on a CPU over all of them."""
+    from torch.nn.attention.bias import causal_lower_right
+
+    q, k, v = x["q"], x["k_all"], x["v_all"]
+    if q.device.type == "cpu":  # there a causal bias would be a dense matrix
+        return F.scaled_dot_product_attention(q, k, v)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(q.size(2), k.size(2)))
 
 
-def timed(run: Run, inputs: Inputs, backward: bool) -> Callable[[], object]:
-    """What is timed: forward without gradients, or forward and backward."""
-    dout = torch.randn_like(inputs["q"])
-
-    def forward() -> None:
-        with torch.no_grad():
-            run(inputs)
-
-    def both() -> None:
-        torch.autograd.grad(run(inputs), list(inputs.values()), dout, allow_unused=True)
-
-    return both if backward else forward
+def ours(machine: Machine) -> dict[str, Attention]:
+    return {f"rel_attention, {name}": functools.partial(fused, backend=name) for name in machine.backends}
 
 
-OURS, YARDSTICK = "rel_attention, native", "yardstick: plain SDPA"
-CONTESTANTS: dict[str, Run] = {
-    OURS: fused,
-    "original, [q, k, b, h]": eager_qkbh,
-    "original, [B, H, L, S]": eager_bhls,
-    "original, [B, H, L, S], compiled": compiled_bhls,
-    "SDPA with dense bias": dense_bias_sdpa,
-    "FlexAttention, captured bias": flex,
+ORIGINAL, EAGER, DENSE = "original, [q, k, b, h]", "original, [B, H, L, S]", "SDPA with dense bias"
+COMPILED, FLEX, YARDSTICK = f"{EAGER}, compiled", "FlexAttention, captured bias", "yardstick: plain SDPA"
+OTHERS: dict[str, Attention] = {
+    ORIGINAL: eager_qkbh,
+    EAGER: eager_bhls,
+    COMPILED: compiled_bhls,
+    DENSE: dense_bias_sdpa,
+    FLEX: flex,
     YARDSTICK: plain_sdpa,
 }
-FORWARD_ONLY = {"FlexAttention, captured bias"}
 
 
-def check(run: Run, shape: Shape, dtype: torch.dtype, backward: bool) -> None:
-    """Refuses a contestant that computes something else, on a problem of the same kind.
+def check(attention: Attention, backward: bool, dtype: torch.dtype, device: torch.device, head_width: int = 64) -> None:
+    """Refuses what computes something else, on a small problem with memory.
 
     Raises:
-        AssertionError: it differs from the float64 reference by more than its dtype explains.
+        AssertionError: values or, if `backward`, gradients differ from the float64 reference by more than dtype explains.
     """
-    inputs = make_inputs(Shape(min(shape.B, 2), 2, min(shape.L, 70), min(shape.M, 90), shape.D), dtype)
+    inputs = make_inputs(Shape(2, 2, 70, 90, head_width), dtype, device)
     exact = {n: t.detach().double().requires_grad_() for n, t in inputs.items()}
-    unit = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    most = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}[dtype]
 
     def close(got: Tensor, want: Tensor, name: str) -> None:
-        scale = float(want.detach().abs().max())
-        torch.testing.assert_close(
-            got.double(), want, rtol=0, atol=10 * unit * scale, msg=lambda m: f"{name} is wrong: {m}"
-        )
+        error = float(((got.double() - want).norm() / want.norm()).detach())
+        if not error <= most:  # nor NaN
+            raise AssertionError(f"{name} is wrong: relative error {error:.2g}, at most {most:g} is {dtype}'s rounding")
 
     if not backward:
         with torch.no_grad():
-            return close(run(inputs), fused(exact, "reference"), "out")
-    got, want = run(inputs), fused(exact, "reference")
+            return close(attention(inputs), fused(exact, "reference"), "out")
+    got, want = attention(inputs), fused(exact, "reference")
     close(got, want, "out")
-    weight = torch.randn(want.shape, dtype=torch.float64)
+    weight = torch.randn(want.shape, dtype=torch.float64, device=device)
     got_grads = split_gradients(inputs, got, weight.to(dtype))
     for name, gradient in split_gradients(exact, want, weight).items():
         close(got_grads[name], gradient, f"gradient of {name}")
     return None
+
+
+def entry(
+    attention: Attention, machine: Machine, shape: Shape, backward: bool = False, dtype: torch.dtype | None = None
+) -> Entry:
+    """A contestant on its own inputs: forward without gradients, or forward and backward."""
+    dtype = dtype or machine.dtype
+    inputs = make_inputs(shape, dtype, machine.device)
+    dout = torch.randn_like(inputs["q"])
+
+    def forward() -> None:
+        with torch.no_grad():
+            attention(inputs)
+
+    def both() -> None:
+        torch.autograd.grad(attention(inputs), list(inputs.values()), dout, allow_unused=True)
+
+    run = both if backward else forward
+    forward_products, products = (2, 7) if attention is plain_sdpa else (3, 11)
+    if shape.L <= 16:  # bound by reading
+        tables = (2 * shape.B, 2 * shape.B + 1)
+        read = shape.read_bytes(dtype.itemsize) * (tables[0] / tables[1] if attention is plain_sdpa else 1.0)
+        work = {"bytes": read}
+    else:
+        everything = attention is plain_sdpa and machine.kind == "cpu"
+        product = shape.dense_product() if everything else shape.product()
+        work = {"operations": product * (products if backward else forward_products)}
+    if attention is plain_sdpa:
+        return Entry(run, **work)
+    return Entry(run, functools.partial(check, attention, backward, dtype, machine.device, shape.D), **work)

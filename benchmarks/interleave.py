@@ -1,32 +1,45 @@
 """Interleaved timing: on a shared machine only times taken in turns can be compared.
 
-All contestants of a group run round by round in one process; pytest-benchmark then gets each one's times through a clock
+All contestants of a race run round by round in one process; pytest-benchmark then gets each one's times through a clock
 that replays them, so that its tables, records and comparisons work as usual.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 
 def interleaved(
-    contestants: dict[str, Callable[[], object]], *, seconds: float, least: int = 5, most: int = 200
-) -> dict[str, list[float]]:
-    """Seconds of each contestant, in rounds that take one of each; about `seconds` in all, after one warm-up round."""
-    once = 0.0
-    for run in contestants.values():
-        run()  # compiles, allocates
-        begin = time.perf_counter()
-        run()
-        once += time.perf_counter() - begin
-    rounds = max(least, min(most, round(seconds / max(once, 1e-9))))
+    contestants: Mapping[str, Callable[[], float]], *, seconds: float, least: int, most: Mapping[str, int]
+) -> tuple[dict[str, list[float]], dict[str, Exception]]:
+    """What each contestant returned (its seconds), in rounds spread evenly over the run; and who failed.
+
+    Each is given the same share of `seconds`, but no fewer than `least` rounds and no more than its `most`: a slow one
+    sits out some rounds. They come warmed up; one that raises drops out.
+    """
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, run in contestants.items():
-            begin = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - begin)
-    return times
+    errors: dict[str, Exception] = {}
+    rounds: dict[str, int] = {}
+
+    def once(name: str) -> float:
+        begin = time.perf_counter()
+        if name not in errors:
+            try:
+                times[name].append(contestants[name]())
+            except Exception as error:
+                errors[name] = error
+        return time.perf_counter() - begin
+
+    for name in contestants:
+        cost = once(name)
+        share = round(seconds / len(contestants) / max(cost, 1e-9))
+        rounds[name] = min(most[name], max(least, share)) - 1
+    total = max(1, *rounds.values()) if rounds else 0
+    for turn in range(total):
+        for name in contestants:
+            if (turn + 1) * rounds[name] // total > turn * rounds[name] // total:
+                once(name)
+    return {name: found for name, found in times.items() if name not in errors}, errors
 
 
 class Replay:

@@ -1,22 +1,35 @@
-"""What this machine can do at most: the rate of fused multiply-adds, and of reading memory."""
-
-import time
+"""What the machine itself does at most, as contestants: its rate of arithmetic, and of moving memory."""
 
 import torch
+from machine import Machine
+from race import Entry
 
 from txl_kernels import native
 
+ARITHMETIC = {"cpu": "limit: FMA peak", "cuda": "limit: matrix products", "rehearsal": "limit: matrix products"}
+MEMORY = {"cpu": "limit: a plain read", "cuda": "limit: a copy", "rehearsal": "limit: a copy"}
 _ITERATIONS = 1_000_000
 
 
-def fma_peak(threads: int | None = None) -> float:
-    """Operations a second (a multiply-add is two) of float32 registers on torch's threads, best instruction set."""
-    threads = threads or torch.get_num_threads()
-    begin = time.perf_counter()
-    operations: float = native.prepare().fma(_ITERATIONS, threads)
-    return operations / (time.perf_counter() - begin)
+def arithmetic(machine: Machine) -> Entry:
+    """Fused multiply-adds in registers on all of torch's threads; on a GPU the library's largest matrix product."""
+    if machine.kind == "cpu":
+        module, threads = native.prepare(), torch.get_num_threads()
+        return Entry(
+            lambda: module.fma(_ITERATIONS, threads), operations=module.fma(_ITERATIONS, threads), limit="operations"
+        )
+    n = machine.pick(cpu=0, cuda=8192, rehearsal=64)
+    a, b = torch.randn(2, n, n, device=machine.device, dtype=machine.dtype)
+    return Entry(lambda: a @ b, operations=2.0 * n**3, limit="operations")
 
 
-def read_once(x: torch.Tensor) -> None:
-    """Reads a contiguous tensor on torch's threads."""
-    native.prepare().read(x.data_ptr(), x.numel() * x.element_size() // 4, torch.get_num_threads())
+def memory(machine: Machine, size: int) -> Entry:
+    """Reading `size` bytes once on all of torch's threads; on a GPU a copy of a gibibyte, bytes read and written."""
+    if machine.kind == "cpu":
+        module, x = native.prepare(), torch.zeros(size // 4)
+        return Entry(
+            lambda: module.read(x.data_ptr(), x.numel(), torch.get_num_threads()), bytes=float(size), limit="bytes"
+        )
+    source = torch.ones(machine.pick(cpu=0, cuda=2**30, rehearsal=2**12), dtype=torch.uint8, device=machine.device)
+    target = torch.empty_like(source)
+    return Entry(lambda: target.copy_(source), bytes=2.0 * source.numel(), limit="bytes")

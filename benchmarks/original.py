@@ -64,3 +64,19 @@ def original_bhls(
     score = ((q + content_bias[:, None]) @ k.mT + position) * q.size(-1) ** -0.5
     hidden = torch.ones(length, keys, dtype=torch.bool, device=q.device).triu(1 + keys - length)
     return score.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+
+def original_absolute_qkbh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention without relative positions, in the same layout: the vanilla model's, as published."""
+    length = q.size(0)
+    hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+    score = torch.einsum("ibnd,jbnd->ijbn", q, k) * q.size(-1) ** -0.5
+    p = score.masked_fill(hidden[:, :, None, None], -torch.inf).softmax(1)
+    return torch.einsum("ijbn,jbnd->ibnd", p, v)
+
+
+def shift_both(x: Tensor) -> Tensor:
+    """Relative shift of [b, h, q, 2 q - 1] scores over distances L-1 .. -(L-1) to [b, h, q, q] (Conformer, XLNet)."""
+    batch, heads, length, _ = x.shape
+    padded = torch.cat([x.new_zeros(batch, heads, length, 1), x], 3).view(batch, heads, 2 * length, length)
+    return padded[:, :, 1:].reshape(batch, heads, length, 2 * length - 1)[..., :length]

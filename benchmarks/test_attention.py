@@ -1,112 +1,152 @@
-"""Attention on the CPU: rel_attention against the same computed otherwise, beside the machine's own limits.
+"""Attention alone: rel_attention against the same computed otherwise, beside the machine's limits.
 
-A contestant is compared with the float64 reference before it is timed; one that is wrong fails and gets no time. The
-yardstick, scaled_dot_product_attention without positions, does two products forward where ours does three.
+The yardstick, scaled_dot_product_attention without positions, does two products forward where attention with positions
+does three, and seven with backward where it does eleven: 1.5x and 1.57x its time is level with it.
 """
 
 import functools
-import statistics
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
-from contestants import CONTESTANTS, FORWARD_ONLY, OURS, YARDSTICK, Shape, check, make_inputs, timed
-from interleave import CLOCK, interleaved, replay
-from limits import fma_peak, read_once
+from contestants import COMPILED, DENSE, EAGER, FLEX, ORIGINAL, OTHERS, YARDSTICK, entry, fused, ours
+from inputs import Shape
+from limits import ARITHMETIC, MEMORY, arithmetic, memory
+from machine import Machine
+from race import Entry, Race, races
 
-from txl_kernels import available_backends
-
-pytestmark = pytest.mark.skipif("native" not in available_backends(), reason="the native module is not built")
-FMA_PEAK, READ = "limit: FMA peak", "limit: reading k, v and r once"
-BF16 = "rel_attention, native, bfloat16"
-TRAINING, EVALUATION = Shape(4, 8, 512, 512, 64), Shape(1, 8, 128, 3800, 64)
-SLOW = {"original, [B, H, L, S], compiled", "FlexAttention, captured bias"}  # to compile; shown once
-Times = dict[str, list[float]]
+Contestants = dict[str, Callable[[], Entry]]
+QUICK = (ORIGINAL, EAGER, DENSE, YARDSTICK)
 
 
-@functools.cache
-def measure(shape: Shape, backward: bool, names: tuple[str, ...]) -> tuple[Times, dict[str, Exception], list[float]]:
-    """Times of the contestants that are right, what is wrong with the others, and FMA peaks measured in between."""
-    runs: dict[str, Callable[[], object]] = {}
-    wrong: dict[str, Exception] = {}
-    peaks: list[float] = []
-    for name in names:
-        dtype = torch.bfloat16 if name == BF16 else torch.float32
-        inputs = make_inputs(shape, dtype)
-        if name == FMA_PEAK:
-            runs[name] = lambda: peaks.append(fma_peak())
-        elif name == READ:
-            runs[name] = functools.partial(read_once, torch.zeros(shape.read_bytes(4) // 4))
-        else:
-            run = CONTESTANTS[OURS if name == BF16 else name]
-            try:
-                if name != YARDSTICK:
-                    check(run, shape, dtype, backward)
-            except Exception as error:
-                wrong[name] = error
-                continue
-            runs[name] = timed(run, inputs, backward)
-    return interleaved(runs, seconds=6), wrong, peaks
+def contestants(
+    machine: Machine, shape: Shape, backward: bool, others: tuple[str, ...] = QUICK, second_dtype: bool = True
+) -> Contestants:
+    """Ours on every backend, the others, ours in bfloat16 on a CPU (float32 on a GPU), and the limit of arithmetic."""
+    found: Contestants = {
+        name: functools.partial(entry, attention, machine, shape, backward)
+        for name, attention in (ours(machine) | {n: OTHERS[n] for n in others}).items()
+    }
+    if second_dtype and machine.kind == "cpu":
+        for name, attention in ours(machine).items():
+            found[f"{name}, bfloat16"] = functools.partial(entry, attention, machine, shape, backward, torch.bfloat16)
+    return found | {ARITHMETIC[machine.kind]: functools.partial(arithmetic, machine)}
 
 
-def operations(shape: Shape, contestant: str, backward: bool) -> float:
-    """Useful floating-point operations: products over visible pairs; all pairs for the yardstick, which hides none."""
-    if contestant == YARDSTICK:
-        return shape.dense_product() * (7 if backward else 2)
-    return shape.product() * (11 if backward else 3)
+def both_ways(machine: Machine, shape: Shape, others: tuple[str, ...] = QUICK, **options: Any) -> list[Race]:
+    found = []
+    for backward in (False, True):
+        names = tuple(n for n in others if not (n == FLEX and backward and machine.kind != "cuda"))
+        runs = contestants(machine, shape, backward, names)
+        found.append(Race("forward+backward" if backward else "forward", str(shape), runs, **options))
+    return found
 
 
-def attention_cases() -> list[Any]:
-    cases = []
-    for shape in (TRAINING, EVALUATION):
-        for backward in (False, True):
-            names = [n for n in CONTESTANTS if not (backward and n in FORWARD_ONLY)]
-            names = [n for n in names if shape == TRAINING or n not in SLOW] + [BF16, FMA_PEAK]
-            cases += [
-                pytest.param(shape, backward, tuple(names), n, id=f"{shape}-{_direction(backward)}-{n}") for n in names
-            ]
-    return cases
+def training(machine: Machine, full: bool) -> list[Race]:
+    if not machine.backends:
+        return []
+    if machine.kind == "rehearsal":
+        return both_ways(machine, Shape(1, 2, 32, 32, 16), (EAGER, DENSE, YARDSTICK), least=2, most=2)
+    if machine.kind == "cpu":
+        return both_ways(machine, Shape(4, 8, 512, 512, 64), (*QUICK[:2], COMPILED, DENSE, FLEX, YARDSTICK))
+    found = both_ways(machine, Shape(8, 16, 1024, 1024, 64), (EAGER, DENSE, YARDSTICK))
+    found += both_ways(machine, Shape(8, 16, 2048, 2048, 64), (EAGER, DENSE, YARDSTICK))
+    return found + both_ways(machine, Shape(22, 8, 512, 512, 64))
 
 
-def _direction(backward: bool) -> str:
-    return "forward+backward" if backward else "forward"
+@races(training)
+def test_training_shape(run: Any, race: Race, contestant: str) -> None:
+    run(race, contestant)
 
 
-@pytest.mark.benchmark(timer=CLOCK)
-@pytest.mark.parametrize(("shape", "backward", "names", "contestant"), attention_cases())
-def test_attention(
-    benchmark: Any, report: Any, shape: Shape, backward: bool, names: tuple[str, ...], contestant: str
-) -> None:
-    times, wrong, peaks = measure(shape, backward, names)
-    if contestant in wrong:
-        raise wrong[contestant]
-    peak, share = statistics.median(peaks), ""
-    if contestant == FMA_PEAK:
-        share = f"{peak / 1e9:.0f} GFLOP/s"
-    else:
-        rate = operations(shape, contestant, backward) / statistics.median(times[contestant])
-        share = f"{rate / 1e9:.0f} GFLOP/s useful, {rate / peak:.0%} of FMA peak"
-    report(f"{_direction(backward)}, {shape}", contestant, times[contestant], share=share)
-    replay(benchmark, times[contestant])
-
-
-DECODE = [Shape(1, 8, 1, 3800, 64), Shape(1, 8, 1, 16000, 64)]
-DECODE_NAMES = (OURS, "original, [B, H, L, S]", "SDPA with dense bias", YARDSTICK, BF16, READ)
-
-
-@pytest.mark.benchmark(timer=CLOCK)
-@pytest.mark.parametrize("contestant", DECODE_NAMES)
-@pytest.mark.parametrize("shape", DECODE, ids=str)
-def test_decode(benchmark: Any, report: Any, shape: Shape, contestant: str) -> None:
-    times, wrong, _ = measure(shape, False, DECODE_NAMES)
-    if contestant in wrong:
-        raise wrong[contestant]
-    read = statistics.median(times[READ])
-    bytes_read = shape.read_bytes(2 if contestant == BF16 else 4)
-    rate = bytes_read / statistics.median(times[contestant])
-    share = f"{rate / 1e9:.0f} GB/s" + (
-        f", {rate * read / shape.read_bytes(4):.0%} of a plain read" if contestant in (OURS, BF16) else ""
+def decode(machine: Machine, full: bool) -> list[Race]:
+    """One query: the work is reading keys, values and r once, and other layers have pushed them out of the caches."""
+    if not machine.backends:
+        return []
+    sizes = machine.pick(
+        cpu=[(1, 3800), (1, 16000), (8, 3800)],
+        cuda=[(b, m) for m in (800, 3800, 32768) for b in (1, 8, 64)],
+        rehearsal=[(1, 48)],
     )
-    report(f"decode, {shape}", contestant, times[contestant], share=share if contestant in (OURS, BF16, READ) else "")
-    replay(benchmark, times[contestant])
+    found = []
+    for batch, memory_len in sizes:
+        shape = Shape(batch, machine.pick(cpu=8, cuda=8, rehearsal=1), 1, memory_len, 64)
+        size = int(shape.read_bytes(machine.dtype.itemsize))
+        runs = contestants(machine, shape, False, (EAGER, DENSE, YARDSTICK))
+        del runs[ARITHMETIC[machine.kind]]
+        if machine.kind == "cuda":
+            for name in machine.backends:
+                runs[f"rel_attention, {name}, CUDA graph"] = functools.partial(graphed, name, machine, shape)
+        runs[MEMORY[machine.kind]] = functools.partial(memory, machine, size)
+        found.append(Race("decode", str(shape), runs, clock="cold", seconds=4))
+    return found
+
+
+def graphed(backend: str, machine: Machine, shape: Shape) -> Entry:
+    made = entry(functools.partial(fused, backend=backend), machine, shape)
+    captured = made.run
+    captured()
+    machine.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured()
+
+    def replay() -> None:
+        graph.replay()
+        captured  # noqa: B018  the graph reads its tensors, which must live
+
+    return Entry(replay, made.check, bytes=made.bytes)
+
+
+@races(decode)
+def test_decode(run: Any, race: Race, contestant: str) -> None:
+    run(race, contestant)
+
+
+def evaluation(machine: Machine, full: bool) -> list[Race]:
+    if machine.kind == "rehearsal" or not machine.backends:
+        return []
+    return both_ways(machine, Shape(1, 8, 128, 3800, 64))
+
+
+@races(evaluation)
+def test_long_memory_short_segment(run: Any, race: Race, contestant: str) -> None:
+    run(race, contestant)
+
+
+def lengths(machine: Machine, full: bool) -> list[Race]:
+    """Speed against length: L = M."""
+    if not machine.backends:
+        return []
+    batch, heads, steps = machine.pick(
+        cpu=(1, 8, [128, 256, 512, 1024] + [2048, 4096] * full),
+        cuda=(4, 16, [256, 512, 1024, 2048, 4096]),
+        rehearsal=(1, 1, []),
+    )
+    found = []
+    for length in steps:
+        shape = Shape(batch, heads, length, length, 64)
+        for backward in (False, True):
+            runs = contestants(machine, shape, backward, second_dtype=False)
+            group = f"speed against length, {'forward+backward' if backward else 'forward'}"
+            found.append(Race(group, str(shape), runs, seconds=2, least=3))
+    return found
+
+
+@races(lengths)
+def test_length(run: Any, race: Race, contestant: str) -> None:
+    run(race, contestant)
+
+
+def slow_to_start(machine: Machine, full: bool) -> list[Race]:
+    """On a GPU last of all: what must be compiled first, wide heads, and the longest."""
+    if machine.kind != "cuda" or not machine.backends:
+        return []
+    found = both_ways(machine, Shape(8, 8, 1024, 1024, 128), (DENSE, YARDSTICK))
+    found += both_ways(machine, Shape(8, 16, 8192, 8192, 64), (YARDSTICK,))
+    return found + both_ways(machine, Shape(8, 16, 512, 512, 64), (FLEX, COMPILED, YARDSTICK))
+
+
+@races(slow_to_start)
+def test_slow_to_start(run: Any, race: Race, contestant: str) -> None:
+    run(race, contestant)

@@ -44,11 +44,11 @@ step() {
 }
 
 marker=gpu
-bench=()
+device=cuda
 if [ "${REHEARSE:-0}" = 1 ]; then
   export TRITON_INTERPRET=1
   marker=triton
-  bench=(--rehearse)
+  device=rehearsal
 else
   step device 30 nvidia-smi
 fi
@@ -62,7 +62,10 @@ step smoke 120 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider -
   tests/kernels/test_values.py -k "matches_the_definition and (episodes or dropout)" &&
   tail -n 1 "$step_log" | tee -a "$summary"
 seconds=${SECONDS_BENCH:-200}
-step bench "$((seconds + 40))" "$PYTHON" benchmarks/gpu.py --out "$out/gpu.json" --seconds "$seconds" "${bench[@]}"
+step bench "$((seconds + 40))" "$PYTHON" -m pytest -q -p no:cacheprovider --benchmark-only --benchmark-columns=median \
+  --device "$device" --deadline "$seconds" --record "$out/gpu.json" \
+  benchmarks/test_attention.py benchmarks/test_evaluation.py benchmarks/test_memory.py benchmarks/test_tiles.py \
+  benchmarks/test_training.py benchmarks/test_options.py benchmarks/test_calls.py
 # Nearly all of a test's time goes into compiling kernels, so the tests are shared out to the cores.
 tests_in_parallel() {
   local shards=$1 codes=0 pids=() k
@@ -92,12 +95,10 @@ import json, sys
 
 run = json.load(open(sys.argv[1]))
 print("\n".join(f"{name}: {value}" for name, value in run["about"].items()))
-for r in run["records"]:
-    ms = f"{r['ms']:9.3f} ms" if "ms" in r else ""
-    rate = f"{r['gflop'] / r['ms']:8.1f} TFLOP/s" if "gflop" in r and "ms" in r else ""
-    rate = rate or (f"{r['megabytes'] / r['ms']:8.1f} GB/s" if "megabytes" in r and "ms" in r else "")
-    rest = " ".join(f"{n}={r[n]:.3g}" for n in ("tflops", "gb_per_s", "relative_error") if n in r)
-    rest += f" {r['peak_mib']} MiB" if "peak_mib" in r else ""
-    print(f"{r['group']:18} {r.get('shape', ''):20} {r.get('contestant', ''):34} {ms:12} {rate} {rest} {r.get('error', '')}")
+for r in run["rows"]:
+    what = f"{r['group'][:24]:24} {r['case'][:40]:40} {r['contestant'][:40]:40}"
+    rates = " ".join(f"{r[n]:.0f} {unit}" for n, unit in (("gflops", "GFLOP/s"), ("gb_per_s", "GB/s")) if n in r)
+    rates += f" {r['peak_mib']:.0f} MiB" if "peak_mib" in r else ""
+    print(what, f"{r['median_ms']:9.3f} ms {rates}" if "median_ms" in r else f"{r['status']}: {r['error'][:120]}")
 PY
 exit "$failed"

@@ -2,16 +2,19 @@
 
 import json
 from pathlib import Path
-
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from typing import Any
 
 from txl.evaluate import Score
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _figure() -> Any:
+    """matplotlib takes a third of a second to import, which commands that draw nothing need not wait for."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained", dpi=120)
     FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 def loss_curve(log: Path, path: Path) -> None:
@@ -19,7 +22,7 @@ def loss_curve(log: Path, path: Path) -> None:
     entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     train = [(e["step"], e["bpc"]) for e in entries if "loss" in e]
     valid = [(e["step"], e["valid_bpc"]) for e in entries if "valid_bpc" in e]
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = _figure()
     axes = figure.add_subplot()
     axes.plot(*zip(*train, strict=True), lw=1, label="training")
     if valid:
@@ -30,12 +33,12 @@ def loss_curve(log: Path, path: Path) -> None:
     axes.set(xlabel="update", ylabel="bits per character", title="Loss")
     axes.grid(alpha=0.3)
     axes.legend()
-    _save(figure, path)
+    figure.savefig(path)
 
 
 def attention_length(scores: list[Score], no_memory: Score | None, trained: int, path: Path) -> None:
     """Bits per character against attention length; `no_memory` is a level, `trained` a vertical line."""
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = _figure()
     axes = figure.add_subplot()
     axes.plot([s.attn_len for s in scores], [s.bpc for s in scores], "o-", label="cached memory")
     if no_memory is not None:
@@ -49,4 +52,4 @@ def attention_length(scores: list[Score], no_memory: Score | None, trained: int,
     axes.set(xlabel="attention length (keys a token sees)", ylabel="bits per character", title="What memory is worth")
     axes.grid(alpha=0.3)
     axes.legend()
-    _save(figure, path)
+    figure.savefig(path)

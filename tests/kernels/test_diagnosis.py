@@ -46,3 +46,18 @@ print(txl_kernels.rel_attention(q, q, q, r, u, u, backend="reference").shape)
 def test_version_is_the_same_everywhere() -> None:
     pyproject = (Path(__file__).parent.parent.parent / "pyproject.toml").read_text(encoding="utf-8")
     assert f'version = "{txl_kernels.__version__}"' in pyproject
+
+
+def test_imports_nothing_that_is_slow_to_import() -> None:
+    """The compiler takes a second, Triton and matplotlib a third each; nothing needs them before it is asked for them."""
+    code = """
+import sys, torch
+slow = ("torch._dynamo", "torch._inductor", "triton", "matplotlib")
+loaded = {name for name in slow if name in sys.modules}  # by torch itself
+import txl.cli, txl_kernels
+q, r, u = torch.randn(1, 1, 3, 4, requires_grad=True), torch.randn(1, 3, 4), torch.zeros(1, 4)
+txl_kernels.rel_attention(q, q, q, r, u, u)
+print(sorted(name for name in slow if name in sys.modules and name not in loaded))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from models import their_names
 from torch import Tensor
 
 from txl import Engine, ModelConfig, TransformerXL
@@ -40,32 +41,9 @@ def ours(theirs: torch.nn.Module, **options: object) -> TransformerXL:
         )
     ).eval()  # fmt: skip
     state = theirs.state_dict()
-
-    def biases(layer: int) -> tuple[Tensor, Tensor]:
-        prefix = f"transformer.layers.{layer}.dec_attn." if theirs.config.untie_r else "transformer."
-        return state[prefix + "r_w_bias"], state[prefix + "r_r_bias"]
-
     with torch.no_grad():
-        model.embedding.weight.copy_(state["transformer.word_emb.emb_layers.0.weight"])
-        model.output_bias.copy_(state["crit.out_layers.0.bias"])
-        for n, block in enumerate(model.layers):
-            attention, feed_forward = f"transformer.layers.{n}.dec_attn.", f"transformer.layers.{n}.pos_ff."
-            for target, name in (
-                (block.attention.qkv.weight, attention + "qkv_net.weight"),
-                (block.attention.r.weight, attention + "r_net.weight"),
-                (block.attention.out.weight, attention + "o_net.weight"),
-                (block.attention_norm.weight, attention + "layer_norm.weight"),
-                (block.attention_norm.bias, attention + "layer_norm.bias"),
-                (block.feed_forward[0].weight, feed_forward + "CoreNet.0.weight"),
-                (block.feed_forward[0].bias, feed_forward + "CoreNet.0.bias"),
-                (block.feed_forward[3].weight, feed_forward + "CoreNet.3.weight"),
-                (block.feed_forward[3].bias, feed_forward + "CoreNet.3.bias"),
-                (block.feed_forward_norm.weight, feed_forward + "layer_norm.weight"),
-                (block.feed_forward_norm.bias, feed_forward + "layer_norm.bias"),
-            ):
-                target.copy_(state[name])
-            block.attention.content_bias.copy_(biases(n)[0])
-            block.attention.position_bias.copy_(biases(n)[1])
+        for name, mine in their_names(model):
+            mine.copy_(state[name])
     return model
 
 

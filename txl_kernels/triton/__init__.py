@@ -18,10 +18,8 @@ from txl_kernels.call import Call
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_WIDTH = 256
-OLDEST_TRITON = (
-    3,
-    6,
-)  # gathers of rank 1 and float32 through tensor descriptors compile as the kernels need from here on
+# From here on gathers of rank 1, and float32 through tensor descriptors, compile as the kernels need.
+OLDEST_TRITON = (3, 6)
 
 
 def interpreted() -> bool:
@@ -58,8 +56,6 @@ def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -
     return reason
 
 
-# torch.compile asks once, while it traces, instead of following this into package metadata and the driver.
-@torch.compiler.assume_constant_result
 def _absent_from(device: torch.device) -> str | None:
     """Why kernels do not run on a device at all."""
     reason = missing()
@@ -74,6 +70,11 @@ def _absent_from(device: torch.device) -> str | None:
     if not torch.cuda.is_available():
         return "no CUDA device is available"
     return _gpu_too_old(device)
+
+
+# torch.compile asks once, while it traces, instead of following this into package metadata and the driver. It is what
+# torch.compiler.assume_constant_result does, which would import the compiler, a second more at each start.
+setattr(_absent_from, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @functools.cache

@@ -1,0 +1,145 @@
+"""A training step of the paper's layer sizes: forward, backward, clipping and Adam, over a full memory."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import models
+import torch
+import torch.nn.functional as F
+from machine import Machine
+from original_model import OriginalTransformerXL
+from race import Entry, Race, races
+from torch import Tensor, nn
+
+import txl_kernels.layer
+from txl import ModelConfig, TransformerXL
+
+# What is trained, and its logits [B, L, vocab_size] for tokens [B, L] after a full memory.
+Trained = tuple[nn.Module, Callable[[Tensor], Tensor]]
+MakeTrained = Callable[[TransformerXL, int], Trained]  # from a model that it may use or copy, and a batch
+
+
+def text(batch: int, length: int, device: torch.device) -> Tensor:
+    return torch.randint(204, (batch, length), generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def memory_states(model: TransformerXL, batch: int) -> tuple[Tensor, ...]:
+    """A full memory, [B, M, d_model] a layer."""
+    c, device = model.config, model.output_bias.device
+    states = torch.randn(batch, c.mem_len, c.d_model, generator=torch.Generator().manual_seed(0)).to(device)
+    return (states,) * c.n_layer
+
+
+def ours(model: TransformerXL, batch: int) -> Trained:
+    memory = memory_states(model, batch)
+    return model, lambda tokens: model(tokens, memory)[0]
+
+
+def original(model: TransformerXL, batch: int) -> Trained:
+    memory = [x.transpose(0, 1).contiguous() for x in memory_states(model, batch)]
+    theirs = OriginalTransformerXL(model, model.config.mem_len)
+    return model, lambda tokens: theirs(tokens, memory)[0]
+
+
+def hugging_face(model: TransformerXL, batch: int) -> Trained:
+    memory = [x.transpose(0, 1).contiguous() for x in memory_states(model, batch)]
+    theirs = models.hugging_face(model, model.config.mem_len).train()
+    return theirs, lambda tokens: models.hugging_face_logits(theirs, tokens, memory)[0]
+
+
+OURS, ORIGINAL = "ours", "original algorithm, [q, k, b, h]"
+TRAINED: dict[str, MakeTrained] = {OURS: ours, ORIGINAL: original, "Hugging Face TransfoXL": hugging_face}
+BOUND = "bound: all but the attention"
+
+
+def check(make: MakeTrained, device: torch.device) -> None:
+    """Refuses other logits or gradients than the reference backend's in float64."""
+    config = ModelConfig(
+        vocab_size=204, n_layer=2, d_model=64, n_head=2, d_head=32, d_inner=96, dropout=0.0, mem_len=20
+    )
+    torch.manual_seed(0)
+    model = TransformerXL(config).to(device)
+    exact = TransformerXL(config).to(device).double()
+    exact.load_state_dict(model.state_dict())
+    memory = tuple(x.double() for x in memory_states(model, 2))
+    tokens = text(2, 25, device)
+    trained, forward = make(model, 2)
+    names = dict(exact.named_parameters() if trained is model else models.their_names(exact))
+    got, want = forward(tokens), exact(tokens, memory)[0]
+    found = [got, *torch.autograd.grad(_loss(got, tokens), [trained.get_parameter(name) for name in names])]
+    right = [want, *torch.autograd.grad(_loss(want, tokens), list(names.values()))]
+    for name, x, y in zip(["logits", *names], found, right, strict=True):
+        error = float(((x.double() - y).norm() / y.norm()).detach())
+        if not error <= 1e-4:  # parameters are float32 everywhere
+            raise AssertionError(
+                f"{name} or its gradient is wrong: relative error {error:.2g}, at most 1e-4 is rounding"
+            )
+
+
+def _loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+def step(make: MakeTrained, config: ModelConfig, batch: int, length: int, device: torch.device) -> Callable[[], None]:
+    """One update; float32 parameters, autocast to bfloat16 on a GPU as `txl train` does."""
+    torch.manual_seed(0)
+    model = TransformerXL(config).to(device).train()
+    trained, forward = make(model, batch)
+    optimizer = torch.optim.Adam(trained.parameters(), lr=1e-4)
+    tokens = text(batch, length + 1, device)
+
+    def run() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = _loss(forward(tokens[:, :-1]).float(), tokens[:, 1:])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(trained.parameters(), 0.25)
+        optimizer.step()
+
+    return run
+
+
+def entry(name: str, config: ModelConfig, batch: int, length: int, device: torch.device) -> Entry:
+    make = TRAINED[name]
+    return Entry(step(make, config, batch, length, device), functools.partial(check, make, device), per=batch * length)
+
+
+def without_attention(config: ModelConfig, batch: int, length: int, device: torch.device) -> Entry:
+    """Ours, where attention hands its queries back: no faster attention could make the step faster than this."""
+
+    def nothing(q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor, w: Tensor, memory: Any, **_: Any) -> Tensor:
+        return q + 0 * (sum(x.sum() for x in (k, v, r, u, w, *memory)))  # all get gradients
+
+    whole = step(ours, config, batch, length, device)
+
+    def run() -> None:
+        real = txl_kernels.layer.rel_attention
+        txl_kernels.layer.rel_attention = nothing
+        try:
+            whole()
+        finally:
+            txl_kernels.layer.rel_attention = real
+
+    return Entry(run, per=batch * length)
+
+
+def training(machine: Machine, full: bool) -> list[Race]:
+    if machine.kind == "rehearsal" or not machine.backends:
+        return []
+    sizes = machine.pick(cpu=[(2, 8)] + [(1, 22)] * full, cuda=[(12, 22)], rehearsal=[])
+    found = []
+    for layers, batch in sizes:
+        config = replace(models.ENWIK8_BASE, n_layer=layers)
+        options = (config, batch, config.mem_len, machine.device)
+        runs = {name: functools.partial(entry, name, *options) for name in TRAINED}
+        runs[BOUND] = functools.partial(without_attention, *options)
+        case = f"enwik8-base sizes, {layers} layer{'s' * (layers > 1)}, B{batch} L512 M512, one token"
+        found.append(Race("training step", case, runs, clock="wall", seconds=15, least=3, most=30))
+    return found
+
+
+@races(training)
+def test_training_step(run: Any, race: Race, contestant: str) -> None:
+    run(race, contestant)

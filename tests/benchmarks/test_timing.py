@@ -1,0 +1,41 @@
+"""Contestants take turns; a slow one sits out some; nothing starts after the deadline."""
+
+import time
+
+from benchmark_helpers import FakeMachine
+from interleave import interleaved
+from race import Entry, Race, Races
+
+
+def test_equal_shares_of_the_time_spread_evenly() -> None:
+    order: list[str] = []
+
+    def sleeper(name: str, seconds: float) -> float:
+        time.sleep(seconds)
+        order.append(name)
+        return seconds
+
+    runs = {"fast": lambda: sleeper("fast", 0.002), "slow": lambda: sleeper("slow", 0.02)}
+    times, errors = interleaved(runs, seconds=0.4, least=3, most={"fast": 50, "slow": 50})
+    assert not errors
+    assert times["slow"] == [0.02] * len(times["slow"])
+    assert 3 <= len(times["slow"]) <= 12
+    assert len(times["fast"]) >= 3 * len(times["slow"])
+    gaps = [b - a for a, b in zip(_places(order, "slow"), _places(order, "slow")[1:], strict=False)][1:]
+    assert max(gaps) <= 2 * min(gaps)  # after the first round, which measures what each costs
+
+
+def _places(order: list[str], name: str) -> list[int]:
+    return [n for n, x in enumerate(order) if x == name]
+
+
+def test_least_and_most() -> None:
+    runs = {"a": lambda: 1.0, "b": lambda: 2.0}
+    times, _ = interleaved(runs, seconds=0, least=4, most={"a": 10, "b": 2})
+    assert times == {"a": [1.0] * 4, "b": [2.0] * 2}
+
+
+def test_deadline() -> None:
+    races = Races(FakeMachine(), None, time.monotonic() - 1)  # type: ignore[arg-type]
+    assert races.of(Race("group", "case", {"a": lambda: Entry(lambda: None)})) is None
+    assert not races.rows
