@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from interleave import CLOCK, replay
 from machine import Machine
-from race import Race, Races, Unavailable
+from race import DeviceLost, Race, Races
 
 MACHINE, RACES = pytest.StashKey[Machine](), pytest.StashKey[Races]()
 
@@ -55,18 +55,20 @@ def run(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[Race, str],
     races = request.config.stash[RACES]
 
     def one(race: Race, contestant: str) -> None:
-        rows = races.of(race)
+        try:
+            rows = races.of(race)
+        except DeviceLost as error:
+            pytest.exit(str(error), returncode=3)
         if rows is None:
             pytest.skip("the time is up: --deadline")
-        key = race.group, race.case, contestant
-        error = races.errors.get(key)
-        if isinstance(error, Unavailable):
-            pytest.skip(str(error))
-        if error is not None:
-            raise error
+        row = rows[contestant]
+        if row["status"] == "unavailable":
+            pytest.skip(row["error"])
+        if row["status"] != "measured":
+            pytest.fail(f"{contestant}: {row['error']}", pytrace=False)
         benchmark.group = f"{race.group}, {race.case}"
-        benchmark.extra_info.update(rows[contestant])
-        replay(benchmark, races.times[key])
+        benchmark.extra_info.update(row)
+        replay(benchmark, races.times[race.group, race.case, contestant])
 
     return one
 
@@ -86,7 +88,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"\n{group}, {case}")
         first = next(iter(rows.values())).get("median_ms")
         for name, row in rows.items():
-            terminalreporter.write_line(f"  {name:<44}{_line(row, first)}")
+            tokens = case.endswith("one token") and "median_ms" in row
+            rate = f"  {1e3 / row['median_ms']:,.4g} tokens/s" if tokens else ""
+            terminalreporter.write_line(f"  {name:<52}{_line(row, first)}{rate}")
     if races.record is not None:
         terminalreporter.write_line(f"\nrecord: {races.record}")
 
@@ -100,5 +104,6 @@ def _line(row: dict[str, Any], first: float | None) -> str:
     parts += [f"{row[key]:.0f} {unit}" for key, unit in (("gflops", "GFLOP/s"), ("gb_per_s", "GB/s")) if key in row]
     shares = (("share_of_operations", "of the peak"), ("share_of_bytes", "of a plain read"))
     parts += [f"{row[key]:.0%} {words}" for key, words in shares if key in row]
+    parts += [f"(the paper: {row['paper_speedup']:,}x)"] if "paper_speedup" in row else []
     parts += [f"{row['peak_mib']:.0f} MiB"] if "peak_mib" in row else []
     return "  ".join(parts)

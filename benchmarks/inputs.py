@@ -37,16 +37,16 @@ class Shape(NamedTuple):
 
 def make_inputs(shape: Shape, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Inputs:
     B, H, L, M, D = shape
-    g = torch.Generator().manual_seed(0)
+    g = torch.Generator(device).manual_seed(0)
 
     def randn(*size: int) -> Tensor:
-        return torch.randn(*size, generator=g).to(device, dtype).requires_grad_()
+        return torch.randn(*size, generator=g, device=device).to(dtype).requires_grad_()
 
     tensors = {name: randn(B, H, L, D) for name in "qkv"} | {"r": randn(H, M + L, D)}
     tensors |= {name: randn(H, D) for name in ("content_bias", "position_bias")}
     tensors |= {name: randn(B, H, M, D) for name in ("k_mem", "v_mem")}
-    # Memory and segment in one tensor: what ours does not need, the others get for nothing.
+    # Memory and segment in one tensor, and r in the original's order: what ours does not need, the others get for nothing.
     for name in "kv":
         whole = torch.cat([tensors[f"{name}_mem"], tensors[name]], 2).detach()
         tensors[f"{name}_all"] = whole.requires_grad_()
-    return tensors
+    return tensors | {"r_all": tensors["r"].detach().flip(1).requires_grad_()}

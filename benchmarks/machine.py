@@ -1,7 +1,10 @@
 """The machine under test: its device, dtype and backends, its clocks, its caches, and what records call it."""
 
+import contextlib
+import ctypes
 import datetime
 import functools
+import gc
 import os
 import platform
 import re
@@ -20,7 +23,7 @@ from txl_kernels import available_backends, native, triton
 
 T = TypeVar("T")
 Run = Callable[[], object]
-_BEYOND_CACHES = 2**28  # bytes: more than any last-level cache
+_BEYOND_CACHES = 2**28  # bytes: more than the last-level cache that 2 to 64 cores of today's processors share
 
 
 class Machine:
@@ -50,7 +53,7 @@ class Machine:
         return time.perf_counter() - begin
 
     def on_device(self, run: Run) -> float:
-        """Seconds on the device: events around many launches and one synchronisation, the L2 cache flushed before each."""
+        """Seconds between events around each of many launches, the L2 cache flushed before; waits of the device included."""
         if self.kind != "cuda":
             return self.wall(run)
         from triton.testing import do_bench
@@ -66,6 +69,14 @@ class Machine:
     def synchronize(self) -> None:
         if self.kind == "cuda":
             torch.cuda.synchronize()
+
+    def free_memory(self) -> None:
+        """What the contestants of a race leave behind goes back: to the system, or to other processes on the GPU."""
+        gc.collect()
+        if self.kind == "cuda":
+            torch.cuda.empty_cache()
+        else:
+            trim()
 
     def _evict(self) -> None:
         _elsewhere().sum()
@@ -95,6 +106,12 @@ class Machine:
         """The machine's name for a file."""
         name = self.name if self.kind == "cuda" else f"{self.name}-{torch.get_num_threads()}t"
         return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def trim() -> None:
+    """glibc keeps freed blocks otherwise."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @functools.cache

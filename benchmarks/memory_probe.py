@@ -6,8 +6,6 @@ first use do not count. Prints a line of JSON for each: length, seconds, and pea
 is beyond the inputs or the parameters (before_mib).
 """
 
-import ctypes
-import gc
 import json
 import sys
 import time
@@ -46,8 +44,7 @@ def measured(run: Callable[[], object], machine: Machine) -> dict[str, float]:
             "peak_mib": torch.cuda.max_memory_allocated() / 2**20 - before,
             "before_mib": before,
         }
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # glibc keeps freed blocks otherwise
+    machine.free_memory()
     with open("/proc/self/clear_refs", "w") as refs:
         refs.write("5")  # forgets the peak so far
     before = _high_water()

@@ -32,7 +32,7 @@ def original_qkbh(
         hidden = torch.ones(length, keys, dtype=torch.bool, device=q.device).triu(1 + keys - length)
     content = torch.einsum("ibnd,jbnd->ijbn", q + content_bias, k)
     position = shift_qkbh(torch.einsum("ibnd,jnd->ijbn", q + position_bias, r))
-    score = (content + position) * q.size(-1) ** -0.5
+    score = (content + position).mul_(q.size(-1) ** -0.5)
     p = score.masked_fill(hidden[:, :, None, None], -torch.inf).softmax(1)
     return torch.einsum("ijbn,jbnd->ibnd", p, v)
 
@@ -44,24 +44,19 @@ def shift_bhls(x: Tensor) -> Tensor:
     return padded.view(batch, heads, keys + 1, length)[:, :, 1:].reshape(x.shape)
 
 
-def original_bhls(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    r: Tensor,
-    content_bias: Tensor,
-    position_bias: Tensor,
-    memory: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
+def position_bhls(q: Tensor, r: Tensor, position_bias: Tensor) -> Tensor:
+    """Positional scores [B, H, L, S], not scaled; q [B, H, L, D], r [H, S, D] for distances S-1 .. 0."""
+    return shift_bhls(torch.einsum("bhld,hsd->bhls", q + position_bias[:, None], r))
+
+
+def original_bhls(q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor) -> Tensor:
     """The same algorithm in [B, H, L, S], the layout that suits batched matrix products.
 
-    Arguments of rel_attention; without `memory`, k and v are [B, H, S, D] with the memory in front.
+    q [B, H, L, D]; k, v [B, H, S, D], memory first; r [H, S, D], distances S-1 .. 0; biases [H, D].
     """
-    if memory is not None:
-        k, v = torch.cat([memory[0], k], 2), torch.cat([memory[1], v], 2)
     length, keys = q.size(2), k.size(2)
-    position = shift_bhls((q + position_bias[:, None]) @ r.flip(1).mT)
-    score = ((q + content_bias[:, None]) @ k.mT + position) * q.size(-1) ** -0.5
+    content = (q + content_bias[:, None]) @ k.mT
+    score = (content + position_bhls(q, r, position_bias)).mul_(q.size(-1) ** -0.5)
     hidden = torch.ones(length, keys, dtype=torch.bool, device=q.device).triu(1 + keys - length)
     return score.masked_fill(hidden, -torch.inf).softmax(-1) @ v
 
@@ -70,7 +65,7 @@ def original_absolute_qkbh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention without relative positions, in the same layout: the vanilla model's, as published."""
     length = q.size(0)
     hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-    score = torch.einsum("ibnd,jbnd->ijbn", q, k) * q.size(-1) ** -0.5
+    score = torch.einsum("ibnd,jbnd->ijbn", q, k).mul_(q.size(-1) ** -0.5)
     p = score.masked_fill(hidden[:, :, None, None], -torch.inf).softmax(1)
     return torch.einsum("ijbn,jbnd->ibnd", p, v)
 

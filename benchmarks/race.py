@@ -4,6 +4,7 @@ import json
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,10 @@ Row = dict[str, Any]
 
 class Unavailable(Exception):
     """A contestant cannot take part here (not installed, no such operator): the reason. It is skipped, not failed."""
+
+
+class DeviceLost(Exception):
+    """The device answers nothing any more, so nothing after it can be measured."""
 
 
 @dataclass
@@ -79,7 +84,6 @@ class Races:
         self.about: Row = {}
         self.rows: dict[tuple[str, str], dict[str, Row]] = {}
         self.times: dict[tuple[str, str, str], list[float]] = {}
-        self.errors: dict[tuple[str, str, str], Exception] = {}
 
     def of(self, race: Race) -> dict[str, Row] | None:
         """Rows of the race by contestant; None if the time was up before it."""
@@ -88,8 +92,11 @@ class Races:
             if time.monotonic() > self.deadline:
                 return None
             self.about = self.about or self.machine.about()
-            self.rows[key] = self._run(race)
+            with warnings.catch_warnings():
+                warnings.simplefilter("default")  # a library's warning is no failure
+                self.rows[key] = self._run(race)
             self._write()
+            self.machine.free_memory()
         return self.rows[key]
 
     def _run(self, race: Race) -> dict[str, Row]:
@@ -98,13 +105,19 @@ class Races:
         runs: dict[str, Callable[[], float]] = {}
 
         def lost(name: str, error: Exception) -> None:
+            # Text only: an exception would keep every tensor of its race alive.
             status = "unavailable" if isinstance(error, Unavailable) else "failed"
-            message = f"{error}" if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
-            self.errors[race.group, race.case, name] = error
-            rows[name] = {"status": status, "error": message.strip()[:600] or "no message"}
+            text = f"{error}" if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
+            rows[name] = {"status": status, "error": text.strip()[:600] or "no message"}
+            try:
+                self.machine.synchronize()
+            except Exception as broken:
+                raise DeviceLost(f"{name} broke the device: {broken}") from None
 
         for name, prepare in race.contestants.items():
             try:
+                if time.monotonic() > self.deadline:
+                    raise Unavailable("the time is up: --deadline")
                 entry = prepare()
                 if entry.check is not None:
                     entry.check()
@@ -117,8 +130,8 @@ class Races:
             entries[name], runs[name] = entry, clock
         most = {name: min(race.most, entry.most or race.most) for name, entry in entries.items()}
         times, errors = interleaved(runs, seconds=race.seconds, least=race.least, most=most) if runs else ({}, {})
-        for name, error in errors.items():
-            lost(name, error)
+        for name, failure in errors.items():
+            lost(name, failure)
         for name, found in times.items():
             each = [t / entries[name].per for t in found]
             self.times[race.group, race.case, name] = each
@@ -150,14 +163,14 @@ class Races:
 
 
 def _statistics(times: list[float]) -> Row:
-    low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
     spread = {"quartiles_ms": [low * 1e3, high * 1e3], "fastest_ms": min(times) * 1e3, "rounds": len(times)}
     return {"median_ms": statistics.median(times) * 1e3, **spread}
 
 
 def _rates(entry: Entry, times: list[float]) -> Row:
-    """Operations and bytes a second; `limit` marks the machine's own."""
-    seconds = statistics.median(times) * entry.per
+    """Operations and bytes a second; a limit is what the machine can do, so its fastest round counts."""
+    seconds = (min(times) if entry.limit else statistics.median(times)) * entry.per
     rates = {"gflops": entry.operations / seconds / 1e9, "gb_per_s": entry.bytes / seconds / 1e9}
     return {name: rate for name, rate in rates.items() if rate} | ({"limit": entry.limit} if entry.limit else {})
 

@@ -1,6 +1,7 @@
 """The records that benchmark runs leave in benchmarks/results/, and the newest measurement of each race on each machine."""
 
 import json
+import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,25 @@ PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 
 def number(x: float) -> str:
-    """Three significant digits, without an exponent."""
+    """Three significant digits."""
     return f"{x:,.0f}" if x >= 100 else f"{x:#.3g}".rstrip(".")
+
+
+def same_segments(rival: str, mine: str) -> bool:
+    """Whether two contestants of the evaluation speed may be compared: vanilla models know no segments."""
+    return "segments of" not in rival or rival.split("segments of")[1] == mine.split("segments of")[1]
+
+
+def sources(races: list["Measured"]) -> str:
+    """Dates, commits and versions behind figures."""
+    said = []
+    for race in races:
+        about = race.about
+        changed = " with changes" if about["uncommitted_changes"] else ""
+        said.append(
+            f"{about['date'][:10]}, commit {about['commit']}{changed}, torch {about['torch']}, {about['dtype']}"
+        )
+    return "; ".join(dict.fromkeys(said))
 
 
 def attention_length(case: str) -> int:
@@ -35,6 +53,11 @@ class Measured:
         found: float | None = self.rows.get(contestant, {}).get("median_ms")
         return found
 
+    def why_not(self, contestant: str) -> str:
+        """failed, unavailable, or an empty string if it was measured or took no part."""
+        status: str = self.rows.get(contestant, {}).get("status", "")
+        return "" if status == "measured" else status
+
     def ratio(self, slower: str, faster: str) -> float | None:
         """How many times as long the first takes; None if one was not measured."""
         a, b = self.ms(slower), self.ms(faster)
@@ -55,14 +78,22 @@ class Device:
         return next((race for race in self.group(group) if race.case == case), None)
 
 
-def load(folder: Path = RESULTS) -> list[Device]:
+def published() -> list[Path]:
+    """The records under version control; a run leaves others, which `make report` takes too."""
+    listed = subprocess.run(["git", "ls-files", "*.json"], capture_output=True, text=True, cwd=RESULTS.parent)
+    return [path for path in (RESULTS.parent / line for line in listed.stdout.splitlines()) if path.exists()]
+
+
+def load(paths: list[Path] | None = None) -> list[Device]:
     """Devices by name, each with the newest measurement of every race; rehearsals are left out.
+
+    paths: None for all of benchmarks/results/.
 
     Raises:
         ValueError: a file is not a record.
     """
     records = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(RESULTS.glob("*.json")) if paths is None else paths:
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             records.append((record["about"]["date"], record))

@@ -13,7 +13,7 @@ from typing import Any
 
 import plots
 import summary
-from records import PAPER, Device, Measured, attention_length, load, number
+from records import PAPER, Device, Measured, attention_length, load, number, published, same_segments, sources
 
 HERE = Path(__file__).parent
 REPORT, README = HERE / "REPORT.md", HERE.parent / "README.md"
@@ -49,15 +49,16 @@ def _share(row: dict[str, Any]) -> str:
 
 def race_table(race: Measured) -> list[str]:
     """A race in full: a row for each contestant, the failed ones too."""
-    first = next(iter(race.rows.values())).get("median_ms")
+    first, tokens = next(iter(race.rows.values())).get("median_ms"), race.case.endswith("one token")
     rows = []
     for name, row in race.rows.items():
         if "median_ms" not in row:
             rows.append([name, f"{row['status']}: {row['error'].splitlines()[0][:100]}".replace("|", "/"), "", "", ""])
         else:
             times = f"{row['median_ms'] / first:.2f}" if first else ""
-            rows.append([name, _time(row), times, _share(row), str(row["rounds"])])
-    return table([race.case, "ms", "x", "share of the limit", "rounds"], rows)
+            rate = number(1e3 / row["median_ms"]) if tokens else _share(row)
+            rows.append([name, _time(row), times, rate, str(row["rounds"])])
+    return table([race.case, "ms", "x", "tokens a second" if tokens else "share of the limit", "rounds"], rows)
 
 
 def pivot(races: list[Measured], column: str, cell: Any) -> list[str]:
@@ -82,12 +83,13 @@ def table_9(races: list[Measured]) -> list[str]:
         others = [name for name in dict.fromkeys(n for race in chosen for n in race.rows) if name not in ours]
         for mine in ours:
             rows = []
+            rivals = [name for name in others if same_segments(name, mine)]
             for race in chosen:
                 length = attention_length(race.case)
-                ratios = [race.ratio(name, mine) for name in others]
+                ratios = [race.ratio(name, mine) for name in rivals]
                 cells = ["" if ratio is None else f"{number(ratio)}x" for ratio in ratios]
-                rows.append([f"{length:,}", f"{PAPER[length]:,}x", number(race.ms(mine) or 0.0), *cells])
-            head = ["attention length", "paper", "ours, ms a token", *(f"speed-up over {name}" for name in others)]
+                rows.append([f"{length:,}", f"{PAPER[length]:,}x", _ms(race.rows[mine]).split(" [")[0], *cells])
+            head = ["attention length", "paper", "ours, ms a token", *(f"speed-up over {name}" for name in rivals)]
             lines += [f"\n**{model}; {mine}**\n", *table(head, rows)]
     return lines
 
@@ -100,12 +102,12 @@ def device_report(device: Device, folder: Path | None) -> list[str]:
     for group in groups:
         races = device.group(group)
         lines.append(f"\n### {group[0].upper()}{group[1:]}\n")
-        sources = {(r.about["date"][:10], r.about["commit"], r.about["uncommitted_changes"]) for r in races}
-        said = [f"{date}, commit {commit}{' with changes' if dirty else ''}" for date, commit, dirty in sorted(sources)]
-        about = races[-1].about
-        lines.append(f"{'; '.join(said)}; torch {about['torch']}, {about['dtype']} where nothing else is said.\n")
+        lines.append(f"{sources(races)} where nothing else is said.\n")
         if group == "evaluation speed":
-            lines += [*table_9(races), "\nMilliseconds a token:\n", *pivot(races, "attention length ", _ms)]
+            lines += table_9(races)
+            for model in dict.fromkeys(race.case.split(", attention")[0] for race in races):
+                chosen = [race for race in races if race.case.startswith(model)]
+                lines += [f"\n{model}, milliseconds a token:\n", *pivot(chosen, "attention length ", _ms)]
         elif group.startswith("speed against length"):
             lines += ["Milliseconds:\n", *pivot(races, " M", _ms)]
         elif group == "peak memory":
@@ -142,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the documents differ")
     arguments = parser.parse_args()
-    devices = load()
+    devices = load(published() if arguments.check else None)
     wanted = documents(devices, None if arguments.check else HERE / "plots")
     for path, text in wanted.items():
         if arguments.check:

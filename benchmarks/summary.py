@@ -1,8 +1,8 @@
-"""The few figures the README quotes, from the newest records of a CPU and of a GPU."""
+"""The few figures the README quotes, from the newest records of each machine."""
 
-from records import PAPER, Device, Measured, attention_length, number
+from records import PAPER, Device, Measured, attention_length, number, same_segments, sources
 
-OURS = "rel_attention, {}"
+QUOTED = ("evaluation speed", "forward", "forward+backward", "decode", "training step", "peak memory", "padding")
 EVALUATION = {
     "vanilla, eager as published": "as published",
     "vanilla, flash SDPA": "with flash SDPA",
@@ -15,11 +15,10 @@ SEGMENTS = ("ours, cached keys and values, segments of 128", "ours, cached keys 
 def lines(devices: list[Device]) -> list[str]:
     found: list[str] = []
     for device in devices:
-        about = device.races[-1].about
-        what = f"torch {about['torch']}, {about['date'][:10]}, {about['dtype']}; medians, contestants in turns"
+        quoted = [race for race in device.races if race.group in QUOTED]
         found += [
             "",
-            f"**{device.name}** ({what})",
+            f"**{device.name}** ({sources(quoted)}; medians, contestants in turns)",
         ]
         found += evaluation(device) + attention(device) + decode(device) + sentences(device)
     return [*found, "", "Everything, with spreads, failures and plots: [benchmarks/REPORT.md](benchmarks/REPORT.md)."]
@@ -42,8 +41,8 @@ def evaluation(device: Device) -> list[str]:
         length = attention_length(race.case)
         cells = []
         for name in EVALUATION:
-            ratios = [race.ratio(name, mine) for mine in SEGMENTS]
-            cells.append(" / ".join("?" if r is None else f"{number(r)}x" for r in ratios))
+            pairs = [(mine, race.ratio(name, mine)) for mine in SEGMENTS if same_segments(name, mine)]
+            cells.append(" / ".join(race.why_not(mine) or "?" if r is None else f"{number(r)}x" for mine, r in pairs))
         found.append(f"| {length:,} | {PAPER[length]:,}x | " + " | ".join(cells) + " |")
     return found
 
@@ -60,7 +59,7 @@ def attention(device: Device) -> list[str]:
         both = backward.get(case)
         found += ["", f"| {case}, ms | forward | forward and backward |", "|---|---|---|"]
         for name, row in race.rows.items():
-            if "limit" in row or "median_ms" not in row:
+            if "limit" in row:
                 continue
             other = both.rows.get(name, {}) if both else {}
             found.append(f"| {name} | {_cell(row)} | {_cell(other)} |")
@@ -69,7 +68,7 @@ def attention(device: Device) -> list[str]:
 
 def _cell(row: dict[str, float]) -> str:
     if "median_ms" not in row:
-        return ""
+        return str(row.get("status", ""))
     share = f" ({row['share_of_operations']:.0%})" if "share_of_operations" in row else ""
     return f"{number(row['median_ms'])}{share}"
 
@@ -88,7 +87,9 @@ def decode(device: Device) -> list[str]:
 
 def _read(race: Measured, name: str) -> str:
     row = race.rows.get(name, {})
-    return f"{number(row['median_ms'])} ({row['share_of_bytes']:.0%})" if "share_of_bytes" in row else ""
+    return (
+        f"{number(row['median_ms'])} ({row['share_of_bytes']:.0%})" if "share_of_bytes" in row else race.why_not(name)
+    )
 
 
 def sentences(device: Device) -> list[str]:
@@ -117,7 +118,8 @@ def sentences(device: Device) -> list[str]:
             )
     for race in device.group("call overhead"):
         name = next(iter(race.rows))
-        said.append(f"A small call ({race.case}): {1e3 * (race.ms(name) or 0):.0f} us.")
+        if race.ms(name):
+            said.append(f"A small call ({race.case}): {1e3 * (race.ms(name) or 0):.0f} us.")
     for race in device.group("start-up"):
         mine, theirs = race.ms("import txl_kernels"), race.ms("yardstick: import torch")
         if mine and theirs:

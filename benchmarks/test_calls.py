@@ -10,22 +10,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from contestants import check, entry, fused
-from inputs import NAMES, Shape, make_inputs
+from inputs import NAMES, Inputs, Shape, make_inputs
 from machine import Machine
 from race import Entry, Race, races
 
 from txl_kernels import native, rel_attention
 from txl_kernels.call import Call
 
+SMALL_CALL = Shape(1, 2, 8, 8, 64)
 _CALLS = 200  # of a small call in one timing
 
 
 def overhead(machine: Machine, full: bool) -> list[Race]:
     if machine.kind == "rehearsal" or not machine.backends:
         return []
-    x = make_inputs(Shape(1, 2, 8, 8, 64), machine.dtype, machine.device)
-    x = {n: t.detach() for n, t in x.items()}
-    tensors, memory = [x[n] for n in NAMES], (x["k_mem"], x["v_mem"])
+
+    def inputs() -> Inputs:
+        return {n: t.detach() for n, t in make_inputs(SMALL_CALL, machine.dtype, machine.device).items()}
 
     def repeat(call: Callable[[], object], checked: Any = None) -> Entry:
         def run() -> None:
@@ -37,21 +38,30 @@ def overhead(machine: Machine, full: bool) -> list[Race]:
 
     def alone() -> Entry:
         """The native kernel itself, arguments already examined."""
-        call = Call(*tensors, *memory, None, None, None, True, None, 0, 0.125, 0.0)
+        x = inputs()
+        tensors = [x[n] for n in (*NAMES, "k_mem", "v_mem")]
+        call = Call(*tensors, None, None, None, True, None, 0, 0.125, 0.0)
         out = torch.empty_like(x["q"])
         plan = native.prepare().Plan(*native._arguments(call, out, None))
         threads = torch.get_num_threads()
         return repeat(lambda: plan.forward(call, out, None, threads, 0))
 
-    runs: dict[str, Callable[[], Entry]] = {}
-    for name in machine.backends:
-        checked = functools.partial(check, functools.partial(fused, backend=name), False, machine.dtype, machine.device)
-        call = functools.partial(rel_attention, *tensors, memory, backend=name)
-        runs[f"rel_attention, {name}"] = functools.partial(repeat, call, checked)
+    def ours(backend: str) -> Entry:
+        checked = functools.partial(
+            check, functools.partial(fused, backend=backend), False, machine.dtype, machine.device, SMALL_CALL
+        )
+        x = inputs()
+        tensors, memory = [x[n] for n in NAMES], (x["k_mem"], x["v_mem"])
+        return repeat(functools.partial(rel_attention, *tensors, memory, backend=backend), checked)
+
+    def plain() -> Entry:
+        x = inputs()
+        return repeat(functools.partial(F.scaled_dot_product_attention, x["q"], x["k_all"], x["v_all"]))
+
+    runs = {f"rel_attention, {name}": functools.partial(ours, name) for name in machine.backends}
     if "native" in machine.backends:
         runs["the native kernel alone"] = alone
-    plain = functools.partial(F.scaled_dot_product_attention, x["q"], x["k_all"], x["v_all"])
-    runs["yardstick: plain SDPA"] = functools.partial(repeat, plain)
+    runs["yardstick: plain SDPA"] = plain
     return [Race("call overhead", "B1 H2 L8 M8 D64", runs, clock="wall", seconds=2)]
 
 
@@ -148,14 +158,16 @@ def pool(machine: Machine, full: bool) -> list[Race]:
 
         return Entry(run, per=times)
 
-    x = {n: t.detach() for n, t in make_inputs(Shape(1, 8, 128, 384, 64)).items()}
-    a, b = torch.randn(512, 512), torch.randn(512, 2048)
-    attention = functools.partial(fused, x, "native")
-    product = functools.partial(torch.mm, a, b)
+    def attention() -> Callable[[], object]:
+        return functools.partial(fused, make_inputs(Shape(1, 8, 128, 384, 64)), "native")
+
+    def product() -> Callable[[], object]:
+        return functools.partial(torch.mm, torch.randn(512, 512), torch.randn(512, 2048))
+
     runs = {
-        "attention and product in turn": functools.partial(repeat, attention, product),
-        "attention alone": functools.partial(repeat, attention),
-        "product alone": functools.partial(repeat, product),
+        "attention and product in turn": lambda: repeat(attention(), product()),
+        "attention alone": lambda: repeat(attention()),
+        "product alone": lambda: repeat(product()),
     }
     return [Race("one thread pool", "attention B1 H8 L128 M384 D64, [512, 512] @ [512, 2048]", runs, seconds=2)]
 

@@ -20,7 +20,8 @@ _PROBE = Path(__file__).with_name("memory_probe.py")
 def probed(kind: str, name: str, lengths: tuple[int, ...], device: str) -> tuple[dict[int, dict[str, float]], str]:
     """What the process measured for each length, and how it ended if before the last."""
     command = [sys.executable, str(_PROBE), kind, name, ",".join(map(str, lengths)), device]
-    environment = os.environ | {"PYTHONPATH": str(_PROBE.parent)}  # also where PYTHONSAFEPATH is set
+    path = os.pathsep.join(filter(None, [str(_PROBE.parent), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path}  # also where PYTHONSAFEPATH is set
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     reason = (done.stderr.strip().splitlines() or ["killed: out of memory?"])[-1]

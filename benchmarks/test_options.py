@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from contestants import entry, ours
+from agreement import require
+from contestants import entry, ours, split_gradients
 from inputs import NAMES, Inputs, Shape, make_inputs
 from machine import Machine
 from original import shift_both
@@ -37,7 +38,7 @@ def window(machine: Machine, full: bool) -> list[Race]:
                 ("all 640 keys", attention, few),
             ):
                 # Unlike the full call, a window is not what the contestants' check computes: see check_window.
-                checked = functools.partial(check_window, call, machine) if call is inside else None
+                checked = functools.partial(check_window, call, machine, backward) if call is inside else None
                 runs[f"{name}, {label}"] = functools.partial(_timed, call, machine, shape, backward, checked)
         direction = "forward+backward" if backward else "forward"
         found.append(Race("window", f"{direction}, B{batch} H{heads} L512 D64", runs, seconds=3))
@@ -49,17 +50,16 @@ def _timed(call: Any, machine: Machine, shape: Shape, backward: bool, checked: A
     return Entry(made.run, checked or made.check)
 
 
-def check_window(call: Any, machine: Machine) -> None:
+def check_window(call: Any, machine: Machine, backward: bool) -> None:
     inputs = make_inputs(Shape(1, 2, 70, 200, 64), machine.dtype, machine.device)
-    exact = {n: t.detach().double() for n, t in inputs.items()}
-    with torch.no_grad():
-        _close(call(inputs), windowed(exact, "reference"))
-
-
-def _close(got: Tensor, want: Tensor) -> None:
-    error, most = float((got.double() - want).norm() / want.norm()), 1e-5 if got.dtype == torch.float32 else 2e-2
-    if not error <= most:
-        raise AssertionError(f"out is wrong: relative error {error:.2g}, at most {most:g} is rounding")
+    exact = {n: t.detach().double().requires_grad_() for n, t in inputs.items()}
+    got, want = call(inputs), windowed(exact, "reference")
+    require(got, want, "out")
+    if backward:
+        weight = torch.randn(want.shape, dtype=torch.float64, device=machine.device)
+        found = split_gradients(inputs, got, weight.to(machine.dtype))
+        for name, gradient in split_gradients(exact, want, weight).items():
+            require(found[name], gradient, f"gradient of {name}")
 
 
 @races(window)
@@ -120,7 +120,7 @@ def padding(machine: Machine, full: bool) -> list[Race]:
             small = padded_inputs(3, 2, 50, 64, machine)
             exact = {n: t if n == "lengths" else t.double() for n, t in small.items()}
             with torch.no_grad():
-                _close(call(small), padded(exact, "reference"))
+                require(call(small), padded(exact, "reference"), "out")
 
         return Entry(run, check)
 

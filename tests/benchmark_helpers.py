@@ -15,3 +15,9 @@ class FakeMachine:
     def on_device(self, run: Callable[[], object]) -> float:
         run()
         return 0.25
+
+    def synchronize(self) -> None:
+        pass
+
+    def free_memory(self) -> None:
+        pass

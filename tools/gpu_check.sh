@@ -62,10 +62,10 @@ step smoke 120 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider -
   tests/kernels/test_values.py -k "matches_the_definition and (episodes or dropout)" &&
   tail -n 1 "$step_log" | tee -a "$summary"
 seconds=${SECONDS_BENCH:-200}
-step bench "$((seconds + 40))" "$PYTHON" -m pytest -q -p no:cacheprovider --benchmark-only --benchmark-columns=median \
+step bench "$((seconds + 40))" env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider --benchmark-only --benchmark-columns=median \
   --device "$device" --deadline "$seconds" --record "$out/gpu.json" \
-  benchmarks/test_attention.py benchmarks/test_evaluation.py benchmarks/test_memory.py benchmarks/test_tiles.py \
-  benchmarks/test_training.py benchmarks/test_options.py benchmarks/test_calls.py
+  benchmarks/test_attention.py benchmarks/test_evaluation.py benchmarks/test_memory.py benchmarks/test_training.py \
+  benchmarks/test_options.py benchmarks/test_calls.py benchmarks/test_tiles.py
 # Nearly all of a test's time goes into compiling kernels, so the tests are shared out to the cores.
 tests_in_parallel() {
   local shards=$1 codes=0 pids=() k

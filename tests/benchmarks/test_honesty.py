@@ -16,7 +16,7 @@ import test_training
 import torch
 from benchmark_helpers import FakeMachine
 from contestants import check, fused
-from inputs import Inputs
+from inputs import Inputs, Shape
 from race import Entry, Race, Races, Unavailable
 from torch import Tensor
 
@@ -77,6 +77,29 @@ def test_the_contestants_are_right(name: str, dtype: torch.dtype) -> None:
     check(contestants.OTHERS[name], True, dtype, CPU)
 
 
+def wrong_for_one_query(x: Inputs) -> Tensor:
+    return fused(x) * (1.001 if x["q"].size(2) == 1 else 1.0)
+
+
+def test_the_check_takes_the_path_that_is_timed() -> None:
+    decode = Shape(1, 8, 1, 3800, 64)
+    check(wrong_for_one_query, False, torch.float32, CPU)
+    check(fused, False, torch.float32, CPU, decode)
+    with pytest.raises(AssertionError, match="out is wrong"):
+        check(wrong_for_one_query, False, torch.float32, CPU, decode)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_models_are_right(dtype: torch.dtype) -> None:
+    for make in models.EVALUATORS.values():
+        try:
+            models.check_evaluator(make, dtype, CPU)
+        except Unavailable:
+            assert make is models.HuggingFaceEvaluator
+    for how in ("eager", "flash"):
+        models.check_vanilla(how, dtype, CPU)
+
+
 def test_wrong_models_are_refused() -> None:
     class Forgetful(models.CachedEvaluator):
         def __call__(self, tokens: Tensor) -> Tensor:
@@ -84,9 +107,9 @@ def test_wrong_models_are_refused() -> None:
             return super().__call__(tokens)
 
     models.check_evaluator(models.CachedEvaluator, torch.float32, CPU)
-    with pytest.raises(AssertionError, match="logits are wrong"):
+    with pytest.raises(AssertionError, match="logits is wrong"):
         models.check_evaluator(Forgetful, torch.float32, CPU)
-    with pytest.raises(AssertionError, match="logits are wrong"):  # one key too many
+    with pytest.raises(AssertionError, match="logits is wrong"):  # one key too many
         models.check_evaluator(
             lambda model, batch, attn_len, segment: models.CachedEvaluator(model, batch, attn_len + 1, segment),
             torch.float32,
@@ -157,10 +180,10 @@ def test_a_wrong_kernel_gets_no_time(tmp_path: Path) -> None:
     (tmp_path / "wrong_kernel.py").write_text(WRONG_KERNEL)
     record = tmp_path / "record.json"
     command = "-m pytest -p wrong_kernel benchmarks/test_attention.py --benchmark-only -q -p no:cacheprovider --record"
-    selected = ["-k", "test_length and L128 and not backward"]
+    selected = ["--device", "cpu", "-k", "test_length and L128 and not backward"]
     done = subprocess.run(
         [sys.executable, *command.split(), str(record), *selected], cwd=ROOT, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env={n: x for n, x in os.environ.items() if "XDIST" not in n} | {"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 1, done.stdout
     assert "1 failed, 5 passed" in done.stdout

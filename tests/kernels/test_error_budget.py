@@ -31,7 +31,8 @@ def test_error_is_at_most_twice_that_of_eager(
     def run(inputs: dict[str, torch.Tensor], how: str) -> dict[str, torch.Tensor]:
         call = as_call(inputs)
         if how == "eager":
-            out = original_bhls(*(call[n] for n in TENSORS[:6]), call["memory"])
+            k, v = (torch.cat([m, call[n]], 2) for n, m in zip("kv", call["memory"], strict=True))
+            out = original_bhls(call["q"], k, v, call["r"].flip(1), call["content_bias"], call["position_bias"])
         else:
             out = rel_attention(**call, backend=how)
         return {"out": out} | gradients(out, torch.zeros(()), inputs, through_lse=False)
