@@ -134,7 +134,8 @@ def training(machine: Machine, full: bool) -> list[Race]:
     for layers, batch in sizes:
         config = replace(models.ENWIK8_BASE, n_layer=layers)
         options = (config, batch, config.mem_len, machine.device)
-        runs = {name: functools.partial(entry, name, *options) for name in TRAINED}
+        names = [name for name in TRAINED if full or name in (OURS, ORIGINAL)]
+        runs = {name: functools.partial(entry, name, *options) for name in names}
         runs[BOUND] = functools.partial(without_attention, *options)
         case = f"enwik8-base sizes, {layers} layer{'s' * (layers > 1)}, B{batch} L512 M512, one token"
         found.append(Race("training step", case, runs, clock="wall", seconds=15, least=3, most=30))
