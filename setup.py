@@ -4,13 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-NOTE = "_native_missing.txt"  # read by txl_kernels.native.missing()
+# Why a module was not built; read by txl_kernels.native.missing() and txl_kernels.cuda.missing().
+NOTES = {"_native": "_native_missing.txt", "_cuda": "_cuda_missing.txt"}
 
 
 def compiler_missing() -> str | None:
@@ -25,19 +27,57 @@ def compiler_missing() -> str | None:
     )
 
 
+def cuda_missing() -> str | None:
+    """Why the CUDA kernels are not built; None if they are. TXL_KERNELS_CUDA: auto (default), on, off."""
+    wanted = os.environ.get("TXL_KERNELS_CUDA", "auto")
+    if wanted not in ("auto", "on", "off"):
+        raise SystemExit(f"TXL_KERNELS_CUDA must be auto, on or off, got {wanted!r}")
+    if wanted == "off":
+        return "txl_kernels was built with TXL_KERNELS_CUDA=off"
+    reason = nvcc_does_not_work()
+    if reason is not None and wanted == "on":
+        raise SystemExit(f"TXL_KERNELS_CUDA=on, but {reason}")
+    return None if reason is None else f"txl_kernels was built without its CUDA C++ kernels: {reason}"
+
+
+def nvcc_does_not_work() -> str | None:
+    """Why no CUDA source can be compiled for all the GPUs the module is for; None if it can."""
+    asked = os.environ.get("CUDACXX")
+    home = os.environ.get("CUDA_HOME")
+    candidates = [asked] if asked else [os.path.join(home, "bin", "nvcc")] if home else ["nvcc"]
+    nvcc = next(filter(None, map(shutil.which, candidates)), None)
+    if nvcc is None:
+        return f"no CUDA compiler found ({', '.join(candidates)}; set CUDACXX or CUDA_HOME)"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "probe.cu")
+        source.write_text("#include <cuda_runtime.h>\n#include <cuda_fp16.h>\n__global__ void probe() {}\n")
+        command = [nvcc, "-c", "-arch=sm_100", "-std=c++17", str(source), "-o", str(source.with_suffix(".o"))]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+        return f"{nvcc} cannot compile for sm_100, which takes CUDA 12.8 or newer: {last}"
+    os.environ["CUDACXX"] = nvcc  # what CMake will use
+    return None
+
+
 class CMakeBuild(build_ext):
-    """Configures and builds the one extension, and puts it where setuptools expects it."""
+    """Configures and builds both modules, and puts them where setuptools expects the first."""
 
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         target.mkdir(parents=True, exist_ok=True)
+        without_cuda = cuda_missing()
         reason = compiler_missing()
+        for name, why in (("_native", reason), ("_cuda", without_cuda or reason)):
+            note = target / NOTES[name]
+            if why is None:
+                note.unlink(missing_ok=True)
+            else:
+                note.write_text(why + "\n", encoding="utf-8")
         if reason is not None:
             # A GPU or reference user needs no C++ kernels, so the install goes on; the package says what is missing.
             print(f"WARNING: {reason}", file=sys.stderr)
-            (target / NOTE).write_text(reason + "\n", encoding="utf-8")
             return
-        (target / NOTE).unlink(missing_ok=True)
         import pybind11
 
         build = Path(self.build_temp).resolve()
@@ -48,17 +88,18 @@ class CMakeBuild(build_ext):
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             "-DPYBIND11_FINDPYTHON=ON",
             f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DTXL_CUDA={'OFF' if without_cuda else 'ON'}",
             *os.environ.get("CMAKE_ARGS", "").split(),
         ]  # fmt: skip
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build)], check=True)
 
     def copy_extensions_to_source(self) -> None:
-        """For an in-place or editable build: the module, or the note on why there is none."""
+        """For an in-place or editable build: each module, or the note on why there is none."""
         built = Path(self.build_lib).resolve() / "txl_kernels"
-        for name in (self.get_ext_filename("_native"), NOTE):
+        for name in (*(self.get_ext_filename(module) for module in NOTES), *NOTES.values()):
             source, target = built / name, ROOT / "txl_kernels" / name
-            if source.exists():  # one of the two always does
+            if source.exists():
                 fresh = target.with_suffix(".new")
                 shutil.copyfile(source, fresh)
                 fresh.replace(target)  # a running process keeps the module it has mapped

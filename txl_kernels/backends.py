@@ -6,10 +6,12 @@ from types import ModuleType
 
 import torch
 
-from txl_kernels import native, reference, triton
+from txl_kernels import cuda, native, reference, triton
+from txl_kernels.call import Call
 
-# Each module has cannot_run(device, dtype, head_width) -> reason or None. Fastest first.
-BACKENDS: dict[str, ModuleType] = {"native": native, "triton": triton, "reference": reference}
+# Each module has cannot_run(device, dtype, head_width) -> reason or None, and may have refuses(call) -> reason or None.
+# Fastest first; those after the reference, which runs anything, are taken only by name.
+BACKENDS: dict[str, ModuleType] = {"native": native, "triton": triton, "reference": reference, "cuda": cuda}
 # Where kernels can be expected, so that falling back to the reference is worth a warning.
 _EXPECTED = {("cpu", dtype): "native" for dtype in native.DTYPES} | {
     ("cuda", dtype): "triton" for dtype in triton.DTYPES
@@ -19,6 +21,13 @@ _EXPECTED = {("cpu", dtype): "native" for dtype in native.DTYPES} | {
 def cannot_run(name: str, device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
     """Why the named backend cannot take such tensors; None if it can."""
     reason: str | None = BACKENDS[name].cannot_run(device, dtype, head_width)
+    return reason
+
+
+def refuses(name: str, call: Call) -> str | None:
+    """Why a backend that can run such tensors does not take this call; None if it does."""
+    check = getattr(BACKENDS[name], "refuses", None)
+    reason: str | None = None if check is None else check(call)
     return reason
 
 

@@ -6,7 +6,7 @@ import sys
 import torch
 
 import txl_kernels
-from txl_kernels import native
+from txl_kernels import cuda, native
 from txl_kernels.backends import BACKENDS, cannot_run
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -51,6 +51,8 @@ def report() -> str:
             reasons = {dtype: cannot_run(backend, device, dtype) for dtype in _DTYPES}
             works = [_short(dtype) for dtype, reason in reasons.items() if reason is None]
             verdict = f"works for {', '.join(works)}" if works else f"does not run: {reasons[torch.float32]}"
+            if backend == "cuda" and works and not cuda.VERIFIED:
+                verdict += "; not yet verified on a device, so only by name"
             lines.append(f"  {backend:<10} {verdict}")
         first = next(b for b in BACKENDS if cannot_run(b, device, torch.float32) is None)
         lines.append(f"  backend=None takes {first} for float32")

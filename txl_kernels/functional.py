@@ -80,7 +80,9 @@ def rel_attention(
         return_lse: also return the log of the softmax's denominator.
         backend: None for the fastest that can run, else "native" (C++, CPU, float32 and bfloat16) or "reference"
             (PyTorch, any device and dtype, L x S memory), or "triton" (NVIDIA GPUs, float32, bfloat16 and float16,
-            head widths to 256; float32 products are formed as torch.set_float32_matmul_precision says).
+            head widths to 256; float32 products are formed as torch.set_float32_matmul_precision says), or, only by
+            name, "cuda" (CUDA C++ for NVIDIA GPUs: up to 16 queries, no gradients, head widths that are multiples of 8
+            up to 256).
 
     Returns:
         out [B, H, L, D] in q's dtype; with `return_lse` also lse [B, H, L], float32 (float64 for float64).
@@ -119,6 +121,9 @@ def rel_attention(
         name = backends.choose(backend, q.device, q.dtype, q.shape[-1])
         if memo is not None and name == "native":  # others depend on more than the call
             memo["backend", backend] = name
+        reason = backends.refuses(name, call)
+        if reason is not None:
+            raise RuntimeError(f"backend={name!r} cannot run this call: {reason}")
     if name == "reference":
         out, lse = reference.attend(call)
     else:

@@ -43,6 +43,9 @@ def _checked(*args: Any) -> tuple[Call, ModuleType]:
     if reason is not None:
         raise RuntimeError(reason)
     plain.check(call)
+    reason = backends.refuses(backend, call)
+    if reason is not None:
+        raise RuntimeError(reason)
     return call, kernels
 
 

@@ -1,0 +1,59 @@
+// Elements of tensors: float, and the 16-bit types as bits, converted to and from float; 16 bytes of them at a time.
+#pragma once
+#include "simt.h"
+
+namespace txl_cuda {
+
+struct Bf16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+template <class T>
+constexpr int PER_CHUNK = 16 / sizeof(T);
+
+TXL_DEVICE float to_float(float x) { return x; }
+TXL_DEVICE float to_float(Bf16 x) { return bits_to_float(static_cast<uint32_t>(x.bits) << 16); }
+TXL_DEVICE float to_float(F16 x) { return half_to_float(x.bits); }
+
+TXL_DEVICE void put(float* to, float x) { *to = x; }
+TXL_DEVICE void put(F16* to, float x) { to->bits = float_to_half(x); }
+TXL_DEVICE void put(Bf16* to, float x) {
+  uint32_t bits = float_to_bits(x);
+  if (x == x) bits += 0x7FFFu + ((bits >> 16) & 1);  // to nearest, ties to even
+  to->bits = static_cast<uint16_t>(bits >> 16 | (x == x ? 0 : 0x40));
+}
+
+// The n-th element of a chunk.
+template <class T>
+TXL_DEVICE float element(const Chunk& c, int n);
+template <>
+TXL_DEVICE float element<float>(const Chunk& c, int n) {
+  return bits_to_float(c.word[n]);
+}
+template <>
+TXL_DEVICE float element<Bf16>(const Chunk& c, int n) {
+  return bits_to_float(n % 2 ? c.word[n / 2] & 0xFFFF0000u : c.word[n / 2] << 16);
+}
+template <>
+TXL_DEVICE float element<F16>(const Chunk& c, int n) {
+  return half_to_float(static_cast<uint16_t>(c.word[n / 2] >> (n % 2 * 16)));
+}
+
+// 16 bytes that lie anywhere an element may.
+template <class T>
+TXL_DEVICE Chunk load_chunk(const T* from, bool aligned) {
+  if (aligned) return load_16_bytes(from);
+  Chunk c;
+  if (sizeof(T) == 4) {
+    for (int n = 0; n < 4; ++n) c.word[n] = reinterpret_cast<const uint32_t*>(from)[n];
+  } else {
+    const uint16_t* half = reinterpret_cast<const uint16_t*>(from);
+    for (int n = 0; n < 4; ++n) c.word[n] = half[2 * n] | static_cast<uint32_t>(half[2 * n + 1]) << 16;
+  }
+  return c;
+}
+
+}  // namespace txl_cuda

@@ -1,0 +1,45 @@
+// What the kernels use of CUDA, so that the same source also compiles as host C++ against the tests' emulation of it.
+#pragma once
+#include <cstdint>
+
+#ifdef __CUDACC__
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#define TXL_DEVICE __device__ __forceinline__
+#define TXL_UNROLL _Pragma("unroll")
+#define TXL_KERNEL(most_threads) __global__ void __launch_bounds__(most_threads)
+// float* of the dynamic shared memory.
+#define TXL_SHARED(name) extern __shared__ float name[]
+#define TXL_LAUNCH(kernel, grid, threads, shared, stream, ...) \
+  kernel<<<grid, threads, shared, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__)
+
+namespace txl_cuda {
+
+TXL_DEVICE float bits_to_float(uint32_t x) { return __uint_as_float(x); }
+TXL_DEVICE uint32_t float_to_bits(float x) { return __float_as_uint(x); }
+TXL_DEVICE float half_to_float(uint16_t x) { return __half2float(__ushort_as_half(x)); }
+TXL_DEVICE uint16_t float_to_half(float x) { return __half_as_ushort(__float2half_rn(x)); }
+
+TXL_DEVICE int thread() { return static_cast<int>(threadIdx.x); }
+TXL_DEVICE int block_x() { return static_cast<int>(blockIdx.x); }
+TXL_DEVICE int block_y() { return static_cast<int>(blockIdx.y); }
+TXL_DEVICE void barrier() { __syncthreads(); }
+TXL_DEVICE float shuffle_xor(float x, int step) { return __shfl_xor_sync(0xFFFFFFFFu, x, step); }
+
+struct alignas(16) Chunk {
+  uint32_t word[4];
+};
+
+// Through the read-only path, where neighbours in the same cache line are worth keeping.
+TXL_DEVICE Chunk load_16_bytes(const void* from) {
+  const uint4 x = __ldg(static_cast<const uint4*>(from));
+  return {{x.x, x.y, x.z, x.w}};
+}
+
+}  // namespace txl_cuda
+
+#else
+#include "simt_emulation.h"
+#endif

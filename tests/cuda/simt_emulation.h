@@ -1,0 +1,254 @@
+// CUDA's execution model on a CPU, as far as csrc/cuda uses it: blocks one after the other, the threads of a block as
+// fibers (or, with SIMT_THREADS, as OS threads, for ThreadSanitizer), barriers, warp shuffles, shared memory.
+//
+// A fiber runs until it waits, so what reads before a barrier that is missing reads what nobody has written: shared memory
+// starts every block as NaN. Threads that wait for what never comes, and lanes that shuffle differently, end the process.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#ifdef SIMT_THREADS
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#else
+#include <ucontext.h>
+#endif
+
+struct dim3 {
+  unsigned x, y;
+  explicit dim3(unsigned x, unsigned y = 1) : x(x), y(y) {}
+};
+
+namespace simt {
+
+constexpr int WARP = 32;
+
+[[noreturn]] inline void die(const char* why) {
+  std::fprintf(stderr, "SIMT emulation: %s\n", why);
+  std::abort();
+}
+
+struct Block;
+
+struct Thread {
+  Block* block = nullptr;
+  int index = 0;
+};
+
+#ifdef SIMT_THREADS
+inline thread_local Thread current;
+
+// Nobody passes before all have come.
+class Barrier {
+ public:
+  explicit Barrier(int members) : members_(members) {}
+  void wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const uint64_t turn = turn_;
+    if (++waiting_ == members_) {
+      waiting_ = 0, ++turn_;
+      come_.notify_all();
+    } else if (!come_.wait_for(lock, std::chrono::seconds(60), [&] { return turn_ != turn; })) {
+      die("a thread waits at a barrier that others do not reach");
+    }
+  }
+
+ private:
+  const int members_;
+  int waiting_ = 0;
+  uint64_t turn_ = 0;
+  std::mutex mutex_;
+  std::condition_variable come_;
+};
+#else
+inline Thread current;
+void yield();
+
+class Barrier {
+ public:
+  explicit Barrier(int members) : members_(members) {}
+  void wait() {
+    const uint64_t turn = turn_;
+    if (++waiting_ == members_) {
+      waiting_ = 0, ++turn_;
+      progress = true;
+    }
+    while (turn_ == turn) yield();
+  }
+  static inline bool progress = false;  // somebody passed a barrier or ended since it was last cleared
+
+ private:
+  const int members_;
+  int waiting_ = 0;
+  uint64_t turn_ = 0;
+};
+#endif
+
+struct Warp {
+  Barrier barrier{WARP};
+  float value[WARP];
+  int step[WARP];
+};
+
+struct Block {
+  Block(int threads, size_t shared_bytes) : all(threads), shared(shared_bytes / sizeof(float) + 1) {
+    if (threads % WARP) die("a block must be whole warps");
+    for (int w = 0; w < threads / WARP; ++w) warps.push_back(std::make_unique<Warp>());
+  }
+  void clear() {
+    for (float& x : shared) x = NAN;
+  }
+  unsigned x = 0, y = 0;
+  Barrier all;
+  std::vector<std::unique_ptr<Warp>> warps;
+  std::vector<float> shared;
+};
+
+inline float shuffle_xor(float x, int step) {
+  Warp& warp = *current.block->warps[static_cast<size_t>(current.index / WARP)];
+  const int lane = current.index % WARP;
+  warp.value[lane] = x, warp.step[lane] = step;
+  warp.barrier.wait();
+  if (step <= 0 || step >= WARP) die("a shuffle leaves its warp");
+  if (warp.step[lane ^ step] != step) die("lanes of a warp shuffle differently");
+  const float result = warp.value[lane ^ step];
+  warp.barrier.wait();
+  return result;
+}
+
+#ifdef SIMT_THREADS
+
+inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::function<void()>& kernel) {
+  Block block(threads, shared_bytes);
+  std::vector<std::thread> running;
+  for (int n = 0; n < threads; ++n)
+    running.emplace_back([&, n] {
+      current = {&block, n};
+      for (unsigned y = 0; y < grid.y; ++y)
+        for (unsigned x = 0; x < grid.x; ++x) {
+          if (n == 0) block.x = x, block.y = y, block.clear();
+          block.all.wait();
+          kernel();
+          block.all.wait();
+        }
+    });
+  for (std::thread& t : running) t.join();
+}
+
+#else
+
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack = std::vector<char>(256 * 1024);
+  bool done = false;
+};
+
+inline ucontext_t scheduler;
+inline Fiber* running = nullptr;
+inline const std::function<void()>* body = nullptr;
+
+inline void yield() { swapcontext(&running->context, &scheduler); }
+
+inline void start() {
+  (*body)();
+  running->done = true;
+  Barrier::progress = true;
+  yield();
+}
+
+// SIMT_ORDER=reversed runs the threads of a block from the last to the first.
+inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::function<void()>& kernel) {
+  const char* const order = std::getenv("SIMT_ORDER");
+  const bool reversed = order && !std::strcmp(order, "reversed");
+  std::vector<Fiber> fibers(static_cast<size_t>(threads));
+  body = &kernel;
+  for (unsigned y = 0; y < grid.y; ++y)
+    for (unsigned x = 0; x < grid.x; ++x) {
+      Block block(threads, shared_bytes);
+      block.x = x, block.y = y, block.clear();
+      for (Fiber& fiber : fibers) {
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.data();
+        fiber.context.uc_stack.ss_size = fiber.stack.size();
+        fiber.context.uc_link = nullptr;
+        fiber.done = false;
+        makecontext(&fiber.context, start, 0);
+      }
+      for (int left = threads; left;) {
+        Barrier::progress = false;
+        left = 0;
+        for (int n = 0; n < threads; ++n) {
+          const int index = reversed ? threads - 1 - n : n;
+          running = &fibers[static_cast<size_t>(index)];
+          if (running->done) continue;
+          current = {&block, index};
+          swapcontext(&scheduler, &running->context);
+          left += !running->done;
+        }
+        if (left && !Barrier::progress) die("a thread waits at a barrier that others do not reach");
+      }
+    }
+}
+
+#endif
+
+}  // namespace simt
+
+#define TXL_DEVICE inline
+#define TXL_UNROLL
+#define TXL_KERNEL(most_threads) void
+#define TXL_SHARED(name) float* const name = simt::current.block->shared.data()
+#define TXL_LAUNCH(kernel, grid, threads, shared, stream, ...) \
+  (static_cast<void>(stream), simt::launch(grid, threads, shared, [&] { kernel(__VA_ARGS__); }))
+
+namespace txl_cuda {
+
+inline int thread() { return simt::current.index; }
+inline int block_x() { return static_cast<int>(simt::current.block->x); }
+inline int block_y() { return static_cast<int>(simt::current.block->y); }
+inline void barrier() { simt::current.block->all.wait(); }
+inline float shuffle_xor(float x, int step) { return simt::shuffle_xor(x, step); }
+
+inline float bits_to_float(uint32_t x) {
+  float y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
+inline uint32_t float_to_bits(float x) {
+  uint32_t y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
+inline float half_to_float(uint16_t x) {
+  _Float16 y;
+  std::memcpy(&y, &x, 2);
+  return static_cast<float>(y);
+}
+inline uint16_t float_to_half(float x) {
+  const _Float16 y = static_cast<_Float16>(x);
+  uint16_t bits;
+  std::memcpy(&bits, &y, 2);
+  return bits;
+}
+
+struct alignas(16) Chunk {
+  uint32_t word[4];
+};
+
+inline Chunk load_16_bytes(const void* from) {
+  if (reinterpret_cast<uintptr_t>(from) % 16) simt::die("a 16-byte load from an address that is no multiple of 16");
+  Chunk c;
+  std::memcpy(&c, from, 16);
+  return c;
+}
+
+}  // namespace txl_cuda

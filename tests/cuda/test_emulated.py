@@ -1,0 +1,237 @@
+"""The CUDA kernels' own source, run by the SIMT emulation, against the float64 definition; and what it would notice."""
+
+import dataclasses
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cuda_emulation import ROOT, build
+from oracle import CASES, Case, as_call, make_inputs, oracle
+
+from txl_kernels import cuda, rel_attention
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return build(tmp_path_factory.mktemp("emulated"))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, module: Any, multiprocessors: int = 8) -> None:
+    """txl_kernels.cuda takes cpu tensors to the emulation."""
+    monkeypatch.setattr(cuda, "module", module)
+    monkeypatch.setattr(cuda, "_absent_from", lambda device: None)
+    monkeypatch.setattr(cuda, "_multiprocessors", lambda device: multiprocessors)
+    monkeypatch.setattr(cuda, "_stream", lambda device: 0)
+
+
+@pytest.fixture
+def kernels(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, emulated)
+
+
+def fits(case: Case) -> Case:
+    """The case, with a head width and a number of queries that these kernels take."""
+    return dataclasses.replace(case, D=-(-case.D // 8) * 8, L=min(case.L, 16))
+
+
+MATRIX = [fits(case) for case in CASES] + [
+    Case("sixteen queries", L=16, M=37, D=64, B=1),
+    Case("five queries, many parts", L=5, M=300, D=16, B=1, H=1),
+    Case("one query, many parts", L=1, M=700, D=64, B=1, H=1),
+    Case("parts that some queries do not see", L=7, M=300, D=8, B=1, H=1, window=70),
+    Case("intervals over many parts", L=4, M=400, D=8, B=2, H=1, intervals="random"),
+    Case("dropout over many parts", L=6, M=150, D=16, B=1, dropout_p=0.4),
+    *(Case(f"head width {d}", L=3, M=20, D=d, B=1, H=2) for d in (24, 64, 96, 128, 136, 192, 256)),
+    Case("sixteen queries of width 256", L=16, M=200, D=256, B=1, H=1),
+]
+
+
+def forward(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        return rel_attention(**as_call(make_inputs(case, dtype)), return_lse=True, backend="cuda")
+
+
+def definition(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        return oracle({n: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in inputs.items()})
+
+
+@pytest.mark.usefixtures("kernels", "nan_filled")
+@pytest.mark.parametrize("case", MATRIX, ids=str)
+def test_matches_the_definition(case: Case) -> None:
+    out, lse = forward(case, torch.float32)
+    want, want_lse = definition(make_inputs(case))
+    for got, exact in ((out, want), (lse, want_lse)):
+        largest = float(exact.where(exact.isfinite(), 0.0).abs().amax()) if exact.numel() else 0.0
+        torch.testing.assert_close(got.double(), exact, rtol=0, atol=2e-5 * max(1.0, largest))
+
+
+@pytest.mark.usefixtures("kernels", "nan_filled")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", [c for c in MATRIX if c.B * c.L], ids=str)
+def test_error_budget_of_half_precision(case: Case, dtype: torch.dtype) -> None:
+    """At most twice the error of the same call computed by the reference in the same dtype, both against float64."""
+    inputs = make_inputs(case, dtype)
+    exact = definition(inputs)[0]
+    out, _ = forward(case, dtype)
+    with torch.no_grad():
+        plain = rel_attention(**as_call(inputs), backend="reference")
+    errors = [float((x.double() - exact).norm()) for x in (out, plain)]
+    assert errors[0] <= 2 * errors[1] + 1e-3 * float(exact.norm())
+
+
+@pytest.mark.usefixtures("kernels", "nan_filled")
+def test_every_split_gives_the_same_answer(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("", L=3, M=500, D=16, B=1, H=2)
+    want, _ = definition(make_inputs(case))
+    seen = set()
+    for multiprocessors in (1, 2, 3, 132):
+        use(monkeypatch, emulated, multiprocessors)
+        results = [forward(case, torch.float32) for _ in range(2)]
+        assert torch.equal(results[0][0], results[1][0])
+        torch.testing.assert_close(results[0][0].double(), want, rtol=0, atol=2e-5)
+        seen.add(split_of(emulated, case, multiprocessors).parts)
+    assert len(seen) >= 3
+    assert 1 in seen
+
+
+def split_of(module: Any, case: Case, multiprocessors: int, dtype: int = 0) -> Any:
+    sizes = (case.B, case.H, case.L, case.M, case.D, case.S, 0, True, 0, True)
+    return module.Decode(dtype, sizes, 1.0, 0, 1.0, 0, [[0] * 4] * 9, [0] * 3, [0] * 3, 0, multiprocessors)
+
+
+def test_splits_fill_the_device(emulated: Any) -> None:
+    """8 heads of one text on 132 multiprocessors: several blocks each; shared memory within what every device grants."""
+    for L, M, D in itertools.product((1, 4, 16), (800, 3800, 32768), (64, 128, 256)):
+        chosen = split_of(emulated, Case("", B=1, H=8, L=L, M=M, D=D), 132)
+        assert chosen.parts * chosen.part_keys >= M + L
+        assert (chosen.parts - 1) * chosen.part_keys < M + L
+        queries = 1 if L == 1 else 4 if L <= 4 else 16
+        assert 4 * (2 * queries * D + queries * chosen.part_keys + 2 * queries) <= 48 * 1024
+        assert 8 * chosen.parts >= min(132, 8 * (M // 64))
+    many = split_of(emulated, Case("", B=64, H=8, L=1, M=3800, D=64), 132)
+    assert many.part_keys == 512
+
+
+@pytest.mark.usefixtures("kernels")
+def test_bounds_out_of_range_give_nan_to_their_query_alone() -> None:
+    case = Case("", L=4, M=5, D=8)
+    inputs = as_call(make_inputs(case, torch.float32))
+    start = torch.zeros(2, 4, dtype=torch.int32)
+    start[0, 1], start[1, 2] = -1, case.S + 1
+    with torch.no_grad():
+        out, lse = rel_attention(**inputs | {"start": start}, return_lse=True, backend="cuda")
+        want = rel_attention(**inputs | {"start": start.clamp(0, case.S)}, backend="reference")
+    bad = (start < 0) | (start > case.S)
+    assert out.isnan().all(-1).eq(bad[:, None]).all()
+    assert lse.isnan().eq(bad[:, None]).all()
+    good = ~bad[:, None, :, None].expand_as(out)
+    torch.testing.assert_close(out[good], want[good], rtol=0, atol=2e-5)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_rows_that_nobody_sees_may_hold_nan() -> None:
+    case = Case("", L=3, M=200, D=16, B=1)
+    x = make_inputs(case, torch.float32)
+    with torch.no_grad():
+        x["k_mem"][:, :, :150] = x["v_mem"][:, :, :150] = torch.nan
+        x["r"][:, 60:] = torch.nan
+        out = rel_attention(**as_call(x) | {"window": 50}, backend="cuda")
+    assert out.isfinite().all()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_what_it_does_not_take() -> None:
+    def call(case: Case, dtype: torch.dtype = torch.float32) -> None:
+        rel_attention(**as_call(make_inputs(case, dtype)), backend="cuda")
+
+    with pytest.raises(RuntimeError, match="computes no gradients"):
+        call(Case("", L=2))
+    with torch.no_grad():
+        call(Case("", L=16, D=8))
+        with pytest.raises(RuntimeError, match="at most 16 queries"):
+            call(Case("", L=17, D=8))
+        with pytest.raises(RuntimeError, match="multiples of 8 up to 256, not 41"):
+            call(Case("", D=41))
+        with pytest.raises(RuntimeError, match="multiples of 8 up to 256, not 264"):
+            call(Case("", D=264))
+        with pytest.raises(RuntimeError, match="not float64"):
+            call(Case("", D=8), torch.float64)
+
+
+# What the emulation would notice.
+
+CHECK = """
+import sys, torch
+sys.path[:0] = {path!r}
+from importlib.util import module_from_spec, spec_from_file_location
+from oracle import Case, as_call, make_inputs, oracle
+from txl_kernels import cuda, rel_attention
+spec = spec_from_file_location({name!r}, {library!r})
+cuda.module = module_from_spec(spec)
+spec.loader.exec_module(cuda.module)
+cuda._absent_from, cuda._multiprocessors, cuda._stream = lambda d: None, lambda d: 1, lambda d: 0
+case = Case("", L=5, M=150, D=24, B=1, H=1)
+with torch.no_grad():
+    out = rel_attention(**as_call(make_inputs(case, torch.float32)), backend="cuda")
+    error = (out.double() - oracle(make_inputs(case))[0]).abs().max()
+print("right" if error < 2e-5 else "wrong")
+"""
+
+
+def planted(tmp_path: Path, old: str, new: str, which: int) -> Path:
+    """A copy of csrc/cuda in which one occurrence of `old` is replaced."""
+    csrc = tmp_path / "csrc"
+    shutil.copytree(ROOT / "csrc" / "cuda", csrc)
+    source = csrc / "decode.cuh"
+    parts = source.read_text().split(old)
+    assert len(parts) > which + 1
+    source.write_text(old.join(parts[: which + 1]) + new + old.join(parts[which + 1 :]))
+    (csrc / "decode_f32.cu").write_text(  # the one instance that CHECK needs, for the compiler's time
+        '#include "launch.cuh"\n'
+        "void txl_cuda::forward_f32(const Problem& p, void* stream) { launch<float, 16, 1, MOST_QUERIES>(p, stream); }\n"
+    )
+    return csrc
+
+
+def verdict(folder: Path, csrc: Path, order: str) -> str:
+    """right, wrong, or what the emulation said when it ended the process."""
+    folder.mkdir()
+    module = build(folder, csrc, "f32")
+    code = CHECK.format(path=[str(ROOT / "tests")], name=module.__name__, library=module.__file__)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"SIMT_ORDER": order}
+    )
+    return done.stdout.strip() or done.stderr
+
+
+BARRIERS = (ROOT / "csrc" / "cuda" / "decode.cuh").read_text().count("  barrier();")
+
+
+@pytest.mark.parametrize("which", range(BARRIERS))
+def test_a_missing_barrier_is_noticed(tmp_path: Path, which: int) -> None:
+    csrc = planted(tmp_path, "  barrier();", "  ;", which)
+    assert "wrong" in {verdict(tmp_path / order, csrc, order) for order in ("forward", "reversed")}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("step = LANES / 2", "step = LANES / 4", "wrong"),
+        ("step = LANES; step < WARP", "step = 2 * LANES; step < WARP", "wrong"),
+        ("step = WARP / 2; step; step /= 2) top", "step = WARP / 4; step; step /= 2) top", "wrong"),
+        ("step = LANES / 2", "step = thread() % 2 ? LANES / 2 : LANES / 4", "lanes of a warp shuffle differently"),
+        ("if (lane == 0 && row < to) use", "if (lane == 1) sum_of_group<LANES>(0); if (lane == 0 && row < to) use",
+         "barrier that others do not reach"),
+    ],
+)  # fmt: skip
+def test_a_wrong_shuffle_is_noticed(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert message in verdict(tmp_path / "forward", planted(tmp_path, old, new, 0), "forward")

@@ -1,0 +1,131 @@
+"""The `cuda` backend: CUDA C++ for NVIDIA GPUs from sm_80 on, forward of up to 16 queries (evaluation, generation).
+
+No compiler and no warm-up at run time. Passes pointers and strides to `txl_kernels._cuda`, whose kernels are enqueued on
+torch's current stream after `functional` has checked every argument; it reads nothing back and can be captured in graphs.
+"""
+
+import functools
+import importlib
+from importlib import resources
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl_kernels import philox
+from txl_kernels.call import Call, empty_like_rows
+
+module: Any
+try:
+    module = importlib.import_module("txl_kernels._cuda")
+except ImportError as error:
+    module = None
+    _import_error = error
+
+# Whether a device's record of it lies in benchmarks/results/. Until then it runs only when asked for by name.
+VERIFIED = False
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of txl_cuda::Type
+MOST_QUERIES, MAX_HEAD_WIDTH = 16, 256
+
+
+def missing() -> str | None:
+    """Why the CUDA module is not there; None if it is."""
+    if module is not None:
+        return None
+    note = resources.files("txl_kernels").joinpath("_cuda_missing.txt")
+    if note.is_file():
+        return note.read_text(encoding="utf-8").strip()
+    return f"the CUDA module could not be loaded: {_import_error}"
+
+
+def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+    """Why this backend cannot take tensors of this device, dtype and head width; None if it can."""
+    if dtype not in DTYPES:
+        return f"cuda takes float32, bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
+    if head_width % 8 or not 8 <= head_width <= MAX_HEAD_WIDTH:
+        return f"cuda takes head widths that are multiples of 8 up to {MAX_HEAD_WIDTH}, not {head_width}"
+    reason: str | None = _absent_from(device)
+    return reason
+
+
+def _absent_from(device: torch.device) -> str | None:
+    """Why the kernels do not run on a device at all."""
+    if device.type != "cuda":
+        return f"cuda runs on CUDA devices, not on {device.type}"
+    if missing() is not None:
+        return missing()
+    if module.no_driver():
+        return f"cuda needs a GPU: {module.no_driver()}"
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= 8 else f"a GPU of compute capability 8.0 or newer is needed, {device} has {major}.{minor}"
+
+
+# As in txl_kernels/triton: torch.compile asks once, while it traces.
+setattr(_absent_from, "_dynamo_marked_constant", True)  # noqa: B010
+
+
+def refuses(call: Call) -> str | None:
+    """Why this call is none for these kernels; None if it is."""
+    if call.q.size(2) > MOST_QUERIES:
+        return f"it takes at most {MOST_QUERIES} queries (L), got {call.q.size(2)}; backend='triton' takes any number"
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in call[:8]):
+        return "it computes no gradients; call it under torch.no_grad(), or use backend='triton'"
+    return None
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _stream(device: torch.device) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def _view(x: Tensor | None) -> tuple[int, int, int, int]:
+    """(pointer, three strides) of a [.., .., .., D] tensor; missing axes have stride 0."""
+    if x is None:
+        return 0, 0, 0, 0
+    strides = (*x.stride()[:-1], 0, 0)
+    return x.data_ptr(), strides[0], strides[1], strides[2]
+
+
+def _bounds(x: Tensor | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.stride(1))
+
+
+def _rows_aligned(x: Tensor | None) -> bool:
+    """Whether every row starts at a multiple of 16 bytes."""
+    if x is None or x.numel() == 0:
+        return True
+    unit = 16 // x.element_size()
+    strides = [stride for stride, size in zip(x.stride()[:-1], x.shape[:-1], strict=True) if size > 1]
+    return x.data_ptr() % 16 == 0 and all(stride % unit == 0 for stride in strides)
+
+
+def forward(call: Call, memo: dict[str, Any] | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked call; memo is not used."""
+    q, r = call.q, call.r
+    out = empty_like_rows(q)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32) if need_lse else None
+    if q.numel() == 0:
+        return out, lse
+    B, H, L, D = q.shape
+    rows = (call.k, call.v, call.k_mem, call.v_mem, r)
+    sizes = (B, H, L, call.memory_len, D, r.size(1), call.zero_row, call.causal, call.window or 0)
+    drop = call.dropout_p if call.seed is not None else 0.0
+    decode = module.Decode(
+        DTYPES.index(q.dtype), (*sizes, all(map(_rows_aligned, rows))), call.scale, philox.drop_threshold(drop),
+        1.0 / (1.0 - drop), 0 if call.seed is None else call.seed.data_ptr(),
+        [_view(x) for x in (q, call.k, call.v, call.k_mem, call.v_mem, r, call.content_bias, call.position_bias, out)],
+        _bounds(call.start), _bounds(call.end), 0 if lse is None else lse.data_ptr(), _multiprocessors(q.device),
+    )  # fmt: skip
+    workspace = q.new_empty(decode.workspace, dtype=torch.float32)
+    with torch.cuda.device(q.device) if q.is_cuda else torch.no_grad():
+        decode.forward(workspace.data_ptr(), _stream(q.device))
+    return out, lse
+
+
+def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
+    """There is none: `refuses` says so before."""
+    raise NotImplementedError("backend='cuda' computes no gradients")
