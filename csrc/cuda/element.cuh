@@ -11,9 +11,6 @@ struct F16 {
   uint16_t bits;
 };
 
-template <class T>
-constexpr int PER_CHUNK = 16 / sizeof(T);
-
 TXL_DEVICE float to_float(float x) { return x; }
 TXL_DEVICE float to_float(Bf16 x) { return bits_to_float(static_cast<uint32_t>(x.bits) << 16); }
 TXL_DEVICE float to_float(F16 x) { return half_to_float(x.bits); }
@@ -42,18 +39,27 @@ TXL_DEVICE float element<F16>(const Chunk& c, int n) {
   return half_to_float(static_cast<uint16_t>(c.word[n / 2] >> (n % 2 * 16)));
 }
 
-// 16 bytes that lie anywhere an element may.
-template <class T>
-TXL_DEVICE Chunk load_chunk(const T* from, bool aligned) {
-  if (aligned) return load_16_bytes(from);
-  Chunk c;
-  if (sizeof(T) == 4) {
-    for (int n = 0; n < 4; ++n) c.word[n] = reinterpret_cast<const uint32_t*>(from)[n];
+// Four floats of global or shared memory, at a multiple of 16 bytes.
+struct alignas(16) Four {
+  float x[4];
+};
+TXL_DEVICE Four load_four(const float* from) { return *reinterpret_cast<const Four*>(from); }
+
+// 16 bytes of a row; not ALIGNED: that begin anywhere an element may.
+template <bool ALIGNED, class T>
+TXL_DEVICE Chunk load_chunk(const T* from) {
+  if constexpr (ALIGNED) {
+    return load_16_bytes(from);
+  } else if constexpr (sizeof(T) == 4) {
+    const uint32_t* const words = reinterpret_cast<const uint32_t*>(from);
+    return {{words[0], words[1], words[2], words[3]}};
   } else {
-    const uint16_t* half = reinterpret_cast<const uint16_t*>(from);
-    for (int n = 0; n < 4; ++n) c.word[n] = half[2 * n] | static_cast<uint32_t>(half[2 * n + 1]) << 16;
+    const uint16_t* const halves = reinterpret_cast<const uint16_t*>(from);
+    Chunk c;
+    TXL_UNROLL
+    for (int n = 0; n < 4; ++n) c.word[n] = halves[2 * n] | static_cast<uint32_t>(halves[2 * n + 1]) << 16;
+    return c;
   }
-  return c;
 }
 
 }  // namespace txl_cuda

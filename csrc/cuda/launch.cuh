@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "decode.cuh"
+#include "part.cuh"
 #include "launch.h"
 
 namespace txl_cuda {
@@ -15,32 +15,35 @@ inline void check_launch() {
 #endif
 }
 
-template <class T, int LANES, int CHUNKS, int Q>
+template <class S>
 void launch(const Problem& p, void* stream) {
-  const auto part = part_kernel<T, LANES, CHUNKS, Q>;
-  const auto merge = merge_kernel<T>;
+  const auto part = part_kernel<S>;
+  const auto merge = merge_kernel<typename S::T>;
   const dim3 blocks(static_cast<unsigned>(p.B * p.H), static_cast<unsigned>(p.parts));
-  TXL_LAUNCH(part, blocks, THREADS, static_cast<size_t>(shared_bytes(p.L, p.D, p.part_keys)), stream, p);
+  const int floats = layout<S>(static_cast<int>(p.part_keys)).floats;
+  TXL_LAUNCH(part, blocks, THREADS, sizeof(float) * floats, stream, p);
   check_launch();
   if (p.parts == 1) return;
-  TXL_LAUNCH(merge, dim3(static_cast<unsigned>(p.B * p.H * p.L)), THREADS, 0, stream, p);
+  TXL_LAUNCH(merge, dim3(static_cast<unsigned>(p.B * p.H * p.L)), THREADS, sizeof(float) * THREADS * 4, stream, p);
   check_launch();
 }
 
 template <class T, int LANES, int CHUNKS>
 void by_queries(const Problem& p, void* stream) {
-  if (p.L == 1) return launch<T, LANES, CHUNKS, 1>(p, stream);
-  if (p.L <= 4) return launch<T, LANES, CHUNKS, 4>(p, stream);
-  return launch<T, LANES, CHUNKS, MOST_QUERIES>(p, stream);
+  if (p.L == 1) return launch<Shape<T, LANES, CHUNKS, 1, true>>(p, stream);
+  if (p.L <= 4) return launch<Shape<T, LANES, CHUNKS, 4, true>>(p, stream);
+  return launch<Shape<T, LANES, CHUNKS, MOST_QUERIES, true>>(p, stream);
 }
 
-// Lanes of a row: a power of two that covers it with 16 bytes each; rows beyond a warp take two loads a lane.
+// Lanes of a row: a power of two that covers it with 16 bytes each; rows beyond a warp take two loads a lane. Rows that
+// are not aligned are rare: one instance serves them all. launch.cu's `most_keys` follows these choices.
 template <class T>
 void by_width(const Problem& p, void* stream) {
-  constexpr int E = PER_CHUNK<T>;
+  constexpr int E = 16 / sizeof(T), WIDEST = MOST_WIDTH / E / WARP;
+  if (!p.aligned) return launch<Shape<T, WARP, WIDEST, MOST_QUERIES, false>>(p, stream);
   if (p.D <= 64) return by_queries<T, 64 / E, 1>(p, stream);
   if (p.D <= 128) return by_queries<T, 128 / E, 1>(p, stream);
-  return by_queries<T, WARP, 256 / E / WARP>(p, stream);
+  return by_queries<T, WARP, WIDEST>(p, stream);
 }
 
 }  // namespace txl_cuda

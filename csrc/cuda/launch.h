@@ -6,6 +6,8 @@
 
 namespace txl_cuda {
 
+constexpr int MOST_QUERIES = 16, MOST_WIDTH = 256;
+
 // How the keys of a call are split. Decided by sizes and the number of multiprocessors alone.
 struct Split {
   int64_t parts, part_keys;  // parts * part_keys >= M + L
@@ -14,9 +16,6 @@ struct Split {
 
 // Throws std::invalid_argument if the sizes are beyond what the kernels take.
 Split split(const Problem& p, int multiprocessors);
-
-// Bytes of shared memory of a block.
-int64_t shared_bytes(int64_t L, int64_t D, int64_t part_keys);
 
 // Enqueues the call on a stream of the current device; p.parts, p.part_keys and p.partial are set. Throws
 // std::runtime_error with CUDA's reason.

@@ -25,16 +25,16 @@ struct Problem {
   int32_t causal;
   int32_t aligned;  // all rows of k, v and r start at multiples of 16 bytes
   float scale;
-  uint32_t drop_below;  // an entry whose Philox word is below this is dropped; 0: no dropout
-  float keep_scale;     // 1 / (1 - p)
-  const int64_t* seed;  // one element, on the device; read only with dropout
+  uint32_t drop_below;         // an entry whose Philox word is below this is dropped; 0: no dropout
+  float keep_scale;            // 1 / (1 - p)
+  const int64_t* seed;         // one element, on the device; read only with dropout
   View q, k, v, k_mem, v_mem;  // [B, H, rows, D]
   View r, u, w;                // r [H, T, D]: s0 head, s1 row; biases [H, D]: s0 head
   Bounds start, end;
-  View out;    // [B, H, L, D], written
-  float* lse;  // [B, H, L] contiguous or null, written
+  View out;                  // [B, H, L, D], written
+  float* lse;                // [B, H, L] contiguous or null, written
   int64_t parts, part_keys;  // keys of a part; parts * part_keys >= M + L
-  float* partial;            // [B, H, L, parts, D + 2]; unused if parts == 1
+  float* partial;            // B * H * L * parts * (D + 2) floats, see merge.cuh; unused if parts == 1
 };
 
 }  // namespace txl_cuda

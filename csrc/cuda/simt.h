@@ -9,9 +9,11 @@
 
 #define TXL_DEVICE __device__ __forceinline__
 #define TXL_UNROLL _Pragma("unroll")
-#define TXL_KERNEL(most_threads) __global__ void __launch_bounds__(most_threads)
+#define TXL_UNROLL_BY_4 _Pragma("unroll 4")
+#define TXL_ROLLED _Pragma("unroll 1")
+#define TXL_KERNEL __global__ __launch_bounds__(txl_cuda::THREADS)
 // float* of the dynamic shared memory.
-#define TXL_SHARED(name) extern __shared__ float name[]
+#define TXL_SHARED(name) extern __shared__ __align__(16) float name[]
 #define TXL_LAUNCH(kernel, grid, threads, shared, stream, ...) \
   kernel<<<grid, threads, shared, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__)
 

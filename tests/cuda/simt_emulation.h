@@ -1,8 +1,9 @@
 // CUDA's execution model on a CPU, as far as csrc/cuda uses it: blocks one after the other, the threads of a block as
 // fibers (or, with SIMT_THREADS, as OS threads, for ThreadSanitizer), barriers, warp shuffles, shared memory.
 //
-// A fiber runs until it waits, so what reads before a barrier that is missing reads what nobody has written: shared memory
-// starts every block as NaN. Threads that wait for what never comes, and lanes that shuffle differently, end the process.
+// A fiber runs until it waits, so what reads before a barrier that is missing reads what nobody has written: shared
+// memory starts every block as NaN. Threads that wait for what never comes, and lanes that shuffle differently, end the
+// process.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #ifdef SIMT_THREADS
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -93,10 +95,36 @@ class Barrier {
 };
 #endif
 
+#ifdef SIMT_THREADS
+// Relaxed: to ThreadSanitizer lanes that shuffle have not waited for each other, since a GPU orders no memory by it.
+class WarpBarrier {
+ public:
+  void wait() {
+    const uint64_t goal = (come_.fetch_add(1, std::memory_order_relaxed) / WARP + 1) * WARP;
+    const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (come_.load(std::memory_order_relaxed) < goal) {
+      std::this_thread::yield();
+      if (std::chrono::steady_clock::now() > late) die("a thread waits at a barrier that others do not reach");
+    }
+  }
+
+ private:
+  std::atomic<uint64_t> come_{0};
+};
+template <class T>
+using Exchanged = std::atomic<T>;
+#else
+struct WarpBarrier : Barrier {
+  WarpBarrier() : Barrier(WARP) {}
+};
+template <class T>
+using Exchanged = T;
+#endif
+
 struct Warp {
-  Barrier barrier{WARP};
-  float value[WARP];
-  int step[WARP];
+  WarpBarrier barrier;
+  Exchanged<float> value[WARP];
+  Exchanged<int> step[WARP];
 };
 
 struct Block {
@@ -113,14 +141,33 @@ struct Block {
   std::vector<float> shared;
 };
 
+template <class T>
+void set(T& to, T x) {
+  to = x;
+}
+template <class T>
+T get(const T& from) {
+  return from;
+}
+#ifdef SIMT_THREADS
+template <class T>
+void set(std::atomic<T>& to, T x) {
+  to.store(x, std::memory_order_relaxed);
+}
+template <class T>
+T get(const std::atomic<T>& from) {
+  return from.load(std::memory_order_relaxed);
+}
+#endif
+
 inline float shuffle_xor(float x, int step) {
   Warp& warp = *current.block->warps[static_cast<size_t>(current.index / WARP)];
   const int lane = current.index % WARP;
-  warp.value[lane] = x, warp.step[lane] = step;
+  set(warp.value[lane], x), set(warp.step[lane], step);
   warp.barrier.wait();
   if (step <= 0 || step >= WARP) die("a shuffle leaves its warp");
-  if (warp.step[lane ^ step] != step) die("lanes of a warp shuffle differently");
-  const float result = warp.value[lane ^ step];
+  if (get(warp.step[lane ^ step]) != step) die("lanes of a warp shuffle differently");
+  const float result = get(warp.value[lane ^ step]);
   warp.barrier.wait();
   return result;
 }
@@ -165,7 +212,7 @@ inline void start() {
   yield();
 }
 
-// SIMT_ORDER=reversed runs the threads of a block from the last to the first.
+// SIMT_ORDER=reversed runs the warps of a block, and their lanes, from the last to the first.
 inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::function<void()>& kernel) {
   const char* const order = std::getenv("SIMT_ORDER");
   const bool reversed = order && !std::strcmp(order, "reversed");
@@ -183,18 +230,24 @@ inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::funct
         fiber.done = false;
         makecontext(&fiber.context, start, 0);
       }
-      for (int left = threads; left;) {
-        Barrier::progress = false;
-        left = 0;
-        for (int n = 0; n < threads; ++n) {
-          const int index = reversed ? threads - 1 - n : n;
-          running = &fibers[static_cast<size_t>(index)];
-          if (running->done) continue;
-          current = {&block, index};
-          swapcontext(&scheduler, &running->context);
-          left += !running->done;
-        }
-        if (left && !Barrier::progress) die("a thread waits at a barrier that others do not reach");
+      int left = threads, idle = 0;
+      for (int turn = 0; left; ++turn) {
+        const int n = turn % (threads / WARP), warp = reversed ? threads / WARP - 1 - n : n;
+        bool moved = false;
+        do {
+          Barrier::progress = false;
+          for (int lane = 0; lane < WARP; ++lane) {
+            const int index = warp * WARP + (reversed ? WARP - 1 - lane : lane);
+            running = &fibers[static_cast<size_t>(index)];
+            if (running->done) continue;
+            current = {&block, index};
+            swapcontext(&scheduler, &running->context);
+            left -= running->done;
+          }
+          moved |= Barrier::progress;
+        } while (Barrier::progress);
+        idle = moved ? 0 : idle + 1;
+        if (left && idle > threads / WARP) die("a thread waits at a barrier that others do not reach");
       }
     }
 }
@@ -205,7 +258,9 @@ inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::funct
 
 #define TXL_DEVICE inline
 #define TXL_UNROLL
-#define TXL_KERNEL(most_threads) void
+#define TXL_UNROLL_BY_4
+#define TXL_ROLLED
+#define TXL_KERNEL
 #define TXL_SHARED(name) float* const name = simt::current.block->shared.data()
 #define TXL_LAUNCH(kernel, grid, threads, shared, stream, ...) \
   (static_cast<void>(stream), simt::launch(grid, threads, shared, [&] { kernel(__VA_ARGS__); }))

@@ -1,0 +1,122 @@
+// How a block reads rows of k, v and r: 16 bytes a load, a tile of rows in flight while the one before is used.
+#pragma once
+#include "element.cuh"
+#include "problem.h"
+
+namespace txl_cuda {
+
+constexpr int THREADS = 128, WARP = 32, WARPS = THREADS / WARP;
+constexpr int ROWS = 4;  // consecutive rows of a group of lanes in a tile
+
+// An instance of the kernel: LANES lanes share a row, CHUNKS 16-byte loads a lane; at most Q queries.
+template <class T_, int LANES_, int CHUNKS_, int Q_, bool ALIGNED_>
+struct Shape {
+  using T = T_;
+  static constexpr int LANES = LANES_, CHUNKS = CHUNKS_, Q = Q_;
+  static constexpr bool ALIGNED = ALIGNED_;         // all rows start at multiples of 16 bytes
+  static constexpr int E = 16 / sizeof(T);          // elements of a load
+  static constexpr int WIDTH = LANES * CHUNKS * E;  // D, rounded up
+  static constexpr int GROUPS = THREADS / LANES;    // of lanes in a block
+  static constexpr int STEP = GROUPS * ROWS;        // rows of a tile
+  static constexpr int PER_LANE = CHUNKS * E;       // elements of a row in a lane
+};
+
+template <class T>
+TXL_DEVICE const T* row_of(const View& x, int64_t n0, int64_t n1, int64_t n2) {
+  return static_cast<const T*>(x.data) + n0 * x.s0 + n1 * x.s1 + n2 * x.s2;
+}
+
+template <class S>
+struct Tile {
+  Chunk chunk[ROWS][S::CHUNKS];
+};
+
+template <class S>
+TXL_DEVICE int lane() {
+  return thread() % S::LANES;
+}
+
+// The first of this thread's rows, relative to the tile's.
+template <class S>
+TXL_DEVICE int first_row() {
+  return thread() / S::LANES * ROWS;
+}
+
+// Where this lane's elements of a row begin, by load.
+template <class S>
+TXL_DEVICE int column(int chunk) {
+  return (chunk * S::LANES + lane<S>()) * S::E;
+}
+
+// Asks for this thread's part of the tile that begins at row `first`; what lies outside rows [from, to) or beyond D is
+// 0.
+template <class S, class RowAt>
+TXL_DEVICE void fetch(Tile<S>& tile, int D, int first, int from, int to, const RowAt& row_at) {
+  TXL_UNROLL
+  for (int z = 0; z < ROWS; ++z) {
+    const int row = first + first_row<S>() + z;
+    const bool inside = row >= from && row < to;
+    const typename S::T* const data = row_at(row);
+    TXL_UNROLL
+    for (int c = 0; c < S::CHUNKS; ++c) {
+      tile.chunk[z][c] = Chunk{};
+      if (inside && column<S>(c) < D) tile.chunk[z][c] = load_chunk<S::ALIGNED>(data + column<S>(c));
+    }
+  }
+}
+
+template <class S>
+TXL_DEVICE void widen(const Tile<S>& tile, float (&x)[ROWS][S::PER_LANE]) {
+  TXL_UNROLL
+  for (int z = 0; z < ROWS; ++z) TXL_UNROLL
+  for (int d = 0; d < S::PER_LANE; ++d) x[z][d] = element<typename S::T>(tile.chunk[z][d / S::E], d % S::E);
+}
+
+// Sums of four values each over the lanes of a group: lane l gets that of x[l / (LANES / 4)]. Half of what a lane holds
+// goes to its partner at each step, so four sums take little more than one.
+template <int LANES>
+TXL_DEVICE float sums_over_group(float (&x)[4]) {
+  const bool upper = thread() & (LANES / 2), odd = thread() & (LANES / 4);
+  TXL_UNROLL
+  for (int k = 0; k < 2; ++k) {
+    const float sent = upper ? x[k] : x[k + 2], kept = upper ? x[k + 2] : x[k];
+    x[k] = kept + shuffle_xor(sent, LANES / 2);
+  }
+  const float sent = odd ? x[0] : x[1], kept = odd ? x[1] : x[0];
+  float sum = kept + shuffle_xor(sent, LANES / 4);
+  TXL_UNROLL
+  for (int step = LANES / 8; step; step /= 2) sum += shuffle_xor(sum, step);
+  return sum;
+}
+
+// Dot products of the rows [from, to) with L queries, [Q][WIDTH] in shared memory and 0 beyond D: use(row, q, product)
+// is called by one lane for each. `tile` is the first, already asked for.
+template <class S, class RowAt, class Use>
+TXL_DEVICE void products(const Problem& p, const float* queries, Tile<S>& tile, int from, int to, const RowAt& row_at,
+                         const Use& use) {
+  static_assert(ROWS == 4 && S::LANES >= 8, "as sums_over_group takes them");
+  constexpr int SHARE = S::LANES / ROWS;  // lanes that end up with the same sum
+  const int L = static_cast<int>(p.L), D = static_cast<int>(p.D), mine = lane<S>() / SHARE;
+  for (int first = from; first < to; first += S::STEP) {  // as many rounds for all: shuffles need every lane
+    float x[ROWS][S::PER_LANE];
+    widen<S>(tile, x);
+    fetch<S>(tile, D, first + S::STEP, from, to, row_at);
+    const int row = first + first_row<S>() + mine;
+    TXL_UNROLL
+    for (int q = 0; q < S::Q; ++q) {
+      if (q >= L) break;
+      float sum[ROWS] = {};
+      TXL_UNROLL
+      for (int d = 0; d < S::PER_LANE; d += 4) {
+        const Four query = load_four(queries + q * S::WIDTH + column<S>(d / S::E) + d % S::E);
+        TXL_UNROLL
+        for (int z = 0; z < ROWS; ++z) TXL_UNROLL
+        for (int e = 0; e < 4; ++e) sum[z] += query.x[e] * x[z][d + e];
+      }
+      const float product = sums_over_group<S::LANES>(sum);
+      if (lane<S>() % SHARE == 0 && row < to) use(row, q, product);
+    }
+  }
+}
+
+}  // namespace txl_cuda

@@ -1,0 +1,53 @@
+// Which keys a query sees.
+#pragma once
+#include "problem.h"
+#include "simt.h"
+
+namespace txl_cuda {
+
+TXL_DEVICE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+TXL_DEVICE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Keys [low, high) that a query sees; low == high: none. bad: its bounds are out of range, or a key it sees has no row
+// in r; then its result is NaN, since nobody reads values back to the host to raise an error.
+struct Seen {
+  int64_t low, high;
+  bool bad;
+};
+
+TXL_DEVICE Seen visible(const Problem& p, int64_t b, int64_t i) {
+  const int64_t S = p.M + p.L, at = p.M + i;
+  Seen seen = {p.window ? most(0, at - p.window + 1) : 0, p.causal ? at + 1 : S, false};
+  if (p.start.data) {
+    const int64_t bound = p.start.data[b * p.start.s0 + i * p.start.s1];
+    seen.bad |= bound < 0 || bound > S;
+    seen.low = most(seen.low, bound);
+  }
+  if (p.end.data) {
+    const int64_t bound = p.end.data[b * p.end.s0 + i * p.end.s1];
+    seen.bad |= bound < 0 || bound > S;
+    seen.high = least(seen.high, bound);
+  }
+  if (seen.low < seen.high) seen.bad |= p.zero_row + at - seen.low >= p.T || p.zero_row + at - (seen.high - 1) < 0;
+  return seen.bad || seen.low >= seen.high ? Seen{0, 0, seen.bad} : seen;
+}
+
+// What a query gets whose weights sum to nothing: 0 if it sees no key, NaN if its bounds are bad or all scores are
+// -inf.
+TXL_DEVICE float empty_result(const Problem& p, int64_t b, int64_t i) {
+  const Seen seen = visible(p, b, i);
+  return seen.bad || seen.low < seen.high ? NAN : 0.f;
+}
+
+// lse of a query from its largest score, times log2 e, and its sum of weights relative to that.
+TXL_DEVICE float log_sum(const Problem& p, int64_t b, int64_t i, float top, float sum) {
+  constexpr float LN_2 = 0.6931471805599453f;
+  if (sum != 0) return (top + log2f(sum)) * LN_2;
+  return visible(p, b, i).bad ? NAN : -INFINITY;
+}
+
+// weight of a score relative to the largest: a score of -inf weighs nothing, even where there is no other; NaN stays
+// NaN.
+TXL_DEVICE float weight_of(float score, float top) { return score == -INFINITY ? 0.f : exp2f(score - top); }
+
+}  // namespace txl_cuda
