@@ -117,8 +117,10 @@ def plain_sdpa(x: Inputs) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(q.size(2), k.size(2)))
 
 
-def ours(machine: Machine) -> dict[str, Attention]:
-    return {f"rel_attention, {name}": functools.partial(fused, backend=name) for name in machine.backends}
+def ours(machine: Machine, short: bool = False) -> dict[str, Attention]:
+    """Our backends; short: for calls of up to 16 queries without gradients."""
+    names = machine.backends_for_few_queries if short else machine.backends
+    return {f"rel_attention, {name}": functools.partial(fused, backend=name) for name in names}
 
 
 ORIGINAL, EAGER, DENSE = "original, [q, k, b, h]", "original, [B, H, L, S]", "SDPA with dense bias"

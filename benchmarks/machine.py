@@ -37,8 +37,9 @@ class Machine:
         self.kind = kind
         self.device = torch.device("cuda" if kind == "cuda" else "cpu")
         self.dtype = torch.bfloat16 if kind == "cuda" else torch.float32
-        backends = [name for name in available_backends(self.device, self.dtype) if name != "reference"]
-        self.backends = ["triton"] if kind == "rehearsal" else backends
+        names = ["triton"] if kind == "rehearsal" else available_backends(self.device, self.dtype)
+        self.backends = [name for name in names if name not in ("cuda", "reference")]
+        self.backends_for_few_queries = [name for name in names if name != "reference"]
 
     def pick(self, *, cpu: T, cuda: T, rehearsal: T) -> T:
         """What suits this machine."""
@@ -95,7 +96,7 @@ class Machine:
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "kind": self.kind, "device": self.name, "cpu": _cpu_name(), "cores": os.cpu_count(),
             "threads": torch.get_num_threads(), "isa": module.isa() if module else None,
-            "dtype": str(self.dtype).removeprefix("torch."), "backends": self.backends,
+            "dtype": str(self.dtype).removeprefix("torch."), "backends": self.backends_for_few_queries,
             "python": platform.python_version(), "torch": torch.__version__,
             "cuda": torch.version.cuda if self.kind == "cuda" else None, "triton": _version("triton"),
             "transformers": _version("transformers"), "txl_kernels": txl_kernels.__version__,

@@ -4,6 +4,7 @@ No compiler and no warm-up at run time. Passes pointers and strides to `txl_kern
 torch's current stream after `functional` has checked every argument; it reads nothing back and can be captured in graphs.
 """
 
+import contextlib
 import functools
 import importlib
 from importlib import resources
@@ -78,6 +79,10 @@ def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.index != torch.cuda.current_device() else contextlib.nullcontext()
+
+
 def _stream(device: torch.device) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
@@ -121,11 +126,11 @@ def forward(call: Call, memo: dict[str, Any] | None = None, need_lse: bool = Tru
         _bounds(call.start), _bounds(call.end), 0 if lse is None else lse.data_ptr(), _multiprocessors(q.device),
     )  # fmt: skip
     workspace = q.new_empty(decode.workspace, dtype=torch.float32)
-    with torch.cuda.device(q.device) if q.is_cuda else torch.no_grad():
+    with _on(q.device):
         decode.forward(workspace.data_ptr(), _stream(q.device))
     return out, lse
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
-    """There is none: `refuses` says so before."""
+    """There is none; `rel_attention` says so before, this is for who calls the operator itself."""
     raise NotImplementedError("backend='cuda' computes no gradients")

@@ -7,7 +7,7 @@ import torch
 
 import txl_kernels
 from txl_kernels import cuda, native
-from txl_kernels.backends import BACKENDS, cannot_run
+from txl_kernels.backends import BACKENDS, cannot_run, choose_unasked
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -37,6 +37,17 @@ def _native_lines() -> list[str]:
     return lines
 
 
+def _cuda_lines() -> list[str]:
+    if cuda.module is None:
+        return [f"  {cuda.missing()}"]
+    lines = [f"  forward of up to {cuda.MOST_QUERIES} queries, compiled for {cuda.module.architectures}"]
+    if not cuda.VERIFIED:
+        lines.append('  not yet verified on a device, so it runs only when asked for: backend="cuda"')
+    if cuda.module.no_driver():
+        lines.append(f"  {cuda.module.no_driver()}")
+    return lines
+
+
 def report() -> str:
     """Versions, devices, and for each backend and device the dtypes it takes or why it takes none."""
     lines = [
@@ -51,10 +62,7 @@ def report() -> str:
             reasons = {dtype: cannot_run(backend, device, dtype) for dtype in _DTYPES}
             works = [_short(dtype) for dtype, reason in reasons.items() if reason is None]
             verdict = f"works for {', '.join(works)}" if works else f"does not run: {reasons[torch.float32]}"
-            if backend == "cuda" and works and not cuda.VERIFIED:
-                verdict += "; not yet verified on a device, so only by name"
             lines.append(f"  {backend:<10} {verdict}")
-        first = next(b for b in BACKENDS if cannot_run(b, device, torch.float32) is None)
-        lines.append(f"  backend=None takes {first} for float32")
-    lines += ["\nnative module:", *_native_lines()]
+        lines.append(f"  backend=None takes {choose_unasked(device, torch.float32)} for float32")
+    lines += ["\nnative module:", *_native_lines(), "\ncuda module:", *_cuda_lines()]
     return "\n".join(lines)

@@ -118,12 +118,9 @@ def rel_attention(
         call = call._replace(seed=dropout_seed)
     name = None if memo is None else memo.get(("backend", backend))
     if name is None:
-        name = backends.choose(backend, q.device, q.dtype, q.shape[-1])
+        name = backends.choose(backend, call)
         if memo is not None and name == "native":  # others depend on more than the call
             memo["backend", backend] = name
-        reason = backends.refuses(name, call)
-        if reason is not None:
-            raise RuntimeError(f"backend={name!r} cannot run this call: {reason}")
     if name == "reference":
         out, lse = reference.attend(call)
     else:

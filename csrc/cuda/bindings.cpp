@@ -10,6 +10,9 @@
 #ifndef TXL_MODULE
 #define TXL_MODULE _cuda
 #endif
+#ifndef TXL_CUDA_ARCHITECTURES
+#define TXL_CUDA_ARCHITECTURES "the host"
+#endif
 
 namespace py = pybind11;
 
@@ -64,6 +67,7 @@ class Decode {
 
 PYBIND11_MODULE(TXL_MODULE, m) {
   m.doc() = "CUDA kernels of txl_kernels for few queries; see txl_kernels/cuda.py.";
+  m.attr("architectures") = TXL_CUDA_ARCHITECTURES;
   m.def("no_driver", &txl_cuda::no_driver, "Why no GPU can be used; empty if one can.");
   py::class_<Decode>(m, "Decode")
       .def(py::init([](int type, const std::array<int64_t, 10>& sizes, float scale, uint32_t drop_below,

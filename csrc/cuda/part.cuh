@@ -49,7 +49,8 @@ template <class S>
 TXL_KERNEL void part_kernel(const Problem p) {
   TXL_SHARED(shared);
   using T = typename S::T;
-  const int D = static_cast<int>(p.D), L = static_cast<int>(p.L), part_keys = static_cast<int>(p.part_keys);
+  const int D = static_cast<int>(p.D), L = queries_of<S>(p), part_keys = static_cast<int>(p.part_keys);
+  const int rounded = (L + S::AT_ONCE - 1) / S::AT_ONCE * S::AT_ONCE;
   // Batch rows are next to each other in the grid: blocks that run together read the same rows of r from the L2.
   const int b = block_x() % static_cast<int>(p.B), h = block_x() / static_cast<int>(p.B), part = block_y();
   const int64_t first_key = static_cast<int64_t>(part) * part_keys;
@@ -79,9 +80,9 @@ TXL_KERNEL void part_kernel(const Problem p) {
   fetch<S>(v_tile, D, first, low, high, v);
 
   TXL_ROLLED
-  for (int x = thread(); x < L * S::WIDTH; x += THREADS) {
+  for (int x = thread(); x < rounded * S::WIDTH; x += THREADS) {
     const int i = x / S::WIDTH, d = x % S::WIDTH;
-    const bool inside = d < D;
+    const bool inside = i < L && d < D;
     const float q = inside ? to_float(row_of<T>(p.q, b, h, i)[d]) : 0.f;
     shared[at.content + x] = inside ? q + to_float(row_of<T>(p.u, h, 0, 0)[d]) : 0.f;
     shared[at.position + x] = inside ? q + to_float(row_of<T>(p.w, h, 0, 0)[d]) : 0.f;
@@ -112,8 +113,8 @@ TXL_KERNEL void part_kernel(const Problem p) {
   }
   barrier();
   TXL_ROLLED
-  for (int i = 0; i < L; ++i) {
-    const Seen seen = visible(p, b, i);
+  for (int i = 0; i < rounded; ++i) {
+    const Seen seen = i < L ? visible(p, b, i) : Seen{0, 0, false};
     const int from = static_cast<int>(most(seen.low - first_key, 0));
     const int to = static_cast<int>(least(seen.high - first_key, keys));
     float top = -INFINITY, sum = 0;
@@ -137,9 +138,10 @@ TXL_KERNEL void part_kernel(const Problem p) {
     widen<S>(v_tile, x);
     fetch<S>(v_tile, D, n + S::STEP, low, high, v);
     const int row = n + first_row<S>();
+    if (row >= part_keys) continue;
     TXL_UNROLL
     for (int q = 0; q < S::Q; ++q) {
-      if (q >= L || row >= part_keys) break;
+      if (q % S::AT_ONCE == 0 && q >= L) break;
       const Four weight = load_four(score + q * part_keys + row);
       TXL_UNROLL
       for (int z = 0; z < ROWS; ++z) TXL_UNROLL

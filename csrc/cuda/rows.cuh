@@ -14,6 +14,7 @@ struct Shape {
   using T = T_;
   static constexpr int LANES = LANES_, CHUNKS = CHUNKS_, Q = Q_;
   static constexpr bool ALIGNED = ALIGNED_;         // all rows start at multiples of 16 bytes
+  static constexpr int AT_ONCE = Q < 4 ? Q : 4;     // queries handled together
   static constexpr int E = 16 / sizeof(T);          // elements of a load
   static constexpr int WIDTH = LANES * CHUNKS * E;  // D, rounded up
   static constexpr int GROUPS = THREADS / LANES;    // of lanes in a block
@@ -24,6 +25,12 @@ struct Shape {
 template <class T>
 TXL_DEVICE const T* row_of(const View& x, int64_t n0, int64_t n1, int64_t n2) {
   return static_cast<const T*>(x.data) + n0 * x.s0 + n1 * x.s1 + n2 * x.s2;
+}
+
+// L, where the compiler can know it.
+template <class S>
+TXL_DEVICE int queries_of(const Problem& p) {
+  return S::Q == 1 ? 1 : static_cast<int>(p.L);
 }
 
 template <class S>
@@ -89,32 +96,35 @@ TXL_DEVICE float sums_over_group(float (&x)[4]) {
   return sum;
 }
 
-// Dot products of the rows [from, to) with L queries, [Q][WIDTH] in shared memory and 0 beyond D: use(row, q, product)
-// is called by one lane for each. `tile` is the first, already asked for.
+// Dot products of the rows [from, to) with L queries, [Q][WIDTH] in shared memory, 0 beyond D and L: use(row, q,
+// product) is called by one lane for each. `tile` is the first, already asked for.
 template <class S, class RowAt, class Use>
 TXL_DEVICE void products(const Problem& p, const float* queries, Tile<S>& tile, int from, int to, const RowAt& row_at,
                          const Use& use) {
   static_assert(ROWS == 4 && S::LANES >= 8, "as sums_over_group takes them");
   constexpr int SHARE = S::LANES / ROWS;  // lanes that end up with the same sum
-  const int L = static_cast<int>(p.L), D = static_cast<int>(p.D), mine = lane<S>() / SHARE;
+  const int L = queries_of<S>(p), D = static_cast<int>(p.D), mine = lane<S>() / SHARE;
   for (int first = from; first < to; first += S::STEP) {  // as many rounds for all: shuffles need every lane
     float x[ROWS][S::PER_LANE];
     widen<S>(tile, x);
     fetch<S>(tile, D, first + S::STEP, from, to, row_at);
     const int row = first + first_row<S>() + mine;
-    TXL_UNROLL
-    for (int q = 0; q < S::Q; ++q) {
-      if (q >= L) break;
-      float sum[ROWS] = {};
+    TXL_ROLLED
+    for (int q = 0; q < L; q += S::AT_ONCE) {
+      float sum[S::AT_ONCE][ROWS] = {};
       TXL_UNROLL
-      for (int d = 0; d < S::PER_LANE; d += 4) {
-        const Four query = load_four(queries + q * S::WIDTH + column<S>(d / S::E) + d % S::E);
+      for (int d = 0; d < S::PER_LANE; d += 4) TXL_UNROLL
+      for (int n = 0; n < S::AT_ONCE; ++n) {
+        const Four query = load_four(queries + (q + n) * S::WIDTH + column<S>(d / S::E) + d % S::E);
         TXL_UNROLL
         for (int z = 0; z < ROWS; ++z) TXL_UNROLL
-        for (int e = 0; e < 4; ++e) sum[z] += query.x[e] * x[z][d + e];
+        for (int e = 0; e < 4; ++e) sum[n][z] += query.x[e] * x[z][d + e];
       }
-      const float product = sums_over_group<S::LANES>(sum);
-      if (lane<S>() % SHARE == 0 && row < to) use(row, q, product);
+      TXL_UNROLL
+      for (int n = 0; n < S::AT_ONCE; ++n) {
+        const float product = sums_over_group<S::LANES>(sum[n]);
+        if (lane<S>() % SHARE == 0 && row < to && q + n < L) use(row, q + n, product);
+      }
     }
   }
 }

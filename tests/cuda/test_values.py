@@ -1,5 +1,6 @@
-"""The CUDA kernels' own source, run by the SIMT emulation, against the float64 definition."""
+"""The CUDA kernels against the float64 definition: their own source run by the SIMT emulation, and on a GPU."""
 
+import contextlib
 import dataclasses
 import itertools
 from typing import Any
@@ -23,11 +24,13 @@ def use(monkeypatch: pytest.MonkeyPatch, module: Any, multiprocessors: int = 8) 
     monkeypatch.setattr(cuda, "_absent_from", lambda device: None)
     monkeypatch.setattr(cuda, "_multiprocessors", lambda device: multiprocessors)
     monkeypatch.setattr(cuda, "_stream", lambda device: 0)
+    monkeypatch.setattr(cuda, "_on", lambda device: contextlib.nullcontext())
 
 
-@pytest.fixture
-def kernels(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, emulated)
+@pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "emulated":
+        use(monkeypatch, request.getfixturevalue("emulated"))
 
 
 def fits(case: Case) -> Case:

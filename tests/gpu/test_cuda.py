@@ -1,0 +1,116 @@
+"""The CUDA kernels on a GPU: real sizes, 64-bit offsets, no synchronisation, graphs, streams, the same bits."""
+
+from typing import Any
+
+import pytest
+import torch
+from oracle import Case, as_call, make_inputs
+
+from txl_kernels import rel_attention
+
+pytestmark = pytest.mark.gpu
+UNIT = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def run(inputs: dict[str, Any], backend: str = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        return rel_attention(**as_call(inputs), return_lse=True, backend=backend)
+
+
+def double(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {n: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in inputs.items()}
+
+
+def assert_right(case: Case, dtype: torch.dtype) -> None:
+    inputs = make_inputs(case, dtype)
+    for got, want in zip(run(inputs), run(double(inputs), "reference"), strict=True):
+        seen = want.isfinite()
+        assert torch.equal(got.isfinite(), seen)
+        error = (got.double() - want)[seen].norm()
+        assert error <= 10 * UNIT[dtype] * want[seen].norm() + UNIT[dtype], f"error {error:.3e}"
+
+
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+@pytest.mark.parametrize("width", [8, 24, 64, 80, 128, 136, 256])
+@pytest.mark.parametrize("length", [1, 3, 16])
+def test_sizes(length: int, width: int, dtype: torch.dtype) -> None:
+    assert_right(Case("", B=2, H=3, L=length, M=1500, D=width), dtype)
+
+
+@pytest.mark.parametrize("options", [
+    {"causal": False}, {"window": 100}, {"intervals": "episodes"}, {"intervals": "random"}, {"intervals": "filled"},
+    {"dropout_p": 0.2}, {"layout": "lbhd"}, {"layout": "fused"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("sizes", [(1, 800), (1, 3800), (16, 3800), (1, 32768)], ids=str)
+def test_options_at_real_sizes(sizes: tuple[int, int], options: dict[str, Any]) -> None:
+    length, memory = sizes
+    assert_right(Case("", B=8, H=4, L=length, M=memory, D=64, **options), torch.bfloat16)
+
+
+def test_more_than_2_to_the_31_elements() -> None:
+    """A memory of 2**31 + elements: only a window at its end is seen, which a slice holds too."""
+    rows, width, window = 2**25 + 77, 64, 300
+    k_mem, v_mem = (torch.zeros(1, 1, rows, width, dtype=torch.bfloat16) for _ in range(2))
+    assert k_mem.numel() > 2**31
+    for x in (k_mem, v_mem):
+        x[:, :, -1000:] = torch.randn(1, 1, 1000, width)
+    q, k, v = torch.randn(3, 1, 1, 4, width, dtype=torch.bfloat16)
+    r, u = torch.randn(1, window, width, dtype=torch.bfloat16), torch.randn(1, width, dtype=torch.bfloat16)
+    near = [x[:, :, -1000:].clone() for x in (k_mem, v_mem)]
+    outs = [
+        rel_attention(q, k, v, r, u, u, tuple(memory), window=window, backend="cuda")
+        for memory in ((k_mem, v_mem), near)
+    ]
+    torch.testing.assert_close(*outs, rtol=1e-2, atol=1e-2)
+
+
+def test_the_same_bits_20_times() -> None:
+    inputs = make_inputs(Case("", B=2, H=4, L=3, M=3800, D=64), torch.bfloat16)
+    first = run(inputs)
+    for _ in range(19):
+        for a, b in zip(first, run(inputs), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+def test_nothing_waits_for_the_device() -> None:
+    inputs = make_inputs(Case("", B=2, H=2, L=4, M=600, D=64, intervals="filled"), torch.bfloat16)
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        run(inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_another_stream_is_used() -> None:
+    """The call waits in its stream behind what fills its inputs there."""
+    inputs = make_inputs(Case("", B=8, H=8, L=1, M=3800, D=64), torch.float32)
+    want, stream = run(inputs)[0], torch.cuda.Stream()
+    keys = inputs["k_mem"].detach().clone()
+    inputs["k_mem"] = torch.full_like(keys, torch.nan)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10**8)
+        inputs["k_mem"].copy_(keys)
+        got = run(inputs)[0]
+    stream.synchronize()
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("length", [1, 8])
+def test_graphs(length: int) -> None:
+    """A captured call replays on new keys and on bounds that moved."""
+    case = Case("", B=2, H=4, L=length, M=500, D=64, intervals="filled")
+    inputs, other = make_inputs(case, torch.bfloat16), make_inputs(Case(**{**vars(case), "seed": 9}), torch.bfloat16)
+    run(inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(inputs)
+    with torch.no_grad():
+        for name, x in inputs.items():
+            if isinstance(x, torch.Tensor):
+                x.copy_(other[name])
+    graph.replay()
+    for a, b in zip(captured, run(inputs), strict=True):
+        assert torch.equal(a, b)
