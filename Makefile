@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= test
 BIN := $(VENV)/bin
-SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl')
+SOURCES := $(shell find csrc -type f)
 
 .PHONY: demo test aot lint bench bench-compare report clean
 
@@ -11,11 +11,13 @@ demo: $(VENV)/installed
 	$(BIN)/txl demo --run runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(VENV)/installed
-	$(BIN)/pytest tests
+	$(BIN)/pytest tests --ignore tests/cuda
+	$(BIN)/pytest tests/cuda -n auto
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/kernels -m triton --backends triton -n auto
 
 aot: $(VENV)/installed
 	$(BIN)/python tools/aot.py check
+	$(BIN)/python tools/cuda_lint.py --if-built
 
 bench: $(VENV)/installed
 	$(BIN)/pytest benchmarks/ --benchmark-only
@@ -34,7 +36,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/driver/driver.cpp
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/driver/driver.cpp tests/cuda/driver.cpp tests/cuda/simt_emulation.h
 	$(BIN)/python benchmarks/report.py --check
 
 # torch first: whatever depends on it must find this one and not fetch another.
@@ -46,4 +48,4 @@ $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOU
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist runs *.egg-info txl_kernels/_native*
+	rm -rf $(VENV) build dist runs *.egg-info txl_kernels/_native* txl_kernels/_cuda*

@@ -1,6 +1,6 @@
 """Options of the benchmarks, the races they run, the record they leave and the table they print.
 
-    pytest benchmarks/ --benchmark-only [--full] [--device cpu|cuda] [--record FILE] [--deadline SECONDS]
+    pytest benchmarks/ --benchmark-only [--full | --brief] [--device cpu|cuda] [--record FILE] [--deadline SECONDS]
 
 A benchmark is a test decorated with `@races(f)`, where f(machine, full) lists its races; it becomes one test for each
 contestant of each race.
@@ -27,17 +27,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--device", default="auto", choices=["auto", "cpu", "cuda", "rehearsal"], help="default: a GPU if any"
     )
     group.addoption("--record", default="", help="where the JSON goes; default benchmarks/results/, 'none' for nowhere")
+    group.addoption("--brief", action="store_true", help="one round each, cold, no record: shows that everything runs")
     group.addoption("--deadline", type=float, default=float("inf"), help="start no race after so many seconds")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     machine = config.stash[MACHINE] = Machine(config.getoption("--device"))
     where: Path | None = None
-    if config.getoption("--record") != "none" and not config.getoption("--collect-only"):
+    brief, record = config.getoption("--brief"), config.getoption("--record")
+    wanted = record or not (brief or config.getoption("--collect-only"))
+    if wanted and record != "none":
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d-%H%M%S")
         default = Path(__file__).parent / "results" / f"{now}-{machine.slug()}.json"
-        where = Path(config.getoption("--record") or default).absolute()
-    config.stash[RACES] = Races(machine, where, time.monotonic() + config.getoption("--deadline"))
+        where = Path(record or default).absolute()
+    config.stash[RACES] = Races(machine, where, time.monotonic() + config.getoption("--deadline"), brief)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -79,8 +79,8 @@ def races(listed: Callable[[Machine, bool], list[Race]]) -> Callable[[Any], Any]
 class Races:
     """Runs each race once, keeps its rows, and writes the record after each, so that a run cut short leaves one."""
 
-    def __init__(self, machine: Machine, record: Path | None, deadline: float) -> None:
-        self.machine, self.record, self.deadline = machine, record, deadline
+    def __init__(self, machine: Machine, record: Path | None, deadline: float, brief: bool = False) -> None:
+        self.machine, self.record, self.deadline, self.brief = machine, record, deadline, brief
         self.about: Row = {}
         self.rows: dict[tuple[str, str], dict[str, Row]] = {}
         self.times: dict[tuple[str, str, str], list[float]] = {}
@@ -122,14 +122,15 @@ class Races:
                 if entry.check is not None:
                     entry.check()
                 clock = self._clock(race, entry)
-                if entry.warm_up:
+                if entry.warm_up and not self.brief:
                     clock()  # what cannot run at this size shows here
             except Exception as error:
                 lost(name, error)
                 continue
             entries[name], runs[name] = entry, clock
         most = {name: min(race.most, entry.most or race.most) for name, entry in entries.items()}
-        times, errors = interleaved(runs, seconds=race.seconds, least=race.least, most=most) if runs else ({}, {})
+        seconds, least = (0.0, 1) if self.brief else (race.seconds, race.least)
+        times, errors = interleaved(runs, seconds=seconds, least=least, most=most) if runs else ({}, {})
         for name, failure in errors.items():
             lost(name, failure)
         for name, found in times.items():

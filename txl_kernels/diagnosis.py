@@ -40,7 +40,9 @@ def _native_lines() -> list[str]:
 def _cuda_lines() -> list[str]:
     if cuda.module is None:
         return [f"  {cuda.missing()}"]
-    lines = [f"  forward of up to {cuda.MOST_QUERIES} queries, compiled for {cuda.module.architectures}"]
+    lines = [
+        f"  forward of up to {cuda.MOST_QUERIES} queries, compiled by {cuda.module.compiler} for {cuda.module.architectures}"
+    ]
     if not cuda.VERIFIED:
         lines.append('  not yet verified on a device, so it runs only when asked for: backend="cuda"')
     if cuda.module.no_driver():

@@ -10,8 +10,9 @@
 #ifndef TXL_MODULE
 #define TXL_MODULE _cuda
 #endif
-#ifndef TXL_CUDA_ARCHITECTURES
-#define TXL_CUDA_ARCHITECTURES "the host"
+#ifndef TXL_CUDA_COMPILER
+#define TXL_CUDA_COMPILER "none"
+#define TXL_CUDA_ARCHITECTURES "none"
 #endif
 
 namespace py = pybind11;
@@ -67,6 +68,7 @@ class Decode {
 
 PYBIND11_MODULE(TXL_MODULE, m) {
   m.doc() = "CUDA kernels of txl_kernels for few queries; see txl_kernels/cuda.py.";
+  m.attr("compiler") = TXL_CUDA_COMPILER;
   m.attr("architectures") = TXL_CUDA_ARCHITECTURES;
   m.def("no_driver", &txl_cuda::no_driver, "Why no GPU can be used; empty if one can.");
   py::class_<Decode>(m, "Decode")

@@ -24,25 +24,27 @@ def inputs() -> dict[str, Any]:
     return as_call(make_inputs(Case("", L=1, M=5, D=8), torch.float32))
 
 
+def decode_of(*sizes: int) -> Any:
+    """A call of B, H, L, M, D whose tensors lie nowhere."""
+    nowhere = [[0] * 4] * 9, [0] * 3, [0] * 3, 0
+    return cuda.module.Decode(0, (*sizes, 1, 0, True, 0, True), 1.0, 0, 1.0, 0, *nowhere, 132)
+
+
 @built
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_it_imports_without_a_driver_and_says_so() -> None:
     assert cuda.module.no_driver() == "no usable NVIDIA driver"
     assert "no usable NVIDIA driver" in report()
+    decode = decode_of(1, 1, 1, 0, 8)
     with pytest.raises(RuntimeError, match="CUDA: "):
-        decode = cuda.module.Decode(
-            0, (1, 1, 1, 0, 8, 1, 0, True, 0, True), 1.0, 0, 1.0, 0, [[0] * 4] * 9, [0] * 3, [0] * 3, 0, 132
-        )
         decode.forward(0, 0)
 
 
 @built
 def test_the_module_refuses_sizes_it_has_no_kernels_for() -> None:
     for sizes in ((1, 1, 17, 0, 8), (1, 1, 1, 0, 264), (1, 1, 1, 0, 12), (0, 1, 1, 0, 8), (2**31, 2, 1, 0, 8)):
-        with pytest.raises(ValueError, match="CUDA kernels|a grid of blocks"):
-            cuda.module.Decode(
-                0, (*sizes, 1, 0, True, 0, True), 1.0, 0, 1.0, 0, [[0] * 4] * 9, [0] * 3, [0] * 3, 0, 132
-            )
+        with pytest.raises(ValueError, match=r"CUDA kernels|a grid of blocks"):
+            decode_of(*sizes)
 
 
 def test_asked_for_on_a_cpu_it_says_where_it_runs(inputs: dict[str, Any]) -> None:

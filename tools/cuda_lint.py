@@ -1,0 +1,155 @@
+"""Holds the machine code of the CUDA kernels, as built into txl_kernels._cuda, against tools/cuda_table.json.
+
+    python tools/cuda_lint.py                 fails on a spill, a missing 128-bit load, or growth
+    python tools/cuda_lint.py --update        rewrites the table for the nvcc that built the module
+    python tools/cuda_lint.py --show          prints every kernel
+
+No GPU is needed. cuobjdump comes with Triton; it repeats what `ptxas -v` said, where a stack means spilled registers.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import triton
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+TABLE = Path(__file__).with_name("cuda_table.json")
+GROWTH = 1.05  # of instructions
+THREADS, REGISTERS = 128, 65536  # of a block, as in csrc/cuda/rows.cuh; of a multiprocessor
+ROWS = 4  # of a tile, in a thread
+Kernels = dict[str, dict[str, Any]]
+
+
+def readable(mangled: str) -> str:
+    """part_kernel<Shape<Bf16, 8, 1, 4, true>> -> "part bf16 width 64 queries 4"."""
+    kind = re.search(r"(part|merge)_kernel", mangled)
+    dtype = re.search(r"(Bf16|F16)", mangled)
+    if kind is None:
+        raise ValueError(f"not a kernel of csrc/cuda: {mangled}")
+    name = f"{kind[1]} {dtype[1].lower() if dtype else 'f32'}"
+    shape = re.search(r"Li(\d+)ELi(\d+)ELi(\d+)ELb([01])", mangled)
+    if shape is None:
+        return name
+    lanes, chunks, queries, aligned = map(int, shape.groups())
+    width = lanes * chunks * (8 if dtype else 4)
+    return f"{name} width {width} queries {queries}{'' if aligned else ' unaligned'}"
+
+
+def _by_kernel(text: str) -> dict[str, str]:
+    """cuobjdump's output in pieces: "sm_90 part ..." -> what it says of that kernel."""
+    arch, name, pieces = "", "", {}
+    for line in text.splitlines():
+        if m := re.match(r"\s*arch = (\w+)", line):
+            arch, name = m[1], ""
+        elif m := re.match(r"\s*Function\s*:?\s+(\w+)", line):
+            name = f"{arch.rstrip('a')} {readable(m[1])}"
+            pieces[name] = ""
+        elif name:
+            pieces[name] += line + "\n"
+    return pieces
+
+
+def measure(binary: Path) -> Kernels:
+    """By kernel: registers, stack (bytes), instructions, wide (128-bit loads), ahead (of the first barrier)."""
+
+    def told(option: str) -> dict[str, str]:
+        done = subprocess.run([CUOBJDUMP, option, binary], capture_output=True, text=True, check=True)
+        return _by_kernel(done.stdout)
+
+    usage, sass = told("-res-usage"), told("-sass")
+    if not usage or usage.keys() != sass.keys():
+        raise RuntimeError(f"cuobjdump found no kernels in {binary}, or not the same ones twice")
+    found: Kernels = {}
+    for name, text in sorted(usage.items()):
+        said = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
+        if said is None:
+            raise RuntimeError(f"cuobjdump said nothing of the registers of {name}: {text}")
+        code = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", sass[name], re.MULTILINE)
+        barrier = next((n for n, x in enumerate(code) if "BAR.SYNC" in x), len(code))
+        wide = [n for n, x in enumerate(code) if re.search(r"\bLDG\.E\.128", x)]
+        found[name] = {
+            "registers": int(said[1]),
+            "stack": int(said[2]) + int(said[4]),
+            "shared": int(said[3]),  # beyond what the launch asks for
+            "instructions": len(code),
+            "wide": len(wide),
+            "ahead": sum(n < barrier for n in wide),
+        }
+    return found
+
+
+def blocks(kernel: dict[str, Any]) -> int:
+    """That fit on a multiprocessor by their registers."""
+    return REGISTERS // (-(-kernel["registers"] // 8) * 8 * THREADS)
+
+
+def complaints(name: str, now: dict[str, Any], before: dict[str, Any] | None) -> list[str]:
+    found = []
+    if now["stack"]:
+        found.append(f"{now['stack']} bytes of registers spilled")
+    if " part " in name and "unaligned" not in name:
+        per_row = 2 if "f32 width 256" in name else 1
+        tile = ROWS * per_row  # loads
+        if now["wide"] < 6 * tile:
+            found.append(
+                f"{now['wide']} 128-bit loads, {6 * tile} are wanted: a first tile and the next, of k, r and v"
+            )
+        if now["ahead"] < 2 * tile:  # of three; ptxas for sm_100 moves one behind the barrier where rows are wide
+            found.append(f"{now['ahead']} loads in flight before the first barrier, {2 * tile} are wanted")
+    if before is None:
+        return found
+    if now["ahead"] < before["ahead"]:
+        found.append(f"{now['ahead']} loads in flight before the first barrier, before {before['ahead']}")
+    if blocks(now) < blocks(before):
+        found.append(
+            f"{now['registers']} registers, before {before['registers']}: {blocks(now)} blocks a multiprocessor"
+        )
+    if now["instructions"] > GROWTH * before["instructions"]:
+        found.append(f"{now['instructions']} instructions, before {before['instructions']}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--update", action="store_true")
+    parser.add_argument("--show", action="store_true")
+    parser.add_argument("--if-built", action="store_true", help="no complaint where the module was not built")
+    a = parser.parse_args()
+    from txl_kernels import cuda
+
+    if cuda.module is None:
+        print(cuda.missing(), file=sys.stderr)
+        return 0 if a.if_built else 1
+    compiler = cuda.module.compiler
+    binary = Path(cuda.module.__file__)
+    table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    now = measure(binary)
+    before = now if a.update else table.get(compiler)
+    bad = 0
+    if before is None:
+        print(f"the table has nothing of {compiler}: growth is not checked; run with --update")
+        before = {}
+    elif now.keys() != before.keys():
+        bad += 1
+        print(f"other kernels than in the table, run with --update: {sorted(now.keys() ^ before.keys())}")
+    for name, kernel in now.items():
+        if a.show:
+            print(name, kernel, f"{blocks(kernel)} blocks a multiprocessor")
+        for text in complaints(name, kernel, before.get(name)):
+            bad += 1
+            print(f"{name}: {text}")
+    if a.update:
+        table[compiler] = now
+        rows = {c: ",\n".join(f'  "{k}": {json.dumps(x)}' for k, x in t.items()) for c, t in sorted(table.items())}
+        TABLE.write_text("{\n" + ",\n".join(f' "{c}": {{\n{x}\n }}' for c, x in rows.items()) + "\n}\n")
+    print(f"{compiler}: {len(now)} kernels, {binary.stat().st_size / 1e6:.1f} MB, {bad} complaints")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
