@@ -3,7 +3,8 @@
 # short still leaves results: bash tools/gpu_check.sh [output folder]. Needs torch with CUDA, triton, pytest, hypothesis and
 # the build tools (pybind11, cmake, ninja, setuptools) installed; no network. Copy its JSON to benchmarks/results/.
 #
-# It ends within SECONDS_TOTAL (570); SECONDS_BENCH and SECONDS_TESTS move the limits of the two long steps. REHEARSE=1 tries the whole script on a CPU, in Triton's interpreter.
+# It ends within SECONDS_TOTAL (570); SECONDS_BENCH and SECONDS_TESTS move the limits of the two long steps. REHEARSE=1 tries the
+# whole script on a CPU, in Triton's interpreter; the CUDA C++ kernels take no part then.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-${OUT:-gpu-check}}
@@ -53,14 +54,20 @@ else
   step device 30 nvidia-smi
 fi
 
-# The GPU kernels need no C++, so a failed build is reported and the source tree is used.
-step install 200 "$PYTHON" -m pip install --no-build-isolation --no-deps --quiet . || export PYTHONPATH=$PWD
+# Triton needs no compiler, so after a failed build, which is reported, what does build is used.
+install() { step "$1" "$2" env TXL_KERNELS_CUDA="$3" "$PYTHON" -m pip install --no-build-isolation --no-deps --quiet .; }
+cuda=$([ "${REHEARSE:-0}" = 1 ] && echo off || echo on)
+install install 200 "$cuda" || install "install without CUDA C++" 100 off || export PYTHONPATH=$PWD
 step diagnosis 60 env PYTHONSAFEPATH=1 "$PYTHON" -m txl_kernels && tee -a "$summary" <"$step_log"
 
 # Does it run at all, in a minute; the rest of the tests come after the first figures.
 step smoke 120 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider -m "$marker" --backends triton \
   tests/kernels/test_values.py -k "matches_the_definition and (episodes or dropout)" &&
   tail -n 1 "$step_log" | tee -a "$summary"
+if [ "${REHEARSE:-0}" != 1 ]; then
+  step "smoke, cuda" 60 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu tests/cuda/test_values.py &&
+    tail -n 1 "$step_log" | tee -a "$summary"
+fi
 seconds=${SECONDS_BENCH:-200}
 step bench "$((seconds + 40))" env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider --benchmark-only --benchmark-columns=median \
   --device "$device" --deadline "$seconds" --record "$out/gpu.json" \
@@ -85,6 +92,13 @@ cores=$(nproc)
 step tests "${SECONDS_TESTS:-200}" bash -c 'tests_in_parallel "$0"' "$((cores > 12 ? 12 : cores))"
 grep -hE "^(FAILED|ERROR)|passed|failed" "$step_log" | tee -a "$summary"
 if command -v compute-sanitizer >/dev/null && [ "${REHEARSE:-0}" != 1 ]; then
+  # The CUDA C++ kernels without Python around them: tests/cuda/driver.cpp prints "right" and has no other output.
+  if step "build the driver" 60 nvcc -std=c++17 -arch=native -I csrc/cuda -x cu tests/cuda/driver.cpp csrc/cuda/launch.cu \
+    -o "$step_log.driver"; then
+    for tool in memcheck racecheck initcheck synccheck; do
+      step "$tool, cuda" 30 compute-sanitizer --tool "$tool" --error-exitcode 9 "$step_log.driver" && tee -a "$summary" <"$step_log"
+    done
+  fi
   step memcheck "${SECONDS_MEMCHECK:-60}" compute-sanitizer --tool memcheck --error-exitcode 9 \
     env PYTHONSAFEPATH=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$PYTHON" -m pytest -q -p no:cacheprovider \
     -m gpu --backends triton tests/kernels/test_values.py -k "matches_the_definition and (41 or episodes or block)"

@@ -6,7 +6,7 @@
 namespace txl_cuda {
 
 // 0 if entry (bh, i, j) is dropped, else 1 / (1 - p).
-TXL_DEVICE float kept(const Problem& p, int64_t bh, int64_t i, int64_t j) {
+TXL_ANYWHERE float kept(const Problem& p, int64_t bh, int64_t i, int64_t j) {
   const uint64_t seed = static_cast<uint64_t>(*p.seed);
   uint32_t c[4] = {static_cast<uint32_t>(j), static_cast<uint32_t>(i / 4), static_cast<uint32_t>(bh), 0};
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);

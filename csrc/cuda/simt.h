@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #define TXL_DEVICE __device__ __forceinline__
+#define TXL_ANYWHERE __host__ __device__ __forceinline__
 #define TXL_UNROLL _Pragma("unroll")
 #define TXL_UNROLL_BY_4 _Pragma("unroll 4")
 #define TXL_ROLLED _Pragma("unroll 1")

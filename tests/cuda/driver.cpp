@@ -1,7 +1,9 @@
-// One call of the emulated kernels without Python around it, for ThreadSanitizer and for planted faults: 5 queries, 155
-// keys in parts of 64, a window, dropout. Prints "right" or "wrong", by the definition in double.
+// One call of the kernels without Python around it: 5 queries, 155 keys in parts of 64, a window, dropout. Prints
+// "right" or "wrong", by the definition in double. Emulated, for ThreadSanitizer and planted faults; by nvcc, for
+// compute-sanitizer.
 #include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 #include "launch.cuh"
 
@@ -18,30 +20,59 @@ namespace {
 
 constexpr int64_t L = 5, M = 150, D = 24, S = M + L, WINDOW = 120;
 
-struct alignas(16) Floats {
-  std::vector<float> x;
-  explicit Floats(int64_t n) : x(static_cast<size_t>(n)) {
-    static uint32_t state = 1;
-    for (float& y : x) y = static_cast<float>(static_cast<int32_t>(state = state * 1664525u + 1013904223u)) * 0x1p-31f;
+#ifdef __CUDACC__
+void must(cudaError_t error) {
+  if (error != cudaSuccess) {
+    std::puts(cudaGetErrorString(error));
+    std::exit(1);
   }
-  txl_cuda::View view() const { return {x.data(), 0, 0, D}; }
+}
+#endif
+
+// An array here and, for a GPU, there.
+template <class T>
+struct Array {
+  std::vector<T> x;
+  T* there;
+  explicit Array(std::vector<T> values) : x(std::move(values)), there(x.data()) {
+#ifdef __CUDACC__
+    must(cudaMalloc(&there, x.size() * sizeof(T)));
+    must(cudaMemcpy(there, x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice));
+#endif
+  }
+  void fetch() {
+#ifdef __CUDACC__
+    must(cudaMemcpy(x.data(), there, x.size() * sizeof(T), cudaMemcpyDeviceToHost));
+#endif
+  }
+  txl_cuda::View view() const { return {there, 0, 0, D}; }
 };
+
+Array<float> random_floats(int64_t n) {
+  static uint32_t state = 1;
+  std::vector<float> x(static_cast<size_t>(n));
+  for (float& y : x) y = static_cast<float>(static_cast<int32_t>(state = state * 1664525u + 1013904223u)) * 0x1p-31f;
+  return Array<float>(x);
+}
 
 }  // namespace
 
 int main() {
-  const Floats q(L * D), k(L * D), v(L * D), k_mem(M * D), v_mem(M * D), r(S * D), u(D), w(D);
-  Floats out(L * D), lse(L);
-  const int64_t seed = 7;
+  const auto q = random_floats(L * D), k = random_floats(L * D), v = random_floats(L * D), k_mem = random_floats(M * D),
+             v_mem = random_floats(M * D), r = random_floats(S * D), u = random_floats(D), w = random_floats(D);
+  auto out = random_floats(L * D), lse = random_floats(L);
+  Array<int64_t> seed({7});
   txl_cuda::Problem p = {};
   p.B = p.H = 1, p.L = L, p.M = M, p.D = D, p.T = S, p.causal = 1, p.aligned = 1, p.window = WINDOW, p.scale = 0.5f;
-  p.drop_below = 0x40000000u, p.keep_scale = 4.f / 3, p.seed = &seed;
+  p.drop_below = 0x40000000u, p.keep_scale = 4.f / 3, p.seed = seed.there;
   p.q = q.view(), p.k = k.view(), p.v = v.view(), p.k_mem = k_mem.view(), p.v_mem = v_mem.view(), p.out = out.view();
-  p.r = {r.x.data(), 0, D, 0}, p.u = u.view(), p.w = w.view(), p.lse = lse.x.data();
-  const txl_cuda::Split split = txl_cuda::split(p, 1);
-  Floats partial(split.partial_floats);
-  p.parts = split.parts, p.part_keys = split.part_keys, p.partial = partial.x.data();
+  p.r = {r.there, 0, D, 0}, p.u = u.view(), p.w = w.view(), p.lse = lse.there;
+  const txl_cuda::Split split = txl_cuda::split(p, 2);
+  const auto partial = random_floats(split.partial_floats);
+  p.parts = split.parts, p.part_keys = split.part_keys, p.partial = partial.there;
   txl_cuda::forward(txl_cuda::Type::f32, p, nullptr);
+  out.fetch(), lse.fetch();
+  p.seed = seed.x.data();
 
   double error = 0;
   for (int64_t i = 0; i < L; ++i) {

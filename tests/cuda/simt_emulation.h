@@ -257,6 +257,7 @@ inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::funct
 }  // namespace simt
 
 #define TXL_DEVICE inline
+#define TXL_ANYWHERE inline
 #define TXL_UNROLL
 #define TXL_UNROLL_BY_4
 #define TXL_ROLLED

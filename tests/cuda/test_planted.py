@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cuda_emulation import CSRC, build_driver
+from cuda_emulation import CSRC, HERE, build_driver
 
+NO_DRIVER = "CUDA driver version is insufficient for CUDA runtime version\n"
 THREADS = ("-DSIMT_THREADS", "-pthread", "-g", "-fsanitize=thread")
 BARRIER = "  barrier();"
 BARRIERS = [(name, n) for name in ("part", "merge") for n in range((CSRC / f"{name}.cuh").read_text().count(BARRIER))]
@@ -54,6 +55,15 @@ def test_the_kernels_are_right_in_any_order_of_threads(tmp_path: Path) -> None:
 
 def test_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
     assert run(build_driver(tmp_path, flags=THREADS)) == "right\n"
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_the_same_program_runs_on_a_gpu(tmp_path: Path) -> None:
+    """Without one it builds, and says what is missing; with one, tools/gpu_check.sh runs it under compute-sanitizer."""
+    program = tmp_path / "driver"
+    sources = [HERE / "driver.cpp", CSRC / "launch.cu"]
+    subprocess.run(["nvcc", "-std=c++17", "-arch=sm_80", "-I", CSRC, "-x", "cu", *sources, "-o", program], check=True)
+    assert run(program) in ("right\n", "no CUDA-capable device is detected\n", NO_DRIVER)
 
 
 @pytest.mark.parametrize(("name", "which"), BARRIERS)

@@ -89,14 +89,13 @@ def test_every_split_gives_the_same_answer(emulated: Any, monkeypatch: pytest.Mo
     case = Case("", L=3, M=445, D=16, B=1, H=2)
     want, _ = definition(make_inputs(case))
     seen = set()
-    for multiprocessors in (0, 1, 2, 132):
+    for multiprocessors in (1, 2, 132):
         use(monkeypatch, emulated, multiprocessors)
         results = [forward(case, torch.float32) for _ in range(2)]
         assert torch.equal(results[0][0], results[1][0])
         torch.testing.assert_close(results[0][0].double(), want, rtol=0, atol=2e-5)
         seen.add(split_of(emulated, case, multiprocessors).parts)
-    assert len(seen) >= 3
-    assert 1 in seen
+    assert seen == {2, 4, 7}
 
 
 def split_of(module: Any, case: Case, multiprocessors: int, dtype: int = 0) -> Any:
@@ -105,15 +104,15 @@ def split_of(module: Any, case: Case, multiprocessors: int, dtype: int = 0) -> A
 
 
 def test_splits_fill_the_device(emulated: Any) -> None:
-    """8 heads of one text on 132 multiprocessors: four blocks each where there is a tile of keys for all of them."""
+    """8 heads of one text on 132 multiprocessors: a block each where there are keys for all; full rounds."""
     for L, M, D, dtype in itertools.product((1, 4, 16), (800, 3800, 32768), (64, 128, 256), (0, 1)):
         chosen = split_of(emulated, Case("", B=1, H=8, L=L, M=M, D=D), 132, dtype)
         assert chosen.parts * chosen.part_keys >= M + L
         assert (chosen.parts - 1) * chosen.part_keys < M + L
-        assert 8 * chosen.parts >= min(132 * 3, 8 * ((M + L) // 64))
-    many = split_of(emulated, Case("", B=64, H=8, L=1, M=3800, D=64), 132)
-    assert (many.parts, many.part_keys) == (8, 512)
-    assert split_of(emulated, Case("", B=64, H=8, L=1, M=800, D=64), 132).part_keys == 448
+        assert 8 * chosen.parts >= min(132, 8 * ((M + L) // 64))
+    for B, M, parts, keys in ((1, 3800, 60, 64), (8, 3800, 8, 512), (64, 3800, 10, 384), (64, 800, 2, 448)):
+        chosen = split_of(emulated, Case("", B=B, H=8, L=1, M=M, D=64), 132)
+        assert (chosen.parts, chosen.part_keys) == (parts, keys)
 
 
 @pytest.mark.usefixtures("kernels")

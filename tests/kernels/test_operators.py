@@ -164,7 +164,7 @@ def test_direct_calls_are_checked_too() -> None:
     short[3] = short[3][:, :4]
     with pytest.raises(ValueError, match="r needs 11 rows"):
         op(*short)
-    with pytest.raises(ValueError, match="backend must be one of native, triton, got 'reference'"):
+    with pytest.raises(ValueError, match="backend must be one of native, cuda, triton, got 'reference'"):
         op(*arguments[:-1], "reference")
     with pytest.raises(TypeError, match="k_mem and v_mem must both be given"):
         op(*arguments[:7], None, *arguments[8:])
