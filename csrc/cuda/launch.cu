@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t STEP = 64;           // keys; what a block has in flight at a time
 constexpr int64_t MOST_KEYS = 512;     // of a part
 constexpr int64_t START = 48;          // what a block's beginning and end cost, in keys: a guess
-constexpr int64_t SHARED = 48 * 1024;  // bytes every device grants without asking
+constexpr int64_t SHARED = 47 * 1024;  // bytes every device grants without asking, but for one KB of the system
 constexpr int64_t MOST_PARTS = 65535;  // second axis of a grid
 
 int64_t up(int64_t x, int64_t by) { return (x + by - 1) / by; }
