@@ -70,8 +70,8 @@ def rel_attention(
         start, end: None, or int32 tensors that broadcast to [B, L]: the query sees keys start <= j < end only, values in
             [0, M + L], intersected with `causal` and `window`. A query that sees no key gives out 0, lse -inf and
             zero gradients. Values out of range raise (a compiled `reference` call raises only for distances r lacks);
-            "triton" does not wait for the device to read them, and gives NaN for a query whose own are out of range or
-            reach a distance without a row in r.
+            "triton" and "cuda" do not wait for the device to read them, and give NaN for a query whose own are out of
+            range or reach a distance without a row in r.
         zero_row: row of r that holds distance 0; L - 1 for a table that starts at distance -(L - 1).
         scale: factor of the scores; None for 1 / sqrt(D).
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.

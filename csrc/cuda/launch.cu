@@ -34,7 +34,7 @@ Split split(const Problem& p, int multiprocessors) {
     throw std::invalid_argument("sizes that the CUDA kernels do not take");
   const int64_t S = p.M + p.L, heads = p.B * p.H;
   // Blocks that run at once, by the registers of the instances; the split that takes the fewest such rounds of keys.
-  const int64_t at_once = std::max(1, multiprocessors) * (instance_queries(p) > 4 ? 2 : 4);
+  const int64_t Q = instance_queries(p), at_once = std::max(1, multiprocessors) * (Q == 1 ? 4 : Q == 4 ? 3 : 2);
   int64_t keys = 0, least = INT64_MAX;
   for (int64_t tried = most_keys(p); tried > 0; tried -= STEP) {
     const int64_t cost = up(heads * up(S, tried), at_once) * (tried + START);
