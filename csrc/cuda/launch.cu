@@ -12,7 +12,7 @@ constexpr int64_t STEP = 64;           // keys; what a block has in flight at a 
 constexpr int64_t MOST_KEYS = 512;     // of a part
 constexpr int64_t START = 48;          // what a block's beginning and end cost, in keys: a guess
 constexpr int64_t SHARED = 47 * 1024;  // bytes every device grants without asking, but for one KB of the system
-constexpr int64_t MOST_PARTS = 65535;  // second axis of a grid
+constexpr int64_t MOST_GRID = 65535;   // heads and parts, the later axes of a grid
 
 int64_t up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
@@ -42,7 +42,7 @@ Split split(const Problem& p, int multiprocessors) {
   }
   keys = std::min(keys, up(S, STEP) * STEP);
   const int64_t parts = up(S, keys);
-  if (parts > MOST_PARTS || heads * p.L > INT32_MAX)
+  if (parts > MOST_GRID || p.H > MOST_GRID || p.B > INT32_MAX)
     throw std::invalid_argument("more keys or batch rows than a grid of blocks can have");
   return {parts, keys, parts > 1 ? heads * p.L * parts * (p.D + 2) : 0};
 }

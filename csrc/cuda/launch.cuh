@@ -19,12 +19,14 @@ template <class S>
 void launch(const Problem& p, void* stream) {
   const auto part = part_kernel<S>;
   const auto merge = merge_kernel<typename S::T>;
-  const dim3 blocks(static_cast<unsigned>(p.B * p.H), static_cast<unsigned>(p.parts));
+  const auto grid = [&](int64_t z) {
+    return dim3(static_cast<unsigned>(p.B), static_cast<unsigned>(p.H), static_cast<unsigned>(z));
+  };
   const int floats = layout<S>(static_cast<int>(p.part_keys)).floats;
-  TXL_LAUNCH(part, blocks, THREADS, sizeof(float) * floats, stream, p);
+  TXL_LAUNCH(part, grid(p.parts), THREADS, sizeof(float) * floats, stream, p);
   check_launch();
   if (p.parts == 1) return;
-  TXL_LAUNCH(merge, dim3(static_cast<unsigned>(p.B * p.H * p.L)), THREADS, sizeof(float) * THREADS * 4, stream, p);
+  TXL_LAUNCH(merge, grid(p.L), THREADS, sizeof(float) * THREADS * 4, stream, p);
   check_launch();
 }
 

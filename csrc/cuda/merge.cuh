@@ -1,12 +1,12 @@
-// Merges the parts of one query, block x = (b * H + h) * L + i: the same order at every run.
+// Merges the parts of one query, block (b, h, i): the same order at every run.
 #pragma once
 #include "rows.cuh"
 #include "visible.cuh"
 
 namespace txl_cuda {
 
-// A part's weighted sum of values is partial[x, part, :]; behind all of these lie its largest score and its sum of
-// weights.
+// x = (b * H + h) * L + i. A part's weighted sum of values is partial[x, part, :]; behind all of these lie its largest
+// score and its sum of weights.
 TXL_DEVICE float* part_sums(const Problem& p, int64_t x, int64_t part) {
   return p.partial + p.B * p.H * p.L * p.parts * p.D + (x * p.parts + part) * 2;
 }
@@ -14,7 +14,8 @@ TXL_DEVICE float* part_sums(const Problem& p, int64_t x, int64_t part) {
 template <class T>
 TXL_KERNEL void merge_kernel(const Problem p) {
   TXL_SHARED(shared);  // [groups][D]
-  const int64_t x = block_x();
+  const int b = block_x(), h = block_y(), i = block_z();
+  const int64_t x = (b * p.H + h) * p.L + i;
   const int D = static_cast<int>(p.D), parts = static_cast<int>(p.parts), own = thread() % WARP;
   const float* const sums = part_sums(p, x, 0);
   float top = -INFINITY, sum = 0;  // every warp finds the same
@@ -39,7 +40,6 @@ TXL_KERNEL void merge_kernel(const Problem p) {
     for (int e = 0; e < 4; ++e) shared[group * D + d + e] = total.x[e];
   }
   barrier();
-  const int64_t i = x % p.L, bh = x / p.L, b = bh / p.H, h = bh % p.H;
   T* const out = const_cast<T*>(row_of<T>(p.out, b, h, i));
   for (int n = thread(); n < D; n += THREADS) {
     float all = 0;

@@ -52,7 +52,7 @@ TXL_KERNEL void part_kernel(const Problem p) {
   const int D = static_cast<int>(p.D), L = queries_of<S>(p), part_keys = static_cast<int>(p.part_keys);
   const int rounded = (L + S::AT_ONCE - 1) / S::AT_ONCE * S::AT_ONCE;
   // Batch rows are next to each other in the grid: blocks that run together read the same rows of r from the L2.
-  const int b = block_x() % static_cast<int>(p.B), h = block_x() / static_cast<int>(p.B), part = block_y();
+  const int b = block_x(), h = block_y(), part = block_z();
   const int64_t first_key = static_cast<int64_t>(part) * part_keys;
   const int keys = static_cast<int>(least(part_keys, p.M + L - first_key));
   const Layout at = layout<S>(part_keys);

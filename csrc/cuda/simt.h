@@ -28,6 +28,7 @@ TXL_DEVICE uint16_t float_to_half(float x) { return __half_as_ushort(__float2hal
 TXL_DEVICE int thread() { return static_cast<int>(threadIdx.x); }
 TXL_DEVICE int block_x() { return static_cast<int>(blockIdx.x); }
 TXL_DEVICE int block_y() { return static_cast<int>(blockIdx.y); }
+TXL_DEVICE int block_z() { return static_cast<int>(blockIdx.z); }
 TXL_DEVICE void barrier() { __syncthreads(); }
 TXL_DEVICE float shuffle_xor(float x, int step) { return __shfl_xor_sync(0xFFFFFFFFu, x, step); }
 

@@ -26,8 +26,8 @@
 #endif
 
 struct dim3 {
-  unsigned x, y;
-  explicit dim3(unsigned x, unsigned y = 1) : x(x), y(y) {}
+  unsigned x, y, z;
+  dim3(unsigned x, unsigned y, unsigned z) : x(x), y(y), z(z) {}
 };
 
 namespace simt {
@@ -121,6 +121,9 @@ template <class T>
 using Exchanged = T;
 #endif
 
+// The m-th block of a grid.
+inline dim3 place(dim3 grid, unsigned m) { return {m % grid.x, m / grid.x % grid.y, m / grid.x / grid.y}; }
+
 struct Warp {
   WarpBarrier barrier;
   Exchanged<float> value[WARP];
@@ -135,7 +138,7 @@ struct Block {
   void clear() {
     for (float& x : shared) x = NAN;
   }
-  unsigned x = 0, y = 0;
+  dim3 at{0, 0, 0};
   Barrier all;
   std::vector<std::unique_ptr<Warp>> warps;
   std::vector<float> shared;
@@ -180,13 +183,12 @@ inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::funct
   for (int n = 0; n < threads; ++n)
     running.emplace_back([&, n] {
       current = {&block, n};
-      for (unsigned y = 0; y < grid.y; ++y)
-        for (unsigned x = 0; x < grid.x; ++x) {
-          if (n == 0) block.x = x, block.y = y, block.clear();
-          block.all.wait();
-          kernel();
-          block.all.wait();
-        }
+      for (unsigned m = 0; m < grid.x * grid.y * grid.z; ++m) {
+        if (n == 0) block.at = place(grid, m), block.clear();
+        block.all.wait();
+        kernel();
+        block.all.wait();
+      }
     });
   for (std::thread& t : running) t.join();
 }
@@ -218,38 +220,37 @@ inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::funct
   const bool reversed = order && !std::strcmp(order, "reversed");
   std::vector<Fiber> fibers(static_cast<size_t>(threads));
   body = &kernel;
-  for (unsigned y = 0; y < grid.y; ++y)
-    for (unsigned x = 0; x < grid.x; ++x) {
-      Block block(threads, shared_bytes);
-      block.x = x, block.y = y, block.clear();
-      for (Fiber& fiber : fibers) {
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack.data();
-        fiber.context.uc_stack.ss_size = fiber.stack.size();
-        fiber.context.uc_link = nullptr;
-        fiber.done = false;
-        makecontext(&fiber.context, start, 0);
-      }
-      int left = threads, idle = 0;
-      for (int turn = 0; left; ++turn) {
-        const int n = turn % (threads / WARP), warp = reversed ? threads / WARP - 1 - n : n;
-        bool moved = false;
-        do {
-          Barrier::progress = false;
-          for (int lane = 0; lane < WARP; ++lane) {
-            const int index = warp * WARP + (reversed ? WARP - 1 - lane : lane);
-            running = &fibers[static_cast<size_t>(index)];
-            if (running->done) continue;
-            current = {&block, index};
-            swapcontext(&scheduler, &running->context);
-            left -= running->done;
-          }
-          moved |= Barrier::progress;
-        } while (Barrier::progress);
-        idle = moved ? 0 : idle + 1;
-        if (left && idle > threads / WARP) die("a thread waits at a barrier that others do not reach");
-      }
+  for (unsigned m = 0; m < grid.x * grid.y * grid.z; ++m) {
+    Block block(threads, shared_bytes);
+    block.at = place(grid, m), block.clear();
+    for (Fiber& fiber : fibers) {
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.data();
+      fiber.context.uc_stack.ss_size = fiber.stack.size();
+      fiber.context.uc_link = nullptr;
+      fiber.done = false;
+      makecontext(&fiber.context, start, 0);
     }
+    int left = threads, idle = 0;
+    for (int turn = 0; left; ++turn) {
+      const int n = turn % (threads / WARP), warp = reversed ? threads / WARP - 1 - n : n;
+      bool moved = false;
+      do {
+        Barrier::progress = false;
+        for (int lane = 0; lane < WARP; ++lane) {
+          const int index = warp * WARP + (reversed ? WARP - 1 - lane : lane);
+          running = &fibers[static_cast<size_t>(index)];
+          if (running->done) continue;
+          current = {&block, index};
+          swapcontext(&scheduler, &running->context);
+          left -= running->done;
+        }
+        moved |= Barrier::progress;
+      } while (Barrier::progress);
+      idle = moved ? 0 : idle + 1;
+      if (left && idle > threads / WARP) die("a thread waits at a barrier that others do not reach");
+    }
+  }
 }
 
 #endif
@@ -269,8 +270,9 @@ inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::funct
 namespace txl_cuda {
 
 inline int thread() { return simt::current.index; }
-inline int block_x() { return static_cast<int>(simt::current.block->x); }
-inline int block_y() { return static_cast<int>(simt::current.block->y); }
+inline int block_x() { return static_cast<int>(simt::current.block->at.x); }
+inline int block_z() { return static_cast<int>(simt::current.block->at.z); }
+inline int block_y() { return static_cast<int>(simt::current.block->at.y); }
 inline void barrier() { simt::current.block->all.wait(); }
 inline float shuffle_xor(float x, int step) { return simt::shuffle_xor(x, step); }
 

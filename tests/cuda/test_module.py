@@ -42,7 +42,7 @@ def test_it_imports_without_a_driver_and_says_so() -> None:
 
 @built
 def test_the_module_refuses_sizes_it_has_no_kernels_for() -> None:
-    for sizes in ((1, 1, 17, 0, 8), (1, 1, 1, 0, 264), (1, 1, 1, 0, 12), (0, 1, 1, 0, 8), (2**31, 2, 1, 0, 8)):
+    for sizes in ((1, 1, 17, 0, 8), (1, 1, 1, 0, 264), (1, 1, 1, 0, 12), (0, 1, 1, 0, 8), (2**31, 2, 1, 0, 8), (1, 2**16, 1, 0, 8)):
         with pytest.raises(ValueError, match=r"CUDA kernels|a grid of blocks"):
             decode_of(*sizes)
 
