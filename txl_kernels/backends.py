@@ -52,7 +52,7 @@ def _warn_of_reference(device: str, reason: str) -> None:
 
 def _unasked(name: str, device: torch.device, dtype: torch.dtype, head_width: int, call: Call | None) -> bool:
     """Whether backend=None may take it; call: None for one that any backend takes."""
-    if name == "cuda" and (not cuda.VERIFIED or call is None):
+    if name == "cuda" and (not cuda.VERIFIED or call is None or call.q.size(2) > cuda.FASTER_UP_TO):
         return False
     return cannot_run(name, device, dtype, head_width) is None and (call is None or refuses(name, call) is None)
 

@@ -26,7 +26,9 @@ except ImportError as error:
 # Whether a device's record of it lies in benchmarks/results/. Until then it runs only when asked for by name.
 VERIFIED = False
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of txl_cuda::Type
-MOST_QUERIES, MAX_HEAD_WIDTH = 16, 256
+MOST_QUERIES, MAX_HEAD_WIDTH, MOST_KEYS, MOST_HEADS = 16, 256, 2**23, 65535
+# What backend=None gives it once it is verified: beyond, Triton's matrix units have less arithmetic to do.
+FASTER_UP_TO = 4
 
 
 def missing() -> str | None:
@@ -55,8 +57,15 @@ def _absent_from(device: torch.device) -> str | None:
         return f"cuda runs on CUDA devices, not on {device.type}"
     if missing() is not None:
         return missing()
-    if module.no_driver():
-        return f"cuda needs a GPU: {module.no_driver()}"
+    return _device_lacks(device)
+
+
+@functools.cache
+def _device_lacks(device: torch.device) -> str | None:
+    if torch.version.hip is not None:
+        return "cuda runs on NVIDIA GPUs"
+    if module.no_driver() or not torch.cuda.is_available():
+        return f"cuda needs a GPU: {module.no_driver() or 'torch.cuda.is_available() is False'}"
     major, minor = torch.cuda.get_device_capability(device)
     return None if major >= 8 else f"a GPU of compute capability 8.0 or newer is needed, {device} has {major}.{minor}"
 
@@ -71,6 +80,14 @@ def refuses(call: Call) -> str | None:
         return f"it takes at most {MOST_QUERIES} queries (L), got {call.q.size(2)}; backend='triton' takes any number"
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in call[:8]):
         return "it computes no gradients; call it under torch.no_grad(), or use backend='triton'"
+    if call.q.size(1) > MOST_HEADS:
+        return f"it takes at most {MOST_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
+    keys = call.memory_len + call.q.size(2)
+    keys = keys if call.window is None else min(keys, call.window + call.q.size(2) - 1)
+    if keys > MOST_KEYS:
+        return (
+            f"it takes at most {MOST_KEYS} keys (M + L, or the window), got {keys}; backend='triton' takes any number"
+        )
     return None
 
 
@@ -87,47 +104,57 @@ def _stream(device: torch.device) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def _view(x: Tensor | None) -> tuple[int, int, int, int]:
-    """(pointer, three strides) of a [.., .., .., D] tensor; missing axes have stride 0."""
+def _strides(x: Tensor | None) -> tuple[int, int, int]:
+    """Of the first three axes, [n0, n1, n2, D]; 0 for those that are missing."""
     if x is None:
-        return 0, 0, 0, 0
+        return 0, 0, 0
     strides = (*x.stride()[:-1], 0, 0)
-    return x.data_ptr(), strides[0], strides[1], strides[2]
-
-
-def _bounds(x: Tensor | None) -> tuple[int, int, int]:
-    return (0, 0, 0) if x is None else (x.data_ptr(), x.stride(0), x.stride(1))
+    return strides[0], strides[1], strides[2]
 
 
 def _rows_aligned(x: Tensor | None) -> bool:
-    """Whether every row starts at a multiple of 16 bytes."""
+    """Whether every row starts at a multiple of 16 bytes if the first does."""
     if x is None or x.numel() == 0:
         return True
     unit = 16 // x.element_size()
-    strides = [stride for stride, size in zip(x.stride()[:-1], x.shape[:-1], strict=True) if size > 1]
-    return x.data_ptr() % 16 == 0 and all(stride % unit == 0 for stride in strides)
+    return all(stride % unit == 0 for stride, size in zip(x.stride()[:-1], x.shape[:-1], strict=True) if size > 1)
+
+
+def _plan(call: Call, out: Tensor) -> Any:
+    """What calls of the same signature share."""
+    q, r = call.q, call.r
+    B, H, L, D = q.shape
+    sizes = (B, H, L, call.memory_len, D, r.size(1), call.zero_row, call.causal, call.window or 0)
+    drop = call.dropout_p if call.seed is not None else 0.0
+    views = (q, call.k, call.v, call.k_mem, call.v_mem, r, call.content_bias, call.position_bias, out)
+    bounds = [(0, 0) if x is None else x.stride() for x in (call.start, call.end)]
+    return module.Plan(
+        DTYPES.index(q.dtype), sizes, call.scale, philox.drop_threshold(drop), 1.0 / (1.0 - drop),
+        [_strides(x) for x in views], bounds, all(map(_rows_aligned, views[1:6])), _multiprocessors(q.device),
+    )  # fmt: skip
 
 
 def forward(call: Call, memo: dict[str, Any] | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked call; memo is not used."""
-    q, r = call.q, call.r
+    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked call.
+
+    memo: kept between calls of the same signature.
+    """
+    q = call.q
     out = empty_like_rows(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if need_lse else None
     if q.numel() == 0:
         return out, lse
-    B, H, L, D = q.shape
-    rows = (call.k, call.v, call.k_mem, call.v_mem, r)
-    sizes = (B, H, L, call.memory_len, D, r.size(1), call.zero_row, call.causal, call.window or 0)
-    drop = call.dropout_p if call.seed is not None else 0.0
-    decode = module.Decode(
-        DTYPES.index(q.dtype), (*sizes, all(map(_rows_aligned, rows))), call.scale, philox.drop_threshold(drop),
-        1.0 / (1.0 - drop), 0 if call.seed is None else call.seed.data_ptr(),
-        [_view(x) for x in (q, call.k, call.v, call.k_mem, call.v_mem, r, call.content_bias, call.position_bias, out)],
-        _bounds(call.start), _bounds(call.end), 0 if lse is None else lse.data_ptr(), _multiprocessors(q.device),
-    )  # fmt: skip
-    workspace = q.new_empty(decode.workspace, dtype=torch.float32)
+    plan = None if memo is None else memo.get("cuda")
+    if plan is None:
+        plan = _plan(call, out)
+        if memo is not None:
+            memo["cuda"] = plan
+    tensors = (q, call.k, call.v, call.k_mem, call.v_mem, call.r, call.content_bias, call.position_bias, out,
+               call.start, call.end, call.seed, lse)  # fmt: skip
+    pointers = [0 if x is None else x.data_ptr() for x in tensors]
+    workspace = q.new_empty(plan.workspace(pointers), dtype=torch.float32)
     with _on(q.device):
-        decode.forward(workspace.data_ptr(), _stream(q.device))
+        plan.forward(pointers, workspace.data_ptr(), _stream(q.device))
     return out, lse
 
 

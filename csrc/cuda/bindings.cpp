@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <array>
-#include <vector>
 
 #include "launch.h"
 
@@ -19,49 +18,68 @@ namespace py = pybind11;
 
 namespace {
 
-using Ints = std::vector<int64_t>;
+constexpr size_t VIEWS = 9;                       // q, k, v, k_mem, v_mem, r, content_bias, position_bias, out
+constexpr size_t ROWS_BEGIN = 1, ROWS_END = 6;    // those that are read 16 bytes at a time
+using Pointers = std::array<int64_t, VIEWS + 4>;  // the views', start, end, seed, lse; 0: not given
 
-txl_cuda::View view(const Ints& x) { return {reinterpret_cast<const void*>(x.at(0)), x.at(1), x.at(2), x.at(3)}; }
-
-txl_cuda::Bounds bounds(const Ints& x) { return {reinterpret_cast<const int32_t*>(x.at(0)), x.at(1), x.at(2)}; }
-
-// sizes: B, H, L, M, D, T, zero_row, causal, window (0: none), aligned.
-// tensors: views of q, k, v, k_mem, v_mem, r, content_bias, position_bias, out.
-txl_cuda::Problem problem(const std::array<int64_t, 10>& sizes, float scale, uint32_t drop_below, float keep_scale,
-                          int64_t seed, const std::vector<Ints>& tensors, const Ints& start, const Ints& end,
-                          int64_t lse) {
-  txl_cuda::Problem p = {};
-  p.B = sizes[0], p.H = sizes[1], p.L = sizes[2], p.M = sizes[3], p.D = sizes[4], p.T = sizes[5];
-  p.zero_row = sizes[6], p.causal = sizes[7] != 0, p.window = sizes[8], p.aligned = sizes[9] != 0;
-  p.scale = scale, p.drop_below = drop_below, p.keep_scale = keep_scale;
-  p.seed = reinterpret_cast<const int64_t*>(seed);
-  txl_cuda::View* const views[] = {&p.q, &p.k, &p.v, &p.k_mem, &p.v_mem, &p.r, &p.u, &p.w, &p.out};
-  for (size_t i = 0; i < std::size(views); ++i) *views[i] = view(tensors.at(i));
-  p.start = bounds(start), p.end = bounds(end);
-  p.lse = reinterpret_cast<float*>(lse);
-  return p;
+template <class T>
+T* pointer(int64_t x) {
+  return reinterpret_cast<T*>(x);
 }
 
-// One call, split; the workspace comes later.
-class Decode {
+// All of a call but where its tensors lie: calls of the same shapes and strides share one.
+class Plan {
  public:
-  Decode(int type, const txl_cuda::Problem& p, int multiprocessors)
-      : type_(static_cast<txl_cuda::Type>(type)), problem_(p), split_(txl_cuda::split(p, multiprocessors)) {
-    problem_.parts = split_.parts, problem_.part_keys = split_.part_keys;
+  // sizes: B, H, L, M, D, T, zero_row, causal, window (0: none). strides: three for every view, two for start and end.
+  // aligned: strides of rows are multiples of 16 bytes.
+  Plan(int type, const std::array<int64_t, 9>& sizes, float scale, uint32_t drop_below, float keep_scale,
+       const std::array<std::array<int64_t, 3>, VIEWS>& strides, const std::array<std::array<int64_t, 2>, 2>& bounds,
+       bool aligned, int multiprocessors)
+      : type_(static_cast<txl_cuda::Type>(type)), multiprocessors_(multiprocessors) {
+    txl_cuda::Problem& p = problem_;
+    p.B = sizes[0], p.H = sizes[1], p.L = sizes[2], p.M = sizes[3], p.D = sizes[4], p.T = sizes[5];
+    p.zero_row = sizes[6], p.causal = sizes[7] != 0, p.window = sizes[8], p.aligned = aligned;
+    p.scale = scale, p.drop_below = drop_below, p.keep_scale = keep_scale;
+    for (size_t i = 0; i < VIEWS; ++i) *views(p)[i] = {nullptr, strides[i][0], strides[i][1], strides[i][2]};
+    p.start = {nullptr, bounds[0][0], bounds[0][1]}, p.end = {nullptr, bounds[1][0], bounds[1][1]};
+    txl_cuda::split(p, multiprocessors);  // throws at once what it would throw at a call
   }
 
-  const txl_cuda::Split& split() const { return split_; }
+  // Floats of workspace that a call needs.
+  int64_t workspace(const Pointers& at) const {
+    txl_cuda::Problem p = problem_;
+    return place(p, at);
+  }
 
-  void forward(int64_t partial, int64_t stream) {
-    problem_.partial = reinterpret_cast<float*>(partial);
+  // Enqueues a call; partial: pointer to that workspace.
+  void forward(const Pointers& at, int64_t partial, int64_t stream) const {
+    txl_cuda::Problem p = problem_;
+    place(p, at);
+    p.partial = pointer<float>(partial);
     py::gil_scoped_release unlocked;
-    txl_cuda::forward(type_, problem_, reinterpret_cast<void*>(stream));
+    txl_cuda::forward(type_, p, pointer<void>(stream));
   }
+
+  const txl_cuda::Problem& problem() const { return problem_; }
 
  private:
+  static std::array<txl_cuda::View*, VIEWS> views(txl_cuda::Problem& p) {
+    return {&p.q, &p.k, &p.v, &p.k_mem, &p.v_mem, &p.r, &p.u, &p.w, &p.out};
+  }
+
+  int64_t place(txl_cuda::Problem& p, const Pointers& at) const {
+    for (size_t i = 0; i < VIEWS; ++i) {
+      views(p)[i]->data = pointer<void>(at[i]);
+      if (i >= ROWS_BEGIN && i < ROWS_END) p.aligned &= at[i] % 16 == 0;
+    }
+    p.start.data = pointer<int32_t>(at[VIEWS]), p.end.data = pointer<int32_t>(at[VIEWS + 1]);
+    p.seed = pointer<int64_t>(at[VIEWS + 2]), p.lse = pointer<float>(at[VIEWS + 3]);
+    return txl_cuda::split(p, multiprocessors_);
+  }
+
   txl_cuda::Type type_;
-  txl_cuda::Problem problem_;
-  txl_cuda::Split split_;
+  int multiprocessors_;
+  txl_cuda::Problem problem_ = {};
 };
 
 }  // namespace
@@ -71,15 +89,12 @@ PYBIND11_MODULE(TXL_MODULE, m) {
   m.attr("compiler") = TXL_CUDA_COMPILER;
   m.attr("architectures") = TXL_CUDA_ARCHITECTURES;
   m.def("no_driver", &txl_cuda::no_driver, "Why no GPU can be used; empty if one can.");
-  py::class_<Decode>(m, "Decode")
-      .def(py::init([](int type, const std::array<int64_t, 10>& sizes, float scale, uint32_t drop_below,
-                       float keep_scale, int64_t seed, const std::vector<Ints>& tensors, const Ints& start,
-                       const Ints& end, int64_t lse, int multiprocessors) {
-        return Decode(type, problem(sizes, scale, drop_below, keep_scale, seed, tensors, start, end, lse),
-                      multiprocessors);
-      }))
-      .def_property_readonly("parts", [](const Decode& d) { return d.split().parts; })
-      .def_property_readonly("part_keys", [](const Decode& d) { return d.split().part_keys; })
-      .def_property_readonly("workspace", [](const Decode& d) { return d.split().partial_floats; })
-      .def("forward", &Decode::forward, "Enqueues the call; partial: pointer to `workspace` floats.");
+  py::class_<Plan>(m, "Plan")
+      .def(py::init<int, const std::array<int64_t, 9>&, float, uint32_t, float,
+                    const std::array<std::array<int64_t, 3>, VIEWS>&, const std::array<std::array<int64_t, 2>, 2>&,
+                    bool, int>())
+      .def_property_readonly("parts", [](const Plan& x) { return x.problem().parts; })
+      .def_property_readonly("part_keys", [](const Plan& x) { return x.problem().part_keys; })
+      .def("workspace", &Plan::workspace)
+      .def("forward", &Plan::forward);
 }

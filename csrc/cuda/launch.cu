@@ -23,28 +23,29 @@ int64_t instance_queries(const Problem& p) { return !p.aligned || p.L > 4 ? MOST
 int64_t most_keys(const Problem& p) {
   const int64_t Q = instance_queries(p);
   const int64_t width = !p.aligned ? MOST_WIDTH : p.D <= 64 ? 64 : p.D <= 128 ? 128 : MOST_WIDTH;
-  const int64_t left = SHARED / 4 - 2 * Q * width - 2 * WARPS * Q;
+  const int64_t left = SHARED / 4 - 2 * Q * width - 2 * WARPS * Q - 2 * Q;
   return std::min(MOST_KEYS, left / Q / STEP * STEP);
 }
 
 }  // namespace
 
-Split split(const Problem& p, int multiprocessors) {
+int64_t split(Problem& p, int multiprocessors) {
   if (p.L < 1 || p.L > MOST_QUERIES || p.D < 8 || p.D > MOST_WIDTH || p.D % 8 || p.B < 1 || p.H < 1)
     throw std::invalid_argument("sizes that the CUDA kernels do not take");
-  const int64_t S = p.M + p.L, heads = p.B * p.H;
+  p.first_key = p.window ? std::max<int64_t>(0, p.M - p.window + 1) : 0;
+  const int64_t S = p.M + p.L - p.first_key, heads = p.B * p.H;
   // Blocks that run at once, by the registers of the instances; the split that takes the fewest such rounds of keys.
-  const int64_t Q = instance_queries(p), at_once = std::max(1, multiprocessors) * (Q == 1 ? 4 : Q == 4 ? 3 : 2);
+  const int64_t Q = instance_queries(p), at_once = std::max(1, multiprocessors) * (Q == 1 ? 5 : Q == 4 ? 4 : 2);
   int64_t keys = 0, least = INT64_MAX;
   for (int64_t tried = most_keys(p); tried > 0; tried -= STEP) {
     const int64_t cost = up(heads * up(S, tried), at_once) * (tried + START);
     if (cost < least) least = cost, keys = tried;
   }
-  keys = std::min(keys, up(S, STEP) * STEP);
-  const int64_t parts = up(S, keys);
-  if (parts > MOST_GRID || p.H > MOST_GRID || p.B > INT32_MAX)
+  p.part_keys = std::min(keys, up(S, STEP) * STEP);
+  p.parts = up(S, p.part_keys);
+  if (p.parts > MOST_GRID || p.H > MOST_GRID || p.B > INT32_MAX)
     throw std::invalid_argument("more keys or batch rows than a grid of blocks can have");
-  return {parts, keys, parts > 1 ? heads * p.L * parts * (p.D + 2) : 0};
+  return p.parts > 1 ? heads * p.L * p.parts * (p.D + 2) : 0;
 }
 
 void forward(Type type, const Problem& p, void* stream) {

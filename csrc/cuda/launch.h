@@ -8,16 +8,12 @@ namespace txl_cuda {
 
 constexpr int MOST_QUERIES = 16, MOST_WIDTH = 256;
 
-// How the keys of a call are split. Decided by sizes and the number of multiprocessors alone.
-struct Split {
-  int64_t parts, part_keys;  // parts * part_keys >= M + L
-  int64_t partial_floats;    // that Problem::partial must hold
-};
+// Splits the keys that some query may see, by sizes, p.aligned and the number of multiprocessors alone: sets
+// p.first_key, p.parts and p.part_keys. Returns the floats that p.partial must hold. Throws std::invalid_argument if
+// the sizes are beyond what the kernels take.
+int64_t split(Problem& p, int multiprocessors);
 
-// Throws std::invalid_argument if the sizes are beyond what the kernels take.
-Split split(const Problem& p, int multiprocessors);
-
-// Enqueues the call on a stream of the current device; p.parts, p.part_keys and p.partial are set. Throws
+// Enqueues the call on a stream of the current device; the keys are split and p.partial is set. Throws
 // std::runtime_error with CUDA's reason.
 void forward(Type type, const Problem& p, void* stream);
 

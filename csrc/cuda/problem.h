@@ -33,7 +33,8 @@ struct Problem {
   Bounds start, end;
   View out;                  // [B, H, L, D], written
   float* lse;                // [B, H, L] contiguous or null, written
-  int64_t parts, part_keys;  // keys of a part; parts * part_keys >= M + L
+  int64_t first_key;         // of the first part: what lies before is outside the window of all
+  int64_t parts, part_keys;  // keys of a part; first_key + parts * part_keys >= M + L
   float* partial;            // B * H * L * parts * (D + 2) floats, see merge.cuh; unused if parts == 1
 };
 

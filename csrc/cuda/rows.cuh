@@ -59,15 +59,17 @@ TXL_DEVICE int column(int chunk) {
 // 0.
 template <class S, class RowAt>
 TXL_DEVICE void fetch(Tile<S>& tile, int D, int first, int from, int to, const RowAt& row_at) {
+  unsigned rows[S::CHUNKS];  // from `from` on, of which this lane reads anything
+  TXL_UNROLL
+  for (int c = 0; c < S::CHUNKS; ++c) rows[c] = column<S>(c) < D && to > from ? to - from : 0;
   TXL_UNROLL
   for (int z = 0; z < ROWS; ++z) {
     const int row = first + first_row<S>() + z;
-    const bool inside = row >= from && row < to;
     const typename S::T* const data = row_at(row);
     TXL_UNROLL
     for (int c = 0; c < S::CHUNKS; ++c) {
       tile.chunk[z][c] = Chunk{};
-      if (inside && column<S>(c) < D) tile.chunk[z][c] = load_chunk<S::ALIGNED>(data + column<S>(c));
+      if (static_cast<unsigned>(row - from) < rows[c]) tile.chunk[z][c] = load_chunk<S::ALIGNED>(data + column<S>(c));
     }
   }
 }
@@ -96,7 +98,15 @@ TXL_DEVICE float sums_over_group(float (&x)[4]) {
   return sum;
 }
 
-// Dot products of the rows [from, to) with L queries, [Q][WIDTH] in shared memory, 0 beyond D and L: use(row, q,
+// Where element d of a query lies in shared memory: four floats of each lane side by side, so that lanes of a group
+// read from different banks.
+template <class S>
+TXL_DEVICE int in_quarters(int d) {
+  const int chunk = d / (S::LANES * S::E), owner = d / S::E % S::LANES, e = d % S::E;
+  return ((chunk * (S::E / 4) + e / 4) * S::LANES + owner) * 4 + e % 4;
+}
+
+// Dot products of the rows [from, to) with L queries, [Q][WIDTH] in quarters, 0 beyond D and L: use(row, q,
 // product) is called by one lane for each. `tile` is the first, already asked for.
 template <class S, class RowAt, class Use>
 TXL_DEVICE void products(const Problem& p, const float* queries, Tile<S>& tile, int from, int to, const RowAt& row_at,
@@ -115,7 +125,7 @@ TXL_DEVICE void products(const Problem& p, const float* queries, Tile<S>& tile, 
       TXL_UNROLL
       for (int d = 0; d < S::PER_LANE; d += 4) TXL_UNROLL
       for (int n = 0; n < S::AT_ONCE; ++n) {
-        const Four query = load_four(queries + (q + n) * S::WIDTH + column<S>(d / S::E) + d % S::E);
+        const Four query = load_four(queries + (q + n) * S::WIDTH + (d / 4 * S::LANES + lane<S>()) * 4);
         TXL_UNROLL
         for (int z = 0; z < ROWS; ++z) TXL_UNROLL
         for (int e = 0; e < 4; ++e) sum[n][z] += query.x[e] * x[z][d + e];

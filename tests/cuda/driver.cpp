@@ -1,6 +1,6 @@
-// One call of the kernels without Python around it: 5 queries, 155 keys in parts of 64, a window, dropout. Prints
-// "right" or "wrong", by the definition in double. Emulated, for ThreadSanitizer and planted faults; by nvcc, for
-// compute-sanitizer.
+// One call of the kernels without Python around it: 5 queries, 155 keys, a window that leaves 124 of them in parts of
+// 64, dropout. Prints "right" or "wrong", by the definition in double. Emulated, for ThreadSanitizer and planted
+// faults; by nvcc, for compute-sanitizer.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -18,7 +18,7 @@ void forward_f16(const Problem&, void*) { std::abort(); }
 
 namespace {
 
-constexpr int64_t L = 5, M = 150, D = 24, S = M + L, WINDOW = 120;
+constexpr int64_t L = 5, M = 150, D = 24, S = M + L, WINDOW = 140;
 
 #ifdef __CUDACC__
 void must(cudaError_t error) {
@@ -34,11 +34,12 @@ template <class T>
 struct Array {
   std::vector<T> x;
   T* there;
-  explicit Array(std::vector<T> values) : x(std::move(values)), there(x.data()) {
+  explicit Array(std::vector<T> values, bool send = true) : x(std::move(values)), there(x.data()) {
 #ifdef __CUDACC__
     must(cudaMalloc(&there, x.size() * sizeof(T)));
-    must(cudaMemcpy(there, x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice));
+    if (send) must(cudaMemcpy(there, x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice));
 #endif
+    (void)send;
   }
   void fetch() {
 #ifdef __CUDACC__
@@ -55,21 +56,23 @@ Array<float> random_floats(int64_t n) {
   return Array<float>(x);
 }
 
+// For compute-sanitizer's initcheck a GPU's own are left as they are.
+Array<float> unwritten(int64_t n) { return Array<float>(std::vector<float>(static_cast<size_t>(n), NAN), false); }
+
 }  // namespace
 
 int main() {
   const auto q = random_floats(L * D), k = random_floats(L * D), v = random_floats(L * D), k_mem = random_floats(M * D),
              v_mem = random_floats(M * D), r = random_floats(S * D), u = random_floats(D), w = random_floats(D);
-  auto out = random_floats(L * D), lse = random_floats(L);
+  auto out = unwritten(L * D), lse = unwritten(L);
   Array<int64_t> seed({7});
   txl_cuda::Problem p = {};
   p.B = p.H = 1, p.L = L, p.M = M, p.D = D, p.T = S, p.causal = 1, p.aligned = 1, p.window = WINDOW, p.scale = 0.5f;
   p.drop_below = 0x40000000u, p.keep_scale = 4.f / 3, p.seed = seed.there;
   p.q = q.view(), p.k = k.view(), p.v = v.view(), p.k_mem = k_mem.view(), p.v_mem = v_mem.view(), p.out = out.view();
   p.r = {r.there, 0, D, 0}, p.u = u.view(), p.w = w.view(), p.lse = lse.there;
-  const txl_cuda::Split split = txl_cuda::split(p, 2);
-  const auto partial = random_floats(split.partial_floats);
-  p.parts = split.parts, p.part_keys = split.part_keys, p.partial = partial.there;
+  const auto partial = unwritten(txl_cuda::split(p, 2));
+  p.partial = partial.there;
   txl_cuda::forward(txl_cuda::Type::f32, p, nullptr);
   out.fetch(), lse.fetch();
   p.seed = seed.x.data();
@@ -94,5 +97,7 @@ int main() {
       error = off <= error ? error : off;  // NaN stays
     }
   }
-  std::puts(error < 1e-5 && split.parts == 3 ? "right" : "wrong");
+  const bool right = error < 1e-5 && p.parts == 3;
+  std::puts(right ? "right" : "wrong");
+  return right ? 0 : 2;
 }

@@ -24,10 +24,9 @@ def inputs() -> dict[str, Any]:
     return as_call(make_inputs(Case("", L=1, M=5, D=8), torch.float32))
 
 
-def decode_of(*sizes: int) -> Any:
-    """A call of B, H, L, M, D whose tensors lie nowhere."""
-    nowhere = [[0] * 4] * 9, [0] * 3, [0] * 3, 0
-    return cuda.module.Decode(0, (*sizes, 1, 0, True, 0, True), 1.0, 0, 1.0, 0, *nowhere, 132)
+def plan_of(*sizes: int) -> Any:
+    """Calls of B, H, L, M, D."""
+    return cuda.module.Plan(0, (*sizes, 1, 0, True, 0), 1.0, 0, 1.0, [[0] * 3] * 9, [[0] * 2] * 2, True, 132)
 
 
 @built
@@ -35,16 +34,24 @@ def decode_of(*sizes: int) -> Any:
 def test_it_imports_without_a_driver_and_says_so() -> None:
     assert cuda.module.no_driver() == "no usable NVIDIA driver"
     assert "no usable NVIDIA driver" in report()
-    decode = decode_of(1, 1, 1, 0, 8)
+    plan = plan_of(1, 1, 1, 0, 8)
     with pytest.raises(RuntimeError, match="CUDA: "):
-        decode.forward(0, 0)
+        plan.forward([0] * 13, 0, 0)
 
 
 @built
 def test_the_module_refuses_sizes_it_has_no_kernels_for() -> None:
-    for sizes in ((1, 1, 17, 0, 8), (1, 1, 1, 0, 264), (1, 1, 1, 0, 12), (0, 1, 1, 0, 8), (2**31, 2, 1, 0, 8), (1, 2**16, 1, 0, 8)):
+    wrong = (
+        (1, 1, 17, 0, 8),
+        (1, 1, 1, 0, 264),
+        (1, 1, 1, 0, 12),
+        (0, 1, 1, 0, 8),
+        (2**31, 2, 1, 0, 8),
+        (1, 2**16, 1, 0, 8),
+    )
+    for sizes in wrong:
         with pytest.raises(ValueError, match=r"CUDA kernels|a grid of blocks"):
-            decode_of(*sizes)
+            plan_of(*sizes)
 
 
 def test_asked_for_on_a_cpu_it_says_where_it_runs(inputs: dict[str, Any]) -> None:
@@ -88,7 +95,7 @@ def test_it_is_chosen_by_name_only_until_it_is_verified(
         monkeypatch.setattr(cuda, "VERIFIED", False)
         assert chosen(1) == "triton"
         monkeypatch.setattr(cuda, "VERIFIED", True)
-        assert [chosen(length) for length in (1, 16, 17)] == ["cuda", "cuda", "triton"]
+        assert [chosen(length) for length in (1, 4, 5)] == ["cuda", "cuda", "triton"]
     assert chosen(1) == "triton"  # gradients are asked for
     assert backends.choose_unasked(torch.device("cpu"), torch.float32) == "triton"
 

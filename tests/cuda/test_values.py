@@ -84,7 +84,7 @@ def test_error_budget_of_half_precision(case: Case, dtype: torch.dtype) -> None:
     assert errors[0] <= 2 * errors[1] + 1e-3 * float(exact.norm())
 
 
-@pytest.mark.usefixtures("kernels", "nan_filled")
+@pytest.mark.usefixtures("nan_filled")
 def test_every_split_gives_the_same_answer(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("", L=3, M=445, D=16, B=1, H=2)
     want, _ = definition(make_inputs(case))
@@ -99,8 +99,8 @@ def test_every_split_gives_the_same_answer(emulated: Any, monkeypatch: pytest.Mo
 
 
 def split_of(module: Any, case: Case, multiprocessors: int, dtype: int = 0) -> Any:
-    sizes = (case.B, case.H, case.L, case.M, case.D, case.S, 0, True, 0, True)
-    return module.Decode(dtype, sizes, 1.0, 0, 1.0, 0, [[0] * 4] * 9, [0] * 3, [0] * 3, 0, multiprocessors)
+    sizes = (case.B, case.H, case.L, case.M, case.D, case.S, 0, True, case.window or 0)
+    return module.Plan(dtype, sizes, 1.0, 0, 1.0, [[0] * 3] * 9, [[0] * 2] * 2, True, multiprocessors)
 
 
 def test_splits_fill_the_device(emulated: Any) -> None:
@@ -110,8 +110,11 @@ def test_splits_fill_the_device(emulated: Any) -> None:
         assert chosen.parts * chosen.part_keys >= M + L
         assert (chosen.parts - 1) * chosen.part_keys < M + L
         assert 8 * chosen.parts >= min(132, 8 * ((M + L) // 64))
-    for B, M, parts, keys in ((1, 3800, 60, 64), (8, 3800, 8, 512), (64, 3800, 10, 384), (64, 800, 2, 448)):
-        chosen = split_of(emulated, Case("", B=B, H=8, L=1, M=M, D=64), 132)
+    for B, M, window, parts, keys in (
+        (1, 3800, None, 60, 64), (8, 3800, None, 10, 384), (64, 3800, None, 10, 384), (64, 800, None, 5, 192),
+        (1, 32768, 512, 8, 64),
+    ):  # fmt: skip
+        chosen = split_of(emulated, Case("", B=B, H=8, L=1, M=M, D=64, window=window), 132)
         assert (chosen.parts, chosen.part_keys) == (parts, keys)
 
 
@@ -143,6 +146,19 @@ def test_rows_that_nobody_sees_may_hold_nan() -> None:
 
 
 @pytest.mark.usefixtures("kernels")
+def test_rows_between_those_that_are_seen_may_hold_nan() -> None:
+    """Queries of two texts in one segment: between their intervals, within one part, lie rows that neither sees."""
+    x = as_call(make_inputs(Case("", L=2, M=50, D=16, B=1), torch.float32))
+    x |= {"start": torch.tensor([[3, 40]], dtype=torch.int32), "end": torch.tensor([[10, 52]], dtype=torch.int32)}
+    with torch.no_grad():
+        want = rel_attention(**x, backend="reference")
+        for tensor in x["memory"]:
+            tensor[:, :, :3] = tensor[:, :, 10:40] = torch.nan
+        out = rel_attention(**x, backend="cuda")
+    torch.testing.assert_close(out, want, rtol=0, atol=2e-5)
+
+
+@pytest.mark.usefixtures("kernels")
 def test_what_it_does_not_take() -> None:
     def call(case: Case, dtype: torch.dtype = torch.float32) -> None:
         rel_attention(**as_call(make_inputs(case, dtype)), backend="cuda")
@@ -153,6 +169,12 @@ def test_what_it_does_not_take() -> None:
         call(Case("", L=16, D=8))
         with pytest.raises(RuntimeError, match="at most 16 queries"):
             call(Case("", L=17, D=8))
+        wide = torch.zeros(1, 1, 1, 8).expand(1, 1, cuda.MOST_KEYS, 8)
+        query, bias = torch.zeros(1, 1, 1, 8), torch.zeros(1, 8)
+        rows = torch.zeros(1, 1, 8).expand(1, cuda.MOST_KEYS + 1, 8)
+        with pytest.raises(RuntimeError, match="at most 8388608 keys"):
+            rel_attention(query, query, query, rows, bias, bias, (wide, wide), backend="cuda")
+        rel_attention(query, query, query, rows, bias, bias, (wide, wide), window=9, backend="cuda")
         with pytest.raises(RuntimeError, match="multiples of 8 up to 256, not 41"):
             call(Case("", D=41))
         with pytest.raises(RuntimeError, match="multiples of 8 up to 256, not 264"):
