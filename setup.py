@@ -43,8 +43,8 @@ def cuda_missing() -> str | None:
 def nvcc_does_not_work() -> str | None:
     """Why no CUDA source can be compiled for all the GPUs the module is for; None if it can."""
     asked = os.environ.get("CUDACXX")
-    home = os.environ.get("CUDA_HOME")
-    candidates = [asked] if asked else [os.path.join(home, "bin", "nvcc")] if home else ["nvcc"]
+    homes = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    candidates = [asked] if asked else ["nvcc", *(os.path.join(home, "bin", "nvcc") for home in homes if home)]
     nvcc = next(filter(None, map(shutil.which, candidates)), None)
     if nvcc is None:
         return f"no CUDA compiler found ({', '.join(candidates)}; set CUDACXX or CUDA_HOME)"
@@ -68,16 +68,36 @@ class CMakeBuild(build_ext):
         target.mkdir(parents=True, exist_ok=True)
         without_cuda = cuda_missing()
         reason = compiler_missing()
-        for name, why in (("_native", reason), ("_cuda", without_cuda or reason)):
-            note = target / NOTES[name]
-            if why is None:
-                note.unlink(missing_ok=True)
-            else:
-                note.write_text(why + "\n", encoding="utf-8")
+        if reason is not None and os.environ.get("TXL_KERNELS_CUDA") == "on":
+            raise SystemExit(f"TXL_KERNELS_CUDA=on, but {reason}")
+        self.note("_native", target, reason)
+        self.note("_cuda", target, without_cuda or reason)
         if reason is not None:
             # A GPU or reference user needs no C++ kernels, so the install goes on; the package says what is missing.
             print(f"WARNING: {reason}", file=sys.stderr)
             return
+        try:
+            self.cmake(target, cuda=without_cuda is None)
+        except subprocess.CalledProcessError:
+            if without_cuda is not None or os.environ.get("TXL_KERNELS_CUDA") == "on":
+                raise
+            why = (
+                "txl_kernels was built without its CUDA C++ kernels: compiling them failed, see the output of the build"
+            )
+            print(f"WARNING: {why}", file=sys.stderr)
+            self.note("_cuda", target, why)
+            self.cmake(target, cuda=False)
+
+    def note(self, name: str, target: Path, why: str | None) -> None:
+        """Says beside where the module would be why it is not there, and removes what an earlier build left there."""
+        note = target / NOTES[name]
+        if why is None:
+            note.unlink(missing_ok=True)
+            return
+        note.write_text(why + "\n", encoding="utf-8")
+        (target / Path(self.get_ext_filename(name)).name).unlink(missing_ok=True)
+
+    def cmake(self, target: Path, cuda: bool) -> None:
         import pybind11
 
         build = Path(self.build_temp).resolve()
@@ -88,7 +108,7 @@ class CMakeBuild(build_ext):
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             "-DPYBIND11_FINDPYTHON=ON",
             f"-DPython_EXECUTABLE={sys.executable}",
-            f"-DTXL_CUDA={'OFF' if without_cuda else 'ON'}",
+            f"-DTXL_CUDA={'ON' if cuda else 'OFF'}",
             *os.environ.get("CMAKE_ARGS", "").split(),
         ]  # fmt: skip
         subprocess.run(configure, check=True)

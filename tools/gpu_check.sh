@@ -13,6 +13,7 @@ out=$(cd "$out" && pwd)
 PYTHON=${PYTHON:-python3}
 export CUBLAS_WORKSPACE_CONFIG=:4096:8 # deterministic algorithms ask for it
 export PYTHONFAULTHANDLER=1
+export PATH=$PATH:/usr/local/cuda/bin # nvcc, compute-sanitizer
 summary=$out/summary.txt
 log=$out/log.txt
 : >"$summary"
@@ -78,7 +79,7 @@ tests_in_parallel() {
   local shards=$1 codes=0 pids=() k
   for k in $(seq "$shards"); do
     env PYTHONSAFEPATH=1 TESTS_SHOW_FAILURES=1 "$PYTHON" -m pytest -q -p no:cacheprovider -m "$marker" --backends triton \
-      --tb=no --shard "$k/$shards" tests/gpu tests/kernels >"$step_log.$k" 2>&1 &
+      --tb=no --shard "$k/$shards" tests/gpu tests/cuda tests/kernels >"$step_log.$k" 2>&1 &
     pids+=($!)
   done
   trap 'kill "${pids[@]}" 2>/dev/null; cat "$step_log".*' TERM
@@ -99,9 +100,13 @@ if command -v compute-sanitizer >/dev/null && [ "${REHEARSE:-0}" != 1 ]; then
       step "$tool, cuda" 30 compute-sanitizer --tool "$tool" --error-exitcode 9 "$step_log.driver" && tee -a "$summary" <"$step_log"
     done
   fi
-  step memcheck "${SECONDS_MEMCHECK:-60}" compute-sanitizer --tool memcheck --error-exitcode 9 \
-    env PYTHONSAFEPATH=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$PYTHON" -m pytest -q -p no:cacheprovider \
-    -m gpu --backends triton tests/kernels/test_values.py -k "matches_the_definition and (41 or episodes or block)"
+  export PYTHONSAFEPATH=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1
+  memcheck=(compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9
+    "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu --backends triton)
+  step "memcheck, cuda from Python" "${SECONDS_MEMCHECK:-60}" "${memcheck[@]}" tests/cuda/test_values.py \
+    -k "device and (width or parts or intervals)"
+  step memcheck "${SECONDS_MEMCHECK:-60}" "${memcheck[@]}" tests/kernels/test_values.py \
+    -k "matches_the_definition and (41 or episodes or block)"
 fi
 
 [ -f "$out/gpu.json" ] && "$PYTHON" - "$out/gpu.json" <<'PY' | tee -a "$summary"
