@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_helpers import memory_beyond_31_bits
 from oracle import Case, as_call, make_inputs
 
 from txl_kernels import rel_attention
@@ -48,20 +49,10 @@ def test_options_at_real_sizes(sizes: tuple[int, int], options: dict[str, Any]) 
 
 
 def test_more_than_2_to_the_31_elements() -> None:
-    """A memory of 2**31 + elements: only a window at its end is seen, which a slice holds too."""
-    rows, width, window = 2**25 + 77, 64, 300
-    k_mem, v_mem = (torch.zeros(1, 1, rows, width, dtype=torch.bfloat16) for _ in range(2))
-    assert k_mem.numel() > 2**31
-    for x in (k_mem, v_mem):
-        x[:, :, -1000:] = torch.randn(1, 1, 1000, width)
-    q, k, v = torch.randn(3, 1, 1, 4, width, dtype=torch.bfloat16)
-    r, u = torch.randn(1, window, width, dtype=torch.bfloat16), torch.randn(1, width, dtype=torch.bfloat16)
-    near = [x[:, :, -1000:].clone() for x in (k_mem, v_mem)]
-    outs = [
-        rel_attention(q, k, v, r, u, u, tuple(memory), window=window, backend="cuda")
-        for memory in ((k_mem, v_mem), near)
-    ]
-    torch.testing.assert_close(*outs, rtol=1e-2, atol=1e-2)
+    """Only a window at the end of the memory is seen, which a slice holds too."""
+    (q, k, v, r, bias), *memories = memory_beyond_31_bits(4, window=300)
+    far, near = (rel_attention(q, k, v, r, bias, bias, memory, window=300, backend="cuda") for memory in memories)
+    torch.testing.assert_close(far, near, rtol=1e-2, atol=1e-2)
 
 
 def test_the_same_bits_20_times() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_helpers import memory_beyond_31_bits
 from oracle import TENSORS, Case, as_call, gradients, make_inputs
 
 from txl_kernels import rel_attention
@@ -53,17 +54,10 @@ def test_65536_keys() -> None:
 
 
 def test_more_than_2_to_the_31_elements() -> None:
-    """A memory of 2**31 + elements: only a window at its end is seen, which a slice holds too."""
-    rows, width, window = 2**25 + 77, 64, 300
-    k_mem, v_mem = (torch.zeros(1, 1, rows, width, dtype=torch.bfloat16) for _ in range(2))
-    assert k_mem.numel() > 2**31
-    for x in (k_mem, v_mem):
-        x[:, :, -1000:] = torch.randn(1, 1, 1000, width)
-    q, k, v = torch.randn(3, 1, 1, 64, width, dtype=torch.bfloat16)
-    r, u = torch.randn(1, window, width, dtype=torch.bfloat16), torch.randn(1, width, dtype=torch.bfloat16)
-    near = [x[:, :, -1000:].clone().requires_grad_() for x in (k_mem, v_mem)]
-    far = [x.requires_grad_() for x in (k_mem, v_mem)]
-    outs = [rel_attention(q, k, v, r, u, u, tuple(m), window=window, backend="triton") for m in (far, near)]
+    """Only a window at the end of the memory is seen, which a slice holds too."""
+    (q, k, v, r, bias), *memories = memory_beyond_31_bits(64, window=300)
+    far, near = ([x.requires_grad_() for x in memory] for memory in memories)
+    outs = [rel_attention(q, k, v, r, bias, bias, tuple(m), window=300, backend="triton") for m in (far, near)]
     torch.testing.assert_close(*outs, rtol=2e-2, atol=2e-2)
     dout = torch.randn_like(q)
     grads = [torch.autograd.grad(out, m, dout) for out, m in zip(outs, (far, near), strict=True)]
