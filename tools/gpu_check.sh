@@ -56,9 +56,9 @@ else
 fi
 
 # Triton needs no compiler, so after a failed build, which is reported, what does build is used.
-install() { step "$1" "$2" env TXL_KERNELS_CUDA="$3" "$PYTHON" -m pip install --no-build-isolation --no-deps --quiet .; }
+build() { step "$1" "$2" env TXL_KERNELS_CUDA="$3" "$PYTHON" -m pip install --no-build-isolation --no-deps --quiet .; }
 cuda=$([ "${REHEARSE:-0}" = 1 ] && echo off || echo on)
-install install 200 "$cuda" || install "install without CUDA C++" 100 off || export PYTHONPATH=$PWD
+build install 200 "$cuda" || build "install without CUDA C++" 100 off || export PYTHONPATH=$PWD
 step diagnosis 60 env PYTHONSAFEPATH=1 "$PYTHON" -m txl_kernels && tee -a "$summary" <"$step_log"
 
 # Does it run at all, in a minute; the rest of the tests come after the first figures.
