@@ -107,6 +107,8 @@ class CMakeBuild(build_ext):
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             "-DPYBIND11_FINDPYTHON=ON",
+            # An earlier build's cache may name the ninja of an isolated environment that is gone.
+            *([f"-DCMAKE_MAKE_PROGRAM={ninja}"] if (ninja := shutil.which("ninja")) else []),
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DTXL_CUDA={'ON' if cuda else 'OFF'}",
             *os.environ.get("CMAKE_ARGS", "").split(),
