@@ -6,22 +6,15 @@ torch's current stream after `functional` has checked every argument; it reads n
 
 import contextlib
 import functools
-import importlib
-from importlib import resources
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from txl_kernels import philox
+from txl_kernels import extension, gpu, philox
 from txl_kernels.call import Call, empty_like_rows
 
-module: Any
-try:
-    module = importlib.import_module("txl_kernels._cuda")
-except ImportError as error:
-    module = None
-    _import_error = error
+module, _import_error = extension.load("_cuda")
 
 # Whether a device's record of it lies in benchmarks/results/. Until then it runs only when asked for by name.
 VERIFIED = False
@@ -33,12 +26,7 @@ FASTER_UP_TO = 4
 
 def missing() -> str | None:
     """Why the CUDA module is not there; None if it is."""
-    if module is not None:
-        return None
-    note = resources.files("txl_kernels").joinpath("_cuda_missing.txt")
-    if note.is_file():
-        return note.read_text(encoding="utf-8").strip()
-    return f"the CUDA module could not be loaded: {_import_error}"
+    return None if module is not None else extension.why_missing("_cuda", "CUDA", _import_error)
 
 
 def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
@@ -57,17 +45,14 @@ def _absent_from(device: torch.device) -> str | None:
         return f"cuda runs on CUDA devices, not on {device.type}"
     if missing() is not None:
         return missing()
-    return _device_lacks(device)
+    return gpu.lacks(device) or _driver_lacks()
 
 
 @functools.cache
-def _device_lacks(device: torch.device) -> str | None:
-    if torch.version.hip is not None:
-        return "cuda runs on NVIDIA GPUs"
-    if module.no_driver() or not torch.cuda.is_available():
-        return f"cuda needs a GPU: {module.no_driver() or 'torch.cuda.is_available() is False'}"
-    major, minor = torch.cuda.get_device_capability(device)
-    return None if major >= 8 else f"a GPU of compute capability 8.0 or newer is needed, {device} has {major}.{minor}"
+def _driver_lacks() -> str | None:
+    """The module's own runtime may want a newer driver than torch's."""
+    reason = module.no_driver()
+    return f"cuda cannot use the GPU: {reason}" if reason else None
 
 
 # As in txl_kernels/triton: torch.compile asks once, while it traces.

@@ -5,35 +5,23 @@ Passes pointers and strides to `txl_kernels._native` after `functional` has chec
 
 import ctypes
 import functools
-import importlib
 import os
-from importlib import resources
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from txl_kernels import philox, visibility
+from txl_kernels import extension, philox, visibility
 from txl_kernels.call import Call, empty_gradients, empty_like_rows
 
-module: Any
-try:
-    module = importlib.import_module("txl_kernels._native")
-except ImportError as error:
-    module = None
-    _import_error = error
+module, _import_error = extension.load("_native")
 
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 def missing() -> str | None:
     """Why the C++ module is not there; None if it is."""
-    if module is not None:
-        return None
-    note = resources.files("txl_kernels").joinpath("_native_missing.txt")
-    if note.is_file():
-        return note.read_text(encoding="utf-8").strip()
-    return f"the C++ module could not be loaded: {_import_error}"
+    return None if module is not None else extension.why_missing("_native", "C++", _import_error)
 
 
 def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:

@@ -35,51 +35,56 @@ class Plan {
   Plan(int type, const std::array<int64_t, 9>& sizes, float scale, uint32_t drop_below, float keep_scale,
        const std::array<std::array<int64_t, 3>, VIEWS>& strides, const std::array<std::array<int64_t, 2>, 2>& bounds,
        bool aligned, int multiprocessors)
-      : type_(static_cast<txl_cuda::Type>(type)), multiprocessors_(multiprocessors) {
-    txl_cuda::Problem& p = problem_;
+      : type_(static_cast<txl_cuda::Type>(type)) {
+    txl_cuda::Problem p = {};
     p.B = sizes[0], p.H = sizes[1], p.L = sizes[2], p.M = sizes[3], p.D = sizes[4], p.T = sizes[5];
-    p.zero_row = sizes[6], p.causal = sizes[7] != 0, p.window = sizes[8], p.aligned = aligned;
+    p.zero_row = sizes[6], p.causal = sizes[7] != 0, p.window = sizes[8];
     p.scale = scale, p.drop_below = drop_below, p.keep_scale = keep_scale;
     for (size_t i = 0; i < VIEWS; ++i) *views(p)[i] = {nullptr, strides[i][0], strides[i][1], strides[i][2]};
     p.start = {nullptr, bounds[0][0], bounds[0][1]}, p.end = {nullptr, bounds[1][0], bounds[1][1]};
-    txl_cuda::split(p, multiprocessors);  // throws at once what it would throw at a call
+    const auto split = [&](bool rows_aligned) {
+      p.aligned = rows_aligned;
+      const int64_t floats = txl_cuda::split(p, multiprocessors);
+      return Split{p, floats};
+    };
+    strided_ = split(aligned), anywhere_ = split(false);
   }
 
   // Floats of workspace that a call needs.
-  int64_t workspace(const Pointers& at) const {
-    txl_cuda::Problem p = problem_;
-    return place(p, at);
-  }
+  int64_t workspace(const Pointers& at) const { return split_for(at).floats; }
 
   // Enqueues a call; partial: pointer to that workspace.
   void forward(const Pointers& at, int64_t partial, int64_t stream) const {
-    txl_cuda::Problem p = problem_;
-    place(p, at);
+    txl_cuda::Problem p = split_for(at).problem;
+    for (size_t i = 0; i < VIEWS; ++i) views(p)[i]->data = pointer<void>(at[i]);
+    p.start.data = pointer<int32_t>(at[VIEWS]), p.end.data = pointer<int32_t>(at[VIEWS + 1]);
+    p.seed = pointer<int64_t>(at[VIEWS + 2]), p.lse = pointer<float>(at[VIEWS + 3]);
     p.partial = pointer<float>(partial);
     py::gil_scoped_release unlocked;
     txl_cuda::forward(type_, p, pointer<void>(stream));
   }
 
-  const txl_cuda::Problem& problem() const { return problem_; }
+  const txl_cuda::Problem& problem() const { return strided_.problem; }
 
  private:
+  struct Split {
+    txl_cuda::Problem problem;
+    int64_t floats;
+  };
+
   static std::array<txl_cuda::View*, VIEWS> views(txl_cuda::Problem& p) {
     return {&p.q, &p.k, &p.v, &p.k_mem, &p.v_mem, &p.r, &p.u, &p.w, &p.out};
   }
 
-  int64_t place(txl_cuda::Problem& p, const Pointers& at) const {
-    for (size_t i = 0; i < VIEWS; ++i) {
-      views(p)[i]->data = pointer<void>(at[i]);
-      if (i >= ROWS_BEGIN && i < ROWS_END) p.aligned &= at[i] % 16 == 0;
-    }
-    p.start.data = pointer<int32_t>(at[VIEWS]), p.end.data = pointer<int32_t>(at[VIEWS + 1]);
-    p.seed = pointer<int64_t>(at[VIEWS + 2]), p.lse = pointer<float>(at[VIEWS + 3]);
-    return txl_cuda::split(p, multiprocessors_);
+  // Rows are aligned if their strides are and the first of them is.
+  const Split& split_for(const Pointers& at) const {
+    for (size_t i = ROWS_BEGIN; i < ROWS_END; ++i)
+      if (at[i] % 16) return anywhere_;
+    return strided_;
   }
 
   txl_cuda::Type type_;
-  int multiprocessors_;
-  txl_cuda::Problem problem_ = {};
+  Split strided_, anywhere_;
 };
 
 }  // namespace

@@ -21,10 +21,11 @@ int64_t instance_queries(const Problem& p) { return !p.aligned || p.L > 4 ? MOST
 
 // Most keys whose scores fit in shared memory beside the queries.
 int64_t most_keys(const Problem& p) {
-  const int64_t Q = instance_queries(p);
-  const int64_t width = !p.aligned ? MOST_WIDTH : p.D <= 64 ? 64 : p.D <= 128 ? 128 : MOST_WIDTH;
-  const int64_t left = SHARED / 4 - 2 * Q * width - 2 * WARPS * Q - 2 * Q;
-  return std::min(MOST_KEYS, left / Q / STEP * STEP);
+  const int Q = static_cast<int>(instance_queries(p));
+  const int width = !p.aligned ? MOST_WIDTH : p.D <= 64 ? 64 : p.D <= 128 ? 128 : MOST_WIDTH;
+  int64_t keys = MOST_KEYS;
+  while (static_cast<int64_t>(sizeof(float)) * layout(Q, width, static_cast<int>(keys)).floats > SHARED) keys -= STEP;
+  return keys;
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ void launch(const Problem& p, void* stream) {
   const auto grid = [&](int64_t z) {
     return dim3(static_cast<unsigned>(p.B), static_cast<unsigned>(p.H), static_cast<unsigned>(z));
   };
-  const int floats = layout<S>(static_cast<int>(p.part_keys)).floats;
+  const int floats = layout(S::Q, S::WIDTH, static_cast<int>(p.part_keys)).floats;
   TXL_LAUNCH(part, grid(p.parts), THREADS, sizeof(float) * floats, stream, p);
   check_launch();
   if (p.parts == 1) return;

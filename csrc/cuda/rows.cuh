@@ -1,11 +1,11 @@
 // How a block reads rows of k, v and r: 16 bytes a load, a tile of rows in flight while the one before is used.
 #pragma once
 #include "element.cuh"
+#include "layout.h"
 #include "problem.h"
 
 namespace txl_cuda {
 
-constexpr int THREADS = 128, WARP = 32, WARPS = THREADS / WARP;
 constexpr int ROWS = 4;  // consecutive rows of a group of lanes in a tile
 
 // An instance of the kernel: LANES lanes share a row, CHUNKS 16-byte loads a lane; at most Q queries.

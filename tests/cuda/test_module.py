@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cuda_emulation import plan_of
 from oracle import Case, as_call, make_inputs
 from records import RESULTS, load
 
@@ -24,17 +25,12 @@ def inputs() -> dict[str, Any]:
     return as_call(make_inputs(Case("", L=1, M=5, D=8), torch.float32))
 
 
-def plan_of(*sizes: int) -> Any:
-    """Calls of B, H, L, M, D."""
-    return cuda.module.Plan(0, (*sizes, 1, 0, True, 0), 1.0, 0, 1.0, [[0] * 3] * 9, [[0] * 2] * 2, True, 132)
-
-
 @built
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_it_imports_without_a_driver_and_says_so() -> None:
     assert cuda.module.no_driver() == "no usable NVIDIA driver"
     assert "no usable NVIDIA driver" in report()
-    plan = plan_of(1, 1, 1, 0, 8)
+    plan = plan_of(cuda.module, 1, 1, 1, 0, 8)
     with pytest.raises(RuntimeError, match="CUDA: "):
         plan.forward([0] * 13, 0, 0)
 
@@ -51,7 +47,7 @@ def test_the_module_refuses_sizes_it_has_no_kernels_for() -> None:
     )
     for sizes in wrong:
         with pytest.raises(ValueError, match=r"CUDA kernels|a grid of blocks"):
-            plan_of(*sizes)
+            plan_of(cuda.module, *sizes)
 
 
 def test_asked_for_on_a_cpu_it_says_where_it_runs(inputs: dict[str, Any]) -> None:
@@ -100,15 +96,20 @@ def test_it_is_chosen_by_name_only_until_it_is_verified(
     assert backends.choose_unasked(torch.device("cpu"), torch.float32) == "triton"
 
 
+def ask_setup(setting: str, compiler: str) -> "subprocess.CompletedProcess[str]":
+    """What setup.py decides about the CUDA module."""
+    environment = os.environ | {"TXL_KERNELS_CUDA": setting, "CUDACXX": compiler}
+    code = "import setuptools, sys; sys.argv = ['setup.py', '--version']\nimport setup; print(setup.cuda_missing())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
+
+
 @pytest.mark.parametrize(("setting", "compiler", "said"), [
     ("on", "/nonexistent/nvcc", r"TXL_KERNELS_CUDA=on, but no CUDA compiler found \(/nonexistent/nvcc"),
     ("perhaps", "nvcc", "TXL_KERNELS_CUDA must be auto, on or off, got 'perhaps'"),
     ("on", "false", "cannot compile for sm_100, which takes CUDA 12.8 or newer"),
 ])  # fmt: skip
 def test_a_build_that_must_have_it_fails_without_a_compiler(setting: str, compiler: str, said: str) -> None:
-    environment = os.environ | {"TXL_KERNELS_CUDA": setting, "CUDACXX": compiler}
-    code = "import setuptools, sys; sys.argv = ['setup.py', '--version']\nimport setup; print(setup.cuda_missing())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
+    done = ask_setup(setting, compiler)
     assert done.returncode != 0
     assert re.search(said, done.stderr), done.stderr
 
@@ -117,8 +118,6 @@ def test_a_build_that_must_have_it_fails_without_a_compiler(setting: str, compil
     ("setting", "said"), [("off", "built with TXL_KERNELS_CUDA=off"), ("auto", "no CUDA compiler")]
 )
 def test_a_build_without_it_says_why(setting: str, said: str) -> None:
-    environment = os.environ | {"TXL_KERNELS_CUDA": setting, "CUDACXX": "/nonexistent/nvcc"}
-    code = "import setuptools, sys; sys.argv = ['setup.py', '--version']\nimport setup; print(setup.cuda_missing())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
+    done = ask_setup(setting, "/nonexistent/nvcc")
     assert done.returncode == 0, done.stderr
     assert said in done.stdout

@@ -11,14 +11,16 @@ from cuda_emulation import CSRC, HERE, build_driver
 NO_DRIVER = "CUDA driver version is insufficient for CUDA runtime version\n"
 THREADS = ("-DSIMT_THREADS", "-pthread", "-g", "-fsanitize=thread")
 BARRIER = "  barrier();"
-BARRIERS = [(name, n) for name in ("part", "merge") for n in range((CSRC / f"{name}.cuh").read_text().count(BARRIER))]
+BARRIERS = [
+    (name, n) for name in ("part", "values", "merge") for n in range((CSRC / f"{name}.cuh").read_text().count(BARRIER))
+]
 SHUFFLES = [
     # Too few steps, half of the values lost, wrong partners; then lanes that differ, and one that stays away.
     ("rows", "step = LANES / 8;", "step = LANES / 16;", "wrong"),
     ("rows", "sent = upper ? x[k] : x[k + 2]", "sent = x[k]", "wrong"),
     ("rows", "shuffle_xor(sent, LANES / 4)", "shuffle_xor(sent, LANES / 2)", "wrong"),
-    ("part", "step = S::LANES; step < WARP", "step = 2 * S::LANES; step < WARP", "wrong"),
-    ("part", "sum += shuffle_xor(sum, step)", "sum += shuffle_xor(sum, 1)", "wrong"),
+    ("values", "step = S::LANES; step < WARP", "step = 2 * S::LANES; step < WARP", "wrong"),
+    ("scores", "sum += shuffle_xor(sum, step)", "sum += shuffle_xor(sum, 1)", "wrong"),
     ("merge", "sum += shuffle_xor(sum, step)", "sum = shuffle_xor(sum, step)", "wrong"),
     ("rows", "shuffle_xor(sent, LANES / 2)", "shuffle_xor(sent, thread() % 2 ? LANES / 2 : 1)", "shuffle differently"),
     (

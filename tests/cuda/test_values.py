@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_emulation import build
+from cuda_emulation import build, plan_of
 from oracle import CASES, Case, as_call, make_inputs, oracle
 
 from txl_kernels import cuda, rel_attention
@@ -94,27 +94,22 @@ def test_every_split_gives_the_same_answer(emulated: Any, monkeypatch: pytest.Mo
         results = [forward(case, torch.float32) for _ in range(2)]
         assert torch.equal(results[0][0], results[1][0])
         torch.testing.assert_close(results[0][0].double(), want, rtol=0, atol=2e-5)
-        seen.add(split_of(emulated, case, multiprocessors).parts)
+        seen.add(plan_of(emulated, 1, 2, 3, 445, 16, multiprocessors=multiprocessors).parts)
     assert seen == {3, 4, 7}
-
-
-def split_of(module: Any, case: Case, multiprocessors: int, dtype: int = 0) -> Any:
-    sizes = (case.B, case.H, case.L, case.M, case.D, case.S, 0, True, case.window or 0)
-    return module.Plan(dtype, sizes, 1.0, 0, 1.0, [[0] * 3] * 9, [[0] * 2] * 2, True, multiprocessors)
 
 
 def test_splits_fill_the_device(emulated: Any) -> None:
     """8 heads of one text on 132 multiprocessors: a block each where there are keys for all; full rounds."""
     for L, M, D, dtype in itertools.product((1, 4, 16), (800, 3800, 32768), (64, 128, 256), (0, 1)):
-        chosen = split_of(emulated, Case("", B=1, H=8, L=L, M=M, D=D), 132, dtype)
+        chosen = plan_of(emulated, 1, 8, L, M, D, dtype=dtype)
         assert chosen.parts * chosen.part_keys >= M + L
         assert (chosen.parts - 1) * chosen.part_keys < M + L
         assert 8 * chosen.parts >= min(132, 8 * ((M + L) // 64))
     for B, M, window, parts, keys in (
-        (1, 3800, None, 60, 64), (8, 3800, None, 8, 512), (64, 3800, None, 10, 384), (64, 800, None, 2, 448),
+        (1, 3800, 0, 60, 64), (8, 3800, 0, 8, 512), (64, 3800, 0, 10, 384), (64, 800, 0, 2, 448),
         (1, 32768, 512, 8, 64),
     ):  # fmt: skip
-        chosen = split_of(emulated, Case("", B=B, H=8, L=1, M=M, D=64, window=window), 132)
+        chosen = plan_of(emulated, B, 8, 1, M, 64, window=window)
         assert (chosen.parts, chosen.part_keys) == (parts, keys)
 
 

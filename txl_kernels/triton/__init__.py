@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from txl_kernels import gpu
 from txl_kernels.call import Call
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,12 +41,6 @@ def missing() -> str | None:
     return None
 
 
-@functools.cache
-def _gpu_too_old(device: torch.device) -> str | None:
-    major, minor = torch.cuda.get_device_capability(device)
-    return None if major >= 8 else f"a GPU of compute capability 8.0 or newer is needed, {device} has {major}.{minor}"
-
-
 def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
     """Why this backend cannot take tensors of this device, dtype and head width; None if it can."""
     if dtype not in DTYPES:
@@ -65,11 +60,7 @@ def _absent_from(device: torch.device) -> str | None:
         return None if device.type == "cpu" else f"TRITON_INTERPRET=1 runs kernels on the cpu, not on {device.type}"
     if device.type != "cuda":
         return f"triton runs on CUDA devices, not on {device.type} (but for tests with TRITON_INTERPRET=1)"
-    if torch.version.hip is not None:
-        return "triton kernels here are for NVIDIA GPUs; ROCm is not supported"
-    if not torch.cuda.is_available():
-        return "no CUDA device is available"
-    return _gpu_too_old(device)
+    return gpu.lacks(device)
 
 
 # torch.compile asks once, while it traces, instead of following this into package metadata and the driver. It is what

@@ -1,0 +1,98 @@
+// From weights to the results of a part.
+#pragma once
+#include "block.cuh"
+#include "merge.cuh"
+
+namespace txl_cuda {
+
+// Between two intervals a row that nobody sees may hold anything.
+template <class S>
+TXL_DEVICE void clear_unseen(const Block<S>& block, int row, float (&x)[ROWS][S::PER_LANE]) {
+  TXL_UNROLL
+  for (int z = 0; z < ROWS; ++z) {
+    bool seen = false;
+    for (int i = 0; i < block.L; ++i) seen |= row + z >= block.from(i) && row + z < block.to(i);
+    TXL_UNROLL
+    for (int d = 0; d < S::PER_LANE; ++d) x[z][d] = seen ? x[z][d] : 0.f;
+  }
+}
+
+// This thread's share of the weighted sums of values. `tile` is the first, already asked for, from row `first` on.
+template <class S>
+TXL_DEVICE void add_values(const Block<S>& block, const KeyRows<S>& v, Tile<S>& tile, int first,
+                           float (&total)[S::Q][S::PER_LANE]) {
+  const int low = block.hull.low, high = block.hull.high;
+  const bool gaps = S::Q > 1 && (block.p.start.data || block.p.end.data);
+  for (int n = first; n < high; n += S::STEP) {
+    float x[ROWS][S::PER_LANE];
+    widen<S>(tile, x);
+    fetch<S>(tile, block.D, n + S::STEP, low, high, v);
+    const int row = n + first_row<S>();
+    if (row >= block.part_keys) continue;
+    if (gaps) clear_unseen<S>(block, row, x);
+    TXL_UNROLL
+    for (int q = 0; q < S::Q; ++q) {
+      if (q % S::AT_ONCE == 0 && q >= block.L) break;
+      const Four weight = load_four(block.scores(q) + row);
+      TXL_UNROLL
+      for (int z = 0; z < ROWS; ++z) TXL_UNROLL
+      for (int d = 0; d < S::PER_LANE; ++d) total[q][d] += weight.x[z] * x[z][d];
+    }
+  }
+}
+
+// Sums over threads to [Q][WIDTH] at the start of shared memory, where the queries have served: groups of a warp by
+// shuffles, warps one after the other, an order that nothing changes.
+template <class S>
+TXL_DEVICE void add_up(const Block<S>& block, float (&total)[S::Q][S::PER_LANE]) {
+  const int warp = thread() / WARP;
+  TXL_ROLLED
+  for (int turn = 0; turn < WARPS; ++turn) {
+    TXL_UNROLL
+    for (int q = 0; q < S::Q; ++q) {
+      if (q >= block.L) break;
+      TXL_UNROLL
+      for (int d = 0; d < S::PER_LANE; ++d) {
+        if (turn == 0)
+          for (int step = S::LANES; step < WARP; step *= 2) total[q][d] += shuffle_xor(total[q][d], step);
+        float* const to = block.shared + q * S::WIDTH + column<S>(d / S::E) + d % S::E;
+        if (warp == turn && thread() % WARP < S::LANES) *to = turn ? *to + total[q][d] : total[q][d];
+      }
+    }
+    barrier();
+  }
+}
+
+// What add_up left: to the outputs, or to the workspace if there are other parts.
+template <class S>
+TXL_DEVICE void write(const Block<S>& block) {
+  using T = typename S::T;
+  const Problem& p = block.p;
+  TXL_ROLLED
+  for (int i = 0; i < block.L; ++i) {
+    float top = -INFINITY, sum = 0;
+    for (int w = 0; w < WARPS; ++w) {
+      top = fmaxf(top, block.shared[block.at.tops + w * S::Q + i]);
+      sum += block.shared[block.at.sums + w * S::Q + i];
+    }
+    const int64_t x = block.bh() * block.L + i;
+    TXL_ROLLED
+    for (int d = thread(); d < block.D; d += THREADS) {
+      const float value = block.shared[i * S::WIDTH + d];
+      if (p.parts > 1) {
+        p.partial[(x * p.parts + block.part) * block.D + d] = value;
+      } else {
+        T* const out = const_cast<T*>(row_of<T>(p.out, block.b, block.h, i));
+        put(out + d, sum == 0 ? empty_result(p, block.b, i) : value / sum);
+      }
+    }
+    if (thread() != 0) continue;
+    if (p.parts > 1) {
+      part_sums(p, x, block.part)[0] = top, part_sums(p, x, block.part)[1] = sum;
+    } else if (p.lse) {
+      p.lse[x] = log_sum(p, block.b, i, top, sum);
+    }
+  }
+}
+
+}  // namespace txl_cuda
