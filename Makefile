@@ -11,9 +11,9 @@ demo: $(VENV)/installed
 	$(BIN)/txl demo --run runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(VENV)/installed
-	$(BIN)/pytest tests --ignore tests/cuda
-	$(BIN)/pytest tests/cuda -n auto
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/kernels -m triton --backends triton -n auto
+	$(BIN)/pytest tests --ignore tests/txl_kernels/cuda
+	$(BIN)/pytest tests/txl_kernels/cuda -n auto
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels -m triton --backends triton -n auto
 
 aot: $(VENV)/installed
 	$(BIN)/python tools/aot.py check
@@ -36,7 +36,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/driver/driver.cpp tests/cuda/driver.cpp tests/cuda/simt_emulation.h
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/simt_emulation.h
 	$(BIN)/python benchmarks/report.py --check
 
 # torch first: whatever depends on it must find this one and not fetch another.

@@ -1,4 +1,4 @@
-"""Builds txl_kernels._native with CMake and ninja. Metadata is in pyproject.toml; torch is not needed to build."""
+"""Builds txl_kernels._native and _cuda with CMake and ninja. Metadata is in pyproject.toml; torch is not needed."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-# Why a module was not built; read by txl_kernels.native.missing() and txl_kernels.cuda.missing().
+# Why a module was not built; read by txl_kernels/backends/native_modules.py.
 NOTES = {"_native": "_native_missing.txt", "_cuda": "_cuda_missing.txt"}
 
 

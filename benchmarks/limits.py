@@ -4,7 +4,7 @@ import torch
 from machine import Machine
 from race import Entry
 
-from txl_kernels import native
+from txl_kernels.backends import cpu
 
 ARITHMETIC = {"cpu": "limit: FMA peak", "cuda": "limit: matrix products", "rehearsal": "limit: matrix products"}
 MEMORY = {"cpu": "limit: a plain read", "cuda": "limit: a copy", "rehearsal": "limit: a copy"}
@@ -14,7 +14,7 @@ _ITERATIONS = 1_000_000
 def arithmetic(machine: Machine) -> Entry:
     """Fused multiply-adds in registers on all of torch's threads; on a GPU the library's largest matrix product."""
     if machine.kind == "cpu":
-        module, threads = native.prepare(), torch.get_num_threads()
+        module, threads = cpu.prepare(), torch.get_num_threads()
         return Entry(
             lambda: module.fma(_ITERATIONS, threads), operations=module.fma(_ITERATIONS, threads), limit="operations"
         )
@@ -26,7 +26,7 @@ def arithmetic(machine: Machine) -> Entry:
 def memory(machine: Machine, size: int) -> Entry:
     """Reading `size` bytes once on all of torch's threads; on a GPU a copy of a gibibyte, bytes read and written."""
     if machine.kind == "cpu":
-        module, x = native.prepare(), torch.zeros(size // 4)
+        module, x = cpu.prepare(), torch.zeros(size // 4)
         return Entry(
             lambda: module.read(x.data_ptr(), x.numel(), torch.get_num_threads()), bytes=float(size), limit="bytes"
         )

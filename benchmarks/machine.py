@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 import torch
 
 import txl_kernels
-from txl_kernels import available_backends, native, triton
+from txl_kernels import available_backends
+from txl_kernels.backends import cpu, triton
 
 T = TypeVar("T")
 Run = Callable[[], object]
@@ -90,7 +91,7 @@ class Machine:
 
     def about(self) -> dict[str, Any]:
         """What a record says of where its figures come from."""
-        module = native.prepare() if native.module is not None else None
+        module = cpu.prepare() if cpu.native.module is not None else None
         commit, dirty = _commit()
         return {
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -14,7 +14,8 @@ from inputs import NAMES, Inputs, Shape, make_inputs
 from machine import Machine
 from race import Entry, Race, races
 
-from txl_kernels import native, rel_attention
+from txl_kernels import rel_attention
+from txl_kernels.backends import cpu
 from txl_kernels.call import Call
 
 SMALL_CALL = Shape(1, 2, 8, 8, 64)
@@ -42,7 +43,7 @@ def overhead(machine: Machine, full: bool) -> list[Race]:
         tensors = [x[n] for n in (*NAMES, "k_mem", "v_mem")]
         call = Call(*tensors, None, None, None, True, None, 0, 0.125, 0.0)
         out = torch.empty_like(x["q"])
-        plan = native.prepare().Plan(*native._arguments(call, out, None))
+        plan = cpu.make_plan(call, out)
         threads = torch.get_num_threads()
         return repeat(lambda: plan.forward(call, out, None, threads, 0))
 

@@ -12,7 +12,7 @@ from inputs import Shape
 from machine import Machine
 from race import Entry, Race, Unavailable, races
 
-from txl_kernels.triton import config, plan
+from txl_kernels.backends.triton import config, plan
 
 KERNELS = ("forward", "backward_queries", "backward_keys", "backward_table")
 TILES = [(64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 1), (64, 64, 8, 2), (32, 32, 4, 2), (32, 32, 2, 2)]

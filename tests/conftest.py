@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from txl_kernels import triton
-from txl_kernels.backends import BACKENDS
+from txl_kernels.backends import BACKENDS, KERNELS, triton
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,7 +20,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = metafunc.config.getoption("--backends").split(",")
     for fixture in ("backend", "kernel_backend"):
         if fixture in metafunc.fixturenames:
-            chosen = [x for x in names if fixture == "backend" or hasattr(BACKENDS[x], "forward")]
+            chosen = [x for x in names if fixture == "backend" or x in KERNELS]
             metafunc.parametrize(fixture, [pytest.param(x, marks=_marks(x)) for x in chosen])
 
 

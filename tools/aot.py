@@ -26,7 +26,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from txl_kernels.triton import config
+from txl_kernels.backends.triton import config
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 TABLE = Path(__file__).with_name("aot_table.json")
@@ -86,7 +86,7 @@ def shipped() -> list[Variant]:
 
 def compile_variant(v: Variant, chosen: config.Config) -> Any:
     name = "forward" if v.kernel == "decode" else v.kernel
-    function = getattr(importlib.import_module(f"txl_kernels.triton.kernels.{name}"), f"{name}_kernel")
+    function = getattr(importlib.import_module(f"txl_kernels.backends.triton.kernels.{name}"), f"{name}_kernel")
     dtype = "fp32" if v.dtype == "tf32" else v.dtype
     block_d = max(16, triton.next_power_of_2(v.width))
     constants: dict[str, Any] = {

@@ -120,13 +120,13 @@ def main() -> int:
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--if-built", action="store_true", help="no complaint where the module was not built")
     a = parser.parse_args()
-    from txl_kernels import cuda
+    from txl_kernels.backends import cuda
 
-    if cuda.module is None:
-        print(cuda.missing(), file=sys.stderr)
+    if cuda.native.module is None:
+        print(cuda.native.missing(), file=sys.stderr)
         return 0 if a.if_built else 1
-    compiler = cuda.module.compiler
-    binary = Path(cuda.module.__file__)
+    compiler = cuda.native.module.compiler
+    binary = Path(cuda.native.module.__file__)
     table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     now = measure(binary)
     before = now if a.update else table.get(compiler)

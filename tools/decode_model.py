@@ -8,7 +8,10 @@ and the time of these bytes at the rates below, with the steps that nothing hide
 import argparse
 from typing import Any
 
-from txl_kernels import cuda
+import torch
+
+from txl_kernels.backends import cuda
+from txl_kernels.call import Call
 
 # H100 SXM: multiprocessors; bytes a microsecond of a copy, and of the L2; microseconds of one trip to memory.
 PROCESSORS, MEMORY, L2, TRIP = 132, 3.0e6, 5.5e6, 0.8
@@ -17,19 +20,29 @@ FIXED = 4 * TRIP + 1.0
 AT_ONCE = {1: 4, 4: 3, 16: 2}  # blocks of bf16 a multiprocessor holds: tools/cuda_lint.py --show
 
 
+def plan_of(B: int, H: int, L: int, M: int, D: int) -> Any:
+    """How the kernels split a bfloat16 call; its tensors lie nowhere."""
+
+    def nowhere(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    q, memory, bias = nowhere(B, H, L, D), nowhere(B, H, M, D), nowhere(H, D)
+    call = Call(q, q, q, nowhere(H, M + L, D), bias, bias, memory, memory, None, None, None, True, None, 0, 1.0, 0.0)
+    return cuda.make_plan(call, q, PROCESSORS)
+
+
 def model(B: int, H: int, L: int, M: int, D: int) -> dict[str, Any]:
-    sizes = (B, H, L, M, D, M + L, 0, True, 0)
-    call = cuda.module.Plan(1, sizes, 1.0, 0, 1.0, [[0] * 3] * 9, [[0] * 2] * 2, True, PROCESSORS)
+    plan = plan_of(B, H, L, M, D)
     row, keys = 2 * D, M + L
     from_memory = row * H * keys * (2 * B + 1)
     from_l2 = row * H * keys * 3 * B
-    parts = 2 * 4 * call.workspace([0] * 13)
-    blocks = B * H * call.parts
+    parts = 2 * 4 * B * H * L * plan.parts * (D + 2) if plan.parts > 1 else 0  # written, then read
+    blocks = B * H * plan.parts
     slots = PROCESSORS * AT_ONCE[1 if L == 1 else 4 if L <= 4 else 16]
     moving = max(from_memory / MEMORY, (from_l2 + parts) / L2)
     return {
         "case": f"B{B} L{L} M{M}", "memory MB": from_memory / 1e6, "L2 MB": from_l2 / 1e6, "parts MB": parts / 1e6,
-        "keys a part": call.part_keys, "blocks": blocks, "rounds": blocks / slots,
+        "keys a part": plan.part_keys, "blocks": blocks, "rounds": blocks / slots,
         "us": moving + FIXED, "bound by": "L2" if (from_l2 + parts) / L2 > from_memory / MEMORY else "memory",
         "share": from_memory / MEMORY / (moving + FIXED),
     }  # fmt: skip
@@ -40,8 +53,8 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--width", type=int, default=64)
     a = parser.parse_args()
-    if cuda.module is None:
-        raise SystemExit(cuda.missing())
+    if cuda.native.module is None:
+        raise SystemExit(cuda.native.missing())
     cases = [(B, 1, M) for M in (800, 3800, 32768) for B in (1, 8, 64)] + [(8, 4, 3800), (8, 16, 3800)]
     rows = [model(B, a.heads, L, M, a.width) for B, L, M in cases]
     print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))

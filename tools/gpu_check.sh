@@ -63,10 +63,10 @@ step diagnosis 60 env PYTHONSAFEPATH=1 "$PYTHON" -m txl_kernels && tee -a "$summ
 
 # Does it run at all, in a minute; the rest of the tests come after the first figures.
 step smoke 120 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider -m "$marker" --backends triton \
-  tests/kernels/test_values.py -k "matches_the_definition and (episodes or dropout)" &&
+  tests/txl_kernels/api/test_values.py -k "matches_the_definition and (episodes or dropout)" &&
   tail -n 1 "$step_log" | tee -a "$summary"
 if [ "${REHEARSE:-0}" != 1 ]; then
-  step "smoke, cuda" 60 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu tests/cuda/test_values.py &&
+  step "smoke, cuda" 60 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu tests/txl_kernels/cuda/test_values.py &&
     tail -n 1 "$step_log" | tee -a "$summary"
 fi
 seconds=${SECONDS_BENCH:-200}
@@ -79,7 +79,7 @@ tests_in_parallel() {
   local shards=$1 codes=0 pids=() k
   for k in $(seq "$shards"); do
     env PYTHONSAFEPATH=1 TESTS_SHOW_FAILURES=1 "$PYTHON" -m pytest -q -p no:cacheprovider -m "$marker" --backends triton \
-      --tb=no --shard "$k/$shards" tests/gpu tests/cuda tests/kernels >"$step_log.$k" 2>&1 &
+      --tb=no --shard "$k/$shards" tests/txl_kernels >"$step_log.$k" 2>&1 &
     pids+=($!)
   done
   trap 'kill "${pids[@]}" 2>/dev/null; cat "$step_log".*' TERM
@@ -93,8 +93,8 @@ cores=$(nproc)
 step tests "${SECONDS_TESTS:-200}" bash -c 'tests_in_parallel "$0"' "$((cores > 12 ? 12 : cores))"
 grep -hE "^(FAILED|ERROR)|passed|failed" "$step_log" | tee -a "$summary"
 if command -v compute-sanitizer >/dev/null && [ "${REHEARSE:-0}" != 1 ]; then
-  # The CUDA C++ kernels without Python around them: tests/cuda/driver.cpp prints "right" and has no other output.
-  if step "build the driver" 60 nvcc -std=c++17 -arch=native -I csrc/cuda -x cu tests/cuda/driver.cpp csrc/cuda/launch.cu \
+  # The CUDA C++ kernels without Python around them: tests/txl_kernels/cuda/driver.cpp prints "right" and has no other output.
+  if step "build the driver" 60 nvcc -std=c++17 -arch=native -I csrc/cuda -x cu tests/txl_kernels/cuda/driver.cpp csrc/cuda/launch.cu \
     -o "$step_log.driver"; then
     for tool in memcheck racecheck initcheck synccheck; do
       step "$tool, cuda" 30 compute-sanitizer --tool "$tool" --error-exitcode 9 "$step_log.driver" && tee -a "$summary" <"$step_log"
@@ -103,9 +103,9 @@ if command -v compute-sanitizer >/dev/null && [ "${REHEARSE:-0}" != 1 ]; then
   export PYTHONSAFEPATH=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1
   memcheck=(compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9
     "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu --backends triton)
-  step "memcheck, cuda from Python" "${SECONDS_MEMCHECK:-60}" "${memcheck[@]}" tests/cuda/test_values.py \
+  step "memcheck, cuda from Python" "${SECONDS_MEMCHECK:-60}" "${memcheck[@]}" tests/txl_kernels/cuda/test_values.py \
     -k "device and (width or parts or intervals)"
-  step memcheck "${SECONDS_MEMCHECK:-60}" "${memcheck[@]}" tests/kernels/test_values.py \
+  step memcheck "${SECONDS_MEMCHECK:-60}" "${memcheck[@]}" tests/txl_kernels/api/test_values.py \
     -k "matches_the_definition and (41 or episodes or block)"
 fi
 

@@ -6,8 +6,7 @@ import sys
 import torch
 
 import txl_kernels
-from txl_kernels import cuda, native
-from txl_kernels.backends import BACKENDS, cannot_run, choose_unasked
+from txl_kernels.backends import BACKENDS, choose_unasked, cpu, cuda
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -24,29 +23,29 @@ def _devices() -> list[torch.device]:
 
 
 def _native_lines() -> list[str]:
-    if native.module is None:
-        return [f"  {native.missing()}"]
-    module = native.prepare()
+    if cpu.native.module is None:
+        return [f"  {cpu.native.missing()}"]
+    module = cpu.prepare()
     others = [isa for isa in module.isas(False) if isa not in module.isas(True)]
     lines = [f"  instruction set {module.isa()} (runs here: {', '.join(module.isas(True))})"]
     if others:
         lines.append(f"  not on this processor: {', '.join(others)}")
     pool = "torch's OpenMP pool" if module.threading() == "torch-openmp" else "threads of its own"
-    where = native.library_at(native.find_openmp()) or "no OpenMP runtime found in torch"
+    where = cpu.library_at(cpu.find_openmp()) or "no OpenMP runtime found in torch"
     lines.append(f"  {torch.get_num_threads()} threads on {pool} ({where})")
     return lines
 
 
 def _cuda_lines() -> list[str]:
-    if cuda.module is None:
-        return [f"  {cuda.missing()}"]
-    lines = [
-        f"  forward of up to {cuda.MOST_QUERIES} queries, compiled by {cuda.module.compiler} for {cuda.module.architectures}"
-    ]
+    if cuda.native.module is None:
+        return [f"  {cuda.native.missing()}"]
+    module = cuda.native.module
+    built = f"compiled by {module.compiler} for {module.architectures}"
+    lines = [f"  forward of up to {cuda.MOST_QUERIES} queries, {built}"]
     if not cuda.VERIFIED:
         lines.append('  not yet verified on a device, so it runs only when asked for: backend="cuda"')
-    if cuda.module.no_driver():
-        lines.append(f"  {cuda.module.no_driver()}")
+    if module.no_driver():
+        lines.append(f"  {module.no_driver()}")
     return lines
 
 
@@ -58,13 +57,13 @@ def report() -> str:
         f"installed in {txl_kernels.__path__[0]}, run by {sys.executable}",
     ]
     for device in _devices():
-        name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
-        lines.append(f"\non {device}{name}:")
-        for backend in BACKENDS:
-            reasons = {dtype: cannot_run(backend, device, dtype) for dtype in _DTYPES}
+        model = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+        lines.append(f"\non {device}{model}:")
+        for name, backend in BACKENDS.items():
+            reasons = {dtype: backend.cannot_run(device, dtype) for dtype in _DTYPES}
             works = [_short(dtype) for dtype, reason in reasons.items() if reason is None]
             verdict = f"works for {', '.join(works)}" if works else f"does not run: {reasons[torch.float32]}"
-            lines.append(f"  {backend:<10} {verdict}")
+            lines.append(f"  {name:<10} {verdict}")
         lines.append(f"  backend=None takes {choose_unasked(device, torch.float32)} for float32")
     lines += ["\nnative module:", *_native_lines(), "\ncuda module:", *_cuda_lines()]
     return "\n".join(lines)

@@ -6,26 +6,29 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from txl_kernels import backends, ops, plain, reference, validate
+from txl_kernels import backends, checks
+from txl_kernels.backends import cpu, reference
 from txl_kernels.call import Call
-from txl_kernels.validate import Memory
+from txl_kernels.checks.bounds import broadcast_bound
+from txl_kernels.checks.tensors import KeyValuePair, memory_pair
+from txl_kernels.operators import autograd, fast_path
 
 
 @overload
 def rel_attention(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor, memory: Memory | None = ...,
-    *, causal: bool = ..., window: int | None = ..., start: Tensor | None = ..., end: Tensor | None = ...,
-    zero_row: int = ..., scale: float | None = ..., dropout_p: float = ..., dropout_seed: Tensor | None = ...,
-    return_lse: Literal[False] = ..., backend: str | None = ...,
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor,
+    memory: KeyValuePair | None = ..., *, causal: bool = ..., window: int | None = ...,
+    start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., scale: float | None = ...,
+    dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[False] = ..., backend: str | None = ...,
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def rel_attention(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor, memory: Memory | None = ...,
-    *, causal: bool = ..., window: int | None = ..., start: Tensor | None = ..., end: Tensor | None = ...,
-    zero_row: int = ..., scale: float | None = ..., dropout_p: float = ..., dropout_seed: Tensor | None = ...,
-    return_lse: Literal[True], backend: str | None = ...,
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor,
+    memory: KeyValuePair | None = ..., *, causal: bool = ..., window: int | None = ...,
+    start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., scale: float | None = ...,
+    dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[True], backend: str | None = ...,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -36,7 +39,7 @@ def rel_attention(
     r: Tensor,
     content_bias: Tensor,
     position_bias: Tensor,
-    memory: Memory | None = None,
+    memory: KeyValuePair | None = None,
     *,
     causal: bool = True,
     window: int | None = None,
@@ -94,7 +97,7 @@ def rel_attention(
     """
     if not isinstance(q, Tensor):
         raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
-    k_mem, v_mem = (None, None) if memory is None else validate.check_memory(memory)
+    k_mem, v_mem = (None, None) if memory is None else memory_pair(memory)
     device = q.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -103,29 +106,34 @@ def rel_attention(
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.shape[-1], 1)) if q.dim() else 1.0
     if (start is not None or end is not None) and q.dim() == 4:
-        start, end = validate.interval_bound("start", start, q), validate.interval_bound("end", end, q)
+        start, end = broadcast_bound("start", start, q), broadcast_bound("end", end, q)
     call = Call(
         q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, None, causal, window, zero_row, scale, dropout_p
     )  # fmt: skip
-    memo = plain.check(call)
+    plans = fast_path.check(call)
+    checks.check_seed(dropout_seed, q)
     if window is not None and window > 2**31:  # wider than any distance, and perhaps than 64 bits
         call = call._replace(window=2**31)
-    if dropout_seed is not None:
-        validate.check_seed(dropout_seed, q)
     if dropout_p > 0:
         if dropout_seed is None:
             dropout_seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=q.device)
         call = call._replace(seed=dropout_seed)
-    name = None if memo is None else memo.get(("backend", backend))
+    name = None if plans is None else plans.get(("backend", backend))
     if name is None:
         name = backends.choose(backend, call)
-        if memo is not None and name == "native":  # others depend on more than the call
-            memo["backend", backend] = name
-    if name == "reference":
-        out, lse = reference.attend(call)
+        if plans is not None and name == cpu.NAME:  # others depend on more than the call
+            plans["backend", backend] = name
+    if name == reference.NAME:
+        if not torch.compiler.is_compiling():
+            checks.check_bound_values(call)
+        result: autograd.Results = reference.forward(call)
     else:
-        out, lse = ops.rel_attention(call, name, memo, return_lse)
-    return (out, lse) if return_lse else out
+        result = autograd.rel_attention(call, name, plans, return_lse)
+    out, lse = result
+    if not return_lse:
+        return out
+    assert lse is not None
+    return out, lse
 
 
 def _autocast(x: Any, dtype: torch.dtype) -> Any:

@@ -11,41 +11,41 @@ namespace {
 constexpr size_t kAlign = 64;
 
 #ifndef TXL_POISON
-// Small blocks are kept for the thread's next call: the C library would give their pages back and fault them in again,
+// Small blocks wait for the thread's next call: the C library would give their pages back and fault them in again,
 // which costs more than a small kernel.
-constexpr size_t kKept = 4, kLargest = size_t{1} << 21;
+constexpr size_t kSpares = 4, kLargest = size_t{1} << 21;
 
-struct Kept {
-  void* block[kKept] = {};
-  size_t bytes[kKept] = {};
+struct Spares {
+  void* block[kSpares] = {};
+  size_t bytes[kSpares] = {};
 
-  ~Kept() {
+  ~Spares() {
     for (void* p : block) std::free(p);
   }
 };
 
-thread_local Kept g_kept;
+thread_local Spares g_spares;
 
 void* take(size_t& bytes) {
-  for (size_t i = 0; i < kKept; ++i)
-    if (g_kept.block[i] && g_kept.bytes[i] >= bytes && g_kept.bytes[i] <= 4 * bytes + kLargest / 16) {
-      void* p = g_kept.block[i];
-      bytes = g_kept.bytes[i];
-      g_kept.block[i] = nullptr;
+  for (size_t i = 0; i < kSpares; ++i)
+    if (g_spares.block[i] && g_spares.bytes[i] >= bytes && g_spares.bytes[i] <= 4 * bytes + kLargest / 16) {
+      void* p = g_spares.block[i];
+      bytes = g_spares.bytes[i];
+      g_spares.block[i] = nullptr;
       return p;
     }
   return nullptr;
 }
 
-// Keeps a block in a free place, or in that of a smaller one.
+// Puts a block in a free place, or in that of a smaller one.
 void give_back(void* p, size_t bytes) {
   size_t place = 0;
-  for (size_t i = 0; i < kKept && g_kept.block[place]; ++i)
-    if (!g_kept.block[i] || g_kept.bytes[i] < g_kept.bytes[place]) place = i;
-  if (bytes > kLargest || (g_kept.block[place] && g_kept.bytes[place] >= bytes)) return std::free(p);
-  std::free(g_kept.block[place]);
-  g_kept.block[place] = p;
-  g_kept.bytes[place] = bytes;
+  for (size_t i = 0; i < kSpares && g_spares.block[place]; ++i)
+    if (!g_spares.block[i] || g_spares.bytes[i] < g_spares.bytes[place]) place = i;
+  if (bytes > kLargest || (g_spares.block[place] && g_spares.bytes[place] >= bytes)) return std::free(p);
+  std::free(g_spares.block[place]);
+  g_spares.block[place] = p;
+  g_spares.bytes[place] = bytes;
 }
 #else  // every block new, so that a sanitizer sees its ends
 void* take(size_t&) { return nullptr; }

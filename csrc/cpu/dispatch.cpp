@@ -10,13 +10,9 @@ namespace txl {
   namespace isa_##name {                             \
     void forward(const Problem&);                    \
     void backward(const Problem&, const Gradients&); \
-    double fma(int64_t, int);                        \
-    void read(const float*, int64_t, int);           \
-    void exp(const float*, float*, int64_t);         \
   }
 
-#define TXL_KERNELS_OF(name, supported) \
-  {#name, supported, isa_##name::forward, isa_##name::backward, isa_##name::fma, isa_##name::read, isa_##name::exp}
+#define TXL_KERNELS_OF(name, supported) {#name, supported, isa_##name::forward, isa_##name::backward}
 
 TXL_DECLARE_ISA(baseline)
 #if defined(__x86_64__)

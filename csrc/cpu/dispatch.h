@@ -12,9 +12,6 @@ struct Kernels {
   bool (*supported)();
   void (*forward)(const Problem&);
   void (*backward)(const Problem&, const Gradients&);
-  double (*fma)(int64_t iterations, int threads);                // keeps the units busy; operations done
-  void (*read)(const float* data, int64_t floats, int threads);  // reads memory once
-  void (*exp)(const float* x, float* y, int64_t n);              // the kernels' own
 };
 
 // Best first. Only those compiled for this architecture.

@@ -11,6 +11,7 @@
 #define TXL_ISA isa_avx512
 #define TXL_LANES 16
 #include "generic/kernels.inl"
+#include "generic/probes.inl"
 #if defined(__clang__)
 #pragma clang attribute pop
 #else

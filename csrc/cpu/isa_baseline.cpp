@@ -7,3 +7,4 @@
 #endif
 #define TXL_LANES TXL_BASELINE_LANES
 #include "generic/kernels.inl"
+#include "generic/probes.inl"

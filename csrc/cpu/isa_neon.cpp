@@ -5,4 +5,5 @@
 #define TXL_ISA isa_neon
 #define TXL_LANES 4
 #include "generic/kernels.inl"
+#include "generic/probes.inl"
 #endif

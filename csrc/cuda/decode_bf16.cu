@@ -1,3 +1,8 @@
 #include "launch.cuh"
 
-void txl_cuda::forward_bf16(const Problem& p, void* stream) { by_width<Bf16>(p, stream); }
+namespace txl_cuda {
+
+void forward_bf16(const Problem& p, void* stream) { forward_by_shape<Bf16>(p, stream); }
+void load_bf16(const Problem& p) { load_by_shape<Bf16>(p); }
+
+}  // namespace txl_cuda

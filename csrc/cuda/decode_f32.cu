@@ -1,3 +1,8 @@
 #include "launch.cuh"
 
-void txl_cuda::forward_f32(const Problem& p, void* stream) { by_width<float>(p, stream); }
+namespace txl_cuda {
+
+void forward_f32(const Problem& p, void* stream) { forward_by_shape<float>(p, stream); }
+void load_f32(const Problem& p) { load_by_shape<float>(p); }
+
+}  // namespace txl_cuda

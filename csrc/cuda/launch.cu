@@ -16,7 +16,7 @@ constexpr int64_t MOST_GRID = 65535;   // heads and parts, the later axes of a g
 
 int64_t up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
-// Q of the instance that by_width will take.
+// Q of the instance that with_shape will take.
 int64_t instance_queries(const Problem& p) { return !p.aligned || p.L > 4 ? MOST_QUERIES : p.L == 1 ? 1 : 4; }
 
 // Most keys whose scores fit in shared memory beside the queries.
@@ -53,6 +53,12 @@ void forward(Type type, const Problem& p, void* stream) {
   if (type == Type::f32) return forward_f32(p, stream);
   if (type == Type::bf16) return forward_bf16(p, stream);
   return forward_f16(p, stream);
+}
+
+void load(Type type, const Problem& p) {
+  if (type == Type::f32) return load_f32(p);
+  if (type == Type::bf16) return load_bf16(p);
+  return load_f16(p);
 }
 
 const char* no_driver() {

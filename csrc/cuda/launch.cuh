@@ -8,12 +8,23 @@
 
 namespace txl_cuda {
 
-inline void check_launch() {
 #ifdef __CUDACC__
-  const cudaError_t error = cudaGetLastError();
+inline void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(error));
-#endif
 }
+inline void check_launch() { check(cudaGetLastError()); }
+
+// CUDA loads a kernel when it is first asked about.
+template <class Kernel>
+void load_kernel(Kernel kernel) {
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, kernel));
+}
+#else
+inline void check_launch() {}
+template <class Kernel>
+void load_kernel(Kernel) {}
+#endif
 
 template <class S>
 void launch(const Problem& p, void* stream) {
@@ -30,22 +41,39 @@ void launch(const Problem& p, void* stream) {
   check_launch();
 }
 
-template <class T, int LANES, int CHUNKS>
-void by_queries(const Problem& p, void* stream) {
-  if (p.L == 1) return launch<Shape<T, LANES, CHUNKS, 1, true>>(p, stream);
-  if (p.L <= 4) return launch<Shape<T, LANES, CHUNKS, 4, true>>(p, stream);
-  return launch<Shape<T, LANES, CHUNKS, MOST_QUERIES, true>>(p, stream);
+template <class S>
+void load() {
+  load_kernel(part_kernel<S>);
+  load_kernel(merge_kernel<typename S::T>);
 }
 
-// Lanes of a row: a power of two that covers it with 16 bytes each; rows beyond a warp take two loads a lane. Rows that
-// are not aligned are rare: one instance serves them all. launch.cu's `most_keys` follows these choices.
-template <class T>
-void by_width(const Problem& p, void* stream) {
+template <class T, int LANES, int CHUNKS, class Use>
+void with_queries(const Problem& p, const Use& use) {
+  if (p.L == 1) return use(Shape<T, LANES, CHUNKS, 1, true>());
+  if (p.L <= 4) return use(Shape<T, LANES, CHUNKS, 4, true>());
+  return use(Shape<T, LANES, CHUNKS, MOST_QUERIES, true>());
+}
+
+// Calls use(Shape()) with the instance for a call. Lanes of a row: a power of two that covers it with 16 bytes each;
+// rows beyond a warp take two loads a lane. Rows that are not aligned are rare: one instance serves them all.
+// launch.cu's `most_keys` follows these choices.
+template <class T, class Use>
+void with_shape(const Problem& p, const Use& use) {
   constexpr int E = 16 / sizeof(T), WIDEST = MOST_WIDTH / E / WARP;
-  if (!p.aligned) return launch<Shape<T, WARP, WIDEST, MOST_QUERIES, false>>(p, stream);
-  if (p.D <= 64) return by_queries<T, 64 / E, 1>(p, stream);
-  if (p.D <= 128) return by_queries<T, 128 / E, 1>(p, stream);
-  return by_queries<T, WARP, WIDEST>(p, stream);
+  if (!p.aligned) return use(Shape<T, WARP, WIDEST, MOST_QUERIES, false>());
+  if (p.D <= 64) return with_queries<T, 64 / E, 1>(p, use);
+  if (p.D <= 128) return with_queries<T, 128 / E, 1>(p, use);
+  return with_queries<T, WARP, WIDEST>(p, use);
+}
+
+template <class T>
+void forward_by_shape(const Problem& p, void* stream) {
+  with_shape<T>(p, [&](auto shape) { launch<decltype(shape)>(p, stream); });
+}
+
+template <class T>
+void load_by_shape(const Problem& p) {
+  with_shape<T>(p, [](auto shape) { load<decltype(shape)>(); });
 }
 
 }  // namespace txl_cuda

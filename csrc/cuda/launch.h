@@ -17,9 +17,16 @@ int64_t split(Problem& p, int multiprocessors);
 // std::runtime_error with CUDA's reason.
 void forward(Type type, const Problem& p, void* stream);
 
+// Loads the kernels of such a call onto the current device, which would otherwise happen at the first call. Throws
+// std::runtime_error with CUDA's reason.
+void load(Type type, const Problem& p);
+
 void forward_f32(const Problem& p, void* stream);
 void forward_bf16(const Problem& p, void* stream);
 void forward_f16(const Problem& p, void* stream);
+void load_f32(const Problem& p);
+void load_bf16(const Problem& p);
+void load_f16(const Problem& p);
 
 // Why no GPU can be used, or an empty string.
 const char* no_driver();

@@ -45,7 +45,7 @@ TXL_DEVICE void weigh(const Block<S>& block) {
   TXL_ROLLED
   for (int i = 0; i < block.rounded; ++i) {
     float top = -INFINITY, sum = 0;
-    for (int w = 0; w < WARPS; ++w) top = fmaxf(top, block.shared[block.at.tops + w * S::Q + i]);
+    for (int n = 0; n < WARPS; ++n) top = fmaxf(top, block.shared[block.at.tops + n * S::Q + i]);
     TXL_ROLLED
     for (int n = thread(); n < block.part_keys; n += THREADS) {
       float* const entry = block.scores(i) + n;

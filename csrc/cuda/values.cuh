@@ -71,9 +71,9 @@ TXL_DEVICE void write(const Block<S>& block) {
   TXL_ROLLED
   for (int i = 0; i < block.L; ++i) {
     float top = -INFINITY, sum = 0;
-    for (int w = 0; w < WARPS; ++w) {
-      top = fmaxf(top, block.shared[block.at.tops + w * S::Q + i]);
-      sum += block.shared[block.at.sums + w * S::Q + i];
+    for (int n = 0; n < WARPS; ++n) {
+      top = fmaxf(top, block.shared[block.at.tops + n * S::Q + i]);
+      sum += block.shared[block.at.sums + n * S::Q + i];
     }
     const int64_t x = block.bh() * block.L + i;
     TXL_ROLLED

@@ -35,29 +35,23 @@ struct BackwardScratch {
   float *k_panels, *k_rows, *v_panels, *dk, *dv, *qu, *qw, *dout, *content, *position, *dp, *p, *skew, *factor, *step;
   Table table;
 
-  static constexpr int64_t WINDOW = BLOCK_S + BLOCK_L;
-  static int64_t floats(int64_t D, int64_t Dp) {
-    return round_up(BLOCK_S * (2 * D + 3 * Dp) + 3 * BLOCK_L * Dp + MR * (2 * BLOCK_S + POSITION_LD) +
-                        BLOCK_L * (2 * BLOCK_S + SKEW_LD) + MR * Dp + Table::room(WINDOW) * (D + Dp),
-                    16);
-  }
-  BackwardScratch(float* at, int64_t D, int64_t Dp)
-      : k_panels(at),
-        k_rows(k_panels + BLOCK_S * D),
-        v_panels(k_rows + BLOCK_S * Dp),
-        dk(v_panels + BLOCK_S * D),
-        dv(dk + BLOCK_S * Dp),
-        qu(dv + BLOCK_S * Dp),
-        qw(qu + BLOCK_L * Dp),
-        dout(qw + BLOCK_L * Dp),
-        content(dout + BLOCK_L * Dp),
-        position(content + MR * BLOCK_S),
-        dp(position + MR * POSITION_LD),
-        p(dp + MR * BLOCK_S),
-        skew(p + BLOCK_L * BLOCK_S),
-        factor(skew + BLOCK_L * SKEW_LD),
-        step(factor + BLOCK_L * BLOCK_S),
-        table{step + MR * Dp, step + MR * Dp + Table::room(WINDOW) * D, Table::room(WINDOW)} {}
+  BackwardScratch(Arena& a, int64_t D, int64_t Dp)
+      : k_panels(a.take(BLOCK_S * D)),
+        k_rows(a.take(BLOCK_S * Dp)),
+        v_panels(a.take(BLOCK_S * D)),
+        dk(a.take(BLOCK_S * Dp)),
+        dv(a.take(BLOCK_S * Dp)),
+        qu(a.take(BLOCK_L * Dp)),
+        qw(a.take(BLOCK_L * Dp)),
+        dout(a.take(BLOCK_L * Dp)),
+        content(a.take(MR * BLOCK_S)),
+        position(a.take(MR * POSITION_LD)),
+        dp(a.take(MR * BLOCK_S)),
+        p(a.take(BLOCK_L * BLOCK_S)),
+        skew(a.take(BLOCK_L * SKEW_LD)),
+        factor(a.take(BLOCK_L * BLOCK_S)),
+        step(a.take(MR * Dp)),
+        table(a, Table::room(BLOCK_S + BLOCK_L), D, Dp) {}
 };
 
 // One row over [from, to) of a tile: p (with dropout, into `p`) and dS (into `ds`); both zero outside [low, high).
@@ -124,7 +118,7 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
   for (int64_t i = 0; i < rows; ++i)
     pack_row<T>(sees(i) ? row_of<T>(g.dout, b, h, i0 + i) : nullptr, D, Dp, s.dout + i * Dp);
   const int64_t rho0 = rho_of(p, i0 + BLOCK_L - 1, j0);  // of column 0 of the skewed tile
-  s.table.template reach<T>(p, in_use, h, rho0, rho_of(p, i0, j0 + BLOCK_S), Dp);
+  s.table.template cover<T>(p, in_use, h, rho0, rho_of(p, i0, j0 + BLOCK_S), Dp);
   if (p.drop_below) dropout_factors(p, ranges.row, rows, bh, i0, j0, s.factor);
   auto clear = [&](int64_t i, int64_t from, int64_t to) {  // of row i in p and skew: what is not seen must read as zero
     memset(s.p + i * BLOCK_S + from, 0, sizeof(float) * (to - from));
@@ -182,7 +176,8 @@ static void backward_chunk(const Problem& p, const Gradients& g, const BackwardP
   memset(s.skew, 0, sizeof(float) * BLOCK_L * SKEW_LD);
   for (int64_t j0 = chunk * z.chunk; j0 < min_of((chunk + 1) * z.chunk, S); j0 += BLOCK_S) {
     const int64_t keys = min_of(BLOCK_S, S - j0), packed = round_up(keys, NR);
-    memset(s.dk, 0, sizeof(float) * 2 * BLOCK_S * Dp);  // and dv
+    memset(s.dk, 0, sizeof(float) * BLOCK_S * Dp);
+    memset(s.dv, 0, sizeof(float) * BLOCK_S * Dp);
     const bool met = sees_any(seen, blocks, j0, j0 + keys);
     if (met) {
       pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0, packed, Dp, s.k_panels, s.k_rows);

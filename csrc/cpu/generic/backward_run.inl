@@ -30,7 +30,7 @@ static void run_backward(const Problem& p, const Gradients& g) {
   const BackwardPlan z(p);
   const InUse in_use(p);
   const int64_t BH = p.B * p.H, D = p.D, Dp = z.Dp, blocks = div_up(p.L, BLOCK_L);
-  const int64_t per_thread = BackwardScratch::floats(D, Dp);
+  const int64_t per_thread = floats_of<BackwardScratch>(D, Dp);
   Buffer scratch(p.threads * per_thread), items(BH * z.chunks * z.entry()), deltas(BH * p.L),
       hull_memory(p.B * blocks * sizeof(Range) / sizeof(float)), live_memory(p.B * z.chunks);
   Range* hulls = reinterpret_cast<Range*>(hull_memory.data);
@@ -47,7 +47,8 @@ static void run_backward(const Problem& p, const Gradients& g) {
     for (int64_t i = i0; i < min_of(i0 + BLOCK_L, p.L); ++i) deltas.data[bh * p.L + i] = delta_of<T>(p, g, bh, i);
   });
   parallel_for(p.threads, BH * z.chunks, [&](int64_t item, int thread) {
-    BackwardScratch s(scratch.data + thread * per_thread, D, Dp);
+    Arena arena(scratch.data + thread * per_thread);
+    BackwardScratch s(arena, D, Dp);
     const int64_t bh = item / z.chunks, chunk = item % z.chunks;
     backward_chunk<T>(p, g, z, in_use, hulls, live[bh / p.H * z.chunks + chunk], deltas.data, bh, chunk, s,
                       items.data + item * z.entry());

@@ -56,21 +56,16 @@ struct ForwardScratch {
   float *qu, *qw, *k_panels, *v_rows, *content, *position, *factor, *result;
   Table table;
 
-  static int64_t floats(const Problem& p, const ForwardPlan& z) {
-    return round_up(2 * z.rows * z.Dp + BLOCK_S * (p.D + z.Dp) + MR * (BLOCK_S + POSITION_LD) + 2 * MR * BLOCK_S +
-                        z.entry() + Table::room(BLOCK_S + z.rows) * p.D,
-                    16);
-  }
-  ForwardScratch(float* at, const Problem& p, const ForwardPlan& z)
-      : qu(at),
-        qw(qu + z.rows * z.Dp),
-        k_panels(qw + z.rows * z.Dp),
-        v_rows(k_panels + BLOCK_S * p.D),
-        content(v_rows + BLOCK_S * z.Dp),
-        position(content + MR * BLOCK_S),
-        factor(position + MR * POSITION_LD),  // [2 * MR][BLOCK_S]: whole groups of four queries
-        result(factor + 2 * MR * BLOCK_S),
-        table{result + z.entry(), nullptr, Table::room(BLOCK_S + z.rows)} {}
+  ForwardScratch(Arena& a, const Problem& p, const ForwardPlan& z)
+      : qu(a.take(z.rows * z.Dp)),
+        qw(a.take(z.rows * z.Dp)),
+        k_panels(a.take(BLOCK_S * p.D)),
+        v_rows(a.take(BLOCK_S * z.Dp)),
+        content(a.take(MR * BLOCK_S)),
+        position(a.take(MR * POSITION_LD)),
+        factor(a.take(2 * MR * BLOCK_S)),  // whole groups of four queries
+        result(a.take(z.entry())),
+        table(a, Table::room(BLOCK_S + z.rows), p.D, 0) {}
 };
 
 // out (not yet divided), maxima and sums of queries [i0, i0 + count) over the keys of a part, into `result`.
@@ -89,7 +84,7 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
     const int64_t first = tile.low / NR * NR, last = round_up(tile.high, NR);
     pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0 + first, last - first, Dp, s.k_panels + first * D, nullptr);
     pack_keys<T>(p, in_use, p.v_mem, p.v, b, h, j0 + first, last - first, Dp, nullptr, s.v_rows + first * Dp);
-    s.table.template reach<T>(p, in_use, h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Dp);
+    s.table.template cover<T>(p, in_use, h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Dp);
     for (int64_t i = 0; i < rows; i += MR) {
       if (p.drop_below && i % (2 * MR) == 0)
         dropout_factors(p, ranges.row + i, min_of(2 * MR, rows - i), bh, i0 + i, j0, s.factor);
@@ -151,14 +146,15 @@ static void run_forward(const Problem& p) {
   if (decode_fits(p)) return run_decode<T>(p);
   const ForwardPlan z(p);
   const InUse in_use(p);
-  const int64_t pairs = p.B * p.H * z.ranges, per_thread = ForwardScratch::floats(p, z);
+  const int64_t pairs = p.B * p.H * z.ranges, per_thread = floats_of<ForwardScratch>(p, z);
   Buffer scratch(p.threads * per_thread), results(z.parts > 1 ? pairs * z.parts * z.entry() : 0);
   // Longest first: a causal range late in the segment sees the most keys.
   auto range_of = [&](int64_t pair) { return (z.ranges - 1 - pair / (p.B * p.H)) * z.range; };
   parallel_for(p.threads, pairs * z.parts, [&](int64_t item, int thread) {
     const int64_t pair = item / z.parts, n = item % z.parts, i0 = range_of(pair), bh = pair % (p.B * p.H);
     const int64_t count = min_of(z.range, p.L - i0);
-    ForwardScratch s(scratch.data + thread * per_thread, p, z);
+    Arena arena(scratch.data + thread * per_thread);
+    ForwardScratch s(arena, p, z);
     float* result = z.parts > 1 ? results.data + item * z.entry() : s.result;
     forward_range<T>(p, z, in_use, bh, i0, count, {n * z.part, (n + 1) * z.part}, s, result);
     if (z.parts == 1) write_range<T>(p, z, bh, i0, count, result, 0);

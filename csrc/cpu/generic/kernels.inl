@@ -4,6 +4,7 @@ namespace txl {
 namespace TXL_ISA {
 namespace {
 #include "vector.inl"
+#include "arena.inl"
 #include "micro.inl"
 #include "visible.inl"
 #include "pack.inl"
@@ -14,7 +15,6 @@ namespace {
 #include "forward.inl"
 #include "backward.inl"
 #include "backward_run.inl"
-#include "limits.inl"
 }  // namespace
 
 void forward(const Problem& p) {
@@ -31,12 +31,6 @@ void backward(const Problem& p, const Gradients& g) {
   else
     run_backward<float>(p, g);
 }
-
-double fma(int64_t iterations, int threads) { return run_fma(iterations, threads); }
-
-void read(const float* data, int64_t floats, int threads) { run_read(data, floats, threads); }
-
-void exp(const float* x, float* y, int64_t n) { run_exp(x, y, n); }
 
 }  // namespace TXL_ISA
 }  // namespace txl

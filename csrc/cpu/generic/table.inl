@@ -14,16 +14,24 @@ TXL_INLINE const T* rho_row(const Problem& p, const InUse& in_use, int64_t h, in
 }
 
 // The part [first, end) of the reversed table that is at hand, multiples of NR; both layouts, or panels alone. It moves
-// upwards only: what is reached is packed, what lies behind is dropped when the room runs out.
+// upwards only: what is asked for is packed, what lies behind is dropped when the room runs out.
 struct Table {
+  int64_t capacity;
   float *panels, *rows;
-  int64_t capacity, first = 0, end = 0;
+  int64_t first = 0, end = 0;
+
+  // row_floats: 0 for panels alone.
+  Table(Arena& a, int64_t room, int64_t panel_floats, int64_t row_floats)
+      : capacity(room),
+        panels(a.take(room * panel_floats)),
+        rows(row_floats ? a.take(room * row_floats) : nullptr) {}
 
   // Rows of room for windows of `count` rows: twice that, so that moving the window to the front is rare.
   static int64_t room(int64_t count) { return 2 * round_up(count + 2 * NR, NR); }
 
+  // Has rows [from, to) at hand.
   template <class T>
-  void reach(const Problem& p, const InUse& in_use, int64_t h, int64_t from, int64_t to, int64_t Dp) {
+  void cover(const Problem& p, const InUse& in_use, int64_t h, int64_t from, int64_t to, int64_t Dp) {
     from = from / NR * NR, to = round_up(to, NR);
     if (from >= end) first = end = from;
     if (to - first > capacity) {

@@ -1,0 +1,108 @@
+// The Python module txl_kernels._native. Python has checked everything that comes in.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <vector>
+
+#include "../python/call.h"
+#include "../python/gil.h"
+#include "../python/signature.h"
+#include "dispatch.h"
+#include "parallel.h"
+#include "probes.h"
+
+namespace py = pybind11;
+
+namespace {
+
+// A call whose sizes, strides and settings are known, and only pointers are not: what many calls have in common.
+class Plan {
+ public:
+  Plan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below) {
+    static_cast<txl::Attention&>(problem_) =
+        txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
+  }
+
+  // Tensors of the shapes and strides that the plan was made for; lse may be None.
+  void forward(const py::tuple& call, const py::handle& out, const py::handle& lse, int threads, uint64_t seed) const {
+    const txl::Problem p = problem(call, out, lse, threads, seed);
+    const txl::Kernels& kernels = txl::kernels();
+    txl::without_gil([&] { kernels.forward(p); });
+  }
+
+  // gradients: of the inputs, in their order. dlse may be None.
+  void backward(const py::tuple& call, const py::handle& out, const py::handle& lse, const py::handle& dout,
+                const py::handle& dlse, const py::tuple& gradients, int threads, uint64_t seed) const {
+    const txl::Problem p = problem(call, out, lse, threads, seed);
+    txl::Gradients g;
+    txl::View* const views[txl::INPUTS] = {&g.dq, &g.dk, &g.dv, &g.dr, &g.du, &g.dw, &g.dk_mem, &g.dv_mem};
+    for (size_t i = 0; i < txl::INPUTS; ++i) *views[i] = view(gradients[i]);
+    g.dout = view(dout);
+    g.dlse = static_cast<const float*>(txl::pointer_of(dlse));
+    const txl::Kernels& kernels = txl::kernels();
+    txl::without_gil([&] { kernels.backward(p, g); });
+  }
+
+ private:
+  static txl::View view(const py::handle& tensor) {
+    txl::View x = txl::strides_of(tensor);
+    x.data = txl::pointer_of(tensor);
+    return x;
+  }
+
+  txl::Problem problem(const py::tuple& call, const py::handle& out, const py::handle& lse, int threads,
+                       uint64_t seed) const {
+    txl::Problem p = problem_;
+    txl::point_to(p, call, out, lse);
+    p.threads = threads, p.seed = seed;
+    return p;
+  }
+
+  txl::Problem problem_;
+};
+
+// Floating-point operations done in about `iterations` rounds on each thread.
+double busy(int64_t iterations, int threads) {
+  const txl::Probes probes = txl::probes();
+  double operations = 0;
+  txl::without_gil([&] { operations = probes.fma(iterations, threads); });
+  return operations;
+}
+
+void read_once(int64_t data, int64_t floats, int threads) {
+  const txl::Probes probes = txl::probes();
+  txl::without_gil([&] { probes.read(reinterpret_cast<const float*>(data), floats, threads); });
+}
+
+void exp_of(int64_t x, int64_t y, int64_t n) {
+  txl::probes().exp(reinterpret_cast<const float*>(x), reinterpret_cast<float*>(y), n);
+}
+
+std::vector<std::string> isas(bool only_supported) {
+  std::vector<std::string> names;
+  for (const txl::Kernels& k : txl::all_kernels())
+    if (!only_supported || k.supported()) names.push_back(k.isa);
+  return names;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "C++ kernels of txl_kernels. Call them through txl_kernels.rel_attention, which checks its arguments.";
+  m.attr("FIELDS") = txl::field_names();
+  py::class_<Plan>(m, "Plan")
+      .def(py::init<const py::tuple&, const py::handle&, int, uint32_t>(), py::arg("call"), py::arg("out"),
+           py::arg("type"), py::arg("drop_below"))
+      .def("forward", &Plan::forward)
+      .def("backward", &Plan::backward);
+  txl::define_signature(m);
+  m.def("fma", &busy, py::arg("iterations"), py::arg("threads"));
+  m.def("read", &read_once, py::arg("pointer"), py::arg("floats"), py::arg("threads"));
+  m.def("exp", &exp_of, py::arg("from_pointer"), py::arg("to_pointer"), py::arg("count"));
+  m.def("isa", [] { return std::string(txl::kernels().isa); }, "The instruction set in use.");
+  m.def("isas", &isas, py::arg("only_supported"), "Instruction sets of this build, best first.");
+  m.def("force_isa", &txl::force_isa, "Uses this instruction set from now on; '' for the best.");
+  m.def("set_openmp", &txl::set_openmp, "Address of GOMP_parallel in torch's OpenMP runtime, or 0.");
+  m.def("threading", [] { return std::string(txl::threading()); });
+}

@@ -1,0 +1,49 @@
+// See ../probes.h. Included after kernels.inl, whose vectors it uses.
+namespace txl {
+namespace TXL_ISA {
+
+// Multiplications and additions of independent registers on every thread.
+double fma(int64_t iterations, int threads) {
+  volatile float factor = 0.999f, term = 1e-6f, sink = 0;
+  parallel_for(threads, threads, [&](int64_t, int) {
+    const vf x = splat(factor), y = splat(term);
+    vf acc[12];
+    TXL_UNROLL(12)
+    for (int z = 0; z < 12; ++z) acc[z] = splat(static_cast<float>(z));
+    for (int64_t n = 0; n < iterations; ++n) {
+      TXL_UNROLL(12)
+      for (int z = 0; z < 12; ++z) acc[z] = acc[z] * x + y;
+    }
+    vf sum = acc[0];
+    for (int z = 1; z < 12; ++z) sum += acc[z];
+    const float total = sum_lanes(sum);
+    if (total == 1.25e-38f) sink = total;  // never: a store on every thread would be a race, none at all dead code
+  });
+  return 2.0 * 12 * LANES * static_cast<double>(iterations) * threads;
+}
+
+void read(const float* data, int64_t floats, int threads) {
+  constexpr int64_t piece = 1 << 15;
+  volatile float sink = 0;
+  parallel_for(threads, div_up(floats, piece), [&](int64_t item, int) {
+    const int64_t last = min_of((item + 1) * piece, floats);
+    vf acc[8] = {};
+    int64_t n = item * piece;
+    for (; n + 8 * LANES <= last; n += 8 * LANES) {
+      TXL_UNROLL(8)
+      for (int z = 0; z < 8; ++z) acc[z] += load(data + n + z * LANES);
+    }
+    vf sum = acc[0];
+    for (int z = 1; z < 8; ++z) sum += acc[z];
+    for (; n < last; ++n) sum[0] += data[n];
+    const float total = sum_lanes(sum);
+    if (total == 1.25e-38f) sink = total;
+  });
+}
+
+void exp(const float* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = exp_of(x[i]);
+}
+
+}  // namespace TXL_ISA
+}  // namespace txl

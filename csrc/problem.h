@@ -1,0 +1,39 @@
+// One call of rel_attention as every kernel sees it: sizes, mask, dropout, and where the tensors lie. Symbols follow
+// DESIGN.md, "What is computed".
+#pragma once
+#include <cstdint>
+
+namespace txl {
+
+enum class Type : int { f32, bf16, f16 };
+
+// A [n0, n1, n2, D] tensor in elements: any strides, last axis contiguous. data == nullptr: not given.
+struct View {
+  void* data = nullptr;
+  int64_t s0 = 0, s1 = 0, s2 = 0;
+};
+
+// An int32 [B, L] tensor of interval ends; strides may be 0. data == nullptr: not given.
+struct Bounds {
+  const int32_t* data = nullptr;
+  int64_t s0 = 0, s1 = 0;
+};
+
+struct Attention {
+  Type type = Type::f32;
+  int64_t B = 0, H = 0, L = 0, M = 0, D = 0;  // S = M + L
+  int64_t T = 0, zero_row = 0;                // r has T rows; row zero_row + d is distance d
+  bool causal = true;
+  int64_t window = 0;  // 0: no window
+  float scale = 1;
+  uint32_t drop_below = 0;     // an entry whose Philox word is below this is dropped; 0: no dropout
+  float keep_scale = 1;        // 1 / (1 - p)
+  View q, k, v, k_mem, v_mem;  // [B, H, rows, D]
+  View r;                      // [H, T, D]: s0 head, s1 row
+  View u, w;                   // [H, D]: s0 head (content and position bias)
+  Bounds start, end;
+  View out;              // [B, H, L, D]: written by forward, read by backward
+  float* lse = nullptr;  // [B, H, L] contiguous: written by forward unless null, read by backward
+};
+
+}  // namespace txl

@@ -1,0 +1,69 @@
+"""csrc/cuda compiled as host C++ against simt_emulation.h: as a Python module that the backend takes for its own,
+or as a small program."""
+
+import importlib.util
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pybind11
+import torch
+
+from txl_kernels.backends import cuda
+from txl_kernels.call import Call
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = ROOT / "tests" / "txl_kernels" / "cuda"
+CSRC = ROOT / "csrc" / "cuda"
+FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
+SOURCES = ("../python/call.cpp", "bindings.cpp", "launch.cu", "decode_f32.cu", "decode_bf16.cu", "decode_f16.cu")
+
+
+def build(folder: Path) -> Any:
+    """Compiles csrc/cuda into a module and imports it."""
+    name = f"_cuda_emulated_{folder.name.replace('-', '_')}"
+    include = ["-I", str(CSRC), "-I", str(HERE), "-I", pybind11.get_include(), "-I", sysconfig.get_path("include")]
+    flags = ["-O1", "-fPIC", "-fvisibility=hidden", f"-DTXL_MODULE={name}"]
+    objects = [str(folder / f"{Path(source).name}.o") for source in SOURCES]
+    running = [
+        subprocess.Popen(["g++", *FLAGS, *flags, *include, "-x", "c++", "-c", str(CSRC / source), "-o", out])
+        for source, out in zip(SOURCES, objects, strict=True)
+    ]
+    if sum(process.wait() != 0 for process in running):
+        raise RuntimeError("the emulated kernels do not compile")
+    library = folder / f"{name}.so"
+    subprocess.run(["g++", "-shared", *objects, "-o", str(library)], check=True)
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def build_driver(folder: Path, csrc: Path = CSRC, flags: tuple[str, ...] = ()) -> Path:
+    """Compiles tests/txl_kernels/cuda/driver.cpp with the kernels of the folder `csrc` into a program."""
+    program = folder / "driver"
+    command = ["g++", *FLAGS, "-O1", *flags, "-I", str(csrc), "-I", str(HERE), str(HERE / "driver.cpp")]
+    subprocess.run([*command, "-x", "c++", str(csrc / "launch.cu"), "-o", str(program)], check=True)
+    return program
+
+
+def call_nowhere(
+    B: int, H: int, L: int, M: int, D: int, dtype: torch.dtype = torch.float32, window: int | None = None
+) -> Call:
+    """A call whose tensors have shapes and strides, but lie nowhere."""
+
+    def nowhere(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    q, memory, bias = nowhere(B, H, L, D), nowhere(B, H, M, D), nowhere(H, D)
+    return Call(q, q, q, nowhere(H, M + L, D), bias, bias, memory, memory, None, None, None, True, window, 0, 1.0, 0.0)
+
+
+def plan_of(*sizes: Any, module: Any = None, window: int | None = None, multiprocessors: int = 132) -> Any:
+    """The plan of such a call: of B, H, L, M, D and perhaps a dtype. module: None for the one at hand."""
+    call = call_nowhere(*sizes, window=window)
+    module = cuda.native.module if module is None else module
+    return module.Plan(call, call.q, cuda.DTYPES.index(call.q.dtype), 0, multiprocessors)

@@ -1,0 +1,66 @@
+"""The ahead-of-time lint finds what it is there to find. (`make aot` runs it on every configuration.)"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def aot() -> Any:
+    spec = importlib.util.spec_from_file_location("aot", ROOT / "tools" / "aot.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GOOD = {"config": [64, 64, 4, 2], "spill": 0, "shared": 90000, "serialised": [], "loop": 600}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, None),
+        ({"loop": 629}, None),
+        ({"loop": 631}, "631 instructions in the inner loop, before 600"),
+        ({"spill": 8}, "spills 8 bytes, before 0"),
+        ({"shared": 240000}, "the limit is 227 KiB"),
+        ({"serialised": ["C7510"]}, "wgmma serialised"),
+        ({"config": [64, 64, 8, 2]}, "run with --update"),
+    ],
+)
+def test_complaints(aot: Any, change: dict[str, Any], message: str | None) -> None:
+    found = aot.complaints("forward sm_90 bf16 D64 tma", GOOD | change, GOOD)
+    assert (not found) if message is None else (len(found) == 1 and message in found[0])
+
+
+def test_what_is_not_in_the_table_is_a_complaint(aot: Any) -> None:
+    assert "not in the table" in aot.complaints("forward sm_80 bf16 D64", GOOD, None)[0]
+
+
+def test_a_spilling_tile_is_seen(aot: Any) -> None:
+    """A tile known to be too large for the registers of sm_80."""
+    variant = aot.Variant("backward_queries", 80, "bf16", 64)
+    measured = aot.measure(aot.compile_variant(variant, aot.config.Config(64, 64, 4, 1)), 80)
+    assert measured["spill"] > 0
+    assert measured["products"] == 160  # 5 products of 64 x 64 x 64 by 4 warps, 32 instructions each
+    assert measured["loop"] > 500
+
+
+def test_no_spill_at_width_64(aot: Any) -> None:
+    """What the table promises: bf16 at width 64 spills 32 bytes at most on sm_80 and sm_90, and serialises nothing."""
+    import json
+
+    table = json.loads((ROOT / "tools" / "aot_table.json").read_text())
+    assert {"3.6", "3.9"} <= set(table)
+    for version, entries in table.items():
+        promised = [n for n in entries if "D64" in n and "bf16" in n and ("sm_80" in n or "sm_90" in n)]
+        assert len(promised) >= 20
+        spilling = {n for n in promised if entries[n]["spill"]}
+        few = {"backward_table sm_80 bf16 D64 bounds", "backward_table sm_90 bf16 D64 bounds dropout"}
+        assert all(entries[n]["spill"] <= 32 for n in few), version
+        assert spilling <= {*few, "backward_queries sm_80 bf16 D64 atomics"}, version
+        assert not any(entries[n]["serialised"] for n in promised)

@@ -1,0 +1,58 @@
+"""The lint of the CUDA kernels' machine code fails on what it is there for."""
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GOOD = {"registers": 104, "stack": 0, "shared": 0, "instructions": 2400, "wide": 24, "ahead": 12}
+
+
+@pytest.fixture(scope="module")
+def lint() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("cuda_lint", ROOT / "tools" / "cuda_lint.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({}, None),
+    ({"registers": 100}, None),
+    ({"stack": 8}, "8 bytes of registers spilled"),
+    ({"wide": 20}, "20 128-bit loads, 24 are wanted"),
+    ({"ahead": 4}, "4 loads in flight"),
+    ({"ahead": 8}, "before 12"),
+    ({"registers": 130}, "3 blocks a multiprocessor"),
+    ({"instructions": 2600}, "2600 instructions, before 2400"),
+], ids=str)  # fmt: skip
+def test_complaints(lint: ModuleType, change: dict[str, Any], said: str | None) -> None:
+    found = lint.complaints("sm_90 part bf16 width 64 queries 1", GOOD | change, GOOD)
+    assert (not found) if said is None else any(said in x for x in found)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize("spills", [False, True])
+def test_a_spill_is_seen(lint: ModuleType, tmp_path: Path, spills: bool) -> None:
+    starved = "#undef TXL_KERNEL\n#define TXL_KERNEL __global__ __launch_bounds__(128, 12)\n"  # 40 registers
+    source, fatbin = tmp_path / "one.cu", tmp_path / "one.fatbin"
+    source.write_text(
+        f'#include "simt.h"\n{starved if spills else ""}#include "part.cuh"\nusing namespace txl_cuda;\n'
+        "template __global__ void txl_cuda::part_kernel<Shape<Bf16, 8, 1, 1, true>>(const Problem);\n"
+    )
+    target = ["-std=c++17", "-gencode=arch=compute_80,code=sm_80", "-I", ROOT / "csrc" / "cuda"]
+    command = ["nvcc", "-fatbin", *target, source, "-o", fatbin]
+    subprocess.run(command, check=True, capture_output=True)
+    found = lint.measure(fatbin)
+    assert list(found) == ["sm_80 part bf16 width 64 queries 1"]
+    (kernel,) = found.values()
+    assert (kernel["stack"] > 0) == spills
+    assert kernel["wide"] >= 24
+    assert any("spilled" in x for x in lint.complaints(*found, kernel, None)) == spills

@@ -1,0 +1,118 @@
+"""Checkpoints: whole or not at all, never unpickled, and clear about what is wrong with a file."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from model_helpers import small_config, small_model
+from safetensors.torch import save_file
+
+from txl import checkpoint as checkpoints
+from txl.data import Vocabulary
+from txl.errors import TxlError
+
+VOCABULARY = Vocabulary(bytes(range(31)))
+
+
+def save(path: Path, **options: object) -> None:
+    checkpoints.save(path, small_model(**options).float(), VOCABULARY, {"step": 3}, {"extra.x": torch.arange(4)})
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save(path)
+    model, saved = checkpoints.restore(path)
+    want = small_model().float()
+    assert saved.config == want.config
+    assert saved.vocabulary == VOCABULARY
+    assert saved.state == {"step": 3}
+    assert torch.equal(saved.part("extra")["x"], torch.arange(4))
+    for (name, a), b in zip(model.named_parameters(), want.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_folder_means_best_then_last(tmp_path: Path) -> None:
+    save(tmp_path / "last.safetensors")
+    assert checkpoints.load(tmp_path).path.name == "last.safetensors"
+    save(tmp_path / "best.safetensors")
+    assert checkpoints.load(tmp_path).path.name == "best.safetensors"
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (Path.touch, (Path("exploded"),))
+
+
+def test_pickles_are_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.pt").write_bytes(pickle.dumps(Bomb()))
+    torch.save({"x": torch.zeros(2)}, "b.pt")
+    for name in ("a.pt", "b.pt"):
+        with pytest.raises(TxlError, match=r"not a whole safetensors file .*pickled checkpoints are never loaded"):
+            checkpoints.load(Path(name))
+    assert not Path("exploded").exists()
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_truncated_files(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "a.safetensors"
+    save(path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(TxlError, match="it is truncated or of another format"):
+        checkpoints.load(path)
+
+
+def test_other_safetensors_files(tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(2)}, tmp_path / "a.safetensors")
+    with pytest.raises(TxlError, match="a safetensors file, but not a txl checkpoint"):
+        checkpoints.load(tmp_path / "a.safetensors")
+    with pytest.raises(TxlError, match=r"none.safetensors: no such checkpoint"):
+        checkpoints.load(tmp_path / "none.safetensors")
+
+
+def test_parameters_of_another_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save(path)
+    saved = checkpoints.load(path)
+    wider = checkpoints.TransformerXL(small_config(d_inner=40))
+    with pytest.raises(
+        TxlError, match=r"feed_forward.0.weight has shape \[32, 16\], the configuration needs \[40, 16\]"
+    ):
+        checkpoints.load_parameters(wider, saved)
+    deeper = checkpoints.TransformerXL(small_config(n_layer=3))
+    with pytest.raises(TxlError, match=r"parameter blocks.2.* is missing from the checkpoint"):
+        checkpoints.load_parameters(deeper, saved)
+
+
+def test_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
+    """In a process of its own that cannot write more than 4 KiB to a file, as on a full disk."""
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"the old one")
+    code = f"""
+import resource, signal, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
+from model_helpers import small_model
+from txl import checkpoint, data, errors
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    checkpoint.save(Path({str(path)!r}), small_model(), data.Vocabulary(bytes(31)), {{}}, {{}})
+except errors.TxlError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "cannot be written" in done.stdout
+    assert "the checkpoint written before is untouched" in done.stdout
+    assert path.read_bytes() == b"the old one"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_unwritable_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TxlError, match="the checkpoint cannot be written"):
+        save(tmp_path / "file" / "a.safetensors")

@@ -1,0 +1,173 @@
+"""Calls that skip the dispatcher: the same results, and whatever wants to see operators still does."""
+
+from typing import Any
+
+import pytest
+import torch
+from oracle import Case, as_call, as_fields, here, make_inputs
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from txl_kernels import rel_attention
+from txl_kernels.backends import cpu
+from txl_kernels.operators import fast_path
+
+CASE = Case("", L=9, M=7)
+
+
+def call_of(case: Case = CASE, backend: str = "native") -> dict[str, Any]:
+    return as_call(make_inputs(case, torch.float32)) | {"backend": backend}
+
+
+class Operators(TorchDispatchMode):
+    """Names of the operators that were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_sees_both_operators(kernel_backend: str) -> None:
+    call = call_of(backend=kernel_backend)
+    want = rel_attention(**call)
+    with Operators() as mode:
+        out = rel_attention(**call)
+        out.sum().backward()
+    assert "txl_kernels.rel_attention.default" in mode.seen
+    assert "txl_kernels.rel_attention_backward.default" in mode.seen
+    assert torch.equal(out, want)
+
+
+def test_the_profiler_sees_the_operator(kernel_backend: str) -> None:
+    call = call_of(backend=kernel_backend)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        rel_attention(**call)
+    assert any(event.key == "txl_kernels::rel_attention" for event in profile.key_averages())
+
+
+def test_without_a_watcher_the_dispatcher_is_skipped(kernel_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txl_kernels.operators.library._forward", None)
+    monkeypatch.setattr(torch.ops.txl_kernels, "rel_attention", None)
+    monkeypatch.setattr(torch.ops.txl_kernels, "rel_attention_backward", None)
+    rel_attention(**call_of(backend=kernel_backend)).sum().backward()
+    with torch.no_grad():
+        rel_attention(**call_of(backend=kernel_backend))
+
+
+def test_forward_mode_differentiation_is_refused(kernel_backend: str) -> None:
+    call = call_of(backend=kernel_backend)
+    with forward_ad.dual_level():
+        call["q"] = forward_ad.make_dual(call["q"].detach(), torch.ones_like(call["q"]))
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            rel_attention(**call)
+
+
+def test_a_view_that_negates_is_read_negated(kernel_backend: str) -> None:
+    """The imaginary part of a conjugate is a real tensor whose memory holds the opposite of its values."""
+    call = call_of(backend=kernel_backend)
+    parts = torch.randn(*call["q"].shape[:-1], 2 * call["q"].size(-1), generator=torch.Generator().manual_seed(0))
+    z = torch.complex(torch.zeros_like(here(parts)), here(parts))
+    q = z.conj().imag[..., : call["q"].size(-1)]
+    if q.stride(-1) != 1:  # of complex storage every second number
+        q = torch._neg_view(-q.contiguous())
+    assert q.is_neg()
+    assert torch.equal(rel_attention(**call | {"q": q}), rel_attention(**call | {"q": q.clone().contiguous()}))
+
+
+def test_what_was_valid_once_does_not_pass_as_its_equal(kernel_backend: str) -> None:
+    call = call_of(backend=kernel_backend)
+    rel_attention(**call | {"causal": True, "window": 2})
+    with pytest.raises(TypeError, match="causal must be True or False, got int"):
+        rel_attention(**call | {"causal": 1, "window": 2})
+    with pytest.raises(TypeError, match="window must be"):
+        rel_attention(**call | {"window": 2.0})
+    with pytest.raises(TypeError, match="window must be"):
+        rel_attention(**call | {"window": True})
+
+
+@pytest.mark.parametrize("change", ["dtype", "shape", "stride", "subclass", "sparse"])
+def test_every_property_is_part_of_the_signature(change: str) -> None:
+    call = as_fields(make_inputs(CASE, torch.float32))
+    before = fast_path.signature(call)
+    assert before == fast_path.signature(call._replace(q=call.q.clone()))
+    k = call.k.detach()
+    other = {
+        "dtype": k.bfloat16(),
+        "shape": k[:, :, :-1],
+        "stride": k.transpose(1, 2).contiguous().transpose(1, 2),
+        "subclass": k.as_subclass(type("Own", (torch.Tensor,), {})),
+        "sparse": k.to_sparse(),
+    }[change]
+    after = fast_path.signature(call._replace(k=other))
+    assert after != before
+    assert (after is None) == (change in ("subclass", "sparse"))
+
+
+def test_settings_are_part_of_the_signature() -> None:
+    call = as_fields(make_inputs(CASE, torch.float32))
+    bound = torch.zeros(2, 9, dtype=torch.int32)
+    others = [{"causal": False}, {"window": 3}, {"zero_row": 1}, {"scale": 0.25}, {"dropout_p": 0.5}, {"start": bound},
+              {"end": bound}, {"k_mem": None, "v_mem": None}]  # fmt: skip
+    keys = [fast_path.signature(call), *(fast_path.signature(call._replace(**o)) for o in others)]
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert fast_path.signature(call._replace(scale=2)) != fast_path.signature(call._replace(scale=2.0))
+    assert fast_path.signature(call._replace(window=10**30)) is None
+
+
+def test_memory_of_signatures_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_path, "_MOST_SIGNATURES", 3)
+    monkeypatch.setattr(fast_path, "_known", {})
+    call = call_of()
+    for window in range(1, 9):
+        rel_attention(**call | {"window": window})
+        assert len(fast_path._known) <= 3
+
+
+def test_without_the_module_every_call_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu.native, "module", None)
+    call = as_fields(make_inputs(CASE, torch.float32))
+    assert fast_path.check(call) is None
+    with pytest.raises(ValueError, match="k must be"):
+        fast_path.check(call._replace(k=call.k[:, :, 1:]))
+
+
+def test_batched_gradients_are_those_one_by_one(kernel_backend: str) -> None:
+    call = call_of(backend=kernel_backend)
+    out = rel_attention(**call)
+    several = torch.randn(3, *out.shape, generator=torch.Generator().manual_seed(0)).to(out.device)
+    together = torch.autograd.grad(out, call["k"], several, retain_graph=True, is_grads_batched=True)[0]
+    for got, dout in zip(together, several, strict=True):
+        assert torch.equal(got, torch.autograd.grad(out, call["k"], dout, retain_graph=True)[0])
+
+
+def test_a_tensor_changed_under_the_graph_is_refused(kernel_backend: str) -> None:
+    call = call_of(backend=kernel_backend)
+    out = rel_attention(**call)
+    call["k"].data = torch.empty(0)
+    with pytest.raises(ValueError, match="k must be"):
+        out.sum().backward()
+
+
+def test_a_pre_dispatch_trace_holds_the_operator(kernel_backend: str) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    call = call_of(backend=kernel_backend)
+
+    def f(q: torch.Tensor) -> torch.Tensor:
+        return rel_attention(**call | {"q": q})
+
+    graph = make_fx(f, pre_dispatch=True)(call["q"].detach())
+    assert any("rel_attention" in str(node.target) for node in graph.graph.nodes)
+
+
+def test_zeros_without_memory(kernel_backend: str) -> None:
+    call = call_of(Case("", D=1), backend=kernel_backend)
+    zeros = torch._efficientzerotensor(call["v"].shape, device=call["v"].device)
+    with torch.no_grad():
+        got = rel_attention(**call | {"v": zeros, "memory": None})
+    assert not got.any()

@@ -1,0 +1,194 @@
+"""The operators behave like torch's own: opcheck, compile, export, autocast, checkpointing, functorch."""
+
+from typing import Any
+
+import pytest
+import torch
+from oracle import TENSORS, Case, as_call, as_fields, gradients, make_inputs
+from torch.utils.checkpoint import checkpoint
+
+from txl_kernels import rel_attention
+from txl_kernels.backends import reference
+from txl_kernels.call import Call
+
+CASES = {
+    "causal with memory": Case(""),
+    "window and intervals": Case("", window=4, intervals="filled"),
+    "bidirectional": Case("", causal=False, M=0, intervals="padded"),
+    "dropout": Case("", dropout_p=0.3),
+    "[L, B, H, D] storage": Case("", layout="lbhd"),
+    "one query": Case("", L=1),
+}
+
+
+def operator_arguments(case: Case, backend: str = "native") -> tuple[Any, ...]:
+    return (*as_fields(make_inputs(case, torch.float32)), backend)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_opcheck_forward(case: Case, kernel_backend: str) -> None:
+    torch.library.opcheck(torch.ops.txl_kernels.rel_attention.default, operator_arguments(case, kernel_backend))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_opcheck_backward(case: Case, kernel_backend: str) -> None:
+    given = operator_arguments(case, kernel_backend)
+    arguments = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in given)
+    out, lse = torch.ops.txl_kernels.rel_attention(*arguments)
+    torch.library.opcheck(
+        torch.ops.txl_kernels.rel_attention_backward.default,
+        (torch.randn_like(out), torch.randn_like(lse), out, lse, *arguments),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_compile_fullgraph_forward_and_backward(case: Case, backend: str) -> None:
+    torch.compiler.reset()
+    inputs = make_inputs(case, torch.float32)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def f(call: dict[str, Any]) -> Any:
+        return rel_attention(**call, return_lse=True, backend=backend)
+
+    got = f(as_call(inputs))
+    want = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
+    torch.testing.assert_close(got, want)
+    for (name, a), b in zip(gradients(*got, inputs).items(), gradients(*want, inputs).values(), strict=True):
+        torch.testing.assert_close(a, b, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_compile_with_inductor_and_changing_lengths() -> None:
+    """One compiled function serves several segment lengths and draws its dropout seed inside the graph."""
+    torch.compiler.reset()
+
+    @torch.compile(fullgraph=True, dynamic=True)
+    def f(call: dict[str, Any]) -> torch.Tensor:
+        return rel_attention(**call).sin().sum()
+
+    for length in (5, 9, 12):
+        inputs = make_inputs(Case("", L=length), torch.float32)
+        got = f(as_call(inputs))
+        want = rel_attention(**as_call(inputs)).sin().sum()
+        torch.testing.assert_close(got, want)
+        a, b = (torch.autograd.grad(loss, inputs["r"])[0] for loss in (got, want))
+        torch.testing.assert_close(a, b)
+
+    @torch.compile(fullgraph=True)
+    def dropped(call: dict[str, Any]) -> torch.Tensor:
+        return rel_attention(**call, dropout_p=0.5)
+
+    call = {n: x for n, x in as_call(make_inputs(Case(""), torch.float32)).items() if n != "dropout_p"}
+    assert not torch.equal(dropped(call), dropped(call))
+
+
+def test_export_goes_through_the_operator(kernel_backend: str) -> None:
+    class Attention(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any, r: Any, u: Any, w: Any, k_mem: Any, v_mem: Any) -> torch.Tensor:
+            return rel_attention(q, k, v, r, u, w, (k_mem, v_mem), backend=kernel_backend)
+
+    tensors = tuple(make_inputs(Case(""), torch.float32)[n].detach() for n in TENSORS)
+    exported = torch.export.export(Attention(), tensors)
+    assert "txl_kernels.rel_attention.default" in exported.graph_module.code
+    torch.testing.assert_close(exported.module()(*tensors), Attention()(*tensors))
+
+
+def test_autocast_casts_like_sdpa(backend: str) -> None:
+    inputs = make_inputs(Case(""), torch.float32)
+    inputs["k"] = inputs["k"].detach().bfloat16().requires_grad_()  # as a linear layer under autocast would give
+    with torch.autocast(inputs["q"].device.type, torch.bfloat16):
+        out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
+    assert out.dtype == torch.bfloat16
+    assert lse.dtype == torch.float32
+    out.sum().backward()
+    assert inputs["q"].grad.dtype == torch.float32
+    assert inputs["k"].grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_repeats_the_dropout(backend: str, reentrant: bool) -> None:
+    inputs = make_inputs(Case(""), torch.float32)
+
+    def f(q: torch.Tensor) -> torch.Tensor:
+        return rel_attention(**as_call(inputs) | {"q": q, "dropout_p": 0.5}, backend=backend)
+
+    def gradient(run: Any) -> torch.Tensor:
+        torch.manual_seed(5)
+        return torch.autograd.grad(run().square().sum(), inputs["q"])[0]
+
+    if reentrant:  # only backward() reaches through it
+
+        def gradient(run: Any) -> torch.Tensor:
+            torch.manual_seed(5)
+            inputs["q"].grad = None
+            run().square().sum().backward()
+            return inputs["q"].grad.clone()
+
+    torch.testing.assert_close(
+        gradient(lambda: checkpoint(f, inputs["q"], use_reentrant=reentrant)), gradient(lambda: f(inputs["q"]))
+    )
+
+
+def test_functorch_grad(backend: str) -> None:
+    inputs = make_inputs(Case(""), torch.float32)
+
+    def loss(q: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return rel_attention(**as_call(inputs) | {"q": q, "r": r}, backend=backend).square().sum()
+
+    got = torch.func.grad(loss, argnums=(0, 1))(inputs["q"].detach(), inputs["r"].detach())
+    want = torch.autograd.grad(loss(inputs["q"], inputs["r"]), (inputs["q"], inputs["r"]))
+    torch.testing.assert_close(got, want)
+
+
+def test_fake_matches_the_reference_in_shapes() -> None:
+    arguments = operator_arguments(Case("", M=0))
+    call = Call(*arguments[:-1])
+    out, lse = reference.forward(call)
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments]
+        fake_out, fake_lse = torch.ops.txl_kernels.rel_attention(*fakes)
+    assert (fake_out.shape, fake_lse.shape, fake_lse.dtype) == (out.shape, lse.shape, torch.float32)
+
+
+def test_direct_calls_are_checked_too() -> None:
+    arguments = list(operator_arguments(Case("")))
+    op = torch.ops.txl_kernels.rel_attention
+    with pytest.raises(RuntimeError, match="native takes float32 and bfloat16, not float64"):
+        op(*(x.double() if isinstance(x, torch.Tensor) else x for x in arguments))
+    short = list(arguments)
+    short[3] = short[3][:, :4]
+    with pytest.raises(ValueError, match="r needs 11 rows"):
+        op(*short)
+    with pytest.raises(ValueError, match="backend must be one of native, cuda, triton, got 'reference'"):
+        op(*arguments[:-1], "reference")
+    with pytest.raises(TypeError, match="k_mem and v_mem must both be given"):
+        op(*arguments[:7], None, *arguments[8:])
+    with pytest.raises(TypeError, match=r"start must be int32 on cpu, got torch\.int64"):
+        op(*arguments[:8], torch.zeros(2, 6, dtype=torch.int64), *arguments[9:])
+    out, lse = op(*arguments)
+    backward = torch.ops.txl_kernels.rel_attention_backward
+    with pytest.raises(ValueError, match="out and lse must be as the forward operator returned them"):
+        backward(out, None, out.transpose(2, 3).contiguous().transpose(2, 3), lse, *arguments)
+    with pytest.raises(ValueError, match=r"dout must be \[2, 2, 6, 8\] on cpu, got \[2, 2, 5, 8\]"):
+        torch.ops.txl_kernels.rel_attention_backward(out[:, :, 1:], None, out, lse, *arguments)
+
+
+def test_compiled_reference_refuses_a_short_table() -> None:
+    torch.compiler.reset()
+    x = make_inputs(Case("", M=0), torch.float32)
+    call = as_call(x | {"r": x["r"][:, :2].detach(), "start": torch.zeros(1, 1, dtype=torch.int32)})
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def f(call: dict[str, Any]) -> torch.Tensor:
+        return rel_attention(**call, backend="reference")
+
+    with pytest.raises(RuntimeError, match="r has no row for a distance"):
+        f(call)
+
+
+def test_autocast_leaves_float64_and_integers_alone() -> None:
+    inputs = make_inputs(Case(""))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rel_attention(**as_call(inputs)).dtype == torch.float64
+        with pytest.raises(TypeError, match=r"q must have a floating-point dtype, got torch\.int32"):
+            rel_attention(**as_call(inputs) | {"q": inputs["q"].int()})

@@ -1,0 +1,258 @@
+"""Bad input: the error names the argument, what was given and what is accepted, before any kernel runs."""
+
+import contextlib
+import math
+from typing import Any
+
+import pytest
+import torch
+from oracle import Case, as_call, make_inputs
+
+from txl_kernels import available_backends, backends, rel_attention
+from txl_kernels.backends import cpu
+
+B, H, L, M, D = 2, 3, 4, 5, 8
+
+
+@pytest.fixture
+def call() -> dict[str, Any]:
+    return as_call(make_inputs(Case("", B=B, H=H, L=L, M=M, D=D), torch.float32))
+
+
+def zeros(*shape: int, **kwargs: Any) -> torch.Tensor:
+    return torch.zeros(*shape, **kwargs)
+
+
+INT = torch.int32
+BAD = {
+    "q not a tensor": ({"q": [1.0]}, TypeError, r"q must be a torch.Tensor, got list"),
+    "q of rank 3": ({"q": zeros(H, L, D)}, ValueError, r"q must be \[B, H, L, D\], got shape \[3, 4, 8\]"),
+    "q of rank 0": ({"q": zeros(())}, ValueError, r"q must be \[B, H, L, D\], got shape \[\]"),
+    "q of integers": (
+        {"q": zeros(B, H, L, D, dtype=INT)},
+        TypeError,
+        r"q must have a floating-point dtype, got torch.int32",
+    ),
+    "q complex": (
+        {"q": zeros(B, H, L, D, dtype=torch.complex64)},
+        TypeError,
+        r"floating-point dtype, got torch.complex64",
+    ),
+    "q sparse": ({"k": zeros(B, H, L, D).to_sparse()}, TypeError, r"k must be a dense \(strided\) tensor"),
+    "head width 0": (
+        {n: zeros(B, H, L, 0) for n in "qkv"} | {"memory": None},
+        ValueError,
+        r"q must have a head width D >= 1, got shape \[2, 3, 4, 0\]",
+    ),
+    "k of another length": (
+        {"k": zeros(B, H, L + 1, D)},
+        ValueError,
+        r"k must be .* = \[2, 3, 4, 8\] like q, got .*5, 8",
+    ),
+    "v of another width": ({"v": zeros(B, H, L, D + 1)}, ValueError, r"v must be .* like q, got shape \[2, 3, 4, 9\]"),
+    "k of rank 3": ({"k": zeros(H, L, D)}, ValueError, r"k must be \[B, H, L, D\]"),
+    "k in another dtype": (
+        {"k": zeros(B, H, L, D, dtype=torch.float64)},
+        TypeError,
+        r"k must have q's dtype torch.float32, got torch.float64",
+    ),
+    "r in another dtype": ({"r": zeros(H, 9, D, dtype=torch.bfloat16)}, TypeError, r"r must have q's dtype"),
+    "bias in another dtype": (
+        {"content_bias": zeros(H, D, dtype=torch.float64)},
+        TypeError,
+        r"content_bias must have q's dtype",
+    ),
+    "v on another device": (
+        {"v": zeros(B, H, L, D, device="meta")},
+        ValueError,
+        r"v must be on q's device cpu, got meta",
+    ),
+    "memory on another device": (
+        {"memory": (zeros(B, H, M, D), zeros(B, H, M, D, device="meta"))},
+        ValueError,
+        r"v_mem must be on q's device cpu, got meta",
+    ),
+    "memory a tensor": ({"memory": zeros(B, H, M, D)}, TypeError, r"memory must be None or a pair \(k_mem, v_mem\)"),
+    "memory of three": ({"memory": (1, 2, 3)}, TypeError, r"memory must be .* got tuple of length 3"),
+    "memory holding None": (
+        {"memory": (zeros(B, H, M, D), None)},
+        TypeError,
+        r"v_mem must be a torch.Tensor, got NoneType",
+    ),
+    "memory of another batch": (
+        {"memory": (zeros(1, H, M, D), zeros(1, H, M, D))},
+        ValueError,
+        r"k_mem must be \[B, H, M, D\] = \[2, 3, M, 8\], got shape \[1, 3, 5, 8\]",
+    ),
+    "memory of unequal lengths": (
+        {"memory": (zeros(B, H, M, D), zeros(B, H, M - 1, D))},
+        ValueError,
+        r"k_mem and v_mem must have the same length M, got 5 and 4",
+    ),
+    "r of rank 2": ({"r": zeros(9, D)}, ValueError, r"r must be \[H, T, D\] = \[3, T, 8\], got shape \[9, 8\]"),
+    "r of another head count": ({"r": zeros(H + 1, 9, D)}, ValueError, r"r must be \[H, T, D\]"),
+    "r too short": (
+        {"r": zeros(H, 8, D)},
+        ValueError,
+        r"r has 8 rows .* distances 0 to 8 are visible: r needs 9 rows with zero_row=0",
+    ),
+    "r empty": ({"r": zeros(H, 0, D)}, ValueError, r"r needs 9 rows"),
+    "r too short for the future": (
+        {"causal": False},
+        ValueError,
+        r"distances -3 to 8 are visible: r needs 12 rows with zero_row=3",
+    ),
+    "r too short for the window": (
+        {"r": zeros(H, 2, D), "window": 3},
+        ValueError,
+        r"distances 0 to 2 are visible: r needs 3 rows with zero_row=0",
+    ),
+    "r too short for an interval": (
+        {"r": zeros(H, 4, D), "start": torch.tensor([[1, 3, 5, 5]], dtype=INT)},
+        ValueError,
+        r"distances 0 to 4 are visible: r needs 5 rows",
+    ),
+    "zero_row leaves too few rows": ({"zero_row": 1}, ValueError, r"r needs 10 rows with zero_row=1"),
+    "content_bias of another shape": (
+        {"content_bias": zeros(D)},
+        ValueError,
+        r"content_bias must be \[H, D\] = \[3, 8\], got shape \[8\]",
+    ),
+    "position_bias of another shape": (
+        {"position_bias": zeros(1, H, D)},
+        ValueError,
+        r"position_bias must be \[H, D\]",
+    ),
+    "causal not a bool": ({"causal": None}, TypeError, r"causal must be True or False, got NoneType"),
+    "window 0": ({"window": 0}, ValueError, r"window must be None or an integer >= 1 .*, got 0"),
+    "window a float": ({"window": 2.0}, TypeError, r"window must be None or an integer >= 1 .*, got float"),
+    "zero_row negative": ({"zero_row": -1}, ValueError, r"zero_row must be an integer >= 0 .*, got -1"),
+    "zero_row a bool": ({"zero_row": True}, TypeError, r"zero_row must be an integer >= 0 .*, got bool"),
+    "scale NaN": ({"scale": math.nan}, ValueError, r"scale must be None or a finite number, got nan"),
+    "scale infinite": ({"scale": math.inf}, ValueError, r"scale must be None or a finite number, got inf"),
+    "scale minus infinity": ({"scale": -math.inf}, ValueError, r"scale must be None or a finite number, got -inf"),
+    "scale a string": ({"scale": "1"}, TypeError, r"scale must be None or a finite number, got str"),
+    "scale a tensor": ({"scale": torch.tensor(1.0)}, TypeError, r"scale must be .*, got Tensor"),
+    "dropout 1": ({"dropout_p": 1.0}, ValueError, r"dropout_p must be a number in \[0, 1\), got 1.0"),
+    "dropout negative": ({"dropout_p": -0.1}, ValueError, r"dropout_p must be a number in \[0, 1\), got -0.1"),
+    "dropout NaN": ({"dropout_p": math.nan}, ValueError, r"dropout_p must be .*, got nan"),
+    "seed a number": (
+        {"dropout_p": 0.1, "dropout_seed": 3},
+        TypeError,
+        r"dropout_seed must be None or an int64 tensor .*, got int",
+    ),
+    "seed of two": (
+        {"dropout_p": 0.1, "dropout_seed": torch.tensor([1, 2])},
+        TypeError,
+        r"dropout_seed must be .* of one element on cpu, got torch.int64 \[2\]",
+    ),
+    "start a list": (
+        {"start": [0]},
+        TypeError,
+        r"start must be None or an int32 tensor broadcastable to \[B, L\], got list",
+    ),
+    "start of floats": ({"start": zeros(L)}, TypeError, r"start must be int32 \(or int64\), got torch.float32"),
+    "end of another length": (
+        {"end": zeros(B, L + 1, dtype=INT)},
+        ValueError,
+        r"end must broadcast to \[B, L\] = \[2, 4\], got shape \[2, 5\]",
+    ),
+    "end of rank 3": ({"end": zeros(1, B, L, dtype=INT)}, ValueError, r"end must broadcast to \[B, L\]"),
+    "end on another device": (
+        {"end": zeros(L, dtype=INT, device="meta")},
+        ValueError,
+        r"end must be on q's device cpu, got meta",
+    ),
+    "start negative": (
+        {"start": torch.tensor([-1], dtype=INT)},
+        ValueError,
+        r"start must hold key indices in \[0, M \+ L\] = \[0, 9\], got values from -1",
+    ),
+    "end past the keys": (
+        {"end": torch.tensor([10], dtype=INT)},
+        ValueError,
+        r"end must hold key indices .* = \[0, 9\], got values from 10 to 10",
+    ),
+    "backend unknown": (
+        {"backend": "cuda9000"},
+        ValueError,
+        r"backend must be None or one of native, .*, got 'cuda9000'",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_names_the_argument(call: dict[str, Any], bad: str) -> None:
+    change, error, message = BAD[bad]
+    with pytest.raises(error, match=message):
+        rel_attention(**{**call, **change})
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem"])
+def test_last_axis_must_be_contiguous(call: dict[str, Any], name: str) -> None:
+    inputs = call | dict(zip(("k_mem", "v_mem"), call["memory"], strict=True))
+    inputs[name] = torch.zeros(*inputs[name].shape, 2)[..., 0]
+    del inputs["memory"]
+    with pytest.raises(ValueError, match=rf"{name} must be contiguous along its last axis \(stride 1\), got stride 2"):
+        rel_attention(**as_call(inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_native_refuses_other_dtypes_by_name(call: dict[str, Any], dtype: torch.dtype) -> None:
+    inputs = as_call(make_inputs(Case(""), dtype))
+    with pytest.raises(
+        RuntimeError, match=r"backend='native' cannot run: native takes float32 and bfloat16, not float"
+    ):
+        rel_attention(**inputs, backend="native")
+    # backend=None may choose, and takes the reference: with a warning where a user may expect kernels.
+    backends._warn_once.cache_clear()
+    warned = pytest.warns(RuntimeWarning, match="slow reference backend on the cpu: native takes float32 and bfloat16")
+    with warned if dtype == torch.float16 else contextlib.nullcontext():
+        assert rel_attention(**inputs).dtype == dtype
+
+
+def test_native_refuses_other_devices() -> None:
+    inputs = {n: x.to("meta") if isinstance(x, torch.Tensor) else x for n, x in make_inputs(Case("")).items()}
+    with pytest.raises(RuntimeError, match=r"backend='native' cannot run: native runs on the cpu, not on meta"):
+        rel_attention(**as_call(inputs), backend="native")
+
+
+def test_second_derivative_of_native_points_to_the_reference(call: dict[str, Any]) -> None:
+    out = rel_attention(**call, backend="native")
+    (dq,) = torch.autograd.grad(out.sum(), call["q"], create_graph=True)
+    with pytest.raises(
+        NotImplementedError, match=r"no second derivative; call rel_attention\(..., backend='reference'\)"
+    ):
+        dq.sum().backward()
+
+
+def test_missing_native_module_is_said(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu.native, "module", None)
+    monkeypatch.setattr(cpu.native, "error", "the C++ module could not be loaded: nothing there")
+    with pytest.raises(RuntimeError, match=r"backend='native' cannot run: .*nothing there"):
+        rel_attention(**call, backend="native")
+    assert available_backends("cpu") == ["reference"]
+    with pytest.warns(RuntimeWarning, match="slow reference backend on the cpu"):
+        rel_attention(**call)
+
+
+def test_int64_intervals_are_taken(call: dict[str, Any]) -> None:
+    bound = torch.tensor([3, 4, 5, 6])
+    assert torch.equal(rel_attention(**{**call, "start": bound}), rel_attention(**{**call, "start": bound.int()}))
+
+
+def test_intervals_beyond_32_bits_do_not_wrap(call: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="end must hold key indices"):
+        rel_attention(**{**call, "end": torch.tensor([2**32 + 3])})
+
+
+@pytest.mark.parametrize("window", [2**31 + 1, 2**63, 2**70])
+def test_windows_of_any_size(call: dict[str, Any], window: int) -> None:
+    for backend in available_backends():
+        got = rel_attention(**{**call, "window": window, "backend": backend})
+        assert torch.equal(got, rel_attention(**{**call, "backend": backend}))
+
+
+def test_spare_arguments_are_refused(call: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="is_causal"):
+        rel_attention(**call, is_causal=True)

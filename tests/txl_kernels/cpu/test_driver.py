@@ -1,0 +1,115 @@
+"""The C++ kernels without Python around them: on an emulated Arm processor, under ThreadSanitizer, in vectors of 16.
+
+Torch is not instrumented and its OpenMP runtime looks like a race to ThreadSanitizer; the driver starts threads of its own.
+`TESTS_REQUIRE_TOOLS=1` (CI) makes a missing compiler or emulator a failure instead of a skip.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracle import Case, as_call, make_inputs
+
+from txl_kernels import rel_attention
+from txl_kernels.call import dropout
+
+ROOT = Path(__file__).resolve().parents[3]
+KERNELS = [x for x in sorted((ROOT / "csrc" / "cpu").glob("*.cpp")) if x.name != "bindings.cpp"]
+SOURCES = [Path(__file__).with_name("driver.cpp"), *KERNELS]
+FLAGS = ["-std=c++17", "-I", str(ROOT / "csrc"), "-fno-math-errno", "-Wno-psabi", "-DTXL_POISON", "-pthread"]
+BUILDS = {  # name: compiler and flags, what runs the program, instruction sets
+    "aarch64": (["aarch64-linux-gnu-g++", "-O2", "-static"], ["qemu-aarch64"], ["neon", "baseline"]),
+    "thread-sanitizer": (["g++", "-O1", "-g", "-fsanitize=thread"], [], ["", "baseline"]),
+    "sixteen lanes": (["g++", "-O1", "-fsanitize=undefined", "-DTXL_BASELINE_LANES=16"], [], ["baseline"]),
+}
+CASES = [
+    Case("intervals and dropout", B=2, H=2, L=61, M=50, D=24, intervals="random", dropout_p=0.2),
+    Case("bidirectional window", B=1, H=2, L=70, M=210, D=17, causal=False, window=90),
+    Case("parts of keys", B=1, H=1, L=7, M=1600, D=16),
+    Case("decode", B=2, H=2, L=2, M=1100, D=20),
+]
+
+
+def need(tool: str) -> None:
+    if shutil.which(tool) is None:
+        message = f"{tool} is not installed"
+        if os.environ.get("TESTS_REQUIRE_TOOLS") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
+    compiler, runner, isas = BUILDS[request.param]
+    for tool in (compiler[0], *runner):
+        need(tool)
+    program = tmp_path_factory.mktemp("driver") / "driver"
+    subprocess.run([*compiler, *FLAGS, *map(str, SOURCES), "-o", str(program)], check=True)
+    return [*runner, str(program)], isas
+
+
+def raw(x: torch.Tensor) -> bytes:
+    x = x.detach().contiguous()
+    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_driver_agrees_with_the_reference(build: tuple[list[str], list[str]], case: Case, dtype: torch.dtype) -> None:
+    command, isas = build
+    x = make_inputs(case, dtype)
+    names = ["q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem"]
+    exact = {n: t.detach().double().requires_grad_() if n in names else t for n, t in x.items()}
+    out, lse = rel_attention(**as_call(exact), return_lse=True, backend="reference")
+    dout, dlse = torch.randn(out.shape).to(dtype), torch.randn(lse.shape)
+    seen = lse.isfinite()
+    loss = (out * dout.double()).sum() + (lse.masked_fill(~seen, 0.0) * dlse.double()).sum()
+    wanted = dict(zip(names, torch.autograd.grad(loss, [exact[n] for n in names]), strict=True))
+
+    drop = case.dropout_p
+    settings = [case.B, case.H, case.L, case.M, case.D, x["r"].size(1), case.zero_row, case.causal, case.window or 0]
+    settings += [dtype == torch.bfloat16, 3, dropout.drop_threshold(drop) if drop else 0]
+    settings += [int(x["dropout_seed"]) if drop else 0, x["start"] is not None, x["end"] is not None]
+    given = np.array(settings, dtype=np.int64).tobytes()
+    given += np.array([case.D**-0.5, 1 / (1 - drop)], dtype=np.float32).tobytes()
+    given += b"".join(raw(x[n]) for n in ("q", "k", "v", "k_mem", "v_mem", "r", "content_bias", "position_bias"))
+    given += raw(dout) + raw(dlse)
+    given += b"".join(raw(x[n].expand(case.B, case.L)) for n in ("start", "end") if x[n] is not None)
+
+    for isa in isas:
+        environment = os.environ | {"TXL_KERNELS_ISA": isa, "TSAN_OPTIONS": "halt_on_error=1"}
+        done = subprocess.run(command, input=given, capture_output=True, env=environment)
+        assert done.returncode == 0, done.stderr.decode()
+        assert isa in done.stderr.decode()
+        order = {"lse": lse, "out": out} | {n: wanted[n] for n in names}
+        at = 0
+        for name, want in order.items():
+            kind = torch.float32 if name == "lse" else dtype
+            size = want.numel() * kind.itemsize
+            got = torch.frombuffer(bytearray(done.stdout[at : at + size]), dtype=kind).view(want.shape).double()
+            at += size
+            scale = float(want.detach().abs().where(want.isfinite(), 0.0).max())
+            unit = 2e-5 if dtype == torch.float32 else 1e-1
+            torch.testing.assert_close(got, want.detach(), rtol=0, atol=unit * scale, msg=lambda m, n=name: f"{n}: {m}")
+        assert at == len(done.stdout)
+
+
+def test_a_race_would_be_seen(tmp_path: Path) -> None:
+    """The sanitizer build and its options do report: two items of a loop write to one place."""
+    need("g++")
+    source = tmp_path / "race.cpp"
+    source.write_text(
+        '#include "cpu/parallel.h"\n'
+        "int main() { long sum = 0; txl::parallel_for(2, 100000, [&](int64_t i, int) { sum += i; }); return sum == 1; }\n"
+    )
+    program = tmp_path / "race"
+    compiler = BUILDS["thread-sanitizer"][0]
+    files = [str(source), str(ROOT / "csrc" / "cpu" / "parallel.cpp")]
+    subprocess.run([*compiler, *FLAGS, *files, "-o", str(program)], check=True)
+    done = subprocess.run([str(program)], capture_output=True, env=os.environ | {"TSAN_OPTIONS": "halt_on_error=1"})
+    assert done.returncode != 0
+    assert b"data race" in done.stderr

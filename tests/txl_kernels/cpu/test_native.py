@@ -1,0 +1,290 @@
+"""The C++ backend beyond its values: every instruction set, threads, determinism, fork, several callers at once."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracle import Case, as_call, gradients, make_inputs
+
+from txl_kernels import rel_attention
+from txl_kernels.backends import cpu
+
+ISAS = cpu.native.module.isas(True)
+CASE = Case("", B=2, H=3, L=130, M=210, D=40, intervals="filled", dropout_p=0.1)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    cpu.native.module.force_isa(request.param)
+    yield request.param
+    cpu.native.module.force_isa("")
+
+
+def run(case: Case = CASE, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    inputs = make_inputs(case, dtype)
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="native")
+    return [out, lse, *gradients(out, lse, inputs).values()]
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        CASE,
+        Case("", L=3, M=600, D=70),
+        Case("", B=1, H=1, D=5, L=61),
+        Case("", B=1, H=1, L=410, M=1800, D=16, intervals="random", dropout_p=0.1),
+        Case("", B=1, H=1, L=40, M=2000, D=16, window=150),
+    ],
+    ids=["long", "few", "odd", "parts of keys", "keys nobody sees"],
+)
+def test_every_isa_agrees_with_the_reference(isa: str, case: Case, dtype: torch.dtype) -> None:
+    assert cpu.native.module.isa() == isa
+    inputs = make_inputs(case, dtype)
+    exact = {n: x.detach().double().requires_grad_() if (x is not None and n in "qkvr") or n.endswith(("bias", "mem"))
+             else x for n, x in inputs.items()}  # fmt: skip
+    out, lse = rel_attention(**as_call(exact), return_lse=True, backend="reference")
+    want = [out, lse, *gradients(out, lse, exact).values()]
+    unit = 2e-5 if dtype == torch.float32 else 2e-1
+    for got, expected in zip(run(case, dtype), want, strict=True):
+        scale = expected.detach().abs().where(expected.isfinite(), 0.0).max()
+        torch.testing.assert_close(got.double(), expected, rtol=0, atol=float(unit * scale))
+
+
+def test_this_machine_runs_more_than_the_baseline() -> None:
+    assert ISAS[-1] == "baseline"
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    assert ("avx2" in ISAS) == (" avx2 " in flags and " fma " in flags)
+
+
+def test_environment_forces_an_isa() -> None:
+    code = "from txl_kernels.backends import cpu; print(cpu.prepare().isa())"
+    for isa in ISAS:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"TXL_KERNELS_ISA": isa},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == isa
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"TXL_KERNELS_ISA": "mmx"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "TXL_KERNELS_ISA=mmx is not known; this build has" in done.stderr
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(
+    "case",
+    [CASE, Case("", B=1, H=1, L=300, M=1500, D=16), Case("", B=1, H=1, L=2, M=3000)],
+    ids=["many heads", "one head, parts of keys", "decode"],
+)
+def test_same_bits_at_any_thread_count(case: Case) -> None:
+    torch.set_num_threads(1)
+    want = run(case)
+    for count in (2, 3, 7):
+        torch.set_num_threads(count)
+        for got, expected in zip(run(case), want, strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_runs_on_the_openmp_pool_of_torch() -> None:
+    assert cpu.prepare().threading() == "torch-openmp"
+    assert "/torch/lib/" in str(cpu.library_at(cpu.find_openmp()))
+
+
+@pytest.fixture
+def own_threads() -> Iterator[None]:
+    cpu.prepare().set_openmp(0)
+    yield
+    cpu.prepare.cache_clear()
+    cpu.prepare()
+
+
+@pytest.mark.usefixtures("own_threads", "threads")
+def test_own_threads_give_the_same_bits() -> None:
+    assert cpu.native.module.threading() == "threads"
+    torch.set_num_threads(3)
+    got = run()
+    cpu.prepare.cache_clear()
+    cpu.prepare()
+    for a, b in zip(got, run(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_several_python_threads_at_once() -> None:
+    want = run()
+    results: list[list[torch.Tensor]] = []
+
+    def work() -> None:
+        results.extend(run() for _ in range(3))
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(results) == 12
+    assert all(torch.equal(a, b) for got in results for a, b in zip(got, want, strict=True))
+
+
+def _forward_in_child(call: dict[str, Any], queue: "multiprocessing.Queue[bytes]") -> None:
+    # Only the kernel: torch's own parallel loops hang in a forked child.
+    queue.put(rel_attention(**call, backend="native").numpy().tobytes())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_fork_after_use() -> None:
+    with torch.no_grad():
+        call = as_call(make_inputs(CASE, torch.float32))
+        want = rel_attention(**call, backend="native")
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        child = context.Process(target=_forward_in_child, args=(call, queue))
+        child.start()
+        assert queue.get(timeout=60) == want.numpy().tobytes()
+        child.join(10)
+        assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("length", [1, 7])
+def test_scores_that_overflow_to_minus_infinity_weigh_nothing(isa: str, length: int) -> None:
+    """Whole tiles and parts of them, before keys whose scores are finite."""
+    q = torch.full((1, 1, length, 8), 1e10)
+    k_mem, v_mem = torch.zeros(1, 1, 2000, 8), torch.randn(1, 1, 2000, 8)
+    k_mem[:, :, :1400] = -1e30
+    k, v, r, bias = torch.zeros_like(q), torch.zeros_like(q), torch.zeros(1, 2000 + length, 8), torch.zeros(1, 8)
+    call = (q, k, v, r, bias, bias, (k_mem, v_mem))
+    got, got_lse = rel_attention(*call, return_lse=True, backend="native")
+    want, want_lse = rel_attention(*call, return_lse=True, backend="reference")
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6, msg=isa)
+    torch.testing.assert_close(got_lse, want_lse)
+
+
+def test_exp_is_within_one_ulp(isa: str) -> None:
+    x = torch.cat([torch.linspace(-87, 0, 1_000_001), torch.linspace(-1, 1, 100_001)])
+    y = torch.empty_like(x)
+    cpu.native.module.exp(x.data_ptr(), y.data_ptr(), x.numel())
+    exact = x.double().exp()
+    ulp = torch.exp2(exact.log2().floor() - 23)
+    assert float(((y - exact) / ulp).abs().max()) <= 1, isa
+    x = torch.tensor([-torch.inf, -1e30, -88.5, torch.nan, 0.0])
+    y = torch.empty_like(x)
+    cpu.native.module.exp(x.data_ptr(), y.data_ptr(), x.numel())
+    assert y.tolist()[:3] == [0, 0, 0]
+    assert y[3].isnan()
+    assert y[4] == 1
+
+
+# A program's beginning: `plan.forward(call, out, lse, threads, seed)` is one call of the module alone.
+ONE_PLAN = """
+import torch
+from txl_kernels.backends import cpu
+from txl_kernels.call import Call
+q = torch.randn(1, 4, 256, 64)
+bias = q[0, :, 0].contiguous()
+call = Call(q, q, q, torch.randn(4, 256, 64), bias, bias, None, None, None, None, None, True, None, 0, 0.1, 0.0)
+out, lse = torch.empty_like(q), torch.empty(1, 4, 256)
+plan = cpu.make_plan(call, out)
+"""
+
+
+def test_shutdown_while_threads_compute() -> None:
+    """The interpreter ends although daemon threads are inside the kernel: no crash, no hang.
+
+    Only the module is called: torch's own operators abort there ("terminate called without an active exception").
+    """
+    code = f"""{ONE_PLAN}
+import threading, time
+calls = []
+def work():
+    while True:
+        plan.forward(call, out, lse, 2, 0)
+        calls.append(1)
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.3)
+print(len(calls))
+"""
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert int(done.stdout) > 2
+
+
+def test_a_call_while_the_interpreter_ends() -> None:
+    """From a destructor, on the thread that ends it: it must get the GIL back."""
+    code = f"""{ONE_PLAN}
+import os, sys
+class Late:
+    def __del__(self, plan=plan, call=call, out=out, lse=lse, write=os.write, ending=sys.is_finalizing):
+        plan.forward(call, out, lse, 2, 0)
+        write(1, str(ending()).encode())
+sys.late = Late()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors")
+@pytest.mark.parametrize("sizes", ["2048, 1024, True", "1, 400_000, False"], ids=["backward", "decode"])
+def test_one_head_keeps_every_thread_busy(sizes: str) -> None:
+    """Forward, backward and decode split over more than (b, h): the other thread does a good part of the work."""
+    code = f"""
+import time, torch
+from txl_kernels import rel_attention
+torch.set_num_threads(2)
+L, M, backward = {sizes}
+q, k, v = (torch.randn(1, 1, L, 64, requires_grad=backward) for _ in range(3))
+km, vm = torch.randn(2, 1, 1, M, 64)
+r, u = torch.randn(1, M + L, 64), torch.zeros(1, 64)
+shares = []
+for _ in range(5):
+    own, everyone = time.thread_time(), time.process_time()
+    out = rel_attention(q, k, v, r, u, u, (km, vm), backend="native")
+    if backward:
+        out.sum().backward()
+    shares.append((time.thread_time() - own) / (time.process_time() - everyone))
+print(min(shares))
+"""
+    waiting_costs_nothing = os.environ | {"OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=waiting_costs_nothing
+    )
+    assert float(done.stdout) < 0.75
+
+
+def test_memory_grows_linearly() -> None:
+    """L = M = 8192 with one head: scores alone would be 512 MiB."""
+    code = """
+import resource, torch
+from txl_kernels import rel_attention
+L = 8192
+q, k, v, km, vm = (torch.randn(1, 1, L, 32, requires_grad=True) for _ in range(5))
+r, u = torch.randn(1, 2 * L, 32, requires_grad=True), torch.zeros(1, 32)
+small = rel_attention(q[:, :, :64], k[:, :, :64], v[:, :, :64], r, u, u, backend="native").sum().backward()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+rel_attention(q, k, v, r, u, u, (km, vm), backend="native").sum().backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 160, "MiB"

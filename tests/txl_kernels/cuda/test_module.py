@@ -1,0 +1,126 @@
+"""The CUDA module where there is no GPU, how it is chosen, and what is said of it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cuda_emulation import call_nowhere, plan_of
+from oracle import Case, as_call, as_fields, make_inputs
+from records import RESULTS, load
+
+from txl_kernels import available_backends, backends, rel_attention
+from txl_kernels.backends import cuda, triton
+from txl_kernels.diagnosis import report
+
+ROOT = Path(__file__).resolve().parents[3]
+built = pytest.mark.skipif(cuda.native.module is None, reason=f"needs the CUDA module: {cuda.native.missing()}")
+
+
+@pytest.fixture
+def inputs() -> dict[str, Any]:
+    return as_call(make_inputs(Case("", L=1, M=5, D=8), torch.float32))
+
+
+@built
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_it_imports_without_a_driver_and_says_so() -> None:
+    assert cuda.native.module.no_driver() == "no usable NVIDIA driver"
+    assert "no usable NVIDIA driver" in report()
+    call, plan = call_nowhere(1, 1, 1, 0, 8), plan_of(1, 1, 1, 0, 8)
+    with pytest.raises(RuntimeError, match="CUDA: "):
+        plan.forward(call, call.q, None, 0, 0)
+    with pytest.raises(RuntimeError, match="CUDA: "):
+        plan.load()
+
+
+@built
+def test_the_module_refuses_sizes_it_has_no_kernels_for() -> None:
+    wrong = (
+        (1, 1, 17, 0, 8),
+        (1, 1, 1, 0, 264),
+        (1, 1, 1, 0, 12),
+        (0, 1, 1, 0, 8),
+        (2**31, 2, 1, 0, 8),
+        (1, 2**16, 1, 0, 8),
+    )
+    for sizes in wrong:
+        with pytest.raises(ValueError, match=r"CUDA kernels|a grid of blocks"):
+            plan_of(*sizes)
+
+
+def test_asked_for_on_a_cpu_it_says_where_it_runs(inputs: dict[str, Any]) -> None:
+    with torch.no_grad(), pytest.raises(RuntimeError, match="backend='cuda' cannot run: cuda runs on CUDA devices"):
+        rel_attention(**inputs, backend="cuda")
+    assert "cuda" not in available_backends("cpu")
+
+
+def test_a_missing_module_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cuda.native, "module", None)
+    monkeypatch.setattr(cuda.native, "error", "nothing there")
+    monkeypatch.setattr("txl_kernels.backends.native_modules.PACKAGE", tmp_path)  # no note of a build
+    assert cuda.native.missing() == "nothing there"
+    (tmp_path / "_cuda_missing.txt").write_text("built without it\n")
+    assert cuda.native.missing() == "built without it"
+    assert str(cuda.native.missing()) in report()
+    assert cuda.cannot_run(torch.device("cuda"), torch.float32) == cuda.native.missing()
+
+
+def test_it_is_verified_if_a_record_from_a_device_holds_it() -> None:
+    """A change of this test's outcome is a change of `VERIFIED`: then backend=None takes it for short calls."""
+    rows = [row for device in load() for race in device.races for row in race.rows.values()]
+    assert rows, f"no records in {RESULTS}"
+    measured = [row for row in rows if row["contestant"].startswith("rel_attention, cuda") and "median_ms" in row]
+    assert bool(measured) == cuda.VERIFIED
+    if cuda.native.module is not None:
+        assert ("not yet verified on a device" in report()) != cuda.VERIFIED
+
+
+def test_it_is_chosen_by_name_only_until_it_is_verified(
+    inputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "cannot_run", lambda *args: None)
+    monkeypatch.setattr(triton, "cannot_run", lambda *args: None)
+    monkeypatch.setattr(backends.cpu, "cannot_run", lambda *args: "not here")
+
+    def chosen(length: int) -> str:
+        return backends.choose(None, as_fields(make_inputs(Case("", L=length, M=5, D=8), torch.float32)))
+
+    with torch.no_grad():
+        monkeypatch.setattr(cuda, "VERIFIED", False)
+        assert chosen(1) == "triton"
+        monkeypatch.setattr(cuda, "VERIFIED", True)
+        assert [chosen(length) for length in (1, 4, 5)] == ["cuda", "cuda", "triton"]
+    assert chosen(1) == "triton"  # gradients are asked for
+    assert backends.choose_unasked(torch.device("cpu"), torch.float32) == "triton"
+
+
+def ask_setup(setting: str, compiler: str) -> "subprocess.CompletedProcess[str]":
+    """What setup.py decides about the CUDA module."""
+    environment = os.environ | {"TXL_KERNELS_CUDA": setting, "CUDACXX": compiler}
+    code = "import setuptools, sys; sys.argv = ['setup.py', '--version']\nimport setup; print(setup.cuda_missing())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment)
+
+
+@pytest.mark.parametrize(("setting", "compiler", "said"), [
+    ("on", "/nonexistent/nvcc", r"TXL_KERNELS_CUDA=on, but no CUDA compiler found \(/nonexistent/nvcc"),
+    ("perhaps", "nvcc", "TXL_KERNELS_CUDA must be auto, on or off, got 'perhaps'"),
+    ("on", "false", "cannot compile for sm_100, which takes CUDA 12.8 or newer"),
+])  # fmt: skip
+def test_a_build_that_must_have_it_fails_without_a_compiler(setting: str, compiler: str, said: str) -> None:
+    done = ask_setup(setting, compiler)
+    assert done.returncode != 0
+    assert re.search(said, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"), [("off", "built with TXL_KERNELS_CUDA=off"), ("auto", "no CUDA compiler")]
+)
+def test_a_build_without_it_says_why(setting: str, said: str) -> None:
+    done = ask_setup(setting, "/nonexistent/nvcc")
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout

@@ -1,0 +1,179 @@
+"""The CUDA kernels against the float64 definition: their own source run by the SIMT emulation, and on a GPU."""
+
+import contextlib
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from cuda_emulation import build, plan_of
+from oracle import CASES, Case, as_call, make_inputs, oracle
+
+from txl_kernels import rel_attention
+from txl_kernels.backends import cuda
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return build(tmp_path_factory.mktemp("emulated"))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, module: Any, multiprocessors: int = 8) -> None:
+    """The backend takes cpu tensors to the emulation."""
+    monkeypatch.setattr(cuda.native, "module", module)
+    monkeypatch.setattr(cuda, "_absent_from", lambda device: None)
+    monkeypatch.setattr(cuda, "_multiprocessors", lambda device: multiprocessors)
+    monkeypatch.setattr(cuda, "_stream", lambda device: 0)
+    monkeypatch.setattr(cuda, "_on", lambda device: contextlib.nullcontext())
+
+
+@pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "emulated":
+        use(monkeypatch, request.getfixturevalue("emulated"))
+
+
+def fits(case: Case) -> Case:
+    """The case, with a head width and a number of queries that these kernels take."""
+    return dataclasses.replace(case, D=-(-case.D // 8) * 8, L=min(case.L, 16))
+
+
+MATRIX = [fits(case) for case in CASES] + [
+    Case("sixteen queries", L=16, M=37, D=64, B=1),
+    Case("five queries, many parts", L=5, M=300, D=16, B=1, H=1),
+    Case("one query, many parts", L=1, M=700, D=64, B=1, H=1),
+    Case("parts that some queries do not see", L=7, M=300, D=8, B=1, H=1, window=70),
+    Case("intervals over many parts", L=4, M=400, D=8, B=2, H=1, intervals="random"),
+    Case("dropout over many parts", L=6, M=150, D=16, B=1, dropout_p=0.4),
+    *(Case(f"head width {d}", L=3, M=20, D=d, B=1, H=2) for d in (24, 64, 96, 128, 136, 192, 256)),
+    Case("sixteen queries of width 256", L=16, M=200, D=256, B=1, H=1),
+]
+
+
+def forward(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        return rel_attention(**as_call(make_inputs(case, dtype)), return_lse=True, backend="cuda")
+
+
+def definition(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        return oracle({n: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in inputs.items()})
+
+
+@pytest.mark.usefixtures("kernels", "nan_filled")
+@pytest.mark.parametrize("case", MATRIX, ids=str)
+def test_matches_the_definition(case: Case) -> None:
+    out, lse = forward(case, torch.float32)
+    want, want_lse = definition(make_inputs(case))
+    for got, exact in ((out, want), (lse, want_lse)):
+        largest = float(exact.where(exact.isfinite(), 0.0).abs().amax()) if exact.numel() else 0.0
+        torch.testing.assert_close(got.double(), exact, rtol=0, atol=2e-5 * max(1.0, largest))
+
+
+@pytest.mark.usefixtures("kernels", "nan_filled")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", [c for c in MATRIX if c.B * c.L], ids=str)
+def test_error_budget_of_half_precision(case: Case, dtype: torch.dtype) -> None:
+    """At most twice the error of the same call computed by the reference in the same dtype, both against float64."""
+    inputs = make_inputs(case, dtype)
+    exact = definition(inputs)[0]
+    out, _ = forward(case, dtype)
+    with torch.no_grad():
+        plain = rel_attention(**as_call(inputs), backend="reference")
+    errors = [float((x.double() - exact).norm()) for x in (out, plain)]
+    assert errors[0] <= 2 * errors[1] + 1e-3 * float(exact.norm())
+
+
+@pytest.mark.usefixtures("nan_filled")
+def test_every_split_gives_the_same_answer(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("", L=3, M=445, D=16, B=1, H=2)
+    want, _ = definition(make_inputs(case))
+    seen = set()
+    for multiprocessors in (1, 4, 132):
+        use(monkeypatch, emulated, multiprocessors)
+        results = [forward(case, torch.float32) for _ in range(2)]
+        assert torch.equal(results[0][0], results[1][0])
+        torch.testing.assert_close(results[0][0].double(), want, rtol=0, atol=2e-5)
+        seen.add(plan_of(1, 2, 3, 445, 16, module=emulated, multiprocessors=multiprocessors).parts)
+    assert seen == {3, 4, 7}
+
+
+def test_splits_fill_the_device(emulated: Any) -> None:
+    """8 heads of one text on 132 multiprocessors: a block each where there are keys for all; full rounds."""
+    for L, M, D, dtype in itertools.product((1, 4, 16), (800, 3800, 32768), (64, 128, 256), cuda.DTYPES[:2]):
+        chosen = plan_of(1, 8, L, M, D, dtype, module=emulated)
+        assert chosen.parts * chosen.part_keys >= M + L
+        assert (chosen.parts - 1) * chosen.part_keys < M + L
+        assert 8 * chosen.parts >= min(132, 8 * ((M + L) // 64))
+    for B, M, window, parts, keys in (
+        (1, 3800, None, 60, 64), (8, 3800, None, 8, 512), (64, 3800, None, 10, 384), (64, 800, None, 2, 448),
+        (1, 32768, 512, 8, 64),
+    ):  # fmt: skip
+        chosen = plan_of(B, 8, 1, M, 64, module=emulated, window=window)
+        assert (chosen.parts, chosen.part_keys) == (parts, keys)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_bounds_out_of_range_give_nan_to_their_query_alone() -> None:
+    case = Case("", L=4, M=5, D=8)
+    inputs = as_call(make_inputs(case, torch.float32))
+    start = torch.zeros(2, 4, dtype=torch.int32)
+    start[0, 1], start[1, 2] = -1, case.S + 1
+    with torch.no_grad():
+        out, lse = rel_attention(**inputs | {"start": start}, return_lse=True, backend="cuda")
+        want = rel_attention(**inputs | {"start": start.clamp(0, case.S)}, backend="reference")
+    bad = (start < 0) | (start > case.S)
+    assert out.isnan().all(-1).eq(bad[:, None]).all()
+    assert lse.isnan().eq(bad[:, None]).all()
+    good = ~bad[:, None, :, None].expand_as(out)
+    torch.testing.assert_close(out[good], want[good], rtol=0, atol=2e-5)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_rows_that_nobody_sees_may_hold_nan() -> None:
+    case = Case("", L=3, M=200, D=16, B=1)
+    x = make_inputs(case, torch.float32)
+    with torch.no_grad():
+        x["k_mem"][:, :, :150] = x["v_mem"][:, :, :150] = torch.nan
+        x["r"][:, 60:] = torch.nan
+        out = rel_attention(**as_call(x) | {"window": 50}, backend="cuda")
+    assert out.isfinite().all()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_rows_between_those_that_are_seen_may_hold_nan() -> None:
+    """Queries of two texts in one segment: between their intervals, within one part, lie rows that neither sees."""
+    x = as_call(make_inputs(Case("", L=2, M=50, D=16, B=1), torch.float32))
+    x |= {"start": torch.tensor([[3, 40]], dtype=torch.int32), "end": torch.tensor([[10, 52]], dtype=torch.int32)}
+    with torch.no_grad():
+        want = rel_attention(**x, backend="reference")
+        for tensor in x["memory"]:
+            tensor[:, :, :3] = tensor[:, :, 10:40] = torch.nan
+        out = rel_attention(**x, backend="cuda")
+    torch.testing.assert_close(out, want, rtol=0, atol=2e-5)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_what_it_does_not_take() -> None:
+    def call(case: Case, dtype: torch.dtype = torch.float32) -> None:
+        rel_attention(**as_call(make_inputs(case, dtype)), backend="cuda")
+
+    with pytest.raises(RuntimeError, match="computes no gradients"):
+        call(Case("", L=2))
+    with torch.no_grad():
+        call(Case("", L=16, D=8))
+        with pytest.raises(RuntimeError, match="at most 16 queries"):
+            call(Case("", L=17, D=8))
+        wide = torch.zeros(1, 1, 1, 8).expand(1, 1, cuda.MOST_KEYS, 8)
+        query, bias = torch.zeros(1, 1, 1, 8), torch.zeros(1, 8)
+        rows = torch.zeros(1, 1, 8).expand(1, cuda.MOST_KEYS + 1, 8)
+        with pytest.raises(RuntimeError, match="at most 8388608 keys"):
+            rel_attention(query, query, query, rows, bias, bias, (wide, wide), backend="cuda")
+        rel_attention(query, query, query, rows, bias, bias, (wide, wide), window=9, backend="cuda")
+        with pytest.raises(RuntimeError, match="multiples of 8 up to 256, not 41"):
+            call(Case("", D=41))
+        with pytest.raises(RuntimeError, match="multiples of 8 up to 256, not 264"):
+            call(Case("", D=264))
+        with pytest.raises(RuntimeError, match="not float64"):
+            call(Case("", D=8), torch.float64)

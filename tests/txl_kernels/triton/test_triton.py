@@ -1,0 +1,215 @@
+"""What only the Triton backend has: tile sizes, parts of keys, descriptors, two ways to dr, bounds it cannot read."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from oracle import Case, as_call, gradients, make_inputs
+
+from txl_kernels import available_backends, rel_attention
+from txl_kernels.backends import triton
+from txl_kernels.backends.triton import config
+
+ON_TRITON = pytest.mark.triton
+if not triton.interpreted():
+    ON_TRITON = pytest.mark.gpu
+CASES = {
+    "causal": Case("", B=1, L=70, M=45, D=16),
+    "bidirectional": Case("", B=1, L=50, M=21, D=16, causal=False),
+    "window": Case("", B=1, L=40, M=70, D=16, window=33),
+    "bounds": Case("", L=40, M=41, H=1, D=16, intervals="episodes"),
+    "dropout": Case("", B=1, L=37, M=30, D=16, dropout_p=0.4),
+    "few queries": Case("", B=1, H=1, L=3, M=150, D=16),
+}
+
+
+def run(case: Case, backend: str = "triton", dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    inputs = make_inputs(case, dtype)
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
+    return {"out": out.detach(), "lse": lse.detach()} | gradients(out, lse, inputs)
+
+
+def assert_equals_reference(case: Case) -> None:
+    want = run(case, "reference", torch.float64)
+    for name, got in run(case).items():
+        largest = max(1.0, float(want[name].nan_to_num(0, 0, 0).abs().max()))
+        torch.testing.assert_close(
+            got.double(), want[name], rtol=0, atol=2e-5 * largest, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@ON_TRITON
+@pytest.mark.parametrize("tile", [(16, 64), (64, 64)], ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_tile_sizes(case: Case, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(kernel: str, *rest: Any) -> config.Config:
+        forward = kernel in ("forward", "decode")
+        return config.Config(tile[0] if forward else tile[1] // 2, tile[1] if forward else tile[1] // 2, 4, 1)
+
+    monkeypatch.setattr(config, "choose", choose)
+    assert_equals_reference(case)
+
+
+@ON_TRITON
+@pytest.mark.parametrize("name", ["causal", "bidirectional", "window", "dropout", "few queries"])
+def test_descriptors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads through tensor descriptors: the default on sm_90, tried by the interpreter here."""
+    from txl_kernels.backends.triton import plan
+
+    if triton.interpreted():
+        monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
+    made = []
+    real = plan.TensorDescriptor
+    monkeypatch.setattr(plan, "TensorDescriptor", lambda *args: made.append(args) or real(*args))
+    assert_equals_reference(CASES[name])
+    assert made or not config.has_descriptors(torch.cuda.get_device_capability())
+
+
+@ON_TRITON
+def test_unaligned_rows_take_pointers() -> None:
+    for layout in ("fused", "bhld"):
+        assert_equals_reference(Case("", L=20, M=9, D=7, layout=layout))
+
+
+@ON_TRITON
+@pytest.mark.parametrize("wanted", [1, 4, 1000])
+def test_number_of_parts_changes_rounding_only(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from txl_kernels.backends.triton import launch
+
+    parts = []
+    real = launch.parts_of_keys
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: wanted)
+    monkeypatch.setattr(launch, "parts_of_keys", lambda *args: parts.append(real(*args)) or parts[-1])
+    for case in (CASES["few queries"], CASES["bounds"], dataclasses.replace(CASES["few queries"], dropout_p=0.3)):
+        assert_equals_reference(case)
+    assert (max(parts) == 1) == (wanted == 1)
+
+
+@ON_TRITON
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_dr_by_atomics(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXL_KERNELS_ATOMICS", "1")
+    assert config.dr_by_atomics()
+    assert_equals_reference(case)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not config.dr_by_atomics()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@ON_TRITON
+def test_the_same_bits_every_time() -> None:
+    first = run(CASES["window"])
+    for name, again in run(CASES["window"]).items():
+        assert torch.equal(first[name], again), name
+
+
+@ON_TRITON
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"start": [[0, -1, 0, 0, 0, 0]]},
+        {"end": [[11, 12, 11, 11, 11, 11]]},
+        {"end": [[11, 2**31 - 1, 11, 11, 11, 11]]},
+        {"start": [[5, 0, 6, 7, 8, 9]], "rows": 6},
+    ],
+    ids=["start negative", "end past the keys", "end far past the keys", "no row in r"],
+)
+def test_bounds_out_of_range_give_nan_and_only_there(change: dict[str, Any]) -> None:
+    """The host does not wait for the device to read them, and a wrong number must not look like a right one."""
+    inputs = make_inputs(Case("", D=16), torch.float32)
+    inputs["r"] = inputs["r"].detach()[:, : change.pop("rows", None)]
+    bounds = {name: torch.tensor(x, dtype=torch.int32) for name, x in change.items()}
+    out, lse = rel_attention(**as_call(inputs) | bounds, return_lse=True, backend="triton")
+    assert out[:, :, 1].isnan().all()
+    assert lse[:, :, 1].isnan().all()
+    assert out[:, :, [0, 2, 3, 4, 5]].isfinite().all()
+
+
+@ON_TRITON
+def test_rows_gigabytes_apart() -> None:
+    """Offsets inside a tile that do not fit in 32 bits."""
+    from txl_kernels.backends.triton import plan
+
+    case = Case("", B=1, H=1, L=5, M=0, D=8)
+    inputs = make_inputs(case, torch.float32)
+    far = torch.empty(5, 2**25)[:, :8].view(1, 1, 5, 8)
+    far.copy_(inputs["k"].detach())
+    want = rel_attention(**as_call(inputs), backend="triton")
+    spread = as_call(inputs) | {"k": far, "memory": None}
+    assert spread["k"].stride(2) * 128 > 2**31
+    assert plan.wide(far)
+    torch.testing.assert_close(rel_attention(**spread, backend="triton"), want)
+
+
+@ON_TRITON
+def test_widths_beyond_256_are_refused() -> None:
+    inputs = as_call(make_inputs(Case("", D=257), torch.float32))
+    with pytest.raises(RuntimeError, match="backend='triton' cannot run: triton takes head widths up to 256, not 257"):
+        rel_attention(**inputs, backend="triton")
+
+
+@pytest.mark.skipif(triton.interpreted(), reason="under the interpreter it does run on the cpu")
+def test_says_why_it_cannot_run_on_a_cpu() -> None:
+    inputs = as_call(make_inputs(Case(""), torch.float32))
+    with pytest.raises(RuntimeError, match="backend='triton' cannot run: triton runs on CUDA devices, not on cpu"):
+        rel_attention(**inputs, backend="triton")
+    assert "triton" not in available_backends("cpu")
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [("3.5.1", "triton 3.6 or newer is needed, 3.5.1 is installed"), ("3.6.0", None), ("4.0.0+git", None)],
+)
+def test_triton_versions(version: str, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    triton.missing.cache_clear()
+    assert triton.missing() == reason
+    monkeypatch.undo()
+    triton.missing.cache_clear()
+
+
+def test_tracing_with_fake_cuda_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled, exported and traced graphs for a GPU hold the operators, with no GPU at hand.
+
+    Without gradients: autograd itself refuses CUDA tensors in a torch built for the cpu, so backward is traced directly.
+    """
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    monkeypatch.setattr(triton, "cannot_run", lambda *args: None)
+    torch.compiler.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return rel_attention(*tensors[:6], tensors[6:], return_lse=True, backend="triton")
+
+    def both(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out, lse = forward(*tensors)
+        settings = (None, None, None, True, None, 0, 0.35, 0.0, "triton")
+        return torch.ops.txl_kernels.rel_attention_backward(out, None, out, lse, *tensors, *settings)
+
+    class Attention(torch.nn.Module):
+        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return forward(*tensors)
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    shapes = [(2, 2, 6, 8)] * 3 + [(2, 11, 8), (2, 8), (2, 8)] + [(2, 2, 5, 8)] * 2
+    with FakeTensorMode():
+        tensors = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
+        out, lse = torch.compile(forward, fullgraph=True, backend=keep)(*tensors)
+        graphs.append(torch.export.export(Attention(), tuple(tensors)).graph_module)
+        graphs.append(make_fx(both)(*tensors))
+        gradients_of = graphs[-1](*tensors)
+    assert (out.shape, out.device.type, out.dtype) == (shapes[0], "cuda", torch.bfloat16)
+    assert (lse.shape, lse.dtype) == ((2, 2, 6), torch.float32)
+    assert len(graphs) == 3
+    assert all("txl_kernels.rel_attention.default" in graph.code for graph in graphs)
+    assert "txl_kernels.rel_attention_backward.default" in graphs[-1].code
+    assert [tuple(x.shape) for x in gradients_of] == shapes
+    assert {x.device.type for x in gradients_of} == {"cuda"}

@@ -1,0 +1,91 @@
+"""The backends, and which of them runs a call. Only `backend=None` may choose; one asked for by name runs or says why
+it cannot."""
+
+import functools
+import warnings
+
+import torch
+
+from txl_kernels.backends import cpu, cuda, reference, triton
+from txl_kernels.backends.protocol import Backend, Kernels
+from txl_kernels.call import Call
+
+# Fastest first.
+KERNELS: dict[str, Kernels] = {cpu.NAME: cpu, cuda.NAME: cuda, triton.NAME: triton}
+BACKENDS: dict[str, Backend] = {**KERNELS, reference.NAME: reference}
+# Dtypes in which kernels can be expected on a device, so that falling back to the reference is worth a warning.
+_EXPECTED = {
+    "cpu": (cpu, (torch.float32, torch.bfloat16, torch.float16)),
+    "cuda": (triton, triton.DTYPES),
+}
+
+
+def available_backends(
+    device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, head_width: int = 64
+) -> list[str]:
+    """Names of the backends that run on `device` with `dtype`, fastest first.
+
+    "cuda" among them takes calls of few queries and no gradients, and for now only by name; the others take any.
+    """
+    device = torch.device(device)
+    return [name for name, backend in BACKENDS.items() if backend.cannot_run(device, dtype, head_width) is None]
+
+
+def check_name(backend: str | None) -> None:
+    """Raises ValueError for what is neither None nor the name of a backend."""
+    if backend is not None and backend not in BACKENDS:
+        raise ValueError(f"backend must be None or one of {', '.join(BACKENDS)}, got {backend!r}")
+
+
+def choose(backend: str | None, call: Call) -> str:
+    """The name of the backend for a checked call.
+
+    Raises:
+        ValueError: `backend` is not a known name.
+        RuntimeError: it cannot run on this device, dtype or head width, or does not take this call, with the reason.
+    """
+    check_name(backend)
+    if backend is None:
+        name = choose_unasked(call.q.device, call.q.dtype, call.q.shape[-1], call)
+        if name == reference.NAME:
+            _warn_of_reference(call)
+        return name
+    reason = why_not(BACKENDS[backend], call)
+    if reason is not None:
+        raise RuntimeError(f"backend={backend!r} cannot run: {reason}")
+    return backend
+
+
+def why_not(backend: Backend, call: Call) -> str | None:
+    """Why a backend does not take a call; None if it does."""
+    reason = backend.cannot_run(call.q.device, call.q.dtype, call.q.shape[-1])
+    return backend.refuses(call) if reason is None else reason
+
+
+def choose_unasked(device: torch.device, dtype: torch.dtype, head_width: int = 64, call: Call | None = None) -> str:
+    """What backend=None takes for a call, or, without one, for long calls that need gradients."""
+    return next(name for name in BACKENDS if _unasked(name, device, dtype, head_width, call))
+
+
+def _unasked(name: str, device: torch.device, dtype: torch.dtype, head_width: int, call: Call | None) -> bool:
+    """Whether backend=None may take it; call: None for one that any backend takes."""
+    if name == cuda.NAME and (not cuda.VERIFIED or call is None or call.q.size(2) > cuda.FASTER_UP_TO):
+        return False
+    backend = BACKENDS[name]
+    return backend.cannot_run(device, dtype, head_width) is None and (call is None or backend.refuses(call) is None)
+
+
+def _warn_of_reference(call: Call) -> None:
+    device, dtype = call.q.device, call.q.dtype
+    kernels, dtypes = _EXPECTED.get(device.type, (None, ()))
+    if kernels is not None and dtype in dtypes:
+        _warn_once(device.type, str(kernels.cannot_run(device, dtype, call.q.shape[-1])))
+
+
+@functools.cache
+def _warn_once(device: str, reason: str) -> None:
+    warnings.warn(
+        f"txl_kernels uses the slow reference backend on the {device}: {reason}. Run `python -m txl_kernels` for details.",
+        RuntimeWarning,
+        stacklevel=5,
+    )

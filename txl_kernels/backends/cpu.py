@@ -1,0 +1,94 @@
+"""The `native` backend: C++ on the CPU, float32 and bfloat16, float32 accumulation. Its kernels: csrc/cpu."""
+
+import ctypes
+import functools
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl_kernels.backends import native_modules
+from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
+from txl_kernels.call import Call, dropout
+from txl_kernels.call.fields import empty_gradients, empty_like_rows
+
+NAME = "native"
+DTYPES = (torch.float32, torch.bfloat16)  # in the order of txl::Type
+HEAD_WIDTHS = HeadWidths()
+READS_BOUNDS = True
+native = native_modules.load("_native", "C++")
+
+
+def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+    """Why this backend cannot take tensors of this device and dtype, of any head width; None if it can."""
+    if device.type != "cpu":
+        return f"{NAME} runs on the cpu, not on {device.type}"
+    return unsupported(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or native.missing()
+
+
+def refuses(call: Call) -> str | None:
+    """Takes every call."""
+    return None
+
+
+def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked call."""
+    out = empty_like_rows(call.q)
+    lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32) if need_lse else None
+    plan = None if plans is None else plans.get(NAME)
+    if plan is None:
+        plan = make_plan(call, out)
+        if plans is not None:
+            plans[NAME] = plan
+    plan.forward(call, out, lse, torch.get_num_threads(), _seed(call))
+    return out, lse
+
+
+def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
+    """Gradients of the call's inputs, in their order; the memory's empty where there is none."""
+    grads = empty_gradients(call)
+    plan = make_plan(call, out)
+    plan.backward(call, out, lse, dout, dlse, grads, torch.get_num_threads(), _seed(call))
+    return grads
+
+
+def make_plan(call: Call, out: Tensor) -> Any:
+    """The call as the module knows it, without pointers: what calls of one signature share."""
+    drop_below = dropout.drop_threshold(call.dropout_p) if call.seed is not None else 0
+    return prepare().Plan(call, out, DTYPES.index(call.q.dtype), drop_below)
+
+
+def _seed(call: Call) -> int:
+    return 0 if call.seed is None else int(call.seed) & (2**64 - 1)
+
+
+@functools.cache
+def prepare() -> Any:
+    """The module, told to run on torch's own thread pool: a second one would fight it for the cores."""
+    native.module.set_openmp(find_openmp())
+    return native.module
+
+
+@functools.cache
+def find_openmp() -> int:
+    """Address of GOMP_parallel in the OpenMP runtime that torch itself uses; 0 if it uses none we know.
+
+    Asked of torch's own library, whose dependencies the search follows: another package's copy cannot be mistaken for it.
+    """
+    try:
+        torch_cpu = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+        return ctypes.cast(torch_cpu.GOMP_parallel, ctypes.c_void_p).value or 0
+    except (OSError, AttributeError):
+        return 0
+
+
+def library_at(address: int) -> str | None:
+    """Path of the shared library mapped at an address of this process."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        for line in maps:
+            fields = line.split(None, 5)
+            low, high = (int(x, 16) for x in fields[0].split("-"))
+            if low <= address < high and len(fields) == 6:
+                return fields[5].rstrip()
+    return None

@@ -1,0 +1,63 @@
+"""The compiled modules of this package, and why one is not there."""
+
+import importlib
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from txl_kernels.call import Call
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass
+class NativeModule:
+    """txl_kernels.<name>; `module` is None where it cannot be used, then `error` says why."""
+
+    name: str
+    language: str
+    module: Any = None
+    error: str = ""
+
+    def missing(self) -> str | None:
+        """Why it is not there; None if it is."""
+        if self.module is not None:
+            return None
+        note = PACKAGE / f"{self.name}_missing.txt"  # of setup.py
+        return note.read_text(encoding="utf-8").strip() if note.is_file() else self.error
+
+
+def load(name: str, language: str) -> NativeModule:
+    """Imports a module, if it was built and takes the calls of this source."""
+    try:
+        module = importlib.import_module(f"txl_kernels.{name}")
+    except ImportError as error:
+        return NativeModule(name, language, error=_why_not(name, language, error))
+    if vars(module).get("FIELDS") != Call._fields:
+        other = (
+            f"the {language} module at {module.__file__} was built from another version of the source; install again"
+        )
+        return NativeModule(name, language, error=other)
+    return NativeModule(name, language, module)
+
+
+def _why_not(name: str, language: str, error: ImportError) -> str:
+    elsewhere = _installed_with(name)
+    if elsewhere is not None:
+        return (
+            f"this is the source tree {PACKAGE.parent}, where the {language} module is not built; the installed package, "
+            f"{elsewhere}, has it. Start Python in another folder or with PYTHONSAFEPATH=1, or build it here: "
+            "pip install -e ."
+        )
+    build = "; pip install -e . builds it here" if (PACKAGE.parent / "setup.py").is_file() else ""
+    return f"the {language} module could not be loaded: {error}{build}"
+
+
+def _installed_with(name: str) -> Path | None:
+    """Where another copy of this package, which Python found later, has the module."""
+    for distribution in importlib.metadata.distributions(name="txl-kernels"):
+        folder = Path(str(distribution.locate_file("txl_kernels"))).resolve()
+        if folder != PACKAGE and any(folder.glob(f"{name}.*")):
+            return folder
+    return None

@@ -1,0 +1,89 @@
+"""The `triton` backend: NVIDIA GPUs from sm_80 on, float32, bfloat16 and float16, head widths to 256.
+
+Kernels are compiled at their first call for a dtype and head width. With TRITON_INTERPRET=1 they run on the cpu in
+Triton's interpreter, slowly, which is how they are tested without a GPU. Triton itself is imported at the first call.
+"""
+
+import functools
+import importlib
+import importlib.metadata
+import os
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl_kernels.backends.devices import gpu_lacks
+from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
+from txl_kernels.call import Call
+
+NAME = "triton"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+HEAD_WIDTHS = HeadWidths(most=256)
+READS_BOUNDS = False
+# From here on gathers of rank 1, and float32 through tensor descriptors, compile as the kernels need.
+OLDEST_TRITON = (3, 6)
+
+
+def interpreted() -> bool:
+    """Whether kernels run on the cpu; Triton reads the variable when the kernels are first imported."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why Triton itself cannot be used; None if it can."""
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "the triton package is not installed"
+    numbers = tuple(int(x) for x in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST_TRITON:
+        return f"triton {'.'.join(map(str, OLDEST_TRITON))} or newer is needed, {version} is installed"
+    return None
+
+
+def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+    """Why this backend cannot take tensors of this device, dtype and head width; None if it can."""
+    reason: str | None = unsupported(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or _absent_from(device)
+    return reason
+
+
+def refuses(call: Call) -> str | None:
+    """Takes every call."""
+    return None
+
+
+def _absent_from(device: torch.device) -> str | None:
+    """Why kernels do not run on a device at all."""
+    reason = missing()
+    if reason is not None:
+        return reason
+    if interpreted():
+        return None if device.type == "cpu" else f"TRITON_INTERPRET=1 runs kernels on the cpu, not on {device.type}"
+    if device.type != "cuda":
+        return f"triton runs on CUDA devices, not on {device.type} (but for tests with TRITON_INTERPRET=1)"
+    return gpu_lacks(device)
+
+
+# torch.compile asks once, while it traces, instead of following this into package metadata and the driver. It is what
+# torch.compiler.assume_constant_result does, which would import the compiler, a second more at each start.
+setattr(_absent_from, "_dynamo_marked_constant", True)  # noqa: B010
+
+
+@functools.cache
+def _launch() -> Any:
+    return importlib.import_module("txl_kernels.backends.triton.launch")
+
+
+def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
+    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]), needed or not; plans are not used."""
+    result: tuple[Tensor, Tensor] = _launch().forward(call)
+    return result
+
+
+def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v, r, content_bias, position_bias, k_mem, v_mem; the last two empty without memory."""
+    result: tuple[Tensor, ...] = _launch().backward(call, out, lse, dout, dlse)
+    return result

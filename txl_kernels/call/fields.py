@@ -1,0 +1,76 @@
+"""The fields of a call, in the one order that the operators, the bindings and the tests share."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Call(NamedTuple):
+    """What every backend receives, checked. Shapes as in `rel_attention`.
+
+    The order is the operators' schema. `csrc/python/call.h` holds it too, and a compiled module
+    whose order differs is not loaded.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    r: Tensor
+    content_bias: Tensor
+    position_bias: Tensor
+    k_mem: Tensor | None
+    v_mem: Tensor | None
+    start: Tensor | None  # int32 [B, L]
+    end: Tensor | None  # int32 [B, L]
+    seed: Tensor | None  # int64 [1]; present if dropout_p > 0
+    causal: bool
+    window: int | None
+    zero_row: int
+    scale: float
+    dropout_p: float
+
+    @property
+    def memory_len(self) -> int:
+        return 0 if self.k_mem is None else self.k_mem.size(2)
+
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """The tensors that have gradients, named by INPUTS."""
+        return (self.q, self.k, self.v, self.r, self.content_bias, self.position_bias, self.k_mem, self.v_mem)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Inputs, bounds and seed, named by TENSORS."""
+        return (*self.inputs, self.start, self.end, self.seed)
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What is no tensor, named by SETTINGS."""
+        return (self.causal, self.window, self.zero_row, self.scale, self.dropout_p)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `start` or `end` is given."""
+        return self.start is not None or self.end is not None
+
+    def needs_gradients(self) -> bool:
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self.inputs)
+
+
+INPUTS = Call._fields[: Call._fields.index("start")]
+BOUNDS = ("start", "end")
+TENSORS = (*INPUTS, *BOUNDS, "seed")
+SETTINGS = Call._fields[len(TENSORS) :]
+
+
+def empty_like_rows(x: Tensor) -> Tensor:
+    """Uninitialised, of x's shape and dtype, with x's strides where they leave the last axis contiguous."""
+    y = torch.empty_like(x)
+    # empty_like sorts the strides of a tensor that overlaps itself (expanded, unfolded) in its own way.
+    return y if y.shape[-1] <= 1 or y.stride()[-1] == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def empty_gradients(call: Call) -> tuple[Tensor, ...]:
+    """Uninitialised gradients of the call's inputs, as the backward operator returns them; empty for no memory."""
+    return tuple(call.q.new_empty(0) if x is None else empty_like_rows(x) for x in call.inputs)

@@ -1,0 +1,58 @@
+"""Numbers, switches and the dropout seed."""
+
+import math
+import numbers
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl_kernels.call import Call
+
+WINDOW = "None or an integer >= 1 (keys seen, the query's own included)"
+
+
+def check_settings(call: Call) -> None:
+    """`causal`, `window`, `zero_row`, `scale`, `dropout_p`."""
+    if not isinstance(call.causal, bool):
+        raise TypeError(f"causal must be True or False, got {type(call.causal).__name__}")
+    if call.window is not None:
+        check_integer("window", call.window, 1, WINDOW)
+    check_integer("zero_row", call.zero_row, 0, "an integer >= 0 (the row of r that holds distance 0)")
+    check_number("scale", call.scale, -math.inf, math.inf, "None or a finite number")
+    if call.scale == -math.inf:
+        raise ValueError("scale must be None or a finite number, got -inf")
+    check_number("dropout_p", call.dropout_p, 0.0, 1.0, "a number in [0, 1)")
+
+
+def check_integer(name: str, value: Any, least: int, accepted: str) -> None:
+    """An integer, which while tracing may be a symbol, of at least `least`; no bool, although bools are integers."""
+    # The first test is all that torch.compile has to follow; NumPy's integers pass the second.
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):  # noqa: SIM102
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"{name} must be {accepted}, got {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be {accepted}, got {value}")
+
+
+def check_number(name: str, value: Any, low: float, high: float, accepted: str) -> None:
+    """A real number in [low, high); no bool."""
+    symbols = (torch.SymInt, torch.SymFloat)
+    if isinstance(value, bool) or not isinstance(value, (float, int, *symbols)):  # noqa: SIM102
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name} must be {accepted}, got {type(value).__name__}")
+    if not low <= value < high:
+        raise ValueError(f"{name} must be {accepted}, got {value}")
+
+
+def check_seed(seed: Any, q: Tensor, name: str = "dropout_seed") -> None:
+    """A seed, if one is given: an int64 tensor of one element on q's device.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if seed is None:
+        return
+    if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != q.device:
+        got = f"{seed.dtype} {list(seed.shape)} on {seed.device}" if isinstance(seed, Tensor) else type(seed).__name__
+        raise TypeError(f"{name} must be None or an int64 tensor of one element on {q.device}, got {got}")
