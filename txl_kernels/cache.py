@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
+from txl_kernels.checks.settings import check_integer
+
 
 class KeyValueCache:
     """The projected keys and values of the last `mem_len` positions of one attention layer, and its W_kR R.
 
     With frozen parameters these never change, so keeping them instead of hidden states is exact and saves projecting the
-    memory again at every segment. Appending writes in place; when the buffer is full the kept rows move to its front,
+    memory again at every segment. Appending writes in place; when the buffer is full the rows held move to its front,
     once in at least `mem_len` positions, so memory and time a position stay constant however long the text.
 
     Attributes:
@@ -19,8 +21,7 @@ class KeyValueCache:
     def __init__(self, r: Tensor, batch: int, mem_len: int, max_segment: int, window: int | None = None) -> None:
         """Empty. Its dtype and device are r's."""
         for name, value, least in (("batch", batch, 1), ("mem_len", mem_len, 0), ("max_segment", max_segment, 1)):
-            if value < least:
-                raise ValueError(f"{name} must be >= {least}, got {value}")
+            check_integer(name, value, least, f">= {least}")
         if r.dim() != 3 or r.size(1) < mem_len + max_segment:
             raise ValueError(
                 f"r must be [H, T >= mem_len + max_segment = {mem_len + max_segment}, D], got {list(r.shape)}"
@@ -44,8 +45,8 @@ class KeyValueCache:
     @property
     def memory(self) -> tuple[Tensor, Tensor]:
         """(k_mem, v_mem), views [B, H, len(self), D] of the buffer."""
-        kept = self._buffer[:, :, :, self._begin : self._end]
-        return kept[0], kept[1]
+        held = self._buffer[:, :, :, self._begin : self._end]
+        return held[0], held[1]
 
     @torch.no_grad()
     def append(self, k: Tensor, v: Tensor) -> None:
@@ -62,10 +63,10 @@ class KeyValueCache:
             )
         length = k.size(2)
         if self._end + length > self._buffer.size(3):
-            kept = len(self)
-            # Never overlaps: the buffer is full, so begin >= mem_len >= kept.
-            self._buffer[:, :, :, :kept] = self._buffer[:, :, :, self._begin : self._end]
-            self._begin, self._end = 0, kept
+            held = len(self)
+            # Never overlaps: the buffer is full, so begin >= mem_len >= held.
+            self._buffer[:, :, :, :held] = self._buffer[:, :, :, self._begin : self._end]
+            self._begin, self._end = 0, held
         self._buffer[0, :, :, self._end : self._end + length] = k
         self._buffer[1, :, :, self._end : self._end + length] = v
         self._end += length

@@ -4,7 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from txl_kernels import backends
 from txl_kernels.cache import KeyValueCache
+from txl_kernels.checks.settings import WINDOW, check_integer, check_number
 from txl_kernels.functional import rel_attention
 from txl_kernels.positions import sinusoid
 
@@ -20,12 +22,13 @@ class RelAttention(nn.Module):
         attn_dropout: dropout on the attention weights in training.
         causal, window: as in `rel_attention`.
         clamp_len: None, or the largest distance told apart from longer ones.
-        batch_first: True for [B, L, d_model], False for [L, B, d_model]; memory and result alike. Neither is copied.
+        batch_first: True for [B, L, d_model], False for [L, B, d_model]; memory and result alike. Neither is
+            copied.
         content_bias, position_bias: None for biases of its own (zeros), or [H, D] parameters shared between layers.
         backend: as in `rel_attention`.
 
     Raises:
-        ValueError: sizes that do not fit, by name.
+        TypeError, ValueError: an argument, by name.
     """
 
     def __init__(
@@ -47,8 +50,7 @@ class RelAttention(nn.Module):
     ) -> None:
         super().__init__()
         for name, size in (("d_model", d_model), ("n_head", n_head)):
-            if size < 1:
-                raise ValueError(f"{name} must be >= 1, got {size}")
+            check_integer(name, size, 1, ">= 1")
         if d_model % 2:
             raise ValueError(f"d_model must be even (its sinusoids come in pairs), got {d_model}")
         if d_head is None:
@@ -57,12 +59,13 @@ class RelAttention(nn.Module):
                     f"d_model must be a multiple of n_head when d_head is not given, got {d_model}, {n_head}"
                 )
             d_head = d_model // n_head
-        if d_head < 1:
-            raise ValueError(f"d_head must be >= 1, got {d_head}")
-        if not 0 <= attn_dropout < 1:
-            raise ValueError(f"attn_dropout must be in [0, 1), got {attn_dropout}")
-        if clamp_len is not None and clamp_len < 0:
-            raise ValueError(f"clamp_len must be None or >= 0, got {clamp_len}")
+        check_integer("d_head", d_head, 1, ">= 1")
+        check_number("attn_dropout", attn_dropout, 0, 1, "in [0, 1)")
+        if clamp_len is not None:
+            check_integer("clamp_len", clamp_len, 0, "None or >= 0")
+        if window is not None:
+            check_integer("window", window, 1, WINDOW)
+        backends.check_name(backend)
         self.d_model, self.n_head, self.d_head = d_model, n_head, d_head
         self.attn_dropout, self.causal, self.window, self.clamp_len = attn_dropout, causal, window, clamp_len
         self.batch_first, self.backend = batch_first, backend
@@ -81,8 +84,29 @@ class RelAttention(nn.Module):
             raise ValueError(f"{name} must be [H, D] = {list(shape)}, got shape {list(shared.shape)}")
         return shared
 
+    def reset_parameters(self) -> None:
+        """Initial values: projections as `nn.Linear` draws them, biases of zero, shared ones too.
+
+        After `to_empty`, say, which leaves memory as it was.
+        """
+        for projection in (self.qkv, self.r, self.out):
+            projection.reset_parameters()
+        nn.init.zeros_(self.content_bias)
+        nn.init.zeros_(self.position_bias)
+
     def extra_repr(self) -> str:
-        return f"d_model={self.d_model}, n_head={self.n_head}, d_head={self.d_head}, causal={self.causal}"
+        shown = (
+            "d_model",
+            "n_head",
+            "d_head",
+            "attn_dropout",
+            "causal",
+            "window",
+            "clamp_len",
+            "batch_first",
+            "backend",
+        )
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, L, H * D] or [L, B, H * D] -> [B, H, L, D], a view."""
@@ -126,7 +150,15 @@ class RelAttention(nn.Module):
 
     @torch.no_grad()
     def fill_cache(self, cache: KeyValueCache, memory: Tensor) -> None:
-        """Adds the keys and values of hidden states [B, M, d_model] (or [M, B, d_model]) to the cache."""
+        """Adds the keys and values of hidden states [B, M, d_model] (or [M, B, d_model]) to the cache.
+
+        Raises:
+            ValueError: memory is not three-dimensional or of another width; of another batch than the cache's.
+        """
+        if memory.dim() != 3 or memory.size(-1) != self.d_model:
+            raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
+        if memory.size(self._batch_axis) != cache.batch:
+            raise ValueError(f"memory must have the cache's batch {cache.batch}, got shape {list(memory.shape)}")
         k, v = self._project_memory(memory)
         for first in range(0, k.size(2), cache.max_segment):
             part = slice(first, first + cache.max_segment)
@@ -156,25 +188,19 @@ class RelAttention(nn.Module):
         Returns:
             Of x's shape.
         """
-        if x.dim() != 3 or x.size(-1) != self.d_model:
-            layout = "[B, L, d_model]" if self.batch_first else "[L, B, d_model]"
-            raise ValueError(f"x must be {layout} with d_model={self.d_model}, got shape {list(x.shape)}")
+        self._check_input(x)
         width = self.n_head * self.d_head
+        if cache is not None:
+            self._check_cache(cache, x, memory, positions)
+        elif memory is not None:
+            self._check_memory(memory, x)
         q, k, v = (self._heads(part) for part in self.qkv(x).split(width, -1))
         length = q.size(2)
         dropout_p = self.attn_dropout if self.training else 0.0
         if cache is not None:
-            if memory is not None or positions is not None:
-                raise ValueError("cache holds the memory and the encodings; pass neither memory nor positions with it")
-            if torch.is_grad_enabled():
-                raise RuntimeError("cache is for evaluation: call the layer under torch.no_grad() or inference_mode()")
             k_and_v: tuple[Tensor, Tensor] | None = cache.memory
             r, zero_row, window = cache.r, 0, cache.window
         else:
-            if memory is not None and (memory.dim() != 3 or memory.size(self._batch_axis) != x.size(self._batch_axis)):
-                raise ValueError(
-                    f"memory must be like x but for its length, got {list(memory.shape)} for {list(x.shape)}"
-                )
             k_and_v = None if memory is None else self._project_memory(memory)
             window = self.window
             if positions is None:
@@ -193,9 +219,46 @@ class RelAttention(nn.Module):
     def _batch_axis(self) -> int:
         return 0 if self.batch_first else 1
 
-    def _project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        if memory.dim() != 3 or memory.size(-1) != self.d_model:
+    def _check_input(self, x: Tensor) -> None:
+        if x.dim() != 3 or x.size(-1) != self.d_model:
+            layout = "[B, L, d_model]" if self.batch_first else "[L, B, d_model]"
+            raise ValueError(f"x must be {layout} with d_model={self.d_model}, got shape {list(x.shape)}")
+
+    def _check_memory(self, memory: Tensor, x: Tensor) -> None:
+        if memory.dim() != 3 or memory.size(self._batch_axis) != x.size(self._batch_axis):
+            raise ValueError(f"memory must be like x but for its length, got {list(memory.shape)} for {list(x.shape)}")
+        if memory.size(-1) != self.d_model:
             raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
+        if memory.device != x.device:
+            raise ValueError(f"memory must be on x's device {x.device}, got {memory.device}")
+        if memory.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(
+                f"memory must have x's dtype {x.dtype}, got {memory.dtype}; convert it or use torch.autocast"
+            )
+
+    def _check_cache(self, cache: KeyValueCache, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> None:
+        if memory is not None or positions is not None:
+            raise ValueError("cache holds the memory and the encodings; pass neither memory nor positions with it")
+        if torch.is_grad_enabled():
+            raise RuntimeError("cache is for evaluation: call the layer under torch.no_grad() or inference_mode()")
+        if (cache.r.size(0), cache.r.size(2)) != (self.n_head, self.d_head):
+            raise ValueError(
+                f"cache must be this layer's, with H={self.n_head} and D={self.d_head}, got one with H={cache.r.size(0)} "
+                f"and D={cache.r.size(2)}"
+            )
+        if cache.r.device != x.device:
+            raise ValueError(f"cache must be on x's device {x.device}, got {cache.r.device}")
+        if cache.r.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f"cache must have x's dtype {x.dtype}, got {cache.r.dtype}; make a new one with new_cache")
+        if x.size(self._batch_axis) != cache.batch:
+            raise ValueError(f"x must have the cache's batch {cache.batch}, got shape {list(x.shape)}")
+        if x.size(1 - self._batch_axis) > cache.max_segment:
+            raise ValueError(
+                f"x must be a segment of at most max_segment={cache.max_segment} positions, for which the cache was made, "
+                f"got shape {list(x.shape)}"
+            )
+
+    def _project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         width = self.n_head * self.d_head
         k, v = F.linear(memory, self.qkv.weight[width:]).split(width, -1)
         return self._heads(k), self._heads(v)

@@ -29,20 +29,21 @@ class NativeModule:
 
 
 def load(name: str, language: str) -> NativeModule:
-    """Imports a module, if it was built and takes the calls of this source."""
+    """Imports a module, if it was built, belongs to this copy of the package, and takes the calls of this source."""
     try:
         module = importlib.import_module(f"txl_kernels.{name}")
     except ImportError as error:
-        return NativeModule(name, language, error=_why_not(name, language, error))
+        return NativeModule(name, language, error=_why_not(name, language, str(error)))
+    file = Path(str(module.__file__)).resolve()
+    if file.parent != PACKAGE:  # an editable install offers its own to every copy
+        return NativeModule(name, language, error=_why_not(name, language, f"{file} is of another copy of the package"))
     if vars(module).get("FIELDS") != Call._fields:
-        other = (
-            f"the {language} module at {module.__file__} was built from another version of the source; install again"
-        )
-        return NativeModule(name, language, error=other)
+        older = f"the {language} module {file} was built from another version of the source; install the package again"
+        return NativeModule(name, language, error=older)
     return NativeModule(name, language, module)
 
 
-def _why_not(name: str, language: str, error: ImportError) -> str:
+def _why_not(name: str, language: str, reason: str) -> str:
     elsewhere = _installed_with(name)
     if elsewhere is not None:
         return (
@@ -51,7 +52,7 @@ def _why_not(name: str, language: str, error: ImportError) -> str:
             "pip install -e ."
         )
     build = "; pip install -e . builds it here" if (PACKAGE.parent / "setup.py").is_file() else ""
-    return f"the {language} module could not be loaded: {error}{build}"
+    return f"the {language} module could not be loaded: {reason}{build}"
 
 
 def _installed_with(name: str) -> Path | None:

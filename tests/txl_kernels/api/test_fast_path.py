@@ -1,5 +1,7 @@
 """Calls that skip the dispatcher: the same results, and whatever wants to see operators still does."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -171,3 +173,27 @@ def test_zeros_without_memory(kernel_backend: str) -> None:
     with torch.no_grad():
         got = rel_attention(**call | {"v": zeros, "memory": None})
     assert not got.any()
+
+
+@pytest.mark.parametrize("name", ["_C._is_tracing", "autograd.forward_ad", "Tensor._is_zerotensor"])
+def test_a_torch_without_one_private_name_takes_the_dispatcher(name: str) -> None:
+    """The package imports, and calls give the same result, by the operators."""
+    assert name in fast_path._NAMES
+    code = f"""
+import builtins, torch
+real = getattr
+def without_it(owner, name, *default):
+    return default[0] if default and name == {name.rsplit(".", 1)[-1]!r} else real(owner, name, *default)
+builtins.getattr = without_it
+from txl_kernels import rel_attention
+builtins.getattr = real
+from txl_kernels.operators import fast_path
+assert not fast_path.AVAILABLE
+assert not fast_path.is_open()
+q = torch.arange(24.).view(1, 2, 3, 4).requires_grad_()
+r, u = torch.ones(2, 3, 4), torch.zeros(2, 4)
+out = rel_attention(q, q, q, r, u, u, backend="native")
+assert torch.allclose(out, rel_attention(q, q, q, r, u, u, backend="reference"), atol=1e-5)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

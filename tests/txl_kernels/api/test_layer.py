@@ -137,10 +137,11 @@ def test_positions_may_be_shared_and_dropped() -> None:
         ((7, 1), r"d_model must be even .*, got 7"),
         ((12, 5), "d_model must be a multiple of n_head when d_head is not given, got 12, 5"),
         ((12, 3, 0), "d_head must be >= 1, got 0"),
+        ((12.0, 3), "d_model must be >= 1, got float"),
     ],
 )
 def test_bad_sizes(arguments: tuple[int, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         RelAttention(*arguments)
 
 
@@ -150,11 +151,60 @@ def test_bad_sizes(arguments: tuple[int, ...], message: str) -> None:
         ({"attn_dropout": 1.0}, r"attn_dropout must be in \[0, 1\), got 1.0"),
         ({"clamp_len": -1}, "clamp_len must be None or >= 0, got -1"),
         ({"content_bias": nn.Parameter(torch.zeros(3))}, r"content_bias must be \[H, D\] = \[3, 4\], got shape \[3\]"),
+        ({"window": 0}, r"window must be None or an integer >= 1 .*, got 0"),
+        ({"window": (128, 0)}, r"window must be None or an integer >= 1 .*, got tuple"),
+        ({"backend": "natve"}, r"backend must be None or one of native, .*, got 'natve'"),
     ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    """When the layer is made, not at its first use."""
+    with pytest.raises((TypeError, ValueError), match=message):
         RelAttention(WIDTH, HEADS, 4, **options)
+
+
+def test_repr_shows_every_option() -> None:
+    shown = repr(layer(window=4, clamp_len=3, attn_dropout=0.1, backend="reference", batch_first=False))
+    for words in ("window=4", "clamp_len=3", "attn_dropout=0.1", "backend='reference'", "batch_first=False", "causal="):
+        assert words in shown
+
+
+def test_parameters_can_be_initialised_after_to_empty() -> None:
+    made = RelAttention(WIDTH, HEADS, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for p in made.parameters():
+            p.fill_(torch.nan)
+    made.reset_parameters()
+    assert all(p.isfinite().all() for p in made.parameters())
+    assert not made.content_bias.any()
+    assert not made.position_bias.any()
+    assert made.qkv.weight.any()
+
+
+def test_what_does_not_fit_a_cache_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the layer's own words: its user has never seen k, v or r."""
+    it, other = layer(), RelAttention(WIDTH, 2, dtype=torch.float64).eval()
+    cache = it.new_cache(B, 4, 3)
+    monkeypatch.setattr("txl_kernels.layer.rel_attention", None)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match=r"x must be a segment of at most max_segment=3 .*got shape \[2, 4, 12\]"):
+            it(hidden(4), cache=cache)
+        with pytest.raises(ValueError, match=r"x must have the cache's batch 2, got shape \[3, 2, 12\]"):
+            it(hidden(2, 3), cache=cache)
+        with pytest.raises(ValueError, match=r"memory must have the cache's batch 2, got shape \[1, 2, 12\]"):
+            it.fill_cache(cache, hidden(2, 1))
+        with pytest.raises(ValueError, match="cache must be this layer's, with H=2 and D=6, got one with H=3 and D=4"):
+            other(hidden(2), cache=cache)
+        with pytest.raises(TypeError, match=r"cache must have x's dtype torch\.float32, got torch\.float64"):
+            it(hidden(2).float(), cache=cache)
+    assert len(cache) == 0
+
+
+def test_memory_of_another_dtype_is_named() -> None:
+    it = layer().bfloat16()
+    with pytest.raises(TypeError, match=r"memory must have x's dtype torch\.bfloat16, got torch\.float32"):
+        it(hidden(L).bfloat16(), hidden(M).float())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer().float()(hidden(L).bfloat16(), hidden(M).float()).dtype == torch.bfloat16
 
 
 def test_bad_calls() -> None:

@@ -165,6 +165,14 @@ def test_direct_calls_are_checked_too() -> None:
         op(*arguments[:7], None, *arguments[8:])
     with pytest.raises(TypeError, match=r"start must be int32 on cpu, got torch\.int64"):
         op(*arguments[:8], torch.zeros(2, 6, dtype=torch.int64), *arguments[9:])
+    with pytest.raises(TypeError, match=r"seed must be an int64 tensor of one element where dropout_p > 0, got None"):
+        op(*as_fields(make_inputs(Case(""), torch.float32))._replace(dropout_p=0.5), "native")
+    for seed in (torch.zeros(0, dtype=torch.int64), torch.zeros(1), torch.zeros(2, dtype=torch.int64)):
+        with pytest.raises(TypeError, match="seed must be None or an int64 tensor of one element on cpu, got torch"):
+            op(*as_fields(make_inputs(Case(""), torch.float32))._replace(dropout_p=0.5, seed=seed), "native")
+    wide = torch.full((2, 6), 12, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"end must hold key indices in \[0, M \+ L\] = \[0, 11\]"):
+        op(*as_fields(make_inputs(Case(""), torch.float32))._replace(end=wide), "native")
     out, lse = op(*arguments)
     backward = torch.ops.txl_kernels.rel_attention_backward
     with pytest.raises(ValueError, match="out and lse must be as the forward operator returned them"):

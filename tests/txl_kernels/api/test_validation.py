@@ -126,6 +126,10 @@ BAD = {
     "causal not a bool": ({"causal": None}, TypeError, r"causal must be True or False, got NoneType"),
     "window 0": ({"window": 0}, ValueError, r"window must be None or an integer >= 1 .*, got 0"),
     "window a float": ({"window": 2.0}, TypeError, r"window must be None or an integer >= 1 .*, got float"),
+    "window a pair": ({"window": (128, 0)}, TypeError, r"window must be None or an integer >= 1 .*, got tuple"),
+    "zero_row a tuple": ({"zero_row": (1,)}, TypeError, r"zero_row must be an integer >= 0 .*, got tuple"),
+    "scale complex": ({"scale": 1j}, TypeError, r"scale must be None or a finite number, got complex"),
+    "dropout a list": ({"dropout_p": [0.1]}, TypeError, r"dropout_p must be a number in \[0, 1\), got list"),
     "zero_row negative": ({"zero_row": -1}, ValueError, r"zero_row must be an integer >= 0 .*, got -1"),
     "zero_row a bool": ({"zero_row": True}, TypeError, r"zero_row must be an integer >= 0 .*, got bool"),
     "scale NaN": ({"scale": math.nan}, ValueError, r"scale must be None or a finite number, got nan"),
@@ -256,3 +260,21 @@ def test_windows_of_any_size(call: dict[str, Any], window: int) -> None:
 def test_spare_arguments_are_refused(call: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="is_causal"):
         rel_attention(**call, is_causal=True)
+
+
+@pytest.mark.parametrize("name", ["start", "end"])
+def test_one_axis_is_refused_where_it_could_be_texts_or_queries(name: str) -> None:
+    """One value for each text, [B], reads as one for each query where B == L: wrong numbers, and silent ones."""
+    call = as_call(make_inputs(Case("", B=3, L=3, M=4, D=8), torch.float32))
+    lengths = torch.tensor([4, 5, 6], dtype=INT)
+    with pytest.raises(ValueError, match=rf"{name} must say whether .* B = L = 3: pass {name}\[:, None\] or"):
+        rel_attention(**call | {name: lengths})
+    for bound in (lengths[:, None], lengths[None], lengths[:1]):
+        rel_attention(**call | {name: bound})
+
+
+def test_numbers_of_numpy_are_numbers(call: dict[str, Any]) -> None:
+    numpy = pytest.importorskip("numpy")
+    given = {"window": numpy.int64(3), "zero_row": numpy.int32(0), "scale": numpy.float32(0.25)}
+    want = rel_attention(**call | {"window": 3, "scale": 0.25})
+    assert torch.equal(rel_attention(**call | given), want)
