@@ -20,8 +20,7 @@ namespace {
 class Plan {
  public:
   Plan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below) {
-    static_cast<txl::Attention&>(problem_) =
-        txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
+    static_cast<txl::Attention&>(problem_) = txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
   }
 
   // Tensors of the shapes and strides that the plan was made for; lse may be None.

@@ -13,8 +13,10 @@ namespace txl {
     void read(const float*, int64_t, int);   \
     void exp(const float*, float*, int64_t); \
   }
-#define TXL_PROBES_OF(name) \
-  if (isa == #name) return {isa_##name::fma, isa_##name::read, isa_##name::exp}
+#define TXL_PROBES_OF(name)                              \
+  if (isa == #name) return {                             \
+      isa_##name::fma, isa_##name::read, isa_##name::exp \
+    }
 
 TXL_DECLARE_PROBES(baseline)
 #if defined(__x86_64__)

@@ -8,10 +8,22 @@
 namespace txl {
 
 enum Field : size_t {
-  Q, K, V, R, CONTENT_BIAS, POSITION_BIAS, K_MEM, V_MEM,  // inputs, which have gradients
-  START, END,                                             // bounds
-  SEED,                                                   //
-  CAUSAL, WINDOW, ZERO_ROW, SCALE, DROPOUT_P,             // settings
+  Q,
+  K,
+  V,
+  R,
+  CONTENT_BIAS,
+  POSITION_BIAS,
+  K_MEM,
+  V_MEM,  // inputs, which have gradients
+  START,
+  END,   // bounds
+  SEED,  //
+  CAUSAL,
+  WINDOW,
+  ZERO_ROW,
+  SCALE,
+  DROPOUT_P,  // settings
   FIELDS
 };
 constexpr size_t INPUTS = START;

@@ -163,12 +163,12 @@ def test_who_fails_gets_no_time_and_stops_nobody(tmp_path: Path) -> None:
 
 
 WRONG_KERNEL = """
-import txl_kernels.native as native
+import txl_kernels.backends.cpu as native
 
 right = native.forward
 
-def forward(call, memo=None, need_lse=True):
-    out, lse = right(call, memo, need_lse)
+def forward(call, plans=None, need_lse=True):
+    out, lse = right(call, plans, need_lse)
     return out.mul_(1.001), lse
 
 native.forward = forward

@@ -1,6 +1,6 @@
 // Backward: scores are recomputed from lse, and each tile's recomputation serves dq, dk, dv and dr at once: 8 products
 // of width D a visible pair, none wasted. An item is one (b, h) and one chunk of its keys; it finishes dk and dv of its
-// keys, tile by tile, while its dq and dr are parts that are added up afterwards in a fixed order. How many chunks is
+// keys, tile by tile, while its dq and dr are partial sums, added up afterwards in a fixed order. How many chunks is
 // a function of shapes, so threads change no bit.
 
 constexpr int64_t BLOCK_L = 48;         // queries of a block: a multiple of MR and of 4 (dropout)
@@ -165,7 +165,7 @@ static bool sees_any(const Range* hulls, int64_t blocks, int64_t low, int64_t hi
   return false;
 }
 
-// dk and dv of the keys of a chunk, and the item's parts of dq, dr, du and dw. hulls: the keys each block sees.
+// dk and dv of the keys of a chunk, and the item's partial sums of dq, dr, du and dw. hulls: the keys each block sees.
 template <class T>
 static void backward_chunk(const Problem& p, const Gradients& g, const BackwardPlan& z, const InUse& in_use,
                            const Range* hulls, bool live, const float* delta, int64_t bh, int64_t chunk,

@@ -22,9 +22,7 @@ struct Table {
 
   // row_floats: 0 for panels alone.
   Table(Arena& a, int64_t room, int64_t panel_floats, int64_t row_floats)
-      : capacity(room),
-        panels(a.take(room * panel_floats)),
-        rows(row_floats ? a.take(room * row_floats) : nullptr) {}
+      : capacity(room), panels(a.take(room * panel_floats)), rows(row_floats ? a.take(room * row_floats) : nullptr) {}
 
   // Rows of room for windows of `count` rows: twice that, so that moving the window to the front is rare.
   static int64_t room(int64_t count) { return 2 * round_up(count + 2 * NR, NR); }

@@ -118,7 +118,8 @@ TXL_INLINE vf sum_each(vf x[LANES]) {
   return x[0];
 }
 
-// e^x for x <= 88, within 1 ulp from -87 to 1 (tested); 0 below -87.6, NaN for NaN. Cephes' polynomial after x = n ln 2 + f, |f| <= ln 2 / 2.
+// e^x for x <= 88, within 1 ulp from -87 to 1 (tested); 0 below -87.6, NaN for NaN. Cephes' polynomial after x = n ln 2
+// + f, |f| <= ln 2 / 2.
 TXL_INLINE vf exp_of(vf x) {
   const vf low = splat(-88.f);  // n = -127: the factor 2^n is then 0
   // 1.5 * 2^23 + 127: adding it rounds to an integer, kept in the low bits with the exponent's bias.
