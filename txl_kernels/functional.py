@@ -8,6 +8,7 @@ from torch import Tensor
 
 from txl_kernels import backends, checks
 from txl_kernels.backends import cpu, reference
+from txl_kernels.backends.devices import autocast_dtype
 from txl_kernels.call import Call
 from txl_kernels.checks.bounds import broadcast_bound
 from txl_kernels.checks.tensors import KeyValuePair, memory_pair
@@ -98,9 +99,8 @@ def rel_attention(
     if not isinstance(q, Tensor):
         raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
     k_mem, v_mem = (None, None) if memory is None else memory_pair(memory)
-    device = q.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    dtype = autocast_dtype(q.device.type)
+    if dtype is not None:
         tensors = (q, k, v, r, content_bias, position_bias, k_mem, v_mem)
         q, k, v, r, content_bias, position_bias, k_mem, v_mem = (_autocast(x, dtype) for x in tensors)
     if scale is None:
@@ -112,12 +112,15 @@ def rel_attention(
     )  # fmt: skip
     plans = fast_path.check(call)
     checks.check_seed(dropout_seed, q)
-    if window is not None and window > 2**31:  # wider than any distance, and perhaps than 64 bits
-        call = call._replace(window=2**31)
-    if dropout_p > 0:
-        if dropout_seed is None:
+    wide = window is not None and window > 2**31  # wider than any distance, and perhaps than 64 bits
+    if dropout_p > 0 or wide:
+        if dropout_p > 0 and dropout_seed is None:
             dropout_seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=q.device)
-        call = call._replace(seed=dropout_seed)
+        seed = dropout_seed if dropout_p > 0 else None
+        window = 2**31 if wide else window
+        call = Call(
+            q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, seed, causal, window, zero_row, scale, dropout_p
+        )  # fmt: skip
     name = None if plans is None else plans.get(("backend", backend))
     if name is None:
         name = backends.choose(backend, call)

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels import backends
+from txl_kernels.backends.devices import autocast_dtype
 from txl_kernels.cache import KeyValueCache
 from txl_kernels.checks.settings import WINDOW, check_integer, check_number
 from txl_kernels.functional import rel_attention
@@ -231,7 +232,7 @@ class RelAttention(nn.Module):
             raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
         if memory.device != x.device:
             raise ValueError(f"memory must be on x's device {x.device}, got {memory.device}")
-        if memory.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        if memory.dtype != x.dtype and autocast_dtype(x.device.type) is None:
             raise TypeError(
                 f"memory must have x's dtype {x.dtype}, got {memory.dtype}; convert it or use torch.autocast"
             )
@@ -248,7 +249,7 @@ class RelAttention(nn.Module):
             )
         if cache.r.device != x.device:
             raise ValueError(f"cache must be on x's device {x.device}, got {cache.r.device}")
-        if cache.r.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        if cache.r.dtype != x.dtype and autocast_dtype(x.device.type) is None:
             raise TypeError(f"cache must have x's dtype {x.dtype}, got {cache.r.dtype}; make a new one with new_cache")
         if x.size(self._batch_axis) != cache.batch:
             raise ValueError(f"x must have the cache's batch {cache.batch}, got shape {list(x.shape)}")

@@ -15,7 +15,7 @@ from txl_kernels.backends import native_modules
 from txl_kernels.backends.devices import gpu_lacks
 from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
 from txl_kernels.call import Call, dropout
-from txl_kernels.call.fields import empty_like_rows
+from txl_kernels.call.fields import empty_like_rows, memory_len_of, needs_gradients
 
 NAME = "cuda"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of txl::Type
@@ -57,11 +57,11 @@ def refuses(call: Call) -> str | None:
     """Why this call is none for these kernels; None if it is."""
     if call.q.size(2) > MOST_QUERIES:
         return f"it takes at most {MOST_QUERIES} queries (L), got {call.q.size(2)}; backend='triton' takes any number"
-    if call.needs_gradients():
+    if needs_gradients(call):
         return "it computes no gradients; call it under torch.no_grad(), or use backend='triton'"
     if call.q.size(1) > MOST_HEADS:
         return f"it takes at most {MOST_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
-    keys = call.memory_len + call.q.size(2)
+    keys = memory_len_of(call) + call.q.size(2)
     keys = keys if call.window is None else min(keys, call.window + call.q.size(2) - 1)
     if keys > MOST_KEYS:
         return (

@@ -6,8 +6,10 @@ It builds the L x S scores in memory; float16 and bfloat16 are computed in float
 import torch
 from torch import Tensor
 
+from txl_kernels.backends.devices import can_autocast
 from txl_kernels.backends.protocol import HeadWidths, Plans
 from txl_kernels.call import Call, dropout
+from txl_kernels.call.fields import is_bounded, memory_len_of
 from txl_kernels.call.intervals import intervals
 
 NAME = "reference"
@@ -28,7 +30,7 @@ def refuses(call: Call) -> str | None:
 
 def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
     """(out [B, H, L, D] in q's dtype, lse [B, H, L] in float32 or float64). Paper, section 3.3."""
-    if torch.amp.is_autocast_available(call.q.device.type):
+    if can_autocast(call.q.device.type):
         with torch.autocast(call.q.device.type, enabled=False):
             return _attend(call)
     return _attend(call)
@@ -53,9 +55,9 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
     q = q.where(alive, 0.0)
     score = (q + u.unsqueeze(1)) @ k.mT
     if r.size(1):
-        distance = torch.arange(call.memory_len, keys, device=q.device).unsqueeze(-1) - j  # [L, S]
+        distance = torch.arange(memory_len_of(call), keys, device=q.device).unsqueeze(-1) - j  # [L, S]
         row = (call.zero_row + distance).clamp(0, r.size(1) - 1)
-        if torch.compiler.is_compiling() and call.bounded:
+        if torch.compiler.is_compiling() and is_bounded(call):
             inside = ((call.zero_row + distance >= 0) & (call.zero_row + distance < r.size(1))) | ~seen
             torch._assert_async(inside.all(), "r has no row for a distance that start and end leave visible")
         met = torch.zeros(r.size(1), device=r.device, dtype=torch.bool)

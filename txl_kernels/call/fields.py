@@ -30,38 +30,40 @@ class Call(NamedTuple):
     scale: float
     dropout_p: float
 
-    @property
-    def memory_len(self) -> int:
-        return 0 if self.k_mem is None else self.k_mem.size(2)
-
-    @property
-    def inputs(self) -> tuple[Tensor | None, ...]:
-        """The tensors that have gradients, named by INPUTS."""
-        return (self.q, self.k, self.v, self.r, self.content_bias, self.position_bias, self.k_mem, self.v_mem)
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """Inputs, bounds and seed, named by TENSORS."""
-        return (*self.inputs, self.start, self.end, self.seed)
-
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        """What is no tensor, named by SETTINGS."""
-        return (self.causal, self.window, self.zero_row, self.scale, self.dropout_p)
-
-    @property
-    def bounded(self) -> bool:
-        """Whether `start` or `end` is given."""
-        return self.start is not None or self.end is not None
-
-    def needs_gradients(self) -> bool:
-        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self.inputs)
-
 
 INPUTS = Call._fields[: Call._fields.index("start")]
 BOUNDS = ("start", "end")
 TENSORS = (*INPUTS, *BOUNDS, "seed")
 SETTINGS = Call._fields[len(TENSORS) :]
+
+
+# Functions, not properties: torch.compile of torch 2.6 does not follow those of named tuples.
+def memory_len_of(call: Call) -> int:
+    return 0 if call.k_mem is None else call.k_mem.size(2)
+
+
+def inputs_of(call: Call) -> tuple[Tensor | None, ...]:
+    """The tensors that have gradients, named by INPUTS."""
+    return (call.q, call.k, call.v, call.r, call.content_bias, call.position_bias, call.k_mem, call.v_mem)
+
+
+def tensors_of(call: Call) -> tuple[Tensor | None, ...]:
+    """Inputs, bounds and seed, named by TENSORS."""
+    return (*inputs_of(call), call.start, call.end, call.seed)
+
+
+def settings_of(call: Call) -> tuple[Any, ...]:
+    """What is no tensor, named by SETTINGS."""
+    return (call.causal, call.window, call.zero_row, call.scale, call.dropout_p)
+
+
+def is_bounded(call: Call) -> bool:
+    """Whether `start` or `end` is given."""
+    return call.start is not None or call.end is not None
+
+
+def needs_gradients(call: Call) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs_of(call))
 
 
 def empty_like_rows(x: Tensor) -> Tensor:
@@ -73,4 +75,4 @@ def empty_like_rows(x: Tensor) -> Tensor:
 
 def empty_gradients(call: Call) -> tuple[Tensor, ...]:
     """Uninitialised gradients of the call's inputs, as the backward operator returns them; empty for no memory."""
-    return tuple(call.q.new_empty(0) if x is None else empty_like_rows(x) for x in call.inputs)
+    return tuple(call.q.new_empty(0) if x is None else empty_like_rows(x) for x in inputs_of(call))

@@ -7,12 +7,12 @@ low <= j < high, the intersection of `causal`, `window`, `start` and `end`.
 import torch
 from torch import Tensor
 
-from txl_kernels.call.fields import Call
+from txl_kernels.call.fields import Call, memory_len_of
 
 
 def intervals(call: Call) -> tuple[Tensor, Tensor]:
     """First and one-past-last visible key of each query, both int64 [B or 1, L], within [0, S]; low >= high: none."""
-    memory_len, length = call.memory_len, call.q.size(2)
+    memory_len, length = memory_len_of(call), call.q.size(2)
     keys = memory_len + length
     at = torch.arange(memory_len, keys, device=call.q.device).unsqueeze(0)
     low = torch.zeros_like(at) if call.window is None else (at - call.window + 1).clamp(min=0)
@@ -27,7 +27,7 @@ def intervals(call: Call) -> tuple[Tensor, Tensor]:
 def distance_range(call: Call) -> tuple[int, int]:
     """Smallest and largest distance that `causal` and `window` let any query see; (0, -1) without keys or queries."""
     length = call.q.size(2)
-    keys = call.memory_len + length
+    keys = memory_len_of(call) + length
     if length == 0:
         return 0, -1
     farthest = keys - 1 if call.window is None else min(keys, call.window) - 1

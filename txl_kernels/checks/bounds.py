@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.call import Call
-from txl_kernels.call.fields import BOUNDS
+from txl_kernels.call.fields import BOUNDS, is_bounded, memory_len_of
 from txl_kernels.call.intervals import distance_range, intervals
 
 
@@ -53,7 +53,7 @@ def check_bounds(call: Call) -> None:
 
 def check_table(call: Call) -> None:
     """r reaches as far as `causal` and `window` alone let a query see; with bounds their values decide."""
-    if not call.bounded:
+    if not is_bounded(call):
         _require_rows(call, *distance_range(call))
 
 
@@ -63,9 +63,9 @@ def check_bound_values(call: Call) -> None:
     Raises:
         ValueError: with the argument, the value given, and what is accepted.
     """
-    if not call.bounded:
+    if not is_bounded(call):
         return
-    keys = call.memory_len + call.q.size(2)
+    keys = memory_len_of(call) + call.q.size(2)
     for name, bound in zip(BOUNDS, (call.start, call.end), strict=True):
         if bound is not None and bound.numel() and (int(bound.min()) < 0 or int(bound.max()) > keys):
             raise ValueError(
@@ -75,7 +75,7 @@ def check_bound_values(call: Call) -> None:
     if _has_rows(call, *distance_range(call)):
         return
     low, high = intervals(call)
-    at = torch.arange(call.memory_len, keys, device=call.q.device)
+    at = torch.arange(memory_len_of(call), keys, device=call.q.device)
     seen = low < high
     if bool(seen.any()):
         nearest = int((at - high + 1).expand_as(seen)[seen].min())

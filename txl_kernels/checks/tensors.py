@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.call import Call
-from txl_kernels.call.fields import INPUTS
+from txl_kernels.call.fields import INPUTS, inputs_of
 
 KeyValuePair = tuple[Tensor, Tensor]
 
@@ -15,7 +15,7 @@ def check_tensors(call: Call) -> None:
     """Dense tensors of q's dtype and device whose shapes fit each other and whose last axis is contiguous."""
     if (call.k_mem is None) != (call.v_mem is None):
         raise TypeError("k_mem and v_mem must both be given or both be None, got one of them")
-    inputs: dict[str, Any] = dict(zip(INPUTS, call.inputs, strict=True))
+    inputs: dict[str, Any] = dict(zip(INPUTS, inputs_of(call), strict=True))
     given = {name: x for name, x in inputs.items() if x is not None or name not in ("k_mem", "v_mem")}
     _check_kind(given, call.q)
     _check_shapes(call)

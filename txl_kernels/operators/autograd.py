@@ -13,7 +13,7 @@ from txl_kernels import checks
 from txl_kernels.backends import KERNELS
 from txl_kernels.backends.protocol import Plans
 from txl_kernels.call import Call
-from txl_kernels.call.fields import INPUTS
+from txl_kernels.call.fields import INPUTS, inputs_of, needs_gradients, settings_of, tensors_of
 from txl_kernels.operators import fast_path, library
 
 _operators = torch.ops.txl_kernels
@@ -30,7 +30,7 @@ def rel_attention(call: Call, backend: str, plans: Plans | None, need_lse: bool)
         kernels = KERNELS[backend]
         if kernels.READS_BOUNDS:
             checks.check_bound_values(call)
-        if not call.needs_gradients():
+        if not needs_gradients(call):
             return kernels.forward(call, plans, need_lse)
         result = _FastPath.apply(*call, backend, plans)  # type: ignore[no-untyped-call]
     elif _inside_functorch():
@@ -49,8 +49,8 @@ def _inside_functorch() -> bool:
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     *fields, ctx.backend = inputs
     call = Call(*fields)
-    ctx.settings = call.settings
-    ctx.save_for_backward(*call.tensors, *output)
+    ctx.settings = settings_of(call)
+    ctx.save_for_backward(*tensors_of(call), *output)
     ctx.set_materialize_grads(False)
 
 
@@ -73,7 +73,7 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tens
         grads = _BackwardForFunctorch.apply(dout, dlse, out, lse, *call, ctx.backend)  # type: ignore[no-untyped-call]
     else:
         grads = _operators.rel_attention_backward(dout, dlse, out, lse, *call, ctx.backend)
-    given = (None if x is None else gradient for x, gradient in zip(call.inputs, grads, strict=True))
+    given = (None if x is None else gradient for x, gradient in zip(inputs_of(call), grads, strict=True))
     return (*given, *others)
 
 

@@ -13,7 +13,7 @@ from oracle import Case, as_fields, make_inputs
 
 from txl_kernels.backends import BACKENDS, KERNELS, native_modules
 from txl_kernels.call import Call
-from txl_kernels.call.fields import BOUNDS, INPUTS, SETTINGS, TENSORS
+from txl_kernels.call.fields import BOUNDS, INPUTS, SETTINGS, TENSORS, inputs_of, settings_of, tensors_of
 
 CPU = torch.device("cpu")
 
@@ -36,9 +36,9 @@ def test_groups_of_fields_are_all_fields() -> None:
     assert (*TENSORS, *SETTINGS) == Call._fields
     assert (*INPUTS, *BOUNDS, "seed") == TENSORS
     call = as_fields(make_inputs(Case("", dropout_p=0.1, intervals="random"), torch.float32))
-    assert tuple(getattr(call, name) for name in INPUTS) == call.inputs
-    assert tuple(getattr(call, name) for name in SETTINGS) == call.settings
-    assert len(call.inputs) + len(BOUNDS) + 1 == len(call.tensors)
+    assert tuple(getattr(call, name) for name in INPUTS) == inputs_of(call)
+    assert tuple(getattr(call, name) for name in SETTINGS) == settings_of(call)
+    assert len(inputs_of(call)) + len(BOUNDS) + 1 == len(tensors_of(call))
 
 
 def test_a_module_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from txl_kernels.backends.triton import config, interpreted
 from txl_kernels.call import Call, dropout
+from txl_kernels.call.fields import memory_len_of
 
 LOG2E = 1.4426950408889634
 MAX_KEYS = 2**30  # positions are computed in 32 bits
@@ -96,13 +97,13 @@ class Plan(NamedTuple):
 def make_plan(call: Call) -> Plan:
     """The plan of a checked call."""
     batch, heads, length, width = call.q.shape
-    keys = call.memory_len + length
+    keys = memory_len_of(call) + length
     if keys > MAX_KEYS:
         raise ValueError(f"triton takes at most {MAX_KEYS} keys, memory and segment, got {keys}")
     back = keys if call.window is None else min(call.window - 1, keys)
     k_mem, v_mem, unseen = call.k, call.v, 0
-    if call.k_mem is not None and call.v_mem is not None and call.memory_len and back:
-        k_mem, v_mem, unseen = call.k_mem, call.v_mem, max(call.memory_len - back, 0)
+    if call.k_mem is not None and call.v_mem is not None and memory_len_of(call) and back:
+        k_mem, v_mem, unseen = call.k_mem, call.v_mem, max(memory_len_of(call) - back, 0)
     first_row = min(max(call.zero_row - (0 if call.causal else length - 1), 0), call.r.size(1))
     past_row = min(call.zero_row + min(back, keys - 1) + 1, call.r.size(1))
     r = call.r[:, first_row : max(past_row, first_row)]
@@ -119,7 +120,7 @@ def make_plan(call: Call) -> Plan:
     # Which keys are hidden by bounds only the bounds know, and a descriptor cannot leave rows out.
     unbounded = call.start is None and call.end is None
     return Plan(
-        batch, heads, length, call.memory_len, r.size(1), width, k_mem, v_mem, unseen, r, first_row,
+        batch, heads, length, memory_len_of(call), r.size(1), width, k_mem, v_mem, unseen, r, first_row,
         zero_row=call.zero_row - first_row,
         back=back,
         ahead=1 if call.causal else keys,
