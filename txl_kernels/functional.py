@@ -119,7 +119,8 @@ def rel_attention(
         seed = dropout_seed if dropout_p > 0 else None
         window = 2**31 if wide else window
         call = Call(
-            q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, seed, causal, window, zero_row, scale, dropout_p
+            q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, seed,
+            causal, window, zero_row, scale, dropout_p,
         )  # fmt: skip
     name = None if plans is None else plans.get(("backend", backend))
     if name is None:
