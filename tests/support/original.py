@@ -1,0 +1,81 @@
+"""The original algorithm, written plainly: what rel_attention is compared with.
+
+Scores are built in full, and the relative shift is done by padding one column and reshaping (paper,
+appendix B).
+"""
+
+import torch
+from torch import Tensor
+
+
+def shift_qkbh(x: Tensor) -> Tensor:
+    """Relative shift of [q, k, b, h] scores whose k axis runs over distances S-1 .. 0."""
+    padded = torch.cat([x.new_zeros(x.size(0), 1, *x.shape[2:]), x], 1)
+    return padded.view(x.size(1) + 1, x.size(0), *x.shape[2:])[1:].view_as(x)
+
+
+def original_qkbh(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    content_bias: Tensor,
+    position_bias: Tensor,
+    hidden: Tensor | None = None,
+) -> Tensor:
+    """Attention in the original's layout, causal.
+
+    q [L, B, H, D]; k, v [S, B, H, D], memory first; r [S, H, D], distances S-1 .. 0; biases [H, D];
+    hidden: bool [L, S], True where a query must not look, None for causal. Returns [L, B, H, D].
+    """
+    length, keys = q.size(0), k.size(0)
+    if hidden is None:
+        hidden = torch.ones(length, keys, dtype=torch.bool, device=q.device).triu(1 + keys - length)
+    content = torch.einsum("ibnd,jbnd->ijbn", q + content_bias, k)
+    position = shift_qkbh(torch.einsum("ibnd,jnd->ijbn", q + position_bias, r))
+    score = (content + position).mul_(q.size(-1) ** -0.5)
+    p = score.masked_fill(hidden[:, :, None, None], -torch.inf).softmax(1)
+    return torch.einsum("ijbn,jbnd->ibnd", p, v)
+
+
+def shift_bhls(x: Tensor) -> Tensor:
+    """Relative shift of [b, h, q, k] scores whose k axis runs over distances S-1 .. 0."""
+    batch, heads, length, keys = x.shape
+    padded = torch.cat([x.new_zeros(batch, heads, length, 1), x], 3)
+    return padded.view(batch, heads, keys + 1, length)[:, :, 1:].reshape(x.shape)
+
+
+def position_bhls(q: Tensor, r: Tensor, position_bias: Tensor) -> Tensor:
+    """Positional scores [B, H, L, S], not scaled; q [B, H, L, D], r [H, S, D] for distances S-1 ..
+    0."""
+    return shift_bhls(torch.einsum("bhld,hsd->bhls", q + position_bias[:, None], r))
+
+
+def original_bhls(q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor) -> Tensor:
+    """The same algorithm in [B, H, L, S], the layout that suits batched matrix products.
+
+    q [B, H, L, D]; k, v [B, H, S, D], memory first; r [H, S, D], distances S-1 .. 0; biases [H, D].
+    """
+    length, keys = q.size(2), k.size(2)
+    content = (q + content_bias[:, None]) @ k.mT
+    score = (content + position_bhls(q, r, position_bias)).mul_(q.size(-1) ** -0.5)
+    hidden = torch.ones(length, keys, dtype=torch.bool, device=q.device).triu(1 + keys - length)
+    return score.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+
+def original_absolute_qkbh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention without relative positions, in the same layout: the vanilla model's, as
+    published."""
+    length = q.size(0)
+    hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+    score = torch.einsum("ibnd,jbnd->ijbn", q, k).mul_(q.size(-1) ** -0.5)
+    p = score.masked_fill(hidden[:, :, None, None], -torch.inf).softmax(1)
+    return torch.einsum("ijbn,jbnd->ibnd", p, v)
+
+
+def shift_both(x: Tensor) -> Tensor:
+    """Relative shift of [b, h, q, 2 q - 1] scores over distances L-1 .. -(L-1) to [b, h, q, q]
+    (Conformer, XLNet)."""
+    batch, heads, length, _ = x.shape
+    padded = torch.cat([x.new_zeros(batch, heads, length, 1), x], 3).view(batch, heads, 2 * length, length)
+    return padded[:, :, 1:].reshape(batch, heads, length, 2 * length - 1)[..., :length]
