@@ -47,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[RUNNER] = Runner(machine, where, time.monotonic() + config.getoption("--deadline"), brief)
 
 
+@pytest.hookimpl(trylast=True)  # what comes last is shown first
 def pytest_report_header(config: pytest.Config) -> str:
     return header(config.stash[MACHINE])
 

@@ -1,5 +1,4 @@
-"""One of the two sides of `compare.py`: runs cases on request, with the txl_kernels that PYTHONPATH
-puts first.
+"""One of the two sides: runs cases on request, with the txl_kernels that PYTHONPATH puts first.
 
 Reads a case's name a line, answers with a line of JSON: {"seconds": ..} or {"error": ..}. It uses
 nothing but the public interface, so that any two revisions can be compared.

@@ -12,8 +12,7 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "forward+backward")
 
 @dataclass(frozen=True)
 class Case:
-    """The same work for every implementation of a comparison; a field that says nothing of it is
-    None.
+    """The same work for every implementation of a comparison; None where a field says nothing.
 
     Attributes:
         unit: what times are shown for one of.

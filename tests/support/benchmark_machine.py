@@ -5,12 +5,12 @@ from typing import Any
 
 
 class FakeMachine:
-    """As little of a machine as a race needs."""
+    """As little of a machine as a comparison needs."""
 
     kind = "cpu"
 
     def about(self) -> dict[str, Any]:
-        return {"date": "2000-01-01", "kind": "cpu"}
+        return {"date": "2000-01-01", "kind": "cpu", "device": "A processor", "threads": 2, "isa": "avx2"}
 
     def on_device(self, run: Callable[[], object]) -> float:
         run()

@@ -1,5 +1,6 @@
 """`make bench-compare`: finds a slow-down of 15%, and none where there is none."""
 
+import os
 import random
 import subprocess
 import sys
@@ -9,9 +10,9 @@ import pytest
 
 import txl
 import txl_kernels
-from compare import judge
+from compare.compare import judge
 
-COMPARE = Path(__file__).parents[2] / "benchmarks" / "compare.py"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 def noisy(seconds: float, count: int, seed: int) -> list[float]:
@@ -74,8 +75,14 @@ def site(folder: Path, slowed: bool) -> Path:
 
 
 def run(base: Path, head: Path) -> subprocess.CompletedProcess[str]:
-    options = ["--only", "forward, B1 H8 L512", "--seconds", "1", "--sites", str(base), str(head)]
-    return subprocess.run([sys.executable, str(COMPARE), *options], capture_output=True, text=True)
+    return compare("--only", "forward, B1 H8 L512", "--seconds", "1", "--sites", str(base), str(head))
+
+
+def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """As `make bench-compare` calls it."""
+    path = os.pathsep.join([str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "compare", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
 
 
 def test_end_to_end(tmp_path: Path) -> None:
@@ -92,6 +99,6 @@ def test_says_why_it_cannot_compare(tmp_path: Path) -> None:
     done = run(tmp_path / "empty", tmp_path / "empty")
     assert done.returncode == 2
     assert "cannot compare" in done.stderr
-    done = subprocess.run([sys.executable, str(COMPARE), "no-such-revision"], capture_output=True, text=True)
+    done = compare("no-such-revision")
     assert done.returncode == 2
     assert "no-such-revision" in done.stderr

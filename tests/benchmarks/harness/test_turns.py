@@ -1,19 +1,17 @@
-"""Contestants take turns; a slow one sits out some; nothing starts after the deadline."""
+"""Runs take turns, spread evenly; a slow one sits out some."""
 
-import time
 from types import SimpleNamespace
 
-import interleave
 import pytest
-from benchmark_helpers import FakeMachine
-from interleave import interleaved
-from race import Entry, Race, Races
+
+from harness import turns
+from harness.turns import take_turns
 
 
 def test_equal_shares_of_the_time_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     now = 0.0
-    monkeypatch.setattr(interleave, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now))
 
     def runner(name: str, seconds: float) -> float:
         nonlocal now
@@ -22,7 +20,7 @@ def test_equal_shares_of_the_time_spread_evenly(monkeypatch: pytest.MonkeyPatch)
         return seconds
 
     runs = {"fast": lambda: runner("fast", 0.002), "slow": lambda: runner("slow", 0.02)}
-    times, errors = interleaved(runs, seconds=0.4, least=3, most={"fast": 50, "slow": 50})
+    times, errors = take_turns(runs, seconds=0.4, least=3, most={"fast": 50, "slow": 50})
     assert not errors
     assert times["slow"] == [0.02] * len(times["slow"])
     assert len(times["slow"]) == 10
@@ -37,11 +35,5 @@ def _places(order: list[str], name: str) -> list[int]:
 
 def test_least_and_most() -> None:
     runs = {"a": lambda: 1.0, "b": lambda: 2.0}
-    times, _ = interleaved(runs, seconds=0, least=4, most={"a": 10, "b": 2})
+    times, _ = take_turns(runs, seconds=0, least=4, most={"a": 10, "b": 2})
     assert times == {"a": [1.0] * 4, "b": [2.0] * 2}
-
-
-def test_deadline() -> None:
-    races = Races(FakeMachine(), None, time.monotonic() - 1)  # type: ignore[arg-type]
-    assert races.of(Race("group", "case", {"a": lambda: Entry(lambda: None)})) is None
-    assert not races.rows
