@@ -1,7 +1,8 @@
 """Options of the benchmarks, the comparisons they run, the record they leave and the table they
 print.
 
-    pytest benchmarks/ --benchmark-only [--full | --brief] [--device cpu|cuda] [--record FILE] [--deadline SECONDS]
+    pytest benchmarks/ --benchmark-only [--full | --brief] [--device cpu|cuda] [--record FILE]
+                       [--deadline SECONDS]
 
 A benchmark is a test decorated with `@comparisons(f)`, where f(machine, full) lists its
 comparisons; it becomes one test for each implementation of each comparison.

@@ -1,5 +1,6 @@
 """How figures and tables are written."""
 
+import textwrap
 from typing import Any
 
 from report.records import Measured
@@ -22,6 +23,11 @@ def spread(row: Row) -> str:
         return str(row["status"])
     low, high = row["quartiles_ms"]
     return f"{number(row['median_ms'])} [{number(low)}, {number(high)}]"
+
+
+def prose(text: str, indent: str = "") -> list[str]:
+    """Lines of at most 100 columns; indent: of all but the first."""
+    return textwrap.wrap(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:

@@ -120,8 +120,7 @@ def _shares(title: str, key: str, limit: str) -> Callable[[Any, list[Measured]],
     def plot(axes: Any, found: list[Measured]) -> None:
         bars = [(x, row) for x in found for row in x.rows.values() if key in row]
         colors = [_style(row).get("color", "tab:blue") for _, row in bars]
-        several = len(found) > 1
-        labels = [row["implementation"] + (f"\n{x.case.shape}" if several else "") for x, row in bars]
+        labels = [f"{row['implementation']}\n{x.case.shape}" for x, row in bars]
         axes.barh(range(len(bars)), [100 * row[key] for _, row in bars], color=colors)
         axes.set_yticks(range(len(bars)), labels, fontsize=6)
         axes.invert_yaxis()

@@ -1,6 +1,6 @@
 """What the README says in a sentence each: training, memory, padding, small calls and start-up."""
 
-from report.formats import number
+from report.formats import number, prose
 from report.records import Device, Measured, ratio
 
 
@@ -9,7 +9,7 @@ def sentences(device: Device) -> list[str]:
     said = []
     for group, sentence in _SENTENCES.items():
         said += [sentence(measured) for measured in device.group(group)]
-    found = [f"- {line}" for line in said if line]
+    found = [line for sentence in said if sentence for line in prose(f"- {sentence}", "  ")]
     return ["", *found] if found else []
 
 

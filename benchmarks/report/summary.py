@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness import paper
-from report.formats import number, sources, times
+from report.formats import number, prose, sources, times
 from report.records import Device, Measured, comparable, ratio
 from report.sentences import sentences
 
@@ -25,7 +25,7 @@ def lines(devices: list[Device]) -> list[str]:
     found: list[str] = []
     for device in devices:
         quoted = [measured for measured in device.comparisons if measured.group in QUOTED]
-        found += ["", f"**{device.name}** ({sources(quoted)}; medians, implementations in turns)"]
+        found += ["", *prose(f"**{device.name}** ({sources(quoted)}; medians, implementations in turns)")]
         found += evaluation(device) + attention(device) + decode(device) + sentences(device)
     return [*found, "", "Everything, with spreads, failures and plots: [benchmarks/REPORT.md](benchmarks/REPORT.md)."]
 
@@ -35,10 +35,12 @@ def evaluation(device: Device) -> list[str]:
     if not found:
         return []
     segments = " / ".join(str(mine["segment"]) for mine in found[0].ours())
+    title = (
+        f"Evaluation of the paper's 12-layer enwik8 model, speed-up per token (Table 9), segments of {segments} tokens:"
+    )
     lines = [
         "",
-        "Evaluation of the paper's 12-layer enwik8 model, speed-up per token (Table 9), segments of "
-        f"{segments} tokens:",
+        *prose(title),
         "",
         "| attention length | the paper | " + " | ".join(f"over {x}" for x in EVALUATION.values()) + " |",
         "|---|---|" + "---|" * len(EVALUATION),
@@ -90,7 +92,7 @@ def _with_share(row: Row) -> str:
 
 def _disturbed(found: list[Measured], name: Callable[[Measured], str]) -> list[str]:
     said = [f"disturbed: {name(measured)}: {measured.disturbed}" for measured in found if measured.disturbed]
-    return ["", *(f"{line}." for line in said)] if said else []
+    return ["", *(part for line in said for part in prose(f"{line}."))] if said else []
 
 
 def decode(device: Device) -> list[str]:

@@ -12,7 +12,8 @@ SHAPE = {"B": 1, "H": 1, "L": 1, "M": 1, "D": 1}
 
 
 def row(group: str, case: dict[str, Any], name: str, ms: float | None = None, **more: Any) -> dict[str, Any]:
-    """One of a record; ms: None for one that failed. The role is "other" unless `more` says otherwise."""
+    """One of a record; ms: None for one that failed. The role is "other" unless `more` says
+    otherwise."""
     fields = {"group": group, "case": case, "implementation": name, "algorithm": name, "role": "other"}
     if ms is None:
         return fields | {"status": "failed"} | more

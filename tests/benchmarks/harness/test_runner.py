@@ -1,4 +1,5 @@
-"""Who fails gets no time and stops nobody; disturbed limits give no shares; the record says it all."""
+"""Who fails gets no time and stops nobody; disturbed limits give no shares; the record says it
+all."""
 
 import functools
 import json
@@ -57,7 +58,8 @@ def test_who_fails_gets_no_time_and_stops_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("slow", "disturbed"), [(0.29, False), (0.31, True)])
 def test_a_disturbed_limit_gives_no_shares(slow: float, disturbed: bool) -> None:
-    """Of the limit's rounds most take `slow` seconds, the fastest 0.25: up to 1.2 times is no sign."""
+    """Of the limit's rounds most take `slow` seconds, the fastest 0.25: up to 1.2 times is no
+    sign."""
     limit = iter([0.25, slow, slow, slow])
     runs = [
         Implementation("ours", "rel_attention", lambda: Entry(lambda: 0.5, operations=1e9, warm_up=False), "ours"),

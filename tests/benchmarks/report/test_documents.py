@@ -1,4 +1,5 @@
-"""Records become documents, failures and disturbances shown; nothing is written that did not change."""
+"""Records become documents, failures and disturbances shown; nothing is written that did not
+change."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Records are read by fields: the newest of each comparison and machine; tests see tracked ones only."""
+"""Records are read by fields: the newest of each comparison and machine; tests see tracked ones
+only."""
 
 import json
 import shutil
