@@ -1,5 +1,4 @@
-"""Who fails gets no time and stops nobody; disturbed limits give no shares; the record says it
-all."""
+"""Who fails gets no time and stops nobody; disturbed limits give no shares; records say it all."""
 
 import functools
 import json

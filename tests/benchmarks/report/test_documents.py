@@ -1,5 +1,4 @@
-"""Records become documents, failures and disturbances shown; nothing is written that did not
-change."""
+"""Records become documents, failures shown; nothing is written that did not change."""
 
 import subprocess
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Records are read by fields: the newest of each comparison and machine; tests see tracked ones
-only."""
+"""The newest record of each comparison and machine counts; tests see tracked records only."""
 
 import json
 import shutil
