@@ -25,11 +25,11 @@ bench: $(VENV)/installed
 # Is the working tree slower than another revision? make bench-compare BASE=main
 bench-compare: $(VENV)/installed
 	@test -n "$(BASE)" || { echo "usage: make bench-compare BASE=<revision>" >&2; exit 2; }
-	$(BIN)/python benchmarks/compare.py "$(BASE)"
+	PYTHONPATH=benchmarks $(BIN)/python -m compare "$(BASE)"
 
 # benchmarks/REPORT.md, its plots, and the README's figures, from the records in benchmarks/results/
 report: $(VENV)/installed
-	$(BIN)/python benchmarks/report.py
+	PYTHONPATH=benchmarks $(BIN)/python -m report
 
 lint: $(VENV)/installed
 	$(BIN)/pip install -q -r requirements-lint.txt
@@ -37,7 +37,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/simt_emulation.h
-	$(BIN)/python benchmarks/report.py --check
+	PYTHONPATH=benchmarks $(BIN)/python -m report --check
 
 # torch first: whatever depends on it must find this one and not fetch another.
 $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOURCES)

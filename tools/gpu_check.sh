@@ -3,8 +3,8 @@
 # short still leaves results: bash tools/gpu_check.sh [output folder]. Needs torch with CUDA, triton, pytest, hypothesis and
 # the build tools (pybind11, cmake, ninja, setuptools) installed; no network. Copy its JSON to benchmarks/results/.
 #
-# It ends within SECONDS_TOTAL (570); SECONDS_BENCH and SECONDS_TESTS move the limits of the two long steps. REHEARSE=1 tries the
-# whole script on a CPU, in Triton's interpreter; the CUDA C++ kernels take no part then.
+# It ends within SECONDS_TOTAL (570); SECONDS_BENCH and SECONDS_TESTS move the limits of the two long steps. INTERPRETER=1
+# tries the whole script on a CPU, in Triton's interpreter; the CUDA C++ kernels take no part then.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-${OUT:-gpu-check}}
@@ -47,17 +47,17 @@ step() {
 
 marker=gpu
 device=cuda
-if [ "${REHEARSE:-0}" = 1 ]; then
+if [ "${INTERPRETER:-0}" = 1 ]; then
   export TRITON_INTERPRET=1
   marker=triton
-  device=rehearsal
+  device=interpreter
 else
   step device 30 nvidia-smi
 fi
 
 # Triton needs no compiler, so after a failed build, which is reported, what does build is used.
 build() { step "$1" "$2" env TXL_KERNELS_CUDA="$3" "$PYTHON" -m pip install --no-build-isolation --no-deps --quiet .; }
-cuda=$([ "${REHEARSE:-0}" = 1 ] && echo off || echo on)
+cuda=$([ "${INTERPRETER:-0}" = 1 ] && echo off || echo on)
 build install 200 "$cuda" || build "install without CUDA C++" 100 off || export PYTHONPATH=$PWD
 step diagnosis 60 env PYTHONSAFEPATH=1 "$PYTHON" -m txl_kernels && tee -a "$summary" <"$step_log"
 
@@ -65,15 +65,14 @@ step diagnosis 60 env PYTHONSAFEPATH=1 "$PYTHON" -m txl_kernels && tee -a "$summ
 step smoke 120 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider -m "$marker" --backends triton \
   tests/txl_kernels/api/test_values.py -k "matches_the_definition and (episodes or dropout)" &&
   tail -n 1 "$step_log" | tee -a "$summary"
-if [ "${REHEARSE:-0}" != 1 ]; then
+if [ "${INTERPRETER:-0}" != 1 ]; then
   step "smoke, cuda" 60 env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu tests/txl_kernels/cuda/test_values.py &&
     tail -n 1 "$step_log" | tee -a "$summary"
 fi
 seconds=${SECONDS_BENCH:-200}
-step bench "$((seconds + 40))" env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider --benchmark-only --benchmark-columns=median \
+step bench "$((seconds + 40))" env PYTHONSAFEPATH=1 "$PYTHON" -m pytest -q -p no:cacheprovider --benchmark-only \
   --device "$device" --deadline "$seconds" --record "$out/gpu.json" \
-  benchmarks/test_attention.py benchmarks/test_evaluation.py benchmarks/test_memory.py benchmarks/test_training.py \
-  benchmarks/test_options.py benchmarks/test_calls.py benchmarks/test_tiles.py
+  benchmarks/groups/test_{attention,evaluation,memory,training,options,calls,tiles}.py
 # Nearly all of a test's time goes into compiling kernels, so the tests are shared out to the cores.
 tests_in_parallel() {
   local shards=$1 codes=0 pids=() k
@@ -92,7 +91,7 @@ export PYTHON marker step_log
 cores=$(nproc)
 step tests "${SECONDS_TESTS:-200}" bash -c 'tests_in_parallel "$0"' "$((cores > 12 ? 12 : cores))"
 grep -hE "^(FAILED|ERROR)|passed|failed" "$step_log" | tee -a "$summary"
-if command -v compute-sanitizer >/dev/null && [ "${REHEARSE:-0}" != 1 ]; then
+if command -v compute-sanitizer >/dev/null && [ "${INTERPRETER:-0}" != 1 ]; then
   # The CUDA C++ kernels without Python around them: tests/txl_kernels/cuda/driver.cpp prints "right" and has no other output.
   if step "build the driver" 60 nvcc -std=c++17 -arch=native -I csrc/cuda -x cu tests/txl_kernels/cuda/driver.cpp csrc/cuda/launch.cu \
     -o "$step_log.driver"; then
@@ -109,15 +108,18 @@ if command -v compute-sanitizer >/dev/null && [ "${REHEARSE:-0}" != 1 ]; then
     -k "matches_the_definition and (41 or episodes or block)"
 fi
 
-[ -f "$out/gpu.json" ] && "$PYTHON" - "$out/gpu.json" <<'PY' | tee -a "$summary"
+[ -f "$out/gpu.json" ] && PYTHONPATH=benchmarks "$PYTHON" - "$out/gpu.json" <<'PY' | tee -a "$summary"
 import json, sys
+
+from harness.case import Case
 
 run = json.load(open(sys.argv[1]))
 print("\n".join(f"{name}: {value}" for name, value in run["about"].items()))
 for r in run["rows"]:
-    what = f"{r['group'][:24]:24} {r['case'][:40]:40} {r['contestant'][:40]:40}"
+    what = f"{r['group'][:24]:24} {str(Case.from_json(r['case']))[:48]:48} {r['implementation'][:40]:40}"
     rates = " ".join(f"{r[n]:.0f} {unit}" for n, unit in (("gflops", "GFLOP/s"), ("gb_per_s", "GB/s")) if n in r)
     rates += f" {r['peak_mib']:.0f} MiB" if "peak_mib" in r else ""
+    rates += " disturbed" if "disturbed" in r else ""
     print(what, f"{r['median_ms']:9.3f} ms {rates}" if "median_ms" in r else f"{r['status']}: {r['error'][:120]}")
 PY
 exit "$failed"

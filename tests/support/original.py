@@ -1,6 +1,7 @@
 """The original algorithm, written plainly: what rel_attention is compared with.
 
-Scores are built in full, and the relative shift is done by padding one column and reshaping (paper, appendix B).
+Scores are built in full, and the relative shift is done by padding one column and reshaping (paper,
+appendix B).
 """
 
 import torch
@@ -24,8 +25,8 @@ def original_qkbh(
 ) -> Tensor:
     """Attention in the original's layout, causal.
 
-    q [L, B, H, D]; k, v [S, B, H, D], memory first; r [S, H, D], distances S-1 .. 0; biases [H, D]; hidden: bool
-    [L, S], True where a query must not look, None for causal. Returns [L, B, H, D].
+    q [L, B, H, D]; k, v [S, B, H, D], memory first; r [S, H, D], distances S-1 .. 0; biases [H, D];
+    hidden: bool [L, S], True where a query must not look, None for causal. Returns [L, B, H, D].
     """
     length, keys = q.size(0), k.size(0)
     if hidden is None:
@@ -45,7 +46,8 @@ def shift_bhls(x: Tensor) -> Tensor:
 
 
 def position_bhls(q: Tensor, r: Tensor, position_bias: Tensor) -> Tensor:
-    """Positional scores [B, H, L, S], not scaled; q [B, H, L, D], r [H, S, D] for distances S-1 .. 0."""
+    """Positional scores [B, H, L, S], not scaled; q [B, H, L, D], r [H, S, D] for distances S-1 ..
+    0."""
     return shift_bhls(torch.einsum("bhld,hsd->bhls", q + position_bias[:, None], r))
 
 
@@ -62,7 +64,8 @@ def original_bhls(q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tens
 
 
 def original_absolute_qkbh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention without relative positions, in the same layout: the vanilla model's, as published."""
+    """Causal attention without relative positions, in the same layout: the vanilla model's, as
+    published."""
     length = q.size(0)
     hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
     score = torch.einsum("ibnd,jbnd->ijbn", q, k).mul_(q.size(-1) ** -0.5)
@@ -71,7 +74,8 @@ def original_absolute_qkbh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def shift_both(x: Tensor) -> Tensor:
-    """Relative shift of [b, h, q, 2 q - 1] scores over distances L-1 .. -(L-1) to [b, h, q, q] (Conformer, XLNet)."""
+    """Relative shift of [b, h, q, 2 q - 1] scores over distances L-1 .. -(L-1) to [b, h, q, q]
+    (Conformer, XLNet)."""
     batch, heads, length, _ = x.shape
     padded = torch.cat([x.new_zeros(batch, heads, length, 1), x], 3).view(batch, heads, 2 * length, length)
     return padded[:, :, 1:].reshape(batch, heads, length, 2 * length - 1)[..., :length]

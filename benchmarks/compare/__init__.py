@@ -1,0 +1,1 @@
+"""Is the working tree slower than another revision? `make bench-compare BASE=<revision>`"""

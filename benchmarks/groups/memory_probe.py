@@ -1,0 +1,69 @@
+"""Peak memory of one implementation, in a process of its own: memory_probe.py WORK ALGORITHM
+BACKEND LENGTHS DEVICE.
+
+WORK: "attention" (forward and backward, B1 H8 D64, L = M) or "step" (a training step of two layers
+of enwik8-base's sizes, B1). BACKEND: of rel_attention, or empty. LENGTHS, separated by commas, are
+measured in this order after a tiny one, so that libraries loaded at the first use do not count.
+Prints a line of JSON for each: length, seconds, and peak_mib beyond what was there before, that is
+beyond the inputs or the parameters (before_mib).
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from harness.machine import Machine
+from harness.shapes import Shape
+from implementations.attention import OTHERS, rel_attention_on
+from implementations.attention_entry import entry
+
+
+def work(kind: str, algorithm: str, backend: str, length: int, machine: Machine) -> Callable[[], object]:
+    if kind == "attention":
+        found = rel_attention_on(backend) if backend else next(x for x in OTHERS if x.algorithm == algorithm)
+        return entry(found, machine, Shape(1, 8, length, length, 64), backward=True).run
+    from implementations.models import ENWIK8_BASE  # not loaded for attention alone
+    from implementations.training import TRAINED, step
+
+    config = replace(ENWIK8_BASE, n_layer=2, mem_len=length)
+    return step(TRAINED[algorithm].make, config, 1, length, machine.device)
+
+
+def _high_water() -> float:
+    """MiB: the largest resident size since the last reset (Linux)."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+
+
+def measured(run: Callable[[], object], machine: Machine) -> dict[str, float]:
+    if machine.kind == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() / 2**20
+        seconds = machine.wall(run)
+        return {
+            "seconds": seconds,
+            "peak_mib": torch.cuda.max_memory_allocated() / 2**20 - before,
+            "before_mib": before,
+        }
+    machine.free_memory()
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")  # forgets the peak so far
+    before = _high_water()
+    begin = time.perf_counter()
+    run()
+    return {"seconds": time.perf_counter() - begin, "peak_mib": _high_water() - before, "before_mib": before}
+
+
+if __name__ == "__main__":
+    kind, algorithm, backend, lengths, device = sys.argv[1:]
+    machine = Machine(device)
+    work(kind, algorithm, backend, 16, machine)()
+    for length in map(int, lengths.split(",")):
+        print(
+            json.dumps({"length": length} | measured(work(kind, algorithm, backend, length, machine), machine)),
+            flush=True,
+        )

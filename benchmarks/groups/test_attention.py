@@ -1,0 +1,173 @@
+"""Attention alone: rel_attention against the same computed otherwise, beside the machine's limits.
+
+The baseline, scaled_dot_product_attention without positions, does two products forward where
+attention with positions does three, and seven with backward where it does eleven: 1.5x and 1.57x
+its time is level with it.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from harness.case import DIRECTIONS, Case, Direction
+from harness.checks import require
+from harness.comparison import Comparison, Entry, Implementation, comparisons
+from harness.limits import arithmetic, memory
+from harness.machine import Machine
+from harness.shapes import Shape
+from implementations.attention import BASELINE, COMPILED, DENSE, EAGER, FLEX, ORIGINAL, Attention, ours
+from implementations.attention_entry import timed
+
+QUICK = (ORIGINAL, EAGER, DENSE, BASELINE)
+Others = tuple[Attention, ...]
+
+
+def implementations(
+    machine: Machine, shape: Shape, direction: Direction, others: Others = QUICK, second_dtype: bool = True
+) -> list[Implementation]:
+    """Ours on every backend, the others, and ours in bfloat16 on a CPU."""
+    backward = direction == "forward+backward"
+    found = [timed(x, machine, shape, backward) for x in (*ours(machine, shape.L <= 16 and not backward), *others)]
+    if second_dtype and machine.kind == "cpu":
+        found += [timed(x, machine, shape, backward, torch.bfloat16) for x in ours(machine)]
+    return found
+
+
+def both_ways(machine: Machine, shape: Shape, others: Others = QUICK, **options: Any) -> list[Comparison]:
+    """Forward, and forward with backward."""
+    with_backward = tuple(x for x in others if x is not FLEX or machine.kind == "cuda")
+    found = []
+    for direction in DIRECTIONS:
+        runs = implementations(machine, shape, direction, others if direction == "forward" else with_backward)
+        case = Case(direction=direction, shape=shape)
+        found.append(Comparison("attention", case, [*runs, arithmetic(machine)], **options))
+    return found
+
+
+def training(machine: Machine, full: bool) -> list[Comparison]:
+    if not machine.backends:
+        return []
+    if machine.kind == "interpreter":
+        return both_ways(machine, Shape(1, 2, 32, 32, 16), (EAGER, DENSE, BASELINE), least=2, most=2)
+    if machine.kind == "cpu":
+        return both_ways(machine, Shape(4, 8, 512, 512, 64), (*QUICK[:2], COMPILED, DENSE, FLEX, BASELINE))
+    found = both_ways(machine, Shape(8, 16, 1024, 1024, 64), (EAGER, DENSE, BASELINE))
+    found += both_ways(machine, Shape(8, 16, 2048, 2048, 64), (EAGER, DENSE, BASELINE))
+    return found + both_ways(machine, Shape(22, 8, 512, 512, 64))
+
+
+@comparisons(training)
+def test_training_shape(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
+
+
+def decode(machine: Machine, full: bool) -> list[Comparison]:
+    """One query (on a GPU also a few): the work is reading keys, values and r once; other layers
+    have filled the caches."""
+    if not machine.backends:
+        return []
+    sizes = machine.pick(
+        cpu=[(1, 3800), (1, 16000), (8, 3800)],
+        cuda=[(b, m) for m in (3800, 800, 32768) for b in (1, 8, 64)],
+        interpreter=[(1, 48)],
+    )
+    heads = machine.pick(cpu=8, cuda=8, interpreter=1)
+    everybody = (EAGER, DENSE, BASELINE)
+    shapes = {Shape(batch, heads, 1, memory_len, 64): everybody for batch, memory_len in sizes}
+    if machine.kind == "cuda":  # where should the CUDA C++ kernels leave off?
+        shapes |= {Shape(8, heads, length, 3800, 64): (BASELINE,) for length in (2, 4, 8, 16)}
+    found = []
+    for shape, others in shapes.items():
+        runs = implementations(machine, shape, "forward", others)
+        if machine.kind == "cuda":  # one launch of a graph each: a GPU outruns Python here
+            runs += [graphed(x, machine) for x in runs]
+        runs.append(memory(machine, int(shape.read_bytes(machine.dtype.itemsize))))
+        seconds = machine.pick(cpu=4.0, cuda=1.5, interpreter=1.0)
+        found.append(Comparison("decode", Case(direction="forward", shape=shape), runs, clock="cold", seconds=seconds))
+    return found
+
+
+def graphed(implementation: Implementation, machine: Machine) -> Implementation:
+    """The same call captured in a CUDA graph."""
+    prepare = functools.partial(_capture, implementation.prepare, machine)
+    return replace(implementation, name=f"{implementation.name}, CUDA graph", prepare=prepare)
+
+
+def _capture(prepare: Callable[[], Entry], machine: Machine) -> Entry:
+    """Its check also compares what a replay of the graph writes."""
+    made = prepare()
+    alone = made.run()
+    machine.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = made.run()
+
+    def check() -> None:
+        if made.check is not None:
+            made.check()
+        captured.zero_()
+        graph.replay()
+        require(captured, alone.double(), "what the graph writes")
+
+    def replay() -> None:
+        graph.replay()
+        made  # noqa: B018  the graph reads its tensors, which must live
+
+    return Entry(replay, check, bytes=made.bytes)
+
+
+@comparisons(decode)
+def test_decode(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
+
+
+def evaluation(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind == "interpreter" or not machine.backends:
+        return []
+    return both_ways(machine, Shape(1, 8, 128, 3800, 64))
+
+
+@comparisons(evaluation)
+def test_long_memory_short_segment(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
+
+
+def lengths(machine: Machine, full: bool) -> list[Comparison]:
+    """Speed against length: L = M."""
+    if not machine.backends:
+        return []
+    batch, heads, steps = machine.pick(
+        cpu=(1, 8, [128, 256, 512, 1024] + [2048, 4096] * full),
+        cuda=(4, 16, [256, 512, 1024, 2048, 4096]),
+        interpreter=(1, 1, []),
+    )
+    found = []
+    for length in steps:
+        shape = Shape(batch, heads, length, length, 64)
+        for direction in DIRECTIONS:
+            runs = implementations(machine, shape, direction, second_dtype=False)
+            case = Case(direction=direction, shape=shape)
+            found.append(Comparison("speed against length", case, [*runs, arithmetic(machine)], seconds=2, least=3))
+    return found
+
+
+@comparisons(lengths)
+def test_length(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
+
+
+def slow_to_start(machine: Machine, full: bool) -> list[Comparison]:
+    """On a GPU last of all: what must be compiled first, wide heads, and the longest."""
+    if machine.kind != "cuda" or not machine.backends:
+        return []
+    found = both_ways(machine, Shape(8, 8, 1024, 1024, 128), (DENSE, BASELINE))
+    found += both_ways(machine, Shape(8, 16, 8192, 8192, 64), (BASELINE,))
+    return found + both_ways(machine, Shape(8, 16, 512, 512, 64), (FLEX, COMPILED, BASELINE))
+
+
+@comparisons(slow_to_start)
+def test_slow_to_start(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)

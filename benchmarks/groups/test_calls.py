@@ -1,0 +1,182 @@
+"""What a call costs besides its arithmetic: small calls, start-up, threads, and sharing torch's
+thread pool."""
+
+import functools
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from harness.case import DIRECTIONS, Case
+from harness.comparison import Comparison, Entry, Implementation, comparisons
+from harness.internals import native_kernel
+from harness.machine import Machine
+from harness.shapes import Shape
+from implementations.attention import BASELINE, fused, rel_attention_on
+from implementations.attention_entry import check, entry
+from implementations.inputs import NAMES, Inputs, make_inputs
+from txl_kernels import rel_attention
+
+SMALL_CALL = Shape(1, 2, 8, 8, 64)
+_CALLS = 200  # of a small call in one timing
+
+
+def overhead(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind == "interpreter" or not machine.backends:
+        return []
+
+    def inputs() -> Inputs:
+        return {n: t.detach() for n, t in make_inputs(SMALL_CALL, machine.dtype, machine.device).items()}
+
+    def repeat(call: Callable[[], object], checked: Any = None) -> Entry:
+        def run() -> None:
+            with torch.no_grad():
+                for _ in range(_CALLS):
+                    call()
+
+        return Entry(run, checked, per=_CALLS)
+
+    def alone() -> Entry:
+        x = inputs()
+        return repeat(native_kernel([x[n] for n in (*NAMES, "k_mem", "v_mem")]))
+
+    def ours(backend: str) -> Entry:
+        checked = functools.partial(
+            check, functools.partial(fused, backend=backend), False, machine.dtype, machine.device, SMALL_CALL
+        )
+        x = inputs()
+        tensors, memory = [x[n] for n in NAMES], (x["k_mem"], x["v_mem"])
+        return repeat(functools.partial(rel_attention, *tensors, memory, backend=backend), checked)
+
+    def plain() -> Entry:
+        x = inputs()
+        return repeat(functools.partial(F.scaled_dot_product_attention, x["q"], x["k_all"], x["v_all"]))
+
+    runs = [
+        Implementation(x.name, x.algorithm, functools.partial(ours, name), x.role, x.backend)
+        for name, x in ((name, rel_attention_on(name)) for name in machine.backends_for_few_queries)
+    ]
+    if "native" in machine.backends:
+        runs.append(Implementation("the native kernel alone", "native-kernel", alone, "part", "native"))
+    runs.append(Implementation(BASELINE.name, BASELINE.algorithm, plain, BASELINE.role))
+    return [Comparison("call overhead", Case(direction="forward", shape=SMALL_CALL), runs, clock="wall", seconds=2)]
+
+
+@comparisons(overhead)
+def test_call_overhead(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
+
+
+_FIRST_CALL = """
+import torch, txl_kernels
+q, k, v = torch.randn(3, 1, 8, 128, 64, device="{device}")
+r, biases = torch.randn(8, 128, 64, device="{device}"), torch.randn(2, 8, 64, device="{device}")
+txl_kernels.rel_attention(q, k, v, r, *biases).sum().item()
+"""
+
+
+def start_up(machine: Machine, full: bool) -> list[Comparison]:
+    """Whole processes, from the launch of Python to its end."""
+    if machine.kind == "interpreter":
+        return []
+
+    def process(code: str) -> Entry:
+        def run() -> None:
+            subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+        return Entry(run)
+
+    first_call = _FIRST_CALL.format(device=machine.device)
+    runs = [
+        Implementation(name, algorithm, functools.partial(process, code), role)
+        for name, algorithm, role, code in (
+            ("import txl_kernels", "import txl_kernels", "ours", "import txl_kernels"),
+            ("import txl_kernels, and the first call", "first call", "ours", first_call),
+            ("import txl (model and commands)", "import txl", "ours", "import txl, txl.cli"),
+            ("baseline: import torch", "import torch", "baseline", "import torch"),
+        )
+    ]
+    case = Case(unit="process", note="whole processes")
+    return [Comparison("start-up", case, runs, clock="wall", seconds=1, least=3)]
+
+
+@comparisons(start_up)
+def test_start_up(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
+
+
+def threads(machine: Machine, full: bool) -> list[Comparison]:
+    most = torch.get_num_threads()
+    if machine.kind != "cpu" or "native" not in machine.backends or most < 2:
+        return []
+
+    shape, native = Shape(4, 8, 512, 512, 64), rel_attention_on("native")
+
+    def with_threads(count: int, backward: bool) -> Entry:
+        made = entry(native, machine, shape, backward)
+
+        def run() -> float:
+            torch.set_num_threads(count)
+            try:
+                begin = time.perf_counter()
+                made.run()
+                return time.perf_counter() - begin
+            finally:
+                torch.set_num_threads(most)
+
+        return Entry(run, made.check)
+
+    found = []
+    for direction in DIRECTIONS:
+        runs = []
+        for count in (most, 1):
+            name = f"{native.name}, {count} thread{'s' * (count > 1)}"
+            prepare = functools.partial(with_threads, count, direction == "forward+backward")
+            runs.append(Implementation(name, native.algorithm, prepare, native.role, native.backend))
+        case = Case(direction=direction, shape=shape)
+        found.append(Comparison("threads", case, runs, clock="own", seconds=3))
+    return found
+
+
+@comparisons(threads)
+def test_threads(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
+
+
+def pool(machine: Machine, full: bool) -> list[Comparison]:
+    """Two pools that spin against each other would make the whole slower than its parts."""
+    if machine.kind != "cpu" or "native" not in machine.backends:
+        return []
+    times, shape = 10, Shape(1, 8, 128, 384, 64)
+
+    def repeat(*calls: Callable[[], object]) -> Entry:
+        def run() -> None:
+            with torch.no_grad():
+                for _ in range(times):
+                    for call in calls:
+                        call()
+
+        return Entry(run, per=times)
+
+    def attention() -> Callable[[], object]:
+        return functools.partial(fused, make_inputs(shape), "native")
+
+    def product() -> Callable[[], object]:
+        return functools.partial(torch.mm, torch.randn(512, 512), torch.randn(512, 2048))
+
+    runs = [
+        Implementation("attention and product in turn", "both", lambda: repeat(attention(), product()), "ours"),
+        Implementation("attention alone", "rel_attention", lambda: repeat(attention()), "part", "native"),
+        Implementation("product alone", "torch.mm", lambda: repeat(product()), "part"),
+    ]
+    case = Case(direction="forward", shape=shape, note="[512, 512] @ [512, 2048]")
+    return [Comparison("one thread pool", case, runs, seconds=2)]
+
+
+@comparisons(pool)
+def test_one_thread_pool(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)

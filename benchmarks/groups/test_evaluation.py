@@ -1,0 +1,111 @@
+"""Evaluation speed (paper, section 4.5 and Table 9) and generation with whole models, batch 1,
+memory full.
+
+The vanilla model of Al-Rfou et al. slides its window one token at a time: one prediction a forward
+pass. Transformer-XL reads whole segments; every token sees exactly as many keys as the vanilla
+model's window holds.
+"""
+
+import functools
+from typing import Any
+
+import torch
+
+from harness import paper
+from harness.case import Case
+from harness.comparison import Comparison, Entry, Implementation, comparisons
+from harness.machine import Machine
+from implementations.evaluators import EVALUATORS, HUGGING_FACE, ORIGINAL, OURS, check_evaluator
+from implementations.models import ENWIK8_BASE, ENWIK8_LARGE, text
+from implementations.vanilla import VANILLA, check_vanilla, vanilla
+from txl import ModelConfig, TransformerXL
+
+ATTENTION_LENGTHS = tuple(paper.SPEED_UP)
+SEGMENT, LONG_SEGMENT = 128, 512
+
+
+@functools.lru_cache(1)
+def built(config: ModelConfig, machine: Machine) -> TransformerXL:
+    torch.manual_seed(0)
+    return TransformerXL(config).to(machine.device, machine.dtype).eval()
+
+
+def evaluator(
+    algorithm: str, config: ModelConfig, machine: Machine, attn_len: int, segment: int, calls: int = 1
+) -> Entry:
+    """`calls` segments in a row."""
+    make = EVALUATORS[algorithm].make
+    evaluate = make(built(config, machine), 1, attn_len, segment)
+    evaluate.remember(torch.randn(1, attn_len, config.d_model).to(machine.device, machine.dtype))
+    tokens = text(1, segment, machine.device)
+
+    def run() -> None:
+        for _ in range(calls):
+            evaluate(tokens)
+
+    return Entry(run, functools.partial(check_evaluator, make, machine.dtype, machine.device), per=segment * calls)
+
+
+def window(algorithm: str, config: ModelConfig, machine: Machine, attn_len: int) -> Entry:
+    """The vanilla model's prediction for one token."""
+    predict = vanilla(built(config, machine), algorithm)
+    tokens = text(1, attn_len, machine.device)
+    eager, compiled = algorithm == "vanilla-eager", algorithm in ("vanilla-compiled", "vanilla-last")
+    slow = machine.kind == "cpu" and attn_len > 800 and not compiled  # seconds, and nothing to compile
+    check = functools.partial(check_vanilla, algorithm, machine.dtype, machine.device)
+    most = 2 if machine.kind == "cpu" and attn_len > 1800 and eager else None
+    extra = {"paper_speedup": paper.SPEED_UP[attn_len]}
+    return Entry(lambda: predict(tokens), check, warm_up=not slow, most=most, extra=extra)
+
+
+def table_9(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind == "interpreter" or not machine.backends:
+        return []
+    configs = {"enwik8-base": ENWIK8_BASE} | ({"enwik8-large": ENWIK8_LARGE} if full else {})
+    shortest, longest = min(ATTENTION_LENGTHS), max(ATTENTION_LENGTHS)
+    found = []
+    for model, config in configs.items():
+        for attn_len in ATTENTION_LENGTHS:
+            size = (config, machine, attn_len)
+            chosen = [(OURS, SEGMENT), (OURS, LONG_SEGMENT), (ORIGINAL, SEGMENT)]
+            chosen += [(HUGGING_FACE, SEGMENT)] if full or attn_len == longest else []
+            chosen += [(ORIGINAL, LONG_SEGMENT)] if full else []
+            runs = []
+            for algorithm, segment in chosen:
+                name, role, _ = EVALUATORS[algorithm]
+                prepare = functools.partial(evaluator, algorithm, *size, segment)
+                title = f"{name}, segments of {segment}"
+                runs.append(Implementation(title, algorithm, prepare, role, segment=segment))
+            for algorithm, name in VANILLA.items():
+                if algorithm == "vanilla-compiled" and not full and shortest < attn_len < longest:
+                    continue  # the strongest, which is compiled too, is measured everywhere
+                runs.append(Implementation(name, algorithm, functools.partial(window, algorithm, *size)))
+            case = Case(unit="token", model=model, layers=config.n_layer, attn_len=attn_len)
+            found.append(Comparison("evaluation speed", case, runs, clock="wall", seconds=6, least=3, most=30))
+    return found
+
+
+@comparisons(table_9)
+def test_table_9(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
+
+
+def generation(machine: Machine, full: bool) -> list[Comparison]:
+    """One token a call."""
+    if machine.kind == "interpreter" or not machine.backends:
+        return []
+    config, found = ENWIK8_BASE, []
+    for attn_len in (512, 3800):
+        runs = []
+        for algorithm, (name, role, _) in EVALUATORS.items():
+            calls = 20 if algorithm == OURS else 1
+            prepare = functools.partial(evaluator, algorithm, config, machine, attn_len, 1, calls)
+            runs.append(Implementation(name, algorithm, prepare, role, segment=1))
+        case = Case(unit="token", model="enwik8-base", layers=config.n_layer, attn_len=attn_len)
+        found.append(Comparison("generation", case, runs, clock="wall", seconds=10, least=3, most=30))
+    return found
+
+
+@comparisons(generation)
+def test_generation(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)

@@ -1,0 +1,101 @@
+"""Peak memory against length, L = M: attention alone and a training step; each measured in a
+process of its own."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness.case import Case
+from harness.comparison import Comparison, Entry, Implementation, comparisons
+from harness.machine import Machine
+from harness.shapes import Shape
+from implementations.attention import BASELINE, DENSE, EAGER, ORIGINAL, Attention, ours
+from implementations.attention_entry import check
+from implementations.models import ENWIK8_BASE
+from implementations.training import TRAINED
+from implementations.training import check as check_training
+
+_PROBE = Path(__file__).with_name("memory_probe.py")
+_BENCHMARKS = _PROBE.parents[1]
+_PATHS = [_BENCHMARKS, _BENCHMARKS.parent / "tests" / "support"]  # of what the probe imports
+
+
+@functools.cache
+def probed(
+    kind: str, algorithm: str, backend: str, lengths: tuple[int, ...], device: str
+) -> tuple[dict[int, Any], str]:
+    """What the process measured for each length, and how it ended if before the last."""
+    command = [sys.executable, str(_PROBE), kind, algorithm, backend, ",".join(map(str, lengths)), device]
+    path = os.pathsep.join([*map(str, _PATHS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    reason = (done.stderr.strip().splitlines() or ["killed: out of memory?"])[-1]
+    return {line.pop("length"): line for line in lines}, f"exit status {done.returncode}: {reason}"
+
+
+def probe(
+    kind: str, algorithm: str, backend: str, lengths: tuple[int, ...], length: int, machine: Machine, checked: Any
+) -> Entry:
+    extra: dict[str, Any] = {}
+
+    def run() -> float:
+        found, end = probed(kind, algorithm, backend, lengths, machine.kind)
+        if length not in found:
+            raise RuntimeError(end)
+        extra.update(found[length])
+        return float(extra.pop("seconds"))
+
+    return Entry(run, checked, warm_up=False, most=1, extra=extra)
+
+
+def attention(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind == "interpreter" or not machine.backends:
+        return []
+    for_all, for_ours = machine.pick(
+        cpu=((512, 1024, 2048) + (4096,) * full, (4096,) * (not full) + (8192, 16384) * full),
+        cuda=((1024, 2048, 4096, 8192), (32768,)),
+        interpreter=((), ()),
+    )
+
+    def probe_of(x: Attention, length: int) -> Implementation:
+        lengths = for_all + (for_ours if x.role == "ours" else ())
+        checked = functools.partial(check, x.compute, True, machine.dtype, machine.device)
+        arguments = (x.algorithm, x.backend or "", lengths, length, machine, None if x is BASELINE else checked)
+        prepare = functools.partial(probe, "attention", *arguments)
+        return Implementation(x.name, x.algorithm, prepare, x.role, x.backend)
+
+    mine, found = ours(machine), []
+    for length in for_all + for_ours:
+        everybody = [*mine, ORIGINAL, EAGER, DENSE, BASELINE] if length in for_all else mine
+        case = Case(direction="forward+backward", shape=Shape(1, 8, length, length, 64))
+        runs = [probe_of(x, length) for x in everybody]
+        found.append(Comparison("peak memory", case, runs, clock="own", least=1))
+    return found
+
+
+@comparisons(attention)
+def test_attention_memory(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
+
+
+def training_step(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind == "interpreter" or not machine.backends:
+        return []
+    layers, length = 2, 2048
+    runs = []
+    for algorithm, (name, role, make) in TRAINED.items():
+        checked = functools.partial(check_training, make, machine.device)
+        prepare = functools.partial(probe, "step", algorithm, "", (length,), length, machine, checked)
+        runs.append(Implementation(name, algorithm, prepare, role))
+    shape = Shape(1, ENWIK8_BASE.n_head, length, length, ENWIK8_BASE.d_head)
+    case = Case(unit="step", model="enwik8-base", layers=layers, shape=shape, note="training step")
+    return [Comparison("peak memory", case, runs, clock="own", least=1)]
+
+
+@comparisons(training_step)
+def test_training_step_memory(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)

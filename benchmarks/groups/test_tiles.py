@@ -1,0 +1,69 @@
+"""What the Triton backend's table of tiles should say: forward and backward with other tiles, warps
+and stages.
+
+On a GPU only; the first implementation is the table as it is. Also pointers instead of descriptors,
+and dr by atomics.
+"""
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from harness.case import Case
+from harness.comparison import Comparison, Entry, Implementation, Unavailable, comparisons
+from harness.internals import triton_dr_by_atomics, triton_pointers, triton_tile
+from harness.machine import Machine
+from harness.shapes import Shape
+from implementations.attention import rel_attention_on
+from implementations.attention_entry import check, entry
+
+KERNELS = ("forward", "backward_queries", "backward_keys", "backward_table")
+TILES = [(64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 1), (64, 64, 8, 2), (32, 32, 4, 2), (32, 32, 2, 2)]
+Change = Callable[[], AbstractContextManager[None]]
+
+
+def under(change: Change, run: Callable[..., Any], *arguments: Any) -> Any:
+    """run(*arguments) with one of the backend's choices replaced."""
+    try:
+        with change():
+            return run(*arguments)
+    except Exception as error:
+        if type(error).__name__ == "OutOfResources":  # Triton's: a tile beyond what the device has
+            raise Unavailable(str(error)) from None
+        raise
+
+
+def tiles(machine: Machine, full: bool) -> list[Comparison]:
+    if "triton" not in machine.backends:
+        return []
+    shape = machine.pick(cpu=None, cuda=Shape(8, 16, 1024, 1024, 64), interpreter=Shape(1, 1, 32, 32, 16))
+    ours = rel_attention_on("triton")
+
+    def prepare(change: Change | None) -> Entry:
+        made = entry(ours, machine, shape, backward=True)
+        if change is None:
+            return made
+        checked = functools.partial(under, change, check, ours.compute, True, machine.dtype, machine.device, shape)
+        return Entry(functools.partial(under, change, made.run), checked, operations=made.operations)
+
+    sets: dict[str, dict[str, Change]] = {"ways": {"dr by atomics": triton_dr_by_atomics, "pointers": triton_pointers}}
+    few = TILES[:1] if machine.kind == "interpreter" else TILES
+    for kernel in KERNELS:
+        named = {"{}x{}, {} warps, {} stages".format(*tile): tile for tile in few}
+        sets[kernel] = {name: functools.partial(triton_tile, kernel, tile) for name, tile in named.items()}
+    found = []
+    for what, changes in sets.items():
+        everyone: dict[str, Change | None] = {"the table's": None, **changes}
+        runs = [
+            Implementation(name, ours.algorithm, functools.partial(prepare, change), ours.role, ours.backend)
+            for name, change in everyone.items()
+        ]
+        case = Case(direction="forward+backward", shape=shape, note=what)
+        found.append(Comparison("tiles", case, runs, seconds=2, least=2))
+    return found
+
+
+@comparisons(tiles)
+def test_tiles(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)

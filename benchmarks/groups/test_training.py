@@ -1,0 +1,40 @@
+"""A training step of the paper's layer sizes: forward, backward, clipping and Adam, over a full
+memory."""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+from harness.case import Case
+from harness.comparison import Comparison, Implementation, comparisons
+from harness.machine import Machine
+from harness.shapes import Shape
+from implementations.models import ENWIK8_BASE
+from implementations.training import BOUND, ORIGINAL, OURS, TRAINED, entry, without_attention
+
+
+def training(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind == "interpreter" or not machine.backends:
+        return []
+    sizes = machine.pick(cpu=[(2, 8)] + [(1, 22)] * full, cuda=[(12, 22)], interpreter=[])
+    found = []
+    for layers, batch in sizes:
+        config = replace(ENWIK8_BASE, n_layer=layers)
+        length = config.mem_len
+        options = (config, batch, length, machine.device)
+        runs = [
+            Implementation(name, algorithm, functools.partial(entry, algorithm, *options), role)
+            for algorithm, (name, role, _) in TRAINED.items()
+            if full or algorithm in (OURS, ORIGINAL)
+        ]
+        rest = functools.partial(without_attention, *options)
+        runs.append(Implementation("bound: all but the attention", BOUND, rest, "part"))
+        shape = Shape(batch, config.n_head, length, length, config.d_head)
+        case = Case(unit="token", model="enwik8-base", layers=layers, shape=shape)
+        found.append(Comparison("training step", case, runs, clock="wall", seconds=15, least=3, most=30))
+    return found
+
+
+@comparisons(training)
+def test_training_step(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)

@@ -1,0 +1,1 @@
+"""How benchmarks are run: shapes and cases, checks, turns, clocks, limits, and the record."""

@@ -1,0 +1,112 @@
+"""A comparison: implementations that do the same work, and what a record says of each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from harness.case import Case
+from harness.machine import Machine, Run
+
+Row = dict[str, Any]
+Role = Literal["ours", "part", "other", "baseline", "limit"]
+
+
+class Unavailable(Exception):
+    """An implementation cannot take part here (not installed, no such operator): the reason. It is
+    skipped, not failed."""
+
+
+@dataclass
+class Entry:
+    """One implementation, ready to run.
+
+    Attributes:
+        run: what is timed; with the clock "own" it returns its seconds itself.
+        check: raises if the implementation computes something else; None for limits, baselines and
+            parts.
+        per: tokens, calls: times are shown for one of them.
+        operations, bytes: useful work of a run, for rates and for shares of a limit.
+        limit: this is the machine's own limit of operations or bytes a second.
+        warm_up: False counts the first run too: for runs so long that a warm-up is lost in them.
+        most: rounds at most, if fewer than the comparison's.
+        extra: more for the record; may be filled by `run`.
+    """
+
+    run: Callable[[], Any]
+    check: Run | None = None
+    per: float = 1.0
+    operations: float = 0.0
+    bytes: float = 0.0
+    limit: Literal["operations", "bytes", None] = None
+    warm_up: bool = True
+    most: int | None = None
+    extra: Row = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to do a comparison's work.
+
+    Attributes:
+        name: as shown, once in a comparison; nothing else is read out of it.
+        algorithm: what computes, by the short name that tables and plots choose by.
+        prepare: makes it ready; called when the comparison starts.
+        role: "ours", a "part" of ours alone, an "other" that computes the same, a "baseline" that
+            computes less, a "limit" of the machine.
+        backend: of rel_attention.
+        dtype: where it is not the record's.
+        segment: tokens read at once.
+    """
+
+    name: str
+    algorithm: str
+    prepare: Callable[[], Entry]
+    role: Role = "other"
+    backend: str | None = None
+    dtype: str | None = None
+    segment: int | None = None
+
+    def to_json(self) -> Row:
+        """What a record says of it, without what is None."""
+        fields = {"implementation": self.name, "algorithm": self.algorithm, "role": self.role}
+        options = {"backend": self.backend, "dtype": self.dtype, "segment": self.segment}
+        return fields | {name: value for name, value in options.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Implementations of one case, ours first.
+
+    clock: "device", "cold" (device, caches filled with something else before), "wall", or "own".
+
+    Raises:
+        ValueError: two implementations have one name.
+    """
+
+    group: str
+    case: Case
+    implementations: list[Implementation]
+    clock: Literal["device", "cold", "wall", "own"] = "device"
+    seconds: float = 4.0
+    least: int = 4
+    most: int = 200
+
+    def __post_init__(self) -> None:
+        names = [x.name for x in self.implementations]
+        if len(set(names)) < len(names):
+            raise ValueError(f"{self.title}: implementations need different names, got {names}")
+
+    @property
+    def title(self) -> str:
+        return f"{self.group}, {self.case}"
+
+
+def comparisons(listed: Callable[[Machine, bool], list[Comparison]]) -> Callable[[Any], Any]:
+    """Makes a test function one test for each implementation of each comparison in listed(machine,
+    full)."""
+
+    def decorate(test: Any) -> Any:
+        test.comparisons = listed
+        return test
+
+    return decorate

@@ -1,0 +1,93 @@
+"""All that the benchmarks use of txl_kernels beyond its public interface."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import txl_kernels.layer
+from txl_kernels.backends import cpu, triton
+from txl_kernels.call import Call
+
+
+def interpreted() -> bool:
+    """Whether Triton's kernels run in its interpreter."""
+    return triton.interpreted()
+
+
+def instruction_set() -> str | None:
+    """Of the native kernels; None where they are not built."""
+    return None if cpu.native.module is None else str(cpu.prepare().isa())
+
+
+def multiply_add(iterations: int) -> float:
+    """Fused multiply-adds in registers on all of torch's threads; returns how many operations."""
+    return float(cpu.prepare().fma(iterations, torch.get_num_threads()))
+
+
+def read(x: Tensor) -> None:
+    """Reads a float32 tensor once, on all of torch's threads."""
+    cpu.prepare().read(x.data_ptr(), x.numel(), torch.get_num_threads())
+
+
+def native_kernel(tensors: list[Tensor]) -> Callable[[], object]:
+    """The native forward kernel alone, arguments already examined; causal.
+
+    tensors: q, k, v, r, content_bias, position_bias, k_mem, v_mem.
+    """
+    q = tensors[0]
+    call = Call(*tensors, None, None, None, True, None, 0, q.size(-1) ** -0.5, 0.0)
+    out, threads = torch.empty_like(q), torch.get_num_threads()
+    plan = cpu.make_plan(call, out)
+    return lambda: plan.forward(call, out, None, threads, 0)
+
+
+@contextlib.contextmanager
+def attention_of_the_layer(replacement: Callable[..., Tensor]) -> Iterator[None]:
+    """`RelAttention` calls the replacement instead of rel_attention."""
+    with _replaced(txl_kernels.layer, "rel_attention", replacement):
+        yield
+
+
+@contextlib.contextmanager
+def triton_tile(kernel: str, tile: tuple[int, int, int, int]) -> Iterator[None]:
+    """One of the Triton kernels takes this tile: (rows of queries, rows of keys, warps, stages)."""
+    from txl_kernels.backends.triton import config
+
+    real = config.choose
+
+    def choose(which: str, *rest: Any) -> config.Config:
+        return config.Config(*tile) if which == kernel else real(which, *rest)
+
+    with _replaced(config, "choose", choose):
+        yield
+
+
+@contextlib.contextmanager
+def triton_dr_by_atomics() -> Iterator[None]:
+    """The Triton backend adds up dr by atomics."""
+    from txl_kernels.backends.triton import config
+
+    with _replaced(config, "dr_by_atomics", lambda: True):
+        yield
+
+
+@contextlib.contextmanager
+def triton_pointers() -> Iterator[None]:
+    """The Triton backend uses pointers where it could use descriptors."""
+    from txl_kernels.backends.triton import plan
+
+    with _replaced(plan, "describable", lambda x: False):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    real = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)

@@ -1,0 +1,48 @@
+"""What the machine itself does at most, as implementations: arithmetic, and moving memory."""
+
+import functools
+
+import torch
+
+from harness import internals
+from harness.comparison import Entry, Implementation
+from harness.machine import Machine
+
+_ITERATIONS = 1_000_000
+
+
+def arithmetic(machine: Machine) -> Implementation:
+    """Fused multiply-adds in registers on all of torch's threads; on a GPU the library's largest
+    matrix product."""
+    name, prepare = ("FMA peak", _fma) if machine.kind == "cpu" else ("matrix products", _matrix_products)
+    return Implementation(f"limit: {name}", "arithmetic", functools.partial(prepare, machine), "limit")
+
+
+def memory(machine: Machine, size: int) -> Implementation:
+    """Reading `size` bytes once on all of torch's threads; on a GPU a copy of a gibibyte, bytes
+    read and written."""
+    if machine.kind == "cpu":
+        return Implementation("limit: a plain read", "memory", functools.partial(_read, size), "limit")
+    return Implementation("limit: a copy", "memory", functools.partial(_copy, machine), "limit")
+
+
+def _fma(machine: Machine) -> Entry:
+    operations = internals.multiply_add(_ITERATIONS)
+    return Entry(lambda: internals.multiply_add(_ITERATIONS), operations=operations, limit="operations")
+
+
+def _matrix_products(machine: Machine) -> Entry:
+    n = machine.pick(cpu=0, cuda=8192, interpreter=64)
+    a, b = torch.randn(2, n, n, device=machine.device, dtype=machine.dtype)
+    return Entry(lambda: a @ b, operations=2.0 * n**3, limit="operations")
+
+
+def _read(size: int) -> Entry:
+    x = torch.zeros(size // 4)
+    return Entry(lambda: internals.read(x), bytes=float(size), limit="bytes")
+
+
+def _copy(machine: Machine) -> Entry:
+    source = torch.ones(machine.pick(cpu=0, cuda=2**30, interpreter=2**12), dtype=torch.uint8, device=machine.device)
+    target = torch.empty_like(source)
+    return Entry(lambda: target.copy_(source), bytes=2.0 * source.numel(), limit="bytes")

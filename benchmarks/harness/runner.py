@@ -1,0 +1,129 @@
+"""Runs comparisons: each implementation is checked, all are timed in turns, rows are recorded."""
+
+import json
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.case import SCHEMA
+from harness.comparison import Comparison, Entry, Row, Unavailable
+from harness.machine import Machine
+from harness.shares import add_shares
+from harness.turns import take_turns
+
+
+class DeviceLost(Exception):
+    """The device answers nothing any more, so nothing after it can be measured."""
+
+
+class Runner:
+    """Runs each comparison once, keeps its rows, and writes the record after each, so that a run
+    cut short leaves one.
+
+    Attributes:
+        rows: by comparison's title, then by implementation's name.
+        times: seconds of each round, by both.
+    """
+
+    def __init__(self, machine: Machine, record: Path | None, deadline: float, brief: bool = False) -> None:
+        self.machine, self.record, self.deadline, self.brief = machine, record, deadline, brief
+        self.about: Row = {}
+        self.done: dict[str, Comparison] = {}
+        self.rows: dict[str, dict[str, Row]] = {}
+        self.times: dict[tuple[str, str], list[float]] = {}
+
+    def of(self, comparison: Comparison) -> dict[str, Row] | None:
+        """Rows of the comparison by implementation; None if the time was up before it."""
+        title = comparison.title
+        if title not in self.rows:
+            if time.monotonic() > self.deadline:
+                return None
+            self.about = self.about or {"schema": SCHEMA} | self.machine.about()
+            with warnings.catch_warnings():
+                warnings.simplefilter("default")  # a library's warning is no failure
+                self.rows[title] = self._run(comparison)
+            self.done[title] = comparison
+            self._write()
+            self.machine.free_memory()
+        return self.rows[title]
+
+    def _run(self, comparison: Comparison) -> dict[str, Row]:
+        entries: dict[str, Entry] = {}
+        rows: dict[str, Row] = {}
+        runs: dict[str, Callable[[], float]] = {}
+
+        def lost(name: str, error: Exception) -> None:
+            # Text only: an exception would keep every tensor of its comparison alive.
+            status = "unavailable" if isinstance(error, Unavailable) else "failed"
+            text = f"{error}" if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
+            rows[name] = {"status": status, "error": text.strip()[:600] or "no message"}
+            try:
+                self.machine.synchronize()
+            except Exception as broken:
+                raise DeviceLost(f"{name} broke the device: {broken}") from None
+
+        for implementation in comparison.implementations:
+            name = implementation.name
+            try:
+                if time.monotonic() > self.deadline:
+                    raise Unavailable("the time is up: --deadline")
+                entry = implementation.prepare()
+                if entry.check is not None:
+                    entry.check()
+                clock = self._clock(comparison, entry)
+                if entry.warm_up and not self.brief:
+                    clock()  # what cannot run at this size shows here
+            except Exception as error:
+                lost(name, error)
+                continue
+            entries[name], runs[name] = entry, clock
+        most = {name: min(comparison.most, entry.most or comparison.most) for name, entry in entries.items()}
+        seconds, least = (0.0, 1) if self.brief else (comparison.seconds, comparison.least)
+        times, errors = take_turns(runs, seconds=seconds, least=least, most=most) if runs else ({}, {})
+        for name, failure in errors.items():
+            lost(name, failure)
+        for name, found in times.items():
+            each = [t / entries[name].per for t in found]
+            self.times[comparison.title, name] = each
+            rows[name] = {"status": "measured"} | _statistics(each) | _rates(entries[name], each) | entries[name].extra
+        add_shares(list(rows.values()))
+        return {x.name: x.to_json() | rows[x.name] for x in comparison.implementations}
+
+    def _clock(self, comparison: Comparison, entry: Entry) -> Callable[[], float]:
+        if comparison.clock == "own":
+            return entry.run
+        clock = getattr(self.machine, "on_device" if comparison.clock == "device" else comparison.clock)
+        return lambda: clock(entry.run)
+
+    def to_json(self) -> Row:
+        rows = [
+            {"group": comparison.group, "case": comparison.case.to_json(), **row}
+            for title, comparison in self.done.items()
+            for row in self.rows[title].values()
+        ]
+        return {"about": self.about, "rows": rows}
+
+    def _write(self) -> None:
+        if self.record is None:
+            return
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        half = self.record.with_suffix(".part")
+        half.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        os.replace(half, self.record)
+
+
+def _statistics(times: list[float]) -> Row:
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+    spread = {"quartiles_ms": [low * 1e3, high * 1e3], "fastest_ms": min(times) * 1e3, "rounds": len(times)}
+    return {"median_ms": statistics.median(times) * 1e3, **spread}
+
+
+def _rates(entry: Entry, times: list[float]) -> Row:
+    """Operations and bytes a second; a limit is what the machine can do, so its fastest round
+    counts."""
+    seconds = (min(times) if entry.limit else statistics.median(times)) * entry.per
+    rates = {"gflops": entry.operations / seconds / 1e9, "gb_per_s": entry.bytes / seconds / 1e9}
+    return {name: rate for name, rate in rates.items() if rate} | ({"limit": entry.limit} if entry.limit else {})

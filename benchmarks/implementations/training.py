@@ -1,0 +1,131 @@
+"""A training step - forward, backward, clipping and Adam over a full memory - of the models that
+are compared."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from harness.checks import require
+from harness.comparison import Entry, Role
+from harness.internals import attention_of_the_layer
+from implementations.hugging_face import hugging_face as hugging_face_model
+from implementations.hugging_face import hugging_face_logits, their_names
+from implementations.models import text
+from implementations.original_model import OriginalTransformerXL
+from txl import ModelConfig, TransformerXL
+
+# What is trained, and its logits [B, L, vocab_size] for tokens [B, L] after a full memory.
+Trained = tuple[nn.Module, Callable[[Tensor], Tensor]]
+MakeTrained = Callable[[TransformerXL, int], Trained]  # from a model that it may use or copy, and a batch
+
+
+def memory_states(model: TransformerXL, batch: int) -> tuple[Tensor, ...]:
+    """A full memory, [B, M, d_model] a layer."""
+    c, device = model.config, model.output_bias.device
+    states = torch.randn(batch, c.mem_len, c.d_model, generator=torch.Generator().manual_seed(0)).to(device)
+    return (states,) * c.n_layer
+
+
+def ours(model: TransformerXL, batch: int) -> Trained:
+    memory = memory_states(model, batch)
+    return model, lambda tokens: model(tokens, memory)[0]
+
+
+def original(model: TransformerXL, batch: int) -> Trained:
+    memory = [x.transpose(0, 1).contiguous() for x in memory_states(model, batch)]
+    theirs = OriginalTransformerXL(model, model.config.mem_len)
+    return model, lambda tokens: theirs(tokens, memory)[0]
+
+
+def hugging_face(model: TransformerXL, batch: int) -> Trained:
+    memory = [x.transpose(0, 1).contiguous() for x in memory_states(model, batch)]
+    theirs = hugging_face_model(model, model.config.mem_len).train()
+    return theirs, lambda tokens: hugging_face_logits(theirs, tokens, memory)[0]
+
+
+class Named(NamedTuple):
+    """Something to train: its name, its role, and how it is made."""
+
+    name: str
+    role: Role
+    make: MakeTrained
+
+
+OURS, ORIGINAL, HUGGING_FACE, BOUND = "rel_attention", "original", "hugging-face", "without-attention"
+TRAINED = {
+    OURS: Named("ours", "ours", ours),
+    ORIGINAL: Named("original algorithm, [q, k, b, h]", "other", original),
+    HUGGING_FACE: Named("Hugging Face TransfoXL", "other", hugging_face),
+}
+
+
+def check(make: MakeTrained, device: torch.device) -> None:
+    """Refuses other logits or gradients than the reference backend's in float64."""
+    config = ModelConfig(
+        vocab_size=204, n_layer=2, d_model=64, n_head=2, d_head=32, d_inner=96, dropout=0.0, mem_len=20
+    )
+    torch.manual_seed(0)
+    model = TransformerXL(config).to(device)
+    exact = TransformerXL(config).to(device).double()
+    exact.load_state_dict(model.state_dict())
+    memory = tuple(x.double() for x in memory_states(model, 2))
+    tokens = text(2, 25, device)
+    trained, forward = make(model, 2)
+    names = dict(exact.named_parameters() if trained is model else their_names(exact))
+    want = exact(tokens, memory)[0]
+    right = [want, *torch.autograd.grad(_loss(want, tokens), list(names.values()))]
+    for half in (False, True) if device.type == "cuda" else (False,):  # on a GPU a step runs under autocast
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            got = forward(tokens)
+        found = [got, *torch.autograd.grad(_loss(got, tokens), [trained.get_parameter(name) for name in names])]
+        for name, x, y in zip(["logits", *(f"gradient of {n}" for n in names)], found, right, strict=True):
+            require(x, y, name, 8e-2 if half else 1e-4)
+
+
+def _loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+def step(make: MakeTrained, config: ModelConfig, batch: int, length: int, device: torch.device) -> Callable[[], None]:
+    """One update; float32 parameters, autocast to bfloat16 on a GPU as `txl train` does."""
+    torch.manual_seed(0)
+    model = TransformerXL(config).to(device).train()
+    trained, forward = make(model, batch)
+    optimizer = torch.optim.Adam(trained.parameters(), lr=1e-4)
+    tokens = text(batch, length + 1, device)
+
+    def run() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = _loss(forward(tokens[:, :-1]), tokens[:, 1:])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(trained.parameters(), 0.25)
+        optimizer.step()
+
+    return run
+
+
+def entry(algorithm: str, config: ModelConfig, batch: int, length: int, device: torch.device) -> Entry:
+    make = TRAINED[algorithm].make
+    return Entry(step(make, config, batch, length, device), functools.partial(check, make, device), per=batch * length)
+
+
+def without_attention(config: ModelConfig, batch: int, length: int, device: torch.device) -> Entry:
+    """Ours, where attention hands its queries back and its other inputs get gradients of zero: the
+    rest of the step."""
+
+    def nothing(q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor, w: Tensor, memory: Any, **_: Any) -> Tensor:
+        return q + 0 * (sum(x.sum() for x in (k, v, r, u, w, *memory)))  # all get gradients
+
+    whole = step(ours, config, batch, length, device)
+
+    def run() -> None:
+        with attention_of_the_layer(nothing):
+            whole()
+
+    return Entry(run, per=batch * length)

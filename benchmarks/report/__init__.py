@@ -1,0 +1,1 @@
+"""From the records in benchmarks/results/ to REPORT.md, its plots and the README's figures."""

@@ -1,0 +1,33 @@
+"""The documents made from records: what each should hold, and writing those that do not hold it
+yet."""
+
+from pathlib import Path
+
+from report import plots, sections, summary
+from report.records import Device
+
+HERE = Path(__file__).parents[1]
+REPORT, PLOTS, README = HERE / "REPORT.md", HERE / "plots", HERE.parent / "README.md"
+BEGIN, END = "<!-- figures: written by `make report` -->", "<!-- end of figures -->"
+
+
+def texts(devices: list[Device]) -> dict[Path, str]:
+    """What the report and the README should say."""
+    lines = [sections.INTRODUCTION]
+    for device in devices:
+        lines += sections.section(device)
+    before, rest = README.read_text(encoding="utf-8").split(BEGIN)
+    figures, after = "\n".join(summary.lines(devices)), rest.split(END)[1]
+    return {REPORT: "\n".join(lines).rstrip() + "\n", README: f"{before}{BEGIN}\n{figures}\n{END}{after}"}
+
+
+def write(devices: list[Device]) -> list[Path]:
+    """Writes the documents and plots that differ from what they should hold; returns those."""
+    wanted = {path: text.encode() for path, text in texts(devices).items()}
+    for device in devices:
+        wanted |= {PLOTS / name: png for name, png in plots.draw(device).items()}
+    changed = [path for path, data in wanted.items() if not path.exists() or path.read_bytes() != data]
+    for path in changed:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(wanted[path])
+    return changed

@@ -1,0 +1,116 @@
+"""The records that benchmark runs leave in benchmarks/results/, and the newest of each comparison
+on each machine.
+
+A row names its group, its case and its implementation in fields (`harness.case.Case`,
+`harness.comparison.Implementation`); a record's "about" says which schema it follows and where it
+was measured.
+"""
+
+import json
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.case import SCHEMA, Case
+from harness.shares import disturbed
+
+Row = dict[str, Any]
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@dataclass
+class Measured:
+    """One comparison: its rows by implementation, and what the record they come from says of
+    itself."""
+
+    group: str
+    case: Case
+    rows: dict[str, Row]
+    about: Row
+
+    def find(self, **fields: Any) -> Row | None:
+        """The first row with these fields."""
+        return next((row for row in self.rows.values() if all(row.get(k) == x for k, x in fields.items())), None)
+
+    def ours(self) -> list[Row]:
+        return [row for row in self.rows.values() if row["role"] == "ours"]
+
+    @property
+    def disturbed(self) -> str:
+        """Why it gives no shares; empty if it was not disturbed."""
+        return disturbed(list(self.rows.values()))
+
+
+def ratio(slower: Row | None, faster: Row | None) -> float | None:
+    """How many times as long the first takes; None if one was not measured."""
+    if slower is None or faster is None or "median_ms" not in slower or "median_ms" not in faster:
+        return None
+    return float(slower["median_ms"] / faster["median_ms"])
+
+
+def comparable(row: Row, mine: Row) -> bool:
+    """Whether an implementation reads the text in segments as ours does, or knows no segments, as
+    vanilla models."""
+    return row.get("segment") in (None, mine["segment"])
+
+
+@dataclass
+class Device:
+    """All comparisons of one machine, in the order they were run."""
+
+    name: str
+    comparisons: list[Measured] = field(default_factory=list)
+
+    def group(self, group: str, direction: str | None = None) -> list[Measured]:
+        """Those of a group; direction: those of one direction only."""
+        return [x for x in self.comparisons if x.group == group and direction in (None, x.case.direction)]
+
+
+def published() -> list[Path]:
+    """The records under version control: what the published documents and every test go by.
+
+    Raises:
+        RuntimeError: this is no git checkout.
+    """
+    listed = subprocess.run(["git", "ls-files", "*.json"], capture_output=True, text=True, cwd=RESULTS)
+    if listed.returncode != 0:
+        raise RuntimeError(f"which records are published cannot be told without git: {listed.stderr.strip()}")
+    return [path for path in (RESULTS / line for line in listed.stdout.splitlines()) if path.exists()]
+
+
+def present() -> list[Path]:
+    """The published records and those that runs have left since: what `make report` goes by."""
+    return sorted(RESULTS.glob("*.json"))
+
+
+def load(paths: list[Path]) -> list[Device]:
+    """Devices by name, each with the newest measurement of every comparison; those of the
+    interpreter are left out.
+
+    Raises:
+        ValueError: a file is not a record, or one of another schema.
+    """
+    newest: dict[str, dict[tuple[str, Case], Measured]] = {}
+    for record in sorted(map(_read, paths), key=lambda record: str(record["about"]["date"])):
+        about = record["about"]
+        if about["kind"] == "interpreter":
+            continue
+        threads = f", {about['threads']} threads, {about['isa']}" if about["kind"] == "cpu" else ""
+        fresh: dict[tuple[str, Case], Measured] = {}
+        for row in record["rows"]:
+            key = row["group"], Case.from_json(row["case"])
+            fresh.setdefault(key, Measured(*key, {}, about)).rows[row["implementation"]] = row
+        newest.setdefault(f"{about['device']}{threads}", {}).update(fresh)
+    return [Device(name, list(found.values())) for name, found in sorted(newest.items())]
+
+
+def _read(path: Path) -> Row:
+    try:
+        record: Row = json.loads(path.read_text(encoding="utf-8"))
+        schema, _ = record["about"].get("schema", 1), record["about"]["date"]
+    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a benchmark record: {error}") from None
+    if schema != SCHEMA:
+        raise ValueError(f"{path} is a record of schema {schema}, but this report reads schema {SCHEMA}: measure again")
+    return record

@@ -1,0 +1,102 @@
+"""Records become documents, failures shown; nothing is written that did not change."""
+
+import subprocess
+from pathlib import Path
+
+import matplotlib
+import pytest
+from benchmark_records import ours, row, write
+
+from report import documents, plots
+from report.documents import PLOTS, README, texts
+from report.records import load, published
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Documents go to a folder of their own."""
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{documents.BEGIN}\nold\n{documents.END}\nafter\n")
+    for name, path in (("README", readme), ("REPORT", tmp_path / "REPORT.md"), ("PLOTS", tmp_path / "plots")):
+        monkeypatch.setattr(documents, name, path)
+    return tmp_path
+
+
+def test_report(folder: Path, elsewhere: Path) -> None:
+    documents.write(load(sorted(folder.glob("*.json"))))
+    text = (elsewhere / "REPORT.md").read_text()
+    for line in (
+        "| other | 5.00 [5.00, 5.00] | 2.50 |",
+        "| ours | 2.00 [2.00, 2.00] | 1.00 | 50% |",
+        "| wrong | failed: AssertionError: out is wrong |",
+        "*disturbed: forward+backward, B1 H1 L1 M1 D1: the limit's median is 1.50 times its fastest round",
+        "| 3,800 | 1,874x | 1.00 | 3,800x |",
+        "| ours | 512 | 1,024 |",
+        "2026-01-01, commit abc",
+        "2026-02-02, commit def",
+    ):
+        assert line in text
+    pictures = [line.split("plots/")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
+    assert sorted(pictures) == sorted(path.name for path in (elsewhere / "plots").iterdir())
+    assert not any("share-backward" in name for name in pictures)  # all of it was disturbed
+    for name in pictures:
+        assert (elsewhere / "plots" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_readme(folder: Path, elsewhere: Path) -> None:
+    documents.write(load(sorted(folder.glob("*.json"))))
+    text = (elsewhere / "README.md").read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    for line in (
+        "| ours | 2.00 (50%) | 3.00 |",
+        "disturbed: forward+backward: the limit's median is 1.50 times its fastest round",
+        "| 800 | 363x |  | 200x / 400x |  | 4.00x |",
+        "- `import txl_kernels`: 0.20 s more than `import torch` (1.3 s).",
+    ):
+        assert line in text
+
+
+def test_an_import_that_costs_no_more_than_torch(tmp_path: Path, elsewhere: Path) -> None:
+    processes = {"unit": "process", "note": "whole processes"}
+    rows = [
+        ours("start-up", processes, "import txl_kernels", 2200.0),
+        row("start-up", processes, "import torch", 2500.0),
+    ]
+    documents.write(load([write(tmp_path, "2026-01-01", rows)]))
+    assert "- `import txl_kernels`: no more than torch itself (2.5 s)." in (elsewhere / "README.md").read_text()
+
+
+def test_without_a_new_record_no_file_changes(folder: Path, elsewhere: Path) -> None:
+    devices = load(sorted(folder.glob("*.json")))
+
+    def files() -> dict[Path, tuple[int, bytes]]:
+        found = [path for path in elsewhere.rglob("*") if path.is_file()]
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+
+    names = {path.name for path in documents.write(devices)}
+    assert {"README.md", "REPORT.md"} < names
+    assert any(name.endswith(".png") for name in names)
+    before = files()
+    assert documents.write(load(sorted(folder.glob("*.json")))) == []
+    assert files() == before
+    picture = next((elsewhere / "plots").iterdir())
+    picture.write_bytes(b"something else")
+    assert documents.write(devices) == [picture]
+    assert files()[picture][1] == before[picture][1]
+
+
+def test_documents_say_what_the_published_records_say() -> None:
+    """By the tracked records alone: a run on this machine may have left others."""
+    devices = load(published())
+    for path, text in texts(devices).items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} differs from the records: make report"
+
+
+def test_published_plots_are_those_of_the_published_records() -> None:
+    """Byte for byte with the matplotlib they were drawn with, the one in requirements.txt."""
+    listed = subprocess.run(["git", "ls-files", "."], capture_output=True, text=True, cwd=PLOTS, check=True)
+    drawn = {name: png for device in load(published()) for name, png in plots.draw(device).items()}
+    assert drawn.keys() == set(listed.stdout.split())
+    if f"matplotlib=={matplotlib.__version__}\n" in (README.parent / "requirements.txt").read_text():
+        assert [name for name, png in drawn.items() if (PLOTS / name).read_bytes() != png] == []
