@@ -18,6 +18,7 @@ from txl.data import Corpus, OrderedStreams
 from txl.errors import TxlError
 from txl.evaluate import Score, evaluate
 from txl.model import Memory, TransformerXL
+from txl.paths import AnyPath
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -60,7 +61,7 @@ class Trainer:
 
     def __init__(
         self,
-        folder: Path,
+        folder: AnyPath,
         corpus: Corpus,
         model_config: ModelConfig,
         config: TrainConfig,
@@ -75,7 +76,8 @@ class Trainer:
             TxlError: the folder already holds a run (without `resume`), or holds none or one of other options (with it);
                 or the corpus is too short.
         """
-        self.folder, self.corpus, self.config = folder, corpus, config
+        self.folder = folder = Path(folder)
+        self.corpus, self.config = corpus, config
         self.device = torch.device(device)
         self.last, self.best = folder / "last.safetensors", folder / "best.safetensors"
         self.streams = OrderedStreams(corpus.train, config.batch, config.tgt_len)
@@ -239,9 +241,9 @@ class Trainer:
         _truncate_log(self.folder / "log.jsonl", self.step)
 
 
-def refuse_used_folder(folder: Path) -> None:
+def refuse_used_folder(folder: AnyPath) -> None:
     """Raises TxlError if a run has left a checkpoint in the folder."""
-    if any((folder / name).exists() for name in ("last.safetensors", "best.safetensors")):
+    if any(Path(folder, name).exists() for name in ("last.safetensors", "best.safetensors")):
         raise TxlError(f"{folder}: already holds a run; continue it with --resume or choose another folder")
 
 
@@ -254,12 +256,13 @@ class RunRecord:
     corpus: Path
 
 
-def read_record(folder: Path) -> RunRecord:
+def read_record(folder: AnyPath) -> RunRecord:
     """The options and the corpus of the run in a folder.
 
     Raises:
         TxlError: there is none.
     """
+    folder = Path(folder)
     try:
         values = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         return RunRecord(values["model"], values["train"], folder / values["corpus"])
