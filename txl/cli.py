@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from txl import checkpoint as checkpoints
-from txl import data, demo
+from txl import compressed, data, demo
 from txl.config import MODELS, ModelConfig, TrainConfig
 from txl.console import EvaluationProgress, TrainingProgress, stop_on_ctrl_c
 from txl.engine import Engine
@@ -52,7 +52,7 @@ def prepare(
     source: Annotated[
         Path | None,
         typer.Option(
-            "--data", help="A text file, or a folder of them. Default: the Python standard library's sources."
+            "--data", help="A text file (bz2, gz, xz, zst, zip too) or a folder. Default: Python's standard library."
         ),
     ] = None,
 ) -> None:
@@ -169,8 +169,8 @@ def evaluate_command(
     lengths = _attention_lengths(attn_len) if attn_len else None
     model, saved = checkpoints.restore(checkpoint, pick_device(device))
     source = source or read_record(saved.path.parent).corpus
-    if source.is_file():
-        tokens = saved.vocabulary.encode(source.read_bytes())
+    if source.exists() and not source.is_dir():  # a pipe, too
+        tokens = saved.vocabulary.encode(compressed.read(source).data)
     else:
         corpus = data.load(source)
         if corpus.vocabulary != saved.vocabulary:
@@ -232,11 +232,8 @@ def generate(
 
 def _prompt(prompt: str) -> bytes:
     if not prompt.startswith("@"):
-        return prompt.encode()
-    try:
-        return Path(prompt[1:]).read_bytes()
-    except OSError as error:
-        raise TxlError(f"{prompt[1:]}: cannot be read: {error.strerror}") from error
+        return os.fsencode(prompt)  # the bytes that were typed, UTF-8 or not
+    return compressed.read(prompt[1:]).data
 
 
 @app.command("demo")
