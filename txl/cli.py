@@ -58,10 +58,11 @@ def prepare(
 ) -> None:
     """Turn text into a corpus: tokens (bytes) in three splits, 90/5/5; enwik8 and text8 get their standard splits."""
     corpus = data.prepare(source, out)
-    console.print(f"{corpus.source}")
+    console.print(corpus.source, markup=False, soft_wrap=True)
     for name in ("train", "valid", "test"):
         console.print(f"{name:>6}: {len(corpus.split(name)):>12,} tokens")
-    console.print(f"vocabulary: {len(corpus.vocabulary)} bytes; written to {out}")
+    written = f"vocabulary: {len(corpus.vocabulary)} bytes; written to {out}"
+    console.print(written, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -134,7 +135,7 @@ def train(
     )
     with TrainingProgress(console, trainer) as progress, stop_on_ctrl_c(trainer):
         trainer.run(progress.report)
-    console.print(f"done: {trainer.last}")
+    console.print(f"done: {trainer.last}", markup=False, soft_wrap=True)
 
 
 def _attention_lengths(text: str) -> list[int]:

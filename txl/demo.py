@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from txl import checkpoint as checkpoints
@@ -14,9 +15,10 @@ from txl.config import MODELS, ModelConfig, TrainConfig
 from txl.console import TrainingProgress, stop_on_ctrl_c
 from txl.engine import Engine
 from txl.errors import TxlError
-from txl.evaluate import evaluate
+from txl.evaluate import Score, evaluate
 from txl.generate import Sampling, generate
 from txl.model import TransformerXL, count_parameters
+from txl.paths import AnyPath
 from txl.speed import measure_speedup
 from txl.train import Trainer, refuse_used_folder
 
@@ -30,14 +32,15 @@ SPEED_LENGTHS = (800, 3800)  # the ends of the paper's Table 9
 SAMPLE_BYTES = 400
 
 
-def run(folder: Path, source: Path | None, minutes: float, device: torch.device, console: Console) -> None:
+def run(folder: AnyPath, source: AnyPath | None, minutes: float, device: torch.device, console: Console) -> None:
     """The demo, in a new run folder; `minutes` of training."""
     if not minutes > 0:
         raise TxlError(f"--minutes must be > 0, got {minutes}")
+    folder = Path(folder)
     refuse_used_folder(folder)
     began = time.perf_counter()
     corpus = data.open_corpus(source, folder / "corpus")
-    console.print(f"[bold]Text[/]: {corpus.source}; {len(corpus.train):,} bytes to train on")
+    console.print(f"[bold]Text[/]: {escape(corpus.source)}; {len(corpus.train):,} bytes to train on")
     config = ModelConfig(vocab_size=len(corpus.vocabulary), **MODELS["demo"])
     trainer = _trainer_for(minutes, folder, corpus, config, device)
     size = count_parameters(trainer.model)
@@ -49,14 +52,21 @@ def run(folder: Path, source: Path | None, minutes: float, device: torch.device,
         trainer.run(progress.report)
     model, _ = checkpoints.restore(trainer.best, device)
 
-    _attention_lengths(model, corpus, folder, console)
+    bare, scores = _attention_lengths(model, corpus, console)
     _speed(model, corpus, console)
     _sample(model, corpus, console)
-    plots.loss_curve(folder / "log.jsonl", folder / "loss.png")
+    without_plots = plots.missing()
+    files = "log.jsonl, best.safetensors"
+    if without_plots is None:
+        plots.loss_curve(folder / "log.jsonl", folder / "loss.png")
+        plots.attention_length(scores, bare, config.attn_len(TGT_LEN), folder / "attention_length.png")
+        files = f"loss.png, attention_length.png, {files}"
     console.print(
-        f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes. In {folder}: loss.png, attention_length.png, "
-        f"log.jsonl, best.safetensors\nContinue with: txl generate {folder} --prompt 'def main('"
+        f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes. In {escape(str(folder))}: {files}"
     )
+    if without_plots is not None:
+        console.print(f"The plots were left out: {without_plots}", markup=False, soft_wrap=True)
+    console.print(f"Continue with: txl generate {folder} --prompt 'def main('", markup=False, soft_wrap=True)
 
 
 def _trainer_for(
@@ -83,8 +93,8 @@ def _trainer_for(
     return make(max(int(minutes * 60 / seconds), 1))
 
 
-def _attention_lengths(model: TransformerXL, corpus: data.Corpus, folder: Path, console: Console) -> None:
-    """Bits per character of the test split: without memory, then at attention lengths around the training length."""
+def _attention_lengths(model: TransformerXL, corpus: data.Corpus, console: Console) -> tuple[Score, list[Score]]:
+    """Scores of the test split: without memory, then at attention lengths around the training length."""
     trained = model.config.attn_len(TGT_LEN)
     lengths = [trained // 16, trained // 8, trained // 4, trained // 2, trained, 2 * trained, 4 * trained]
     start = corpus.vocabulary.start
@@ -100,7 +110,7 @@ def _attention_lengths(model: TransformerXL, corpus: data.Corpus, folder: Path, 
         name = f"{s.attn_len}" + (" (training)" if s.attn_len == trained else "")
         table.add_row(name, f"{s.bpc:.3f}", f"{bare.bpc - s.bpc:+.3f}", f"{s.tokens_per_s:,.0f}")
     console.print(table)
-    plots.attention_length(scores, bare, trained, folder / "attention_length.png")
+    return bare, scores
 
 
 def _speed(model: TransformerXL, corpus: data.Corpus, console: Console) -> None:

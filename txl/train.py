@@ -288,5 +288,5 @@ def _summary_writer(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise TxlError("--tensorboard needs the tensorboard package: pip install 'txl-kernels[tensorboard]'") from error
+        raise TxlError('--tensorboard needs a package: pip install "txl-kernels[tensorboard]"') from error
     return SummaryWriter(str(folder))

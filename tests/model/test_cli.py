@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from rich.console import Console
 
-from txl import cli
+from txl import cli, demo
 from txl.data import Corpus
 
 SMALL = [
@@ -204,6 +204,30 @@ def test_unknown_options_are_a_usage_error(txl: Run) -> None:
     done = txl("train", "--no-such-option")
     assert done.returncode == 2
     assert "No such option" in done.stderr
+
+
+def test_tensorboard_is_refused_before_training(
+    txl: Run, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    done = txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *SMALL, "--tensorboard")
+    one_line(done, 'pip install "txl-kernels[tensorboard]"')
+    assert not (tmp_path / "r" / "last.safetensors").exists()
+
+
+def test_demo_without_matplotlib_leaves_out_its_plots(
+    txl: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(demo, "SPEED_LENGTHS", ())
+    done = txl("demo", "--run", tmp_path / "demo", "--data", text, "--minutes", "0.01")
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if "plots" in line]
+    assert len(said) == 1
+    assert said[0].startswith("The plots were left out: matplotlib cannot be used")
+    assert said[0].endswith('pip install "txl-kernels[plots]"')
+    assert ".png" not in done.stdout
+    assert not list((tmp_path / "demo").glob("*.png"))
 
 
 def test_demo_shows_everything_and_draws_its_plots(txl: Run, text: Path, tmp_path: Path) -> None:
