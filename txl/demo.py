@@ -55,17 +55,9 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device: torch.d
     bare, scores = _attention_lengths(model, corpus, console)
     _speed(model, corpus, console)
     _sample(model, corpus, console)
-    without_plots = plots.missing()
-    files = "log.jsonl, best.safetensors"
-    if without_plots is None:
-        plots.loss_curve(folder / "log.jsonl", folder / "loss.png")
-        plots.attention_length(scores, bare, config.attn_len(TGT_LEN), folder / "attention_length.png")
-        files = f"loss.png, attention_length.png, {files}"
-    console.print(
-        f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes. In {escape(str(folder))}: {files}"
-    )
-    if without_plots is not None:
-        console.print(f"The plots were left out: {without_plots}", markup=False, soft_wrap=True)
+    drawn = _draw(folder, bare, scores, config.attn_len(TGT_LEN))
+    console.print(f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes.")
+    console.print(f"In {folder}: log.jsonl, best.safetensors; {drawn}", markup=False, soft_wrap=True)
     console.print(f"Continue with: txl generate {folder} --prompt 'def main('", markup=False, soft_wrap=True)
 
 
@@ -111,6 +103,16 @@ def _attention_lengths(model: TransformerXL, corpus: data.Corpus, console: Conso
         table.add_row(name, f"{s.bpc:.3f}", f"{bare.bpc - s.bpc:+.3f}", f"{s.tokens_per_s:,.0f}")
     console.print(table)
     return bare, scores
+
+
+def _draw(folder: Path, bare: Score, scores: list[Score], trained: int) -> str:
+    """Draws both plots and names them, or says why it could not: the run is worth as much without."""
+    reason = plots.missing()
+    if reason is not None:
+        return f"the plots were left out: {reason}"
+    plots.loss_curve(folder / "log.jsonl", folder / "loss.png")
+    plots.attention_length(scores, bare, trained, folder / "attention_length.png")
+    return "loss.png, attention_length.png"
 
 
 def _speed(model: TransformerXL, corpus: data.Corpus, console: Console) -> None:

@@ -1,6 +1,7 @@
 """The commands as a user runs them: output, exit codes, and one clear line for each mistake."""
 
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from txl import cli, demo
 from txl.data import Corpus
+from txl.evaluate import Score
 
 SMALL = [
     "--n-layer",
@@ -215,19 +217,18 @@ def test_tensorboard_is_refused_before_training(
     assert not (tmp_path / "r" / "last.safetensors").exists()
 
 
-def test_demo_without_matplotlib_leaves_out_its_plots(
-    txl: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_demo_ends_well_without_matplotlib(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "log.jsonl").write_bytes((run / "log.jsonl").read_bytes())
+    score = Score(attn_len=8, tokens=10, nats=1.0, seconds=1.0)
+    assert demo._draw(tmp_path, score, [score], trained=8) == "loss.png, attention_length.png"
+    for name in os.listdir(tmp_path):
+        if name.endswith(".png"):
+            (tmp_path / name).unlink()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.setattr(demo, "SPEED_LENGTHS", ())
-    done = txl("demo", "--run", tmp_path / "demo", "--data", text, "--minutes", "0.01")
-    assert done.returncode == 0, done.stderr
-    said = [line for line in done.stdout.splitlines() if "plots" in line]
-    assert len(said) == 1
-    assert said[0].startswith("The plots were left out: matplotlib cannot be used")
-    assert said[0].endswith('pip install "txl-kernels[plots]"')
-    assert ".png" not in done.stdout
-    assert not list((tmp_path / "demo").glob("*.png"))
+    said = demo._draw(tmp_path, score, [score], trained=8)
+    assert said.startswith("the plots were left out: matplotlib cannot be used")
+    assert said.endswith('pip install "txl-kernels[plots]"')
+    assert os.listdir(tmp_path) == ["log.jsonl"]
 
 
 def test_demo_shows_everything_and_draws_its_plots(txl: Run, text: Path, tmp_path: Path) -> None:
