@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 
-# Dependencies of the project that the kernels alone do without; `pip install --no-deps` leaves them out.
+# Dependencies that the kernels alone do without; `pip install --no-deps` leaves them out.
 NEEDED = ("numpy", "rich", "safetensors", "typer")
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file with JSON in its header. Nothing is unpickled; writes are atomic."""
+"""Checkpoints: one safetensors file with JSON in its header. Never unpickled, written whole."""
 
 import json
 import os
@@ -24,7 +24,10 @@ _FORMAT = "txl-1"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file holds. `tensors` are named `model.*`, and `optimizer.*`, `memory.*`, `rng.*` if it can be resumed."""
+    """What a file holds.
+
+    `tensors` are named `model.*`, and `optimizer.*`, `memory.*`, `rng.*` if it can be resumed.
+    """
 
     path: Path
     config: ModelConfig
@@ -63,10 +66,10 @@ def save(
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")  # one a run: a killed process may have left it
+        temporary = path.with_name(f".{path.name}.tmp")  # one a run; a killed process may leave it
         permissions = _new_file(temporary)
         save_file(tensors, temporary, metadata={"txl": json.dumps(header)})
-        temporary.chmod(permissions)  # save_file makes a file of its own, which only its owner can read
+        temporary.chmod(permissions)  # save_file leaves a file that only its owner can read
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -56,7 +56,7 @@ def prepare(
         ),
     ] = None,
 ) -> None:
-    """Turn text into a corpus: tokens (bytes) in three splits, 90/5/5; enwik8 and text8 get their standard splits."""
+    """Turn text into a corpus: bytes, split 90/5/5; enwik8 and text8 get their standard splits."""
     corpus = data.prepare(source, out)
     console.print(corpus.source, markup=False, soft_wrap=True)
     for name in ("train", "valid", "test"):
@@ -163,7 +163,7 @@ def evaluate_command(
     limit: Annotated[int | None, typer.Option(help="Score only the first so many tokens.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Bits per character and perplexity for each attention length, every token scored once, with the speed."""
+    """Bits per character, perplexity and speed at each attention length, each token scored once."""
     for name, value in (("segment", segment), ("batch", batch), ("limit", limit)):
         if value is not None and value < 1:
             raise TxlError(f"--{name} must be >= 1, got {value}")
@@ -247,7 +247,7 @@ def demo_command(
     minutes: Annotated[float, typer.Option(help="Time for training; the rest takes about one more.")] = 4.0,
     device: Device = "auto",
 ) -> None:
-    """The whole story in about five minutes: train a small model, show what memory is worth, how fast it is, a sample."""
+    """In about five minutes: train a small model, see what memory is worth, its speed, a sample."""
     demo.run(run, source, minutes, pick_device(device), console)
 
 

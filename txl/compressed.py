@@ -1,4 +1,4 @@
-"""Files as text: compressed ones are decompressed, told by their first bytes and not by their name."""
+"""Files as text: compressed ones are decompressed, told by their first bytes, not their name."""
 
 import bz2
 import gzip
@@ -15,8 +15,8 @@ from typing import IO, Any, NamedTuple
 from txl.errors import TxlError
 from txl.paths import AnyPath
 
-# Twice enwik9, the largest text in common use at the level of bytes; preparing so much takes 4 GB of
-# memory. Whoever has more decompresses it once, to a plain file, for which there is no limit.
+# Twice enwik9, the largest text in common use at the level of bytes; preparing so much takes 4 GB
+# of memory. Whoever has more decompresses it once, to a plain file, for which there is no limit.
 LARGEST_BYTES = 2_000_000_000
 _PIECE_BYTES = 1 << 20
 _MAGIC = {

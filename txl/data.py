@@ -46,7 +46,8 @@ class Vocabulary:
             names = ", ".join(f"0x{b:02x} {chr(b)!r}" if b < 128 else f"0x{b:02x}" for b in unknown)
             raise TxlError(f"the text holds bytes that the training data never did: {names}")
         table = bytes.maketrans(self.symbols, bytes(range(len(self.symbols))))
-        return np.frombuffer(text.translate(table), dtype=np.uint8)  # not table[text]: 8 bytes an index
+        # Not table[text], which takes indices of 8 bytes.
+        return np.frombuffer(text.translate(table), dtype=np.uint8)
 
     def decode(self, tokens: list[int]) -> bytes:
         return bytes(self.symbols[t] for t in tokens)
@@ -126,7 +127,7 @@ def as_tensor(tokens: Tokens) -> Tensor:
 
 
 class OrderedStreams:
-    """A split cut into `batch` contiguous streams, read segment by segment so that memory carries over.
+    """A split cut into `batch` contiguous streams, read by segments so that memory carries over.
 
     `segment(n)` is a pure function of n, so a run resumes anywhere.
     """
@@ -159,8 +160,10 @@ def scored_segments(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Segments (inputs, targets) that score every token of a split exactly once.
 
-    The split is cut into `batch` streams; each token's input is its predecessor, `start` for the very first. Targets are
-    -100 (ignored) where a shorter stream has ended. limit: only the first so many tokens.
+    The split is cut into `batch` streams; each token's input is its predecessor, `start` for the
+    very first. Targets are -100 (ignored) where a shorter stream has ended.
+
+    limit: only the first so many tokens.
     """
     tokens = tokens[:limit]
     batch = min(batch, len(tokens))

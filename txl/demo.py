@@ -1,4 +1,4 @@
-"""`txl demo`: train a small model, then show what memory is worth, what caching is worth, and a sample. All measured."""
+"""`txl demo`: trains a small model, measures what memory and caching are worth, and samples."""
 
 import time
 from pathlib import Path
@@ -22,8 +22,8 @@ from txl.paths import AnyPath
 from txl.speed import measure_speedup
 from txl.train import Trainer, refuse_used_folder
 
-# Chosen by trial on 2 cores: in a few minutes more tokens beat more parameters; of rates from 1e-3 to 4.5e-3 this learned
-# most.
+# Chosen by trial on 2 cores: in a few minutes more tokens beat more parameters; of rates from 1e-3
+# to 4.5e-3 this learned most.
 LEARNING_RATE = 2.5e-3
 BATCH, TGT_LEN = 8, 128
 TRIAL_UPDATES = 16
@@ -64,7 +64,7 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device: torch.d
 def _trainer_for(
     minutes: float, folder: Path, corpus: data.Corpus, config: ModelConfig, device: torch.device
 ) -> Trainer:
-    """A trainer whose number of updates fills the time, judged by a few trial updates on a model thrown away."""
+    """A trainer whose updates fill the time, judged by a few of them on a model thrown away."""
 
     def make(steps: int) -> Trainer:
         every = -(-steps // 4)
@@ -86,7 +86,7 @@ def _trainer_for(
 
 
 def _attention_lengths(model: TransformerXL, corpus: data.Corpus, console: Console) -> tuple[Score, list[Score]]:
-    """Scores of the test split: without memory, then at attention lengths around the training length."""
+    """Scores of the test split: without memory, then at attention lengths around training's."""
     trained = model.config.attn_len(TGT_LEN)
     lengths = [trained // 16, trained // 8, trained // 4, trained // 2, trained, 2 * trained, 4 * trained]
     start = corpus.vocabulary.start
@@ -106,7 +106,7 @@ def _attention_lengths(model: TransformerXL, corpus: data.Corpus, console: Conso
 
 
 def _draw(folder: Path, bare: Score, scores: list[Score], trained: int) -> str:
-    """Draws both plots and names them, or says why it could not: the run is worth as much without."""
+    """Draws both plots and names them, or says why it cannot; the run is worth as much without."""
     reason = plots.missing()
     if reason is not None:
         return f"the plots were left out: {reason}"
@@ -120,7 +120,8 @@ def _speed(model: TransformerXL, corpus: data.Corpus, console: Console) -> None:
     for column in table.columns:
         column.justify = "right"
     for n in SPEED_LENGTHS:
-        tokens = data.as_tensor(np.resize(corpus.train, n + 128)).unsqueeze(0)  # repeated if the text is short
+        # A text that is too short is repeated.
+        tokens = data.as_tensor(np.resize(corpus.train, n + 128)).unsqueeze(0)
         s = measure_speedup(model, tokens, n)
         table.add_row(str(n), f"{s.vanilla_s * 1e3:.2f}", f"{s.cached_s * 1e3:.4f}", f"{s.ratio:,.0f}x")
     console.print(table)

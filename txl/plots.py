@@ -18,7 +18,7 @@ def missing() -> str | None:
 
 
 def _figure() -> Any:
-    """matplotlib takes a third of a second to import, which commands that draw nothing need not wait for."""
+    """An empty figure; matplotlib is imported here, since that takes a third of a second."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -47,7 +47,7 @@ def loss_curve(log: AnyPath, path: AnyPath) -> None:
 
 
 def attention_length(scores: list[Score], no_memory: Score | None, trained: int, path: AnyPath) -> None:
-    """Bits per character against attention length; `no_memory` is a level, `trained` a vertical line."""
+    """Bits per character against attention length; `no_memory` is a level, `trained` a vertical."""
     figure = _figure()
     axes = figure.add_subplot()
     axes.plot([s.attn_len for s in scores], [s.bpc for s in scores], "o-", label="cached memory")

@@ -1,4 +1,4 @@
-"""Where text comes from: a file, a folder, enwik8 or text8, or the Python standard library's own sources."""
+"""Where text comes from: a file, a folder, enwik8, text8, or Python's own standard library."""
 
 import hashlib
 import os
@@ -72,7 +72,7 @@ def _left_out(count: int) -> str:
 
 
 def _folder(folder: Path, name: str, only: str | None = None) -> Splits:
-    """Text files in an order that depends on their paths alone, dealt to train, valid, test as shares fall behind."""
+    """Text files in an order that depends on their paths alone, each to the split most behind."""
     skipped = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"} if only else set()
     texts: list[tuple[str, bytes]] = []
     compressed_files = 0
@@ -96,7 +96,7 @@ def _folder(folder: Path, name: str, only: str | None = None) -> Splits:
     shares, sizes = (0.90, 0.05, 0.05), [0, 0, 0]
     parts: list[list[bytes]] = [[], [], []]
     total = sum(len(data) for _, data in texts)
-    # Largest first would starve the small splits of variety; by hash, each file goes where most is still missing.
+    # By hash, since largest first would starve the small splits of variety.
     for _, data in texts:
         missing = [share * total - size for share, size in zip(shares, sizes, strict=True)]
         into = max(range(3), key=lambda i: missing[i] / shares[i])

@@ -28,7 +28,7 @@ class Interrupted(Exception):
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Of update `step`, counted from 0: linear warm-up, then half a cosine down to lr * min_lr_ratio."""
+    """Of update `step`, from 0 on: linear warm-up, then half a cosine down to lr * min_lr_ratio."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     done = (step - config.warmup) / max(config.steps - config.warmup, 1)
@@ -47,7 +47,7 @@ def make_optimizer(model: TransformerXL, config: TrainConfig) -> torch.optim.Opt
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """bfloat16 if asked for, or if "auto" and the device multiplies it natively; None for float32."""
+    """bfloat16 if asked for, or if "auto" and the device multiplies it natively; else None."""
     helps = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if precision == "bf16" or (precision == "auto" and helps) else None
 
@@ -55,8 +55,8 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 class Trainer:
     """A run: model, optimizer, data, and the folder they are kept in.
 
-    Files: `run.json` (configurations), `log.jsonl` (one object a line), `last.safetensors` (resumable),
-    `best.safetensors` (parameters with the lowest validation loss).
+    Files: `run.json` (configurations), `log.jsonl` (one object a line), `last.safetensors`
+    (resumable), `best.safetensors` (parameters with the lowest validation loss).
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Trainer:
         """Starts a run, or takes one up again at its last checkpoint.
 
         Raises:
-            TxlError: the folder already holds a run (without `resume`), or holds none or one of other options (with it);
-                or the corpus is too short.
+            TxlError: the folder already holds a run (without `resume`), or holds none or one of
+                other options (with it); or the corpus is too short.
         """
         self.folder = folder = Path(folder)
         self.corpus, self.config = corpus, config
@@ -120,11 +120,11 @@ class Trainer:
     def run(self, report: Report | None = None) -> None:
         """Trains to `config.steps`.
 
-        report: called after each logged update and each evaluation with the object that goes into the log.
+        report: called after each logged update and each evaluation with what goes into the log.
 
         Raises:
             Interrupted: `request_stop` was called.
-            TxlError: the loss or its gradient is no longer finite, or a checkpoint cannot be written.
+            TxlError: loss or gradient are no longer finite, or a checkpoint cannot be written.
         """
         c = self.config
         since, updates = time.perf_counter(), 0
