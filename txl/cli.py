@@ -1,5 +1,6 @@
 """The `txl` command: prepare, train, eval, generate, demo."""
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -256,6 +257,8 @@ _UsageError: Any = typer.BadParameter.__base__  # whichever click typer uses
 
 def main() -> None:
     """Entry point: a user's error is one line on stderr and exit code 1; Ctrl-C is 130."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold any bytes
     try:
         app(standalone_mode=False)
     except _UsageError as error:
