@@ -1,5 +1,24 @@
-"""`python -m txl`: the same as the `txl` command."""
+"""The `txl` command, also `python -m txl`: what it lacks is said in one line."""
 
-from txl.cli import main
+import importlib.util
+import sys
 
-main()
+# Dependencies that the kernels alone do without; `pip install --no-deps` leaves them out.
+NEEDED = ("numpy", "rich", "safetensors", "typer")
+
+
+def main() -> None:
+    """Runs the command; exit code 1 where a package is missing."""
+    try:
+        from txl import cli
+    except ModuleNotFoundError as error:
+        if error.name is None or "." in error.name:  # a fault of some package, not a missing one
+            raise
+        names = sorted({error.name, *(name for name in NEEDED if importlib.util.find_spec(name) is None)})
+        print(f"error: txl needs {', '.join(names)}: pip install {' '.join(names)}", file=sys.stderr)
+        sys.exit(1)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

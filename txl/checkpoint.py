@@ -1,7 +1,8 @@
-"""Checkpoints: one safetensors file with JSON in its header. Nothing is unpickled; writes are atomic."""
+"""Checkpoints: one safetensors file with JSON in its header. Never unpickled, written whole."""
 
 import json
 import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,17 @@ from txl.config import ModelConfig
 from txl.data import Vocabulary
 from txl.errors import TxlError
 from txl.model import TransformerXL
+from txl.paths import AnyPath
 
 _FORMAT = "txl-1"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file holds. `tensors` are named `model.*`, and `optimizer.*`, `memory.*`, `rng.*` if it can be resumed."""
+    """What a file holds.
+
+    `tensors` are named `model.*`, and `optimizer.*`, `memory.*`, `rng.*` if it can be resumed.
+    """
 
     path: Path
     config: ModelConfig
@@ -41,9 +46,11 @@ class Checkpoint:
 
 
 def save(
-    path: Path, model: TransformerXL, vocabulary: Vocabulary, state: dict[str, Any], extra: dict[str, Tensor]
+    path: AnyPath, model: TransformerXL, vocabulary: Vocabulary, state: dict[str, Any], extra: dict[str, Tensor]
 ) -> None:
     """Writes a checkpoint, or leaves the one at `path` as it was: temporary file, fsync, rename.
+
+    The file gets the permissions of any newly written one, that is those the umask leaves.
 
     Args:
         state: JSON-able, kept as is.
@@ -52,14 +59,17 @@ def save(
     Raises:
         TxlError: it cannot be written, say because the disk is full; `path` is untouched.
     """
+    path = Path(path)
     tensors = {f"model.{name}": p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     tensors |= {name: x.detach().cpu().contiguous() for name, x in extra.items()}
     header = {"format": _FORMAT, "config": model.config.to_json(), "symbols": list(vocabulary.symbols), "state": state}
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")  # one a run: what a killed process left is written over
+        temporary = path.with_name(f".{path.name}.tmp")  # one a run; a killed process may leave it
+        permissions = _new_file(temporary)
         save_file(tensors, temporary, metadata={"txl": json.dumps(header)})
+        temporary.chmod(permissions)  # save_file leaves a file that only its owner can read
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -78,12 +88,20 @@ def save(
                 temporary.unlink()
 
 
-def load(path: Path) -> Checkpoint:
+def _new_file(path: Path) -> int:
+    """Makes an empty file anew; its permissions, by which the umask is known without setting it."""
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
+        return stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+
+
+def load(path: AnyPath) -> Checkpoint:
     """Reads a checkpoint: a file, or the best (else the last) one of a run folder.
 
     Raises:
         TxlError: it is missing, truncated, not safetensors (a pickle, say), or not one of ours.
     """
+    path = Path(path)
     if path.is_dir():
         best = path / "best.safetensors"
         path = best if best.exists() else path / "last.safetensors"
@@ -133,7 +151,7 @@ def load_parameters(model: TransformerXL, checkpoint: Checkpoint) -> None:
             parameter.copy_(given[name])
 
 
-def restore(path: Path, device: torch.device | str = "cpu") -> tuple[TransformerXL, Checkpoint]:
+def restore(path: AnyPath, device: torch.device | str = "cpu") -> tuple[TransformerXL, Checkpoint]:
     """A model as a checkpoint describes it, in evaluation mode."""
     checkpoint = load(path)
     model = TransformerXL(checkpoint.config)

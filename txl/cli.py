@@ -1,5 +1,6 @@
 """The `txl` command: prepare, train, eval, generate, demo."""
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from txl import checkpoint as checkpoints
-from txl import data, demo
+from txl import compressed, data, demo
 from txl.config import MODELS, ModelConfig, TrainConfig
 from txl.console import EvaluationProgress, TrainingProgress, stop_on_ctrl_c
 from txl.engine import Engine
@@ -52,16 +53,17 @@ def prepare(
     source: Annotated[
         Path | None,
         typer.Option(
-            "--data", help="A text file, or a folder of them. Default: the Python standard library's sources."
+            "--data", help="A text file (bz2, gz, xz, zst, zip too) or a folder. Default: Python's standard library."
         ),
     ] = None,
 ) -> None:
-    """Turn text into a corpus: tokens (bytes) in three splits, 90/5/5; enwik8 and text8 get their standard splits."""
+    """Turn text into a corpus: bytes, split 90/5/5; enwik8 and text8 get their standard splits."""
     corpus = data.prepare(source, out)
-    console.print(f"{corpus.source}")
+    console.print(corpus.source, markup=False, soft_wrap=True)
     for name in ("train", "valid", "test"):
         console.print(f"{name:>6}: {len(corpus.split(name)):>12,} tokens")
-    console.print(f"vocabulary: {len(corpus.vocabulary)} bytes; written to {out}")
+    written = f"vocabulary: {len(corpus.vocabulary)} bytes; written to {out}"
+    console.print(written, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -134,7 +136,7 @@ def train(
     )
     with TrainingProgress(console, trainer) as progress, stop_on_ctrl_c(trainer):
         trainer.run(progress.report)
-    console.print(f"done: {trainer.last}")
+    console.print(f"done: {trainer.last}", markup=False, soft_wrap=True)
 
 
 def _attention_lengths(text: str) -> list[int]:
@@ -162,15 +164,15 @@ def evaluate_command(
     limit: Annotated[int | None, typer.Option(help="Score only the first so many tokens.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Bits per character and perplexity for each attention length, every token scored once, with the speed."""
+    """Bits per character, perplexity and speed at each attention length, each token scored once."""
     for name, value in (("segment", segment), ("batch", batch), ("limit", limit)):
         if value is not None and value < 1:
             raise TxlError(f"--{name} must be >= 1, got {value}")
     lengths = _attention_lengths(attn_len) if attn_len else None
     model, saved = checkpoints.restore(checkpoint, pick_device(device))
     source = source or read_record(saved.path.parent).corpus
-    if source.is_file():
-        tokens = saved.vocabulary.encode(source.read_bytes())
+    if source.exists() and not source.is_dir():  # a pipe, too
+        tokens = saved.vocabulary.encode(compressed.read(source).data)
     else:
         corpus = data.load(source)
         if corpus.vocabulary != saved.vocabulary:
@@ -232,11 +234,8 @@ def generate(
 
 def _prompt(prompt: str) -> bytes:
     if not prompt.startswith("@"):
-        return prompt.encode()
-    try:
-        return Path(prompt[1:]).read_bytes()
-    except OSError as error:
-        raise TxlError(f"{prompt[1:]}: cannot be read: {error.strerror}") from error
+        return os.fsencode(prompt)  # the bytes that were typed, UTF-8 or not
+    return compressed.read(prompt[1:]).data
 
 
 @app.command("demo")
@@ -249,7 +248,7 @@ def demo_command(
     minutes: Annotated[float, typer.Option(help="Time for training; the rest takes about one more.")] = 4.0,
     device: Device = "auto",
 ) -> None:
-    """The whole story in about five minutes: train a small model, show what memory is worth, how fast it is, a sample."""
+    """In about five minutes: train a small model, see what memory is worth, its speed, a sample."""
     demo.run(run, source, minutes, pick_device(device), console)
 
 
@@ -258,6 +257,8 @@ _UsageError: Any = typer.BadParameter.__base__  # whichever click typer uses
 
 def main() -> None:
     """Entry point: a user's error is one line on stderr and exit code 1; Ctrl-C is 130."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold any bytes
     try:
         app(standalone_mode=False)
     except _UsageError as error:

@@ -11,13 +11,14 @@ class ModelConfig:
     """Sizes and options of a `TransformerXL`; names are the paper's and its released code's.
 
     Attributes:
-        window: keys a token sees, itself included; None for all of memory and segment. The original PyTorch code's
-            same_length is window = mem_len, the TensorFlow one's mem_len + 1.
+        window: keys a token sees, itself included; None for all of memory and segment. The original
+            PyTorch code's same_length is window = mem_len, the TensorFlow one's mem_len + 1.
         untie_r: own biases u and v in each layer, instead of one pair shared by all.
-        init_std: of the initial weights, embeddings and biases u, v. The original's 0.02 suits d_model from 400 on.
+        init_std: of the initial weights, embeddings and biases u, v. The original's 0.02 suits
+            d_model from 400 on.
         clamp_len: largest distance told apart; None for no limit.
-        initial_memory: "empty", or "zeros": mem_len zero states that are attended, as the TensorFlow code and the
-            published WikiText-103 checkpoint have it.
+        initial_memory: "empty", or "zeros": mem_len zero states that are attended, as the
+            TensorFlow code and the published WikiText-103 checkpoint have it.
     """
 
     vocab_size: int
@@ -78,7 +79,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train: Adam or AdamW, cosine to `min_lr_ratio` with linear warm-up, clipping by global norm.
+    """How to train: Adam or AdamW, warm-up, cosine to `min_lr_ratio`, clipping by global norm.
 
     Attributes:
         steps: updates; each sees batch x tgt_len x accumulate tokens.
@@ -126,7 +127,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "small": {
         "n_layer": 4, "d_model": 192, "n_head": 3, "d_head": 64, "d_inner": 768, "dropout": 0.05, "mem_len": 256,
     },
-    # What `txl demo` trains: 0.9M parameters, since a few minutes of 2 cores see under two million tokens.
+    # What `txl demo` trains: 0.9M parameters, since minutes of 2 cores see under 2 million tokens.
     "demo": {
         "n_layer": 4, "d_model": 128, "n_head": 4, "d_head": 32, "d_inner": 512, "dropout": 0.0, "mem_len": 256,
         "pre_norm": True, "untie_r": True, "init_std": 0.06,

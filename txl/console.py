@@ -30,7 +30,10 @@ class _Shown:
 
 
 class TrainingProgress(_Shown):
-    """A bar with step, loss, bpc, tokens/s and time left; without a terminal, a line at each evaluation."""
+    """A bar with step, loss, bpc, tokens/s and time left.
+
+    Without a terminal: a line at each evaluation.
+    """
 
     def __init__(self, console: Console, trainer: Trainer) -> None:
         self._console = console
@@ -71,7 +74,10 @@ class EvaluationProgress(_Shown):
 
 @contextmanager
 def stop_on_ctrl_c(trainer: Trainer) -> Iterator[None]:
-    """The first Ctrl-C asks the trainer to finish its update and write a checkpoint; the second ends at once."""
+    """The first Ctrl-C lets the trainer finish its update and write a checkpoint.
+
+    The second ends at once.
+    """
 
     def handler(number: int, frame: FrameType | None) -> None:
         trainer.request_stop()

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from txl import sources
 from txl.errors import TxlError
+from txl.paths import AnyPath
 
 Tokens = npt.NDArray[np.uint8]
 
 _META = "corpus.json"
 _SPLITS = ("train", "valid", "test")
-_UNKNOWN = 255
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,13 @@ class Vocabulary:
         Raises:
             TxlError: the text holds bytes the vocabulary lacks, which it lists.
         """
-        table = np.full(256, _UNKNOWN, dtype=np.uint8)
-        table[np.frombuffer(self.symbols, dtype=np.uint8)] = np.arange(len(self.symbols), dtype=np.uint8)
-        data = np.frombuffer(text, dtype=np.uint8)
-        known = np.isin(data, np.frombuffer(self.symbols, dtype=np.uint8))
-        if not known.all():
-            strange = ", ".join(f"0x{b:02x} {chr(b)!r}" if b < 128 else f"0x{b:02x}" for b in np.unique(data[~known]))
-            raise TxlError(f"the text holds bytes that the training data never did: {strange}")
-        return table[data]
+        unknown = sorted(set(text.translate(None, delete=self.symbols)))
+        if unknown:
+            names = ", ".join(f"0x{b:02x} {chr(b)!r}" if b < 128 else f"0x{b:02x}" for b in unknown)
+            raise TxlError(f"the text holds bytes that the training data never did: {names}")
+        table = bytes.maketrans(self.symbols, bytes(range(len(self.symbols))))
+        # Not table[text], which takes indices of 8 bytes.
+        return np.frombuffer(text.translate(table), dtype=np.uint8)
 
     def decode(self, tokens: list[int]) -> bytes:
         return bytes(self.symbols[t] for t in tokens)
@@ -73,39 +72,43 @@ class Corpus:
         return tokens
 
 
-def prepare(source: Path | None, folder: Path) -> Corpus:
-    """Writes a corpus to `folder` and opens it. Source as in `sources.read`; the vocabulary is every byte it holds."""
+def prepare(source: AnyPath | None, folder: AnyPath) -> Corpus:
+    """Writes a corpus to `folder` and opens it; its vocabulary is every byte the source holds.
+
+    source: as in `sources.read`.
+    """
     splits = sources.read(source)
-    used = np.zeros(256, dtype=bool)
-    for text in splits[:3]:
-        used[np.frombuffer(text, dtype=np.uint8)] = True
-    vocabulary = Vocabulary(bytes(np.flatnonzero(used).astype(np.uint8)))
+    folder = Path(folder)
+    vocabulary = Vocabulary(bytes(b for b in range(256) if any(b in text for text in splits[:3])))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _META).unlink(missing_ok=True)  # written last: a folder that has it is whole
-    encoded = [vocabulary.encode(text).tobytes() for text in splits[:3]]
-    for name, tokens in zip(_SPLITS, encoded, strict=True):
+    fingerprint = hashlib.sha256()
+    for name, text in zip(_SPLITS, splits[:3], strict=True):
+        tokens = vocabulary.encode(text).data
+        fingerprint.update(tokens)
         fresh = folder / f".{name}.bin.tmp"
         fresh.write_bytes(tokens)
         fresh.replace(folder / f"{name}.bin")  # whoever has the old one mapped keeps it
-    fingerprint = hashlib.sha256(b"".join(encoded)).hexdigest()
-    meta = {"symbols": list(vocabulary.symbols), "source": splits.source, "fingerprint": fingerprint}
+    meta = {"symbols": list(vocabulary.symbols), "source": splits.source}
+    meta["fingerprint"] = fingerprint.hexdigest()
     (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
     return load(folder)
 
 
-def open_corpus(source: Path | None, folder: Path) -> Corpus:
+def open_corpus(source: AnyPath | None, folder: AnyPath) -> Corpus:
     """A prepared corpus as it is; anything else is prepared in `folder` first."""
-    if source is not None and (source / _META).is_file():
+    if source is not None and Path(source, _META).is_file():
         return load(source)
     return prepare(source, folder)
 
 
-def load(folder: Path) -> Corpus:
+def load(folder: AnyPath) -> Corpus:
     """Opens a prepared corpus.
 
     Raises:
         TxlError: the folder holds none, or it is damaged.
     """
+    folder = Path(folder)
     meta_path = folder / _META
     if not meta_path.is_file():
         raise TxlError(f"{folder}: not a prepared corpus ({_META} is missing); run `txl prepare` first")
@@ -124,7 +127,7 @@ def as_tensor(tokens: Tokens) -> Tensor:
 
 
 class OrderedStreams:
-    """A split cut into `batch` contiguous streams, read segment by segment so that memory carries over.
+    """A split cut into `batch` contiguous streams, read by segments so that memory carries over.
 
     `segment(n)` is a pure function of n, so a run resumes anywhere.
     """
@@ -157,8 +160,10 @@ def scored_segments(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Segments (inputs, targets) that score every token of a split exactly once.
 
-    The split is cut into `batch` streams; each token's input is its predecessor, `start` for the very first. Targets are
-    -100 (ignored) where a shorter stream has ended. limit: only the first so many tokens.
+    The split is cut into `batch` streams; each token's input is its predecessor, `start` for the
+    very first. Targets are -100 (ignored) where a shorter stream has ended.
+
+    limit: only the first so many tokens.
     """
     tokens = tokens[:limit]
     batch = min(batch, len(tokens))

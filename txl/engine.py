@@ -1,4 +1,7 @@
-"""Evaluation and generation with cached keys and values: constant memory and time a token however long the text."""
+"""Evaluation and generation with cached keys and values.
+
+Memory and time a token are constant however long the text.
+"""
 
 import torch
 from torch import Tensor
@@ -8,10 +11,11 @@ from txl.model import TransformerXL
 
 
 class Engine:
-    """Runs a frozen model over a text segment by segment; parameters must not change while it lives.
+    """Runs a model over a text by segments; parameters must not change while it lives.
 
-    Every token attends to exactly the last `attn_len` positions, itself included, however the text is cut into segments
-    (fewer at its start). Exactly what recomputing the keys from hidden-state memory gives (paper, section 3.2).
+    Every token attends to exactly the last `attn_len` positions, itself included (fewer at the
+    start), however the text is cut into segments. Exactly what recomputing the keys from
+    hidden-state memory gives (paper, section 3.2).
 
     Args:
         model: switched to evaluation mode.
@@ -56,12 +60,18 @@ class Engine:
 
     @torch.inference_mode()
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Advances by tokens [B, L <= max_segment]; logits [B, L, vocab_size] of the tokens that follow."""
+        """Advances by tokens [B, L <= max_segment].
+
+        Returns: logits [B, L, vocab_size] of the tokens that follow.
+        """
         return self.model.logits(self.hidden(tokens))
 
     @torch.inference_mode()
     def feed(self, tokens: Tensor) -> Tensor:
-        """Advances by tokens [B, any L >= 1] in segments; logits [B, vocab_size] of the token after the last."""
+        """Advances by tokens [B, any L >= 1] in segments.
+
+        Returns: logits [B, vocab_size] of the token after the last.
+        """
         if tokens.size(1) == 0:
             raise TxlError("the prompt is empty: at least one token is needed to predict the next")
         for part in tokens.split(self.max_segment, 1):

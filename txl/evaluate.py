@@ -1,4 +1,4 @@
-"""Bits per character of a split at a given attention length, every token scored once, by the cached engine."""
+"""Bits per character of a split at an attention length, every token scored once, with caches."""
 
 import math
 import time
@@ -55,9 +55,11 @@ def evaluate(
         tokens: the split. start: the token before its first.
         attn_len: keys each token sees, itself included.
         segment: tokens a step; the score does not depend on it.
-        batch: parallel streams; each begins without memory, so few of them score long contexts best.
+        batch: parallel streams; each begins without memory, so few of them score long contexts
+            best.
         limit: score only the first so many tokens.
-        carry_memory: False forgets everything at each segment, as a model without recurrence must when it is run fast.
+        carry_memory: False forgets everything at each segment, as a model without recurrence must
+            when it is run fast.
         progress: called with the number of tokens scored so far.
 
     Raises:

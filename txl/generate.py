@@ -37,7 +37,8 @@ class Sampling:
         if self.temperature == 0:
             return logits.argmax(-1)
         logits = logits.float()
-        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # the largest is 0, however cold
+        # The largest is 0, however low the temperature.
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
         if 0 < self.top_k < logits.size(-1):
             logits = logits.masked_fill(logits < logits.topk(self.top_k).values[:, -1:], -torch.inf)
         if self.top_p < 1:

@@ -27,7 +27,10 @@ class FeedForward(nn.Sequential):
 
 
 class Block(nn.Module):
-    """One layer: attention over memory and segment, then the feed-forward net, each with residual and layer norm."""
+    """One layer: attention over memory and segment, then the feed-forward net.
+
+    Each has its residual and layer norm.
+    """
 
     def __init__(
         self, config: ModelConfig, content_bias: nn.Parameter | None, position_bias: nn.Parameter | None
@@ -75,7 +78,8 @@ class Block(nn.Module):
 class TransformerXL(nn.Module):
     """Language model; state is explicit: memory goes in, memory comes out.
 
-    Input and output embeddings are tied. For evaluation and generation use `txl.Engine`, which caches keys and values.
+    Input and output embeddings are tied. For evaluation and generation use `txl.Engine`, which
+    caches keys and values.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -109,7 +113,10 @@ class TransformerXL(nn.Module):
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def initial_memory(self, batch: int) -> Memory | None:
-        """What precedes a text: None, or mem_len zero states a layer (see `ModelConfig.initial_memory`)."""
+        """What precedes a text: None, or mem_len zero states a layer.
+
+        See `ModelConfig.initial_memory`.
+        """
         c = self.config
         if c.initial_memory == "empty" or c.mem_len == 0:
             return None
@@ -132,10 +139,11 @@ class TransformerXL(nn.Module):
             memory: what the call for the segment before returned; None at the start of a text.
 
         Returns:
-            logits [B, L, vocab_size], and the memory for the segment that follows (None if mem_len is 0).
+            logits [B, L, vocab_size], and the memory for the segment that follows, None if mem_len
+            is 0.
 
         Raises:
-            ValueError: tokens is not [B, L] with L >= 1, or memory belongs to another batch or model.
+            ValueError: tokens is not [B, L] with L >= 1, or memory is of another batch or model.
         """
         c = self.config
         if tokens.dim() != 2 or tokens.size(1) == 0:

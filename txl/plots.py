@@ -5,10 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from txl.evaluate import Score
+from txl.paths import AnyPath
+
+
+def missing() -> str | None:
+    """Why nothing can be drawn, in words; None if it can."""
+    try:
+        _figure()
+    except ImportError as error:
+        return f'matplotlib cannot be used ({error}): pip install "txl-kernels[plots]"'
+    return None
 
 
 def _figure() -> Any:
-    """matplotlib takes a third of a second to import, which commands that draw nothing need not wait for."""
+    """An empty figure; matplotlib is imported here, since that takes a third of a second."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -17,9 +27,9 @@ def _figure() -> Any:
     return figure
 
 
-def loss_curve(log: Path, path: Path) -> None:
+def loss_curve(log: AnyPath, path: AnyPath) -> None:
     """Training and validation bits per character against the update, from a run's `log.jsonl`."""
-    entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    entries = [json.loads(line) for line in Path(log).read_text(encoding="utf-8").splitlines()]
     train = [(e["step"], e["bpc"]) for e in entries if "loss" in e]
     valid = [(e["step"], e["valid_bpc"]) for e in entries if "valid_bpc" in e]
     figure = _figure()
@@ -36,8 +46,8 @@ def loss_curve(log: Path, path: Path) -> None:
     figure.savefig(path)
 
 
-def attention_length(scores: list[Score], no_memory: Score | None, trained: int, path: Path) -> None:
-    """Bits per character against attention length; `no_memory` is a level, `trained` a vertical line."""
+def attention_length(scores: list[Score], no_memory: Score | None, trained: int, path: AnyPath) -> None:
+    """Bits per character against attention length; `no_memory` is a level, `trained` a vertical."""
     figure = _figure()
     axes = figure.add_subplot()
     axes.plot([s.attn_len for s in scores], [s.bpc for s in scores], "o-", label="cached memory")

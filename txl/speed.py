@@ -1,4 +1,4 @@
-"""Evaluation speed at one attention length: the cached model against the sliding-window vanilla model (Table 9)."""
+"""Evaluation speed: the cached model against a vanilla one with a sliding window (Table 9)."""
 
 import statistics
 import time
@@ -42,8 +42,9 @@ def measure_speedup(
 ) -> Speedup:
     """Times both models on the same text, batch 1.
 
-    The vanilla model has the same sizes and untrained weights (its speed does not depend on them) and makes one
-    prediction a forward pass over `attn_len` tokens; the cached one advances by `segment` tokens with a full memory.
+    The vanilla model has the same sizes and untrained weights (its speed does not depend on them)
+    and makes one prediction a forward pass over `attn_len` tokens; the cached one advances by
+    `segment` tokens with a full memory.
 
     tokens: [1, at least attn_len + segment].
     """

@@ -18,6 +18,7 @@ from txl.data import Corpus, OrderedStreams
 from txl.errors import TxlError
 from txl.evaluate import Score, evaluate
 from txl.model import Memory, TransformerXL
+from txl.paths import AnyPath
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -27,7 +28,7 @@ class Interrupted(Exception):
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Of update `step`, counted from 0: linear warm-up, then half a cosine down to lr * min_lr_ratio."""
+    """Of update `step`, from 0 on: linear warm-up, then half a cosine down to lr * min_lr_ratio."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     done = (step - config.warmup) / max(config.steps - config.warmup, 1)
@@ -46,7 +47,7 @@ def make_optimizer(model: TransformerXL, config: TrainConfig) -> torch.optim.Opt
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """bfloat16 if asked for, or if "auto" and the device multiplies it natively; None for float32."""
+    """bfloat16 if asked for, or if "auto" and the device multiplies it natively; else None."""
     helps = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if precision == "bf16" or (precision == "auto" and helps) else None
 
@@ -54,13 +55,13 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 class Trainer:
     """A run: model, optimizer, data, and the folder they are kept in.
 
-    Files: `run.json` (configurations), `log.jsonl` (one object a line), `last.safetensors` (resumable),
-    `best.safetensors` (parameters with the lowest validation loss).
+    Files: `run.json` (configurations), `log.jsonl` (one object a line), `last.safetensors`
+    (resumable), `best.safetensors` (parameters with the lowest validation loss).
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: AnyPath,
         corpus: Corpus,
         model_config: ModelConfig,
         config: TrainConfig,
@@ -72,10 +73,11 @@ class Trainer:
         """Starts a run, or takes one up again at its last checkpoint.
 
         Raises:
-            TxlError: the folder already holds a run (without `resume`), or holds none or one of other options (with it);
-                or the corpus is too short.
+            TxlError: the folder already holds a run (without `resume`), or holds none or one of
+                other options (with it); or the corpus is too short.
         """
-        self.folder, self.corpus, self.config = folder, corpus, config
+        self.folder = folder = Path(folder)
+        self.corpus, self.config = corpus, config
         self.device = torch.device(device)
         self.last, self.best = folder / "last.safetensors", folder / "best.safetensors"
         self.streams = OrderedStreams(corpus.train, config.batch, config.tgt_len)
@@ -118,11 +120,11 @@ class Trainer:
     def run(self, report: Report | None = None) -> None:
         """Trains to `config.steps`.
 
-        report: called after each logged update and each evaluation with the object that goes into the log.
+        report: called after each logged update and each evaluation with what goes into the log.
 
         Raises:
             Interrupted: `request_stop` was called.
-            TxlError: the loss or its gradient is no longer finite, or a checkpoint cannot be written.
+            TxlError: loss or gradient are no longer finite, or a checkpoint cannot be written.
         """
         c = self.config
         since, updates = time.perf_counter(), 0
@@ -239,9 +241,9 @@ class Trainer:
         _truncate_log(self.folder / "log.jsonl", self.step)
 
 
-def refuse_used_folder(folder: Path) -> None:
+def refuse_used_folder(folder: AnyPath) -> None:
     """Raises TxlError if a run has left a checkpoint in the folder."""
-    if any((folder / name).exists() for name in ("last.safetensors", "best.safetensors")):
+    if any(Path(folder, name).exists() for name in ("last.safetensors", "best.safetensors")):
         raise TxlError(f"{folder}: already holds a run; continue it with --resume or choose another folder")
 
 
@@ -254,12 +256,13 @@ class RunRecord:
     corpus: Path
 
 
-def read_record(folder: Path) -> RunRecord:
+def read_record(folder: AnyPath) -> RunRecord:
     """The options and the corpus of the run in a folder.
 
     Raises:
         TxlError: there is none.
     """
+    folder = Path(folder)
     try:
         values = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         return RunRecord(values["model"], values["train"], folder / values["corpus"])
@@ -285,5 +288,5 @@ def _summary_writer(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise TxlError("--tensorboard needs the tensorboard package: pip install 'txl-kernels[tensorboard]'") from error
+        raise TxlError('--tensorboard needs a package: pip install "txl-kernels[tensorboard]"') from error
     return SummaryWriter(str(folder))

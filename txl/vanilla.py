@@ -1,4 +1,4 @@
-"""The vanilla Transformer language model that evaluation speed is compared with (paper, section 4.5 and Table 9)."""
+"""The vanilla Transformer that evaluation speed is compared with (paper, section 4.5, Table 9)."""
 
 import torch
 import torch.nn.functional as F
@@ -33,13 +33,14 @@ class VanillaBlock(nn.Module):
         self.attend = causal_flash
 
     def forward(self, hidden: Tensor, last_only: bool = False) -> Tensor:
-        """[B, W, d_model] -> the same; with `last_only` the last position alone, [B, 1, d_model]."""
+        """[B, W, d_model] -> the same; with `last_only` the last position, [B, 1, d_model]."""
         if last_only:
             width = self.n_head * self.d_head
             q = F.linear(hidden[:, -1:], self.qkv.weight[:width])
             k, v = F.linear(hidden, self.qkv.weight[width:]).split(width, -1)
             heads = (x.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2) for x in (q, k, v))
-            attended, hidden = F.scaled_dot_product_attention(*heads), hidden[:, -1:]  # the last sees all
+            # The last sees all, so no mask is needed.
+            attended, hidden = F.scaled_dot_product_attention(*heads), hidden[:, -1:]
         else:
             parts = self.qkv(hidden).unflatten(-1, (3, self.n_head, self.d_head)).permute(2, 0, 3, 1, 4)
             attended = self.attend(parts[0], parts[1], parts[2])
@@ -51,10 +52,11 @@ class VanillaBlock(nn.Module):
 class VanillaTransformer(nn.Module):
     """Absolute sinusoidal positions, no memory: each prediction reads its whole window anew.
 
-    Evaluated as Al-Rfou et al. (2018) do, by a window that slides one token at a time, one prediction a forward pass.
+    Evaluated as Al-Rfou et al. (2018) do: the window slides one token at a time, one prediction a
+    forward pass.
 
     Attributes:
-        last_layer_in_full: False leaves out of the last layer what the one prediction does not need.
+        last_layer_in_full: False leaves out of the last layer what one prediction does not need.
     """
 
     def __init__(self, config: ModelConfig) -> None:

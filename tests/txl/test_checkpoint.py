@@ -1,5 +1,6 @@
 """Checkpoints: whole or not at all, never unpickled, and clear about what is wrong with a file."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from txl.errors import TxlError
 VOCABULARY = Vocabulary(bytes(range(31)))
 
 
-def save(path: Path, **options: object) -> None:
+def save(path: Path | str, **options: object) -> None:
     checkpoints.save(path, small_model(**options).float(), VOCABULARY, {"step": 3}, {"extra.x": torch.arange(4)})
 
 
@@ -33,6 +34,32 @@ def test_round_trip(tmp_path: Path) -> None:
     for (name, a), b in zip(model.named_parameters(), want.parameters(), strict=True):
         assert torch.equal(a, b), name
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("umask", ["022", "027", "077"])
+def test_permissions_are_those_of_any_new_file(tmp_path: Path, umask: str) -> None:
+    """In a process of its own, since the umask is the process's."""
+    (tmp_path / ".a.safetensors.tmp").touch(0o600)  # of a killed process
+    code = f"""
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+from model_helpers import small_model
+from txl import checkpoint, data
+os.umask(0o{umask})
+checkpoint.save("a.safetensors", small_model(), data.Vocabulary(bytes(31)), {{}}, {{}})
+open("plain", "w").close()
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert sorted(os.listdir(tmp_path)) == ["a.safetensors", "plain"]
+
+
+def test_paths_may_be_strings(tmp_path: Path) -> None:
+    save(str(tmp_path / "run" / "last.safetensors"))
+    for path in (str(tmp_path / "run"), str(tmp_path / "run" / "last.safetensors")):
+        assert checkpoints.load(path).path == tmp_path / "run" / "last.safetensors"
+        assert checkpoints.restore(path)[1].state == {"step": 3}
 
 
 def test_folder_means_best_then_last(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """The commands as a user runs them: output, exit codes, and one clear line for each mistake."""
 
+import bz2
 import functools
+import gzip
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,9 +13,11 @@ from typing import NamedTuple
 import pytest
 from rich.console import Console
 
-from txl import cli
+from txl import cli, demo
 from txl.data import Corpus
+from txl.evaluate import Score
 
+ROOT = Path(__file__).parent.parent.parent
 SMALL = [
     "--n-layer",
     "1",
@@ -103,6 +108,37 @@ def test_eval_of_a_file(txl: Run, run: Path, text: Path) -> None:
     assert "500" in done.stdout
 
 
+def test_eval_and_prompts_of_compressed_files(txl: Run, run: Path, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "t").write_bytes(bz2.compress(text.read_bytes()))
+    done = [txl("eval", run, "--data", path, "--limit", "500") for path in (text, tmp_path / "t")]
+    assert done[0].stdout.split("│")[3] == done[1].stdout.split("│")[3], "bpc"
+    (tmp_path / "p").write_bytes(gzip.compress(b"0001 follows"))
+    done = txl("generate", run, "--prompt", f"@{tmp_path / 'p'}", "--count", "3")
+    assert done.stdout.startswith("0001 follows"), done.stderr
+
+
+def test_eval_of_a_pipe(txl: Run, run: Path, text: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, text.read_bytes()[:500])
+    os.close(writing)
+    done = txl("eval", run, "--data", f"/dev/fd/{reading}")
+    os.close(reading)
+    assert done.returncode == 0, done.stderr
+    assert "500" in done.stdout
+
+
+def test_names_that_look_like_markup_or_are_no_utf8(text: Path, tmp_path: Path) -> None:
+    source = os.fsencode(tmp_path) + b"/[red]caf\xe9.txt"
+    with open(source, "wb") as file:
+        file.write(text.read_bytes())
+    command = [sys.executable, "-m", "txl", "prepare", "c[/b]", "--data", source]
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert r"[red]caf\udce9.txt (split 90/5/5 by bytes)" in done.stdout
+    assert "written to c[/b]" in done.stdout
+
+
 def test_generate_continues_the_prompt(txl: Run, run: Path) -> None:
     arguments = ("generate", run, "--prompt", "0001 follows", "--count", "40", "--seed", "1")
     done = txl(*arguments)
@@ -143,6 +179,7 @@ BAD = {
     "eval pickle.pt --data {corpus}": "pickled checkpoints are never loaded",
     "eval truncated.safetensors --data {corpus}": "it is truncated or of another format",
     "generate {run} --prompt Ωa": "bytes that the training data never did: 0xa9, 0xce",
+    "generate {run} --prompt \udcff": "bytes that the training data never did: 0xff",
     "generate {run} --prompt @missing.txt": "missing.txt: cannot be read",
     "generate {run} --count 0": "--count must be >= 1, got 0",
     "generate {run} --attn-len 0": "the attention length must be >= 1",
@@ -204,6 +241,29 @@ def test_unknown_options_are_a_usage_error(txl: Run) -> None:
     done = txl("train", "--no-such-option")
     assert done.returncode == 2
     assert "No such option" in done.stderr
+
+
+def test_tensorboard_is_refused_before_training(
+    txl: Run, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    done = txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *SMALL, "--tensorboard")
+    one_line(done, 'pip install "txl-kernels[tensorboard]"')
+    assert not (tmp_path / "r" / "last.safetensors").exists()
+
+
+def test_demo_ends_well_without_matplotlib(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "log.jsonl").write_bytes((run / "log.jsonl").read_bytes())
+    score = Score(attn_len=8, tokens=10, nats=1.0, seconds=1.0)
+    assert demo._draw(tmp_path, score, [score], trained=8) == "loss.png, attention_length.png"
+    for name in os.listdir(tmp_path):
+        if name.endswith(".png"):
+            (tmp_path / name).unlink()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    said = demo._draw(tmp_path, score, [score], trained=8)
+    assert said.startswith("the plots were left out: matplotlib cannot be used")
+    assert said.endswith('pip install "txl-kernels[plots]"')
+    assert os.listdir(tmp_path) == ["log.jsonl"]
 
 
 def test_demo_shows_everything_and_draws_its_plots(txl: Run, text: Path, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Corpora, vocabularies, streams: every token once, and clear words about bad input."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +140,28 @@ def test_preparing_a_prepared_corpus(corpus: data.Corpus, tmp_path: Path) -> Non
     with pytest.raises(TxlError, match="is a prepared corpus already"):
         data.prepare(corpus.folder, tmp_path)
     assert data.open_corpus(corpus.folder, tmp_path).fingerprint == corpus.fingerprint
+
+
+def test_paths_may_be_strings(text: Path, corpus: data.Corpus, tmp_path: Path) -> None:
+    assert sources.read(str(text)) == sources.read(text)
+    for made in (data.prepare(str(text), str(tmp_path)), data.open_corpus(str(tmp_path), "unused")):
+        assert made.fingerprint == corpus.fingerprint
+        assert made.folder == tmp_path
+
+
+def test_preparing_takes_no_more_than_twice_the_text(tmp_path: Path) -> None:
+    """The text and its tokens; an index of eight bytes a token would be seen at once."""
+    (tmp_path / "a.txt").write_bytes(bytes(range(32, 127)) * 1_000_000)
+    code = f"""
+import re
+from txl import data
+used = lambda: int(re.search("VmHWM: *([0-9]+) kB", open("/proc/self/status").read().replace("\\t", " "))[1]) * 1024
+before = used()
+data.prepare({str(tmp_path / "a.txt")!r}, {str(tmp_path / "c")!r})
+print((used() - before) / 95_000_000)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 1.5 < float(done.stdout) < 3  # it was 12
 
 
 def test_preparing_again_leaves_the_mapped_arrays_alone(text: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Against a Transformer-XL nobody here wrote: Hugging Face's TransfoXL with the same random weights."""
+"""Against Hugging Face's TransfoXL, a Transformer-XL of other authors, with the same weights."""
 
 import warnings
 

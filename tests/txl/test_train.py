@@ -17,11 +17,11 @@ from txl import checkpoint as checkpoints
 from txl.config import TrainConfig
 from txl.data import Corpus, prepare
 from txl.errors import TxlError
-from txl.train import Interrupted, Trainer, autocast_dtype, learning_rate, read_record
+from txl.train import Interrupted, Trainer, autocast_dtype, learning_rate, read_record, refuse_used_folder
 
 
 def trainer(
-    folder: Path, corpus: Corpus, *, resume: bool = False, model: dict | None = None, **options: object
+    folder: Path | str, corpus: Corpus, *, resume: bool = False, model: dict | None = None, **options: object
 ) -> Trainer:
     sizes = {"vocab_size": len(corpus.vocabulary), "dropout": 0.1, "attn_dropout": 0.1, "mem_len": 24}
     config = small_config(**(sizes | (model or {})))
@@ -194,6 +194,14 @@ def test_a_run_can_be_moved(tmp_path: Path, text: Path) -> None:
     assert read_record(tmp_path / "b").corpus == tmp_path / "b" / "corpus"
     with pytest.raises(TxlError, match="holds no run"):
         read_record(tmp_path / "a")
+
+
+def test_paths_may_be_strings(tmp_path: Path, corpus: Corpus) -> None:
+    trainer(str(tmp_path / "run"), corpus).save()
+    assert read_record(str(tmp_path / "run")).train["steps"] == 20
+    assert trainer(str(tmp_path / "run"), corpus, resume=True).last == tmp_path / "run" / "last.safetensors"
+    with pytest.raises(TxlError, match="already holds a run"):
+        refuse_used_folder(str(tmp_path / "run"))
 
 
 def test_resuming_nothing(tmp_path: Path, corpus: Corpus) -> None:

@@ -1,6 +1,7 @@
 """What only the Triton backend has: tile sizes, parts of keys, descriptors, two ways to dr, bounds it cannot read."""
 
 import dataclasses
+import importlib.metadata
 from typing import Any
 
 import pytest
@@ -167,6 +168,17 @@ def test_triton_versions(version: str, reason: str | None, monkeypatch: pytest.M
     monkeypatch.setattr("importlib.metadata.version", lambda name: version)
     triton.missing.cache_clear()
     assert triton.missing() == reason
+    monkeypatch.undo()
+    triton.missing.cache_clear()
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    triton.missing.cache_clear()
+    assert triton.missing() == 'the triton package is not installed: pip install "txl-kernels[gpu]"'
     monkeypatch.undo()
     triton.missing.cache_clear()
 

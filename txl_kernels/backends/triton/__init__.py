@@ -37,7 +37,7 @@ def missing() -> str | None:
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
-        return "the triton package is not installed"
+        return 'the triton package is not installed: pip install "txl-kernels[gpu]"'
     numbers = tuple(int(x) for x in re.findall(r"\d+", version)[:2])
     if numbers < OLDEST_TRITON:
         return f"triton {'.'.join(map(str, OLDEST_TRITON))} or newer is needed, {version} is installed"

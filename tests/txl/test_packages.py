@@ -1,0 +1,75 @@
+"""What runs with which packages: the kernels with torch alone; the command says what it lacks."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from txl.__main__ import NEEDED
+
+ROOT = Path(__file__).parent.parent.parent
+OPTIONAL = ("matplotlib", "numpy", "rich", "safetensors", "tensorboard", "triton", "typer")
+
+
+HIDE = """
+import sys
+from importlib.machinery import PathFinder
+class Hiding:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return None if name.split(".")[0] in {packages!r} else PathFinder.find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
+"""
+
+
+def run_without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
+    """Python that does not find these packages, as if they were not installed."""
+    quiet = "ignore:Failed to initialize NumPy"  # what torch itself says without it
+    command = [sys.executable, "-W", quiet, "-c", HIDE.format(packages=packages) + code]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+def test_kernels_run_with_torch_alone() -> None:
+    code = """
+import torch, txl_kernels
+for backend in txl_kernels.available_backends("cpu"):
+    q, r, u = torch.randn(1, 2, 5, 8, requires_grad=True), torch.randn(2, 5, 8), torch.zeros(2, 8)
+    txl_kernels.rel_attention(q, q, q, r, u, u, backend=backend).sum().backward()
+    assert q.grad.isfinite().all()
+    print(backend)
+"""
+    done = run_without(OPTIONAL, code)
+    assert done.returncode == 0, done.stderr
+    assert "reference" in done.stdout.split()
+
+
+@pytest.mark.parametrize("packages", [("safetensors",), NEEDED], ids="+".join)
+def test_the_command_says_what_is_missing(packages: tuple[str, ...]) -> None:
+    done = run_without(packages, "import txl.__main__\nsys.argv = ['txl', '--help']\ntxl.__main__.main()")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == f"error: txl needs {', '.join(packages)}: pip install {' '.join(packages)}\n"
+
+
+def test_a_package_that_another_one_needs(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import not_there")
+    done = run_without((), f"sys.path.insert(0, {str(tmp_path)!r})\nimport txl.__main__\ntxl.__main__.main()")
+    assert done.returncode == 1
+    assert done.stderr == "error: txl needs not_there: pip install not_there\n"
+
+
+def test_the_command_needs_no_more_than_it_declares() -> None:
+    optional = tuple(name for name in OPTIONAL if name not in NEEDED)
+    done = run_without(optional, "import txl.__main__\nsys.argv = ['txl', '--help']\ntxl.__main__.main()")
+    assert done.returncode == 0, done.stderr
+    assert "prepare" in done.stdout
+
+
+def test_dependencies_are_those_that_are_needed() -> None:
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    block = re.search(r"^dependencies = \[\n(.*?)^\]", pyproject, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    assert sorted(re.findall(r'^  "([a-z]+)', block[1], re.MULTILINE)) == sorted(("torch", *NEEDED))
+    assert "triton>=3.6; platform_system == 'Linux'" in pyproject
