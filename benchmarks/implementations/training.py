@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from hugging_face_names import their_names
 from torch import Tensor, nn
 
 from harness.checks import require
 from harness.comparison import Entry, Role
 from harness.internals import attention_of_the_layer
 from implementations.hugging_face import hugging_face as hugging_face_model
-from implementations.hugging_face import hugging_face_logits, their_names
+from implementations.hugging_face import hugging_face_logits
 from implementations.models import text
 from implementations.original_model import OriginalTransformerXL
 from txl import ModelConfig, TransformerXL

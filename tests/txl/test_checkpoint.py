@@ -43,7 +43,7 @@ def test_permissions_are_those_of_any_new_file(tmp_path: Path, umask: str) -> No
     code = f"""
 import os, sys
 from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 from model_helpers import small_model
 from txl import checkpoint, data
 os.umask(0o{umask})

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from models import their_names
+from hugging_face_names import their_names
 from torch import Tensor
 
 from txl import Engine, ModelConfig, TransformerXL
