@@ -7,7 +7,6 @@ Triton's interpreter, slowly, which is how they are tested without a GPU. Triton
 import functools
 import importlib
 import importlib.metadata
-import os
 import re
 from typing import Any
 
@@ -16,16 +15,12 @@ from torch import Tensor
 
 from txl_kernels import gpu
 from txl_kernels.call import Call
+from txl_kernels.triton.interpreter import interpreted as interpreted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_WIDTH = 256
 # From here on gathers of rank 1, and float32 through tensor descriptors, compile as the kernels need.
 OLDEST_TRITON = (3, 6)
-
-
-def interpreted() -> bool:
-    """Whether kernels run on the cpu; Triton reads the variable when the kernels are first imported."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 @functools.cache
@@ -69,17 +64,17 @@ setattr(_absent_from, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @functools.cache
-def _launch() -> Any:
-    return importlib.import_module("txl_kernels.triton.launch")
+def _launches(direction: str) -> Any:
+    return importlib.import_module(f"txl_kernels.triton.{direction}")
 
 
 def forward(call: Call, memo: dict[str, Any] | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
     """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]), needed or not; memo is not used."""
-    result: tuple[Tensor, Tensor] = _launch().forward(call)
+    result: tuple[Tensor, Tensor] = _launches("launch_forward").forward(call)
     return result
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, r, content_bias, position_bias, k_mem, v_mem; the last two empty without memory."""
-    result: tuple[Tensor, ...] = _launch().backward(call, out, lse, dout, dlse)
+    result: tuple[Tensor, ...] = _launches("launch_backward").backward(call, out, lse, dout, dlse)
     return result

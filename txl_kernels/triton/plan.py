@@ -1,5 +1,6 @@
 """What the launches of one call share: sizes, settings as kernels take them, and how tiles are loaded."""
 
+import contextlib
 import functools
 from typing import Any, NamedTuple
 
@@ -10,7 +11,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from txl_kernels import philox
 from txl_kernels.call import Call
-from txl_kernels.triton import config, interpreted
+from txl_kernels.triton import config
+from txl_kernels.triton.interpreter import interpreted
 
 LOG2E = 1.4426950408889634
 MAX_KEYS = 2**30  # positions are computed in 32 bits
@@ -26,6 +28,11 @@ def multiprocessors(device: torch.device) -> int:
 @functools.cache
 def capability(device: torch.device) -> config.Capability:
     return config.INTERPRETER if interpreted() else torch.cuda.get_device_capability(device)
+
+
+def on_device(device: torch.device) -> Any:
+    """Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def wide(*tensors: Tensor) -> bool:
@@ -74,12 +81,13 @@ class Plan(NamedTuple):
     descriptors: bool  # whether k, v, r and the memory are loaded by descriptors
 
     @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        return self.H, self.L, self.M, self.T
-
-    @property
     def bh(self) -> int:
         return self.B * self.H
+
+    def tile(self, kernel: str, descriptors: bool, atomics: bool = False) -> config.Config:
+        """Tile sizes of one kernel of this call."""
+        crowded = atomics or bool(self.constants["DROPOUT"])
+        return config.choose(kernel, capability(self.r.device), self.kind, self.block_d, descriptors, crowded)
 
     def rows(self, x: Tensor, first: int, block: int, tma: bool) -> Any:
         """x itself, or its descriptor from row `first` on, which loads blocks of `block` rows."""
@@ -88,10 +96,11 @@ class Plan(NamedTuple):
         x = x[..., first:, :]
         return TensorDescriptor(x, list(x.shape), list(x.stride()), [1] * (x.dim() - 2) + [block, self.block_d])
 
-    def sources(self, call: Call, block: int) -> tuple[Any, ...]:
-        """k, v, k_mem, v_mem, r as the kernels that walk keys take them."""
-        each = ((call.k, 0), (call.v, 0), (self.k_mem, self.unseen), (self.v_mem, self.unseen), (self.r, 0))
-        return tuple(self.rows(x, first, block, self.descriptors) for x, first in each)
+    def sources(self, call: Call, block: int) -> dict[str, Any]:
+        """k, v, the memory and r as the kernels that walk keys take them."""
+        each = {"K": (call.k, 0), "V": (call.v, 0), "R": (self.r, 0)}
+        each |= {"K_MEM": (self.k_mem, self.unseen), "V_MEM": (self.v_mem, self.unseen)}
+        return {name: self.rows(x, first, block, self.descriptors) for name, (x, first) in each.items()}
 
 
 def make_plan(call: Call) -> Plan:
