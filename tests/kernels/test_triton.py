@@ -128,6 +128,55 @@ def test_bounds_out_of_range_give_nan_and_only_there(change: dict[str, Any]) -> 
 
 
 @ON_TRITON
+@pytest.mark.parametrize(("name", "reaches"), [("causal", 0), ("bounds", 1)])
+def test_who_sees_what_is_found_once_and_by_backward_alone(
+    name: str, reaches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from txl_kernels.triton import launch_backward, launch_forward
+
+    launched: list[str] = []
+
+    class Counted:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            launched.append(self.kernel.__name__)
+            return self.kernel[grid]
+
+    for module in (launch_forward, launch_backward):
+        for kernel in [x for x in vars(module) if x.endswith("_kernel")]:
+            monkeypatch.setattr(module, kernel, Counted(getattr(module, kernel)))
+    inputs = make_inputs(CASES[name], torch.float32)
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="triton")
+    assert set(launched) <= {"forward_kernel", "merge_kernel"}
+    assert launched.count("forward_kernel") == 1
+    launched.clear()
+    gradients(out, lse, inputs)
+    once = ["backward_keys_kernel", "backward_queries_kernel", "backward_table_kernel", "prepare_kernel"]
+    assert sorted(launched) == once + ["reach_kernel"] * reaches
+
+
+@ON_TRITON
+@pytest.mark.parametrize("block_n", [16, 32, 64])
+def test_values_between_intervals_may_hold_anything(block_n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gaps in every tile of keys, wherever in it: forward finds them in the intervals of a block's queries."""
+    monkeypatch.setattr(config, "choose", lambda *rest: config.Config(16, block_n, 4, 1))
+    inputs = make_inputs(Case("", B=1, H=1, L=70, M=60, D=16), torch.float32)
+    start = (torch.arange(70, dtype=torch.int32) // 3 * 5)[None]
+    bounds = {"start": start, "end": start + 2}
+    want = rel_attention(**as_call(inputs) | bounds, backend="triton")
+    unseen = torch.arange(130) % 5 >= 2
+    with torch.no_grad():
+        for name in ("k_mem", "v_mem"):
+            inputs[name][:, :, unseen[:60]] = torch.nan
+        for name in ("k", "v"):
+            inputs[name][:, :, unseen[60:]] = torch.nan
+    assert want.isfinite().all()
+    assert torch.equal(rel_attention(**as_call(inputs) | bounds, backend="triton"), want)
+
+
+@ON_TRITON
 def test_rows_gigabytes_apart() -> None:
     """Offsets inside a tile that do not fit in 32 bits."""
     from txl_kernels.triton import plan

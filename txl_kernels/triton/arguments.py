@@ -1,6 +1,6 @@
 """What launches pass by name: strides, and what every large kernel of a call takes."""
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -12,14 +12,15 @@ from txl_kernels.triton.plan import Plan
 _AXES = {4: ("batch", "head", "row"), 3: ("head", "row"), 2: ("head",)}
 
 
-@cache
-def _stride_names(name: str, axes: int) -> tuple[str, ...]:
-    return tuple(f"{name}_{axis}" for axis in _AXES[axes])
+@lru_cache(4096)  # a dozen a call, mostly the same
+def _named(name: str, steps: tuple[int, ...]) -> dict[str, int]:
+    axes = _AXES[len(steps)]
+    return {f"{name}_{axis}": step for axis, step in zip(axes, steps[:-1], strict=True)}  # the last axis has 1
 
 
 def strides(name: str, x: Tensor) -> dict[str, int]:
-    """`k` [B, H, L, D] -> k_batch, k_head, k_row; of r [H, T, D] head and row, of a bias [H, D] head."""
-    return dict(zip(_stride_names(name, x.dim()), x.stride()[:-1], strict=True))  # the last axis has 1
+    """`k` [B, H, L, D] -> k_batch, k_head, k_row; of r [H, T, D] head and row, of a bias [H, D] head. Not to be changed."""
+    return _named(name, x.stride())
 
 
 def bounds(call: Call) -> dict[str, Any]:

@@ -94,10 +94,10 @@ class _Backward:
     def _float32(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.dout.device)
 
-    def _arguments(self, chosen: config.Config, tma: bool, *written: Tensor) -> dict[str, Any]:
-        """What the three kernels all take. written: tensors whose rows may lie far apart, too."""
-        either = {"WIDE": self.plan.constants["WIDE"] or wide(self.dout, *written), "TMA": tma}
-        return {**self.shared, **either, "BLOCK": chosen.block_m, **arguments.options(chosen)}
+    def _tiles(self, chosen: config.Config, tma: bool, *written: Tensor) -> dict[str, Any]:
+        """How a kernel works through its rows. written: tensors whose rows may lie far apart, too."""
+        far = self.plan.wide or wide(self.dout, *written)
+        return {"BLOCK": chosen.block_m, "WIDE": far, "TMA": tma, **arguments.options(chosen)}
 
     def _queries(self, dq: Tensor) -> tuple[Tensor, Tensor | None]:
         """dq; returns its sums over blocks of queries [B, H, blocks, D], and dr [1, H, T, D] where atomics add it up."""
@@ -110,7 +110,7 @@ class _Backward:
         backward_queries_kernel[(blocks * plan.bh,)](
             QU=self.qu, QW=self.qw, DOUT=self.dout, KEY_LAST=self.reach.key_last, ROW_LAST=self.reach.row_last,
             DQ=dq, DQ_SUM=dq_sum, DR=dr_sum, **strides("dq", dq), **plan.sources(self.call, chosen.block_m),
-            **self._arguments(chosen, tma, dq),
+            **self.shared, **self._tiles(chosen, tma, dq),
         )  # fmt: skip
         return dq_sum, dr_sum
 
@@ -130,7 +130,7 @@ class _Backward:
             KEY_FIRST=self.reach.key_first, KEY_LAST=self.reach.key_last,
             DK=dk, DV=dv, DK_MEM=dk_mem, DV_MEM=dv_mem, DU=du_sum, **strides("dk", dk), **strides("dv", dv),
             **strides("dkm", dk_mem), **strides("dvm", dv_mem), **self._streams(chosen),
-            **self._arguments(chosen, self.tma, dk, dv, dk_mem, dv_mem),
+            **self.shared, **self._tiles(chosen, self.tma, dk, dv, dk_mem, dv_mem),
         )  # fmt: skip
         return du_sum
 
@@ -145,6 +145,6 @@ class _Backward:
         if programs:
             backward_table_kernel[(programs, parts)](
                 ROW_FIRST=self.reach.row_first, ROW_LAST=self.reach.row_last, DR=dr_sum, B=plan.B,
-                **self._streams(chosen), **self._arguments(chosen, self.tma),
+                **self._streams(chosen), **self.shared, **self._tiles(chosen, self.tma),
             )  # fmt: skip
         return dr_sum

@@ -51,7 +51,7 @@ def _launch(call: Call, plan: Plan, out: Tensor, lse: Tensor) -> None:
         Q=call.q, U=call.content_bias, W=call.position_bias, OUT=into, LSE=into_lse, sign=plan.sign,
         **strides("q", call.q), **strides("u", call.content_bias), **strides("w", call.position_bias), **into_strides,
         **plan.sources(call, chosen.block_n), **arguments.shared(call, plan), **arguments.options(chosen),
-        BM=chosen.block_m, BN=chosen.block_n, SPLIT=parts > 1, TMA=plan.descriptors,
+        BM=chosen.block_m, BN=chosen.block_n, SPLIT=parts > 1, WIDE=plan.wide, TMA=plan.descriptors,
     )  # fmt: skip
     if parts > 1:
         merge_kernel[(plan.bh * plan.L,)](

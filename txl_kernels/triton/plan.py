@@ -77,7 +77,8 @@ class Plan(NamedTuple):
     keep_scale: float
     kind: str  # of products, see config
     block_d: int
-    constants: dict[str, Any]  # compile-time arguments of every kernel
+    wide: bool  # whether offsets inside a tile of q, k, v, the memory or r need 64 bits
+    constants: dict[str, Any]  # other compile-time arguments of every kernel
     descriptors: bool  # whether k, v, r and the memory are loaded by descriptors
 
     @property
@@ -123,7 +124,6 @@ def make_plan(call: Call) -> Plan:
         "D": width,
         "BLOCK_D": block_d,
         "DROPOUT": call.dropout_p > 0,
-        "WIDE": wide(call.q, *rows),
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
     }
     # Which keys are hidden by bounds only the bounds know, and a descriptor cannot leave rows out.
@@ -140,6 +140,7 @@ def make_plan(call: Call) -> Plan:
         keep_scale=1.0 / (1.0 - call.dropout_p),
         kind=kind,
         block_d=block_d,
+        wide=wide(call.q, *rows),
         constants=constants,
         descriptors=unbounded and config.has_descriptors(capability(call.q.device)) and all(map(describable, rows)),
     )  # fmt: skip
