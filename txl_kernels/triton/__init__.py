@@ -1,7 +1,8 @@
-"""The `triton` backend: NVIDIA GPUs from sm_80 on, float32, bfloat16 and float16, head widths to 256.
+"""The `triton` backend: NVIDIA GPUs from sm_80 on, head widths to 256.
 
-Kernels are compiled at their first call for a dtype and head width. With TRITON_INTERPRET=1 they run on the cpu in
-Triton's interpreter, slowly, which is how they are tested without a GPU. Triton itself is imported at the first call.
+Float32, bfloat16 and float16. Kernels are compiled at their first call for a dtype and head width.
+With TRITON_INTERPRET=1 they run on the cpu in Triton's interpreter, slowly, which is how they are
+tested without a GPU. Triton itself is imported at the first call.
 """
 
 import functools
@@ -19,7 +20,7 @@ from txl_kernels.triton.interpreter import interpreted as interpreted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_WIDTH = 256
-# From here on gathers of rank 1, and float32 through tensor descriptors, compile as the kernels need.
+# From here on gathers of rank 1, and float32 through descriptors, compile as the kernels need.
 OLDEST_TRITON = (3, 6)
 
 
@@ -58,8 +59,9 @@ def _absent_from(device: torch.device) -> str | None:
     return gpu.lacks(device)
 
 
-# torch.compile asks once, while it traces, instead of following this into package metadata and the driver. It is what
-# torch.compiler.assume_constant_result does, which would import the compiler, a second more at each start.
+# torch.compile asks once, while it traces, instead of following this into package metadata and the
+# driver. It is what torch.compiler.assume_constant_result does, which would import the compiler, a
+# second more at each start.
 setattr(_absent_from, "_dynamo_marked_constant", True)  # noqa: B010
 
 
@@ -69,12 +71,15 @@ def _launches(direction: str) -> Any:
 
 
 def forward(call: Call, memo: dict[str, Any] | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
-    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]), needed or not; memo is not used."""
+    """(out [B, H, L, D], lse float32 [B, H, L]). out has q's strides where q is dense.
+
+    memo and need_lse: not used.
+    """
     result: tuple[Tensor, Tensor] = _launches("launch_forward").forward(call)
     return result
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, r, content_bias, position_bias, k_mem, v_mem; the last two empty without memory."""
+    """Gradients of Call's first eight fields; the last two empty without memory."""
     result: tuple[Tensor, ...] = _launches("launch_backward").backward(call, out, lse, dout, dlse)
     return result

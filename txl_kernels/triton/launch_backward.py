@@ -1,4 +1,4 @@
-"""From a checked call and what came of it to backward's launches. As in forward, no tensor's value is read."""
+"""From a checked call and what came of it to backward's launches. No tensor's value is read."""
 
 from typing import Any, NamedTuple
 
@@ -7,21 +7,24 @@ import triton
 from torch import Tensor
 
 from txl_kernels.call import Call, empty_gradients
-from txl_kernels.triton import arguments, config
-from txl_kernels.triton.arguments import strides
+from txl_kernels.triton import config
 from txl_kernels.triton.interpreter import interpreted
 from txl_kernels.triton.kernels.backward_keys import backward_keys_kernel
 from txl_kernels.triton.kernels.backward_queries import backward_queries_kernel
 from txl_kernels.triton.kernels.backward_table import backward_table_kernel
 from txl_kernels.triton.kernels.prepare import prepare_kernel
 from txl_kernels.triton.kernels.reach import reach_kernel
+from txl_kernels.triton.launch_arguments import bounds, options, shared, strides
 from txl_kernels.triton.plan import Plan, describable, make_plan, multiprocessors, on_device, wide
 
 REACH_CELLS, REACH_CHUNK = 128, 32
 
 
 class Reach(NamedTuple):
-    """First and last query that sees each key, [B, S], and that uses each row of r, [B, T]; None without bounds."""
+    """First and last query that sees each key [B, S] and uses each row of r [B, T], int32.
+
+    None without bounds.
+    """
 
     key_first: Tensor | None = None
     key_last: Tensor | None = None
@@ -37,7 +40,7 @@ def _reach(call: Call, plan: Plan) -> Reach:
     reach = Reach(*(call.q.new_empty((plan.B, width), dtype=torch.int32) for width in widths))
     reach_kernel[(plan.B * triton.cdiv(max(keys, plan.T), REACH_CELLS),)](
         KEY_FIRST=reach.key_first, KEY_LAST=reach.key_last, ROW_FIRST=reach.row_first, ROW_LAST=reach.row_last,
-        **arguments.bounds(call), L=plan.L, M=plan.M, T=plan.T, zero_row=plan.zero_row, back=plan.back, ahead=plan.ahead,
+        **bounds(call), L=plan.L, M=plan.M, T=plan.T, zero_row=plan.zero_row, back=plan.back, ahead=plan.ahead,
         CELLS=REACH_CELLS, CHUNK=REACH_CHUNK,
     )  # fmt: skip
     return reach
@@ -63,7 +66,7 @@ class _Backward:
         self.delta, self.lse2 = torch.empty_like(lse), torch.empty_like(lse)
         self.tma = plan.descriptors and describable(dout) and describable(self.qu)
         self.reach = _reach(call, plan)
-        self.shared = arguments.shared(call, plan) | strides("do", dout)
+        self.shared = shared(call, plan) | strides("do", dout)
         self.shared |= {"DELTA": self.delta, "LSE2": self.lse2, "scale": float(call.scale)}
         block = 32 if interpreted() else 64
         prepare_kernel[(triton.cdiv(plan.L, block) * plan.bh,)](
@@ -79,7 +82,8 @@ class _Backward:
         dq, dk, dv, dr, du, dw, dk_mem, dv_mem = grads
         if self.plan.M == 0:
             dk_mem, dv_mem = dk, dv  # of which nothing is written
-        # The gradient of q is the sum of what comes through content and through positions, so w's is its sum less u's.
+        # The gradient of q is the sum of what comes through content and through positions, so w's
+        # is its sum less u's.
         dq_sum, dr_sum = self._queries(dq)
         du_sum = self._keys(dk, dv, dk_mem, dv_mem).sum((0, 2))
         if dr_sum is None:
@@ -95,12 +99,15 @@ class _Backward:
         return torch.empty(shape, dtype=torch.float32, device=self.dout.device)
 
     def _tiles(self, chosen: config.Config, tma: bool, *written: Tensor) -> dict[str, Any]:
-        """How a kernel works through its rows. written: tensors whose rows may lie far apart, too."""
+        """How a kernel loads and stores rows. written: tensors whose rows may lie far apart, too."""
         far = self.plan.wide or wide(self.dout, *written)
-        return {"BLOCK": chosen.block_m, "WIDE": far, "TMA": tma, **arguments.options(chosen)}
+        return {"BLOCK": chosen.block_m, "WIDE": far, "TMA": tma, **options(chosen)}
 
     def _queries(self, dq: Tensor) -> tuple[Tensor, Tensor | None]:
-        """dq; returns its sums over blocks of queries [B, H, blocks, D], and dr [1, H, T, D] where atomics add it up."""
+        """dq; returns its sums over blocks of queries [B, H, blocks, D], and dr.
+
+        dr: float32 [1, H, T, D] where atomics add it up, None otherwise.
+        """
         plan, tma = self.plan, self.plan.descriptors
         atomics = config.dr_by_atomics()
         chosen = plan.tile("backward_queries", tma, atomics)
@@ -115,7 +122,7 @@ class _Backward:
         return dq_sum, dr_sum
 
     def _streams(self, chosen: config.Config) -> dict[str, Any]:
-        """Queries, dout and r as the kernels that walk queries take them; keys and values, which they do not walk."""
+        """q + u, q + w, dout, r, keys and values as the kernels that walk queries take them."""
         walked = {"QU": self.qu, "QW": self.qw, "DOUT": self.dout, "R": self.plan.r}
         loaded = {name: self.plan.rows(x, 0, chosen.block_m, self.tma) for name, x in walked.items()}
         return loaded | {"K": self.call.k, "V": self.call.v, "K_MEM": self.plan.k_mem, "V_MEM": self.plan.v_mem}

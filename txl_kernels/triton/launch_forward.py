@@ -1,7 +1,7 @@
 """From a checked call to forward's launches.
 
-Nothing here reads a tensor's values or waits for the device, so calls can be captured in a CUDA graph. What is launched
-depends on shapes, strides, dtype and device alone.
+Nothing here reads a tensor's values or waits for the device, so calls can be captured in a CUDA
+graph. What is launched depends on shapes, strides, dtype and device alone.
 """
 
 import torch
@@ -9,10 +9,10 @@ import triton
 from torch import Tensor
 
 from txl_kernels.call import Call, empty_like_rows
-from txl_kernels.triton import arguments, config
-from txl_kernels.triton.arguments import strides
+from txl_kernels.triton import config
 from txl_kernels.triton.kernels.forward import forward_kernel
 from txl_kernels.triton.kernels.merge import merge_kernel
+from txl_kernels.triton.launch_arguments import options, shared, strides
 from txl_kernels.triton.plan import Plan, make_plan, multiprocessors, on_device
 
 MAX_PARTS = 128
@@ -50,7 +50,7 @@ def _launch(call: Call, plan: Plan, out: Tensor, lse: Tensor) -> None:
     forward_kernel[(programs, parts)](
         Q=call.q, U=call.content_bias, W=call.position_bias, OUT=into, LSE=into_lse, sign=plan.sign,
         **strides("q", call.q), **strides("u", call.content_bias), **strides("w", call.position_bias), **into_strides,
-        **plan.sources(call, chosen.block_n), **arguments.shared(call, plan), **arguments.options(chosen),
+        **plan.sources(call, chosen.block_n), **shared(call, plan), **options(chosen),
         BM=chosen.block_m, BN=chosen.block_n, SPLIT=parts > 1, WIDE=plan.wide, TMA=plan.descriptors,
     )  # fmt: skip
     if parts > 1:

@@ -1,4 +1,6 @@
-"""What the launches of one call share: sizes, settings as kernels take them, and how tiles are loaded."""
+"""What the launches of one call share: sizes, settings as kernels take them, and how tiles are
+loaded.
+"""
 
 import contextlib
 import functools
@@ -21,7 +23,9 @@ LARGEST_BLOCK = 128  # rows of a tile, at most
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Programs that should run at once to fill the device; under the interpreter a number that makes tests split."""
+    """Programs that should run at once to fill the device; under the interpreter a number that
+    makes tests split.
+    """
     return 8 if interpreted() else int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
@@ -41,7 +45,9 @@ def wide(*tensors: Tensor) -> bool:
 
 
 def describable(x: Tensor) -> bool:
-    """Whether the copy engine can take it: 16-byte aligned rows, nothing empty, nothing expanded."""
+    """Whether the copy engine can take it: 16-byte aligned rows, nothing empty, nothing
+    expanded.
+    """
     unit = 16 // x.element_size()
     return (
         x.data_ptr() % 16 == 0
@@ -54,7 +60,8 @@ def describable(x: Tensor) -> bool:
 class Plan(NamedTuple):
     """Sizes as in `rel_attention`, and what follows from a call's settings.
 
-    r is cut to the T rows that `causal` and `window` let some query use: what lies beyond may hold anything.
+    r is cut to the T rows that `causal` and `window` let some query use: what lies beyond may hold
+    anything.
     """
 
     B: int
@@ -133,7 +140,8 @@ def make_plan(call: Call) -> Plan:
         zero_row=call.zero_row - first_row,
         back=back,
         ahead=1 if call.causal else keys,
-        # Kernels see a positive scale and queries of the right sign; a scale of 0 makes all scores 0.
+        # Kernels see a positive scale and queries of the right sign; a scale of 0 makes all scores
+        # 0.
         sign=float((call.scale > 0) - (call.scale < 0)),
         scale_log2=abs(call.scale) * LOG2E if call.scale else 1.0,
         drop_below=philox.drop_threshold(call.dropout_p) - 2**31,

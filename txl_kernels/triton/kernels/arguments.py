@@ -1,8 +1,9 @@
 """What the kernels' functions hand each other, by name.
 
-Kernels themselves take flat arguments and build these at their top: inside a tuple Triton compiles anew for integers
-that are 1 or multiples of 16, whatever `do_not_specialize` says, and 3.6 launches no descriptor. Constants and None are
-lost where a function returns them, so tuples with such fields are built where they are used.
+Kernels themselves take flat arguments and build these at their top: inside a tuple Triton compiles
+anew for integers that are 1 or multiples of 16, whatever `do_not_specialize` says, and 3.6 launches
+no descriptor. Constants and None are lost where a function returns them, so tuples with such fields
+are built where they are used.
 """
 
 from typing import Any, NamedTuple
@@ -54,8 +55,8 @@ class Layout(NamedTuple):
 class Rows(NamedTuple):
     """Rows of one (b, h). Those outside [first, last) are not read, and are zeros in a tile.
 
-    at: pointer to row 0; or a descriptor of [B, H, rows, D] that starts at row `first` and ends at `last`, which alone
-    needs b and h.
+    at: pointer to row 0; or a descriptor of [B, H, rows, D] that starts at row `first` and ends at
+    `last`, which alone needs b and h.
     """
 
     at: Any
@@ -80,14 +81,14 @@ class Table(NamedTuple):
 
 
 class TableGradient(NamedTuple):
-    """dr of one head by atomics: Rows of float32 counted by distance; scale: what they are multiplied by."""
+    """dr of one head by atomics: `Rows` of float32 [T, D], and the scale of what they get."""
 
     rows: Any
     scale: Any
 
 
 class Source(NamedTuple):
-    """Keys and values of the memory or of the segment. Tiles of keys start at row `start`; row 0 is key `shift`."""
+    """Keys and values of memory or segment: tiles start at row `start`, row 0 is key `shift`."""
 
     k: Any  # Rows
     v: Any  # Rows
@@ -96,9 +97,10 @@ class Source(NamedTuple):
 
 
 class Visible(NamedTuple):
-    """What a block of BM queries sees: query m the keys of [low[m], high[m]), both int32 [BM]; low = high = 0 is none.
+    """What a block of BM queries sees: query m the keys of [low[m], high[m]), both int32 [BM].
 
-    Some query sees the keys first and last - 1; all see every key of [all_from, all_to).
+    low = high = 0: none. Some query sees the keys first and last - 1; all see every key of
+    [all_from, all_to).
     """
 
     low: Any
@@ -110,7 +112,7 @@ class Visible(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """A block of queries: qu and qw [BM, BLOCK_D], the first query m0, which stands at key position `at`."""
+    """A block of queries: qu and qw [BM, BLOCK_D]; the first, m0, stands at key position `at`."""
 
     qu: Any
     qw: Any
@@ -120,7 +122,7 @@ class Queries(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """What backward knows of a block of queries: dout [BM, BLOCK_D]; lse in base 2 and delta, float32 [BM]."""
+    """What backward knows of queries: dout [BM, BLOCK_D]; lse2 (base 2), delta: float32 [BM]."""
 
     dout: Any
     lse2: Any
@@ -128,7 +130,7 @@ class Upstream(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Seed and place of a program's random bits; drop_below as in `Plan`. None in its place: no dropout."""
+    """Seed and place of a program's random bits; the rest as in `Plan`. None: no dropout."""
 
     seed: Any
     bh: Any

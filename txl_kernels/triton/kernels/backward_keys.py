@@ -1,7 +1,7 @@
-"""Backward, dk and dv: a block of keys, of memory or segment, walks the queries that see it. 6 products a tile.
+"""Backward, dk and dv: a block of keys walks the queries that see it. 6 products a tile.
 
-Tiles are transposed, [keys, queries], so that the products with p and dS take them as they are. The bias u needs no
-product: its gradient is the sum over keys of (the key's column sum of dS) times k.
+Tiles are transposed, [keys, queries], so that the products with p and dS take them as they are. The
+bias u needs no product: its gradient is the sum over keys of (the key's column sum of dS) times k.
 """
 
 import triton
@@ -29,9 +29,10 @@ def backward_keys_kernel(
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of keys of one (b, h)). DU: float32 [B * H, blocks, D], the block's share of the gradient of u.
+    """Program (block of keys of one (b, h)).
 
-    With TMA, QU, QW, DOUT and R are descriptors.
+    DU: float32 [B * H, blocks, D], the block's share of the gradient of u. With TMA, QU, QW, DOUT
+    and R are descriptors.
     """
     sizes = Sizes(H, L, M, T, zero_row, back, ahead)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
@@ -89,7 +90,7 @@ def backward_keys_kernel(
         lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
         delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
         p = tl.math.exp2(s * scale_log2 - lse2[None, :])
-        # Without bounds the tile is whole if its last query sees the first key and its first query the last one.
+        # Whole, without bounds: the last query sees the first key and the first query the last.
         whole = (key0 >= tl.maximum(M + m0 + BLOCK - 1 - back, 0)) & (key0 + BLOCK <= tl.minimum(M + m0 + ahead, M + L))
         whole = whole & (m0 + BLOCK <= L)
         if (KEY_FIRST is not None) or (not whole):

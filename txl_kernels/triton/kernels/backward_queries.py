@@ -1,7 +1,8 @@
-"""Backward, dq: a block of queries walks its keys as forward does. 5 products a tile, 6 with dr by atomics.
+"""Backward, dq: a block of queries walks its keys as forward does.
 
-Scores come from lse. The tile's dS, joined with the one before, is skewed into distance coordinates: G[m, c] is the
-gradient of the score at distance d0 + c, complete for these queries, so dq through positions is G @ r, one product.
+5 products a tile, 6 with dr by atomics. Scores come from lse. The tile's dS, joined with the one
+before, is skewed into distance coordinates: G[m, c] is the gradient of the score at distance d0 +
+c, complete for these queries, so dq through positions is G @ r, one product.
 """
 
 import triton
@@ -28,7 +29,10 @@ from txl_kernels.triton.kernels.visible import partly, sees, visible_to
 
 @triton.jit
 def _in_use(last, rows, row0, BLOCK: tl.constexpr):
-    """[BLOCK] bool: which rows from row0 on some query sees; None without bounds. last: of `reach_kernel`, at row 0."""
+    """[BLOCK] bool: which rows from row0 on some query sees; None without bounds.
+
+    last: pointer to KEY_LAST or ROW_LAST of `reach_kernel` at row 0.
+    """
     used = None
     if last is not None:
         row = row0 + tl.arange(0, BLOCK)
@@ -40,7 +44,10 @@ def _in_use(last, rows, row0, BLOCK: tl.constexpr):
 def _through_positions(
     dq, G, qw, table, row_last, gradient, d0, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout
 ):  # fmt: skip
-    """dq + G @ r for the block of distances at d0; with `gradient`, adds G^T @ qw to it. G: [BLOCK, BLOCK]."""
+    """dq + G @ r for the block of distances at d0; with `gradient`, adds G^T @ qw to that.
+
+    G: [BLOCK, BLOCK], in q's dtype.
+    """
     r = load_distances(table, d0, _in_use(row_last, table, d0, BLOCK), BLOCK, layout)  # [BLOCK, BLOCK_D]
     dq = dot(G, r, dq, PRECISION)
     if gradient is not None:
@@ -57,8 +64,9 @@ def _walk(
 ):  # fmt: skip
     """All tiles of one source.
 
-    state: dq [BLOCK, BLOCK_D]; position scores of the block of distances above the next tile [BLOCK, BLOCK], float32;
-    dS of the tile before [BLOCK, BLOCK], in q's dtype; and its distance d0.
+    state: dq [BLOCK, BLOCK_D]; position scores of the block of distances above the next tile
+    [BLOCK, BLOCK], float32; dS of the tile before [BLOCK, BLOCK], in q's dtype; and its distance
+    d0.
     """
     dq, above, ds_before, d0 = state
     for row0 in range(source.start, source.k.last, BLOCK):
@@ -96,10 +104,11 @@ def backward_queries_kernel(
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of queries of one (b, h)). DQ_SUM: float32 [B * H, blocks, D], the block's sum of dq.
+    """Program (block of queries of one (b, h)).
 
-    DR: None, or float32 [H, T, D] of zeros, to which dr is added by atomics. With TMA, K, V, K_MEM, V_MEM and R are
-    descriptors as in forward.
+    DQ_SUM: float32 [B * H, blocks, D], the block's sum of dq. DR: None, or float32 [H, T, D] of
+    zeros, to which dr is added by atomics. With TMA, K, V, K_MEM, V_MEM and R are descriptors as in
+    forward.
     """
     sizes = Sizes(H, L, M, T, zero_row, back, ahead)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
@@ -111,7 +120,7 @@ def backward_queries_kernel(
     m0 = block * BLOCK
     place = place_of(pid // blocks, H)
     i = m0 + tl.arange(0, BLOCK)
-    # Queries past the segment's end may meet anything, and their dS must not reach dr or DQ_SUM: they count.
+    # Queries past the segment's end may meet anything: their dS must not reach dr or DQ_SUM.
     visible, _ = visible_to(bounds, place.b, i, sizes, True)
     key_last = None  # of the memory; the segment's begins at key M
     segment_last = None
@@ -167,7 +176,7 @@ def backward_queries_kernel(
         layout,
     )  # fmt: skip
     dq, _, ds, d0 = state
-    # What the last tile leaves below d0: nothing when causal, the distances of later keys otherwise.
+    # What the last tile leaves below d0: nothing when causal, else the distances of later keys.
     G = skew(tl.zeros_like(ds), ds, BLOCK, BLOCK)
     dq = _through_positions(dq, G, qw, table, row_last, gradient, d0 - BLOCK, BLOCK, PRECISION, layout)
     dq *= scale

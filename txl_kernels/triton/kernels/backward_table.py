@@ -1,8 +1,8 @@
-"""Backward, dr without atomics: a block of distances walks the diagonals of every batch row. 6 products a tile.
+"""Backward, dr without atomics: a block of distances walks the diagonals of every batch row.
 
-Tiles are [distances c, queries m]; the key of a pair is M + i - d, so content scores and dP come skewed from two blocks
-of keys, and the positional product is the plain one. Batch rows are dealt to `parts` programs whose sums are added up
-in order afterwards.
+6 products a tile. Tiles are [distances c, queries m]; the key of a pair is M + i - d, so content
+scores and dP come skewed from two blocks of keys, and the positional product is the plain one.
+Batch rows are dealt to `parts` programs whose sums are added up in order afterwards.
 """
 
 import triton
@@ -20,7 +20,7 @@ from txl_kernels.triton.kernels.visible import interval
 
 @triton.jit
 def _load_keys(memory, segment, key0, M, BLOCK: tl.constexpr, layout):
-    """[BLOCK, BLOCK_D] of keys or values from key0 on, wherever they lie: a block never straddles the memory's end."""
+    """[BLOCK, BLOCK_D] of keys or values from key0 on: a block never straddles the memory's end."""
     inside = key0 < M
     at = tl.where(inside, memory.at, segment.at)
     stride = tl.where(inside, memory.stride, segment.stride)

@@ -1,6 +1,7 @@
-"""Forward: a block of queries walks the keys it can see with an online softmax, and carries half of each window.
+"""Forward: a block of queries walks the keys it can see with an online softmax.
 
-The block of distances below one tile is the block above the next, from memory to segment too: see `sources`.
+It carries half of each window of distances: the block below one tile is the block above the next,
+from memory to segment too: see `sources`.
 """
 
 import triton
@@ -25,9 +26,9 @@ def _walk(
 ):  # fmt: skip
     """Tiles from_tile .. to_tile - 1 of one source.
 
-    state: sum of weights times values [BM, BLOCK_D], largest score and sum of weights [BM], and the position scores of
-    the block of distances above the next tile [BM, BN]; all float32. GAPS: whether keys between seen ones may be seen by
-    no query of the block.
+    state: sum of weights times values [BM, BLOCK_D], largest score and sum of weights [BM], and the
+    position scores of the block of distances above the next tile [BM, BN]; all float32. GAPS:
+    whether keys between seen ones may be seen by no query of the block.
     """
     acc, top, total, above = state
     for tile in range(from_tile, to_tile):
@@ -41,8 +42,8 @@ def _walk(
         above = below
         if partly(visible, key0, BN):
             s = tl.where(sees(visible, key0, BN), s, float("-inf"))
-        # The maximum is kept scaled: were it scaled anew, rounding would make the factor of a tile that raises nothing
-        # differ from 1, tile after tile.
+        # The maximum is kept scaled: were it scaled anew, rounding would make the factor of a tile
+        # that raises nothing differ from 1, tile after tile.
         raised = tl.maximum(top, tl.max(s, 1) * queries.scale_log2)  # [BM]
         base = tl.where(raised == float("-inf"), 0.0, raised)
         p = tl.math.exp2(s * queries.scale_log2 - base[:, None])  # [BM, BN]
@@ -72,9 +73,9 @@ def forward_kernel(
 ):  # fmt: skip
     """Program (block of BM queries of one (b, h), part of its keys).
 
-    With SPLIT, OUT is float32 [parts, B * H, L, D] and LSE [parts, B * H, L], for `merge_kernel`; without, there is one
-    part. With TMA, K, V, K_MEM, V_MEM and R are descriptors, and those of the memory start at the first key that some
-    query sees.
+    With SPLIT, OUT is float32 [parts, B * H, L, D] and LSE [parts, B * H, L], for `merge_kernel`;
+    without, there is one part. With TMA, K, V, K_MEM, V_MEM and R are descriptors, and those of the
+    memory start at the first key that some query sees.
     """
     sizes = Sizes(H, L, M, T, zero_row, back, ahead)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)

@@ -9,7 +9,7 @@ def merge_kernel(
     PARTS, PART_LSE, OUT, LSE, out_batch, out_head, out_row, H, L, parts,
     D: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Program (query of one (b, h)): adds up the parts of its keys by their lse, in order of the keys.
+    """Program (query of one (b, h)): adds up the parts of its keys by their lse, in order.
 
     PARTS: float32 [parts, B * H, L, D]; PART_LSE: float32 [parts, B * H, L].
     """

@@ -16,10 +16,11 @@ def prepare_kernel(
     q_batch, q_head, q_row, u_head, w_head, out_batch, out_head, out_row, do_batch, do_head, do_row, H, L, sign,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of queries of one (b, h)): q + u and q + w rounded to q's dtype, delta, and lse in base 2.
+    """Program (block of queries of one (b, h)): q + u, q + w, delta, and lse in base 2.
 
-    QU, QW: [B * H, L, D], with the scale's sign, zero for a query that sees nothing. DELTA, LSE2: [B * H, L], +inf in
-    LSE2 for such a query, so that its probabilities come out as zero.
+    QU, QW: [B * H, L, D], rounded to q's dtype, with the scale's sign, zero for a query that sees
+    nothing. DELTA, LSE2: [B * H, L], +inf in LSE2 for such a query, so that its probabilities come
+    out as zero.
     """
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
     blocks = tl.cdiv(L, BLOCK)

@@ -1,6 +1,7 @@
 """Before backward with bounds: which queries see each key and use each row of r.
 
-It bounds the walks over queries, and keeps rows that nobody sees, which may hold anything, out of the products.
+It bounds the walks over queries, and keeps rows that nobody sees, which may hold anything, out of
+the products.
 """
 
 import triton
@@ -18,9 +19,10 @@ def reach_kernel(
     start_batch, start_query, end_batch, end_query, L, M, T, zero_row, back, ahead,
     CELLS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Program (batch row, CELLS keys and CELLS rows of r): first and last query that sees the key or uses the row.
+    """Program (batch row, CELLS keys and CELLS rows of r): who sees the key, who uses the row.
 
-    KEY_FIRST, KEY_LAST: int32 [B, S]; ROW_FIRST, ROW_LAST: int32 [B, T]. Nobody: NEVER and -1.
+    First and last query. KEY_FIRST, KEY_LAST: int32 [B, S]; ROW_FIRST, ROW_LAST: int32 [B, T].
+    Nobody: NEVER and -1.
     """
     sizes = Sizes(1, L, M, T, zero_row, back, ahead)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
@@ -51,9 +53,10 @@ def reach_kernel(
 
 @triton.jit
 def span(FIRST, LAST, cell, cells):
-    """From and to which query some of these cells are in use, as for `range`; and which cells are, bool [BLOCK].
+    """From and to which query some of these cells are in use, for `range`; and which are, bool.
 
-    FIRST, LAST: pointers to one batch row's `cells` keys, or rows of r; cell: int32 [BLOCK], also out of their range.
+    FIRST, LAST: pointers to one batch row's `cells` keys, or rows of r; cell: int32 [BLOCK], also
+    out of their range.
     """
     inside = (cell >= 0) & (cell < cells)
     from_query = tl.min(tl.load(FIRST + cell, mask=inside, other=NEVER), 0)

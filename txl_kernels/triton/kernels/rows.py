@@ -31,7 +31,7 @@ def packed_rows(x, place, L, layout):
 
 @triton.jit
 def _mask(rows, row0, ROWS: tl.constexpr, layout):
-    """[ROWS, BLOCK_D]: rows inside [first, last) and, where D is no power of two, columns below D."""
+    """[ROWS, BLOCK_D]: rows inside [first, last) and, if BLOCK_D is not D, columns below D."""
     row = row0 + tl.arange(0, ROWS)
     mask = ((row >= rows.first) & (row < rows.last))[:, None]
     if layout.D != layout.BLOCK_D:
@@ -60,7 +60,7 @@ def load_by_pointers(rows, row0, keep, ROWS: tl.constexpr, layout):
 
 @triton.jit
 def load_rows(rows, row0, keep, ROWS: tl.constexpr, layout):
-    """[ROWS, BLOCK_D] from row0 on; zeros outside rows [first, last), columns [0, D), and where keep is False.
+    """[ROWS, BLOCK_D] from row0 on; zeros outside [first, last), and where keep is False.
 
     keep: bool [ROWS]; or None, as it must be with a descriptor.
     """
@@ -74,13 +74,13 @@ def load_rows(rows, row0, keep, ROWS: tl.constexpr, layout):
 
 @triton.jit
 def store_rows(rows, row0, value, ROWS: tl.constexpr, layout):
-    """Writes value [ROWS, BLOCK_D], converted to the rows' dtype, into those of row0 .. that lie in [first, last)."""
+    """Writes value [ROWS, BLOCK_D] from row0 on, inside [first, last), in the rows' dtype."""
     pointers = _pointers(rows, row0, ROWS, layout)
     tl.store(pointers, value.to(rows.at.dtype.element_ty), mask=_mask(rows, row0, ROWS, layout))
 
 
 @triton.jit
 def add_rows(rows, row0, value, ROWS: tl.constexpr, layout):
-    """Adds value, float32 [ROWS, BLOCK_D], to those of row0 .. that lie in [first, last), by atomics."""
+    """Adds value, float32 [ROWS, BLOCK_D], from row0 on, inside [first, last), by atomics."""
     pointers = _pointers(rows, row0, ROWS, layout)
     tl.atomic_add(pointers, value, mask=_mask(rows, row0, ROWS, layout), sem="relaxed")

@@ -1,7 +1,7 @@
 """Memory and segment as a block of queries walks their keys.
 
-Tiles of the memory end where the memory ends and tiles of the segment start there, so that the walk crosses from one to
-the other without a seam, for any M.
+Tiles of the memory end where the memory ends and tiles of the segment start there, so that the walk
+crosses from one to the other without a seam, for any M.
 """
 
 import triton
@@ -13,7 +13,7 @@ from txl_kernels.triton.kernels.rows import rows_of
 
 @triton.jit
 def memory_source(K, k_strides, V, v_strides, place, visible, sizes, BN: tl.constexpr, layout):
-    """`Source` of the keys before M. Descriptors of the memory start at the first key that any window reaches."""
+    """`Source` of the keys before M. Descriptors start at the first key that a window reaches."""
     start = sizes.M - tl.cdiv(tl.maximum(sizes.M - visible.first, 0), BN) * BN
     first = visible.first
     if layout.TMA:

@@ -17,7 +17,7 @@ def table_of(R, r_head, r_row, h, sizes, layout):
 
 @triton.jit
 def load_distances(table, d0, keep, ROWS: tl.constexpr, layout):
-    """[ROWS, BLOCK_D]: rows of r for the distances from d0 on; zeros where r has none, and where keep is False.
+    """[ROWS, BLOCK_D] of r from distance d0 on; zeros where r has none, and where keep is False.
 
     keep: bool [ROWS]; or None, as it must be with a descriptor.
     """

@@ -8,10 +8,11 @@ from txl_kernels.triton.kernels.arguments import Visible
 
 @triton.jit
 def interval(bounds, b, i, sizes):
-    """Keys low <= j < high that queries i see, and whether the query is bad: a bound out of range, or no row in r.
+    """Keys low <= j < high that queries i see, and whether a query is bad; all [BM].
 
-    i: [BM]; so are the three results. A query stands at key M + i and sees `back` keys before that and `ahead` keys from
-    it on. Queries beyond L see nothing: low = high = 0, as for every query that sees nothing.
+    Bad: a bound out of range, or no row in r. A query stands at key M + i and sees `back` keys
+    before that and `ahead` keys from it on. Queries beyond L see nothing: low = high = 0, as for
+    every query that sees nothing.
     """
     keys = sizes.M + sizes.L
     at = sizes.M + i
@@ -43,7 +44,8 @@ def interval(bounds, b, i, sizes):
 def visible_to(bounds, b, i, sizes, PAST_END: tl.constexpr):
     """`Visible` of queries i [BM], and which of them are bad.
 
-    PAST_END: whether queries past the segment's end count, which see nothing: then no tile is whole for their block.
+    PAST_END: whether queries past the segment's end count, which see nothing: then no tile is whole
+    for their block.
     """
     low, high, bad = interval(bounds, b, i, sizes)
     keys = sizes.M + sizes.L
@@ -81,7 +83,8 @@ def _first_bits(n):
 def seen_by_some(visible, key0, BN: tl.constexpr):
     """[BN] bool: which keys of the tile at key0 some query of the block sees.
 
-    A query's keys are a run of bits, so that one number for each is combined and not BN. BN: at most 64.
+    A query's keys are a run of bits, so that one number for each is combined and not BN. BN: at
+    most 64.
     """
     tl.static_assert(BN <= 64)
     low = tl.minimum(tl.maximum(visible.low - key0, 0), BN)  # [BM]

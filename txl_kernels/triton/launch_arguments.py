@@ -19,7 +19,10 @@ def _named(name: str, steps: tuple[int, ...]) -> dict[str, int]:
 
 
 def strides(name: str, x: Tensor) -> dict[str, int]:
-    """`k` [B, H, L, D] -> k_batch, k_head, k_row; of r [H, T, D] head and row, of a bias [H, D] head. Not to be changed."""
+    """`k` [B, H, L, D] -> k_batch, k_head, k_row; r [H, T, D] has head and row, a bias [H, D] head.
+
+    The same dict for the same strides: not to be changed.
+    """
     return _named(name, x.stride())
 
 
@@ -34,7 +37,7 @@ def bounds(call: Call) -> dict[str, Any]:
 
 
 def shared(call: Call, plan: Plan) -> dict[str, Any]:
-    """What the kernels of forward and backward all take, but for k, v, r and the memory themselves."""
+    """What all kernels of forward and backward take, but for k, v, r and the memory themselves."""
     return {
         "H": plan.H, "L": plan.L, "M": plan.M, "T": plan.T, "zero_row": plan.zero_row, "back": plan.back,
         "ahead": plan.ahead, "SEED": call.seed, "scale_log2": plan.scale_log2, "drop_below": plan.drop_below,
