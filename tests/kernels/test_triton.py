@@ -1,4 +1,4 @@
-"""What only the Triton backend has: tile sizes, parts of keys, descriptors, two ways to dr, bounds it cannot read."""
+"""What only the Triton backend has: tiles, parts of keys, descriptors, two ways to dr, bounds."""
 
 import dataclasses
 from typing import Any
@@ -117,7 +117,7 @@ def test_the_same_bits_every_time() -> None:
     ids=["start negative", "end past the keys", "end far past the keys", "no row in r"],
 )
 def test_bounds_out_of_range_give_nan_and_only_there(change: dict[str, Any]) -> None:
-    """The host does not wait for the device to read them, and a wrong number must not look like a right one."""
+    """The host does not wait to read them, and a wrong number must not look like a right one."""
     inputs = make_inputs(Case("", D=16), torch.float32)
     inputs["r"] = inputs["r"].detach()[:, : change.pop("rows", None)]
     bounds = {name: torch.tensor(x, dtype=torch.int32) for name, x in change.items()}
@@ -160,7 +160,7 @@ def test_who_sees_what_is_found_once_and_by_backward_alone(
 @ON_TRITON
 @pytest.mark.parametrize("block_n", [16, 32, 64])
 def test_values_between_intervals_may_hold_anything(block_n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gaps in every tile of keys, wherever in it: forward finds them in the intervals of a block's queries."""
+    """Gaps anywhere in a tile of keys: forward finds them in the intervals of its queries."""
     monkeypatch.setattr(config, "choose", lambda *rest: config.Config(16, block_n, 4, 1))
     inputs = make_inputs(Case("", B=1, H=1, L=70, M=60, D=16), torch.float32)
     start = (torch.arange(70, dtype=torch.int32) // 3 * 5)[None]
@@ -222,7 +222,8 @@ def test_triton_versions(version: str, reason: str | None, monkeypatch: pytest.M
 def test_tracing_with_fake_cuda_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled, exported and traced graphs for a GPU hold the operators, with no GPU at hand.
 
-    Without gradients: autograd itself refuses CUDA tensors in a torch built for the cpu, so backward is traced directly.
+    Without gradients: autograd itself refuses CUDA tensors in a torch built for the cpu, so
+    backward is traced directly.
     """
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
