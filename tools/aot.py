@@ -1,10 +1,11 @@
-"""Compiles every shipped kernel configuration with no GPU, and holds the result against tools/aot_table.json.
+"""Compiles every shipped kernel configuration with no GPU and holds it against aot_table.json.
 
-    python tools/aot.py check                 fails on a new spill, too much shared memory, a new serialisation, or growth
-    python tools/aot.py check --update        rewrites the table for the Triton at hand
+    python tools/aot.py check           fails on a new spill, serialisation, or growth
+    python tools/aot.py check --update  rewrites the table for the Triton at hand
     python tools/aot.py show forward --capability 90 --configs "64,64,4,2 64,64,8,2" --tma
 
-Registers, spills and shared memory come from ptxas, instructions of the inner loops from the machine code.
+Registers, spills and shared memory come from ptxas, instructions of the inner loops from the
+machine code.
 """
 
 import argparse
@@ -64,7 +65,7 @@ class Variant(NamedTuple):
 
 
 def shipped() -> list[Variant]:
-    """Kernel x dtype x width x architecture, by descriptors where they are used; options where they change the code most."""
+    """Kernel x dtype x width x architecture; options where they change the code most."""
     variants = [
         Variant(kernel, capability, dtype, width, tma=config.has_descriptors(divmod(capability, 10)))
         for kernel in config.KERNELS
@@ -136,7 +137,7 @@ def inner_loops(sass: str, capability: int) -> list[list[str]]:
     loops = []
     for at, text in enumerate(code):
         m = re.search(r"BRA\S*\s.*?(\.L_x_\d+)", text)
-        # From sm_90 on, waits for barriers lie behind the code and jump back into it without a condition.
+        # From sm_90 on, waits for barriers lie behind the code and jump back unconditionally.
         if m and labels.get(m[1], at + 1) <= at and (capability < 90 or text.startswith("@")):
             loops.append((labels[m[1]], at))
     loops = [(a, b) for a, b in loops if any("MMA" in x or "FFMA" in x for x in code[a : b + 1])]
@@ -145,7 +146,11 @@ def inner_loops(sass: str, capability: int) -> list[list[str]]:
 
 
 def measure(compiled: Any, capability: int) -> dict[str, Any]:
-    """registers, spill (bytes stored and loaded), shared (bytes), serialised (warnings), loop (instructions), products."""
+    """The numbers of one entry of the table.
+
+    spill: bytes stored and loaded; shared: bytes; serialised: warnings; loop, products: the most
+    instructions, and of them matrix products, of an inner loop.
+    """
     with tempfile.TemporaryDirectory() as folder:
         cubin, ptx = Path(folder, "k.cubin"), Path(folder, "k.ptx")
         cubin.write_bytes(compiled.asm["cubin"])

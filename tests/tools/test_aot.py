@@ -1,4 +1,4 @@
-"""The ahead-of-time lint finds what it is there to find. (`make aot` runs it on every configuration.)"""
+"""The ahead-of-time lint finds what it is there to find. `make aot` runs it on everything."""
 
 import importlib.util
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_spilling_tile_is_seen(aot: Any) -> None:
 
 
 def test_no_spill_at_width_64(aot: Any) -> None:
-    """What the table promises: bf16 at width 64 spills 32 bytes at most on sm_80 and sm_90, and serialises nothing."""
+    """What the table promises of bf16 on sm_80 and sm_90: 32 bytes at most, nothing serialised."""
     import json
 
     table = json.loads((ROOT / "tools" / "aot_table.json").read_text())

@@ -1,4 +1,4 @@
-"""What only the Triton backend has: tile sizes, parts of keys, descriptors, two ways to dr, bounds it cannot read."""
+"""What only the Triton backend has: tiles, parts of keys, descriptors, two ways to dr, bounds."""
 
 import dataclasses
 import importlib.metadata
@@ -76,7 +76,7 @@ def test_unaligned_rows_take_pointers() -> None:
 @ON_TRITON
 @pytest.mark.parametrize("wanted", [1, 4, 1000])
 def test_number_of_parts_changes_rounding_only(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from txl_kernels.backends.triton import launch
+    from txl_kernels.backends.triton import launch_forward as launch
 
     parts = []
     real = launch.parts_of_keys
@@ -119,7 +119,7 @@ def test_the_same_bits_every_time() -> None:
     ids=["start negative", "end past the keys", "end far past the keys", "no row in r"],
 )
 def test_bounds_out_of_range_give_nan_and_only_there(change: dict[str, Any]) -> None:
-    """The host does not wait for the device to read them, and a wrong number must not look like a right one."""
+    """The host does not wait to read them, and a wrong number must not look like a right one."""
     inputs = make_inputs(Case("", D=16), torch.float32)
     inputs["r"] = inputs["r"].detach()[:, : change.pop("rows", None)]
     bounds = {name: torch.tensor(x, dtype=torch.int32) for name, x in change.items()}
@@ -127,6 +127,55 @@ def test_bounds_out_of_range_give_nan_and_only_there(change: dict[str, Any]) -> 
     assert out[:, :, 1].isnan().all()
     assert lse[:, :, 1].isnan().all()
     assert out[:, :, [0, 2, 3, 4, 5]].isfinite().all()
+
+
+@ON_TRITON
+@pytest.mark.parametrize(("name", "reaches"), [("causal", 0), ("bounds", 1)])
+def test_who_sees_what_is_found_once_and_by_backward_alone(
+    name: str, reaches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from txl_kernels.backends.triton import launch_backward, launch_forward
+
+    launched: list[str] = []
+
+    class Counted:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            launched.append(self.kernel.__name__)
+            return self.kernel[grid]
+
+    for module in (launch_forward, launch_backward):
+        for kernel in [x for x in vars(module) if x.endswith("_kernel")]:
+            monkeypatch.setattr(module, kernel, Counted(getattr(module, kernel)))
+    inputs = make_inputs(CASES[name], torch.float32)
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="triton")
+    assert set(launched) <= {"forward_kernel", "merge_kernel"}
+    assert launched.count("forward_kernel") == 1
+    launched.clear()
+    gradients(out, lse, inputs)
+    once = ["backward_keys_kernel", "backward_queries_kernel", "backward_table_kernel", "prepare_kernel"]
+    assert sorted(launched) == once + ["reach_kernel"] * reaches
+
+
+@ON_TRITON
+@pytest.mark.parametrize("block_n", [16, 32, 64])
+def test_values_between_intervals_may_hold_anything(block_n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gaps anywhere in a tile of keys: forward finds them in the intervals of its queries."""
+    monkeypatch.setattr(config, "choose", lambda *rest: config.Config(16, block_n, 4, 1))
+    inputs = make_inputs(Case("", B=1, H=1, L=70, M=60, D=16), torch.float32)
+    start = (torch.arange(70, dtype=torch.int32) // 3 * 5)[None]
+    bounds = {"start": start, "end": start + 2}
+    want = rel_attention(**as_call(inputs) | bounds, backend="triton")
+    unseen = torch.arange(130) % 5 >= 2
+    with torch.no_grad():
+        for name in ("k_mem", "v_mem"):
+            inputs[name][:, :, unseen[:60]] = torch.nan
+        for name in ("k", "v"):
+            inputs[name][:, :, unseen[60:]] = torch.nan
+    assert want.isfinite().all()
+    assert torch.equal(rel_attention(**as_call(inputs) | bounds, backend="triton"), want)
 
 
 @ON_TRITON
@@ -186,7 +235,8 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tracing_with_fake_cuda_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled, exported and traced graphs for a GPU hold the operators, with no GPU at hand.
 
-    Without gradients: autograd itself refuses CUDA tensors in a torch built for the cpu, so backward is traced directly.
+    Without gradients: autograd itself refuses CUDA tensors in a torch built for the cpu, so
+    backward is traced directly.
     """
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx

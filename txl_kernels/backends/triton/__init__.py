@@ -1,13 +1,13 @@
-"""The `triton` backend: NVIDIA GPUs from sm_80 on, float32, bfloat16 and float16, head widths to 256.
+"""The `triton` backend: NVIDIA GPUs from sm_80 on, head widths to 256.
 
-Kernels are compiled at their first call for a dtype and head width. With TRITON_INTERPRET=1 they run on the cpu in
-Triton's interpreter, slowly, which is how they are tested without a GPU. Triton itself is imported at the first call.
+Float32, bfloat16 and float16. Kernels are compiled at their first call for a dtype and head width.
+With TRITON_INTERPRET=1 they run on the cpu in Triton's interpreter, slowly, which is how they are
+tested without a GPU. Triton itself is imported at the first call.
 """
 
 import functools
 import importlib
 import importlib.metadata
-import os
 import re
 from typing import Any
 
@@ -16,19 +16,15 @@ from torch import Tensor
 
 from txl_kernels.backends.devices import gpu_lacks
 from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
+from txl_kernels.backends.triton.interpreter import interpreted as interpreted
 from txl_kernels.call import Call
 
 NAME = "triton"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEAD_WIDTHS = HeadWidths(most=256)
 READS_BOUNDS = False
-# From here on gathers of rank 1, and float32 through tensor descriptors, compile as the kernels need.
+# From here on gathers of rank 1, and float32 through descriptors, compile as the kernels need.
 OLDEST_TRITON = (3, 6)
-
-
-def interpreted() -> bool:
-    """Whether kernels run on the cpu; Triton reads the variable when the kernels are first imported."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 @functools.cache
@@ -67,23 +63,27 @@ def _absent_from(device: torch.device) -> str | None:
     return gpu_lacks(device)
 
 
-# torch.compile asks once, while it traces, instead of following this into package metadata and the driver. It is what
-# torch.compiler.assume_constant_result does, which would import the compiler, a second more at each start.
+# torch.compile asks once, while it traces, instead of following this into package metadata and the
+# driver. It is what torch.compiler.assume_constant_result does, which would import the compiler, a
+# second more at each start.
 setattr(_absent_from, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @functools.cache
-def _launch() -> Any:
-    return importlib.import_module("txl_kernels.backends.triton.launch")
+def _launches(direction: str) -> Any:
+    return importlib.import_module(f"txl_kernels.backends.triton.{direction}")
 
 
 def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
-    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]), needed or not; plans are not used."""
-    result: tuple[Tensor, Tensor] = _launch().forward(call)
+    """(out [B, H, L, D], lse float32 [B, H, L]). out has q's strides where q is dense.
+
+    plans and need_lse: not used.
+    """
+    result: tuple[Tensor, Tensor] = _launches("launch_forward").forward(call)
     return result
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, r, content_bias, position_bias, k_mem, v_mem; the last two empty without memory."""
-    result: tuple[Tensor, ...] = _launch().backward(call, out, lse, dout, dlse)
+    """Gradients of the call's inputs, in their order; the memory's empty where there is none."""
+    result: tuple[Tensor, ...] = _launches("launch_backward").backward(call, out, lse, dout, dlse)
     return result

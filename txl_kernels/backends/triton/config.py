@@ -1,8 +1,8 @@
-"""Tile sizes, warps and pipeline stages of every kernel, by architecture, dtype and head width. Nothing is autotuned.
+"""Tile sizes, warps and pipeline stages of every kernel, by architecture, dtype and head width.
 
-Chosen from compiled code (no spill, fewest instructions a pair, at least 8 warps a multiprocessor where possible); see
-docs/kernels-gpu.md. `tools/aot.py check` compiles every entry and compares registers, spills and shared memory with
-tools/aot_table.json.
+Nothing is autotuned. Chosen from compiled code (no spill, fewest instructions a pair, at least 8
+warps a multiprocessor where possible); see docs/kernels-gpu.md. `tools/aot.py check` compiles every
+entry and compares registers, spills and shared memory with tools/aot_table.json.
 """
 
 import os
@@ -12,7 +12,7 @@ import torch
 
 
 class Config(NamedTuple):
-    """Queries and keys of a tile (square in backward), warps of a program, stages of its load pipeline."""
+    """Queries and keys of a tile (square in backward), warps, stages of the load pipeline."""
 
     block_m: int
     block_n: int
@@ -77,7 +77,8 @@ _TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
         },
     },
 }
-# Where descriptors cannot be used (bounds, unaligned rows), addresses take registers and some tiles need more warps.
+# Where descriptors cannot be used (bounds, unaligned rows), addresses take registers and some tiles
+# need more warps.
 _TABLE["hopper by pointers"] = {
     **_TABLE["hopper"],
     "half": _TABLE["hopper"]["half"]
@@ -116,7 +117,7 @@ def family(capability: Capability, descriptors: bool) -> str:
 
 
 def has_descriptors(capability: Capability) -> bool:
-    """Whether tiles are loaded by the copy engine (TMA): where there is shared memory enough for its tiles, too."""
+    """Whether the copy engine (TMA) loads tiles: where shared memory is enough for them, too."""
     return capability[0] in (9, 10)
 
 
@@ -125,7 +126,8 @@ def choose(
 ) -> Config:
     """The entry for one kernel.
 
-    kind: "half", "tf32" or "float32". block_d: head width padded to a power of two. crowded: with dropout or atomics.
+    kind: "half", "tf32" or "float32". block_d: head width padded to a power of two. crowded: with
+    dropout or atomics.
     """
     if capability == INTERPRETER:
         return Config(16 if kernel == "decode" else 32, 32, 4, 1)  # which takes its time by the tile
@@ -137,7 +139,7 @@ def choose(
 
 
 def kind_of(dtype: torch.dtype) -> str:
-    """How products are formed: float32 as torch's own matrix products, see torch.set_float32_matmul_precision."""
+    """How products are formed: float32 as torch does, see torch.set_float32_matmul_precision."""
     if dtype != torch.float32:
         return "half"
     matmul = torch.backends.cuda.matmul
@@ -152,7 +154,7 @@ def kind_of(dtype: torch.dtype) -> str:
 def dr_by_atomics() -> bool:
     """Whether dr is added up by atomics, in another order at every run.
 
-    Fewer products, but whether it is faster has not been measured on a device yet: only TXL_KERNELS_ATOMICS=1 asks for
-    it, and torch.use_deterministic_algorithms(True) overrules that.
+    Fewer products, but whether it is faster has not been measured on a device yet: only
+    TXL_KERNELS_ATOMICS=1 asks for it, and torch.use_deterministic_algorithms(True) overrules that.
     """
     return os.environ.get("TXL_KERNELS_ATOMICS", "0") == "1" and not torch.are_deterministic_algorithms_enabled()

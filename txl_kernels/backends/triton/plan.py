@@ -1,5 +1,8 @@
-"""What the launches of one call share: sizes, settings as kernels take them, and how tiles are loaded."""
+"""What the launches of one call share: sizes, settings as kernels take them, and how tiles are
+loaded.
+"""
 
+import contextlib
 import functools
 from typing import Any, NamedTuple
 
@@ -8,7 +11,8 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from txl_kernels.backends.triton import config, interpreted
+from txl_kernels.backends.triton import config
+from txl_kernels.backends.triton.interpreter import interpreted
 from txl_kernels.call import Call, dropout
 from txl_kernels.call.fields import memory_len_of
 
@@ -19,7 +23,9 @@ LARGEST_BLOCK = 128  # rows of a tile, at most
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Programs that should run at once to fill the device; under the interpreter a number that makes tests split."""
+    """Programs that should run at once to fill the device; under the interpreter a number that
+    makes tests split.
+    """
     return 8 if interpreted() else int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
@@ -28,13 +34,20 @@ def capability(device: torch.device) -> config.Capability:
     return config.INTERPRETER if interpreted() else torch.cuda.get_device_capability(device)
 
 
+def on_device(device: torch.device) -> Any:
+    """Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 def wide(*tensors: Tensor) -> bool:
     """Whether offsets inside a tile of rows need 64 bits."""
     return any(x.stride(-2) * LARGEST_BLOCK >= 2**31 for x in tensors)
 
 
 def describable(x: Tensor) -> bool:
-    """Whether the copy engine can take it: 16-byte aligned rows, nothing empty, nothing expanded."""
+    """Whether the copy engine can take it: 16-byte aligned rows, nothing empty, nothing
+    expanded.
+    """
     unit = 16 // x.element_size()
     return (
         x.data_ptr() % 16 == 0
@@ -47,7 +60,8 @@ def describable(x: Tensor) -> bool:
 class Plan(NamedTuple):
     """Sizes as in `rel_attention`, and what follows from a call's settings.
 
-    r is cut to the T rows that `causal` and `window` let some query use: what lies beyond may hold anything.
+    r is cut to the T rows that `causal` and `window` let some query use: what lies beyond may hold
+    anything.
     """
 
     B: int
@@ -70,16 +84,18 @@ class Plan(NamedTuple):
     keep_scale: float
     kind: str  # of products, see config
     block_d: int
-    constants: dict[str, Any]  # compile-time arguments of every kernel
+    wide: bool  # whether offsets inside a tile of q, k, v, the memory or r need 64 bits
+    constants: dict[str, Any]  # other compile-time arguments of every kernel
     descriptors: bool  # whether k, v, r and the memory are loaded by descriptors
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        return self.H, self.L, self.M, self.T
 
     @property
     def bh(self) -> int:
         return self.B * self.H
+
+    def tile(self, kernel: str, descriptors: bool, atomics: bool = False) -> config.Config:
+        """Tile sizes of one kernel of this call."""
+        crowded = atomics or bool(self.constants["DROPOUT"])
+        return config.choose(kernel, capability(self.r.device), self.kind, self.block_d, descriptors, crowded)
 
     def rows(self, x: Tensor, first: int, block: int, tma: bool) -> Any:
         """x itself, or its descriptor from row `first` on, which loads blocks of `block` rows."""
@@ -88,10 +104,11 @@ class Plan(NamedTuple):
         x = x[..., first:, :]
         return TensorDescriptor(x, list(x.shape), list(x.stride()), [1] * (x.dim() - 2) + [block, self.block_d])
 
-    def sources(self, call: Call, block: int) -> tuple[Any, ...]:
-        """k, v, k_mem, v_mem, r as the kernels that walk keys take them."""
-        each = ((call.k, 0), (call.v, 0), (self.k_mem, self.unseen), (self.v_mem, self.unseen), (self.r, 0))
-        return tuple(self.rows(x, first, block, self.descriptors) for x, first in each)
+    def sources(self, call: Call, block: int) -> dict[str, Any]:
+        """k, v, the memory and r as the kernels that walk keys take them."""
+        each = {"K": (call.k, 0), "V": (call.v, 0), "R": (self.r, 0)}
+        each |= {"K_MEM": (self.k_mem, self.unseen), "V_MEM": (self.v_mem, self.unseen)}
+        return {name: self.rows(x, first, block, self.descriptors) for name, (x, first) in each.items()}
 
 
 def make_plan(call: Call) -> Plan:
@@ -114,7 +131,6 @@ def make_plan(call: Call) -> Plan:
         "D": width,
         "BLOCK_D": block_d,
         "DROPOUT": call.dropout_p > 0,
-        "WIDE": wide(call.q, *rows),
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
     }
     # Which keys are hidden by bounds only the bounds know, and a descriptor cannot leave rows out.
@@ -124,13 +140,15 @@ def make_plan(call: Call) -> Plan:
         zero_row=call.zero_row - first_row,
         back=back,
         ahead=1 if call.causal else keys,
-        # Kernels see a positive scale and queries of the right sign; a scale of 0 makes all scores 0.
+        # Kernels see a positive scale and queries of the right sign; a scale of 0 makes all scores
+        # 0.
         sign=float((call.scale > 0) - (call.scale < 0)),
         scale_log2=abs(call.scale) * LOG2E if call.scale else 1.0,
         drop_below=dropout.drop_threshold(call.dropout_p) - 2**31,
         keep_scale=1.0 / (1.0 - call.dropout_p),
         kind=kind,
         block_d=block_d,
+        wide=wide(call.q, *rows),
         constants=constants,
         descriptors=unbounded and config.has_descriptors(capability(call.q.device)) and all(map(describable, rows)),
     )  # fmt: skip

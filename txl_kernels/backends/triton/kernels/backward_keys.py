@@ -1,22 +1,20 @@
-"""Backward, dk and dv: a block of keys, of memory or segment, walks the queries that see it. 6 products a tile.
+"""Backward, dk and dv: a block of keys walks the queries that see it. 6 products a tile.
 
-Tiles are transposed, [keys, queries], so that the products with p and dS take them as they are. The bias u needs no
-product: its gradient is the sum over keys of (the key's column sum of dS) times k.
+Tiles are transposed, [keys, queries], so that the products with p and dS take them as they are. The
+bias u needs no product: its gradient is the sum over keys of (the key's column sum of dS) times k.
 """
 
 import triton
 import triton.language as tl
 
+from txl_kernels.backends.triton.kernels.arguments import Bounds, Dropout, Layout, Sizes
+from txl_kernels.backends.triton.kernels.dropout import kept_transposed
+from txl_kernels.backends.triton.kernels.products import dot
+from txl_kernels.backends.triton.kernels.reach import span
+from txl_kernels.backends.triton.kernels.rows import load_rows, packed_rows, place_of, rows_of, store_rows
 from txl_kernels.backends.triton.kernels.skew import skew_transposed
-from txl_kernels.backends.triton.kernels.tiles import (
-    NEVER,
-    dot,
-    interval,
-    kept_transposed,
-    load_rows,
-    rows_of,
-    store_rows,
-)
+from txl_kernels.backends.triton.kernels.table import load_distances, table_of
+from txl_kernels.backends.triton.kernels.visible import interval
 
 
 @triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
@@ -31,80 +29,77 @@ def backward_keys_kernel(
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of keys of one (b, h)). DU: float32 [B * H, blocks, D], the block's share of the gradient of u.
+    """Program (block of keys of one (b, h)).
 
-    With TMA, QU, QW, DOUT and R are descriptors.
+    DU: float32 [B * H, blocks, D], the block's share of the gradient of u. With TMA, QU, QW, DOUT
+    and R are descriptors.
     """
+    sizes = Sizes(H, L, M, T, zero_row, back, ahead)
+    bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
+    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA)
+    plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
     mem_blocks = tl.cdiv(M, BLOCK)
     blocks = mem_blocks + tl.cdiv(L, BLOCK)
     pid = tl.program_id(0)
     block = pid % blocks
-    bh = (pid // blocks).to(tl.int64)
-    b = bh // H
-    h = bh % H
+    place = place_of(pid // blocks, H)
     key0 = M + (block - mem_blocks) * BLOCK  # below 0 where the memory's first block is ragged
     key = key0 + tl.arange(0, BLOCK)
-    d = tl.arange(0, BLOCK_D)
 
     # The queries that see some key of the block.
     seen = None
     if KEY_FIRST is not None:
-        inside = (key >= 0) & (key < M + L)
-        from_query = tl.min(tl.load(KEY_FIRST + b * (M + L) + key, mask=inside, other=NEVER), 0)
-        last_query = tl.load(KEY_LAST + b * (M + L) + key, mask=inside, other=-1)
-        to_query = tl.max(last_query, 0) + 1
-        seen = last_query >= 0
+        row = place.b * (M + L)
+        from_query, to_query, seen = span(KEY_FIRST + row, KEY_LAST + row, key, M + L)
     else:
         from_query = tl.maximum(key0 - M - ahead + 1, 0)
         to_query = tl.minimum(key0 + BLOCK - M + back, L)
 
     unseen = tl.maximum(M - back, 0)  # keys of the memory before any window: not read
     if key0 < M:
-        k = load_rows(
-            K_MEM + b * km_batch + h * km_head, b, h, key0, km_row, unseen, M, seen, BLOCK, D, BLOCK_D, WIDE, False
-        )
-        v = load_rows(
-            V_MEM + b * vm_batch + h * vm_head, b, h, key0, vm_row, unseen, M, seen, BLOCK, D, BLOCK_D, WIDE, False
-        )
+        k_rows = rows_of(K_MEM, (km_batch, km_head, km_row), place, unseen, M, plain)
+        v_rows = rows_of(V_MEM, (vm_batch, vm_head, vm_row), place, unseen, M, plain)
+        k = load_rows(k_rows, key0, seen, BLOCK, plain)  # [BLOCK, BLOCK_D]
+        v = load_rows(v_rows, key0, seen, BLOCK, plain)
     else:
-        k = load_rows(K + b * k_batch + h * k_head, b, h, key0 - M, k_row, 0, L, seen, BLOCK, D, BLOCK_D, WIDE, False)
-        v = load_rows(V + b * v_batch + h * v_head, b, h, key0 - M, v_row, 0, L, seen, BLOCK, D, BLOCK_D, WIDE, False)
-    seed = 0
+        k_rows = rows_of(K, (k_batch, k_head, k_row), place, 0, L, plain)
+        v_rows = rows_of(V, (v_batch, v_head, v_row), place, 0, L, plain)
+        k = load_rows(k_rows, key0 - M, seen, BLOCK, plain)
+        v = load_rows(v_rows, key0 - M, seen, BLOCK, plain)
+    dropout = None
     if DROPOUT:
-        seed = tl.load(SEED)
-    R = rows_of(R, zero_row, h, r_row, r_head, TMA)
-    QU = rows_of(QU, bh, 0, tl.cast(L, tl.int64) * D, 0, TMA)
-    QW = rows_of(QW, bh, 0, tl.cast(L, tl.int64) * D, 0, TMA)
-    DOUT = rows_of(DOUT, b, h, do_batch, do_head, TMA)
+        dropout = Dropout(tl.load(SEED), place.bh, drop_below, keep_scale)
+    table = table_of(R, r_head, r_row, place.h, sizes, layout)
+    qu_rows = packed_rows(QU, place, L, layout)
+    qw_rows = packed_rows(QW, place, L, layout)
+    do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, layout)
     dk = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK, BLOCK_D), tl.float32)
-    column = tl.zeros((BLOCK,), tl.float32)
+    column = tl.zeros((BLOCK,), tl.float32)  # sums of dS over queries
     for m0 in range(from_query // BLOCK * BLOCK, to_query, BLOCK):
         i = m0 + tl.arange(0, BLOCK)
         d0 = M + m0 - key0
-        qw = load_rows(QW, b, h, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
-        r_above = load_rows(R, None, h, d0, r_row, -zero_row, T - zero_row, None, BLOCK, D, BLOCK_D, WIDE, TMA)
-        r_below = load_rows(R, None, h, d0 - BLOCK, r_row, -zero_row, T - zero_row, None, BLOCK, D, BLOCK_D, WIDE, TMA)
-        above = dot(r_above, tl.trans(qw), None, PRECISION)
+        qw = load_rows(qw_rows, m0, None, BLOCK, layout)  # [BLOCK, BLOCK_D], as are r, qu and dout
+        r_above = load_distances(table, d0, None, BLOCK, layout)
+        r_below = load_distances(table, d0 - BLOCK, None, BLOCK, layout)
+        above = dot(r_above, tl.trans(qw), None, PRECISION)  # [distances, queries]
         below = dot(r_below, tl.trans(qw), None, PRECISION)
-        qu = load_rows(QU, b, h, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
-        s = dot(k, tl.trans(qu), None, PRECISION)
+        qu = load_rows(qu_rows, m0, None, BLOCK, layout)
+        s = dot(k, tl.trans(qu), None, PRECISION)  # [keys, queries], as all that follow
         s += skew_transposed(above, below, BLOCK)
-        lse2 = tl.load(LSE2 + bh * L + i, mask=i < L, other=float("inf"))
-        delta = tl.load(DELTA + bh * L + i, mask=i < L, other=0.0)
+        lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
+        delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
         p = tl.math.exp2(s * scale_log2 - lse2[None, :])
-        # Without bounds the tile is whole if its last query sees the first key and its first query the last one.
+        # Whole, without bounds: the last query sees the first key and the first query the last.
         whole = (key0 >= tl.maximum(M + m0 + BLOCK - 1 - back, 0)) & (key0 + BLOCK <= tl.minimum(M + m0 + ahead, M + L))
         whole = whole & (m0 + BLOCK <= L)
         if (KEY_FIRST is not None) or (not whole):
-            low, high, _ = interval(
-                START, END, b, start_batch, start_query, end_batch, end_query, i, L, M, T, zero_row, back, ahead
-            )
+            low, high, _ = interval(bounds, place.b, i, sizes)
             p = tl.where((key[:, None] >= low[None, :]) & (key[:, None] < high[None, :]), p, 0.0)
-        dout = load_rows(DOUT, b, h, m0, do_row, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
+        dout = load_rows(do_rows, m0, None, BLOCK, layout)
         dp = dot(v, tl.trans(dout), None, PRECISION)
         if DROPOUT:
-            stays = kept_transposed(seed, bh, m0, key0, drop_below, BLOCK, BLOCK)
+            stays = kept_transposed(dropout, m0, key0, BLOCK, BLOCK)
             dv = dot(tl.where(stays, p, 0.0).to(dout.dtype), dout, dv, PRECISION)
             dp = tl.where(stays, dp * keep_scale, 0.0)
         else:
@@ -116,10 +111,15 @@ def backward_keys_kernel(
     dk *= tl.abs(scale)
     dv *= keep_scale
     if key0 < M:
-        store_rows(DK_MEM + b * dkm_batch + h * dkm_head, key0, dkm_row, 0, M, dk, BLOCK, D, BLOCK_D, WIDE)
-        store_rows(DV_MEM + b * dvm_batch + h * dvm_head, key0, dvm_row, 0, M, dv, BLOCK, D, BLOCK_D, WIDE)
+        dk_rows = rows_of(DK_MEM, (dkm_batch, dkm_head, dkm_row), place, 0, M, plain)
+        dv_rows = rows_of(DV_MEM, (dvm_batch, dvm_head, dvm_row), place, 0, M, plain)
+        store_rows(dk_rows, key0, dk, BLOCK, plain)
+        store_rows(dv_rows, key0, dv, BLOCK, plain)
     else:
-        store_rows(DK + b * dk_batch + h * dk_head, key0 - M, dk_row, 0, L, dk, BLOCK, D, BLOCK_D, WIDE)
-        store_rows(DV + b * dv_batch + h * dv_head, key0 - M, dv_row, 0, L, dv, BLOCK, D, BLOCK_D, WIDE)
+        dk_rows = rows_of(DK, (dk_batch, dk_head, dk_row), place, 0, L, plain)
+        dv_rows = rows_of(DV, (dv_batch, dv_head, dv_row), place, 0, L, plain)
+        store_rows(dk_rows, key0 - M, dk, BLOCK, plain)
+        store_rows(dv_rows, key0 - M, dv, BLOCK, plain)
     du = tl.sum(column[:, None] * k.to(tl.float32), 0) * scale
-    tl.store(DU + (bh * blocks + block) * D + d, du, mask=d < D)
+    d = tl.arange(0, BLOCK_D)
+    tl.store(DU + (place.bh * blocks + block) * D + d, du, mask=d < D)

@@ -1,87 +1,96 @@
-"""Backward, dq: a block of queries walks its keys as forward does. 5 products a tile, 6 with dr by atomics.
+"""Backward, dq: a block of queries walks its keys as forward does.
 
-Scores come from lse. The tile's dS, joined with the one before, is skewed into distance coordinates: G[m, c] is the
-gradient of the score at distance d0 + c, complete for these queries, so dq through positions is G @ r, one product.
+5 products a tile, 6 with dr by atomics. Scores come from lse. The tile's dS, joined with the one
+before, is skewed into distance coordinates: G[m, c] is the gradient of the score at distance d0 +
+c, complete for these queries, so dq through positions is G @ r, one product.
 """
 
 import triton
 import triton.language as tl
 
-from txl_kernels.backends.triton.kernels.skew import skew
-from txl_kernels.backends.triton.kernels.tiles import (
-    dot,
-    hull,
-    interval,
-    kept,
-    load_rows,
-    row_mask,
-    row_offsets,
-    rows_of,
-    store_rows,
+from txl_kernels.backends.triton.kernels.arguments import (
+    Bounds,
+    Dropout,
+    Layout,
+    Queries,
+    Rows,
+    Sizes,
+    TableGradient,
+    Upstream,
 )
+from txl_kernels.backends.triton.kernels.dropout import kept
+from txl_kernels.backends.triton.kernels.products import dot
+from txl_kernels.backends.triton.kernels.rows import add_rows, load_rows, packed_rows, place_of, rows_of, store_rows
+from txl_kernels.backends.triton.kernels.skew import skew
+from txl_kernels.backends.triton.kernels.sources import memory_source, segment_source
+from txl_kernels.backends.triton.kernels.table import load_distances, table_of
+from txl_kernels.backends.triton.kernels.visible import partly, sees, visible_to
+
+
+@triton.jit
+def _in_use(last, rows, row0, BLOCK: tl.constexpr):
+    """[BLOCK] bool: which rows from row0 on some query sees; None without bounds.
+
+    last: pointer to KEY_LAST or ROW_LAST of `reach_kernel` at row 0.
+    """
+    used = None
+    if last is not None:
+        row = row0 + tl.arange(0, BLOCK)
+        used = tl.load(last + row, mask=(row >= rows.first) & (row < rows.last), other=-1) >= 0
+    return used
 
 
 @triton.jit
 def _through_positions(
-    dq, G, qw, R, DR, row_last, r_row, h, d0, T, zero_row, dr_scale,
-    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    TMA: tl.constexpr,
+    dq, G, qw, table, row_last, gradient, d0, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout
 ):  # fmt: skip
-    """dq + G @ r for the block of distances at d0; with DR (float32 [T, D], this head's), adds G^T @ qw to it."""
-    distance = d0 + tl.arange(0, BLOCK)
-    used = None
-    if row_last is not None:
-        row = zero_row + distance
-        used = tl.load(row_last + row, mask=(row >= 0) & (row < T), other=-1) >= 0
-    r = load_rows(R, None, h, d0, r_row, -zero_row, T - zero_row, used, BLOCK, D, BLOCK_D, WIDE, TMA)
+    """dq + G @ r for the block of distances at d0; with `gradient`, adds G^T @ qw to that.
+
+    G: [BLOCK, BLOCK], in q's dtype.
+    """
+    r = load_distances(table, d0, _in_use(row_last, table, d0, BLOCK), BLOCK, layout)  # [BLOCK, BLOCK_D]
     dq = dot(G, r, dq, PRECISION)
-    if DR is not None:
-        dr = dot(tl.trans(G), qw, None, PRECISION) * dr_scale
-        at = DR + tl.cast(zero_row + d0, tl.int64) * D + row_offsets(D, BLOCK, BLOCK_D, False)
-        tl.atomic_add(at, dr, mask=row_mask(distance, -zero_row, T - zero_row, D, BLOCK_D), sem="relaxed")
+    if gradient is not None:
+        dr = dot(tl.trans(G), qw, None, PRECISION) * gradient.scale  # [BLOCK, BLOCK_D]
+        plain: tl.constexpr = Layout(layout.D, layout.BLOCK_D, False, False)
+        add_rows(gradient.rows, d0 - table.first, dr, BLOCK, plain)
     return dq
 
 
 @triton.jit
 def _walk(
-    state, qu, qw, dout, lse2, delta, K, V, key_last, row_last, k_row, v_row, first_row, shift, origin, last_row,
-    R, DR, r_row, T, zero_row, b, h, m0, M, low, high, first, last, all_from, all_to, scale_log2, dr_scale, seed, bh,
-    drop_below, keep_scale,
-    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr,
+    state, source, key_last, table, row_last, gradient, queries, upstream, visible, dropout,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout,
 ):  # fmt: skip
-    """Tiles of one source from first_row to last_row. shift, origin: as in forward."""
+    """All tiles of one source.
+
+    state: dq [BLOCK, BLOCK_D]; position scores of the block of distances above the next tile
+    [BLOCK, BLOCK], float32; dS of the tile before [BLOCK, BLOCK], in q's dtype; and its distance
+    d0.
+    """
     dq, above, ds_before, d0 = state
-    from_row = first - shift
-    if TMA:
-        from_row = origin
-    for row0 in range(first_row, last_row, BLOCK):
-        key0 = row0 + shift
-        d0 = M + m0 - key0
-        key = key0 + tl.arange(0, BLOCK)
-        seen = None
-        if key_last is not None:
-            seen = tl.load(key_last + key, mask=(key >= first) & (key < last), other=-1) >= 0
-        k = load_rows(K, b, h, row0, k_row, from_row, last - shift, seen, BLOCK, D, BLOCK_D, WIDE, TMA)
-        r = load_rows(R, None, h, d0 - BLOCK, r_row, -zero_row, T - zero_row, None, BLOCK, D, BLOCK_D, WIDE, TMA)
-        v = load_rows(V, b, h, row0, v_row, from_row, last - shift, None, BLOCK, D, BLOCK_D, WIDE, TMA)
-        below = dot(qw, tl.trans(r), None, PRECISION)
-        s = dot(qu, tl.trans(k), None, PRECISION)
+    for row0 in range(source.start, source.k.last, BLOCK):
+        key0 = row0 + source.shift
+        d0 = queries.at - key0
+        seen = _in_use(key_last, source.k, row0, BLOCK)
+        k = load_rows(source.k, row0, seen, BLOCK, layout)  # [BLOCK, BLOCK_D]
+        r = load_distances(table, d0 - BLOCK, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
+        v = load_rows(source.v, row0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
+        below = dot(queries.qw, tl.trans(r), None, PRECISION)  # [BLOCK, BLOCK], as all that follow
+        s = dot(queries.qu, tl.trans(k), None, PRECISION)
         s += skew(above, below, BLOCK, BLOCK)
         above = below
-        p = tl.math.exp2(s * scale_log2 - lse2[:, None])
-        dp = dot(dout, tl.trans(v), None, PRECISION)
-        if DROPOUT:
-            dp = tl.where(kept(seed, bh, m0, key0, drop_below, BLOCK, BLOCK), dp * keep_scale, 0.0)
-        ds = p * (dp - delta[:, None])
-        if (key0 < all_from) | (key0 + BLOCK > all_to):
-            ds = tl.where((key[None, :] >= low[:, None]) & (key[None, :] < high[:, None]), ds, 0.0)
+        p = tl.math.exp2(s * queries.scale_log2 - upstream.lse2[:, None])
+        dp = dot(upstream.dout, tl.trans(v), None, PRECISION)
+        if dropout is not None:
+            dp = tl.where(kept(dropout, queries.m0, key0, BLOCK, BLOCK), dp * dropout.keep_scale, 0.0)
+        ds = p * (dp - upstream.delta[:, None])
+        if partly(visible, key0, BLOCK):
+            ds = tl.where(sees(visible, key0, BLOCK), ds, 0.0)
         ds = ds.to(k.dtype)
         dq = dot(ds, k, dq, PRECISION)
         G = skew(ds, ds_before, BLOCK, BLOCK)
-        dq = _through_positions(
-            dq, G, qw, R, DR, row_last, r_row, h, d0, T, zero_row, dr_scale, BLOCK, D, BLOCK_D, WIDE, PRECISION, TMA
-        )
+        dq = _through_positions(dq, G, queries.qw, table, row_last, gradient, d0, BLOCK, PRECISION, layout)
         ds_before = ds
     return dq, above, ds_before, d0
 
@@ -95,71 +104,82 @@ def backward_queries_kernel(
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of queries of one (b, h)). DQ_SUM: float32 [B * H, blocks, D], the block's sum of dq.
+    """Program (block of queries of one (b, h)).
 
-    DR: None, or float32 [H, T, D] of zeros, to which dr is added by atomics. With TMA, K, V, K_MEM, V_MEM and R are
-    descriptors as in forward.
+    DQ_SUM: float32 [B * H, blocks, D], the block's sum of dq. DR: None, or float32 [H, T, D] of
+    zeros, to which dr is added by atomics. With TMA, K, V, K_MEM, V_MEM and R are descriptors as in
+    forward.
     """
+    sizes = Sizes(H, L, M, T, zero_row, back, ahead)
+    bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
+    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA)
+    plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
     blocks = tl.cdiv(L, BLOCK)
     pid = tl.program_id(0)
     block = blocks - 1 - pid % blocks  # longest first
     m0 = block * BLOCK
-    bh = (pid // blocks).to(tl.int64)
-    b = bh // H
-    h = bh % H
+    place = place_of(pid // blocks, H)
     i = m0 + tl.arange(0, BLOCK)
-    low, high, _ = interval(
-        START, END, b, start_batch, start_query, end_batch, end_query, i, L, M, T, zero_row, back, ahead
-    )
-    first, last, all_from, all_to = hull(low, high, i, L, M)
-    # Queries past the segment's end may meet anything, and their dS must not reach dr or DQ_SUM: mask every tile.
-    all_to = tl.where(m0 + BLOCK > L, 0, all_to)
-    key_last = None
+    # Queries past the segment's end may meet anything: their dS must not reach dr or DQ_SUM.
+    visible, _ = visible_to(bounds, place.b, i, sizes, True)
+    key_last = None  # of the memory; the segment's begins at key M
+    segment_last = None
     row_last = None
     if KEY_LAST is not None:
-        key_last = KEY_LAST + b * (M + L)
-        row_last = ROW_LAST + b * T
+        key_last = KEY_LAST + place.b * (M + L)
+        segment_last = key_last + M
+        row_last = ROW_LAST + place.b * T + zero_row
 
-    qu = load_rows(QU + bh * L * D, b, h, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE, False)
-    qw = load_rows(QW + bh * L * D, b, h, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE, False)
-    dout = load_rows(DOUT + b * do_batch + h * do_head, b, h, m0, do_row, 0, L, None, BLOCK, D, BLOCK_D, WIDE, False)
-    lse2 = tl.load(LSE2 + bh * L + i, mask=i < L, other=float("inf"))
-    delta = tl.load(DELTA + bh * L + i, mask=i < L, other=0.0)
-    seed = 0
+    qu = load_rows(packed_rows(QU, place, L, plain), m0, None, BLOCK, plain)  # [BLOCK, BLOCK_D]
+    qw = load_rows(packed_rows(QW, place, L, plain), m0, None, BLOCK, plain)
+    queries = Queries(qu, qw, m0, M + m0, scale_log2)
+    do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, plain)
+    upstream = Upstream(
+        load_rows(do_rows, m0, None, BLOCK, plain),
+        tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf")),
+        tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0),
+    )
+    dropout = None
     if DROPOUT:
-        seed = tl.load(SEED)
+        dropout = Dropout(tl.load(SEED), place.bh, drop_below, keep_scale)
 
-    mem_row = M - tl.cdiv(tl.maximum(M - first, 0), BLOCK) * BLOCK
-    seg_row = tl.maximum(first - M, 0) // BLOCK * BLOCK
-    R = rows_of(R, zero_row, h, r_row, r_head, TMA)
-    dr = None
+    km_strides, vm_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
+    k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
+    memory = memory_source(K_MEM, km_strides, V_MEM, vm_strides, place, visible, sizes, BLOCK, layout)
+    segment = segment_source(K, k_strides, V, v_strides, place, visible, sizes, BLOCK, layout)
+    table = table_of(R, r_head, r_row, place.h, sizes, layout)
+    gradient = None
     if DR is not None:
-        dr = DR + h * T * D
-    d0 = M + m0 - tl.where(first < M, mem_row, M + seg_row)
-    r = load_rows(R, None, h, d0, r_row, -zero_row, T - zero_row, None, BLOCK, D, BLOCK_D, WIDE, TMA)
+        dr_rows = Rows(DR + place.h * T * D, D, 0, T, place.b, place.h)
+        gradient = TableGradient(dr_rows, tl.abs(scale))
+    d0 = queries.at - tl.where(visible.first < M, memory.start, M + segment.start)
+    r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
     above = dot(qw, tl.trans(r), None, PRECISION)
     state = (tl.zeros((BLOCK, BLOCK_D), tl.float32), above, tl.zeros((BLOCK, BLOCK), qu.dtype), d0)
-    dr_scale = tl.abs(scale)
     state = _walk(
-        state, qu, qw, dout, lse2, delta,
-        rows_of(K_MEM, b, h, km_batch, km_head, TMA), rows_of(V_MEM, b, h, vm_batch, vm_head, TMA),
-        key_last, row_last, km_row, vm_row, mem_row, 0, tl.maximum(M - back, 0), tl.minimum(last, M),
-        R, dr, r_row, T, zero_row, b, h, m0, M, low, high, first, tl.minimum(last, M), all_from, all_to, scale_log2,
-        dr_scale, seed, bh, drop_below, keep_scale, BLOCK, D, BLOCK_D, DROPOUT, WIDE, PRECISION, TMA,
-    )  # fmt: skip
-    state = _walk(
-        state, qu, qw, dout, lse2, delta, rows_of(K, b, h, k_batch, k_head, TMA), rows_of(V, b, h, v_batch, v_head, TMA),
-        key_last, row_last, k_row, v_row, seg_row, M, 0, last - M,
-        R, dr, r_row, T, zero_row, b, h, m0, M, low, high, tl.maximum(first, M), last, all_from, all_to, scale_log2,
-        dr_scale, seed, bh, drop_below, keep_scale, BLOCK, D, BLOCK_D, DROPOUT, WIDE, PRECISION, TMA,
-    )  # fmt: skip
-    dq, above, ds, d0 = state
-    # What the last tile leaves below d0: nothing when causal, the distances of later keys otherwise.
-    G = skew(tl.zeros_like(ds), ds, BLOCK, BLOCK)
-    dq = _through_positions(
-        dq, G, qw, R, dr, row_last, r_row, h, d0 - BLOCK, T, zero_row, dr_scale, BLOCK, D, BLOCK_D, WIDE, PRECISION, TMA
+        state,
+        memory,
+        key_last,
+        table,
+        row_last,
+        gradient,
+        queries,
+        upstream,
+        visible,
+        dropout,
+        BLOCK,
+        PRECISION,
+        layout,
     )
+    state = _walk(
+        state, segment, segment_last, table, row_last, gradient, queries, upstream, visible, dropout, BLOCK, PRECISION,
+        layout,
+    )  # fmt: skip
+    dq, _, ds, d0 = state
+    # What the last tile leaves below d0: nothing when causal, else the distances of later keys.
+    G = skew(tl.zeros_like(ds), ds, BLOCK, BLOCK)
+    dq = _through_positions(dq, G, qw, table, row_last, gradient, d0 - BLOCK, BLOCK, PRECISION, layout)
     dq *= scale
-    store_rows(DQ + b * dq_batch + h * dq_head, m0, dq_row, 0, L, dq, BLOCK, D, BLOCK_D, WIDE)
+    store_rows(rows_of(DQ, (dq_batch, dq_head, dq_row), place, 0, L, plain), m0, dq, BLOCK, plain)
     d = tl.arange(0, BLOCK_D)
-    tl.store(DQ_SUM + (bh * blocks + block) * D + d, tl.sum(dq, 0), mask=d < D)
+    tl.store(DQ_SUM + (place.bh * blocks + block) * D + d, tl.sum(dq, 0), mask=d < D)

@@ -1,39 +1,33 @@
-"""Backward, dr without atomics: a block of distances walks the diagonals of every batch row. 6 products a tile.
+"""Backward, dr without atomics: a block of distances walks the diagonals of every batch row.
 
-Tiles are [distances c, queries m]; the key of a pair is M + i - d, so content scores and dP come skewed from two blocks
-of keys, and the positional product is the plain one. Batch rows are dealt to `parts` programs whose sums are added up
-in order afterwards.
+6 products a tile. Tiles are [distances c, queries m]; the key of a pair is M + i - d, so content
+scores and dP come skewed from two blocks of keys, and the positional product is the plain one.
+Batch rows are dealt to `parts` programs whose sums are added up in order afterwards.
 """
 
 import triton
 import triton.language as tl
 
+from txl_kernels.backends.triton.kernels.arguments import Bounds, Dropout, Layout, Place, Rows, Sizes
+from txl_kernels.backends.triton.kernels.dropout import kept_transposed
+from txl_kernels.backends.triton.kernels.products import dot
+from txl_kernels.backends.triton.kernels.reach import span
+from txl_kernels.backends.triton.kernels.rows import load_rows, packed_rows, rows_of, store_rows
 from txl_kernels.backends.triton.kernels.skew import skew_transposed
-from txl_kernels.backends.triton.kernels.tiles import (
-    NEVER,
-    dot,
-    interval,
-    kept_transposed,
-    load_rows,
-    rows_of,
-    store_rows,
-)
+from txl_kernels.backends.triton.kernels.table import load_distances, table_of
+from txl_kernels.backends.triton.kernels.visible import interval
 
 
 @triton.jit
-def _key_block(
-    K, K_MEM, row, mem_row, b, h, key0, M, L, unseen,
-    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """BLOCK rows of keys or values from key0 on, wherever they lie: a block never straddles the memory's end.
-
-    unseen: keys of the memory before any window, which are not read.
-    """
+def _load_keys(memory, segment, key0, M, BLOCK: tl.constexpr, layout):
+    """[BLOCK, BLOCK_D] of keys or values from key0 on: a block never straddles the memory's end."""
     inside = key0 < M
-    return load_rows(
-        tl.where(inside, K_MEM, K), b, h, tl.where(inside, key0, key0 - M), tl.where(inside, mem_row, row),
-        tl.where(inside, unseen, 0),        tl.where(inside, M, L), None, BLOCK, D, BLOCK_D, WIDE, False,
-    )  # fmt: skip
+    at = tl.where(inside, memory.at, segment.at)
+    stride = tl.where(inside, memory.stride, segment.stride)
+    first = tl.where(inside, memory.first, segment.first)
+    last = tl.where(inside, memory.last, segment.last)
+    rows = Rows(at, stride, first, last, segment.b, segment.h)
+    return load_rows(rows, tl.where(inside, key0, key0 - M), None, BLOCK, layout)
 
 
 @triton.jit(do_not_specialize=["B", "H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
@@ -49,6 +43,10 @@ def backward_table_kernel(
 
     With TMA, QU, QW, DOUT and R are descriptors.
     """
+    sizes = Sizes(H, L, M, T, zero_row, back, ahead)
+    bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
+    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA)
+    plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
     low_blocks = tl.cdiv(zero_row, BLOCK)  # of negative distances
     blocks = low_blocks + tl.cdiv(tl.maximum(T - zero_row, 0), BLOCK)
     pid = tl.program_id(0)
@@ -57,63 +55,60 @@ def backward_table_kernel(
     part = tl.program_id(1)
     parts = tl.num_programs(1)
     row = zero_row + d0 + tl.arange(0, BLOCK)
-    R = rows_of(R, zero_row, h, r_row, r_head, TMA)
-    r = load_rows(R, None, h, d0, r_row, -zero_row, T - zero_row, None, BLOCK, D, BLOCK_D, WIDE, TMA)
+    table = table_of(R, r_head, r_row, h, sizes, layout)
+    r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
     seed = 0
     if DROPOUT:
         seed = tl.load(SEED)
-    unseen = tl.maximum(M - back, 0)
+    unseen = tl.maximum(M - back, 0)  # keys of the memory before any window: not read
     dr = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     for b_index in range(part, B, parts):
         b = tl.cast(b_index, tl.int64)
-        bh = b * H + h
+        place = Place(b * H + h, b, h)
+        dropout = Dropout(seed, place.bh, drop_below, keep_scale)
         # The queries that see some key at one of these distances.
         if ROW_FIRST is not None:
-            inside = (row >= 0) & (row < T)
-            from_query = tl.min(tl.load(ROW_FIRST + b * T + row, mask=inside, other=NEVER), 0)
-            to_query = tl.max(tl.load(ROW_LAST + b * T + row, mask=inside, other=-1), 0) + 1
+            from_query, to_query, _ = span(ROW_FIRST + b * T, ROW_LAST + b * T, row, T)
         else:
             from_query = tl.maximum(d0 - M, 0)
             to_query = tl.minimum(d0 + BLOCK - 1 + L, L)
             to_query = tl.where((d0 > back) | (d0 + BLOCK - 1 < 1 - ahead), 0, to_query)
-        keys = K + b * k_batch + h * k_head
-        values = V + b * v_batch + h * v_head
-        mem_keys = K_MEM + b * km_batch + h * km_head
-        mem_values = V_MEM + b * vm_batch + h * vm_head
-        qus = rows_of(QU, bh, 0, tl.cast(L, tl.int64) * D, 0, TMA)
-        qws = rows_of(QW, bh, 0, tl.cast(L, tl.int64) * D, 0, TMA)
-        douts = rows_of(DOUT, b, h, do_batch, do_head, TMA)
+        keys = rows_of(K, (k_batch, k_head, k_row), place, 0, L, plain)
+        values = rows_of(V, (v_batch, v_head, v_row), place, 0, L, plain)
+        mem_keys = rows_of(K_MEM, (km_batch, km_head, km_row), place, unseen, M, plain)
+        mem_values = rows_of(V_MEM, (vm_batch, vm_head, vm_row), place, unseen, M, plain)
+        qu_rows = packed_rows(QU, place, L, layout)
+        qw_rows = packed_rows(QW, place, L, layout)
+        do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, layout)
         for m0 in range(from_query // BLOCK * BLOCK, to_query, BLOCK):
             i = m0 + tl.arange(0, BLOCK)
             key0 = M + m0 - d0  # key of query m0 at distance d0; the others are up to BLOCK - 1 before and after
-            qu = load_rows(qus, b, h, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
-            k = _key_block(keys, mem_keys, k_row, km_row, b, h, key0, M, L, unseen, BLOCK, D, BLOCK_D, WIDE)
-            above = dot(k, tl.trans(qu), None, PRECISION)
-            k = _key_block(keys, mem_keys, k_row, km_row, b, h, key0 - BLOCK, M, L, unseen, BLOCK, D, BLOCK_D, WIDE)
+            qu = load_rows(qu_rows, m0, None, BLOCK, layout)  # [BLOCK, BLOCK_D], as are k, v, qw and dout
+            k = _load_keys(mem_keys, keys, key0, M, BLOCK, plain)
+            above = dot(k, tl.trans(qu), None, PRECISION)  # [keys, queries]
+            k = _load_keys(mem_keys, keys, key0 - BLOCK, M, BLOCK, plain)
             below = dot(k, tl.trans(qu), None, PRECISION)
-            qw = load_rows(qws, b, h, m0, D, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
-            s = dot(r, tl.trans(qw), None, PRECISION)
+            qw = load_rows(qw_rows, m0, None, BLOCK, layout)
+            s = dot(r, tl.trans(qw), None, PRECISION)  # [distances, queries]
             s += skew_transposed(above, below, BLOCK)
-            dout = load_rows(douts, b, h, m0, do_row, 0, L, None, BLOCK, D, BLOCK_D, WIDE, TMA)
-            v = _key_block(values, mem_values, v_row, vm_row, b, h, key0, M, L, unseen, BLOCK, D, BLOCK_D, WIDE)
-            above = dot(v, tl.trans(dout), None, PRECISION)
-            v = _key_block(values, mem_values, v_row, vm_row, b, h, key0 - BLOCK, M, L, unseen, BLOCK, D, BLOCK_D, WIDE)
+            dout = load_rows(do_rows, m0, None, BLOCK, layout)
+            v = _load_keys(mem_values, values, key0, M, BLOCK, plain)
+            above = dot(v, tl.trans(dout), None, PRECISION)  # [keys, queries]
+            v = _load_keys(mem_values, values, key0 - BLOCK, M, BLOCK, plain)
             below = dot(v, tl.trans(dout), None, PRECISION)
             if DROPOUT:  # in key coordinates, where four queries share their bits
-                stays = kept_transposed(seed, bh, m0, key0, drop_below, BLOCK, BLOCK)
+                stays = kept_transposed(dropout, m0, key0, BLOCK, BLOCK)
                 above = tl.where(stays, above * keep_scale, 0.0)
-                stays = kept_transposed(seed, bh, m0, key0 - BLOCK, drop_below, BLOCK, BLOCK)
+                stays = kept_transposed(dropout, m0, key0 - BLOCK, BLOCK, BLOCK)
                 below = tl.where(stays, below * keep_scale, 0.0)
-            dp = skew_transposed(above, below, BLOCK)
-            lse2 = tl.load(LSE2 + bh * L + i, mask=i < L, other=float("inf"))
-            delta = tl.load(DELTA + bh * L + i, mask=i < L, other=0.0)
+            dp = skew_transposed(above, below, BLOCK)  # [distances, queries], as all that follow
+            lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
+            delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
             ds = tl.math.exp2(s * scale_log2 - lse2[None, :]) * (dp - delta[None, :])
-            low, high, _ = interval(
-                START, END, b, start_batch, start_query, end_batch, end_query, i, L, M, T, zero_row, back, ahead
-            )
+            low, high, _ = interval(bounds, b, i, sizes)
             key = key0 + tl.arange(0, BLOCK)[None, :] - tl.arange(0, BLOCK)[:, None]
             ds = tl.where((key >= low[None, :]) & (key < high[None, :]), ds, 0.0)
             dr = dot(ds.to(qw.dtype), qw, dr, PRECISION)
     dr *= tl.abs(scale)
-    at = DR + (part * tl.cast(tl.num_programs(0) // blocks, tl.int64) + h) * T * D
-    store_rows(at, zero_row + d0, D, 0, T, dr, BLOCK, D, BLOCK_D, WIDE)
+    first = (part * tl.cast(tl.num_programs(0) // blocks, tl.int64) + h) * T  # row of DR
+    store_rows(Rows(DR + first * D, D, 0, T, 0, h), zero_row + d0, dr, BLOCK, plain)

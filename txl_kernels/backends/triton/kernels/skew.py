@@ -1,12 +1,14 @@
-"""The relative shift inside a tile: from products with blocks of distances to the keys of each query, and back.
+"""The relative shift inside a tile: from products with distances to keys of queries, and back.
 
-A tile holds queries m of [0, BM) against keys n of [0, BN), BM <= BN; d0 is the distance of (m, n) = (0, 0). Its pairs
-are at distances d0 + m - n, so they need the products with two blocks of BN distances: `above` starts at d0, `below` at
-d0 - BN. With w = m - n + BN, pair (m, n) wants column w of [below | above].
+A tile holds queries m of [0, BM) against keys n of [0, BN), BM <= BN; d0 is the distance of (m, n)
+= (0, 0). Its pairs are at distances d0 + m - n, so they need the products with two blocks of BN
+distances: `above` starts at d0, `below` at d0 - BN. With w = m - n + BN, pair (m, n) wants column w
+of [below | above].
 
-A rank-1 gather is one store to shared memory, a barrier and one load (a gather of rank 2 becomes shuffles, many more
-instructions). Flat addresses put the low bits so that neither the store nor the load has bank conflicts in the matrix
-units' layout of 4-byte results, and write the part that depends on a thread's register index as a linear term.
+A rank-1 gather is one store to shared memory, a barrier and one load (a gather of rank 2 becomes
+shuffles, many more instructions). Flat addresses put the low bits so that neither the store nor the
+load has bank conflicts in the matrix units' layout of 4-byte results, and write the part that
+depends on a thread's register index as a linear term.
 """
 
 import triton
@@ -17,8 +19,8 @@ import triton.language as tl
 def skew(above, below, BM: tl.constexpr, BN: tl.constexpr):
     """[BM, BN] float32: out[m, n] = [below | above][m, m - n + BN].
 
-    Also its own inverse, up to which tile is new: with (ds, ds of the tile before) it gives G[m, c], the entries at
-    distance d0 + c.
+    Also its own inverse, up to which tile is new: with (ds, ds of the tile before) it gives G[m,
+    c], the entries at distance d0 + c.
     """
     mh = tl.arange(0, BM // 8)[:, None, None, None]
     ml = tl.arange(0, 8)[None, :, None, None]
