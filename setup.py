@@ -1,4 +1,5 @@
-"""Builds txl_kernels._native and _cuda with CMake and ninja. Metadata is in pyproject.toml; torch is not needed."""
+"""Builds txl_kernels._native and _cuda with CMake and ninja. Metadata is in pyproject.toml; torch
+is not needed."""
 
 import os
 import shutil
@@ -28,7 +29,8 @@ def compiler_missing() -> str | None:
 
 
 def cuda_missing() -> str | None:
-    """Why the CUDA kernels are not built; None if they are. TXL_KERNELS_CUDA: auto (default), on, off."""
+    """Why the CUDA kernels are not built; None if they are. TXL_KERNELS_CUDA: auto (default), on,
+    off."""
     wanted = os.environ.get("TXL_KERNELS_CUDA", "auto")
     if wanted not in ("auto", "on", "off"):
         raise SystemExit(f"TXL_KERNELS_CUDA must be auto, on or off, got {wanted!r}")
@@ -73,7 +75,8 @@ class CMakeBuild(build_ext):
         self.note("_native", target, reason)
         self.note("_cuda", target, without_cuda or reason)
         if reason is not None:
-            # A GPU or reference user needs no C++ kernels, so the install goes on; the package says what is missing.
+            # A GPU or reference user needs no C++ kernels, so the install goes on; the package says
+            # what is missing.
             print(f"WARNING: {reason}", file=sys.stderr)
             return
         try:
@@ -89,7 +92,8 @@ class CMakeBuild(build_ext):
             self.cmake(target, cuda=False)
 
     def note(self, name: str, target: Path, why: str | None) -> None:
-        """Says beside where the module would be why it is not there, and removes what an earlier build left there."""
+        """Says beside where the module would be why it is not there, and removes what an earlier
+        build left there."""
         note = target / NOTES[name]
         if why is None:
             note.unlink(missing_ok=True)

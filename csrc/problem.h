@@ -1,5 +1,5 @@
-// One call of rel_attention as every kernel sees it: sizes, mask, dropout, and where the tensors lie. Symbols follow
-// DESIGN.md, "What is computed".
+// One call of rel_attention as every kernel sees it: sizes, mask, dropout, and where the tensors
+// lie. Symbols follow DESIGN.md, "What is computed".
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,8 @@ namespace txl {
 
 enum class Type : int { f32, bf16, f16 };
 
-// A [n0, n1, n2, D] tensor in elements: any strides, last axis contiguous. data == nullptr: not given.
+// A [n0, n1, n2, D] tensor in elements: any strides, last axis contiguous. data == nullptr: not
+// given.
 struct View {
   void* data = nullptr;
   int64_t s0 = 0, s1 = 0, s2 = 0;

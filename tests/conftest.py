@@ -1,4 +1,5 @@
-"""Shared fixtures: the backends under test and their devices, and outputs that show what was not written."""
+"""Shared fixtures: the backends under test and their devices, and outputs that show what was not
+written."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`backend`: all of them. `kernel_backend`: those behind the operators, that is all but the reference."""
+    """`backend`: all of them. `kernel_backend`: those behind the operators, that is all but the
+    reference."""
     names = metafunc.config.getoption("--backends").split(",")
     for fixture in ("backend", "kernel_backend"):
         if fixture in metafunc.fixturenames:

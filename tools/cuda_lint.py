@@ -1,10 +1,12 @@
-"""Holds the machine code of the CUDA kernels, as built into txl_kernels._cuda, against tools/cuda_table.json.
+"""Holds the machine code of the CUDA kernels, as built into txl_kernels._cuda, against
+tools/cuda_table.json.
 
     python tools/cuda_lint.py                 fails on a spill, a missing 128-bit load, or growth
     python tools/cuda_lint.py --update        rewrites the table for the nvcc that built the module
     python tools/cuda_lint.py --show          prints every kernel
 
-No GPU is needed. cuobjdump comes with Triton; it repeats what `ptxas -v` said, where a stack means spilled registers.
+No GPU is needed. cuobjdump comes with Triton; it repeats what `ptxas -v` said, where a stack means
+spilled registers.
 """
 
 import argparse
@@ -55,7 +57,8 @@ def _by_kernel(text: str) -> dict[str, str]:
 
 
 def measure(binary: Path) -> Kernels:
-    """By kernel: registers, stack (bytes), instructions, wide (128-bit loads), ahead (of the first barrier)."""
+    """By kernel: registers, stack (bytes), instructions, wide (128-bit loads), ahead (of the first
+    barrier)."""
 
     def told(option: str) -> dict[str, str]:
         done = subprocess.run([CUOBJDUMP, option, binary], capture_output=True, text=True, check=True)

@@ -1,8 +1,10 @@
-"""What a short call of the CUDA C++ kernels must move, and how long that takes at least: python tools/decode_model.py
+"""What a short call of the CUDA C++ kernels must move, and how long that takes at least: python
+tools/decode_model.py
 
-For every shape: megabytes that must come from the device's memory (k and v of all texts, r once), that pass from the L2 to
-the multiprocessors (r once for every text) and that the parts write and read back; blocks, and in how many rounds they run;
-and the time of these bytes at the rates below, with the steps that nothing hides. The split is the kernel's own.
+For every shape: megabytes that must come from the device's memory (k and v of all texts, r once),
+that pass from the L2 to the multiprocessors (r once for every text) and that the parts write and
+read back; blocks, and in how many rounds they run; and the time of these bytes at the rates below,
+with the steps that nothing hides. The split is the kernel's own.
 """
 
 import argparse
@@ -13,9 +15,11 @@ import torch
 from txl_kernels.backends import cuda
 from txl_kernels.call import Call
 
-# H100 SXM: multiprocessors; bytes a microsecond of a copy, and of the L2; microseconds of one trip to memory.
+# H100 SXM: multiprocessors; bytes a microsecond of a copy, and of the L2; microseconds of one trip
+# to memory.
 PROCESSORS, MEMORY, L2, TRIP = 132, 3.0e6, 5.5e6, 0.8
-# Trips that follow one another: a block's inputs, its results to the merge, there sums, values; and the merge's launch.
+# Trips that follow one another: a block's inputs, its results to the merge, there sums, values; and
+# the merge's launch.
 FIXED = 4 * TRIP + 1.0
 AT_ONCE = {1: 4, 4: 3, 16: 2}  # blocks of bf16 a multiprocessor holds: tools/cuda_lint.py --show
 

@@ -10,7 +10,7 @@ from txl.config import ModelConfig
 from txl_kernels import RelAttention
 
 # The hidden states each layer read last, n_layer tensors [B, M, d_model], M <= mem_len. Detached.
-Memory = tuple[Tensor, ...]
+HiddenMemory = tuple[Tensor, ...]
 
 
 class FeedForward(nn.Sequential):
@@ -112,7 +112,7 @@ class TransformerXL(nn.Module):
     def layers(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
 
-    def initial_memory(self, batch: int) -> Memory | None:
+    def initial_memory(self, batch: int) -> HiddenMemory | None:
         """What precedes a text: None, or mem_len zero states a layer.
 
         See `ModelConfig.initial_memory`.
@@ -131,7 +131,7 @@ class TransformerXL(nn.Module):
         """[B, L, d_model] -> [B, L, vocab_size]."""
         return F.linear(hidden, self.embedding.weight, self.output_bias)
 
-    def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory | None]:
+    def forward(self, tokens: Tensor, memory: HiddenMemory | None = None) -> tuple[Tensor, HiddenMemory | None]:
         """Scores of the token after each position.
 
         Args:

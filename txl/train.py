@@ -17,7 +17,7 @@ from txl.config import ModelConfig, TrainConfig
 from txl.data import Corpus, OrderedStreams
 from txl.errors import TxlError
 from txl.evaluate import Score, evaluate
-from txl.model import Memory, TransformerXL
+from txl.model import HiddenMemory, TransformerXL
 from txl.paths import AnyPath
 
 Report = Callable[[dict[str, Any]], None]
@@ -91,7 +91,7 @@ class Trainer:
         self.step = 0
         self.attn_len = model_config.attn_len(config.tgt_len)
         self.best_loss = math.inf
-        self.memory: Memory | None = None
+        self.memory: HiddenMemory | None = None
         self.stop_requested = False
         if resume:
             self._resume()

@@ -7,11 +7,13 @@ from txl_kernels.checks.settings import check_integer
 
 
 class KeyValueCache:
-    """The projected keys and values of the last `mem_len` positions of one attention layer, and its W_kR R.
+    """The projected keys and values of the last `mem_len` positions of one attention layer, and its
+    W_kR R.
 
-    With frozen parameters these never change, so keeping them instead of hidden states is exact and saves projecting the
-    memory again at every segment. Appending writes in place; when the buffer is full the rows held move to its front,
-    once in at least `mem_len` positions, so memory and time a position stay constant however long the text.
+    With frozen parameters these never change, so keeping them instead of hidden states is exact and
+    saves projecting the memory again at every segment. Appending writes in place; when the buffer
+    is full the rows held move to its front, once in at least `mem_len` positions, so memory and
+    time a position stay constant however long the text.
 
     Attributes:
         r: [H, mem_len + max_segment, D], encodings of distances 0 and up.

@@ -50,7 +50,8 @@ def _cuda_lines() -> list[str]:
 
 
 def report() -> str:
-    """Versions, devices, and for each backend and device the dtypes it takes or why it takes none."""
+    """Versions, devices, and for each backend and device the dtypes it takes or why it takes
+    none."""
     lines = [
         f"txl_kernels {txl_kernels.__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.machine()}",

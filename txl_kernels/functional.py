@@ -53,44 +53,52 @@ def rel_attention(
     return_lse: bool = False,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention with Transformer-XL's relative positions (Dai et al. 2019, section 3.3), memory included.
+    """Attention with Transformer-XL's relative positions (Dai et al. 2019, section 3.3), memory
+    included.
 
-    Query i stands at key position M + i; key j of the S = M + L keys, memory first, is at distance d = M + i - j:
+    Query i stands at key position M + i; key j of the S = M + L keys, memory first, is at distance
+    d = M + i - j:
 
         score[i, j] = scale * ((q_i + content_bias) . k_j + (q_i + position_bias) . r[zero_row + d])
         out_i = sum_j dropout(softmax_j(score[i, j])) v_j
 
-    Nothing of size L x S is stored by any backend but `reference`. Differentiable in all eight tensors.
+    Nothing of size L x S is stored by any backend but `reference`. Differentiable in all eight
+    tensors.
 
     Args:
-        q, k, v: [B, H, L, D], one floating dtype. Any strides with a contiguous last axis, as in all tensors here:
-            [L, B, H, D] storage viewed by `permute(1, 2, 0, 3)` is taken without a copy.
-        r: [H, T, D], the projected encodings W_kR R; row `zero_row + d` belongs to distance d. It needs a row for every
-            distance some query sees, no more.
+        q, k, v: [B, H, L, D], one floating dtype. Any strides with a contiguous last axis, as in
+            all tensors here: [L, B, H, D] storage viewed by `permute(1, 2, 0, 3)` is taken without
+            a copy.
+        r: [H, T, D], the projected encodings W_kR R; row `zero_row + d` belongs to distance d. It
+            needs a row for every distance some query sees, no more.
         content_bias, position_bias: [H, D], u and v of the paper.
         memory: None, or keys and values before the segment, ([B, H, M, D], [B, H, M, D]).
         causal: a query sees no key after its own position.
-        window: None, or the number of most recent keys a query sees, its own included (distances 0 .. window - 1).
-        start, end: None, or int32 tensors that broadcast to [B, L]: the query sees keys start <= j < end only, values in
-            [0, M + L], intersected with `causal` and `window`. A query that sees no key gives out 0, lse -inf and
-            zero gradients. Values out of range raise (a compiled `reference` call raises only for distances r lacks);
-            "triton" and "cuda" do not wait for the device to read them, and give NaN for a query whose own are out of
-            range or reach a distance without a row in r.
-        zero_row: row of r that holds distance 0; L - 1 for a table that starts at distance -(L - 1).
+        window: None, or the number of most recent keys a query sees, its own
+            included (distances 0 .. window - 1).
+        start, end: None, or int32 tensors that broadcast to [B, L]: the query sees keys
+            start <= j < end only, values in [0, M + L], intersected with `causal` and `window`.
+            Where B = L, one axis could mean either and is refused: pass [B, 1] or [1, L]. A
+            query that sees no key gives out 0, lse -inf and zero gradients. Values out of range
+            raise (a compiled `reference` call raises only for distances r lacks); "triton" and
+            "cuda" do not wait for the device to read them, and give NaN for a query whose own are
+            out of range or reach a distance without a row in r.
+        zero_row: row of r that holds distance 0; L - 1 for a table that starts at
+            distance -(L - 1).
         scale: factor of the scores; None for 1 / sqrt(D).
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
-        dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element: the same seed drops
-            the same entries in every backend.
+        dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element:
+            the same seed drops the same entries in every backend.
         return_lse: also return the log of the softmax's denominator.
-        backend: None for the fastest that can run, else "native" (C++, CPU, float32 and bfloat16) or "reference"
-            (PyTorch, any device and dtype, L x S memory), or "triton" (NVIDIA GPUs, float32, bfloat16 and float16,
-            head widths to 256; float32 products are formed as torch.set_float32_matmul_precision says), or, only by
-            name, "cuda" (CUDA C++ for NVIDIA GPUs: up to 16 queries, no gradients, head widths that are multiples of 8
-            up to 256).
+        backend: None for the fastest that can run, else "native" (C++, CPU, float32 and bfloat16)
+            or "reference" (PyTorch, any device and dtype, L x S memory), or "triton" (NVIDIA GPUs,
+            float32, bfloat16 and float16, head widths to 256; float32 products are formed as
+            torch.set_float32_matmul_precision says), or, only by name, "cuda" (CUDA C++ for NVIDIA
+            GPUs: up to 16 queries, no gradients, head widths that are multiples of 8 up to 256).
 
     Returns:
-        out [B, H, L, D] in q's dtype; with `return_lse` also lse [B, H, L], float32 (float64 for float64).
-        Under torch.autocast the tensors are cast to its dtype first.
+        out [B, H, L, D] in q's dtype; with `return_lse` also lse [B, H, L], float32 (float64 for
+        float64). Under torch.autocast the tensors are cast to its dtype first.
 
     Raises:
         TypeError, ValueError: an argument's type, dtype, device, shape or value, by name.
@@ -141,6 +149,7 @@ def rel_attention(
 
 
 def _autocast(x: Any, dtype: torch.dtype) -> Any:
-    """What autocast does to an argument of scaled_dot_product_attention: float64 and what is no float are left alone."""
+    """What autocast does to an argument of scaled_dot_product_attention: float64 and what is no
+    float are left alone."""
     eligible = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
     return x.to(dtype) if eligible else x

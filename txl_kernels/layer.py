@@ -13,7 +13,8 @@ from txl_kernels.positions import sinusoid
 
 
 class RelAttention(nn.Module):
-    """Multi-head attention with relative positions and segment memory (paper, sections 3.2 and 3.3).
+    """Multi-head attention with relative positions and segment memory (paper, sections 3.2
+    and 3.3).
 
     Only the attention: no residual, no layer norm, no dropout on the output.
 
@@ -23,9 +24,10 @@ class RelAttention(nn.Module):
         attn_dropout: dropout on the attention weights in training.
         causal, window: as in `rel_attention`.
         clamp_len: None, or the largest distance told apart from longer ones.
-        batch_first: True for [B, L, d_model], False for [L, B, d_model]; memory and result alike. Neither is
-            copied.
-        content_bias, position_bias: None for biases of its own (zeros), or [H, D] parameters shared between layers.
+        batch_first: True for [B, L, d_model], False for [L, B, d_model]; memory and result alike.
+            Neither is copied.
+        content_bias, position_bias: None for biases of its own (zeros), or [H, D] parameters shared
+            between layers.
         backend: as in `rel_attention`.
 
     Raises:
@@ -124,7 +126,8 @@ class RelAttention(nn.Module):
         return projected.view(-1, self.n_head, self.d_head).transpose(0, 1)
 
     def positions(self, length: int, memory_len: int, clamp_len: int | None = None) -> Tensor:
-        """Encodings of every distance a segment of this length meets, the first row's distance 0 or -(length - 1).
+        """Encodings of every distance a segment of this length meets, the first row's distance 0
+        or -(length - 1).
 
         clamp_len: None for the layer's own.
         """
@@ -151,10 +154,12 @@ class RelAttention(nn.Module):
 
     @torch.no_grad()
     def fill_cache(self, cache: KeyValueCache, memory: Tensor) -> None:
-        """Adds the keys and values of hidden states [B, M, d_model] (or [M, B, d_model]) to the cache.
+        """Adds the keys and values of hidden states [B, M, d_model] (or [M, B, d_model]) to the
+        cache.
 
         Raises:
-            ValueError: memory is not three-dimensional or of another width; of another batch than the cache's.
+            ValueError: memory is not three-dimensional or of another width; of another batch than
+                the cache's.
         """
         if memory.dim() != 3 or memory.size(-1) != self.d_model:
             raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
@@ -179,12 +184,13 @@ class RelAttention(nn.Module):
 
         Args:
             x: [B, L, d_model] (or [L, B, d_model], see `batch_first`).
-            memory: None, or the hidden states [B, M, d_model] before x; detach them as the paper does.
-            positions: None for sinusoids, or the encodings [T, d_model] of distances 0, 1, .. (with dropout, say),
-                shared between layers; from -(L - 1) on if not causal.
+            memory: None, or the hidden states [B, M, d_model] before x; detach them as the paper
+                does.
+            positions: None for sinusoids, or the encodings [T, d_model] of distances 0, 1, .. (with
+                dropout, say), shared between layers; from -(L - 1) on if not causal.
             start, end: as in `rel_attention`.
-            cache: None, or this layer's cache from `new_cache`: its keys are the memory, and x's are added to it.
-                Evaluation only; equal to passing the hidden states as `memory`.
+            cache: None, or this layer's cache from `new_cache`: its keys are the memory, and x's
+                are added to it. Evaluation only; equal to passing the hidden states as `memory`.
 
         Returns:
             Of x's shape.

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from txl.model import TransformerXL
 from txl_kernels import sinusoid
 
-Memory = list[Tensor]  # hidden states of each layer, [M, B, d_model]
+HiddenMemory = list[Tensor]  # hidden states of each layer, [M, B, d_model]
 
 
 class OriginalTransformerXL(nn.Module):
@@ -23,7 +23,7 @@ class OriginalTransformerXL(nn.Module):
         super().__init__()
         self.model, self.mem_len, self.window = model, mem_len, window
 
-    def forward(self, tokens: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
+    def forward(self, tokens: Tensor, memory: HiddenMemory | None = None) -> tuple[Tensor, HiddenMemory]:
         """Logits [B, L, vocab_size] of the tokens after tokens [B, L], and the memory for the
         segment that follows."""
         model = self.model

@@ -16,7 +16,8 @@ namespace py = pybind11;
 
 namespace {
 
-// A call whose sizes, strides and settings are known, and only pointers are not: what many calls have in common.
+// A call whose sizes, strides and settings are known, and only pointers are not: what many calls
+// have in common.
 class Plan {
  public:
   Plan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below) {

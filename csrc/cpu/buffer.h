@@ -1,5 +1,5 @@
-// Aligned float storage. Never inline: an inline function compiled for one instruction set could be linked into
-// another.
+// Aligned float storage. Never inline: an inline function compiled for one instruction set could be
+// linked into another.
 #pragma once
 #include <cstddef>
 #include <cstdint>

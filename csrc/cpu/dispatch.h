@@ -1,4 +1,5 @@
-// The kernels of the instruction set in use: the best this processor has, or the one TXL_KERNELS_ISA names.
+// The kernels of the instruction set in use: the best this processor has, or the one
+// TXL_KERNELS_ISA names.
 #pragma once
 #include <string>
 #include <vector>
@@ -17,7 +18,8 @@ struct Kernels {
 // Best first. Only those compiled for this architecture.
 const std::vector<Kernels>& all_kernels();
 
-// Throws std::runtime_error if TXL_KERNELS_ISA names one that is unknown or that this processor lacks.
+// Throws std::runtime_error if TXL_KERNELS_ISA names one that is unknown or that this processor
+// lacks.
 const Kernels& kernels();
 
 // Chooses anew: "" for the best one. For tests, which run every instruction set in one process.

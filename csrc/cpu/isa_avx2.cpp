@@ -1,4 +1,5 @@
-// The kernels for AVX2 with FMA. Chosen at run time, so only what follows the pragma may use the instructions.
+// The kernels for AVX2 with FMA. Chosen at run time, so only what follows the pragma may use the
+// instructions.
 #include "generic/includes.h"
 
 #if defined(__x86_64__)

@@ -10,7 +10,8 @@
 namespace txl {
 namespace {
 
-// The entry point every GNU-compatible OpenMP runtime exports: run fn(data) on a team of num_threads.
+// The entry point every GNU-compatible OpenMP runtime exports: run fn(data) on a team of
+// num_threads.
 using GompParallel = void (*)(void (*fn)(void*), void* data, unsigned num_threads, unsigned flags);
 
 std::atomic<GompParallel> g_gomp{nullptr};
@@ -52,7 +53,8 @@ void parallel_for(int threads, int64_t items, Body body, void* context) {
   if (threads <= 1 || items <= 1) {
     work(&loop);
   } else if (GompParallel gomp = usable_openmp()) {
-    // Always the whole team: libgomp ends the threads that a smaller one leaves over and starts them anew for the next.
+    // Always the whole team: libgomp ends the threads that a smaller one leaves over and starts
+    // them anew for the next.
     gomp(work, &loop, static_cast<unsigned>(threads), 0);
   } else {
     const int team = static_cast<int>(std::min<int64_t>(threads, items));

@@ -1,4 +1,5 @@
-// Runs a loop on several threads: on torch's own OpenMP pool when Python found it, else on threads of our own.
+// Runs a loop on several threads: on torch's own OpenMP pool when Python found it, else on threads
+// of our own.
 #pragma once
 #include <cstdint>
 
@@ -6,8 +7,9 @@ namespace txl {
 
 using Body = void (*)(void* context, int64_t item, int thread);
 
-// Calls body(context, item, thread) once for each item in [0, items), thread in [0, threads). Items are handed out in
-// order; which thread takes which is not fixed, so a result must depend on its item alone. The body must not throw.
+// Calls body(context, item, thread) once for each item in [0, items), thread in [0, threads). Items
+// are handed out in order; which thread takes which is not fixed, so a result must depend on its
+// item alone. The body must not throw.
 void parallel_for(int threads, int64_t items, Body body, void* context);
 
 // Address of GOMP_parallel in the OpenMP runtime that torch has loaded; 0 forgets it.

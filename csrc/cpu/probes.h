@@ -1,5 +1,5 @@
-// What the machine itself can do, for benchmarks to put beside a kernel; and the kernels' exp, for a test of its
-// accuracy. In the instruction set in use.
+// What the machine itself can do, for benchmarks to put beside a kernel; and the kernels' exp, for
+// a test of its accuracy. In the instruction set in use.
 #pragma once
 #include <cstdint>
 

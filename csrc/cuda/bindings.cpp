@@ -1,4 +1,5 @@
-// The Python module txl_kernels._cuda. A stream is an integer; Python has checked everything that comes in.
+// The Python module txl_kernels._cuda. A stream is an integer; Python has checked everything that
+// comes in.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
@@ -25,8 +26,8 @@ bool rows_aligned(const txl::View& x, int64_t n0, int64_t n1, int64_t n2, int64_
   return n0 * n1 * n2 == 0 || (fits(n0, x.s0) && fits(n1, x.s1) && fits(n2, x.s2));
 }
 
-// All of a call but where its tensors lie: calls of the same shapes and strides share one. The keys are split twice,
-// for rows that are read 16 bytes at a time and for rows that lie anywhere.
+// All of a call but where its tensors lie: calls of the same shapes and strides share one. The keys
+// are split twice, for rows that are read 16 bytes at a time and for rows that lie anywhere.
 class Plan {
  public:
   Plan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below, int multiprocessors) {

@@ -27,8 +27,8 @@ struct KeyRows {
   }
 };
 
-// Keys of a part that queries see, and the rows of r they meet, relative to that of query 0 and the part's first key.
-// Empty: low > high.
+// Keys of a part that queries see, and the rows of r they meet, relative to that of query 0 and the
+// part's first key. Empty: low > high.
 struct Hull {
   int low, high, r_low, r_high;
 };
@@ -40,7 +40,8 @@ TXL_DEVICE Hull seen_in_part(const Problem& p, int64_t b, int i, int64_t first_k
   return {from, to, i - to + 1, i - from + 1};
 }
 
-// Of all queries, in every thread; and what each query sees, in shared memory. One lane of Q does the work for a query.
+// Of all queries, in every thread; and what each query sees, in shared memory. One lane of Q does
+// the work for a query.
 template <class S>
 TXL_DEVICE Hull hull_of_part(const Problem& p, int64_t b, int64_t first_key, int keys, float* from, float* to) {
   const int L = queries_of<S>(p), i = thread() % S::Q;
@@ -66,7 +67,8 @@ struct Block {
   const Problem& p;
   float* shared;
   Layout at;
-  // Batch rows are next to each other in the grid: blocks that run together read the same rows of r from the L2.
+  // Batch rows are next to each other in the grid: blocks that run together read the same rows of r
+  // from the L2.
   int b = block_x(), h = block_y(), part = block_z();
   int D, L, rounded, part_keys, keys;  // rounded: L, to whole groups of queries; keys: of this part
   int64_t first_key;

@@ -1,4 +1,5 @@
-// Elements of tensors: float, and the 16-bit types as bits, converted to and from float; 16 bytes of them at a time.
+// Elements of tensors: float, and the 16-bit types as bits, converted to and from float; 16 bytes
+// of them at a time.
 #pragma once
 #include "simt.h"
 

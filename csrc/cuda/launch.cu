@@ -35,7 +35,8 @@ int64_t split(Problem& p, int multiprocessors) {
     throw std::invalid_argument("sizes that the CUDA kernels do not take");
   p.first_key = p.window ? std::max<int64_t>(0, p.M - p.window + 1) : 0;
   const int64_t S = p.M + p.L - p.first_key, heads = p.B * p.H;
-  // Blocks that run at once, by the registers of the instances; the split that takes the fewest such rounds of keys.
+  // Blocks that run at once, by the registers of the instances; the split that takes the fewest
+  // such rounds of keys.
   const int64_t Q = instance_queries(p), at_once = std::max(1, multiprocessors) * (Q == 1 ? 4 : Q == 4 ? 3 : 2);
   int64_t keys = 0, least = INT64_MAX;
   for (int64_t tried = most_keys(p); tried > 0; tried -= STEP) {

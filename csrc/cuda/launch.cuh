@@ -54,9 +54,9 @@ void with_queries(const Problem& p, const Use& use) {
   return use(Shape<T, LANES, CHUNKS, MOST_QUERIES, true>());
 }
 
-// Calls use(Shape()) with the instance for a call. Lanes of a row: a power of two that covers it with 16 bytes each;
-// rows beyond a warp take two loads a lane. Rows that are not aligned are rare: one instance serves them all.
-// launch.cu's `most_keys` follows these choices.
+// Calls use(Shape()) with the instance for a call. Lanes of a row: a power of two that covers it
+// with 16 bytes each; rows beyond a warp take two loads a lane. Rows that are not aligned are rare:
+// one instance serves them all. launch.cu's `most_keys` follows these choices.
 template <class T, class Use>
 void with_shape(const Problem& p, const Use& use) {
   constexpr int E = 16 / sizeof(T), WIDEST = MOST_WIDTH / E / WARP;

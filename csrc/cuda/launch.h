@@ -8,17 +8,17 @@ namespace txl_cuda {
 
 constexpr int MOST_QUERIES = 16, MOST_WIDTH = 256;
 
-// Splits the keys that some query may see, by sizes, p.aligned and the number of multiprocessors alone: sets
-// p.first_key, p.parts and p.part_keys. Returns the floats that p.partial must hold. Throws std::invalid_argument if
-// the sizes are beyond what the kernels take.
+// Splits the keys that some query may see, by sizes, p.aligned and the number of multiprocessors
+// alone: sets p.first_key, p.parts and p.part_keys. Returns the floats that p.partial must hold.
+// Throws std::invalid_argument if the sizes are beyond what the kernels take.
 int64_t split(Problem& p, int multiprocessors);
 
-// Enqueues the call on a stream of the current device; the keys are split and p.partial is set. Throws
-// std::runtime_error with CUDA's reason.
+// Enqueues the call on a stream of the current device; the keys are split and p.partial is set.
+// Throws std::runtime_error with CUDA's reason.
 void forward(Type type, const Problem& p, void* stream);
 
-// Loads the kernels of such a call onto the current device, which would otherwise happen at the first call. Throws
-// std::runtime_error with CUDA's reason.
+// Loads the kernels of such a call onto the current device, which would otherwise happen at the
+// first call. Throws std::runtime_error with CUDA's reason.
 void load(Type type, const Problem& p);
 
 void forward_f32(const Problem& p, void* stream);

@@ -6,8 +6,9 @@ namespace txl_cuda {
 
 constexpr int THREADS = 128, WARP = 32, WARPS = THREADS / WARP;
 
-// Offsets in floats. Queries [Q][width] with each bias, which the sum over warps takes over; scores [Q][part_keys]; the
-// largest score and the sum of weights, [WARPS][Q] each; first and last + 1 key that a query sees, [Q].
+// Offsets in floats. Queries [Q][width] with each bias, which the sum over warps takes over; scores
+// [Q][part_keys]; the largest score and the sum of weights, [WARPS][Q] each; first and last + 1 key
+// that a query sees, [Q].
 struct Layout {
   int content, position, score, tops, sums, from, to, floats;
 };

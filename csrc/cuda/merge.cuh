@@ -5,8 +5,8 @@
 
 namespace txl_cuda {
 
-// x = (b * H + h) * L + i. A part's weighted sum of values is partial[x, part, :]; behind all of these lie its largest
-// score and its sum of weights.
+// x = (b * H + h) * L + i. A part's weighted sum of values is partial[x, part, :]; behind all of
+// these lie its largest score and its sum of weights.
 TXL_DEVICE float* part_sums(const Problem& p, int64_t x, int64_t part) {
   return p.partial + p.B * p.H * p.L * p.parts * p.D + (x * p.parts + part) * 2;
 }

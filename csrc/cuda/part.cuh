@@ -1,8 +1,9 @@
 // Attention of a few queries over one part of the keys: the work is reading k, v and r once.
 //
-// A block takes one (b, h) and one part of the keys, for all queries of the segment. It asks for its first rows of k, r
-// and v at once, then forms scores in shared memory (content, then position, each over rows as they lie), weights, and
-// the weighted sum of values. Nothing is waited for on the host and nothing is allocated.
+// A block takes one (b, h) and one part of the keys, for all queries of the segment. It asks for
+// its first rows of k, r and v at once, then forms scores in shared memory (content, then position,
+// each over rows as they lie), weights, and the weighted sum of values. Nothing is waited for on
+// the host and nothing is allocated.
 #pragma once
 #include "scores.cuh"
 #include "values.cuh"

@@ -1,4 +1,5 @@
-// How a block reads rows of k, v and r: 16 bytes a load, a tile of rows in flight while the one before is used.
+// How a block reads rows of k, v and r: 16 bytes a load, a tile of rows in flight while the one
+// before is used.
 #pragma once
 #include "element.cuh"
 #include "layout.h"
@@ -8,7 +9,8 @@ namespace txl_cuda {
 
 constexpr int ROWS = 4;  // consecutive rows of a group of lanes in a tile
 
-// An instance of the kernel: LANES lanes share a row, CHUNKS 16-byte loads a lane; at most Q queries.
+// An instance of the kernel: LANES lanes share a row, CHUNKS 16-byte loads a lane; at most Q
+// queries.
 template <class T_, int LANES_, int CHUNKS_, int Q_, bool ALIGNED_>
 struct Shape {
   using T = T_;
@@ -55,8 +57,8 @@ TXL_DEVICE int column(int chunk) {
   return (chunk * S::LANES + lane<S>()) * S::E;
 }
 
-// Asks for this thread's part of the tile that begins at row `first`; what lies outside rows [from, to) or beyond D is
-// 0.
+// Asks for this thread's part of the tile that begins at row `first`; what lies outside rows [from,
+// to) or beyond D is 0.
 template <class S, class RowAt>
 TXL_DEVICE void fetch(Tile<S>& tile, int D, int first, int from, int to, const RowAt& row_at) {
   unsigned rows[S::CHUNKS];  // from `from` on, of which this lane reads anything
@@ -81,8 +83,8 @@ TXL_DEVICE void widen(const Tile<S>& tile, float (&x)[ROWS][S::PER_LANE]) {
   for (int d = 0; d < S::PER_LANE; ++d) x[z][d] = element<typename S::T>(tile.chunk[z][d / S::E], d % S::E);
 }
 
-// Sums of four values each over the lanes of a group: lane l gets that of x[l / (LANES / 4)]. Half of what a lane holds
-// goes to its partner at each step, so four sums take little more than one.
+// Sums of four values each over the lanes of a group: lane l gets that of x[l / (LANES / 4)]. Half
+// of what a lane holds goes to its partner at each step, so four sums take little more than one.
 template <int LANES>
 TXL_DEVICE float sums_over_group(float (&x)[4]) {
   const bool upper = thread() & (LANES / 2), odd = thread() & (LANES / 4);
@@ -98,16 +100,16 @@ TXL_DEVICE float sums_over_group(float (&x)[4]) {
   return sum;
 }
 
-// Where element d of a query lies in shared memory: four floats of each lane side by side, so that lanes of a group
-// read from different banks.
+// Where element d of a query lies in shared memory: four floats of each lane side by side, so that
+// lanes of a group read from different banks.
 template <class S>
 TXL_DEVICE int in_quarters(int d) {
   const int chunk = d / (S::LANES * S::E), owner = d / S::E % S::LANES, e = d % S::E;
   return ((chunk * (S::E / 4) + e / 4) * S::LANES + owner) * 4 + e % 4;
 }
 
-// Dot products of the rows [from, to) with L queries, [Q][WIDTH] in quarters, 0 beyond D and L: use(row, q,
-// product) is called by one lane for each. `tile` is the first, already asked for.
+// Dot products of the rows [from, to) with L queries, [Q][WIDTH] in quarters, 0 beyond D and L:
+// use(row, q, product) is called by one lane for each. `tile` is the first, already asked for.
 template <class S, class RowAt, class Use>
 TXL_DEVICE void products(const Problem& p, const float* queries, Tile<S>& tile, int from, int to, const RowAt& row_at,
                          const Use& use) {

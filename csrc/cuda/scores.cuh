@@ -36,8 +36,8 @@ TXL_DEVICE void find_tops(const Block<S>& block) {
   }
 }
 
-// Scores become weights relative to the largest of the part, query by query; every thread helps with each. Sums by
-// warp.
+// Scores become weights relative to the largest of the part, query by query; every thread helps
+// with each. Sums by warp.
 template <class S>
 TXL_DEVICE void weigh(const Block<S>& block) {
   const Problem& p = block.p;

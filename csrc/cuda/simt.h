@@ -1,4 +1,5 @@
-// What the kernels use of CUDA, so that the same source also compiles as host C++ against the tests' emulation of it.
+// What the kernels use of CUDA, so that the same source also compiles as host C++ against the
+// tests' emulation of it.
 #pragma once
 #include <cstdint>
 
@@ -12,7 +13,8 @@
 #define TXL_UNROLL _Pragma("unroll")
 #define TXL_UNROLL_BY_4 _Pragma("unroll 4")
 #define TXL_ROLLED _Pragma("unroll 1")
-// Two blocks a multiprocessor at least: left to itself ptxas spills a few bytes to fit one block more.
+// Two blocks a multiprocessor at least: left to itself ptxas spills a few bytes to fit one block
+// more.
 #define TXL_KERNEL __global__ __launch_bounds__(txl_cuda::THREADS, 2)
 // float* of the dynamic shared memory.
 #define TXL_SHARED(name) extern __shared__ __align__(16) float name[]

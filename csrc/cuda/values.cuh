@@ -17,7 +17,8 @@ TXL_DEVICE void clear_unseen(const Block<S>& block, int row, float (&x)[ROWS][S:
   }
 }
 
-// This thread's share of the weighted sums of values. `tile` is the first, already asked for, from row `first` on.
+// This thread's share of the weighted sums of values. `tile` is the first, already asked for, from
+// row `first` on.
 template <class S>
 TXL_DEVICE void add_values(const Block<S>& block, const KeyRows<S>& v, Tile<S>& tile, int first,
                            float (&total)[S::Q][S::PER_LANE]) {
@@ -41,8 +42,8 @@ TXL_DEVICE void add_values(const Block<S>& block, const KeyRows<S>& v, Tile<S>& 
   }
 }
 
-// Sums over threads to [Q][WIDTH] at the start of shared memory, where the queries have served: groups of a warp by
-// shuffles, warps one after the other, an order that nothing changes.
+// Sums over threads to [Q][WIDTH] at the start of shared memory, where the queries have served:
+// groups of a warp by shuffles, warps one after the other, an order that nothing changes.
 template <class S>
 TXL_DEVICE void add_up(const Block<S>& block, float (&total)[S::Q][S::PER_LANE]) {
   const int warp = thread() / WARP;

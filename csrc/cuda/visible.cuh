@@ -8,8 +8,9 @@ namespace txl_cuda {
 TXL_DEVICE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 TXL_DEVICE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Keys [low, high) that a query sees; low == high: none. bad: its bounds are out of range, or a key it sees has no row
-// in r; then its result is NaN, since nobody reads values back to the host to raise an error.
+// Keys [low, high) that a query sees; low == high: none. bad: its bounds are out of range, or a key
+// it sees has no row in r; then its result is NaN, since nobody reads values back to the host to
+// raise an error.
 struct Seen {
   int64_t low, high;
   bool bad;
@@ -32,8 +33,8 @@ TXL_DEVICE Seen visible(const Problem& p, int64_t b, int64_t i) {
   return seen.bad || seen.low >= seen.high ? Seen{0, 0, seen.bad} : seen;
 }
 
-// What a query gets whose weights sum to nothing: 0 if it sees no key, NaN if its bounds are bad or all scores are
-// -inf.
+// What a query gets whose weights sum to nothing: 0 if it sees no key, NaN if its bounds are bad or
+// all scores are -inf.
 TXL_DEVICE float empty_result(const Problem& p, int64_t b, int64_t i) {
   const Seen seen = visible(p, b, i);
   return seen.bad || seen.low < seen.high ? NAN : 0.f;
@@ -46,8 +47,8 @@ TXL_DEVICE float log_sum(const Problem& p, int64_t b, int64_t i, float top, floa
   return visible(p, b, i).bad ? NAN : -INFINITY;
 }
 
-// weight of a score relative to the largest: a score of -inf weighs nothing, even where there is no other; NaN stays
-// NaN.
+// weight of a score relative to the largest: a score of -inf weighs nothing, even where there is no
+// other; NaN stays NaN.
 TXL_DEVICE float weight_of(float score, float top) { return score == -INFINITY ? 0.f : exp2f(score - top); }
 
 }  // namespace txl_cuda

@@ -1,5 +1,5 @@
-// txl_kernels.call.Call in C++: the order of its fields, and how kernels get sizes, strides and pointers from it.
-// Python's own attribute access, no header of torch.
+// txl_kernels.call.Call in C++: the order of its fields, and how kernels get sizes, strides and
+// pointers from it. Python's own attribute access, no header of torch.
 #pragma once
 #include <pybind11/pybind11.h>
 

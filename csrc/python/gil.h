@@ -17,9 +17,10 @@ inline bool finalizing() {
 #endif
 }
 
-// Takes the GIL again. At interpreter shutdown CPython ends a daemon thread that asks for it by unwinding its stack;
-// that must not pass through destructors (py::gil_scoped_release would end the process, handles would count references
-// without the GIL), so such a thread waits here for the process to end.
+// Takes the GIL again. At interpreter shutdown CPython ends a daemon thread that asks for it by
+// unwinding its stack; that must not pass through destructors (py::gil_scoped_release would end the
+// process, handles would count references without the GIL), so such a thread waits here for the
+// process to end.
 inline void take_gil(PyThreadState* state) {
 #ifdef __GLIBCXX__
   try {

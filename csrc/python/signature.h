@@ -4,7 +4,8 @@
 
 namespace txl {
 
-// m.signature(call, ordinary types, strided layout) -> bytes or None; see txl_kernels.operators.fast_path.
+// m.signature(call, ordinary types, strided layout) -> bytes or None; see
+// txl_kernels.operators.fast_path.
 void define_signature(pybind11::module_& m);
 
 }  // namespace txl

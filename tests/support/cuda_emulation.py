@@ -1,5 +1,5 @@
-"""csrc/cuda compiled as host C++ against simt_emulation.h: as a Python module that the backend takes for its own,
-or as a small program."""
+"""csrc/cuda compiled as host C++ against simt_emulation.h: as a Python module that the backend
+takes for its own, or as a small program."""
 
 import importlib.util
 import subprocess
@@ -43,7 +43,8 @@ def build(folder: Path) -> Any:
 
 
 def build_driver(folder: Path, csrc: Path = CSRC, flags: tuple[str, ...] = ()) -> Path:
-    """Compiles tests/txl_kernels/cuda/driver.cpp with the kernels of the folder `csrc` into a program."""
+    """Compiles tests/txl_kernels/cuda/driver.cpp with the kernels of the folder `csrc` into a
+    program."""
     program = folder / "driver"
     command = ["g++", *FLAGS, "-O1", *flags, "-I", str(csrc), "-I", str(HERE), str(HERE / "driver.cpp")]
     subprocess.run([*command, "-x", "c++", str(csrc / "launch.cu"), "-o", str(program)], check=True)
@@ -63,7 +64,8 @@ def call_nowhere(
 
 
 def plan_of(*sizes: Any, module: Any = None, window: int | None = None, multiprocessors: int = 132) -> Any:
-    """The plan of such a call: of B, H, L, M, D and perhaps a dtype. module: None for the one at hand."""
+    """The plan of such a call: of B, H, L, M, D and perhaps a dtype. module: None for the one at
+    hand."""
     call = call_nowhere(*sizes, window=window)
     module = cuda.native.module if module is None else module
     return module.Plan(call, call.q, cuda.DTYPES.index(call.q.dtype), 0, multiprocessors)

@@ -1,4 +1,5 @@
-"""The definition, computed pair by pair: no shift, no matrix product of scores, float64. And inputs to try it on."""
+"""The definition, computed pair by pair: no shift, no matrix product of scores, float64. And inputs
+to try it on."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +81,8 @@ CASES = [
 
 
 def here(x: Tensor) -> Tensor:
-    """On the default device: generators of inputs stay on the cpu, so that every device gets the same."""
+    """On the default device: generators of inputs stay on the cpu, so that every device gets the
+    same."""
     return x.to(torch.get_default_device())
 
 
@@ -122,7 +124,8 @@ def _stored(shape: tuple[int, ...], layout: str, generator: torch.Generator) -> 
 
 
 def make_inputs(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
-    """Keyword arguments of `rel_attention`, with `k_mem` and `v_mem` beside the rest; leaves that require gradients."""
+    """Keyword arguments of `rel_attention`, with `k_mem` and `v_mem` beside the rest; leaves that
+    require gradients."""
     g = torch.Generator("cpu").manual_seed(case.seed)
     B, H, L, M, D = case.B, case.H, case.L, case.M, case.D
     reach = min(case.S, case.window or case.S)
@@ -156,7 +159,8 @@ def as_call(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_fields(inputs: dict[str, Any]) -> Call:
-    """The call that `rel_attention` would make of `make_inputs`' arguments, as backends and operators take it."""
+    """The call that `rel_attention` would make of `make_inputs`' arguments, as backends and
+    operators take it."""
     B, _, L, D = inputs["q"].shape
     given = {name: x for name, x in inputs.items() if name in Call._fields}
     bounds = {name: None if inputs[name] is None else inputs[name].expand(B, L) for name in ("start", "end")}

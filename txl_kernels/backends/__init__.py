@@ -1,5 +1,5 @@
-"""The backends, and which of them runs a call. Only `backend=None` may choose; one asked for by name runs or says why
-it cannot."""
+"""The backends, and which of them runs a call. Only `backend=None` may choose; one asked for by
+name runs or says why it cannot."""
 
 import functools
 import warnings
@@ -13,7 +13,8 @@ from txl_kernels.call import Call
 # Fastest first.
 KERNELS: dict[str, Kernels] = {cpu.NAME: cpu, cuda.NAME: cuda, triton.NAME: triton}
 BACKENDS: dict[str, Backend] = {**KERNELS, reference.NAME: reference}
-# Dtypes in which kernels can be expected on a device, so that falling back to the reference is worth a warning.
+# Dtypes in which kernels can be expected on a device, so that falling back to the reference is
+# worth a warning.
 _EXPECTED = {
     "cpu": (cpu, (torch.float32, torch.bfloat16, torch.float16)),
     "cuda": (triton, triton.DTYPES),
@@ -25,7 +26,8 @@ def available_backends(
 ) -> list[str]:
     """Names of the backends that run on `device` with `dtype`, fastest first.
 
-    "cuda" among them takes calls of few queries and no gradients, and for now only by name; the others take any.
+    "cuda" among them takes calls of few queries and no gradients, and for now only by name; the
+    others take any.
     """
     device = torch.device(device)
     return [name for name, backend in BACKENDS.items() if backend.cannot_run(device, dtype, head_width) is None]
@@ -42,7 +44,8 @@ def choose(backend: str | None, call: Call) -> str:
 
     Raises:
         ValueError: `backend` is not a known name.
-        RuntimeError: it cannot run on this device, dtype or head width, or does not take this call, with the reason.
+        RuntimeError: it cannot run on this device, dtype or head width, or does not take this call,
+            with the reason.
     """
     check_name(backend)
     if backend is None:

@@ -1,4 +1,5 @@
-"""The `native` backend: C++ on the CPU, float32 and bfloat16, float32 accumulation. Its kernels: csrc/cpu."""
+"""The `native` backend: C++ on the CPU, float32 and bfloat16, float32 accumulation. Its kernels:
+csrc/cpu."""
 
 import ctypes
 import functools
@@ -21,7 +22,8 @@ native = native_modules.load("_native", "C++")
 
 
 def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
-    """Why this backend cannot take tensors of this device and dtype, of any head width; None if it can."""
+    """Why this backend cannot take tensors of this device and dtype, of any head width; None if it
+    can."""
     if device.type != "cpu":
         return f"{NAME} runs on the cpu, not on {device.type}"
     return unsupported(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or native.missing()
@@ -33,7 +35,8 @@ def refuses(call: Call) -> str | None:
 
 
 def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked call."""
+    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked
+    call."""
     out = empty_like_rows(call.q)
     lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32) if need_lse else None
     plan = None if plans is None else plans.get(NAME)
@@ -65,16 +68,19 @@ def _seed(call: Call) -> int:
 
 @functools.cache
 def prepare() -> Any:
-    """The module, told to run on torch's own thread pool: a second one would fight it for the cores."""
+    """The module, told to run on torch's own thread pool: a second one would fight it for the
+    cores."""
     native.module.set_openmp(find_openmp())
     return native.module
 
 
 @functools.cache
 def find_openmp() -> int:
-    """Address of GOMP_parallel in the OpenMP runtime that torch itself uses; 0 if it uses none we know.
+    """Address of GOMP_parallel in the OpenMP runtime that torch itself uses; 0 if it uses none we
+    know.
 
-    Asked of torch's own library, whose dependencies the search follows: another package's copy cannot be mistaken for it.
+    Asked of torch's own library, whose dependencies the search follows: another package's copy
+    cannot be mistaken for it.
     """
     try:
         torch_cpu = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))

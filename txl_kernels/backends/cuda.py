@@ -1,7 +1,8 @@
-"""The `cuda` backend: CUDA C++ for NVIDIA GPUs from sm_80 on, forward of up to 16 queries (evaluation, generation).
+"""The `cuda` backend: CUDA C++ for NVIDIA GPUs from sm_80 on, forward of up to 16
+queries (evaluation, generation).
 
-No compiler and no warm-up at run time. Its kernels, csrc/cuda, are enqueued on torch's current stream after every
-argument was checked; nothing is read back, so calls can be captured in graphs.
+No compiler and no warm-up at run time. Its kernels, csrc/cuda, are enqueued on torch's current
+stream after every argument was checked; nothing is read back, so calls can be captured in graphs.
 """
 
 import contextlib
@@ -21,10 +22,12 @@ NAME = "cuda"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of txl::Type
 HEAD_WIDTHS = HeadWidths(multiple_of=8, most=256)
 READS_BOUNDS = False
-# Whether a device's record of it lies in benchmarks/results/. Until then it runs only when asked for by name.
+# Whether a device's record of it lies in benchmarks/results/. Until then it runs only when asked
+# for by name.
 VERIFIED = False
 MOST_QUERIES, MOST_KEYS, MOST_HEADS = 16, 2**23, 65535
-# What backend=None gives it once it is verified: beyond, Triton's matrix units have less arithmetic to do.
+# What backend=None gives it once it is verified: beyond, Triton's matrix units have less arithmetic
+# to do.
 FASTER_UP_TO = 4
 native = native_modules.load("_cuda", "CUDA")
 
@@ -71,7 +74,8 @@ def refuses(call: Call) -> str | None:
 
 
 def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked call."""
+    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked
+    call."""
     q = call.q
     out = empty_like_rows(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if need_lse else None

@@ -1,4 +1,5 @@
-"""What several ask of a device: is it a GPU the kernels are for, and what does autocast do on it."""
+"""What several ask of a device: is it a GPU the kernels are for, and what does autocast do on
+it."""
 
 import functools
 

@@ -29,7 +29,8 @@ class NativeModule:
 
 
 def load(name: str, language: str) -> NativeModule:
-    """Imports a module, if it was built, belongs to this copy of the package, and takes the calls of this source."""
+    """Imports a module, if it was built, belongs to this copy of the package, and takes the calls
+    of this source."""
     try:
         module = importlib.import_module(f"txl_kernels.{name}")
     except ImportError as error:

@@ -1,4 +1,5 @@
-"""What a backend is. Modules implement it: their functions are its methods, their constants its attributes."""
+"""What a backend is. Modules implement it: their functions are its methods, their constants its
+attributes."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -7,7 +8,8 @@ from torch import Tensor
 
 from txl_kernels.call import Call
 
-# What a backend may keep between calls of one signature (shapes, strides, dtypes, settings), by any key.
+# What a backend may keep between calls of one signature (shapes, strides, dtypes, settings), by any
+# key.
 Plans = dict[Any, Any]
 
 
@@ -35,7 +37,8 @@ class Backend(Protocol):
     def READS_BOUNDS(self) -> bool:
         """Whether values of `start` and `end` are read and checked before it runs.
 
-        Where reading them would mean waiting for a device, kernels give NaN to a query whose own are out of range.
+        Where reading them would mean waiting for a device, kernels give NaN to a query whose own
+        are out of range.
         """
 
     def cannot_run(self, device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
@@ -45,14 +48,17 @@ class Backend(Protocol):
         """Why it does not take this call of tensors that it could take; None if it does."""
 
     def forward(self, call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-        """(out [B, H, L, D] in q's dtype, lse [B, H, L]) of a checked call; lse may be None where nobody needs it."""
+        """(out [B, H, L, D] in q's dtype, lse [B, H, L]) of a checked call; lse may be None where
+        nobody needs it."""
 
 
 class Kernels(Backend, Protocol):
-    """A backend behind the operators: out has q's strides where q is dense, lse is float32, gradients are its own."""
+    """A backend behind the operators: out has q's strides where q is dense, lse is float32,
+    gradients are its own."""
 
     def backward(self, call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
-        """Gradients of the call's inputs, in their order; the memory's empty where there is none."""
+        """Gradients of the call's inputs, in their order; the memory's empty where there is
+        none."""
 
 
 def _join(names: list[str]) -> str:
@@ -62,7 +68,8 @@ def _join(names: list[str]) -> str:
 def unsupported(
     name: str, dtypes: tuple[torch.dtype, ...], widths: HeadWidths, dtype: torch.dtype, head_width: int
 ) -> str | None:
-    """Why a backend of these dtypes and widths does not take tensors of this dtype and head width; None if it does."""
+    """Why a backend of these dtypes and widths does not take tensors of this dtype and head width;
+    None if it does."""
     if dtype not in dtypes:
         short = [str(x).removeprefix("torch.") for x in (*dtypes, dtype)]
         return f"{name} takes {_join(short[:-1])}, not {short[-1]}"

@@ -1,8 +1,10 @@
-"""Dropout bits: Philox-4x32-10 (Salmon et al. 2011), a pure function of the seed and of (b, h, i, j).
+"""Dropout bits: Philox-4x32-10 (Salmon et al. 2011), a pure function of the seed and of (b, h, i,
+j).
 
-Entry (b, h, i, j) takes word i % 4 of the block with counter (j, i // 4, b * H + h, 0) under the 64-bit key `seed`, and
-is dropped if that word is below round(p * 2**32). Every backend draws these same bits. Four neighbouring queries share a
-block because blocks of queries start at multiples of four, while tiles of keys start where the memory's length puts them.
+Entry (b, h, i, j) takes word i % 4 of the block with counter (j, i // 4, b * H + h, 0) under
+the 64-bit key `seed`, and is dropped if that word is below round(p * 2**32). Every backend draws
+these same bits. Four neighbouring queries share a block because blocks of queries start at
+multiples of four, while tiles of keys start where the memory's length puts them.
 """
 
 import torch

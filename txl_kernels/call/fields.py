@@ -67,12 +67,15 @@ def needs_gradients(call: Call) -> bool:
 
 
 def empty_like_rows(x: Tensor) -> Tensor:
-    """Uninitialised, of x's shape and dtype, with x's strides where they leave the last axis contiguous."""
+    """Uninitialised, of x's shape and dtype, with x's strides where they leave the last axis
+    contiguous."""
     y = torch.empty_like(x)
-    # empty_like sorts the strides of a tensor that overlaps itself (expanded, unfolded) in its own way.
+    # empty_like sorts the strides of a tensor that overlaps itself (expanded, unfolded) in its own
+    # way.
     return y if y.shape[-1] <= 1 or y.stride()[-1] == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def empty_gradients(call: Call) -> tuple[Tensor, ...]:
-    """Uninitialised gradients of the call's inputs, as the backward operator returns them; empty for no memory."""
+    """Uninitialised gradients of the call's inputs, as the backward operator returns them; empty
+    for no memory."""
     return tuple(call.q.new_empty(0) if x is None else empty_like_rows(x) for x in inputs_of(call))

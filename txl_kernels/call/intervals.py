@@ -11,7 +11,8 @@ from txl_kernels.call.fields import Call, memory_len_of
 
 
 def intervals(call: Call) -> tuple[Tensor, Tensor]:
-    """First and one-past-last visible key of each query, both int64 [B or 1, L], within [0, S]; low >= high: none."""
+    """First and one-past-last visible key of each query, both int64 [B or 1, L], within [0, S];
+    low >= high: none."""
     memory_len, length = memory_len_of(call), call.q.size(2)
     keys = memory_len + length
     at = torch.arange(memory_len, keys, device=call.q.device).unsqueeze(0)
@@ -25,7 +26,8 @@ def intervals(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def distance_range(call: Call) -> tuple[int, int]:
-    """Smallest and largest distance that `causal` and `window` let any query see; (0, -1) without keys or queries."""
+    """Smallest and largest distance that `causal` and `window` let any query see; (0, -1) without
+    keys or queries."""
     length = call.q.size(2)
     keys = memory_len_of(call) + length
     if length == 0:

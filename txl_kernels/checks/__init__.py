@@ -1,4 +1,5 @@
-"""What a call must be, before any kernel runs. `check` reads no tensor's values; `check_bound_values` does."""
+"""What a call must be, before any kernel runs. `check` reads no tensor's values;
+`check_bound_values` does."""
 
 from txl_kernels.call import Call
 from txl_kernels.checks.bounds import check_bound_values, check_bounds, check_table
@@ -10,7 +11,8 @@ __all__ = ["check", "check_bound_values", "check_gradients", "check_seed"]
 
 
 def check(call: Call) -> None:
-    """All that shapes, dtypes, devices, strides and settings decide; the seed apart, which changes at every call.
+    """All that shapes, dtypes, devices, strides and settings decide; the seed apart, which changes
+    at every call.
 
     Raises:
         TypeError, ValueError: an argument, by name, with what was given and what is accepted.

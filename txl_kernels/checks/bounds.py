@@ -14,8 +14,8 @@ def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
     """What a user gave as `start` or `end`, as an int32 [B, L] view.
 
     Raises:
-        TypeError, ValueError: not an integer tensor on q's device that broadcasts to [B, L], or of one axis where that
-            could be the batch as well as the queries.
+        TypeError, ValueError: not an integer tensor on q's device that broadcasts to [B, L], or of
+            one axis where that could be the batch as well as the queries.
     """
     if bound is None:
         return None
@@ -52,7 +52,8 @@ def check_bounds(call: Call) -> None:
 
 
 def check_table(call: Call) -> None:
-    """r reaches as far as `causal` and `window` alone let a query see; with bounds their values decide."""
+    """r reaches as far as `causal` and `window` alone let a query see; with bounds their values
+    decide."""
     if not is_bounded(call):
         _require_rows(call, *distance_range(call))
 

@@ -14,7 +14,8 @@ def check_gradients(
     That is dout in q's dtype with a contiguous last axis, dlse contiguous and float32.
 
     Raises:
-        ValueError: a shape or a device, by name, or results that the forward operator did not return.
+        ValueError: a shape or a device, by name, or results that the forward operator did not
+            return.
     """
     for name, x, shape in (
         ("out", out, call.q.shape),

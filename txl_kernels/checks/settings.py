@@ -26,7 +26,8 @@ def check_settings(call: Call) -> None:
 
 
 def check_integer(name: str, value: Any, least: int, accepted: str) -> None:
-    """An integer, which while tracing may be a symbol, of at least `least`; no bool, although bools are integers."""
+    """An integer, which while tracing may be a symbol, of at least `least`; no bool, although bools
+    are integers."""
     # The first test is all that torch.compile has to follow; NumPy's integers pass the second.
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):  # noqa: SIM102
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):

@@ -12,7 +12,8 @@ KeyValuePair = tuple[Tensor, Tensor]
 
 
 def check_tensors(call: Call) -> None:
-    """Dense tensors of q's dtype and device whose shapes fit each other and whose last axis is contiguous."""
+    """Dense tensors of q's dtype and device whose shapes fit each other and whose last axis is
+    contiguous."""
     if (call.k_mem is None) != (call.v_mem is None):
         raise TypeError("k_mem and v_mem must both be given or both be None, got one of them")
     inputs: dict[str, Any] = dict(zip(INPUTS, inputs_of(call), strict=True))

@@ -1,7 +1,8 @@
-"""The derivative of a call, once, for the three ways in which torch asks for it; and the way a call takes.
+"""The derivative of a call, once, for the three ways in which torch asks for it; and the way a call
+takes.
 
-The operators carry it for whoever watches, an autograd function with `setup_context` for torch.func.grad, which those of
-torch.library lack, and one without operators for ordinary calls.
+The operators carry it for whoever watches, an autograd function with `setup_context` for
+torch.func.grad, which those of torch.library lack, and one without operators for ordinary calls.
 """
 
 from typing import Any
@@ -21,7 +22,8 @@ Results = tuple[Tensor, Tensor | None]
 
 
 def rel_attention(call: Call, backend: str, plans: Plans | None, need_lse: bool) -> Results:
-    """(out, lse) of a checked call that the backend can run. plans: what `fast_path.check` returned for it.
+    """(out, lse) of a checked call that the backend can run. plans: what `fast_path.check` returned
+    for it.
 
     Without `need_lse`, lse may be left out (None) where no gradient will want it.
     """
@@ -63,9 +65,11 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tens
         return (None,) * len(INPUTS) + others
     if dout is None:
         dout = torch.zeros_like(out)
-    # With grad mode on (create_graph=True) the operator is there to say that it has no second derivative.
+    # With grad mode on (create_graph=True) the operator is there to say that it has no second
+    # derivative.
     if not torch.is_grad_enabled() and fast_path.is_open() and fast_path.ordinary(dout, dlse, out, lse):
-        # Checked again: `.data` can be set, and hooks can return anything, between forward and backward.
+        # Checked again: `.data` can be set, and hooks can return anything, between forward and
+        # backward.
         kernels = library.checked(call, ctx.backend)
         dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
         grads = kernels.backward(call, out, lse, dout, dlse)

@@ -1,7 +1,9 @@
-"""Calls on ordinary tensors that nothing watches: they need no dispatcher, and what was checked once holds again.
+"""Calls on ordinary tensors that nothing watches: they need no dispatcher, and what was checked
+once holds again.
 
-torch.library's Python path costs more than a small kernel. It is needed for tracing, transforms, modes, profiling and
-tensor subclasses; a call without any of these gives the same results, and the same autograd graph, without it.
+torch.library's Python path costs more than a small kernel. It is needed for tracing, transforms,
+modes, profiling and tensor subclasses; a call without any of these gives the same results, and the
+same autograd graph, without it.
 """
 
 from typing import Any
@@ -27,8 +29,9 @@ def _find(path: str) -> Any:
     return found
 
 
-# Who may watch a call: private names of torch, any of which another version may lack. Then no call is ordinary and every
-# one takes the dispatcher, which is slower by some microseconds and always right.
+# Who may watch a call: private names of torch, any of which another version may lack. Then no call
+# is ordinary and every one takes the dispatcher, which is slower by some microseconds and always
+# right.
 _NAMES = (
     "_C._are_functorch_transforms_active", "_C._len_torch_dispatch_stack",
     "_ops._len_torch_dispatch_stack_pre_dispatch", "_C._is_tracing", "_C._autograd._profiler_enabled", "_C._has_storage",
@@ -58,7 +61,8 @@ def is_open() -> bool:
 def ordinary(*tensors: Tensor | None) -> bool:
     """Whether all are dense tensors of no subclass, whose memory holds their values.
 
-    Torch has views that negate, zeros without memory, and batches (of torch.autograd.grad) that look like one tensor.
+    Torch has views that negate, zeros without memory, and batches (of torch.autograd.grad) that
+    look like one tensor.
     """
     return AVAILABLE and all(
         x is None
@@ -74,7 +78,8 @@ def ordinary(*tensors: Tensor | None) -> bool:
 
 
 def signature(call: Call) -> bytes | None:
-    """All that decides whether a call is valid, but for the values in its tensors; None for what is not ordinary.
+    """All that decides whether a call is valid, but for the values in its tensors; None for what is
+    not ordinary.
 
     None, too, without the C++ module: then every call is checked anew.
     """
@@ -86,7 +91,8 @@ def signature(call: Call) -> bytes | None:
 
 
 def check(call: Call) -> Plans | None:
-    """`checks.check`, remembered: what else is remembered of such calls; None if the call is not ordinary.
+    """`checks.check`, remembered: what else is remembered of such calls; None if the call is not
+    ordinary.
 
     Raises:
         TypeError, ValueError: as `checks.check`.

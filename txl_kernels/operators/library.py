@@ -1,7 +1,7 @@
 """The operators in torch.library: schemas, fakes, and what runs when the dispatcher calls them.
 
-`txl_kernels::rel_attention` and `txl_kernels::rel_attention_backward` take the fields of `Call` and a backend's name.
-Anyone can call them, so they check what `rel_attention` has checked already.
+`txl_kernels::rel_attention` and `txl_kernels::rel_attention_backward` take the fields of `Call` and
+a backend's name. Anyone can call them, so they check what `rel_attention` has checked already.
 """
 
 from typing import Any

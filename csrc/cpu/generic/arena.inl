@@ -1,4 +1,5 @@
-// Working memory laid out once: the same code that takes the pieces tells, on a dry run, how much they need.
+// Working memory laid out once: the same code that takes the pieces tells, on a dry run, how much
+// they need.
 
 class Arena {
  public:

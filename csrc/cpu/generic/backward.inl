@@ -1,18 +1,21 @@
-// Backward: scores are recomputed from lse, and each tile's recomputation serves dq, dk, dv and dr at once: 8 products
-// of width D a visible pair, none wasted. An item is one (b, h) and one chunk of its keys; it finishes dk and dv of its
-// keys, tile by tile, while its dq and dr are partial sums, added up afterwards in a fixed order. How many chunks is
-// a function of shapes, so threads change no bit.
+// Backward: scores are recomputed from lse, and each tile's recomputation serves dq, dk, dv and dr
+// at once: 8 products of width D a visible pair, none wasted. An item is one (b, h) and one chunk
+// of its keys; it finishes dk and dv of its keys, tile by tile, while its dq and dr are partial
+// sums, added up afterwards in a fixed order. How many chunks is a function of shapes, so threads
+// change no bit.
 
 constexpr int64_t BLOCK_L = 48;         // queries of a block: a multiple of MR and of 4 (dropout)
 constexpr int64_t BACKWARD_ITEMS = 32;  // chunks of keys are made until there are as many items
 constexpr int64_t MAX_CHUNKS = 16;      // each has a dq of its own
 static_assert(BLOCK_L <= RHO_FRONT, "rows that pad a block have rho >= 0");
 
-// dS of a block is kept skewed: row i of the block starts at column BLOCK_L - 1 - i, so a column is one rho, and with
-// a row stride one shorter the same memory reads as [query][key]. The margins are zero and stay so.
+// dS of a block is kept skewed: row i of the block starts at column BLOCK_L - 1 - i, so a column is
+// one rho, and with a row stride one shorter the same memory reads as [query][key]. The margins are
+// zero and stay so.
 constexpr int64_t SKEW_LD = BLOCK_S + BLOCK_L;
 
-// How the work is cut, and what an item adds up: dq [rows][Dp], dr [rhos][Dp] from first_rho on, du, dw [Dp].
+// How the work is cut, and what an item adds up: dq [rows][Dp], dr [rhos][Dp] from first_rho on,
+// du, dw [Dp].
 struct BackwardPlan {
   int64_t Dp, chunk, chunks, rows, rhos;  // chunk: keys
 
@@ -54,7 +57,8 @@ struct BackwardScratch {
         table(a, Table::room(BLOCK_S + BLOCK_L), D, Dp) {}
 };
 
-// One row over [from, to) of a tile: p (with dropout, into `p`) and dS (into `ds`); both zero outside [low, high).
+// One row over [from, to) of a tile: p (with dropout, into `p`) and dS (into `ds`); both zero
+// outside [low, high).
 static void gradient_row(const float* score, const float* position, const float* dp, const float* factor, float lse,
                          float delta, int64_t low, int64_t high, int64_t from, int64_t to, float* p, float* ds) {
   const bool whole = low == from && high == to;
@@ -90,7 +94,8 @@ static void add_and_sum(const float* a, int64_t lda, const float* b, int64_t n, 
   }
 }
 
-// What keys [from, to) of a tile get from a block whose p and skew are complete in `rows` rows. dr: of skew's column 0.
+// What keys [from, to) of a tile get from a block whose p and skew are complete in `rows` rows. dr:
+// of skew's column 0.
 static void add_key_gradients(const BackwardScratch& s, int64_t Dp, int64_t rows, int64_t from, int64_t to, float* dr) {
   // MR divides BLOCK_S, so groups of MR stay inside the tile.
   for (int64_t n = from / MR * MR; n < to; n += MR) {
@@ -165,7 +170,8 @@ static bool sees_any(const Range* hulls, int64_t blocks, int64_t low, int64_t hi
   return false;
 }
 
-// dk and dv of the keys of a chunk, and the item's partial sums of dq, dr, du and dw. hulls: the keys each block sees.
+// dk and dv of the keys of a chunk, and the item's partial sums of dq, dr, du and dw. hulls: the
+// keys each block sees.
 template <class T>
 static void backward_chunk(const Problem& p, const Gradients& g, const BackwardPlan& z, const InUse& in_use,
                            const Range* hulls, bool live, const float* delta, int64_t bh, int64_t chunk,

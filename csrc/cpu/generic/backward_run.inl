@@ -14,7 +14,8 @@ static float delta_of(const Problem& p, const Gradients& g, int64_t bh, int64_t 
   return sum_lanes(sum) + tail - (g.dlse ? g.dlse[bh * p.L + i] : 0.f);
 }
 
-// Adds up the row at `offset` of several items, item(n) for n < count (null: not there), times a factor, into `out`.
+// Adds up the row at `offset` of several items, item(n) for n < count (null: not there), times a
+// factor, into `out`.
 template <class T, class Item>
 TXL_INLINE void add_up(const Item& item, int64_t count, int64_t offset, float factor, const BackwardPlan& z, int64_t D,
                        float* sum, T* out) {

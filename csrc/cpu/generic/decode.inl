@@ -1,11 +1,13 @@
-// Forward for a few queries: keys, values and r are read once where they lie, nothing is packed. The keys are split
-// into parts that threads share; parts are merged by their log-sum-exp in order, so the thread count changes no bit.
+// Forward for a few queries: keys, values and r are read once where they lie, nothing is packed.
+// The keys are split into parts that threads share; parts are merged by their log-sum-exp in order,
+// so the thread count changes no bit.
 
 constexpr int64_t DECODE_L = 4;                   // above this, packing pays
 constexpr int64_t DECODE_PART = 512;              // keys of a part
 constexpr int64_t AHEAD = LANES < 8 ? 8 : LANES;  // rows of prefetch: three streams are more than the hardware follows
 
-// The cache line of column d of the row AHEAD further on, once a line. The address may be no row's; it is not read.
+// The cache line of column d of the row AHEAD further on, once a line. The address may be no row's;
+// it is not read.
 template <class T>
 TXL_INLINE void prefetch(const T* row, int64_t stride, int64_t d) {
   constexpr int64_t line = 64 / sizeof(T);
@@ -16,7 +18,8 @@ TXL_INLINE void prefetch(const T* row, int64_t stride, int64_t d) {
 
 static bool decode_fits(const Problem& p) { return p.L <= DECODE_L && !p.drop_below; }
 
-// score[0..LANES) of the keys from j on, D summed in lanes: qu . k + qw . r. Keys past `last` count as the last one.
+// score[0..LANES) of the keys from j on, D summed in lanes: qu . k + qw . r. Keys past `last` count
+// as the last one.
 template <class T>
 TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j, int64_t last,
                               const float* qu, const float* qw, float* score) {
@@ -54,7 +57,8 @@ TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i,
   store(score, total);
 }
 
-// out[0..N * LANES) += sum over n < count of weight[n] * values[n * stride], N vectors of accumulators.
+// out[0..N * LANES) += sum over n < count of weight[n] * values[n * stride], N vectors of
+// accumulators.
 template <int N, class T>
 TXL_INLINE void weighted_columns(const float* weight, const T* values, int64_t stride, int64_t count, float* out) {
   vf acc[N];

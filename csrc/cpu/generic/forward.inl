@@ -1,13 +1,15 @@
-// Forward: a range of queries walks the tiles of keys it can see with an online softmax (Milakov and Gimelshein 2018).
-// Each tile is packed where it is used, so that it stays in the cache. Few items: the keys are split into parts, whose
-// results are merged by log-sum-exp in order; how many parts is a function of shapes, so threads change no bit.
+// Forward: a range of queries walks the tiles of keys it can see with an online softmax (Milakov
+// and Gimelshein 2018). Each tile is packed where it is used, so that it stays in the cache. Few
+// items: the keys are split into parts, whose results are merged by log-sum-exp in order; how many
+// parts is a function of shapes, so threads change no bit.
 
 constexpr int64_t RANGE_L = 384;       // queries of an item, at most; a multiple of MR and of 4 (dropout)
 constexpr int64_t FORWARD_ITEMS = 32;  // parts are made until there are as many items
 constexpr int64_t PART_TILES = 4;      // tiles of a part, at least
 
-// score -> exp(score - maximum) in place for one row over [low, high) of a tile; zeros elsewhere in [from, to), which
-// are multiples of LANES. Returns the sum; raises the running maximum and tells the factor for what came before.
+// score -> exp(score - maximum) in place for one row over [low, high) of a tile; zeros elsewhere in
+// [from, to), which are multiples of LANES. Returns the sum; raises the running maximum and tells
+// the factor for what came before.
 static float softmax_row(float* score, const float* position, int64_t low, int64_t high, int64_t from, int64_t to,
                          float& maximum, float& rescale) {
   vf top = splat(-INF);
@@ -68,7 +70,8 @@ struct ForwardScratch {
         table(a, Table::room(BLOCK_S + z.rows), p.D, 0) {}
 };
 
-// out (not yet divided), maxima and sums of queries [i0, i0 + count) over the keys of a part, into `result`.
+// out (not yet divided), maxima and sums of queries [i0, i0 + count) over the keys of a part, into
+// `result`.
 template <class T>
 static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
                           int64_t count, Range part, ForwardScratch& s, float* result) {

@@ -1,6 +1,7 @@
-// Rows of keys, values and r, converted to float and laid out for `micro`. Two layouts of the same rows:
-//   panels  [rows / NR][D][NR]   for a product over D    (times_panels)
-//   rows    [rows][Dp]           for a product over rows (add_times_rows), Dp = D rounded up to NR, zeros behind D
+// Rows of keys, values and r, converted to float and laid out for `micro`. Two layouts of the same
+// rows:   panels  [rows / NR][D][NR]   for a product over D    (times_panels)
+//   rows    [rows][Dp]           for a product over rows (add_times_rows), Dp = D rounded up to NR,
+// zeros behind D
 
 constexpr int64_t BLOCK_S = 192;  // keys of a tile: a multiple of MR and of NR for 4, 8 and 16 lanes
 
@@ -45,8 +46,8 @@ static void pack_row(const T* row, int64_t D, int64_t Dp, float* out) {
   for (; d < Dp; ++d) out[d] = 0.f;
 }
 
-// Packs rows [first, first + count), multiples of NR, into either layout or both, from where `panels` and `rows`
-// point; row(j) gives the source row, null for zeros.
+// Packs rows [first, first + count), multiples of NR, into either layout or both, from where
+// `panels` and `rows` point; row(j) gives the source row, null for zeros.
 template <class T, class Row>
 TXL_INLINE void pack(const Row& row, int64_t first, int64_t count, int64_t D, int64_t Dp, float* panels, float* rows) {
   for (int64_t j = 0; j < count; j += NR) {
@@ -74,8 +75,8 @@ TXL_INLINE void write_row(T* out, const float* x, float factor, int64_t D) {
   for (; d < D; ++d) put(out + d, x[d] * factor);
 }
 
-// (q + u) and (q + w) of queries [i0, i0 + count), times scale: [count][Dp], zeros behind D and for queries that see
-// nothing; sees(i) of the query's place in the block.
+// (q + u) and (q + w) of queries [i0, i0 + count), times scale: [count][Dp], zeros behind D and for
+// queries that see nothing; sees(i) of the query's place in the block.
 template <class T, class Sees>
 static void pack_queries(const Problem& p, int64_t b, int64_t h, int64_t i0, int64_t count, const Sees& sees,
                          int64_t Dp, float* qu, float* qw) {

@@ -42,8 +42,9 @@ TXL_INLINE void philox_blocks(uint32_t j, uint32_t group, uint32_t bh, uint64_t 
   out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-// factor[row * BLOCK_S + n] = 0 if entry (bh, i0 + row, j0 + n) is dropped, else 1 / (1 - p), for the keys that some
-// query of the row's group of four sees; i0 is a multiple of 4. `ranges`: of the `count` rows.
+// factor[row * BLOCK_S + n] = 0 if entry (bh, i0 + row, j0 + n) is dropped, else 1 / (1 - p), for
+// the keys that some query of the row's group of four sees; i0 is a multiple of 4. `ranges`: of the
+// `count` rows.
 static void dropout_factors(const Problem& p, const Range* ranges, int64_t count, int64_t bh, int64_t i0, int64_t j0,
                             float* factor) {
   for (int64_t group = 0; group < count; group += 4) {

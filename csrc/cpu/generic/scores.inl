@@ -1,6 +1,7 @@
 // The scores of a strip of MR queries against a tile of keys.
 
-// The ranges of N queries from i0 on, cut to the keys of `part`; the union of each strip's and of all.
+// The ranges of N queries from i0 on, cut to the keys of `part`; the union of each strip's and of
+// all.
 template <int64_t N>
 struct BlockRanges {
   Range row[N], strip[N / MR], all{INT64_MAX, 0};
@@ -23,12 +24,13 @@ TXL_INLINE Range within(const Range& r, int64_t j0) {
   return {clamp(r.low - j0, 0, BLOCK_S), clamp(r.high - j0, 0, BLOCK_S)};
 }
 
-// Columns of a strip's positional products: a tile, MR - 1 more, and what alignment to panels adds at both ends.
+// Columns of a strip's positional products: a tile, MR - 1 more, and what alignment to panels adds
+// at both ends.
 constexpr int64_t POSITION_LD = BLOCK_S + 2 * NR;
 
-// content[MR][BLOCK_S] and position[MR][POSITION_LD] of the strip whose first query is i, for the keys j0 + n with from
-// <= n < to, from a multiple of NR. The score of row x is content[x][n] + position[x][offset - x + n]; returns offset.
-// k_panels: of the tile.
+// content[MR][BLOCK_S] and position[MR][POSITION_LD] of the strip whose first query is i, for the
+// keys j0 + n with from <= n < to, from a multiple of NR. The score of row x is
+// content[x][n] + position[x][offset - x + n]; returns offset. k_panels: of the tile.
 static int64_t strip_scores(const Problem& p, int64_t Dp, const float* qu, const float* qw, int64_t i, int64_t j0,
                             int64_t from, int64_t to, const float* k_panels, const Table& table, float* content,
                             float* position) {

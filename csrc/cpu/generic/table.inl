@@ -1,5 +1,6 @@
-// The table r, in reverse. A key and a query meet at the coordinate rho = L - 1 - i + j + RHO_FRONT, and r is packed by
-// rho: for one query consecutive keys are consecutive rho, so the relative shift is an offset.
+// The table r, in reverse. A key and a query meet at the coordinate
+// rho = L - 1 - i + j + RHO_FRONT, and r is packed by rho: for one query consecutive keys are
+// consecutive rho, so the relative shift is an offset.
 
 constexpr int64_t RHO_FRONT = 48;  // keeps the rows that pad the last block of queries at rho >= 0
 
@@ -13,8 +14,9 @@ TXL_INLINE const T* rho_row(const Problem& p, const InUse& in_use, int64_t h, in
   return row >= 0 && row < p.T && in_use.distance(distance) ? row_of<T>(p.r, h, row, 0) : nullptr;
 }
 
-// The part [first, end) of the reversed table that is at hand, multiples of NR; both layouts, or panels alone. It moves
-// upwards only: what is asked for is packed, what lies behind is dropped when the room runs out.
+// The part [first, end) of the reversed table that is at hand, multiples of NR; both layouts, or
+// panels alone. It moves upwards only: what is asked for is packed, what lies behind is dropped
+// when the room runs out.
 struct Table {
   int64_t capacity;
   float *panels, *rows;
@@ -24,7 +26,8 @@ struct Table {
   Table(Arena& a, int64_t room, int64_t panel_floats, int64_t row_floats)
       : capacity(room), panels(a.take(room * panel_floats)), rows(row_floats ? a.take(room * row_floats) : nullptr) {}
 
-  // Rows of room for windows of `count` rows: twice that, so that moving the window to the front is rare.
+  // Rows of room for windows of `count` rows: twice that, so that moving the window to the front is
+  // rare.
   static int64_t room(int64_t count) { return 2 * round_up(count + 2 * NR, NR); }
 
   // Has rows [from, to) at hand.

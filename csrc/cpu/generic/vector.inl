@@ -9,7 +9,8 @@ typedef uint16_t vh __attribute__((vector_size(2 * TXL_LANES)));
 typedef vf vf_any __attribute__((aligned(4), may_alias));  // at any address
 typedef vh vh_any __attribute__((aligned(2), may_alias));
 
-// Before a loop over registers, which must be gone before the compiler decides what lives in memory.
+// Before a loop over registers, which must be gone before the compiler decides what lives in
+// memory.
 #ifdef __clang__
 #define TXL_UNROLL(n) _Pragma("unroll")
 #elif defined(__GNUC__)
@@ -118,11 +119,12 @@ TXL_INLINE vf sum_each(vf x[LANES]) {
   return x[0];
 }
 
-// e^x for x <= 88, within 1 ulp from -87 to 1 (tested); 0 below -87.6, NaN for NaN. Cephes' polynomial after x = n ln 2
-// + f, |f| <= ln 2 / 2.
+// e^x for x <= 88, within 1 ulp from -87 to 1 (tested); 0 below -87.6, NaN for NaN. Cephes'
+// polynomial after x = n ln 2 + f, |f| <= ln 2 / 2.
 TXL_INLINE vf exp_of(vf x) {
   const vf low = splat(-88.f);  // n = -127: the factor 2^n is then 0
-  // 1.5 * 2^23 + 127: adding it rounds to an integer, kept in the low bits with the exponent's bias.
+  // 1.5 * 2^23 + 127: adding it rounds to an integer, kept in the low bits with the exponent's
+  // bias.
   const vf magic = splat(12583039.f);
   const vf clamped = x < low ? low : x;
   const vf shifted = clamped * 1.44269504f + magic;

@@ -14,8 +14,8 @@ TXL_INLINE Range visible(const Problem& p, int64_t b, int64_t i) {
   return low < high ? Range{low, high} : Range{0, 0};
 }
 
-// Keys of each batch row, and distances, that some query meets. Rows nobody meets must not enter a product: a memory
-// that is not filled yet may hold anything, and 0 * NaN is NaN.
+// Keys of each batch row, and distances, that some query meets. Rows nobody meets must not enter a
+// product: a memory that is not filled yet may hold anything, and 0 * NaN is NaN.
 struct InUse {
   Buffer memory;  // int32: [B][S + 1] counts of queries a key, then one count a distance -(L - 1) .. S
   int32_t *keys, *distances;

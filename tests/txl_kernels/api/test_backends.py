@@ -42,7 +42,8 @@ def test_groups_of_fields_are_all_fields() -> None:
 
 
 def test_a_module_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of the fields is written in C++ too; one that differs would read one tensor for another."""
+    """The order of the fields is written in C++ too; one that differs would read one tensor for
+    another."""
     swapped = ("k", "q", *Call._fields[2:])
     here = native_modules.PACKAGE
     for folder, fields, said in (

@@ -50,7 +50,8 @@ def test_version_is_the_same_everywhere() -> None:
 
 
 def test_imports_nothing_that_is_slow_to_import() -> None:
-    """The compiler takes a second, Triton and matplotlib a third each; nothing needs them before it is asked for them."""
+    """The compiler takes a second, Triton and matplotlib a third each; nothing needs them before it
+    is asked for them."""
     code = """
 import sys, torch
 slow = ("torch._dynamo", "torch._inductor", "triton", "matplotlib")

@@ -1,4 +1,5 @@
-"""One call of rel_attention replaces the score, shift, mask and softmax lines of a layer in the original's layout."""
+"""One call of rel_attention replaces the score, shift, mask and softmax lines of a layer in the
+original's layout."""
 
 from typing import Any
 
@@ -15,7 +16,8 @@ L, M, B, H, D = 7, 5, 3, 2, 6
 
 
 class PlainLayer(nn.Module):
-    """A Transformer-XL attention layer as commonly written: [length, batch, heads, width], r for distances S-1 .. 0."""
+    """A Transformer-XL attention layer as commonly written: [length, batch, heads, width], r for
+    distances S-1 .. 0."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""A kernel's error against float64 is at most twice that of the same algorithm written in eager PyTorch (2022, Dao)."""
+"""A kernel's error against float64 is at most twice that of the same algorithm written in eager
+PyTorch (2022, Dao)."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Calls that skip the dispatcher: the same results, and whatever wants to see operators still does."""
+"""Calls that skip the dispatcher: the same results, and whatever wants to see operators still
+does."""
 
 import subprocess
 import sys
@@ -69,7 +70,8 @@ def test_forward_mode_differentiation_is_refused(kernel_backend: str) -> None:
 
 
 def test_a_view_that_negates_is_read_negated(kernel_backend: str) -> None:
-    """The imaginary part of a conjugate is a real tensor whose memory holds the opposite of its values."""
+    """The imaginary part of a conjugate is a real tensor whose memory holds the opposite of its
+    values."""
     call = call_of(backend=kernel_backend)
     parts = torch.randn(*call["q"].shape[:-1], 2 * call["q"].size(-1), generator=torch.Generator().manual_seed(0))
     z = torch.complex(torch.zeros_like(here(parts)), here(parts))

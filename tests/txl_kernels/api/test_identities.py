@@ -1,4 +1,5 @@
-"""Facts about the attention that hold whatever computes it: each would break under a wrong shift."""
+"""Facts about the attention that hold whatever computes it: each would break under a wrong
+shift."""
 
 import math
 

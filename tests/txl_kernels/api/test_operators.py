@@ -1,4 +1,5 @@
-"""The operators behave like torch's own: opcheck, compile, export, autocast, checkpointing, functorch."""
+"""The operators behave like torch's own: opcheck, compile, export, autocast, checkpointing,
+functorch."""
 
 from typing import Any
 
@@ -59,7 +60,8 @@ def test_compile_fullgraph_forward_and_backward(case: Case, backend: str) -> Non
 
 
 def test_compile_with_inductor_and_changing_lengths() -> None:
-    """One compiled function serves several segment lengths and draws its dropout seed inside the graph."""
+    """One compiled function serves several segment lengths and draws its dropout seed inside the
+    graph."""
     torch.compiler.reset()
 
     @torch.compile(fullgraph=True, dynamic=True)

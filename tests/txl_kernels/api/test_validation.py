@@ -1,4 +1,5 @@
-"""Bad input: the error names the argument, what was given and what is accepted, before any kernel runs."""
+"""Bad input: the error names the argument, what was given and what is accepted, before any kernel
+runs."""
 
 import contextlib
 import math
@@ -208,7 +209,8 @@ def test_native_refuses_other_dtypes_by_name(call: dict[str, Any], dtype: torch.
         RuntimeError, match=r"backend='native' cannot run: native takes float32 and bfloat16, not float"
     ):
         rel_attention(**inputs, backend="native")
-    # backend=None may choose, and takes the reference: with a warning where a user may expect kernels.
+    # backend=None may choose, and takes the reference: with a warning where a user may expect
+    # kernels.
     backends._warn_once.cache_clear()
     warned = pytest.warns(RuntimeWarning, match="slow reference backend on the cpu: native takes float32 and bfloat16")
     with warned if dtype == torch.float16 else contextlib.nullcontext():
@@ -264,7 +266,8 @@ def test_spare_arguments_are_refused(call: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["start", "end"])
 def test_one_axis_is_refused_where_it_could_be_texts_or_queries(name: str) -> None:
-    """One value for each text, [B], reads as one for each query where B == L: wrong numbers, and silent ones."""
+    """One value for each text, [B], reads as one for each query where B == L: wrong numbers, and
+    silent ones."""
     call = as_call(make_inputs(Case("", B=3, L=3, M=4, D=8), torch.float32))
     lengths = torch.tensor([4, 5, 6], dtype=INT)
     with pytest.raises(ValueError, match=rf"{name} must say whether .* B = L = 3: pass {name}\[:, None\] or"):

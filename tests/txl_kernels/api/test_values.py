@@ -10,7 +10,8 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
-    """Equal within the dtype's tolerance times the largest magnitude; infinities and NaN in the same places."""
+    """Equal within the dtype's tolerance times the largest magnitude; infinities and NaN in the
+    same places."""
     dtype = got.dtype
     got, want = got.detach().double(), want.detach()
     largest = want.where(want.isfinite(), 0.0).abs().amax() if want.numel() else torch.tensor(0.0)
@@ -92,7 +93,8 @@ def test_nan_in_a_visible_key_shows(payload: int, length: int, backend: str) -> 
 
 
 def test_what_no_query_sees_may_hold_anything(backend: str) -> None:
-    """A memory that is not filled yet, padding, spare rows of r: NaN there reaches no output and no gradient."""
+    """A memory that is not filled yet, padding, spare rows of r: NaN there reaches no output and no
+    gradient."""
     case = Case("", L=70, M=300, B=2, H=1, D=8)
     bounds = {"start": torch.tensor([[250], [300]], dtype=torch.int32), "end": torch.tensor([[365], [360]])}
 

@@ -1,6 +1,7 @@
-// Runs the kernels of csrc/cpu once, without Python: for processors that are emulated and sanitizers that want to see
-// every thread. Reads one call from standard input and writes its results to standard output; test_driver.py speaks
-// the other side. Memory is of the native byte order; all tensors are contiguous.
+// Runs the kernels of csrc/cpu once, without Python: for processors that are emulated and
+// sanitizers that want to see every thread. Reads one call from standard input and writes its
+// results to standard output; test_driver.py speaks the other side. Memory is of the native byte
+// order; all tensors are contiguous.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -1,7 +1,9 @@
-"""The C++ kernels without Python around them: on an emulated Arm processor, under ThreadSanitizer, in vectors of 16.
+"""The C++ kernels without Python around them: on an emulated Arm processor, under ThreadSanitizer,
+in vectors of 16.
 
-Torch is not instrumented and its OpenMP runtime looks like a race to ThreadSanitizer; the driver starts threads of its own.
-`TESTS_REQUIRE_TOOLS=1` (CI) makes a missing compiler or emulator a failure instead of a skip.
+Torch is not instrumented and its OpenMP runtime looks like a race to ThreadSanitizer; the driver
+starts threads of its own. `TESTS_REQUIRE_TOOLS=1` (CI) makes a missing compiler or emulator a
+failure instead of a skip.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""The C++ backend beyond its values: every instruction set, threads, determinism, fork, several callers at once."""
+"""The C++ backend beyond its values: every instruction set, threads, determinism, fork, several
+callers at once."""
 
 import multiprocessing
 import os
@@ -195,7 +196,8 @@ def test_exp_is_within_one_ulp(isa: str) -> None:
     assert y[4] == 1
 
 
-# A program's beginning: `plan.forward(call, out, lse, threads, seed)` is one call of the module alone.
+# A program's beginning: `plan.forward(call, out, lse, threads, seed)` is one call of the module
+# alone.
 ONE_PLAN = """
 import torch
 from txl_kernels.backends import cpu
@@ -211,7 +213,8 @@ plan = cpu.make_plan(call, out)
 def test_shutdown_while_threads_compute() -> None:
     """The interpreter ends although daemon threads are inside the kernel: no crash, no hang.
 
-    Only the module is called: torch's own operators abort there ("terminate called without an active exception").
+    Only the module is called: torch's own operators abort there ("terminate called without an
+    active exception").
     """
     code = f"""{ONE_PLAN}
 import threading, time
@@ -248,7 +251,8 @@ sys.late = Late()
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors")
 @pytest.mark.parametrize("sizes", ["2048, 1024, True", "1, 400_000, False"], ids=["backward", "decode"])
 def test_one_head_keeps_every_thread_busy(sizes: str) -> None:
-    """Forward, backward and decode split over more than (b, h): the other thread does a good part of the work."""
+    """Forward, backward and decode split over more than (b, h): the other thread does a good part
+    of the work."""
     code = f"""
 import time, torch
 from txl_kernels import rel_attention

@@ -1,6 +1,6 @@
-// One call of the kernels without Python around it: 5 queries, 155 keys, a window that leaves 124 of them in parts of
-// 64, dropout. Prints "right" or "wrong", by the definition in double. Emulated, for ThreadSanitizer and planted
-// faults; by nvcc, for compute-sanitizer.
+// One call of the kernels without Python around it: 5 queries, 155 keys, a window that leaves 124
+// of them in parts of 64, dropout. Prints "right" or "wrong", by the definition in double.
+// Emulated, for ThreadSanitizer and planted faults; by nvcc, for compute-sanitizer.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>

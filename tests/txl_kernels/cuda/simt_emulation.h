@@ -1,9 +1,10 @@
-// CUDA's execution model on a CPU, as far as csrc/cuda uses it: blocks one after the other, the threads of a block as
-// fibers (or, with SIMT_THREADS, as OS threads, for ThreadSanitizer), barriers, warp shuffles, shared memory.
+// CUDA's execution model on a CPU, as far as csrc/cuda uses it: blocks one after the other, the
+// threads of a block as fibers (or, with SIMT_THREADS, as OS threads, for ThreadSanitizer),
+// barriers, warp shuffles, shared memory.
 //
-// A fiber runs until it waits, so what reads before a barrier that is missing reads what nobody has written: shared
-// memory starts every block as NaN. Threads that wait for what never comes, and lanes that shuffle differently, end the
-// process.
+// A fiber runs until it waits, so what reads before a barrier that is missing reads what nobody has
+// written: shared memory starts every block as NaN. Threads that wait for what never comes, and
+// lanes that shuffle differently, end the process.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -96,7 +97,8 @@ class Barrier {
 #endif
 
 #ifdef SIMT_THREADS
-// Relaxed: to ThreadSanitizer lanes that shuffle have not waited for each other, since a GPU orders no memory by it.
+// Relaxed: to ThreadSanitizer lanes that shuffle have not waited for each other, since a GPU orders
+// no memory by it.
 class WarpBarrier {
  public:
   void wait() {

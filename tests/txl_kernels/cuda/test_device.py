@@ -1,4 +1,5 @@
-"""The CUDA kernels on a GPU: real sizes, 64-bit offsets, no synchronisation, graphs, streams, the same bits."""
+"""The CUDA kernels on a GPU: real sizes, 64-bit offsets, no synchronisation, graphs, streams, the
+same bits."""
 
 from typing import Any
 

@@ -15,7 +15,8 @@ BARRIERS = [
     (name, n) for name in ("part", "values", "merge") for n in range((CSRC / f"{name}.cuh").read_text().count(BARRIER))
 ]
 SHUFFLES = [
-    # Too few steps, half of the values lost, wrong partners; then lanes that differ, and one that stays away.
+    # Too few steps, half of the values lost, wrong partners; then lanes that differ, and one that
+    # stays away.
     ("rows", "step = LANES / 8;", "step = LANES / 16;", "wrong"),
     ("rows", "sent = upper ? x[k] : x[k + 2]", "sent = x[k]", "wrong"),
     ("rows", "shuffle_xor(sent, LANES / 4)", "shuffle_xor(sent, LANES / 2)", "wrong"),
@@ -61,7 +62,8 @@ def test_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_the_same_program_runs_on_a_gpu(tmp_path: Path) -> None:
-    """Without one it builds, and says what is missing; with one, tools/gpu_check.sh runs it under compute-sanitizer."""
+    """Without one it builds, and says what is missing; with one, tools/gpu_check.sh runs it under
+    compute-sanitizer."""
     program = tmp_path / "driver"
     sources = [HERE / "driver.cpp", CSRC / "launch.cu"]
     subprocess.run(["nvcc", "-std=c++17", "-arch=sm_80", "-I", CSRC, "-x", "cu", *sources, "-o", program], check=True)
@@ -74,7 +76,8 @@ def test_a_missing_barrier_is_a_race(tmp_path: Path, name: str, which: int) -> N
     assert "ThreadSanitizer: data race" in run(build_driver(tmp_path, csrc, THREADS))
 
 
-# Without the third, positions may come after the part's largest score is taken; only that, not a weight's share, is off.
+# Without the third, positions may come after the part's largest score is taken; only that, not a
+# weight's share, is off.
 @pytest.mark.parametrize(("name", "which"), [barrier for barrier in BARRIERS if barrier != ("part", 2)])
 def test_a_missing_barrier_gives_wrong_values(tmp_path: Path, name: str, which: int) -> None:
     program = build_driver(tmp_path, plant(tmp_path, name, BARRIER, "  ;", which))

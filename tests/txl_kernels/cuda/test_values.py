@@ -1,4 +1,5 @@
-"""The CUDA kernels against the float64 definition: their own source run by the SIMT emulation, and on a GPU."""
+"""The CUDA kernels against the float64 definition: their own source run by the SIMT emulation, and
+on a GPU."""
 
 import contextlib
 import dataclasses
@@ -75,7 +76,8 @@ def test_matches_the_definition(case: Case) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", [c for c in MATRIX if c.B * c.L], ids=str)
 def test_error_budget_of_half_precision(case: Case, dtype: torch.dtype) -> None:
-    """At most twice the error of the same call computed by the reference in the same dtype, both against float64."""
+    """At most twice the error of the same call computed by the reference in the same dtype, both
+    against float64."""
     inputs = make_inputs(case, dtype)
     exact = definition(inputs)[0]
     out, _ = forward(case, dtype)
@@ -100,7 +102,8 @@ def test_every_split_gives_the_same_answer(emulated: Any, monkeypatch: pytest.Mo
 
 
 def test_splits_fill_the_device(emulated: Any) -> None:
-    """8 heads of one text on 132 multiprocessors: a block each where there are keys for all; full rounds."""
+    """8 heads of one text on 132 multiprocessors: a block each where there are keys for all; full
+    rounds."""
     for L, M, D, dtype in itertools.product((1, 4, 16), (800, 3800, 32768), (64, 128, 256), cuda.DTYPES[:2]):
         chosen = plan_of(1, 8, L, M, D, dtype, module=emulated)
         assert chosen.parts * chosen.part_keys >= M + L
@@ -143,7 +146,8 @@ def test_rows_that_nobody_sees_may_hold_nan() -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_rows_between_those_that_are_seen_may_hold_nan() -> None:
-    """Queries of two texts in one segment: between their intervals, within one part, lie rows that neither sees."""
+    """Queries of two texts in one segment: between their intervals, within one part, lie rows that
+    neither sees."""
     x = as_call(make_inputs(Case("", L=2, M=50, D=16, B=1), torch.float32))
     x |= {"start": torch.tensor([[3, 40]], dtype=torch.int32), "end": torch.tensor([[10, 52]], dtype=torch.int32)}
     with torch.no_grad():

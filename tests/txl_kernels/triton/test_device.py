@@ -1,4 +1,5 @@
-"""On a GPU only: large tensors, no synchronisation, graphs, the same bits, linear memory. `pytest -m gpu`."""
+"""On a GPU only: large tensors, no synchronisation, graphs, the same bits, linear memory.
+`pytest -m gpu`."""
 
 from typing import Any
 

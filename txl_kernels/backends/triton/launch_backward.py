@@ -100,7 +100,8 @@ class _Backward:
         return torch.empty(shape, dtype=torch.float32, device=self.dout.device)
 
     def _tiles(self, chosen: config.Config, tma: bool, *written: Tensor) -> dict[str, Any]:
-        """How a kernel loads and stores rows. written: tensors whose rows may lie far apart, too."""
+        """How a kernel loads and stores rows. written: tensors whose rows may lie far apart,
+        too."""
         far = self.plan.wide or wide(self.dout, *written)
         return {"BLOCK": chosen.block_m, "WIDE": far, "TMA": tma, **options(chosen)}
 
@@ -143,15 +144,15 @@ class _Backward:
         return du_sum
 
     def _table(self) -> Tensor:
-        """dr as float32 [parts, H, T, D], to be added up."""
+        """dr as float32 [shares, H, T, D], to be added up."""
         plan = self.plan
         chosen = plan.tile("backward_table", self.tma)
         low_blocks = triton.cdiv(plan.zero_row, chosen.block_m)  # of negative distances
         programs = (low_blocks + triton.cdiv(max(plan.T - plan.zero_row, 0), chosen.block_m)) * plan.H
-        parts = min(plan.B, triton.cdiv(2 * multiprocessors(self.dout.device), max(programs, 1)))
-        dr_sum = self._float32(parts, plan.H, plan.T, plan.D)
+        shares = min(plan.B, triton.cdiv(2 * multiprocessors(self.dout.device), max(programs, 1)))
+        dr_sum = self._float32(shares, plan.H, plan.T, plan.D)
         if programs:
-            backward_table_kernel[(programs, parts)](
+            backward_table_kernel[(programs, shares)](
                 ROW_FIRST=self.reach.row_first, ROW_LAST=self.reach.row_last, DR=dr_sum, B=plan.B,
                 **self._streams(chosen), **self.shared, **self._tiles(chosen, self.tma),
             )  # fmt: skip

@@ -2,7 +2,7 @@
 
 6 products a tile. Tiles are [distances c, queries m]; the key of a pair is M + i - d, so content
 scores and dP come skewed from two blocks of keys, and the positional product is the plain one.
-Batch rows are dealt to `parts` programs whose sums are added up in order afterwards.
+Batch rows are dealt to `shares` programs whose sums are added up in order afterwards.
 """
 
 import triton
@@ -39,7 +39,7 @@ def backward_table_kernel(
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of distances of one head, part of the batch). DR: float32 [parts, H, T, D].
+    """Program (block of distances of one head, share of the batch). DR: float32 [shares, H, T, D].
 
     With TMA, QU, QW, DOUT and R are descriptors.
     """
@@ -52,8 +52,8 @@ def backward_table_kernel(
     pid = tl.program_id(0)
     d0 = (pid % blocks - low_blocks) * BLOCK
     h = (pid // blocks).to(tl.int64)
-    part = tl.program_id(1)
-    parts = tl.num_programs(1)
+    share = tl.program_id(1)
+    shares = tl.num_programs(1)
     row = zero_row + d0 + tl.arange(0, BLOCK)
     table = table_of(R, r_head, r_row, h, sizes, layout)
     r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
@@ -62,7 +62,7 @@ def backward_table_kernel(
         seed = tl.load(SEED)
     unseen = tl.maximum(M - back, 0)  # keys of the memory before any window: not read
     dr = tl.zeros((BLOCK, BLOCK_D), tl.float32)
-    for b_index in range(part, B, parts):
+    for b_index in range(share, B, shares):
         b = tl.cast(b_index, tl.int64)
         place = Place(b * H + h, b, h)
         dropout = Dropout(seed, place.bh, drop_below, keep_scale)
@@ -110,5 +110,5 @@ def backward_table_kernel(
             ds = tl.where((key >= low[None, :]) & (key < high[None, :]), ds, 0.0)
             dr = dot(ds.to(qw.dtype), qw, dr, PRECISION)
     dr *= tl.abs(scale)
-    first = (part * tl.cast(tl.num_programs(0) // blocks, tl.int64) + h) * T  # row of DR
+    first = (share * tl.cast(tl.num_programs(0) // blocks, tl.int64) + h) * T  # row of DR
     store_rows(Rows(DR + first * D, D, 0, T, 0, h), zero_row + d0, dr, BLOCK, plain)
