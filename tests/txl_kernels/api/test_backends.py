@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +81,9 @@ def test_a_source_tree_that_hides_the_installed_package_says_so(tmp_path: Path) 
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: txl-kernels\nVersion: 0\n")
     code = f"import sys; sys.path.append({str(site)!r}); import runpy; runpy.run_module('txl_kernels')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=True)
     assert f"this is the source tree {tree}, where the C++ module is not built" in done.stdout
     assert f"the installed package, {site / 'txl_kernels'}, has it" in done.stdout
     assert "pip install -e ." in done.stdout
