@@ -79,7 +79,7 @@ class _Backward:
         )  # fmt: skip
 
     def run(self, grads: tuple[Tensor, ...]) -> None:
-        """Fills the gradients, in the order of Call's first eight fields."""
+        """Fills the gradients, in the order of the call's inputs."""
         dq, dk, dv, dr, du, dw, dk_mem, dv_mem = grads
         if self.plan.M == 0:
             dk_mem, dv_mem = dk, dv  # of which nothing is written
