@@ -53,16 +53,11 @@ def choose(backend: str | None, call: Call) -> str:
         if name == reference.NAME:
             _warn_of_reference(call)
         return name
-    reason = why_not(BACKENDS[backend], call)
+    chosen = BACKENDS[backend]
+    reason = chosen.cannot_run(call.q.device, call.q.dtype, call.q.shape[-1]) or chosen.refuses(call)
     if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run: {reason}")
     return backend
-
-
-def why_not(backend: Backend, call: Call) -> str | None:
-    """Why a backend does not take a call; None if it does."""
-    reason = backend.cannot_run(call.q.device, call.q.dtype, call.q.shape[-1])
-    return backend.refuses(call) if reason is None else reason
 
 
 def choose_unasked(device: torch.device, dtype: torch.dtype, head_width: int = 64, call: Call | None = None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels import backends, checks
+from txl_kernels import checks
 from txl_kernels.backends import KERNELS
 from txl_kernels.backends.protocol import Kernels
 from txl_kernels.call import Call
@@ -47,7 +47,7 @@ def checked(call: Call, backend: str) -> Kernels:
     if call.seed is None and call.dropout_p > 0:
         raise TypeError("seed must be an int64 tensor of one element where dropout_p > 0, got None")
     checks.check_seed(call.seed, call.q, "seed")
-    reason = backends.why_not(kernels, call)
+    reason = kernels.refuses(call)
     if reason is not None:
         raise RuntimeError(reason)
     if kernels.READS_BOUNDS:
