@@ -3,7 +3,7 @@
 Kernels themselves take flat arguments and build these at their top: inside a tuple Triton compiles
 anew for integers that are 1 or multiples of 16, whatever `do_not_specialize` says, and 3.6 launches
 no descriptor. Constants and None are lost where a function returns them, so tuples with such fields
-are built where they are used.
+are built in kernels: only there, as 3.6 tells constant tuples apart by their address.
 """
 
 from typing import Any, NamedTuple
@@ -43,7 +43,8 @@ class Place(NamedTuple):
 class Layout(NamedTuple):
     """Constants of tiles of rows: D columns in memory, BLOCK_D in a tile.
 
-    WIDE: whether offsets inside a tile need 64 bits. TMA: whether descriptors load them.
+    WIDE: whether offsets inside a tile need 64 bits. TMA: whether descriptors load tiles; stores
+    always take pointers.
     """
 
     D: Any

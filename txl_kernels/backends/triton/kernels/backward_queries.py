@@ -52,8 +52,7 @@ def _through_positions(
     dq = dot(G, r, dq, PRECISION)
     if gradient is not None:
         dr = dot(tl.trans(G), qw, None, PRECISION) * gradient.scale  # [BLOCK, BLOCK_D]
-        plain: tl.constexpr = Layout(layout.D, layout.BLOCK_D, False, False)
-        add_rows(gradient.rows, d0 - table.first, dr, BLOCK, plain)
+        add_rows(gradient.rows, d0 - table.first, dr, BLOCK, layout)
     return dq
 
 
