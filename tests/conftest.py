@@ -11,9 +11,8 @@ from txl_kernels.backends import BACKENDS, KERNELS, triton
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    any_call = ",".join(
-        name for name in BACKENDS if name != "cuda"
-    )  # it takes short calls only: tests/txl_kernels/cuda
+    # "cuda" takes short calls only: tests/txl_kernels/cuda.
+    any_call = ",".join(name for name in BACKENDS if name != "cuda")
     parser.addoption("--backends", default=any_call, help="Backends the kernel tests run against.")
     parser.addoption("--shard", default="1/1", help="K/N: every N-th test from the K-th on, to share them out by hand.")
 

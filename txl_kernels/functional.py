@@ -74,8 +74,8 @@ def rel_attention(
         content_bias, position_bias: [H, D], u and v of the paper.
         memory: None, or keys and values before the segment, ([B, H, M, D], [B, H, M, D]).
         causal: a query sees no key after its own position.
-        window: None, or the number of most recent keys a query sees, its own
-            included (distances 0 .. window - 1).
+        window: None, or the number of most recent keys a query sees, its own included: distances
+            0 to window - 1.
         start, end: None, or int32 tensors that broadcast to [B, L]: the query sees keys
             start <= j < end only, values in [0, M + L], intersected with `causal` and `window`.
             Where B = L, one axis could mean either and is refused: pass [B, 1] or [1, L]. A
@@ -83,8 +83,7 @@ def rel_attention(
             raise (a compiled `reference` call raises only for distances r lacks); "triton" and
             "cuda" do not wait for the device to read them, and give NaN for a query whose own are
             out of range or reach a distance without a row in r.
-        zero_row: row of r that holds distance 0; L - 1 for a table that starts at
-            distance -(L - 1).
+        zero_row: row of r that holds distance 0; L - 1 if row 0 holds distance -(L - 1).
         scale: factor of the scores; None for 1 / sqrt(D).
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
         dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element:

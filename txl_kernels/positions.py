@@ -5,11 +5,10 @@ from torch import Tensor
 
 
 def sinusoid(distances: Tensor, d_model: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Encodings [T, d_model], row t for distance distances[t]: [sin(d f_0), sin(d f_1) .. | cos(d
-    f_0), ..].
+    """Encodings [T, d_model], row t for distance d = distances[t].
 
-    f_c = 10000^(-2c / d_model). Computed in float32 whatever the dtype: bfloat16 is exact only
-    to 256.
+    Row: [sin(d f_0), sin(d f_1), .. | cos(d f_0), cos(d f_1), ..] with f_c = 10000^(-2c / d_model).
+    Computed in float32 whatever the dtype: bfloat16 holds integers exactly to 256 only.
 
     Args:
         distances: [T], integers or floats.

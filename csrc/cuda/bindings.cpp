@@ -49,8 +49,8 @@ class Plan {
 
   // Loads the kernels that calls will run.
   void load() const {
-    txl_cuda::load(strided_.type, strided_);
-    txl_cuda::load(anywhere_.type, anywhere_);
+    txl_cuda::load(strided_);
+    txl_cuda::load(anywhere_);
   }
 
   // Enqueues a call; partial: pointer to that workspace.
@@ -62,7 +62,7 @@ class Plan {
     static_cast<txl::Attention&>(p) = given;
     p.seed = static_cast<const int64_t*>(txl::pointer_of(call[txl::SEED]));
     p.partial = reinterpret_cast<float*>(partial);
-    txl::without_gil([&] { txl_cuda::forward(p.type, p, reinterpret_cast<void*>(stream)); });
+    txl::without_gil([&] { txl_cuda::forward(p, reinterpret_cast<void*>(stream)); });
   }
 
   const txl_cuda::Problem& problem() const { return strided_; }

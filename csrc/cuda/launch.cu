@@ -50,15 +50,15 @@ int64_t split(Problem& p, int multiprocessors) {
   return p.parts > 1 ? heads * p.L * p.parts * (p.D + 2) : 0;
 }
 
-void forward(Type type, const Problem& p, void* stream) {
-  if (type == Type::f32) return forward_f32(p, stream);
-  if (type == Type::bf16) return forward_bf16(p, stream);
+void forward(const Problem& p, void* stream) {
+  if (p.type == Type::f32) return forward_f32(p, stream);
+  if (p.type == Type::bf16) return forward_bf16(p, stream);
   return forward_f16(p, stream);
 }
 
-void load(Type type, const Problem& p) {
-  if (type == Type::f32) return load_f32(p);
-  if (type == Type::bf16) return load_bf16(p);
+void load(const Problem& p) {
+  if (p.type == Type::f32) return load_f32(p);
+  if (p.type == Type::bf16) return load_bf16(p);
   return load_f16(p);
 }
 

@@ -15,11 +15,11 @@ int64_t split(Problem& p, int multiprocessors);
 
 // Enqueues the call on a stream of the current device; the keys are split and p.partial is set.
 // Throws std::runtime_error with CUDA's reason.
-void forward(Type type, const Problem& p, void* stream);
+void forward(const Problem& p, void* stream);
 
 // Loads the kernels of such a call onto the current device, which would otherwise happen at the
 // first call. Throws std::runtime_error with CUDA's reason.
-void load(Type type, const Problem& p);
+void load(const Problem& p);
 
 void forward_f32(const Problem& p, void* stream);
 void forward_bf16(const Problem& p, void* stream);

@@ -57,8 +57,8 @@ TXL_DEVICE int column(int chunk) {
   return (chunk * S::LANES + lane<S>()) * S::E;
 }
 
-// Asks for this thread's part of the tile that begins at row `first`; what lies outside rows [from,
-// to) or beyond D is 0.
+// Asks for this thread's part of the tile that begins at row `first`; what lies beyond D or outside
+// rows [from, to) is 0.
 template <class S, class RowAt>
 TXL_DEVICE void fetch(Tile<S>& tile, int D, int first, int from, int to, const RowAt& row_at) {
   unsigned rows[S::CHUNKS];  // from `from` on, of which this lane reads anything

@@ -7,25 +7,20 @@
 
 namespace txl {
 
+// clang-format off
 enum Field : size_t {
-  Q,
-  K,
-  V,
-  R,
-  CONTENT_BIAS,
-  POSITION_BIAS,
-  K_MEM,
-  V_MEM,  // inputs, which have gradients
-  START,
-  END,   // bounds
-  SEED,  //
-  CAUSAL,
-  WINDOW,
-  ZERO_ROW,
-  SCALE,
-  DROPOUT_P,  // settings
+  // inputs, which have gradients
+  Q, K, V, R, CONTENT_BIAS, POSITION_BIAS, K_MEM, V_MEM,
+  // bounds
+  START, END,
+  // another at every call
+  SEED,
+  // settings
+  CAUSAL, WINDOW, ZERO_ROW, SCALE, DROPOUT_P,
+  // how many
   FIELDS
 };
+// clang-format on
 constexpr size_t INPUTS = START;
 
 // The names, for Python to compare with its own.

@@ -1,6 +1,6 @@
-"""The `cuda` backend: CUDA C++ for NVIDIA GPUs from sm_80 on, forward of up to 16
-queries (evaluation, generation).
+"""The `cuda` backend: CUDA C++ for NVIDIA GPUs from sm_80 on.
 
+Forward of up to 16 queries, for evaluation and generation.
 No compiler and no warm-up at run time. Its kernels, csrc/cuda, are enqueued on torch's current
 stream after every argument was checked; nothing is read back, so calls can be captured in graphs.
 """
@@ -85,8 +85,8 @@ def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tu
         plan = None if plans is None else plans.get(NAME)
         if plan is None:
             plan = make_plan(call, out, _multiprocessors(q.device))
-            plan.load()
             if plans is not None:
+                plan.load()
                 plans[NAME] = plan
         workspace = q.new_empty(plan.workspace, dtype=torch.float32)
         plan.forward(call, out, lse, workspace.data_ptr(), _stream(q.device))

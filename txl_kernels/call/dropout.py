@@ -1,5 +1,4 @@
-"""Dropout bits: Philox-4x32-10 (Salmon et al. 2011), a pure function of the seed and of (b, h, i,
-j).
+"""Dropout bits: Philox-4x32-10 (Salmon et al. 2011), a function of seed and (b, h, i, j) alone.
 
 Entry (b, h, i, j) takes word i % 4 of the block with counter (j, i // 4, b * H + h, 0) under
 the 64-bit key `seed`, and is dropped if that word is below round(p * 2**32). Every backend draws

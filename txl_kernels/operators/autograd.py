@@ -65,9 +65,7 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tens
         return (None,) * len(INPUTS) + others
     if dout is None:
         dout = torch.zeros_like(out)
-    # With grad mode on (create_graph=True) the operator is there to say that it has no second
-    # derivative.
-    if not torch.is_grad_enabled() and fast_path.is_open() and fast_path.ordinary(dout, dlse, out, lse):
+    if _on_fast_path(call, dout, dlse, out, lse):
         # Checked again: `.data` can be set, and hooks can return anything, between forward and
         # backward.
         kernels = library.checked(call, ctx.backend)
@@ -79,6 +77,14 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tens
         grads = _operators.rel_attention_backward(dout, dlse, out, lse, *call, ctx.backend)
     given = (None if x is None else gradient for x, gradient in zip(inputs_of(call), grads, strict=True))
     return (*given, *others)
+
+
+def _on_fast_path(call: Call, *others: Tensor | None) -> bool:
+    # With grad mode on (create_graph=True) the operator is there to say that it has no second
+    # derivative. What forward saved may be no ordinary tensor: then its memory is not its values.
+    if torch.is_grad_enabled() or not fast_path.is_open() or not fast_path.ordinary(*others):
+        return False
+    return fast_path.check(call) is not None
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:

@@ -1,7 +1,9 @@
 // Rows of keys, values and r, converted to float and laid out for `micro`. Two layouts of the same
-// rows:   panels  [rows / NR][D][NR]   for a product over D    (times_panels)
-//   rows    [rows][Dp]           for a product over rows (add_times_rows), Dp = D rounded up to NR,
-// zeros behind D
+// rows:
+//
+//   panels  [rows / NR][D][NR]   for a product over D    (times_panels)
+//   rows    [rows][Dp]           for a product over rows (add_times_rows), Dp = D rounded up to
+//                                NR, zeros behind D
 
 constexpr int64_t BLOCK_S = 192;  // keys of a tile: a multiple of MR and of NR for 4, 8 and 16 lanes
 

@@ -82,6 +82,22 @@ def test_a_view_that_negates_is_read_negated(kernel_backend: str) -> None:
     assert torch.equal(rel_attention(**call | {"q": q}), rel_attention(**call | {"q": q.clone().contiguous()}))
 
 
+@pytest.mark.parametrize("name", ["k", "v", "r", "content_bias"])
+def test_gradients_of_what_lies_negated(name: str, kernel_backend: str) -> None:
+    """Backward sees what forward saved: a view whose memory holds the opposite of its values."""
+    call = call_of(backend=kernel_backend)
+    opposite = (-call[name].detach()).requires_grad_()
+    view = torch._neg_view(call[name].detach()).requires_grad_()
+    assert view.is_neg()
+    results = []
+    for x in (opposite, view):
+        rel_attention(**call | {name: x}).square().sum().backward()
+        results.append([x.grad, call["q"].grad.clone()])
+        call["q"].grad = None
+    for want, got in zip(*results, strict=True):
+        assert torch.equal(got, want)
+
+
 def test_what_was_valid_once_does_not_pass_as_its_equal(kernel_backend: str) -> None:
     call = call_of(backend=kernel_backend)
     rel_attention(**call | {"causal": True, "window": 2})
@@ -172,9 +188,10 @@ def test_a_pre_dispatch_trace_holds_the_operator(kernel_backend: str) -> None:
 def test_zeros_without_memory(kernel_backend: str) -> None:
     call = call_of(Case("", D=1), backend=kernel_backend)
     zeros = torch._efficientzerotensor(call["v"].shape, device=call["v"].device)
-    with torch.no_grad():
-        got = rel_attention(**call | {"v": zeros, "memory": None})
+    got = rel_attention(**call | {"v": zeros, "memory": None})
     assert not got.any()
+    got.sum().backward()  # reads v again
+    assert not call["q"].grad.any()
 
 
 @pytest.mark.parametrize("name", ["_C._is_tracing", "autograd.forward_ad", "Tensor._is_zerotensor"])

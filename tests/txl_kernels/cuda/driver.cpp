@@ -76,7 +76,7 @@ int main() {
   p.r = {r.there, 0, D, 0}, p.u = u.view(), p.w = w.view(), p.lse = lse.there;
   const auto partial = unwritten(txl_cuda::split(p, 2));
   p.partial = partial.there;
-  txl_cuda::forward(txl_cuda::Type::f32, p, nullptr);
+  txl_cuda::forward(p, nullptr);
   out.fetch(), lse.fetch();
   p.seed = seed.x.data();
 

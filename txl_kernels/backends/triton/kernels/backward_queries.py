@@ -156,23 +156,12 @@ def backward_queries_kernel(
     above = dot(qw, tl.trans(r), None, PRECISION)
     state = (tl.zeros((BLOCK, BLOCK_D), tl.float32), above, tl.zeros((BLOCK, BLOCK), qu.dtype), d0)
     state = _walk(
-        state,
-        memory,
-        key_last,
-        table,
-        row_last,
-        gradient,
-        queries,
-        upstream,
-        visible,
-        dropout,
-        BLOCK,
-        PRECISION,
-        layout,
-    )
+        state, memory, key_last, table, row_last, gradient, queries, upstream, visible, dropout,
+        BLOCK, PRECISION, layout,
+    )  # fmt: skip
     state = _walk(
-        state, segment, segment_last, table, row_last, gradient, queries, upstream, visible, dropout, BLOCK, PRECISION,
-        layout,
+        state, segment, segment_last, table, row_last, gradient, queries, upstream, visible, dropout,
+        BLOCK, PRECISION, layout,
     )  # fmt: skip
     dq, _, ds, d0 = state
     # What the last tile leaves below d0: nothing when causal, else the distances of later keys.

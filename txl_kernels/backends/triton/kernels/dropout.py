@@ -1,4 +1,4 @@
-"""Dropout's random bits, a function of seed, place, query and key: see `txl_kernels.philox`."""
+"""Dropout bits, a function of seed, place, query and key: see `txl_kernels.call.dropout`."""
 
 import triton
 import triton.language as tl
