@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,7 +86,8 @@ def shipped() -> list[Variant]:
     return variants + [Variant("backward_queries", c, "bf16", 64, tma=c == 90, atomics=True) for c in (80, 90)]
 
 
-def compile_variant(v: Variant, chosen: config.Config) -> Any:
+def compile_variant(v: Variant, chosen: config.Config, far: Collection[str] = ()) -> Any:
+    """The compiled kernel. far: strides that are passed as 64 bits, as those from 2**31 on are."""
     name = "forward" if v.kernel == "decode" else v.kernel
     function = getattr(importlib.import_module(f"txl_kernels.backends.triton.kernels.{name}"), f"{name}_kernel")
     dtype = "fp32" if v.dtype == "tf32" else v.dtype
@@ -112,7 +114,7 @@ def compile_variant(v: Variant, chosen: config.Config) -> Any:
             signature[name] = "*fp32" if name == "OUT" and v.kernel == "decode" else POINTERS.get(name, "*" + dtype)
             aligned.append(name)
         else:
-            signature[name] = "fp32" if name in FLOATS else "i32"
+            signature[name] = "fp32" if name in FLOATS else "i64" if name in far else "i32"
             if re.search("_(batch|head|row)$", name) and name != "zero_row":
                 aligned.append(name)
     source = ASTSource(

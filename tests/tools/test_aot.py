@@ -50,6 +50,13 @@ def test_a_spilling_tile_is_seen(aot: Any) -> None:
     assert measured["loop"] > 500
 
 
+@pytest.mark.parametrize("far", [{"k_row", "dk_row"}, {"km_row", "dkm_row"}], ids=["segment", "memory"])
+def test_rows_far_apart_compile(aot: Any, far: set[str]) -> None:
+    """Of the memory or of the segment alone: no variable may hold now one stride, now the other."""
+    variant = aot.Variant("backward_keys", 80, "bf16", 64)
+    assert aot.compile_variant(variant, variant.config(), far).asm["cubin"]
+
+
 def test_no_spill_at_width_64(aot: Any) -> None:
     """What the table promises of bf16 on sm_80 and sm_90: 32 bytes at most, nothing serialised."""
     import json

@@ -56,15 +56,16 @@ def backward_keys_kernel(
         to_query = tl.minimum(key0 + BLOCK - M + back, L)
 
     unseen = tl.maximum(M - back, 0)  # keys of the memory before any window: not read
+    # Rows have names of their own in each branch: one's strides may have 64 bits, the other's 32.
     if key0 < M:
-        k_rows = rows_of(K_MEM, (km_batch, km_head, km_row), place, unseen, M, plain)
-        v_rows = rows_of(V_MEM, (vm_batch, vm_head, vm_row), place, unseen, M, plain)
-        k = load_rows(k_rows, key0, seen, BLOCK, plain)  # [BLOCK, BLOCK_D]
-        v = load_rows(v_rows, key0, seen, BLOCK, plain)
+        km_rows = rows_of(K_MEM, (km_batch, km_head, km_row), place, unseen, M, plain)
+        k = load_rows(km_rows, key0, seen, BLOCK, plain)  # [BLOCK, BLOCK_D]
+        vm_rows = rows_of(V_MEM, (vm_batch, vm_head, vm_row), place, unseen, M, plain)
+        v = load_rows(vm_rows, key0, seen, BLOCK, plain)
     else:
         k_rows = rows_of(K, (k_batch, k_head, k_row), place, 0, L, plain)
-        v_rows = rows_of(V, (v_batch, v_head, v_row), place, 0, L, plain)
         k = load_rows(k_rows, key0 - M, seen, BLOCK, plain)
+        v_rows = rows_of(V, (v_batch, v_head, v_row), place, 0, L, plain)
         v = load_rows(v_rows, key0 - M, seen, BLOCK, plain)
     dropout = None
     if DROPOUT:
@@ -111,14 +112,14 @@ def backward_keys_kernel(
     dk *= tl.abs(scale)
     dv *= keep_scale
     if key0 < M:
-        dk_rows = rows_of(DK_MEM, (dkm_batch, dkm_head, dkm_row), place, 0, M, plain)
-        dv_rows = rows_of(DV_MEM, (dvm_batch, dvm_head, dvm_row), place, 0, M, plain)
-        store_rows(dk_rows, key0, dk, BLOCK, plain)
-        store_rows(dv_rows, key0, dv, BLOCK, plain)
+        dkm_rows = rows_of(DK_MEM, (dkm_batch, dkm_head, dkm_row), place, 0, M, plain)
+        store_rows(dkm_rows, key0, dk, BLOCK, plain)
+        dvm_rows = rows_of(DV_MEM, (dvm_batch, dvm_head, dvm_row), place, 0, M, plain)
+        store_rows(dvm_rows, key0, dv, BLOCK, plain)
     else:
         dk_rows = rows_of(DK, (dk_batch, dk_head, dk_row), place, 0, L, plain)
-        dv_rows = rows_of(DV, (dv_batch, dv_head, dv_row), place, 0, L, plain)
         store_rows(dk_rows, key0 - M, dk, BLOCK, plain)
+        dv_rows = rows_of(DV, (dv_batch, dv_head, dv_row), place, 0, L, plain)
         store_rows(dv_rows, key0 - M, dv, BLOCK, plain)
     du = tl.sum(column[:, None] * k.to(tl.float32), 0) * scale
     d = tl.arange(0, BLOCK_D)

@@ -22,7 +22,7 @@ from txl_kernels.backends.triton.kernels.dropout import kept
 from txl_kernels.backends.triton.kernels.products import dot
 from txl_kernels.backends.triton.kernels.rows import add_rows, load_rows, packed_rows, place_of, rows_of, store_rows
 from txl_kernels.backends.triton.kernels.skew import skew
-from txl_kernels.backends.triton.kernels.sources import memory_source, segment_source
+from txl_kernels.backends.triton.kernels.sources import memory_source, segment_source, tile_starts
 from txl_kernels.backends.triton.kernels.table import load_distances, table_of
 from txl_kernels.backends.triton.kernels.visible import partly, sees, visible_to
 
@@ -70,6 +70,7 @@ def _walk(
     dq, above, ds_before, d0 = state
     for row0 in range(source.start, source.k.last, BLOCK):
         key0 = row0 + source.shift
+        key = key0 + tl.arange(0, BLOCK)
         d0 = queries.at - key0
         seen = _in_use(key_last, source.k, row0, BLOCK)
         k = load_rows(source.k, row0, seen, BLOCK, layout)  # [BLOCK, BLOCK_D]
@@ -85,7 +86,7 @@ def _walk(
             dp = tl.where(kept(dropout, queries.m0, key0, BLOCK, BLOCK), dp * dropout.keep_scale, 0.0)
         ds = p * (dp - upstream.delta[:, None])
         if partly(visible, key0, BLOCK):
-            ds = tl.where(sees(visible, key0, BLOCK), ds, 0.0)
+            ds = tl.where(sees(visible, key), ds, 0.0)
         ds = ds.to(k.dtype)
         dq = dot(ds, k, dq, PRECISION)
         G = skew(ds, ds_before, BLOCK, BLOCK)
@@ -142,23 +143,24 @@ def backward_queries_kernel(
     if DROPOUT:
         dropout = Dropout(tl.load(SEED), place.bh, drop_below, keep_scale)
 
-    km_strides, vm_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
-    k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
-    memory = memory_source(K_MEM, km_strides, V_MEM, vm_strides, place, visible, sizes, BLOCK, layout)
-    segment = segment_source(K, k_strides, V, v_strides, place, visible, sizes, BLOCK, layout)
+    mem_start, seg_start = tile_starts(visible, sizes, BLOCK)
     table = table_of(R, r_head, r_row, place.h, sizes, layout)
     gradient = None
     if DR is not None:
         dr_rows = Rows(DR + place.h * T * D, D, 0, T, place.b, place.h)
         gradient = TableGradient(dr_rows, tl.abs(scale))
-    d0 = queries.at - tl.where(visible.first < M, memory.start, M + segment.start)
+    d0 = queries.at - tl.where(visible.first < M, mem_start, M + seg_start)
     r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
     above = dot(qw, tl.trans(r), None, PRECISION)
     state = (tl.zeros((BLOCK, BLOCK_D), tl.float32), above, tl.zeros((BLOCK, BLOCK), qu.dtype), d0)
+    k_strides, v_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
+    memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, layout)
     state = _walk(
         state, memory, key_last, table, row_last, gradient, queries, upstream, visible, dropout,
         BLOCK, PRECISION, layout,
     )  # fmt: skip
+    k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
+    segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, layout)
     state = _walk(
         state, segment, segment_last, table, row_last, gradient, queries, upstream, visible, dropout,
         BLOCK, PRECISION, layout,

@@ -23,11 +23,12 @@ def _load_keys(memory, segment, key0, M, BLOCK: tl.constexpr, layout):
     """[BLOCK, BLOCK_D] of keys or values from key0 on: a block never straddles the memory's end."""
     inside = key0 < M
     at = tl.where(inside, memory.at, segment.at)
+    row0 = tl.where(inside, key0, key0 - M)
     stride = tl.where(inside, memory.stride, segment.stride)
     first = tl.where(inside, memory.first, segment.first)
     last = tl.where(inside, memory.last, segment.last)
     rows = Rows(at, stride, first, last, segment.b, segment.h)
-    return load_rows(rows, tl.where(inside, key0, key0 - M), None, BLOCK, layout)
+    return load_rows(rows, row0, None, BLOCK, layout)
 
 
 @triton.jit(do_not_specialize=["B", "H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])

@@ -12,7 +12,7 @@ from txl_kernels.backends.triton.kernels.dropout import kept
 from txl_kernels.backends.triton.kernels.products import dot
 from txl_kernels.backends.triton.kernels.rows import load_rows, place_of, rows_of, store_rows
 from txl_kernels.backends.triton.kernels.skew import skew
-from txl_kernels.backends.triton.kernels.sources import memory_source, segment_source
+from txl_kernels.backends.triton.kernels.sources import memory_source, segment_source, tile_starts
 from txl_kernels.backends.triton.kernels.table import load_bias, load_distances, table_of
 from txl_kernels.backends.triton.kernels.visible import partly, seen_by_some, sees, visible_to
 
@@ -34,6 +34,7 @@ def _walk(
     for tile in range(from_tile, to_tile):
         row0 = source.start + tile * BN
         key0 = row0 + source.shift
+        key = key0 + tl.arange(0, BN)
         k = load_rows(source.k, row0, None, BN, layout)  # [BN, BLOCK_D]
         r = load_distances(table, queries.at - key0 - BN, None, BN, layout)  # [BN, BLOCK_D]
         below = dot(queries.qw, tl.trans(r), None, PRECISION)  # [BM, BN]
@@ -41,7 +42,7 @@ def _walk(
         s += skew(above, below, BM, BN)
         above = below
         if partly(visible, key0, BN):
-            s = tl.where(sees(visible, key0, BN), s, float("-inf"))
+            s = tl.where(sees(visible, key), s, float("-inf"))
         # The maximum is kept scaled: were it scaled anew, rounding would make the factor of a tile
         # that raises nothing differ from 1, tile after tile.
         raised = tl.maximum(top, tl.max(s, 1) * queries.scale_log2)  # [BM]
@@ -88,12 +89,9 @@ def forward_kernel(
     i = m0 + tl.arange(0, BM)
     visible, bad = visible_to(bounds, place.b, i, sizes, False)
 
-    km_strides, vm_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
-    k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
-    memory = memory_source(K_MEM, km_strides, V_MEM, vm_strides, place, visible, sizes, BN, layout)
-    segment = segment_source(K, k_strides, V, v_strides, place, visible, sizes, BN, layout)
-    mem_tiles = tl.cdiv(tl.maximum(tl.minimum(M, visible.last) - memory.start, 0), BN)
-    tiles = mem_tiles + tl.cdiv(tl.maximum(visible.last - M - segment.start, 0), BN)
+    mem_start, seg_start = tile_starts(visible, sizes, BN)
+    mem_tiles = tl.cdiv(tl.maximum(tl.minimum(M, visible.last) - mem_start, 0), BN)
+    tiles = mem_tiles + tl.cdiv(tl.maximum(visible.last - M - seg_start, 0), BN)
     from_tile = 0
     to_tile = tiles
     if SPLIT:
@@ -113,17 +111,22 @@ def forward_kernel(
         dropout = Dropout(tl.load(SEED), place.bh, drop_below, keep_scale)
 
     table = table_of(R, r_head, r_row, place.h, sizes, layout)
-    mem_key = memory.start + from_tile * BN
-    key0 = tl.where(from_tile < mem_tiles, mem_key, M + segment.start + (from_tile - mem_tiles) * BN)
+    seg_key = M + seg_start + (from_tile - mem_tiles) * BN
+    key0 = tl.where(from_tile < mem_tiles, mem_start + from_tile * BN, seg_key)
     r = load_distances(table, queries.at - key0, None, BN, layout)  # [BN, BLOCK_D]
+    above = dot(qw, tl.trans(r), None, PRECISION)
     state = (
         tl.zeros((BM, BLOCK_D), tl.float32),
         tl.full((BM,), float("-inf"), tl.float32),
         tl.where(bad, float("nan"), 0.0),
-        dot(qw, tl.trans(r), None, PRECISION),
+        above,
     )
+    k_strides, v_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
+    memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, layout)
     mem_end = tl.minimum(to_tile, mem_tiles)
     state = _walk(state, memory, from_tile, mem_end, table, queries, visible, dropout, BM, BN, PRECISION, gaps, layout)
+    k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
+    segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, layout)
     from_tile = tl.maximum(from_tile - mem_tiles, 0)
     to_tile -= mem_tiles
     state = _walk(state, segment, from_tile, to_tile, table, queries, visible, dropout, BM, BN, PRECISION, gaps, layout)

@@ -25,7 +25,7 @@ def rows_of(x, strides, place, first, last, layout):
 def packed_rows(x, place, L, layout):
     """`Rows` of a contiguous x [B * H, L, D]; a descriptor has [B, H, L, D]."""
     if not layout.TMA:
-        x += place.bh * L * layout.D
+        x += place.bh * (tl.cast(L, tl.int64) * layout.D)
     return Rows(x, layout.D, 0, L, place.b, place.h)
 
 
@@ -42,11 +42,11 @@ def _mask(rows, row0, ROWS: tl.constexpr, layout):
 @triton.jit
 def _pointers(rows, row0, ROWS: tl.constexpr, layout):
     """[ROWS, BLOCK_D] pointers from row0 on; offsets of 64 bits where 32 could overflow."""
+    first = rows.at + tl.cast(row0, tl.int64) * rows.stride
     row = tl.arange(0, ROWS)
     if layout.WIDE:
         row = row.to(tl.int64)
-    offsets = row[:, None] * rows.stride + tl.arange(0, layout.BLOCK_D)[None, :]
-    return rows.at + tl.cast(row0, tl.int64) * rows.stride + offsets
+    return first + (row[:, None] * rows.stride + tl.arange(0, layout.BLOCK_D)[None, :])
 
 
 @triton.jit
@@ -75,8 +75,9 @@ def load_rows(rows, row0, keep, ROWS: tl.constexpr, layout):
 @triton.jit
 def store_rows(rows, row0, value, ROWS: tl.constexpr, layout):
     """Writes value [ROWS, BLOCK_D] from row0 on, inside [first, last), in the rows' dtype."""
+    mask = _mask(rows, row0, ROWS, layout)
     pointers = _pointers(rows, row0, ROWS, layout)
-    tl.store(pointers, value.to(rows.at.dtype.element_ty), mask=_mask(rows, row0, ROWS, layout))
+    tl.store(pointers, value.to(rows.at.dtype.element_ty), mask=mask)
 
 
 @triton.jit

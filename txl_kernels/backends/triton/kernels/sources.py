@@ -12,9 +12,16 @@ from txl_kernels.backends.triton.kernels.rows import rows_of
 
 
 @triton.jit
-def memory_source(K, k_strides, V, v_strides, place, visible, sizes, BN: tl.constexpr, layout):
+def tile_starts(visible, sizes, BN: tl.constexpr):
+    """Rows of the memory and of the segment at which the first tile with a visible key starts."""
+    memory = sizes.M - tl.cdiv(tl.maximum(sizes.M - visible.first, 0), BN) * BN
+    segment = tl.maximum(visible.first - sizes.M, 0) // BN * BN
+    return memory, segment
+
+
+@triton.jit
+def memory_source(K, k_strides, V, v_strides, start, place, visible, sizes, layout):
     """`Source` of the keys before M. Descriptors start at the first key that a window reaches."""
-    start = sizes.M - tl.cdiv(tl.maximum(sizes.M - visible.first, 0), BN) * BN
     first = visible.first
     if layout.TMA:
         first = tl.maximum(sizes.M - sizes.back, 0)
@@ -25,9 +32,8 @@ def memory_source(K, k_strides, V, v_strides, place, visible, sizes, BN: tl.cons
 
 
 @triton.jit
-def segment_source(K, k_strides, V, v_strides, place, visible, sizes, BN: tl.constexpr, layout):
+def segment_source(K, k_strides, V, v_strides, start, place, visible, sizes, layout):
     """`Source` of the keys from M on."""
-    start = tl.maximum(visible.first - sizes.M, 0) // BN * BN
     first = tl.maximum(visible.first, sizes.M) - sizes.M
     if layout.TMA:
         first = 0

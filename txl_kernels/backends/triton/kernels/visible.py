@@ -66,9 +66,8 @@ def partly(visible, key0, BN: tl.constexpr):
 
 
 @triton.jit
-def sees(visible, key0, BN: tl.constexpr):
-    """[BM, BN] bool: which query sees which key of the tile at key0."""
-    key = key0 + tl.arange(0, BN)
+def sees(visible, key):
+    """[BM, BN] bool: which query sees which key. key: int32 [BN]."""
     return (key[None, :] >= visible.low[:, None]) & (key[None, :] < visible.high[:, None])
 
 
