@@ -19,13 +19,16 @@ class NativeModule:
     language: str
     module: Any = None
     error: str = ""
+    unbuilt: bool = False  # then another copy of the package may have it, which is looked up when asked
 
     def missing(self) -> str | None:
         """Why it is not there; None if it is."""
         if self.module is not None:
             return None
         note = PACKAGE / f"{self.name}_missing.txt"  # of setup.py
-        return note.read_text(encoding="utf-8").strip() if note.is_file() else self.error
+        if note.is_file():
+            return note.read_text(encoding="utf-8").strip()
+        return _why_not(self.name, self.language, self.error) if self.unbuilt else self.error
 
 
 def load(name: str, language: str) -> NativeModule:
@@ -34,10 +37,10 @@ def load(name: str, language: str) -> NativeModule:
     try:
         module = importlib.import_module(f"txl_kernels.{name}")
     except ImportError as error:
-        return NativeModule(name, language, error=_why_not(name, language, str(error)))
+        return NativeModule(name, language, error=str(error), unbuilt=True)
     file = Path(str(module.__file__)).resolve()
     if file.parent != PACKAGE:  # an editable install offers its own to every copy
-        return NativeModule(name, language, error=_why_not(name, language, f"{file} is of another copy of the package"))
+        return NativeModule(name, language, error=f"{file} is of another copy of the package", unbuilt=True)
     if vars(module).get("FIELDS") != Call._fields:
         older = f"the {language} module {file} was built from another version of the source; install the package again"
         return NativeModule(name, language, error=older)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from txl_kernels import checks
 from txl_kernels.backends import KERNELS
-from txl_kernels.backends.protocol import Plans
+from txl_kernels.backends.protocol import Kernels, Plans
 from txl_kernels.call import Call
 from txl_kernels.call.fields import INPUTS, inputs_of, needs_gradients, settings_of, tensors_of
 from txl_kernels.operators import fast_path, library
@@ -65,10 +65,8 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tens
         return (None,) * len(INPUTS) + others
     if dout is None:
         dout = torch.zeros_like(out)
-    if _on_fast_path(call, dout, dlse, out, lse):
-        # Checked again: `.data` can be set, and hooks can return anything, between forward and
-        # backward.
-        kernels = library.checked(call, ctx.backend)
+    kernels = _fast_kernels(call, ctx.backend, dout, dlse, out, lse)
+    if kernels is not None:
         dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
         grads = kernels.backward(call, out, lse, dout, dlse)
     elif _inside_functorch():
@@ -79,12 +77,16 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tens
     return (*given, *others)
 
 
-def _on_fast_path(call: Call, *others: Tensor | None) -> bool:
+def _fast_kernels(call: Call, backend: str, *others: Tensor | None) -> Kernels | None:
+    """The kernels of a backward that needs no operator, its call checked; None if it needs one."""
     # With grad mode on (create_graph=True) the operator is there to say that it has no second
-    # derivative. What forward saved may be no ordinary tensor: then its memory is not its values.
+    # derivative.
     if torch.is_grad_enabled() or not fast_path.is_open() or not fast_path.ordinary(*others):
-        return False
-    return fast_path.check(call) is not None
+        return None
+    # Checked again: `.data` can be set, and hooks can return anything, between forward and
+    # backward. What forward saved may be no ordinary tensor: then its memory is not its values.
+    kernels, plans = library.checked(call, backend)
+    return None if plans is None else kernels
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:

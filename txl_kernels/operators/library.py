@@ -11,7 +11,7 @@ from torch import Tensor
 
 from txl_kernels import checks
 from txl_kernels.backends import KERNELS
-from txl_kernels.backends.protocol import Kernels
+from txl_kernels.backends.protocol import Kernels, Plans
 from txl_kernels.call import Call
 from txl_kernels.call.fields import empty_gradients, empty_like_rows
 from txl_kernels.operators import fast_path
@@ -30,8 +30,8 @@ _library.define(
 )
 
 
-def checked(call: Call, backend: str) -> Kernels:
-    """The kernels for a call that anyone may have made.
+def checked(call: Call, backend: str) -> tuple[Kernels, Plans | None]:
+    """The kernels for a call that anyone may have made, and what `fast_path.check` returned for it.
 
     Raises:
         TypeError, ValueError: an argument, as `rel_attention` would say.
@@ -43,7 +43,7 @@ def checked(call: Call, backend: str) -> Kernels:
     reason = kernels.cannot_run(call.q.device, call.q.dtype, call.q.size(-1) if call.q.dim() else 1)
     if reason is not None:
         raise RuntimeError(reason)
-    fast_path.check(call)
+    plans = fast_path.check(call)
     if call.seed is None and call.dropout_p > 0:
         raise TypeError("seed must be an int64 tensor of one element where dropout_p > 0, got None")
     checks.check_seed(call.seed, call.q, "seed")
@@ -52,19 +52,20 @@ def checked(call: Call, backend: str) -> Kernels:
         raise RuntimeError(reason)
     if kernels.READS_BOUNDS:
         checks.check_bound_values(call)
-    return kernels
+    return kernels, plans
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor | None]:
     *fields, backend = arguments
     call = Call(*fields)
-    return checked(call, backend).forward(call)
+    kernels, _ = checked(call, backend)
+    return kernels.forward(call)
 
 
 def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     *fields, backend = arguments
     call = Call(*fields)
-    kernels = checked(call, backend)
+    kernels, _ = checked(call, backend)
     dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
     return kernels.backward(call, out, lse, dout, dlse)
 
