@@ -1,7 +1,7 @@
 """Transformer-XL language models on txl_kernels: model, data, training, evaluation, generation."""
 
-from txl.config import ModelConfig
-from txl.engine import Engine
-from txl.model import TransformerXL
+from txl.evaluation.engine import Engine
+from txl.model.config import ModelConfig
+from txl.model.transformer import TransformerXL
 
 __all__ = ["Engine", "ModelConfig", "TransformerXL"]

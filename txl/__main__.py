@@ -10,7 +10,7 @@ NEEDED = ("numpy", "rich", "safetensors", "typer")
 def main() -> None:
     """Runs the command; exit code 1 where a package is missing."""
     try:
-        from txl import cli
+        from txl.commands import cli
     except ModuleNotFoundError as error:
         if error.name is None or "." in error.name:  # a fault of some package, not a missing one
             raise

@@ -96,7 +96,7 @@ def start_up(machine: Machine, full: bool) -> list[Comparison]:
         for name, algorithm, role, code in (
             ("import txl_kernels", "import txl_kernels", "ours", "import txl_kernels"),
             ("import txl_kernels, and the first call", "first call", "ours", first_call),
-            ("import txl (model and commands)", "import txl", "ours", "import txl, txl.cli"),
+            ("import txl (model and commands)", "import txl", "ours", "import txl, txl.commands.cli"),
             ("baseline: import torch", "import torch", "baseline", "import torch"),
         )
     ]

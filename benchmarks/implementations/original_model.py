@@ -5,7 +5,7 @@ import torch
 from original import original_qkbh
 from torch import Tensor, nn
 
-from txl.model import TransformerXL
+from txl.model.transformer import TransformerXL
 from txl_kernels import sinusoid
 
 HiddenMemory = list[Tensor]  # hidden states of each layer, [M, B, d_model]

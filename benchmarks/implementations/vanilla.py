@@ -11,7 +11,7 @@ from harness.checks import require
 from implementations.attention import compiler
 from implementations.models import MOST, small
 from txl import TransformerXL
-from txl.vanilla import VanillaTransformer
+from txl.model.vanilla import VanillaTransformer
 
 # Algorithm: its title.
 VANILLA = {

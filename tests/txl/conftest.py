@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from txl import data
+from txl.text import corpus as data
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,9 @@ import torch
 from model_helpers import small_config, small_model
 from safetensors.torch import save_file
 
-from txl import checkpoint as checkpoints
-from txl.data import Vocabulary
 from txl.errors import TxlError
+from txl.text.corpus import Vocabulary
+from txl.training import checkpoint as checkpoints
 
 VOCABULARY = Vocabulary(bytes(range(31)))
 
@@ -45,7 +45,8 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 from model_helpers import small_model
-from txl import checkpoint, data
+from txl.text import corpus as data
+from txl.training import checkpoint
 os.umask(0o{umask})
 checkpoint.save("a.safetensors", small_model(), data.Vocabulary(bytes(31)), {{}}, {{}})
 open("plain", "w").close()
@@ -124,7 +125,9 @@ import resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 from model_helpers import small_model
-from txl import checkpoint, data, errors
+from txl import errors
+from txl.text import corpus as data
+from txl.training import checkpoint
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 from rich.console import Console
 
-from txl import cli, demo
-from txl.data import Corpus
-from txl.evaluate import Score
+from txl.commands import cli, demo
+from txl.evaluation.evaluate import Score
+from txl.text.corpus import Corpus
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = [

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from txl import compressed, data, sources
 from txl.errors import TxlError
+from txl.text import compressed, sources
+from txl.text import corpus as data
 
 TEXT = b"".join(b"line %d of a text that is to be read\n" % n for n in range(3000))
 # One raw block of 3 bytes, so that there is a file where nothing can write one.

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_helpers import small_model
 
-from txl import data, sources
 from txl.errors import TxlError
-from txl.evaluate import evaluate
+from txl.evaluation.evaluate import evaluate
+from txl.text import corpus as data
+from txl.text import sources
 
 
 def test_file_is_cut_90_5_5(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_preparing_takes_no_more_than_twice_the_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(range(32, 127)) * 1_000_000)
     code = f"""
 import re
-from txl import data
+from txl.text import corpus as data
 used = lambda: int(re.search("VmHWM: *([0-9]+) kB", open("/proc/self/status").read().replace("\\t", " "))[1]) * 1024
 before = used()
 data.prepare({str(tmp_path / "a.txt")!r}, {str(tmp_path / "c")!r})

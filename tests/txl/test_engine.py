@@ -6,7 +6,7 @@ from model_helpers import small_model
 
 from txl import Engine
 from txl.errors import TxlError
-from txl.generate import Sampling, generate
+from txl.evaluation.generate import Sampling, generate
 
 OPTIONS = [
     {},

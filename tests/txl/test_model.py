@@ -5,9 +5,10 @@ import torch
 from model_helpers import small_config, small_model
 
 from txl import ModelConfig, TransformerXL
-from txl.config import MODELS, TrainConfig
 from txl.errors import TxlError
-from txl.model import count_parameters
+from txl.model.config import MODELS
+from txl.model.transformer import count_parameters
+from txl.training.config import TrainConfig
 
 
 @pytest.mark.parametrize(("name", "vocab", "millions"), [("enwik8-base", 204, 41.06), ("enwik8-large", 204, 277.23)])

@@ -13,11 +13,11 @@ import pytest
 import torch
 from model_helpers import small_config
 
-from txl import checkpoint as checkpoints
-from txl.config import TrainConfig
-from txl.data import Corpus, prepare
 from txl.errors import TxlError
-from txl.train import Interrupted, Trainer, autocast_dtype, learning_rate, read_record, refuse_used_folder
+from txl.text.corpus import Corpus, prepare
+from txl.training import checkpoint as checkpoints
+from txl.training.config import TrainConfig
+from txl.training.trainer import Interrupted, Trainer, autocast_dtype, learning_rate, read_record, refuse_used_folder
 
 
 def trainer(
@@ -81,8 +81,8 @@ def test_ten_steps_kill_9_and_ten_more_equal_twenty(tmp_path: Path, corpus: Corp
     # Killed for good between its checkpoint at step 10 and the one it would write at step 20.
     code = f"""
 import os, signal, sys
-from txl import cli
-from txl.train import Trainer
+from txl.commands import cli
+from txl.training.trainer import Trainer
 update = Trainer._update
 def killed(self):
     if self.step == 13: os.kill(os.getpid(), signal.SIGKILL)

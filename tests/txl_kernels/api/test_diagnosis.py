@@ -56,7 +56,7 @@ def test_imports_nothing_that_is_slow_to_import() -> None:
 import sys, torch
 slow = ("torch._dynamo", "torch._inductor", "triton", "matplotlib")
 loaded = {name for name in slow if name in sys.modules}  # by torch itself
-import txl.cli, txl_kernels
+import txl.commands.cli, txl_kernels
 q, r, u = torch.randn(1, 1, 3, 4, requires_grad=True), torch.randn(1, 3, 4), torch.zeros(1, 4)
 txl_kernels.rel_attention(q, q, q, r, u, u)
 print(sorted(name for name in slow if name in sys.modules and name not in loaded))

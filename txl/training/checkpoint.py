@@ -13,11 +13,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from txl.config import ModelConfig
-from txl.data import Vocabulary
 from txl.errors import TxlError
-from txl.model import TransformerXL
+from txl.model.config import ModelConfig
+from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
+from txl.text.corpus import Vocabulary
 
 _FORMAT = "txl-1"
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from txl.train import Trainer
+from txl.training.trainer import Trainer
 
 _T = TypeVar("_T", bound="_Shown")
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import ModelConfig
+from txl.model.config import ModelConfig
 from txl_kernels import RelAttention
 
 # The hidden states each layer read last, n_layer tensors [B, M, d_model], M <= mem_len. Detached.

@@ -9,18 +9,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from txl import checkpoint as checkpoints
-from txl import data, plots
-from txl.config import MODELS, ModelConfig, TrainConfig
-from txl.console import TrainingProgress, stop_on_ctrl_c
-from txl.engine import Engine
+from txl.commands import plots
+from txl.commands.console import TrainingProgress, stop_on_ctrl_c
 from txl.errors import TxlError
-from txl.evaluate import Score, evaluate
-from txl.generate import Sampling, generate
-from txl.model import TransformerXL, count_parameters
+from txl.evaluation.engine import Engine
+from txl.evaluation.evaluate import Score, evaluate
+from txl.evaluation.generate import Sampling, generate
+from txl.evaluation.speed import measure_speedup
+from txl.model.config import MODELS, ModelConfig
+from txl.model.transformer import TransformerXL, count_parameters
 from txl.paths import AnyPath
-from txl.speed import measure_speedup
-from txl.train import Trainer, refuse_used_folder
+from txl.text import corpus as data
+from txl.training import checkpoint as checkpoints
+from txl.training.config import TrainConfig
+from txl.training.trainer import Trainer, refuse_used_folder
 
 # Chosen by trial on 2 cores: in a few minutes more tokens beat more parameters; of rates from 1e-3
 # to 4.5e-3 this learned most.

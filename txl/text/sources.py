@@ -6,9 +6,9 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-from txl import compressed
 from txl.errors import TxlError
 from txl.paths import AnyPath
+from txl.text import compressed
 
 _STANDARD_BYTES = 100_000_000  # enwik8, text8: first 90M, next 5M, last 5M bytes
 _LEAST_BYTES = 60  # so that each of 90/5/5 gets some

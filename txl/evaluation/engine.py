@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.model import TransformerXL
+from txl.model.transformer import TransformerXL
 
 
 class Engine:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from txl.engine import Engine
 from txl.errors import TxlError
+from txl.evaluation.engine import Engine
 
 
 @dataclass(frozen=True)

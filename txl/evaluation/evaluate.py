@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from txl.data import Tokens, scored_segments
-from txl.engine import Engine
 from txl.errors import TxlError
-from txl.model import TransformerXL
+from txl.evaluation.engine import Engine
+from txl.model.transformer import TransformerXL
+from txl.text.corpus import Tokens, scored_segments
 
 
 @dataclass(frozen=True)

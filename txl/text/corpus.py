@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from txl import sources
 from txl.errors import TxlError
 from txl.paths import AnyPath
+from txl.text import sources
 
 Tokens = npt.NDArray[np.uint8]
 

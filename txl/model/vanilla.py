@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.config import ModelConfig
-from txl.model import FeedForward
+from txl.model.config import ModelConfig
+from txl.model.transformer import FeedForward
 from txl_kernels import sinusoid
 
 

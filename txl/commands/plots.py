@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from txl.evaluate import Score
+from txl.evaluation.evaluate import Score
 from txl.paths import AnyPath
 
 

@@ -11,16 +11,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from txl import checkpoint as checkpoints
-from txl import compressed, data, demo
-from txl.config import MODELS, ModelConfig, TrainConfig
-from txl.console import EvaluationProgress, TrainingProgress, stop_on_ctrl_c
-from txl.engine import Engine
+from txl.commands import demo
+from txl.commands.console import EvaluationProgress, TrainingProgress, stop_on_ctrl_c
 from txl.errors import TxlError
-from txl.evaluate import evaluate
-from txl.generate import Sampling
-from txl.generate import generate as generate_tokens
-from txl.train import Interrupted, Trainer, read_record, refuse_used_folder
+from txl.evaluation.engine import Engine
+from txl.evaluation.evaluate import evaluate
+from txl.evaluation.generate import Sampling
+from txl.evaluation.generate import generate as generate_tokens
+from txl.model.config import MODELS, ModelConfig
+from txl.text import compressed
+from txl.text import corpus as data
+from txl.training import checkpoint as checkpoints
+from txl.training.config import TrainConfig
+from txl.training.trainer import Interrupted, Trainer, read_record, refuse_used_folder
 
 app = typer.Typer(
     name="txl",

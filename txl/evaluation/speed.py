@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from txl.engine import Engine
-from txl.model import TransformerXL
-from txl.vanilla import VanillaTransformer
+from txl.evaluation.engine import Engine
+from txl.model.transformer import TransformerXL
+from txl.model.vanilla import VanillaTransformer
 
 
 @dataclass(frozen=True)

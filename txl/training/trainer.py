@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl import checkpoint as checkpoints
-from txl.config import ModelConfig, TrainConfig
-from txl.data import Corpus, OrderedStreams
 from txl.errors import TxlError
-from txl.evaluate import Score, evaluate
-from txl.model import HiddenMemory, TransformerXL
+from txl.evaluation.evaluate import Score, evaluate
+from txl.model.config import ModelConfig
+from txl.model.transformer import HiddenMemory, TransformerXL
 from txl.paths import AnyPath
+from txl.text.corpus import Corpus, OrderedStreams
+from txl.training import checkpoint as checkpoints
+from txl.training.config import TrainConfig
 
 Report = Callable[[dict[str, Any]], None]
 

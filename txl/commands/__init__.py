@@ -1,0 +1,1 @@
+"""The `txl` command, and what it shows."""

@@ -1,0 +1,1 @@
+"""Training: one run folder, resumable bit for bit."""
