@@ -1,18 +1,16 @@
 """`RelAttention`: a Transformer-XL attention layer that owns its projections and biases."""
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl_kernels import backends
-from txl_kernels.backends.devices import autocast_dtype
-from txl_kernels.cache import KeyValueCache
-from txl_kernels.checks.settings import WINDOW, check_integer, check_number
-from txl_kernels.functional import rel_attention
+from txl_kernels.checks.settings import check_integer
 from txl_kernels.positions import sinusoid
+from txl_kernels.segment_attention import SegmentAttention
 
 
-class RelAttention(nn.Module):
+class RelAttention(SegmentAttention):
     """Multi-head attention with relative positions and segment memory (paper, sections 3.2
     and 3.3).
 
@@ -51,31 +49,15 @@ class RelAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        for name, size in (("d_model", d_model), ("n_head", n_head)):
-            check_integer(name, size, 1, ">= 1")
+        check_integer("d_model", d_model, 1, ">= 1")
         if d_model % 2:
             raise ValueError(f"d_model must be even (its sinusoids come in pairs), got {d_model}")
-        if d_head is None:
-            if d_model % n_head:
-                raise ValueError(
-                    f"d_model must be a multiple of n_head when d_head is not given, got {d_model}, {n_head}"
-                )
-            d_head = d_model // n_head
-        check_integer("d_head", d_head, 1, ">= 1")
-        check_number("attn_dropout", attn_dropout, 0, 1, "in [0, 1)")
-        if clamp_len is not None:
-            check_integer("clamp_len", clamp_len, 0, "None or >= 0")
-        if window is not None:
-            check_integer("window", window, 1, WINDOW)
-        backends.check_name(backend)
-        self.d_model, self.n_head, self.d_head = d_model, n_head, d_head
-        self.attn_dropout, self.causal, self.window, self.clamp_len = attn_dropout, causal, window, clamp_len
-        self.batch_first, self.backend = batch_first, backend
-        width = n_head * d_head
-        self.qkv = nn.Linear(d_model, 3 * width, bias=False, device=device, dtype=dtype)  # rows: q, then k, then v
-        self.r = nn.Linear(d_model, width, bias=False, device=device, dtype=dtype)
-        self.out = nn.Linear(width, d_model, bias=False, device=device, dtype=dtype)
+        options: dict[str, Any] = {
+            "attn_dropout": attn_dropout, "causal": causal, "window": window, "clamp_len": clamp_len,
+            "batch_first": batch_first, "backend": backend, "device": device, "dtype": dtype,
+        }  # fmt: skip
+        super().__init__(d_model, n_head, d_head, **options)
+        self.r = nn.Linear(d_model, self.n_head * self.d_head, bias=False, device=device, dtype=dtype)
         self.content_bias = self._bias("content_bias", content_bias)
         self.position_bias = self._bias("position_bias", position_bias)
 
@@ -97,28 +79,9 @@ class RelAttention(nn.Module):
         nn.init.zeros_(self.content_bias)
         nn.init.zeros_(self.position_bias)
 
-    def extra_repr(self) -> str:
-        shown = (
-            "d_model",
-            "n_head",
-            "d_head",
-            "attn_dropout",
-            "causal",
-            "window",
-            "clamp_len",
-            "batch_first",
-            "backend",
-        )
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """[B, L, H * D] or [L, B, H * D] -> [B, H, L, D], a view."""
-        x = x.unflatten(-1, (self.n_head, self.d_head))
-        return x.permute(0, 2, 1, 3) if self.batch_first else x.permute(1, 2, 0, 3)
-
-    def _merge(self, x: Tensor) -> Tensor:
-        """Back from [B, H, L, D]; no copy where the kernel kept q's strides."""
-        return (x.permute(0, 2, 1, 3) if self.batch_first else x.permute(2, 0, 1, 3)).flatten(-2)
+    def biases(self) -> tuple[Tensor, Tensor]:
+        """u and v of the paper, [H, D] each."""
+        return self.content_bias, self.position_bias
 
     def project_positions(self, positions: Tensor) -> Tensor:
         """W_kR R: encodings [T, d_model] -> [H, T, D], a view."""
@@ -126,146 +89,11 @@ class RelAttention(nn.Module):
         return projected.view(-1, self.n_head, self.d_head).transpose(0, 1)
 
     def positions(self, length: int, memory_len: int, clamp_len: int | None = None) -> Tensor:
-        """Encodings of every distance a segment of this length meets, the first row's distance 0
-        or -(length - 1).
+        """Encodings [T, d_model] of every distance a segment of this length meets, the first row's
+        distance 0 or -(length - 1).
 
         clamp_len: None for the layer's own.
         """
         weight = self.r.weight
-        first = 0 if self.causal else 1 - length
-        distances = torch.arange(min(first, 0), memory_len + length, device=weight.device)
-        clamp_len = self.clamp_len if clamp_len is None else clamp_len
-        if clamp_len is not None:
-            distances = distances.clamp(-clamp_len, clamp_len)
+        distances = self.distances(length, memory_len, clamp_len, weight.device)
         return sinusoid(distances, self.d_model, weight.dtype)
-
-    @torch.no_grad()
-    def new_cache(
-        self, batch: int, mem_len: int, max_segment: int, *, window: int | None = None, clamp_len: int | None = None
-    ) -> KeyValueCache:
-        """An empty key/value cache, holding W_kR R of the parameters as they are now.
-
-        window, clamp_len: None for the layer's own.
-        """
-        if not self.causal:
-            raise ValueError("a key/value cache needs causal=True: an earlier position would see later ones")
-        r = self.project_positions(self.positions(max_segment, mem_len, clamp_len)).contiguous()
-        return KeyValueCache(r, batch, mem_len, max_segment, window=self.window if window is None else window)
-
-    @torch.no_grad()
-    def fill_cache(self, cache: KeyValueCache, memory: Tensor) -> None:
-        """Adds the keys and values of hidden states [B, M, d_model] (or [M, B, d_model]) to the
-        cache.
-
-        Raises:
-            ValueError: memory is not three-dimensional or of another width; of another batch than
-                the cache's.
-        """
-        if memory.dim() != 3 or memory.size(-1) != self.d_model:
-            raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
-        if memory.size(self._batch_axis) != cache.batch:
-            raise ValueError(f"memory must have the cache's batch {cache.batch}, got shape {list(memory.shape)}")
-        k, v = self._project_memory(memory)
-        for first in range(0, k.size(2), cache.max_segment):
-            part = slice(first, first + cache.max_segment)
-            cache.append(k[:, :, part], v[:, :, part])
-
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        start: Tensor | None = None,
-        end: Tensor | None = None,
-        cache: KeyValueCache | None = None,
-    ) -> Tensor:
-        """Attention of a segment over its memory and itself.
-
-        Args:
-            x: [B, L, d_model] (or [L, B, d_model], see `batch_first`).
-            memory: None, or the hidden states [B, M, d_model] before x; detach them as the paper
-                does.
-            positions: None for sinusoids, or the encodings [T, d_model] of distances 0, 1, .. (with
-                dropout, say), shared between layers; from -(L - 1) on if not causal.
-            start, end: as in `rel_attention`.
-            cache: None, or this layer's cache from `new_cache`: its keys are the memory, and x's
-                are added to it. Evaluation only; equal to passing the hidden states as `memory`.
-
-        Returns:
-            Of x's shape.
-        """
-        self._check_input(x)
-        width = self.n_head * self.d_head
-        if cache is not None:
-            self._check_cache(cache, x, memory, positions)
-        elif memory is not None:
-            self._check_memory(memory, x)
-        q, k, v = (self._heads(part) for part in self.qkv(x).split(width, -1))
-        length = q.size(2)
-        dropout_p = self.attn_dropout if self.training else 0.0
-        if cache is not None:
-            k_and_v: tuple[Tensor, Tensor] | None = cache.memory
-            r, zero_row, window = cache.r, 0, cache.window
-        else:
-            k_and_v = None if memory is None else self._project_memory(memory)
-            window = self.window
-            if positions is None:
-                positions = self.positions(length, 0 if k_and_v is None else k_and_v[0].size(2))
-            r, zero_row = self.project_positions(positions), 0 if self.causal else max(length - 1, 0)
-        out = rel_attention(
-            q, k, v, r, self.content_bias, self.position_bias, k_and_v, causal=self.causal, window=window, start=start,
-            end=end, zero_row=zero_row, dropout_p=dropout_p, backend=self.backend,
-        )  # fmt: skip
-        if cache is not None:
-            cache.append(k, v)
-        projected: Tensor = self.out(self._merge(out))
-        return projected
-
-    @property
-    def _batch_axis(self) -> int:
-        return 0 if self.batch_first else 1
-
-    def _check_input(self, x: Tensor) -> None:
-        if x.dim() != 3 or x.size(-1) != self.d_model:
-            layout = "[B, L, d_model]" if self.batch_first else "[L, B, d_model]"
-            raise ValueError(f"x must be {layout} with d_model={self.d_model}, got shape {list(x.shape)}")
-
-    def _check_memory(self, memory: Tensor, x: Tensor) -> None:
-        if memory.dim() != 3 or memory.size(self._batch_axis) != x.size(self._batch_axis):
-            raise ValueError(f"memory must be like x but for its length, got {list(memory.shape)} for {list(x.shape)}")
-        if memory.size(-1) != self.d_model:
-            raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
-        if memory.device != x.device:
-            raise ValueError(f"memory must be on x's device {x.device}, got {memory.device}")
-        if memory.dtype != x.dtype and autocast_dtype(x.device.type) is None:
-            raise TypeError(
-                f"memory must have x's dtype {x.dtype}, got {memory.dtype}; convert it or use torch.autocast"
-            )
-
-    def _check_cache(self, cache: KeyValueCache, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> None:
-        if memory is not None or positions is not None:
-            raise ValueError("cache holds the memory and the encodings; pass neither memory nor positions with it")
-        if torch.is_grad_enabled():
-            raise RuntimeError("cache is for evaluation: call the layer under torch.no_grad() or inference_mode()")
-        if (cache.r.size(0), cache.r.size(2)) != (self.n_head, self.d_head):
-            raise ValueError(
-                f"cache must be this layer's, with H={self.n_head} and D={self.d_head}, got one with H={cache.r.size(0)} "
-                f"and D={cache.r.size(2)}"
-            )
-        if cache.r.device != x.device:
-            raise ValueError(f"cache must be on x's device {x.device}, got {cache.r.device}")
-        if cache.r.dtype != x.dtype and autocast_dtype(x.device.type) is None:
-            raise TypeError(f"cache must have x's dtype {x.dtype}, got {cache.r.dtype}; make a new one with new_cache")
-        if x.size(self._batch_axis) != cache.batch:
-            raise ValueError(f"x must have the cache's batch {cache.batch}, got shape {list(x.shape)}")
-        if x.size(1 - self._batch_axis) > cache.max_segment:
-            raise ValueError(
-                f"x must be a segment of at most max_segment={cache.max_segment} positions, for which the cache was made, "
-                f"got shape {list(x.shape)}"
-            )
-
-    def _project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        width = self.n_head * self.d_head
-        k, v = F.linear(memory, self.qkv.weight[width:]).split(width, -1)
-        return self._heads(k), self._heads(v)

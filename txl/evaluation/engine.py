@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
+from txl.evaluation.reader import Reader
 from txl.model.transformer import TransformerXL
+from txl_kernels.segment_attention import SegmentAttention
 
 
-class Engine:
+class Engine(Reader):
     """Runs a model over a text by segments; parameters must not change while it lives.
 
     Every token attends to exactly the last `attn_len` positions, itself included (fewer at the
@@ -18,62 +20,58 @@ class Engine:
     hidden-state memory gives (paper, section 3.2).
 
     Args:
-        model: switched to evaluation mode.
+        model: switched to evaluation mode; its positions must be relative ("relative" or Shaw's).
         batch: texts run side by side.
         attn_len: keys a token sees.
         max_segment: most tokens of one call.
-        clamp_len: None for the model's own.
+        clamp_len: largest distance told apart; None for the model's own.
+
+    Raises:
+        TxlError: a size is below 1, or the model has absolute positions.
     """
 
     def __init__(
         self, model: TransformerXL, batch: int, attn_len: int, max_segment: int, clamp_len: int | None = None
     ) -> None:
+        super().__init__(model, batch, max_segment)
         if attn_len < 1:
             raise TxlError(f"the attention length must be >= 1 (a token sees at least itself), got {attn_len}")
-        if batch < 1 or max_segment < 1:
-            raise TxlError(f"batch and max_segment must be >= 1, got {batch} and {max_segment}")
-        self.model = model.eval()
-        self.max_segment = max_segment
+        check_clamp_len(model, clamp_len)
+        if model.config.absolute:
+            raise TxlError(
+                f"encoding {model.config.encoding!r} puts places into the hidden states, so keys cannot be cached: use "
+                "a sliding window or segments"
+            )
+        self.attention: list[SegmentAttention] = [block.attention for block in model.layers]  # type: ignore[misc]
         self.caches = [
-            block.attention.new_cache(batch, attn_len - 1, max_segment, window=attn_len, clamp_len=clamp_len)
-            for block in model.layers
+            attention.new_cache(batch, attn_len - 1, max_segment, window=attn_len, clamp_len=clamp_len)
+            for attention in self.attention
         ]
         self.reset()
 
     @torch.inference_mode()
     def reset(self) -> None:
-        """Back to the start of a text."""
-        zeros = self.model.initial_memory(self.caches[0].batch)
+        """Back to the start of a text: no memory, or zeros of the engine's own length."""
+        zeros = self.model.initial_memory(self.batch, self.caches[0].mem_len)
         for i, (block, cache) in enumerate(zip(self.model.layers, self.caches, strict=True)):
             cache.clear()
             if zeros is not None:
-                block.attention.fill_cache(cache, block.attention_input(zeros[i]))
+                self.attention[i].fill_cache(cache, block.attention_input(zeros[i]))
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Advances by tokens [B, L <= max_segment]; the last layer's states [B, L, d_model]."""
         hidden = self.model.embed(tokens)
-        for block, cache in zip(self.model.layers, self.caches, strict=True):
-            attended = block.attention(block.attention_input(hidden), cache=cache)
+        for block, attention, cache in zip(self.model.layers, self.attention, self.caches, strict=True):
+            attended = attention(block.attention_input(hidden), cache=cache)
             hidden = block.after_attention(hidden, attended)
-        return hidden
+        return self.model.finish(hidden)
 
-    @torch.inference_mode()
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Advances by tokens [B, L <= max_segment].
 
-        Returns: logits [B, L, vocab_size] of the tokens that follow.
-        """
-        return self.model.logits(self.hidden(tokens))
-
-    @torch.inference_mode()
-    def feed(self, tokens: Tensor) -> Tensor:
-        """Advances by tokens [B, any L >= 1] in segments.
-
-        Returns: logits [B, vocab_size] of the token after the last.
-        """
-        if tokens.size(1) == 0:
-            raise TxlError("the prompt is empty: at least one token is needed to predict the next")
-        for part in tokens.split(self.max_segment, 1):
-            last = self.hidden(part)[:, -1:]
-        return self.model.logits(last)[:, 0]
+def check_clamp_len(model: TransformerXL, clamp_len: int | None) -> None:
+    """Raises TxlError if it is below 1, or the model has no sinusoids of distances to clamp."""
+    if clamp_len is None:
+        return
+    if clamp_len < 1:
+        raise TxlError(f"clamp_len must be None or >= 1, got {clamp_len}")
+    if model.config.encoding != "relative":
+        raise TxlError(f"clamp_len is for encoding 'relative', not {model.config.encoding!r}")

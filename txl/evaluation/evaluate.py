@@ -1,39 +1,34 @@
-"""Bits per character of a split at an attention length, every token scored once, with caches."""
+"""The loss of a split, every token scored once, read in one of three ways."""
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
 
 from txl.errors import TxlError
 from txl.evaluation.engine import Engine
+from txl.evaluation.reader import Reader
+from txl.evaluation.score import Score
+from txl.evaluation.segments import SegmentReader
+from txl.evaluation.window import WindowReader, sliding_losses
 from txl.model.transformer import TransformerXL
-from txl.text.corpus import Tokens, scored_segments
+from txl.text.corpus import Tokens
+from txl.text.streams import Counting, scored_segments
+
+Method = Literal["cached", "segments", "sliding"]
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
-@dataclass(frozen=True)
-class Score:
-    """Result of an evaluation. bpc = nats / ln 2, ppl = e^nats."""
+def default_method(model: TransformerXL) -> Method:
+    """How a model is read when nothing is said.
 
-    attn_len: int
-    tokens: int
-    nats: float
-    seconds: float
-
-    @property
-    def bpc(self) -> float:
-        return self.nats / math.log(2)
-
-    @property
-    def ppl(self) -> float:
-        return math.exp(self.nats) if self.nats < 700 else math.inf
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
+    Cached wherever positions are relative; by segments, as in training, if they are absolute with
+    recurrence; else by a sliding window.
+    """
+    if not model.config.absolute:
+        return "cached"
+    return "segments" if model.config.mem_len else "sliding"
 
 
 @torch.inference_mode()
@@ -43,44 +38,76 @@ def evaluate(
     start: int,
     attn_len: int,
     *,
+    method: Method | None = None,
     segment: int = 128,
     batch: int = 8,
     limit: int | None = None,
+    clamp_len: int | None = None,
     carry_memory: bool = True,
+    counting: Counting = "all",
     progress: Callable[[int], None] | None = None,
 ) -> Score:
     """Scores a split.
 
     Args:
         tokens: the split. start: the token before its first.
-        attn_len: keys each token sees, itself included.
-        segment: tokens a step; the score does not depend on it.
-        batch: parallel streams; each begins without memory, so few of them score long contexts
-            best.
+        attn_len: most keys a token sees, itself included.
+        method: "cached": each token sees exactly attn_len keys, and the score does not depend on
+            `segment`. "segments": a memory of attn_len - segment hidden states, as the released
+            evaluation with mem_len; tokens see from attn_len - segment + 1 keys on. "sliding": a
+            window of attn_len tokens read anew for every `segment` tokens, as the released
+            evaluation without memory; segment = 1 is Al-Rfou et al.'s. None: `default_method`.
+        segment: tokens a step.
+        batch: parallel streams, each beginning without memory, so that few of them score long
+            contexts best; for "sliding" windows side by side, of which the score is independent.
         limit: score only the first so many tokens.
-        carry_memory: False forgets everything at each segment, as a model without recurrence must
-            when it is run fast.
+        clamp_len: largest distance told apart; None for the model's own.
+        carry_memory: False forgets everything at each segment.
+        counting: which tokens are scored, see `scored_segments`.
         progress: called with the number of tokens scored so far.
 
     Raises:
-        TxlError: the split is empty, or attn_len is below 1.
+        TxlError: the split is empty, or an argument does not fit the model.
     """
     if len(tokens) == 0:
         raise TxlError("the split to evaluate is empty")
-    device = model.output_bias.device
-    batch = min(batch, len(tokens[:limit]))
+    method = default_method(model) if method is None else method
+    if method not in METHODS:
+        raise TxlError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    segment = min(segment, attn_len) if method != "cached" else segment
+    tokens = tokens[:limit]
     training = model.training
-    engine = Engine(model, batch, attn_len, segment)
     total, scored, began = 0.0, 0, time.perf_counter()
     try:
-        for inputs, targets in scored_segments(tokens, start, batch, segment, limit):
-            if not carry_memory:
-                engine.reset()
-            logits = engine(inputs.to(device))
-            total += float(F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten().to(device), reduction="sum"))
-            scored += int((targets >= 0).sum())
-            if progress:
-                progress(scored)
+        if method == "sliding":
+            if counting != "all":
+                raise TxlError("method 'sliding' scores every token: it goes with counting 'all' only")
+            for losses in sliding_losses(model, tokens, start, attn_len, segment, batch, clamp_len):
+                total += float(losses.double().sum())
+                scored += len(losses)
+                if progress:
+                    progress(scored)
+        else:
+            batch = min(batch, len(tokens))
+            reader = make_reader(model, method, batch, attn_len, segment, clamp_len)
+            for inputs, targets in scored_segments(tokens, start, batch, segment, None, counting):
+                if not carry_memory:
+                    reader.reset()
+                total += float(reader.nll(inputs.to(model.device), targets.to(model.device)).double().sum())
+                scored += int((targets >= 0).sum())
+                if progress:
+                    progress(scored)
     finally:
         model.train(training)
     return Score(attn_len, scored, total / scored, time.perf_counter() - began)
+
+
+def make_reader(
+    model: TransformerXL, method: Method, batch: int, attn_len: int, segment: int, clamp_len: int | None = None
+) -> Reader:
+    """What reads a text so that a token sees at most attn_len keys; arguments as in `evaluate`."""
+    if method == "cached":
+        return Engine(model, batch, attn_len, segment, clamp_len)
+    if method == "segments":
+        return SegmentReader(model, batch, attn_len - segment, segment, clamp_len)
+    return WindowReader(model, batch, attn_len, segment, clamp_len)

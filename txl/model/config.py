@@ -1,9 +1,15 @@
-"""Configurations: frozen dataclasses that travel as JSON inside checkpoints."""
+"""Sizes and options of a model, as a frozen dataclass that travels as JSON inside checkpoints."""
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from txl.errors import TxlError
+from txl.model.bins import Bins
+
+Encoding = Literal["relative", "shaw", "shaw-released", "sinusoid", "learned"]
+ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
+TABLES = ("shaw", "shaw-released", "learned")  # encodings that are parameters, table_len of them
+ABSOLUTE = ("sinusoid", "learned")  # places in the segment, added to hidden states; not in the scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,14 +17,42 @@ class ModelConfig:
     """Sizes and options of a `TransformerXL`; names are the paper's and its released code's.
 
     Attributes:
+        mem_len: hidden states a layer remembers of earlier segments; 0 is no recurrence.
+        encoding: of positions (paper, Tables 6 and 7). "relative": the paper's (section 3.3).
+            "shaw": Shaw et al. 2018, a learned vector a layer, head and distance, terms (a) and
+            (b). "shaw-released": the released code's attn_type 1, which adds a bias a key (c) and
+            a learned number a distance (d). "sinusoid": Vaswani et al. 2017, added to the
+            embeddings. "learned": Al-Rfou et al. 2018, added to the input of every layer.
+        table_len: of a learned encoding: the distances told apart by "shaw" and "shaw-released"
+            (longer ones share the last), the longest segment of "learned". None for the others.
         window: keys a token sees, itself included; None for all of memory and segment. The original
             PyTorch code's same_length is window = mem_len, the TensorFlow one's mem_len + 1.
+        clamp_len: largest distance told apart; None for no limit. For "relative" only.
+        pre_norm, final_norm: layer norms before attention and feed-forward net, not after; with
+            one after the last layer.
         untie_r: own biases u and v in each layer, instead of one pair shared by all.
+        norm_eps: of the layer norms (TensorFlow: 1e-12).
         init_std: of the initial weights, embeddings and biases u, v. The original's 0.02 suits
             d_model from 400 on.
-        clamp_len: largest distance told apart; None for no limit.
+        norm_std: of the initial weights of layer norms, around 1 (TensorFlow: 0).
+        proj_init_std: of the initial projections between embeddings and hidden states.
         initial_memory: "empty", or "zeros": mem_len zero states that are attended, as the
             TensorFlow code and the published WikiText-103 checkpoint have it.
+        cutoffs: bins of adaptive input and softmax (Grave et al. 2017): 0 < c_1 < .. < vocab_size,
+            the most frequent tokens first; () for one bin.
+        div_val: bin i has embeddings of width d_embed // div_val^i.
+        d_embed: None for d_model.
+        tie_weight: the softmax uses the embeddings' tables.
+        tie_projs: bins whose softmax uses the embedding's projection too: "none", "tail" (all but
+            the first, the released WikiText-103 models'), or "all".
+        proj_same_dim: False leaves out the projection of a bin that has d_model already (the
+            TensorFlow One Billion Word models), where div_val > 1.
+        variational_dropout: one mask a segment, the same for all its positions (Gal and Ghahramani
+            2016), on embeddings, attention output, feed-forward hidden units and output, and the
+            final states; the Penn Treebank model's.
+        embedding_dropout, output_dropout: None for `dropout`.
+        word_dropout: rows of the embeddings dropped whole.
+        second_target: a softmax of its own for the token after the next (Al-Rfou et al. 2018).
     """
 
     vocab_size: int
@@ -30,32 +64,91 @@ class ModelConfig:
     dropout: float = 0.1
     attn_dropout: float = 0.0
     mem_len: int = 512
+    encoding: Encoding = "relative"
+    table_len: int | None = None
     window: int | None = None
     clamp_len: int | None = None
     pre_norm: bool = False
+    final_norm: bool = False
     untie_r: bool = False
+    norm_eps: float = 1e-5
     init_std: float = 0.02
+    norm_std: float = 0.02
+    proj_init_std: float = 0.01
     initial_memory: Literal["empty", "zeros"] = "empty"
+    cutoffs: tuple[int, ...] = ()
+    div_val: int = 1
+    d_embed: int | None = None
+    tie_weight: bool = True
+    tie_projs: Literal["none", "tail", "all"] = "none"
+    proj_same_dim: bool = True
+    variational_dropout: bool = False
+    embedding_dropout: float | None = None
+    output_dropout: float | None = None
+    word_dropout: float = 0.0
+    second_target: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner"):
-            if getattr(self, name) < 1:
-                raise TxlError(f"{name} must be >= 1, got {getattr(self, name)}")
+        object.__setattr__(self, "cutoffs", tuple(self.cutoffs))  # JSON has lists
+        for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val"):
+            _least(name, getattr(self, name), 1)
         if self.d_model % 2:
             raise TxlError(f"d_model must be even (its sinusoids come in pairs), got {self.d_model}")
-        for name in ("dropout", "attn_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise TxlError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        if not self.init_std > 0:
-            raise TxlError(f"init_std must be > 0, got {self.init_std}")
-        if self.mem_len < 0:
-            raise TxlError(f"mem_len must be >= 0, got {self.mem_len}")
-        for name in ("window", "clamp_len"):
+        for name in ("dropout", "attn_dropout", "embedding_dropout", "output_dropout", "word_dropout"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise TxlError(f"{name} must be None or >= 1, got {value}")
+            if value is not None and not 0 <= value < 1:
+                raise TxlError(f"{name} must be in [0, 1), got {value}")
+        for name in ("init_std", "norm_eps", "proj_init_std"):
+            if not getattr(self, name) > 0:
+                raise TxlError(f"{name} must be > 0, got {getattr(self, name)}")
+        if not self.norm_std >= 0:
+            raise TxlError(f"norm_std must be >= 0, got {self.norm_std}")
+        _least("mem_len", self.mem_len, 0)
+        for name in ("window", "clamp_len", "d_embed", "table_len"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise TxlError(f"{name} must be None or >= 1, got {getattr(self, name)}")
         if self.initial_memory not in ("empty", "zeros"):
             raise TxlError(f"initial_memory must be 'empty' or 'zeros', got {self.initial_memory!r}")
+        self._check_encoding()
+        self._check_tying()
+
+    def _check_encoding(self) -> None:
+        if self.encoding not in ENCODINGS:
+            raise TxlError(f"encoding must be one of {', '.join(ENCODINGS)}, got {self.encoding!r}")
+        if self.encoding in TABLES and self.table_len is None:
+            raise TxlError(f"table_len must be given with encoding={self.encoding!r}: the rows of its learned table")
+        if self.encoding not in TABLES and self.table_len is not None:
+            raise TxlError(f"table_len is for a learned encoding ({', '.join(TABLES)}), not {self.encoding!r}")
+        if self.encoding != "relative":
+            if self.clamp_len is not None:
+                raise TxlError(f"clamp_len is for encoding='relative', not {self.encoding!r}")
+            if self.untie_r:
+                raise TxlError(f"untie_r is for encoding='relative', which has biases u and v, not {self.encoding!r}")
+
+    def _check_tying(self) -> None:
+        if self.tie_projs not in ("none", "tail", "all"):
+            raise TxlError(f"tie_projs must be 'none', 'tail' or 'all', got {self.tie_projs!r}")
+        if self.tie_projs != "none" and not self.tie_weight:
+            raise TxlError("tie_projs needs tie_weight: projections are tied where the tables are")
+        _ = self.bins  # raises where the cutoffs do
+
+    def ties_projection(self, i: int) -> bool:
+        """Whether the softmax of bin i uses the embedding's projection."""
+        return self.tie_projs == "all" or (self.tie_projs == "tail" and i > 0)
+
+    @property
+    def bins(self) -> Bins:
+        """The bins of the vocabulary and their widths."""
+        return Bins(self.vocab_size, self.cutoffs, self.embed_width, self.div_val)
+
+    @property
+    def embed_width(self) -> int:
+        return self.d_model if self.d_embed is None else self.d_embed
+
+    @property
+    def absolute(self) -> bool:
+        """Whether positions are places in the segment, so that a cache of keys cannot be kept."""
+        return self.encoding in ABSOLUTE
 
     def attn_len(self, tgt_len: int) -> int:
         """Most keys a token sees when the text is read in segments of tgt_len."""
@@ -77,23 +170,6 @@ class ModelConfig:
         return cls(**values)
 
 
-# Named starting points for `txl train --model`; vocab_size comes from the corpus.
-MODELS: dict[str, dict[str, Any]] = {
-    # Trains on a laptop's CPU.
-    "small": {
-        "n_layer": 4, "d_model": 192, "n_head": 3, "d_head": 64, "d_inner": 768, "dropout": 0.05, "mem_len": 256,
-    },
-    # What `txl demo` trains: 0.9M parameters, since minutes of 2 cores see under 2 million tokens.
-    "demo": {
-        "n_layer": 4, "d_model": 128, "n_head": 4, "d_head": 32, "d_inner": 512, "dropout": 0.0, "mem_len": 256,
-        "pre_norm": True, "untie_r": True, "init_std": 0.06,
-    },
-    # The released enwik8 configurations: 41M parameters, 1.06 bpc, and 277M, 0.99 bpc in the paper.
-    "enwik8-base": {
-        "n_layer": 12, "d_model": 512, "n_head": 8, "d_head": 64, "d_inner": 2048, "dropout": 0.1, "mem_len": 512,
-    },
-    "enwik8-large": {
-        "n_layer": 24, "d_model": 1024, "n_head": 8, "d_head": 128, "d_inner": 3072, "dropout": 0.15,
-        "attn_dropout": 0.15, "mem_len": 768,
-    },
-}  # fmt: skip
+def _least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise TxlError(f"{name} must be >= {least}, got {value}")

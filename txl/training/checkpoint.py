@@ -17,16 +17,18 @@ from txl.errors import TxlError
 from txl.model.config import ModelConfig
 from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
-from txl.text.corpus import Vocabulary
+from txl.text.vocabulary import Vocabulary, from_file
 
-_FORMAT = "txl-1"
+_FORMAT = "txl-2"
+_VOCABULARY = "vocabulary"  # the bytes of its file, as a tensor: a header must stay small
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """What a file holds.
 
-    `tensors` are named `model.*`, and `optimizer.*`, `memory.*`, `rng.*` if it can be resumed.
+    `tensors` are named `model.*`, and `optimizer.*`, `memory.*`, `average.*`, `rng.*` if it can be
+    resumed.
     """
 
     path: Path
@@ -62,7 +64,9 @@ def save(
     path = Path(path)
     tensors = {f"model.{name}": p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     tensors |= {name: x.detach().cpu().contiguous() for name, x in extra.items()}
-    header = {"format": _FORMAT, "config": model.config.to_json(), "symbols": list(vocabulary.symbols), "state": state}
+    tensors[_VOCABULARY] = torch.frombuffer(bytearray(vocabulary.to_file()), dtype=torch.uint8)
+    header = {"format": _FORMAT, "config": model.config.to_json(), "state": state}
+    header["vocabulary"] = vocabulary.settings()
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,11 +123,12 @@ def load(path: AnyPath) -> Checkpoint:
     try:
         header = json.loads(metadata["txl"])
         if header["format"] != _FORMAT:
-            raise TxlError(f"{path}: checkpoint format {header['format']!r} is not {_FORMAT!r}")
+            raise TxlError(f"{path}: checkpoint format {header['format']!r} is not {_FORMAT!r} of this version")
+        written = tensors.pop(_VOCABULARY).numpy().tobytes()
         return Checkpoint(
             path,
             ModelConfig.from_json(header["config"]),
-            Vocabulary(bytes(header["symbols"])),
+            from_file(written, header["vocabulary"]),
             header["state"],
             tensors,
         )

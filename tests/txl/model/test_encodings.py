@@ -1,0 +1,120 @@
+"""Each encoding against a float64 double loop, and against the others where they must agree."""
+
+import encodings_loop
+import pytest
+import torch
+from model_helpers import small_config, small_model
+
+from txl import TransformerXL
+from txl.errors import TxlError
+from txl.model.shaw import ShawAttention
+
+SYSTEMS: dict[str, dict[str, object]] = {
+    "relative": {},
+    "relative, clamped, windowed": {"clamp_len": 3, "window": 6},
+    "relative, pre-norm": {"pre_norm": True, "final_norm": True, "untie_r": True},
+    "shaw": {"encoding": "shaw", "table_len": 40},
+    "shaw, distances beyond the table": {"encoding": "shaw", "table_len": 4},
+    "shaw-released": {"encoding": "shaw-released", "table_len": 5},
+    "shaw-released, windowed, pre-norm": {"encoding": "shaw-released", "table_len": 5, "window": 6, "pre_norm": True},
+    "sinusoid": {"encoding": "sinusoid"},
+    "sinusoid, windowed": {"encoding": "sinusoid", "window": 4},
+    "learned": {"encoding": "learned", "table_len": 9},
+}
+
+
+@pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
+@pytest.mark.parametrize("mem_len", [0, 30])
+def test_against_a_double_loop(options: dict[str, object], mem_len: int) -> None:
+    model = small_model(mem_len=mem_len, **options)
+    tokens = torch.randint(31, (2, 14))
+    memory, past = None, [None, None]
+    for part in tokens.split([5, 7, 2], 1):
+        states = model.read(part, memory)
+        memory = states.memory
+        for b in range(2):
+            want, past[b] = encodings_loop.read(model, part[b], past[b] if mem_len else None)
+            torch.testing.assert_close(states.hidden[b], want, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
+def test_gradients_against_a_double_loop(options: dict[str, object]) -> None:
+    model = small_model(**options)
+    tokens = torch.randint(31, (1, 6))
+    parameters = [p for name, p in model.named_parameters() if not name.startswith("softmax")]
+    weights = torch.randn(6, 16, dtype=torch.float64)
+    got = torch.autograd.grad((model.read(tokens).hidden[0] * weights).sum(), parameters)
+    want = torch.autograd.grad((encodings_loop.read(model, tokens[0])[0] * weights).sum(), parameters)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_shaw_with_projected_sinusoids_is_the_papers_encoding_without_biases() -> None:
+    ours = small_model()
+    shaw = small_model(encoding="shaw", table_len=40)
+    with torch.no_grad():
+        for a, b in zip(ours.layers, shaw.layers, strict=True):
+            assert isinstance(b.attention, ShawAttention)
+            b.attention.table.copy_(a.attention.project_positions(a.attention.positions(40, 0)))
+            a.attention.content_bias.zero_()
+            a.attention.position_bias.zero_()
+        names = dict(ours.named_parameters())
+        for name, p in shaw.named_parameters():
+            if not name.endswith("table"):
+                p.copy_(names[name])
+    tokens, memories = torch.randint(31, (2, 20)), [None, None]
+    for part in tokens.split([7, 13], 1):
+        states = [model.read(part, memory) for model, memory in zip((ours, shaw), memories, strict=True)]
+        memories = [s.memory for s in states]
+        torch.testing.assert_close(states[0].hidden, states[1].hidden, rtol=0, atol=1e-11)
+
+
+def test_released_shaw_without_its_biases_is_the_papers() -> None:
+    released = small_model(encoding="shaw-released", table_len=9)
+    plain = small_model(encoding="shaw", table_len=9)
+    with torch.no_grad():
+        for block in released.layers:
+            block.attention.content_bias.zero_()
+            block.attention.distance_bias.zero_()
+        plain.load_state_dict({k: v for k, v in released.state_dict().items() if k in plain.state_dict()})
+    tokens = torch.randint(31, (2, 12))
+    torch.testing.assert_close(released.read(tokens).hidden, plain.read(tokens).hidden, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["shaw", "learned"])
+def test_positions_that_are_not_met_get_no_gradient(name: str) -> None:
+    model = small_model(encoding=name, table_len=12, mem_len=0)
+    model.read(torch.randint(31, (2, 5))).hidden.square().sum().backward()
+    for block in model.layers:
+        if name == "shaw":
+            grad = block.attention.table.grad.transpose(0, 1)
+        else:
+            grad = block.places.grad
+        assert grad[:5].flatten(1).any(1).all()
+        assert not grad[5:].any()
+
+
+@pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
+@pytest.mark.parametrize("last", [1, 3])
+def test_the_last_states_alone(options: dict[str, object], last: int) -> None:
+    model = small_model(**options)
+    memory = model.read(torch.randint(31, (2, 4))).memory
+    tokens = torch.randint(31, (2, 7))
+    want = model.read(tokens, memory).hidden[:, -last:]
+    torch.testing.assert_close(model.read(tokens, memory, last=last).hidden, want, rtol=0, atol=1e-12)
+
+
+def test_learned_positions_end() -> None:
+    model = small_model(encoding="learned", table_len=6)
+    with pytest.raises(TxlError, match=r"a segment of 7 tokens is beyond the model's 6 learned positions"):
+        model.read(torch.randint(31, (1, 7)))
+
+
+def test_encodings_in_float32_go_through_the_native_kernel() -> None:
+    """Shaw's heads are widened there; the reference backend does not care."""
+    for options in SYSTEMS.values():
+        exact = small_model(**options)
+        model = TransformerXL(small_config(**options)).eval()
+        model.load_state_dict(exact.state_dict())
+        tokens = torch.randint(31, (2, 9))
+        torch.testing.assert_close(model.read(tokens).hidden.double(), exact.read(tokens).hidden, rtol=1e-4, atol=1e-4)

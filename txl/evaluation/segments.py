@@ -1,0 +1,61 @@
+"""Reading by segments with a memory of hidden states, as in training and in the released code."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from txl.errors import TxlError
+from txl.evaluation.engine import check_clamp_len
+from txl.evaluation.reader import Reader
+from txl.model.memory import HiddenMemory
+from txl.model.transformer import TransformerXL
+from txl_kernels import RelAttention
+
+
+class SegmentReader(Reader):
+    """The released evaluation: a segment sees its memory of mem_len states and itself.
+
+    So its tokens see from mem_len + 1 to mem_len + L keys, and the score depends on L.
+
+    Args:
+        mem_len: states each layer remembers; 0 for none.
+        clamp_len: largest distance told apart; None for the model's own.
+    """
+
+    def __init__(
+        self, model: TransformerXL, batch: int, mem_len: int, max_segment: int, clamp_len: int | None = None
+    ) -> None:
+        super().__init__(model, batch, max_segment)
+        if mem_len < 0:
+            raise TxlError(f"mem_len must be >= 0, got {mem_len}")
+        check_clamp_len(model, clamp_len)
+        self.mem_len, self.clamp_len = mem_len, clamp_len
+        self.reset()
+
+    def reset(self) -> None:
+        self.memory: HiddenMemory | None = None
+
+    @torch.inference_mode()
+    def hidden(self, tokens: Tensor) -> Tensor:
+        if tokens.size(1) > self.max_segment:
+            raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
+        with clamped(self.model, self.clamp_len):
+            states = self.model.read(tokens, self.memory, mem_len=self.mem_len)
+        self.memory = states.memory
+        return states.hidden
+
+
+@contextmanager
+def clamped(model: TransformerXL, clamp_len: int | None) -> Iterator[None]:
+    """The model with another clamp_len; None changes nothing."""
+    layers = [block.attention for block in model.layers if isinstance(block.attention, RelAttention)]
+    own = [attention.clamp_len for attention in layers]
+    for attention in layers:
+        attention.clamp_len = attention.clamp_len if clamp_len is None else clamp_len
+    try:
+        yield
+    finally:
+        for attention, value in zip(layers, own, strict=True):
+            attention.clamp_len = value

@@ -1,0 +1,76 @@
+"""Adaptive input (Baevski and Auli 2019): embeddings that are narrower for rarer tokens."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl.model.config import ModelConfig
+
+
+class AdaptiveEmbedding(nn.Module):
+    """sqrt(d_model) * P_i E_i[x - l_i] for a token x of bin i, whose first token is l_i.
+
+    Attributes:
+        tables: E_i [tokens of bin i, d_embed // div_val^i]; with div_val 1 one table for all.
+        projections: P_i [d_model, width of E_i], under "i"; with div_val 1 one, if any is needed.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.bins, self.d_model, self.word_dropout = config.bins, config.d_model, config.word_dropout
+        self.tables = nn.ParameterList(torch.empty(rows, width) for rows, width in table_shapes(config))
+        self.projections = nn.ParameterDict(
+            {
+                str(i): nn.Parameter(torch.empty(config.d_model, width))
+                for i, (_, width) in enumerate(table_shapes(config))
+                if needs_projection(config, width)
+            }
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[B, L] integers -> [B, L, d_model]. Touches the bins that are met, and no others' rows."""
+        kept = self._kept_rows()
+        if len(self.tables) == 1:
+            return self._embed(0, tokens, kept)
+        flat = tokens.flatten()
+        bounds = self.bins.bounds
+        result: Tensor | None = None
+        for i in range(len(self.tables)):
+            rows = ((flat >= bounds[i]) & (flat < bounds[i + 1])).nonzero().squeeze(1)
+            # A bin without tokens takes part too, so that every parameter gets a gradient.
+            part = self._embed(i, flat[rows], kept)
+            if result is None:
+                result = part.new_zeros(len(flat), self.d_model)
+            result = result.index_copy(0, rows, part)
+        assert result is not None
+        return result.view(*tokens.shape, self.d_model)
+
+    def _embed(self, i: int, tokens: Tensor, kept: Tensor | None) -> Tensor:
+        embedded = F.embedding(tokens - self.bins.bounds[i] if i else tokens, self.tables[i])
+        if kept is not None:
+            embedded = embedded * kept[tokens].unsqueeze(-1)
+        if str(i) in self.projections:
+            embedded = F.linear(embedded, self.projections[str(i)])
+        return embedded * math.sqrt(self.d_model)
+
+    def _kept_rows(self) -> Tensor | None:
+        """0 or 1 / (1 - p) a token of the vocabulary, drawn once a segment; None without dropout."""
+        if not self.training or self.word_dropout == 0:
+            return None
+        kept = 1 - self.word_dropout
+        return torch.empty(self.bins.vocab_size, device=self.tables[0].device).bernoulli_(kept) / kept
+
+
+def table_shapes(config: ModelConfig) -> list[tuple[int, int]]:
+    """Rows and width of each table of embeddings."""
+    bins = config.bins
+    if config.div_val == 1:
+        return [(bins.vocab_size, bins.d_embed)]
+    return [(bins.bounds[i + 1] - bins.bounds[i], width) for i, width in enumerate(bins.widths)]
+
+
+def needs_projection(config: ModelConfig, width: int) -> bool:
+    """With div_val > 1 the released code projects bins that have d_model already, too."""
+    return width != config.d_model or (config.div_val > 1 and config.proj_same_dim)

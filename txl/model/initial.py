@@ -1,0 +1,43 @@
+"""Initial parameters, as the released code draws them."""
+
+from torch import nn
+
+from txl.model.block import Block
+from txl.model.config import ModelConfig
+from txl.model.embedding import AdaptiveEmbedding
+from txl.model.shaw import ReleasedShawAttention, ShawAttention
+from txl.model.softmax import AdaptiveSoftmax
+from txl_kernels import RelAttention
+
+
+def init_parameters(model: nn.Module, config: ModelConfig) -> None:
+    """Draws every parameter of a model from torch's generator."""
+    std = config.init_std
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, 0.0, std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.normal_(module.weight, 1.0, config.norm_std)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, RelAttention):
+            nn.init.normal_(module.content_bias, 0.0, std)
+            nn.init.normal_(module.position_bias, 0.0, std)
+        elif isinstance(module, ShawAttention):
+            nn.init.normal_(module.table, 0.0, std)
+            if isinstance(module, ReleasedShawAttention):
+                nn.init.normal_(module.content_bias, 0.0, std)
+                nn.init.zeros_(module.distance_bias)
+        elif isinstance(module, Block) and module.places is not None:
+            nn.init.normal_(module.places, 0.0, std)
+        elif isinstance(module, AdaptiveEmbedding | AdaptiveSoftmax):  # tied ones are drawn twice
+            for table in module.tables:
+                nn.init.normal_(table, 0.0, std)
+            for projection in module.projections.values():
+                nn.init.normal_(projection, 0.0, config.proj_init_std)
+            if isinstance(module, AdaptiveSoftmax):
+                nn.init.zeros_(module.bias)
+                if len(module.bins) > 1:
+                    nn.init.normal_(module.cluster_weight, 0.0, std)
+                    nn.init.zeros_(module.cluster_bias)

@@ -1,0 +1,117 @@
+"""Adaptive softmax (Grave et al. 2017): rarer tokens by way of one output of the head for their bin."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl.model.config import ModelConfig
+from txl.model.embedding import AdaptiveEmbedding, needs_projection, table_shapes
+
+IGNORED = -100  # a target that is not scored
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Log-probabilities of the next token, of any vocabulary size.
+
+    The head is log_softmax([E_0; C] P'_0^T h + [b_0; b_C]); a token w of bin i >= 1, whose first
+    token is l_i, has log-probability head[c_1 + i - 1] + log_softmax(E_i P'_i^T h + b_i)[w - l_i].
+
+    Attributes:
+        tables, projections: E_i and P'_i as in `AdaptiveEmbedding`, the embedding's own where tied;
+            with div_val 1 there is a projection for each bin.
+        bias: [vocab_size], b_0, b_1, ..
+        cluster_weight, cluster_bias: C [bins - 1, d_embed] and b_C [bins - 1], if bins > 1.
+    """
+
+    def __init__(self, config: ModelConfig, embedding: AdaptiveEmbedding | None) -> None:
+        """embedding: whose tables are used where config ties them; None for none."""
+        super().__init__()
+        self.bins = config.bins
+        shared = embedding is not None and config.tie_weight
+        tables = embedding.tables if shared else [torch.empty(shape) for shape in table_shapes(config)]
+        self.tables = nn.ParameterList(tables)
+        self.projections = nn.ParameterDict()
+        for i in range(len(self.bins)):
+            width = self.bins.widths[i]
+            if not needs_projection(config, width):
+                continue
+            if shared and config.ties_projection(i):
+                self.projections[str(i)] = embedding.projections["0" if config.div_val == 1 else str(i)]
+            else:
+                self.projections[str(i)] = nn.Parameter(torch.empty(config.d_model, width))
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        if len(self.bins) > 1:
+            self.cluster_weight = nn.Parameter(torch.empty(len(self.bins) - 1, self.bins.widths[0]))
+            self.cluster_bias = nn.Parameter(torch.zeros(len(self.bins) - 1))
+
+    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-probability of each target, in nats.
+
+        Only the head and the bins that hold targets are computed, each for its own rows.
+
+        Args:
+            hidden: [B, L, d_model].
+            targets: [B, L], integers below vocab_size, or -100 where nothing is scored.
+
+        Returns:
+            [B, L] in order of the targets, float32 (float64 of float64 states); 0 where ignored.
+
+        Raises:
+            ValueError: targets is of another shape; on a CPU also: a target is out of range.
+        """
+        if targets.shape != hidden.shape[:-1]:
+            raise ValueError(f"targets must be {list(hidden.shape[:-1])}, like hidden, got {list(targets.shape)}")
+        if targets.device.type == "cpu" and targets.numel():
+            low, high = int(targets.min()), int(targets.max())
+            if high >= self.bins.vocab_size or (low < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
+                raise ValueError(
+                    f"targets must be from 0 to {self.bins.vocab_size - 1}, or {IGNORED} to be ignored, got {low} to {high}"
+                )
+        flat, goal = hidden.flatten(0, -2), targets.flatten()
+        first = self.bins.bounds[1]
+        inner = torch.tensor(self.bins.cutoffs, device=goal.device, dtype=goal.dtype)
+        which = torch.bucketize(goal, inner, right=True)  # bin of each target; 0 for those ignored
+        column = torch.where(which == 0, goal, first + which - 1)
+        nll = F.cross_entropy(_full(self._head(flat)), column, reduction="none", ignore_index=IGNORED)
+        for i in range(1, len(self.bins)):
+            # A bin without targets takes part too, so that every parameter gets a gradient.
+            rows = (which == i).nonzero().squeeze(1)
+            within = goal[rows] - self.bins.bounds[i]
+            tail = F.cross_entropy(_full(self._tail(i, flat[rows])), within, reduction="none")
+            nll = nll.index_add(0, rows, tail)
+        return nll.view(targets.shape)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """[.., d_model] -> log-probabilities of every token [.., vocab_size]; float32 or float64."""
+        head = _full(self._head(hidden)).log_softmax(-1)
+        first = self.bins.bounds[1]
+        parts = [head[..., :first]]
+        for i in range(1, len(self.bins)):
+            parts.append(head[..., first + i - 1 : first + i] + _full(self._tail(i, hidden)).log_softmax(-1))
+        return torch.cat(parts, -1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores whose softmax is the distribution, [.., vocab_size]: of one bin as they are, of
+        several their log-probabilities."""
+        return self._head(hidden) if len(self.bins) == 1 else self.log_probs(hidden)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """[N, d_model] -> [N, c_1 + bins - 1]."""
+        first = self.bins.bounds[1]
+        weight, bias = self.tables[0][:first], self.bias[:first]
+        if len(self.bins) > 1:
+            weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
+        return F.linear(self._project(0, hidden), weight, bias)
+
+    def _tail(self, i: int, hidden: Tensor) -> Tensor:
+        """[N, d_model] -> [N, tokens of bin i]."""
+        begin, end = self.bins.bounds[i], self.bins.bounds[i + 1]
+        table = self.tables[i] if len(self.tables) > 1 else self.tables[0][begin:end]
+        return F.linear(self._project(i, hidden), table, self.bias[begin:end])
+
+    def _project(self, i: int, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.projections[str(i)].t()) if str(i) in self.projections else hidden
+
+
+def _full(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,0 +1,67 @@
+"""Optimizers, and which parameters they decay."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from txl.errors import TxlError
+from txl.model.transformer import TransformerXL
+from txl.training.config import TrainConfig
+
+
+def layer_matrices(model: TransformerXL) -> list[nn.Parameter]:
+    """The layers' projections (q, k, v, r, output) and feed-forward matrices."""
+    linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
+    return [linear.weight for linear in linears]
+
+
+def make_optimizers(model: TransformerXL, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """One, or two with Muon: for the matrices of the layers, and for the rest.
+
+    Raises:
+        TxlError: this torch has no Muon.
+    """
+    matrices = layer_matrices(model)
+    chosen = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    if config.optimizer == "muon":
+        rest = torch.optim.Adam(others, lr=config.lr)
+        return [_muon(model, matrices, config), rest]
+    if config.weight_decay == 0:
+        return [torch.optim.Adam(model.parameters(), lr=config.lr)]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [torch.optim.AdamW(groups, lr=config.lr)]
+
+
+def _muon(model: TransformerXL, matrices: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
+    if not hasattr(torch.optim, "Muon"):
+        raise TxlError(f"optimizer 'muon' needs torch 2.9 or newer, this is {torch.__version__}")
+    fused = {id(block.attention.qkv.weight) for block in model.layers}
+    parts = [(p, part) for p in matrices for part in (_thirds(p) if id(p) in fused else [slice(None)])]
+    return _views_under(torch.optim.Muon, parts, config)
+
+
+def _thirds(matrix: Tensor) -> list[slice]:
+    """Rows of q, of k and of v."""
+    third = matrix.size(0) // 3
+    return [slice(i * third, (i + 1) * third) for i in range(3)]
+
+
+def _views_under(
+    kind: type[torch.optim.Optimizer], parts: list[tuple[nn.Parameter, slice]], config: TrainConfig
+) -> torch.optim.Optimizer:
+    """An optimizer of rows of parameters: each part a matrix of its own, on the same storage."""
+
+    class OfRows(kind):  # type: ignore[misc, valid-type]
+        def step(self, closure: Any = None) -> Any:
+            for view, (whole, rows) in zip(views, parts, strict=True):
+                view.grad = None if whole.grad is None else whole.grad[rows]
+            result = super().step(closure)
+            for view in views:
+                view.grad = None
+            return result
+
+    views = [nn.Parameter(whole.detach()[rows]) for whole, rows in parts]
+    # Updates of the size of Adam's, so that one learning rate suits both.
+    return OfRows(views, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")

@@ -1,0 +1,72 @@
+"""The folder of a run: its options in `run.json`, its log in `log.jsonl`, its checkpoints."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from txl.errors import TxlError
+from txl.paths import AnyPath
+
+# What may differ when a run is resumed: it changes how long the run is and what is looked at.
+CHANGEABLE = ("steps", "eval_every", "save_every", "log_every")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What `run.json` says of a run: the options of model and training as JSON, and the corpus."""
+
+    model: dict[str, Any]
+    train: dict[str, Any]
+    corpus: Path
+
+
+def refuse_used_folder(folder: AnyPath) -> None:
+    """Raises TxlError if a run has left a checkpoint in the folder."""
+    if any(Path(folder, name).exists() for name in ("last.safetensors", "best.safetensors")):
+        raise TxlError(f"{folder}: already holds a run; continue it with --resume or choose another folder")
+
+
+def write_record(folder: Path, model: dict[str, Any], train: dict[str, Any], corpus: Path) -> None:
+    """Makes the folder; a corpus inside it is named relative to it, so that both can be moved."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = corpus.resolve()
+    inside = text.is_relative_to(folder.resolve())
+    where = text.relative_to(folder.resolve()) if inside else text
+    fresh = folder / ".run.json.tmp"
+    fresh.write_text(json.dumps({"model": model, "train": train, "corpus": str(where)}, indent=2), encoding="utf-8")
+    os.replace(fresh, folder / "run.json")
+
+
+def read_record(folder: AnyPath) -> RunRecord:
+    """The options and the corpus of the run in a folder.
+
+    Raises:
+        TxlError: there is none.
+    """
+    folder = Path(folder)
+    try:
+        values = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        return RunRecord(values["model"], values["train"], folder / values["corpus"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TxlError(f"{folder}: holds no run ({error})") from error
+
+
+def refuse_changes(
+    folder: Path, what: str, saved: dict[str, Any], asked: dict[str, Any], allowed: tuple[str, ...] = ()
+) -> None:
+    """Raises TxlError that names each option that differs and may not."""
+    names = [k for k in {**saved, **asked} if k not in allowed and saved.get(k) != asked.get(k)]
+    if names:
+        changed = "; ".join(f"{k} is {asked.get(k)}, was {saved.get(k)}" for k in names)
+        may = f" ({', '.join(allowed)} may change)" if allowed else ""
+        raise TxlError(f"{folder}: cannot resume with other {what} options: {changed}{may}")
+
+
+def truncate_log(path: Path, step: int) -> None:
+    """Drops what a killed run logged after its last checkpoint."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        path.write_text("".join(kept), encoding="utf-8")
