@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from txl.errors import TxlError
 from txl.evaluation.engine import Engine
 from txl.model.transformer import TransformerXL
-from txl.text.corpus import Tokens, scored_segments
+from txl.text.streams import scored_segments
+from txl.text.vocabulary import Tokens
 
 
 @dataclass(frozen=True)

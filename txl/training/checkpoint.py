@@ -17,7 +17,7 @@ from txl.errors import TxlError
 from txl.model.config import ModelConfig
 from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
-from txl.text.corpus import Vocabulary
+from txl.text.vocabulary import Vocabulary, from_file
 
 _FORMAT = "txl-1"
 
@@ -62,7 +62,8 @@ def save(
     path = Path(path)
     tensors = {f"model.{name}": p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     tensors |= {name: x.detach().cpu().contiguous() for name, x in extra.items()}
-    header = {"format": _FORMAT, "config": model.config.to_json(), "symbols": list(vocabulary.symbols), "state": state}
+    header = {"format": _FORMAT, "config": model.config.to_json(), "state": state}
+    header |= {"vocabulary": vocabulary.to_file().decode(), "vocabulary_settings": vocabulary.settings()}
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +124,7 @@ def load(path: AnyPath) -> Checkpoint:
         return Checkpoint(
             path,
             ModelConfig.from_json(header["config"]),
-            Vocabulary(bytes(header["symbols"])),
+            from_file(header["vocabulary"].encode(), header["vocabulary_settings"]),
             header["state"],
             tensors,
         )

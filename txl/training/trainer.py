@@ -17,7 +17,8 @@ from txl.evaluation.evaluate import Score, evaluate
 from txl.model.config import ModelConfig
 from txl.model.transformer import HiddenMemory, TransformerXL
 from txl.paths import AnyPath
-from txl.text.corpus import Corpus, OrderedStreams
+from txl.text.corpus import Corpus
+from txl.text.streams import OrderedStreams
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 
