@@ -13,6 +13,7 @@ from rich.table import Table
 
 from txl.commands import demo
 from txl.commands.console import EvaluationProgress, TrainingProgress, stop_on_ctrl_c
+from txl.commands.prepare import prepare
 from txl.errors import TxlError
 from txl.evaluation.engine import Engine
 from txl.evaluation.evaluate import evaluate
@@ -50,23 +51,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-@app.command()
-def prepare(
-    out: Annotated[Path, typer.Argument(help="Folder to write the corpus to.")],
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", help="A text file (bz2, gz, xz, zst, zip too) or a folder. Default: Python's standard library."
-        ),
-    ] = None,
-) -> None:
-    """Turn text into a corpus: bytes, split 90/5/5; enwik8 and text8 get their standard splits."""
-    corpus = data.prepare(source, out)
-    console.print(corpus.source, markup=False, soft_wrap=True)
-    for name in ("train", "valid", "test"):
-        console.print(f"{name:>6}: {len(corpus.split(name)):>12,} tokens")
-    written = f"vocabulary: {len(corpus.vocabulary)} bytes; written to {out}"
-    console.print(written, markup=False, soft_wrap=True)
+app.command()(prepare)
 
 
 @app.command()

@@ -1,10 +1,10 @@
-"""Byte-level corpora on disk, memory-mapped, and the ordered streams that make memory work."""
+"""Corpora on disk: memory-mapped tokens, and the vocabulary they belong to."""
 
-import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,49 +13,31 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.paths import AnyPath
-from txl.text import sources
+from txl.text.counting import make_vocabulary
+from txl.text.readers import SPLITS
+from txl.text.rules import PrepareOptions, choose
+from txl.text.sources import Source
+from txl.text.vocabulary import Tokens, Vocabulary, from_file
+from txl.text.writing import FORMAT, META, SENTENCES, VOCABULARY, write_corpus
 
-Tokens = npt.NDArray[np.uint8]
+Progress = Callable[[str, int, int], None]
+"""Takes what is being done, the bytes of the source read for it so far, and all there are."""
 
-_META = "corpus.json"
-_SPLITS = ("train", "valid", "test")
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The bytes a corpus uses, in order; token n stands for byte symbols[n]."""
-
-    symbols: bytes
-
-    def __len__(self) -> int:
-        return len(self.symbols)
-
-    @property
-    def start(self) -> int:
-        """The token taken to precede a text: newline, or the first symbol."""
-        return max(self.symbols.find(b"\n"), 0)
-
-    def encode(self, text: bytes) -> Tokens:
-        """Tokens, uint8.
-
-        Raises:
-            TxlError: the text holds bytes the vocabulary lacks, which it lists.
-        """
-        unknown = sorted(set(text.translate(None, delete=self.symbols)))
-        if unknown:
-            names = ", ".join(f"0x{b:02x} {chr(b)!r}" if b < 128 else f"0x{b:02x}" for b in unknown)
-            raise TxlError(f"the text holds bytes that the training data never did: {names}")
-        table = bytes.maketrans(self.symbols, bytes(range(len(self.symbols))))
-        # Not table[text], which takes indices of 8 bytes.
-        return np.frombuffer(text.translate(table), dtype=np.uint8)
-
-    def decode(self, tokens: list[int]) -> bytes:
-        return bytes(self.symbols[t] for t in tokens)
+_AUTO = PrepareOptions()
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared corpus: three memory-mapped uint8 token arrays and their vocabulary."""
+    """A prepared corpus.
+
+    Attributes:
+        train, valid, test: memory maps [n] of uint8, uint16 or uint32.
+        source: a line on where the text came from. rule: the name of its rule.
+        fingerprint: SHA-256 of vocabulary and tokens.
+        words: of each split, pieces between white space and one a line end, in the raw text.
+        sentences: where they are to be shuffled, int64 starts of the training split's sentences
+            (see `ShuffledStreams`), a memory map; else None.
+    """
 
     folder: Path
     vocabulary: Vocabulary
@@ -63,41 +45,65 @@ class Corpus:
     valid: Tokens
     test: Tokens
     source: str
-    fingerprint: str  # SHA-256 of the three splits
+    fingerprint: str
+    words: dict[str, int]
+    sentences: npt.NDArray[np.int64] | None
+    rule: str
 
     def split(self, name: str) -> Tokens:
-        if name not in _SPLITS:
-            raise TxlError(f"split must be one of {', '.join(_SPLITS)}, got {name!r}")
+        if name not in SPLITS:
+            raise TxlError(f"split must be one of {', '.join(SPLITS)}, got {name!r}")
         tokens: Tokens = getattr(self, name)
         return tokens
 
 
-def prepare(source: AnyPath | None, folder: AnyPath) -> Corpus:
-    """Writes a corpus to `folder` and opens it; its vocabulary is every byte the source holds.
+class _Passes:
+    """Tells the progress of each reading of the source apart."""
 
-    source: as in `sources.read`.
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+        self.begin("looking", 0)
+
+    def begin(self, what: str, total: int) -> None:
+        self.what, self.total, self.done = what, total, 0
+
+    def watch(self, count: int) -> None:
+        self.done += count
+        if self.progress is not None:
+            self.progress(self.what, min(self.done, self.total), self.total)
+
+
+def prepare(
+    source: AnyPath | None, folder: AnyPath, options: PrepareOptions = _AUTO, progress: Progress | None = None
+) -> Corpus:
+    """Writes a corpus to `folder` and opens it, in memory that does not grow with the text.
+
+    The source is read two or three times. A corpus in the folder is replaced at the very end, so
+    that one that is interrupted leaves it as it was.
+
+    Args:
+        source: a file, an archive or a folder; None for the standard library of this interpreter.
+
+    Raises:
+        TxlError: the source is not what the rule needs, is too short, truncated or damaged; the
+            vocabulary lacks its words; or the folder cannot be written.
     """
-    splits = sources.read(source)
-    folder = Path(folder)
-    vocabulary = Vocabulary(bytes(b for b in range(256) if any(b in text for text in splits[:3])))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _META).unlink(missing_ok=True)  # written last: a folder that has it is whole
-    fingerprint = hashlib.sha256()
-    for name, text in zip(_SPLITS, splits[:3], strict=True):
-        tokens = vocabulary.encode(text).data
-        fingerprint.update(tokens)
-        fresh = folder / f".{name}.bin.tmp"
-        fresh.write_bytes(tokens)
-        fresh.replace(folder / f"{name}.bin")  # whoever has the old one mapped keeps it
-    meta = {"symbols": list(vocabulary.symbols), "source": splits.source}
-    meta["fingerprint"] = fingerprint.hexdigest()
-    (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
+    passes = _Passes(progress)
+    found = Source(None if source is None else Path(source), passes.watch)
+    if found.folder is None:
+        passes.begin("looking", found.size)
+    rule = choose(found, options)
+    reader = rule.read(found)
+    passes.begin("counting", reader.size)
+    vocabulary = make_vocabulary(reader, rule, options, passes.watch)
+    passes.begin("encoding", reader.size)
+    write_corpus(Path(folder), reader, vocabulary, rule, options, passes.watch)
     return load(folder)
 
 
 def open_corpus(source: AnyPath | None, folder: AnyPath) -> Corpus:
     """A prepared corpus as it is; anything else is prepared in `folder` first."""
-    if source is not None and Path(source, _META).is_file():
+    if source is not None and Path(source, META).is_file():
         return load(source)
     return prepare(source, folder)
 
@@ -106,72 +112,35 @@ def load(folder: AnyPath) -> Corpus:
     """Opens a prepared corpus.
 
     Raises:
-        TxlError: the folder holds none, or it is damaged.
+        TxlError: the folder holds none, or it is damaged or of an older format.
     """
     folder = Path(folder)
-    meta_path = folder / _META
-    if not meta_path.is_file():
-        raise TxlError(f"{folder}: not a prepared corpus ({_META} is missing); run `txl prepare` first")
+    if not (folder / META).is_file():
+        raise TxlError(f"{folder}: not a prepared corpus ({META} is missing); run `txl prepare` first")
     try:
-        meta = json.loads(meta_path.read_text(encoding="utf-8"))
-        vocabulary = Vocabulary(bytes(meta["symbols"]))
-        train, valid, test = (np.memmap(folder / f"{name}.bin", dtype=np.uint8, mode="r") for name in _SPLITS)
-        return Corpus(folder, vocabulary, train, valid, test, str(meta["source"]), str(meta["fingerprint"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        meta = json.loads((folder / META).read_text(encoding="utf-8"))
+        if meta.get("format") != FORMAT:
+            raise TxlError(f"{folder}: prepared in another version's format; run `txl prepare` again")
+        vocabulary = from_file((folder / VOCABULARY).read_bytes(), meta["vocabulary"])
+        dtype = np.dtype(meta["dtype"])
+        train, valid, test = (_mapped(folder / f"{name}.bin", dtype, meta["tokens"][name]) for name in SPLITS)
+        count = meta["sentences"]
+        sentences = None if count is None else _mapped(folder / SENTENCES, np.dtype(np.int64), count)
+        return Corpus(
+            folder, vocabulary, train, valid, test, str(meta["source"]), str(meta["fingerprint"]),
+            {name: int(meta["words"][name]) for name in SPLITS}, sentences, str(meta["rule"]),
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TxlError(f"{folder}: the prepared corpus is damaged ({error}); run `txl prepare` again") from error
+
+
+def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> Any:
+    size = path.stat().st_size
+    if size != count * dtype.itemsize:
+        raise ValueError(f"{path.name} has {size} bytes, not {count * dtype.itemsize}")
+    return np.memmap(path, dtype=dtype, mode="r")
 
 
 def as_tensor(tokens: Tokens) -> Tensor:
     """int64 copy."""
     return torch.from_numpy(np.asarray(tokens).astype(np.int64))
-
-
-class OrderedStreams:
-    """A split cut into `batch` contiguous streams, read by segments so that memory carries over.
-
-    `segment(n)` is a pure function of n, so a run resumes anywhere.
-    """
-
-    def __init__(self, tokens: Tokens, batch: int, length: int) -> None:
-        """Raises TxlError if a stream would be shorter than one segment and its targets."""
-        self.tokens, self.batch, self.length = tokens, batch, length
-        self.stream_len = (len(tokens) - 1) // batch
-        self.segments = self.stream_len // length
-        if self.segments < 1:
-            raise TxlError(
-                f"the training split has {len(tokens)} tokens; {batch} streams of one segment of {length} need at least "
-                f"{batch * length + 1}: use a longer text, a smaller batch or a shorter segment"
-            )
-
-    def starts_epoch(self, n: int) -> bool:
-        """Whether segment n begins the text again, so that memory must be emptied."""
-        return n % self.segments == 0
-
-    def segment(self, n: int) -> tuple[Tensor, Tensor]:
-        """Tokens and their successors, int64 [batch, length] each."""
-        first = n % self.segments * self.length
-        rows = [self.tokens[b * self.stream_len + first :][: self.length + 1] for b in range(self.batch)]
-        block = as_tensor(np.stack(rows))
-        return block[:, :-1], block[:, 1:]
-
-
-def scored_segments(
-    tokens: Tokens, start: int, batch: int, length: int, limit: int | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Segments (inputs, targets) that score every token of a split exactly once.
-
-    The split is cut into `batch` streams; each token's input is its predecessor, `start` for the
-    very first. Targets are -100 (ignored) where a shorter stream has ended.
-
-    limit: only the first so many tokens.
-    """
-    tokens = tokens[:limit]
-    batch = min(batch, len(tokens))
-    per_stream = -(-len(tokens) // batch)
-    padded = np.full(batch * per_stream, -100, dtype=np.int64)
-    padded[: len(tokens)] = tokens
-    targets = torch.from_numpy(padded.reshape(batch, per_stream))
-    before = np.concatenate([[start], padded[:-1]])
-    inputs = torch.from_numpy(np.where(before < 0, start, before).reshape(batch, per_stream))
-    for first in range(0, per_stream, length):
-        yield inputs[:, first : first + length], targets[:, first : first + length]

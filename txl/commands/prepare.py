@@ -1,0 +1,74 @@
+"""`txl prepare`: a text or a data set's files as a corpus."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from txl.text import corpus as data
+from txl.text.readers import SPLITS
+from txl.text.rules import RULES, PrepareOptions
+
+console = Console()
+
+
+def prepare(
+    out: Annotated[Path, typer.Argument(help="Folder to write the corpus to.")],
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            help="A text file (bz2, gz, xz, zst, zip too), a data set's archive, or a folder. "
+            "Default: Python's standard library.",
+        ),
+    ] = None,
+    rule: Annotated[
+        str,
+        typer.Option("--as", help=f"The data set, or what any text becomes: auto, {', '.join(RULES)}."),
+    ] = "auto",
+    newline: Annotated[
+        str, typer.Option(help="enwik8: keep newlines, or drop them as the original preparation does.")
+    ] = "keep",
+    lower: Annotated[bool, typer.Option("--lower", help="Words in lower case.")] = False,
+    min_count: Annotated[int, typer.Option(help="Words seen less often become <unk>.")] = 1,
+    max_words: Annotated[int | None, typer.Option(help="Keep so many words; the rest become <unk>.")] = None,
+    vocabulary: Annotated[
+        Path | None, typer.Option(help="A file of the words, one a line; they are not counted then.")
+    ] = None,
+) -> None:
+    """Turn text into a corpus of bytes or words, data sets into their standard splits.
+
+    Sizes are compared with the published ones. Memory does not grow with the text, and a corpus
+    that is there is replaced at the very end.
+    """
+    options = PrepareOptions(rule, newline, lower or None, min_count, max_words, vocabulary)
+    with _bar() as bar:
+        task = bar.add_task("looking", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        corpus = data.prepare(source, out, options, show)
+    published = RULES[corpus.rule].published(options)
+    console.print(corpus.source, markup=False, soft_wrap=True)
+    for name in SPLITS:
+        size = len(corpus.split(name))
+        console.print(f"{name:>6}: {size:>13,} tokens{_compared(size, published.get(name))}", highlight=False)
+    size = len(corpus.vocabulary)
+    written = f"vocabulary: {size:,} {corpus.vocabulary.unit}{_compared(size, published.get('vocabulary'))}"
+    console.print(f"{written}; written to {out}", markup=False, soft_wrap=True)
+
+
+def _compared(size: int, published: int | None) -> str:
+    if published is None:
+        return ""
+    return " (as published)" if size == published else f" (published: {published:,})"
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console,
+        transient=True, disable=not console.is_terminal,
+    )  # fmt: skip

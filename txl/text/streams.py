@@ -1,0 +1,159 @@
+"""The order in which a split is read: streams to train on, segments to score."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from txl.errors import TxlError
+from txl.text.vocabulary import Tokens
+
+Indices = npt.NDArray[np.int64]
+
+
+class _Streams:
+    """`batch` streams of `pairs` (token, successor) each, read by segments of `length`."""
+
+    def __init__(self, pairs: int, batch: int, length: int, ext_len: int) -> None:
+        for name, value, least in (("batch", batch, 1), ("length", length, 1), ("ext_len", ext_len, 0)):
+            if value < least:
+                raise TxlError(f"{name} must be >= {least}, got {value}")
+        self.batch, self.length, self.ext_len = batch, length, ext_len
+        self.stream_len = pairs // batch
+        self.segments = -(-self.stream_len // length)
+        if self.segments < 1:
+            raise TxlError(
+                f"the training split has {pairs + 1} tokens; {batch} streams need at least {batch + 1}: "
+                "use a longer text or a smaller batch"
+            )
+
+    def starts_epoch(self, n: int) -> bool:
+        """Whether segment n begins the text again, so that memory must be emptied."""
+        return n % self.segments == 0
+
+    def segment(self, n: int) -> tuple[Tensor, Tensor]:
+        """Segment n, counted over epochs: a pure function of n.
+
+        Returns:
+            Inputs [batch, e + l] and targets [batch, l], both int64: l = length, or less at the
+            end of an epoch, whose last segment is kept as in the released code; e = ext_len, or
+            what precedes the segment in this epoch if that is less. Targets are the successors of
+            the last l inputs.
+        """
+        epoch, n = divmod(n, self.segments)
+        first = n * self.length
+        last = min(first + self.length, self.stream_len)
+        places = np.arange(max(first - self.ext_len, 0), last + 1)
+        rows = np.arange(self.batch)[:, None] * self.stream_len
+        block = torch.from_numpy(self._tokens(epoch, rows + places))
+        return block[:, :-1], block[:, first - last :]
+
+    def _tokens(self, epoch: int, places: Indices) -> Indices:
+        """Tokens at places of the text in the epoch's order."""
+        raise NotImplementedError
+
+
+class OrderedStreams(_Streams):
+    """A split cut into `batch` contiguous streams, read in order so that memory carries over."""
+
+    def __init__(self, tokens: Tokens, batch: int, length: int, ext_len: int = 0) -> None:
+        """tokens: [n]. ext_len: tokens before a segment that are read again as its context.
+
+        Raises:
+            TxlError: there are fewer pairs of tokens than streams, or a size is too small.
+        """
+        super().__init__(len(tokens) - 1, batch, length, ext_len)
+        self.tokens = tokens
+
+    def _tokens(self, epoch: int, places: Indices) -> Indices:
+        found: Indices = self.tokens[places].astype(np.int64)
+        return found
+
+
+class ShuffledStreams(_Streams):
+    """Sentences in an order drawn anew each epoch from (seed, epoch), cut into `batch` streams.
+
+    Inputs and targets are those of the released PyTorch code's iterator: a closing `<S>` is the
+    next sentence's opening one, scored once. Memory: an index of the sentences, not the tokens.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        sentences: npt.NDArray[np.int64],
+        batch: int,
+        length: int,
+        seed: int,
+        ext_len: int = 0,
+    ) -> None:
+        """As `OrderedStreams`.
+
+        tokens: [n], sentences as `<S> w1 .. wn` one after the other, and a last `<S>`.
+        sentences: [m], where each begins.
+        """
+        if not len(sentences):
+            raise TxlError("the training split has no sentences to shuffle")
+        super().__init__(len(tokens) - 1 - int(sentences[0]), batch, length, ext_len)
+        self.tokens, self.sentences, self.seed = tokens, sentences, seed
+        self._lengths = np.diff(sentences, append=len(tokens) - 1)
+        self._epoch = -1
+
+    def _tokens(self, epoch: int, places: Indices) -> Indices:
+        if epoch != self._epoch:
+            self._order = np.random.default_rng([self.seed, epoch]).permutation(len(self.sentences))
+            self._ends = np.cumsum(self._lengths[self._order])
+            self._epoch = epoch
+        closing = places == self._ends[-1]
+        which = np.searchsorted(self._ends, np.where(closing, 0, places), side="right")
+        from_end = places - self._ends[which] + self._lengths[self._order[which]]
+        found = np.where(closing, len(self.tokens) - 1, self.sentences[self._order[which]] + from_end)
+        shuffled: Indices = self.tokens[found].astype(np.int64)
+        return shuffled
+
+
+def scored_segments(
+    tokens: Tokens,
+    start: int,
+    batch: int,
+    length: int,
+    limit: int | None = None,
+    counting: Literal["all", "released"] = "all",
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Segments (inputs, targets), int64 [batch, l <= length] each, that score a split.
+
+    Args:
+        tokens: [n]. start: the token before the first.
+        batch: streams it is cut into; a batch larger than the split is made smaller.
+        limit: only the first so many tokens.
+        counting: "all" scores every token exactly once: each token's input is its predecessor, and
+            targets are -100 (ignored) where a shorter stream has ended. "released" counts as the
+            released PyTorch and TensorFlow code: what exceeds a multiple of batch is left out, and
+            the first token of each stream is an input only.
+
+    Raises:
+        TxlError: the split is empty or too short, or counting is another word.
+    """
+    if counting not in ("all", "released"):
+        raise TxlError(f"counting must be all or released, got {counting!r}")
+    tokens = tokens[:limit]
+    count = len(tokens)
+    batch = min(batch, count)
+    if not count or (counting == "released" and count < 2 * batch):
+        raise TxlError(f"the split to score has {count} tokens, too few for {max(batch, 1)} streams")
+    if counting == "all":
+        per_stream = -(-count // batch)
+        shift, scored = 0, per_stream
+    else:
+        per_stream = count // batch
+        shift, scored = 1, per_stream - 1
+    rows = np.arange(batch)[:, None] * per_stream + shift
+    for first in range(0, scored, length):
+        places = rows + np.arange(first, min(first + length, scored))
+        before = places - 1
+        inside = (before >= 0) & (before < count)
+        inputs = np.where(inside, tokens[np.clip(before, 0, count - 1)].astype(np.int64), start)
+        targets = np.where(places < count, tokens[np.minimum(places, count - 1)].astype(np.int64), -100)
+        yield torch.from_numpy(inputs), torch.from_numpy(targets)

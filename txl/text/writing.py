@@ -1,0 +1,133 @@
+"""The second reading of a source: tokens written beside a corpus, which they replace at the end."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from txl.errors import TxlError
+from txl.text.compressed import Watch
+from txl.text.counting import whole_words
+from txl.text.readers import SPLITS, Reader
+from txl.text.rules import PrepareOptions, Rule
+from txl.text.vocabulary import Tokens, Vocabulary, WordVocabulary, token_dtype
+
+META, VOCABULARY, SENTENCES = "corpus.json", "vocabulary.txt", "sentences.bin"
+FORMAT = 2
+
+
+@dataclass
+class _Split:
+    """A split while it is written."""
+
+    file: IO[bytes]
+    tokens: int = 0
+    words: int = 0
+    in_word: bool = False
+    hash: Any = field(default_factory=hashlib.sha256)
+
+    def write(self, tokens: Tokens) -> None:
+        self.file.write(tokens.data)
+        self.hash.update(tokens.data)
+        self.tokens += len(tokens)
+
+    def count_words(self, text: bytes) -> None:
+        """Adds its words, one that the piece before began not again, and its line ends."""
+        again = self.in_word and text[:1].strip() != b""
+        self.words += len(text.split()) + text.count(b"\n") - again
+        self.in_word = text[-1:].strip() != b""
+
+
+def write_corpus(
+    folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule, options: PrepareOptions, watch: Watch
+) -> None:
+    """Writes a corpus to a folder, or leaves the one that is there as it was.
+
+    Raises:
+        TxlError: the source is damaged, a split is empty, or the folder cannot be written.
+    """
+    fresh = not folder.exists()
+    names = [f"{split}.bin" for split in SPLITS] + ([SENTENCES] if rule.shuffled else []) + [VOCABULARY, META]
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write(folder, reader, vocabulary, rule, options, watch)
+            (folder / META).unlink(missing_ok=True)  # a folder that has it is whole
+            (folder / SENTENCES).unlink(missing_ok=True)
+            for name in names:
+                _temporary(folder, name).replace(folder / name)  # whoever has the old one mapped keeps it
+        except OSError as error:
+            raise TxlError(f"{folder}: the corpus cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            for name in (*names, SENTENCES):
+                _temporary(folder, name).unlink(missing_ok=True)
+            if fresh:
+                folder.rmdir()  # unless it holds the corpus
+
+
+def _temporary(folder: Path, name: str) -> Path:
+    """One a folder, so that the next writing takes the place of one that was killed."""
+    return folder / f".{name}.tmp"
+
+
+def _write(
+    folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule, options: PrepareOptions, watch: Watch
+) -> None:
+    splits = [_Split(_temporary(folder, f"{split}.bin").open("wb")) for split in SPLITS]
+    sentences = _temporary(folder, SENTENCES).open("wb") if rule.shuffled else None
+    opened = [split.file for split in splits] + ([sentences] if sentences else [])
+    try:
+        dtype = token_dtype(len(vocabulary))
+        if sentences:
+            splits[0].write(np.array([vocabulary.start], dtype))
+        first, drop = 0, b"\n" if options.newline == "drop" else b""
+        for n, tokens in _encoded(reader, vocabulary, splits, drop, watch):
+            if sentences and n == 0:
+                bounds = np.flatnonzero(tokens == vocabulary.start) + splits[0].tokens
+                sentences.write(np.append(first, bounds[:-1]).astype(np.int64).data if len(bounds) else b"")
+                first = int(bounds[-1]) if len(bounds) else first
+            splits[n].write(tokens)
+    finally:
+        for file in opened:
+            file.close()
+    for name, split in zip(SPLITS, splits, strict=True):
+        if split.tokens <= (name == "train" and rule.shuffled):
+            raise TxlError(f"{reader.description}: the {name} split is empty")
+    content = vocabulary.to_file()
+    digests = b"".join([content, *(split.hash.digest() for split in splits)])
+    meta = {
+        "format": FORMAT,
+        "rule": rule.name,
+        "newline": options.newline,
+        "source": reader.description,
+        "vocabulary": vocabulary.settings(),
+        "dtype": np.dtype(dtype).name,
+        "tokens": {name: split.tokens for name, split in zip(SPLITS, splits, strict=True)},
+        "words": {name: split.words for name, split in zip(SPLITS, splits, strict=True)},
+        "sentences": _temporary(folder, SENTENCES).stat().st_size // 8 if rule.shuffled else None,
+        "fingerprint": hashlib.sha256(digests).hexdigest(),
+    }
+    _temporary(folder, VOCABULARY).write_bytes(content)
+    _temporary(folder, META).write_text(json.dumps(meta, indent=2), encoding="utf-8")
+
+
+def _encoded(
+    reader: Reader, vocabulary: Vocabulary, splits: list[_Split], drop: bytes, watch: Watch
+) -> Iterator[tuple[int, Tokens]]:
+    """Tokens piece by piece; the words of the raw text are counted on the way."""
+    pieces = reader.pieces(watch)
+    if isinstance(vocabulary, WordVocabulary):
+        for n, text in whole_words(pieces, reader.description):
+            tokens = vocabulary.encode_text(text)
+            splits[n].words += len(tokens)
+            yield n, tokens
+        return
+    for n, piece in pieces:
+        splits[n].count_words(piece)
+        yield n, vocabulary.encode(piece.translate(None, delete=drop))
