@@ -108,7 +108,7 @@ class SegmentAttention(nn.Module, abc.ABC):
         return (x.permute(0, 2, 1, 3) if self.batch_first else x.permute(2, 0, 1, 3)).flatten(-2)
 
     def distances(self, length: int, memory_len: int, clamp_len: int | None, device: torch.device) -> Tensor:
-        """The distances [T] that a segment of this length meets, no further apart than clamp_len."""
+        """The distances [T] that a segment of this length meets, clamped."""
         first = 0 if self.causal else 1 - length
         distances = torch.arange(min(first, 0), memory_len + length, device=device)
         clamp_len = self.clamp_len if clamp_len is None else clamp_len
@@ -225,8 +225,8 @@ class SegmentAttention(nn.Module, abc.ABC):
             raise RuntimeError("cache is for evaluation: call the layer under torch.no_grad() or inference_mode()")
         if (cache.r.size(0), cache.r.size(2)) != (self.n_head, self.kernel_width):
             raise ValueError(
-                f"cache must be this layer's, with H={self.n_head} and D={self.kernel_width}, got one with H={cache.r.size(0)} "
-                f"and D={cache.r.size(2)}"
+                f"cache must be this layer's, with H={self.n_head} and D={self.kernel_width}, got one "
+                f"with H={cache.r.size(0)} and D={cache.r.size(2)}"
             )
         if cache.r.device != x.device:
             raise ValueError(f"cache must be on x's device {x.device}, got {cache.r.device}")

@@ -66,7 +66,7 @@ class HuggingFaceEvaluator:
 
     def __init__(self, model: TransformerXL, batch: int, attn_len: int, max_segment: int) -> None:
         self.model = hugging_face(model, mem_len=attn_len, same_length=True).eval()
-        empty = model.embedding.weight.new_zeros(0, batch, model.config.d_model)  # None would be zeros, attended
+        empty = model.softmax.bias.new_zeros(0, batch, model.config.d_model)  # None would be zeros, attended
         self.memory: list[Tensor] = [empty] * model.config.n_layer
 
     @torch.inference_mode()

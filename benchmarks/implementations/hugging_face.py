@@ -38,7 +38,7 @@ def hugging_face(model: TransformerXL, mem_len: int, same_length: bool = False) 
         for name, ours in their_names(model):
             state[name].copy_(ours)
     theirs.tie_weights()
-    return theirs.to(model.output_bias.device, model.output_bias.dtype)
+    return theirs.to(model.device, model.softmax.bias.dtype)
 
 
 def hugging_face_logits(theirs: Any, tokens: Tensor, memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

@@ -27,13 +27,13 @@ class OriginalTransformerXL(nn.Module):
         """Logits [B, L, vocab_size] of the tokens after tokens [B, L], and the memory for the
         segment that follows."""
         model = self.model
-        hidden = model.dropout(model.embed(tokens.t()))
+        hidden = model.embedding_dropout(model.embed(tokens.t()))
         length, held = hidden.size(0), memory[0].size(0) if memory else 0
         keys = held + length
         distances = torch.arange(keys - 1, -1, -1, device=tokens.device)
         if model.config.clamp_len is not None:
             distances = distances.clamp(max=model.config.clamp_len)
-        positions = model.dropout(sinusoid(distances, model.config.d_model, hidden.dtype))
+        positions = model.position_dropout(sinusoid(distances, model.config.d_model, hidden.dtype))
         everything = torch.ones(length, keys, dtype=torch.bool, device=tokens.device)
         unseen = everything.triu(1 + held)
         if self.window is not None:
@@ -48,4 +48,4 @@ class OriginalTransformerXL(nn.Module):
             r = attention.r(positions).unflatten(-1, (attention.n_head, attention.d_head))
             out = original_qkbh(q[held:], k, v, r, attention.content_bias, attention.position_bias, unseen)
             hidden = block.after_attention(hidden, attention.out(out.flatten(-2)))
-        return model.logits(model.dropout(hidden)).transpose(0, 1), kept
+        return model.logits(model.finish(hidden)).transpose(0, 1), kept

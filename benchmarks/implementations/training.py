@@ -26,7 +26,7 @@ MakeTrained = Callable[[TransformerXL, int], Trained]  # from a model that it ma
 
 def memory_states(model: TransformerXL, batch: int) -> tuple[Tensor, ...]:
     """A full memory, [B, M, d_model] a layer."""
-    c, device = model.config, model.output_bias.device
+    c, device = model.config, model.device
     states = torch.randn(batch, c.mem_len, c.d_model, generator=torch.Generator().manual_seed(0)).to(device)
     return (states,) * c.n_layer
 

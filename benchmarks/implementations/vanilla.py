@@ -1,6 +1,7 @@
 """The vanilla model of Al-Rfou et al., a window that slides one token at a time, computed in
 several ways."""
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -11,7 +12,7 @@ from harness.checks import require
 from implementations.attention import compiler
 from implementations.models import MOST, small
 from txl import TransformerXL
-from txl.model.vanilla import VanillaTransformer
+from txl.evaluation.speed import predict, vanilla_config
 
 # Algorithm: its title.
 VANILLA = {
@@ -31,17 +32,17 @@ def vanilla(model: TransformerXL, algorithm: str) -> Callable[[Tensor], Tensor]:
     """
     torch.manual_seed(1)
     # Weights that any dtype holds, so that models of two dtypes are the same.
-    it = VanillaTransformer(model.config).bfloat16().to(model.output_bias.device, model.output_bias.dtype).eval()
+    it = TransformerXL(vanilla_config(model.config)).bfloat16().to(model.device, model.softmax.bias.dtype).eval()
     if algorithm == "vanilla-eager":
         for block in it.layers:
-            block.attend = _eager_attend
+            block.attention.attend = _eager_attend
     if algorithm in ("vanilla-compiled", "vanilla-last"):
         compiler()
         for block in it.layers:
             block.compile(dynamic=True)
-    it.last_layer_in_full = algorithm != "vanilla-last"
-    predict: Callable[[Tensor], Tensor] = torch.inference_mode()(it.predict)
-    return predict
+    read = functools.partial(predict, it, last_layer_in_full=algorithm != "vanilla-last")
+    ready: Callable[[Tensor], Tensor] = torch.inference_mode()(read)
+    return ready
 
 
 def _eager_attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

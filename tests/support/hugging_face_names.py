@@ -8,8 +8,8 @@ from txl import TransformerXL
 def their_names(model: TransformerXL) -> list[tuple[str, Tensor]]:
     """(their name, our parameter), each shared parameter once."""
     pairs: list[tuple[str, Tensor]] = [
-        ("transformer.word_emb.emb_layers.0.weight", model.embedding.weight),
-        ("crit.out_layers.0.bias", model.output_bias),
+        ("transformer.word_emb.emb_layers.0.weight", model.embedding.tables[0]),
+        ("crit.out_layers.0.bias", model.softmax.bias),
     ]
     for n, block in enumerate(model.layers):
         layer = f"transformer.layers.{n}."

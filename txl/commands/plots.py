@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from txl.evaluation.evaluate import Score
+from txl.evaluation.score import Score
 from txl.paths import AnyPath
 
 

@@ -4,14 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from txl.commands.options import console
 from txl.text import corpus as data
 from txl.text.readers import SPLITS
 from txl.text.rules import RULES, PrepareOptions
-
-console = Console()
 
 
 def prepare(

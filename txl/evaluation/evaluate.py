@@ -13,8 +13,8 @@ from txl.evaluation.score import Score
 from txl.evaluation.segments import SegmentReader
 from txl.evaluation.window import WindowReader, sliding_losses
 from txl.model.transformer import TransformerXL
-from txl.text.corpus import Tokens
 from txl.text.streams import Counting, scored_segments
+from txl.text.vocabulary import Tokens
 
 Method = Literal["cached", "segments", "sliding"]
 METHODS: tuple[Method, ...] = get_args(Method)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.evaluation.engine import Engine
+from txl.evaluation.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,16 @@ class Sampling:
 
 
 def generate(
-    engine: Engine, prompt: Tensor, count: int, sampling: Sampling, generator: torch.Generator | None = None
+    reader: Reader, prompt: Tensor, count: int, sampling: Sampling, generator: torch.Generator | None = None
 ) -> Iterator[Tensor]:
     """Yields `count` tokens [B], each as soon as it is drawn.
 
-    prompt: [B, L >= 1]; the engine is reset first.
+    prompt: [B, L >= 1]; the reader is reset first.
     """
-    engine.reset()
-    logits = engine.feed(prompt)
+    reader.reset()
+    logits = reader.feed(prompt)
     for n in range(count):
         token = sampling.draw(logits, generator)
         yield token
         if n + 1 < count:
-            logits = engine.feed(token.unsqueeze(1))
+            logits = reader.feed(token.unsqueeze(1))

@@ -10,7 +10,8 @@ from txl.evaluation.engine import check_clamp_len
 from txl.evaluation.reader import Reader
 from txl.evaluation.segments import clamped
 from txl.model.transformer import TransformerXL
-from txl.text.corpus import Tokens, as_tensor
+from txl.text.corpus import as_tensor
+from txl.text.vocabulary import Tokens
 
 
 def check_window(model: TransformerXL, attn_len: int, stride: int) -> None:
@@ -21,13 +22,11 @@ def check_window(model: TransformerXL, attn_len: int, stride: int) -> None:
         raise TxlError(f"stride must be from 1 to the window's {attn_len} tokens, got {stride}")
     longest = model.config.table_len
     if model.config.encoding == "learned" and longest is not None and attn_len > longest:
-        raise TxlError(
-            f"a window of {attn_len} tokens is beyond the model's {longest} learned positions (table_len)"
-        )
+        raise TxlError(f"a window of {attn_len} tokens is beyond the model's {longest} learned positions (table_len)")
 
 
 class WindowReader(Reader):
-    """Each call reads the last `attn_len` tokens from an empty state, and gives the new ones' states.
+    """Each call reads the last `attn_len` tokens from an empty state; gives the new ones' states.
 
     So the last of L new tokens sees attn_len keys, the first attn_len - L + 1; with L = 1 it is
     the evaluation of Al-Rfou et al. (2018), and the vanilla side of the paper's Table 9.

@@ -30,7 +30,7 @@ class AdaptiveEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[B, L] integers -> [B, L, d_model]. Touches the bins that are met, and no others' rows."""
+        """[B, L] integers -> [B, L, d_model]. Looks up the rows that are met, no others."""
         kept = self._kept_rows()
         if len(self.tables) == 1:
             return self._embed(0, tokens, kept)
@@ -56,7 +56,7 @@ class AdaptiveEmbedding(nn.Module):
         return embedded * math.sqrt(self.d_model)
 
     def _kept_rows(self) -> Tensor | None:
-        """0 or 1 / (1 - p) a token of the vocabulary, drawn once a segment; None without dropout."""
+        """[V]: 0 or 1 / (1 - p), drawn once a segment; None without dropout."""
         if not self.training or self.word_dropout == 0:
             return None
         kept = 1 - self.word_dropout

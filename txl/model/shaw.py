@@ -21,6 +21,8 @@ class ShawAttention(SegmentAttention):
         table: [H, table_len, D], row d for distance d.
     """
 
+    no_bias: Tensor
+
     def __init__(self, d_model: int, n_head: int, d_head: int, table_len: int, **options: Any) -> None:
         super().__init__(d_model, n_head, d_head, **options)
         if table_len < 1:
@@ -51,6 +53,8 @@ class ReleasedShawAttention(ShawAttention):
         content_bias: [H, D], the released r_w_bias.
         distance_bias: [H, table_len], the released r_bias.
     """
+
+    one: Tensor
 
     def __init__(self, d_model: int, n_head: int, d_head: int, table_len: int, **options: Any) -> None:
         super().__init__(d_model, n_head, d_head, table_len, **options)

@@ -1,4 +1,4 @@
-"""Adaptive softmax (Grave et al. 2017): rarer tokens by way of one output of the head for their bin."""
+"""Adaptive softmax (Grave et al. 2017): rare tokens by way of their bin."""
 
 import torch
 import torch.nn.functional as F
@@ -27,16 +27,16 @@ class AdaptiveSoftmax(nn.Module):
         """embedding: whose tables are used where config ties them; None for none."""
         super().__init__()
         self.bins = config.bins
-        shared = embedding is not None and config.tie_weight
-        tables = embedding.tables if shared else [torch.empty(shape) for shape in table_shapes(config)]
+        shared = embedding if config.tie_weight else None
+        tables = shared.tables if shared is not None else [torch.empty(shape) for shape in table_shapes(config)]
         self.tables = nn.ParameterList(tables)
         self.projections = nn.ParameterDict()
         for i in range(len(self.bins)):
             width = self.bins.widths[i]
             if not needs_projection(config, width):
                 continue
-            if shared and config.ties_projection(i):
-                self.projections[str(i)] = embedding.projections["0" if config.div_val == 1 else str(i)]
+            if shared is not None and config.ties_projection(i):
+                self.projections[str(i)] = shared.projections["0" if config.div_val == 1 else str(i)]
             else:
                 self.projections[str(i)] = nn.Parameter(torch.empty(config.d_model, width))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
@@ -82,7 +82,7 @@ class AdaptiveSoftmax(nn.Module):
         return nll.view(targets.shape)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """[.., d_model] -> log-probabilities of every token [.., vocab_size]; float32 or float64."""
+        """[.., d_model] -> log-probabilities [.., vocab_size]; float32 or float64."""
         head = _full(self._head(hidden)).log_softmax(-1)
         first = self.bins.bounds[1]
         parts = [head[..., :first]]

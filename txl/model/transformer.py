@@ -77,7 +77,7 @@ class TransformerXL(nn.Module):
         return tuple(self.softmax.bias.new_zeros(batch, mem_len, c.d_model) for _ in range(c.n_layer))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[B, L] -> [B, L, d_model], scaled by sqrt(d_model); with sinusoids 0 .. L - 1 if absolute."""
+        """[B, L] -> [B, L, d_model], scaled by sqrt(d_model); plus sinusoids if so encoded."""
         embedded: Tensor = self.embedding(tokens)
         if self.config.encoding == "sinusoid":
             places = torch.arange(tokens.size(1), device=tokens.device)
@@ -90,7 +90,7 @@ class TransformerXL(nn.Module):
         return finished
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[.., d_model] -> [.., vocab_size]; their softmax is the distribution of the next token."""
+        """[.., d_model] -> [.., vocab_size]; their softmax is that of the next token."""
         return self.softmax.logits(hidden)
 
     def read(
@@ -142,7 +142,7 @@ class TransformerXL(nn.Module):
         return States(self.finish(hidden), tuple(kept) if mem_len else None, layers)
 
     def _positions(self, length: int, memory_len: int) -> Tensor | None:
-        """Encodings of relative distances, shared by the layers; None where layers have their own."""
+        """Encodings of distances that the layers share; None where layers have their own."""
         attention = self.layers[0].attention
         if not isinstance(attention, RelAttention):
             return None

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
+from txl.text.corpus import Corpus
 from txl.text.vocabulary import Tokens
 
 Indices = npt.NDArray[np.int64]
+Counting = Literal["all", "released"]
 
 
 class _Streams:
@@ -114,13 +116,23 @@ class ShuffledStreams(_Streams):
         return shuffled
 
 
+def training_streams(
+    corpus: Corpus, batch: int, length: int, ext_len: int, seed: int
+) -> OrderedStreams | ShuffledStreams:
+    """The training split of a corpus, its sentences shuffled where they are to be; arguments and
+    errors as in the streams."""
+    if corpus.sentences is None:
+        return OrderedStreams(corpus.train, batch, length, ext_len)
+    return ShuffledStreams(corpus.train, corpus.sentences, batch, length, seed, ext_len)
+
+
 def scored_segments(
     tokens: Tokens,
     start: int,
     batch: int,
     length: int,
     limit: int | None = None,
-    counting: Literal["all", "released"] = "all",
+    counting: Counting = "all",
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Segments (inputs, targets), int64 [batch, l <= length] each, that score a split.
 

@@ -70,8 +70,4 @@ def is_due(losses: Sequence[float], loss: float, patience: int) -> bool:
 
 def mean_of(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The mean of each of the tensors, computed in float64, in their own dtype."""
-    count = len(states)
-    return {
-        name: (sum((s[name].double() for s in states), torch.zeros(())) / count).to(first.dtype)  # type: ignore[union-attr]
-        for name, first in states[0].items()
-    }
+    return {name: torch.stack([s[name].double() for s in states]).mean(0).to(x.dtype) for name, x in states[0].items()}

@@ -136,13 +136,15 @@ def load(path: AnyPath) -> Checkpoint:
         raise TxlError(f"{path}: a safetensors file, but not a txl checkpoint") from error
 
 
-def load_parameters(model: TransformerXL, checkpoint: Checkpoint) -> None:
+def load_parameters(model: TransformerXL, checkpoint: Checkpoint, given: dict[str, Tensor] | None = None) -> None:
     """Copies a checkpoint's parameters into a model of the same shapes.
+
+    given: others in their place, by the same names.
 
     Raises:
         TxlError: a parameter is missing, unknown or of another shape, by name.
     """
-    given, wanted = checkpoint.part("model"), dict(model.named_parameters())
+    given, wanted = given or checkpoint.part("model"), dict(model.named_parameters())
     for name in sorted(set(given) ^ set(wanted)):
         where = "is missing from" if name in wanted else "is unknown to the configuration of"
         raise TxlError(f"{checkpoint.path}: parameter {name} {where} the checkpoint")

@@ -13,7 +13,7 @@ from txl.training.config import TrainConfig
 def layer_matrices(model: TransformerXL) -> list[nn.Parameter]:
     """The layers' projections (q, k, v, r, output) and feed-forward matrices."""
     linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
-    return [linear.weight for linear in linears]
+    return [p for linear in linears for name, p in linear.named_parameters() if name == "weight"]
 
 
 def make_optimizers(model: TransformerXL, config: TrainConfig) -> list[torch.optim.Optimizer]:

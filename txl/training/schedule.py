@@ -12,9 +12,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
         return config.lr * (step + 1) / warmup
     if config.schedule == "constant":
         return config.lr
-    if config.schedule == "cosine-released":
-        done = step / config.steps
-    else:
-        done = (step - warmup) / max(config.steps - warmup, 1)
+    began = 0 if config.schedule == "cosine-released" else warmup
+    done = (step - began) / max(config.steps - began, 1)
     cosine = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from txl.errors import TxlError
 from txl.evaluation.evaluate import default_method, evaluate

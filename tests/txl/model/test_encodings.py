@@ -86,10 +86,7 @@ def test_positions_that_are_not_met_get_no_gradient(name: str) -> None:
     model = small_model(encoding=name, table_len=12, mem_len=0)
     model.read(torch.randint(31, (2, 5))).hidden.square().sum().backward()
     for block in model.layers:
-        if name == "shaw":
-            grad = block.attention.table.grad.transpose(0, 1)
-        else:
-            grad = block.places.grad
+        grad = block.attention.table.grad.transpose(0, 1) if name == "shaw" else block.places.grad
         assert grad[:5].flatten(1).any(1).all()
         assert not grad[5:].any()
 

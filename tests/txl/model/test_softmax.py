@@ -186,7 +186,10 @@ def test_bad_targets() -> None:
         ({"div_val": 2}, "div_val = 2 needs cutoffs"),
         ({"tie_projs": "some"}, "tie_projs must be 'none', 'tail' or 'all', got 'some'"),
         ({"tie_projs": "all", "tie_weight": False}, "tie_projs needs tie_weight"),
-        ({"encoding": "rotary"}, "encoding must be one of relative, shaw, shaw-released, sinusoid, learned, got 'rotary'"),
+        (
+            {"encoding": "rotary"},
+            "encoding must be one of relative, shaw, shaw-released, sinusoid, learned, got 'rotary'",
+        ),
         ({"encoding": "shaw"}, "table_len must be given with encoding='shaw'"),
         ({"table_len": 3}, "table_len is for a learned encoding"),
         ({"encoding": "sinusoid", "clamp_len": 3}, "clamp_len is for encoding='relative', not 'sinusoid'"),

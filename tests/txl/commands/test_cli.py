@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from rich.console import Console
 
-from txl.commands import cli, demo
-from txl.evaluation.evaluate import Score
+from txl.commands import cli, demo, options
+from txl.evaluation.score import Score
 from txl.text.corpus import Corpus
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 SMALL = [
     "--n-layer",
     "1",
@@ -65,7 +64,7 @@ def in_process(capfd: pytest.CaptureFixture[str], *arguments: object) -> Done:
 
 @pytest.fixture
 def txl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(cli, "console", Console(width=120))
+    monkeypatch.setattr(options.console, "width", 120)
     return functools.partial(in_process, capfd)
 
 
@@ -81,7 +80,7 @@ def run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_of_everything(txl: Run) -> None:
     done = txl("--help")
     assert done.returncode == 0
-    for command in ("prepare", "train", "eval", "generate", "demo"):
+    for command in ("prepare", "train", "eval", "generate", "recipes", "average", "demo"):
         assert command in done.stdout
         help_text = txl(command, "--help")
         assert help_text.returncode == 0
@@ -168,7 +167,7 @@ def one_line(done: Done, words: str) -> None:
 BAD = {
     "train missing.txt": "missing.txt: no such file or folder",
     "train empty.txt": "the file is empty",
-    "train short.txt": "2 streams of one segment of 40 need at least 81",
+    "train short.txt": "70 streams need at least 71",
     "train nothing": "0 text files found",
     "eval {run} --data {corpus} --attn-len 0": "--attn-len must be >= 1",
     "eval {run} --data {corpus} --attn-len 4,x": "--attn-len takes whole numbers",
@@ -201,7 +200,7 @@ def test_mistakes(
     Path("pickle.pt").write_bytes(b"\x80\x04\x95" + bytes(100))
     Path("truncated.safetensors").write_bytes((run / "last.safetensors").read_bytes()[:-100])
     if arguments.startswith("train"):
-        done = txl("train", "--run", "new", *SMALL, "--data", arguments.split()[1], "--tgt-len", 40)
+        done = txl("train", "--run", "new", *SMALL, "--data", arguments.split()[1], "--batch", 70)
     else:
         done = txl(*arguments.format(run=run, corpus=corpus.folder).split())
     one_line(done, BAD[arguments])
@@ -213,7 +212,7 @@ def test_resume_with_a_changed_option(txl: Run, run: Path, corpus: Corpus) -> No
         txl("train", "--run", run, "--resume", "--data", corpus.folder, "--d-model", "18"), "d_model is 18, was 16"
     )
     one_line(txl("train", "--run", run, "--data", corpus.folder, *SMALL), "already holds a run")
-    one_line(txl("train", "--run", run, "--resume", "--model", "small"), "leave --model out")
+    one_line(txl("train", "--run", run, "--resume", "--recipe", "laptop"), "leave --recipe out")
     assert (run / "last.safetensors").read_bytes() == before
 
 

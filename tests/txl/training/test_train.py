@@ -17,7 +17,9 @@ from txl.errors import TxlError
 from txl.text.corpus import Corpus, prepare
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
-from txl.training.trainer import Interrupted, Trainer, autocast_dtype, learning_rate, read_record, refuse_used_folder
+from txl.training.run_folder import read_record, refuse_used_folder
+from txl.training.schedule import learning_rate
+from txl.training.trainer import Interrupted, Trainer, autocast_dtype
 
 
 def trainer(
@@ -70,7 +72,8 @@ def test_resuming_in_the_middle_is_bit_exact(tmp_path: Path, corpus: Corpus, opt
 
 def command(run: Path, corpus: Corpus, *extra: str) -> list[str]:
     options = (
-        "--n-layer 2 --d-model 32 --n-head 2 --d-head 16 --d-inner 64 --mem-len 24 --batch 4 --tgt-len 16 --steps 20"
+        "--post-norm --n-layer 2 --d-model 32 --n-head 2 --d-head 16 --d-inner 64 --mem-len 24 --batch 4 "
+        "--tgt-len 16 --steps 20"
     )
     return [sys.executable, "-m", "txl", "train", "--run", str(run), "--data", str(corpus.folder), *options.split(),
             "--save-every", "10", "--eval-every", "20", *extra]  # fmt: skip
@@ -133,7 +136,7 @@ def test_nan_stops_and_names_the_last_good_checkpoint(tmp_path: Path, corpus: Co
     t.advance(3)
     t.save()
     with torch.no_grad():
-        t.model.output_bias[0] = torch.nan
+        t.model.softmax.bias[0] = torch.nan
     with pytest.raises(TxlError, match=r"the loss became nan at step 4; the last good checkpoint is .* \(step 3\)"):
         t.run()
     assert all(x.isfinite().all() for x in contents(tmp_path).values() if x.is_floating_point())
@@ -142,7 +145,7 @@ def test_nan_stops_and_names_the_last_good_checkpoint(tmp_path: Path, corpus: Co
 def test_nan_before_any_checkpoint(tmp_path: Path, corpus: Corpus) -> None:
     t = trainer(tmp_path, corpus)
     with torch.no_grad():
-        t.model.output_bias[0] = torch.inf
+        t.model.softmax.bias[0] = torch.inf
     with pytest.raises(TxlError, match=r"at step 1; no checkpoint had been written yet"):
         t.run()
 

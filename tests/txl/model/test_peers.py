@@ -47,6 +47,62 @@ def ours(theirs: torch.nn.Module, **options: object) -> TransformerXL:
     return model
 
 
+BINS = {"cutoffs": [10, 20, 35], "d_embed": 64}
+
+
+def with_bins(div_val: int, tied: bool) -> tuple[torch.nn.Module, TransformerXL]:
+    """Their adaptive model and ours with its weights."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "n_layer": LAYERS, "d_model": WIDTH, "n_head": HEADS, "d_head": WIDTH // HEADS}
+    sizes |= {"d_inner": INNER, "mem_len": MEM, "div_val": div_val, "dropout": 0.0, **BINS}
+    config = transformers.TransfoXLConfig(
+        **sizes, untie_r=False, clamp_len=-1, same_length=False, dropatt=0.0, adaptive=True, tie_word_embeddings=True,
+        proj_share_all_but_first=tied,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = transformers.TransfoXLLMHeadModel(config).eval()
+    for p in theirs.parameters():
+        torch.nn.init.normal_(p, 0.0, 0.3)
+    theirs.tie_weights()
+    model = TransformerXL(ModelConfig(**sizes, initial_memory="zeros", tie_projs="tail" if tied else "none")).eval()
+    with torch.no_grad():
+        for mine, name in bins_names(model):
+            mine.copy_(torch.cat([theirs.get_parameter(part) for part in name.split()]))
+        for name, mine in their_names(model)[2:]:
+            mine.copy_(theirs.get_parameter(name))
+    return theirs, model
+
+
+def bins_names(model: TransformerXL) -> list[tuple[torch.nn.Parameter, str]]:
+    """Our parameters of embedding and softmax, and theirs; several names: one after the other."""
+    softmax, embedding = model.softmax, model.embedding
+    pairs = [(p, f"transformer.word_emb.emb_layers.{i}.weight") for i, p in enumerate(embedding.tables)]
+    pairs += [(p, f"transformer.word_emb.emb_projs.{i}") for i, p in embedding.projections.items()]
+    pairs += [(p, f"crit.out_projs.{i}") for i, p in softmax.projections.items()]
+    biases = " ".join(f"crit.out_layers.{i}.bias" for i in range(len(embedding.tables)))
+    pairs.append((softmax.bias, biases))
+    return [*pairs, (softmax.cluster_weight, "crit.cluster_weight"), (softmax.cluster_bias, "crit.cluster_bias")]
+
+
+@pytest.mark.parametrize("div_val", [1, 2, 4])
+@pytest.mark.parametrize("tied", [True, False])
+def test_adaptive_input_and_softmax(div_val: int, tied: bool) -> None:
+    theirs, model = with_bins(div_val, tied)
+    first, second, targets = segments([7, 9, 9])
+    past = theirs(first)
+    want = theirs(second, mems=past.mems)
+    states = model.read(second, model.read(first).memory)
+    close(model.softmax.log_probs(states.hidden), want.prediction_scores)
+    losses = theirs(second, mems=past.mems, labels=targets).losses
+    nll = model.softmax.nll(states.hidden[:, :-1], targets[:, 1:])  # theirs shifts the labels itself
+    close(nll.flatten().sort().values, losses.flatten().sort().values)  # theirs are in order of the bins
+    losses.sum().backward()
+    nll.sum().backward()
+    for p, name in bins_names(model):
+        close(p.grad, torch.cat([theirs.get_parameter(part).grad for part in name.split()]))
+
+
 def segments(lengths: list[int], batch: int = 2) -> list[Tensor]:
     torch.manual_seed(1)
     return [torch.randint(VOCAB, (batch, n)) for n in lengths]

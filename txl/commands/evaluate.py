@@ -1,0 +1,148 @@
+"""`txl eval`: the loss of a split at each attention length."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+from rich.table import Table
+
+from txl.commands.console import EvaluationProgress
+from txl.commands.options import Checkpoint, Device, console, pick_device, say
+from txl.errors import TxlError
+from txl.evaluation.evaluate import METHODS, Method, default_method, evaluate
+from txl.evaluation.score import Score, init_and_best
+from txl.text import compressed
+from txl.text import corpus as data
+from txl.text.streams import Counting
+from txl.text.vocabulary import SENTENCE, Tokens, Vocabulary, WordVocabulary
+from txl.training import checkpoint as checkpoints
+from txl.training.run_folder import read_record
+
+
+def evaluate_command(
+    checkpoint: Checkpoint,
+    attn_len: Annotated[
+        str, typer.Option(help="Most keys a token sees; several separated by commas. Default: as in training.")
+    ] = "",
+    source: Annotated[
+        Path | None, typer.Option("--data", help="A prepared corpus, or a text file, scored whole. Default: the run's.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="train, valid or test, of a corpus.")] = "test",
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="cached: exactly --attn-len keys a token. segments: a memory of hidden states, as released; the keys vary. "
+            "sliding: a window read anew for every --segment tokens, for models without recurrence. Default: cached, "
+            "but for absolute positions."
+        ),
+    ] = None,
+    segment: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens a step; default: cached 128, sliding 1, segments as in training.", show_default=False
+        ),
+    ] = None,
+    clamp_len: Annotated[int | None, typer.Option(help="Largest distance told apart. Default: as in training.")] = None,
+    zeros: Annotated[
+        bool | None,
+        typer.Option(
+            "--zeros/--empty", help="What precedes a text: zero states, attended, or nothing.", show_default=False
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Parallel streams; each starts without memory.")] = 8,
+    counting: Annotated[
+        str, typer.Option(help="all: every token once. released: as the released code, without each stream's first.")
+    ] = "all",
+    limit: Annotated[int | None, typer.Option(help="Score only the first so many tokens.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Bits per token, perplexity and speed at each attention length."""
+    for name, value in (("segment", segment), ("batch", batch), ("limit", limit)):
+        if value is not None and value < 1:
+            raise TxlError(f"--{name} must be >= 1, got {value}")
+    if method not in (None, *METHODS):
+        raise TxlError(f"--method must be one of {', '.join(METHODS)}, got {method!r}")
+    lengths = _attention_lengths(attn_len) if attn_len else None
+    model, saved = checkpoints.restore(checkpoint, pick_device(device))
+    if zeros is not None:
+        model.config = dataclasses.replace(model.config, initial_memory="zeros" if zeros else "empty")
+    how = default_method(model) if method is None else method
+    tokens, words = _split(saved, source, split, limit)
+    scores = []
+    for n in lengths or [saved.attn_len]:
+        with EvaluationProgress(console, f"attention length {n}", min(len(tokens), limit or len(tokens))) as progress:
+            score = evaluate(
+                model, tokens, saved.vocabulary.start, n, method=how, segment=segment or _segment(how, saved), batch=batch,
+                limit=limit, clamp_len=clamp_len, counting=_counting(counting), progress=progress.update,
+            )  # fmt: skip
+        whole = score.tokens == len(tokens)
+        sentences = _sentences(saved.vocabulary, tokens) if whole else None
+        scores.append(dataclasses.replace(score, words=words if whole else None, sentences=sentences))
+    _print(scores, saved, how)
+
+
+def _counting(name: str) -> Counting:
+    for known in get_args(Counting):
+        if name == known:
+            return known  # type: ignore[no-any-return]
+    raise TxlError(f"--counting must be all or released, got {name!r}")
+
+
+def _segment(method: Method, saved: checkpoints.Checkpoint) -> int:
+    """Tokens a step when nothing is said; by segments, those of training."""
+    return {"cached": 128, "sliding": 1, "segments": max(saved.attn_len - saved.config.mem_len, 1)}[method]
+
+
+def _attention_lengths(text: str) -> list[int]:
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise TxlError(f"--attn-len takes whole numbers separated by commas, got {text!r}") from None
+    if any(n < 1 for n in lengths):
+        raise TxlError(f"--attn-len must be >= 1 (a token sees at least itself), got {text}")
+    return lengths
+
+
+def _split(
+    saved: checkpoints.Checkpoint, source: Path | None, split: str, limit: int | None
+) -> tuple[Tokens, int | None]:
+    """The tokens to score, and the words of the text they are."""
+    source = source or read_record(saved.path.parent).corpus
+    if source.exists() and not source.is_dir():  # a pipe, too
+        text = compressed.read(source).data
+        return saved.vocabulary.encode(text), len(text.split()) + text.count(b"\n")
+    corpus = data.load(source)
+    if corpus.vocabulary != saved.vocabulary:
+        raise TxlError(f"{source}: its vocabulary is not the one {saved.path} was trained with")
+    return corpus.split(split), corpus.words.get(split)
+
+
+def _sentences(vocabulary: Vocabulary, tokens: Tokens) -> int | None:
+    """Of One Billion Word and its like, whose sentences `<S>` bounds."""
+    if not isinstance(vocabulary, WordVocabulary) or SENTENCE not in vocabulary.words:
+        return None
+    return int((tokens == vocabulary.start).sum())
+
+
+def _print(scores: list[Score], saved: checkpoints.Checkpoint, how: str) -> None:
+    table = Table("attention length", "tokens", "bits", "ppl", "word ppl", "tokens/s", title=f"{how}, of {saved.path}")
+    if saved.vocabulary.unit == "bytes":
+        table.columns[2].header = "bpc"
+    for column in table.columns:
+        column.justify = "right"
+    for s in scores:
+        words = "" if s.word_ppl is None else f"{s.word_ppl:.4f}"
+        table.add_row(str(s.attn_len), f"{s.tokens:,}", f"{s.bpc:.4f}", f"{s.ppl:.4f}", words, f"{s.tokens_per_s:,.0f}")
+    console.print(table)
+    for s in scores:
+        if s.ppl_with_starts is not None:
+            say(
+                f"attention length {s.attn_len}: {s.ppl_with_starts:.4f} ppl as TensorFlow counts the opening <S>, at least"
+            )
+    if len(scores) > 1 and saved.attn_len in [s.attn_len for s in scores]:
+        found = init_and_best(scores, saved.attn_len)
+        say(
+            f"init {found.init.ppl:.4f} (training's length {saved.attn_len}), best {found.best.ppl:.4f} (length "
+            f"{found.best.attn_len}), shortest length within 0.1%: {found.shortest.attn_len}"
+        )

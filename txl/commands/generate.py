@@ -1,0 +1,72 @@
+"""`txl generate`: a text goes on."""
+
+import os
+import sys
+from typing import Annotated
+
+import torch
+import typer
+
+from txl.commands.options import Checkpoint, Device, pick_device
+from txl.errors import TxlError
+from txl.evaluation.engine import Engine
+from txl.evaluation.generate import Sampling, generate
+from txl.evaluation.reader import Reader
+from txl.evaluation.window import WindowReader
+from txl.model.transformer import TransformerXL
+from txl.text import compressed
+from txl.text import corpus as data
+from txl.training import checkpoint as checkpoints
+
+
+def generate_command(
+    checkpoint: Checkpoint,
+    prompt: Annotated[str, typer.Option(help="Text to continue; @FILE reads it from a file.")] = "\n",
+    count: Annotated[int, typer.Option(help="Tokens to generate: bytes, or words.")] = 500,
+    attn_len: Annotated[int | None, typer.Option(help="Keys a token sees. Default: as in training.")] = None,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the likeliest token; 1 samples as the model predicts.")
+    ] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0: from all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest that sum to p.")] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Repeatable output. Default: another text each time.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Continue a text. With relative positions memory and time a token stay constant however long
+    it gets; with absolute ones each token reads its window anew."""
+    if count < 1:
+        raise TxlError(f"--count must be >= 1, got {count}")
+    sampling = Sampling(temperature, top_k, top_p)
+    model, saved = checkpoints.restore(checkpoint, pick_device(device))
+    text = _prompt(prompt)
+    vocabulary = saved.vocabulary
+    tokens = data.as_tensor(vocabulary.encode(text)).unsqueeze(0).to(model.device)
+    generator = torch.Generator(model.device)
+    generator.manual_seed(seed) if seed is not None else generator.seed()
+    reader = _reader(model, attn_len, saved.attn_len)
+    write = sys.stdout.buffer
+    write.write(text)
+    before = int(tokens[0, -1]) if tokens.size(1) else 0  # generate refuses an empty prompt
+    for n, token in enumerate(generate(reader, tokens, count, sampling, generator)):
+        drawn = int(token)
+        shown = vocabulary.decode([before, drawn])[len(vocabulary.decode([before])) :]
+        write.write(shown.lstrip(b" ") if n == 0 and text[-1:].isspace() and vocabulary.unit == "words" else shown)
+        write.flush()
+        before = drawn
+    write.write(b"\n")
+    write.flush()
+
+
+def _reader(model: TransformerXL, attn_len: int | None, trained: int) -> Reader:
+    """Cached; or with absolute positions a window, by default as long as training's segments."""
+    if not model.config.absolute:
+        return Engine(model, 1, trained if attn_len is None else attn_len, 128)
+    return WindowReader(model, 1, trained - model.config.mem_len if attn_len is None else attn_len)
+
+
+def _prompt(prompt: str) -> bytes:
+    if not prompt.startswith("@"):
+        return os.fsencode(prompt)  # the bytes that were typed, UTF-8 or not
+    return compressed.read(prompt[1:]).data

@@ -1,0 +1,32 @@
+"""What commands share: the console, the device, a checkpoint as an argument."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from txl.errors import TxlError
+
+console = Console()
+
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
+Checkpoint = Annotated[Path, typer.Argument(help="A run folder (its best checkpoint is taken) or a .safetensors file.")]
+
+
+def pick_device(name: str) -> torch.device:
+    """Raises TxlError on a name torch does not know or a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise TxlError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def say(text: object) -> None:
+    """A line as it is, file names and all."""
+    console.print(str(text), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,184 @@
+"""`txl train`: a model from a recipe and options, or a run that goes on."""
+
+import dataclasses
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from txl import recipes
+from txl.commands.console import TrainingProgress, stop_on_ctrl_c
+from txl.commands.options import Device, console, pick_device, say
+from txl.errors import TxlError
+from txl.model.config import ENCODINGS, ModelConfig
+from txl.model.transformer import count_parameters
+from txl.text import corpus as data
+from txl.training.config import TrainConfig
+from txl.training.run_folder import read_record, refuse_used_folder
+from txl.training.trainer import Trainer, updates_in
+
+_MODEL, _REGULAR, _SOFTMAX = "Model", "Regularisation", "Vocabulary"
+_TRAINING, _OPTIMIZER, _KEEPING = "Training", "Optimizer", "Evaluation and checkpoints"
+
+
+def _option(panel: str, text: str, *names: str, **kind: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **kind)
+
+
+def train(
+    run: Annotated[Path, typer.Option(help="Folder of the run: log, checkpoints, corpus.")],
+    source: Annotated[
+        Path | None,
+        typer.Option("--data", help="A prepared corpus, a text file or a folder. Default: the standard library."),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help=f"Model and training to start from (`txl recipes`); default {recipes.DEFAULT}.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Train about so long: sets --steps by a short trial.", show_default=False)
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run, bit for bit, with its options. --steps may be changed: the schedule is then that of "
+            "the new number from here on.",
+        ),
+    ] = False,
+    device: Device = "auto",
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
+    n_layer: Annotated[int | None, _option(_MODEL, "Layers.")] = None,
+    d_model: Annotated[int | None, _option(_MODEL, "Width of the hidden states.")] = None,
+    n_head: Annotated[int | None, _option(_MODEL, "Attention heads.")] = None,
+    d_head: Annotated[int | None, _option(_MODEL, "Width of a head.")] = None,
+    d_inner: Annotated[int | None, _option(_MODEL, "Width of the feed-forward net.")] = None,
+    mem_len: Annotated[int | None, _option(_MODEL, "Tokens of memory; 0: no recurrence.")] = None,
+    encoding: Annotated[str | None, _option(_MODEL, f"Of positions: {', '.join(ENCODINGS)}.")] = None,
+    table_len: Annotated[int | None, _option(_MODEL, "Rows of a learned encoding.")] = None,
+    window: Annotated[int | None, _option(_MODEL, "Keys a token sees, itself included; default: all.")] = None,
+    clamp_len: Annotated[int | None, _option(_MODEL, "Largest distance told apart; default: no limit.")] = None,
+    pre_norm: Annotated[bool | None, _option(_MODEL, "Where layer norms stand.", "--pre-norm/--post-norm")] = None,
+    final_norm: Annotated[
+        bool | None, _option(_MODEL, "A layer norm after the last layer.", "--final-norm/--no-final-norm")
+    ] = None,
+    untie_r: Annotated[bool | None, _option(_MODEL, "Biases u, v a layer, or shared.", "--untie-r/--tie-r")] = None,
+    init_std: Annotated[float | None, _option(_MODEL, "Of the initial weights.")] = None,
+    cutoffs: Annotated[
+        str | None, _option(_SOFTMAX, "Bins of adaptive input and softmax, as 20000,40000; none: one bin.")
+    ] = None,
+    div_val: Annotated[int | None, _option(_SOFTMAX, "Each bin so many times narrower than the one before.")] = None,
+    d_embed: Annotated[int | None, _option(_SOFTMAX, "Width of the first bin's embeddings.")] = None,
+    tie_weight: Annotated[
+        bool | None, _option(_SOFTMAX, "Whether softmax and input share tables.", "--tie-weight/--untie-weight")
+    ] = None,
+    dropout: Annotated[float | None, _option(_REGULAR, "Dropout.")] = None,
+    attn_dropout: Annotated[float | None, _option(_REGULAR, "Dropout on attention weights.")] = None,
+    word_dropout: Annotated[float | None, _option(_REGULAR, "Words dropped from the input, whole.")] = None,
+    variational_dropout: Annotated[
+        bool | None, _option(_REGULAR, "One mask a segment.", "--variational-dropout/--plain-dropout")
+    ] = None,
+    weight_decay: Annotated[float | None, _option(_REGULAR, "AdamW's, of the layers' matrices; 0 is Adam.")] = None,
+    steps: Annotated[int | None, _option(_TRAINING, "Updates.")] = None,
+    batch: Annotated[int | None, _option(_TRAINING, "Parallel streams of text.")] = None,
+    batch_chunk: Annotated[int | None, _option(_TRAINING, "Parts the batch is computed in, to save memory.")] = None,
+    tgt_len: Annotated[int | None, _option(_TRAINING, "Tokens of a segment.")] = None,
+    ext_len: Annotated[int | None, _option(_TRAINING, "Tokens before it that are read again.")] = None,
+    loss: Annotated[str | None, _option(_TRAINING, "full, or half: only a segment's later half is scored.")] = None,
+    accumulate: Annotated[int | None, _option(_TRAINING, "Segments an update.")] = None,
+    intermediate_losses: Annotated[
+        bool | None, _option(_TRAINING, "Lower layers predict, too, at first.", "--intermediate-losses")
+    ] = None,
+    precision: Annotated[str | None, _option(_TRAINING, "auto (bf16 on a GPU that has it), fp32 or bf16.")] = None,
+    compile_layers: Annotated[bool | None, _option(_TRAINING, "The layers by torch.compile.", "--compile")] = None,
+    recompute: Annotated[
+        bool | None, _option(_TRAINING, "Activations in backward, to save memory.", "--recompute")
+    ] = None,
+    seed: Annotated[
+        int | None, _option(_TRAINING, "Of initialisation, dropout and shuffling.", min=0, max=2**63 - 1)
+    ] = None,
+    optimizer: Annotated[
+        str | None, _option(_OPTIMIZER, "adam, or muon (torch >= 2.9) for the layers' matrices.")
+    ] = None,
+    lr: Annotated[float | None, _option(_OPTIMIZER, "Peak learning rate.")] = None,
+    warmup: Annotated[int | None, _option(_OPTIMIZER, "Updates of linear warm-up.")] = None,
+    schedule: Annotated[str | None, _option(_OPTIMIZER, "cosine, cosine-released or constant.")] = None,
+    min_lr_ratio: Annotated[float | None, _option(_OPTIMIZER, "Last learning rate over the peak.")] = None,
+    clip: Annotated[float | None, _option(_OPTIMIZER, "Largest norm of the gradient.")] = None,
+    average: Annotated[str | None, _option(_OPTIMIZER, "Of the weights: none, ema or triggered.")] = None,
+    ema_decay: Annotated[float | None, _option(_OPTIMIZER, "Of the exponential average.")] = None,
+    eval_every: Annotated[int | None, _option(_KEEPING, "Updates between evaluations.")] = None,
+    eval_tokens: Annotated[int | None, _option(_KEEPING, "Tokens scored at each; 0: the whole split.")] = None,
+    save_every: Annotated[int | None, _option(_KEEPING, "Updates between checkpoints.")] = None,
+    log_every: Annotated[int | None, _option(_KEEPING, "Updates between lines of the log.")] = None,
+) -> None:
+    """Train a model, or continue a run. Ctrl-C writes a checkpoint and exits with 130.
+
+    The schedule of the learning rate ends with the last of --steps.
+    """
+    given = {name: value for name, value in locals().items() if value is not None}
+    given["compile"] = given.pop("compile_layers", None)
+    if cutoffs is not None:
+        given["cutoffs"] = _cutoffs(cutoffs)
+    own_model = {k: v for k, v in given.items() if k in ModelConfig.__dataclass_fields__ and v is not None}
+    own_train = {k: v for k, v in given.items() if k in TrainConfig.__dataclass_fields__ and v is not None}
+    if eval_tokens == 0:
+        own_train["eval_tokens"] = None
+    if minutes is not None and (steps is not None or resume or not minutes > 0):
+        raise TxlError("--minutes must be > 0, and goes neither with --steps nor with --resume")
+    where = pick_device(device)
+    if resume:
+        trainer = _resumed(run, source, recipe, own_model, own_train, where, tensorboard)
+    else:
+        chosen = recipes.load(recipe or recipes.DEFAULT)
+        refuse_used_folder(run)
+        corpus = data.open_corpus(source, run / "corpus")
+        model_config = ModelConfig(**(chosen.model | own_model | {"vocab_size": len(corpus.vocabulary)}))
+        config = TrainConfig(**(chosen.train | own_train))
+        if minutes is not None:
+            config = timed(minutes, corpus, model_config, config, where)
+        trainer = Trainer(run, corpus, model_config, config, device=where, tensorboard=tensorboard)
+    say(f"{count_parameters(trainer.model) / 1e6:.2f}M parameters, updates {trainer.step} to {trainer.config.steps}")
+    with TrainingProgress(console, trainer) as progress, stop_on_ctrl_c(trainer):
+        trainer.run(progress.report)
+    say(f"done: {trainer.last}")
+
+
+def timed(minutes: float, corpus: data.Corpus, model: ModelConfig, config: TrainConfig, device: Any) -> TrainConfig:
+    """The configuration with as many updates as fill the time, evaluated and saved four times."""
+    folder = Path(tempfile.mkdtemp(prefix="txl-trial-"))
+    try:
+        steps = updates_in(minutes, Trainer(folder, corpus, model, config, device=device))
+    finally:
+        shutil.rmtree(folder)
+    every = -(-steps // 4)
+    return dataclasses.replace(config, steps=steps, eval_every=every, save_every=every)
+
+
+def _cutoffs(text: str) -> tuple[int, ...]:
+    try:
+        return () if text == "none" else tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise TxlError(f"--cutoffs takes whole numbers separated by commas, or none, got {text!r}") from None
+
+
+def _resumed(
+    run: Path, source: Path | None, recipe: str | None, own_model: dict[str, Any], own_train: dict[str, Any], device: Any,
+    tensorboard: bool,
+) -> Trainer:  # fmt: skip
+    if recipe is not None:
+        raise TxlError("--resume continues the model of the run; leave --recipe out")
+    record = read_record(run)
+    if source is not None and source.resolve() != record.corpus.resolve():
+        raise TxlError(f"{run}: a run is resumed on its own text, {record.corpus}; leave --data out")
+    corpus = data.load(record.corpus)
+    model_config = ModelConfig.from_json(record.model | own_model | {"vocab_size": len(corpus.vocabulary)})
+    config = TrainConfig(**(record.train | own_train))
+    trainer = Trainer(run, corpus, model_config, config, resume=True, device=device, tensorboard=tensorboard)
+    if config.steps != record.train["steps"]:
+        say(
+            f"steps: {config.steps}, was {record.train['steps']}; from update {trainer.step + 1} on the learning rate "
+            f"follows the schedule of {config.steps} updates, so the run differs from one that had them from the start"
+        )
+    return trainer
