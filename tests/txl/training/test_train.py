@@ -1,7 +1,6 @@
 """Training: it learns, it resumes bit for bit, it stops when it must."""
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -11,39 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_helpers import small_config
+from training_helpers import assert_same_run, contents, trainer
 
 from txl.errors import TxlError
 from txl.text.corpus import Corpus, prepare
 from txl.training import checkpoint as checkpoints
-from txl.training.config import TrainConfig
 from txl.training.run_folder import read_record, refuse_used_folder
-from txl.training.schedule import learning_rate
 from txl.training.trainer import Interrupted, Trainer, autocast_dtype
-
-
-def trainer(
-    folder: Path | str, corpus: Corpus, *, resume: bool = False, model: dict | None = None, **options: object
-) -> Trainer:
-    sizes = {"vocab_size": len(corpus.vocabulary), "dropout": 0.1, "attn_dropout": 0.1, "mem_len": 24}
-    config = small_config(**(sizes | (model or {})))
-    common = {"steps": 20, "batch": 4, "tgt_len": 16, "lr": 3e-3, "eval_every": 10, "save_every": 5, "log_every": 1}
-    return Trainer(folder, corpus, config, TrainConfig(**(common | options)), resume=resume)
-
-
-def contents(folder: Path) -> dict[str, torch.Tensor]:
-    return checkpoints.load(folder / "last.safetensors").tensors
-
-
-def assert_same_run(a: Path, b: Path) -> None:
-    left, right = contents(a), contents(b)
-    assert left.keys() == right.keys()
-    assert [name for name in left if not torch.equal(left[name], right[name])] == []
-    logs = [[json.loads(line) for line in (f / "log.jsonl").read_text().splitlines()] for f in (a, b)]
-    for entries in logs:
-        for entry in entries:
-            entry.pop("tokens_per_s", None)
-    assert logs[0] == logs[1]
 
 
 def test_learns(tmp_path: Path, corpus: Corpus) -> None:
@@ -210,16 +183,6 @@ def test_paths_may_be_strings(tmp_path: Path, corpus: Corpus) -> None:
 def test_resuming_nothing(tmp_path: Path, corpus: Corpus) -> None:
     with pytest.raises(TxlError, match="no such checkpoint"):
         trainer(tmp_path, corpus, resume=True)
-
-
-def test_schedule() -> None:
-    config = TrainConfig(steps=100, lr=1.0, warmup=10, min_lr_ratio=0.1)
-    rates = [learning_rate(n, config) for n in range(100)]
-    assert rates[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])
-    assert rates[10] == 1.0
-    assert rates == sorted(rates[:10]) + sorted(rates[10:], reverse=True)
-    assert rates[55] == pytest.approx(0.55)
-    assert math.isclose(learning_rate(100, config), 0.1)
 
 
 def test_precision() -> None:

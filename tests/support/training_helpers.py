@@ -1,0 +1,36 @@
+"""Small runs, and whether two of them are the same."""
+
+import json
+from pathlib import Path
+
+import torch
+from model_helpers import small_config
+
+from txl.text.corpus import Corpus
+from txl.training import checkpoint as checkpoints
+from txl.training.config import TrainConfig
+from txl.training.trainer import Trainer
+
+
+def trainer(
+    folder: Path | str, corpus: Corpus, *, resume: bool = False, model: dict | None = None, **options: object
+) -> Trainer:
+    sizes = {"vocab_size": len(corpus.vocabulary), "dropout": 0.1, "attn_dropout": 0.1, "mem_len": 24}
+    config = small_config(**(sizes | (model or {})))
+    common = {"steps": 20, "batch": 4, "tgt_len": 16, "lr": 3e-3, "eval_every": 10, "save_every": 5, "log_every": 1}
+    return Trainer(folder, corpus, config, TrainConfig(**(common | options)), resume=resume)
+
+
+def contents(folder: Path) -> dict[str, torch.Tensor]:
+    return checkpoints.load(folder / "last.safetensors").tensors
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    left, right = contents(a), contents(b)
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    logs = [[json.loads(line) for line in (f / "log.jsonl").read_text().splitlines()] for f in (a, b)]
+    for entries in logs:
+        for entry in entries:
+            entry.pop("tokens_per_s", None)
+    assert logs[0] == logs[1]

@@ -1,0 +1,189 @@
+"""Sliding windows and segments: equal to what they abbreviate, for every encoding."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from model_helpers import small_model
+
+from txl.errors import TxlError
+from txl.evaluation.evaluate import default_method, evaluate
+from txl.evaluation.generate import Sampling, generate
+from txl.evaluation.segments import SegmentReader
+from txl.evaluation.window import WindowReader, sliding_losses
+
+SYSTEMS: dict[str, dict[str, object]] = {
+    "relative": {},
+    "shaw": {"encoding": "shaw", "table_len": 5},
+    "shaw-released": {"encoding": "shaw-released", "table_len": 5},
+    "sinusoid": {"encoding": "sinusoid"},
+    "learned": {"encoding": "learned", "table_len": 9},
+    "bins": {"cutoffs": (4, 9), "div_val": 2},
+}
+TEXT = np.random.default_rng(0).integers(0, 31, 40).astype(np.uint8)
+
+
+def of_one_window(model: torch.nn.Module, end: int, attn_len: int) -> float:
+    """The loss of token end - 1 after a window of attn_len tokens, or of all there are."""
+    before = [7, *TEXT[: end - 1].tolist()][-attn_len:]
+    with torch.no_grad():
+        logits, _ = model(torch.tensor([before]))
+    return -float(logits[0, -1].log_softmax(-1)[TEXT[end - 1]])
+
+
+@pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
+def test_stride_1_equals_independent_windows(options: dict[str, object]) -> None:
+    model = small_model(mem_len=0, **options)
+    want = [of_one_window(model, end, 9) for end in range(1, 41)]
+    got = torch.cat(list(sliding_losses(model, TEXT, 7, 9, 1, batch=4)))
+    np.testing.assert_allclose(got.numpy(), want, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
+@pytest.mark.parametrize("stride", [2, 3, 9])
+def test_any_stride_scores_each_token_once(options: dict[str, object], stride: int) -> None:
+    """By hand: windows that end every `stride` tokens, each scoring its last `stride`."""
+    model = small_model(mem_len=0, **options)
+    whole, want = [7, *TEXT.tolist()], []
+    for end in [*range(stride, 41, stride), *([40] if 40 % stride else [])]:
+        window = torch.tensor([whole[max(end - 9, 0) : end]])
+        log_probs = model(window)[0][0].log_softmax(-1)
+        for n in range(len(want), end):
+            want.append(-float(log_probs[n - end, whole[n + 1]]))
+    got = torch.cat(list(sliding_losses(model, TEXT, 7, 9, stride, batch=3)))
+    np.testing.assert_allclose(got.detach().numpy(), want, rtol=0, atol=1e-11)
+
+
+def test_the_cached_engine_with_a_window_is_not_a_sliding_one() -> None:
+    """With N layers a window of keys reaches N times as far back as a window of tokens."""
+    model = small_model(mem_len=0)
+    cached = evaluate(model, TEXT, 7, 9, method="cached", batch=1)
+    sliding = evaluate(model, TEXT, 7, 9, method="sliding", segment=1)
+    assert cached.tokens == sliding.tokens == 40
+    assert abs(cached.nats - sliding.nats) > 1e-3
+    one = small_model(mem_len=0, n_layer=1)
+    assert evaluate(one, TEXT, 7, 9, batch=1).nats == pytest.approx(
+        evaluate(one, TEXT, 7, 9, method="sliding", segment=1).nats, rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
+def test_a_window_reader_gives_the_same_as_windows_side_by_side(options: dict[str, object]) -> None:
+    model = small_model(mem_len=0, **options)
+    reader = WindowReader(model, 1, 9, 2)
+    tokens = torch.tensor([[7, *TEXT.tolist()[:-1]]])
+    targets = torch.tensor([TEXT.tolist()])
+    got = [reader.nll(x, y) for x, y in zip(tokens.split(2, 1), targets.split(2, 1), strict=True)]
+    want = torch.cat(list(sliding_losses(model, TEXT, 7, 9, 2, batch=5)))
+    torch.testing.assert_close(torch.cat(got, 1)[0], want, rtol=0, atol=1e-11)
+    assert reader.window.size(1) == 9
+
+
+@pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
+def test_segments_are_the_models_own_memory(options: dict[str, object]) -> None:
+    model = small_model(mem_len=6, **options)
+    memory, total = None, 0.0
+    whole = torch.tensor([7, *TEXT.tolist()])
+    for first in range(0, 40, 5):
+        logits, memory = model(whole[None, first : first + 5], memory)
+        total -= float(logits[0].log_softmax(-1).gather(1, whole[first + 1 : first + 6, None]).sum())
+    score = evaluate(model, TEXT, 7, 11, method="segments", segment=5, batch=1)
+    assert score.nats == pytest.approx(total / 40, rel=1e-9)
+
+
+def test_memory_of_another_length_than_in_training() -> None:
+    model, longer = small_model(mem_len=6), small_model(mem_len=12)
+    a = evaluate(model, TEXT, 7, 17, method="segments", segment=5, batch=1)
+    b = evaluate(longer, TEXT, 7, 17, method="segments", segment=5, batch=1)
+    assert a.nats == b.nats
+
+
+@pytest.mark.parametrize("method", ["cached", "segments"])
+def test_zeros_before_a_text_are_as_many_as_evaluation_remembers(method: str) -> None:
+    """TensorFlow and Hugging Face start with zeros of the evaluation's mem_len, not training's."""
+    model = small_model(mem_len=3, initial_memory="zeros", window=21)
+    score = evaluate(model, TEXT[:1], 7, 21, method=method, segment=1, batch=1)
+    zeros = tuple(torch.zeros(1, 20, 16, dtype=torch.float64) for _ in range(2))
+    logits, _ = model(torch.tensor([[7]]), zeros)
+    assert score.nats == pytest.approx(-float(logits[0, 0].log_softmax(-1)[TEXT[0]]), rel=1e-9)
+
+
+@pytest.mark.parametrize("method", ["cached", "segments", "sliding"])
+def test_clamp_len_at_evaluation_is_that_of_a_model_that_has_it(method: str) -> None:
+    model, clamped = small_model(), small_model(clamp_len=3)
+    plain = evaluate(model, TEXT, 7, 11, method=method, segment=4, batch=1)
+    got = evaluate(model, TEXT, 7, 11, method=method, segment=4, batch=1, clamp_len=3)
+    want = evaluate(clamped, TEXT, 7, 11, method=method, segment=4, batch=1)
+    assert got.nats == want.nats != plain.nats
+    assert model.layers[0].attention.clamp_len is None
+
+
+def test_counting_as_released() -> None:
+    """41 tokens, 4 streams of 10: the last is left out, the first of each stream is an input only."""
+    model = small_model()
+    tokens = np.append(TEXT, 3).astype(np.uint8)
+    score = evaluate(model, tokens, 7, 9, batch=4, segment=4, counting="released")
+    assert score.tokens == 36
+    want = [evaluate(model, tokens[n + 1 : n + 10], int(tokens[n]), 9, batch=1) for n in (0, 10, 20, 30)]
+    assert score.nats == pytest.approx(sum(s.nats for s in want) / 4, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_generates(name: str) -> None:
+    model = small_model(mem_len=0, **SYSTEMS[name])
+    reader = WindowReader(model, 2, 9)
+    prompt = torch.tensor([TEXT[:12].tolist(), TEXT[12:24].tolist()])
+    drawn = torch.stack(list(generate(reader, prompt, 15, Sampling(0.0))), 1)
+    text = prompt
+    for n in range(15):  # each token is the likeliest after the last nine
+        likeliest = model(text[:, -9:])[0][:, -1].argmax(-1)
+        assert torch.equal(likeliest, drawn[:, n])
+        text = torch.cat([text, drawn[:, n : n + 1]], 1)
+
+
+def test_methods_when_nothing_is_said() -> None:
+    assert default_method(small_model()) == "cached"
+    assert default_method(small_model(encoding="shaw", table_len=3, mem_len=0)) == "cached"
+    assert default_method(small_model(encoding="sinusoid")) == "segments"
+    assert default_method(small_model(encoding="sinusoid", mem_len=0)) == "sliding"
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "message"),
+    [
+        ({"encoding": "sinusoid"}, {"method": "cached"}, "encoding 'sinusoid' puts places into the hidden states"),
+        ({"encoding": "shaw", "table_len": 3}, {"clamp_len": 3}, "clamp_len is for encoding 'relative', not 'shaw'"),
+        ({}, {"clamp_len": 0}, "clamp_len must be None or >= 1, got 0"),
+        ({}, {"method": "guess"}, "method must be one of cached, segments, sliding, got 'guess'"),
+        ({}, {"method": "sliding", "counting": "released"}, "scores every token"),
+        (
+            {"encoding": "learned", "table_len": 6, "mem_len": 0},
+            {},
+            r"a window of 9 tokens is beyond the model's 6 learned positions \(table_len\)",
+        ),
+    ],
+)
+def test_bad_evaluations(options: dict[str, object], arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(TxlError, match=message):
+        evaluate(small_model(**options), TEXT, 7, 9, **arguments)
+
+
+def test_bad_readers() -> None:
+    model = small_model(encoding="sinusoid")
+    with pytest.raises(TxlError, match="stride must be from 1 to the window's 4 tokens, got 5"):
+        WindowReader(model, 1, 4, 5)
+    with pytest.raises(TxlError, match="mem_len must be >= 0, got -1"):
+        SegmentReader(model, 1, -1, 4)
+    with pytest.raises(TxlError, match="a segment has at most max_segment = 4 tokens, got 5"):
+        SegmentReader(model, 1, 3, 4)(torch.zeros(1, 5, dtype=torch.long))
+    with pytest.raises(TxlError, match="the prompt is empty"):
+        WindowReader(model, 1, 4).feed(torch.zeros(1, 0, dtype=torch.long))
+
+
+def test_evaluation_leaves_the_model_as_it_was() -> None:
+    model = small_model().train()
+    for method in ("cached", "segments", "sliding"):
+        score = evaluate(model, TEXT, 7, 9, method=method, segment=3)
+        assert model.training
+        assert math.isfinite(score.nats)

@@ -1,0 +1,49 @@
+"""Learning rates at chosen updates, by the formulas of the code that each schedule is from."""
+
+import math
+
+import pytest
+import torch
+
+from txl.training.config import TrainConfig
+from txl.training.schedule import learning_rate
+
+
+def rates(**options: object) -> list[float]:
+    config = TrainConfig(steps=100, lr=1.0, **options)
+    return [learning_rate(n, config) for n in range(100)]
+
+
+def test_warm_up_then_cosine_over_the_rest() -> None:
+    found = rates(warmup=10, min_lr_ratio=0.1)
+    assert found[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])
+    assert found[10] == 1.0
+    assert found == sorted(found[:10]) + sorted(found[10:], reverse=True)
+    assert found[55] == pytest.approx(0.55)
+    assert math.isclose(learning_rate(100, TrainConfig(steps=100, lr=1.0, warmup=10, min_lr_ratio=0.1)), 0.1)
+
+
+def test_the_pytorch_codes_cosine_is_torchs_scheduler_over_all_updates() -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100, eta_min=0.2)
+    found = rates(warmup=10, schedule="cosine-released", min_lr_ratio=0.2)
+    for n in range(100):
+        if n >= 10:
+            assert found[n] == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+
+
+def test_constant() -> None:
+    assert rates(warmup=4, schedule="constant") == [0.25, 0.5, 0.75] + [1.0] * 97
+
+
+def test_warm_up_is_a_thirtieth_when_it_is_left_open() -> None:
+    assert TrainConfig(steps=300, warmup=None).warmup_updates == 10
+    assert TrainConfig(steps=3, warmup=None).warmup_updates == 0
+
+
+def test_wikitext_103_large_at_chosen_updates() -> None:
+    config = TrainConfig(steps=4_000_000, lr=2.5e-4, warmup=16_000)
+    for update, rate in ((0, 2.5e-4 / 16_000), (7_999, 1.25e-4), (15_999, 2.5e-4), (2_008_000, 1.25e-4)):
+        assert learning_rate(update, config) == pytest.approx(rate, rel=1e-9)
