@@ -12,10 +12,10 @@ from model_helpers import small_config, small_model
 from safetensors.torch import save_file
 
 from txl.errors import TxlError
-from txl.text.corpus import Vocabulary
+from txl.text.vocabulary import ByteVocabulary
 from txl.training import checkpoint as checkpoints
 
-VOCABULARY = Vocabulary(bytes(range(31)))
+VOCABULARY = ByteVocabulary(bytes(range(31)))
 
 
 def save(path: Path | str, **options: object) -> None:
@@ -45,10 +45,10 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 from model_helpers import small_model
-from txl.text import corpus as data
+from txl.text.vocabulary import ByteVocabulary
 from txl.training import checkpoint
 os.umask(0o{umask})
-checkpoint.save("a.safetensors", small_model(), data.Vocabulary(bytes(31)), {{}}, {{}})
+checkpoint.save("a.safetensors", small_model(), ByteVocabulary(bytes(31)), {{}}, {{}})
 open("plain", "w").close()
 """
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
@@ -126,12 +126,12 @@ from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 from model_helpers import small_model
 from txl import errors
-from txl.text import corpus as data
+from txl.text.vocabulary import ByteVocabulary
 from txl.training import checkpoint
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
-    checkpoint.save(Path({str(path)!r}), small_model(), data.Vocabulary(bytes(31)), {{}}, {{}})
+    checkpoint.save(Path({str(path)!r}), small_model(), ByteVocabulary(bytes(31)), {{}}, {{}})
 except errors.TxlError as error:
     print(error)
 """

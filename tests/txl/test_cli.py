@@ -168,7 +168,7 @@ def one_line(done: Done, words: str) -> None:
 BAD = {
     "train missing.txt": "missing.txt: no such file or folder",
     "train empty.txt": "the file is empty",
-    "train short.txt": "2 streams of one segment of 40 need at least 81",
+    "train short.txt": "the training split has 56 tokens; 64 streams need at least 65",
     "train nothing": "0 text files found",
     "eval {run} --data {corpus} --attn-len 0": "--attn-len must be >= 1",
     "eval {run} --data {corpus} --attn-len 4,x": "--attn-len takes whole numbers",
@@ -201,7 +201,7 @@ def test_mistakes(
     Path("pickle.pt").write_bytes(b"\x80\x04\x95" + bytes(100))
     Path("truncated.safetensors").write_bytes((run / "last.safetensors").read_bytes()[:-100])
     if arguments.startswith("train"):
-        done = txl("train", "--run", "new", *SMALL, "--data", arguments.split()[1], "--tgt-len", 40)
+        done = txl("train", "--run", "new", *SMALL, "--data", arguments.split()[1], "--batch", 64)
     else:
         done = txl(*arguments.format(run=run, corpus=corpus.folder).split())
     one_line(done, BAD[arguments])

@@ -8,7 +8,8 @@ from txl.errors import TxlError
 from txl.text import readers
 from txl.text.readers import CutFile, Layout, Reader
 from txl.text.sources import Source
-from txl.text.vocabulary import LINE_END, SENTENCE, Unit
+from txl.text.tokens import Unit
+from txl.text.words import LINE_END, SENTENCE
 
 STANDARD_BYTES = 100_000_000  # of enwik8 and text8
 
@@ -124,11 +125,15 @@ def _any_text(unit: Unit) -> Callable[[Source], Reader]:
     def read(source: Source) -> Reader:
         lines = unit == "words"
         if source.folder is not None:
-            top = {path.name for path in source.folder.iterdir()} if source.path is not None else set()
-            if any({pattern.replace("\\", "") for pattern in layout} <= top for layout in _ANY):
+            top = [path.name for path in source.folder.iterdir()] if source.path is not None else []
+            if any(readers.has_all(top, layout) for layout in _ANY):
                 return readers.named(source, _ANY, lines=lines, deep=False)
             return readers.deal(source)
         if source.names is not None:
+            if not any(readers.has_all(source.names, layout) for layout in _ANY):
+                shown = ", ".join(map(repr, source.names[:3])) + (", .." if len(source.names) > 3 else "")
+                files = f"{len(source.names)} file(s) ({shown})"
+                raise TxlError(f"{source}: is an archive of {files}, no names of splits; unpack it first")
             return readers.named(source, _ANY, lines=lines, deep=True)
         return readers.cut(source, lines=lines)
 
