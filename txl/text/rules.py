@@ -146,8 +146,6 @@ _WIKITEXT_103 = {"vocabulary": 267_735, "train": 103_227_021, "valid": 217_646, 
 _WIKITEXT_2 = {"vocabulary": 33_278, "train": 2_088_628, "valid": 217_646, "test": 245_569}
 _PENN_TREEBANK = {"vocabulary": 10_000, "train": 929_589, "valid": 73_760, "test": 82_430}
 
-# One Billion Word: the released code takes heldout-00000 for validation and for testing, so it
-# validates on its test split; here valid is heldout-00001.
 RULES = {
     rule.name: rule
     for rule in (
@@ -168,6 +166,14 @@ RULES = {
         Rule("words", "words", _any_text("words"), _WORD_OPTIONS, unknown="<unk>"),
     )
 }  # fmt: skip
+"""The rules by name.
+
+Sizes are those published with the data sets. Words seen equally often stand in the order of their
+first appearance; that of a released vocabulary cannot be rebuilt, so pass its file to use it.
+
+One Billion Word: the released code takes heldout-00000 for validation and for testing, which is a
+bug; here valid is heldout-00001 and test heldout-00000.
+"""
 
 
 def choose(source: Source, options: PrepareOptions) -> Rule:
