@@ -90,7 +90,9 @@ def test_penn_treebank_counts_all_splits_in_lower_case(packed: bool, tmp_path: P
     assert tokens(corpus) == [[3, 1, 4, 0], [1, 2, 0], [2, 5, 0]]
 
 
-def test_one_billion_word_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("piece", [1, 5, 1000])
+def test_one_billion_word_counted(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txl.text.pieces.PIECE_BYTES", piece)
     corpus = prepared(written(tmp_path / "in", ONE_BILLION), tmp_path / "c", rule="one-billion-word")
     assert corpus.vocabulary.words == ("<S>", "b", ".", "a", "<UNK>")  # shards by name: b b . first
     assert tokens(corpus) == [[0, 1, 1, 2, 0, 3, 3, 2, 0, 1, 3, 2, 0], [1, 2, 0], [3, 4, 2, 0]]
@@ -131,7 +133,11 @@ def test_enwik8_with_and_without_newlines(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("standard")
 @pytest.mark.parametrize("name", ["text8", "text8.zip", "text8.bz2"])
-def test_text8_is_stripped_at_the_edges_of_its_splits(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+def test_text8_is_stripped_at_the_edges_of_its_splits(
+    name: str, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txl.text.pieces.PIECE_BYTES", piece)
     text = b" " + b"ab c" * 44 + b"d  " + b" efgh    i" + b"  xyz  u \n"
     content = {"text8": text, "text8.zip": zipped(("text8", text)), "text8.bz2": bz2.compress(text)}[name]
     (tmp_path / name).write_bytes(content)
