@@ -8,7 +8,8 @@ from typing import IO
 
 from txl.errors import TxlError
 from txl.paths import AnyPath
-from txl.text.compressed import PIECE_BYTES, Stream, Watch, compression, naming_damage
+from txl.text.compressed import PIECE_BYTES, compression, naming_damage
+from txl.text.pieces import Stream, Watch
 
 _TAR_DAMAGE = (tarfile.TarError, OSError, EOFError, ValueError)
 Member = tuple[str, Iterator[bytes]]  # the pieces are read before the next member is asked for
@@ -53,25 +54,31 @@ def _is_zip(path: Path) -> bool:
 
 def _zip_members(path: Path, watch: Watch) -> Iterator[Member]:
     with naming_damage("zip", path):
-        archive = zipfile.ZipFile(path)
-    with archive:
+        raw = path.open("rb")
+    with raw:
+        with naming_damage("zip", path):
+            archive = zipfile.ZipFile(raw)
         for member in archive.infolist():
             if member.flag_bits & 1:
                 raise TxlError(f"{path}: the zip archive is encrypted; unpack it first")
             if not member.is_dir():
-                yield member.filename, _zip_pieces(path, archive, member)
-            watch(member.compress_size)
+                yield member.filename, _zip_pieces(path, archive, member, watch)
 
 
-def _zip_pieces(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
+def _zip_pieces(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, watch: Watch) -> Iterator[bytes]:
     with naming_damage("zip", path):
         file = archive.open(member)
     with file:
+        seen = 0
         while True:
             with naming_damage("zip", path):
                 piece = file.read(PIECE_BYTES)
             if not piece:
                 return
+            # The share of the compressed bytes, for which zipfile has no count.
+            done = member.compress_size * file.tell() // max(member.file_size, 1)
+            watch(done - seen)
+            seen = done
             yield piece
 
 

@@ -9,21 +9,17 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import IO, Any, NamedTuple
 
 from txl.errors import TxlError
 from txl.paths import AnyPath
 
-# Of what is read at once, that is prompts and texts to score; `Stream` has no limit.
+# Of what is read at once: prompts, texts to score. Texts to prepare are read by `pieces.Stream`.
 LARGEST_BYTES = 2_000_000_000
 PIECE_BYTES = 1 << 20
-_HEAD_BYTES = 512
-
-Watch = Callable[[int], None]  # takes how many more bytes of a file have been read
 _MAGIC = {
     "bzip2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)",
     "gzip": rb"\x1f\x8b\x08",
@@ -37,7 +33,7 @@ _MAGIC = {
     "rar": rb"Rar!\x1a\x07",
 }
 _FORMATS = {name: re.compile(magic, re.DOTALL) for name, magic in _MAGIC.items()}
-_READ = ("bzip2", "gzip", "xz", "zip", "zstd")
+READABLE = ("bzip2", "gzip", "xz", "zip", "zstd")
 
 
 class Text(NamedTuple):
@@ -79,88 +75,14 @@ def read(path: AnyPath) -> Text:
     found = compression(data)
     if found is None:
         return Text(data, path.name, None)
-    if found not in _READ:
+    if found not in READABLE:
         raise TxlError(f"{path}: is {found} data, not text; unpack it first")
     with naming_damage(found, path):
-        stream, name = _open(found, io.BytesIO(data), path)
+        stream, name = decompressed(found, io.BytesIO(data), path)
         with stream:
             text = _bounded(stream, path)
-    _refuse_inside(compression(text), found, path)
+    refuse_inside(compression(text), found, path)
     return Text(text, name, found)
-
-
-class Stream:
-    """A file read in pieces, decompressed on the way, in memory that does not grow with it.
-
-    Attributes:
-        compression: as `compression` finds it. A tar archive is read as it is.
-        inside: what the decompressed data is itself, as `compression` finds it.
-        name: the name the text was packed under, else the file's.
-    """
-
-    def __init__(self, path: AnyPath, watch: Watch = lambda count: None) -> None:
-        """Opens it.
-
-        Raises:
-            TxlError: as `read` without its limit; or it is no regular file, which can be read but
-                once.
-        """
-        self.path, self._watch, self._seen = Path(path), watch, 0
-        if self.path.exists() and not self.path.is_file():
-            raise TxlError(f"{path}: is no regular file; it is read more than once, so write it to one first")
-        try:
-            self._raw = self.path.open("rb")
-            head = self._raw.read(_HEAD_BYTES)
-            self._raw.seek(0)
-        except OSError as error:
-            raise TxlError(f"{path}: cannot be read: {error.strerror}") from error
-        self._stream: IO[bytes] = self._raw
-        self.name, self.compression, self.inside, self._head = self.path.name, compression(head), None, b""
-        try:
-            if self.compression is None or self.compression == "tar":
-                self.inside = self.compression
-            elif self.compression not in _READ:
-                raise TxlError(f"{path}: is {self.compression} data, not text; unpack it first")
-            else:
-                with naming_damage(self.compression, self.path):
-                    self._stream, self.name = _open(self.compression, self._raw, self.path)
-                head = self.read(_HEAD_BYTES)
-                self.inside, self._head = compression(head), head
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._stream.close()
-        self._raw.close()
-
-    def read(self, count: int) -> bytes:
-        """At most `count` bytes more, none at the end; TxlError if they are damaged."""
-        head, self._head = self._head, b""
-        if head:
-            return head
-        with naming_damage(self.compression, self.path):
-            data = self._stream.read(count)
-        position = self._raw.tell()
-        self._watch(max(position - self._seen, 0))
-        self._seen = max(position, self._seen)
-        return data
-
-    def pieces(self) -> Iterator[bytes]:
-        """The rest of the text; TxlError if it is compressed twice or is an archive."""
-        if self.inside == "tar" and self.compression == "tar":
-            raise TxlError(f"{self.path}: is tar data, not text; unpack it first")
-        _refuse_inside(self.inside, self.compression, self.path)
-        while piece := self.read(PIECE_BYTES):
-            yield piece
 
 
 @contextmanager
@@ -174,13 +96,14 @@ def naming_damage(found: str | None, path: Path) -> Iterator[None]:
         raise TxlError(f"{path}: its {found} data is truncated or damaged: {error}") from error
 
 
-def _refuse_inside(inside: str | None, found: str | None, path: Path) -> None:
+def refuse_inside(inside: str | None, found: str | None, path: Path) -> None:
+    """Raises TxlError if there is compressed data, or an archive, within compressed data."""
     if inside is not None:
         raise TxlError(f"{path}: holds {inside} data within {found}, not text; unpack it first")
 
 
-def _open(found: str, file: IO[bytes], path: Path) -> tuple[IO[bytes], str]:
-    """The decompressed stream, and the name of what it holds."""
+def decompressed(found: str, file: IO[bytes], path: Path) -> tuple[IO[bytes], str]:
+    """The decompressed stream of a file, and the name of what it holds; path: for messages."""
     if found == "zip":
         return _open_zip(file, path)
     if found == "zstd":

@@ -1,5 +1,6 @@
 """Corpora on disk: memory-mapped tokens, and the vocabulary they belong to."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,7 +122,10 @@ def load(folder: AnyPath) -> Corpus:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
         if meta.get("format") != FORMAT:
             raise TxlError(f"{folder}: prepared in another version's format; run `txl prepare` again")
-        vocabulary = from_file((folder / VOCABULARY).read_bytes(), meta["vocabulary"])
+        content = (folder / VOCABULARY).read_bytes()
+        if hashlib.sha256(content).hexdigest() != meta["vocabulary_sha256"]:
+            raise ValueError(f"{VOCABULARY} is not the one it was made with")
+        vocabulary = from_file(content, meta["vocabulary"])
         dtype = np.dtype(meta["dtype"])
         train, valid, test = (_mapped(folder / f"{name}.bin", dtype, meta["tokens"][name]) for name in SPLITS)
         count = meta["sentences"]

@@ -5,17 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from txl.errors import TxlError
-from txl.text.compressed import Watch
-from txl.text.readers import SPLITS, Pieces, Reader
+from txl.text.cutting import Pieces
+from txl.text.pieces import Watch
+from txl.text.readers import SPLITS, Reader
 from txl.text.rules import PrepareOptions, Rule
-from txl.text.vocabulary import (
-    ByteVocabulary,
-    Vocabulary,
-    WordVocabulary,
-    first_words,
-    refuse_missing,
-    words_of,
-)
+from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, first_words
+from txl.text.words import lacking, words_of
 
 LONGEST_WORD = 1 << 20  # bytes; more is no text of words, and would not fit the memory promised
 
@@ -32,15 +27,15 @@ def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: 
             used.update(piece.translate(None, delete=bytes(used)))
         return ByteVocabulary(bytes(sorted(used - set(b"\n" if options.newline == "drop" else b""))))
     lower = rule.lower or bool(options.lower)
-    if options.vocabulary is None:
-        return _counted(_count(reader, lower, rule.end, watch), rule, options, lower)
-    given = read_words(options.vocabulary, lower=lower, end=rule.end)
-    if given.unknown is None:
-        counts = _count(reader, lower, rule.end, watch)
-        missing = given.missing(word for split in counts for word in split)
-        if missing:
-            refuse_missing(missing)
-    return given
+    given = options.vocabulary and read_words(options.vocabulary, lower=lower, end=rule.end)
+    if given and given.unknown is not None:
+        return given
+    counts = _count(reader, lower, rule.end, watch)
+    vocabulary = given or _counted(counts, rule, options, lower)
+    missing = [] if vocabulary.unknown is not None else vocabulary.missing(word for split in counts for word in split)
+    if missing:
+        raise TxlError(f"{reader.description}: {lacking(missing)}")
+    return vocabulary
 
 
 def read_words(path: Path, *, lower: bool, end: str) -> WordVocabulary:

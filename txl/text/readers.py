@@ -1,19 +1,19 @@
 """Sources read as splits: pieces of train, valid and test, in memory that does not grow."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from txl.errors import TxlError
 from txl.text import archives
-from txl.text.compressed import Stream, Watch
+from txl.text.cutting import Pieces, closed, cut_at, stripped
+from txl.text.pieces import Stream, Watch
 from txl.text.sources import Source, TextFile, texts_of
 
 SPLITS = ("train", "valid", "test")
 LEAST_BYTES = 60  # so that each of 90/5/5 gets some
-Pieces = Iterator[tuple[int, bytes]]  # index into SPLITS, text
 Layout = tuple[str, str, str]  # for each split, a pattern of the whole path inside a folder
 
 
@@ -58,8 +58,8 @@ class CutFile:
 
     def pieces(self, watch: Watch) -> Pieces:
         with Stream(self.source.file, watch) as stream:
-            cut = _cut(_closed(stream.pieces()) if self.lines else stream.pieces(), self.ends, self.lines)
-            yield from _stripped(cut) if self.strip else cut
+            parts = cut_at(closed(stream.pieces()) if self.lines else stream.pieces(), self.ends, self.lines)
+            yield from stripped(parts) if self.strip else parts
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class DealtFolder:
     def pieces(self, watch: Watch) -> Pieces:
         for split, text in self.files:
             with Stream(text.path, watch) as stream:
-                yield from ((split, piece) for piece in _closed(stream.pieces()))
+                yield from ((split, piece) for piece in closed(stream.pieces()))
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ class NamedFiles:
             for name, pieces in archives.members(self.source.file, watch):
                 split = _split_of(name, self.layout)
                 if split is not None:
-                    yield from ((split, piece) for piece in (_closed(pieces) if self.lines else pieces))
+                    yield from ((split, piece) for piece in (closed(pieces) if self.lines else pieces))
             return
         for split, path in self.files:
             with Stream(path, watch) as stream:
                 pieces = stream.pieces()
-                yield from ((split, piece) for piece in (_closed(pieces) if self.lines else pieces))
+                yield from ((split, piece) for piece in (closed(pieces) if self.lines else pieces))
 
 
 def named(source: Source, layouts: Iterable[Layout], *, lines: bool, deep: bool, several: bool = False) -> NamedFiles:
@@ -126,9 +126,9 @@ def named(source: Source, layouts: Iterable[Layout], *, lines: bool, deep: bool,
         names = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
     layouts = list(layouts)
     for layout in layouts:
-        files = [(split, name) for name in names if (split := _split_of(name, layout)) is not None]
-        if {split for split, _ in files} != {0, 1, 2}:
+        if not has_all(names, layout):
             continue
+        files = [(split, name) for name in names if (split := _split_of(name, layout)) is not None]
         for n in range(3):
             double = [name for split, name in files if split == n]
             if len(double) > 1 and not several:
@@ -138,6 +138,11 @@ def named(source: Source, layouts: Iterable[Layout], *, lines: bool, deep: bool,
         return NamedFiles(source, f"{source} ({how})", layout, lines, inside)
     wanted = "; or ".join(", ".join(map(_readable, layout)) for layout in layouts)
     raise TxlError(f"{source}: its files must be {wanted}")
+
+
+def has_all(names: Iterable[str], layout: Layout) -> bool:
+    """Whether files of these names make up all three splits."""
+    return {_split_of(name, layout) for name in names} >= {0, 1, 2}
 
 
 def deal(source: Source) -> DealtFolder:
@@ -185,43 +190,3 @@ def _split_of(name: str, layout: Layout) -> int | None:
 
 def _readable(pattern: str) -> str:
     return pattern.replace("\\", "").replace("(?:", "(").replace(".*", "*")
-
-
-def _closed(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """With a line end after the last line, if there is any text."""
-    last = b"\n"
-    for piece in pieces:
-        yield piece
-        last = piece[-1:] or last
-    if last != b"\n":
-        yield b"\n"
-
-
-def _cut(pieces: Iterable[bytes], ends: tuple[int, int], lines: bool) -> Pieces:
-    split, at = 0, 0
-    for piece in pieces:
-        while split < 2 and at + len(piece) >= ends[split]:
-            stop = max(ends[split] - at, 0)
-            if lines:
-                stop = piece.find(b"\n", max(stop - 1, 0)) + 1
-                if not stop:
-                    break
-            if stop:
-                yield split, piece[:stop]
-            split, at, piece = split + 1, at + stop, piece[stop:]
-        if piece:
-            yield split, piece
-        at += len(piece)
-
-
-def _stripped(pieces: Pieces) -> Pieces:
-    """Without the white space at the edges of each split."""
-    current, started, held = -1, False, b""
-    for split, piece in pieces:
-        if split != current:
-            current, started, held = split, False, b""
-        text = held + piece if started else piece.lstrip()
-        body = text.rstrip()
-        started, held = started or bool(body), text[len(body) :]
-        if body:
-            yield split, body

@@ -8,7 +8,8 @@ from txl.errors import TxlError
 from txl.text import readers
 from txl.text.readers import CutFile, Layout, Reader
 from txl.text.sources import Source
-from txl.text.vocabulary import LINE_END, SENTENCE, Unit
+from txl.text.tokens import Unit
+from txl.text.words import LINE_END, SENTENCE
 
 STANDARD_BYTES = 100_000_000  # of enwik8 and text8
 
@@ -124,11 +125,15 @@ def _any_text(unit: Unit) -> Callable[[Source], Reader]:
     def read(source: Source) -> Reader:
         lines = unit == "words"
         if source.folder is not None:
-            top = {path.name for path in source.folder.iterdir()} if source.path is not None else set()
-            if any({pattern.replace("\\", "") for pattern in layout} <= top for layout in _ANY):
+            top = [path.name for path in source.folder.iterdir()] if source.path is not None else []
+            if any(readers.has_all(top, layout) for layout in _ANY):
                 return readers.named(source, _ANY, lines=lines, deep=False)
             return readers.deal(source)
         if source.names is not None:
+            if not any(readers.has_all(source.names, layout) for layout in _ANY):
+                shown = ", ".join(map(repr, source.names[:3])) + (", .." if len(source.names) > 3 else "")
+                files = f"{len(source.names)} file(s) ({shown})"
+                raise TxlError(f"{source}: is an archive of {files}, no names of splits; unpack it first")
             return readers.named(source, _ANY, lines=lines, deep=True)
         return readers.cut(source, lines=lines)
 
@@ -141,8 +146,6 @@ _WIKITEXT_103 = {"vocabulary": 267_735, "train": 103_227_021, "valid": 217_646, 
 _WIKITEXT_2 = {"vocabulary": 33_278, "train": 2_088_628, "valid": 217_646, "test": 245_569}
 _PENN_TREEBANK = {"vocabulary": 10_000, "train": 929_589, "valid": 73_760, "test": 82_430}
 
-# One Billion Word: the released code takes heldout-00000 for validation and for testing, so it
-# validates on its test split; here valid is heldout-00001.
 RULES = {
     rule.name: rule
     for rule in (
@@ -163,6 +166,14 @@ RULES = {
         Rule("words", "words", _any_text("words"), _WORD_OPTIONS, unknown="<unk>"),
     )
 }  # fmt: skip
+"""The rules by name.
+
+Sizes are those published with the data sets. Words seen equally often stand in the order of their
+first appearance; that of a released vocabulary cannot be rebuilt, so pass its file to use it.
+
+One Billion Word: the released code takes heldout-00000 for validation and for testing, which is a
+bug; here valid is heldout-00001 and test heldout-00000.
+"""
 
 
 def choose(source: Source, options: PrepareOptions) -> Rule:

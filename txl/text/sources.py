@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from txl.errors import TxlError
 from txl.text import archives
-from txl.text.compressed import Stream, Watch, compression
+from txl.text.compressed import compression
+from txl.text.pieces import Stream, Watch
 
 _HEAD_BYTES = 8192
 _NOT_TEXTS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}

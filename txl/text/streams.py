@@ -79,7 +79,8 @@ class ShuffledStreams(_Streams):
     """Sentences in an order drawn anew each epoch from (seed, epoch), cut into `batch` streams.
 
     Inputs and targets are those of the released PyTorch code's iterator: a closing `<S>` is the
-    next sentence's opening one, scored once. Memory: an index of the sentences, not the tokens.
+    next sentence's opening one, scored once. Its order is another: it shuffles the shards, then the
+    sentences of each. Memory: an index of the sentences, not the tokens.
     """
 
     def __init__(

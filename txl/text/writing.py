@@ -11,11 +11,12 @@ from typing import IO, Any
 import numpy as np
 
 from txl.errors import TxlError
-from txl.text.compressed import Watch
 from txl.text.counting import whole_words
+from txl.text.pieces import Watch
 from txl.text.readers import SPLITS, Reader
 from txl.text.rules import PrepareOptions, Rule
-from txl.text.vocabulary import Tokens, Vocabulary, WordVocabulary, token_dtype
+from txl.text.tokens import Tokens, token_dtype
+from txl.text.vocabulary import Vocabulary, WordVocabulary
 
 META, VOCABULARY, SENTENCES = "corpus.json", "vocabulary.txt", "sentences.bin"
 FORMAT = 2
@@ -107,6 +108,7 @@ def _write(
         "newline": options.newline,
         "source": reader.description,
         "vocabulary": vocabulary.settings(),
+        "vocabulary_sha256": hashlib.sha256(content).hexdigest(),
         "dtype": np.dtype(dtype).name,
         "tokens": {name: split.tokens for name, split in zip(SPLITS, splits, strict=True)},
         "words": {name: split.words for name, split in zip(SPLITS, splits, strict=True)},

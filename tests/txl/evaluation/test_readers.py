@@ -44,7 +44,7 @@ def test_stride_1_equals_independent_windows(options: dict[str, object]) -> None
 @pytest.mark.parametrize("stride", [2, 3, 9])
 def test_any_stride_scores_each_token_once(options: dict[str, object], stride: int) -> None:
     """By hand: windows that end every `stride` tokens, each scoring its last `stride`."""
-    model = small_model(mem_len=0, **options)
+    model = small_model(mem_len=0, **options).requires_grad_(False)
     whole, want = [7, *TEXT.tolist()], []
     for end in [*range(stride, 41, stride), *([40] if 40 % stride else [])]:
         window = torch.tensor([whole[max(end - 9, 0) : end]])
@@ -120,7 +120,7 @@ def test_clamp_len_at_evaluation_is_that_of_a_model_that_has_it(method: str) -> 
 
 
 def test_counting_as_released() -> None:
-    """41 tokens, 4 streams of 10: the last is left out, the first of each stream is an input only."""
+    """41 tokens, 4 streams of 10: the last is left out, the first of each is an input only."""
     model = small_model()
     tokens = np.append(TEXT, 3).astype(np.uint8)
     score = evaluate(model, tokens, 7, 9, batch=4, segment=4, counting="released")

@@ -29,7 +29,7 @@ def with_gradients(**options: object) -> TransformerXL:
 @pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_one_update_by_hand(options: dict[str, object], decay: float) -> None:
-    """Adam (Kingma and Ba 2015, algorithm 1) at its first step, decoupled decay (Loshchilov 2019)."""
+    """The first step of Adam (Kingma and Ba 2015), with decoupled decay (AdamW)."""
     model = with_gradients(**options)
     config = TrainConfig(lr=0.01, weight_decay=decay)
     decayed = {id(p) for p in layer_matrices(model)}

@@ -2,43 +2,25 @@
 
 import bz2
 import gzip
-import io
 import lzma
 import os
 import random
 import sys
 import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from packed import tarred, zipped
 
 from txl.errors import TxlError
-from txl.text import compressed, sources
+from txl.text import compressed, rules
 from txl.text import corpus as data
+from txl.text.pieces import Stream
 
 TEXT = b"".join(b"line %d of a text that is to be read\n" % n for n in range(3000))
 # One raw block of 3 bytes, so that there is a file where nothing can write one.
 ZSTD = b"\x28\xb5\x2f\xfd\x00\x58\x19\x00\x00abc"
-
-
-def zipped(*files: tuple[str, bytes]) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files:
-            archive.writestr(name, content)
-    return file.getvalue()
-
-
-def tarred(*files: tuple[str, bytes], mode: str = "w", form: int = tarfile.GNU_FORMAT) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=mode, format=form) as archive:
-        for name, content in files:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return file.getvalue()
 
 
 def of_the_oldest_kind(archive: bytes) -> bytes:
@@ -66,6 +48,14 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 NAMES = {"lzma": "xz"}  # both are the lzma module's
 
 
+SPLITS = ("train", "valid", "test")
+
+
+def streamed(path: Path) -> bytes:
+    with Stream(path) as stream:
+        return b"".join(stream.pieces())
+
+
 def written(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
@@ -74,9 +64,9 @@ def written(path: Path, content: bytes) -> Path:
 @pytest.mark.parametrize("packer", PACKERS)
 def test_the_text_is_what_is_read_whatever_the_name(packer: str, tmp_path: Path) -> None:
     path = written(tmp_path / "a.txt", PACKERS[packer](TEXT))
-    splits = sources.read(path)
-    assert b"".join(splits[:3]) == TEXT
-    assert splits.source == f"{path} ({NAMES.get(packer, packer)}; split 90/5/5 by bytes)"
+    corpus = data.prepare(path, tmp_path / "corpus")
+    assert b"".join(corpus.vocabulary.decode(corpus.split(name)) for name in SPLITS) == TEXT
+    assert corpus.source == f"{path} ({NAMES.get(packer, packer)}; split 90/5/5 by bytes)"
 
 
 @pytest.mark.parametrize("packer", ["bzip2", "gzip", "xz", "zstd"])
@@ -84,28 +74,30 @@ def test_several_streams_one_after_the_other(packer: str, tmp_path: Path) -> Non
     """As parallel compressors write them."""
     path = written(tmp_path / "a", PACKERS[packer](TEXT[:500]) + PACKERS[packer](TEXT[500:]))
     assert compressed.read(path).data == TEXT
+    assert streamed(path) == TEXT
 
 
 def test_plain_text_is_left_alone(tmp_path: Path) -> None:
     for head in (b"BZh9 is how bzip2 begins. ", b"PK, said he. ", b"LZIP too. ", b"x" * 257 + b"ustar"):
         path = written(tmp_path / "a.bz2", head + TEXT)
         assert compressed.read(path) == (head + TEXT, "a.bz2", None)
+        assert streamed(path) == head + TEXT
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("enwik8.zip", zipped(("enwik8", b"ab" * 10_000_000))),
-        ("download.zip", zipped(("data/enwik8", b"ab" * 10_000_000))),
-        ("text8.bz2", bz2.compress(b"ab" * 10_000_000)),
-        ("enwik8.txt.gz", gzip.compress(b"ab" * 10_000_000)),
+        ("enwik8.zip", zipped(("enwik8", b"ab" * 10_000))),
+        ("download.zip", zipped(("data/enwik8", b"ab" * 10_000))),
+        ("text8.bz2", bz2.compress(b"ab" * 10_000)),
+        ("enwik8.txt.gz", gzip.compress(b"ab" * 10_000)),
     ],
 )
 def test_standard_splits(name: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_STANDARD_BYTES", 20_000_000)
-    splits = sources.read(written(tmp_path / name, content))
-    assert [len(x) for x in splits[:3]] == [10_000_000, 5_000_000, 5_000_000]
-    assert "standard splits" in splits.source
+    monkeypatch.setattr(rules, "STANDARD_BYTES", 20_000)
+    corpus = data.prepare(written(tmp_path / name, content), tmp_path / "corpus")
+    assert [len(corpus.split(n)) for n in SPLITS] == [18_000, 1_000, 1_000]
+    assert "standard splits" in corpus.source
 
 
 def encrypted() -> bytes:
@@ -129,15 +121,15 @@ def damaged(content: bytes) -> bytes:
 REFUSED: dict[str, tuple[bytes, str]] = {
     "several.zip": (
         zipped(*((f"{n}.txt", TEXT) for n in range(5))),
-        r"holds 5 files \('0.txt', '1.txt', '2.txt', \.\.\) and not one; unpack it and pass the folder",
+        r"is an archive of 5 file\(s\) \('0.txt', '1.txt', '2.txt', \.\.\), no names of splits; unpack it first",
     ),
-    "empty.zip": (zipped(), r"holds 0 files \(\) and not one"),
+    "empty.zip": (zipped(), r"is an archive of 0 file\(s\) \(\), no names"),
     "encrypted.zip": (encrypted(), "the zip archive is encrypted"),
     "method.zip": (of_unknown_method(), "zip data is truncated or damaged: .*not supported"),
-    "a.tar": (tarred(("a.txt", TEXT)), "is tar data, not text; unpack it first"),
-    "old.tar": (of_the_oldest_kind(tarred(("a.txt", TEXT))), "is tar data, not text"),
-    "a.tar.gz": (tarred(("a.txt", TEXT), mode="w:gz"), "holds tar data within gzip, not text"),
-    "a.tar.xz": (tarred(("a.txt", TEXT), mode="w:xz", form=tarfile.PAX_FORMAT), "holds tar data within xz"),
+    "a.tar": (tarred(("a.txt", TEXT)), r"is an archive of 1 file\(s\) \('a.txt'\), no names"),
+    "old.tar": (of_the_oldest_kind(tarred(("a.txt", TEXT))), r"is an archive of 1 file\(s\)"),
+    "a.tar.gz": (tarred(("a.txt", TEXT), mode="w:gz"), r"is an archive of 1 file\(s\)"),
+    "a.tar.xz": (tarred(("a.txt", TEXT), mode="w:xz", form=tarfile.PAX_FORMAT), r"is an archive of 1 file\(s\)"),
     "twice.gz": (gzip.compress(bz2.compress(TEXT)), "holds bzip2 data within gzip, not text"),
     "a.7z": (b"7z\xbc\xaf\x27\x1c" + TEXT, "is 7z data, not text"),
     "a.rar": (b"Rar!\x1a\x07\x00" + TEXT, "is rar data, not text"),
@@ -154,13 +146,25 @@ def test_refused(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "corpus").exists()
 
 
+def test_archives_are_no_text_to_read_at_once(tmp_path: Path) -> None:
+    for name, message in {
+        "several.zip": r"holds 5 files \('0.txt', '1.txt', '2.txt', \.\.\) and not one; unpack it and pass the folder",
+        "a.tar": "is tar data, not text; unpack it first",
+        "a.tar.gz": "holds tar data within gzip, not text",
+    }.items():
+        with pytest.raises(TxlError, match=message):
+            compressed.read(written(tmp_path / name, REFUSED[name][0]))
+
+
 @pytest.mark.parametrize("packer", PACKERS)
 @pytest.mark.parametrize("harm", ["truncated", "damaged"])
 def test_broken_files(packer: str, harm: str, tmp_path: Path) -> None:
     whole = PACKERS[packer](random.Random(0).randbytes(4000) + TEXT)
     broken = whole[: len(whole) // 2] if harm == "truncated" else damaged(whole)
-    with pytest.raises(TxlError, match=rf"its {NAMES.get(packer, packer)} data is truncated or damaged: "):
-        compressed.read(written(tmp_path / "a", broken))
+    path = written(tmp_path / "a", broken)
+    for reading in (compressed.read, streamed):
+        with pytest.raises(TxlError, match=rf"its {NAMES.get(packer, packer)} data is truncated or damaged: "):
+            reading(path)
 
 
 @pytest.mark.parametrize("packer", PACKERS)
@@ -171,6 +175,7 @@ def test_a_bomb_is_stopped_at_the_limit(packer: str, tmp_path: Path, monkeypatch
     written(path, PACKERS[packer](b"a" * 3_000_001))
     with pytest.raises(TxlError, match=r"holds more than 0.003 GB without its compression; .*pass the plain file"):
         compressed.read(path)
+    assert len(streamed(path)) == 3_000_001  # no limit where memory does not grow
 
 
 def test_zstd_without_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,18 +200,30 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
 
 
 def test_folders_leave_compressed_files_out_and_say_so(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
     for n in range(60):
-        (tmp_path / f"{n}.txt").write_text(f"file {n}\n" * (n + 1))
-    before = sources.read(tmp_path)
+        (texts / f"{n}.txt").write_text(f"file {n}\n" * (n + 1))
+    before = data.prepare(texts, tmp_path / "before")
     small = b"BZh9\x17rE8P\x90abcd"  # without any byte of zero
-    written(tmp_path / "a.bz2", small)
-    written(tmp_path / "b.tgz", tarred(("a.txt", TEXT), mode="w:gz"))
-    after = sources.read(tmp_path)
-    assert after[:3] == before[:3]
+    written(texts / "a.bz2", small)
+    written(texts / "b.tgz", tarred(("a.txt", TEXT), mode="w:gz"))
+    after = data.prepare(texts, tmp_path / "after")
+    assert after.fingerprint == before.fingerprint
     assert after.source == f"{before.source}; 2 compressed files left out, decompress to include"
 
 
 def test_a_folder_of_compressed_files(tmp_path: Path) -> None:
     written(tmp_path / "a.bz2", bz2.compress(TEXT))
     with pytest.raises(TxlError, match=r"0 text files found, .*; 1 compressed file left out, decompress to include"):
-        sources.read(tmp_path)
+        data.prepare(tmp_path, tmp_path / "corpus")
+
+
+def test_a_pipe_is_not_prepared(tmp_path: Path) -> None:
+    """It is read more than once."""
+    reading, writing = os.pipe()
+    os.write(writing, TEXT[:1000])
+    os.close(writing)
+    with pytest.raises(TxlError, match=rf"^/dev/fd/{reading}: is no regular file; .*write it to one first"):
+        data.prepare(f"/dev/fd/{reading}", tmp_path / "corpus")
+    os.close(reading)

@@ -1,0 +1,209 @@
+"""Corpora on disk: split as they say, mapped, whole or not there, in memory that stays constant."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from txl.errors import TxlError
+from txl.text import corpus as data
+from txl.text.rules import PrepareOptions
+
+ROOT = Path(__file__).parents[3]
+SPLITS = ("train", "valid", "test")
+
+
+def decoded(corpus: data.Corpus) -> list[bytes]:
+    return [corpus.vocabulary.decode(corpus.split(name)) for name in SPLITS]
+
+
+def test_a_file_is_cut_90_5_5(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(bytes(range(10, 110)) * 10)
+    splits = decoded(data.prepare(path, tmp_path / "c"))
+    assert [len(x) for x in splits] == [900, 50, 50]
+    assert b"".join(splits) == path.read_bytes()
+
+
+def test_a_folder_is_dealt_out_by_file_and_always_alike(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for n in range(60):
+        (folder / f"{n}.txt").write_text(f"file {n}\n" * (n + 1))
+    (folder / "no_end").write_text("no line end")
+    (folder / "binary").write_bytes(b"\0\1\2")
+    (folder / "blank").write_bytes(b" \n" * 5000)
+    corpus = data.prepare(folder, tmp_path / "c")
+    assert corpus.fingerprint == data.prepare(folder, tmp_path / "d").fingerprint
+    splits = decoded(corpus)
+    total = sum(map(len, splits))
+    assert [len(x) / total for x in splits] == pytest.approx([0.9, 0.05, 0.05], abs=0.04)
+    names = [set(part.decode().splitlines()) for part in splits]
+    assert sum(len(n) for n in names) == 61
+    assert not names[0] & names[1]
+    assert f"{folder}, 61 files dealt out 90/5/5" == corpus.source
+    words = data.prepare(folder, tmp_path / "w", PrepareOptions(rule="words"))
+    assert words.words == corpus.words
+
+
+def test_the_default_is_the_standard_library(tmp_path: Path) -> None:
+    corpus = data.prepare(None, tmp_path)
+    sizes = [len(corpus.split(name)) for name in SPLITS]
+    assert b"import " in corpus.vocabulary.decode(corpus.valid[:100_000])
+    assert sizes[0] > 5_000_000
+    assert [round(size / sum(sizes), 2) for size in sizes] == pytest.approx([0.9, 0.05, 0.05], abs=0.02)
+    assert corpus.source.startswith("the Python standard library, ")
+
+
+def test_a_corpus_is_mapped_and_reopens(corpus: data.Corpus) -> None:
+    again = data.load(corpus.folder)
+    assert isinstance(again.train, np.memmap)
+    assert again.vocabulary == corpus.vocabulary
+    assert np.array_equal(again.test, corpus.test)
+    assert (again.rule, again.source, again.words, again.sentences) == ("bytes", corpus.source, corpus.words, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.txt", "none.txt: no such file or folder"),
+        ("empty.txt", "empty.txt: the file is empty"),
+        ("short.txt", r"short.txt: 5 bytes are too few to split 90/5/5; at least 60 are needed"),
+        ("folder", "folder: 0 text files found, at least 3 are needed"),
+    ],
+)
+def test_bad_sources(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "image").write_bytes(b"\0\0\0")
+    with pytest.raises(TxlError, match=message):
+        data.prepare(tmp_path / name, tmp_path / "corpus")
+
+
+def test_preparing_a_prepared_corpus(corpus: data.Corpus, tmp_path: Path) -> None:
+    with pytest.raises(TxlError, match="is a prepared corpus already"):
+        data.prepare(corpus.folder, tmp_path)
+    assert data.open_corpus(corpus.folder, tmp_path).fingerprint == corpus.fingerprint
+
+
+def test_paths_may_be_strings(text: Path, corpus: data.Corpus, tmp_path: Path) -> None:
+    for made in (data.prepare(str(text), str(tmp_path)), data.open_corpus(str(tmp_path), "unused")):
+        assert made.fingerprint == corpus.fingerprint
+        assert made.folder == tmp_path
+
+
+PEAK = """
+import re, sys
+from txl.text import corpus as data
+from txl.text.rules import PrepareOptions
+data.prepare(sys.argv[1], sys.argv[2], PrepareOptions(rule=sys.argv[3]))
+print(re.search("VmHWM:\\\\s*([0-9]+) kB", open("/proc/self/status").read())[1])
+"""
+
+
+@pytest.mark.parametrize("rule", ["bytes", "words"])
+def test_memory_does_not_grow_with_the_text(rule: str, tmp_path: Path) -> None:
+    piece, peaks = b"".join(b"%d words in a line of text\n" % (n % 5000) for n in range(40_000)), []
+    for pieces in (4, 24):  # 4.5 and 27 MB
+        with (tmp_path / "a.txt").open("wb") as file:
+            for _ in range(pieces):
+                file.write(piece)
+        command = [sys.executable, "-c", PEAK, tmp_path / "a.txt", tmp_path / "c", rule]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        peaks.append(int(done.stdout) / 1024)
+    assert peaks[1] - peaks[0] < 8, peaks
+
+
+def test_preparing_again_leaves_the_mapped_arrays_alone(text: Path, tmp_path: Path) -> None:
+    first = data.prepare(text, tmp_path / "c")
+    before = np.array(first.train)
+    other = tmp_path / "other.txt"
+    other.write_text("short " * 20)
+    assert data.prepare(other, tmp_path / "c").fingerprint != first.fingerprint
+    assert np.array_equal(first.train, before)
+
+
+KILLED = """
+import os, signal, sys
+from txl.text import corpus as data
+def progress(what, done, total):
+    if what == "encoding" and done > total // 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+data.prepare(sys.argv[1], sys.argv[2], progress=progress)
+"""
+
+
+def test_a_killed_preparation_leaves_the_corpus_before(text: Path, tmp_path: Path) -> None:
+    big = tmp_path / "big.txt"
+    big.write_bytes(b"another text altogether\n" * 200_000)
+    before = data.prepare(text, tmp_path / "c")
+    for out in ("c", "fresh"):
+        command = [sys.executable, "-c", KILLED, big, tmp_path / out]
+        assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert (tmp_path / "c" / ".train.bin.tmp").stat().st_size > 0
+    after = data.load(tmp_path / "c")
+    assert after.fingerprint == before.fingerprint
+    assert decoded(after) == decoded(before)
+    with pytest.raises(TxlError, match=r"not a prepared corpus \(corpus.json is missing\)"):
+        data.load(tmp_path / "fresh")
+    again = data.prepare(big, tmp_path / "c")
+    assert sum(len(again.split(name)) for name in SPLITS) == big.stat().st_size
+    assert sorted(path.name for path in again.folder.iterdir()) == [
+        "corpus.json", "test.bin", "train.bin", "valid.bin", "vocabulary.txt",
+    ]  # fmt: skip
+
+
+def test_a_failed_preparation_leaves_the_corpus_before(text: Path, tmp_path: Path) -> None:
+    before = data.prepare(text, tmp_path / "c")
+    names = sorted(path.name for path in before.folder.iterdir())
+    other = tmp_path / "other.txt"
+    other.write_text("short " * 20)
+
+    def full(what: str, done: int, total: int) -> None:
+        if what == "encoding":
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(TxlError, match=r"/c: the corpus cannot be written: No space left on device"):
+        data.prepare(other, tmp_path / "c", progress=full)
+    assert data.load(tmp_path / "c").fingerprint == before.fingerprint
+    assert sorted(path.name for path in before.folder.iterdir()) == names
+    with pytest.raises(TxlError, match="cannot be written"):
+        data.prepare(other, tmp_path / "fresh", progress=full)
+    assert not (tmp_path / "fresh").exists()
+
+
+def test_progress_of_each_reading(text: Path, tmp_path: Path) -> None:
+    seen: dict[str, list[tuple[int, int]]] = {}
+    data.prepare(text, tmp_path / "c", progress=lambda what, *done: seen.setdefault(what, []).append(done))
+    size = text.stat().st_size
+    assert list(seen) == ["counting", "encoding"]
+    assert all(entries[-1] == (size, size) for entries in seen.values())
+
+
+def test_damaged_corpora(text: Path, corpus: data.Corpus, tmp_path: Path) -> None:
+    with pytest.raises(TxlError, match="not a prepared corpus"):
+        data.load(tmp_path)
+    data.prepare(text, tmp_path)
+    for name in ("valid.bin", "vocabulary.txt", "corpus.json"):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[:-5])
+        with pytest.raises(TxlError, match=r"the prepared corpus is damaged .*run `txl prepare` again"):
+            data.load(tmp_path)
+        (tmp_path / name).write_bytes(whole)
+    (tmp_path / "test.bin").unlink()
+    with pytest.raises(TxlError, match="the prepared corpus is damaged"):
+        data.load(tmp_path)
+    with pytest.raises(TxlError, match="split must be one of train, valid, test, got 'dev'"):
+        corpus.split("dev")
+
+
+def test_corpora_of_the_older_format(tmp_path: Path) -> None:
+    meta = {"symbols": [10, 97], "source": "a", "fingerprint": "0"}
+    (tmp_path / "corpus.json").write_text(json.dumps(meta))
+    with pytest.raises(TxlError, match=r"prepared in another version's format; run `txl prepare` again$"):
+        data.load(tmp_path)

@@ -1,0 +1,85 @@
+"""`txl prepare`: what it prints, and one line for a mistake."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from txl.commands import prepare as command
+from txl.commands.cli import app
+from txl.errors import TxlError
+from txl.text import corpus as data
+from txl.text import rules
+
+
+@pytest.fixture
+def txl(monkeypatch: pytest.MonkeyPatch) -> object:
+    def run(*arguments: object) -> str:
+        done = CliRunner().invoke(app, ["prepare", *map(str, arguments)])
+        if isinstance(done.exception, TxlError):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    # One that writes to whatever stdout is when it is used.
+    monkeypatch.setattr(command, "console", command.Console(width=200))
+    return run
+
+
+def test_a_text(txl, text: Path, tmp_path: Path) -> None:
+    lines = txl(tmp_path / "c", "--data", text).splitlines()
+    assert lines == [
+        f"{text} (split 90/5/5 by bytes)",
+        " train:        18,144 tokens",
+        " valid:         1,008 tokens",
+        "  test:         1,008 tokens",
+        f"vocabulary: 25 bytes; written to {tmp_path / 'c'}",
+    ]
+
+
+def test_published_sizes_are_compared(txl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, content in {"train": "a b\n", "valid": "a\n", "test": "b\n"}.items():
+        (tmp_path / f"wiki.{name}.tokens").write_text(content)
+    monkeypatch.setitem(rules.RULES["wikitext-103"].counts, "valid", 2)
+    output = txl(tmp_path / "c", "--data", tmp_path)
+    assert " train:             3 tokens (published: 103,227,021)\n" in output
+    assert " valid:             2 tokens (as published)\n" in output
+    assert "vocabulary: 3 words (published: 267,735); written to" in output
+
+
+def test_options_reach_the_rule(txl, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("The cat SAT down\n" * 100)
+    txl(tmp_path / "c", "--data", tmp_path / "a.txt", "--as", "words", "--lower", "--max-words", 3)
+    assert data.load(tmp_path / "c").vocabulary.words == ("<eos>", "the", "cat", "sat", "<unk>")
+    (tmp_path / "v.txt").write_text("sat\n<eos>\n<unk>\n")
+    txl(tmp_path / "d", "--data", tmp_path / "a.txt", "--as", "words", "--vocabulary", tmp_path / "v.txt")
+    assert data.load(tmp_path / "d").vocabulary.words == ("sat", "<eos>", "<unk>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--as enwik9", "rule must be one of auto, enwik8"),
+        ("--as words --newline drop", "newline is no option of the rule words; it is one of enwik8"),
+        ("--min-count 2", "min_count is no option of the rule bytes; it is one of words"),
+        ("--as words --min-count 0", "min_count must be >= 1, got 0"),
+        ("--as text8", "text8 has 100,000,000 bytes, this has 20,160"),
+        ("--as penn-treebank", "text.txt: its files must be ptb.train.txt, ptb.valid.txt, ptb.test.txt; or train.txt"),
+    ],
+)
+def test_mistakes(txl, arguments: str, message: str, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(TxlError, match=message):
+        txl(tmp_path / "c", "--data", text, *arguments.split())
+
+
+def test_a_truncated_file(txl, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(text.read_bytes())[:-100])
+    with pytest.raises(TxlError, match="its gzip data is truncated or damaged"):
+        txl(tmp_path / "c", "--data", tmp_path / "a.gz")
+
+
+def test_a_terminal_shows_a_bar(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "console", command.Console(force_terminal=True, width=100))
+    done = CliRunner().invoke(app, ["prepare", str(tmp_path / "c"), "--data", str(text)])
+    assert "encoding" in done.output

@@ -1,0 +1,141 @@
+"""Vocabularies: there and back, their files, and clear words about bad ones."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txl.errors import TxlError
+from txl.text.tokens import token_dtype
+from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, first_words, from_file
+
+WORDS = ("<eos>", "the", "cat", "<unk>", "sat")
+
+
+@given(st.binary(min_size=1, max_size=300))
+def test_bytes_there_and_back(text: bytes) -> None:
+    vocabulary = ByteVocabulary(bytes(sorted(set(text))))
+    assert vocabulary.decode(vocabulary.encode(text).tolist()) == text
+
+
+def test_all_256_bytes_fit() -> None:
+    vocabulary = ByteVocabulary(bytes(range(256)))
+    assert vocabulary.encode(b"\xff\x00").tolist() == [255, 0]
+
+
+def test_unseen_bytes_are_named() -> None:
+    with pytest.raises(TxlError, match=r"bytes that the training data never did: 0x21 '!', 0xe9"):
+        ByteVocabulary(b"abc").encode(b"ab!\xe9")
+
+
+def test_a_text_of_bytes_starts_after_a_newline_or_the_first_symbol() -> None:
+    assert ByteVocabulary(b"\t\nab").start == 1
+    assert ByteVocabulary(b" ab").start == 0
+
+
+def test_words_by_hand() -> None:
+    vocabulary = WordVocabulary(WORDS)
+    tokens = vocabulary.encode(b"the cat sat\n\n The\tcat\r\nthe")
+    assert tokens.tolist() == [1, 2, 4, 0, 0, 3, 2, 0, 1]
+    assert tokens.dtype == np.uint8
+    assert vocabulary.decode(tokens.tolist()) == b"the cat sat\n\n<unk> cat\nthe"
+    assert (vocabulary.start, vocabulary.unit, len(vocabulary)) == (0, "words", 5)
+
+
+def test_words_in_lower_case() -> None:
+    vocabulary = WordVocabulary(["<eos>", "été", "x"], lower=True)
+    assert vocabulary.encode("ÉTÉ X\n".encode()).tolist() == [1, 2, 0]
+
+
+def test_sentences_are_bounded() -> None:
+    vocabulary = WordVocabulary(["a", "<S>", "b", "<UNK>"])
+    assert vocabulary.encode(b"a b\nc\n").tolist() == [0, 2, 1, 3, 1]
+    assert vocabulary.start == 1
+
+
+@given(st.lists(st.lists(st.sampled_from(WORDS[1:]), max_size=4), max_size=5))
+def test_words_there_and_back(lines: list[list[str]]) -> None:
+    text = "".join(" ".join(line) + "\n" for line in lines).encode()
+    vocabulary = WordVocabulary(WORDS)
+    assert vocabulary.decode(vocabulary.encode(text).tolist()) == text
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(256, "uint8"), (257, "uint16"), (1 << 16, "uint16"), (65537, "uint32")])
+def test_tokens_take_the_smallest_type(size: int, dtype: str) -> None:
+    assert np.dtype(token_dtype(size)).name == dtype
+
+
+def test_an_encoding_takes_its_vocabulary_s_type() -> None:
+    vocabulary = WordVocabulary(["<eos>", *map(str, range(70_000))])
+    tokens = vocabulary.encode(b"69999\n")
+    assert tokens.dtype == np.uint32
+    assert tokens.tolist() == [70_000, 0]
+
+
+def test_unknown_words_without_a_word_for_them() -> None:
+    with pytest.raises(TxlError, match=r"6 word\(s\) that the vocabulary lacks.*: 'a', 'b', 'c', 'd', 'e', \.\.$"):
+        WordVocabulary(["<eos>", "x"]).encode(b"a b a c\nd e f x")
+
+
+def test_words_need_utf_8() -> None:
+    with pytest.raises(TxlError, match=r"not UTF-8 \(at byte 2\)"):
+        WordVocabulary(WORDS).encode(b"a \xff")
+
+
+@pytest.mark.parametrize(
+    "vocabulary",
+    [
+        ByteVocabulary(b"\n a\xff"),
+        WordVocabulary(WORDS),
+        WordVocabulary(["<S>", "<eos>", "été"], lower=True, end="<S>"),
+    ],
+)
+def test_file_and_settings_rebuild_it(vocabulary: Vocabulary) -> None:
+    settings = json.loads(json.dumps(vocabulary.settings()))
+    again = from_file(vocabulary.to_file(), settings)
+    assert again == vocabulary
+    assert again.settings() == settings
+
+
+def test_files_by_hand() -> None:
+    assert ByteVocabulary(b"\n\xff").to_file() == b"0x0a\n0xff\n"
+    assert WordVocabulary(["<eos>", "été"]).to_file() == "<eos>\nété\n".encode()
+
+
+def test_equal_by_content() -> None:
+    assert WordVocabulary(WORDS) == WordVocabulary(list(WORDS))
+    assert WordVocabulary(WORDS) != WordVocabulary(WORDS, lower=True)
+    assert WordVocabulary(WORDS) != ByteVocabulary(b"ab")
+
+
+BYTES, OF_WORDS = {"unit": "bytes"}, {"unit": "words"}
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "message"),
+    [
+        (b"<eos>\na\nb\na\nb\n", OF_WORDS, r"lines 4, 5 are a repetition \('a'\)"),
+        (b"<eos>\na\n\nb\n", OF_WORDS, r"line 3 is not one word \(''\)"),
+        (b"<eos>\na b\n", OF_WORDS, r"line 2 is not one word \('a b'\)"),
+        (b"<eos>\na\n\xe9\n", OF_WORDS, "line 3 is not UTF-8"),
+        (b"<eos>\n", OF_WORDS, r"1 word\(s\) are too few"),
+        (b"", OF_WORDS, r"0 word\(s\) are too few"),
+        (b"a\nb\n", OF_WORDS, "<eos> is not there; it is the word that ends a line"),
+        (b"0x0a\n0x61\n0x0a\n", BYTES, "line 3 is a repetition"),
+        (b"0x0a\nzz\n", BYTES, "every line must be a byte such as 0x0a"),
+        (b"0x100\n", BYTES, "every line must be a byte such as 0x0a"),
+        (b"", BYTES, "every line must be|is empty"),
+        (b"", {"unit": "letters"}, "unit must be bytes or words, got 'letters'"),
+    ],
+)
+def test_bad_files(content: bytes, settings: dict[str, str], message: str) -> None:
+    with pytest.raises(TxlError, match=rf"^vocabulary: .*({message})"):
+        from_file(content, settings)
+
+
+def test_counts_may_follow_the_words_of_a_users_file() -> None:
+    assert first_words(b"<S> 10\nthe 9\n") == ["<S>", "the"]
+    with pytest.raises(TxlError, match="line 2 is empty"):
+        first_words(b"a\n\nb\n")
