@@ -15,7 +15,9 @@ from txl.evaluation.score import Score, init_and_best
 from txl.text import compressed
 from txl.text import corpus as data
 from txl.text.streams import Counting
-from txl.text.vocabulary import SENTENCE, Tokens, Vocabulary, WordVocabulary
+from txl.text.tokens import Tokens
+from txl.text.vocabulary import Vocabulary
+from txl.text.words import SENTENCE, WordVocabulary
 from txl.training import checkpoint as checkpoints
 from txl.training.run_folder import read_record
 

@@ -1,0 +1,73 @@
+"""Recipes: published parameter counts, sources, and options that can be trained and evaluated."""
+
+import pytest
+import torch
+
+from txl import TransformerXL, recipes
+from txl.errors import TxlError
+from txl.evaluation.evaluate import METHODS
+from txl.model.transformer import count_parameters
+from txl.text.rules import RULES
+
+# Counted from the released code (or, of models that were not released, of their named sizes).
+MILLIONS = {
+    "enwik8-base": 41.055, "enwik8-18l": 87.228, "enwik8-large": 277.232, "wt103-base": 151.108, "wt103-large": 285.171,
+    "wt103-large-tf": 285.205, "wt103-128m": 127.554, "lm1b-base": 357.812, "lm1b-base-untied": 466.508,
+    "lm1b-large": 841.296, "lm1b-large-tf": 838.078, "lm1b-300m": 301.166, "ptb": 23.727,
+}  # fmt: skip
+# What the paper's tables print.
+PRINTED = {
+    "enwik8-base": 41, "enwik8-18l": 88, "enwik8-large": 277, "text8-large": 277, "wt103-base": 151, "wt103-128m": 128,
+    "ptb": 24, "lm1b-base-untied": 460, "lm1b-300m": 300,
+}  # fmt: skip
+
+
+def count(name: str) -> int:
+    recipe = recipes.load(name)
+    with torch.device("meta"):
+        return count_parameters(TransformerXL(recipe.model_config(None if recipe.data else 204)))
+
+
+@pytest.mark.parametrize("name", MILLIONS)
+def test_parameters_are_those_of_the_released_code(name: str) -> None:
+    assert round(count(name) / 1e6, 3) == MILLIONS[name]
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_recipe(name: str) -> None:
+    recipe = recipes.load(name)
+    assert recipe.source
+    config, train = recipe.model_config(None if recipe.data else 204), recipe.train_config()
+    if recipe.parameters is not None:
+        assert round(count(name) / 1e6, 2) == recipe.parameters
+    if name in PRINTED:
+        assert abs(count(name) / 1e6 / PRINTED[name] - 1) < 0.03
+    if recipe.data:
+        assert recipe.data["rule"] in RULES
+    assert recipe.evaluate.get("method", "cached") in METHODS
+    if recipe.evaluate.get("method", "cached") == "cached":
+        assert not config.absolute
+    if config.encoding == "learned":
+        assert train.scored + train.context <= config.table_len
+        assert recipe.evaluate["attn_len"] <= config.table_len
+    if train.loss == "half":
+        assert train.context == train.tgt_len // 2
+
+
+def test_what_a_recipe_does_not_say_is_its_bases() -> None:
+    shaw, base = recipes.load("wt103-128m-no-recurrence-shaw-half"), recipes.load("wt103-128m")
+    assert shaw.model == base.model | {"mem_len": 0, "encoding": "shaw", "table_len": 128}
+    assert shaw.train == base.train | {"loss": "half"}
+    assert "clamp_len" not in recipes.load("enwik8-al-rfou-12l").evaluate
+
+
+def test_the_published_learning_rates() -> None:
+    large = recipes.load("wt103-large").train_config()
+    assert (large.warmup, large.steps, large.batch * large.tgt_len) == (16_000, 4_000_000, 49_152)
+
+
+def test_unknown_recipes() -> None:
+    with pytest.raises(TxlError, match=r"recipe must be one of laptop, enwik8-18l.*, got 'gpt'"):
+        recipes.load("gpt")
+    with pytest.raises(TxlError, match="recipe laptop belongs to no data set: vocab_size must be given"):
+        recipes.load("laptop").model_config()

@@ -1,0 +1,178 @@
+"""What an update minimises: chunks, overlapping segments, half loss, the auxiliary losses."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from model_helpers import small_model
+from training_helpers import assert_same_run, trainer
+
+from txl.errors import TxlError
+from txl.text.corpus import Corpus
+from txl.training.config import TrainConfig
+from txl.training.losses import layers_that_predict, segment_loss
+from txl.training.trainer import Interrupted, Trainer
+
+SYSTEMS: dict[str, dict[str, object]] = {
+    "recurrence, ours, half": {},
+    "recurrence, Shaw, full": {"encoding": "shaw", "table_len": 40},
+    "recurrence, Shaw as released": {"encoding": "shaw-released", "table_len": 40},
+    "recurrence, sinusoids": {"encoding": "sinusoid"},
+    "no recurrence, ours": {"mem_len": 0},
+    "no recurrence, Vaswani": {"encoding": "sinusoid", "mem_len": 0},
+    "no recurrence, Al-Rfou": {"encoding": "learned", "table_len": 16, "mem_len": 0, "second_target": True},
+    "bins": {"cutoffs": (3, 7), "div_val": 2},
+}
+
+
+def gradients(t: Trainer) -> list[torch.Tensor]:
+    """Of the first update; clipping by a norm that is never reached leaves them as they are."""
+    kept: list[torch.Tensor] = []
+    for optimizer in t.optimizers:
+        optimizer.step = lambda: kept.extend(p.grad.clone() for p in t.model.parameters())  # type: ignore[method-assign]
+    t.advance(1)
+    return kept
+
+
+PLAIN = {"model": {"dropout": 0.0, "attn_dropout": 0.0}, "clip": 1e9}
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_chunks_give_the_gradients_of_the_whole_batch(tmp_path: Path, corpus: Corpus, chunks: int) -> None:
+    whole = gradients(trainer(tmp_path / "a", corpus, **PLAIN))
+    parts = gradients(trainer(tmp_path / "b", corpus, batch_chunk=chunks, **PLAIN))
+    for a, b in zip(whole, parts, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_each_chunk_has_its_own_memory(tmp_path: Path, corpus: Corpus) -> None:
+    """The released batch_chunk; after two updates the memories are those of an unsplit batch."""
+    whole, parts = (
+        trainer(tmp_path / str(n), corpus, batch_chunk=n, model={"dropout": 0.0, "attn_dropout": 0.0}) for n in (1, 2)
+    )
+    for t in (whole, parts):
+        t.advance(2)
+    for a, b, c in zip(whole.memories[0], *parts.memories, strict=True):
+        torch.testing.assert_close(a, torch.cat([b, c]), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("mem_len", [0, 5])
+def test_the_next_segment_begins_where_memory_ends(mem_len: int) -> None:
+    """With ext_len the memory leaves out what is read again, so no position is there twice."""
+    model = small_model(mem_len=mem_len)
+    tokens = torch.randint(31, (2, 30))
+    first = model.read(tokens[:, :10], ext_len=4)
+    again = model.read(tokens[:, 6:16], first.memory, ext_len=4)
+    plain = model.read(tokens[:, :6])  # positions 0 .. 5 are what memory holds
+    want = model.read(tokens[:, 6:16], plain.memory, ext_len=4)
+    torch.testing.assert_close(again.hidden, want.hidden)
+    if mem_len:
+        assert first.memory[0].size(1) == 5
+
+
+def test_half_loss_scores_each_token_once_an_epoch(tmp_path: Path, corpus: Corpus) -> None:
+    t = trainer(tmp_path, corpus, loss="half", tgt_len=16, batch=2)
+    seen = [[], []]
+    for n in range(t.streams.segments):
+        tokens, targets = t.streams.segment(n)
+        assert tokens.size(1) - targets.size(1) == (0 if n == 0 else 8)
+        for b in range(2):
+            seen[b] += targets[b].tolist()
+    length = t.streams.stream_len
+    for b in range(2):
+        assert seen[b] == corpus.train[b * length + 1 : (b + 1) * length + 1].tolist()
+
+
+def test_half_loss_gradient_by_hand(tmp_path: Path, corpus: Corpus) -> None:
+    """The second update: 16 tokens, of which the later 8 are scored; nothing else counts."""
+    model = small_model(mem_len=0)
+    tokens, targets = torch.randint(31, (2, 16)), torch.randint(31, (2, 8))
+    loss = segment_loss(model, tokens, targets, None, ext_len=8)
+    want = torch.nn.functional.cross_entropy(model(tokens)[0][:, 8:].flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(loss.total, want)
+    assert loss.memory is None
+
+
+def test_layers_that_predict() -> None:
+    """Al-Rfou et al.: of n layers the l-th stops after l / 2n of training; the last goes on."""
+    n = 6
+    for step in range(24):
+        done = step / 24
+        assert list(layers_that_predict(n, done)) == [i for i in range(n - 1) if done < (i + 1) / (2 * n)]
+
+
+def test_auxiliary_losses_by_hand() -> None:
+    model = small_model(mem_len=0, second_target=True)
+    tokens = torch.randint(31, (2, 9))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    layers = model.read(inputs).layers
+
+    def at(hidden: torch.Tensor) -> torch.Tensor:
+        following = model.softmax.log_probs(hidden).gather(2, targets[..., None]).mean()
+        after = model.second_softmax.log_probs(hidden[:, :-1]).gather(2, targets[:, 1:, None]).mean()
+        return -following - 0.5 * after
+
+    loss = segment_loss(model, inputs, targets, None, intermediate=range(1))
+    torch.testing.assert_close(loss.total, at(layers[0]) + at(layers[1]))
+    torch.testing.assert_close(loss.nll, -model.softmax.log_probs(layers[1]).gather(2, targets[..., None]).mean())
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_trains_and_resumes_bit_for_bit(tmp_path: Path, corpus: Corpus, name: str) -> None:
+    options: dict[str, object] = {"steps": 12, "save_every": 6, "eval_every": 6, "lr": 1e-2}
+    if "half" in name:
+        options["loss"] = "half"
+    if "Al-Rfou" in name:
+        options["intermediate_losses"] = True
+    straight = trainer(tmp_path / "straight", corpus, model=SYSTEMS[name], **options)
+    first: list[float] = []
+    straight.run(lambda entry: first.append(entry["loss"]) if "loss" in entry else None)
+    assert first[-1] < first[0] - 0.2
+    assert math.isfinite(straight.best_loss)
+    half = trainer(tmp_path / "half", corpus, model=SYSTEMS[name], **options)
+    with pytest.raises(Interrupted):
+        half.run(lambda entry: half.request_stop() if entry["step"] == 5 and "loss" in entry else None)
+    trainer(tmp_path / "half", corpus, model=SYSTEMS[name], resume=True, **options).run()
+    assert_same_run(tmp_path / "straight", tmp_path / "half")
+
+
+@pytest.mark.parametrize("options", [{"recompute": True}, {"batch_chunk": 2, "accumulate": 2}], ids=str)
+def test_other_ways_of_computing_resume_too(tmp_path: Path, corpus: Corpus, options: dict[str, object]) -> None:
+    trainer(tmp_path / "straight", corpus, **options).run()
+    half = trainer(tmp_path / "half", corpus, **options)
+    with pytest.raises(Interrupted):
+        half.run(lambda entry: half.request_stop() if entry["step"] == 10 and "loss" in entry else None)
+    trainer(tmp_path / "half", corpus, resume=True, **options).run()
+    assert_same_run(tmp_path / "straight", tmp_path / "half")
+
+
+def test_recomputed_activations_change_nothing(tmp_path: Path, corpus: Corpus) -> None:
+    """Dropout, too, is drawn again as it was."""
+    a = gradients(trainer(tmp_path / "a", corpus, clip=1e9))
+    b = gradients(trainer(tmp_path / "b", corpus, clip=1e9, recompute=True))
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 6, "batch_chunk": 4}, "batch must be a multiple of batch_chunk, got 6 and 4"),
+        ({"loss": "third"}, "loss must be full, half, got 'third'"),
+        ({"loss": "half", "ext_len": 3}, "loss 'half' needs tgt_len >= 2 and no ext_len of its own, got 128 and 3"),
+        ({"optimizer": "sgd"}, "optimizer must be adam, muon, got 'sgd'"),
+        ({"schedule": "linear"}, "schedule must be cosine, cosine-released, constant, got 'linear'"),
+        ({"average": "swa"}, "average must be none, ema, triggered, got 'swa'"),
+        ({"ema_decay": 1.0}, r"ema_decay must be in \(0, 1\), got 1.0"),
+        ({"ext_len": -1}, "ext_len must be >= 0, got -1"),
+    ],
+)
+def test_bad_training_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(TxlError, match=message):
+        TrainConfig(**options)
+
+
+def test_segments_beyond_the_learned_positions(tmp_path: Path, corpus: Corpus) -> None:
+    with pytest.raises(TxlError, match="segments of 24 tokens are beyond the 16 learned positions of table_len"):
+        trainer(tmp_path, corpus, ext_len=8, model={"encoding": "learned", "table_len": 16, "mem_len": 0})
