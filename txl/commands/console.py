@@ -30,13 +30,15 @@ class _Shown:
 
 
 class TrainingProgress(_Shown):
-    """A bar with step, loss, bpc, tokens/s and time left.
+    """A bar with step, loss, bpc or perplexity, tokens/s and time left.
 
     Without a terminal: a line at each evaluation.
     """
 
     def __init__(self, console: Console, trainer: Trainer) -> None:
         self._console = console
+        # What is told of a loss: bits a byte, or the perplexity of a word.
+        self._unit = "bpc" if trainer.corpus.vocabulary.unit == "bytes" else "ppl"
         self._bar = Progress(
             TextColumn("step {task.completed:>6.0f}/{task.total:.0f}"),
             BarColumn(bar_width=None),
@@ -51,10 +53,13 @@ class TrainingProgress(_Shown):
     def report(self, entry: dict[str, Any]) -> None:
         """Takes what `Trainer.run` reports."""
         if "loss" in entry:
-            status = f"loss {entry['loss']:.4f}  bpc {entry['bpc']:.4f}  {entry['tokens_per_s']:,.0f} tokens/s"
+            status = (
+                f"loss {entry['loss']:.4f}  {self._unit} {entry[self._unit]:.4f}  {entry['tokens_per_s']:,.0f} tokens/s"
+            )
             self._bar.update(self._task, completed=entry["step"], status=status)
         else:
-            line = f"step {entry['step']:>6}: validation loss {entry['valid_loss']:.4f}, bpc {entry['valid_bpc']:.4f}"
+            told = f"{self._unit} {entry[f'valid_{self._unit}']:.4f}"
+            line = f"step {entry['step']:>6}: validation loss {entry['valid_loss']:.4f}, {told}"
             self._console.print(line, highlight=False)
 
 

@@ -31,25 +31,26 @@ class Score:
     @property
     def ppl(self) -> float:
         """e^nats a token."""
-        return _exp(self.nats)
+        return perplexity(self.nats)
 
     @property
     def word_ppl(self) -> float | None:
         """e^nats a word, whatever the tokens are: comparable between bytes, subwords and words."""
-        return _exp(self.nats * self.tokens / self.words) if self.words else None
+        return perplexity(self.nats * self.tokens / self.words) if self.words else None
 
     @property
     def ppl_with_starts(self) -> float | None:
         """As the TensorFlow code counts One Billion Word: it also scores the `<S>` that opens each
         sentence, after the one that closes the last. Taken here at no cost, so a lower bound."""
-        return _exp(self.nats * self.tokens / (self.tokens + self.sentences)) if self.sentences else None
+        return perplexity(self.nats * self.tokens / (self.tokens + self.sentences)) if self.sentences else None
 
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
 
 
-def _exp(nats: float) -> float:
+def perplexity(nats: float) -> float:
+    """e^nats, infinite where a float ends."""
     return math.exp(nats) if nats < 700 else math.inf
 
 

@@ -11,7 +11,7 @@ import torch
 
 from txl.errors import TxlError
 from txl.evaluation.evaluate import default_method, evaluate
-from txl.evaluation.score import Score
+from txl.evaluation.score import Score, perplexity
 from txl.model.config import ModelConfig
 from txl.model.memory import HiddenMemory
 from txl.model.transformer import TransformerXL
@@ -134,7 +134,8 @@ class Trainer:
             if self.step % c.log_every == 0 or self.step == c.steps:
                 now = time.perf_counter()
                 rate = updates * c.batch * c.scored * c.accumulate / (now - since)
-                entry = {"step": self.step, "loss": loss, "bpc": loss / math.log(2), "grad_norm": norm}
+                entry = {"step": self.step, "loss": loss, "bpc": loss / math.log(2), "ppl": perplexity(loss)}
+                entry["grad_norm"] = norm
                 entry |= {"lr": learning_rate(self.step - 1, c), "tokens_per_s": rate}
                 self._log(entry, report)
                 since, updates = now, 0
@@ -202,7 +203,8 @@ class Trainer:
     def _evaluate(self, report: Report | None) -> None:
         score = self.validate()
         self.average.validated(score.nats)
-        self._log({"step": self.step, "valid_loss": score.nats, "valid_bpc": score.bpc}, report)
+        entry = {"step": self.step, "valid_loss": score.nats, "valid_bpc": score.bpc, "valid_ppl": score.ppl}
+        self._log(entry, report)
         if score.nats < self.best_loss:
             self.best_loss = score.nats
             state = {"step": self.step, "valid": score.nats, "attn_len": self.attn_len}

@@ -7,6 +7,7 @@ import pytest
 import torch
 from model_helpers import small_model
 
+from txl import TransformerXL
 from txl.errors import TxlError
 from txl.evaluation.evaluate import default_method, evaluate
 from txl.evaluation.generate import Sampling, generate
@@ -24,6 +25,10 @@ SYSTEMS: dict[str, dict[str, object]] = {
 TEXT = np.random.default_rng(0).integers(0, 31, 40).astype(np.uint8)
 
 
+def frozen(**options: object) -> TransformerXL:
+    return small_model(**options).requires_grad_(False)
+
+
 def of_one_window(model: torch.nn.Module, end: int, attn_len: int) -> float:
     """The loss of token end - 1 after a window of attn_len tokens, or of all there are."""
     before = [7, *TEXT[: end - 1].tolist()][-attn_len:]
@@ -34,7 +39,7 @@ def of_one_window(model: torch.nn.Module, end: int, attn_len: int) -> float:
 
 @pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
 def test_stride_1_equals_independent_windows(options: dict[str, object]) -> None:
-    model = small_model(mem_len=0, **options)
+    model = frozen(mem_len=0, **options)
     want = [of_one_window(model, end, 9) for end in range(1, 41)]
     got = torch.cat(list(sliding_losses(model, TEXT, 7, 9, 1, batch=4)))
     np.testing.assert_allclose(got.numpy(), want, rtol=0, atol=1e-11)
@@ -44,7 +49,7 @@ def test_stride_1_equals_independent_windows(options: dict[str, object]) -> None
 @pytest.mark.parametrize("stride", [2, 3, 9])
 def test_any_stride_scores_each_token_once(options: dict[str, object], stride: int) -> None:
     """By hand: windows that end every `stride` tokens, each scoring its last `stride`."""
-    model = small_model(mem_len=0, **options).requires_grad_(False)
+    model = frozen(mem_len=0, **options)
     whole, want = [7, *TEXT.tolist()], []
     for end in [*range(stride, 41, stride), *([40] if 40 % stride else [])]:
         window = torch.tensor([whole[max(end - 9, 0) : end]])
@@ -57,12 +62,12 @@ def test_any_stride_scores_each_token_once(options: dict[str, object], stride: i
 
 def test_the_cached_engine_with_a_window_is_not_a_sliding_one() -> None:
     """With N layers a window of keys reaches N times as far back as a window of tokens."""
-    model = small_model(mem_len=0)
+    model = frozen(mem_len=0)
     cached = evaluate(model, TEXT, 7, 9, method="cached", batch=1)
     sliding = evaluate(model, TEXT, 7, 9, method="sliding", segment=1)
     assert cached.tokens == sliding.tokens == 40
     assert abs(cached.nats - sliding.nats) > 1e-3
-    one = small_model(mem_len=0, n_layer=1)
+    one = frozen(mem_len=0, n_layer=1)
     assert evaluate(one, TEXT, 7, 9, batch=1).nats == pytest.approx(
         evaluate(one, TEXT, 7, 9, method="sliding", segment=1).nats, rel=1e-9
     )
@@ -70,7 +75,7 @@ def test_the_cached_engine_with_a_window_is_not_a_sliding_one() -> None:
 
 @pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
 def test_a_window_reader_gives_the_same_as_windows_side_by_side(options: dict[str, object]) -> None:
-    model = small_model(mem_len=0, **options)
+    model = frozen(mem_len=0, **options)
     reader = WindowReader(model, 1, 9, 2)
     tokens = torch.tensor([[7, *TEXT.tolist()[:-1]]])
     targets = torch.tensor([TEXT.tolist()])
@@ -82,7 +87,7 @@ def test_a_window_reader_gives_the_same_as_windows_side_by_side(options: dict[st
 
 @pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
 def test_segments_are_the_models_own_memory(options: dict[str, object]) -> None:
-    model = small_model(mem_len=6, **options)
+    model = frozen(mem_len=6, **options)
     memory, total = None, 0.0
     whole = torch.tensor([7, *TEXT.tolist()])
     for first in range(0, 40, 5):
@@ -93,7 +98,7 @@ def test_segments_are_the_models_own_memory(options: dict[str, object]) -> None:
 
 
 def test_memory_of_another_length_than_in_training() -> None:
-    model, longer = small_model(mem_len=6), small_model(mem_len=12)
+    model, longer = frozen(mem_len=6), frozen(mem_len=12)
     a = evaluate(model, TEXT, 7, 17, method="segments", segment=5, batch=1)
     b = evaluate(longer, TEXT, 7, 17, method="segments", segment=5, batch=1)
     assert a.nats == b.nats
@@ -102,7 +107,7 @@ def test_memory_of_another_length_than_in_training() -> None:
 @pytest.mark.parametrize("method", ["cached", "segments"])
 def test_zeros_before_a_text_are_as_many_as_evaluation_remembers(method: str) -> None:
     """TensorFlow and Hugging Face start with zeros of the evaluation's mem_len, not training's."""
-    model = small_model(mem_len=3, initial_memory="zeros", window=21)
+    model = frozen(mem_len=3, initial_memory="zeros", window=21)
     score = evaluate(model, TEXT[:1], 7, 21, method=method, segment=1, batch=1)
     zeros = tuple(torch.zeros(1, 20, 16, dtype=torch.float64) for _ in range(2))
     logits, _ = model(torch.tensor([[7]]), zeros)
@@ -111,7 +116,7 @@ def test_zeros_before_a_text_are_as_many_as_evaluation_remembers(method: str) ->
 
 @pytest.mark.parametrize("method", ["cached", "segments", "sliding"])
 def test_clamp_len_at_evaluation_is_that_of_a_model_that_has_it(method: str) -> None:
-    model, clamped = small_model(), small_model(clamp_len=3)
+    model, clamped = frozen(), frozen(clamp_len=3)
     plain = evaluate(model, TEXT, 7, 11, method=method, segment=4, batch=1)
     got = evaluate(model, TEXT, 7, 11, method=method, segment=4, batch=1, clamp_len=3)
     want = evaluate(clamped, TEXT, 7, 11, method=method, segment=4, batch=1)
@@ -121,7 +126,7 @@ def test_clamp_len_at_evaluation_is_that_of_a_model_that_has_it(method: str) -> 
 
 def test_counting_as_released() -> None:
     """41 tokens, 4 streams of 10: the last is left out, the first of each is an input only."""
-    model = small_model()
+    model = frozen()
     tokens = np.append(TEXT, 3).astype(np.uint8)
     score = evaluate(model, tokens, 7, 9, batch=4, segment=4, counting="released")
     assert score.tokens == 36
@@ -131,7 +136,7 @@ def test_counting_as_released() -> None:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_generates(name: str) -> None:
-    model = small_model(mem_len=0, **SYSTEMS[name])
+    model = frozen(mem_len=0, **SYSTEMS[name])
     reader = WindowReader(model, 2, 9)
     prompt = torch.tensor([TEXT[:12].tolist(), TEXT[12:24].tolist()])
     drawn = torch.stack(list(generate(reader, prompt, 15, Sampling(0.0))), 1)
@@ -143,10 +148,10 @@ def test_every_system_generates(name: str) -> None:
 
 
 def test_methods_when_nothing_is_said() -> None:
-    assert default_method(small_model()) == "cached"
-    assert default_method(small_model(encoding="shaw", table_len=3, mem_len=0)) == "cached"
-    assert default_method(small_model(encoding="sinusoid")) == "segments"
-    assert default_method(small_model(encoding="sinusoid", mem_len=0)) == "sliding"
+    assert default_method(frozen()) == "cached"
+    assert default_method(frozen(encoding="shaw", table_len=3, mem_len=0)) == "cached"
+    assert default_method(frozen(encoding="sinusoid")) == "segments"
+    assert default_method(frozen(encoding="sinusoid", mem_len=0)) == "sliding"
 
 
 @pytest.mark.parametrize(
@@ -166,11 +171,11 @@ def test_methods_when_nothing_is_said() -> None:
 )
 def test_bad_evaluations(options: dict[str, object], arguments: dict[str, object], message: str) -> None:
     with pytest.raises(TxlError, match=message):
-        evaluate(small_model(**options), TEXT, 7, 9, **arguments)
+        evaluate(frozen(**options), TEXT, 7, 9, **arguments)
 
 
 def test_bad_readers() -> None:
-    model = small_model(encoding="sinusoid")
+    model = frozen(encoding="sinusoid")
     with pytest.raises(TxlError, match="stride must be from 1 to the window's 4 tokens, got 5"):
         WindowReader(model, 1, 4, 5)
     with pytest.raises(TxlError, match="mem_len must be >= 0, got -1"):
@@ -182,7 +187,7 @@ def test_bad_readers() -> None:
 
 
 def test_evaluation_leaves_the_model_as_it_was() -> None:
-    model = small_model().train()
+    model = frozen().train()
     for method in ("cached", "segments", "sliding"):
         score = evaluate(model, TEXT, 7, 9, method=method, segment=3)
         assert model.training

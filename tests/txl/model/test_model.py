@@ -117,7 +117,7 @@ def test_bad_model_options(options: dict[str, object], message: str) -> None:
         ({"lr": 0.0}, "lr must be > 0, got 0.0"),
         ({"lr": float("nan")}, "lr must be > 0, got nan"),
         ({"warmup": -1}, "warmup must be None or >= 0, got -1"),
-        ({"precision": "fp8"}, "precision must be auto, fp32 or bf16, got 'fp8'"),
+        ({"precision": "fp8"}, "precision must be auto, fp32, bf16, got 'fp8'"),
         ({"eval_tokens": 0}, "eval_tokens must be None or >= 1, got 0"),
     ],
 )

@@ -4,6 +4,7 @@ import gzip
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from txl.commands import prepare as command
@@ -23,7 +24,7 @@ def txl(monkeypatch: pytest.MonkeyPatch) -> object:
         return done.output
 
     # One that writes to whatever stdout is when it is used.
-    monkeypatch.setattr(command, "console", command.Console(width=200))
+    monkeypatch.setattr(command, "console", Console(width=200))
     return run
 
 
@@ -80,6 +81,6 @@ def test_a_truncated_file(txl, text: Path, tmp_path: Path) -> None:
 
 
 def test_a_terminal_shows_a_bar(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "console", command.Console(force_terminal=True, width=100))
+    monkeypatch.setattr(command, "console", Console(force_terminal=True, width=100))
     done = CliRunner().invoke(app, ["prepare", str(tmp_path / "c"), "--data", str(text)])
     assert "encoding" in done.output
