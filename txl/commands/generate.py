@@ -21,7 +21,9 @@ from txl.training import checkpoint as checkpoints
 
 def generate_command(
     checkpoint: Checkpoint,
-    prompt: Annotated[str, typer.Option(help="Text to continue; @FILE reads it from a file.")] = "\n",
+    prompt: Annotated[
+        str | None, typer.Option(help="Text to continue; @FILE reads it from a file. Default: the start of a text.")
+    ] = None,
     count: Annotated[int, typer.Option(help="Tokens to generate: bytes, or words.")] = 500,
     attn_len: Annotated[int | None, typer.Option(help="Keys a token sees. Default: as in training.")] = None,
     temperature: Annotated[
@@ -40,9 +42,10 @@ def generate_command(
         raise TxlError(f"--count must be >= 1, got {count}")
     sampling = Sampling(temperature, top_k, top_p)
     model, saved = checkpoints.restore(checkpoint, pick_device(device))
-    text = _prompt(prompt)
     vocabulary = saved.vocabulary
-    tokens = data.as_tensor(vocabulary.encode(text)).unsqueeze(0).to(model.device)
+    text = b"" if prompt is None else _prompt(prompt)
+    known = torch.tensor([vocabulary.start]) if prompt is None else data.as_tensor(vocabulary.encode(text))
+    tokens = known.unsqueeze(0).to(model.device)
     generator = torch.Generator(model.device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
     reader = _reader(model, attn_len, saved.attn_len)
@@ -52,7 +55,8 @@ def generate_command(
     for n, token in enumerate(generate(reader, tokens, count, sampling, generator)):
         drawn = int(token)
         shown = vocabulary.decode([before, drawn])[len(vocabulary.decode([before])) :]
-        write.write(shown.lstrip(b" ") if n == 0 and text[-1:].isspace() and vocabulary.unit == "words" else shown)
+        apart = vocabulary.unit == "words" and (not text or text[-1:].isspace())  # no space is wanted before it
+        write.write(shown.lstrip(b" ") if n == 0 and apart else shown)
         write.flush()
         before = drawn
     write.write(b"\n")

@@ -1,80 +1,20 @@
 """The commands as a user runs them: output, exit codes, and one clear line for each mistake."""
 
 import bz2
-import functools
 import gzip
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from command_helpers import SMALL, Run, one_line
 
-from txl.commands import cli, demo, options
+from txl.commands import demo
 from txl.evaluation.score import Score
 from txl.text.corpus import Corpus
 
 ROOT = Path(__file__).parent.parent.parent.parent
-SMALL = [
-    "--n-layer",
-    "1",
-    "--d-model",
-    "16",
-    "--n-head",
-    "2",
-    "--d-head",
-    "8",
-    "--d-inner",
-    "32",
-    "--mem-len",
-    "16",
-    "--batch",
-    "2",
-    "--tgt-len",
-    "16",
-    "--steps",
-    "3",
-]
-
-
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Done]
-
-
-def in_process(capfd: pytest.CaptureFixture[str], *arguments: object) -> Done:
-    """The command without the seconds a new interpreter needs."""
-    argv = sys.argv
-    sys.argv = ["txl", *map(str, arguments)]
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        sys.argv = argv
-    return Done(code, *capfd.readouterr())
-
-
-@pytest.fixture
-def txl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(options.console, "width", 120)
-    return functools.partial(in_process, capfd)
-
-
-@pytest.fixture(scope="module")
-def run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    command = [sys.executable, "-m", "txl", "train", "--run", folder, "--data", corpus.folder, *SMALL]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "validation loss" in done.stdout
-    return folder
 
 
 def test_help_of_everything(txl: Run) -> None:
@@ -155,13 +95,6 @@ def test_generate_into_a_closed_pipe(run: Path) -> None:
         check=True,
     )
     assert done.stderr == b""
-
-
-def one_line(done: Done, words: str) -> None:
-    assert done.returncode == 1, (done.stdout, done.stderr)
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert done.stderr.startswith("error: ")
-    assert words in done.stderr
 
 
 BAD = {

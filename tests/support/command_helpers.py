@@ -1,0 +1,45 @@
+"""The `txl` command in this process, and what it said."""
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from txl.commands import cli
+
+# Options of a model that trains in a moment.
+SMALL = (
+    "--n-layer 1 --d-model 16 --n-head 2 --d-head 8 --d-inner 32 --mem-len 16 --batch 2 --tgt-len 16 --steps 3".split()
+)
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+def in_process(capfd: pytest.CaptureFixture[str], *arguments: object) -> Done:
+    """The command without the seconds a new interpreter needs."""
+    argv = sys.argv
+    sys.argv = ["txl", *map(str, arguments)]
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.argv = argv
+    return Done(code, *capfd.readouterr())
+
+
+def one_line(done: Done, words: str) -> None:
+    """It failed, with one clear line."""
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert words in done.stderr

@@ -1,0 +1,78 @@
+"""`txl train`: recipes, minutes, other lengths on resume, and what it tells."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_helpers import SMALL, Run, one_line
+
+from txl import recipes
+from txl.text.corpus import Corpus
+from txl.training import checkpoint as checkpoints
+from txl.training.run_folder import read_record
+
+
+def test_the_default_is_what_the_demo_trains(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
+    done = txl("train", "--run", tmp_path / "r", "--data", corpus.folder, "--steps", "1")
+    assert done.returncode == 0, done.stderr
+    record, recipe = read_record(tmp_path / "r"), recipes.load(recipes.DEFAULT)
+    assert {k: record.model[k] for k in recipe.model} == recipe.model
+    assert {k: record.train[k] for k in recipe.train} == recipe.train | {"steps": 1}
+    assert done.stdout.startswith("0.86M parameters, updates 0 to 1")
+
+
+def test_minutes_set_the_updates(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
+    options = [x for x in SMALL if x not in ("--steps", "3")]
+    done = txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *options, "--minutes", "0.02")
+    assert done.returncode == 0, done.stderr
+    train = read_record(tmp_path / "r").train
+    assert train["steps"] > 5
+    assert train["eval_every"] == -(-train["steps"] // 4)
+    one_line(txl("train", "--run", tmp_path / "s", "--minutes", "-1"), "--minutes must be > 0")
+    one_line(txl("train", "--run", tmp_path / "s", "--minutes", "1", "--steps", "3"), "goes neither with --steps")
+
+
+def test_more_updates_on_resume(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
+    txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *SMALL)
+    done = txl("train", "--run", tmp_path / "r", "--resume", "--steps", "6")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "steps: 6, was 3; from update 4 on the learning rate follows the schedule of 6 updates" in said
+    assert checkpoints.load(tmp_path / "r" / "last.safetensors").state["step"] == 6
+    assert read_record(tmp_path / "r").train["steps"] == 6
+    again = txl("train", "--run", tmp_path / "r", "--resume")
+    assert again.returncode == 0, again.stderr
+    one_line(txl("train", "--run", tmp_path / "r", "--resume", "--steps", "5"), "steps is 5, but 6 updates are done")
+    one_line(txl("train", "--run", tmp_path / "r", "--resume", "--lr", "1"), "lr is 1.0, was 0.0025 (steps, eval_every")
+
+
+def test_options_come_in_groups(txl: Run) -> None:
+    shown = txl("train", "--help").stdout
+    for panel in ("Model", "Vocabulary", "Regularisation", "Training", "Optimizer", "Evaluation and checkpoints"):
+        assert f"─ {panel} ─" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--recipe gpt", "recipe must be one of laptop, enwik8-18l"),
+        ("--recipe wt103-base", "cutoffs must increase, above 0 and below the 25 of vocab_size"),
+        ("--cutoffs 9,4", "cutoffs must increase, above 0 and below the 25 of vocab_size, got [9, 4]"),
+        ("--cutoffs 4,x", "--cutoffs takes whole numbers separated by commas, or none, got '4,x'"),
+        ("--cutoffs 4,9 --div-val 200", "div_val = 200 makes bin 1 of 3 0 wide"),
+        ("--encoding rope", "encoding must be one of relative, shaw"),
+        ("--encoding learned --table-len 8 --tie-r", "segments of 16 tokens are beyond the 8 learned positions"),
+        ("--encoding shaw --tie-r", "table_len must be given with encoding='shaw'"),
+        ("--loss most", "loss must be full, half, got 'most'"),
+        ("--batch 30000", "30000 streams need at least 30001"),
+    ],
+)
+def test_mistakes(txl: Run, corpus: Corpus, tmp_path: Path, options: str, words: str) -> None:
+    one_line(txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *SMALL, *options.split()), words)
+    assert not (tmp_path / "r" / "last.safetensors").exists()
+
+
+def test_the_log_has_bits_and_perplexity(run: Path) -> None:
+    entries = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert {"step", "loss", "bpc", "ppl", "grad_norm", "lr", "tokens_per_s"} == set(entries[0])
+    assert {"step", "valid_loss", "valid_bpc", "valid_ppl"} == set(entries[-1])

@@ -1,0 +1,107 @@
+"""Words from a text to a text: prepare, train, resume, evaluate, generate, average, for the paper's
+systems."""
+
+from pathlib import Path
+
+import pytest
+from command_helpers import SMALL, Run, one_line
+
+from txl.text import corpus as data
+from txl.training import checkpoint as checkpoints
+
+SYSTEMS = {
+    "ours, bins": "--cutoffs 50,200 --div-val 2",
+    "shaw": "--encoding shaw --table-len 9 --tie-r",
+    "sinusoid": "--encoding sinusoid --tie-r --mem-len 0 --loss half",
+    "sinusoid with recurrence": "--encoding sinusoid --tie-r",
+    "learned": "--encoding learned --table-len 16 --tie-r --mem-len 0 --intermediate-losses",
+    "penn treebank's": "--variational-dropout --word-dropout 0.1 --average triggered",
+}
+
+
+@pytest.fixture(scope="module")
+def words(text: Path, tmp_path_factory: pytest.TempPathFactory) -> data.Corpus:
+    return data.prepare(text, tmp_path_factory.mktemp("words"), data.PrepareOptions("words", max_words=400))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_system_from_words_to_words(txl: Run, words: data.Corpus, tmp_path: Path, name: str) -> None:
+    run = tmp_path / "r"
+    done = txl("train", "--run", run, "--data", words.folder, *SMALL, *SYSTEMS[name].split())
+    assert done.returncode == 0, done.stderr
+    assert "ppl" in done.stdout
+    assert txl("train", "--run", run, "--resume", "--steps", "4").returncode == 0
+    scored = txl("eval", run, "--limit", "50", "--attn-len", "8,16")
+    assert scored.returncode == 0, scored.stderr
+    written = txl("generate", run, "--prompt", "0001 follows the", "--count", "6", "--seed", "1")
+    assert written.returncode == 0, written.stderr
+    assert written.stdout.startswith("0001 follows the")
+    assert len(written.stdout.replace("\n", " <eos> ").split()) >= 3 + 6
+    assert "  " not in written.stdout
+
+
+def test_without_a_prompt_a_text_begins(txl: Run, words: data.Corpus, tmp_path: Path) -> None:
+    txl("train", "--run", tmp_path / "r", "--data", words.folder, *SMALL)
+    written = txl("generate", tmp_path / "r", "--count", "4", "--seed", "1")
+    assert written.returncode == 0, written.stderr
+    assert not written.stdout.startswith(" ")
+
+
+def cells(shown: str) -> list[str]:
+    """Of the first row of a table."""
+    row = next(line for line in shown.splitlines() if line.startswith("│"))
+    return [cell.strip() for cell in row.split("│")[1:-1]]
+
+
+def test_word_perplexity_of_bytes_and_of_words(txl: Run, run: Path, words: data.Corpus, tmp_path: Path) -> None:
+    txl("train", "--run", tmp_path / "r", "--data", words.folder, *SMALL)
+    row = cells(txl("eval", tmp_path / "r").stdout)
+    assert row[3] == row[4], "a word is a token"
+    row = cells(txl("eval", run).stdout)
+    assert float(row[4]) > 1e3 * float(row[3])
+
+
+def test_init_best_and_methods(txl: Run, run: Path) -> None:
+    done = txl("eval", run, "--attn-len", "4,32,64")
+    assert "init " in done.stdout
+    assert "(training's length 32)" in done.stdout
+    for method in ("segments", "sliding"):
+        shown = txl("eval", run, "--method", method, "--attn-len", "32", "--limit", "64", "--clamp-len", "20")
+        assert shown.returncode == 0, shown.stderr
+        assert f"{method}, of " in shown.stdout
+    for zeros in ("--zeros", "--empty"):
+        assert txl("eval", run, zeros, "--limit", "64").returncode == 0
+    assert "996" in txl("eval", run, "--counting", "released", "--batch", "12").stdout  # 1,008 less one a stream
+    one_line(txl("eval", run, "--method", "guess"), "--method must be one of cached, segments, sliding")
+    one_line(txl("eval", run, "--counting", "some"), "--counting must be all or released")
+
+
+def test_average(txl: Run, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mean.safetensors"
+    done = txl("average", run / "last.safetensors", run / "best.safetensors", "--out", out)
+    assert done.returncode == 0, done.stderr
+    parts = [checkpoints.load(run / f"{n}.safetensors").part("model")["softmax.bias"] for n in ("last", "best")]
+    mean = checkpoints.load(out)
+    assert mean.part("model")["softmax.bias"].tolist() == pytest.approx(((parts[0] + parts[1]) / 2).tolist())
+    assert mean.attn_len == 32
+    assert txl("eval", out, "--data", run / ".." / "nothing").returncode == 1
+    one_line(txl("average", run, "--out", tmp_path / "x.safetensors"), "takes two checkpoints or more, got 1")
+    one_line(txl("average", run, run, "--out", out), "exists already")
+
+
+def test_averages_of_different_models_are_refused(
+    txl: Run, run: Path, words: data.Corpus, corpus: data.Corpus, tmp_path: Path
+) -> None:
+    txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *SMALL, "--d-inner", "48")
+    one_line(txl("average", run, tmp_path / "r", "--out", tmp_path / "x.safetensors"), "is of another model than")
+
+
+def test_recipes(txl: Run) -> None:
+    listed = txl("recipes")
+    assert listed.returncode == 0, listed.stderr
+    for words in ("wt103-base", "151.11M", "9,000", "200,000", "Table 1: 24.0 perplexity"):
+        assert words in listed.stdout
+    shown = txl("recipes", "enwik8-base").stdout
+    assert "txl prepare CORPUS --data FILES --as enwik8 --newline drop" in shown
+    assert "txl eval RUN --segment 80 --attn-len 2100 --clamp-len 820" in shown
+    one_line(txl("recipes", "gpt"), "recipe must be one of")
