@@ -52,7 +52,7 @@ class AdaptiveEmbedding(nn.Module):
         if kept is not None:
             embedded = embedded * kept[tokens].unsqueeze(-1)
         if str(i) in self.projections:
-            embedded = F.linear(embedded, self.projections[str(i)])
+            embedded = F.linear(embedded, self.projections[str(i)]).to(embedded.dtype)  # also under autocast
         return embedded * math.sqrt(self.d_model)
 
     def _kept_rows(self) -> Tensor | None:

@@ -115,3 +115,18 @@ def test_encodings_in_float32_go_through_the_native_kernel() -> None:
         model.load_state_dict(exact.state_dict())
         tokens = torch.randint(31, (2, 9))
         torch.testing.assert_close(model.read(tokens).hidden.double(), exact.read(tokens).hidden, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
+def test_under_autocast(options: dict[str, object]) -> None:
+    exact = small_model(**options)
+    model = TransformerXL(small_config(**options))
+    model.load_state_dict(exact.state_dict())
+    tokens = torch.randint(31, (2, 9))
+    with torch.autocast("cpu", torch.bfloat16):
+        states = model.read(tokens)
+        nll = model.softmax.nll(states.hidden, tokens)
+    assert nll.dtype == torch.float32
+    nll.mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    torch.testing.assert_close(nll.double(), exact.softmax.nll(exact.read(tokens).hidden, tokens), rtol=0.1, atol=0.5)

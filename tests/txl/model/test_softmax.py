@@ -213,3 +213,15 @@ def test_memory_is_that_of_the_bins_hit() -> None:
         softmax.nll(torch.randn(4, 64, 16), torch.randint(1000, (4, 64)))
     tables = sum(p.numel() for p in softmax.parameters())
     assert sum(n for n in seen if n > 0) < 2 * tables + 6 * 256 * 1002
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_under_autocast(options: dict[str, object]) -> None:
+    model = TransformerXL(small_config(**options))
+    tokens = torch.arange(31).view(1, 31)
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.embed(tokens)
+        assert hidden.dtype == torch.float32, "the residual stream stays float32, as with one table"
+        nll = model.softmax.nll(hidden, tokens)
+    assert nll.dtype == torch.float32
+    torch.testing.assert_close(nll, model.softmax.nll(model.embed(tokens), tokens), rtol=2e-2, atol=2e-2)
