@@ -1,9 +1,10 @@
 """Peak memory of one implementation, in a process of its own: memory_probe.py WORK ALGORITHM
 BACKEND LENGTHS DEVICE.
 
-WORK: "attention" (forward and backward, B1 H8 D64, L = M) or "step" (a training step of two layers
-of enwik8-base's sizes, B1). BACKEND: of rel_attention, or empty. LENGTHS, separated by commas, are
-measured in this order after a tiny one, so that libraries loaded at the first use do not count.
+WORK: "attention" (forward and backward, B1 H8 D64, L = M), "step" (a training step of two layers
+of enwik8-base's sizes, B1) or "softmax" (a training step's, of as many words as the length says).
+BACKEND: of rel_attention, or empty. LENGTHS, separated by commas, are measured in this order after
+a tiny one, so that libraries loaded at the first use do not count.
 Prints a line of JSON for each: length, seconds, and peak_mib beyond what was there before, that is
 beyond the inputs or the parameters (before_mib).
 """
@@ -26,7 +27,11 @@ def work(kind: str, algorithm: str, backend: str, length: int, machine: Machine)
     if kind == "attention":
         found = rel_attention_on(backend) if backend else next(x for x in OTHERS if x.algorithm == algorithm)
         return entry(found, machine, Shape(1, 8, length, length, 64), backward=True).run
-    from implementations.models import ENWIK8_BASE  # not loaded for attention alone
+    if kind == "softmax":
+        from implementations import softmax  # not loaded for attention alone
+
+        return softmax.step(algorithm, length, machine.device)
+    from implementations.models import ENWIK8_BASE
     from implementations.training import TRAINED, step
 
     config = replace(ENWIK8_BASE, n_layer=2, mem_len=length)

@@ -1,5 +1,5 @@
-"""Peak memory against length, L = M: attention alone and a training step; each measured in a
-process of its own."""
+"""Peak memory against length, L = M: attention alone and a training step; and of a training step's
+softmax. Each is measured in a process of its own."""
 
 import functools
 import json
@@ -15,7 +15,9 @@ from harness.machine import Machine
 from harness.shapes import Shape
 from implementations.attention import BASELINE, DENSE, EAGER, ORIGINAL, Attention, ours
 from implementations.attention_entry import check
-from implementations.models import ENWIK8_BASE
+from implementations.models import ENWIK8_BASE, WT103_WORDS
+from implementations.softmax import SOFTMAXES, checked, note
+from implementations.softmax_check import SMALL
 from implementations.training import TRAINED
 from implementations.training import check as check_training
 
@@ -98,4 +100,25 @@ def training_step(machine: Machine, full: bool) -> list[Comparison]:
 
 @comparisons(training_step)
 def test_training_step_memory(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
+
+
+def softmax(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind == "interpreter":
+        return []
+
+    def over(vocab_size: int, brief: Comparison | None = None) -> Comparison:
+        runs = []
+        for algorithm, x in SOFTMAXES.items():
+            check = checked(algorithm, machine.device)
+            prepare = functools.partial(probe, "softmax", algorithm, "", (vocab_size,), vocab_size, machine, check)
+            runs.append(Implementation(x.name, algorithm, prepare, x.role))
+        case = Case(unit="step", model="wt103-base", note=f"softmax of a training step, {note(vocab_size)}")
+        return Comparison("peak memory", case, runs, clock="own", least=1, brief=brief)
+
+    return [over(WT103_WORDS, brief=over(SMALL))]
+
+
+@comparisons(softmax)
+def test_softmax_memory(run: Any, comparison: Comparison, implementation: str) -> None:
     run(comparison, implementation)

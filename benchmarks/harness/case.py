@@ -17,7 +17,8 @@ class Case:
     Attributes:
         unit: what times are shown for one of.
         shape: of one attention, or of each attention of a model.
-        model, layers: a model of these sizes; layers may be fewer than the model's own.
+        model, layers: a model of these sizes; layers may be fewer than the model's own, or None
+            where none is computed.
         attn_len: keys every token sees.
         note: for people; nothing depends on it.
     """
@@ -44,6 +45,8 @@ class Case:
     @property
     def network(self) -> str:
         """The model's title."""
+        if self.layers is None:
+            return str(self.model)
         return f"{self.model}, {self.layers} layer{'s' if self.layers != 1 else ''}"
 
     @property

@@ -78,6 +78,7 @@ class Comparison:
     """Implementations of one case, ours first.
 
     clock: "device", "cold" (device, caches filled with something else before), "wall", or "own".
+    brief: what --brief runs in its place, where once is too long.
 
     Raises:
         ValueError: two implementations have one name.
@@ -90,6 +91,7 @@ class Comparison:
     seconds: float = 4.0
     least: int = 4
     most: int = 200
+    brief: "Comparison | None" = None
 
     def __post_init__(self) -> None:
         names = [x.name for x in self.implementations]

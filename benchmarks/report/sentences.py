@@ -1,4 +1,5 @@
-"""What the README says in a sentence each: training, memory, padding, small calls and start-up."""
+"""What the README says in a sentence each: training, softmax, memory, padding, small calls and
+start-up."""
 
 from report.formats import number, prose
 from report.records import Device, Measured, ratio
@@ -24,13 +25,27 @@ def training(step: Measured) -> str | None:
     )
 
 
+def softmax(step: Measured) -> str | None:
+    mine, narrow = step.find(algorithm="adaptive"), step.find(algorithm="adaptive-4")
+    over_full = ratio(step.find(algorithm="full-softmax"), mine)
+    gains = ratio(step.find(algorithm="torch-adaptive"), mine), ratio(step.find(algorithm="torch-adaptive-4"), narrow)
+    if over_full is None or None in gains:
+        return None
+    return (
+        f"Softmax of a training step ({step.case.work}): {over_full:.1f} times the tokens a second of a full softmax,"
+        f" {gains[0]:.1f} times those of `nn.AdaptiveLogSoftmaxWithLoss` ({gains[1]:.1f} times with div_val 4)."
+    )
+
+
 def memory(step: Measured) -> str | None:
-    rows = step.find(role="ours"), step.find(algorithm="original")
+    full = step.find(algorithm="full-softmax")
+    rows = step.find(role="ours"), full or step.find(algorithm="original")
     mine, theirs = (None if row is None else row.get("peak_mib") for row in rows)
     if step.case.model is None or not mine or not theirs:
         return None
     return (
-        f"Peak memory ({step.case.work}): {number(mine)} MiB against {number(theirs)}, {theirs / mine:.1f} times less."
+        f"Peak memory ({step.case.work}): {number(mine)} MiB against {number(theirs)}"
+        f"{' of a full softmax' if full else ''}, {theirs / mine:.1f} times less."
     )
 
 
@@ -63,6 +78,7 @@ def start_up(processes: Measured) -> str | None:
 
 _SENTENCES = {
     "training step": training,
+    "softmax": softmax,
     "peak memory": memory,
     "padding": padding,
     "call overhead": small_call,

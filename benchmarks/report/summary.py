@@ -10,7 +10,8 @@ from report.sentences import sentences
 
 Row = dict[str, Any]
 QUOTED = (
-    "evaluation speed", "attention", "decode", "training step", "peak memory", "padding", "call overhead", "start-up",
+    "evaluation speed", "attention", "decode", "training step", "softmax", "peak memory", "padding", "call overhead",
+    "start-up",
 )  # fmt: skip
 # Of the evaluation speed: algorithms and their titles.
 EVALUATION = {

@@ -31,6 +31,15 @@ def test_first_line_and_columns() -> None:
         assert table.split(")", 1)[1].split() == columns
 
 
+def test_brief_takes_the_small_case_where_there_is_one() -> None:
+    selected = ["benchmarks/groups/test_softmax.py", "--device", "cpu"]
+    for extra, over in (([], "267,735 words"), (["--brief"], "2,000 words")):
+        done = run(*selected, "--collect-only", "-q", *extra)
+        listed = [line for line in done.stdout.splitlines() if "::test_softmax[" in line]
+        assert len(listed) == 5, done.stdout
+        assert all(over in line for line in listed)
+
+
 def test_the_interpreter_must_be_asked_for() -> None:
     done = run("benchmarks/", "--device", "interpreter")
     assert done.returncode != 0

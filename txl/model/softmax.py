@@ -72,46 +72,52 @@ class AdaptiveSoftmax(nn.Module):
         inner = torch.tensor(self.bins.cutoffs, device=goal.device, dtype=goal.dtype)
         which = torch.bucketize(goal, inner, right=True)  # bin of each target; 0 for those ignored
         column = torch.where(which == 0, goal, first + which - 1)
-        nll = F.cross_entropy(_full(self._head(flat)), column, reduction="none", ignore_index=IGNORED)
+        weights = self._weights()
+        nll = F.cross_entropy(self._scores(0, flat, weights), column, reduction="none", ignore_index=IGNORED)
         for i in range(1, len(self.bins)):
             # A bin without targets takes part too, so that every parameter gets a gradient.
             rows = (which == i).nonzero().squeeze(1)
             within = goal[rows] - self.bins.bounds[i]
-            tail = F.cross_entropy(_full(self._tail(i, flat[rows])), within, reduction="none")
+            tail = F.cross_entropy(self._scores(i, flat[rows], weights), within, reduction="none")
             nll = nll.index_add(0, rows, tail)
         return nll.view(targets.shape)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """[.., d_model] -> log-probabilities [.., vocab_size]; float32 or float64."""
-        head = _full(self._head(hidden)).log_softmax(-1)
+        weights = self._weights()
+        head = self._scores(0, hidden, weights).log_softmax(-1)
         first = self.bins.bounds[1]
         parts = [head[..., :first]]
         for i in range(1, len(self.bins)):
-            parts.append(head[..., first + i - 1 : first + i] + _full(self._tail(i, hidden)).log_softmax(-1))
+            tail = self._scores(i, hidden, weights).log_softmax(-1)
+            parts.append(head[..., first + i - 1 : first + i] + tail)
         return torch.cat(parts, -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores whose softmax is the distribution, [.., vocab_size]: of one bin as they are, of
         several their log-probabilities."""
-        return self._head(hidden) if len(self.bins) == 1 else self.log_probs(hidden)
-
-    def _head(self, hidden: Tensor) -> Tensor:
-        """[N, d_model] -> [N, c_1 + bins - 1]."""
-        first = self.bins.bounds[1]
-        weight, bias = self.tables[0][:first], self.bias[:first]
         if len(self.bins) > 1:
-            weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
-        return F.linear(self._project(0, hidden), weight, bias)
+            return self.log_probs(hidden)
+        return F.linear(self._project(0, hidden), self.tables[0], self.bias)
 
-    def _tail(self, i: int, hidden: Tensor) -> Tensor:
-        """[N, d_model] -> [N, tokens of bin i]."""
-        begin, end = self.bins.bounds[i], self.bins.bounds[i + 1]
-        table = self.tables[i] if len(self.tables) > 1 else self.tables[0][begin:end]
-        return F.linear(self._project(i, hidden), table, self.bias[begin:end])
+    def _weights(self) -> list[tuple[Tensor, Tensor]]:
+        """Weight and bias of the head and of each tail.
+
+        Split in one go: the backward of a slice would fill a gradient as large as the whole table.
+        """
+        bounds = self.bins.bounds
+        sizes = [bounds[i + 1] - bounds[i] for i in range(len(self.bins))]
+        tables = list(self.tables) if len(self.tables) > 1 else list(self.tables[0].split(sizes))
+        biases = list(self.bias.split(sizes))
+        if len(self.bins) > 1:
+            tables[0] = torch.cat([tables[0], self.cluster_weight])
+            biases[0] = torch.cat([biases[0], self.cluster_bias])
+        return list(zip(tables, biases, strict=True))
+
+    def _scores(self, i: int, hidden: Tensor, weights: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """[N, d_model] -> [N, tokens of bin i] or head [N, c_1 + bins - 1]; float32 or float64."""
+        scores = F.linear(self._project(i, hidden), *weights[i])
+        return scores if scores.dtype == torch.float64 else scores.float()
 
     def _project(self, i: int, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.projections[str(i)].t()) if str(i) in self.projections else hidden
-
-
-def _full(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()

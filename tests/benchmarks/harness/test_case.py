@@ -11,6 +11,7 @@ CASES = {
     "": Case(),
     "forward, B1 H2 L3 M4 D5": Case(direction="forward", shape=Shape(1, 2, 3, 4, 5)),
     "a, 12 layers, attention length 800, one token": Case(unit="token", model="a", layers=12, attn_len=800),
+    "a, forward, b": Case(direction="forward", model="a", note="b"),
     "a, 1 layer, a note": Case(unit="step", model="a", layers=1, note="a note"),
 }
 

@@ -128,16 +128,16 @@ def test_order_of_the_targets_does_not_matter(targets: list[int]) -> None:
 
 def test_only_the_bins_that_are_hit_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: dict[int, int] = {}
-    tail = AdaptiveSoftmax._tail
+    scores = AdaptiveSoftmax._scores
 
-    def counted(self: AdaptiveSoftmax, i: int, hidden: Tensor) -> Tensor:
+    def counted(self: AdaptiveSoftmax, i: int, hidden: Tensor, weights: list[tuple[Tensor, Tensor]]) -> Tensor:
         rows[i] = len(hidden)
-        return tail(self, i, hidden)
+        return scores(self, i, hidden, weights)
 
-    monkeypatch.setattr(AdaptiveSoftmax, "_tail", counted)
+    monkeypatch.setattr(AdaptiveSoftmax, "_scores", counted)
     softmax = small_model(cutoffs=CUTOFFS).softmax
     softmax.nll(torch.randn(1, 6, 16, dtype=torch.float64), torch.tensor([[1, 5, 25, 26, 3, -100]]))
-    assert rows == {1: 1, 2: 0, 3: 2}
+    assert rows == {0: 6, 1: 1, 2: 0, 3: 2}
 
 
 def test_loss_is_float32_of_bfloat16_states() -> None:

@@ -1,0 +1,32 @@
+"""The softmax of a training step of WikiText-103's base model: adaptive, ours and torch's, and
+full."""
+
+import functools
+from typing import Any
+
+from harness.case import Case
+from harness.comparison import Comparison, Implementation, comparisons
+from harness.machine import Machine
+from implementations.models import WT103_WORDS
+from implementations.softmax import SOFTMAXES, entry, note
+from implementations.softmax_check import SMALL
+
+
+def _over(vocab_size: int, machine: Machine, brief: Comparison | None = None) -> Comparison:
+    runs = [
+        Implementation(x.name, algorithm, functools.partial(entry, algorithm, vocab_size, machine.device), x.role)
+        for algorithm, x in SOFTMAXES.items()
+    ]
+    case = Case(unit="token", direction="forward+backward", model="wt103-base", note=note(vocab_size))
+    return Comparison("softmax", case, runs, clock="wall", seconds=45, least=4, most=30, brief=brief)
+
+
+def softmax(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind == "interpreter":
+        return []
+    return [_over(WT103_WORDS, machine, brief=_over(SMALL, machine))]
+
+
+@comparisons(softmax)
+def test_softmax(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)

@@ -1,0 +1,137 @@
+"""Softmaxes over a vocabulary of words, as a training step has them: the loss of its hidden states,
+and gradients of them and of all parameters.
+
+Targets follow Zipf's law (`models.words`), so that the bins are hit as text hits them. With div_val
+4, ours and torch's module differ by ours' biases in the tails alone; with 1, torch's module still
+projects its tails, and ours does not.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from harness.comparison import Entry, Role
+from implementations.models import words, wt103
+from implementations.softmax_check import Scores, check
+from txl import ModelConfig
+from txl.model.initial import init_parameters
+from txl.model.softmax import AdaptiveSoftmax
+
+BATCH, LENGTH = 4, 150  # of hidden states; wt103-base's segment
+
+
+class Softmax(NamedTuple):
+    """One that is compared.
+
+    Attributes:
+        make: from a model's sizes.
+        loss: mean nll, [], of it, hidden states [B, L, d_model] and targets [B, L].
+        scores: what it computes, for the check.
+    """
+
+    name: str
+    role: Role
+    make: Callable[[ModelConfig], nn.Module]
+    loss: Callable[[Any, Tensor, Tensor], Tensor]
+    scores: Callable[[Any], Scores]
+
+
+def _ours(config: ModelConfig, div_val: int) -> AdaptiveSoftmax:
+    config = replace(config, div_val=div_val, proj_same_dim=False)
+    softmax = AdaptiveSoftmax(config, None)
+    init_parameters(softmax, config)
+    return softmax
+
+
+def _loss_of_ours(softmax: AdaptiveSoftmax, hidden: Tensor, targets: Tensor) -> Tensor:
+    return softmax.nll(hidden, targets).mean()
+
+
+def _scores_of_ours(softmax: AdaptiveSoftmax) -> Scores:
+    tables, bounds = torch.cat([_projected(softmax, i) for i in range(len(softmax.tables))]), softmax.bins.bounds
+    found = [(tables[a:b], softmax.bias[a:b]) for a, b in pairwise(bounds)]
+    weight, bias = found[0]
+    head = torch.cat([weight, softmax.cluster_weight]), torch.cat([bias, softmax.cluster_bias])
+    return [head, *found[1:]]
+
+
+def _projected(softmax: AdaptiveSoftmax, i: int) -> Tensor:
+    table, projections = softmax.tables[i], softmax.projections
+    return table @ projections[str(i)].T if str(i) in projections else table
+
+
+def _torchs(config: ModelConfig, div_value: float) -> nn.Module:
+    cutoffs = list(config.cutoffs)
+    return nn.AdaptiveLogSoftmaxWithLoss(config.d_model, config.vocab_size, cutoffs, div_value, head_bias=True)
+
+
+def _loss_of_torchs(softmax: nn.AdaptiveLogSoftmaxWithLoss, hidden: Tensor, targets: Tensor) -> Tensor:
+    return softmax(hidden.flatten(0, 1), targets.flatten()).loss
+
+
+def _scores_of_torchs(softmax: nn.AdaptiveLogSoftmaxWithLoss) -> Scores:
+    tails = [(up.weight @ down.weight, up.weight.new_zeros(len(up.weight))) for down, up in softmax.tail]
+    return [(softmax.head.weight, softmax.head.bias), *tails]
+
+
+def _full(config: ModelConfig) -> nn.Module:
+    return nn.Linear(config.d_model, config.vocab_size)
+
+
+def _loss_of_full(softmax: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(softmax(hidden.flatten(0, 1)), targets.flatten())
+
+
+OURS, OURS_4, TORCH, TORCH_4, FULL = "adaptive", "adaptive-4", "torch-adaptive", "torch-adaptive-4", "full-softmax"
+_TORCHS = "AdaptiveLogSoftmaxWithLoss, div_value"
+SOFTMAXES = {
+    OURS: Softmax("ours, div_val 1", "ours", functools.partial(_ours, div_val=1), _loss_of_ours, _scores_of_ours),
+    OURS_4: Softmax("ours, div_val 4", "ours", functools.partial(_ours, div_val=4), _loss_of_ours, _scores_of_ours),
+    TORCH: Softmax(
+        f"{_TORCHS} 1", "other", functools.partial(_torchs, div_value=1), _loss_of_torchs, _scores_of_torchs
+    ),
+    TORCH_4: Softmax(
+        f"{_TORCHS} 4", "other", functools.partial(_torchs, div_value=4), _loss_of_torchs, _scores_of_torchs
+    ),
+    FULL: Softmax("full softmax", "other", _full, _loss_of_full, lambda softmax: [(softmax.weight, softmax.bias)]),
+}
+
+
+def step(algorithm: str, vocab_size: int, device: torch.device) -> Callable[[], None]:
+    """Forward and backward; float32 parameters, autocast to bfloat16 on a GPU as `txl train`
+    does."""
+    torch.manual_seed(0)
+    config, softmax = wt103(vocab_size), SOFTMAXES[algorithm]
+    module = softmax.make(config).to(device)
+    targets = words(BATCH, LENGTH, vocab_size, device)
+    hidden = torch.randn(BATCH, LENGTH, config.d_model).to(device).requires_grad_()
+
+    def run() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = softmax.loss(module, hidden, targets)
+        for x in (hidden, *module.parameters()):
+            x.grad = None
+        loss.backward()
+
+    return run
+
+
+def checked(algorithm: str, device: torch.device) -> Callable[[], None]:
+    """Refuses it if it computes something else than its scores say."""
+    _, _, make, loss, scores = SOFTMAXES[algorithm]
+    return functools.partial(check, make, loss, scores, device)
+
+
+def entry(algorithm: str, vocab_size: int, device: torch.device) -> Entry:
+    return Entry(step(algorithm, vocab_size, device), checked(algorithm, device), per=BATCH * LENGTH)
+
+
+def note(vocab_size: int) -> str:
+    """What is done, for a case."""
+    return f"{vocab_size:,} words, B{BATCH} L{LENGTH}"
