@@ -90,6 +90,9 @@ def train(
     intermediate_losses: Annotated[
         bool | None, _option(_TRAINING, "Lower layers predict, too, at first.", "--intermediate-losses")
     ] = None,
+    second_target: Annotated[
+        bool | None, _option(_TRAINING, "A softmax for the token after the next, too.", "--second-target")
+    ] = None,
     precision: Annotated[str | None, _option(_TRAINING, "auto (bf16 on a GPU that has it), fp32 or bf16.")] = None,
     compile_layers: Annotated[bool | None, _option(_TRAINING, "The layers by torch.compile.", "--compile")] = None,
     recompute: Annotated[
