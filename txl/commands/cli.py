@@ -1,5 +1,6 @@
 """The `txl` command: its parts, and what becomes of errors."""
 
+import inspect
 import io
 import os
 import sys
@@ -7,6 +8,7 @@ from typing import Any
 
 import typer
 
+from txl.commands import last_resort
 from txl.commands.average import average_command
 from txl.commands.demo import demo_command
 from txl.commands.evaluate import evaluate_command
@@ -24,21 +26,30 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(prepare)
-app.command()(train)
-app.command("eval")(evaluate_command)
-app.command("generate")(generate_command)
-app.command("recipes")(recipes_command)
-app.command("average")(average_command)
-app.command("demo")(demo_command)
+for _name, _command, _help in (
+    ("prepare", prepare, "Turn text into a corpus of bytes or words, data sets into their standard splits."),
+    ("train", train, "Train a model, or continue a run. Ctrl-C writes a checkpoint and exits with 130."),
+    ("eval", evaluate_command, "Bits per token, perplexity and speed at each attention length."),
+    ("generate", generate_command, "Continue a text."),
+    ("recipes", recipes_command, "List the paper's models, or show one with its commands."),
+    ("average", average_command, "Average the parameters of checkpoints."),
+    ("demo", demo_command, "In about five minutes: train a small model, see what memory is worth, a sample."),
+):
+    # Python leaves docstrings out with -OO; the first line then still says what a command does.
+    app.command(_name, help=inspect.getdoc(_command) or _help)(_command)
 
 _UsageError: Any = typer.BadParameter.__base__  # whichever click typer uses
 
 
 def main() -> None:
     """Entry point: a user's error is one line on stderr and exit code 1; Ctrl-C is 130."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold any bytes
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:  # closed by the shell, as in `txl generate >&-`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names may hold any bytes
     try:
         app(standalone_mode=False)
     except _UsageError as error:
@@ -55,4 +66,11 @@ def main() -> None:
         sys.exit(0)
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except Exception as error:
+        known = last_resort.memory_summary(error)
+        if known is not None:
+            print(f"error: {known}", file=sys.stderr)
+        else:
+            last_resort.report(error)
         sys.exit(1)

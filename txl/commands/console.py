@@ -1,6 +1,8 @@
 """Progress on the terminal, and a Ctrl-C that loses nothing."""
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -12,6 +14,20 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from txl.training.trainer import Trainer
 
 _T = TypeVar("_T", bound="_Shown")
+
+
+def output_is_gone() -> None:
+    """Says on stderr that nobody reads what is printed, and prints to nowhere from now on."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print("the reader of the output is gone; the command goes on without it", file=sys.stderr)
+
+
+class PatientConsole(Console):
+    """Goes on when nobody reads its output; rich's own ends the program."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        output_is_gone()
 
 
 class _Shown:
@@ -51,7 +67,13 @@ class TrainingProgress(_Shown):
         self._task = self._bar.add_task("train", total=trainer.config.steps, completed=trainer.step, status="starting")
 
     def report(self, entry: dict[str, Any]) -> None:
-        """Takes what `Trainer.run` reports."""
+        """Takes what `Trainer.run` reports. A reader that is gone does not end the training."""
+        try:
+            self._report(entry)
+        except BrokenPipeError:
+            output_is_gone()
+
+    def _report(self, entry: dict[str, Any]) -> None:
         if "loss" in entry:
             status = (
                 f"loss {entry['loss']:.4f}  {self._unit} {entry[self._unit]:.4f}  {entry['tokens_per_s']:,.0f} tokens/s"

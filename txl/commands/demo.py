@@ -1,6 +1,7 @@
 """`txl demo`: trains a small model, measures what memory and caching are worth, and samples."""
 
 import dataclasses
+import math
 import time
 from pathlib import Path
 from typing import Annotated
@@ -37,8 +38,8 @@ SAMPLE_BYTES = 400
 
 def run(folder: AnyPath, source: AnyPath | None, minutes: float, device: torch.device, console: Console) -> None:
     """The demo, in a new run folder; `minutes` of training."""
-    if not minutes > 0:
-        raise TxlError(f"--minutes must be > 0, got {minutes}")
+    if not 0 < minutes < math.inf:
+        raise TxlError(f"--minutes must be > 0 and finite, got {minutes}")
     folder = Path(folder)
     refuse_used_folder(folder)
     began = time.perf_counter()

@@ -48,6 +48,8 @@ def generate_command(
     tokens = known.unsqueeze(0).to(model.device)
     generator = torch.Generator(model.device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
+    if attn_len is not None and attn_len > 0:  # no token sees more than there is
+        attn_len = min(attn_len, tokens.size(1) + count)
     reader = _reader(model, attn_len, saved.attn_len)
     write = sys.stdout.buffer
     write.write(text)

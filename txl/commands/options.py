@@ -5,11 +5,11 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
+from txl.commands.console import PatientConsole
 from txl.errors import TxlError
 
-console = Console()
+console = PatientConsole()
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
 Checkpoint = Annotated[Path, typer.Argument(help="A run folder (its best checkpoint is taken) or a .safetensors file.")]
@@ -21,6 +21,8 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise TxlError(f"device must be cpu, cuda or auto, got {name!r}")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise TxlError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error

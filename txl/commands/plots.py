@@ -1,11 +1,10 @@
 """Plots, made from records after a run, never during it."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from txl.evaluation.score import Score
 from txl.paths import AnyPath
+from txl.training.log import read as read_log
 
 
 def missing() -> str | None:
@@ -29,7 +28,7 @@ def _figure() -> Any:
 
 def loss_curve(log: AnyPath, path: AnyPath) -> None:
     """Training and validation bits per character against the update, from a run's `log.jsonl`."""
-    entries = [json.loads(line) for line in Path(log).read_text(encoding="utf-8").splitlines()]
+    entries, _ = read_log(log)
     train = [(e["step"], e["bpc"]) for e in entries if "loss" in e]
     valid = [(e["step"], e["valid_bpc"]) for e in entries if "valid_bpc" in e]
     figure = _figure()

@@ -1,6 +1,7 @@
 """`txl train`: a model from a recipe and options, or a run that goes on."""
 
 import dataclasses
+import math
 import shutil
 import tempfile
 from pathlib import Path
@@ -128,8 +129,8 @@ def train(
     own_train = {k: v for k, v in given.items() if k in TrainConfig.__dataclass_fields__ and v is not None}
     if eval_tokens == 0:
         own_train["eval_tokens"] = None
-    if minutes is not None and (steps is not None or resume or not minutes > 0):
-        raise TxlError("--minutes must be > 0, and goes neither with --steps nor with --resume")
+    if minutes is not None and (steps is not None or resume or not 0 < minutes < math.inf):
+        raise TxlError("--minutes must be > 0 and finite, and goes neither with --steps nor with --resume")
     where = pick_device(device)
     if resume:
         trainer = _resumed(run, source, recipe, own_model, own_train, where, tensorboard)
@@ -177,7 +178,7 @@ def _resumed(
         raise TxlError(f"{run}: a run is resumed on its own text, {record.corpus}; leave --data out")
     corpus = data.load(record.corpus)
     model_config = ModelConfig.from_json(record.model | own_model | {"vocab_size": len(corpus.vocabulary)})
-    config = TrainConfig(**(record.train | own_train))
+    config = TrainConfig.from_json(record.train | own_train)
     trainer = Trainer(run, corpus, model_config, config, resume=True, device=device, tensorboard=tensorboard)
     if config.steps != record.train["steps"]:
         say(

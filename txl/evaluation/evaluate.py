@@ -76,20 +76,23 @@ def evaluate(
         raise TxlError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     segment = min(segment, attn_len) if method != "cached" else segment
     tokens = tokens[:limit]
+    reach = attn_len
+    if model.config.initial_memory == "empty":  # no token sees more than there is
+        reach, segment = min(attn_len, len(tokens)), min(segment, len(tokens))
     training = model.training
     total, scored, began = 0.0, 0, time.perf_counter()
     try:
         if method == "sliding":
             if counting != "all":
                 raise TxlError("method 'sliding' scores every token: it goes with counting 'all' only")
-            for losses in sliding_losses(model, tokens, start, attn_len, segment, batch, clamp_len):
+            for losses in sliding_losses(model, tokens, start, reach, segment, batch, clamp_len):
                 total += float(losses.double().sum())
                 scored += len(losses)
                 if progress:
                     progress(scored)
         else:
             batch = min(batch, len(tokens))
-            reader = make_reader(model, method, batch, attn_len, segment, clamp_len)
+            reader = make_reader(model, method, batch, reach, segment, clamp_len)
             for inputs, targets in scored_segments(tokens, start, batch, segment, None, counting):
                 if not carry_memory:
                     reader.reset()

@@ -36,11 +36,14 @@ class Sampling:
         """Tokens [B] from logits [B, vocab_size]."""
         if self.temperature == 0:
             return logits.argmax(-1)
-        logits = logits.float()
+        logits = logits.double()  # in which even a temperature of 1e-300 is one
+        if not logits.amax(-1).isfinite().all():
+            raise TxlError("the model's predictions are not finite: its parameters are damaged, or it diverged")
         # The largest is 0, however low the temperature.
         logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
         if 0 < self.top_k < logits.size(-1):
-            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[:, -1:], -torch.inf)
+            kept = logits.topk(self.top_k).indices  # by place: of equal logits no more than k get through
+            logits = torch.full_like(logits, -torch.inf).scatter(-1, kept, logits.gather(-1, kept))
         if self.top_p < 1:
             ordered, order = logits.sort(descending=True)
             p = ordered.softmax(-1)

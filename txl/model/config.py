@@ -9,6 +9,7 @@ from txl.model.bins import Bins
 Encoding = Literal["relative", "shaw", "shaw-released", "sinusoid", "learned"]
 ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 TABLES = ("shaw", "shaw-released", "learned")  # encodings that are parameters, table_len of them
+MOST_LAYERS, MOST = 10_000, 2**31 - 1  # beyond which a number is a mistake
 ABSOLUTE = ("sinusoid", "learned")  # places in the segment, added to hidden states; not in the scores
 
 
@@ -92,6 +93,9 @@ class ModelConfig:
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))  # JSON has lists
         for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val"):
             _least(name, getattr(self, name), 1)
+        _most("n_layer", self.n_layer, MOST_LAYERS)
+        for name in ("vocab_size", "d_model", "n_head", "d_head", "d_inner", "mem_len", "window", "clamp_len"):
+            _most(name, getattr(self, name), MOST)
         if self.d_model % 2:
             raise TxlError(f"d_model must be even (its sinusoids come in pairs), got {self.d_model}")
         for name in ("dropout", "attn_dropout", "embedding_dropout", "output_dropout", "word_dropout"):
@@ -167,7 +171,15 @@ class ModelConfig:
             raise TxlError(f"the configuration has unknown fields: {', '.join(unknown)}")
         if "vocab_size" not in values:
             raise TxlError("the configuration has no vocab_size")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise TxlError(f"the configuration is damaged: {error}") from error
+
+
+def _most(name: str, value: int | None, most: int) -> None:
+    if value is not None and value > most:
+        raise TxlError(f"{name} must be <= {most:,}, got {value:,}")
 
 
 def _least(name: str, value: int, least: int) -> None:

@@ -57,6 +57,18 @@ class Corpus:
         tokens: Tokens = getattr(self, name)
         return tokens
 
+    def verify(self) -> None:
+        """Reads all tokens once.
+
+        Raises:
+            TxlError: they are not those that were prepared.
+        """
+        digest = hashlib.sha256(self.vocabulary.to_file())
+        for name in SPLITS:
+            digest.update(hashlib.sha256(self.split(name).data).digest())
+        if digest.hexdigest() != self.fingerprint:
+            raise TxlError(f"{self.folder}: its tokens are not those that were prepared; run `txl prepare` again")
+
 
 class _Passes:
     """Tells the progress of each reading of the source apart."""

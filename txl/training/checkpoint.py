@@ -1,8 +1,10 @@
 """Checkpoints: one safetensors file with JSON in its header. Never unpickled, written whole."""
 
+import hashlib
 import json
 import os
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,14 +67,15 @@ def save(
     tensors = {f"model.{name}": p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     tensors |= {name: x.detach().cpu().contiguous() for name, x in extra.items()}
     tensors[_VOCABULARY] = torch.frombuffer(bytearray(vocabulary.to_file()), dtype=torch.uint8)
-    header = {"format": _FORMAT, "config": model.config.to_json(), "state": state}
-    header["vocabulary"] = vocabulary.settings()
+    contents = {"format": _FORMAT, "config": model.config.to_json(), "state": state}
+    header = json.dumps(contents | {"vocabulary": vocabulary.settings()})
+    metadata = {"txl": header, "sha256": _digest(header, tensors)}
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")  # one a run; a killed process may leave it
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         permissions = _new_file(temporary)
-        save_file(tensors, temporary, metadata={"txl": json.dumps(header)})
+        save_file(tensors, temporary, metadata=metadata)
         temporary.chmod(permissions)  # save_file leaves a file that only its owner can read
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
@@ -92,6 +95,23 @@ def save(
                 temporary.unlink()
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Removes what killed processes were writing; for the only one that writes there."""
+    for path in folder.glob(".*.safetensors.*.tmp"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _digest(header: str, tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of the header and of names, types, shapes and values, in order of the names."""
+    digest = hashlib.sha256(header.encode())
+    for name, x in sorted(tensors.items()):
+        digest.update(f"{name} {x.dtype} {list(x.shape)}".encode())
+        if x.numel():
+            digest.update(x.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def _new_file(path: Path) -> int:
     """Makes an empty file anew; its permissions, by which the umask is known without setting it."""
     path.unlink(missing_ok=True)
@@ -103,7 +123,8 @@ def load(path: AnyPath) -> Checkpoint:
     """Reads a checkpoint: a file, or the best (else the last) one of a run folder.
 
     Raises:
-        TxlError: it is missing, truncated, not safetensors (a pickle, say), or not one of ours.
+        TxlError: it is missing, truncated, damaged, not safetensors (a pickle, say), or not one of
+            ours.
     """
     path = Path(path)
     if path.is_dir():
@@ -124,6 +145,8 @@ def load(path: AnyPath) -> Checkpoint:
         header = json.loads(metadata["txl"])
         if header["format"] != _FORMAT:
             raise TxlError(f"{path}: checkpoint format {header['format']!r} is not {_FORMAT!r} of this version")
+        if metadata["sha256"] != _digest(metadata["txl"], tensors):
+            raise TxlError(f"{path}: the checkpoint is damaged: its checksum is not that of its contents")
         written = tensors.pop(_VOCABULARY).numpy().tobytes()
         return Checkpoint(
             path,
@@ -132,7 +155,7 @@ def load(path: AnyPath) -> Checkpoint:
             header["state"],
             tensors,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise TxlError(f"{path}: a safetensors file, but not a txl checkpoint") from error
 
 
@@ -145,22 +168,31 @@ def load_parameters(model: TransformerXL, checkpoint: Checkpoint, given: dict[st
         TxlError: a parameter is missing, unknown or of another shape, by name.
     """
     given, wanted = given or checkpoint.part("model"), dict(model.named_parameters())
+    _check_shapes(checkpoint, given, wanted)
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(given[name])
+
+
+def _check_shapes(checkpoint: Checkpoint, given: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Raises TxlError: a parameter is missing, unknown or of another shape, by name."""
     for name in sorted(set(given) ^ set(wanted)):
         where = "is missing from" if name in wanted else "is unknown to the configuration of"
         raise TxlError(f"{checkpoint.path}: parameter {name} {where} the checkpoint")
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            if given[name].shape != parameter.shape:
-                raise TxlError(
-                    f"{checkpoint.path}: {name} has shape {list(given[name].shape)}, the configuration needs "
-                    f"{list(parameter.shape)}"
-                )
-            parameter.copy_(given[name])
+    for name, parameter in wanted.items():
+        if given[name].shape != parameter.shape:
+            raise TxlError(
+                f"{checkpoint.path}: {name} has shape {list(given[name].shape)}, the configuration needs "
+                f"{list(parameter.shape)}"
+            )
 
 
 def restore(path: AnyPath, device: torch.device | str = "cpu") -> tuple[TransformerXL, Checkpoint]:
     """A model as a checkpoint describes it, in evaluation mode."""
     checkpoint = load(path)
+    with torch.device("meta"):  # nothing is allocated for sizes that the file does not have
+        sizes = dict(TransformerXL(checkpoint.config).named_parameters())
+    _check_shapes(checkpoint, checkpoint.part("model"), sizes)
     model = TransformerXL(checkpoint.config)
     load_parameters(model, checkpoint)
     return model.to(device).eval(), checkpoint

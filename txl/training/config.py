@@ -115,3 +115,11 @@ class TrainConfig:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "TrainConfig":
+        """Raises TxlError on a field this version does not know, or a value of another type."""
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise TxlError(f"the options of training are damaged: {error}") from error

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.training import checkpoint as checkpoints
-from txl.training.run_folder import CHANGEABLE, refuse_changes, truncate_log
+from txl.training import log
+from txl.training.run_folder import CHANGEABLE, refuse_changes
 
 if TYPE_CHECKING:
     from txl.training.trainer import Trainer
@@ -42,6 +43,17 @@ def restore(trainer: Trainer) -> None:
     saved = checkpoints.load(trainer.last)
     if "train" not in saved.state:
         raise TxlError(f"{trainer.last}: holds parameters only (a best checkpoint?); it cannot be resumed")
+    try:
+        _refuse_others(trainer, saved)
+        trainer.corpus.verify()
+        _take_up(trainer, saved)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+        raise TxlError(f"{trainer.last}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
+    log.truncate(trainer.folder / "log.jsonl", trainer.step)
+
+
+def _refuse_others(trainer: Trainer, saved: checkpoints.Checkpoint) -> None:
+    """Raises TxlError where the run was of other options or another text."""
     refuse_changes(trainer.folder, "model", saved.config.to_json(), trainer.model.config.to_json())
     refuse_changes(trainer.folder, "training", saved.state["train"], trainer.config.to_json(), CHANGEABLE)
     if saved.state["corpus"] != trainer.corpus.fingerprint:
@@ -52,6 +64,9 @@ def restore(trainer: Trainer) -> None:
         raise TxlError(
             f"{trainer.folder}: steps is {trainer.config.steps}, but {saved.state['step']} updates are done already"
         )
+
+
+def _take_up(trainer: Trainer, saved: checkpoints.Checkpoint) -> None:
     checkpoints.load_parameters(trainer.model, saved)
     for n, optimizer in enumerate(trainer.optimizers):
         state = optimizer.state_dict()
@@ -71,4 +86,3 @@ def restore(trainer: Trainer) -> None:
     torch.set_rng_state(rng["cpu"])
     if "cuda" in rng and trainer.device.type == "cuda":
         torch.cuda.set_rng_state(rng["cuda"], trainer.device)
-    truncate_log(trainer.folder / "log.jsonl", trainer.step)

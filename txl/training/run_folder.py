@@ -29,8 +29,7 @@ def refuse_used_folder(folder: AnyPath) -> None:
 
 
 def write_record(folder: Path, model: dict[str, Any], train: dict[str, Any], corpus: Path) -> None:
-    """Makes the folder; a corpus inside it is named relative to it, so that both can be moved."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """A corpus inside the folder is named relative to it, so that both can be moved."""
     text = corpus.resolve()
     inside = text.is_relative_to(folder.resolve())
     where = text.relative_to(folder.resolve()) if inside else text
@@ -48,8 +47,10 @@ def read_record(folder: AnyPath) -> RunRecord:
     folder = Path(folder)
     try:
         values = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        if not isinstance(values["model"], dict) or not isinstance(values["train"], dict):
+            raise TypeError("model and train must be objects")
         return RunRecord(values["model"], values["train"], folder / values["corpus"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TxlError(f"{folder}: holds no run ({error})") from error
 
 
@@ -62,11 +63,3 @@ def refuse_changes(
         changed = "; ".join(f"{k} is {asked.get(k)}, was {saved.get(k)}" for k in names)
         may = f" ({', '.join(allowed)} may change)" if allowed else ""
         raise TxlError(f"{folder}: cannot resume with other {what} options: {changed}{may}")
-
-
-def truncate_log(path: Path, step: int) -> None:
-    """Drops what a killed run logged after its last checkpoint."""
-    if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-        path.write_text("".join(kept), encoding="utf-8")

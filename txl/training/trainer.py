@@ -1,6 +1,5 @@
 """The training loop: one run folder, resumable bit for bit."""
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -19,9 +18,11 @@ from txl.paths import AnyPath
 from txl.text.corpus import Corpus
 from txl.text.streams import training_streams
 from txl.training import checkpoint as checkpoints
+from txl.training import log
 from txl.training import resume as resuming
 from txl.training.average import WeightAverage
 from txl.training.config import TrainConfig
+from txl.training.lock import lock
 from txl.training.losses import layers_that_predict, segment_loss
 from txl.training.optimizer import make_optimizers
 from txl.training.run_folder import refuse_used_folder, write_record
@@ -68,7 +69,8 @@ class Trainer:
 
         Raises:
             TxlError: the folder already holds a run (without `resume`), or holds none or one of
-                other options (with it); or the corpus is too short.
+                other options (with it); another process trains there; or the corpus is too
+                short.
         """
         self.folder = folder = Path(folder)
         self.corpus, self.config = corpus, config
@@ -97,10 +99,14 @@ class Trainer:
         self.best_loss = math.inf
         self.memories: list[HiddenMemory | None] = [None] * config.batch_chunk
         self.stop_requested = False
+        if not resume:
+            refuse_used_folder(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_dir():
+            lock(folder)
+            checkpoints.remove_unfinished(folder)
         if resume:
             resuming.restore(self)
-        else:
-            refuse_used_folder(folder)
         write_record(folder, model_config.to_json(), config.to_json(), corpus.folder)
         if not resume:
             (folder / "log.jsonl").write_text("", encoding="utf-8")
@@ -211,8 +217,7 @@ class Trainer:
             checkpoints.save(self.best, self.average.model, self.corpus.vocabulary, state, {})
 
     def _log(self, entry: dict[str, Any], report: Report | None) -> None:
-        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        log.append(self.folder / "log.jsonl", entry)
         if self._board is not None:
             for name, value in entry.items():
                 if name != "step":

@@ -1,0 +1,115 @@
+"""Commands with absurd options, closed outputs and odd files: done as asked, or one line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_helpers import SMALL, Run, one_line
+
+from txl.commands import last_resort
+from txl.text.corpus import Corpus
+from txl.training import checkpoint as checkpoints
+
+TXL = [sys.executable, "-m", "txl"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train --run {tmp}/r --data {corpus} --d-model 100000000", "there is not enough memory for these sizes"),
+        ("train --run {tmp}/r --data {corpus} --n-layer 1000000000", "n_layer must be <= 10,000, got 1,000,000,000"),
+        ("train --run {tmp}/r --data {corpus} --clamp-len 10000000000", "clamp_len must be <= 2,147,483,647"),
+        ("train --run {tmp}/r --data {corpus} --minutes inf", "--minutes must be > 0 and finite"),
+        ("generate {run} --device meta", "device must be cpu, cuda or auto, got 'meta'"),
+        ("generate {run} --device mps:9", "device"),
+        ("demo --minutes inf --run {tmp}/r", "--minutes must be > 0 and finite, got inf"),
+        ("demo --minutes nan --run {tmp}/r", "--minutes must be > 0 and finite, got nan"),
+    ],
+)
+def test_absurd_options(txl: Run, run: Path, corpus: Corpus, tmp_path: Path, command: str, words: str) -> None:
+    done = txl(*command.format(run=run, corpus=corpus.folder, tmp=tmp_path).split())
+    one_line(done, words)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "eval {run} --attn-len 1000000000",
+        "eval {run} --segment 1000000000 --attn-len 64",
+        "eval {run} --batch 1000000000",
+        "generate {run} --attn-len 1000000000 --count 4",
+        "generate {run} --temperature 1e-46 --count 4",
+        "generate {run} --temperature 1e-310 --count 4",
+        "generate {run} --top-p 1e-300 --count 4",
+        "train --run {tmp}/r --data {corpus} {small} --mem-len 1000000000",
+        "train --run {tmp}/r --data {corpus} {small} --warmup 100000000000000000000",
+    ],
+)
+def test_large_numbers_that_mean_something(txl: Run, run: Path, corpus: Corpus, tmp_path: Path, command: str) -> None:
+    done = txl(*command.format(run=run, corpus=corpus.folder, tmp=tmp_path, small=" ".join(SMALL)).split())
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_longest_attention_there_is(txl: Run, run: Path) -> None:
+    a, b = (txl("eval", run, "--attn-len", n, "--batch", 1).stdout.split("│")[3] for n in (1008, 10**9))
+    assert a == b
+
+
+def test_predictions_that_are_not_finite(txl: Run, run: Path, tmp_path: Path) -> None:
+    model, saved = checkpoints.restore(run)
+    with torch.no_grad():
+        model.softmax.bias.fill_(torch.nan)
+    checkpoints.save(tmp_path / "nan.safetensors", model, saved.vocabulary, saved.state, {})
+    one_line(txl("generate", tmp_path / "nan.safetensors"), "the model's predictions are not finite")
+
+
+def test_training_goes_on_when_nobody_reads_its_output(corpus: Corpus, tmp_path: Path) -> None:
+    """`txl train | head -1`"""
+    options = [*SMALL, "--steps", "40", "--eval-every", "2", "--save-every", "100"]
+    command = [*TXL, "train", "--run", tmp_path / "r", "--data", corpus.folder, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        child.stdout.readline()
+        child.stdout.close()
+        errors = child.stderr.read()
+    assert child.returncode == 0
+    assert errors.strip() == "the reader of the output is gone; the command goes on without it"
+    assert checkpoints.load(tmp_path / "r" / "last.safetensors").state["step"] == 40
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_outputs(run: Path, closed: str) -> None:
+    command = f"'{sys.executable}' -m txl generate '{run}' --count 3 {closed}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_without_docstrings() -> None:
+    done = subprocess.run([sys.executable, "-OO", "-m", "txl", "train", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Train a model, or continue a run." in done.stdout
+
+
+def test_what_nobody_foresaw_is_one_line_and_a_file(
+    txl: Run, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("by\nnothing")
+
+    monkeypatch.setattr("txl.commands.generate.generate", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    done = txl("generate", run)
+    one_line(done, "ZeroDivisionError: by nothing (the traceback is in ")
+    (written,) = tmp_path.glob("txl-error-*.txt")
+    assert "in broken" in written.read_text()
+    assert os.fspath(written) in done.stderr
+
+
+def test_errors_of_memory_and_range() -> None:
+    assert last_resort.memory_summary(MemoryError()) == "there is not enough memory for these sizes (MemoryError)"
+    assert "beyond what can be computed" in last_resort.memory_summary(OverflowError("too large"))
+    assert last_resort.memory_summary(RuntimeError("CUDA out of memory. Tried")).startswith("there is not enough")
+    assert last_resort.memory_summary(ValueError("other")) is None

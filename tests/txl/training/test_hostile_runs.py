@@ -1,0 +1,189 @@
+"""Runs in folders that others use, on files that were damaged: refused in a line, or survived."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from training_helpers import contents, trainer
+
+from txl.errors import TxlError
+from txl.text import corpus as data
+from txl.text.corpus import Corpus
+from txl.training import checkpoint as checkpoints
+from txl.training import log
+from txl.training.run_folder import read_record
+
+
+@pytest.fixture
+def finished(tmp_path: Path, corpus: Corpus) -> Path:
+    trainer(tmp_path / "run", corpus, steps=6, save_every=3, eval_every=6).run()
+    return tmp_path / "run"
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from txl.training.lock import lock
+lock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path, corpus: Corpus) -> None:
+    (tmp_path / "run").mkdir()
+    other = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "run"], stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"held\n"
+    with pytest.raises(TxlError, match=rf"another process \({other.pid}\) is training there"):
+        trainer(tmp_path / "run", corpus, steps=6)
+    assert os.listdir(tmp_path / "run") == [".lock"], "nothing of the first is touched"
+    other.kill()
+    other.communicate()
+    trainer(tmp_path / "run", corpus, steps=6).advance(1)  # the system released it
+
+
+def test_a_run_that_is_resumed_is_refused_to_others(finished: Path, corpus: Corpus) -> None:
+    resumed = trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
+    other = subprocess.run([sys.executable, "-c", HOLD, finished], capture_output=True, text=True)
+    assert f"another process ({os.getpid()}) is training there" in other.stderr
+    resumed.run()
+
+
+DAMAGE = {
+    "blank lines": b"\n\n{good}\n\n", "NULs": b"\0\0\0\n{good}\n", "garbage": b"%PDF-1.4\n{good}\n",
+    "not UTF-8": b"\xff\xfe\n{good}\n", "a number": b"5\n{good}\n", "empty object": b"{}\n{good}\n",
+    "deep": b"[" * 100_000 + b"\n{good}\n", "cut short": b'{good}\n{"step": 5, "lo',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.filterwarnings("ignore:.*damaged lines were dropped")
+def test_a_log_never_stops_a_run(finished: Path, corpus: Corpus, name: str) -> None:
+    good = json.dumps({"step": 3, "loss": 1.0}).encode()
+    (finished / "log.jsonl").write_bytes(DAMAGE[name].replace(b"{good}", good))
+    trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6).run()
+    entries, damaged = log.read(finished / "log.jsonl")
+    assert damaged == 0
+    assert entries[0] == {"step": 3, "loss": 1.0}
+    assert entries[-1]["step"] == 8
+    assert (finished / "log.damaged.jsonl").exists() == (name not in ("blank lines", "cut short"))
+
+
+def test_a_missing_log(finished: Path, corpus: Corpus) -> None:
+    (finished / "log.jsonl").unlink()
+    trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6).run()
+
+
+def test_a_flipped_bit_is_refused(finished: Path) -> None:
+    """Anywhere in the file: header, tensors of the model, of the optimizer, of the memory."""
+    whole = (finished / "last.safetensors").read_bytes()
+    for n in range(0, len(whole), max(len(whole) // 120, 1)):
+        damaged = bytearray(whole)
+        damaged[n] ^= 1 << (n % 8)
+        (finished / "flipped.safetensors").write_bytes(damaged)
+        with pytest.raises(TxlError):
+            checkpoints.load(finished / "flipped.safetensors")
+
+
+def rewritten(path: Path, change: object) -> None:
+    """The checkpoint with another header, its checksum right."""
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["txl"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    change(header, tensors)
+    text = json.dumps(header)
+    save_file(tensors, path, metadata={"txl": text, "sha256": checkpoints._digest(text, tensors)})
+
+
+def absurd(header: dict, tensors: dict) -> None:
+    header["config"]["d_model"] = 2_000_000_000
+
+
+def deep(header: dict, tensors: dict) -> None:
+    header["config"]["n_layer"] = 10**9
+
+
+def wrong_type(header: dict, tensors: dict) -> None:
+    header["config"]["n_head"] = "two"
+
+
+def other_shape(header: dict, tensors: dict) -> None:
+    tensors["model.softmax.bias"] = torch.zeros(3)
+
+
+@pytest.mark.parametrize("change", [absurd, deep, wrong_type, other_shape])
+def test_absurd_checkpoints_are_refused_before_anything_is_allocated(finished: Path, change: object) -> None:
+    rewritten(finished / "best.safetensors", change)
+    with pytest.raises(TxlError):
+        checkpoints.restore(finished)
+
+
+def no_step(header: dict, tensors: dict) -> None:
+    del header["state"]["step"]
+
+
+def step_of_text(header: dict, tensors: dict) -> None:
+    header["state"]["step"] = "six"
+
+
+def train_of_text(header: dict, tensors: dict) -> None:
+    header["state"]["train"] = "fast"
+
+
+def no_memory(header: dict, tensors: dict) -> None:
+    del tensors["memory.0.0"]
+
+
+def no_rng(header: dict, tensors: dict) -> None:
+    tensors["rng.cpu"] = torch.zeros(4)
+
+
+def optimizer_of_another_shape(header: dict, tensors: dict) -> None:
+    del tensors["optimizer.0.0.exp_avg"]
+    tensors["optimizer.0.x.exp_avg"] = torch.zeros(2)
+
+
+CHANGES = [no_step, step_of_text, train_of_text, no_memory, no_rng, optimizer_of_another_shape]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_cannot_be_resumed_is_said_and_nothing_is_lost(finished: Path, corpus: Corpus, change: object) -> None:
+    before = (finished / "log.jsonl").read_bytes()
+    rewritten(finished / "last.safetensors", change)
+    with pytest.raises(TxlError, match=r"the checkpoint is damaged|cannot resume with other training options"):
+        trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
+    assert (finished / "log.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("record", ["", "[]", "5", '{"model": 3, "train": {}, "corpus": "c"}', "[" * 100_000, "\0"])
+def test_damaged_records(finished: Path, record: str) -> None:
+    (finished / "run.json").write_text(record)
+    with pytest.raises(TxlError, match="holds no run"):
+        read_record(finished)
+
+
+def test_an_altered_text_is_refused_on_resume(tmp_path: Path, text: Path) -> None:
+    own = data.prepare(text, tmp_path / "corpus")
+    trainer(tmp_path / "run", own, steps=2).run()
+    tokens = bytearray((tmp_path / "corpus" / "train.bin").read_bytes())
+    tokens[100] = (tokens[100] + 1) % len(own.vocabulary)
+    (tmp_path / "corpus" / "train.bin").write_bytes(tokens)
+    with pytest.raises(TxlError, match="its tokens are not those that were prepared"):
+        trainer(tmp_path / "run", data.load(tmp_path / "corpus"), resume=True, steps=3)
+    (tmp_path / "corpus" / "train.bin").write_bytes(tokens[:-5])
+    with pytest.raises(TxlError, match="the prepared corpus is damaged"):
+        data.load(tmp_path / "corpus")
+
+
+def test_what_a_killed_process_was_writing_is_removed(finished: Path, corpus: Corpus) -> None:
+    (finished / ".last.safetensors.12345.tmp").write_bytes(b"half of it")
+    trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
+    assert not list(finished.glob(".*.tmp"))
+    assert contents(finished)
+    assert os.path.exists(finished / "best.safetensors")
