@@ -18,6 +18,8 @@ std::atomic<GompParallel> g_gomp{nullptr};
 
 // A forked child has none of the pool's threads, and the runtime would wait for them for ever.
 std::atomic<bool> g_forked{false};
+// Once the module is loaded, since others use the pool before the first kernel does.
+const int registered = pthread_atfork(nullptr, nullptr, [] { g_forked.store(true); });
 
 struct Loop {
   Body body;
@@ -42,7 +44,6 @@ GompParallel usable_openmp() { return g_forked.load(std::memory_order_relaxed) ?
 }  // namespace
 
 void set_openmp(uint64_t gomp_parallel) {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { g_forked.store(true); });
   if (registered == 0) g_gomp.store(reinterpret_cast<GompParallel>(gomp_parallel));
 }
 

@@ -30,6 +30,6 @@ def average_command(
             raise TxlError(f"{other.path}: has another vocabulary than {first.path}")
     model = TransformerXL(first.config)
     checkpoints.load_parameters(model, first, mean_of([x.part("model") for x in loaded]))
-    state = {"attn_len": first.attn_len, "averaged": [str(x.path) for x in loaded]}
+    state = {"attn_len": first.attn_len, "segment": first.segment, "averaged": [str(x.path) for x in loaded]}
     checkpoints.save(out, model, first.vocabulary, state, {})
     say(f"{out}: the mean of {len(loaded)} checkpoints")

@@ -93,7 +93,7 @@ def _counting(name: str) -> Counting:
 
 def _segment(method: Method, saved: checkpoints.Checkpoint) -> int:
     """Tokens a step when nothing is said; by segments, those of training."""
-    return {"cached": 128, "sliding": 1, "segments": max(saved.attn_len - saved.config.mem_len, 1)}[method]
+    return {"cached": 128, "sliding": 1, "segments": saved.segment}[method]
 
 
 def _attention_lengths(text: str) -> list[int]:

@@ -10,6 +10,7 @@ import typer
 from txl.commands.options import Checkpoint, Device, pick_device
 from txl.errors import TxlError
 from txl.evaluation.engine import Engine
+from txl.evaluation.evaluate import default_method
 from txl.evaluation.generate import Sampling, generate
 from txl.evaluation.reader import Reader
 from txl.evaluation.window import WindowReader
@@ -36,8 +37,8 @@ def generate_command(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Continue a text. With relative positions memory and time a token stay constant however long
-    it gets; with absolute ones each token reads its window anew."""
+    """Continue a text. With relative positions and recurrence memory and time a token are constant
+    however long it gets; otherwise each token reads its window anew."""
     if count < 1:
         raise TxlError(f"--count must be >= 1, got {count}")
     sampling = Sampling(temperature, top_k, top_p)
@@ -50,7 +51,7 @@ def generate_command(
     generator.manual_seed(seed) if seed is not None else generator.seed()
     if attn_len is not None and attn_len > 0:  # no token sees more than there is
         attn_len = min(attn_len, tokens.size(1) + count)
-    reader = _reader(model, attn_len, saved.attn_len)
+    reader = _reader(model, attn_len, saved)
     write = sys.stdout.buffer
     write.write(text)
     before = int(tokens[0, -1]) if tokens.size(1) else 0  # generate refuses an empty prompt
@@ -65,11 +66,12 @@ def generate_command(
     write.flush()
 
 
-def _reader(model: TransformerXL, attn_len: int | None, trained: int) -> Reader:
-    """Cached; or with absolute positions a window, by default as long as training's segments."""
-    if not model.config.absolute:
-        return Engine(model, 1, trained if attn_len is None else attn_len, 128)
-    return WindowReader(model, 1, trained - model.config.mem_len if attn_len is None else attn_len)
+def _reader(model: TransformerXL, attn_len: int | None, saved: checkpoints.Checkpoint) -> Reader:
+    """Cached; or a window, with absolute positions or without recurrence, by default as long as
+    training's segments."""
+    if default_method(model) == "cached":
+        return Engine(model, 1, saved.attn_len if attn_len is None else attn_len, 128)
+    return WindowReader(model, 1, saved.segment if attn_len is None else attn_len)
 
 
 def _prompt(prompt: str) -> bytes:

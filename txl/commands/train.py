@@ -71,6 +71,9 @@ def train(
     ] = None,
     div_val: Annotated[int | None, _option(_SOFTMAX, "Each bin so many times narrower than the one before.")] = None,
     d_embed: Annotated[int | None, _option(_SOFTMAX, "Width of the first bin's embeddings.")] = None,
+    tie_projs: Annotated[
+        str | None, _option(_SOFTMAX, "Bins whose projections are shared, too: none, tail or all.")
+    ] = None,
     tie_weight: Annotated[
         bool | None, _option(_SOFTMAX, "Whether softmax and input share tables.", "--tie-weight/--untie-weight")
     ] = None,
@@ -137,27 +140,45 @@ def train(
     else:
         chosen = recipes.load(recipe or recipes.DEFAULT)
         refuse_used_folder(run)
-        corpus = data.open_corpus(source, run / "corpus")
-        model_config = ModelConfig(**(chosen.model | own_model | {"vocab_size": len(corpus.vocabulary)}))
+        corpus = data.open_corpus(source, run / "corpus", chosen.prepare_options())
+        _tell_other_data(chosen, corpus)
+        model_config = ModelConfig(**(chosen.model_with(own_model) | {"vocab_size": len(corpus.vocabulary)}))
         config = TrainConfig(**(chosen.train | own_train))
         if minutes is not None:
             config = timed(minutes, corpus, model_config, config, where)
         trainer = Trainer(run, corpus, model_config, config, device=where, tensorboard=tensorboard)
+    if trainer.config.warmup_updates >= trainer.config.steps:
+        say(
+            f"warm-up takes {trainer.config.warmup_updates:,} updates and the run has {trainer.config.steps:,}: its "
+            "learning rate never reaches --lr; --warmup sets another"
+        )
     say(f"{count_parameters(trainer.model) / 1e6:.2f}M parameters, updates {trainer.step} to {trainer.config.steps}")
     with TrainingProgress(console, trainer) as progress, stop_on_ctrl_c(trainer):
         trainer.run(progress.report)
     say(f"done: {trainer.last}")
 
 
+def _tell_other_data(recipe: recipes.Recipe, corpus: data.Corpus) -> None:
+    """Says where a prepared corpus is not what the recipe's figures are of."""
+    wanted = recipe.data.get("vocab_size")
+    if wanted is not None and (corpus.rule != recipe.data["rule"] or len(corpus.vocabulary) != wanted):
+        say(
+            f"recipe {recipe.name} is for {recipe.data['rule']} with {wanted:,} symbols; this corpus is {corpus.rule} with "
+            f"{len(corpus.vocabulary):,}, so its published figures do not apply"
+        )
+
+
 def timed(minutes: float, corpus: data.Corpus, model: ModelConfig, config: TrainConfig, device: Any) -> TrainConfig:
-    """The configuration with as many updates as fill the time, evaluated and saved four times."""
+    """The configuration with as many updates as fill the time, evaluated and saved four times;
+    warm-up is a thirtieth of them at most."""
     folder = Path(tempfile.mkdtemp(prefix="txl-trial-"))
     try:
         steps = updates_in(minutes, Trainer(folder, corpus, model, config, device=device))
     finally:
         shutil.rmtree(folder)
     every = -(-steps // 4)
-    return dataclasses.replace(config, steps=steps, eval_every=every, save_every=every)
+    warmup = config.warmup if config.warmup is None else min(config.warmup, steps // 30)
+    return dataclasses.replace(config, steps=steps, warmup=warmup, eval_every=every, save_every=every)
 
 
 def _cutoffs(text: str) -> tuple[int, ...]:

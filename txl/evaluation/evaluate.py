@@ -23,12 +23,12 @@ METHODS: tuple[Method, ...] = get_args(Method)
 def default_method(model: TransformerXL) -> Method:
     """How a model is read when nothing is said.
 
-    Cached wherever positions are relative; by segments, as in training, if they are absolute with
-    recurrence; else by a sliding window.
+    With recurrence cached where positions are relative, by segments as in training where they are
+    absolute; without recurrence by a sliding window.
     """
-    if not model.config.absolute:
-        return "cached"
-    return "segments" if model.config.mem_len else "sliding"
+    if not model.config.mem_len:
+        return "sliding"
+    return "segments" if model.config.absolute else "cached"
 
 
 @torch.inference_mode()
@@ -52,6 +52,7 @@ def evaluate(
     Args:
         tokens: the split. start: the token before its first.
         attn_len: most keys a token sees, itself included.
+            A window of the model's own gives way to it.
         method: "cached": each token sees exactly attn_len keys, and the score does not depend on
             `segment`. "segments": a memory of attn_len - segment hidden states, as the released
             evaluation with mem_len; tokens see from attn_len - segment + 1 keys on. "sliding": a

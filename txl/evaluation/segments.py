@@ -41,21 +41,27 @@ class SegmentReader(Reader):
     def hidden(self, tokens: Tensor) -> Tensor:
         if tokens.size(1) > self.max_segment:
             raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
-        with clamped(self.model, self.clamp_len):
+        with seeing(self.model, self.mem_len + self.max_segment, self.clamp_len):
             states = self.model.read(tokens, self.memory, mem_len=self.mem_len)
         self.memory = states.memory
         return states.hidden
 
 
 @contextmanager
-def clamped(model: TransformerXL, clamp_len: int | None) -> Iterator[None]:
-    """The model with another clamp_len; None changes nothing."""
-    layers = [block.attention for block in model.layers if isinstance(block.attention, RelAttention)]
-    own = [attention.clamp_len for attention in layers]
+def seeing(model: TransformerXL, attn_len: int, clamp_len: int | None) -> Iterator[None]:
+    """The model with another clamp_len (None changes nothing), and where it has a window of its own
+    with one of attn_len keys."""
+    layers = [block.attention for block in model.layers]
+    own = [(attention.window, getattr(attention, "clamp_len", None)) for attention in layers]
     for attention in layers:
-        attention.clamp_len = attention.clamp_len if clamp_len is None else clamp_len
+        if attention.window is not None:
+            attention.window = attn_len
+        if clamp_len is not None and isinstance(attention, RelAttention):
+            attention.clamp_len = clamp_len
     try:
         yield
     finally:
-        for attention, value in zip(layers, own, strict=True):
-            attention.clamp_len = value
+        for attention, (window, clamp) in zip(layers, own, strict=True):
+            attention.window = window
+            if isinstance(attention, RelAttention):
+                attention.clamp_len = clamp

@@ -8,7 +8,7 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.evaluation.engine import check_clamp_len
 from txl.evaluation.reader import Reader
-from txl.evaluation.segments import clamped
+from txl.evaluation.segments import seeing
 from txl.model.transformer import TransformerXL
 from txl.text.corpus import as_tensor
 from txl.text.vocabulary import Tokens
@@ -50,7 +50,7 @@ class WindowReader(Reader):
         if length > self.max_segment:
             raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {length}")
         self.window = torch.cat([self.window, tokens], 1)[:, -self.attn_len :]
-        with clamped(self.model, self.clamp_len):
+        with seeing(self.model, self.attn_len, self.clamp_len):
             return self.model.read(self.window, mem_len=0, last=length).hidden
 
     @torch.inference_mode()
@@ -96,7 +96,7 @@ def sliding_losses(
     def losses(windows: list[tuple[int, int]], scored: int) -> Tensor:
         block = torch.stack([inputs(begin, end) for begin, end in windows]).to(model.device)
         targets = torch.stack([as_tensor(tokens[end - scored : end]) for _, end in windows]).to(model.device)
-        with clamped(model, clamp_len):
+        with seeing(model, attn_len, clamp_len):
             hidden = model.read(block, mem_len=0, last=scored).hidden
         return model.softmax.nll(hidden, targets).flatten()
 

@@ -31,13 +31,18 @@ def init_parameters(model: nn.Module, config: ModelConfig) -> None:
                 nn.init.zeros_(module.distance_bias)
         elif isinstance(module, Block) and module.places is not None:
             nn.init.normal_(module.places, 0.0, std)
-        elif isinstance(module, AdaptiveEmbedding | AdaptiveSoftmax):  # tied ones are drawn twice
-            for table in module.tables:
-                nn.init.normal_(table, 0.0, std)
-            for projection in module.projections.values():
-                nn.init.normal_(projection, 0.0, config.proj_init_std)
-            if isinstance(module, AdaptiveSoftmax):
-                nn.init.zeros_(module.bias)
-                if len(module.bins) > 1:
-                    nn.init.normal_(module.cluster_weight, 0.0, std)
-                    nn.init.zeros_(module.cluster_bias)
+        elif isinstance(module, AdaptiveEmbedding):
+            _draw(module.tables, module.projections, config)
+        elif isinstance(module, AdaptiveSoftmax):
+            _draw(module.own_tables, module.own_projections, config)
+            nn.init.zeros_(module.bias)
+            if len(module.bins) > 1:
+                nn.init.normal_(module.cluster_weight, 0.0, std)
+                nn.init.zeros_(module.cluster_bias)
+
+
+def _draw(tables: nn.ParameterList, projections: nn.ParameterDict, config: ModelConfig) -> None:
+    for table in tables:
+        nn.init.normal_(table, 0.0, config.init_std)
+    for projection in projections.values():
+        nn.init.normal_(projection, 0.0, config.proj_init_std)

@@ -21,14 +21,11 @@ class ShawAttention(SegmentAttention):
         table: [H, table_len, D], row d for distance d.
     """
 
-    no_bias: Tensor
-
     def __init__(self, d_model: int, n_head: int, d_head: int, table_len: int, **options: Any) -> None:
         super().__init__(d_model, n_head, d_head, **options)
         if table_len < 1:
             raise TxlError(f"table_len must be >= 1, got {table_len}")
         self.table = nn.Parameter(torch.zeros(n_head, table_len, d_head))
-        self.register_buffer("no_bias", torch.zeros(n_head, d_head), persistent=False)
 
     def positions(self, length: int, memory_len: int, clamp_len: int | None = None) -> Tensor:
         """Rows of the table [T] for distances 0, 1, .."""
@@ -39,7 +36,8 @@ class ShawAttention(SegmentAttention):
         return self.table[:, positions]
 
     def biases(self) -> tuple[Tensor, Tensor]:
-        return self.no_bias, self.no_bias
+        none = self.table.new_zeros(self.n_head, self.d_head)
+        return none, none
 
 
 class ReleasedShawAttention(ShawAttention):
@@ -54,17 +52,11 @@ class ReleasedShawAttention(ShawAttention):
         distance_bias: [H, table_len], the released r_bias.
     """
 
-    one: Tensor
-
     def __init__(self, d_model: int, n_head: int, d_head: int, table_len: int, **options: Any) -> None:
         super().__init__(d_model, n_head, d_head, table_len, **options)
-        del self.no_bias
         self.scale = d_head**-0.5
         self.content_bias = nn.Parameter(torch.zeros(n_head, d_head))
         self.distance_bias = nn.Parameter(torch.zeros(n_head, table_len))
-        one = torch.zeros(n_head, self.kernel_width)
-        one[:, d_head] = 1
-        self.register_buffer("one", one, persistent=False)
 
     @property
     def kernel_width(self) -> int:
@@ -84,4 +76,5 @@ class ReleasedShawAttention(ShawAttention):
         return self._widen(torch.cat([self.table[:, positions], numbers], -1))
 
     def biases(self) -> tuple[Tensor, Tensor]:
-        return self._widen(self.content_bias), self.one
+        one = self._widen(self.content_bias.new_ones(self.n_head, 1))
+        return self._widen(self.content_bias), one.roll(self.d_head, 1)

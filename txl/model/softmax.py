@@ -17,8 +17,8 @@ class AdaptiveSoftmax(nn.Module):
     token is l_i, has log-probability head[c_1 + i - 1] + log_softmax(E_i P'_i^T h + b_i)[w - l_i].
 
     Attributes:
-        tables, projections: E_i and P'_i as in `AdaptiveEmbedding`, the embedding's own where tied;
-            with div_val 1 there is a projection for each bin.
+        own_tables, own_projections: E_i and P'_i as in `AdaptiveEmbedding`, those that are not the
+            embedding's; with div_val 1 there is a projection for each bin.
         bias: [vocab_size], b_0, b_1, ..
         cluster_weight, cluster_bias: C [bins - 1, d_embed] and b_C [bins - 1], if bins > 1.
     """
@@ -27,22 +27,37 @@ class AdaptiveSoftmax(nn.Module):
         """embedding: whose tables are used where config ties them; None for none."""
         super().__init__()
         self.bins = config.bins
+        self.div_val = config.div_val
         shared = embedding if config.tie_weight else None
-        tables = shared.tables if shared is not None else [torch.empty(shape) for shape in table_shapes(config)]
-        self.tables = nn.ParameterList(tables)
-        self.projections = nn.ParameterDict()
-        for i in range(len(self.bins)):
-            width = self.bins.widths[i]
-            if not needs_projection(config, width):
-                continue
-            if shared is not None and config.ties_projection(i):
-                self.projections[str(i)] = shared.projections["0" if config.div_val == 1 else str(i)]
-            else:
-                self.projections[str(i)] = nn.Parameter(torch.empty(config.d_model, width))
+        # In a tuple: the embedding registers them, and tied they stay, whatever becomes of tensors.
+        self._shared: tuple[AdaptiveEmbedding, ...] = () if shared is None else (shared,)
+        tables = [] if shared is not None else [torch.empty(shape) for shape in table_shapes(config)]
+        self.own_tables = nn.ParameterList(tables)
+        self.own_projections = nn.ParameterDict()
+        self._tied_projections: list[str] = []
+        for i, width in enumerate(self.bins.widths):
+            if needs_projection(config, width):
+                if shared is not None and config.ties_projection(i):
+                    self._tied_projections.append(str(i))
+                else:
+                    self.own_projections[str(i)] = nn.Parameter(torch.empty(config.d_model, width))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         if len(self.bins) > 1:
             self.cluster_weight = nn.Parameter(torch.empty(len(self.bins) - 1, self.bins.widths[0]))
             self.cluster_bias = nn.Parameter(torch.zeros(len(self.bins) - 1))
+
+    @property
+    def tables(self) -> nn.ParameterList:
+        """E_i, wherever they are registered."""
+        return self._shared[0].tables if self._shared else self.own_tables
+
+    @property
+    def projections(self) -> dict[str, nn.Parameter]:
+        """P'_i, wherever they are registered, under "i"."""
+        found = dict(self.own_projections.items())
+        for i in self._tied_projections:
+            found[i] = self._shared[0].projections["0" if self.div_val == 1 else i]
+        return found
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability of each target, in nats.
@@ -69,8 +84,9 @@ class AdaptiveSoftmax(nn.Module):
                 )
         flat, goal = hidden.flatten(0, -2), targets.flatten()
         first = self.bins.bounds[1]
-        inner = torch.tensor(self.bins.cutoffs, device=goal.device, dtype=goal.dtype)
-        which = torch.bucketize(goal, inner, right=True)  # bin of each target; 0 for those ignored
+        which = torch.zeros_like(goal)  # bin of each target; 0 for those ignored
+        for cutoff in self.bins.cutoffs:
+            which += goal >= cutoff
         column = torch.where(which == 0, goal, first + which - 1)
         weights = self._weights()
         nll = F.cross_entropy(self._scores(0, flat, weights), column, reduction="none", ignore_index=IGNORED)
@@ -120,4 +136,5 @@ class AdaptiveSoftmax(nn.Module):
         return scores if scores.dtype == torch.float64 else scores.float()
 
     def _project(self, i: int, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.projections[str(i)].t()) if str(i) in self.projections else hidden
+        projection = self.projections.get(str(i))
+        return hidden if projection is None else F.linear(hidden, projection.t())

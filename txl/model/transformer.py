@@ -1,6 +1,6 @@
 """The language models of the paper: embeddings, layers with memory, softmax."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,25 @@ class TransformerXL(nn.Module):
         self.softmax = AdaptiveSoftmax(config, self.embedding)
         self.second_softmax = AdaptiveSoftmax(config, None) if config.second_target else None
         init_parameters(self, config)
+
+    def _apply(self, *arguments: Any, **options: Any) -> "TransformerXL":
+        super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]  # `to_empty` makes each layer a tensor of its own
+        self._tie_biases()
+        return self
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        result = super().load_state_dict(*arguments, **options)  # so does assign=True
+        self._tie_biases()
+        return result
+
+    def _tie_biases(self) -> None:
+        """u and v are the first layer's in all, where the configuration ties them."""
+        if self.config.encoding != "relative" or self.config.untie_r:
+            return
+        first = self.layers[0].attention
+        for block in self.layers[1:]:
+            block.attention.content_bias = first.content_bias
+            block.attention.position_bias = first.position_bias
 
     @property
     def layers(self) -> list[Block]:

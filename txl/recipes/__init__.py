@@ -7,6 +7,7 @@ from typing import Any
 
 from txl.errors import TxlError
 from txl.model.config import ModelConfig
+from txl.text.rules import PrepareOptions
 from txl.training.config import TrainConfig
 
 _FOLDER = Path(__file__).parent
@@ -49,6 +50,25 @@ class Recipe:
         if vocab_size is None:
             raise TxlError(f"recipe {self.name} belongs to no data set: vocab_size must be given")
         return ModelConfig(vocab_size=vocab_size, **self.model)
+
+    def model_with(self, given: dict[str, Any]) -> dict[str, Any]:
+        """`model` with options given instead; those of its own that only fit what was replaced are
+        left out."""
+        values = dict(self.model)
+        if given.get("encoding", values.get("encoding", "relative")) != values.get("encoding", "relative"):
+            for name in ("table_len", "untie_r", "clamp_len"):
+                values.pop(name, None)
+        if given.get("tie_weight") is False:
+            values.pop("tie_projs", None)
+        if given.get("cutoffs") == ():
+            values.pop("div_val", None)
+        return values | given
+
+    def prepare_options(self) -> PrepareOptions:
+        """How a raw text becomes this recipe's corpus."""
+        if not self.data:
+            return PrepareOptions()
+        return PrepareOptions(self.data["rule"], newline=self.data.get("newline", "keep"))
 
     def train_config(self) -> TrainConfig:
         return TrainConfig(**self.train)

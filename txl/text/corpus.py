@@ -114,11 +114,11 @@ def prepare(
     return load(folder)
 
 
-def open_corpus(source: AnyPath | None, folder: AnyPath) -> Corpus:
-    """A prepared corpus as it is; anything else is prepared in `folder` first."""
+def open_corpus(source: AnyPath | None, folder: AnyPath, options: PrepareOptions = _AUTO) -> Corpus:
+    """A prepared corpus as it is; anything else is prepared in `folder` first, as options say."""
     if source is not None and Path(source, META).is_file():
         return load(source)
-    return prepare(source, folder)
+    return prepare(source, folder, options)
 
 
 def load(folder: AnyPath) -> Corpus:

@@ -25,7 +25,8 @@ def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: 
         used: set[int] = set()
         for _, piece in reader.pieces(watch):
             used.update(piece.translate(None, delete=bytes(used)))
-        return ByteVocabulary(bytes(sorted(used - set(b"\n" if options.newline == "drop" else b""))))
+        dropped = b"\n" if options.newline == "drop" else b""
+        return ByteVocabulary(bytes(sorted(used - set(dropped))), dropped)
     lower = rule.lower or bool(options.lower)
     given = options.vocabulary and read_words(options.vocabulary, lower=lower, end=rule.end)
     if given and given.unknown is not None:

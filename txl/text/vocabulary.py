@@ -43,9 +43,15 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True)
 class ByteVocabulary:
-    """The bytes a corpus uses, in order; token n stands for byte symbols[n]."""
+    """The bytes a corpus uses, in order; token n stands for byte symbols[n].
+
+    Attributes:
+        dropped: bytes that a text may hold and that are left out of it, as the newlines of the
+            original enwik8.
+    """
 
     symbols: bytes
+    dropped: bytes = b""
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -65,6 +71,8 @@ class ByteVocabulary:
         Raises:
             TxlError: the text holds bytes the vocabulary lacks, which it lists.
         """
+        if self.dropped:
+            text = text.translate(None, delete=self.dropped)
         unknown = sorted(set(text.translate(None, delete=self.symbols)))
         if unknown:
             names = ", ".join(f"0x{b:02x} {chr(b)!r}" if b < 128 else f"0x{b:02x}" for b in unknown)
@@ -81,7 +89,7 @@ class ByteVocabulary:
         return b"".join(b"0x%02x\n" % symbol for symbol in self.symbols)
 
     def settings(self) -> dict[str, Any]:
-        return {"unit": self.unit}
+        return {"unit": self.unit, "dropped": list(self.dropped)}
 
 
 def from_file(content: bytes, settings: dict[str, Any]) -> Vocabulary:
@@ -91,7 +99,7 @@ def from_file(content: bytes, settings: dict[str, Any]) -> Vocabulary:
         TxlError: the content or the settings are not of that form, with the lines at fault.
     """
     if settings.get("unit") == "bytes":
-        return _bytes_from_file(content)
+        return _bytes_from_file(content, bytes(settings.get("dropped", ())))
     if settings.get("unit") != "words":
         raise TxlError(f"vocabulary: unit must be bytes or words, got {settings.get('unit')!r}")
     return WordVocabulary(_utf8_lines(content), lower=bool(settings.get("lower")), end=settings.get("end"))
@@ -119,11 +127,11 @@ def _utf8_lines(content: bytes) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def _bytes_from_file(content: bytes) -> ByteVocabulary:
+def _bytes_from_file(content: bytes, dropped: bytes) -> ByteVocabulary:
     lines = _utf8_lines(content)
     try:
         symbols = [int(line, 16) for line in lines]
-        vocabulary = ByteVocabulary(bytes(symbols))
+        vocabulary = ByteVocabulary(bytes(symbols), dropped)
     except ValueError as error:
         raise TxlError(f"vocabulary: every line must be a byte such as 0x0a ({error})") from error
     twice = [n for n, symbol in enumerate(symbols, 1) if symbol in symbols[: n - 1]]

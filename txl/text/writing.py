@@ -16,7 +16,7 @@ from txl.text.pieces import Watch
 from txl.text.readers import SPLITS, Reader
 from txl.text.rules import PrepareOptions, Rule
 from txl.text.tokens import Tokens, token_dtype
-from txl.text.vocabulary import Vocabulary, WordVocabulary
+from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 
 META, VOCABULARY, SENTENCES = "corpus.json", "vocabulary.txt", "sentences.bin"
 FORMAT = 2
@@ -37,10 +37,11 @@ class _Split:
         self.hash.update(tokens.data)
         self.tokens += len(tokens)
 
-    def count_words(self, text: bytes) -> None:
-        """Adds its words, one that the piece before began not again, and its line ends."""
+    def count_words(self, text: bytes, lines: bool) -> None:
+        """Adds its words, one that the piece before began not again, and its line ends if they are
+        tokens."""
         again = self.in_word and text[:1].strip() != b""
-        self.words += len(text.split()) + text.count(b"\n") - again
+        self.words += len(text.split()) + lines * text.count(b"\n") - again
         self.in_word = text[-1:].strip() != b""
 
 
@@ -87,8 +88,8 @@ def _write(
         dtype = token_dtype(len(vocabulary))
         if sentences:
             splits[0].write(np.array([vocabulary.start], dtype))
-        first, drop = 0, b"\n" if options.newline == "drop" else b""
-        for n, tokens in _encoded(reader, vocabulary, splits, drop, watch):
+        first = 0
+        for n, tokens in _encoded(reader, vocabulary, splits, watch):
             if sentences and n == 0:
                 bounds = np.flatnonzero(tokens == vocabulary.start) + splits[0].tokens
                 sentences.write(np.append(first, bounds[:-1]).astype(np.int64).data if len(bounds) else b"")
@@ -120,7 +121,7 @@ def _write(
 
 
 def _encoded(
-    reader: Reader, vocabulary: Vocabulary, splits: list[_Split], drop: bytes, watch: Watch
+    reader: Reader, vocabulary: Vocabulary, splits: list[_Split], watch: Watch
 ) -> Iterator[tuple[int, Tokens]]:
     """Tokens piece by piece; the words of the raw text are counted on the way."""
     pieces = reader.pieces(watch)
@@ -130,6 +131,7 @@ def _encoded(
             splits[n].words += len(tokens)
             yield n, tokens
         return
+    lines = not (isinstance(vocabulary, ByteVocabulary) and b"\n" in vocabulary.dropped)
     for n, piece in pieces:
-        splits[n].count_words(piece)
-        yield n, vocabulary.encode(piece.translate(None, delete=drop))
+        splits[n].count_words(piece, lines)
+        yield n, vocabulary.encode(piece)

@@ -44,6 +44,11 @@ class Checkpoint:
         """The longest attention of training; what evaluation takes when not told otherwise."""
         return int(self.state.get("attn_len", self.config.attn_len(1)))
 
+    @property
+    def segment(self) -> int:
+        """Tokens of a segment of training."""
+        return int(self.state.get("segment", max(self.attn_len - self.config.mem_len, 1)))
+
     def part(self, prefix: str) -> dict[str, Tensor]:
         """The tensors named `prefix.*`, without the prefix."""
         return {name.removeprefix(prefix + "."): x for name, x in self.tensors.items() if name.startswith(prefix + ".")}

@@ -29,7 +29,7 @@ def everything(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Tensor]]:
             extra[f"memory.{chunk}.{i}"] = x
     extra |= trainer.average.tensors()
     state: dict[str, Any] = {"step": trainer.step, "best_loss": trainer.best_loss, "train": trainer.config.to_json()}
-    state |= {"corpus": trainer.corpus.fingerprint, "attn_len": trainer.attn_len}
+    state |= {"corpus": trainer.corpus.fingerprint, "attn_len": trainer.attn_len, "segment": trainer.segment}
     state |= {"losses": trainer.average.losses, "averaging": trainer.average.started}
     return state, extra
 

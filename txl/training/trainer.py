@@ -51,6 +51,7 @@ class Trainer:
     Attributes:
         step: updates done.
         attn_len: most keys a token sees in training.
+        segment: tokens that a segment of training has, context and all.
         memories: of each chunk of the batch.
     """
 
@@ -81,10 +82,10 @@ class Trainer:
             raise TxlError(
                 f"vocab_size is {model_config.vocab_size}, but the corpus has {len(corpus.vocabulary)} symbols"
             )
-        longest = config.scored + config.context
-        if model_config.encoding == "learned" and longest > (model_config.table_len or 0):
+        self.segment = config.scored + config.context
+        if model_config.encoding == "learned" and self.segment > (model_config.table_len or 0):
             raise TxlError(
-                f"segments of {longest} tokens are beyond the {model_config.table_len} learned positions of table_len"
+                f"segments of {self.segment} tokens are beyond the {model_config.table_len} learned positions of table_len"
             )
         torch.manual_seed(config.seed)
         self.model = TransformerXL(model_config).to(self.device)
@@ -95,7 +96,7 @@ class Trainer:
             if config.compile:
                 block.compile(dynamic=True)
         self.step = 0
-        self.attn_len = model_config.attn_len(longest)
+        self.attn_len = model_config.attn_len(self.segment)
         self.best_loss = math.inf
         self.memories: list[HiddenMemory | None] = [None] * config.batch_chunk
         self.stop_requested = False
@@ -158,7 +159,7 @@ class Trainer:
         """One optimizer step; its mean loss in nats and the gradient's norm before clipping."""
         c, dtype = self.config, autocast_dtype(self.config.precision, self.device)
         self.model.train()
-        total = 0.0
+        nll = torch.zeros((), device=self.device)
         intermediate = range(0)
         if c.intermediate_losses:
             intermediate = layers_that_predict(self.model.config.n_layer, self.step / c.steps)
@@ -175,8 +176,9 @@ class Trainer:
                     )
                 self.memories[i] = loss.memory
                 (loss.total / (c.accumulate * c.batch_chunk)).backward()
-                total += loss.nll.item() / (c.accumulate * c.batch_chunk)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), c.clip).item()
+                nll += loss.nll / (c.accumulate * c.batch_chunk)
+        both = torch.stack([nll, torch.nn.utils.clip_grad_norm_(self.model.parameters(), c.clip)])
+        total, norm = both.tolist()  # the one wait for the device
         if not math.isfinite(total) or not math.isfinite(norm):
             what = f"the loss became {total}" if not math.isfinite(total) else f"the gradient's norm became {norm}"
             raise TxlError(f"{what} at step {self.step + 1}; {self._last_good()}")
@@ -200,9 +202,10 @@ class Trainer:
         model = self.average.model
         method = default_method(model)
         # By segments as in training; a window slides by half of itself.
-        segment = {"cached": 128, "segments": self.config.scored, "sliding": max(self.attn_len // 2, 1)}[method]
+        segment = {"cached": 128, "segments": self.config.scored, "sliding": max(self.segment // 2, 1)}[method]
+        attn_len = self.attn_len if method == "cached" else model.config.mem_len + self.segment
         return evaluate(
-            model, self.corpus.valid, self.corpus.vocabulary.start, self.attn_len, method=method, segment=segment,
+            model, self.corpus.valid, self.corpus.vocabulary.start, attn_len, method=method, segment=segment,
             limit=self.config.eval_tokens,
         )  # fmt: skip
 
@@ -213,7 +216,7 @@ class Trainer:
         self._log(entry, report)
         if score.nats < self.best_loss:
             self.best_loss = score.nats
-            state = {"step": self.step, "valid": score.nats, "attn_len": self.attn_len}
+            state = {"step": self.step, "valid": score.nats, "attn_len": self.attn_len, "segment": self.segment}
             checkpoints.save(self.best, self.average.model, self.corpus.vocabulary, state, {})
 
     def _log(self, entry: dict[str, Any], report: Report | None) -> None:

@@ -26,8 +26,28 @@ TXL_INLINE void add_up(const Item& item, int64_t count, int64_t offset, float fa
   write_row(out, sum, factor, D);
 }
 
+// out and lse as tiles compute them. Decode sums a score in another order than backward does, and
+// of large scores exp(score - lse) would then be anything.
 template <class T>
-static void run_backward(const Problem& p, const Gradients& g) {
+struct OfTiles {
+  Buffer out, lse;
+  Problem p;
+
+  explicit OfTiles(const Problem& given)
+      : out(decode_fits(given) ? given.B * given.H * given.L * given.D : 0),
+        lse(decode_fits(given) ? given.B * given.H * given.L : 0),
+        p(given) {
+    if (!decode_fits(given)) return;
+    p.out = {out.data, p.H * p.L * p.D, p.L * p.D, p.D};
+    p.lse = lse.data;
+    run_tiles<T>(p);
+  }
+};
+
+template <class T>
+static void run_backward(const Problem& given, const Gradients& g) {
+  const OfTiles<T> tiles(given);
+  const Problem& p = tiles.p;
   const BackwardPlan z(p);
   const InUse in_use(p);
   const int64_t BH = p.B * p.H, D = p.D, Dp = z.Dp, blocks = div_up(p.L, BLOCK_L);

@@ -144,9 +144,9 @@ static void write_range(const Problem& p, const ForwardPlan& z, int64_t bh, int6
   }
 }
 
+// Forward by tiles, for any number of queries.
 template <class T>
-static void run_forward(const Problem& p) {
-  if (decode_fits(p)) return run_decode<T>(p);
+static void run_tiles(const Problem& p) {
   const ForwardPlan z(p);
   const InUse in_use(p);
   const int64_t pairs = p.B * p.H * z.ranges, per_thread = floats_of<ForwardScratch>(p, z);
@@ -168,4 +168,12 @@ static void run_forward(const Problem& p) {
       write_range<T>(p, z, pair % (p.B * p.H), i0, min_of(z.range, p.L - i0), results.data + pair * z.parts * z.entry(),
                      z.entry());
     });
+}
+
+template <class T>
+static void run_forward(const Problem& p) {
+  if (decode_fits(p))
+    run_decode<T>(p);
+  else
+    run_tiles<T>(p);
 }

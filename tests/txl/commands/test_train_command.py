@@ -7,6 +7,7 @@ import pytest
 from command_helpers import SMALL, Run, one_line
 
 from txl import recipes
+from txl.text import corpus as data
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.run_folder import read_record
@@ -76,3 +77,29 @@ def test_the_log_has_bits_and_perplexity(run: Path) -> None:
     entries = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert {"step", "loss", "bpc", "ppl", "grad_norm", "lr", "tokens_per_s"} == set(entries[0])
     assert {"step", "valid_loss", "valid_bpc", "valid_ppl"} == set(entries[-1])
+
+
+def test_a_recipe_prepares_raw_text_as_its_data(txl: Run, tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"ptb.{split}.txt").write_text("The cat sat on the Mat\n" * 60)
+    options = "--n-layer 1 --d-model 16 --n-head 2 --d-head 8 --d-inner 16 --batch 2 --tgt-len 8 --steps 2".split()
+    done = txl("train", "--run", tmp_path / "r", "--recipe", "ptb", "--data", tmp_path, *options)
+    assert done.returncode == 0, done.stderr
+    corpus = data.load(tmp_path / "r" / "corpus")
+    assert (corpus.rule, corpus.vocabulary.unit) == ("penn-treebank", "words")
+    assert "recipe ptb is for penn-treebank with 10,000 symbols; this corpus is penn-treebank with 6" in done.stdout
+
+
+def test_options_take_away_what_no_longer_fits(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
+    """Of the recipe, not of the user."""
+    command = ["train", "--data", corpus.folder, *SMALL, "--encoding", "shaw", "--table-len", "9"]
+    assert txl(*command, "--run", tmp_path / "a").returncode == 0
+    one_line(txl(*command, "--run", tmp_path / "b", "--untie-r"), "untie_r is for encoding='relative'")
+    shaw = recipes.load("wt103-128m-shaw").model_with({"encoding": "relative"})
+    assert "table_len" not in shaw
+    assert "tie_projs" not in recipes.load("wt103-large").model_with({"tie_weight": False})
+
+
+def test_a_warm_up_longer_than_the_run_is_said(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
+    done = txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *SMALL, "--warmup", "50")
+    assert "warm-up takes 50 updates and the run has 3: its learning rate never reaches --lr" in done.stdout

@@ -1,11 +1,14 @@
 """TransformerXL: sizes, memory, options, gradients."""
 
+import copy
+
 import pytest
 import torch
 from model_helpers import small_config, small_model
 
 from txl import TransformerXL
 from txl.errors import TxlError
+from txl.model.transformer import count_parameters
 from txl.training.config import TrainConfig
 
 
@@ -132,3 +135,35 @@ def test_bad_inputs() -> None:
         model(torch.zeros(2, 0, dtype=torch.long))
     with pytest.raises(ValueError, match="memory must be 2 tensors for a batch of 3, got 2 for 1"):
         model(torch.zeros(3, 2, dtype=torch.long), model(torch.zeros(1, 2, dtype=torch.long))[1])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cutoffs": (4, 9), "div_val": 2, "tie_projs": "tail"},
+        {"encoding": "shaw", "table_len": 5},
+        {"encoding": "shaw-released", "table_len": 5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("how", ["to_empty", "assign", "deepcopy", "half"])
+def test_what_is_tied_stays_tied(options: dict[str, object], how: str) -> None:
+    model = small_model(**options)
+    state, count = model.state_dict(), count_parameters(model)
+    if how == "to_empty":
+        with torch.device("meta"):
+            other = TransformerXL(model.config)
+        other.to_empty(device="cpu")
+        other.double().load_state_dict(state)
+    elif how == "assign":
+        other = TransformerXL(model.config)
+        other.load_state_dict({k: v.clone() for k, v in state.items()}, assign=True)
+    elif how == "deepcopy":
+        other = copy.deepcopy(model)
+    else:
+        other = copy.deepcopy(model).float().double()
+    assert count_parameters(other) == count
+    assert other.softmax.tables[0] is other.embedding.tables[0]
+    tokens = torch.randint(31, (2, 9))
+    torch.testing.assert_close(other.eval()(tokens)[0], model(tokens)[0], rtol=1e-4, atol=1e-4)

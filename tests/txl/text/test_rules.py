@@ -127,7 +127,10 @@ def test_enwik8_with_and_without_newlines(tmp_path: Path) -> None:
     dropped = prepared(tmp_path / "enwik8", tmp_path / "d", newline="drop")
     assert dropped.vocabulary.symbols == b" <>ab"
     assert tokens(dropped)[1] == [1, 3, 0, 4, 2, 0, 0, 0]
-    assert dropped.words == kept.words == {"train": 72, "valid": 4, "test": 4}
+    assert kept.words == {"train": 72, "valid": 4, "test": 4}
+    assert dropped.words == {"train": 36, "valid": 2, "test": 2}, "line ends are no tokens there"
+    assert dropped.vocabulary.encode(b"<a\n>").tolist() == [1, 3, 2]
+    assert data.load(tmp_path / "d").vocabulary == dropped.vocabulary
     assert rules.RULES["enwik8"].published(PrepareOptions(newline="drop")) == {"vocabulary": 204}
 
 

@@ -9,7 +9,9 @@ from model_helpers import small_model
 from training_helpers import assert_same_run, trainer
 
 from txl.errors import TxlError
+from txl.evaluation.evaluate import evaluate
 from txl.text.corpus import Corpus
+from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 from txl.training.losses import layers_that_predict, segment_loss
 from txl.training.trainer import Interrupted, Trainer
@@ -176,3 +178,15 @@ def test_bad_training_options(options: dict[str, object], message: str) -> None:
 def test_segments_beyond_the_learned_positions(tmp_path: Path, corpus: Corpus) -> None:
     with pytest.raises(TxlError, match="segments of 24 tokens are beyond the 16 learned positions of table_len"):
         trainer(tmp_path, corpus, ext_len=8, model={"encoding": "learned", "table_len": 16, "mem_len": 0})
+
+
+def test_a_recurrent_model_with_a_window_is_validated_with_its_memory(tmp_path: Path, corpus: Corpus) -> None:
+    options = {"encoding": "sinusoid", "mem_len": 16, "window": 16, "dropout": 0.0, "attn_dropout": 0.0}
+    t = trainer(tmp_path, corpus, model=options, steps=1, eval_every=1)
+    t.run()
+    score = t.validate()
+    assert score.attn_len == 32
+    want = evaluate(t.model, corpus.valid, corpus.vocabulary.start, 32, method="segments", segment=16)
+    assert score.nats == want.nats
+    saved = checkpoints.load(t.best)
+    assert (saved.attn_len, saved.segment) == (16, 16)
