@@ -1,9 +1,12 @@
 """Adaptive softmax (Grave et al. 2017): rare tokens by way of their bin."""
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from txl.model.bin_scores import ScoresOfRows
 from txl.model.config import ModelConfig
 from txl.model.embedding import AdaptiveEmbedding, needs_projection, table_shapes
 
@@ -88,26 +91,22 @@ class AdaptiveSoftmax(nn.Module):
         for cutoff in self.bins.cutoffs:
             which += goal >= cutoff
         column = torch.where(which == 0, goal, first + which - 1)
-        weights = self._weights()
-        nll = F.cross_entropy(self._scores(0, flat, weights), column, reduction="none", ignore_index=IGNORED)
-        for i in range(1, len(self.bins)):
-            # A bin without targets takes part too, so that every parameter gets a gradient.
-            rows = (which == i).nonzero().squeeze(1)
-            within = goal[rows] - self.bins.bounds[i]
-            tail = F.cross_entropy(self._scores(i, flat[rows], weights), within, reduction="none")
-            nll = nll.index_add(0, rows, tail)
+        # A bin without targets takes part too, so that every parameter gets a gradient.
+        rows = [(which == i).nonzero().squeeze(1) for i in range(1, len(self.bins))]
+        scores = self._scores([flat, *(flat[found] for found in rows)])
+        nll = F.cross_entropy(scores[0], column, reduction="none", ignore_index=IGNORED)
+        for i, found in enumerate(rows, 1):
+            tail = F.cross_entropy(scores[i], goal[found] - self.bins.bounds[i], reduction="none")
+            nll = nll.index_add(0, found, tail)
         return nll.view(targets.shape)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """[.., d_model] -> log-probabilities [.., vocab_size]; float32 or float64."""
-        weights = self._weights()
-        head = self._scores(0, hidden, weights).log_softmax(-1)
+        flat = hidden.flatten(0, -2)
+        scores = [x.log_softmax(-1) for x in self._scores([flat] * len(self.bins))]
         first = self.bins.bounds[1]
-        parts = [head[..., :first]]
-        for i in range(1, len(self.bins)):
-            tail = self._scores(i, hidden, weights).log_softmax(-1)
-            parts.append(head[..., first + i - 1 : first + i] + tail)
-        return torch.cat(parts, -1)
+        tails = [scores[0][:, first + i - 1 : first + i] + scores[i] for i in range(1, len(self.bins))]
+        return torch.cat([scores[0][:, :first], *tails], -1).view(*hidden.shape[:-1], -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores whose softmax is the distribution, [.., vocab_size]: of one bin as they are, of
@@ -116,24 +115,19 @@ class AdaptiveSoftmax(nn.Module):
             return self.log_probs(hidden)
         return F.linear(self._project(0, hidden), self.tables[0], self.bias)
 
-    def _weights(self) -> list[tuple[Tensor, Tensor]]:
-        """Weight and bias of the head and of each tail.
-
-        Split in one go: the backward of a slice would fill a gradient as large as the whole table.
-        """
-        bounds = self.bins.bounds
-        sizes = [bounds[i + 1] - bounds[i] for i in range(len(self.bins))]
-        tables = list(self.tables) if len(self.tables) > 1 else list(self.tables[0].split(sizes))
-        biases = list(self.bias.split(sizes))
+    def _scores(self, hidden: list[Tensor]) -> list[Tensor]:
+        """Of states [N_i, d_model] for each bin: head [N_0, c_1 + bins - 1], then tails [N_i, tokens
+        of bin i]; float32 or float64."""
+        bounds, projected = self.bins.bounds, [self._project(i, h) for i, h in enumerate(hidden)]
+        if len(self.tables) == 1 < len(self.bins):
+            scores = list(ScoresOfRows.apply(self.tables[0], self.bias, bounds, *projected))  # type: ignore[no-untyped-call]
+        else:
+            biases = self.bias.split([b - a for a, b in pairwise(bounds)])
+            scores = [F.linear(h, *x) for h, *x in zip(projected, self.tables, biases, strict=True)]
         if len(self.bins) > 1:
-            tables[0] = torch.cat([tables[0], self.cluster_weight])
-            biases[0] = torch.cat([biases[0], self.cluster_bias])
-        return list(zip(tables, biases, strict=True))
-
-    def _scores(self, i: int, hidden: Tensor, weights: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """[N, d_model] -> [N, tokens of bin i] or head [N, c_1 + bins - 1]; float32 or float64."""
-        scores = F.linear(self._project(i, hidden), *weights[i])
-        return scores if scores.dtype == torch.float64 else scores.float()
+            clusters = F.linear(projected[0], self.cluster_weight, self.cluster_bias)
+            scores[0] = torch.cat([scores[0], clusters], -1)
+        return [x if x.dtype == torch.float64 else x.float() for x in scores]
 
     def _project(self, i: int, hidden: Tensor) -> Tensor:
         projection = self.projections.get(str(i))
