@@ -116,8 +116,8 @@ class AdaptiveSoftmax(nn.Module):
         return F.linear(self._project(0, hidden), self.tables[0], self.bias)
 
     def _scores(self, hidden: list[Tensor]) -> list[Tensor]:
-        """Of states [N_i, d_model] for each bin: head [N_0, c_1 + bins - 1], then tails [N_i, tokens
-        of bin i]; float32 or float64."""
+        """Of states [N_i, d_model] a bin: head [N_0, c_1 + bins - 1], then tails [N_i, tokens of
+        bin i]; float32 or float64."""
         bounds, projected = self.bins.bounds, [self._project(i, h) for i, h in enumerate(hidden)]
         if len(self.tables) == 1 < len(self.bins):
             scores = list(ScoresOfRows.apply(self.tables[0], self.bias, bounds, *projected))  # type: ignore[no-untyped-call]
