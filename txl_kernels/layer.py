@@ -84,7 +84,16 @@ class RelAttention(SegmentAttention):
         return self.content_bias, self.position_bias
 
     def project_positions(self, positions: Tensor) -> Tensor:
-        """W_kR R: encodings [T, d_model] -> [H, T, D], a view."""
+        """W_kR R: encodings [T, d_model] -> [H, T, D], a view.
+
+        Raises:
+            ValueError: positions is of another shape.
+        """
+        if positions.dim() != 2 or positions.size(-1) != self.d_model:
+            raise ValueError(
+                f"positions must be [T, d_model] with d_model={self.d_model}, the same for all of the batch, got shape "
+                f"{list(positions.shape)}"
+            )
         projected: Tensor = self.r(positions)
         return projected.view(-1, self.n_head, self.d_head).transpose(0, 1)
 

@@ -122,6 +122,10 @@ class SegmentAttention(nn.Module, abc.ABC):
 
         window, clamp_len: None for the layer's own.
         """
+        if window is not None:
+            check_integer("window", window, 1, WINDOW)
+        if clamp_len is not None:
+            check_integer("clamp_len", clamp_len, 0, "None or >= 0")
         if not self.causal:
             raise ValueError("a key/value cache needs causal=True: an earlier position would see later ones")
         r = self.project_positions(self.positions(max_segment, mem_len, clamp_len)).contiguous()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from txl_kernels.call import Call
 
+ZERO_ROW = "an integer from 0 to 2**31 - 1 (the row of r that holds distance 0)"
 WINDOW = "None or an integer >= 1 (keys seen, the query's own included)"
 
 
@@ -18,7 +19,9 @@ def check_settings(call: Call) -> None:
         raise TypeError(f"causal must be True or False, got {type(call.causal).__name__}")
     if call.window is not None:
         check_integer("window", call.window, 1, WINDOW)
-    check_integer("zero_row", call.zero_row, 0, "an integer >= 0 (the row of r that holds distance 0)")
+    check_integer("zero_row", call.zero_row, 0, ZERO_ROW)
+    if call.zero_row >= 2**31:
+        raise ValueError(f"zero_row must be {ZERO_ROW}, got {call.zero_row}")
     check_number("scale", call.scale, -math.inf, math.inf, "None or a finite number")
     if call.scale == -math.inf:
         raise ValueError("scale must be None or a finite number, got -inf")

@@ -241,3 +241,27 @@ def test_sinusoids_are_exact_in_half_precision() -> None:
     far = torch.tensor([3927])
     want = sinusoid(far, 64, torch.float64)
     assert (sinusoid(far, 64, torch.bfloat16).double() - want).abs().max() < 2**-8
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 16), (5, 14), (16,)], ids=str)
+def test_positions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    """Of [B, T, d] the first row would have been taken for all."""
+    layer = RelAttention(16, 2)
+    with pytest.raises(ValueError, match=r"positions must be \[T, d_model\] with d_model=16, .*got shape"):
+        layer(torch.randn(2, 5, 16), positions=torch.randn(shape))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"clamp_len": -5}, ValueError), ({"window": 0}, ValueError), ({"window": 2.5}, TypeError)],
+    ids=str,
+)
+def test_bad_options_of_a_cache(options: dict[str, object], error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"{next(iter(options))} must be None or"):
+        RelAttention(16, 2).new_cache(1, 4, 4, **options)
+
+
+def test_an_absurd_zero_row() -> None:
+    q, r, u = torch.randn(1, 2, 4, 8), torch.randn(2, 8, 8), torch.zeros(2, 8)
+    with pytest.raises(ValueError, match=r"zero_row must be an integer from 0 to 2\*\*31 - 1"):
+        rel_attention(q, q, q, r, u, u, zero_row=2**70)

@@ -167,6 +167,34 @@ def test_fork_after_use() -> None:
         assert child.exitcode == 0
 
 
+def test_fork_before_use() -> None:
+    """The parent has used torch's pool, but no kernel; the child must not wait for that pool."""
+    code = """
+import multiprocessing, torch
+import txl_kernels
+assert torch.get_num_threads() == 2
+torch.nn.functional.relu(torch.randn(4_000_000)).sum()
+q, r, u = torch.randn(2, 4, 64, 32), torch.randn(4, 64, 32), torch.zeros(4, 32)
+
+def work(queue):
+    out = txl_kernels.rel_attention(q, q, q, r, u, u, backend="native")
+    queue.put(out.numpy().tobytes())
+
+context = multiprocessing.get_context("fork")
+queue = context.Queue()
+child = context.Process(target=work, args=(queue,))
+child.start()
+try:
+    got = queue.get(timeout=30)
+finally:
+    child.kill()
+assert got == txl_kernels.rel_attention(q, q, q, r, u, u, backend="native").numpy().tobytes()
+"""
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("length", [1, 7])
 def test_scores_that_overflow_to_minus_infinity_weigh_nothing(isa: str, length: int) -> None:
     """Whole tiles and parts of them, before keys whose scores are finite."""
