@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from txl.errors import TxlError
 from txl.paths import AnyPath
+from txl.text.pipes import read_all
 
 # Of what is read at once: prompts, texts to score. Texts to prepare are read by `pieces.Stream`.
 LARGEST_BYTES = 2_000_000_000
@@ -68,10 +69,7 @@ def read(path: AnyPath) -> Text:
             is compressed in another way or twice.
     """
     path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TxlError(f"{path}: cannot be read: {error.strerror}") from error
+    data = read_all(path, LARGEST_BYTES)
     found = compression(data)
     if found is None:
         return Text(data, path.name, None)
