@@ -8,7 +8,7 @@ import torch
 from txl_kernels import rel_attention
 
 LENGTHS = [1, 2, 3, 4, 5, 17, 70]
-BACKENDS = pytest.mark.parametrize("backend", ["reference", "native"])
+HOST = pytest.mark.parametrize("host", ["reference", "native"])  # on a CPU
 
 
 def inputs(length: int, memory: int, size: float) -> list[torch.Tensor]:
@@ -22,14 +22,14 @@ def inputs(length: int, memory: int, size: float) -> list[torch.Tensor]:
     return [x.requires_grad_() for x in (q * size, k, v, r, u, w, k_mem, v_mem)]
 
 
-@BACKENDS
+@HOST
 @pytest.mark.parametrize("size", [1.0, 3e4, 1e7, 1e9])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("memory", [0, 90])
-def test_weights_sum_to_one_in_backward(backend: str, length: int, memory: int, size: float) -> None:
+def test_weights_sum_to_one_in_backward(host: str, length: int, memory: int, size: float) -> None:
     q, k, v, r, u, w, k_mem, v_mem = tensors = inputs(length, memory, size)
     past = (k_mem, v_mem) if memory else None
-    out = rel_attention(q, k, v, r, u, w, memory=past, backend=backend)
+    out = rel_attention(q, k, v, r, u, w, memory=past, backend=host)
     wanted = tensors if memory else tensors[:6]
     grads = torch.autograd.grad(out, wanted, torch.ones_like(out))
     assert all(g.isfinite().all() for g in grads)
@@ -45,9 +45,9 @@ def test_weights_sum_to_one_in_backward(backend: str, length: int, memory: int, 
     assert grads[0].norm(dim=-1).max() <= most * spread / 4  # scale
 
 
-@BACKENDS
+@HOST
 @pytest.mark.parametrize("length", LENGTHS)
-def test_content_and_position_that_cancel(backend: str, length: int) -> None:
+def test_content_and_position_that_cancel(host: str, length: int) -> None:
     """Scores of moderate size, each the difference of two that are not."""
     q, k, v, r, u, w, k_mem, v_mem = inputs(length, 40, 1e8)
     with torch.no_grad():
@@ -56,6 +56,6 @@ def test_content_and_position_that_cancel(backend: str, length: int) -> None:
             keys.copy_(-r[:, :1].unsqueeze(0).expand_as(keys))
         u.zero_()
         w.zero_()
-    out = rel_attention(q, k, v, r, u, w, memory=(k_mem, v_mem), backend=backend)
+    out = rel_attention(q, k, v, r, u, w, memory=(k_mem, v_mem), backend=host)
     dv, dv_mem = torch.autograd.grad(out, [v, v_mem], torch.ones_like(out))
     torch.testing.assert_close(dv.sum(2) + dv_mem.sum(2), torch.full((2, 2, 16), float(length)), rtol=1e-4, atol=0)
