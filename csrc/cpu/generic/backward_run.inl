@@ -26,18 +26,30 @@ TXL_INLINE void add_up(const Item& item, int64_t count, int64_t offset, float fa
   write_row(out, sum, factor, D);
 }
 
-// out and lse as tiles compute them. Decode sums a score in another order than backward does, and
-// of large scores exp(score - lse) would then be anything.
+// Decode sums a score in another order than backward does: of scores of size s, exp(score - lse) is
+// off by about s * 2^-23. Above this size out and lse are computed anew, by tiles.
+constexpr float LARGE_LSE = 64;
+
+static bool beyond_decode(const Problem& p) {
+  if (!decode_fits(p)) return false;
+  for (int64_t row = 0; row < p.B * p.H * p.L; ++row)
+    if (p.lse[row] > LARGE_LSE || (p.lse[row] < -LARGE_LSE && p.lse[row] > -INF)) return true;
+  return false;
+}
+
+// A call with out and lse that backward's scores belong to.
 template <class T>
-struct OfTiles {
+struct Consistent {
+  const bool anew;
   Buffer out, lse;
   Problem p;
 
-  explicit OfTiles(const Problem& given)
-      : out(decode_fits(given) ? given.B * given.H * given.L * given.D : 0),
-        lse(decode_fits(given) ? given.B * given.H * given.L : 0),
+  explicit Consistent(const Problem& given)
+      : anew(beyond_decode(given)),
+        out(anew ? given.B * given.H * given.L * given.D : 0),
+        lse(anew ? given.B * given.H * given.L : 0),
         p(given) {
-    if (!decode_fits(given)) return;
+    if (!anew) return;
     p.out = {out.data, p.H * p.L * p.D, p.L * p.D, p.D};
     p.lse = lse.data;
     run_tiles<T>(p);
@@ -46,8 +58,8 @@ struct OfTiles {
 
 template <class T>
 static void run_backward(const Problem& given, const Gradients& g) {
-  const OfTiles<T> tiles(given);
-  const Problem& p = tiles.p;
+  const Consistent<T> consistent(given);
+  const Problem& p = consistent.p;
   const BackwardPlan z(p);
   const InUse in_use(p);
   const int64_t BH = p.B * p.H, D = p.D, Dp = z.Dp, blocks = div_up(p.L, BLOCK_L);
