@@ -62,6 +62,7 @@ def test_asked_for_on_a_cpu_it_says_where_it_runs(inputs: dict[str, Any]) -> Non
 def test_a_missing_module_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cuda.native, "module", None)
     monkeypatch.setattr(cuda.native, "error", "nothing there")
+    monkeypatch.setattr(cuda.native, "unbuilt", False)  # it is where there is no nvcc
     monkeypatch.setattr("txl_kernels.backends.native_modules.PACKAGE", tmp_path)  # no note of a build
     assert cuda.native.missing() == "nothing there"
     (tmp_path / "_cuda_missing.txt").write_text("built without it\n")
