@@ -5,7 +5,7 @@ EXTRAS ?= test
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 
-.PHONY: demo test aot lint bench bench-compare report clean
+.PHONY: demo test test-interpreter aot lint bench bench-compare report clean
 
 demo: $(VENV)/installed
 	$(BIN)/txl demo --run runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -13,6 +13,10 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/pytest tests --ignore tests/txl_kernels/cuda
 	$(BIN)/pytest tests/txl_kernels/cuda -n auto
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels/triton -m triton --backends triton -n auto
+
+# Every kernel test on the Triton kernels, in Triton's interpreter.
+test-interpreter: $(VENV)/installed
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels -m triton --backends triton -n auto
 
 aot: $(VENV)/installed
