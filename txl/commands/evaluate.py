@@ -35,8 +35,8 @@ def evaluate_command(
         str | None,
         typer.Option(
             help="cached: exactly --attn-len keys a token. segments: a memory of hidden states, as released; the keys vary. "
-            "sliding: a window read anew for every --segment tokens, for models without recurrence. Default: cached, "
-            "but for absolute positions."
+            "sliding: a window read anew for every --segment tokens. Default: sliding without recurrence, else cached, "
+            "or segments where positions are absolute."
         ),
     ] = None,
     segment: Annotated[
@@ -70,7 +70,7 @@ def evaluate_command(
     if zeros is not None:
         model.config = dataclasses.replace(model.config, initial_memory="zeros" if zeros else "empty")
     how = default_method(model) if method is None else method
-    tokens, words = _split(saved, source, split, limit)
+    tokens, words = _split(saved, source, split)
     scores = []
     for n in lengths or [saved.attn_len]:
         with EvaluationProgress(console, f"attention length {n}", min(len(tokens), limit or len(tokens))) as progress:
@@ -106,14 +106,12 @@ def _attention_lengths(text: str) -> list[int]:
     return lengths
 
 
-def _split(
-    saved: checkpoints.Checkpoint, source: Path | None, split: str, limit: int | None
-) -> tuple[Tokens, int | None]:
+def _split(saved: checkpoints.Checkpoint, source: Path | None, split: str) -> tuple[Tokens, int | None]:
     """The tokens to score, and the words of the text they are."""
     source = source or read_record(saved.path.parent).corpus
     if source.exists() and not source.is_dir():  # a pipe, too
         text = compressed.read(source).data
-        return saved.vocabulary.encode(text), len(text.split()) + text.count(b"\n")
+        return saved.vocabulary.encode(text), saved.vocabulary.count_words(text)
     corpus = data.load(source)
     if corpus.vocabulary != saved.vocabulary:
         raise TxlError(f"{source}: its vocabulary is not the one {saved.path} was trained with")

@@ -16,7 +16,7 @@ from txl.text.pieces import Watch
 from txl.text.readers import SPLITS, Reader
 from txl.text.rules import PrepareOptions, Rule
 from txl.text.tokens import Tokens, token_dtype
-from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
+from txl.text.vocabulary import Vocabulary, WordVocabulary
 
 META, VOCABULARY, SENTENCES = "corpus.json", "vocabulary.txt", "sentences.bin"
 FORMAT = 2
@@ -37,11 +37,10 @@ class _Split:
         self.hash.update(tokens.data)
         self.tokens += len(tokens)
 
-    def count_words(self, text: bytes, lines: bool) -> None:
-        """Adds its words, one that the piece before began not again, and its line ends if they are
-        tokens."""
+    def count_words(self, text: bytes, vocabulary: Vocabulary) -> None:
+        """Adds its words; one that the piece before began not again."""
         again = self.in_word and text[:1].strip() != b""
-        self.words += len(text.split()) + lines * text.count(b"\n") - again
+        self.words += vocabulary.count_words(text) - again
         self.in_word = text[-1:].strip() != b""
 
 
@@ -131,7 +130,6 @@ def _encoded(
             splits[n].words += len(tokens)
             yield n, tokens
         return
-    lines = not (isinstance(vocabulary, ByteVocabulary) and b"\n" in vocabulary.dropped)
     for n, piece in pieces:
-        splits[n].count_words(piece, lines)
+        splits[n].count_words(piece, vocabulary)
         yield n, vocabulary.encode(piece)

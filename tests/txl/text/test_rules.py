@@ -130,6 +130,7 @@ def test_enwik8_with_and_without_newlines(tmp_path: Path) -> None:
     assert kept.words == {"train": 72, "valid": 4, "test": 4}
     assert dropped.words == {"train": 36, "valid": 2, "test": 2}, "line ends are no tokens there"
     assert dropped.vocabulary.encode(b"<a\n>").tolist() == [1, 3, 2]
+    assert (dropped.vocabulary.count_words(b"<a\n>"), kept.vocabulary.count_words(b"<a\n>")) == (2, 3)
     assert data.load(tmp_path / "d").vocabulary == dropped.vocabulary
     assert rules.RULES["enwik8"].published(PrepareOptions(newline="drop")) == {"vocabulary": 204}
 
