@@ -10,6 +10,7 @@ import typer
 
 from txl.commands import last_resort
 from txl.commands.average import average_command
+from txl.commands.console import discard
 from txl.commands.demo import demo_command
 from txl.commands.evaluate import evaluate_command
 from txl.commands.generate import generate_command
@@ -45,7 +46,7 @@ def main() -> None:
     """Entry point: a user's error is one line on stderr and exit code 1; Ctrl-C is 130."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:  # closed by the shell, as in `txl generate >&-`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            discard(number)
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
@@ -62,7 +63,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:  # the reader of our output is gone, as in `txl generate | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -16,9 +16,14 @@ from txl.training.trainer import Trainer
 _T = TypeVar("_T", bound="_Shown")
 
 
+def discard(descriptor: int) -> None:
+    """What is written to a descriptor goes nowhere from now on."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
 def output_is_gone() -> None:
     """Says on stderr that nobody reads what is printed, and prints to nowhere from now on."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    discard(sys.stdout.fileno())
     print("the reader of the output is gone; the command goes on without it", file=sys.stderr)
 
 

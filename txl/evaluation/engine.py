@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.evaluation.reader import Reader
+from txl.evaluation.reader import Reader, check_attn_len, check_clamp_len
 from txl.model.transformer import TransformerXL
 from txl_kernels.segment_attention import SegmentAttention
 
@@ -34,8 +34,7 @@ class Engine(Reader):
         self, model: TransformerXL, batch: int, attn_len: int, max_segment: int, clamp_len: int | None = None
     ) -> None:
         super().__init__(model, batch, max_segment)
-        if attn_len < 1:
-            raise TxlError(f"the attention length must be >= 1 (a token sees at least itself), got {attn_len}")
+        check_attn_len(attn_len)
         check_clamp_len(model, clamp_len)
         if model.config.absolute:
             raise TxlError(
@@ -65,13 +64,3 @@ class Engine(Reader):
             attended = attention(block.attention_input(hidden), cache=cache)
             hidden = block.after_attention(hidden, attended)
         return self.model.finish(hidden)
-
-
-def check_clamp_len(model: TransformerXL, clamp_len: int | None) -> None:
-    """Raises TxlError if it is below 1, or the model has no sinusoids of distances to clamp."""
-    if clamp_len is None:
-        return
-    if clamp_len < 1:
-        raise TxlError(f"clamp_len must be None or >= 1, got {clamp_len}")
-    if model.config.encoding != "relative":
-        raise TxlError(f"clamp_len is for encoding 'relative', not {model.config.encoding!r}")

@@ -60,3 +60,24 @@ class Reader(abc.ABC):
         for part in tokens.split(self.max_segment, 1):
             last = self.hidden(part)[:, -1:]
         return self.model.logits(last)[:, 0]
+
+    def _check_segment(self, tokens: Tensor) -> None:
+        """Raises TxlError if there are more than max_segment."""
+        if tokens.size(1) > self.max_segment:
+            raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
+
+
+def check_attn_len(attn_len: int) -> None:
+    """Raises TxlError if it is below 1."""
+    if attn_len < 1:
+        raise TxlError(f"the attention length must be >= 1 (a token sees at least itself), got {attn_len}")
+
+
+def check_clamp_len(model: TransformerXL, clamp_len: int | None) -> None:
+    """Raises TxlError if it is below 1, or the model has no sinusoids of distances to clamp."""
+    if clamp_len is None:
+        return
+    if clamp_len < 1:
+        raise TxlError(f"clamp_len must be None or >= 1, got {clamp_len}")
+    if model.config.encoding != "relative":
+        raise TxlError(f"clamp_len is for encoding 'relative', not {model.config.encoding!r}")

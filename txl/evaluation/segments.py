@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.evaluation.engine import check_clamp_len
-from txl.evaluation.reader import Reader
+from txl.evaluation.reader import Reader, check_clamp_len
 from txl.model.memory import HiddenMemory
 from txl.model.transformer import TransformerXL
 from txl_kernels import RelAttention
@@ -39,8 +38,7 @@ class SegmentReader(Reader):
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:
-        if tokens.size(1) > self.max_segment:
-            raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
+        self._check_segment(tokens)
         with seeing(self.model, self.mem_len + self.max_segment, self.clamp_len):
             states = self.model.read(tokens, self.memory, mem_len=self.mem_len)
         self.memory = states.memory

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.evaluation.engine import check_clamp_len
-from txl.evaluation.reader import Reader
+from txl.evaluation.reader import Reader, check_attn_len, check_clamp_len
 from txl.evaluation.segments import seeing
 from txl.model.transformer import TransformerXL
 from txl.text.corpus import as_tensor
@@ -16,8 +15,7 @@ from txl.text.vocabulary import Tokens
 
 def check_window(model: TransformerXL, attn_len: int, stride: int) -> None:
     """Raises TxlError if a window cannot have these sizes, or is longer than learned positions."""
-    if attn_len < 1:
-        raise TxlError(f"the attention length must be >= 1 (a token sees at least itself), got {attn_len}")
+    check_attn_len(attn_len)
     if not 1 <= stride <= attn_len:
         raise TxlError(f"stride must be from 1 to the window's {attn_len} tokens, got {stride}")
     longest = model.config.table_len
@@ -46,12 +44,10 @@ class WindowReader(Reader):
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:
-        length = tokens.size(1)
-        if length > self.max_segment:
-            raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {length}")
+        self._check_segment(tokens)
         self.window = torch.cat([self.window, tokens], 1)[:, -self.attn_len :]
         with seeing(self.model, self.attn_len, self.clamp_len):
-            return self.model.read(self.window, mem_len=0, last=length).hidden
+            return self.model.read(self.window, mem_len=0, last=tokens.size(1)).hidden
 
     @torch.inference_mode()
     def feed(self, tokens: Tensor) -> Tensor:

@@ -36,15 +36,11 @@ class AdaptiveEmbedding(nn.Module):
             return self._embed(0, tokens, kept)
         flat = tokens.flatten()
         bounds = self.bins.bounds
-        result: Tensor | None = None
+        result: Tensor = self.tables[0].new_zeros(len(flat), self.d_model)
         for i in range(len(self.tables)):
             rows = ((flat >= bounds[i]) & (flat < bounds[i + 1])).nonzero().squeeze(1)
             # A bin without tokens takes part too, so that every parameter gets a gradient.
-            part = self._embed(i, flat[rows], kept)
-            if result is None:
-                result = part.new_zeros(len(flat), self.d_model)
-            result = result.index_copy(0, rows, part)
-        assert result is not None
+            result = result.index_copy(0, rows, self._embed(i, flat[rows], kept))
         return result.view(*tokens.shape, self.d_model)
 
     def _embed(self, i: int, tokens: Tensor, kept: Tensor | None) -> Tensor:
@@ -60,7 +56,8 @@ class AdaptiveEmbedding(nn.Module):
         if not self.training or self.word_dropout == 0:
             return None
         kept = 1 - self.word_dropout
-        return torch.empty(self.bins.vocab_size, device=self.tables[0].device).bernoulli_(kept) / kept
+        rows: Tensor = self.tables[0].new_empty(self.bins.vocab_size).bernoulli_(kept) / kept
+        return rows
 
 
 def table_shapes(config: ModelConfig) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from txl.paths import AnyPath
+from txl.paths import AnyPath, replace_text
 
 
 def append(path: Path, entry: dict[str, Any]) -> None:
@@ -45,7 +45,4 @@ def truncate(path: Path, step: int) -> None:
         kept = path.with_name("log.damaged.jsonl")
         os.replace(path, kept)
         warnings.warn(f"{path}: {damaged} damaged lines were dropped; the file as it was is {kept.name}", stacklevel=2)
-    fresh = path.with_name(f".{path.name}.tmp")
-    text = "".join(json.dumps(entry) + "\n" for entry in entries if entry["step"] <= step)
-    fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, path)
+    replace_text(path, "".join(json.dumps(entry) + "\n" for entry in entries if entry["step"] <= step))

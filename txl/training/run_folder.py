@@ -1,13 +1,12 @@
 """The folder of a run: its options in `run.json`, its log in `log.jsonl`, its checkpoints."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from txl.errors import TxlError
-from txl.paths import AnyPath
+from txl.paths import AnyPath, replace_text
 
 # What may differ when a run is resumed: it changes how long the run is and what is looked at.
 CHANGEABLE = ("steps", "eval_every", "save_every", "log_every")
@@ -33,9 +32,8 @@ def write_record(folder: Path, model: dict[str, Any], train: dict[str, Any], cor
     text = corpus.resolve()
     inside = text.is_relative_to(folder.resolve())
     where = text.relative_to(folder.resolve()) if inside else text
-    fresh = folder / ".run.json.tmp"
-    fresh.write_text(json.dumps({"model": model, "train": train, "corpus": str(where)}, indent=2), encoding="utf-8")
-    os.replace(fresh, folder / "run.json")
+    record = {"model": model, "train": train, "corpus": str(where)}
+    replace_text(folder / "run.json", json.dumps(record, indent=2))
 
 
 def read_record(folder: AnyPath) -> RunRecord:
