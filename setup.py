@@ -1,7 +1,9 @@
 """Builds txl_kernels._native and _cuda with CMake and ninja. Metadata is in pyproject.toml; torch
 is not needed."""
 
+import atexit
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,14 +20,36 @@ NOTES = {"_native": "_native_missing.txt", "_cuda": "_cuda_missing.txt"}
 
 def compiler_missing() -> str | None:
     """Why no C++ compiler can be used; None if there is one."""
-    asked = os.environ.get("CXX")
-    candidates = [asked.split()[0]] if asked else ["c++", "g++", "clang++"]
-    if any(shutil.which(c) for c in candidates):
-        return None
-    return (
-        f"txl_kernels was installed without its C++ kernels: no C++ compiler found ({', '.join(candidates)}). "
-        "Install one (Debian: apt-get install g++) and install txl_kernels again."
-    )
+    without, asked = "txl_kernels was installed without its C++ kernels", os.environ.get("CXX", "").strip()
+    if not asked:
+        os.environ.pop("CXX", None)  # CMake takes spaces for a name
+    # As CMake reads CXX: a path, which may hold spaces, or a command and its options.
+    commands = [[asked] if shutil.which(asked) else shlex.split(asked)] if asked else [["c++"], ["g++"], ["clang++"]]
+    found = next((command for command in commands if shutil.which(command[0])), None)
+    if found is None:
+        names = ", ".join(command[0] for command in commands)
+        install = "Install one (Debian: apt-get install g++) and install txl_kernels again."
+        return f"{without}: no C++ compiler found ({names}). {install}"
+    says = compile_fails(found, "probe.cpp", "#include <cstdint>\nint main() { return 0; }\n", "-std=c++17")
+    return None if says is None else f"{without}: {' '.join(found)} cannot compile C++17: {says}"
+
+
+def compile_fails(command: list[str], name: str, text: str, *options: str) -> str | None:
+    """What a compiler says, in one line, of a small program that it cannot compile; None if it
+    can."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, name)
+        source.write_text(text)
+        object_file = source.with_suffix(".o")
+        try:
+            done = subprocess.run(
+                [*command, "-c", *options, str(source), "-o", str(object_file)], capture_output=True, text=True
+            )
+        except OSError as error:
+            return str(error)
+        if done.returncode == 0 and object_file.is_file():
+            return None
+    return (done.stderr.strip() or done.stdout.strip() or f"no message, exit status {done.returncode}").splitlines()[-1]
 
 
 def cuda_missing() -> str | None:
@@ -50,14 +74,10 @@ def nvcc_does_not_work() -> str | None:
     nvcc = next(filter(None, map(shutil.which, candidates)), None)
     if nvcc is None:
         return f"no CUDA compiler found ({', '.join(candidates)}; set CUDACXX or CUDA_HOME)"
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "probe.cu")
-        source.write_text("#include <cuda_runtime.h>\n#include <cuda_fp16.h>\n__global__ void probe() {}\n")
-        command = [nvcc, "-c", "-arch=sm_100", "-std=c++17", str(source), "-o", str(source.with_suffix(".o"))]
-        done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-        return f"{nvcc} cannot compile for sm_100, which takes CUDA 12.8 or newer: {last}"
+    program = "#include <cuda_runtime.h>\n#include <cuda_fp16.h>\n__global__ void probe() {}\n"
+    says = compile_fails([nvcc], "probe.cu", program, "-arch=sm_100", "-std=c++17")
+    if says is not None:
+        return f"{nvcc} cannot compile for sm_100, which takes CUDA 12.8 or newer: {says}"
     os.environ["CUDACXX"] = nvcc  # what CMake will use
     return None
 
@@ -133,7 +153,16 @@ class CMakeBuild(build_ext):
                 target.unlink(missing_ok=True)
 
 
+# Where setuptools keeps its own files: beside the sources, or elsewhere if those cannot be written
+# to.
+scratch = {}
+if not os.access(ROOT, os.W_OK):
+    folder = tempfile.mkdtemp(prefix="txl-kernels-build-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    scratch = {"egg_info": {"egg_base": folder}, "build": {"build_base": folder}}
+
 setup(
+    options=scratch,
     ext_modules=[Extension("txl_kernels._native", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
 )

@@ -84,6 +84,7 @@ class Plan {
 PYBIND11_MODULE(TXL_MODULE, m) {
   m.doc() = "CUDA kernels of txl_kernels for few queries; see txl_kernels/backends/cuda.py.";
   m.attr("FIELDS") = txl::field_names();
+  m.attr("SOURCE_HASH") = TXL_SOURCE_HASH;
   m.attr("compiler") = TXL_CUDA_COMPILER;
   m.attr("architectures") = TXL_CUDA_ARCHITECTURES;
   m.def("no_driver", &txl_cuda::no_driver, "Why no GPU can be used; empty if one can.");

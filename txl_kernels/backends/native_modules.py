@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import Call
 
 PACKAGE = Path(__file__).resolve().parents[1]
+SOURCES = PACKAGE.parent / "csrc"  # in a source tree
 
 
 @dataclass
@@ -41,10 +43,17 @@ def load(name: str, language: str) -> NativeModule:
     file = Path(str(module.__file__)).resolve()
     if file.parent != PACKAGE:  # an editable install offers its own to every copy
         return NativeModule(name, language, error=f"{file} is of another copy of the package", unbuilt=True)
-    if vars(module).get("FIELDS") != Call._fields:
+    if vars(module).get("FIELDS") != Call._fields or _left_behind(name, module):
         older = f"the {language} module {file} was built from another version of the source; install the package again"
         return NativeModule(name, language, error=older)
     return NativeModule(name, language, module)
+
+
+def _left_behind(name: str, module: Any) -> bool:
+    """Whether the sources beside the package, in a source tree, are no longer those of the
+    module."""
+    in_source_tree = (SOURCES / "problem.h").is_file()
+    return in_source_tree and vars(module).get("SOURCE_HASH") != source_hash(SOURCES, name)
 
 
 def _why_not(name: str, language: str, reason: str) -> str:

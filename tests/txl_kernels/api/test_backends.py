@@ -13,6 +13,7 @@ import torch
 from oracle import Case, as_fields, make_inputs
 
 from txl_kernels.backends import BACKENDS, KERNELS, native_modules
+from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import Call
 from txl_kernels.call.fields import BOUNDS, INPUTS, SETTINGS, TENSORS, inputs_of, settings_of, tensors_of
 
@@ -59,6 +60,31 @@ def test_a_module_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch
             loaded = native_modules.load("_native", "C++")
         assert loaded.module is None
         assert f"{folder / '_native.so'} {said}" in loaded.error
+
+
+def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editable install, then `git pull`: the module must not answer for sources it is not of."""
+    for file in ("problem.h", "cpu/kernel.cpp", "cuda/kernel.cu"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("before")
+    built = source_hash(tmp_path, "_native")
+    module = SimpleNamespace(
+        __file__=str(native_modules.PACKAGE / "_native.so"), FIELDS=Call._fields, SOURCE_HASH=built
+    )
+    importer = SimpleNamespace(import_module=lambda name: module, metadata=importlib.metadata)
+    monkeypatch.setattr(native_modules, "importlib", importer)
+    monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
+    assert native_modules.load("_native", "C++").module is module
+    (tmp_path / "cuda/kernel.cu").write_text("after")  # the other module's
+    assert native_modules.load("_native", "C++").module is module
+    for file in ("problem.h", "cpu/kernel.cpp"):
+        (tmp_path / file).write_text("after")
+        loaded = native_modules.load("_native", "C++")
+        assert loaded.module is None
+        assert "was built from another version of the source; install the package again" in loaded.error
+        (tmp_path / file).write_text("before")
+    (tmp_path / "problem.h").unlink()  # no source tree: an installed package
+    assert native_modules.load("_native", "C++").module is module
 
 
 COPY = """

@@ -1,0 +1,95 @@
+"""Compilers that the user names, and sources that cannot be written to."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMPILER = shutil.which("c++") or shutil.which("g++") or ""
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def build(folder: Path, cxx: str | None) -> tuple[subprocess.CompletedProcess[str], str | None]:
+    """What `build_ext` printed, and its note on why there is no module; cmake only says what CXX it
+    was given."""
+    script(folder / "bin" / "cmake", 'echo "cmake with [${CXX-unset}]"')
+    environment = dict(os.environ, PATH=f"{folder / 'bin'}:{os.environ['PATH']}", TXL_KERNELS_CUDA="off")
+    environment.pop("CXX", None)
+    if cxx is not None:
+        environment["CXX"] = cxx
+    command = [sys.executable, "setup.py", "-q", "build_ext", "-b", str(folder / "lib"), "-t", str(folder / "temp")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    note = folder / "lib" / "txl_kernels" / "_native_missing.txt"
+    return done, note.read_text(encoding="utf-8").strip() if note.exists() else None
+
+
+@pytest.mark.parametrize("cxx", [None, "", "  "])
+def test_no_compiler_named(tmp_path: Path, cxx: str | None) -> None:
+    done, note = build(tmp_path, cxx)
+    assert done.returncode == 0, done.stderr
+    assert "cmake with [unset]" in done.stdout
+    assert note is None
+
+
+@pytest.mark.parametrize("options", ["", " -O1"])
+def test_a_compiler_in_a_folder_with_a_space(tmp_path: Path, options: str) -> None:
+    compiler = script(tmp_path / "my tools" / "c++", f'exec {COMPILER} "$@"')
+    cxx = f"'{compiler}'{options}" if options else str(compiler)
+    done, note = build(tmp_path, cxx)
+    assert done.returncode == 0, done.stderr
+    assert f"cmake with [{cxx}]" in done.stdout
+    assert note is None
+
+
+@pytest.mark.parametrize(
+    ("cxx", "why"),
+    [
+        ("/bin/false", "/bin/false cannot compile C++17: no message, exit status 1"),
+        ("/bin/true", "/bin/true cannot compile C++17: no message, exit status 0"),
+        ("/nonexistent/c++ -O2", "no C++ compiler found (/nonexistent/c++). Install one"),
+    ],
+)
+def test_a_compiler_that_does_not_compile(tmp_path: Path, cxx: str, why: str) -> None:
+    """The install goes on and says in one sentence what is missing."""
+    done, note = build(tmp_path, cxx)
+    assert done.returncode == 0, done.stderr
+    assert "cmake with" not in done.stdout
+    assert note is not None
+    assert note.startswith("txl_kernels was installed without its C++ kernels: ")
+    assert why in note
+    assert done.stderr.strip().endswith(f"WARNING: {note}")
+
+
+def test_a_source_tree_that_cannot_be_written_to(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    for name in ("setup.py", "pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
+        tree.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tree)
+    for name in ("csrc", "txl", "txl_kernels"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("*.so", "*_missing.txt", "__pycache__"))
+    before = sorted(tree.rglob("*"))
+    for path in (tree, *before):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    # Root may write anywhere, unless it gives that up.
+    without_rights = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", tmp_path, tree]
+    environment = dict(os.environ, CXX="/bin/false", TXL_KERNELS_CUDA="off")
+    done = subprocess.run([*without_rights, *map(str, command)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"txl/recipes/laptop.json", "txl_kernels/_native_missing.txt", "txl_kernels/py.typed"} <= set(names)
+    assert sorted(tree.rglob("*")) == before
+    for path in (tree, *before):  # for who clears the folder
+        path.chmod(0o755)
