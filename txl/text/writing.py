@@ -1,9 +1,11 @@
 """The second reading of a source: tokens written beside a corpus, which they replace at the end."""
 
+import fcntl
 import hashlib
 import json
+import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -50,26 +52,47 @@ def write_corpus(
     """Writes a corpus to a folder, or leaves the one that is there as it was.
 
     Raises:
-        TxlError: the source is damaged, a split is empty, or the folder cannot be written.
+        TxlError: the source is damaged, a split is empty, or the folder cannot be written or is
+            being written by another.
     """
     fresh = not folder.exists()
     names = [f"{split}.bin" for split in SPLITS] + ([SENTENCES] if rule.shuffled else []) + [VOCABULARY, META]
     try:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _write(folder, reader, vocabulary, rule, options, watch)
-            (folder / META).unlink(missing_ok=True)  # a folder that has it is whole
-            (folder / SENTENCES).unlink(missing_ok=True)
-            for name in names:
-                _temporary(folder, name).replace(folder / name)  # whoever has the old one mapped keeps it
-        except OSError as error:
-            raise TxlError(f"{folder}: the corpus cannot be written: {error.strerror or error}") from error
+        folder.mkdir(parents=True, exist_ok=True)
+        with _alone(folder):
+            try:
+                _write(folder, reader, vocabulary, rule, options, watch)
+                (folder / META).unlink(missing_ok=True)  # a folder that has it is whole
+                (folder / SENTENCES).unlink(missing_ok=True)
+                for name in names:
+                    _temporary(folder, name).replace(folder / name)  # whoever has the old one mapped keeps it
+            finally:
+                with suppress(OSError):
+                    for name in (*names, SENTENCES):
+                        _temporary(folder, name).unlink(missing_ok=True)
+                    if fresh:
+                        folder.rmdir()  # unless it holds the corpus
+    except OSError as error:
+        raise TxlError(f"{folder}: the corpus cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Holds a folder against other preparations; the system lets go of it when a process ends.
+
+    Raises:
+        TxlError: another preparation is going on there.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # not every file system has locks
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise TxlError(f"{folder}: another process is preparing a corpus there") from error
+        yield
     finally:
-        with suppress(OSError):
-            for name in (*names, SENTENCES):
-                _temporary(folder, name).unlink(missing_ok=True)
-            if fresh:
-                folder.rmdir()  # unless it holds the corpus
+        os.close(descriptor)
 
 
 def _temporary(folder: Path, name: str) -> Path:
@@ -80,10 +103,9 @@ def _temporary(folder: Path, name: str) -> Path:
 def _write(
     folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule, options: PrepareOptions, watch: Watch
 ) -> None:
-    splits = [_Split(_temporary(folder, f"{split}.bin").open("wb")) for split in SPLITS]
-    sentences = _temporary(folder, SENTENCES).open("wb") if rule.shuffled else None
-    opened = [split.file for split in splits] + ([sentences] if sentences else [])
-    try:
+    with ExitStack() as opened:  # closes all, whichever fails
+        splits = [_Split(opened.enter_context(_temporary(folder, f"{split}.bin").open("wb"))) for split in SPLITS]
+        sentences = opened.enter_context(_temporary(folder, SENTENCES).open("wb")) if rule.shuffled else None
         dtype = token_dtype(len(vocabulary))
         if sentences:
             splits[0].write(np.array([vocabulary.start], dtype))
@@ -94,9 +116,6 @@ def _write(
                 sentences.write(np.append(first, bounds[:-1]).astype(np.int64).data if len(bounds) else b"")
                 first = int(bounds[-1]) if len(bounds) else first
             splits[n].write(tokens)
-    finally:
-        for file in opened:
-            file.close()
     for name, split in zip(SPLITS, splits, strict=True):
         if split.tokens <= (name == "train" and rule.shuffled):
             raise TxlError(f"{reader.description}: the {name} split is empty")

@@ -177,6 +177,35 @@ def test_a_failed_preparation_leaves_the_corpus_before(text: Path, tmp_path: Pat
     assert not (tmp_path / "fresh").exists()
 
 
+@pytest.mark.parametrize("name", ["train.bin", "vocabulary.txt", "corpus.json"])
+def test_a_full_disk_leaves_the_corpus_before(name: str, text: Path, tmp_path: Path) -> None:
+    """The kernel's own word for it, when the file is closed: /dev/full takes no byte."""
+    before = data.prepare(text, tmp_path / "c")
+    other = tmp_path / "other.txt"
+    other.write_text("short " * 20)
+    (tmp_path / "c" / f".{name}.tmp").symlink_to("/dev/full")
+    with pytest.raises(TxlError, match=r"/c: the corpus cannot be written: No space left on device"):
+        data.prepare(other, tmp_path / "c")
+    after = data.load(tmp_path / "c")
+    assert after.fingerprint == before.fingerprint
+    assert decoded(after) == decoded(before)
+
+
+def test_two_preparations_into_one_folder(text: Path, tmp_path: Path) -> None:
+    before = data.prepare(text, tmp_path / "c")
+    other = tmp_path / "other.txt"
+    other.write_text("short " * 20)
+
+    def meanwhile(what: str, done: int, total: int) -> None:
+        if what == "encoding":
+            with pytest.raises(TxlError, match=r"/c: another process is preparing a corpus there$"):
+                data.prepare(text, tmp_path / "c")
+
+    after = data.prepare(other, tmp_path / "c", progress=meanwhile)
+    assert after.fingerprint != before.fingerprint
+    assert decoded(after) == decoded(data.load(tmp_path / "c"))
+
+
 def test_progress_of_each_reading(text: Path, tmp_path: Path) -> None:
     seen: dict[str, list[tuple[int, int]]] = {}
     data.prepare(text, tmp_path / "c", progress=lambda what, *done: seen.setdefault(what, []).append(done))
