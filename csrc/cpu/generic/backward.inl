@@ -63,7 +63,8 @@ static void gradient_row(const float* score, const float* position, const float*
                          float delta, int64_t low, int64_t high, int64_t from, int64_t to, float* p, float* ds) {
   const bool whole = low == from && high == to;
   for (int64_t n = from; n < to; n += LANES) {
-    vf e = exp_of(load(score + n) + load(position + n) - splat(lse));
+    const vf below = load(score + n) + load(position + n) - splat(lse);  // the largest score: NaN stays
+    vf e = exp_of(below > 0 ? vf{} : below);  // a weight is at most 1, however huge scores were rounded
     vf gradient = load(dp + n), kept = e;
     if (factor) gradient *= load(factor + n), kept *= load(factor + n);
     gradient = e * (gradient - splat(delta));

@@ -15,6 +15,7 @@ from txl_kernels.backends.triton.kernels.rows import load_rows, packed_rows, pla
 from txl_kernels.backends.triton.kernels.skew import skew_transposed
 from txl_kernels.backends.triton.kernels.table import load_distances, table_of
 from txl_kernels.backends.triton.kernels.visible import interval
+from txl_kernels.backends.triton.kernels.weights import weights
 
 
 @triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
@@ -90,7 +91,7 @@ def backward_keys_kernel(
         s += skew_transposed(above, below, BLOCK)
         lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
         delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
-        p = tl.math.exp2(s * scale_log2 - lse2[None, :])
+        p = weights(s, scale_log2, lse2[None, :])
         # Whole, without bounds: the last query sees the first key and the first query the last.
         whole = (key0 >= tl.maximum(M + m0 + BLOCK - 1 - back, 0)) & (key0 + BLOCK <= tl.minimum(M + m0 + ahead, M + L))
         whole = whole & (m0 + BLOCK <= L)

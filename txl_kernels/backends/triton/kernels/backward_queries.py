@@ -25,6 +25,7 @@ from txl_kernels.backends.triton.kernels.skew import skew
 from txl_kernels.backends.triton.kernels.sources import memory_source, segment_source, tile_starts
 from txl_kernels.backends.triton.kernels.table import load_distances, table_of
 from txl_kernels.backends.triton.kernels.visible import partly, sees, visible_to
+from txl_kernels.backends.triton.kernels.weights import weights
 
 
 @triton.jit
@@ -80,7 +81,7 @@ def _walk(
         s = dot(queries.qu, tl.trans(k), None, PRECISION)
         s += skew(above, below, BLOCK, BLOCK)
         above = below
-        p = tl.math.exp2(s * queries.scale_log2 - upstream.lse2[:, None])
+        p = weights(s, queries.scale_log2, upstream.lse2[:, None])
         dp = dot(upstream.dout, tl.trans(v), None, PRECISION)
         if dropout is not None:
             dp = tl.where(kept(dropout, queries.m0, key0, BLOCK, BLOCK), dp * dropout.keep_scale, 0.0)

@@ -16,6 +16,7 @@ from txl_kernels.backends.triton.kernels.rows import load_rows, packed_rows, row
 from txl_kernels.backends.triton.kernels.skew import skew_transposed
 from txl_kernels.backends.triton.kernels.table import load_distances, table_of
 from txl_kernels.backends.triton.kernels.visible import interval
+from txl_kernels.backends.triton.kernels.weights import weights
 
 
 @triton.jit
@@ -105,7 +106,7 @@ def backward_table_kernel(
             dp = skew_transposed(above, below, BLOCK)  # [distances, queries], as all that follow
             lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
             delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
-            ds = tl.math.exp2(s * scale_log2 - lse2[None, :]) * (dp - delta[None, :])
+            ds = weights(s, scale_log2, lse2[None, :]) * (dp - delta[None, :])
             low, high, _ = interval(bounds, b, i, sizes)
             key = key0 + tl.arange(0, BLOCK)[None, :] - tl.arange(0, BLOCK)[:, None]
             ds = tl.where((key >= low[None, :]) & (key < high[None, :]), ds, 0.0)
