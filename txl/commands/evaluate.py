@@ -115,6 +115,7 @@ def _split(saved: checkpoints.Checkpoint, source: Path | None, split: str) -> tu
     corpus = data.load(source)
     if corpus.vocabulary != saved.vocabulary:
         raise TxlError(f"{source}: its vocabulary is not the one {saved.path} was trained with")
+    corpus.verify(split)
     return corpus.split(split), corpus.words.get(split)
 
 

@@ -19,7 +19,7 @@ from txl.text.readers import SPLITS
 from txl.text.rules import PrepareOptions, choose
 from txl.text.sources import Source
 from txl.text.vocabulary import Tokens, Vocabulary, from_file
-from txl.text.writing import FORMAT, META, SENTENCES, VOCABULARY, write_corpus
+from txl.text.writing import FORMAT, META, SENTENCES, VOCABULARY, checksum, write_corpus
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, the bytes of the source read for it so far, and all there are."""
@@ -34,7 +34,7 @@ class Corpus:
     Attributes:
         train, valid, test: memory maps [n] of uint8, uint16 or uint32.
         source: a line on where the text came from. rule: the name of its rule.
-        fingerprint: SHA-256 of vocabulary and tokens.
+        fingerprint: SHA-256 of vocabulary and tokens. sha256: of each file's content, by its stem.
         words: of each split, pieces between white space and one a line end, in the raw text.
         sentences: where they are to be shuffled, int64 starts of the training split's sentences
             (see `ShuffledStreams`), a memory map; else None.
@@ -47,6 +47,7 @@ class Corpus:
     test: Tokens
     source: str
     fingerprint: str
+    sha256: dict[str, str]
     words: dict[str, int]
     sentences: npt.NDArray[np.int64] | None
     rule: str
@@ -57,17 +58,18 @@ class Corpus:
         tokens: Tokens = getattr(self, name)
         return tokens
 
-    def verify(self) -> None:
-        """Reads all tokens once.
+    def verify(self, *splits: str) -> None:
+        """Reads splits, or all of them, once.
 
         Raises:
-            TxlError: they are not those that were prepared.
+            TxlError: their tokens are not those that were prepared.
         """
-        digest = hashlib.sha256(self.vocabulary.to_file())
-        for name in SPLITS:
-            digest.update(hashlib.sha256(self.split(name).data).digest())
-        if digest.hexdigest() != self.fingerprint:
-            raise TxlError(f"{self.folder}: its tokens are not those that were prepared; run `txl prepare` again")
+        arrays: dict[str, Any] = {name: self.split(name) for name in splits or SPLITS}
+        if "train" in arrays and self.sentences is not None:
+            arrays["sentences"] = self.sentences
+        for name, array in arrays.items():
+            if hashlib.sha256(array.data).hexdigest() != self.sha256[name]:
+                raise TxlError(f"{self.folder / name}.bin is not what was prepared; run `txl prepare` again")
 
 
 class _Passes:
@@ -134,8 +136,10 @@ def load(folder: AnyPath) -> Corpus:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
         if meta.get("format") != FORMAT:
             raise TxlError(f"{folder}: prepared in another version's format; run `txl prepare` again")
+        if meta["checksum"] != checksum(meta):
+            raise ValueError(f"{META} is not as it was written")
         content = (folder / VOCABULARY).read_bytes()
-        if hashlib.sha256(content).hexdigest() != meta["vocabulary_sha256"]:
+        if hashlib.sha256(content).hexdigest() != meta["sha256"]["vocabulary"]:
             raise ValueError(f"{VOCABULARY} is not the one it was made with")
         vocabulary = from_file(content, meta["vocabulary"])
         dtype = np.dtype(meta["dtype"])
@@ -143,7 +147,7 @@ def load(folder: AnyPath) -> Corpus:
         count = meta["sentences"]
         sentences = None if count is None else _mapped(folder / SENTENCES, np.dtype(np.int64), count)
         return Corpus(
-            folder, vocabulary, train, valid, test, str(meta["source"]), str(meta["fingerprint"]),
+            folder, vocabulary, train, valid, test, str(meta["source"]), str(meta["fingerprint"]), meta["sha256"],
             {name: int(meta["words"][name]) for name in SPLITS}, sentences, str(meta["rule"]),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -21,7 +21,7 @@ from txl.text.tokens import Tokens, token_dtype
 from txl.text.vocabulary import Vocabulary, WordVocabulary
 
 META, VOCABULARY, SENTENCES = "corpus.json", "vocabulary.txt", "sentences.bin"
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass
@@ -109,25 +109,31 @@ def _write(
         dtype = token_dtype(len(vocabulary))
         if sentences:
             splits[0].write(np.array([vocabulary.start], dtype))
-        first = 0
+        first, starts = 0, hashlib.sha256()
         for n, tokens in _encoded(reader, vocabulary, splits, watch):
             if sentences and n == 0:
                 bounds = np.flatnonzero(tokens == vocabulary.start) + splits[0].tokens
-                sentences.write(np.append(first, bounds[:-1]).astype(np.int64).data if len(bounds) else b"")
+                entries = np.append(first, bounds[:-1]).astype(np.int64).data if len(bounds) else b""
+                sentences.write(entries)
+                starts.update(entries)
                 first = int(bounds[-1]) if len(bounds) else first
             splits[n].write(tokens)
     for name, split in zip(SPLITS, splits, strict=True):
         if split.tokens <= (name == "train" and rule.shuffled):
             raise TxlError(f"{reader.description}: the {name} split is empty")
     content = vocabulary.to_file()
-    digests = b"".join([content, *(split.hash.digest() for split in splits)])
+    hashes = {name: split.hash for name, split in zip(SPLITS, splits, strict=True)}
+    digests = b"".join([content, *(hash.digest() for hash in hashes.values())])
+    if sentences:
+        hashes["sentences"] = starts
     meta = {
         "format": FORMAT,
         "rule": rule.name,
         "newline": options.newline,
         "source": reader.description,
         "vocabulary": vocabulary.settings(),
-        "vocabulary_sha256": hashlib.sha256(content).hexdigest(),
+        "sha256": {"vocabulary": hashlib.sha256(content).hexdigest()}
+        | {name: hash.hexdigest() for name, hash in hashes.items()},
         "dtype": np.dtype(dtype).name,
         "tokens": {name: split.tokens for name, split in zip(SPLITS, splits, strict=True)},
         "words": {name: split.words for name, split in zip(SPLITS, splits, strict=True)},
@@ -135,7 +141,14 @@ def _write(
         "fingerprint": hashlib.sha256(digests).hexdigest(),
     }
     _temporary(folder, VOCABULARY).write_bytes(content)
+    meta["checksum"] = checksum(meta)
     _temporary(folder, META).write_text(json.dumps(meta, indent=2), encoding="utf-8")
+
+
+def checksum(meta: dict[str, Any]) -> str:
+    """Of all that `corpus.json` says."""
+    said = {key: value for key, value in meta.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _encoded(

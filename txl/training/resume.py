@@ -45,7 +45,6 @@ def restore(trainer: Trainer) -> None:
         raise TxlError(f"{trainer.last}: holds parameters only (a best checkpoint?); it cannot be resumed")
     try:
         _refuse_others(trainer, saved)
-        trainer.corpus.verify()
         _take_up(trainer, saved)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
         raise TxlError(f"{trainer.last}: the checkpoint is damaged: {type(error).__name__}: {error}") from error

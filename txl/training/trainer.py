@@ -71,7 +71,7 @@ class Trainer:
         Raises:
             TxlError: the folder already holds a run (without `resume`), or holds none or one of
                 other options (with it); another process trains there; or the corpus is too
-                short.
+                short, or not as it was prepared.
         """
         self.folder = folder = Path(folder)
         self.corpus, self.config = corpus, config
@@ -82,6 +82,7 @@ class Trainer:
             raise TxlError(
                 f"vocab_size is {model_config.vocab_size}, but the corpus has {len(corpus.vocabulary)} symbols"
             )
+        corpus.verify()
         self.segment = config.scored + config.context
         if model_config.encoding == "learned" and self.segment > (model_config.table_len or 0):
             raise TxlError(

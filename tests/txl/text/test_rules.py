@@ -101,6 +101,19 @@ def test_one_billion_word_counted(piece: int, tmp_path: Path, monkeypatch: pytes
     assert corpus.words == {"train": 12, "valid": 3, "test": 4}
 
 
+def test_every_altered_file_is_noticed(tmp_path: Path) -> None:
+    """Sentences to be shuffled and what corpus.json counts, too."""
+    made = prepared(written(tmp_path / "in", ONE_BILLION), tmp_path / "c", rule="one-billion-word")
+    for path in made.folder.iterdir():
+        whole = path.read_bytes()
+        at = whole.find(b'"train": 12') + 10 if path.name == "corpus.json" else len(whole) // 2
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(TxlError, match=r"not what was prepared|the prepared corpus is damaged"):
+            data.load(made.folder).verify()
+        path.write_bytes(whole)
+    data.load(made.folder).verify()
+
+
 def test_one_billion_word_with_its_vocabulary(tmp_path: Path) -> None:
     path = tmp_path / "1b_word_vocab.txt"
     path.write_text("<UNK>\n.\n<S>\na\n")

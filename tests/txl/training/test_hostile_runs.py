@@ -168,14 +168,18 @@ def test_damaged_records(finished: Path, record: str) -> None:
         read_record(finished)
 
 
-def test_an_altered_text_is_refused_on_resume(tmp_path: Path, text: Path) -> None:
+def test_an_altered_text_is_refused(tmp_path: Path, text: Path) -> None:
     own = data.prepare(text, tmp_path / "corpus")
     trainer(tmp_path / "run", own, steps=2).run()
     tokens = bytearray((tmp_path / "corpus" / "train.bin").read_bytes())
     tokens[100] = (tokens[100] + 1) % len(own.vocabulary)
     (tmp_path / "corpus" / "train.bin").write_bytes(tokens)
-    with pytest.raises(TxlError, match="its tokens are not those that were prepared"):
-        trainer(tmp_path / "run", data.load(tmp_path / "corpus"), resume=True, steps=3)
+    altered = data.load(tmp_path / "corpus")
+    with pytest.raises(TxlError, match=r"corpus/train.bin is not what was prepared; run `txl prepare` again$"):
+        trainer(tmp_path / "run", altered, resume=True, steps=3)
+    with pytest.raises(TxlError, match=r"corpus/train.bin is not what was prepared"):
+        trainer(tmp_path / "another", altered, steps=3)
+    altered.verify("valid", "test")
     (tmp_path / "corpus" / "train.bin").write_bytes(tokens[:-5])
     with pytest.raises(TxlError, match="the prepared corpus is damaged"):
         data.load(tmp_path / "corpus")
