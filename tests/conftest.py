@@ -14,6 +14,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     # "cuda" takes short calls only: tests/txl_kernels/cuda.
     any_call = ",".join(name for name in BACKENDS if name != "cuda")
     parser.addoption("--backends", default=any_call, help="Backends the kernel tests run against.")
+    parser.addoption(
+        "--fuzz-minutes", type=float, default=0.0, help="Of new inputs for each fuzzer; 0: a few, the same."
+    )
     parser.addoption("--shard", default="1/1", help="K/N: every N-th test from the K-th on, to share them out by hand.")
 
 

@@ -129,6 +129,7 @@ def rel_attention(
             q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, seed,
             causal, window, zero_row, scale, dropout_p,
         )  # fmt: skip
+    backends.check_name(backend)
     name = None if plans is None else plans.get(("backend", backend))
     if name is None:
         name = backends.choose(backend, call)

@@ -4,7 +4,7 @@ import inspect
 import io
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -60,18 +60,21 @@ def main() -> None:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except TxlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        _refuse(str(error))
     except BrokenPipeError:  # the reader of our output is gone, as in `txl generate | head`
         discard(sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        _refuse(str(error))
     except Exception as error:
         known = last_resort.memory_summary(error)
         if known is not None:
-            print(f"error: {known}", file=sys.stderr)
-        else:
-            last_resort.report(error)
+            _refuse(known)
+        last_resort.report(error)
         sys.exit(1)
+
+
+def _refuse(why: str) -> NoReturn:
+    """One line, whatever file names hold, and exit code 1."""
+    print("error:", why.replace("\n", "\\n").replace("\r", "\\r"), file=sys.stderr)
+    sys.exit(1)

@@ -94,7 +94,8 @@ class ModelConfig:
         for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val"):
             _least(name, getattr(self, name), 1)
         _most("n_layer", self.n_layer, MOST_LAYERS)
-        for name in ("vocab_size", "d_model", "n_head", "d_head", "d_inner", "mem_len", "window", "clamp_len"):
+        sizes = ("vocab_size", "d_model", "n_head", "d_head", "d_inner", "d_embed", "div_val", "table_len")
+        for name in (*sizes, "mem_len", "window", "clamp_len"):
             _most(name, getattr(self, name), MOST)
         if self.d_model % 2:
             raise TxlError(f"d_model must be even (its sinusoids come in pairs), got {self.d_model}")

@@ -79,8 +79,9 @@ class ByteVocabulary:
             text = text.translate(None, delete=self.dropped)
         unknown = sorted(set(text.translate(None, delete=self.symbols)))
         if unknown:
-            names = ", ".join(f"0x{b:02x} {chr(b)!r}" if b < 128 else f"0x{b:02x}" for b in unknown)
-            raise TxlError(f"the text holds bytes that the training data never did: {names}")
+            names = ", ".join(f"0x{b:02x} {chr(b)!r}" if b < 128 else f"0x{b:02x}" for b in unknown[:8])
+            more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+            raise TxlError(f"the text holds bytes that the training data never did: {names}{more}")
         table = bytes.maketrans(self.symbols, bytes(range(len(self.symbols))))
         # Not table[text], which takes indices of 8 bytes.
         return np.frombuffer(text.translate(table), dtype=np.uint8)

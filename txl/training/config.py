@@ -8,6 +8,8 @@ from txl.errors import TxlError
 Schedule = Literal["cosine", "cosine-released", "constant"]
 Average = Literal["none", "ema", "triggered"]
 
+MOST_LR = 1e6  # far beyond any use, and far from the end of float32
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -78,11 +80,15 @@ class TrainConfig:
         for name in ("lr", "clip"):
             if not getattr(self, name) > 0:
                 raise TxlError(f"{name} must be > 0, got {getattr(self, name)}")
-        for name in ("ext_len", "weight_decay", "min_lr_ratio"):
+        if self.lr > MOST_LR:
+            raise TxlError(f"lr must be <= {MOST_LR:g}, got {self.lr:g}")
+        for name in ("ext_len", "weight_decay"):
             if not getattr(self, name) >= 0:
                 raise TxlError(f"{name} must be >= 0, got {getattr(self, name)}")
         if self.warmup is not None and self.warmup < 0:
             raise TxlError(f"warmup must be None or >= 0, got {self.warmup}")
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise TxlError(f"min_lr_ratio must be in [0, 1], got {self.min_lr_ratio}")
         if not 0 < self.ema_decay < 1:
             raise TxlError(f"ema_decay must be in (0, 1), got {self.ema_decay}")
         choices = {

@@ -34,20 +34,20 @@ def available_backends(
 
 
 def check_name(backend: str | None) -> None:
-    """Raises ValueError for what is neither None nor the name of a backend."""
+    """Raises TypeError or ValueError for what is neither None nor the name of a backend."""
+    if backend is not None and not isinstance(backend, str):
+        raise TypeError(f"backend must be None or one of {', '.join(BACKENDS)}, got {type(backend).__name__}")
     if backend is not None and backend not in BACKENDS:
         raise ValueError(f"backend must be None or one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
 def choose(backend: str | None, call: Call) -> str:
-    """The name of the backend for a checked call.
+    """The name of the backend for a call; both have been checked.
 
     Raises:
-        ValueError: `backend` is not a known name.
         RuntimeError: it cannot run on this device, dtype or head width, or does not take this call,
             with the reason.
     """
-    check_name(backend)
     if backend is None:
         name = choose_unasked(call.q.device, call.q.dtype, call.q.shape[-1], call)
         if name == reference.NAME:

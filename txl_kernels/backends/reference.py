@@ -64,7 +64,7 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
         met = met.index_put((row,), seen.any(0)[0], accumulate=True)
         r = r.where(met.unsqueeze(-1), 0.0)
         score = score + ((q + w.unsqueeze(1)) @ r.mT).gather(3, row.expand(batch, heads, length, keys))
-    score = (score * call.scale).masked_fill(~seen, -torch.inf)
+    score = (score * float(call.scale)).masked_fill(~seen, -torch.inf)
 
     # A query without keys: its row of -inf would make NaN in the softmax and in its gradient.
     score = score.masked_fill(~alive, 0.0)

@@ -1,6 +1,5 @@
 """Numbers, switches and the dropout seed."""
 
-import math
 import numbers
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 from txl_kernels.call import Call
 
 ZERO_ROW = "an integer from 0 to 2**31 - 1 (the row of r that holds distance 0)"
+FLOAT32_RANGE = 3.4028235e38
 WINDOW = "None or an integer >= 1 (keys seen, the query's own included)"
 
 
@@ -22,9 +22,7 @@ def check_settings(call: Call) -> None:
     check_integer("zero_row", call.zero_row, 0, ZERO_ROW)
     if call.zero_row >= 2**31:
         raise ValueError(f"zero_row must be {ZERO_ROW}, got {call.zero_row}")
-    check_number("scale", call.scale, -math.inf, math.inf, "None or a finite number")
-    if call.scale == -math.inf:
-        raise ValueError("scale must be None or a finite number, got -inf")
+    check_number("scale", call.scale, -FLOAT32_RANGE, FLOAT32_RANGE, "None or a finite number in float32's range")
     check_number("dropout_p", call.dropout_p, 0.0, 1.0, "a number in [0, 1)")
 
 

@@ -28,6 +28,8 @@ def test_all_256_bytes_fit() -> None:
 def test_unseen_bytes_are_named() -> None:
     with pytest.raises(TxlError, match=r"bytes that the training data never did: 0x21 '!', 0xe9"):
         ByteVocabulary(b"abc").encode(b"ab!\xe9")
+    with pytest.raises(TxlError, match=r"0x00 '\\x00', .*, 0x07 '\\x07' and 245 more$"):
+        ByteVocabulary(b"abc").encode(bytes(range(256)))
 
 
 def test_a_text_of_bytes_starts_after_a_newline_or_the_first_symbol() -> None:

@@ -1,11 +1,10 @@
 """Random shapes, strides, intervals and dtypes: every backend against the float64 reference."""
 
 import torch
+from against_reference import matches_the_reference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracle import TENSORS, Case, as_call, gradients, make_inputs
-
-from txl_kernels import rel_attention
+from oracle import Case
 
 
 def cases(length: int, memory: int, widths: st.SearchStrategy[int]) -> st.SearchStrategy[Case]:
@@ -38,19 +37,3 @@ def test_kernels_match_the_reference(kernel_backend: str) -> None:
         matches_the_reference(case, dtype, kernel_backend)
 
     check()
-
-
-def matches_the_reference(case: Case, dtype: torch.dtype, backend: str) -> None:
-    inputs = make_inputs(case, dtype)
-    exact = {n: x.detach().double().requires_grad_() if n in TENSORS else x for n, x in inputs.items()}
-    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
-    want_out, want_lse = rel_attention(**as_call(exact), return_lse=True, backend="reference")
-    got = {"out": out, "lse": lse} | gradients(out, lse, inputs)
-    want = {"out": want_out, "lse": want_lse} | gradients(want_out, want_lse, exact)
-    unit = 2e-6 if dtype == torch.float32 else 2e-2
-    for name, x in got.items():
-        y = want[name].detach()
-        assert torch.equal(x.detach().isfinite(), y.isfinite()), name
-        error = (x.detach().double() - y).where(y.isfinite(), 0.0).norm()
-        size = y.where(y.isfinite(), 0.0).norm()
-        assert error <= 10 * unit * size + unit, f"{name}: error {error:.3e} of {size:.3e}"
