@@ -1,6 +1,7 @@
 """Transformer-XL relative-position attention (Dai et al. 2019), exact and linear in memory."""
 
 from txl_kernels.backends import available_backends
+from txl_kernels.bounds import end_from_lengths, start_from_done, start_from_lengths
 from txl_kernels.cache import KeyValueCache
 from txl_kernels.functional import rel_attention
 from txl_kernels.layer import RelAttention
@@ -8,4 +9,7 @@ from txl_kernels.positions import sinusoid
 
 __version__ = "0.1.0"
 
-__all__ = ["KeyValueCache", "RelAttention", "__version__", "available_backends", "rel_attention", "sinusoid"]
+__all__ = [
+    "KeyValueCache", "RelAttention", "__version__", "available_backends", "end_from_lengths", "rel_attention", "sinusoid",
+    "start_from_done", "start_from_lengths",
+]  # fmt: skip

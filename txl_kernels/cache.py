@@ -20,6 +20,12 @@ class KeyValueCache:
         window: keys a position sees, its own included; None for all that are there.
     """
 
+    _begin: int  # of what is held, in the buffer
+    _end: int
+    _total: int  # positions ever added
+    _last_reset: int  # and when a row was last reset
+    _since: Tensor | None  # int64 [B]: positions added before each row's text; None where all that is held counts
+
     def __init__(self, r: Tensor, batch: int, mem_len: int, max_segment: int, window: int | None = None) -> None:
         """Empty. Its dtype and device are r's."""
         for name, value, least in (("batch", batch, 1), ("mem_len", mem_len, 0), ("max_segment", max_segment, 1)):
@@ -34,7 +40,7 @@ class KeyValueCache:
         self.window = window
         shape = (2, batch, r.size(0), 2 * mem_len + max_segment, r.size(2))
         self._buffer = r.new_zeros(shape)
-        self._begin = self._end = 0
+        self.clear()
 
     @property
     def batch(self) -> int:
@@ -49,6 +55,23 @@ class KeyValueCache:
         """(k_mem, v_mem), views [B, H, len(self), D] of the buffer."""
         held = self._buffer[:, :, :, self._begin : self._end]
         return held[0], held[1]
+
+    @property
+    def start(self) -> Tensor | None:
+        """First key of each row's own text, int32 [B, 1], for `rel_attention`; None where all that
+        is held counts."""
+        if self._since is None:
+            return None
+        return (len(self) - (self._total - self._since)).clamp(min=0).to(torch.int32).unsqueeze(1)
+
+    def __repr__(self) -> str:
+        heads, _, width = self.r.shape
+        mib = (self._buffer.nbytes + self.r.nbytes) / 2**20
+        kind = f"{str(self.r.dtype).removeprefix('torch.')} on {self.r.device}"
+        return (
+            f"KeyValueCache({len(self)} of {self.mem_len} positions held, batch={self.batch}, heads={heads}, width={width}, "
+            f"max_segment={self.max_segment}, window={self.window}, {kind}, {mib:.1f} MiB)"
+        )
 
     @torch.no_grad()
     def append(self, k: Tensor, v: Tensor) -> None:
@@ -73,7 +96,37 @@ class KeyValueCache:
         self._buffer[1, :, :, self._end : self._end + length] = v
         self._end += length
         self._begin = max(self._begin, self._end - self.mem_len)
+        self._total += length
+        if self._total - self._last_reset >= self.mem_len:  # nothing held is older than a reset
+            self._since = None
+
+    def reset(self, rows: Tensor | None = None) -> None:
+        """Begins new texts in some rows of the batch; the others go on.
+
+        What those rows held is no longer seen. Does not wait for the device.
+
+        rows: bool [B] on the cache's device, True where a text begins; None for all rows.
+
+        Raises:
+            TypeError, ValueError: rows is something else.
+        """
+        if rows is None:
+            self.clear()
+            return
+        if not isinstance(rows, Tensor) or rows.dtype != torch.bool:
+            got = rows.dtype if isinstance(rows, Tensor) else type(rows).__name__
+            raise TypeError(f"rows must be None or a bool tensor [B], got {got}")
+        if rows.shape != (self.batch,) or rows.device != self.r.device:
+            raise ValueError(
+                f"rows must be [B] = [{self.batch}] on {self.r.device}, got shape {list(rows.shape)} on {rows.device}"
+            )
+        since = torch.zeros(self.batch, dtype=torch.int64, device=rows.device) if self._since is None else self._since
+        if self._since is None:  # rows that were never reset count from before all that is held
+            since = since + (self._total - len(self))
+        self._since = torch.where(rows, self._total, since)
+        self._last_reset = self._total
 
     def clear(self) -> None:
         """Forgets everything held."""
-        self._begin = self._end = 0
+        self._begin = self._end = self._total = self._last_reset = 0
+        self._since = None

@@ -9,8 +9,17 @@ from torch import Tensor, nn
 from txl_kernels import backends
 from txl_kernels.backends.devices import autocast_dtype
 from txl_kernels.cache import KeyValueCache
+from txl_kernels.checks.bounds import broadcast_bound
 from txl_kernels.checks.settings import WINDOW, check_integer, check_number
 from txl_kernels.functional import rel_attention
+
+
+def _later(own: Tensor | None, start: Tensor | None, q: Tensor) -> Tensor | None:
+    """The later of a cache's own start [B, 1] and the one given, for each query."""
+    if own is None or start is None:
+        return start if own is None else own
+    given = broadcast_bound("start", start, q)
+    return None if given is None else torch.maximum(own, given)
 
 
 class SegmentAttention(nn.Module, abc.ABC):
@@ -170,6 +179,7 @@ class SegmentAttention(nn.Module, abc.ABC):
             start, end: as in `rel_attention`.
             cache: None, or this layer's cache from `new_cache`: its keys are the memory, and x's
                 are added to it. Evaluation only; equal to passing the hidden states as `memory`.
+                Rows that `cache.reset(rows)` began anew do not see what went before.
 
         Returns:
             Of x's shape.
@@ -186,6 +196,7 @@ class SegmentAttention(nn.Module, abc.ABC):
         if cache is not None:
             k_and_v: tuple[Tensor, Tensor] | None = cache.memory
             r, zero_row, window = cache.r, 0, cache.window
+            start = _later(cache.start, start, q)
         else:
             k_and_v = None if memory is None else self._project_memory(memory)
             window = self.window

@@ -1,0 +1,140 @@
+"""Bounds made from ends of episodes and from lengths, by what a query may see; caches whose rows
+begin anew."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from txl_kernels import (
+    KeyValueCache,
+    RelAttention,
+    end_from_lengths,
+    rel_attention,
+    start_from_done,
+    start_from_lengths,
+)
+
+
+@pytest.mark.parametrize("memory_len", [0, 7])
+@pytest.mark.parametrize("with_memory", [False, True])
+def test_queries_see_their_own_episode(memory_len: int, with_memory: bool) -> None:
+    """Against episode numbers, counted step by step."""
+    done, memory_done = torch.rand(5, 9) < 0.3, torch.rand(5, memory_len) < 0.3
+    start = start_from_done(done, memory_len, memory_done if with_memory else None)
+    assert (start.dtype, start.shape) == (torch.int32, (5, 9))
+    flags = torch.cat([memory_done if with_memory else torch.zeros_like(memory_done), done], 1)
+    for b in range(5):
+        episode, episodes = 0, []
+        for ended in flags[b].tolist():
+            episodes.append(episode)
+            episode += ended
+        for i in range(9):
+            seen = [j for j in range(memory_len + i + 1) if j >= start[b, i]]
+            assert seen == [j for j in range(memory_len + i + 1) if episodes[j] == episodes[memory_len + i]]
+
+
+def test_no_steps() -> None:
+    assert start_from_done(torch.zeros(2, 0, dtype=torch.bool), 3).shape == (2, 0)
+
+
+def call(length: int, memory_len: int) -> dict[str, Any]:
+    q, k, v = torch.randn(3, 3, 2, length, 8)
+    r, (u, w) = torch.randn(2, memory_len + length, 8), torch.randn(2, 2, 8)
+    memory = tuple(torch.randn(2, 3, 2, memory_len, 8))
+    return {"q": q, "k": k, "v": v, "r": r, "content_bias": u, "position_bias": w, "memory": memory}
+
+
+def test_lengths_are_the_shorter_calls() -> None:
+    whole = call(5, 6)
+    lengths = torch.tensor([6, 2, 0])
+    out = rel_attention(**whole, start=start_from_lengths(lengths, 6))
+    for b, n in enumerate(lengths.tolist()):
+        row = {name: x[b : b + 1] for name, x in whole.items() if name in "qkv"}
+        memory = tuple(x[b : b + 1, :, 6 - n :] for x in whole["memory"])
+        torch.testing.assert_close(out[b : b + 1], rel_attention(**{**whole, **row, "memory": memory}))
+    lengths = torch.tensor([5, 3, 1], dtype=torch.int32)
+    out = rel_attention(**whole, end=end_from_lengths(lengths, 6))
+    for b, n in enumerate(lengths.tolist()):
+        row = {name: x[b : b + 1, :, :n] for name, x in whole.items() if name in "qkv"}
+        memory = tuple(x[b : b + 1] for x in whole["memory"])
+        torch.testing.assert_close(out[b : b + 1, :, :n], rel_attention(**{**whole, **row, "memory": memory}))
+
+
+FLAGS = torch.zeros(2, 3, dtype=torch.bool)
+BAD = [
+    (lambda: start_from_done(FLAGS.int(), 3), TypeError, r"done must be a bool tensor \[B, L\], got torch.int32"),
+    (lambda: start_from_done(FLAGS[0], 3), ValueError, r"done must be \[B, L\], got shape \[3\]"),
+    (lambda: start_from_done(FLAGS, -1), ValueError, r"memory_len must be an integer >= 0, got -1"),
+    (lambda: start_from_done(FLAGS, 4, FLAGS), ValueError, r"memory_done must be \[B, M\] = \[2, 4\] .*got shape \[2, 3\]"),
+    (lambda: start_from_lengths([1], 3), TypeError, r"lengths must be an int32 or int64 tensor \[B\], got list"),
+    (lambda: start_from_lengths(torch.tensor([4]), 3), ValueError, r"lengths must be from 0 to total=3, .* 4 to 4"),
+    (lambda: end_from_lengths(torch.tensor([-1])), ValueError, r"lengths must be >= 0, got values from -1 to -1"),
+    (lambda: end_from_lengths(torch.tensor([[1]])), ValueError, r"lengths must be \[B\], got shape \[1, 1\]"),
+    (lambda: cache().reset([0]), TypeError, r"rows must be None or a bool tensor \[B\], got list"),
+    (lambda: cache().reset(FLAGS[0]), ValueError, r"rows must be \[B\] = \[2\] on cpu, got shape \[3\]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "error", "words"), BAD)
+def test_names_the_argument(wrong: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        wrong()
+
+
+def cache() -> KeyValueCache:
+    return RelAttention(16, 2).eval().new_cache(2, 6, 4)
+
+
+def test_repr_of_a_cache() -> None:
+    held = RelAttention(16, 2).eval().new_cache(3, 100, 28)
+    held.append(torch.zeros(3, 2, 5, 8), torch.zeros(3, 2, 5, 8))
+    # Buffer: 2 x 3 x 2 x 228 x 8 numbers of 4 bytes; r: 2 x 128 x 8.
+    assert repr(held) == (
+        "KeyValueCache(5 of 100 positions held, batch=3, heads=2, width=8, max_segment=28, window=None, "
+        "float32 on cpu, 0.1 MiB)"
+    )
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_rows_that_begin_anew(given: bool) -> None:
+    """Each row as a cache of its own that is cleared instead; some rows are reset while older
+    resets are still held, some long after."""
+    layer = RelAttention(16, 2, window=7).eval()
+    together, alone = layer.new_cache(3, 6, 4), [layer.new_cache(1, 6, 4) for _ in range(3)]
+    resets = {2: [True, False, False], 3: [False, True, True], 4: [False, False, True], 9: [True, False, True]}
+    seen_start = False
+    with torch.no_grad():
+        for n in range(16):
+            if n in resets:
+                together.reset(torch.tensor(resets[n]))
+                for row, reset in zip(alone, resets[n], strict=True):
+                    if reset:
+                        row.clear()
+            x = torch.randn(3, 1 + n % 4, 16)
+            held = len(together)
+            start = torch.full((3, 1), max(held - 2, 0)) if given else None
+            got = layer(x, cache=together, start=start)
+            seen_start |= together.start is not None
+            for b, row in enumerate(alone):
+                own = torch.full((1, 1), max(len(row) - 2, 0)) if given else None
+                torch.testing.assert_close(got[b : b + 1], layer(x[b : b + 1], cache=row, start=own))
+    assert seen_start
+    assert together.start is None, "once nothing held is older than a reset, bounds cost nothing"
+
+
+def test_all_rows_begin_anew() -> None:
+    held = cache()
+    held.append(torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, 4, 8))
+    held.reset()
+    assert len(held) == 0
+
+
+def test_under_compile() -> None:
+    def bounds(done: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return start_from_done(done, 3), end_from_lengths(lengths, 3)
+
+    done, lengths = torch.rand(2, 4) < 0.5, torch.tensor([1, 4])
+    got = torch.compile(bounds, fullgraph=True, backend="eager")(done, lengths)
+    assert all(torch.equal(a, b) for a, b in zip(got, bounds(done, lengths), strict=True))
