@@ -1,7 +1,8 @@
 """Transformer-XL language models on txl_kernels: model, data, training, evaluation, generation."""
 
 from txl.evaluation.engine import Engine
+from txl.language_model import LanguageModel, load
 from txl.model.config import ModelConfig
 from txl.model.transformer import TransformerXL
 
-__all__ = ["Engine", "ModelConfig", "TransformerXL"]
+__all__ = ["Engine", "LanguageModel", "ModelConfig", "TransformerXL", "load"]

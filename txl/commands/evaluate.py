@@ -10,15 +10,13 @@ from rich.table import Table
 from txl.commands.console import EvaluationProgress
 from txl.commands.options import Checkpoint, Device, console, pick_device, say
 from txl.errors import TxlError
-from txl.evaluation.evaluate import METHODS, Method, default_method, evaluate
+from txl.evaluation.evaluate import METHODS, default_method
 from txl.evaluation.score import Score, init_and_best
+from txl.language_model import LanguageModel, load
 from txl.text import compressed
 from txl.text import corpus as data
 from txl.text.streams import Counting
 from txl.text.tokens import Tokens
-from txl.text.vocabulary import Vocabulary
-from txl.text.words import SENTENCE, WordVocabulary
-from txl.training import checkpoint as checkpoints
 from txl.training.run_folder import read_record
 
 
@@ -66,22 +64,21 @@ def evaluate_command(
     if method not in (None, *METHODS):
         raise TxlError(f"--method must be one of {', '.join(METHODS)}, got {method!r}")
     lengths = _attention_lengths(attn_len) if attn_len else None
-    model, saved = checkpoints.restore(checkpoint, pick_device(device))
+    language_model = load(checkpoint, pick_device(device))
+    model = language_model.model
     if zeros is not None:
         model.config = dataclasses.replace(model.config, initial_memory="zeros" if zeros else "empty")
     how = default_method(model) if method is None else method
-    tokens, words = _split(saved, source, split)
+    tokens, words = _split(language_model, source, split)
     scores = []
-    for n in lengths or [saved.attn_len]:
+    for n in lengths or [language_model.attn_len]:
         with EvaluationProgress(console, f"attention length {n}", min(len(tokens), limit or len(tokens))) as progress:
-            score = evaluate(
-                model, tokens, saved.vocabulary.start, n, method=how, segment=segment or _segment(how, saved), batch=batch,
-                limit=limit, clamp_len=clamp_len, counting=_counting(counting), progress=progress.update,
+            score = language_model.evaluate(
+                tokens, n, method=how, segment=segment, batch=batch, limit=limit, clamp_len=clamp_len,
+                counting=_counting(counting), progress=progress.update,
             )  # fmt: skip
-        whole = score.tokens == len(tokens)
-        sentences = _sentences(saved.vocabulary, tokens) if whole else None
-        scores.append(dataclasses.replace(score, words=words if whole else None, sentences=sentences))
-    _print(scores, saved, how)
+        scores.append(dataclasses.replace(score, words=words if score.tokens == len(tokens) else None))
+    _print(scores, language_model, how)
 
 
 def _counting(name: str) -> Counting:
@@ -89,11 +86,6 @@ def _counting(name: str) -> Counting:
         if name == known:
             return known  # type: ignore[no-any-return]
     raise TxlError(f"--counting must be all or released, got {name!r}")
-
-
-def _segment(method: Method, saved: checkpoints.Checkpoint) -> int:
-    """Tokens a step when nothing is said; by segments, those of training."""
-    return {"cached": 128, "sliding": 1, "segments": saved.segment}[method]
 
 
 def _attention_lengths(text: str) -> list[int]:
@@ -106,7 +98,7 @@ def _attention_lengths(text: str) -> list[int]:
     return lengths
 
 
-def _split(saved: checkpoints.Checkpoint, source: Path | None, split: str) -> tuple[Tokens, int | None]:
+def _split(saved: LanguageModel, source: Path | None, split: str) -> tuple[Tokens, int | None]:
     """The tokens to score, and the words of the text they are."""
     source = source or read_record(saved.path.parent).corpus
     if source.exists() and not source.is_dir():  # a pipe, too
@@ -119,14 +111,7 @@ def _split(saved: checkpoints.Checkpoint, source: Path | None, split: str) -> tu
     return corpus.split(split), corpus.words.get(split)
 
 
-def _sentences(vocabulary: Vocabulary, tokens: Tokens) -> int | None:
-    """Of One Billion Word and its like, whose sentences `<S>` bounds."""
-    if not isinstance(vocabulary, WordVocabulary) or SENTENCE not in vocabulary.words:
-        return None
-    return int((tokens == vocabulary.start).sum())
-
-
-def _print(scores: list[Score], saved: checkpoints.Checkpoint, how: str) -> None:
+def _print(scores: list[Score], saved: LanguageModel, how: str) -> None:
     table = Table("attention length", "tokens", "bits", "ppl", "word ppl", "tokens/s", title=f"{how}, of {saved.path}")
     if saved.vocabulary.unit == "bytes":
         table.columns[2].header = "bpc"

@@ -103,7 +103,7 @@ def test_what_nobody_foresaw_is_one_line_and_a_file(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("by\nnothing")
 
-    monkeypatch.setattr("txl.commands.generate.generate", broken)
+    monkeypatch.setattr("txl.language_model.generate", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     done = txl("generate", run)
     one_line(done, "ZeroDivisionError: by nothing (the traceback is in ")

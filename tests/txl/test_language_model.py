@@ -1,0 +1,77 @@
+"""`txl.load`: a run's best checkpoint, evaluated and continued as the commands do."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from training_helpers import trainer
+
+import txl
+from txl.errors import TxlError
+from txl.evaluation.evaluate import evaluate
+from txl.evaluation.generate import Sampling
+from txl.text import corpus as data
+from txl.text.corpus import Corpus
+
+
+@pytest.fixture(scope="module")
+def run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loaded") / "run"
+    trainer(folder, corpus, steps=4).run()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(run: Path) -> txl.LanguageModel:
+    return txl.load(run)
+
+
+def test_what_is_loaded(loaded: txl.LanguageModel, run: Path, corpus: Corpus) -> None:
+    assert loaded.path == run / "best.safetensors"
+    assert loaded.vocabulary == corpus.vocabulary
+    assert (loaded.segment, loaded.attn_len) == (16, 40)  # memory of 24
+    assert not loaded.model.training
+
+
+def test_a_text_is_scored_as_its_tokens(loaded: txl.LanguageModel, corpus: Corpus) -> None:
+    text = bytes(corpus.vocabulary.decode(corpus.test.tolist()))
+    want = evaluate(loaded.model, corpus.test, corpus.vocabulary.start, 40)
+    for given in (corpus.test, text, text.decode()):
+        score = loaded.evaluate(given)
+        assert (score.nats, score.tokens, score.attn_len) == (want.nats, len(text), 40)
+    assert loaded.evaluate(text).words == len(text.split()) + text.count(b"\n")
+    assert loaded.evaluate(corpus.test).words is None
+    assert loaded.evaluate(text, limit=20).words is None
+    assert loaded.evaluate(text, 8).nats != want.nats
+    by_segments = evaluate(loaded.model, corpus.test, corpus.vocabulary.start, 40, method="segments", segment=16)
+    assert loaded.evaluate(text, method="segments").nats == by_segments.nats
+
+
+def test_the_likeliest_text(loaded: txl.LanguageModel, corpus: Corpus) -> None:
+    """Against the model read anew for every token."""
+    tokens = data.as_tensor(corpus.vocabulary.encode(b"0123 follows")).unsqueeze(0)
+    with torch.no_grad():
+        for _ in range(12):
+            logits, _ = loaded.model(tokens)
+            tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], 1)
+    want = corpus.vocabulary.decode(tokens[0, -12:].tolist()).decode()
+    assert loaded.generate("0123 follows", 12, Sampling(temperature=0)) == want
+
+
+def test_the_same_text_again(loaded: txl.LanguageModel) -> None:
+    first, second = (loaded.generate(count=40, seed=3) for _ in range(2))
+    assert first == second != loaded.generate(count=40, seed=4)
+    pieces = list(loaded.stream("00", 5, seed=3))
+    assert len(pieces) == 5
+    assert b"".join(pieces).decode() == loaded.generate(b"00", 5, seed=3)
+
+
+def test_mistakes(loaded: txl.LanguageModel, tmp_path: Path) -> None:
+    with pytest.raises(TxlError, match="bytes that the training data never did: 0x21 '!'"):
+        loaded.stream("wait!")  # before the first token is asked for
+    with pytest.raises(TxlError, match="count must be >= 1, got 0"):
+        loaded.generate(count=0)
+    with pytest.raises(TxlError, match="method must be one of cached, segments, sliding, got 'fast'"):
+        loaded.evaluate("00", method="fast")
+    with pytest.raises(TxlError):
+        txl.load(tmp_path)
