@@ -1,4 +1,4 @@
-"""The attention of a Conformer block (Gulati et al. 2020): bidirectional, utterances of many lengths.
+"""A Conformer block (Gulati et al. 2020): attention in both directions, utterances of many lengths.
 
 python examples/conformer.py
 """

@@ -1,4 +1,4 @@
-"""A Transformer-XL layer as commonly written, and the same layer with one call instead of four lines.
+"""A Transformer-XL layer as commonly written, and with one call instead of its four lines.
 
 python examples/drop_in.py
 """
