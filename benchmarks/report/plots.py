@@ -10,9 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from harness import paper
+from report import drawing
 from report.records import Device, Measured, comparable, ratio
-
-Row = dict[str, Any]
 
 
 class Plot(NamedTuple):
@@ -48,7 +47,8 @@ def draw(device: Device) -> dict[str, bytes]:
             FigureCanvasAgg(figure)
             axes = figure.add_subplot()
             plot.draw(axes, measured)
-            axes.set_title(f"{axes.get_title()}\n{device.name}", fontsize=10)
+            figure.suptitle(f"{axes.get_title()}\n{device.name}", fontsize=10)  # as wide as names and all
+            axes.set_title("")
             png = io.BytesIO()
             figure.savefig(png, metadata={"Software": None})
             found[_file(device, plot)] = png.getvalue()
@@ -59,72 +59,60 @@ def _file(device: Device, plot: Plot) -> str:
     return f"{re.sub(r'[^a-z0-9]+', '-', device.name.lower()).strip('-')}-{plot.name}.png"
 
 
-def _style(row: Row) -> dict[str, Any]:
-    """Ours stands out; limits and baselines step back."""
-    if row["role"] == "ours":
-        return {"color": "tab:red", "lw": 2.4, "marker": "o", "zorder": 3}
-    if row["role"] in ("baseline", "limit"):
-        return {"color": "gray", "ls": "--", "marker": "."}
-    return {"lw": 1.3, "marker": "."}
-
-
 def _against_length(title: str, key: str, unit: str) -> Callable[[Any, list[Measured]], None]:
     def plot(axes: Any, found: list[Measured]) -> None:
-        points: dict[str, list[tuple[int, float]]] = {}
-        styles = {}
+        points: drawing.Lines = {}
+        roles: dict[str, str] = {}
         for measured in found:
             assert measured.case.shape is not None
             for name, row in measured.rows.items():
                 if key in row and row["role"] != "limit":
                     points.setdefault(name, []).append((measured.case.shape.L, row[key]))
-                    styles[name] = _style(row)
-        for name, line in points.items():
-            axes.plot(*zip(*sorted(line), strict=True), label=name, **styles[name])
+                    roles[name] = row["role"]
+        _lines(axes, points, {name: drawing.style(roles[name], n) for n, name in enumerate(points)})
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
         ticks = sorted({x for line in points.values() for x, _ in line})
         axes.set_xticks(ticks, [f"{x:,}" for x in ticks])
-        axes.grid(alpha=0.3, which="both")
-        axes.legend(fontsize=8)
         axes.set(xlabel="L = M", ylabel=unit, title=title)
 
     return plot
+
+
+def _lines(axes: Any, points: drawing.Lines, styles: dict[str, dict[str, Any]]) -> None:
+    """Lines on a logarithmic axis, named at their ends."""
+    for name in points:
+        points[name].sort()
+        axes.plot(*zip(*points[name], strict=True), **styles[name])
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3, which="both")
+    drawing.label_ends(axes, points, {name: styles[name]["color"] for name in points})
 
 
 def _table_9(axes: Any, found: list[Measured]) -> None:
     network = found[0].case.network
     found = [measured for measured in found if measured.case.network == network]
     longest = max(mine["segment"] for mine in found[0].ours())
-    points: dict[str, list[tuple[int, float]]] = {}
+    points: drawing.Lines = {}
     for measured in found:
         for name, row in measured.rows.items():
             mine = measured.find(role="ours", segment=row.get("segment", longest))
             speed_up = ratio(row, mine)
             if row["role"] != "ours" and mine is not None and comparable(row, mine) and speed_up is not None:
-                points.setdefault(name, []).append((measured.case.attn_len or 0, speed_up))
-    for name, line in points.items():
-        if len(line) > 1:
-            axes.plot(*zip(*line, strict=True), marker=".", label=f"over {name}")
-    lengths = list(paper.SPEED_UP)
-    label = "the paper, on a GPU, over its vanilla model"
-    axes.plot(lengths, list(paper.SPEED_UP.values()), "k--", marker="s", ms=4, label=label)
-    axes.set_yscale("log")
-    axes.set_xticks(lengths, [f"{x:,}" for x in lengths])
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize=7)
+                points.setdefault(f"over {name}", []).append((measured.case.attn_len or 0, speed_up))
+    points = {name: line for name, line in points.items() if len(line) > 1}
+    styles = {name: {"color": drawing.OURS, "marker": "o", "ms": 4} for name in points}  # all are ours
+    paper_s = "the paper, on a GPU,\nover its vanilla model"
+    points[paper_s] = [(float(length), float(factor)) for length, factor in paper.SPEED_UP.items()]
+    styles[paper_s] = {"color": "black", "ls": "--", "marker": "s", "ms": 4}
+    _lines(axes, points, styles)
+    axes.set_xticks(list(paper.SPEED_UP), [f"{x:,}" for x in paper.SPEED_UP])
     title = f"Evaluation (Table 9), {network}; ours in segments of {longest} if unsaid"
     axes.set(xlabel="attention length", ylabel="speed-up per token", title=title)
 
 
 def _shares(title: str, key: str, limit: str) -> Callable[[Any, list[Measured]], None]:
     def plot(axes: Any, found: list[Measured]) -> None:
-        bars = [(x, row) for x in found for row in x.rows.values() if key in row]
-        colors = [_style(row).get("color", "tab:blue") for _, row in bars]
-        labels = [f"{row['implementation']}\n{x.case.shape}" for x, row in bars]
-        axes.barh(range(len(bars)), [100 * row[key] for _, row in bars], color=colors)
-        axes.set_yticks(range(len(bars)), labels, fontsize=6)
-        axes.invert_yaxis()
-        axes.grid(alpha=0.3, axis="x")
+        drawing.bars(axes, found, key)
         axes.set(xlabel=f"% of {limit}, measured in the same comparison", title=title, xlim=(0, 100))
 
     return plot
