@@ -1,11 +1,13 @@
 # `make demo` and `make test` work on a fresh machine with Python 3.10 to 3.13 and a C++ compiler.
 PYTHON ?= python3
 VENV ?= .venv
+DOCS_VENV ?= .venv-docs
+WHEELS_VENV ?= .venv-wheels
 EXTRAS ?= test
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 
-.PHONY: demo test test-interpreter aot lint bench bench-compare report clean
+.PHONY: demo test test-interpreter aot lint bench bench-compare report docs wheels clean
 
 demo: $(VENV)/installed
 	$(BIN)/txl demo --run runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -43,6 +45,18 @@ lint: $(VENV)/installed
 	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/simt_emulation.h
 	PYTHONPATH=benchmarks $(BIN)/python -m report --check
 
+# The documentation, site/index.html. Its tools get an environment of their own, without torch.
+docs:
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install -q -r requirements-docs.txt
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+
+# manylinux wheels for x86-64 and aarch64, tested, in dist/. Needs docker; for the other machine's also qemu's binfmt.
+wheels:
+	test -x $(WHEELS_VENV)/bin/python || $(PYTHON) -m venv $(WHEELS_VENV)
+	$(WHEELS_VENV)/bin/pip install -q cibuildwheel==4.3.3
+	$(WHEELS_VENV)/bin/cibuildwheel --platform linux --output-dir dist
+
 # torch first: whatever depends on it must find this one and not fetch another.
 $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -52,4 +66,4 @@ $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOU
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist runs *.egg-info txl_kernels/_native* txl_kernels/_cuda*
+	rm -rf $(VENV) $(DOCS_VENV) $(WHEELS_VENV) build dist runs site *.egg-info txl_kernels/_native* txl_kernels/_cuda*
