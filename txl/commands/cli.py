@@ -52,11 +52,14 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may hold any bytes
     try:
-        app(standalone_mode=False)
+        if app(standalone_mode=False) == 130:  # newer typers return it; older ones raise Abort
+            raise KeyboardInterrupt
     except _UsageError as error:
         error.show()
         sys.exit(error.exit_code)
-    except (Interrupted, KeyboardInterrupt, typer.Abort):
+    except Interrupted:  # what was saved has been said
+        sys.exit(130)
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except TxlError as error:

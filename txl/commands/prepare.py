@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
+from txl.commands.console import Bar
 from txl.commands.options import console
 from txl.text import corpus as data
 from txl.text.readers import SPLITS
@@ -65,8 +66,6 @@ def _compared(size: int, published: int | None) -> str:
     return " (as published)" if size == published else f" (published: {published:,})"
 
 
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console,
-        transient=True, disable=not console.is_terminal,
-    )  # fmt: skip
+def _bar() -> Bar:
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    return Bar(console, *columns, transient=True)
