@@ -11,7 +11,7 @@ import typer
 
 from txl import recipes
 from txl.commands.header import header
-from txl.commands.options import Device, pick_device, say
+from txl.commands.options import Device, in_panel, pick_device, say
 from txl.commands.training import draw_loss, restated, run_training
 from txl.errors import TxlError
 from txl.model.config import ENCODINGS, ModelConfig
@@ -25,7 +25,7 @@ _TRAINING, _OPTIMIZER, _KEEPING = "Training", "Optimizer", "Evaluation and check
 
 
 def _option(panel: str, text: str, *names: str, **kind: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **kind)
+    return in_panel(panel, *names, help=text, show_default=False, **kind)
 
 
 def train(
