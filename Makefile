@@ -7,37 +7,38 @@ EXTRAS ?= test
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 
-.PHONY: demo test test-interpreter aot lint bench bench-compare report docs wheels clean
+.PHONY: help demo test test-interpreter aot lint bench bench-compare report docs wheels clean
 
-demo: $(VENV)/installed
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | while IFS="$$(printf '\t')" read -r target what; do \
+		printf '  make %-17s %s\n' "$$target" "$$what"; done
+
+demo: $(VENV)/installed ## train a small model for four minutes, show what memory and caching are worth
 	$(BIN)/txl demo --run runs/demo-$$(date +%Y%m%d-%H%M%S)
 
-test: $(VENV)/installed
+test: $(VENV)/installed ## every test that needs no GPU
 	$(BIN)/pytest tests --ignore tests/txl_kernels/cuda
 	$(BIN)/pytest tests/txl_kernels/cuda -n auto
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels/triton -m triton --backends triton -n auto
 
-# Every kernel test on the Triton kernels, in Triton's interpreter.
-test-interpreter: $(VENV)/installed
+test-interpreter: $(VENV)/installed ## every kernel test on the Triton kernels, in Triton's interpreter
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels -m triton --backends triton -n auto
 
-aot: $(VENV)/installed
+aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with the tables in tools/
 	$(BIN)/python tools/aot.py check
 	$(BIN)/python tools/cuda_lint.py --if-built
 
-bench: $(VENV)/installed
+bench: $(VENV)/installed ## every benchmark
 	$(BIN)/pytest benchmarks/ --benchmark-only
 
-# Is the working tree slower than another revision? make bench-compare BASE=main
-bench-compare: $(VENV)/installed
+bench-compare: $(VENV)/installed ## BASE=main: is the working tree slower than another revision?
 	@test -n "$(BASE)" || { echo "usage: make bench-compare BASE=<revision>" >&2; exit 2; }
 	PYTHONPATH=benchmarks $(BIN)/python -m compare "$(BASE)"
 
-# benchmarks/REPORT.md, its plots, and the README's figures, from the records in benchmarks/results/
-report: $(VENV)/installed
+report: $(VENV)/installed ## benchmarks/REPORT.md and the README's figures, from benchmarks/results/
 	PYTHONPATH=benchmarks $(BIN)/python -m report
 
-lint: $(VENV)/installed
+lint: $(VENV)/installed ## ruff, mypy, clang-format; whether the report fits its records
 	$(BIN)/pip install -q -r requirements-lint.txt
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,13 +47,13 @@ lint: $(VENV)/installed
 	PYTHONPATH=benchmarks $(BIN)/python -m report --check
 
 # The documentation, site/index.html. Its tools get an environment of their own, without torch.
-docs:
+docs: ## the documentation site, in site/
 	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/pip install -q -r requirements-docs.txt
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 # manylinux wheels for x86-64 and aarch64, tested, in dist/. Needs docker; for the other machine's also qemu's binfmt.
-wheels:
+wheels: ## manylinux wheels for x86-64 and aarch64, in dist/
 	test -x $(WHEELS_VENV)/bin/python || $(PYTHON) -m venv $(WHEELS_VENV)
 	$(WHEELS_VENV)/bin/pip install -q cibuildwheel==4.3.3
 	$(WHEELS_VENV)/bin/cibuildwheel --platform linux --output-dir dist
@@ -65,5 +66,5 @@ $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOU
 	$(BIN)/pip install -q -e ".[$(EXTRAS)]"
 	touch $@
 
-clean:
+clean: ## remove the environments, what was built, and runs/
 	rm -rf $(VENV) $(DOCS_VENV) $(WHEELS_VENV) build dist runs site *.egg-info txl_kernels/_native* txl_kernels/_cuda*

@@ -3,11 +3,14 @@
 import inspect
 import io
 import os
+import platform
 import sys
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
+import torch
 import typer
 
+import txl_kernels
 from txl.commands import last_resort
 from txl.commands.average import average_command
 from txl.commands.console import discard
@@ -26,7 +29,25 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"txl {txl_kernels.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass  # the option's callback does it all; the help is the app's
+
+
 for _name, _command, _help in (
     ("prepare", prepare, "Turn text into a corpus of bytes or words, data sets into their standard splits."),
     ("train", train, "Train a model, or continue a run. Ctrl-C writes a checkpoint and exits with 130."),
@@ -52,11 +73,14 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may hold any bytes
     try:
-        app(standalone_mode=False)
+        if app(standalone_mode=False) == 130:  # newer typers return it; older ones raise Abort
+            raise KeyboardInterrupt
     except _UsageError as error:
         error.show()
         sys.exit(error.exit_code)
-    except (Interrupted, KeyboardInterrupt, typer.Abort):
+    except Interrupted:  # what was saved has been said
+        sys.exit(130)
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except TxlError as error:

@@ -1,15 +1,14 @@
-"""Progress on the terminal, and a Ctrl-C that loses nothing."""
+"""Progress on the terminal, and lines in files."""
 
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType, TracebackType
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.constrain import Constrain
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from txl.training.trainer import Trainer
 
@@ -50,24 +49,40 @@ class _Shown:
         self._bar.stop()
 
 
-class TrainingProgress(_Shown):
-    """A bar with step, loss, bpc or perplexity, tokens/s and time left.
+def shows_bars(console: Console) -> bool:
+    """Whether lines can be drawn over: on a terminal that moves its cursor, not in a file."""
+    return console.is_terminal and not console.is_dumb_terminal
 
-    Without a terminal: a line at each evaluation.
+
+class Bar(Progress):
+    """Only where lines can be drawn over; with room for the ^C that a terminal shows, which would
+    begin a line."""
+
+    def __init__(self, console: Console, *columns: ProgressColumn, transient: bool = False) -> None:
+        self._shown_on = console  # rich's own attribute is not there when it first asks what to show
+        super().__init__(*columns, console=console, transient=transient, disable=not shows_bars(console))
+
+    def get_renderable(self) -> RenderableType:
+        return Constrain(super().get_renderable(), self._shown_on.width - 2)
+
+
+class TrainingProgress(_Shown):
+    """A bar with step, loss, bpc or perplexity, tokens/s and time left; a line an evaluation.
+
+    Without a terminal, a line for each entry of the log.
     """
 
     def __init__(self, console: Console, trainer: Trainer) -> None:
         self._console = console
         # What is told of a loss: bits a byte, or the perplexity of a word.
         self._unit = "bpc" if trainer.corpus.vocabulary.unit == "bytes" else "ppl"
-        self._bar = Progress(
+        self._bar = Bar(
+            console,
             TextColumn("step {task.completed:>6.0f}/{task.total:.0f}"),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("train", total=trainer.config.steps, completed=trainer.step, status="starting")
 
@@ -84,39 +99,44 @@ class TrainingProgress(_Shown):
                 f"loss {entry['loss']:.4f}  {self._unit} {entry[self._unit]:.4f}  {entry['tokens_per_s']:,.0f} tokens/s"
             )
             self._bar.update(self._task, completed=entry["step"], status=status)
+            if self._bar.disable:
+                self._line(entry, status.replace("  ", ", "))
         else:
             told = f"{self._unit} {entry[f'valid_{self._unit}']:.4f}"
-            line = f"step {entry['step']:>6}: validation loss {entry['valid_loss']:.4f}, {told}"
-            self._console.print(line, highlight=False)
+            self._line(entry, f"validation loss {entry['valid_loss']:.4f}, {told}")
+
+    def _line(self, entry: dict[str, Any], text: str) -> None:
+        self._console.print(f"step {entry['step']:>6}: {text}", highlight=False, soft_wrap=True)
 
 
 class EvaluationProgress(_Shown):
     """A bar over the tokens to score."""
 
     def __init__(self, console: Console, title: str, total: int) -> None:
-        self._bar = Progress(
-            TextColumn(title), BarColumn(), TimeRemainingColumn(), console=console, transient=True,
-            disable=not console.is_terminal,
-        )  # fmt: skip
+        self._bar = Bar(console, TextColumn(title), BarColumn(), TimeRemainingColumn(), transient=True)
         self._task = self._bar.add_task(title, total=total)
 
     def update(self, scored: int) -> None:
         self._bar.update(self._task, completed=scored)
 
 
-@contextmanager
-def stop_on_ctrl_c(trainer: Trainer) -> Iterator[None]:
-    """The first Ctrl-C lets the trainer finish its update and write a checkpoint.
+class MeasuringProgress(_Shown):
+    """A bar over measurements of one kind, with the one that runs.
 
-    The second ends at once.
+    Without a terminal, a line for each.
     """
 
-    def handler(number: int, frame: FrameType | None) -> None:
-        trainer.request_stop()
-        signal.signal(signal.SIGINT, previous)
+    def __init__(self, console: Console, title: str, count: int) -> None:
+        self._console, self._title, self._begun, self._count = console, title, 0, count
+        columns = TextColumn(f"measuring {title}"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+        self._bar = Bar(console, *columns, transient=True)
+        self._task = self._bar.add_task("", total=count)
 
-    previous = signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    def next(self, what: str, total: int) -> Callable[[int], None]:
+        """Begins a measurement; returns what to call with the tokens done, of `total`."""
+        done, self._begun = self._begun, self._begun + 1
+        self._bar.update(self._task, completed=done, description=what)
+        if self._bar.disable:
+            line = f"measuring {self._title}, {self._begun} of {self._count}: {what}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return lambda scored: self._bar.update(self._task, completed=done + scored / total)

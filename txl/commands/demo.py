@@ -2,28 +2,32 @@
 
 import dataclasses
 import math
+import shlex
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from txl import recipes
 from txl.commands import options, plots
-from txl.commands.console import TrainingProgress, stop_on_ctrl_c
+from txl.commands.console import MeasuringProgress
+from txl.commands.header import header
+from txl.commands.options import console
+from txl.commands.prompt import prompt_of
 from txl.commands.train import timed
+from txl.commands.training import restated, run_training
 from txl.errors import TxlError
 from txl.evaluation.engine import Engine
 from txl.evaluation.evaluate import evaluate
 from txl.evaluation.generate import Sampling, generate
 from txl.evaluation.score import Score
 from txl.evaluation.speed import measure_speedup
-from txl.model.transformer import TransformerXL, count_parameters
+from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
@@ -36,41 +40,41 @@ SPEED_LENGTHS = (800, 3800)  # the ends of the paper's Table 9
 SAMPLE_BYTES = 400
 
 
-def run(folder: AnyPath, source: AnyPath | None, minutes: float, device: torch.device, console: Console) -> None:
+def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: str = "auto") -> None:
     """The demo, in a new run folder; `minutes` of training."""
+    device = options.pick_device(device_name)
     if not 0 < minutes < math.inf:
         raise TxlError(f"--minutes must be > 0 and finite, got {minutes}")
     folder = Path(folder)
     refuse_used_folder(folder)
     began = time.perf_counter()
     corpus = data.open_corpus(source, folder / "corpus")
-    console.print(f"[bold]Text[/]: {escape(corpus.source)}; {len(corpus.train):,} bytes to train on")
+    console.print(
+        f"[bold]Text[/]: {escape(corpus.source)}; {len(corpus.train):,} {corpus.vocabulary.unit} to train on",
+        soft_wrap=True,
+    )
     recipe = recipes.load(recipes.DEFAULT)
     config = recipe.model_config(len(corpus.vocabulary))
     training = dataclasses.replace(recipe.train_config(), eval_tokens=16384)
     trainer = Trainer(folder, corpus, config, timed(minutes, corpus, config, training, device), device=device)
     tgt_len = trainer.config.tgt_len
-    size = count_parameters(trainer.model)
-    console.print(
-        f"[bold]Model[/]: {config.n_layer} layers, {size / 1e6:.1f}M parameters, segments of {tgt_len}, memory of "
-        f"{config.mem_len}; {trainer.config.steps} updates on {device.type}, about {minutes:g} minutes"
-    )
-    with TrainingProgress(console, trainer) as progress, stop_on_ctrl_c(trainer):
-        trainer.run(progress.report)
+    console.print(f"[bold]Model[/]: {escape(header(trainer))}, about {minutes:g} minutes", soft_wrap=True)
+    console.print(f"Segments of {tgt_len} tokens, a memory of {config.mem_len}", soft_wrap=True)
+    run_training(trainer, restated(device_name))
     model, _ = checkpoints.restore(trainer.best, device)
 
-    bare, scores = _attention_lengths(model, corpus, console, tgt_len)
-    _speed(model, corpus, console)
-    _sample(model, corpus, console, config.attn_len(tgt_len))
+    bare, scores = _attention_lengths(model, corpus, tgt_len)
+    _speed(model, corpus)
+    _sample(model, corpus, config.attn_len(tgt_len))
     drawn = _draw(folder, bare, scores, config.attn_len(tgt_len))
     console.print(f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes.")
     console.print(f"In {folder}: log.jsonl, best.safetensors; {drawn}", markup=False, soft_wrap=True)
-    console.print(f"Continue with: txl generate {folder} --prompt 'def main('", markup=False, soft_wrap=True)
+    prompt = prompt_of(corpus)
+    command = ["txl", "generate", str(folder), *(["--prompt", prompt] if prompt else [])]
+    options.say(f"Continue with: {shlex.join(command)}")
 
 
-def _attention_lengths(
-    model: TransformerXL, corpus: data.Corpus, console: Console, tgt_len: int
-) -> tuple[Score, list[Score]]:
+def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) -> tuple[Score, list[Score]]:
     """Scores of the test split: without memory, then at attention lengths around training's.
 
     Without memory twice: forgetting at each segment, whose first tokens then see next to nothing,
@@ -78,12 +82,19 @@ def _attention_lengths(
     """
     trained = model.config.attn_len(tgt_len)
     lengths = [trained // 16, trained // 8, trained // 4, trained // 2, trained, 2 * trained, 4 * trained]
-    start = corpus.vocabulary.start
-    bare = evaluate(model, corpus.test, start, tgt_len, segment=tgt_len, limit=EVAL_TOKENS, carry_memory=False)
     stride = max(tgt_len // 16, 1)
-    slid = evaluate(model, corpus.test, start, tgt_len, method="sliding", segment=stride, limit=SLIDING_TOKENS)
-    same = evaluate(model, corpus.test, start, tgt_len, limit=SLIDING_TOKENS)
-    scores = [evaluate(model, corpus.test, start, n, limit=EVAL_TOKENS) for n in lengths]
+    with MeasuringProgress(console, "what memory is worth", len(lengths) + 3) as measuring:
+
+        def score(what: str, attn_len: int, limit: int, **how: Any) -> Score:
+            told = measuring.next(what, min(limit, len(corpus.test)))
+            return evaluate(
+                model, corpus.test, corpus.vocabulary.start, attn_len, limit=limit, progress=told, **how
+            )  # fmt: skip
+
+        bare = score("no memory", tgt_len, EVAL_TOKENS, segment=tgt_len, carry_memory=False)
+        slid = score("a sliding window", tgt_len, SLIDING_TOKENS, method="sliding", segment=stride)
+        same = score("the same length, cached", tgt_len, SLIDING_TOKENS)
+        scores = [score(f"attention length {n}", n, EVAL_TOKENS) for n in lengths]
     table = Table(
         "attention length", "bpc", "gain over no memory", "tokens/s", title="What memory is worth (test split)"
     )
@@ -112,14 +123,18 @@ def _draw(folder: Path, bare: Score, scores: list[Score], trained: int) -> str:
     return "loss.png, attention_length.png"
 
 
-def _speed(model: TransformerXL, corpus: data.Corpus, console: Console) -> None:
+def _speed(model: TransformerXL, corpus: data.Corpus) -> None:
     table = Table("attention length", "sliding window", "cached", "speed-up", title="Evaluation, milliseconds a token")
     for column in table.columns:
         column.justify = "right"
-    for n in SPEED_LENGTHS:
-        # A text that is too short is repeated.
-        tokens = data.as_tensor(np.resize(corpus.train, n + 128)).unsqueeze(0)
-        s = measure_speedup(model, tokens, n)
+    with MeasuringProgress(console, "the speed of evaluation", len(SPEED_LENGTHS)) as measuring:
+        speeds = []
+        for n in SPEED_LENGTHS:
+            measuring.next(f"attention length {n}", 1)
+            # A text that is too short is repeated.
+            tokens = data.as_tensor(np.resize(corpus.train, n + 128)).unsqueeze(0)
+            speeds.append((n, measure_speedup(model, tokens, n)))
+    for n, s in speeds:
         table.add_row(str(n), f"{s.vanilla_s * 1e3:.2f}", f"{s.cached_s * 1e3:.4f}", f"{s.ratio:,.0f}x")
     console.print(table)
     console.print(
@@ -129,7 +144,7 @@ def _speed(model: TransformerXL, corpus: data.Corpus, console: Console) -> None:
     )
 
 
-def _sample(model: TransformerXL, corpus: data.Corpus, console: Console, attn_len: int) -> None:
+def _sample(model: TransformerXL, corpus: data.Corpus, attn_len: int) -> None:
     engine = Engine(model, 1, attn_len, 128)
     generator = torch.Generator(model.device).manual_seed(1)
     tokens = data.as_tensor(corpus.test[:256]).unsqueeze(0).to(model.device)
@@ -151,4 +166,4 @@ def demo_command(
     device: options.Device = "auto",
 ) -> None:
     """In about five minutes: train a small model, see what memory is worth, its speed, a sample."""
-    run(folder, source, minutes, options.pick_device(device), options.console)
+    run(folder, source, minutes, device)

@@ -4,11 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, get_args
 
-import typer
 from rich.table import Table
 
 from txl.commands.console import EvaluationProgress
-from txl.commands.options import Checkpoint, Device, console, pick_device, say
+from txl.commands.options import Checkpoint, Device, console, in_panel, pick_device, say
 from txl.errors import TxlError
 from txl.evaluation.evaluate import METHODS, default_method
 from txl.evaluation.score import Score, init_and_best
@@ -19,42 +18,57 @@ from txl.text.streams import Counting
 from txl.text.tokens import Tokens
 from txl.training.run_folder import read_record
 
+_TEXT, _READING = "What is scored", "How it is read"
+
 
 def evaluate_command(
     checkpoint: Checkpoint,
-    attn_len: Annotated[
-        str, typer.Option(help="Most keys a token sees; several separated by commas. Default: as in training.")
-    ] = "",
     source: Annotated[
-        Path | None, typer.Option("--data", help="A prepared corpus, or a text file, scored whole. Default: the run's.")
+        Path | None,
+        in_panel(_TEXT, "--data", help="A prepared corpus, or a text file, scored whole. Default: the run's."),
     ] = None,
-    split: Annotated[str, typer.Option(help="train, valid or test, of a corpus.")] = "test",
+    split: Annotated[str, in_panel(_TEXT, help="train, valid or test, of a corpus.")] = "test",
+    limit: Annotated[int | None, in_panel(_TEXT, help="Score only the first so many tokens.")] = None,
+    counting: Annotated[
+        str,
+        in_panel(_TEXT, help="all: every token once. released: as the released code, without each stream's first."),
+    ] = "all",
+    attn_len: Annotated[
+        str,
+        in_panel(
+            _READING,
+            help="Most keys a token sees; several separated by commas. Default: as in training.",
+            show_default=False,
+        ),
+    ] = "",
     method: Annotated[
         str | None,
-        typer.Option(
+        in_panel(
+            _READING,
             help="cached: exactly --attn-len keys a token. segments: a memory of hidden states, as released; the keys vary. "
             "sliding: a window read anew for every --segment tokens. Default: sliding without recurrence, else cached, "
-            "or segments where positions are absolute."
+            "or segments where positions are absolute.",
         ),
     ] = None,
     segment: Annotated[
         int | None,
-        typer.Option(
-            help="Tokens a step; default: cached 128, sliding 1, segments as in training.", show_default=False
+        in_panel(
+            _READING, help="Tokens a step; default: cached 128, sliding 1, segments as in training.", show_default=False
         ),
     ] = None,
-    clamp_len: Annotated[int | None, typer.Option(help="Largest distance told apart. Default: as in training.")] = None,
+    clamp_len: Annotated[
+        int | None, in_panel(_READING, help="Largest distance told apart. Default: as in training.")
+    ] = None,
     zeros: Annotated[
         bool | None,
-        typer.Option(
-            "--zeros/--empty", help="What precedes a text: zero states, attended, or nothing.", show_default=False
+        in_panel(
+            _READING,
+            "--zeros/--empty",
+            help="What precedes a text: zero states, attended, or nothing.",
+            show_default=False,
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Parallel streams; each starts without memory.")] = 8,
-    counting: Annotated[
-        str, typer.Option(help="all: every token once. released: as the released code, without each stream's first.")
-    ] = "all",
-    limit: Annotated[int | None, typer.Option(help="Score only the first so many tokens.")] = None,
+    batch: Annotated[int, in_panel(_READING, help="Parallel streams; each starts without memory.")] = 8,
     device: Device = "auto",
 ) -> None:
     """Bits per token, perplexity and speed at each attention length."""

@@ -1,7 +1,7 @@
 """What commands share: the console, the device, a checkpoint as an argument."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -10,6 +10,12 @@ from txl.commands.console import PatientConsole
 from txl.errors import TxlError
 
 console = PatientConsole()
+
+
+def in_panel(panel: str, *names: str, help: str, show_default: bool = True, **kind: Any) -> Any:
+    """An option that `--help` shows under this heading."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=show_default, **kind)
+
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
 Checkpoint = Annotated[Path, typer.Argument(help="A run folder (its best checkpoint is taken) or a .safetensors file.")]

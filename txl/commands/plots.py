@@ -1,5 +1,6 @@
 """Plots, made from records after a run, never during it."""
 
+import math
 from typing import Any
 
 from txl.evaluation.score import Score
@@ -26,23 +27,31 @@ def _figure() -> Any:
     return figure
 
 
-def loss_curve(log: AnyPath, path: AnyPath) -> None:
-    """Training and validation bits per character against the update, from a run's `log.jsonl`."""
+def loss_curve(log: AnyPath, path: AnyPath, bytewise: bool = True) -> None:
+    """Training and validation loss against the update, from a run's `log.jsonl`.
+
+    bytewise: in bits per character; else the perplexity of a word.
+    """
+    unit, name = ("bpc", "bits per character") if bytewise else ("ppl", "perplexity")
     entries, _ = read_log(log)
-    train = [(e["step"], e["bpc"]) for e in entries if "loss" in e]
-    valid = [(e["step"], e["valid_bpc"]) for e in entries if "valid_bpc" in e]
+    train, valid = _points(entries, unit), _points(entries, f"valid_{unit}")
     figure = _figure()
     axes = figure.add_subplot()
-    axes.plot(*zip(*train, strict=True), lw=1, label="training")
-    if valid:
-        axes.plot(*zip(*valid, strict=True), "o-", label="validation")
+    for points, style, label in ((train, "-", "training"), (valid, "o-", "validation")):
+        axes.plot([x for x, _ in points], [y for _, y in points], style, label=label)
     if len(train) > 4:  # the first steps would flatten everything after them
-        late = [bpc for _, bpc in train[len(train) // 20 :]] + [bpc for _, bpc in valid]
-        axes.set_ylim(min(late) - 0.1, max(late) + 0.1)
-    axes.set(xlabel="update", ylabel="bits per character", title="Loss")
+        late = [y for _, y in train[len(train) // 20 :] + valid]
+        margin = 0.05 * (max(late) - min(late)) or 0.1
+        axes.set_ylim(min(late) - margin, max(late) + margin)
+    axes.set(xlabel="update", ylabel=name, title="Loss")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path)
+
+
+def _points(entries: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+    """The updates that have a value of this name, a finite one."""
+    return [(e["step"], e[name]) for e in entries if isinstance(e.get(name), float) and math.isfinite(e[name])]
 
 
 def attention_length(scores: list[Score], no_memory: Score | None, trained: int, path: AnyPath) -> None:

@@ -4,19 +4,23 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
-from txl.commands.options import console
+from txl.commands.console import Bar
+from txl.commands.options import console, in_panel
 from txl.text import corpus as data
 from txl.text.readers import SPLITS
 from txl.text.rules import RULES, PrepareOptions
+
+_TEXT, _WORDS = "Text", "Words"
 
 
 def prepare(
     out: Annotated[Path, typer.Argument(help="Folder to write the corpus to.")],
     source: Annotated[
         Path | None,
-        typer.Option(
+        in_panel(
+            _TEXT,
             "--data",
             help="A text file (bz2, gz, xz, zst, zip too), a data set's archive, or a folder. "
             "Default: Python's standard library.",
@@ -24,16 +28,16 @@ def prepare(
     ] = None,
     rule: Annotated[
         str,
-        typer.Option("--as", help=f"The data set, or what any text becomes: auto, {', '.join(RULES)}."),
+        in_panel(_TEXT, "--as", help=f"The data set, or what any text becomes: auto, {', '.join(RULES)}."),
     ] = "auto",
     newline: Annotated[
-        str, typer.Option(help="enwik8: keep newlines, or drop them as the original preparation does.")
+        str, in_panel(_TEXT, help="enwik8: keep newlines, or drop them as the original preparation does.")
     ] = "keep",
-    lower: Annotated[bool, typer.Option("--lower", help="Words in lower case.")] = False,
-    min_count: Annotated[int, typer.Option(help="Words seen less often become <unk>.")] = 1,
-    max_words: Annotated[int | None, typer.Option(help="Keep so many words; the rest become <unk>.")] = None,
+    lower: Annotated[bool, in_panel(_WORDS, "--lower", help="Words in lower case.")] = False,
+    min_count: Annotated[int, in_panel(_WORDS, help="Words seen less often become <unk>.")] = 1,
+    max_words: Annotated[int | None, in_panel(_WORDS, help="Keep so many words; the rest become <unk>.")] = None,
     vocabulary: Annotated[
-        Path | None, typer.Option(help="A file of the words, one a line; they are not counted then.")
+        Path | None, in_panel(_WORDS, help="A file of the words, one a line; they are not counted then.")
     ] = None,
 ) -> None:
     """Turn text into a corpus of bytes or words, data sets into their standard splits.
@@ -65,8 +69,6 @@ def _compared(size: int, published: int | None) -> str:
     return " (as published)" if size == published else f" (published: {published:,})"
 
 
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console,
-        transient=True, disable=not console.is_terminal,
-    )  # fmt: skip
+def _bar() -> Bar:
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    return Bar(console, *columns, transient=True)

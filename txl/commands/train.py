@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from txl import recipes
-from txl.commands.console import TrainingProgress, stop_on_ctrl_c
-from txl.commands.options import Device, console, pick_device, say
+from txl.commands.header import header
+from txl.commands.options import Device, in_panel, pick_device, say
+from txl.commands.training import draw_loss, restated, run_training
 from txl.errors import TxlError
 from txl.model.config import ENCODINGS, ModelConfig
-from txl.model.transformer import count_parameters
 from txl.text import corpus as data
 from txl.training.config import TrainConfig
 from txl.training.run_folder import read_record, refuse_used_folder
@@ -25,7 +25,7 @@ _TRAINING, _OPTIMIZER, _KEEPING = "Training", "Optimizer", "Evaluation and check
 
 
 def _option(panel: str, text: str, *names: str, **kind: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **kind)
+    return in_panel(panel, *names, help=text, show_default=False, **kind)
 
 
 def train(
@@ -152,10 +152,12 @@ def train(
             f"warm-up takes {trainer.config.warmup_updates:,} updates and the run has {trainer.config.steps:,}: its "
             "learning rate never reaches --lr; --warmup sets another"
         )
-    say(f"{count_parameters(trainer.model) / 1e6:.2f}M parameters, updates {trainer.step} to {trainer.config.steps}")
-    with TrainingProgress(console, trainer) as progress, stop_on_ctrl_c(trainer):
-        trainer.run(progress.report)
-    say(f"done: {trainer.last}")
+    say(header(trainer))
+    run_training(trainer, restated(device, tensorboard))
+    not_drawn = draw_loss(trainer)
+    say(f"done: {trainer.last}{'' if not_drawn else ', loss.png'}")
+    if not_drawn:
+        say(f"loss.png was left out: {not_drawn}")
 
 
 def _tell_other_data(recipe: recipes.Recipe, corpus: data.Corpus) -> None:

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -203,5 +204,12 @@ def test_demo_shows_everything_and_draws_its_plots(txl: Run, text: Path, tmp_pat
     assert done.returncode == 0, done.stderr
     for words in ("What memory is worth", "(training)", "speed-up", "A sample", "Done"):
         assert words in done.stdout
+    assert "measuring what memory is worth, 10 of 10: attention length" in done.stdout
+    assert "measuring the speed of evaluation, 2 of 2: attention length 3800" in done.stdout
+    command = shlex.split(done.stdout.splitlines()[-1].removeprefix("Continue with: txl "))
+    assert command[1:3] == [str(tmp_path / "demo"), "--prompt"]
+    continued = txl(*command, "--count", "3")
+    assert continued.returncode == 0, continued.stderr
+    assert continued.stdout.startswith(command[3])
     for name in ("loss.png", "attention_length.png"):
         assert (tmp_path / "demo" / name).read_bytes().startswith(b"\x89PNG")

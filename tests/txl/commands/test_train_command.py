@@ -19,7 +19,7 @@ def test_the_default_is_what_the_demo_trains(txl: Run, corpus: Corpus, tmp_path:
     record, recipe = read_record(tmp_path / "r"), recipes.load(recipes.DEFAULT)
     assert {k: record.model[k] for k in recipe.model} == recipe.model
     assert {k: record.train[k] for k in recipe.train} == recipe.train | {"steps": 1}
-    assert done.stdout.startswith("0.86M parameters, updates 0 to 1")
+    assert done.stdout.startswith("Transformer-XL, 4 layers x 128, 0.86M parameters; ")
 
 
 def test_minutes_set_the_updates(txl: Run, corpus: Corpus, tmp_path: Path) -> None:

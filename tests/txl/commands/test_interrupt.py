@@ -1,0 +1,80 @@
+"""Ctrl-C while a model trains: what is saved, what is said, and that its command goes on."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_helpers import SMALL, Run
+
+from txl.text.corpus import Corpus
+from txl.training import checkpoint as checkpoints
+
+FINISHING = "finishing this update; Ctrl-C again ends at once"
+
+
+def started(folder: Path, corpus: Corpus, *more: str) -> "subprocess.Popen[str]":
+    """A long training whose log has begun."""
+    options = ["--steps", "1000000", "--save-every", "1000000", "--eval-every", "1000000", "--device", "cpu", *more]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "txl", "train", "--run", folder, "--data", corpus.folder, *SMALL, *options],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    log, deadline = folder / "log.jsonl", time.monotonic() + 60
+    while time.monotonic() < deadline and not (log.exists() and log.stat().st_size):
+        time.sleep(0.05)
+    return child
+
+
+def test_ctrl_c_saves_and_tells_how_to_go_on(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
+    run = tmp_path / "a run"
+    child = started(run, corpus)
+    os.kill(child.pid, signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130
+    step = checkpoints.load(run / "last.safetensors").state["step"]
+    assert step >= 10
+    finishing, interrupted, way_on = errors.splitlines()
+    assert finishing == FINISHING
+    assert interrupted == f"interrupted: {step:,} of 1,000,000 updates are in {run / 'last.safetensors'}"
+    assert way_on == f"go on with: txl train --run '{run}' --resume --device cpu"
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    command = shlex.split(way_on.removeprefix("go on with: "))[1:]
+    done = txl(*command, "--steps", step + 1)
+    assert done.returncode == 0, done.stderr
+    assert checkpoints.load(run / "last.safetensors").state["step"] == step + 1
+
+
+def test_the_first_ctrl_c_is_answered_at_once_and_the_second_obeyed(corpus: Corpus, tmp_path: Path) -> None:
+    # An update that takes long.
+    child = started(tmp_path / "r", corpus, "--accumulate", "500", "--log-every", "1")
+    os.kill(child.pid, signal.SIGINT)
+    assert child.stderr.readline().strip() == FINISHING
+    os.kill(child.pid, signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert errors.strip() == "interrupted"
+    assert not (tmp_path / "r" / "last.safetensors").exists()
+
+
+def test_nobody_reads_what_was_saved(corpus: Corpus, tmp_path: Path) -> None:
+    """`txl train 2>&1 | tee log`, where tee ends by the same Ctrl-C."""
+    child = started(tmp_path / "r", corpus)
+    child.stdout.close()
+    child.stderr.close()
+    os.kill(child.pid, signal.SIGINT)
+    assert child.wait(timeout=60) == 130
+    assert (tmp_path / "r" / "loss.png").exists()
+
+
+def test_ctrl_c_where_nothing_is_to_be_saved(txl: Run, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("txl.commands.generate.generate", interrupted)
+    done = txl("generate", run)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")

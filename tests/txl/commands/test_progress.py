@@ -1,0 +1,94 @@
+"""Progress: bars on a terminal, whole lines in a file."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from command_helpers import SMALL, Run
+from rich.console import Console
+from training_helpers import trainer
+
+from txl.commands import options
+from txl.commands.console import Bar, EvaluationProgress, MeasuringProgress, TrainingProgress, shows_bars
+from txl.text.corpus import Corpus
+
+LOGGED = {"step": 10, "loss": 1.25, "bpc": 1.8, "ppl": 3.5, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 12345.6}
+VALIDATED = {"step": 10, "valid_loss": 1.5, "valid_bpc": 2.16, "valid_ppl": 4.5}
+
+
+def shown_on(console: Console, corpus: Corpus, folder: Path) -> str:
+    with TrainingProgress(console, trainer(folder, corpus)) as progress:
+        progress.report(LOGGED)
+        progress.report(VALIDATED)
+    return console.file.getvalue()
+
+
+def test_a_file_has_a_line_for_each_entry_however_narrow(corpus: Corpus, tmp_path: Path) -> None:
+    assert shown_on(Console(file=io.StringIO(), width=20), corpus, tmp_path).splitlines() == [
+        "step     10: loss 1.2500, bpc 1.8000, 12,346 tokens/s",
+        "step     10: validation loss 1.5000, bpc 2.1600",
+    ]
+
+
+def test_a_terminal_that_cannot_move_its_cursor_has_the_lines(corpus: Corpus, tmp_path: Path) -> None:
+    dumb = Console(file=io.StringIO(), force_terminal=True, width=90, _environ={"TERM": "dumb"}, color_system=None)
+    assert not shows_bars(dumb)
+    assert "\x1b" not in shown_on(dumb, corpus, tmp_path)
+
+
+def test_a_terminal_has_a_bar_and_room_for_the_caret(corpus: Corpus, tmp_path: Path) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=90, _environ={"TERM": "xterm"}, color_system=None)
+    shown = shown_on(terminal, corpus, tmp_path)
+    assert "12,346 tokens/s" in shown
+    assert "step     10: loss" not in shown
+    assert "step     10: validation loss 1.5000, bpc 2.1600" in shown
+    bar = Bar(terminal)
+    assert bar.get_renderable().width == 88
+
+
+def test_training_into_a_file(txl: Run, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options.console, "width", 30)
+    folder = tmp_path / "a folder whose name is longer than a line"
+    done = txl("train", "--run", folder, "--data", corpus.folder, *SMALL, "--log-every", "2")
+    assert done.returncode == 0, done.stderr
+    header, *lines = done.stdout.splitlines()
+    assert header.endswith("; 32 tokens an update; updates 0 to 3")
+    speed = r"loss \d\.\d{4}, bpc \d\.\d{4}, [\d,]+ tokens/s"
+    wanted = [
+        rf"step      2: {speed}",
+        rf"step      3: {speed}",
+        r"step      3: validation loss \d\.\d{4}, bpc \d\.\d{4}",
+        re.escape(f"done: {folder / 'last.safetensors'}, loss.png"),
+    ]
+    assert len(lines) == len(wanted)
+    for pattern, line in zip(wanted, lines, strict=True):
+        assert re.fullmatch(pattern, line), line
+
+
+def test_measurements_into_a_file() -> None:
+    file = Console(file=io.StringIO(), width=20)
+    with MeasuringProgress(file, "speed", 2) as measuring:
+        measuring.next("attention length 8", 10)(10)
+        measuring.next("attention length 16", 10)(5)
+    assert file.file.getvalue().splitlines() == [
+        "measuring speed, 1 of 2: attention length 8", "measuring speed, 2 of 2: attention length 16",
+    ]  # fmt: skip
+
+
+def test_measurements_on_a_terminal() -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=90, _environ={"TERM": "xterm"}, color_system=None)
+    with MeasuringProgress(terminal, "speed", 2) as measuring:
+        measuring.next("attention length 8", 10)(10)
+        measuring.next("attention length 16", 10)(5)
+        assert measuring._bar.tasks[0].completed == 1.5
+        measuring._bar.refresh()
+    assert "measuring speed" in terminal.file.getvalue()
+    assert "attention length 16" in terminal.file.getvalue()
+
+
+def test_an_evaluation_into_a_file_has_no_bar() -> None:
+    file = Console(file=io.StringIO())
+    with EvaluationProgress(file, "attention length 8", 10) as progress:
+        progress.update(5)
+    assert file.file.getvalue() == ""

@@ -1,0 +1,38 @@
+"""What a training is of, in a line."""
+
+import torch
+
+from txl.model.config import ModelConfig
+from txl.model.transformer import count_parameters
+from txl.training.trainer import Trainer, autocast_dtype
+from txl_kernels.backends import choose_unasked
+
+
+def header(trainer: Trainer) -> str:
+    """Model, parameters, what computes it, tokens an update, and the updates there are to do."""
+    config, training = trainer.model.config, trainer.config
+    size = f"{config.n_layer} layers x {config.d_model}, {count_parameters(trainer.model) / 1e6:.2f}M parameters"
+    tokens = training.batch * training.scored * training.accumulate
+    dtype = autocast_dtype(training.precision, trainer.device)
+    return (
+        f"{_kind(config)}, {size}; {_computed_by(config, trainer.device, dtype)}; {tokens:,} tokens an update; "
+        f"updates {trainer.step:,} to {training.steps:,}"
+    )
+
+
+def _kind(config: ModelConfig) -> str:
+    kind = "Transformer-XL" if config.encoding == "relative" else f"Transformer with {config.encoding} positions"
+    return kind if config.mem_len else f"{kind}, without memory"
+
+
+def _computed_by(config: ModelConfig, device: torch.device, dtype: torch.dtype | None) -> str:
+    """The backend of the attention, on which device or how many threads, and autocast's dtype."""
+    taken = "torch's attention"  # of absolute positions; ours has them in the scores
+    if not config.absolute:
+        taken = f"{choose_unasked(device, dtype or torch.float32, config.d_head)} backend"
+    if device.type == "cuda":
+        where = f"{taken} on {torch.cuda.get_device_name(device)}"
+    else:
+        threads = torch.get_num_threads()
+        where = f"{taken}, {threads} thread{'' if threads == 1 else 's'}"
+    return where if dtype is None else f"{where}, {str(dtype).removeprefix('torch.')}"
