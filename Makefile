@@ -35,7 +35,7 @@ bench-compare: $(VENV)/installed ## BASE=main: is the working tree slower than a
 	@test -n "$(BASE)" || { echo "usage: make bench-compare BASE=<revision>" >&2; exit 2; }
 	PYTHONPATH=benchmarks $(BIN)/python -m compare "$(BASE)"
 
-report: $(VENV)/installed ## benchmarks/REPORT.md and the README's figures, from benchmarks/results/
+report: $(VENV)/installed ## benchmarks/REPORT.md and the figures of README and docs, from benchmarks/results/
 	PYTHONPATH=benchmarks $(BIN)/python -m report
 
 lint: $(VENV)/installed ## ruff, mypy, clang-format; whether the report fits its records

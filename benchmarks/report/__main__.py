@@ -1,9 +1,9 @@
-"""Turns the records in benchmarks/results/ into REPORT.md, its plots, and the README's figures.
+"""Turns the records in benchmarks/results/ into REPORT.md, its plots, and the figures of
+the README and docs/speed.md.
 
     make report, or PYTHONPATH=benchmarks python -m report [--check]
 
-`--check` writes nothing and fails if the report or the README do not say what the published records
-say.
+`--check` writes nothing and fails if they do not say what the published records say.
 """
 
 import argparse

@@ -3,22 +3,32 @@ yet."""
 
 from pathlib import Path
 
-from report import plots, sections, summary
+from report import headline, plots, sections, summary
 from report.records import Device
 
 HERE = Path(__file__).parents[1]
-REPORT, PLOTS, README = HERE / "REPORT.md", HERE / "plots", HERE.parent / "README.md"
+REPORT, PLOTS = HERE / "REPORT.md", HERE / "plots"
+README, SPEED = HERE.parent / "README.md", HERE.parent / "docs" / "speed.md"
 BEGIN, END = "<!-- figures: written by `make report` -->", "<!-- end of figures -->"
 
 
 def texts(devices: list[Device]) -> dict[Path, str]:
-    """What the report and the README should say."""
+    """What the report, the README and docs/speed.md should say."""
     lines = [sections.INTRODUCTION]
     for device in devices:
         lines += sections.section(device)
-    before, rest = README.read_text(encoding="utf-8").split(BEGIN)
-    figures, after = "\n".join(summary.lines(devices)), rest.split(END)[1]
-    return {REPORT: "\n".join(lines).rstrip() + "\n", README: f"{before}{BEGIN}\n{figures}\n{END}{after}"}
+    return {
+        REPORT: "\n".join(lines).rstrip() + "\n",
+        README: _with_figures(README, headline.lines(devices)),
+        SPEED: _with_figures(SPEED, summary.lines(devices)),
+    }
+
+
+def _with_figures(path: Path, lines: list[str]) -> str:
+    """A document's text with these figures between its marks."""
+    before, rest = path.read_text(encoding="utf-8").split(BEGIN)
+    figures = "\n".join(lines)
+    return f"{before}{BEGIN}\n{figures}\n{END}{rest.split(END)[1]}"
 
 
 def write(devices: list[Device]) -> list[Path]:

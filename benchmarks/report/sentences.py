@@ -1,4 +1,4 @@
-"""What the README says in a sentence each: training, softmax, memory, padding, small calls and
+"""What docs/speed.md says in a sentence each: training, softmax, memory, padding, small calls and
 start-up."""
 
 from report.formats import number, prose

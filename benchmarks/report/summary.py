@@ -1,4 +1,4 @@
-"""The few figures the README quotes, from the newest records of each machine."""
+"""The figures of docs/speed.md, from the newest records of each machine."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ def lines(devices: list[Device]) -> list[str]:
         quoted = [measured for measured in device.comparisons if measured.group in QUOTED]
         found += ["", *prose(f"**{device.name}** ({sources(quoted)}; medians, implementations in turns)")]
         found += evaluation(device) + attention(device) + decode(device) + sentences(device)
-    return [*found, "", "Everything, with spreads, failures and plots: [benchmarks/REPORT.md](benchmarks/REPORT.md)."]
+    return found
 
 
 def evaluation(device: Device) -> list[str]:

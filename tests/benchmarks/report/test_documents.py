@@ -15,10 +15,10 @@ from report.records import load, published
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Documents go to a folder of their own."""
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{documents.BEGIN}\nold\n{documents.END}\nafter\n")
-    for name, path in (("README", readme), ("REPORT", tmp_path / "REPORT.md"), ("PLOTS", tmp_path / "plots")):
-        monkeypatch.setattr(documents, name, path)
+    for name, file in (("README", "README.md"), ("SPEED", "speed.md"), ("REPORT", "REPORT.md"), ("PLOTS", "plots")):
+        monkeypatch.setattr(documents, name, tmp_path / file)
+    for file in ("README.md", "speed.md"):
+        (tmp_path / file).write_text(f"before\n{documents.BEGIN}\nold\n{documents.END}\nafter\n")
     return tmp_path
 
 
@@ -46,9 +46,9 @@ def test_report(folder: Path, elsewhere: Path) -> None:
         assert (elsewhere / "plots" / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_readme(folder: Path, elsewhere: Path) -> None:
+def test_speed(folder: Path, elsewhere: Path) -> None:
     documents.write(load(sorted(folder.glob("*.json"))))
-    text = (elsewhere / "README.md").read_text()
+    text = (elsewhere / "speed.md").read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     for line in (
@@ -64,6 +64,31 @@ def test_readme(folder: Path, elsewhere: Path) -> None:
         assert line in text
 
 
+def test_readme(tmp_path: Path, elsewhere: Path) -> None:
+    """Figures of the longest of each, by the first machine."""
+    rows = []
+    for length in (1, 8):
+        case = {"unit": "call", "direction": "forward+backward", "shape": {"B": 1, "H": 1, "L": length, "M": 1, "D": 1}}
+        rows.append(ours("speed against length", case, "ours", 2.0 * length))
+        rows.append(row("speed against length", case, "sdpa", 1.6 * length))
+        rows.append(row("speed against length", case, "original-qkbh", 9.0 * length))
+    for length in (800, 3800):
+        case = {"unit": "token", "model": "enwik8-base", "attn_len": length}
+        rows += [ours("evaluation speed", case, f"ours {n}", 1.0 / n, segment=n) for n in (1, 2)]
+        rows.append(row("evaluation speed", case, "vanilla-flash", 500.0))
+    documents.write(load([write(tmp_path, "2026-01-01", rows)]))
+    text = (elsewhere / "README.md").read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "![speed against length](benchmarks/plots/a-processor-2-threads-avx2-length-backward.png)" in text
+    joined = " ".join(text.split())
+    assert "16.0 ms, 1.25 times plain SDPA, which has no positions; 4.50x the speed of the paper's" in joined
+    assert (
+        "at 3,800 keys: 500x to 1,000x the speed of a vanilla model with flash SDPA (Table 9 of the paper: 1,874x)"
+        in joined
+    )
+
+
 def test_an_import_that_costs_no_more_than_torch(tmp_path: Path, elsewhere: Path) -> None:
     processes = {"unit": "process", "note": "whole processes"}
     rows = [
@@ -71,7 +96,7 @@ def test_an_import_that_costs_no_more_than_torch(tmp_path: Path, elsewhere: Path
         row("start-up", processes, "import torch", 2500.0),
     ]
     documents.write(load([write(tmp_path, "2026-01-01", rows)]))
-    assert "- `import txl_kernels`: no more than torch itself (2.5 s)." in (elsewhere / "README.md").read_text()
+    assert "- `import txl_kernels`: no more than torch itself (2.5 s)." in (elsewhere / "speed.md").read_text()
 
 
 def test_without_a_new_record_no_file_changes(folder: Path, elsewhere: Path) -> None:
@@ -82,7 +107,7 @@ def test_without_a_new_record_no_file_changes(folder: Path, elsewhere: Path) -> 
         return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
 
     names = {path.name for path in documents.write(devices)}
-    assert {"README.md", "REPORT.md"} < names
+    assert {"README.md", "REPORT.md", "speed.md"} < names
     assert any(name.endswith(".png") for name in names)
     before = files()
     assert documents.write(load(sorted(folder.glob("*.json")))) == []
