@@ -18,13 +18,23 @@ ROOT = Path(__file__).resolve().parent
 NOTES = {"_native": "_native_missing.txt", "_cuda": "_cuda_missing.txt"}
 
 
-def compiler_missing() -> str | None:
-    """Why no C++ compiler can be used; None if there is one."""
-    without, asked = "txl_kernels was installed without its C++ kernels", os.environ.get("CXX", "").strip()
+def compiler_asked() -> list[str]:
+    """CXX as CMake reads it: a path, which may hold spaces, or a command and its options; [] for
+    none."""
+    asked = os.environ.get("CXX", "").strip()
     if not asked:
         os.environ.pop("CXX", None)  # CMake takes spaces for a name
-    # As CMake reads CXX: a path, which may hold spaces, or a command and its options.
-    commands = [[asked] if shutil.which(asked) else shlex.split(asked)] if asked else [["c++"], ["g++"], ["clang++"]]
+        return []
+    try:
+        return [asked] if shutil.which(asked) else shlex.split(asked)
+    except ValueError as error:
+        raise SystemExit(f"CXX is no command: {error}: {asked}") from error
+
+
+def compiler_missing() -> str | None:
+    """Why no C++ compiler can be used; None if there is one."""
+    without, asked = "txl_kernels was installed without its C++ kernels", compiler_asked()
+    commands = [asked] if asked else [["c++"], ["g++"], ["clang++"]]
     found = next((command for command in commands if shutil.which(command[0])), None)
     if found is None:
         names = ", ".join(command[0] for command in commands)
@@ -155,6 +165,7 @@ class CMakeBuild(build_ext):
 
 # Where setuptools keeps its own files: beside the sources, or elsewhere if those cannot be written
 # to.
+compiler_asked()  # before setuptools reads it
 scratch = {}
 if not os.access(ROOT, os.W_OK):
     folder = tempfile.mkdtemp(prefix="txl-kernels-build-")

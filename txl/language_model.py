@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,7 +68,9 @@ class LanguageModel:
             TxlError: the text is empty or holds what the vocabulary lacks, or an argument does not
                 fit the model.
         """
-        tokens = self._encoded(text) if isinstance(text, (str, bytes)) else text
+        for name, value in (("attn_len", attn_len), ("segment", segment), ("batch", batch), ("limit", limit)):
+            _positive(name, value)
+        tokens = self._encoded(text) if isinstance(text, (str, bytes)) else self._checked(text)
         how = default_method(self.model) if method is None else method
         if how not in METHODS:
             raise TxlError(f"method must be one of {', '.join(METHODS)}, got {how!r}")
@@ -120,14 +123,14 @@ class LanguageModel:
         With relative positions and recurrence memory and time a token are constant however long the
         text gets; otherwise each token reads its window anew.
         """
-        if count < 1:
-            raise TxlError(f"count must be >= 1, got {count}")
+        for name, value in (("count", count), ("attn_len", attn_len)):
+            _positive(name, value)
         vocabulary, text = self.vocabulary, b"" if prompt is None else _bytes(prompt)
         known = torch.tensor([vocabulary.start]) if prompt is None else as_tensor(self._encoded(text))
         tokens = known.unsqueeze(0).to(self.model.device)
         generator = torch.Generator(self.model.device)
         generator.manual_seed(seed) if seed is not None else generator.seed()
-        if attn_len is not None and attn_len > 0:  # no token sees more than there is
+        if attn_len is not None:  # no token sees more than there is
             attn_len = min(attn_len, tokens.size(1) + count)
         drawn = generate(self._reader(attn_len), tokens, count, sampling, generator)
         apart = vocabulary.unit == "words" and (not text or text[-1:].isspace())  # no space is wanted before it
@@ -142,6 +145,16 @@ class LanguageModel:
 
     def _encoded(self, text: str | bytes) -> Tokens:
         return self.vocabulary.encode(_bytes(text))
+
+    def _checked(self, tokens: Tokens) -> Tokens:
+        """Tokens as they are; TxlError for what are none of the vocabulary's."""
+        if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise TxlError(f"text must be str, bytes, or a NumPy array [n] of tokens, got {type(tokens).__name__}")
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < len(self.vocabulary):
+            raise TxlError(
+                f"text must hold tokens from 0 to {len(self.vocabulary) - 1}, got {tokens.min()} to {tokens.max()}"
+            )
+        return tokens
 
     def _reader(self, attn_len: int | None) -> Reader:
         """Cached; or a window, with absolute positions or without recurrence, by default as long as
@@ -158,7 +171,15 @@ class LanguageModel:
 
 
 def _bytes(text: str | bytes) -> bytes:
-    return text.encode("utf-8", errors="surrogateescape") if isinstance(text, str) else text
+    try:
+        return text.encode("utf-8", errors="surrogateescape") if isinstance(text, str) else text
+    except UnicodeEncodeError as error:
+        raise TxlError(f"the text cannot be encoded: {error}") from error
+
+
+def _positive(name: str, value: int | None) -> None:
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise TxlError(f"{name} must be an integer >= 1, got {value!r}")
 
 
 def load(path: AnyPath, device: torch.device | str = "cpu") -> LanguageModel:

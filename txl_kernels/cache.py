@@ -39,7 +39,8 @@ class KeyValueCache:
         self.max_segment = max_segment
         self.window = window
         shape = (2, batch, r.size(0), 2 * mem_len + max_segment, r.size(2))
-        self._buffer = r.new_zeros(shape)
+        with torch.inference_mode(False):  # written to in either mode
+            self._buffer = torch.zeros(shape, dtype=r.dtype, device=r.device)
         self.clear()
 
     @property

@@ -19,7 +19,9 @@ def _later(own: Tensor | None, start: Tensor | None, q: Tensor) -> Tensor | None
     if own is None or start is None:
         return start if own is None else own
     given = broadcast_bound("start", start, q)
-    return None if given is None else torch.maximum(own, given)
+    if given is None:
+        return None
+    return torch.where(given < 0, given, torch.maximum(own, given))  # what is out of range stays so
 
 
 class SegmentAttention(nn.Module, abc.ABC):
@@ -179,7 +181,8 @@ class SegmentAttention(nn.Module, abc.ABC):
             start, end: as in `rel_attention`.
             cache: None, or this layer's cache from `new_cache`: its keys are the memory, and x's
                 are added to it. Evaluation only; equal to passing the hidden states as `memory`.
-                Rows that `cache.reset(rows)` began anew do not see what went before.
+                Rows that `cache.reset(rows)` began anew do not see what went before. `start` and
+                `end` then count the len(cache) positions held first.
 
         Returns:
             Of x's shape.

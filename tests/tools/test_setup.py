@@ -71,6 +71,12 @@ def test_a_compiler_that_does_not_compile(tmp_path: Path, cxx: str, why: str) ->
     assert done.stderr.strip().endswith(f"WARNING: {note}")
 
 
+def test_a_compiler_that_is_no_command(tmp_path: Path) -> None:
+    done, _ = build(tmp_path, "g++ 'x")
+    assert done.returncode == 1
+    assert done.stderr == "CXX is no command: No closing quotation: g++ 'x\n"
+
+
 def test_a_source_tree_that_cannot_be_written_to(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     for name in ("setup.py", "pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from training_helpers import trainer
@@ -69,8 +70,18 @@ def test_the_same_text_again(loaded: txl.LanguageModel) -> None:
 def test_mistakes(loaded: txl.LanguageModel, tmp_path: Path) -> None:
     with pytest.raises(TxlError, match="bytes that the training data never did: 0x21 '!'"):
         loaded.stream("wait!")  # before the first token is asked for
-    with pytest.raises(TxlError, match="count must be >= 1, got 0"):
+    with pytest.raises(TxlError, match="count must be an integer >= 1, got 0"):
         loaded.generate(count=0)
+    with pytest.raises(TxlError, match="limit must be an integer >= 1, got -1"):
+        loaded.evaluate("0123", limit=-1)
+    with pytest.raises(TxlError, match=r"attn_len must be an integer >= 1, got 3.5"):
+        loaded.evaluate("0123", 3.5)
+    with pytest.raises(TxlError, match="got list"):
+        loaded.evaluate([1, 2, 3])
+    with pytest.raises(TxlError, match="text must hold tokens from 0 to 24, got 0 to 99"):
+        loaded.evaluate(np.array([0, 99]))
+    with pytest.raises(TxlError, match=r"the text cannot be encoded: .*surrogates not allowed"):
+        loaded.generate("\ud800")
     with pytest.raises(TxlError, match="method must be one of cached, segments, sliding, got 'fast'"):
         loaded.evaluate("00", method="fast")
     with pytest.raises(TxlError):

@@ -20,7 +20,7 @@ from txl.commands.header import header
 from txl.commands.options import console
 from txl.commands.prompt import prompt_of
 from txl.commands.train import timed
-from txl.commands.training import restated, run_training
+from txl.commands.training import draw_loss, restated, run_training
 from txl.errors import TxlError
 from txl.evaluation.engine import Engine
 from txl.evaluation.evaluate import evaluate
@@ -66,7 +66,7 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     bare, scores = _attention_lengths(model, corpus, tgt_len)
     _speed(model, corpus)
     _sample(model, corpus, config.attn_len(tgt_len))
-    drawn = _draw(folder, bare, scores, config.attn_len(tgt_len))
+    drawn = _draw(trainer, bare, scores, config.attn_len(tgt_len))
     console.print(f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes.")
     console.print(f"In {folder}: log.jsonl, best.safetensors; {drawn}", markup=False, soft_wrap=True)
     prompt = prompt_of(corpus)
@@ -113,14 +113,15 @@ def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) 
     return bare, scores
 
 
-def _draw(folder: Path, bare: Score, scores: list[Score], trained: int) -> str:
+def _draw(trainer: Trainer, bare: Score, scores: list[Score], trained: int) -> str:
     """Draws both plots and names them, or says why it cannot; the run is worth as much without."""
-    reason = plots.missing()
-    if reason is not None:
-        return f"the plots were left out: {reason}"
-    plots.loss_curve(folder / "log.jsonl", folder / "loss.png")
-    plots.attention_length(scores, bare, trained, folder / "attention_length.png")
-    return "loss.png, attention_length.png"
+    reason = draw_loss(trainer)
+    if reason is None:
+        try:
+            plots.attention_length(scores, bare, trained, trainer.folder / "attention_length.png")
+        except OSError as error:
+            reason = str(error)
+    return "loss.png, attention_length.png" if reason is None else f"the plots were left out: {reason}"
 
 
 def _speed(model: TransformerXL, corpus: data.Corpus) -> None:

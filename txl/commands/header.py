@@ -14,8 +14,9 @@ def header(trainer: Trainer) -> str:
     size = f"{config.n_layer} layers x {config.d_model}, {count_parameters(trainer.model) / 1e6:.2f}M parameters"
     tokens = training.batch * training.scored * training.accumulate
     dtype = autocast_dtype(training.precision, trainer.device)
+    width = getattr(trainer.model.layers[0].attention, "kernel_width", config.d_head)
     return (
-        f"{_kind(config)}, {size}; {_computed_by(config, trainer.device, dtype)}; {tokens:,} tokens an update; "
+        f"{_kind(config)}, {size}; {_computed_by(config, width, trainer.device, dtype)}; {tokens:,} tokens an update; "
         f"updates {trainer.step:,} to {training.steps:,}"
     )
 
@@ -25,11 +26,12 @@ def _kind(config: ModelConfig) -> str:
     return kind if config.mem_len else f"{kind}, without memory"
 
 
-def _computed_by(config: ModelConfig, device: torch.device, dtype: torch.dtype | None) -> str:
-    """The backend of the attention, on which device or how many threads, and autocast's dtype."""
+def _computed_by(config: ModelConfig, width: int, device: torch.device, dtype: torch.dtype | None) -> str:
+    """The backend of attention with heads of a width, on which device or how many threads, and
+    autocast's dtype."""
     taken = "torch's attention"  # of absolute positions; ours has them in the scores
     if not config.absolute:
-        taken = f"{choose_unasked(device, dtype or torch.float32, config.d_head)} backend"
+        taken = f"{choose_unasked(device, dtype or torch.float32, width)} backend"
     if device.type == "cuda":
         where = f"{taken} on {torch.cuda.get_device_name(device)}"
     else:

@@ -19,8 +19,12 @@ _CLEAR_LINE = "\r\x1b[2K"  # of a bar, and of the ^C that the terminal shows
 def stop_on_ctrl_c(trainer: Trainer) -> Iterator[None]:
     """The first Ctrl-C lets the trainer finish its update and write a checkpoint.
 
-    The second ends at once.
+    The second ends at once. Where Ctrl-C is ignored (`nohup`, a script's background job) it stays
+    so.
     """
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
+        yield
+        return
 
     def handler(number: int, frame: FrameType | None) -> None:
         trainer.request_stop()

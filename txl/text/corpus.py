@@ -19,7 +19,7 @@ from txl.text.readers import SPLITS
 from txl.text.rules import PrepareOptions, choose
 from txl.text.sources import Source
 from txl.text.vocabulary import Tokens, Vocabulary, from_file
-from txl.text.writing import FORMAT, META, SENTENCES, VOCABULARY, checksum, write_corpus
+from txl.text.writing import FORMAT, META, SENTENCES, VOCABULARY, checksum, finish, write_corpus
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, the bytes of the source read for it so far, and all there are."""
@@ -130,6 +130,10 @@ def load(folder: AnyPath) -> Corpus:
         TxlError: the folder holds none, or it is damaged or of an older format.
     """
     folder = Path(folder)
+    try:
+        finish(folder)
+    except OSError as error:
+        raise TxlError(f"{folder}: the prepared corpus cannot be put in place: {error.strerror or error}") from error
     if not (folder / META).is_file():
         raise TxlError(f"{folder}: not a prepared corpus ({META} is missing); run `txl prepare` first")
     try:

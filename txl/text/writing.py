@@ -21,6 +21,7 @@ from txl.text.tokens import Tokens, token_dtype
 from txl.text.vocabulary import Vocabulary, WordVocabulary
 
 META, VOCABULARY, SENTENCES = "corpus.json", "vocabulary.txt", "sentences.bin"
+_NAMES = (*(f"{split}.bin" for split in SPLITS), SENTENCES, VOCABULARY)
 FORMAT = 3
 
 
@@ -51,29 +52,55 @@ def write_corpus(
 ) -> None:
     """Writes a corpus to a folder, or leaves the one that is there as it was.
 
+    Once all of it is written, `finish` puts it into its place, at any later time if need be.
+
     Raises:
         TxlError: the source is damaged, a split is empty, or the folder cannot be written or is
             being written by another.
     """
     fresh = not folder.exists()
-    names = [f"{split}.bin" for split in SPLITS] + ([SENTENCES] if rule.shuffled else []) + [VOCABULARY, META]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
             try:
+                _temporary(folder, META).unlink(missing_ok=True)
                 _write(folder, reader, vocabulary, rule, options, watch)
-                (folder / META).unlink(missing_ok=True)  # a folder that has it is whole
-                (folder / SENTENCES).unlink(missing_ok=True)
-                for name in names:
-                    _temporary(folder, name).replace(folder / name)  # whoever has the old one mapped keeps it
-            finally:
+            except BaseException:
                 with suppress(OSError):
-                    for name in (*names, SENTENCES):
+                    for name in (META, *_NAMES):
                         _temporary(folder, name).unlink(missing_ok=True)
                     if fresh:
-                        folder.rmdir()  # unless it holds the corpus
+                        folder.rmdir()
+                raise
+            _swap(folder)
     except OSError as error:
         raise TxlError(f"{folder}: the corpus cannot be written: {error.strerror or error}") from error
+
+
+def finish(folder: Path) -> None:
+    """Puts a corpus into its place that was written whole by a process that died before it did so.
+
+    Raises:
+        TxlError: another process is at it. OSError: the folder cannot be written.
+    """
+    if (folder / META).exists() or not _temporary(folder, META).exists():
+        return
+    with _alone(folder), suppress(ValueError, KeyError, AttributeError):  # a file cut short ends nothing
+        meta = json.loads(_temporary(folder, META).read_text(encoding="utf-8"))
+        if meta["checksum"] == checksum(meta):
+            _swap(folder)
+
+
+def _swap(folder: Path) -> None:
+    """A folder with corpus.json is whole; one with its temporary file is, too, after this."""
+    (folder / META).unlink(missing_ok=True)
+    meta = json.loads(_temporary(folder, META).read_text(encoding="utf-8"))
+    if meta["sentences"] is None:
+        (folder / SENTENCES).unlink(missing_ok=True)
+    for name in _NAMES:
+        if _temporary(folder, name).exists():
+            _temporary(folder, name).replace(folder / name)  # whoever has the old one mapped keeps it
+    _temporary(folder, META).replace(folder / META)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ def everything(trainer: Trainer) -> tuple[dict[str, Any], dict[str, Tensor]]:
     extra |= trainer.average.tensors()
     state: dict[str, Any] = {"step": trainer.step, "best_loss": trainer.best_loss, "train": trainer.config.to_json()}
     state |= {"corpus": trainer.corpus.fingerprint, "attn_len": trainer.attn_len, "segment": trainer.segment}
+    state |= {"validation_due": trainer.validation_due}
     state |= {"losses": trainer.average.losses, "averaging": trainer.average.started}
     return state, extra
 
@@ -81,6 +82,7 @@ def _take_up(trainer: Trainer, saved: checkpoints.Checkpoint) -> None:
         kept = saved.part("average")
         trainer.average.restore(kept, saved.tensors["average_count"], saved.state["losses"], saved.state["averaging"])
     trainer.step, trainer.best_loss = saved.state["step"], saved.state["best_loss"]
+    trainer.validation_due = bool(saved.state["validation_due"])
     rng = saved.part("rng")
     torch.set_rng_state(rng["cpu"])
     if "cuda" in rng and trainer.device.type == "cuda":

@@ -100,7 +100,7 @@ class Trainer:
         self.attn_len = model_config.attn_len(self.segment)
         self.best_loss = math.inf
         self.memories: list[HiddenMemory | None] = [None] * config.batch_chunk
-        self.stop_requested = False
+        self.stop_requested = self.validation_due = False
         if not resume:
             refuse_used_folder(folder)
             folder.mkdir(parents=True, exist_ok=True)
@@ -135,6 +135,10 @@ class Trainer:
             TxlError: loss or gradient are no longer finite, or a checkpoint cannot be written.
         """
         c = self.config
+        if self.validation_due:  # the run was interrupted before it
+            self.validation_due = False
+            self._evaluate(report)
+            self.save()
         since, updates = time.perf_counter(), 0
         while self.step < c.steps:
             loss, norm = self._update()
@@ -147,14 +151,16 @@ class Trainer:
                 entry |= {"lr": learning_rate(self.step - 1, c), "tokens_per_s": rate}
                 self._log(entry, report)
                 since, updates = now, 0
+            if self.stop_requested and self.step < c.steps:  # a validation that is due takes its time
+                self.validation_due = self.step % c.eval_every == 0
+                self.save()
+                raise Interrupted
             if self.step % c.eval_every == 0 or self.step == c.steps:
                 began = time.perf_counter()
                 self._evaluate(report)
                 since += time.perf_counter() - began
-            if self.stop_requested or self.step % c.save_every == 0 or self.step == c.steps:
+            if self.step % c.save_every == 0 or self.step == c.steps:
                 self.save()
-            if self.stop_requested and self.step < c.steps:
-                raise Interrupted
 
     def _update(self) -> tuple[float, float]:
         """One optimizer step; its mean loss in nats and the gradient's norm before clipping."""

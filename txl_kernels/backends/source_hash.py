@@ -17,7 +17,7 @@ def source_hash(csrc: Path, name: str) -> str:
     others = {csrc / folder for module, folder in _FOLDERS.items() if module != name}
     digest = hashlib.sha256()
     for file in sorted(csrc.rglob("*")):
-        if file.suffix in _SUFFIXES and others.isdisjoint(file.parents):
+        if file.suffix in _SUFFIXES and file.is_file() and others.isdisjoint(file.parents):
             content = file.read_bytes()
             digest.update(f"{file.relative_to(csrc).as_posix()}\n{len(content)}\n".encode())
             digest.update(content)

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 from command_helpers import SMALL, Run
+from training_helpers import assert_same_run, trainer
 
+from txl.commands.interrupt import stop_on_ctrl_c
+from txl.evaluation.score import Score
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
+from txl.training.trainer import Interrupted
 
 FINISHING = "finishing this update; Ctrl-C again ends at once"
 
@@ -22,11 +26,13 @@ def started(folder: Path, corpus: Corpus, *more: str) -> "subprocess.Popen[str]"
     options = ["--steps", "1000000", "--save-every", "1000000", "--eval-every", "1000000", "--device", "cpu", *more]
     child = subprocess.Popen(
         [sys.executable, "-m", "txl", "train", "--run", folder, "--data", corpus.folder, *SMALL, *options],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     log, deadline = folder / "log.jsonl", time.monotonic() + 60
     while time.monotonic() < deadline and not (log.exists() and log.stat().st_size):
+        assert child.poll() is None, child.communicate()
         time.sleep(0.05)
+    assert log.stat().st_size, "no update was logged in a minute"
     return child
 
 
@@ -51,7 +57,7 @@ def test_ctrl_c_saves_and_tells_how_to_go_on(txl: Run, corpus: Corpus, tmp_path:
 
 def test_the_first_ctrl_c_is_answered_at_once_and_the_second_obeyed(corpus: Corpus, tmp_path: Path) -> None:
     # An update that takes long.
-    child = started(tmp_path / "r", corpus, "--accumulate", "500", "--log-every", "1")
+    child = started(tmp_path / "r", corpus, "--accumulate", "100", "--log-every", "1")
     os.kill(child.pid, signal.SIGINT)
     assert child.stderr.readline().strip() == FINISHING
     os.kill(child.pid, signal.SIGINT)
@@ -59,6 +65,35 @@ def test_the_first_ctrl_c_is_answered_at_once_and_the_second_obeyed(corpus: Corp
     assert child.returncode == 130
     assert errors.strip() == "interrupted"
     assert not (tmp_path / "r" / "last.safetensors").exists()
+
+
+def test_a_checkpoint_comes_before_the_validation_that_is_due(corpus: Corpus, tmp_path: Path) -> None:
+    trained = trainer(tmp_path / "run", corpus, steps=4, eval_every=1, save_every=50)
+
+    def validate() -> Score:
+        raise AssertionError("a validation may take minutes")
+
+    trained.validate = validate
+    trained.request_stop()
+    with pytest.raises(Interrupted):
+        trained.run()
+    assert checkpoints.load(trained.last).state["step"] == 1
+    options = {"steps": 4, "eval_every": 1, "save_every": 50}
+    trainer(tmp_path / "run", corpus, resume=True, **options).run()
+    trainer(tmp_path / "whole", corpus, **options).run()
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_an_ignored_ctrl_c_stays_ignored(corpus: Corpus, tmp_path: Path) -> None:
+    """`nohup`, or a script's background job."""
+    trained = trainer(tmp_path / "run", corpus, steps=2)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_on_ctrl_c(trained):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not trained.stop_requested
 
 
 def test_nobody_reads_what_was_saved(corpus: Corpus, tmp_path: Path) -> None:
@@ -75,6 +110,6 @@ def test_ctrl_c_where_nothing_is_to_be_saved(txl: Run, run: Path, monkeypatch: p
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("txl.commands.generate.generate", interrupted)
+    monkeypatch.setattr("txl.language_model.generate", interrupted)
     done = txl("generate", run)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")

@@ -177,7 +177,7 @@ def test_a_failed_preparation_leaves_the_corpus_before(text: Path, tmp_path: Pat
     assert not (tmp_path / "fresh").exists()
 
 
-@pytest.mark.parametrize("name", ["train.bin", "vocabulary.txt", "corpus.json"])
+@pytest.mark.parametrize("name", ["train.bin", "vocabulary.txt"])
 def test_a_full_disk_leaves_the_corpus_before(name: str, text: Path, tmp_path: Path) -> None:
     """The kernel's own word for it, when the file is closed: /dev/full takes no byte."""
     before = data.prepare(text, tmp_path / "c")
@@ -189,6 +189,41 @@ def test_a_full_disk_leaves_the_corpus_before(name: str, text: Path, tmp_path: P
     after = data.load(tmp_path / "c")
     assert after.fingerprint == before.fingerprint
     assert decoded(after) == decoded(before)
+
+
+@pytest.mark.parametrize("renames", range(5))
+@pytest.mark.parametrize("death", [KeyboardInterrupt, SystemExit])
+def test_one_that_ends_between_two_renames(
+    renames: int, death: type[BaseException], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens the corpus next finishes what was begun."""
+    data.prepare(text, tmp_path / "c")
+    other = tmp_path / "other.txt"
+    other.write_text("short " * 20)
+    left, replace = [renames], Path.replace
+
+    def dying(path: Path, target: Path) -> Path:
+        if not left[0]:
+            raise death
+        left[0] -= 1
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", dying)
+    with pytest.raises(death):
+        data.prepare(other, tmp_path / "c")
+    monkeypatch.undo()
+    after = data.load(tmp_path / "c")
+    after.verify()
+    assert decoded(after)[0].startswith(b"short short")
+    assert not list((tmp_path / "c").glob(".*"))
+
+
+def test_one_that_ends_while_it_says_what_it_wrote(corpus: data.Corpus, tmp_path: Path) -> None:
+    whole = (corpus.folder / "corpus.json").read_bytes()
+    for n in (0, 10, len(whole) - 2):
+        (tmp_path / ".corpus.json.tmp").write_bytes(whole[:n])
+        with pytest.raises(TxlError, match=r"not a prepared corpus \(corpus.json is missing\)"):
+            data.load(tmp_path)
 
 
 def test_two_preparations_into_one_folder(text: Path, tmp_path: Path) -> None:

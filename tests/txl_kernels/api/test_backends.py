@@ -83,6 +83,8 @@ def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monke
         assert loaded.module is None
         assert "was built from another version of the source; install the package again" in loaded.error
         (tmp_path / file).write_text("before")
+    (tmp_path / "cpu" / ".#kernel.cpp").symlink_to("nobody@nowhere")  # an editor's lock
+    assert native_modules.load("_native", "C++").module is module
     (tmp_path / "problem.h").unlink()  # no source tree: an installed package
     assert native_modules.load("_native", "C++").module is module
 

@@ -124,6 +124,36 @@ def test_rows_that_begin_anew(given: bool) -> None:
     assert together.start is None, "once nothing held is older than a reset, bounds cost nothing"
 
 
+def test_a_start_out_of_range_stays_so() -> None:
+    layer = RelAttention(16, 2).eval()
+    held = layer.new_cache(2, 6, 4)
+    with torch.no_grad():
+        layer(torch.randn(2, 4, 16), cache=held)
+        held.reset(torch.tensor([True, False]))
+        with pytest.raises(
+            ValueError, match=r"start must hold key indices in \[0, M \+ L\] = \[0, 6\], got values from -1"
+        ):
+            layer(torch.randn(2, 2, 16), cache=held, start=torch.tensor([[-1], [0]]))
+
+
+@pytest.mark.parametrize("length", [2**32 + 3, 2**40])
+def test_lengths_beyond_32_bits_are_out_of_range(length: int) -> None:
+    with pytest.raises(ValueError, match="end must hold key indices"):
+        rel_attention(**call(5, 6), end=end_from_lengths(torch.tensor([length, 1, 1]), 6))
+
+
+def test_a_cache_of_inference_mode_works_without() -> None:
+    layer = RelAttention(16, 2).eval()
+    with torch.inference_mode():
+        held = layer.new_cache(2, 6, 4)
+    x = torch.randn(2, 3, 16)
+    with torch.no_grad():
+        layer(x, cache=held)
+    with torch.inference_mode():
+        layer(x, cache=held)
+    assert len(held) == 6
+
+
 def test_all_rows_begin_anew() -> None:
     held = cache()
     held.append(torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, 4, 8))
