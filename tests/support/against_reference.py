@@ -25,4 +25,5 @@ def matches_the_reference(case: Case, dtype: torch.dtype, backend: str | None) -
         assert torch.equal(x.detach().isfinite(), y.isfinite()), name
         error = (x.detach().double() - y).where(y.isfinite(), 0.0).norm()
         size = y.where(y.isfinite(), 0.0).norm()
-        assert error <= 10 * unit * size + unit, f"{name}: error {error:.3e} of {size:.3e}"
+        more = 10 if name.endswith("bias") else 1  # sums over all queries and keys, which cancel
+        assert error <= more * unit * (10 * size + 1), f"{name}: error {error:.3e} of {size:.3e}"

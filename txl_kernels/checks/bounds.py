@@ -23,6 +23,8 @@ def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
         raise TypeError(f"{name} must be None or an int32 tensor broadcastable to [B, L], got {type(bound).__name__}")
     if bound.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must be int32 (or int64), got {bound.dtype}")
+    if bound.layout != torch.strided or bound.is_nested:
+        raise TypeError(f"{name} must be a dense (strided) tensor, got layout {bound.layout}")
     if bound.device != q.device:
         raise ValueError(f"{name} must be on q's device {q.device}, got {bound.device}")
     target = (q.size(0), q.size(2))

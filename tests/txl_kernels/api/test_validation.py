@@ -195,6 +195,11 @@ BAD = {
         ValueError,
         r"end must hold key indices .* = \[0, 9\], got values from 10 to 10",
     ),
+    "start sparse": (
+        {"start": zeros(B, L, dtype=torch.int64).to_sparse()},
+        TypeError,
+        r"start must be a dense \(strided\) tensor, got layout torch.sparse_coo",
+    ),
     "backend a list": ({"backend": ["native"]}, TypeError, r"backend must be None or one of native, .*, got list"),
     "backend unknown": (
         {"backend": "cuda9000"},
