@@ -47,7 +47,7 @@ lint: $(VENV)/installed ## ruff, mypy, clang-format; whether the report fits its
 	PYTHONPATH=benchmarks $(BIN)/python -m report --check
 
 # The documentation, site/index.html. Its tools get an environment of their own, without torch.
-docs: ## the documentation site, in site/
+docs: ## the documentation site, in site/ (Python 3.11 or newer)
 	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/pip install -q -r requirements-docs.txt
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
