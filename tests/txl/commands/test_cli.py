@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_helpers import SMALL, Run, one_line
+from training_helpers import trainer
 
 from txl.commands import demo
 from txl.evaluation.score import Score
@@ -115,7 +116,7 @@ BAD = {
     "generate {run} --prompt \udcff": "bytes that the training data never did: 0xff",
     "generate {run} --prompt @missing.txt": "missing.txt: cannot be read",
     "generate {run} --count 0": "--count must be >= 1, got 0",
-    "generate {run} --attn-len 0": "the attention length must be >= 1",
+    "generate {run} --attn-len 0": "attn_len must be an integer >= 1, got 0",
     "generate {run} --temperature -1": "temperature must be >= 0",
     "generate {run} --device cuda:77": "device 'cuda:77' cannot be used",
     "demo --minutes 0": "--minutes must be > 0",
@@ -185,18 +186,22 @@ def test_tensorboard_is_refused_before_training(
     assert not (tmp_path / "r" / "last.safetensors").exists()
 
 
-def test_demo_ends_well_without_matplotlib(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "log.jsonl").write_bytes((run / "log.jsonl").read_bytes())
+def test_demo_ends_well_without_plots(
+    run: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = trainer(tmp_path / "run", corpus, steps=2)
+    (trained.folder / "log.jsonl").write_bytes((run / "log.jsonl").read_bytes())
     score = Score(attn_len=8, tokens=10, nats=1.0, seconds=1.0)
-    assert demo._draw(tmp_path, score, [score], trained=8) == "loss.png, attention_length.png"
-    for name in os.listdir(tmp_path):
-        if name.endswith(".png"):
-            (tmp_path / name).unlink()
+    assert demo._draw(trained, score, [score], trained=8) == "loss.png, attention_length.png"
+    for picture in trained.folder.glob("*.png"):
+        picture.unlink()
+        picture.mkdir()
+        assert demo._draw(trained, score, [score], trained=8).startswith("the plots were left out: [Errno 21]")
+        picture.rmdir()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    said = demo._draw(tmp_path, score, [score], trained=8)
+    said = demo._draw(trained, score, [score], trained=8)
     assert said.startswith("the plots were left out: matplotlib cannot be used")
     assert said.endswith('pip install "txl-kernels[plots]"')
-    assert os.listdir(tmp_path) == ["log.jsonl"]
 
 
 def test_demo_shows_everything_and_draws_its_plots(txl: Run, text: Path, tmp_path: Path) -> None:

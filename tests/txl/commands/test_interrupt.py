@@ -5,6 +5,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -27,7 +28,11 @@ def started(folder: Path, corpus: Corpus, *more: str) -> "subprocess.Popen[str]"
     child = subprocess.Popen(
         [sys.executable, "-m", "txl", "train", "--run", folder, "--data", corpus.folder, *SMALL, *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests may run where it is ignored
     )  # fmt: skip
+    end = threading.Timer(120, child.kill)  # of a test that waits in vain
+    end.daemon = True
+    end.start()
     log, deadline = folder / "log.jsonl", time.monotonic() + 60
     while time.monotonic() < deadline and not (log.exists() and log.stat().st_size):
         assert child.poll() is None, child.communicate()
