@@ -163,9 +163,9 @@ class CMakeBuild(build_ext):
                 target.unlink(missing_ok=True)
 
 
+compiler_asked()  # before setuptools reads it
 # Where setuptools keeps its own files: beside the sources, or elsewhere if those cannot be written
 # to.
-compiler_asked()  # before setuptools reads it
 scratch = {}
 if not os.access(ROOT, os.W_OK):
     folder = tempfile.mkdtemp(prefix="txl-kernels-build-")

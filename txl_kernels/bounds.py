@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from txl_kernels.checks.bounds import to_int32
 from txl_kernels.checks.settings import check_integer
 
 
@@ -57,7 +58,7 @@ def start_from_lengths(lengths: Tensor, total: int) -> Tensor:
     """
     check_integer("total", total, 0, "an integer >= 0")
     _check_lengths(lengths, total)
-    return _int32(total - lengths)
+    return to_int32(total - lengths.long()).unsqueeze(1)
 
 
 def end_from_lengths(lengths: Tensor, memory_len: int = 0) -> Tensor:
@@ -77,12 +78,7 @@ def end_from_lengths(lengths: Tensor, memory_len: int = 0) -> Tensor:
     """
     check_integer("memory_len", memory_len, 0, "an integer >= 0")
     _check_lengths(lengths, None)
-    return _int32(memory_len + lengths)
-
-
-def _int32(bound: Tensor) -> Tensor:
-    """[B] -> [B, 1]; what does not fit in 32 bits stays out of range."""
-    return bound.clamp(-1, 2**31 - 1).to(torch.int32).unsqueeze(1)
+    return to_int32(memory_len + lengths.long()).unsqueeze(1)
 
 
 def _check_flags(name: str, flags: Tensor) -> None:

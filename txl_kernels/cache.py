@@ -121,9 +121,9 @@ class KeyValueCache:
             raise ValueError(
                 f"rows must be [B] = [{self.batch}] on {self.r.device}, got shape {list(rows.shape)} on {rows.device}"
             )
-        since = torch.zeros(self.batch, dtype=torch.int64, device=rows.device) if self._since is None else self._since
-        if self._since is None:  # rows that were never reset count from before all that is held
-            since = since + (self._total - len(self))
+        since = self._since
+        if since is None:  # of all rows, what is held counts
+            since = torch.full((self.batch,), self._total - len(self), dtype=torch.int64, device=rows.device)
         self._since = torch.where(rows, self._total, since)
         self._last_reset = self._total
 

@@ -35,10 +35,13 @@ def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
             f"{name} must say whether it holds a value for each text or for each query where B = L = {target[0]}: pass "
             f"{name}[:, None] or {name}[None, :], got shape {list(bound.shape)}"
         )
-    if bound.dtype == torch.int64:  # what does not fit in 32 bits must stay out of range
-        bound = bound.clamp(-1, 2**31 - 1).to(torch.int32)
-    view: Tensor = bound.expand(target)
+    view: Tensor = to_int32(bound).expand(target)
     return view
+
+
+def to_int32(bound: Tensor) -> Tensor:
+    """An int32 or int64 bound as int32; what does not fit in 32 bits stays out of range."""
+    return bound if bound.dtype == torch.int32 else bound.clamp(-1, 2**31 - 1).to(torch.int32)
 
 
 def check_bounds(call: Call) -> None:
