@@ -13,7 +13,7 @@ import typer
 import txl_kernels
 from txl.commands import last_resort
 from txl.commands.average import average_command
-from txl.commands.console import discard
+from txl.commands.console import discard, tell
 from txl.commands.demo import demo_command
 from txl.commands.evaluate import evaluate_command
 from txl.commands.generate import generate_command
@@ -81,7 +81,7 @@ def main() -> None:
     except Interrupted:  # what was saved has been said
         sys.exit(130)
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
+        tell("interrupted")
         sys.exit(130)
     except TxlError as error:
         _refuse(str(error))
@@ -100,5 +100,5 @@ def main() -> None:
 
 def _refuse(why: str) -> NoReturn:
     """One line, whatever file names hold, and exit code 1."""
-    print("error:", why.replace("\n", "\\n").replace("\r", "\\r"), file=sys.stderr)
+    tell("error: " + why.replace("\n", "\\n").replace("\r", "\\r"))
     sys.exit(1)

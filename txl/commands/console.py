@@ -20,10 +20,18 @@ def discard(descriptor: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
+def tell(text: str) -> None:
+    """Prints to stderr; a reader that is gone (`txl train 2>&1 | tee log`) does not matter."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        discard(2)
+
+
 def output_is_gone() -> None:
     """Says on stderr that nobody reads what is printed, and prints to nowhere from now on."""
     discard(sys.stdout.fileno())
-    print("the reader of the output is gone; the command goes on without it", file=sys.stderr)
+    tell("the reader of the output is gone; the command goes on without it")
 
 
 class PatientConsole(Console):

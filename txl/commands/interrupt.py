@@ -3,12 +3,11 @@
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from txl.commands.console import discard
+from txl.commands.console import tell
 from txl.training.trainer import Trainer
 
 FINISHING = "finishing this update; Ctrl-C again ends at once\n"
@@ -46,11 +45,5 @@ def tell_saved(trainer: Trainer, options: list[str]) -> None:
     options: of `txl train` that a run's folder does not keep.
     """
     command = ["txl", "train", "--run", str(trainer.folder), "--resume", *options]
-    text = (
-        f"interrupted: {trainer.step:,} of {trainer.config.steps:,} updates are in {trainer.last}\n"
-        f"go on with: {shlex.join(command)}"
-    )
-    try:
-        print(text, file=sys.stderr)
-    except BrokenPipeError:  # its reader ended by the same Ctrl-C, as in `txl train 2>&1 | tee log`
-        discard(2)
+    tell(f"interrupted: {trainer.step:,} of {trainer.config.steps:,} updates are in {trainer.last}")
+    tell(f"go on with: {shlex.join(command)}")

@@ -102,10 +102,14 @@ def test_an_ignored_ctrl_c_stays_ignored(corpus: Corpus, tmp_path: Path) -> None
 
 
 def test_nobody_reads_what_was_saved(corpus: Corpus, tmp_path: Path) -> None:
-    """`txl train 2>&1 | tee log`, where tee ends by the same Ctrl-C."""
-    child = started(tmp_path / "r", corpus)
+    """`txl train 2>&1 | tee log`, where tee ends by the same Ctrl-C, or before it."""
+    child = started(tmp_path / "r", corpus, "--log-every", "1")
     child.stdout.close()
     child.stderr.close()
+    log = tmp_path / "r" / "log.jsonl"
+    lines = log.read_text().count("\n") + 3
+    while log.read_text().count("\n") < lines and child.poll() is None:
+        time.sleep(0.05)
     os.kill(child.pid, signal.SIGINT)
     assert child.wait(timeout=60) == 130
     assert (tmp_path / "r" / "loss.png").exists()
