@@ -11,6 +11,7 @@ import pybind11
 import torch
 
 from txl_kernels.backends import cuda
+from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import Call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,7 @@ def build(folder: Path) -> Any:
     name = f"_cuda_emulated_{folder.name.replace('-', '_')}"
     include = ["-I", str(CSRC), "-I", str(HERE), "-I", pybind11.get_include(), "-I", sysconfig.get_path("include")]
     flags = ["-O1", "-fPIC", "-fvisibility=hidden", f"-DTXL_MODULE={name}"]
+    flags += [f'-DTXL_SOURCE_HASH="{source_hash(CSRC.parent, "_cuda")}"']
     objects = [str(folder / f"{Path(source).name}.o") for source in SOURCES]
     running = [
         subprocess.Popen(["g++", *FLAGS, *flags, *include, "-x", "c++", "-c", str(CSRC / source), "-o", out])
