@@ -6,8 +6,9 @@ WHEELS_VENV ?= .venv-wheels
 EXTRAS ?= test
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
+PARALLEL := -n auto --dist loadgroup
 
-.PHONY: help demo test test-interpreter aot lint bench bench-compare report docs wheels clean
+.PHONY: help demo test test-slow test-interpreter aot lint bench bench-compare report docs wheels clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | while IFS="$$(printf '\t')" read -r target what; do \
@@ -16,13 +17,15 @@ help: ## this list
 demo: $(VENV)/installed ## train a small model for four minutes, show what memory and caching are worth
 	$(BIN)/txl demo --run runs/demo-$$(date +%Y%m%d-%H%M%S)
 
-test: $(VENV)/installed ## every test that needs no GPU
-	$(BIN)/pytest tests --ignore tests/txl_kernels/cuda
-	$(BIN)/pytest tests/txl_kernels/cuda -n auto
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels/triton -m triton --backends triton -n auto
+test: $(VENV)/installed ## every test that needs no GPU, but for slow proofs
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "not slow" $(PARALLEL)
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels/triton -m triton --backends triton $(PARALLEL)
+
+test-slow: $(VENV)/installed ## slow proofs: planted faults, thread sanitizer
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests -m slow $(PARALLEL)
 
 test-interpreter: $(VENV)/installed ## every kernel test on the Triton kernels, in Triton's interpreter
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels -m triton --backends triton -n auto
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels -m triton --backends triton $(PARALLEL)
 
 aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with the tables in tools/
 	$(BIN)/python tools/aot.py check
@@ -58,12 +61,14 @@ wheels: ## manylinux wheels for x86-64 and aarch64, in dist/
 	$(WHEELS_VENV)/bin/pip install -q cibuildwheel==4.3.3
 	$(WHEELS_VENV)/bin/cibuildwheel --platform linux --output-dir dist
 
-# torch first: whatever depends on it must find this one and not fetch another.
+# torch first: whatever depends on it must find this one and not fetch another. A torch without CUDA
+# has no use for CUDA kernels, which take minutes to compile.
 $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q "$$(grep ^torch== requirements.txt)"
 	$(BIN)/pip install -q -r requirements.txt
-	$(BIN)/pip install -q -e ".[$(EXTRAS)]"
+	TXL_KERNELS_CUDA=$${TXL_KERNELS_CUDA:-$$($(BIN)/python -c 'import torch; print("auto" if torch.version.cuda else "off")')} \
+		$(BIN)/pip install -q -e ".[$(EXTRAS)]"
 	touch $@
 
 clean: ## remove the environments, what was built, and runs/

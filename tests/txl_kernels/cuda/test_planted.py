@@ -56,10 +56,12 @@ def test_the_kernels_are_right_in_any_order_of_threads(tmp_path: Path) -> None:
     assert [run(program, SIMT_ORDER=order) for order in ("forward", "reversed")] == ["right\n"] * 2
 
 
+@pytest.mark.slow
 def test_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
     assert run(build_driver(tmp_path, flags=THREADS)) == "right\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_the_same_program_runs_on_a_gpu(tmp_path: Path) -> None:
     """Without one it builds, and says what is missing; with one, tools/gpu_check.sh runs it under
@@ -70,6 +72,7 @@ def test_the_same_program_runs_on_a_gpu(tmp_path: Path) -> None:
     assert run(program) in ("right\n", "no CUDA-capable device is detected\n", NO_DRIVER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "which"), BARRIERS)
 def test_a_missing_barrier_is_a_race(tmp_path: Path, name: str, which: int) -> None:
     csrc = plant(tmp_path, name, BARRIER, "  ;", which)
@@ -78,12 +81,14 @@ def test_a_missing_barrier_is_a_race(tmp_path: Path, name: str, which: int) -> N
 
 # Without the third, positions may come after the part's largest score is taken; only that, not a
 # weight's share, is off.
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "which"), [barrier for barrier in BARRIERS if barrier != ("part", 2)])
 def test_a_missing_barrier_gives_wrong_values(tmp_path: Path, name: str, which: int) -> None:
     program = build_driver(tmp_path, plant(tmp_path, name, BARRIER, "  ;", which))
     assert "wrong\n" in [run(program, SIMT_ORDER=order) for order in ("forward", "reversed")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "old", "new", "seen"), SHUFFLES)
 def test_a_wrong_shuffle_is_noticed(tmp_path: Path, name: str, old: str, new: str, seen: str) -> None:
     assert seen in run(build_driver(tmp_path, plant(tmp_path, name, old, new)))
