@@ -1,0 +1,91 @@
+"""What a launch cost, by instruction: issues, wavefronts of shared memory, sectors of global."""
+
+from collections import Counter
+
+import numpy as np
+
+from ptx.lanes import WARP
+from ptx.parse import Program
+
+BANKS, BANK = 32, 4
+SECTOR = 32
+_CLASSES = (
+    ("tensor", ("mma", "wgmma.mma_async")),
+    ("exponentials", ("ex2",)),
+    ("other special functions", ("lg2", "rcp", "sqrt", "rsqrt", "div", "sin", "cos", "tanh")),
+    ("barriers", ("bar.sync", "barrier")),
+    ("waits", ("mbarrier.try_wait", "cp.async.wait", "wgmma.wait_group")),
+    ("shared", ("ld.shared", "st.shared", "ldmatrix", "stmatrix")),
+    ("global", ("ld.global", "st.global", "red", "atom", "cp.async")),
+    ("shuffles", ("shfl", "redux", "vote", "elect")),
+    ("conversions", ("cvt",)),
+    ("float32", ("fma", "add.f", "add.rn", "mul.f", "mul.rn", "sub.f", "max.f", "min.f", "neg.f", "abs.f", "sub.rn")),
+)
+
+
+class Counts:
+    """Sums over all blocks of a launch; entries [instructions].
+
+    Attributes:
+        issues: times a warp issued it.
+        wavefronts, least: 128-byte cycles of shared memory it took, and would without conflicts.
+        sectors: of 32 bytes that it moved from or to global memory.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        size = len(program.code)
+        self.issues, self.wavefronts, self.least, self.sectors = (np.zeros(size, np.int64) for _ in range(4))
+        self.tensor_macs = 0
+        self._pc = 0
+
+    def issued(self, pc: int, warps: int) -> None:
+        self._pc = pc
+        self.issues[pc] += warps
+
+    def shared_access(self, address: np.ndarray, width: int, warp: np.ndarray) -> None:
+        """Threads access `width` bytes each: lanes of a warp in parts of 128 bytes, whose distinct
+        words in one bank take a wavefront each."""
+        share = max(1, WARP * BANK // max(width, BANK))
+        lane_of_warp = np.arange(len(warp)) - np.searchsorted(warp, warp)
+        part = warp * WARP + lane_of_warp // share
+        words = address[:, None] // BANK + np.arange(max(1, width // BANK))
+        keys = np.unique((part[:, None].astype(np.int64) << 32 | words).ravel())
+        where = keys >> 32
+        _, index = np.unique(where, return_inverse=True)
+        load = np.zeros((index.max() + 1, BANKS), np.int64)
+        np.add.at(load, (index, (keys & 0xFFFFFFFF) % BANKS), 1)
+        self.wavefronts[self._pc] += load.max(1).sum()
+        self.least[self._pc] += len(load)
+
+    def global_access(self, address: np.ndarray, width: int, warp: np.ndarray) -> None:
+        places = address[:, None].astype(np.int64) + np.array([0, width - 1])
+        keys = np.unique((warp[:, None].astype(np.int64) << 56 | places // SECTOR).ravel())
+        self.sectors[self._pc] += len(keys)
+
+    def product(self, macs: int) -> None:
+        self.tensor_macs += macs
+
+    def by_class(self) -> Counter[str]:
+        """Issues by class of instruction, with totals."""
+        found: Counter[str] = Counter()
+        for instruction, n in zip(self.program.code, self.issues, strict=True):
+            if n:
+                found[class_of(instruction.op)] += int(n)
+        found["issues"] = int(self.issues.sum())
+        found["wavefronts"], found["least wavefronts"] = int(self.wavefronts.sum()), int(self.least.sum())
+        found["sectors"], found["tensor macs"] = int(self.sectors.sum()), self.tensor_macs
+        return found
+
+    def conflicts(self) -> list[tuple[int, str]]:
+        """(wavefronts beyond the least, instruction), most first."""
+        extra = self.wavefronts - self.least
+        return [(int(extra[n]), self.program.code[n].text) for n in np.argsort(-extra) if extra[n] > 0]
+
+
+def class_of(op: str) -> str:
+    """Which of the classes an instruction belongs to."""
+    for name, starts in _CLASSES:
+        if op.startswith(starts):
+            return name
+    return "integer and control"

@@ -1,0 +1,89 @@
+"""Global memory: this process's own, but only the tensors that a launch was given."""
+
+import ctypes
+
+import numpy as np
+import torch
+
+from ptx.faults import Fault, NotModelled
+
+CELL = 2  # bytes that are watched together
+ATOMIC = -1  # instead of a thread
+
+
+class Span:
+    """The storage of a tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self.keep = storage
+        self.base, self.size = storage.data_ptr(), storage.nbytes()
+        self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(self.base))
+        self.writer = np.zeros(-(-self.size // CELL), np.int64)  # thread of the launch, from 1 on
+
+
+class GlobalMemory:
+    """All threads of a launch share it: what one wrote, another must not touch before it ends."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """A launch may access a tensor's storage."""
+        span = Span(tensor)
+        if span.size and all(x.base != span.base for x in self.spans):
+            self.spans.append(span)
+            self.spans.sort(key=lambda x: x.base)
+            self.bases = np.array([x.base for x in self.spans], np.uint64)
+
+    def _located(self, address: np.ndarray, width: int) -> list[tuple[np.ndarray, Span, np.ndarray]]:
+        """[(entries of address, span, offset in it)]."""
+        if (address % np.uint64(width)).any():
+            raise Fault(f"{width} bytes of global memory at an address that is not a multiple of it")
+        which = np.searchsorted(self.bases, address, "right") - 1
+        found = []
+        for n in np.unique(which):
+            span, entries = self.spans[max(n, 0)], np.nonzero(which == n)[0]
+            offset = address[entries].astype(np.int64) - span.base
+            if offset.min() < 0 or offset.max() + width > span.size:
+                raise Fault(f"global memory: {offset.min()}..{offset.max()} + {width} of {span.size} bytes")
+            found.append((entries, span, offset))
+        return found
+
+    def read(self, address: np.ndarray, width: int, thread: np.ndarray) -> np.ndarray:
+        """[n, width] bytes. thread: of the launch, from 1 on."""
+        data = np.empty((len(address), width), np.uint8)
+        for entries, span, offset in self._located(address, width):
+            writer = span.writer[offset[:, None] // CELL + np.arange(-(-width // CELL))]
+            if ((writer != 0) & (writer != thread[entries, None])).any():
+                raise Fault("race: global memory is read that another thread of the launch wrote")
+            data[entries] = span.bytes[offset[:, None] + np.arange(width)]
+        return data
+
+    def write(self, address: np.ndarray, data: np.ndarray, thread: np.ndarray) -> None:
+        width = data.shape[1]
+        if width % CELL:
+            raise NotModelled(f"{width} bytes are written to global memory")
+        for entries, span, offset in self._located(address, width):
+            cells, places = offset[:, None] // CELL + np.arange(width // CELL), offset[:, None] + np.arange(width)
+            new = data[entries]
+            others = (span.writer[cells] != 0) & (span.writer[cells] != thread[entries, None])
+            if others.any() and (span.bytes[places] != new)[others.any(1)].any():
+                raise Fault("race: two threads of a launch write different values to one global address")
+            span.bytes[places] = new
+            span.writer[cells] = thread[entries, None]
+            if (span.bytes[places] != new).any():
+                raise Fault("race: two threads write different values to one global address at once")
+
+    def add_float32(self, address: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Atomic addition, one after the other; returns what was there before all of them."""
+        before = np.empty(len(address), np.float32)
+        for entries, span, offset in self._located(address, 4):
+            cells = offset[:, None] // CELL + np.arange(2)
+            if (span.writer[cells] > 0).any():
+                raise Fault("race: an atomic addition to what a thread of the launch wrote")
+            span.writer[cells] = ATOMIC
+            values = span.bytes[: span.size // 4 * 4].view(np.float32)
+            before[entries] = values[offset // 4]
+            np.add.at(values, offset // 4, x[entries])
+        return before

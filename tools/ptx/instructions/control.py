@@ -1,0 +1,57 @@
+"""Barriers, fences, ends."""
+
+from typing import Any
+
+from ptx.decode import instruction
+from ptx.faults import NotModelled
+from ptx.parse import Immediate, Instruction
+
+
+@instruction("ret", "exit", kind="exit")
+def end(x: Instruction) -> Any:
+    return None
+
+
+@instruction("bar", "barrier", kind="barrier")
+def barrier(x: Instruction) -> Any:
+    """bar.sync and bar.arrive: (number, threads or None for all, whether it waits)."""
+    if x.parts[1:] == ("warp", "sync"):
+        return _warp_barrier(x)
+    if x.op not in ("bar.sync", "barrier.sync", "barrier.sync.aligned", "bar.arrive", "barrier.cta.sync"):
+        raise NotModelled(x.op)
+    given = [y.value if isinstance(y, Immediate) else None for y in x.operands]
+    if None in given:
+        raise NotModelled(f"{x.text}: a barrier in a register")
+    number, count = given[0], given[1] if len(given) > 1 else None
+    waits = "sync" in x.parts
+    return lambda block, lanes: (number, count, waits)
+
+
+def _warp_barrier(x: Instruction) -> Any:
+    if x.operands not in ([Immediate(-1)], [Immediate(0xFFFFFFFF)]):
+        raise NotModelled(x.text)
+
+    def run(block: Any, lanes: Any) -> None:
+        if not lanes.whole:
+            raise NotModelled("bar.warp.sync while part of a warp is elsewhere")
+        block.order.meet_in_warps(lanes)
+
+    return run
+
+
+@instruction("fence", "membar")
+def fence(x: Instruction) -> Any:
+    """Order between threads comes from barriers; of fences only the asynchronous proxy's matters
+    here."""
+    if x.op.startswith("fence.proxy.async"):
+        return lambda block, lanes: block.order.fence_proxy(lanes)
+    if x.parts[1] in ("proxy",):
+        raise NotModelled(x.op)
+    return lambda block, lanes: None
+
+
+@instruction("griddepcontrol", "setmaxnreg", "nanosleep", "pragma")
+def nothing(x: Instruction) -> Any:
+    if x.parts[0] == "griddepcontrol":
+        raise NotModelled(x.op)
+    return lambda block, lanes: None

@@ -1,0 +1,91 @@
+"""cp.async: copies to shared memory that have landed once their thread has waited for them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ptx.decode import instruction
+from ptx.faults import NotModelled
+from ptx.instructions import tensor_copies
+from ptx.operands import address_reader, raw_reader, spread
+from ptx.parse import Immediate, Instruction
+
+
+@dataclass
+class _Copy:
+    address: np.ndarray  # in shared memory
+    data: np.ndarray  # [n, bytes]
+    ids: np.ndarray  # threads
+    group: np.ndarray  # of each of them
+
+
+class Copies:
+    """Of a block: those under way, in groups that each thread numbers for itself."""
+
+    def __init__(self, threads: int) -> None:
+        self.group = np.zeros(threads, np.int64)  # that a thread's next copy belongs to
+        self.list: list[_Copy] = []
+
+    def wait(self, block: Any, lanes: Any, left: int) -> None:
+        """All but a thread's last `left` groups land; a group not committed stays."""
+        going = np.zeros(len(self.group), bool)
+        going[lanes.at] = True
+        rest = []
+        for copy in self.list:
+            lands = going[copy.ids] & (copy.group < self.group[copy.ids] - left)
+            if lands.any():
+                block.shared.land_copy(copy.address[lands], copy.data[lands], copy.ids[lands])
+            if not lands.all():
+                stays = ~lands
+                rest.append(_Copy(copy.address[stays], copy.data[stays], copy.ids[stays], copy.group[stays]))
+        self.list = rest
+
+    def under_way(self) -> bool:
+        return bool(self.list)
+
+
+def _copies(block: Any) -> Copies:
+    if block.copies is None:
+        block.copies = Copies(block.threads)
+    return block.copies  # type: ignore[no-any-return]
+
+
+@instruction("cp")
+def copy(x: Instruction) -> Any:
+    if x.parts[:3] == ("cp", "async", "bulk"):
+        return tensor_copies.load(x)
+    if x.op == "cp.async.commit_group":
+
+        def commit(block: Any, lanes: Any) -> None:
+            _copies(block).group[lanes.at] += 1
+
+        return commit
+    if x.op in ("cp.async.wait_group", "cp.async.wait_all"):
+        left = x.operands[0].value if x.operands and isinstance(x.operands[0], Immediate) else 0
+        if x.op == "cp.async.wait_all":
+            raise NotModelled(x.op)
+        return lambda block, lanes: _copies(block).wait(block, lanes, left)
+    if x.parts[1] != "async" or x.parts[2] not in ("ca", "cg") or len(x.operands) not in (3, 4):
+        raise NotModelled(x.op)
+    to, source = address_reader(x.operands[0], 32), address_reader(x.operands[1], 64)
+    (size,) = (y.value for y in x.operands[2:3] if isinstance(y, Immediate))
+    given = raw_reader(x.operands[3], 32) if len(x.operands) == 4 else None
+
+    def run(block: Any, lanes: Any) -> None:
+        address, origin = to(block, lanes), source(block, lanes)
+        data = np.zeros((lanes.n, size), np.uint8)  # what is not read is zero
+        bytes_read = spread(given(block, lanes), lanes) if given else np.full(lanes.n, size)
+        if not np.isin(bytes_read, (0, size)).all():
+            raise NotModelled("a copy of some of its bytes")
+        reads = bytes_read == size
+        if reads.any():
+            threads = block.thread_number[lanes.at]
+            data[reads] = block.memory.read(origin[reads], size, threads[reads])
+            if block.counts is not None:
+                block.counts.global_access(origin[reads], size, lanes.warp[reads])
+        block.shared.begin_copy(address, size, lanes.ids)
+        copies = _copies(block)
+        copies.list.append(_Copy(address, data, lanes.ids, copies.group[lanes.at].copy()))
+
+    return run

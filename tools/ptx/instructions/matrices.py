@@ -1,0 +1,143 @@
+"""mma.sync and the loads and stores that spread 8 x 8 matrices over a warp."""
+
+from typing import Any
+
+import numpy as np
+
+from ptx.decode import instruction
+from ptx.faults import NotModelled
+from ptx.instructions.warps import need_whole
+from ptx.lanes import WARP
+from ptx.operands import Type, address_reader, items, raw_reader, raw_writer, reader, spread, writer
+from ptx.parse import Instruction, Operand
+
+ROW, COLUMN = np.arange(WARP) // 4, np.arange(WARP) % 4  # of a thread in the fragments
+_FLOAT32 = Type("f", 32)
+
+
+def pairs_of_halves(operands: tuple[Operand | None, ...], kind: str) -> Any:
+    """A function to float32 [warps, 32, 2 x registers]: the lower half first."""
+    readers = [raw_reader(operand, 32) for operand in operands]
+
+    def read(block: Any, lanes: Any) -> np.ndarray:
+        words = np.stack([spread(f(block, lanes), lanes) for f in readers], 1)
+        halves = words.view(np.uint16).reshape(len(lanes.warps), WARP, -1)
+        return numbers(halves, kind)
+
+    return read
+
+
+def words_of_tf32(operands: tuple[Operand | None, ...]) -> Any:
+    """A function to float32 [warps, 32, registers]: the low 13 bits are not read."""
+    readers = [raw_reader(operand, 32) for operand in operands]
+
+    def read(block: Any, lanes: Any) -> np.ndarray:
+        words = np.stack([spread(f(block, lanes), lanes) for f in readers], 1)
+        return numbers(words, "tf32").reshape(len(lanes.warps), WARP, -1)
+
+    return read
+
+
+def numbers(raw: np.ndarray, kind: str) -> np.ndarray:
+    """bf16 or f16 of uint16, tf32 of uint32, as float32."""
+    if kind == "bf16":
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    if kind == "f16":
+        return raw.view(np.float16).astype(np.float32)
+    return (raw & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+@instruction("mma")
+def multiply(x: Instruction) -> Any:
+    """mma.sync.aligned.m16n8k{16,8}.row.col.f32.T.T.f32."""
+    shape, kind = x.parts[3], x.parts[7]
+    if x.parts[:3] != ("mma", "sync", "aligned") or x.parts[4:7] != ("row", "col", "f32") or x.parts[8:] != (kind, "f32"):
+        raise NotModelled(x.op)
+    depth = {("m16n8k16", "bf16"): 16, ("m16n8k16", "f16"): 16, ("m16n8k8", "tf32"): 8, ("m16n8k8", "bf16"): 8,
+             ("m16n8k8", "f16"): 8}.get((shape, kind))  # fmt: skip
+    if depth is None:
+        raise NotModelled(x.op)
+    read = words_of_tf32 if kind == "tf32" else lambda operands: pairs_of_halves(operands, kind)
+    left, right = read(items(x.operands[1])), read(items(x.operands[2]))
+    each = 1 if kind == "tf32" else 2  # numbers in a register
+    added = [reader(operand, _FLOAT32) for operand in items(x.operands[3])]
+    puts = [writer(operand, _FLOAT32) for operand in items(x.operands[0])]
+
+    def run(block: Any, lanes: Any) -> None:
+        warps = need_whole(lanes)
+        a, b = left(block, lanes), right(block, lanes)
+        A, B = np.zeros((warps, 16, depth), np.float32), np.zeros((warps, depth, 8), np.float32)
+        for n in range(a.shape[2]):
+            register, e = divmod(n, each)
+            A[:, ROW + 8 * (register % 2), each * COLUMN + e + 4 * each * (register // 2)] = a[:, :, n]
+        for n in range(b.shape[2]):
+            register, e = divmod(n, each)
+            B[:, each * COLUMN + e + 4 * each * register, ROW] = b[:, :, n]
+        C = A @ B
+        if block.counts is not None:
+            block.counts.product(warps * 16 * 8 * depth)
+        for n, (put, add) in enumerate(zip(puts, added, strict=True)):
+            product = C[:, ROW + 8 * (n // 2), 2 * COLUMN + n % 2].ravel()
+            put(block, lanes, product + add(block, lanes))
+        block.order.meet_in_warps(lanes)
+
+    return run
+
+
+def _matrices(x: Instruction) -> int:
+    known = {"sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared", "b16"}
+    if not set(x.parts[1:]) <= known:
+        raise NotModelled(x.op)
+    return next(int(p[1]) for p in x.parts if p in ("x1", "x2", "x4"))
+
+
+def _rows(address: np.ndarray, lanes: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Addresses, threads and warps of the rows: thread n of a warp names row n % 8 of matrix n // 8."""
+    chosen = lanes.ids % WARP < 8 * count
+    return address[chosen], lanes.ids[chosen], lanes.warp[chosen]
+
+
+@instruction("ldmatrix")
+def load(x: Instruction) -> Any:
+    count, transposed = _matrices(x), "trans" in x.parts
+    puts = [raw_writer(operand) for operand in items(x.operands[0])]
+    address = address_reader(x.operands[1], 32)
+
+    def run(block: Any, lanes: Any) -> None:
+        warps = need_whole(lanes)
+        at, ids, warp = _rows(address(block, lanes), lanes, count)
+        if block.counts is not None:
+            block.counts.shared_access(at, 16, warp)
+        block.order.meet_in_warps(lanes)
+        rows = block.shared.read(at, 16, ids, collective=True)
+        matrices = rows.view(np.uint16).reshape(warps, count, 8, 8)
+        for n, put in enumerate(puts):
+            m = matrices[:, n].swapaxes(1, 2) if transposed else matrices[:, n]
+            low, high = m[:, ROW, 2 * COLUMN].astype(np.uint32), m[:, ROW, 2 * COLUMN + 1].astype(np.uint32)
+            put(block, lanes, (low | high << np.uint32(16)).ravel())
+
+    return run
+
+
+@instruction("stmatrix")
+def store(x: Instruction) -> Any:
+    count, transposed = _matrices(x), "trans" in x.parts
+    values = [raw_reader(operand, 32) for operand in items(x.operands[1])]
+    address = address_reader(x.operands[0], 32)
+
+    def run(block: Any, lanes: Any) -> None:
+        warps = need_whole(lanes)
+        at, ids, warp = _rows(address(block, lanes), lanes, count)
+        if block.counts is not None:
+            block.counts.shared_access(at, 16, warp)
+        matrices = np.zeros((warps, count, 8, 8), np.uint16)
+        for n, value in enumerate(values):
+            words = spread(value(block, lanes), lanes).reshape(warps, WARP)
+            for e in range(2):
+                half = (words >> np.uint32(16 * e)).astype(np.uint16)
+                where = (2 * COLUMN + e, ROW) if transposed else (ROW, 2 * COLUMN + e)
+                matrices[:, n, where[0], where[1]] = half
+        block.order.meet_in_warps(lanes)
+        block.shared.write(at, matrices.view(np.uint8).reshape(-1, 16), ids, collective=True)
+
+    return run

@@ -1,0 +1,37 @@
+"""Sets of threads of a block that execute an instruction together."""
+
+import functools
+
+import numpy as np
+
+WARP = 32
+
+
+class Lanes:
+    """Threads of a block.
+
+    Attributes:
+        ids: their numbers, ascending; n: how many.
+        at: what picks their entries out of an array over the block's threads.
+        warp: of each; warps: those that take part. whole: whether each with all its threads.
+    """
+
+    def __init__(self, mask: np.ndarray) -> None:
+        self.mask = mask
+        self.ids = np.nonzero(mask)[0]
+        self.n = len(self.ids)
+        self.full = self.n == len(mask)
+        self.at: slice | np.ndarray = slice(None) if self.full else self.ids
+        self.warp = self.ids // WARP
+        self.warps = np.unique(self.warp)
+        self.whole = self.n == WARP * len(self.warps)
+
+
+@functools.lru_cache(4096)
+def _lanes(mask: bytes) -> Lanes:
+    return Lanes(np.frombuffer(mask, bool))
+
+
+def lanes_of(mask: np.ndarray) -> Lanes:
+    """The threads where mask [threads] is true."""
+    return _lanes(mask.tobytes())

@@ -1,0 +1,141 @@
+"""Reading and writing operands: arrays over the threads that execute."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ptx.faults import NotModelled
+from ptx.lanes import Lanes
+from ptx.parse import Address, Immediate, Operand, Register, Special, Symbol, Vector
+
+if TYPE_CHECKING:
+    from ptx.block import Block
+
+Read = Callable[["Block", Lanes], np.ndarray]
+Write = Callable[["Block", Lanes, np.ndarray], None]
+RAW = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
+FLOAT = {16: np.float16, 32: np.float32, 64: np.float64}
+PARAM_BASE = 1 << 30  # address of the parameters, generic ones too; 32 bits hold it
+
+
+class Type(NamedTuple):
+    kind: str  # b, u, s, f, bf, pred; tf for tf32
+    bits: int
+
+
+def type_of(part: str) -> Type | None:
+    """`s32` of an instruction's name; None for another part."""
+    if part == "pred":
+        return Type("pred", 1)
+    if part == "tf32":
+        return Type("tf", 32)
+    for kind in ("bf", "b", "u", "s", "f"):
+        if part.startswith(kind) and part[len(kind) :] in ("8", "16", "32", "64"):
+            return Type(kind, int(part[len(kind) :]))
+    return None
+
+
+def types_of(parts: tuple[str, ...]) -> list[Type]:
+    return [t for t in map(type_of, parts) if t is not None]
+
+
+def raw_reader(operand: Operand | None, bits: int) -> Read:
+    """Unsigned integers of `bits` bits, or booleans: [n], or [1] for what all threads share."""
+    dtype = RAW[bits]
+    if isinstance(operand, Register):
+        slot = operand.slot
+        if operand.bits == bits:
+            return lambda block, lanes: block.get(slot, lanes)
+        return lambda block, lanes: block.get(slot, lanes).astype(dtype)
+    if isinstance(operand, Immediate):
+        value = np.array([operand.value & ((1 << bits) - 1)], np.uint64).astype(dtype)
+        return lambda block, lanes: value
+    if isinstance(operand, (Special, Symbol)):
+        name = operand.name
+        return lambda block, lanes: block.named(name, lanes).astype(dtype)
+    raise NotModelled(f"operand {operand}")
+
+
+def as_numbers(raw: np.ndarray, t: Type) -> np.ndarray:
+    if t.kind == "s":
+        return raw.view(SIGNED[t.bits])
+    if t.kind == "f":
+        return raw.view(FLOAT[t.bits])
+    if t.kind == "bf":
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    return raw
+
+
+def as_raw(x: np.ndarray, t: Type) -> np.ndarray:
+    if t.kind == "bf":
+        return to_bf16(x)
+    if t.kind == "f":
+        return np.ascontiguousarray(x, FLOAT[t.bits]).view(RAW[t.bits])
+    if t.kind == "s":
+        return np.ascontiguousarray(x).astype(SIGNED[t.bits], copy=False).view(RAW[t.bits])
+    return x.astype(RAW[t.bits], copy=False)
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    """float32 rounded to nearest, ties to even, as uint16."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
+    return np.where(np.isnan(x), 0x7FFF, rounded).astype(np.uint16)
+
+
+def reader(operand: Operand | None, t: Type) -> Read:
+    """Numbers of a type."""
+    raw = raw_reader(operand, t.bits)
+    if t.kind in ("b", "u", "pred"):
+        return raw
+    return lambda block, lanes: as_numbers(raw(block, lanes), t)
+
+
+def raw_writer(operand: Operand | None) -> Write:
+    if operand is None:
+        return lambda block, lanes, x: None
+    if not isinstance(operand, Register):
+        raise NotModelled(f"result {operand}")
+    slot, dtype = operand.slot, RAW[operand.bits]
+    return lambda block, lanes, x: block.put(slot, x.astype(dtype, copy=False), lanes)
+
+
+def writer(operand: Operand | None, t: Type) -> Write:
+    raw = raw_writer(operand)
+    return lambda block, lanes, x: raw(block, lanes, as_raw(x, t))
+
+
+def items(operand: Operand | None) -> tuple[Operand | None, ...]:
+    """Of a vector; or the one operand."""
+    return operand.items if isinstance(operand, Vector) else (operand,)
+
+
+def pair(operand: Operand | None) -> tuple[Operand | None, Operand | None]:
+    """`a|p`; or a alone."""
+    both = items(operand)
+    if len(both) > 2:
+        raise NotModelled(f"operand {operand}")
+    return (both[0], both[1]) if len(both) == 2 else (both[0], None)
+
+
+def address_reader(operand: Operand | None, bits: int) -> Read:
+    """[n] addresses: int64 in shared memory (bits 32), uint64 elsewhere."""
+    if not isinstance(operand, Address):
+        raise NotModelled(f"address {operand}")
+    offset = operand.offset
+    if bits == 32:
+        base32 = raw_reader(operand.base, 32)
+        return lambda block, lanes: _spread((base32(block, lanes).astype(np.int64) + offset) & 0xFFFFFFFF, lanes)
+    base = raw_reader(operand.base, 64)
+    return lambda block, lanes: _spread((base(block, lanes).view(np.int64) + offset).view(np.uint64), lanes)
+
+
+def _spread(x: np.ndarray, lanes: Lanes) -> np.ndarray:
+    return x if len(x) == lanes.n else np.broadcast_to(x, (lanes.n,))
+
+
+def spread(x: np.ndarray, lanes: Lanes) -> np.ndarray:
+    """An entry for each thread."""
+    return _spread(x, lanes)
