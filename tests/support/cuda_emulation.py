@@ -21,21 +21,36 @@ FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
 SOURCES = ("../python/call.cpp", "bindings.cpp", "launch.cu", "decode_f32.cu", "decode_bf16.cu", "decode_f16.cu")
 
 
-def build(folder: Path) -> Any:
-    """Compiles csrc/cuda into a module and imports it."""
+def build(folder: Path, launches: Path | None = None) -> Any:
+    """Compiles csrc/cuda into a module and imports it.
+
+    launches: a folder with another simt_emulation.h, and the sources that it needs.
+    """
     name = f"_cuda_emulated_{folder.name.replace('-', '_')}"
-    include = ["-I", str(CSRC), "-I", str(HERE), "-I", pybind11.get_include(), "-I", sysconfig.get_path("include")]
-    flags = ["-O1", "-fPIC", "-fvisibility=hidden", f"-DTXL_MODULE={name}"]
+    before = [] if launches is None else ["-I", str(launches)]
+    sources = [CSRC / source for source in SOURCES] + sorted(launches.glob("*.cpp") if launches else [])
+    include = [
+        *before,
+        "-I",
+        str(CSRC),
+        "-I",
+        str(HERE),
+        "-I",
+        pybind11.get_include(),
+        "-I",
+        sysconfig.get_path("include"),
+    ]
+    flags = ["-O1", "-fPIC", f"-fvisibility={'default' if launches else 'hidden'}", f"-DTXL_MODULE={name}"]
     flags += [f'-DTXL_SOURCE_HASH="{source_hash(CSRC.parent, "_cuda")}"']
-    objects = [str(folder / f"{Path(source).name}.o") for source in SOURCES]
+    objects = [str(folder / f"{source.name}.o") for source in sources]
     running = [
-        subprocess.Popen(["g++", *FLAGS, *flags, *include, "-x", "c++", "-c", str(CSRC / source), "-o", out])
-        for source, out in zip(SOURCES, objects, strict=True)
+        subprocess.Popen(["g++", *FLAGS, *flags, *include, "-x", "c++", "-c", str(source), "-o", out])
+        for source, out in zip(sources, objects, strict=True)
     ]
     if sum(process.wait() != 0 for process in running):
         raise RuntimeError("the emulated kernels do not compile")
     library = folder / f"{name}.so"
-    subprocess.run(["g++", "-shared", *objects, "-o", str(library)], check=True)
+    subprocess.run(["g++", "-shared", *objects, "-o", str(library), "-ldl"], check=True)
     spec = importlib.util.spec_from_file_location(name, library)
     assert spec is not None
     assert spec.loader is not None

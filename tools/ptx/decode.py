@@ -63,8 +63,9 @@ class Kernel:
             self.param_at[name] = self.param_bytes
             self.param_bytes += size
         self.shared_cell = min([4, *map(_shared_width, program.code)])
-        used = [x.operands[:2] for x in program.code if x.parts[:2] == ("wgmma", "mma_async")]
-        self.product_slots = {r.slot for two in used for x in two for r in items(x) if isinstance(r, Register) and r.bits == 32}
+        products = [x for x in program.code if x.parts[:2] == ("wgmma", "mma_async")]
+        used = [r for x in products for operand in x.operands[:2] for r in items(operand)]
+        self.product_slots = {r.slot for r in used if isinstance(r, Register) and r.bits == 32}
 
 
 def _decode(x: Instruction) -> Decoded:

@@ -12,12 +12,10 @@ ATOMIC = -1  # instead of a thread
 
 
 class Span:
-    """The storage of a tensor."""
+    """Bytes that a launch may access."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        self.keep = storage
-        self.base, self.size = storage.data_ptr(), storage.nbytes()
+    def __init__(self, base: int, size: int) -> None:
+        self.base, self.size = base, size
         self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(self.base))
         self.writer = np.zeros(-(-self.size // CELL), np.int64)  # thread of the launch, from 1 on
 
@@ -29,12 +27,21 @@ class GlobalMemory:
         self.spans: list[Span] = []
 
     def add(self, tensor: torch.Tensor) -> None:
-        """A launch may access a tensor's storage."""
-        span = Span(tensor)
-        if span.size and all(x.base != span.base for x in self.spans):
-            self.spans.append(span)
-            self.spans.sort(key=lambda x: x.base)
-            self.bases = np.array([x.base for x in self.spans], np.uint64)
+        """A launch may access a tensor's storage, which the caller keeps."""
+        storage = tensor.untyped_storage()
+        self.add_bytes(storage.data_ptr(), storage.nbytes())
+
+    def add_bytes(self, base: int, size: int) -> None:
+        """A launch may access these; spans that overlap become one."""
+        if not size:
+            return
+        end = base + size
+        for span in [x for x in self.spans if x.base <= end and base <= x.base + x.size]:
+            base, end = min(base, span.base), max(end, span.base + span.size)
+            self.spans.remove(span)
+        self.spans.append(Span(base, end - base))
+        self.spans.sort(key=lambda x: x.base)
+        self.bases = np.array([x.base for x in self.spans], np.uint64)
 
     def _located(self, address: np.ndarray, width: int) -> list[tuple[np.ndarray, Span, np.ndarray]]:
         """[(entries of address, span, offset in it)]."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 from ptx.faults import NotModelled
 
@@ -27,7 +27,7 @@ class Symbol(NamedTuple):
 
 
 class Address(NamedTuple):
-    base: Union[Register, Symbol, Immediate]
+    base: Register | Symbol | Immediate
     offset: int
 
 
@@ -40,7 +40,7 @@ class Vector(NamedTuple):
     items: "tuple[Operand | None, ...]"  # None: `_`
 
 
-Operand = Union[Register, Special, Immediate, Symbol, Address, TensorAddress, Vector]
+Operand = Register | Special | Immediate | Symbol | Address | TensorAddress | Vector
 
 
 @dataclass
@@ -83,7 +83,9 @@ class _Scope:
 
 
 BITS = {"pred": 1} | {f"{kind}{bits}": bits for kind in "busf" for bits in (8, 16, 32, 64, 128)}
-_PARAM = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+)?(?:\.\w+\s+)*?(?:\.align\s+\d+\s+)?(\w+)(?:\[(\d+)\])?$")
+_PARAM = re.compile(
+    r"\.param (?:\.align (\d+) )?\.(\w+) (?:\.ptr )?(?:\.(?!align)\w+ )*(?:\.align \d+ )?([\w$]+)(?:\[(\d+)\])?$"
+)
 _NUMBER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|\d+)U?$")
 
 
@@ -166,7 +168,7 @@ class _Parser:
 
     def _statement(self, text: str, line: int) -> None:
         if not text:
-            return
+            return None
         if text.startswith(".reg"):
             return self._registers(text)
         m = re.match(r"(?:@(!?)([%$\w]+)\s+)?([a-z][\w.:]*)\s*(.*)$", text)

@@ -1,4 +1,7 @@
-"""A block's shared memory: bytes, and for each few of them who touched them last and when."""
+"""A block's shared memory: bytes, and for each few of them who touched them last and when.
+
+What nobody wrote reads as NaN.
+"""
 
 import numpy as np
 
@@ -48,7 +51,9 @@ class SharedMemory:
             known |= self.writer[cells] == ids[:, None]
         if not known.all():
             at = tuple(x[0] for x in np.nonzero(~known))
-            raise Fault(f"race: thread {ids[at[0]]} after a write of {_who(self.writer[cells[at]])}, not ordered before")
+            raise Fault(
+                f"race: thread {ids[at[0]]} after a write of {_who(self.writer[cells[at]])}, not ordered before"
+            )
 
     def _after_reads(self, cells: np.ndarray, ids: np.ndarray) -> None:
         later = self.read_clock[cells] > self.order.seen[ids][:, None, : self.order.warps]
@@ -56,7 +61,7 @@ class SharedMemory:
             own = np.arange(self.order.warps) == (ids // WARP)[:, None, None]
             later &= ~(own & (self.reader[cells] == ids[:, None, None]))
             if later.any():
-                n, k, warp = (int(x[0]) for x in np.nonzero(later))
+                n, _, warp = (int(x[0]) for x in np.nonzero(later))
                 raise Fault(f"race: thread {ids[n]} writes what warp {warp} has read, not ordered before")
         if self.lent[cells].any():
             raise Fault("shared memory is written that asynchronous products still read")
@@ -65,8 +70,6 @@ class SharedMemory:
         """[n, width] bytes. collective: what one thread's address names goes to all of its warp."""
         cells = self.cells(address, width)
         self._free(cells)
-        if (self.writer[cells] == NOBODY).any():
-            raise Fault("shared memory is read that nobody wrote")
         self._after_write(cells, ids, own=not collective)
         warp = (ids // WARP)[:, None]
         self.read_clock[cells, warp] = self.order.clock[warp]
@@ -137,9 +140,7 @@ class SharedMemory:
         self.bytes[places] = POISON
         return cells
 
-    def land_unit_copy(
-        self, cells: np.ndarray, places: np.ndarray, data: np.ndarray, agent: int, clock: int
-    ) -> None:
+    def land_unit_copy(self, cells: np.ndarray, places: np.ndarray, data: np.ndarray, agent: int, clock: int) -> None:
         """Seen by whoever sees phase `clock` of the mbarrier that is `agent`."""
         self.landing[cells] = False
         self.bytes[places] = data
@@ -152,8 +153,6 @@ class SharedMemory:
             raise Fault(f"a product reads {places.min()}..{places.max()} of {self.size} bytes of shared memory")
         cells = np.unique(places // self.cell)
         self._free(cells)
-        if (self.writer[cells] == NOBODY).any():
-            raise Fault("a product reads shared memory that nobody wrote")
         for thread in threads:
             self._for_units(cells, int(thread))
         self.lent[cells] += 1

@@ -1,13 +1,13 @@
 """Triton's launches through the PTX that it compiles for an architecture, on the CPU.
 
-    with executed(90):
-        rel_attention(..., backend="triton")
+with executed(90):
+    rel_attention(..., backend="triton")
 """
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -45,7 +45,7 @@ class Executor:
         compiled: what Triton made, by kernel and all that it was compiled for.
     """
 
-    _compiled: dict[Any, Any] = {}  # noqa: RUF012: of all executors, as compiling takes longest
+    _compiled: ClassVar[dict[Any, Any]] = {}  # of all executors, as compiling takes longest
 
     def __init__(self, capability: int, change: Change | None = None, counting: bool = False) -> None:
         self.capability, self.change, self.counting = capability, change, counting
@@ -106,9 +106,7 @@ class Executor:
             if counts.program is not kernel.program:
                 raise NotModelled(f"{name} was compiled twice while counting")
         sizes = (*map(int, grid), 1, 1)[:3]
-        launch = Launch(
-            kernel, bytes(data), sizes, 32 * metadata.num_warps, metadata.shared, memory, maps, counts
-        )
+        launch = Launch(kernel, bytes(data), sizes, 32 * metadata.num_warps, metadata.shared, memory, maps, counts)
         launch.run()
 
 
@@ -158,10 +156,11 @@ def executed(capability: int, multiprocessors: int = 4, **settings: Any) -> Iter
     settings: of `Executor`.
     """
     executor = Executor(capability, **settings)
+    patch = mock.patch.object
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(JITFunction, "run", lambda f, *a, **k: executor.launch(f, *a, **k)))
-        stack.enter_context(mock.patch.object(backend, "_absent_from", lambda device: None))
-        stack.enter_context(mock.patch.object(plan, "capability", lambda device: divmod(capability, 10)))
+        stack.enter_context(patch(JITFunction, "run", lambda f, *a, **k: executor.launch(f, *a, **k)))
+        stack.enter_context(patch(backend, "_absent_from", return_value=None))
+        stack.enter_context(patch(plan, "capability", return_value=divmod(capability, 10)))
         for module in (plan, launch_forward, launch_backward):
-            stack.enter_context(mock.patch.object(module, "multiprocessors", lambda device: multiprocessors))
+            stack.enter_context(patch(module, "multiprocessors", return_value=multiprocessors))
         yield executor

@@ -1,15 +1,14 @@
 """The CUDA kernels against the float64 definition: their own source run by the SIMT emulation, and
 on a GPU."""
 
-import contextlib
-import dataclasses
 import itertools
 from typing import Any
 
 import pytest
 import torch
+from cuda_cases import MATRIX, definition, forward, matches_the_definition, use, within_the_error_budget
 from cuda_emulation import build, plan_of
-from oracle import CASES, Case, as_call, make_inputs, oracle
+from oracle import Case, as_call, make_inputs
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
@@ -22,71 +21,23 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return build(tmp_path_factory.mktemp("emulated"))
 
 
-def use(monkeypatch: pytest.MonkeyPatch, module: Any, multiprocessors: int = 8) -> None:
-    """The backend takes cpu tensors to the emulation."""
-    monkeypatch.setattr(cuda.native, "module", module)
-    monkeypatch.setattr(cuda, "_absent_from", lambda device: None)
-    monkeypatch.setattr(cuda, "_multiprocessors", lambda device: multiprocessors)
-    monkeypatch.setattr(cuda, "_stream", lambda device: 0)
-    monkeypatch.setattr(cuda, "_on", lambda device: contextlib.nullcontext())
-
-
 @pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "emulated":
         use(monkeypatch, request.getfixturevalue("emulated"))
 
 
-def fits(case: Case) -> Case:
-    """The case, with a head width and a number of queries that these kernels take."""
-    return dataclasses.replace(case, D=-(-case.D // 8) * 8, L=min(case.L, 16))
-
-
-MATRIX = [fits(case) for case in CASES] + [
-    Case("sixteen queries", L=16, M=37, D=64, B=1),
-    Case("five queries, many parts", L=5, M=300, D=16, B=1, H=1),
-    Case("one query, many parts", L=1, M=700, D=64, B=1, H=1),
-    Case("parts that some queries do not see", L=7, M=300, D=8, B=1, H=1, window=70),
-    Case("intervals over many parts", L=4, M=400, D=8, B=2, H=1, intervals="random"),
-    Case("dropout over many parts", L=6, M=150, D=16, B=1, dropout_p=0.4),
-    *(Case(f"head width {d}", L=3, M=20, D=d, B=1, H=2) for d in (24, 64, 96, 128, 136, 192, 256)),
-    Case("sixteen queries of width 256", L=16, M=200, D=256, B=1, H=1),
-]
-
-
-def forward(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    with torch.no_grad():
-        return rel_attention(**as_call(make_inputs(case, dtype)), return_lse=True, backend="cuda")
-
-
-def definition(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    with torch.no_grad():
-        return oracle({n: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in inputs.items()})
-
-
 @pytest.mark.usefixtures("kernels", "nan_filled")
 @pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_matches_the_definition(case: Case) -> None:
-    out, lse = forward(case, torch.float32)
-    want, want_lse = definition(make_inputs(case))
-    for got, exact in ((out, want), (lse, want_lse)):
-        largest = float(exact.where(exact.isfinite(), 0.0).abs().amax()) if exact.numel() else 0.0
-        torch.testing.assert_close(got.double(), exact, rtol=0, atol=2e-5 * max(1.0, largest))
+    matches_the_definition(case)
 
 
 @pytest.mark.usefixtures("kernels", "nan_filled")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", [c for c in MATRIX if c.B * c.L], ids=str)
 def test_error_budget_of_half_precision(case: Case, dtype: torch.dtype) -> None:
-    """At most twice the error of the same call computed by the reference in the same dtype, both
-    against float64."""
-    inputs = make_inputs(case, dtype)
-    exact = definition(inputs)[0]
-    out, _ = forward(case, dtype)
-    with torch.no_grad():
-        plain = rel_attention(**as_call(inputs), backend="reference")
-    errors = [float((x.double() - exact).norm()) for x in (out, plain)]
-    assert errors[0] <= 2 * errors[1] + 1e-3 * float(exact.norm())
+    within_the_error_budget(case, dtype)
 
 
 @pytest.mark.usefixtures("nan_filled")

@@ -63,4 +63,6 @@ def _two_halves(x: Instruction, to: str) -> Any:
         bits = to_bf16(y) if to == "bf16x2" else y.astype(np.float16).view(np.uint16)
         return bits.astype(np.uint32)
 
-    return lambda block, lanes: put(block, lanes, half(lower(block, lanes)) | half(upper(block, lanes)) << np.uint32(16))
+    return lambda block, lanes: put(
+        block, lanes, half(lower(block, lanes)) | half(upper(block, lanes)) << np.uint32(16)
+    )

@@ -51,7 +51,11 @@ def numbers(raw: np.ndarray, kind: str) -> np.ndarray:
 def multiply(x: Instruction) -> Any:
     """mma.sync.aligned.m16n8k{16,8}.row.col.f32.T.T.f32."""
     shape, kind = x.parts[3], x.parts[7]
-    if x.parts[:3] != ("mma", "sync", "aligned") or x.parts[4:7] != ("row", "col", "f32") or x.parts[8:] != (kind, "f32"):
+    if (
+        x.parts[:3] != ("mma", "sync", "aligned")
+        or x.parts[4:7] != ("row", "col", "f32")
+        or x.parts[8:] != (kind, "f32")
+    ):
         raise NotModelled(x.op)
     depth = {("m16n8k16", "bf16"): 16, ("m16n8k16", "f16"): 16, ("m16n8k8", "tf32"): 8, ("m16n8k8", "bf16"): 8,
              ("m16n8k8", "f16"): 8}.get((shape, kind))  # fmt: skip
@@ -79,7 +83,6 @@ def multiply(x: Instruction) -> Any:
         for n, (put, add) in enumerate(zip(puts, added, strict=True)):
             product = C[:, ROW + 8 * (n // 2), 2 * COLUMN + n % 2].ravel()
             put(block, lanes, product + add(block, lanes))
-        block.order.meet_in_warps(lanes)
 
     return run
 
@@ -92,7 +95,7 @@ def _matrices(x: Instruction) -> int:
 
 
 def _rows(address: np.ndarray, lanes: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Addresses, threads and warps of the rows: thread n of a warp names row n % 8 of matrix n // 8."""
+    """Addresses, threads and warps of the rows: thread n names row n % 8 of matrix n // 8."""
     chosen = lanes.ids % WARP < 8 * count
     return address[chosen], lanes.ids[chosen], lanes.warp[chosen]
 
@@ -108,7 +111,6 @@ def load(x: Instruction) -> Any:
         at, ids, warp = _rows(address(block, lanes), lanes, count)
         if block.counts is not None:
             block.counts.shared_access(at, 16, warp)
-        block.order.meet_in_warps(lanes)
         rows = block.shared.read(at, 16, ids, collective=True)
         matrices = rows.view(np.uint16).reshape(warps, count, 8, 8)
         for n, put in enumerate(puts):
@@ -137,7 +139,6 @@ def store(x: Instruction) -> Any:
                 half = (words >> np.uint32(16 * e)).astype(np.uint16)
                 where = (2 * COLUMN + e, ROW) if transposed else (ROW, 2 * COLUMN + e)
                 matrices[:, n, where[0], where[1]] = half
-        block.order.meet_in_warps(lanes)
         block.shared.write(at, matrices.view(np.uint8).reshape(-1, 16), ids, collective=True)
 
     return run

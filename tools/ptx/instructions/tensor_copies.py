@@ -81,9 +81,7 @@ def mbarrier(x: Instruction) -> Any:
 
 def load(x: Instruction) -> Any:
     """cp.async.bulk.tensor.Nd.shared.global.mbarrier: a box, zeros where it lies outside."""
-    m = re.match(
-        r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::(cta|cluster)\.global\.mbarrier::complete_tx::bytes$", x.op
-    )
+    m = re.match(r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::(cta|cluster)\.global\.mbarrier::complete_tx::bytes$", x.op)
     if m is None or not isinstance(x.operands[1], TensorAddress):
         raise NotModelled(x.op)
     to, barrier = address_reader(x.operands[0], 32), address_reader(x.operands[2], 32)

@@ -1,0 +1,69 @@
+"""Calls that the CUDA kernels take, and their proofs; how the backend takes another module."""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from oracle import CASES, Case, as_call, make_inputs, oracle
+
+from txl_kernels import rel_attention
+from txl_kernels.backends import cuda
+
+
+def use(monkeypatch: pytest.MonkeyPatch, module: Any, multiprocessors: int = 8) -> None:
+    """The backend takes cpu tensors to the emulation."""
+    monkeypatch.setattr(cuda.native, "module", module)
+    monkeypatch.setattr(cuda, "_absent_from", lambda device: None)
+    monkeypatch.setattr(cuda, "_multiprocessors", lambda device: multiprocessors)
+    monkeypatch.setattr(cuda, "_stream", lambda device: 0)
+    monkeypatch.setattr(cuda, "_on", lambda device: contextlib.nullcontext())
+
+
+def fits(case: Case) -> Case:
+    """The case, with a head width and a number of queries that these kernels take."""
+    return dataclasses.replace(case, D=-(-case.D // 8) * 8, L=min(case.L, 16))
+
+
+MATRIX = [fits(case) for case in CASES] + [
+    Case("sixteen queries", L=16, M=37, D=64, B=1),
+    Case("five queries, many parts", L=5, M=300, D=16, B=1, H=1),
+    Case("one query, many parts", L=1, M=700, D=64, B=1, H=1),
+    Case("parts that some queries do not see", L=7, M=300, D=8, B=1, H=1, window=70),
+    Case("intervals over many parts", L=4, M=400, D=8, B=2, H=1, intervals="random"),
+    Case("dropout over many parts", L=6, M=150, D=16, B=1, dropout_p=0.4),
+    *(Case(f"head width {d}", L=3, M=20, D=d, B=1, H=2) for d in (24, 64, 96, 128, 136, 192, 256)),
+    Case("sixteen queries of width 256", L=16, M=200, D=256, B=1, H=1),
+]
+
+
+def forward(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        return rel_attention(**as_call(make_inputs(case, dtype)), return_lse=True, backend="cuda")
+
+
+def definition(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        return oracle({n: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in inputs.items()})
+
+
+def matches_the_definition(case: Case) -> None:
+    """Float32 against the double loop."""
+    out, lse = forward(case, torch.float32)
+    want, want_lse = definition(make_inputs(case))
+    for got, exact in ((out, want), (lse, want_lse)):
+        largest = float(exact.where(exact.isfinite(), 0.0).abs().amax()) if exact.numel() else 0.0
+        torch.testing.assert_close(got.double(), exact, rtol=0, atol=2e-5 * max(1.0, largest))
+
+
+def within_the_error_budget(case: Case, dtype: torch.dtype) -> None:
+    """At most twice the error of the same call computed by the reference in the same dtype, both
+    against float64."""
+    inputs = make_inputs(case, dtype)
+    exact = definition(inputs)[0]
+    out, _ = forward(case, dtype)
+    with torch.no_grad():
+        plain = rel_attention(**as_call(inputs), backend="reference")
+    errors = [float((x.double() - exact).norm()) for x in (out, plain)]
+    assert errors[0] <= 2 * errors[1] + 1e-3 * float(exact.norm())

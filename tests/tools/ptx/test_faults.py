@@ -1,0 +1,188 @@
+"""What the executor of PTX notices: one small program a fault, and beside it one without."""
+
+import pytest
+import torch
+from ptx.faults import Fault, NotModelled
+from ptx_programs import run
+
+X = torch.arange(256, dtype=torch.int32)
+FIRST = "setp.eq.u32 %p0, %r0, 0;"
+EXCHANGE = """
+  st.shared.b32 [%r1], %r0;
+  {between}
+  xor.b32 %r2, %r1, {step};
+  ld.shared.b32 %r3, [%r2];
+  st.global.b32 [%d4], %r3;
+"""
+COPY = """
+  cp.async.ca.shared.global [%r1], [%d3], 4;
+  cp.async.commit_group;
+  {wait}
+  {barrier}
+  xor.b32 %r2, %r1, {step};
+  ld.shared.b32 %r3, [%r2];
+  st.global.b32 [%d4], %r3;
+"""
+MBARRIER = """
+  mov.u32 %r5, 1024;
+  setp.lt.u32 %p1, %r0, 32;
+  @{first} mbarrier.init.shared::cta.b64 [%r5], {count};
+  {made}
+  st.shared.b32 [%r1], %r0;
+  bar.warp.sync -1;
+  and.b32 %r6, %r0, 31;
+  setp.eq.u32 %p2, %r6, 0;
+  @%p2 mbarrier.arrive.shared::cta.b64 _, [%r5];
+  {{
+  .reg .pred done;
+  again:
+  mbarrier.try_wait.parity.shared::cta.b64 done, [%r5], 0;
+  @!done bra again;
+  }}
+  xor.b32 %r2, %r1, 128;
+  ld.shared.b32 %r3, [%r2];
+  st.global.b32 [%d4], %r3;
+"""
+
+
+def exchanged(step: int) -> list[int]:
+    return [n ^ step // 4 for n in range(64)]
+
+
+def out() -> torch.Tensor:
+    return torch.full((64,), -1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(("between", "step"), [("bar.sync 0;", 128), ("bar.sync 0;", 4), ("bar.warp.sync -1;", 4)])
+def test_ordered_exchanges(between: str, step: int) -> None:
+    b = out()
+    run(EXCHANGE.format(between=between, step=step), X, b)
+    assert b.tolist() == exchanged(step)
+
+
+@pytest.mark.parametrize(("between", "step"), [("", 128), ("", 4), ("bar.warp.sync -1;", 128), ("bar.sync 1, 64;", 0)])
+def test_race(between: str, step: int) -> None:
+    if step:
+        with pytest.raises(Fault, match="race: thread"):
+            run(EXCHANGE.format(between=between, step=step), X, out())
+    else:  # a thread's own
+        run(EXCHANGE.format(between=between, step=step), X, out())
+
+
+def test_race_of_a_write_after_a_read() -> None:
+    body = "st.shared.b32 [%r1], %r0; bar.sync 0; xor.b32 %r2, %r1, 128; ld.shared.b32 %r3, [%r2]; {} st.shared.b32 [%r1], %r3;"
+    run(body.format("bar.sync 0;"))
+    with pytest.raises(Fault, match="race: thread 0 writes what warp 1 has read"):
+        run(body.format(""))
+
+
+def test_race_at_once() -> None:
+    with pytest.raises(Fault, match="two threads write different values"):
+        run("mov.u32 %r2, 0; st.shared.b32 [%r2], %r0;")
+    run("mov.u32 %r2, 0; mov.u32 %r3, 7; st.shared.b32 [%r2], %r3;")  # the same value
+
+
+def test_race_in_global_memory() -> None:
+    with pytest.raises(Fault, match="different values to one global address"):
+        run("st.global.b32 [%d1], %r0;", X, out())
+    with pytest.raises(Fault, match="another thread of the launch wrote"):
+        run("st.global.b32 [%d4], %r0; bar.sync 0; ld.global.b32 %r2, [%d1];", X, out())
+    with pytest.raises(Fault, match="different values to one global address"):  # of two blocks
+        run("mov.u32 %r3, %ctaid.x; st.global.b32 [%d4], %r3;", X, out(), blocks=2)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("ld.global.b32 %r2, [%d3+1000];", "global memory: "),
+        ("ld.global.b32 %r2, [%d3+2];", "not a multiple"),
+        ("st.shared.b32 [%r1+4000], %r0;", "shared memory has 4096 bytes"),
+        ("ld.shared.b32 %r2, [%r1+2];", "not a multiple"),
+        ("add.s32 %r2, %r3, 1;", "never written"),
+        (FIRST + "@%p0 bar.sync 0;", "part of a warp"),
+        ("setp.lt.u32 %p0, %r0, 32; @%p0 bar.sync 0;", "ended before"),
+        ("setp.lt.u32 %p0, %r0, 32; @%p0 bar.sync 0; @!%p0 bar.sync 1;", "do not reach|ended before"),
+        (FIRST + "@%p0 shfl.sync.bfly.b32 %r2, %r0, 1, 31, -1;", "by part of one"),
+        ("again: bra again;", "no end"),
+    ],
+    ids=lambda x: x[-40:],
+)
+def test_other_faults(body: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptx.block.STEPS", 1000)
+    with pytest.raises(Fault, match=message):
+        run(body, X[:64], out())
+
+
+def test_shared_memory_that_nobody_wrote_is_nan() -> None:
+    b = torch.zeros(64)
+    run("ld.shared.f32 %f0, [%r1]; st.global.f32 [%d4], %f0;", X, b)
+    assert b.isnan().all()
+
+
+@pytest.mark.parametrize("step", [0, 4, 128])
+def test_copies_are_there_after_wait_and_barrier(step: int) -> None:
+    b = out()
+    run(COPY.format(wait="cp.async.wait_group 0;", barrier="bar.sync 0;", step=step), X, b)
+    assert b.tolist() == exchanged(step)
+
+
+@pytest.mark.parametrize(
+    ("wait", "barrier", "step", "message"),
+    [
+        ("", "bar.sync 0;", 0, "before it was waited for"),
+        ("cp.async.wait_group 1;", "bar.sync 0;", 0, "before it was waited for"),
+        ("cp.async.wait_group 0;", "", 128, "race: "),
+        ("", "bar.sync 0; cp.async.wait_group 0;", 128, "race: "),
+    ],
+)
+def test_copies_waited_for_too_late(wait: str, barrier: str, step: int, message: str) -> None:
+    with pytest.raises(Fault, match=message):
+        run(COPY.format(wait=wait, barrier=barrier, step=step), X, out())
+
+
+def test_copies_that_nobody_waits_for() -> None:
+    with pytest.raises(Fault, match="ends with asynchronous copies"):
+        run("cp.async.ca.shared.global [%r1], [%d3], 4; cp.async.commit_group;", X)
+
+
+def test_mbarrier_orders_what_arrivers_did() -> None:
+    b = out()
+    run(FIRST + MBARRIER.format(first="%p0", count=2, made="bar.sync 0;"), X, b)
+    assert b.tolist() == exchanged(128)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"count": 3}, "wait for ever"),
+        ({"count": 1}, "race: |wait for ever"),
+        ({"made": ""}, "race: |no mbarrier"),
+    ],
+    ids=str,
+)
+def test_wrong_mbarriers(changes: dict[str, object], message: str) -> None:
+    settings = {"first": "%p0", "count": 2, "made": "bar.sync 0;"} | changes
+    with pytest.raises(Fault, match=message):
+        run(FIRST + MBARRIER.format(**settings), X, out())
+
+
+def test_accesses_to_an_mbarrier() -> None:
+    with pytest.raises(Fault, match="accessed as memory"):
+        run(
+            FIRST
+            + "mov.u32 %r5, 64; @%p0 mbarrier.init.shared::cta.b64 [%r5], 1; bar.sync 0; ld.shared.b32 %r2, [%r5];"
+        )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "sin.approx.f32 %f0, 0f00000000;", "ld.local.b32 %r2, [%r1];", "mov.u32 %r2, %clock;", "st.async.b32 [%r1], %r0;",
+        "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d5}, {%d6}, {%d7}, {%d8};", "bra.uni nowhere;",
+        "shfl.sync.bfly.b32 %r2, %r0, 1, 31, 15;", "add.sat.f32 %f0, 0f00000000, 0f00000000;",
+    ],
+    ids=lambda x: x.split()[0],
+)  # fmt: skip
+def test_what_is_not_modelled_raises(body: str) -> None:
+    with pytest.raises(NotModelled):
+        run(body, X, out(), threads=32)

@@ -1,0 +1,57 @@
+"""What nvcc makes of the CUDA kernels, run by tools/ptx: values, races, bounds.
+
+Each case on both architectures, every time in another dtype.
+"""
+
+import functools
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from cuda_cases import MATRIX, matches_the_definition, use, within_the_error_budget
+from cuda_ptx import PtxModule, compile_ptx
+from oracle import Case
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("nvcc's PTX"),
+    pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
+]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SOME = [case for case in MATRIX if case.B * case.L]
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> PtxModule:
+    return PtxModule(tmp_path_factory.mktemp("host"))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
+    folder = tmp_path_factory.mktemp("nvcc")
+    return functools.cache(lambda architecture: compile_ptx(folder, architecture))
+
+
+@pytest.fixture
+def kernels(
+    architecture: str, module: PtxModule, compiled: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    module.use(compiled(architecture))
+    use(monkeypatch, module)
+    yield
+    faults, module.faults = module.faults, []
+    assert not faults, faults
+
+
+@pytest.mark.usefixtures("kernels", "nan_filled")
+@pytest.mark.parametrize(
+    ("case", "architecture", "dtype"),
+    [(case, f"sm_{80 + 10 * n}", DTYPES[(at + n) % 3]) for n in range(2) for at, case in enumerate(SOME)],
+    ids=str,
+)
+def test_contract(case: Case, dtype: torch.dtype) -> None:
+    if dtype == torch.float32:
+        matches_the_definition(case)
+    else:
+        within_the_error_budget(case, dtype)

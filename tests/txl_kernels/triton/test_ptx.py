@@ -1,0 +1,49 @@
+"""What Triton makes of the kernels for sm_80 and sm_90, run by tools/ptx: values and gradients
+against float64, races, bounds, copies and products that are not waited for. No GPU is needed."""
+
+import os
+
+import pytest
+import torch
+from against_reference import matches_the_reference
+from oracle import Case
+
+from txl_kernels.backends import triton
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(triton.missing() is not None, reason=str(triton.missing())),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled for the interpreter"),
+]
+CASES = [  # several options each: compiling takes longer than running
+    (Case("two tiles and a bit", B=1, H=2, L=70, M=60, D=64), torch.bfloat16),
+    (Case("bounds and dropout", B=2, H=1, L=70, M=50, D=80, intervals="random", dropout_p=0.3), torch.bfloat16),
+    (Case("few queries, split keys", B=1, H=2, L=3, M=300, D=128, layout="fused"), torch.float16),
+    (Case("rows that are not aligned", B=1, H=1, L=40, M=90, D=41, causal=False, window=60), torch.float16),
+    (Case("episodes", B=1, H=1, L=40, M=40, D=64, intervals="episodes"), torch.float32),
+    (Case("wide heads", B=1, H=1, L=70, M=70, D=128), torch.bfloat16),
+    (
+        Case("both ways", B=1, H=2, L=66, M=70, D=64, causal=False, layout="lbhd", scale=-0.1, extra_rows=3),
+        torch.bfloat16,
+    ),
+    (Case("one query", B=2, H=1, L=1, M=9, D=64, dropout_p=0.2), torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize(("case", "dtype"), CASES, ids=str)
+@pytest.mark.usefixtures("nan_filled")
+def test_contract(case: Case, dtype: torch.dtype, architecture: int) -> None:
+    from ptx.triton_launch import executed
+
+    with executed(architecture):
+        matches_the_reference(case, dtype, "triton")
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_gradient_of_the_table_by_atomics(architecture: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ptx.triton_launch import executed
+
+    monkeypatch.setenv("TXL_KERNELS_ATOMICS", "1")
+    with executed(architecture):
+        matches_the_reference(Case("", B=2, H=1, L=70, M=20, D=64), torch.bfloat16, "triton")
