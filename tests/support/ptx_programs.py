@@ -49,7 +49,8 @@ def unary(op: str, kinds: str, given: torch.Tensor, result: torch.dtype) -> torc
     run(
         f"mul.wide.u32 %d5, %r0, {given.element_size()}; add.s64 %d5, %d0, %d5;"
         f"mul.wide.u32 %d6, %r0, {out.element_size()}; add.s64 %d6, %d1, %d6;"
-        f"ld.global.{source} %{register}9, [%d5]; {op} %{to_register}8, %{register}9; st.global.{to} [%d6], %{to_register}8;",
+        f"ld.global.{source} %{register}9, [%d5]; {op} %{to_register}8, %{register}9;"
+        f"st.global.{to} [%d6], %{to_register}8;",
         given, out, threads=len(given),
     )  # fmt: skip
     return out

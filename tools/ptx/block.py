@@ -34,6 +34,7 @@ class Launch:
     memory: GlobalMemory
     tensor_maps: dict[int, Any] = field(default_factory=dict)
     counts: Counts | None = None
+    copies_need_fence: bool = True  # see SharedMemory
 
     def run(self) -> None:
         """Every block, one after the other."""
@@ -53,7 +54,7 @@ class Block:
         self.launch, self.kernel, self.index, self.threads = launch, kernel, index, threads
         self.memory, self.counts = launch.memory, launch.counts
         self.order = Order(threads)
-        self.shared = SharedMemory(launch.shared_bytes, self.order, kernel.shared_cell)
+        self.shared = SharedMemory(launch.shared_bytes, self.order, kernel.shared_cell, launch.copies_need_fence)
         self.mbarriers = MBarriers(self.order, self.shared)
         self.registers: list[np.ndarray | None] = [None] * len(kernel.program.registers)
         # Of registers that asynchronous products write (True) or read: threads [threads] of each.
@@ -63,6 +64,7 @@ class Block:
         self.unfenced = {slot: np.ones(threads, bool) for slot in kernel.product_slots}
         self.copies: Any = None  # cp.async, made by their first instruction
         self.products: Any = None  # wgmma
+        self.refused: dict[int, np.ndarray] = {}  # by wait for an mbarrier: threads it has said no to
         g = launch.grid
         number = (index[2] * g[1] + index[1]) * g[0] + index[0]
         self.thread_number = number * threads + np.arange(threads, dtype=np.int64) + 1  # in the launch

@@ -30,6 +30,8 @@ class Counts:
         issues: times a warp issued it.
         wavefronts, least: 128-byte cycles of shared memory it took, and would without conflicts.
         sectors: of 32 bytes that it moved from or to global memory.
+        tensor_macs: multiply-adds of matrix products. unit_bytes: of shared memory that
+            asynchronous units read or wrote.
     """
 
     def __init__(self, program: Program) -> None:
@@ -37,6 +39,7 @@ class Counts:
         size = len(program.code)
         self.issues, self.wavefronts, self.least, self.sectors = (np.zeros(size, np.int64) for _ in range(4))
         self.tensor_macs = 0
+        self.unit_bytes = 0
         self._pc = 0
 
     def issued(self, pc: int, warps: int) -> None:
@@ -63,8 +66,15 @@ class Counts:
         keys = np.unique((warp[:, None].astype(np.int64) << 56 | places // SECTOR).ravel())
         self.sectors[self._pc] += len(keys)
 
-    def product(self, macs: int) -> None:
+    def product(self, macs: int, unit_bytes: int = 0) -> None:
+        """unit_bytes: of shared memory that it read by itself."""
         self.tensor_macs += macs
+        self.unit_bytes += unit_bytes
+
+    def unit_copy(self, size: int) -> None:
+        """The copy engine moves bytes from global to shared memory."""
+        self.sectors[self._pc] += -(-size // SECTOR)
+        self.unit_bytes += size
 
     def by_class(self) -> Counter[str]:
         """Issues by class of instruction, with totals."""
@@ -75,6 +85,7 @@ class Counts:
         found["issues"] = int(self.issues.sum())
         found["wavefronts"], found["least wavefronts"] = int(self.wavefronts.sum()), int(self.least.sum())
         found["sectors"], found["tensor macs"] = int(self.sectors.sum()), self.tensor_macs
+        found["unit bytes"] = self.unit_bytes
         return found
 
     def conflicts(self) -> list[tuple[int, str]]:

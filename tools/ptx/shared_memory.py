@@ -14,9 +14,12 @@ POISON = 0xFF  # a NaN in every type
 
 
 class SharedMemory:
-    """cell: bytes that are watched together; no access is of less."""
+    """
+    cell: bytes that are watched together; no access is of less. copies_need_fence: whether products
+    see what cp.async wrote only after a fence.proxy.async, as the memory model has it.
+    """
 
-    def __init__(self, size: int, order: Order, cell: int) -> None:
+    def __init__(self, size: int, order: Order, cell: int, copies_need_fence: bool = True) -> None:
         cells = -(-size // cell)
         self.size, self.order, self.cell = size, order, cell
         self.bytes = np.full(cells * cell, POISON, np.uint8)
@@ -27,6 +30,8 @@ class SharedMemory:
         self.read_clock = np.zeros((cells, order.warps), np.int64)
         self.landing = np.zeros(cells, bool)  # an asynchronous copy writes it
         self.lent = np.zeros(cells, np.int32)  # asynchronous products that read it
+        self.copies_need_fence = copies_need_fence
+        self.copied = np.zeros(cells, bool)  # last written by cp.async
         self.reserved = np.zeros(cells, bool)  # an mbarrier lies there
 
     def cells(self, address: np.ndarray, width: int) -> np.ndarray:
@@ -92,6 +97,7 @@ class SharedMemory:
     def _put(self, cells: np.ndarray, address: np.ndarray, data: np.ndarray, ids: np.ndarray) -> None:
         places = address[:, None] + np.arange(data.shape[1])
         self.bytes[places] = data
+        self.copied[cells] = False
         self.writer[cells] = ids[:, None]
         self.write_agent[cells] = warp = (ids // WARP)[:, None]
         self.write_clock[cells] = self.order.clock[warp]
@@ -112,11 +118,14 @@ class SharedMemory:
         cells = self.cells(address, data.shape[1])
         self.landing[cells] = False
         self._put(cells, address, data, ids)
+        self.copied[cells] = True
 
     def _for_units(self, cells: np.ndarray, thread: int) -> None:
         """What was written is there for an asynchronous unit that a thread starts."""
         agent, clock = self.write_agent[cells], self.write_clock[cells]
         by_unit = self.writer[cells] == UNIT
+        if not self.copies_need_fence:
+            by_unit |= self.copied[cells]
         fenced = self.order.fenced[thread, agent] >= clock
         fenced |= (self.writer[cells] == thread) & (self.order.own_fenced[thread] >= clock)
         known = np.where(by_unit, self.order.seen[thread, agent] >= clock, fenced | (self.writer[cells] == NOBODY))

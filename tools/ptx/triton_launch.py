@@ -38,7 +38,8 @@ Change = Callable[[str, str], str]  # of (kernel, PTX) to PTX
 class Executor:
     """Runs launches for one architecture.
 
-    change: of the PTX of a kernel, to plant a fault. counting: fills `counts`.
+    change: of the PTX of a kernel, to plant a fault. counting: fills `counts`. copies_need_fence:
+    see `SharedMemory`; before 3.9 Triton leaves that fence out.
 
     Attributes:
         counts: of each kernel, summed over its launches.
@@ -47,8 +48,11 @@ class Executor:
 
     _compiled: ClassVar[dict[Any, Any]] = {}  # of all executors, as compiling takes longest
 
-    def __init__(self, capability: int, change: Change | None = None, counting: bool = False) -> None:
+    def __init__(
+        self, capability: int, change: Change | None = None, counting: bool = False, copies_need_fence: bool = True
+    ) -> None:
         self.capability, self.change, self.counting = capability, change, counting
+        self.copies_need_fence = copies_need_fence
         self.counts: dict[str, Counts] = {}
         self.kernels: dict[Any, Kernel] = {}
 
@@ -106,7 +110,10 @@ class Executor:
             if counts.program is not kernel.program:
                 raise NotModelled(f"{name} was compiled twice while counting")
         sizes = (*map(int, grid), 1, 1)[:3]
-        launch = Launch(kernel, bytes(data), sizes, 32 * metadata.num_warps, metadata.shared, memory, maps, counts)
+        launch = Launch(
+            kernel, bytes(data), sizes, 32 * metadata.num_warps, metadata.shared, memory, maps, counts,
+            self.copies_need_fence,
+        )  # fmt: skip
         launch.run()
 
 

@@ -70,7 +70,8 @@ def test_race(between: str, step: int) -> None:
 
 
 def test_race_of_a_write_after_a_read() -> None:
-    body = "st.shared.b32 [%r1], %r0; bar.sync 0; xor.b32 %r2, %r1, 128; ld.shared.b32 %r3, [%r2]; {} st.shared.b32 [%r1], %r3;"
+    body = "st.shared.b32 [%r1], %r0; bar.sync 0; xor.b32 %r2, %r1, 128; ld.shared.b32 %r3, [%r2]; {}"
+    body += "st.shared.b32 [%r1], %r3;"
     run(body.format("bar.sync 0;"))
     with pytest.raises(Fault, match="race: thread 0 writes what warp 1 has read"):
         run(body.format(""))

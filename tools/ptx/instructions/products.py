@@ -140,7 +140,8 @@ class _Multiply:
             B = self._from_shared(block, lanes, self.right_descriptor, self.N, self.right_transposed, n, g, now)
             self._accumulate(block, A @ B.T, bool(add[0]), g)
             if block.counts is not None:
-                block.counts.product(64 * self.N * self.K)
+                read = self.N + (64 if self.left is None else 0)
+                block.counts.product(64 * self.N * self.K, read * self.K * self.item)
             now.results |= set(self.results)
             now.sources |= set(self.sources)
             for table, slots in ((block.in_flight, self.results), (block.lent, self.sources)):

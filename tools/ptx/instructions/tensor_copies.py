@@ -66,14 +66,23 @@ def mbarrier(x: Instruction) -> Any:
         parity, put = raw_reader(x.operands[2], 32), raw_writer(x.operands[0])
 
         def wait(block: Any, lanes: Any) -> np.ndarray:
-            """Which threads go on. Where it could say no, it waits: others run first."""
+            """Which threads go on.
+
+            It may say no at any time: it does so once, and then until the phase has ended, which
+            lets others run.
+            """
             wanted = spread(parity(block, lanes), lanes)
-            done = [
-                block.mbarriers.completed(int(at), int(p), int(thread))
-                for at, p, thread in zip(address(block, lanes), wanted, lanes.ids, strict=True)
-            ]
-            put(block, lanes, np.array(done))
-            return np.array(done)
+            refused = block.refused.setdefault(x.line, np.zeros(block.threads, bool))
+            said_no = refused[lanes.at].copy()
+            done = np.array(
+                [
+                    bool(no) and block.mbarriers.completed(int(at), int(p), int(thread))
+                    for no, at, p, thread in zip(said_no, address(block, lanes), wanted, lanes.ids, strict=True)
+                ]
+            )
+            refused[lanes.at] = ~done
+            put(block, lanes, done)
+            return done | ~said_no
 
         return wait
     raise NotModelled(x.op)
@@ -115,7 +124,7 @@ def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, 
         offset = (grid[inside] * np.array(given.strides)).sum(1) * item + given.tensor.data_ptr()
         data[inside] = block.memory.read(offset.astype(np.uint64), item, np.zeros(len(offset), np.int64))
     if block.counts is not None:
-        block.counts.sectors[block.counts._pc] += -(-len(grid) * item // 32)
+        block.counts.unit_copy(len(grid) * item)
     line = to + np.arange(len(grid)) * item
     places = line ^ ((line >> 7 & _SWIZZLE[given.swizzle]) << 4)
     places = (places[:, None] + np.arange(item)).ravel()

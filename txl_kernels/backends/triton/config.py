@@ -55,11 +55,11 @@ _TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
     # wgmma and TMA descriptors: sm_90; sm_100 compiles the same tiles to tcgen05
     "hopper": {
         "half": {
-            "forward": (Config(64, 64, 4, 2), Config(64, 64, 8, 2), Config(32, 32, 4, 2)),
+            "forward": (Config(64, 64, 4, 2), Config(64, 64, 4, 2), Config(32, 32, 4, 2)),
             "decode": (Config(16, 64, 2, 2), Config(16, 64, 2, 1), Config(16, 64, 4, 2)),
-            "backward_queries": (Config(64, 64, 4, 1), Config(16, 16, 2, 1), Config(16, 16, 4, 1)),
-            "backward_keys": (Config(64, 64, 4, 1), Config(32, 32, 4, 1), Config(16, 16, 4, 1)),
-            "backward_table": (Config(64, 64, 4, 1), Config(32, 32, 2, 1), Config(32, 32, 4, 1)),
+            "backward_queries": (Config(64, 64, 4, 1), Config(64, 64, 4, 1), Config(16, 16, 4, 1)),
+            "backward_keys": (Config(64, 64, 4, 1), Config(64, 64, 4, 1), Config(16, 16, 4, 1)),
+            "backward_table": (Config(64, 64, 4, 1), Config(64, 64, 4, 1), Config(32, 32, 4, 1)),
         },
         "tf32": {
             "forward": (Config(64, 64, 4, 1), Config(16, 32, 4, 1), Config(16, 16, 4, 1)),

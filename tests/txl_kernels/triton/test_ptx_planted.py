@@ -1,0 +1,126 @@
+"""What tools/ptx notices of faults planted in the PTX of Triton's forward kernel: each that runs is
+left out or changed in turn, and is a fault or gives wrong values. Other kernels differ in what they
+compute, not in how they synchronise."""
+
+import functools
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from oracle import Case, as_call, make_inputs
+from ptx_plants import KINDS, Plant, places
+
+from txl_kernels import rel_attention
+from txl_kernels.backends import triton
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(triton.missing() is not None, reason=str(triton.missing())),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled for the interpreter"),
+]
+KERNEL = "forward_kernel"
+VARIANTS = {  # architecture, intervals
+    "sm_80": (80, ""),
+    "sm_90 by descriptors": (90, ""),
+    "sm_90 by pointers": (90, "filled"),
+}
+WRONG = 6e-3  # relative; bfloat16 alone gives 3.4e-3
+# How many of a kind pass, at most: a wait or fence that comes after another one, copies that are
+# masked. Of HALF more: masks of what lies inside, lanes that have the same value.
+PASS = {
+    ("sm_90 by descriptors", "wait for products left out"): 1,
+    ("sm_90 by pointers", "wait for copies left out"): 1,
+    ("sm_90 by pointers", "fence for the copy engine left out"): 2,
+    ("sm_90 by pointers", "copy to another place"): 2,
+}
+HALF = {"load without its mask", "load from another place", "shuffle with another lane"}
+Change = Callable[[str, str], str]
+
+
+@functools.cache
+def inputs_of(intervals: str) -> tuple[dict[str, object], torch.Tensor]:
+    case = Case("", B=1, H=1, L=70, M=70, D=64, intervals=intervals)
+    inputs = make_inputs(case, torch.bfloat16)
+    exact = {n: x.detach().double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in inputs.items()}
+    return inputs, rel_attention(**as_call(exact), backend="reference")
+
+
+def error_of(variant: str, change: Change | None = None) -> float:
+    from ptx.triton_launch import executed
+
+    architecture, intervals = VARIANTS[variant]
+    inputs, want = inputs_of(intervals)
+    with torch.no_grad(), executed(architecture, multiprocessors=1, change=change):
+        out = rel_attention(**as_call(inputs), backend="triton")
+    return float((out.double() - want).norm() / want.norm())
+
+
+@functools.cache
+def text_and_lines(variant: str) -> tuple[str, frozenset[int]]:
+    """The kernel's PTX, and those of its lines that run."""
+    from ptx.triton_launch import executed
+
+    text = {}
+
+    def keep(name: str, ptx: str) -> str:
+        text[name] = ptx
+        return ptx
+
+    architecture, intervals = VARIANTS[variant]
+    with torch.no_grad(), executed(architecture, multiprocessors=1, counting=True, change=keep) as executor:
+        rel_attention(**as_call(inputs_of(intervals)[0]), backend="triton")
+    counts = executor.counts[KERNEL]
+    ran = zip(counts.program.code, counts.issues, strict=True)
+    return text[KERNEL], frozenset(x.line for x, n in ran if n)
+
+
+def noticed(variant: str, ptx: str) -> bool:
+    from ptx.faults import Fault
+
+    try:
+        error = error_of(variant, lambda name, old: ptx if name == KERNEL else old)
+    except Fault:
+        return True
+    return not error <= WRONG  # nor is NaN
+
+
+def plants(variant: str, kind: str) -> list[Plant]:
+    text, lines = text_and_lines(variant)
+    return [plant for plant in places(text, kind) if plant.line in lines]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_is_found_where_nothing_is_planted(variant: str) -> None:
+    assert not noticed(variant, text_and_lines(variant)[0])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "barrier left out"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_planted_fault_is_noticed(variant: str, kind: str) -> None:
+    found = plants(variant, kind)
+    if not found:
+        pytest.skip(f"none runs in {variant}")
+    if kind in HALF:
+        found = found[:: max(1, len(found) // 12)]
+    passed = [plant.name for plant in found if not noticed(variant, plant.ptx)]
+    print(f"{variant}, {kind}: {len(found) - len(passed)} of {len(found)} noticed; not: {passed}")
+    assert len(passed) <= (0.6 * len(found) if kind in HALF else PASS.get((variant, kind), 0))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_missing_barrier_is_noticed(variant: str) -> None:
+    """Barriers are taken out for good while nothing is noticed; each of the others is needed."""
+    text, lines = text_and_lines(variant)
+    total = len(plants(variant, "barrier left out"))
+    needed, at = 0, 0
+    while True:
+        rest = [p for p in places(text, "barrier left out") if p.line in lines][at:]
+        if not rest:
+            break
+        if noticed(variant, rest[0].ptx):
+            needed, at = needed + 1, at + 1
+        else:
+            text = rest[0].ptx
+    print(f"{variant}: {needed} of {total} barriers are needed")
+    assert needed >= {"sm_80": 40, "sm_90 by descriptors": 10, "sm_90 by pointers": 20}[variant]
