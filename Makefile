@@ -6,7 +6,7 @@ WHEELS_VENV ?= .venv-wheels
 EXTRAS ?= test
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
-PARALLEL := -n auto --dist loadgroup
+PARALLEL := -n auto
 
 .PHONY: help demo test test-slow test-interpreter aot lint bench bench-compare report docs wheels clean
 

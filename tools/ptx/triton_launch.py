@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 os.environ.pop("TRITON_INTERPRET", None)  # nothing is compiled under it
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import triton
 from triton.backends.compiler import GPUTarget

@@ -44,7 +44,7 @@ def need(tool: str) -> None:
         pytest.skip(message)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in BUILDS])
+@pytest.fixture(scope="module", params=BUILDS)
 def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
     compiler, runner, isas = BUILDS[request.param]
     for tool in (compiler[0], *runner):

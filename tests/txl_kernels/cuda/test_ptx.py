@@ -15,7 +15,6 @@ from oracle import Case
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("nvcc's PTX"),
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
 ]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -13,8 +13,6 @@ from oracle import Case, as_call, make_inputs
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
 
-pytestmark = pytest.mark.xdist_group("emulated")  # which one worker builds
-
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:

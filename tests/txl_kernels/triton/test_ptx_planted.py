@@ -34,7 +34,7 @@ PASS = {
     ("sm_90 by pointers", "fence for the copy engine left out"): 2,
     ("sm_90 by pointers", "copy to another place"): 2,
 }
-HALF = {"load without its mask", "load from another place", "shuffle with another lane"}
+HALF = {"load without its mask", "load from another place", "matrix at another place", "shuffle with another lane"}
 Change = Callable[[str, str], str]
 
 

@@ -1,8 +1,9 @@
 """Tile sizes, warps and pipeline stages of every kernel, by architecture, dtype and head width.
 
 Nothing is autotuned. Chosen from compiled code (no spill, fewest instructions a pair, at least 8
-warps a multiprocessor where possible); see docs/kernels-gpu.md. `tools/aot.py check` compiles every
-entry and compares registers, spills and shared memory with tools/aot_table.json.
+warps a multiprocessor where possible), at width 128 on Hopper by what a tile costs the busiest
+unit; see docs/kernels-gpu.md. `tools/aot.py check` compiles every entry and compares registers,
+spills and shared memory with tools/aot_table.json.
 """
 
 import os
