@@ -28,7 +28,8 @@ void launch_elsewhere(void (*kernel)(Problem), dim3 grid, int threads, size_t sh
     spans[2 * count] = reinterpret_cast<uint64_t>(data), spans[2 * count + 1] = bytes, ++count;
   };
   const auto rows = [&](const auto& view, uint64_t n0, uint64_t n1, uint64_t n2) {
-    if (n0 && n1 && n2) may_access(view.data, ((n0 - 1) * view.s0 + (n1 - 1) * view.s1 + (n2 - 1) * view.s2 + D) * item);
+    if (n0 && n1 && n2)
+      may_access(view.data, ((n0 - 1) * view.s0 + (n1 - 1) * view.s1 + (n2 - 1) * view.s2 + D) * item);
   };
   rows(p.q, B, H, L), rows(p.k, B, H, L), rows(p.v, B, H, L), rows(p.k_mem, B, H, M), rows(p.v_mem, B, H, M);
   rows(p.r, H, T, 1), rows(p.u, H, 1, 1), rows(p.w, H, 1, 1), rows(p.out, B, H, L);
