@@ -11,7 +11,7 @@ from ptx.faults import Fault, NotModelled
 from ptx.global_memory import GlobalMemory
 from ptx.lanes import WARP, Lanes, lanes_of
 from ptx.mbarriers import MBarriers
-from ptx.operands import PARAM_BASE, RAW
+from ptx.operands import PARAM_BASE
 from ptx.order import Order
 from ptx.shared_memory import POISON, SharedMemory
 
@@ -101,6 +101,7 @@ class Block:
             return
         old = self.registers[slot]
         if old is None:
+            # Predicates that only some threads wrote are false elsewhere.
             new = np.zeros(self.threads, x.dtype) if x.dtype == bool else _poison(self.threads, x.dtype)
         else:
             new = old.copy()
@@ -169,15 +170,14 @@ class Block:
                         chosen = np.zeros(self.threads, bool)
                         chosen[lanes.at] = on
                         active, rest = lanes_of(chosen), mask & ~chosen
-                if now.kind == "plain":
-                    if active.n:
-                        now.run(self, active)
+                if not active.n:
+                    pc += 1
+                elif now.kind == "plain":
+                    now.run(self, active)
                     pc += 1
                 elif now.kind == "branch":
                     if active is lanes:
                         pc = now.target
-                    elif not active.n:
-                        pc += 1
                     else:
                         add(now.target, active.mask)
                         add(pc + 1, rest)
@@ -250,6 +250,3 @@ def _one(value: int) -> np.ndarray:
 
 def _poison(n: int, dtype: Any) -> np.ndarray:
     return np.full(n * np.dtype(dtype).itemsize, POISON, np.uint8).view(dtype)
-
-
-assert RAW[1] is np.bool_  # predicates that only some threads wrote are false elsewhere

@@ -127,15 +127,11 @@ def address_reader(operand: Operand | None, bits: int) -> Read:
     offset = operand.offset
     if bits == 32:
         base32 = raw_reader(operand.base, 32)
-        return lambda block, lanes: _spread((base32(block, lanes).astype(np.int64) + offset) & 0xFFFFFFFF, lanes)
+        return lambda block, lanes: spread((base32(block, lanes).astype(np.int64) + offset) & 0xFFFFFFFF, lanes)
     base = raw_reader(operand.base, 64)
-    return lambda block, lanes: _spread((base(block, lanes).view(np.int64) + offset).view(np.uint64), lanes)
-
-
-def _spread(x: np.ndarray, lanes: Lanes) -> np.ndarray:
-    return x if len(x) == lanes.n else np.broadcast_to(x, (lanes.n,))
+    return lambda block, lanes: spread((base(block, lanes).view(np.int64) + offset).view(np.uint64), lanes)
 
 
 def spread(x: np.ndarray, lanes: Lanes) -> np.ndarray:
     """An entry for each thread."""
-    return _spread(x, lanes)
+    return x if len(x) == lanes.n else np.broadcast_to(x, (lanes.n,))

@@ -83,6 +83,10 @@ def test_race_at_once() -> None:
     run("mov.u32 %r2, 0; mov.u32 %r3, 7; st.shared.b32 [%r2], %r3;")  # the same value
 
 
+def test_a_barrier_that_nobody_takes_is_none() -> None:
+    run("setp.gt.u32 %p0, %r0, 99; @%p0 bar.sync 0;")
+
+
 def test_race_in_global_memory() -> None:
     with pytest.raises(Fault, match="different values to one global address"):
         run("st.global.b32 [%d1], %r0;", X, out())

@@ -45,13 +45,12 @@ def fence(x: Instruction) -> Any:
     here."""
     if x.op.startswith("fence.proxy.async"):
         return lambda block, lanes: block.order.fence_proxy(lanes)
-    if x.parts[1] in ("proxy",):
+    if x.parts[1] == "proxy":
         raise NotModelled(x.op)
     return lambda block, lanes: None
 
 
-@instruction("griddepcontrol", "setmaxnreg", "nanosleep", "pragma")
+@instruction("setmaxnreg", "nanosleep")
 def nothing(x: Instruction) -> Any:
-    if x.parts[0] == "griddepcontrol":
-        raise NotModelled(x.op)
+    """Of what matters to values and order."""
     return lambda block, lanes: None
