@@ -21,7 +21,7 @@ test: $(VENV)/installed ## every test that needs no GPU, but for slow proofs
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "not slow" $(PARALLEL)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels/triton -m triton --backends triton $(PARALLEL)
 
-test-slow: $(VENV)/installed ## slow proofs: planted faults, thread sanitizer
+test-slow: $(VENV)/installed ## slow proofs: GPU code on a CPU, planted faults, thread sanitizer
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests -m slow $(PARALLEL)
 
 test-interpreter: $(VENV)/installed ## every kernel test on the Triton kernels, in Triton's interpreter

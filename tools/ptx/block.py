@@ -9,13 +9,13 @@ from ptx.counts import Counts
 from ptx.decode import Decoded, Kernel
 from ptx.faults import Fault, NotModelled
 from ptx.global_memory import GlobalMemory
-from ptx.lanes import WARP, Lanes, lanes_of
+from ptx.lanes import WARP, Lanes
 from ptx.mbarriers import MBarriers
 from ptx.operands import PARAM_BASE
 from ptx.order import Order
+from ptx.schedule import Schedule
 from ptx.shared_memory import POISON, SharedMemory
 
-STEPS = 20_000_000
 AXES = "xyz"
 
 
@@ -47,14 +47,16 @@ class Launch:
 
 
 class Block:
-    """Threads, their registers and shared memory. Those at the lowest instruction go first."""
+    """Threads, their registers and shared memory."""
 
     def __init__(self, launch: Launch, index: tuple[int, int, int]) -> None:
         kernel, threads = launch.kernel, launch.threads
         self.launch, self.kernel, self.index, self.threads = launch, kernel, index, threads
         self.memory, self.counts = launch.memory, launch.counts
         self.order = Order(threads)
-        self.shared = SharedMemory(launch.shared_bytes, self.order, kernel.shared_cell, launch.copies_need_fence)
+        self.shared = SharedMemory(
+            launch.shared_bytes, self.order, kernel.shared_cell, launch.copies_need_fence, launch.counts
+        )
         self.mbarriers = MBarriers(self.order, self.shared)
         self.registers: list[np.ndarray | None] = [None] * len(kernel.program.registers)
         # Of registers that asynchronous products write (True) or read: threads [threads] of each.
@@ -78,8 +80,6 @@ class Block:
         self.names |= {name: _one(0) for name in kernel.program.dynamic_shared}
         self.names |= {name: _one(PARAM_BASE + at) for name, at in kernel.param_at.items()}
         self.now: Decoded | None = None
-
-    # --- registers
 
     def get(self, slot: int, lanes: Lanes) -> np.ndarray:
         x = self.registers[slot]
@@ -114,134 +114,22 @@ class Block:
         x = self.names[name]
         return x if len(x) == 1 else x[lanes.at]
 
-    # --- schedule
-
     def run(self) -> None:
         """To the end of all threads."""
         try:
             with np.errstate(all="ignore"):
-                self._run()
+                Schedule(self).run()
+            self._nothing_under_way()
         except (Fault, NotModelled) as error:
             where = f"{self.kernel.program.name}, block {self.index}"
             at = f"line {self.now.line}: {self.now.text}" if self.now else "its end"
             raise type(error)(f"{error} ({where}, {at})") from None
 
-    def _run(self) -> None:
-        code, end = self.kernel.code, len(self.kernel.code)
-        ready: dict[int, np.ndarray] = {0: np.ones(self.threads, bool)}
-        waiting: dict[int, _Waiting] = {}  # at barriers of the block, by number
-        parked: dict[int, np.ndarray] = {}  # at mbarriers
-        changes, steps = self.mbarriers.changes, 0
-        ended = np.zeros(self.threads, bool)
-
-        def add(pc: int, mask: np.ndarray) -> None:
-            ready[pc] = ready[pc] | mask if pc in ready else mask
-
-        while ready or parked or waiting:
-            if not ready:
-                if not parked or self.mbarriers.changes == changes:
-                    raise Fault(_stuck(bool(parked), bool(waiting), bool(ended.any())))
-                changes = self.mbarriers.changes
-                ready, parked = parked, {}
-                continue
-            pc = min(ready)
-            mask = ready.pop(pc)
-            lanes = lanes_of(mask)
-            while True:
-                if pc == end:
-                    ended |= mask
-                    break
-                if pc in ready:
-                    add(pc, mask)
-                    break
-                if ready and pc > min(ready):
-                    add(pc, mask)
-                    break
-                self.now = now = code[pc]
-                steps += 1
-                if steps > STEPS:
-                    raise Fault("no end is in sight")
-                if self.counts is not None:
-                    self.counts.issued(pc, len(lanes.warps))
-                active, rest = lanes, None
-                if now.guard is not None:
-                    on = now.guard(self, lanes)
-                    if not on.all():
-                        chosen = np.zeros(self.threads, bool)
-                        chosen[lanes.at] = on
-                        active, rest = lanes_of(chosen), mask & ~chosen
-                if not active.n:
-                    pc += 1
-                elif now.kind == "plain":
-                    now.run(self, active)
-                    pc += 1
-                elif now.kind == "branch":
-                    if active is lanes:
-                        pc = now.target
-                    else:
-                        add(now.target, active.mask)
-                        add(pc + 1, rest)
-                        break
-                elif now.kind == "exit":
-                    ended |= active.mask
-                    if active is lanes:
-                        break
-                    mask, lanes, pc = rest, lanes_of(rest), pc + 1
-                elif now.kind == "wait":
-                    done = np.zeros(self.threads, bool)
-                    done[active.at] = now.run(self, active)
-                    if not done[active.at].all():
-                        parked[pc] = parked.get(pc, False) | (active.mask & ~done)
-                        go = mask & (~active.mask | done)
-                        if go.any():
-                            add(pc + 1, go)
-                        break
-                    pc += 1
-                elif now.kind == "barrier":
-                    number, count, waits = now.run(self, active)
-                    if not active.whole:
-                        raise Fault("part of a warp arrives at a barrier")
-                    at = waiting.setdefault(number, _Waiting(count or self.threads, np.zeros(self.threads, bool)))
-                    at.arrive(pc + 1, active, waits, count or self.threads)
-                    if rest is not None and rest.any():
-                        add(pc + 1, rest)
-                    if not waits:
-                        add(pc + 1, active.mask)
-                    if at.arrived.sum() == at.count:
-                        self.order.meet(lanes_of(at.arrived))
-                        for resume, who in at.resume.items():
-                            add(resume, who)
-                        del waiting[number]
-                    break
+    def _nothing_under_way(self) -> None:
         if self.copies is not None and self.copies.under_way():
             raise Fault("a block ends with asynchronous copies under way")
         if any(barrier.copies for barrier in self.mbarriers.at.values()):
             raise Fault("a block ends with copies to shared memory under way")
-
-
-@dataclass
-class _Waiting:
-    """Threads at a barrier."""
-
-    count: int
-    arrived: np.ndarray
-    resume: dict[int, np.ndarray] = field(default_factory=dict)
-
-    def arrive(self, pc: int, lanes: Lanes, waits: bool, count: int) -> None:
-        if count != self.count:
-            raise Fault(f"a barrier is for {self.count} threads and for {count}")
-        if self.arrived[lanes.at].any():
-            raise Fault("a thread arrives twice at a barrier")
-        self.arrived = self.arrived | lanes.mask
-        if waits:
-            self.resume[pc] = self.resume.get(pc, False) | lanes.mask
-
-
-def _stuck(parked: bool, waiting: bool, ended: bool) -> str:
-    if parked:
-        return "threads wait for ever at an mbarrier"
-    assert waiting
-    return "threads wait at a barrier that others " + ("have ended before" if ended else "do not reach")
 
 
 def _one(value: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptx.faults import NotModelled
-from ptx.operands import Read, items, raw_reader, types_of
+from ptx.operands import Read, elements, items, raw_reader, types_of
 from ptx.parse import Instruction, Program, Register
 
 Bind = Callable[[Instruction], Any]
@@ -17,7 +17,8 @@ _MODULES = (
 
 
 def instruction(*names: str, kind: str = "plain") -> Callable[[Bind], Bind]:
-    """Registers what makes a function of (block, lanes) of an instruction whose name begins so.
+    """Registers what makes a function of (block, lanes) of an instruction whose name begins so:
+    with the most parts, where several fit.
 
     kind: "plain"; or what the schedule must know of: "branch", "exit", "wait" (returns which
     threads go on), "barrier" (returns its number, threads or None, whether it waits).
@@ -40,7 +41,6 @@ class Decoded:
     target: int
     text: str
     line: int
-    parts: tuple[str, ...]
 
 
 class Kernel:
@@ -73,17 +73,13 @@ def _decode(x: Instruction) -> Decoded:
     if guard is not None and x.negated:
         positive = guard
         guard = lambda block, lanes: ~positive(block, lanes)  # noqa: E731
-    if x.parts[0] == "bra":
-        return Decoded("branch", None, guard, x.target, x.text, x.line, x.parts)
-    if x.parts[0] not in _BINDERS:
+    beginnings = (".".join(x.parts[:n]) for n in range(len(x.parts), 0, -1))
+    found = next((_BINDERS[name] for name in beginnings if name in _BINDERS), None)
+    if found is None:
         raise NotModelled(f"line {x.line}: {x.text}")
-    kind, bind = _BINDERS[x.parts[0]]
-    if x.parts[:2] in (("mbarrier", "try_wait"), ("mbarrier", "test_wait")):
-        kind = "wait"
-    if x.parts[:3] == ("bar", "warp", "sync"):
-        kind = "plain"
+    kind, bind = found
     try:
-        return Decoded(kind, bind(x), guard, -1, x.text, x.line, x.parts)
+        return Decoded(kind, bind(x), guard, x.target, x.text, x.line)
     except NotModelled as error:
         raise NotModelled(f"line {x.line}: {x.text} ({error})") from None
 
@@ -93,4 +89,4 @@ def _shared_width(x: Instruction) -> int:
     if x.parts[0] not in ("ld", "st") or not x.parts[1].startswith("shared"):
         return 16
     (t,) = types_of(x.parts[1:])
-    return t.bits // 8 * next((int(p[1]) for p in x.parts if p in ("v2", "v4")), 1)
+    return t.bits // 8 * elements(x.parts)

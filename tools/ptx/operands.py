@@ -41,6 +41,11 @@ def types_of(parts: tuple[str, ...]) -> list[Type]:
     return [t for t in map(type_of, parts) if t is not None]
 
 
+def elements(parts: tuple[str, ...]) -> int:
+    """That an access has: 4 of `ld.shared.v4.b32`."""
+    return next((int(p[1]) for p in parts if p in ("v2", "v4")), 1)
+
+
 def raw_reader(operand: Operand | None, bits: int) -> Read:
     """Unsigned integers of `bits` bits, or booleans: [n], or [1] for what all threads share."""
     dtype = RAW[bits]
@@ -56,6 +61,13 @@ def raw_reader(operand: Operand | None, bits: int) -> Read:
         name = operand.name
         return lambda block, lanes: block.named(name, lanes).astype(dtype)
     raise NotModelled(f"operand {operand}")
+
+
+def constant(operand: Operand | None) -> int:
+    """The value of an operand that must be a number in the text."""
+    if not isinstance(operand, Immediate):
+        raise NotModelled(f"{operand} is not a constant")
+    return operand.value
 
 
 def as_numbers(raw: np.ndarray, t: Type) -> np.ndarray:

@@ -32,29 +32,23 @@ class Order:
         self.fenced = np.concatenate([self.fenced, more], 1)
         return self.seen.shape[1] - 1
 
-    def _joined(self, ids: np.ndarray, warps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What threads that make up whole warps have seen together, their own accesses included."""
-        seen, fenced = self.seen[ids].max(0), self.fenced[ids].max(0)
+    def _meet(self, at: slice | np.ndarray, warps: np.ndarray) -> None:
+        """Threads that make up whole warps have seen all that any of them has, and has done."""
+        seen, fenced = self.seen[at].max(0), self.fenced[at].max(0)
         seen[warps] = self.clock[warps]
-        own = self.own_fenced[ids].reshape(len(warps), WARP).min(1)
+        own = self.own_fenced[at].reshape(len(warps), WARP).min(1)
         fenced[warps] = np.maximum(fenced[warps], own)
-        return seen, fenced
+        self.seen[at], self.fenced[at] = seen, fenced
 
     def meet(self, lanes: Lanes) -> None:
         """Whole warps meet at a barrier of the block."""
-        self.seen[lanes.at], self.fenced[lanes.at] = self._joined(lanes.ids, lanes.warps)
+        self._meet(lanes.at, lanes.warps)
         self.clock[lanes.warps] += 1
 
     def meet_in_warps(self, lanes: Lanes) -> None:
         """The threads of each warp meet."""
         for warp in lanes.warps:
-            ids = slice(warp * WARP, warp * WARP + WARP)
-            seen = self.seen[ids].max(0)
-            seen[warp] = self.clock[warp]
-            self.seen[ids] = seen
-            fenced = self.fenced[ids].max(0)
-            fenced[warp] = max(fenced[warp], self.own_fenced[ids].min())
-            self.fenced[ids] = fenced
+            self._meet(slice(warp * WARP, warp * WARP + WARP), np.array([warp]))
         self.clock[lanes.warps] += 1
 
     def fence_proxy(self, lanes: Lanes) -> None:

@@ -5,6 +5,7 @@ What nobody wrote reads as NaN.
 
 import numpy as np
 
+from ptx.counts import Counts
 from ptx.faults import Fault
 from ptx.lanes import WARP
 from ptx.order import Order
@@ -16,12 +17,15 @@ POISON = 0xFF  # a NaN in every type
 class SharedMemory:
     """
     cell: bytes that are watched together; no access is of less. copies_need_fence: whether products
-    see what cp.async wrote only after a fence.proxy.async, as the memory model has it.
+    see what cp.async wrote only after a fence.proxy.async, as the memory model has it. counts: of
+    the launch, if any.
     """
 
-    def __init__(self, size: int, order: Order, cell: int, copies_need_fence: bool = True) -> None:
+    def __init__(
+        self, size: int, order: Order, cell: int, copies_need_fence: bool = True, counts: Counts | None = None
+    ) -> None:
         cells = -(-size // cell)
-        self.size, self.order, self.cell = size, order, cell
+        self.size, self.order, self.cell, self.counts = size, order, cell, counts
         self.bytes = np.full(cells * cell, POISON, np.uint8)
         self.writer = np.full(cells, NOBODY, np.int32)
         self.write_agent = np.zeros(cells, np.int32)
@@ -73,6 +77,8 @@ class SharedMemory:
 
     def read(self, address: np.ndarray, width: int, ids: np.ndarray, collective: bool = False) -> np.ndarray:
         """[n, width] bytes. collective: what one thread's address names goes to all of its warp."""
+        if self.counts is not None:
+            self.counts.shared_access(address, width, ids // WARP)
         cells = self.cells(address, width)
         self._free(cells)
         self._after_write(cells, ids, own=not collective)
@@ -88,9 +94,14 @@ class SharedMemory:
 
     def write(self, address: np.ndarray, data: np.ndarray, ids: np.ndarray, collective: bool = False) -> None:
         """data [n, width] bytes, by threads ids [n]."""
+        if self.counts is not None:
+            self.counts.shared_access(address, data.shape[1], ids // WARP)
+        self._write(address, data, ids, own=not collective)
+
+    def _write(self, address: np.ndarray, data: np.ndarray, ids: np.ndarray, own: bool) -> None:
         cells = self.cells(address, data.shape[1])
         self._free(cells)
-        self._after_write(cells, ids, own=not collective)
+        self._after_write(cells, ids, own)
         self._after_reads(cells, ids)
         self._put(cells, address, data, ids)
 
@@ -136,12 +147,17 @@ class SharedMemory:
                 f"no barrier and fence.proxy.async lie between"
             )
 
-    def begin_unit_copy(self, places: np.ndarray, thread: int) -> np.ndarray:
-        """cp.async.bulk to bytes `places` [n], started by a thread; returns its cells."""
+    def _cells_at(self, places: np.ndarray, what: str) -> np.ndarray:
+        """Cells of the bytes `places` [n] that an asynchronous unit accesses."""
         if places.min() < 0 or places.max() >= self.size:
-            raise Fault(f"a copy to {places.min()}..{places.max()} of {self.size} bytes of shared memory")
+            raise Fault(f"{what} {places.min()}..{places.max()} of {self.size} bytes of shared memory")
         cells = np.unique(places // self.cell)
         self._free(cells)
+        return cells
+
+    def begin_unit_copy(self, places: np.ndarray, thread: int) -> np.ndarray:
+        """cp.async.bulk to bytes `places` [n], started by a thread; returns its cells."""
+        cells = self._cells_at(places, "a copy to")
         self._for_units(cells, thread)
         ids = np.full(len(cells), thread)
         self._after_reads(cells[:, None], ids)
@@ -158,10 +174,7 @@ class SharedMemory:
 
     def lend(self, places: np.ndarray, threads: np.ndarray) -> np.ndarray:
         """Bytes `places` that an asynchronous product of some threads' warps reads; its cells."""
-        if places.min() < 0 or places.max() >= self.size:
-            raise Fault(f"a product reads {places.min()}..{places.max()} of {self.size} bytes of shared memory")
-        cells = np.unique(places // self.cell)
-        self._free(cells)
+        cells = self._cells_at(places, "a product reads")
         for thread in threads:
             self._for_units(cells, int(thread))
         self.lent[cells] += 1
@@ -176,7 +189,7 @@ class SharedMemory:
     def reserve(self, address: int, thread: int) -> None:
         """An mbarrier is made of 8 bytes."""
         at, ids = np.array([address]), np.array([thread])
-        self.write(at, np.zeros((1, 8), np.uint8), ids)
+        self._write(at, np.zeros((1, 8), np.uint8), ids, own=True)
         self.reserved[self.cells(at, 8)] = True
 
     def release(self, address: int) -> None:
@@ -190,6 +203,11 @@ class SharedMemory:
         alone = (self.read_clock[cells, warp] < self.order.clock[warp]) | (self.reader[cells, warp] == thread)
         self.read_clock[cells, warp] = self.order.clock[warp]
         self.reader[cells, warp] = np.where(alone, thread, COLLECTIVE)
+
+
+def swizzled(at: np.ndarray, row: int) -> np.ndarray:
+    """Where a matrix of rows of 16 (not swizzled), 32, 64 or 128 bytes keeps what lies at `at`."""
+    return at ^ ((at >> 7 & row // 16 - 1) << 4)
 
 
 def _who(writer: int) -> str:

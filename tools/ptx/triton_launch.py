@@ -33,27 +33,26 @@ from txl_kernels.backends import triton as backend
 from txl_kernels.backends.triton import launch_backward, launch_forward, plan
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32", torch.int64: "i64"}
+# Older ones multiply what cp.async has copied without a fence.proxy.async, and CUTLASS does, too;
+# PTX's memory model asks for one.
+COPIES_NEED_FENCE = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 Change = Callable[[str, str], str]  # of (kernel, PTX) to PTX
 
 
 class Executor:
     """Runs launches for one architecture.
 
-    change: of the PTX of a kernel, to plant a fault. counting: fills `counts`. copies_need_fence:
-    see `SharedMemory`; before 3.9 Triton leaves that fence out.
+    change: of the PTX of a kernel, to plant a fault. counting: fills `counts`.
 
     Attributes:
         counts: of each kernel, summed over its launches.
-        compiled: what Triton made, by kernel and all that it was compiled for.
+        kernels: by name and all that they were compiled for.
     """
 
     _compiled: ClassVar[dict[Any, Any]] = {}  # of all executors, as compiling takes longest
 
-    def __init__(
-        self, capability: int, change: Change | None = None, counting: bool = False, copies_need_fence: bool = True
-    ) -> None:
+    def __init__(self, capability: int, change: Change | None = None, counting: bool = False) -> None:
         self.capability, self.change, self.counting = capability, change, counting
-        self.copies_need_fence = copies_need_fence
         self.counts: dict[str, Counts] = {}
         self.kernels: dict[Any, Kernel] = {}
 
@@ -106,14 +105,13 @@ class Executor:
                 pack(int(np.float32(value).view(np.uint32)) if isinstance(value, float) else int(value))
         counts = None
         if self.counting:
-            # Kernels compiled anew, for another length say, are counted for themselves.
             counts = self.counts.setdefault(name, Counts(kernel.program))
             if counts.program is not kernel.program:
                 raise NotModelled(f"{name} was compiled twice while counting")
         sizes = (*map(int, grid), 1, 1)[:3]
         launch = Launch(
             kernel, bytes(data), sizes, 32 * metadata.num_warps, metadata.shared, memory, maps, counts,
-            self.copies_need_fence,
+            COPIES_NEED_FENCE,
         )  # fmt: skip
         launch.run()
 

@@ -113,7 +113,7 @@ def test_race_in_global_memory() -> None:
     ids=lambda x: x[-40:],
 )
 def test_other_faults(body: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ptx.block.STEPS", 1000)
+    monkeypatch.setattr("ptx.schedule.STEPS", 1000)
     with pytest.raises(Fault, match=message):
         run(body, X[:64], out())
 

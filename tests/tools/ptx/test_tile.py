@@ -1,18 +1,11 @@
 """Counts of a tile against closed forms; the plain kernel that they are held against, against
 torch."""
 
-import os
-
 import pytest
 import torch
+from ptx_marks import RUNS_TRITONS_PTX
 
-from txl_kernels.backends import triton
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(triton.missing() is not None, reason=str(triton.missing())),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled for the interpreter"),
-]
+pytestmark = RUNS_TRITONS_PTX
 
 
 def test_products_of_a_tile() -> None:

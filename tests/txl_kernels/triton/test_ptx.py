@@ -1,21 +1,13 @@
 """What Triton makes of the kernels for sm_80 and sm_90, run by tools/ptx: values and gradients
 against float64, races, bounds, copies and products that are not waited for. No GPU is needed."""
 
-import importlib.metadata
-import os
-
 import pytest
 import torch
 from against_reference import matches_the_reference
 from oracle import Case
+from ptx_marks import RUNS_TRITONS_PTX
 
-from txl_kernels.backends import triton
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(triton.missing() is not None, reason=str(triton.missing())),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled for the interpreter"),
-]
+pytestmark = RUNS_TRITONS_PTX
 CASES = [  # several options each: compiling takes longer than running
     (Case("two tiles and a bit", B=1, H=2, L=70, M=60, D=64), torch.bfloat16),
     (Case("bounds and dropout", B=2, H=1, L=70, M=50, D=80, intervals="random", dropout_p=0.3), torch.bfloat16),
@@ -30,10 +22,6 @@ CASES = [  # several options each: compiling takes longer than running
     (Case("one query", B=2, H=1, L=1, M=9, D=64, dropout_p=0.2), torch.bfloat16),
 ]
 
-# Older ones multiply what cp.async has copied without a fence.proxy.async, and CUTLASS does, too;
-# PTX's memory model asks for one.
-COPIES_NEED_FENCE = importlib.metadata.version("triton") >= "3.9" if triton.missing() is None else True
-
 
 @pytest.mark.parametrize("architecture", [80, 90])
 @pytest.mark.parametrize(("case", "dtype"), CASES, ids=str)
@@ -41,7 +29,7 @@ COPIES_NEED_FENCE = importlib.metadata.version("triton") >= "3.9" if triton.miss
 def test_contract(case: Case, dtype: torch.dtype, architecture: int) -> None:
     from ptx.triton_launch import executed
 
-    with executed(architecture, copies_need_fence=COPIES_NEED_FENCE):
+    with executed(architecture):
         matches_the_reference(case, dtype, "triton")
 
 

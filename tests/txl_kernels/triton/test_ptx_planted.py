@@ -3,22 +3,17 @@ left out or changed in turn, and is a fault or gives wrong values. Other kernels
 compute, not in how they synchronise."""
 
 import functools
-import os
 from collections.abc import Callable
 
 import pytest
 import torch
 from oracle import Case, as_call, make_inputs
+from ptx_marks import RUNS_TRITONS_PTX
 from ptx_plants import KINDS, Plant, places
 
 from txl_kernels import rel_attention
-from txl_kernels.backends import triton
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(triton.missing() is not None, reason=str(triton.missing())),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled for the interpreter"),
-]
+pytestmark = RUNS_TRITONS_PTX
 KERNEL = "forward_kernel"
 VARIANTS = {  # architecture, intervals
     "sm_80": (80, ""),

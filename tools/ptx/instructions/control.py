@@ -4,7 +4,13 @@ from typing import Any
 
 from ptx.decode import instruction
 from ptx.faults import NotModelled
+from ptx.operands import constant
 from ptx.parse import Immediate, Instruction
+
+
+@instruction("bra", kind="branch")
+def branch(x: Instruction) -> Any:
+    return None
 
 
 @instruction("ret", "exit", kind="exit")
@@ -15,19 +21,16 @@ def end(x: Instruction) -> Any:
 @instruction("bar", "barrier", kind="barrier")
 def barrier(x: Instruction) -> Any:
     """bar.sync and bar.arrive: (number, threads or None for all, whether it waits)."""
-    if x.parts[1:] == ("warp", "sync"):
-        return _warp_barrier(x)
     if x.op not in ("bar.sync", "barrier.sync", "barrier.sync.aligned", "bar.arrive", "barrier.cta.sync"):
         raise NotModelled(x.op)
-    given = [y.value if isinstance(y, Immediate) else None for y in x.operands]
-    if None in given:
-        raise NotModelled(f"{x.text}: a barrier in a register")
-    number, count = given[0], given[1] if len(given) > 1 else None
+    number, *counts = map(constant, x.operands)
+    count = counts[0] if counts else None
     waits = "sync" in x.parts
     return lambda block, lanes: (number, count, waits)
 
 
-def _warp_barrier(x: Instruction) -> Any:
+@instruction("bar.warp.sync")
+def warp_barrier(x: Instruction) -> Any:
     if x.operands not in ([Immediate(-1)], [Immediate(0xFFFFFFFF)]):
         raise NotModelled(x.text)
 

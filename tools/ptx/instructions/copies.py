@@ -7,9 +7,8 @@ import numpy as np
 
 from ptx.decode import instruction
 from ptx.faults import NotModelled
-from ptx.instructions import tensor_copies
-from ptx.operands import address_reader, raw_reader, spread
-from ptx.parse import Immediate, Instruction
+from ptx.operands import address_reader, constant, raw_reader, spread
+from ptx.parse import Instruction
 
 
 @dataclass
@@ -51,25 +50,26 @@ def _copies(block: Any) -> Copies:
     return block.copies  # type: ignore[no-any-return]
 
 
-@instruction("cp")
+@instruction("cp.async.commit_group")
+def commit(x: Instruction) -> Any:
+    def run(block: Any, lanes: Any) -> None:
+        _copies(block).group[lanes.at] += 1
+
+    return run
+
+
+@instruction("cp.async.wait_group")
+def wait(x: Instruction) -> Any:
+    left = constant(x.operands[0])
+    return lambda block, lanes: _copies(block).wait(block, lanes, left)
+
+
+@instruction("cp.async.ca", "cp.async.cg")
 def copy(x: Instruction) -> Any:
-    if x.parts[:3] == ("cp", "async", "bulk"):
-        return tensor_copies.load(x)
-    if x.op == "cp.async.commit_group":
-
-        def commit(block: Any, lanes: Any) -> None:
-            _copies(block).group[lanes.at] += 1
-
-        return commit
-    if x.op in ("cp.async.wait_group", "cp.async.wait_all"):
-        left = x.operands[0].value if x.operands and isinstance(x.operands[0], Immediate) else 0
-        if x.op == "cp.async.wait_all":
-            raise NotModelled(x.op)
-        return lambda block, lanes: _copies(block).wait(block, lanes, left)
-    if x.parts[1] != "async" or x.parts[2] not in ("ca", "cg") or len(x.operands) not in (3, 4):
+    if len(x.operands) not in (3, 4):
         raise NotModelled(x.op)
     to, source = address_reader(x.operands[0], 32), address_reader(x.operands[1], 64)
-    (size,) = (y.value for y in x.operands[2:3] if isinstance(y, Immediate))
+    size = constant(x.operands[2])
     given = raw_reader(x.operands[3], 32) if len(x.operands) == 4 else None
 
     def run(block: Any, lanes: Any) -> None:

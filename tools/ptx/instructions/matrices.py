@@ -15,31 +15,35 @@ ROW, COLUMN = np.arange(WARP) // 4, np.arange(WARP) % 4  # of a thread in the fr
 _FLOAT32 = Type("f", 32)
 
 
-def pairs_of_halves(operands: tuple[Operand | None, ...], kind: str) -> Any:
-    """A function to float32 [warps, 32, 2 x registers]: the lower half first."""
+def fragment(operands: tuple[Operand | None, ...], kind: str) -> Any:
+    """A function to float32 [warps, 32, numbers of a thread]; lower halves come first."""
     readers = [raw_reader(operand, 32) for operand in operands]
 
     def read(block: Any, lanes: Any) -> np.ndarray:
         words = np.stack([spread(f(block, lanes), lanes) for f in readers], 1)
-        halves = words.view(np.uint16).reshape(len(lanes.warps), WARP, -1)
-        return numbers(halves, kind)
+        raw = words if kind == "tf32" else words.view(np.uint16)
+        return numbers(raw, kind).reshape(len(lanes.warps), WARP, -1)
 
     return read
 
 
-def words_of_tf32(operands: tuple[Operand | None, ...]) -> Any:
-    """A function to float32 [warps, 32, registers]: the low 13 bits are not read."""
-    readers = [raw_reader(operand, 32) for operand in operands]
+def in_a_register(kind: str) -> int:
+    """Numbers of a factor."""
+    return 1 if kind == "tf32" else 2
 
-    def read(block: Any, lanes: Any) -> np.ndarray:
-        words = np.stack([spread(f(block, lanes), lanes) for f in readers], 1)
-        return numbers(words, "tf32").reshape(len(lanes.warps), WARP, -1)
 
-    return read
+def left_factor(a: np.ndarray, kind: str, depth: int) -> np.ndarray:
+    """[warps, 16, depth] of its fragments [warps, 32, ...]."""
+    each = in_a_register(kind)
+    A = np.zeros((len(a), 16, depth), np.float32)
+    for n in range(a.shape[2]):
+        register, e = divmod(n, each)
+        A[:, ROW + 8 * (register % 2), each * COLUMN + e + 4 * each * (register // 2)] = a[:, :, n]
+    return A
 
 
 def numbers(raw: np.ndarray, kind: str) -> np.ndarray:
-    """bf16 or f16 of uint16, tf32 of uint32, as float32."""
+    """bf16 or f16 of uint16, tf32 of uint32 (its low 13 bits are not read), as float32."""
     if kind == "bf16":
         return (raw.astype(np.uint32) << 16).view(np.float32)
     if kind == "f16":
@@ -61,23 +65,18 @@ def multiply(x: Instruction) -> Any:
              ("m16n8k8", "f16"): 8}.get((shape, kind))  # fmt: skip
     if depth is None:
         raise NotModelled(x.op)
-    read = words_of_tf32 if kind == "tf32" else lambda operands: pairs_of_halves(operands, kind)
-    left, right = read(items(x.operands[1])), read(items(x.operands[2]))
-    each = 1 if kind == "tf32" else 2  # numbers in a register
+    left, right = fragment(items(x.operands[1]), kind), fragment(items(x.operands[2]), kind)
+    each = in_a_register(kind)
     added = [reader(operand, _FLOAT32) for operand in items(x.operands[3])]
     puts = [writer(operand, _FLOAT32) for operand in items(x.operands[0])]
 
     def run(block: Any, lanes: Any) -> None:
         warps = need_whole(lanes)
-        a, b = left(block, lanes), right(block, lanes)
-        A, B = np.zeros((warps, 16, depth), np.float32), np.zeros((warps, depth, 8), np.float32)
-        for n in range(a.shape[2]):
-            register, e = divmod(n, each)
-            A[:, ROW + 8 * (register % 2), each * COLUMN + e + 4 * each * (register // 2)] = a[:, :, n]
+        b, B = right(block, lanes), np.zeros((warps, depth, 8), np.float32)
         for n in range(b.shape[2]):
             register, e = divmod(n, each)
             B[:, each * COLUMN + e + 4 * each * register, ROW] = b[:, :, n]
-        C = A @ B
+        C = left_factor(left(block, lanes), kind, depth) @ B
         if block.counts is not None:
             block.counts.product(warps * 16 * 8 * depth)
         for n, (put, add) in enumerate(zip(puts, added, strict=True)):
@@ -94,10 +93,10 @@ def _matrices(x: Instruction) -> int:
     return next(int(p[1]) for p in x.parts if p in ("x1", "x2", "x4"))
 
 
-def _rows(address: np.ndarray, lanes: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Addresses, threads and warps of the rows: thread n names row n % 8 of matrix n // 8."""
+def _rows(address: np.ndarray, lanes: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Addresses of the rows, and their threads: thread n names row n % 8 of matrix n // 8."""
     chosen = lanes.ids % WARP < 8 * count
-    return address[chosen], lanes.ids[chosen], lanes.warp[chosen]
+    return address[chosen], lanes.ids[chosen]
 
 
 @instruction("ldmatrix")
@@ -108,9 +107,7 @@ def load(x: Instruction) -> Any:
 
     def run(block: Any, lanes: Any) -> None:
         warps = need_whole(lanes)
-        at, ids, warp = _rows(address(block, lanes), lanes, count)
-        if block.counts is not None:
-            block.counts.shared_access(at, 16, warp)
+        at, ids = _rows(address(block, lanes), lanes, count)
         rows = block.shared.read(at, 16, ids, collective=True)
         matrices = rows.view(np.uint16).reshape(warps, count, 8, 8)
         for n, put in enumerate(puts):
@@ -129,9 +126,7 @@ def store(x: Instruction) -> Any:
 
     def run(block: Any, lanes: Any) -> None:
         warps = need_whole(lanes)
-        at, ids, warp = _rows(address(block, lanes), lanes, count)
-        if block.counts is not None:
-            block.counts.shared_access(at, 16, warp)
+        at, ids = _rows(address(block, lanes), lanes, count)
         matrices = np.zeros((warps, count, 8, 8), np.uint16)
         for n, value in enumerate(values):
             words = spread(value(block, lanes), lanes).reshape(warps, WARP)

@@ -11,6 +11,7 @@ from ptx.operands import (
     RAW,
     Type,
     address_reader,
+    elements,
     items,
     raw_reader,
     raw_writer,
@@ -32,7 +33,7 @@ def space_and_width(x: Instruction) -> tuple[str, Type, int]:
     odd = [p for p in x.parts[2:] if p not in _CACHING and not types_of((p,))]
     if odd or space not in ("global", "shared", "param"):
         raise NotModelled(x.op)
-    return space, t, next((int(p[1]) for p in x.parts if p in ("v2", "v4")), 1)
+    return space, t, elements(x.parts)
 
 
 @instruction("ld")
@@ -45,8 +46,6 @@ def load(x: Instruction) -> Any:
     def fetch(block: Any, lanes: Any) -> np.ndarray:
         at = address(block, lanes)
         if space == "shared":
-            if block.counts is not None:
-                block.counts.shared_access(at, width, lanes.warp)
             return np.asarray(block.shared.read(at, width, lanes.ids))
         if block.counts is not None:
             block.counts.global_access(at, width, lanes.warp)
@@ -81,8 +80,6 @@ def store(x: Instruction) -> Any:
         at = address(block, lanes)
         data = np.stack([spread(value(block, lanes), lanes) for value in values], 1).view(np.uint8)
         if space == "shared":
-            if block.counts is not None:
-                block.counts.shared_access(at, data.shape[1], lanes.warp)
             block.shared.write(at, data, lanes.ids)
         else:
             if block.counts is not None:

@@ -8,14 +8,14 @@ import numpy as np
 
 from ptx.decode import instruction
 from ptx.faults import Fault, NotModelled
-from ptx.instructions.matrices import COLUMN, ROW, numbers, pairs_of_halves, words_of_tf32
+from ptx.instructions.matrices import COLUMN, ROW, fragment, left_factor, numbers
 from ptx.lanes import WARP
-from ptx.operands import items, raw_reader, spread
-from ptx.parse import Immediate, Instruction, Operand, Register, Vector
+from ptx.operands import constant, items, raw_reader, spread
+from ptx.parse import Instruction, Operand, Register, Vector
+from ptx.shared_memory import swizzled
 
 GROUP = 4 * WARP
 _SPANS = {0: 16, 1: 128, 2: 64, 3: 32}  # bytes of a swizzled row, by layout of the descriptor
-_MASKS = {16: 0, 32: 1, 64: 3, 128: 7}
 
 
 @dataclass
@@ -53,16 +53,9 @@ def _threads(group: int) -> slice:
     return slice(group * GROUP, group * GROUP + GROUP)
 
 
-@instruction("wgmma")
-def product(x: Instruction) -> Any:
-    if x.parts[1] == "fence":
-        return _fence
-    if x.parts[1] == "commit_group":
-        return _commit
-    if x.parts[1] == "wait_group":
-        (left,) = (y.value for y in x.operands if isinstance(y, Immediate))
-        return lambda block, lanes: _wait(block, lanes, left)
-    return _Multiply(x)
+@instruction("wgmma.fence")
+def fence(x: Instruction) -> Any:
+    return _fence
 
 
 def _fence(block: Any, lanes: Any) -> None:
@@ -71,11 +64,22 @@ def _fence(block: Any, lanes: Any) -> None:
         mask[lanes.at] = False
 
 
+@instruction("wgmma.commit_group")
+def commit(x: Instruction) -> Any:
+    return _commit
+
+
 def _commit(block: Any, lanes: Any) -> None:
     products = _products(block)
     for g in _groups(lanes):
         products.groups[g].append(products.open[g])
         products.open[g] = _Products()
+
+
+@instruction("wgmma.wait_group")
+def wait(x: Instruction) -> Any:
+    left = constant(x.operands[0])
+    return lambda block, lanes: _wait(block, lanes, left)
 
 
 def _wait(block: Any, lanes: Any, left: int) -> None:
@@ -96,7 +100,8 @@ def _wait(block: Any, lanes: Any, left: int) -> None:
                     del table[slot]
 
 
-class _Multiply:
+@instruction("wgmma.mma_async")
+class Multiply:
     """wgmma.mma_async.sync.aligned.m64nNkK.f32.T.T: D = A B (+ D)."""
 
     def __init__(self, x: Instruction) -> None:
@@ -110,16 +115,14 @@ class _Multiply:
         flags = list(x.operands[3:])
         self.left = self.left_descriptor = None
         if isinstance(x.operands[1], Vector):
-            read = words_of_tf32 if self.kind == "tf32" else lambda given: pairs_of_halves(given, self.kind)
-            self.left, self.sources = read(x.operands[1].items), _slots(x.operands[1].items)
+            self.left, self.sources = fragment(x.operands[1].items, self.kind), _slots(x.operands[1].items)
         else:
             self.left_descriptor = raw_reader(x.operands[1], 64)
         self.right_descriptor = raw_reader(x.operands[2], 64)
         self.adds = raw_reader(flags[0], 1)
-        numbers_ = [f.value if isinstance(f, Immediate) else None for f in flags[1:]]
-        if None in numbers_ or numbers_[:2] != [1, 1]:
+        signs, transposed = list(map(constant, flags[1:3])), [*map(constant, flags[3:]), 0, 0]
+        if signs != [1, 1]:
             raise NotModelled(x.text)
-        transposed = [*numbers_[2:], 0, 0]
         self.left_transposed, self.right_transposed = (0, transposed[0]) if self.left else transposed[:2]
 
     def __call__(self, block: Any, lanes: Any) -> None:
@@ -156,12 +159,7 @@ class _Multiply:
         """[64, K]: a warp has 16 rows."""
         assert self.left is not None
         a = self.left(block, lanes)[4 * n : 4 * n + 4]
-        each = 1 if self.kind == "tf32" else 2
-        A = np.zeros((4, 16, self.K), np.float32)
-        for k in range(a.shape[2]):
-            register, e = divmod(k, each)
-            A[:, ROW + 8 * (register % 2), each * COLUMN + e + 4 * each * (register // 2)] = a[:, :, k]
-        return A.reshape(64, self.K)
+        return left_factor(a, self.kind, self.K).reshape(64, self.K)
 
     def _from_shared(
         self, block: Any, lanes: Any, descriptor: Any, rows: int, transposed: Any, n: int, g: int, now: _Products
@@ -181,8 +179,7 @@ class _Multiply:
             line = start + row // per * leading + k // 8 * stride + k % 8 * span + row % per * self.item
         else:
             line = start + row // 8 * stride + row % 8 * span + k * self.item
-        at = line ^ ((line >> 7 & _MASKS[span]) << 4)
-        places = (at[..., None] + np.arange(self.item)).reshape(rows, -1)
+        places = (swizzled(line, span)[..., None] + np.arange(self.item)).reshape(rows, -1)
         firsts = np.arange(4) * WARP + g * GROUP
         now.cells.append(block.shared.lend(places.ravel(), firsts))
         raw = np.ascontiguousarray(block.shared.bytes[places])

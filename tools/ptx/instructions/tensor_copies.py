@@ -11,9 +11,9 @@ from ptx.decode import instruction
 from ptx.faults import Fault, NotModelled
 from ptx.operands import PARAM_BASE, SIGNED, address_reader, raw_reader, raw_writer, spread
 from ptx.parse import Address, Instruction, TensorAddress
+from ptx.shared_memory import swizzled
 
 ALIGNED = 128  # bytes that a box in shared memory starts at a multiple of
-_SWIZZLE = {0: 0, 1: 1, 2: 3, 3: 7}  # none, 32, 64, 128 bytes: bits of the row that the address takes
 
 
 @dataclass
@@ -30,64 +30,80 @@ class TensorMap:
     swizzle: int
 
 
-@instruction("mbarrier")
-def mbarrier(x: Instruction) -> Any:
-    kind = x.parts[1]
-    (where,) = (y for y in x.operands if isinstance(y, Address))
-    address = address_reader(where, 32)
-    last = x.operands[-1]
-    if kind in ("init", "inval"):
-        count = raw_reader(last, 32) if kind == "init" else None
-
-        def make(block: Any, lanes: Any) -> None:
-            for n, (at, thread) in enumerate(zip(address(block, lanes), lanes.ids, strict=True)):
-                if count is None:
-                    block.mbarriers.give_up(int(at), int(thread))
-                else:
-                    block.mbarriers.make(int(at), int(spread(count(block, lanes), lanes)[n]), int(thread))
-
-        return make
-    if kind == "arrive":
-        if not set(x.parts[2:]) <= {"expect_tx", "shared", "shared_cta", "b64", "release", "cta"}:
-            raise NotModelled(x.op)
-        extra = raw_reader(last, 32) if "expect_tx" in x.parts else None
-        if extra is None and not isinstance(last, Address):
-            raise NotModelled(x.text)
-
-        def arrive(block: Any, lanes: Any) -> None:
-            more = spread(extra(block, lanes), lanes) if extra else np.zeros(lanes.n, np.int64)
-            for at, thread, size in zip(address(block, lanes), lanes.ids, more, strict=True):
-                block.mbarriers.arrive(int(at), int(thread), int(size))
-
-        return arrive
-    if kind in ("try_wait", "test_wait"):
-        if "parity" not in x.parts:
-            raise NotModelled(x.op)
-        parity, put = raw_reader(x.operands[2], 32), raw_writer(x.operands[0])
-
-        def wait(block: Any, lanes: Any) -> np.ndarray:
-            """Which threads go on.
-
-            It may say no at any time: it does so once, and then until the phase has ended, which
-            lets others run.
-            """
-            wanted = spread(parity(block, lanes), lanes)
-            refused = block.refused.setdefault(x.line, np.zeros(block.threads, bool))
-            said_no = refused[lanes.at].copy()
-            done = np.array(
-                [
-                    bool(no) and block.mbarriers.completed(int(at), int(p), int(thread))
-                    for no, at, p, thread in zip(said_no, address(block, lanes), wanted, lanes.ids, strict=True)
-                ]
-            )
-            refused[lanes.at] = ~done
-            put(block, lanes, done)
-            return done | ~said_no
-
-        return wait
-    raise NotModelled(x.op)
+def _where(x: Instruction) -> Any:
+    """A function to the mbarrier's address of each thread."""
+    (given,) = (y for y in x.operands if isinstance(y, Address))
+    return address_reader(given, 32)
 
 
+@instruction("mbarrier.init")
+def make(x: Instruction) -> Any:
+    address, count = _where(x), raw_reader(x.operands[1], 32)
+
+    def run(block: Any, lanes: Any) -> None:
+        for at, n, thread in zip(address(block, lanes), spread(count(block, lanes), lanes), lanes.ids, strict=True):
+            block.mbarriers.make(int(at), int(n), int(thread))
+
+    return run
+
+
+@instruction("mbarrier.inval")
+def give_up(x: Instruction) -> Any:
+    address = _where(x)
+
+    def run(block: Any, lanes: Any) -> None:
+        for at, thread in zip(address(block, lanes), lanes.ids, strict=True):
+            block.mbarriers.give_up(int(at), int(thread))
+
+    return run
+
+
+@instruction("mbarrier.arrive")
+def arrive(x: Instruction) -> Any:
+    if not set(x.parts[2:]) <= {"expect_tx", "shared", "shared_cta", "b64", "release", "cta"}:
+        raise NotModelled(x.op)
+    address, last = _where(x), x.operands[-1]
+    extra = raw_reader(last, 32) if "expect_tx" in x.parts else None
+    if extra is None and not isinstance(last, Address):
+        raise NotModelled(x.text)
+
+    def run(block: Any, lanes: Any) -> None:
+        more = spread(extra(block, lanes), lanes) if extra else np.zeros(lanes.n, np.int64)
+        for at, thread, size in zip(address(block, lanes), lanes.ids, more, strict=True):
+            block.mbarriers.arrive(int(at), int(thread), int(size))
+
+    return run
+
+
+@instruction("mbarrier.try_wait", "mbarrier.test_wait", kind="wait")
+def wait(x: Instruction) -> Any:
+    """Which threads go on.
+
+    It may say no at any time: it does so once, and then until the phase has ended, which lets
+    others run.
+    """
+    if "parity" not in x.parts:
+        raise NotModelled(x.op)
+    address, parity, put = _where(x), raw_reader(x.operands[2], 32), raw_writer(x.operands[0])
+
+    def run(block: Any, lanes: Any) -> np.ndarray:
+        wanted = spread(parity(block, lanes), lanes)
+        refused = block.refused.setdefault(x.line, np.zeros(block.threads, bool))
+        said_no = refused[lanes.at].copy()
+        done = np.array(
+            [
+                bool(no) and block.mbarriers.completed(int(at), int(p), int(thread))
+                for no, at, p, thread in zip(said_no, address(block, lanes), wanted, lanes.ids, strict=True)
+            ]
+        )
+        refused[lanes.at] = ~done
+        put(block, lanes, done)
+        return done | ~said_no
+
+    return run
+
+
+@instruction("cp.async.bulk.tensor")
 def load(x: Instruction) -> Any:
     """cp.async.bulk.tensor.Nd.shared.global.mbarrier: a box, zeros where it lies outside."""
     m = re.match(r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::(cta|cluster)\.global\.mbarrier::complete_tx::bytes$", x.op)
@@ -125,8 +141,7 @@ def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, 
         data[inside] = block.memory.read(offset.astype(np.uint64), item, np.zeros(len(offset), np.int64))
     if block.counts is not None:
         block.counts.unit_copy(len(grid) * item)
-    line = to + np.arange(len(grid)) * item
-    places = line ^ ((line >> 7 & _SWIZZLE[given.swizzle]) << 4)
+    places = swizzled(to + np.arange(len(grid)) * item, 16 << given.swizzle)
     places = (places[:, None] + np.arange(item)).ravel()
     cells = block.shared.begin_unit_copy(places, thread)
     barrier = block.mbarriers.get(bar, thread)

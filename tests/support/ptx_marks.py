@@ -1,0 +1,13 @@
+"""Where tests that run Triton's PTX run."""
+
+import os
+
+import pytest
+
+from txl_kernels.backends import triton
+
+RUNS_TRITONS_PTX = [
+    pytest.mark.slow,
+    pytest.mark.skipif(triton.missing() is not None, reason=str(triton.missing())),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled for the interpreter"),
+]

@@ -1,0 +1,147 @@
+"""Which threads of a block go on: those at the lowest instruction, together."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptx.faults import Fault
+from ptx.lanes import Lanes, lanes_of
+
+if TYPE_CHECKING:
+    from ptx.block import Block
+    from ptx.decode import Decoded
+
+STEPS = 20_000_000
+
+
+@dataclass
+class _Waiting:
+    """Threads at a barrier of the block; resume: which of them go on where."""
+
+    count: int
+    arrived: np.ndarray
+    resume: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def arrive(self, pc: int, lanes: Lanes, waits: bool, count: int) -> None:
+        if count != self.count:
+            raise Fault(f"a barrier is for {self.count} threads and for {count}")
+        if self.arrived[lanes.at].any():
+            raise Fault("a thread arrives twice at a barrier")
+        self.arrived = self.arrived | lanes.mask
+        if waits:
+            self.resume[pc] = self.resume.get(pc, False) | lanes.mask
+
+
+class Schedule:
+    """Threads [threads] by the instruction that they are at.
+
+    Attributes:
+        ready, parked: that may go on, and that wait at mbarriers.
+        waiting: at barriers of the block, by number.
+    """
+
+    def __init__(self, block: "Block") -> None:
+        self.block = block
+        self.code = block.kernel.code
+        self.ready: dict[int, np.ndarray] = {0: np.ones(block.threads, bool)}
+        self.parked: dict[int, np.ndarray] = {}
+        self.waiting: dict[int, _Waiting] = {}
+        self.ended = np.zeros(block.threads, bool)
+        self.steps = 0
+
+    def run(self) -> None:
+        """To the end of all threads."""
+        changes = self.block.mbarriers.changes
+        while self.ready or self.parked or self.waiting:
+            if self.ready:
+                pc = min(self.ready)
+                self._go(pc, self.ready.pop(pc))
+                continue
+            if not self.parked or self.block.mbarriers.changes == changes:
+                raise Fault(self._why_stuck())
+            changes = self.block.mbarriers.changes
+            self.ready, self.parked = self.parked, {}
+
+    def _add(self, pc: int, mask: np.ndarray) -> None:
+        if mask.any():
+            self.ready[pc] = self.ready[pc] | mask if pc in self.ready else mask
+
+    def _go(self, pc: int, mask: np.ndarray) -> None:
+        """Threads run on from pc while they stay together and no others are behind or beside."""
+        block, counts = self.block, self.block.counts
+        lanes = lanes_of(mask)
+        while pc < len(self.code) and not (self.ready and pc >= min(self.ready)):
+            block.now = now = self.code[pc]
+            self.steps += 1
+            if self.steps > STEPS:
+                raise Fault("no end is in sight")
+            if counts is not None:
+                counts.issued(pc, len(lanes.warps))
+            active = self._active(now, lanes)
+            if active.n and now.kind != "plain":
+                stays = self._control(pc, now, lanes, active)
+                if stays is None:
+                    return
+                pc = stays
+                continue
+            if active.n:
+                now.run(block, active)
+            pc += 1
+        if pc == len(self.code):
+            self.ended |= mask
+        else:
+            self._add(pc, mask)
+
+    def _active(self, now: "Decoded", lanes: Lanes) -> Lanes:
+        """Those that an instruction's guard lets execute it."""
+        if now.guard is None:
+            return lanes
+        on = now.guard(self.block, lanes)
+        if on.all():
+            return lanes
+        chosen = np.zeros(self.block.threads, bool)
+        chosen[lanes.at] = on
+        return lanes_of(chosen)
+
+    def _control(self, pc: int, now: "Decoded", lanes: Lanes, active: Lanes) -> int | None:
+        """Executes what may part threads; returns where all go on together, or None once each has
+        its place."""
+        others = lanes.mask & ~active.mask
+        if now.kind == "branch":
+            if active is lanes:
+                return now.target
+            self._add(now.target, active.mask)
+        elif now.kind == "exit":
+            self.ended |= active.mask
+        elif now.kind == "wait":
+            done = np.zeros(self.block.threads, bool)
+            done[active.at] = now.run(self.block, active)
+            if done[active.at].all():
+                return pc + 1
+            self.parked[pc] = self.parked.get(pc, False) | (active.mask & ~done)
+            self._add(pc + 1, done)
+        else:
+            self._arrive(pc, active, *now.run(self.block, active))
+        self._add(pc + 1, others)
+        return None
+
+    def _arrive(self, pc: int, active: Lanes, number: int, count: int | None, waits: bool) -> None:
+        """At a barrier of the block: of `count` threads or all; waits: until they are there."""
+        if not active.whole:
+            raise Fault("part of a warp arrives at a barrier")
+        count = count or self.block.threads
+        at = self.waiting.setdefault(number, _Waiting(count, np.zeros(self.block.threads, bool)))
+        at.arrive(pc + 1, active, waits, count)
+        if not waits:
+            self._add(pc + 1, active.mask)
+        if at.arrived.sum() == at.count:
+            self.block.order.meet(lanes_of(at.arrived))
+            for resume, who in at.resume.items():
+                self._add(resume, who)
+            del self.waiting[number]
+
+    def _why_stuck(self) -> str:
+        if self.parked:
+            return "threads wait for ever at an mbarrier"
+        return "threads wait at a barrier that others " + ("have ended before" if self.ended.any() else "do not reach")
