@@ -84,6 +84,7 @@ _TABLE["hopper by pointers"] = {
     **_TABLE["hopper"],
     "half": _TABLE["hopper"]["half"]
     | {
+        "forward": (Config(64, 64, 4, 2), Config(64, 64, 8, 2), Config(32, 32, 4, 2)),
         "decode": (Config(16, 64, 2, 2), Config(16, 64, 4, 2), Config(16, 64, 8, 2)),
         "backward_queries": (Config(64, 64, 8, 2), Config(32, 32, 8, 1), Config(16, 16, 4, 1)),
         "backward_keys": (Config(32, 32, 2, 1), Config(32, 32, 4, 1), Config(32, 32, 8, 1)),
