@@ -80,8 +80,8 @@ def shipped() -> list[Variant]:
             variants += [Variant(kernel, capability, dtype, 32, tma) for dtype in ("bf16", "tf32", "fp32")]
             variants += [Variant(kernel, capability, "fp16", 64, tma), Variant(kernel, capability, "bf16", 80, tma)]
             variants += [Variant(kernel, capability, "bf16", 64, tma, dropout=True)]
-            variants += [Variant(kernel, capability, "bf16", 64, bounds=True)]
-            variants += [Variant(kernel, capability, "bf16", 64, bounds=True, dropout=True)]
+            variants += [Variant(kernel, capability, "bf16", 64, tma, bounds=True)]
+            variants += [Variant(kernel, capability, "bf16", 64, tma, bounds=True, dropout=True)]
         variants += [Variant(kernel, 90, "bf16", width) for width in (64, 128, 256)]
     return variants + [Variant("backward_queries", c, "bf16", 64, tma=c == 90, atomics=True) for c in (80, 90)]
 
@@ -103,13 +103,16 @@ def compile_variant(v: Variant, chosen: config.Config, far: Collection[str] = ()
     constants = {name: x for name, x in constants.items() if name in function.arg_names}
     walks_keys = v.kernel in ("forward", "decode", "backward_queries")
     described = {"K", "V", "K_MEM", "V_MEM", "R"} if walks_keys else {"QU", "QW", "DOUT", "R"}
+    if v.bounds and walks_keys:  # rows are left out, which a descriptor cannot
+        described -= {"K", "K_MEM"} if v.kernel == "backward_queries" else {"V", "V_MEM"}
     rows = chosen.block_n if walks_keys else chosen.block_m
     signature, aligned = {}, []
     for name in function.arg_names:
         if name in constants:
             signature[name] = "constexpr"
         elif v.tma and name in described:
-            signature[name] = f"tensordesc<{dtype}[{'' if name == 'R' else '1,'}1,{rows},{block_d}]>"
+            blocks = 2 if (v.kernel, name) == ("backward_keys", "R") else 1
+            signature[name] = f"tensordesc<{dtype}[{'' if name == 'R' else '1,'}1,{rows * blocks},{block_d}]>"
         elif name.isupper() and name not in ("B", "H", "L", "M", "T"):
             signature[name] = "*fp32" if name == "OUT" and v.kernel == "decode" else POINTERS.get(name, "*" + dtype)
             aligned.append(name)

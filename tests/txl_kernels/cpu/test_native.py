@@ -253,13 +253,12 @@ def work():
         calls.append(1)
 for _ in range(2):
     threading.Thread(target=work, daemon=True).start()
-time.sleep(0.3)
-print(len(calls))
+while len(calls) < 3:
+    time.sleep(0.01)
 """
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
-        assert int(done.stdout) > 2
 
 
 def test_a_call_while_the_interpreter_ends() -> None:

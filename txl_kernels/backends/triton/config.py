@@ -78,8 +78,8 @@ _TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
         },
     },
 }
-# Where descriptors cannot be used (bounds, unaligned rows), addresses take registers and some tiles
-# need more warps.
+# Where descriptors cannot be used (unaligned rows), addresses take registers and some tiles need
+# more warps.
 _TABLE["hopper by pointers"] = {
     **_TABLE["hopper"],
     "half": _TABLE["hopper"]["half"]

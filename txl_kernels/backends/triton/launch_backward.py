@@ -118,15 +118,18 @@ class _Backward:
         dr_sum = self._float32(1, plan.H, plan.T, plan.D).zero_() if atomics else None
         backward_queries_kernel[(blocks * plan.bh,)](
             QU=self.qu, QW=self.qw, DOUT=self.dout, KEY_LAST=self.reach.key_last, ROW_LAST=self.reach.row_last,
-            DQ=dq, DQ_SUM=dq_sum, DR=dr_sum, **strides("dq", dq), **plan.sources(self.call, chosen.block_m),
+            DQ=dq, DQ_SUM=dq_sum, DR=dr_sum, **strides("dq", dq), **plan.sources(self.call, chosen.block_m, "K"),
             **self.shared, **self._tiles(chosen, tma, dq),
         )  # fmt: skip
         return dq_sum, dr_sum
 
-    def _streams(self, chosen: config.Config) -> dict[str, Any]:
-        """q + u, q + w, dout, r, keys and values as the kernels that walk queries take them."""
-        walked = {"QU": self.qu, "QW": self.qw, "DOUT": self.dout, "R": self.plan.r}
-        loaded = {name: self.plan.rows(x, 0, chosen.block_m, self.tma) for name, x in walked.items()}
+    def _streams(self, chosen: config.Config, r_blocks: int) -> dict[str, Any]:
+        """q + u, q + w, dout, r, keys and values as the kernels that walk queries take them.
+
+        r_blocks: of r a kernel loads at once.
+        """
+        walked = {"QU": (self.qu, 1), "QW": (self.qw, 1), "DOUT": (self.dout, 1), "R": (self.plan.r, r_blocks)}
+        loaded = {name: self.plan.rows(x, 0, n * chosen.block_m, self.tma) for name, (x, n) in walked.items()}
         return loaded | {"K": self.call.k, "V": self.call.v, "K_MEM": self.plan.k_mem, "V_MEM": self.plan.v_mem}
 
     def _keys(self, dk: Tensor, dv: Tensor, dk_mem: Tensor, dv_mem: Tensor) -> Tensor:
@@ -138,7 +141,7 @@ class _Backward:
         backward_keys_kernel[(blocks * plan.bh,)](
             KEY_FIRST=self.reach.key_first, KEY_LAST=self.reach.key_last,
             DK=dk, DV=dv, DK_MEM=dk_mem, DV_MEM=dv_mem, DU=du_sum, **strides("dk", dk), **strides("dv", dv),
-            **strides("dkm", dk_mem), **strides("dvm", dv_mem), **self._streams(chosen),
+            **strides("dkm", dk_mem), **strides("dvm", dv_mem), **self._streams(chosen, 2),
             **self.shared, **self._tiles(chosen, self.tma, dk, dv, dk_mem, dv_mem),
         )  # fmt: skip
         return du_sum
@@ -154,6 +157,6 @@ class _Backward:
         if programs:
             backward_table_kernel[(programs, shares)](
                 ROW_FIRST=self.reach.row_first, ROW_LAST=self.reach.row_last, DR=dr_sum, B=plan.B,
-                **self._streams(chosen), **self.shared, **self._tiles(chosen, self.tma),
+                **self._streams(chosen, 1), **self.shared, **self._tiles(chosen, self.tma),
             )  # fmt: skip
         return dr_sum

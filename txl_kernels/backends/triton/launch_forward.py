@@ -51,7 +51,7 @@ def _launch(call: Call, plan: Plan, out: Tensor, lse: Tensor) -> None:
     forward_kernel[(programs, parts)](
         Q=call.q, U=call.content_bias, W=call.position_bias, OUT=into, LSE=into_lse, sign=plan.sign,
         **strides("q", call.q), **strides("u", call.content_bias), **strides("w", call.position_bias), **into_strides,
-        **plan.sources(call, chosen.block_n), **shared(call, plan), **options(chosen),
+        **plan.sources(call, chosen.block_n, "V"), **shared(call, plan), **options(chosen),
         BM=chosen.block_m, BN=chosen.block_n, SPLIT=parts > 1, WIDE=plan.wide, TMA=plan.descriptors,
     )  # fmt: skip
     if parts > 1:

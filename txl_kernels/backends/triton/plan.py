@@ -104,11 +104,19 @@ class Plan(NamedTuple):
         x = x[..., first:, :]
         return TensorDescriptor(x, list(x.shape), list(x.stride()), [1] * (x.dim() - 2) + [block, self.block_d])
 
-    def sources(self, call: Call, block: int) -> dict[str, Any]:
-        """k, v, the memory and r as the kernels that walk keys take them."""
+    def sources(self, call: Call, block: int, left_out: str) -> dict[str, Any]:
+        """k, v, the memory and r as the kernels that walk keys take them.
+
+        left_out: "K" or "V", of which bounds leave rows out that a kernel must not read: then these
+        come by pointers.
+        """
         each = {"K": (call.k, 0), "V": (call.v, 0), "R": (self.r, 0)}
         each |= {"K_MEM": (self.k_mem, self.unseen), "V_MEM": (self.v_mem, self.unseen)}
-        return {name: self.rows(x, first, block, self.descriptors) for name, (x, first) in each.items()}
+        bounded = call.start is not None or call.end is not None
+        return {
+            name: self.rows(x, first, block, self.descriptors and not (bounded and name[0] == left_out))
+            for name, (x, first) in each.items()
+        }
 
 
 def make_plan(call: Call) -> Plan:
@@ -133,8 +141,6 @@ def make_plan(call: Call) -> Plan:
         "DROPOUT": call.dropout_p > 0,
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
     }
-    # Which keys are hidden by bounds only the bounds know, and a descriptor cannot leave rows out.
-    unbounded = call.start is None and call.end is None
     return Plan(
         batch, heads, length, memory_len_of(call), r.size(1), width, k_mem, v_mem, unseen, r, first_row,
         zero_row=call.zero_row - first_row,
@@ -150,5 +156,5 @@ def make_plan(call: Call) -> Plan:
         block_d=block_d,
         wide=wide(call.q, *rows),
         constants=constants,
-        descriptors=unbounded and config.has_descriptors(capability(call.q.device)) and all(map(describable, rows)),
+        descriptors=config.has_descriptors(capability(call.q.device)) and all(map(describable, rows)),
     )  # fmt: skip

@@ -82,10 +82,9 @@ def backward_keys_kernel(
         i = m0 + tl.arange(0, BLOCK)
         d0 = M + m0 - key0
         qw = load_rows(qw_rows, m0, None, BLOCK, layout)  # [BLOCK, BLOCK_D], as are r, qu and dout
-        r_above = load_distances(table, d0, None, BLOCK, layout)
-        r_below = load_distances(table, d0 - BLOCK, None, BLOCK, layout)
-        above = dot(r_above, tl.trans(qw), None, PRECISION)  # [distances, queries]
-        below = dot(r_below, tl.trans(qw), None, PRECISION)
+        r = load_distances(table, d0 - BLOCK, None, 2 * BLOCK, layout)  # [2 * BLOCK, BLOCK_D]
+        both = dot(r, tl.trans(qw), None, PRECISION)  # [distances, queries], those below d0 and from it on
+        below, above = tl.split(tl.permute(tl.reshape(both, (2, BLOCK, BLOCK)), (1, 2, 0)))
         qu = load_rows(qu_rows, m0, None, BLOCK, layout)
         s = dot(k, tl.trans(qu), None, PRECISION)  # [keys, queries], as all that follow
         s += skew_transposed(above, below, BLOCK)

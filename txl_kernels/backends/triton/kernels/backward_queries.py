@@ -21,7 +21,7 @@ from txl_kernels.backends.triton.kernels.arguments import (
 from txl_kernels.backends.triton.kernels.dropout import kept
 from txl_kernels.backends.triton.kernels.products import dot
 from txl_kernels.backends.triton.kernels.rows import add_rows, load_rows, packed_rows, place_of, rows_of, store_rows
-from txl_kernels.backends.triton.kernels.skew import skew
+from txl_kernels.backends.triton.kernels.skew import laid_out_as, skew
 from txl_kernels.backends.triton.kernels.sources import memory_source, segment_source, tile_starts
 from txl_kernels.backends.triton.kernels.table import load_distances, table_of
 from txl_kernels.backends.triton.kernels.visible import partly, sees, visible_to
@@ -60,7 +60,7 @@ def _through_positions(
 @triton.jit
 def _walk(
     state, source, key_last, table, row_last, gradient, queries, upstream, visible, dropout,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout, key_layout,
 ):  # fmt: skip
     """All tiles of one source.
 
@@ -74,7 +74,7 @@ def _walk(
         key = key0 + tl.arange(0, BLOCK)
         d0 = queries.at - key0
         seen = _in_use(key_last, source.k, row0, BLOCK)
-        k = load_rows(source.k, row0, seen, BLOCK, layout)  # [BLOCK, BLOCK_D]
+        k = load_rows(source.k, row0, seen, BLOCK, key_layout)  # [BLOCK, BLOCK_D]
         r = load_distances(table, d0 - BLOCK, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
         v = load_rows(source.v, row0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
         below = dot(queries.qw, tl.trans(r), None, PRECISION)  # [BLOCK, BLOCK], as all that follow
@@ -90,7 +90,8 @@ def _walk(
             ds = tl.where(sees(visible, key), ds, 0.0)
         ds = ds.to(k.dtype)
         dq = dot(ds, k, dq, PRECISION)
-        G = skew(ds, ds_before, BLOCK, BLOCK)
+        # In 4 bytes, which have no bank conflicts, and stay in the layout that the product takes.
+        G = laid_out_as(skew(ds.to(tl.float32), ds_before.to(tl.float32), BLOCK, BLOCK), s).to(ds.dtype)
         dq = _through_positions(dq, G, queries.qw, table, row_last, gradient, d0, BLOCK, PRECISION, layout)
         ds_before = ds
     return dq, above, ds_before, d0
@@ -108,13 +109,14 @@ def backward_queries_kernel(
     """Program (block of queries of one (b, h)).
 
     DQ_SUM: float32 [B * H, blocks, D], the block's sum of dq. DR: None, or float32 [H, T, D] of
-    zeros, to which dr is added by atomics. With TMA, K, V, K_MEM, V_MEM and R are descriptors as in
-    forward.
+    zeros, to which dr is added by atomics. With TMA, V, V_MEM and R are descriptors, as K and K_MEM
+    are without bounds; see forward.
     """
     sizes = Sizes(H, L, M, T, zero_row, back, ahead)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA)
     plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
+    keys: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA and KEY_LAST is None)
     blocks = tl.cdiv(L, BLOCK)
     pid = tl.program_id(0)
     block = blocks - 1 - pid % blocks  # longest first
@@ -155,20 +157,20 @@ def backward_queries_kernel(
     above = dot(qw, tl.trans(r), None, PRECISION)
     state = (tl.zeros((BLOCK, BLOCK_D), tl.float32), above, tl.zeros((BLOCK, BLOCK), qu.dtype), d0)
     k_strides, v_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
-    memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, layout)
+    memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, keys, layout)
     state = _walk(
         state, memory, key_last, table, row_last, gradient, queries, upstream, visible, dropout,
-        BLOCK, PRECISION, layout,
+        BLOCK, PRECISION, layout, keys,
     )  # fmt: skip
     k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
-    segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, layout)
+    segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, keys, layout)
     state = _walk(
         state, segment, segment_last, table, row_last, gradient, queries, upstream, visible, dropout,
-        BLOCK, PRECISION, layout,
+        BLOCK, PRECISION, layout, keys,
     )  # fmt: skip
     dq, _, ds, d0 = state
     # What the last tile leaves below d0: nothing when causal, else the distances of later keys.
-    G = skew(tl.zeros_like(ds), ds, BLOCK, BLOCK)
+    G = skew(tl.zeros((BLOCK, BLOCK), tl.float32), ds.to(tl.float32), BLOCK, BLOCK).to(ds.dtype)
     dq = _through_positions(dq, G, qw, table, row_last, gradient, d0 - BLOCK, BLOCK, PRECISION, layout)
     dq *= scale
     store_rows(rows_of(DQ, (dq_batch, dq_head, dq_row), place, 0, L, plain), m0, dq, BLOCK, plain)

@@ -22,7 +22,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def _walk(
     state, source, from_tile, to_tile, table, queries, visible, dropout,
-    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, GAPS: tl.constexpr, layout,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, GAPS: tl.constexpr, layout, value_layout,
 ):  # fmt: skip
     """Tiles from_tile .. to_tile - 1 of one source.
 
@@ -56,7 +56,7 @@ def _walk(
         keep = None
         if GAPS:  # values that no query sees may hold NaN
             keep = seen_by_some(visible, key0, BN)
-        v = load_rows(source.v, row0, keep, BN, layout)  # [BN, BLOCK_D]
+        v = load_rows(source.v, row0, keep, BN, value_layout)  # [BN, BLOCK_D]
         acc = dot(p.to(v.dtype), v, acc * rescale[:, None], PRECISION)
     return acc, top, total, above
 
@@ -75,8 +75,8 @@ def forward_kernel(
     """Program (block of BM queries of one (b, h), part of its keys).
 
     With SPLIT, OUT is float32 [parts, B * H, L, D] and LSE [parts, B * H, L], for `merge_kernel`;
-    without, there is one part. With TMA, K, V, K_MEM, V_MEM and R are descriptors, and those of the
-    memory start at the first key that some query sees.
+    without, there is one part. With TMA, K, K_MEM and R are descriptors, as V and V_MEM are without
+    bounds (which leave rows out); those of the memory start at the first key that some query sees.
     """
     sizes = Sizes(H, L, M, T, zero_row, back, ahead)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
@@ -106,6 +106,7 @@ def forward_kernel(
     qw = ((q.to(tl.float32) + w[None, :]) * sign).to(q.dtype)
     queries = Queries(qu, qw, m0, M + m0, scale_log2)
     gaps: tl.constexpr = (START is not None) or (END is not None)
+    values: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA and not gaps)
     dropout = None
     if DROPOUT:
         dropout = Dropout(tl.load(SEED), place.bh, drop_below, keep_scale)
@@ -122,14 +123,14 @@ def forward_kernel(
         above,
     )
     k_strides, v_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
-    memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, layout)
+    memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, layout, values)
     mem_end = tl.minimum(to_tile, mem_tiles)
-    state = _walk(state, memory, from_tile, mem_end, table, queries, visible, dropout, BM, BN, PRECISION, gaps, layout)
+    state = _walk(state, memory, from_tile, mem_end, table, queries, visible, dropout, BM, BN, PRECISION, gaps, layout, values)
     k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
-    segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, layout)
+    segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, layout, values)
     from_tile = tl.maximum(from_tile - mem_tiles, 0)
     to_tile -= mem_tiles
-    state = _walk(state, segment, from_tile, to_tile, table, queries, visible, dropout, BM, BN, PRECISION, gaps, layout)
+    state = _walk(state, segment, from_tile, to_tile, table, queries, visible, dropout, BM, BN, PRECISION, gaps, layout, values)
     acc, top, total, _ = state
 
     nothing = total == 0.0  # of these keys, which may be one part's

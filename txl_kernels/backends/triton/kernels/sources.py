@@ -20,24 +20,20 @@ def tile_starts(visible, sizes, BN: tl.constexpr):
 
 
 @triton.jit
-def memory_source(K, k_strides, V, v_strides, start, place, visible, sizes, layout):
+def memory_source(K, k_strides, V, v_strides, start, place, visible, sizes, k_layout, v_layout):
     """`Source` of the keys before M. Descriptors start at the first key that a window reaches."""
-    first = visible.first
-    if layout.TMA:
-        first = tl.maximum(sizes.M - sizes.back, 0)
     last = tl.minimum(visible.last, sizes.M)
-    k = rows_of(K, k_strides, place, first, last, layout)
-    v = rows_of(V, v_strides, place, first, last, layout)
+    reached = tl.maximum(sizes.M - sizes.back, 0)
+    k = rows_of(K, k_strides, place, reached if k_layout.TMA else visible.first, last, k_layout)
+    v = rows_of(V, v_strides, place, reached if v_layout.TMA else visible.first, last, v_layout)
     return Source(k, v, start, 0)
 
 
 @triton.jit
-def segment_source(K, k_strides, V, v_strides, start, place, visible, sizes, layout):
+def segment_source(K, k_strides, V, v_strides, start, place, visible, sizes, k_layout, v_layout):
     """`Source` of the keys from M on."""
     first = tl.maximum(visible.first, sizes.M) - sizes.M
-    if layout.TMA:
-        first = 0
     last = visible.last - sizes.M
-    k = rows_of(K, k_strides, place, first, last, layout)
-    v = rows_of(V, v_strides, place, first, last, layout)
+    k = rows_of(K, k_strides, place, 0 if k_layout.TMA else first, last, k_layout)
+    v = rows_of(V, v_strides, place, 0 if v_layout.TMA else first, last, v_layout)
     return Source(k, v, start, sizes.M)

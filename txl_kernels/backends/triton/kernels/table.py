@@ -19,11 +19,13 @@ def table_of(R, r_head, r_row, h, sizes, layout):
 def load_distances(table, d0, keep, ROWS: tl.constexpr, layout):
     """[ROWS, BLOCK_D] of r from distance d0 on; zeros where r has none, and where keep is False.
 
-    keep: bool [ROWS]; or None, as it must be with a descriptor.
+    keep: bool [ROWS], or None.
     """
     if layout.TMA:
         tile = table.at.load([table.h.to(tl.int32), d0 - table.first, 0])
         value = tl.reshape(tile, (ROWS, layout.BLOCK_D))
+        if keep is not None:
+            value = tl.where(keep[:, None], value, 0.0)
     else:
         value = load_by_pointers(table, d0, keep, ROWS, layout)
     return value
