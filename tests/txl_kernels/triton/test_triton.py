@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +24,19 @@ CASES = {
     "dropout": Case("", B=1, L=37, M=30, D=16, dropout_p=0.4),
     "few queries": Case("", B=1, H=1, L=3, M=150, D=16),
 }
+
+
+@pytest.fixture(autouse=True)
+def _laid_out_anew() -> Iterator[None]:
+    """Tests replace what launches are made of."""
+    if triton.missing() is not None:
+        yield
+        return
+    from txl_kernels.backends.triton import plan
+
+    plan.forget()
+    yield
+    plan.forget()
 
 
 def run(case: Case, backend: str = "triton", dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -56,13 +70,13 @@ def test_tile_sizes(case: Case, tile: tuple[int, int], monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["causal", "bidirectional", "window", "dropout", "few queries"])
 def test_descriptors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads through tensor descriptors: the default on sm_90, tried by the interpreter here."""
-    from txl_kernels.backends.triton import plan
+    from txl_kernels.backends.triton import operands
 
     if triton.interpreted():
         monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
     made = []
-    real = plan.TensorDescriptor
-    monkeypatch.setattr(plan, "TensorDescriptor", lambda *args: made.append(args) or real(*args))
+    real = operands.TensorDescriptor
+    monkeypatch.setattr(operands, "TensorDescriptor", lambda *args: made.append(args) or real(*args))
     assert_equals_reference(CASES[name])
     assert made or not config.has_descriptors(torch.cuda.get_device_capability())
 
@@ -134,29 +148,24 @@ def test_bounds_out_of_range_give_nan_and_only_there(change: dict[str, Any]) -> 
 def test_who_sees_what_is_found_once_and_by_backward_alone(
     name: str, reaches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from txl_kernels.backends.triton import launch_backward, launch_forward
+    from txl_kernels.backends.triton.launch import Launch
 
     launched: list[str] = []
+    real = Launch.first
 
-    class Counted:
-        def __init__(self, kernel: Any) -> None:
-            self.kernel = kernel
+    def first(launch: Launch, tensors: Any) -> None:
+        launched.append(launch.function.__name__)
+        real(launch, tensors)
 
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            launched.append(self.kernel.__name__)
-            return self.kernel[grid]
-
-    for module in (launch_forward, launch_backward):
-        for kernel in [x for x in vars(module) if x.endswith("_kernel")]:
-            monkeypatch.setattr(module, kernel, Counted(getattr(module, kernel)))
+    monkeypatch.setattr(Launch, "first", first)
     inputs = make_inputs(CASES[name], torch.float32)
     out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="triton")
     assert set(launched) <= {"forward_kernel", "merge_kernel"}
     assert launched.count("forward_kernel") == 1
     launched.clear()
     gradients(out, lse, inputs)
-    once = ["backward_keys_kernel", "backward_queries_kernel", "backward_table_kernel", "prepare_kernel"]
-    assert sorted(launched) == once + ["reach_kernel"] * reaches
+    large = ["backward_keys_kernel", "backward_queries_kernel", "backward_table_kernel"]
+    assert sorted(launched) == [*large, "finish_kernel", "prepare_kernel"] + ["reach_kernel"] * reaches
 
 
 @ON_TRITON
@@ -181,7 +190,7 @@ def test_values_between_intervals_may_hold_anything(block_n: int, monkeypatch: p
 @ON_TRITON
 def test_rows_gigabytes_apart() -> None:
     """Offsets inside a tile that do not fit in 32 bits."""
-    from txl_kernels.backends.triton import plan
+    from txl_kernels.backends.triton import form, plan
 
     case = Case("", B=1, H=1, L=5, M=0, D=8)
     inputs = make_inputs(case, torch.float32)
@@ -190,7 +199,7 @@ def test_rows_gigabytes_apart() -> None:
     want = rel_attention(**as_call(inputs), backend="triton")
     spread = as_call(inputs) | {"k": far, "memory": None}
     assert spread["k"].stride(2) * 128 > 2**31
-    assert plan.wide(far)
+    assert plan.wide(form.Form(far.shape, far.stride(), far.dtype))
     torch.testing.assert_close(rel_attention(**spread, backend="triton"), want)
 
 

@@ -1,0 +1,98 @@
+"""The one way to kernels: launches that are laid out once and repeated at other addresses.
+
+At first a launch goes through Triton's `JITFunction`, which at every call looks up what it compiled
+for these types, pointers and integers that are multiples of 16, and integers that are 1. Whoever
+keeps a `Launch` uses it for calls alike in all of this, so from then on it goes straight to what
+was compiled.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from txl_kernels.backends.triton.operands import Operand, Tile, Workspace
+from txl_kernels.backends.triton.plan import on_device
+
+
+class _Base:
+    """What a launcher asks of a descriptor's tensor."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class _Described(TensorDescriptor):  # type: ignore[misc]
+    """A descriptor without its checks, which it passed at another address."""
+
+    def __init__(self, shape: list[int], strides: list[int], block: list[int], address: int) -> None:
+        self.base, self.shape, self.strides, self.block_shape = _Base(address), shape, strides, block
+
+
+class Launch:
+    """A kernel, its grid, and its arguments by name, Triton's options among them.
+
+    `Operand` and `Tile` stand for tensors. Nothing changes once it is known what was compiled.
+    """
+
+    def __init__(self, function: Any, grid: tuple[int, ...], **arguments: Any) -> None:
+        self.function, self.grid = function, (*grid, 1, 1)[:3]
+        self._values = [arguments.pop(name) for name in function.arg_names]
+        self._options = arguments
+        self._pointers = [(at, x.n, x.offset) for at, x in enumerate(self._values) if isinstance(x, Operand)]
+        self._tiles: list[Any] = [
+            (at, x.operand.n, x.operand.offset, *map(list, (x.operand.form.shape, x.operand.form.strides, x.block)))
+            for at, x in enumerate(self._values)
+            if isinstance(x, Tile)
+        ]
+        self._compiled: Any = None
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it can be repeated: not in the interpreter, nor where a hook wants each call."""
+        return self._compiled is not None and not self.function.pre_run_hooks
+
+    def first(self, tensors: Sequence[Tensor | None]) -> None:
+        values = [x.of(tensors) if isinstance(x, (Operand, Tile)) else x for x in self._values]
+        compiled = self.function[self.grid](*values, **self._options)
+        if isinstance(compiled, CompiledKernel):
+            self._compiled = compiled[self.grid]
+
+    def again(self, addresses: list[int], stream: int) -> None:
+        """Integers are pointers to a launcher, too."""
+        values = self._values.copy()
+        for at, n, offset in self._pointers:
+            values[at] = addresses[n] + offset
+        for at, n, offset, shape, strides, block in self._tiles:
+            values[at] = _Described(shape, strides, block, addresses[n] + offset)
+        self._compiled(*values, stream=stream)
+
+
+class Launches:
+    """All kernels of a call, in order. workspace: tensors that only they use."""
+
+    def __init__(self, launches: Sequence[Launch], workspace: Workspace) -> None:
+        self.launches, self.workspace = tuple(launches), workspace
+
+    def run(self, device: torch.device, tensors: list[Tensor | None], addresses: list[int]) -> None:
+        """On the current stream. Both lists get what lies in the workspace, too."""
+        memory = self.workspace.allocate(device)
+        addresses += self.workspace.addresses(memory)
+        with on_device(device):
+            if all(x.repeats for x in self.launches):
+                stream = driver.active.get_current_stream(driver.active.get_current_device())
+                for launch in self.launches:
+                    launch.again(addresses, stream)
+            else:
+                tensors += self.workspace.views(memory)
+                for launch in self.launches:
+                    launch.first(tensors)
