@@ -54,7 +54,7 @@ class Driver:
         self.device = next(_DEVICES)
         self.utils = SimpleNamespace(
             launch=launch,
-            load_binary=lambda *args: (1, 1, 0, 0, 1024),  # module, function, registers, spills, threads
+            load_binary=lambda name, *rest: (1, name, 0, 0, 1024),  # module, function, registers, spills, threads
             unload_module=lambda module: None,
             get_device_properties=lambda device: {"max_shared_mem": 227 * 1024},
             build_signature_metadata=tuple,

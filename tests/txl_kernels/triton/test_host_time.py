@@ -18,6 +18,7 @@ from txl_kernels.backends import triton as backend
 from txl_kernels.call import Call
 
 pytestmark = RUNS_TRITONS_PTX[1:]  # all but slow
+STREAM = 7  # the current one, as Triton is told in host_time
 FORWARD = ["forward_kernel"]
 BACKWARD = [
     "prepare_kernel",
@@ -30,17 +31,22 @@ BACKWARD = [
 
 @dataclasses.dataclass
 class Native:
-    """Triton's native launcher. launched: (kernel, grid, stream, arguments); None for constants."""
+    """Triton's native launcher. launched: (kernel, grid, stream, arguments).
+
+    fronts: calls of Triton's front, (kernel, what it compiles for).
+    """
 
     launched: list[tuple[str, tuple[int, ...], int, list[Any]]] = dataclasses.field(default_factory=list)
-    fronts: list[tuple[str, Any]] = dataclasses.field(default_factory=list)  # kernel and specialisation
+    fronts: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
 
     def launch(self, *args: Any) -> None:
-        hook = next(x for x in args if hasattr(x, "calls"))
-        metadata = args[args.index(hook) - 1]
-        hook(metadata)
-        given = [*args[-1]] if isinstance(args[-1], (tuple, list)) else [*args[13:]]
-        self.launched.append((metadata.get()["name"], args[:3], args[3], [*map(plain, given)]))
+        together = isinstance(args[-1], (list, tuple))  # Triton 3.6 hands a kernel's arguments on one by one
+        metadata, *hooks = args[8:11] if together else args[10:13]
+        for hook in hooks:
+            if hook is not None:
+                hook(metadata)
+        given = args[-1] if together else args[13:]
+        self.launched.append((args[4], args[:3], args[3], [*map(plain, given)]))
 
     def names(self) -> list[str]:
         names = [name for name, *_ in self.launched]
@@ -99,11 +105,11 @@ def both_ways(call: Call, dlse: bool = False) -> None:
 
 def call_of(
     B: int = 8, H: int = 16, L: int = 70, M: int = 40, D: int = 64, dtype: torch.dtype = torch.bfloat16,
-    device: str = "cpu", offset: int = 0, gap: int = 0, dropout: float = 0.0, bounds: str = "", extra_rows: int = 0,
+    device: str = "cpu", offset: int = 0, gap: int = 0, dropout: float = 0.0, bounds: str = "", unused_rows: int = 0,
     packed: bool = False, scale: float = 0.125, causal: bool = True, window: int | None = None,
 ) -> Call:  # fmt: skip
     """offset: elements before a tensor in its storage; gap: between its rows. packed: stored as
-    [B, H, L, D]."""
+    [B, H, L, D]. unused_rows: of r, before distance 0."""
 
     def rows(n: int) -> torch.Tensor:
         shape = (B, H, n, D) if packed else (B, n, H, D)
@@ -116,18 +122,19 @@ def call_of(
     def given(name: str) -> torch.Tensor | None:
         return torch.zeros(B, L, dtype=torch.int32, device=device) if name in bounds else None
 
-    r = torch.zeros(H, (M + L) * (1 if causal else 2) + extra_rows, D, dtype=dtype, device=device)
+    r = torch.zeros(H, (M + L) * (1 if causal else 2) + unused_rows, D, dtype=dtype, device=device)
     bias = torch.zeros(H * D + offset, dtype=dtype, device=device)[offset:].view(H, D)
     memory = (rows(M), rows(M)) if M else (None, None)
     seed = torch.zeros(1, dtype=torch.int64, device=device) if dropout else None
-    settings = (causal, window, 0 if causal else L - 1, scale, dropout)
+    settings = (causal, window, unused_rows if causal else L - 1, scale, dropout)
     return Call(rows(L), rows(L), rows(L), r, bias, bias, *memory, given("start"), given("end"), seed, *settings)
 
 
 CALLS: dict[str, dict[str, Any]] = {
     "memory": {}, "no memory": {"M": 0}, "pointers": {"D": 41}, "bounds": {"bounds": "start end"},
-    "dropout": {"dropout": 0.1}, "parts": {"B": 1, "L": 3, "M": 700}, "window": {"window": 20, "extra_rows": 7},
-    "both directions": {"causal": False},
+    "dropout": {"dropout": 0.1}, "parts": {"B": 1, "L": 3, "M": 700}, "window": {"window": 20},
+    "both directions": {"causal": False}, "rows before the table": {"unused_rows": 5},
+    "rows before the table, pointers": {"unused_rows": 5, "D": 41},
 }  # fmt: skip
 
 
@@ -147,15 +154,16 @@ def test_repeated_launches_are_the_ordinary_ones(
         for launch in launches.launches:
             launch.first(tensors)
             assert launch.repeats
-            launch.again(addresses, 7)
+            launch.again(addresses, STREAM, told=False)
+            launch.again(addresses, STREAM, told=True)
 
     monkeypatch.setattr(Launches, "run", run)
     both_ways(call_of(**options))
-    first, again = native.launched[::2], native.launched[1::2]
-    assert len(first) == len(again) == len(native.fronts) > 5
-    for ordinary, repeated in zip(first, again, strict=True):
-        assert ordinary == repeated
-        assert any(isinstance(x, int) and x > 2**40 for x in repeated[3])  # addresses are among them
+    first, again, told = (native.launched[n::3] for n in range(3))
+    assert len(first) == len(native.fronts) > 5
+    assert first == again == told
+    for name, _, _, arguments in again:
+        assert any(isinstance(x, int) and x > 2**40 for x in arguments), name  # addresses are among them
 
 
 def test_a_second_call_goes_straight_to_what_was_compiled(native: Native) -> None:
@@ -211,7 +219,7 @@ def test_launch_hooks_are_called(native: Native) -> None:
     finally:
         knobs.runtime.launch_enter_hook.remove(hook)
     backend.forward(call)
-    assert [(x["name"], x["stream"]) for x in seen] == [("forward_kernel", 7)]
+    assert [(x["name"], x["stream"]) for x in seen] == [("forward_kernel", STREAM)]
 
 
 def test_a_workspace_that_is_not_aligned_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -19,23 +20,25 @@ from txl_kernels.backends.triton.operands import Operand, Tile, Workspace
 from txl_kernels.backends.triton.plan import on_device
 
 
-class _Base:
-    """What a launcher asks of a descriptor's tensor."""
-
-    __slots__ = ("address",)
-
-    def __init__(self, address: int) -> None:
-        self.address = address
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
 class _Described(TensorDescriptor):  # type: ignore[misc]
-    """A descriptor without its checks, which it passed at another address."""
+    """A descriptor without its checks, which it passed at another address; and, as launchers ask no
+    more of that, its own tensor."""
 
     def __init__(self, shape: list[int], strides: list[int], block: list[int], address: int) -> None:
-        self.base, self.shape, self.strides, self.block_shape = _Base(address), shape, strides, block
+        self.shape, self.strides, self.block_shape, self._address = shape, strides, block, address
+
+    @property
+    def base(self) -> "_Described":
+        return self
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+def _somebody_listens() -> bool:
+    """Whether a profiler has hooks at launches."""
+    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return any(x is not None and getattr(x, "calls", True) for x in hooks)
 
 
 class Launch:
@@ -54,7 +57,7 @@ class Launch:
             for at, x in enumerate(self._values)
             if isinstance(x, Tile)
         ]
-        self._compiled: Any = None
+        self._compiled: CompiledKernel | None = None
 
     @property
     def repeats(self) -> bool:
@@ -62,19 +65,27 @@ class Launch:
         return self._compiled is not None and not self.function.pre_run_hooks
 
     def first(self, tensors: Sequence[Tensor | None]) -> None:
+        """Through Triton's front."""
         values = [x.of(tensors) if isinstance(x, (Operand, Tile)) else x for x in self._values]
         compiled = self.function[self.grid](*values, **self._options)
-        if isinstance(compiled, CompiledKernel):
-            self._compiled = compiled[self.grid]
+        if isinstance(compiled, CompiledKernel) and knobs.runtime.add_stages_inspection_hook is None:
+            self._compiled = compiled
 
-    def again(self, addresses: list[int], stream: int) -> None:
-        """Integers are pointers to a launcher, too."""
+    def again(self, addresses: list[int], stream: int, told: bool) -> None:
+        """As the front launches what it has found. Integers are pointers to a launcher, too.
+
+        told: launch hooks are, with what Triton says of a launch, which takes a while to say.
+        """
         values = self._values.copy()
         for at, n, offset in self._pointers:
             values[at] = addresses[n] + offset
         for at, n, offset, shape, strides, block in self._tiles:
             values[at] = _Described(shape, strides, block, addresses[n] + offset)
-        self._compiled(*values, stream=stream)
+        x = self._compiled
+        if told:
+            x[self.grid](*values, stream=stream)
+        else:
+            x.run(*self.grid, stream, x.function, x.packed_metadata, None, None, None, *values)
 
 
 class Launches:
@@ -90,8 +101,9 @@ class Launches:
         with on_device(device):
             if all(x.repeats for x in self.launches):
                 stream = driver.active.get_current_stream(driver.active.get_current_device())
+                told = _somebody_listens()
                 for launch in self.launches:
-                    launch.again(addresses, stream)
+                    launch.again(addresses, stream, told)
             else:
                 tensors += self.workspace.views(memory)
                 for launch in self.launches:
