@@ -6,7 +6,9 @@ Kernels are not compiled here and nothing runs: Triton's launcher gets as far as
 import dataclasses
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -220,6 +222,13 @@ def test_launch_hooks_are_called(native: Native) -> None:
         knobs.runtime.launch_enter_hook.remove(hook)
     backend.forward(call)
     assert [(x["name"], x["stream"]) for x in seen] == [("forward_kernel", STREAM)]
+
+
+def test_threads_may_call_at_once(native: Native) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(both_ways, call_of(L=70 + n % 2)) for n in range(40)]:
+            done.result()
+    assert Counter(native.names()) == dict.fromkeys(FORWARD + BACKWARD, 40)
 
 
 def test_a_workspace_that_is_not_aligned_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,33 @@ def test_dr_by_atomics(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @ON_TRITON
+@pytest.mark.parametrize("shares", [1, 3])
+@pytest.mark.parametrize("width", [16, 41])
+def test_sums_that_finish_backward(width: int, shares: int) -> None:
+    """Of more parts than one tile holds; rows of dr that no query uses lie around those in use."""
+    from txl_kernels.backends.triton.kernels.finish import finish_kernel
+
+    batch, heads, block, table, rows, first = 3, 2, 16, 20, 37, 5
+    generator = torch.Generator("cpu").manual_seed(0)
+    dq, du, dr = (
+        torch.randn(*shape, width, generator=generator).to(torch.get_default_device())
+        for shape in ((batch, heads, 9), (batch, heads, 7), (shares, heads, table))
+    )
+    got = [torch.full((heads, width), torch.nan) for _ in range(2)] + [torch.full((heads, rows, width), torch.nan)]
+    finish_kernel[(heads * (1 + -(-rows // block)),)](
+        DQ_SUM=dq, DU_SUM=du, DR_SUM=dr, DU=got[0], DW=got[1], DR=got[2], du_head=width, dw_head=width,
+        dr_head=rows * width, dr_row=width, B=batch, H=heads, T=table, rows=rows, first_row=first, query_blocks=9,
+        key_blocks=7, shares=shares, BLOCK=block, D=width, BLOCK_D=16 if width == 16 else 64,
+    )  # fmt: skip
+    du_sum = du.sum((0, 2))
+    torch.testing.assert_close(got[0], du_sum)
+    torch.testing.assert_close(got[1], dq.sum((0, 2)) - du_sum, rtol=1e-5, atol=1e-5)
+    assert not got[2][:, :first].any()
+    assert not got[2][:, first + table :].any()
+    torch.testing.assert_close(got[2][:, first : first + table], dr.sum(0))
+
+
+@ON_TRITON
 def test_the_same_bits_every_time() -> None:
     first = run(CASES["window"])
     for name, again in run(CASES["window"]).items():

@@ -57,7 +57,7 @@ class Launch:
             for at, x in enumerate(self._values)
             if isinstance(x, Tile)
         ]
-        self._compiled: CompiledKernel | None = None
+        self._compiled: Any = None
 
     @property
     def repeats(self) -> bool:

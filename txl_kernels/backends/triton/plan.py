@@ -21,14 +21,14 @@ LARGEST_BLOCK = 128  # rows of a tile, at most
 REMEMBERED = 512  # kinds of calls, in each direction
 
 _caches: list[Any] = []
-F = TypeVar("F", bound=Callable[..., Any])
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def once_for_all_alike(lay_out: F) -> F:
+def once_for_all_alike(lay_out: _F) -> _F:
     """Calls alike in all arguments of `lay_out`, none of which holds a tensor, share its result."""
     cached = functools.lru_cache(REMEMBERED)(lay_out)
     _caches.append(cached)
-    return cast(F, cached)
+    return cast(_F, cached)
 
 
 def forget() -> None:
