@@ -51,12 +51,13 @@ class Launch:
         self.function, self.grid = function, (*grid, 1, 1)[:3]
         self._values = [arguments.pop(name) for name in function.arg_names]
         self._options = arguments
-        self._pointers = [(at, x.n, x.offset) for at, x in enumerate(self._values) if isinstance(x, Operand)]
-        self._tiles: list[Any] = [
-            (at, x.operand.n, x.operand.offset, *map(list, (x.operand.form.shape, x.operand.form.strides, x.block)))
-            for at, x in enumerate(self._values)
-            if isinstance(x, Tile)
-        ]
+        self._pointers, self._tiles = [], []
+        for at, x in enumerate(self._values):
+            if isinstance(x, Operand):
+                self._pointers.append((at, x.n, x.offset))
+            elif isinstance(x, Tile):
+                n, (shape, strides, *_), _ = x.operand
+                self._tiles.append((at, n, x.operand.offset, [*shape], [*strides], [*x.block]))
         self._compiled: Any = None
 
     @property

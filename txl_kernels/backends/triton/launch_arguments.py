@@ -1,5 +1,6 @@
 """What launches pass by name: strides, and what every large kernel of a call takes."""
 
+from functools import lru_cache
 from typing import Any
 
 from txl_kernels.backends.triton.config import Config
@@ -9,11 +10,18 @@ from txl_kernels.backends.triton.plan import Plan
 _AXES = {4: ("batch", "head", "row"), 3: ("head", "row"), 2: ("head",)}
 
 
-def strides(name: str, x: Operand) -> dict[str, int]:
-    """`k` [B, H, L, D] -> k_batch, k_head, k_row; r [H, T, D] has head and row, a bias head."""
-    steps = x.form.strides
+@lru_cache(4096)  # a dozen a call, mostly the same
+def _named(name: str, steps: tuple[int, ...]) -> dict[str, int]:
     axes = _AXES[len(steps)]
     return {f"{name}_{axis}": step for axis, step in zip(axes, steps[:-1], strict=True)}  # the last axis has 1
+
+
+def strides(name: str, x: Operand) -> dict[str, int]:
+    """`k` [B, H, L, D] -> k_batch, k_head, k_row; r [H, T, D] has head and row, a bias head.
+
+    The same dict for the same strides: not to be changed.
+    """
+    return _named(name, x.form.strides)
 
 
 def bounds(plan: Plan) -> dict[str, Any]:

@@ -95,5 +95,7 @@ class Workspace:
         """Its parts."""
         if memory is None:
             return []
-        parts = [(memory[start:], form) for start, form in self._parts]
-        return [x[: math.prod(form.shape) * form.dtype.itemsize].view(form.dtype).view(form.shape) for x, form in parts]
+        return [
+            memory.view(form.dtype).as_strided(form.shape, form.strides, start // form.dtype.itemsize)
+            for start, form in self._parts
+        ]
