@@ -61,7 +61,7 @@ class Variant(NamedTuple):
     def config(self) -> config.Config:
         block_d = triton.next_power_of_2(self.width)
         return config.choose(
-            self.kernel, divmod(self.capability, 10), KINDS[self.dtype], block_d, self.tma, self.dropout or self.atomics
+            self.kernel, divmod(self.capability, 10), KINDS[self.dtype], block_d, self.tma, self.dropout
         )
 
 

@@ -54,14 +54,14 @@ def attention_of_the_layer(replacement: Callable[..., Tensor]) -> Iterator[None]
 @contextlib.contextmanager
 def triton_tile(kernel: str, tile: tuple[int, int, int, int]) -> Iterator[None]:
     """One of the Triton kernels takes this tile: (rows of queries, rows of keys, warps, stages)."""
-    from txl_kernels.backends.triton import config
+    from txl_kernels.backends.triton import config, plan
 
     real = config.choose
 
     def choose(which: str, *rest: Any) -> config.Config:
         return config.Config(*tile) if which == kernel else real(which, *rest)
 
-    with _replaced(config, "choose", choose):
+    with _replaced(config, "choose", choose, plan.forget):
         yield
 
 
@@ -79,15 +79,18 @@ def triton_pointers() -> Iterator[None]:
     """The Triton backend uses pointers where it could use descriptors."""
     from txl_kernels.backends.triton import plan
 
-    with _replaced(plan, "describable", lambda x: False):
+    with _replaced(plan, "describable", lambda x: False, plan.forget):
         yield
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _replaced(owner: Any, name: str, value: Any, forget: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """forget: drops what was made with the other value."""
     real = getattr(owner, name)
     setattr(owner, name, value)
+    forget()
     try:
         yield
     finally:
         setattr(owner, name, real)
+        forget()

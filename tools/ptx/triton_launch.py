@@ -57,7 +57,7 @@ class Executor:
         self.kernels: dict[Any, Kernel] = {}
 
     def launch(self, function: JITFunction, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        """In place of JITFunction.run."""
+        """In place of JITFunction.run. None: nothing that later launches could go to instead."""
         names = [p.name for p in function.params]
         values = dict(zip(names, args, strict=False)) | {k: v for k, v in named.items() if k in names}
         options = {k: v for k, v in named.items() if k not in names}
@@ -91,7 +91,10 @@ class Executor:
         described = iter(metadata.tensordesc_meta or ())
         for value in given:
             if isinstance(value, torch.Tensor):
-                memory.add(value)
+                if value.is_contiguous():  # maybe a part of a workspace: nothing around it
+                    memory.add_bytes(value.data_ptr(), value.nbytes)
+                else:
+                    memory.add(value)
                 pack(value.data_ptr())
             elif isinstance(value, TensorDescriptor):
                 memory.add(value.base)
@@ -169,4 +172,6 @@ def executed(capability: int, multiprocessors: int = 4, **settings: Any) -> Iter
         stack.enter_context(patch(plan, "capability", return_value=divmod(capability, 10)))
         for module in (plan, launch_forward, launch_backward):
             stack.enter_context(patch(module, "multiprocessors", return_value=multiprocessors))
+        plan.forget()
+        stack.callback(plan.forget)
         yield executor

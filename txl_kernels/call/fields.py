@@ -72,7 +72,7 @@ def empty_like_rows(x: Tensor) -> Tensor:
     y = torch.empty_like(x)
     # empty_like sorts the strides of a tensor that overlaps itself (expanded, unfolded) in its own
     # way.
-    return y if y.shape[-1] <= 1 or y.stride()[-1] == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return y if y.stride(-1) == 1 or y.shape[-1] <= 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def empty_gradients(call: Call) -> tuple[Tensor, ...]:

@@ -49,6 +49,13 @@ def test_options_at_real_sizes(sizes: tuple[int, int], options: dict[str, Any]) 
     assert_equals_reference(Case("", B=2, H=3, L=length, M=memory, D=64, **options), torch.bfloat16)
 
 
+def test_repeated_calls_with_other_tensors() -> None:
+    """The first goes through Triton's front, later ones straight to what it compiled."""
+    for seed in range(4):
+        for options in ({}, {"intervals": "episodes"}, {"dropout_p": 0.1}):
+            assert_equals_reference(Case("", B=2, H=2, L=130, M=70, D=64, seed=seed, **options), torch.bfloat16)
+
+
 def test_65536_keys() -> None:
     assert_equals_reference(Case("", B=1, H=2, L=128, M=65536 - 128, D=64), torch.bfloat16)
     assert_equals_reference(Case("", B=1, H=2, L=1, M=65535, D=64), torch.bfloat16)

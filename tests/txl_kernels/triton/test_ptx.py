@@ -34,9 +34,20 @@ def test_contract(case: Case, dtype: torch.dtype, architecture: int) -> None:
 
 
 @pytest.mark.parametrize("architecture", [80, 90])
-def test_gradient_of_the_table_by_atomics(architecture: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("", B=2, H=1, L=70, M=20, D=64),
+        Case("bounds", B=2, H=1, L=70, M=20, D=80, intervals="random", dropout_p=0.3, causal=False),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("nan_filled")
+def test_gradient_of_the_table_without_atomics(
+    case: Case, architecture: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ptx.triton_launch import executed
 
-    monkeypatch.setenv("TXL_KERNELS_ATOMICS", "1")
+    monkeypatch.setenv("TXL_KERNELS_ATOMICS", "0")
     with executed(architecture):
-        matches_the_reference(Case("", B=2, H=1, L=70, M=20, D=64), torch.bfloat16, "triton")
+        matches_the_reference(case, torch.bfloat16, "triton")

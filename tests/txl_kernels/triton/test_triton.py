@@ -1,7 +1,9 @@
 """What only the Triton backend has: tiles, parts of keys, descriptors, two ways to dr, bounds."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +25,28 @@ CASES = {
     "dropout": Case("", B=1, L=37, M=30, D=16, dropout_p=0.4),
     "few queries": Case("", B=1, H=1, L=3, M=150, D=16),
 }
+
+
+@pytest.fixture(autouse=True)
+def _laid_out_anew() -> Iterator[None]:
+    """Tests replace what launches are made of."""
+    if triton.missing() is not None:
+        yield
+        return
+    from txl_kernels.backends.triton import plan
+
+    plan.forget()
+    yield
+    plan.forget()
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def run(case: Case, backend: str = "triton", dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -56,13 +80,13 @@ def test_tile_sizes(case: Case, tile: tuple[int, int], monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["causal", "bidirectional", "window", "dropout", "few queries"])
 def test_descriptors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads through tensor descriptors: the default on sm_90, tried by the interpreter here."""
-    from txl_kernels.backends.triton import plan
+    from txl_kernels.backends.triton import operands
 
     if triton.interpreted():
         monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
     made = []
-    real = plan.TensorDescriptor
-    monkeypatch.setattr(plan, "TensorDescriptor", lambda *args: made.append(args) or real(*args))
+    real = operands.TensorDescriptor
+    monkeypatch.setattr(operands, "TensorDescriptor", lambda *args: made.append(args) or real(*args))
     assert_equals_reference(CASES[name])
     assert made or not config.has_descriptors(torch.cuda.get_device_capability())
 
@@ -89,21 +113,52 @@ def test_number_of_parts_changes_rounding_only(wanted: int, monkeypatch: pytest.
 
 @ON_TRITON
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_dr_by_atomics(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TXL_KERNELS_ATOMICS", "1")
+def test_dr_without_atomics(case: Case) -> None:
     assert config.dr_by_atomics()
-    assert_equals_reference(case)
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         assert not config.dr_by_atomics()
-    finally:
-        torch.use_deterministic_algorithms(False)
+        assert_equals_reference(case)
+
+
+@ON_TRITON
+def test_atomics_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXL_KERNELS_ATOMICS", "0")
+    assert not config.dr_by_atomics()
+    assert_equals_reference(CASES["window"])
+
+
+@ON_TRITON
+@pytest.mark.parametrize("shares", [1, 3])
+@pytest.mark.parametrize("width", [16, 41])
+def test_sums_that_finish_backward(width: int, shares: int) -> None:
+    """Of more parts than one tile holds; rows of dr that no query uses lie around those in use."""
+    from txl_kernels.backends.triton.kernels.finish import finish_kernel
+
+    batch, heads, block, table, rows, first = 3, 2, 16, 20, 37, 5
+    generator = torch.Generator("cpu").manual_seed(0)
+    dq, du, dr = (
+        torch.randn(*shape, width, generator=generator).to(torch.get_default_device())
+        for shape in ((batch, heads, 9), (batch, heads, 7), (shares, heads, table))
+    )
+    got = [torch.full((heads, width), torch.nan) for _ in range(2)] + [torch.full((heads, rows, width), torch.nan)]
+    finish_kernel[(heads * (1 + -(-rows // block)),)](
+        DQ_SUM=dq, DU_SUM=du, DR_SUM=dr, DU=got[0], DW=got[1], DR=got[2], du_head=width, dw_head=width,
+        dr_head=rows * width, dr_row=width, B=batch, H=heads, T=table, rows=rows, first_row=first, query_blocks=9,
+        key_blocks=7, shares=shares, BLOCK=block, D=width, BLOCK_D=16 if width == 16 else 64,
+    )  # fmt: skip
+    du_sum = du.sum((0, 2))
+    torch.testing.assert_close(got[0], du_sum)
+    torch.testing.assert_close(got[1], dq.sum((0, 2)) - du_sum, rtol=1e-5, atol=1e-5)
+    assert not got[2][:, :first].any()
+    assert not got[2][:, first + table :].any()
+    torch.testing.assert_close(got[2][:, first : first + table], dr.sum(0))
 
 
 @ON_TRITON
 def test_the_same_bits_every_time() -> None:
-    first = run(CASES["window"])
-    for name, again in run(CASES["window"]).items():
+    with deterministic():
+        first, second = run(CASES["window"]), run(CASES["window"])
+    for name, again in second.items():
         assert torch.equal(first[name], again), name
 
 
@@ -134,29 +189,24 @@ def test_bounds_out_of_range_give_nan_and_only_there(change: dict[str, Any]) -> 
 def test_who_sees_what_is_found_once_and_by_backward_alone(
     name: str, reaches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from txl_kernels.backends.triton import launch_backward, launch_forward
+    from txl_kernels.backends.triton.launch import Launch
 
     launched: list[str] = []
+    real = Launch.first
 
-    class Counted:
-        def __init__(self, kernel: Any) -> None:
-            self.kernel = kernel
+    def first(launch: Launch, tensors: Any) -> None:
+        launched.append(launch.function.__name__)
+        real(launch, tensors)
 
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            launched.append(self.kernel.__name__)
-            return self.kernel[grid]
-
-    for module in (launch_forward, launch_backward):
-        for kernel in [x for x in vars(module) if x.endswith("_kernel")]:
-            monkeypatch.setattr(module, kernel, Counted(getattr(module, kernel)))
+    monkeypatch.setattr(Launch, "first", first)
     inputs = make_inputs(CASES[name], torch.float32)
     out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="triton")
     assert set(launched) <= {"forward_kernel", "merge_kernel"}
     assert launched.count("forward_kernel") == 1
     launched.clear()
     gradients(out, lse, inputs)
-    once = ["backward_keys_kernel", "backward_queries_kernel", "backward_table_kernel", "prepare_kernel"]
-    assert sorted(launched) == once + ["reach_kernel"] * reaches
+    large = ["backward_keys_kernel", "backward_queries_kernel"]
+    assert sorted(launched) == [*large, "finish_kernel", "prepare_kernel"] + ["reach_kernel"] * reaches
 
 
 @ON_TRITON
@@ -181,7 +231,7 @@ def test_values_between_intervals_may_hold_anything(block_n: int, monkeypatch: p
 @ON_TRITON
 def test_rows_gigabytes_apart() -> None:
     """Offsets inside a tile that do not fit in 32 bits."""
-    from txl_kernels.backends.triton import plan
+    from txl_kernels.backends.triton import form, plan
 
     case = Case("", B=1, H=1, L=5, M=0, D=8)
     inputs = make_inputs(case, torch.float32)
@@ -190,7 +240,7 @@ def test_rows_gigabytes_apart() -> None:
     want = rel_attention(**as_call(inputs), backend="triton")
     spread = as_call(inputs) | {"k": far, "memory": None}
     assert spread["k"].stride(2) * 128 > 2**31
-    assert plan.wide(far)
+    assert plan.wide(form.Form(far.shape, far.stride(), far.dtype))
     torch.testing.assert_close(rel_attention(**spread, backend="triton"), want)
 
 

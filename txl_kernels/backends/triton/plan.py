@@ -1,24 +1,40 @@
-"""What the launches of one call share: sizes, settings as kernels take them, and how tiles are
-loaded.
-"""
+"""Sizes and settings of calls that are alike, as kernels take them, and how tiles are loaded."""
 
 import contextlib
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import triton
-from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from txl_kernels.backends.triton import config
+from txl_kernels.backends.triton.form import Form
 from txl_kernels.backends.triton.interpreter import interpreted
+from txl_kernels.backends.triton.operands import Operand, Tile
 from txl_kernels.call import Call, dropout
-from txl_kernels.call.fields import memory_len_of
+from txl_kernels.call.fields import is_bounded
 
 LOG2E = 1.4426950408889634
 MAX_KEYS = 2**30  # positions are computed in 32 bits
 LARGEST_BLOCK = 128  # rows of a tile, at most
+REMEMBERED = 512  # kinds of calls, in each direction
+
+_caches: list[Any] = []
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def once_for_all_alike(lay_out: _F) -> _F:
+    """Calls alike in all arguments of `lay_out`, none of which holds a tensor, share its result."""
+    cached = functools.lru_cache(REMEMBERED)(lay_out)
+    _caches.append(cached)
+    return cast(_F, cached)
+
+
+def forget() -> None:
+    """For whoever replaces what layouts are made of: tile sizes, kernels, what a device can do."""
+    for cached in _caches:
+        cached.cache_clear()
 
 
 @functools.cache
@@ -36,44 +52,48 @@ def capability(device: torch.device) -> config.Capability:
 
 def on_device(device: torch.device) -> Any:
     """Triton launches on the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
 
 
-def wide(*tensors: Tensor) -> bool:
+def wide(*forms: Form) -> bool:
     """Whether offsets inside a tile of rows need 64 bits."""
-    return any(x.stride(-2) * LARGEST_BLOCK >= 2**31 for x in tensors)
+    return any(x.strides[-2] * LARGEST_BLOCK >= 2**31 for x in forms)
 
 
-def describable(x: Tensor) -> bool:
+def describable(x: Form) -> bool:
     """Whether the copy engine can take it: 16-byte aligned rows, nothing empty, nothing
     expanded.
     """
-    unit = 16 // x.element_size()
+    unit = 16 // x.dtype.itemsize
     return (
-        x.data_ptr() % 16 == 0
-        and x.numel() > 0
-        and x.stride(-1) == 1
-        and all(s > 0 and s % unit == 0 for s in x.stride()[:-1])
+        x.misaligned == 0
+        and min(x.shape) > 0
+        and x.strides[-1] == 1
+        and all(s > 0 and s % unit == 0 for s in x.strides[:-1])
     )
 
 
 class Plan(NamedTuple):
-    """Sizes as in `rel_attention`, and what follows from a call's settings.
+    """Sizes as in `rel_attention`, and what follows from calls' settings.
 
     r is cut to the T rows that `causal` and `window` let some query use: what lies beyond may hold
     anything.
     """
 
+    device: torch.device
+    call: Any  # a `Call` with operands for tensors
     B: int
     H: int
     L: int
     M: int
     T: int
     D: int
-    k_mem: Tensor  # k and v in place of a memory nobody sees, of which nothing is read
-    v_mem: Tensor
+    k_mem: Operand  # k and v in place of a memory nobody sees, of which nothing is read
+    v_mem: Operand
     unseen: int  # rows of k_mem and v_mem before any window
-    r: Tensor
+    r: Operand
     first_row: int  # of the call's r
     zero_row: int  # of this r
     back: int  # keys seen before a query's own position
@@ -92,48 +112,58 @@ class Plan(NamedTuple):
     def bh(self) -> int:
         return self.B * self.H
 
-    def tile(self, kernel: str, descriptors: bool, atomics: bool = False) -> config.Config:
-        """Tile sizes of one kernel of this call."""
-        crowded = atomics or bool(self.constants["DROPOUT"])
-        return config.choose(kernel, capability(self.r.device), self.kind, self.block_d, descriptors, crowded)
+    def tile(self, kernel: str, descriptors: bool) -> config.Config:
+        """Tile sizes of one kernel of these calls."""
+        crowded = bool(self.constants["DROPOUT"])
+        return config.choose(kernel, capability(self.device), self.kind, self.block_d, descriptors, crowded)
 
-    def rows(self, x: Tensor, first: int, block: int, tma: bool) -> Any:
+    def rows(self, x: Operand, first: int, block: int, tma: bool) -> Operand | Tile:
         """x itself, or its descriptor from row `first` on, which loads blocks of `block` rows."""
         if not tma:
             return x
-        x = x[..., first:, :]
-        return TensorDescriptor(x, list(x.shape), list(x.stride()), [1] * (x.dim() - 2) + [block, self.block_d])
+        shape = x.form.shape
+        return Tile(x.rows(first, shape[-2]), (*(1,) * (len(shape) - 2), block, self.block_d))
 
-    def sources(self, call: Call, block: int, left_out: str) -> dict[str, Any]:
+    def sources(self, block: int, left_out: str) -> dict[str, Any]:
         """k, v, the memory and r as the kernels that walk keys take them.
 
-        left_out: "K" or "V", of which bounds leave rows out that a kernel must not read: then these
-        come by pointers.
+        left_out: "K" or "V", of which bounds leave rows out that a kernel must not read, as a
+        descriptor cannot: then these come by pointers.
         """
-        each = {"K": (call.k, 0), "V": (call.v, 0), "R": (self.r, 0)}
+        each = {"K": (self.call.k, 0), "V": (self.call.v, 0), "R": (self.r, 0)}
         each |= {"K_MEM": (self.k_mem, self.unseen), "V_MEM": (self.v_mem, self.unseen)}
-        bounded = call.start is not None or call.end is not None
+        bounded = is_bounded(self.call)
         return {
             name: self.rows(x, first, block, self.descriptors and not (bounded and name[0] == left_out))
             for name, (x, first) in each.items()
         }
 
 
-def make_plan(call: Call) -> Plan:
-    """The plan of a checked call."""
-    batch, heads, length, width = call.q.shape
-    keys = memory_len_of(call) + length
+def operands(forms: Sequence[Any], first: int = 0) -> list[Any]:
+    """Tensors numbered from `first` on. forms: of each the fields of `Form`; None for no tensor."""
+    return [None if x is None else Operand(n, Form(*x)) for n, x in enumerate(forms, first)]
+
+
+def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any], kind: str) -> Plan:
+    """The plan of checked calls. forms: fields of `Form` of each tensor, None where there is none.
+
+    settings: what is no tensor. Both in the order of `Call`. kind: see `config.kind_of`.
+    """
+    call: Any = Call(*operands(forms), *settings)
+    batch, heads, length, width = call.q.form.shape
+    memory = 0 if call.k_mem is None else call.k_mem.form.shape[2]
+    keys = memory + length
     if keys > MAX_KEYS:
         raise ValueError(f"triton takes at most {MAX_KEYS} keys, memory and segment, got {keys}")
     back = keys if call.window is None else min(call.window - 1, keys)
     k_mem, v_mem, unseen = call.k, call.v, 0
-    if call.k_mem is not None and call.v_mem is not None and memory_len_of(call) and back:
-        k_mem, v_mem, unseen = call.k_mem, call.v_mem, max(memory_len_of(call) - back, 0)
-    first_row = min(max(call.zero_row - (0 if call.causal else length - 1), 0), call.r.size(1))
-    past_row = min(call.zero_row + min(back, keys - 1) + 1, call.r.size(1))
-    r = call.r[:, first_row : max(past_row, first_row)]
-    rows = (call.k, call.v, k_mem, v_mem, r)
-    kind = config.kind_of(call.q.dtype)
+    if memory and back:
+        k_mem, v_mem, unseen = call.k_mem, call.v_mem, max(memory - back, 0)
+    rows = call.r.form.shape[1]
+    first_row = min(max(call.zero_row - (0 if call.causal else length - 1), 0), rows)
+    past_row = max(min(call.zero_row + min(back, keys - 1) + 1, rows), first_row)
+    r = call.r.rows(first_row, past_row)
+    loaded = [x.form for x in (call.k, call.v, k_mem, v_mem, r)]
     block_d = max(16, triton.next_power_of_2(width))
     constants = {
         "D": width,
@@ -142,7 +172,7 @@ def make_plan(call: Call) -> Plan:
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
     }
     return Plan(
-        batch, heads, length, memory_len_of(call), r.size(1), width, k_mem, v_mem, unseen, r, first_row,
+        device, call, batch, heads, length, memory, past_row - first_row, width, k_mem, v_mem, unseen, r, first_row,
         zero_row=call.zero_row - first_row,
         back=back,
         ahead=1 if call.causal else keys,
@@ -154,7 +184,7 @@ def make_plan(call: Call) -> Plan:
         keep_scale=1.0 / (1.0 - call.dropout_p),
         kind=kind,
         block_d=block_d,
-        wide=wide(call.q, *rows),
+        wide=wide(call.q.form, *loaded),
         constants=constants,
-        descriptors=config.has_descriptors(capability(call.q.device)) and all(map(describable, rows)),
+        descriptors=config.has_descriptors(capability(device)) and all(map(describable, loaded)),
     )  # fmt: skip
