@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 PARALLEL := -n auto
 
-.PHONY: help demo test test-slow test-interpreter aot lint bench bench-compare report docs wheels clean
+.PHONY: help demo test test-slow test-interpreter aot lint gpu-kit bench bench-compare report docs wheels clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | while IFS="$$(printf '\t')" read -r target what; do \
@@ -30,6 +30,9 @@ test-interpreter: $(VENV)/installed ## every kernel test on the Triton kernels, 
 aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with the tables in tools/
 	$(BIN)/python tools/aot.py check
 	$(BIN)/python tools/cuda_lint.py --if-built
+
+gpu-kit: $(VENV)/installed ## what a borrowed GPU needs for tools/gpu_check.sh, in gpu-kit/; no GPU needed
+	PYTHONPATH=.:tools $(BIN)/python -m gpu_kit prepare
 
 bench: $(VENV)/installed ## every benchmark
 	$(BIN)/pytest benchmarks/ --benchmark-only
@@ -72,4 +75,4 @@ $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOU
 	touch $@
 
 clean: ## remove the environments, what was built, and runs/
-	rm -rf $(VENV) $(DOCS_VENV) $(WHEELS_VENV) build dist runs site *.egg-info txl_kernels/_native* txl_kernels/_cuda*
+	rm -rf $(VENV) $(DOCS_VENV) $(WHEELS_VENV) build dist gpu-check gpu-kit runs site *.egg-info txl_kernels/_native* txl_kernels/_cuda*
