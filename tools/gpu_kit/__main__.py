@@ -15,9 +15,10 @@ def main() -> int:
     preparing.add_argument("--triton", default="3.6.0", help="the device's version")
     preparing.add_argument("--python", default="python3.12", help="a Python like the device's, to build a wheel with")
     preparing.add_argument("--processes", type=int, default=os.cpu_count())
-    filling = commands.add_parser("fill", help="compiles with the Triton at hand, and packs (used by prepare)")
-    filling.add_argument("cache", type=Path)
-    filling.add_argument("--processes", type=int, default=os.cpu_count())
+    for name, what in (("fill", "compiles with the Triton at hand, and packs"), ("found", "unpacks, compiles nothing")):
+        filling = commands.add_parser(name, help=f"{what} (used by prepare)")
+        filling.add_argument("cache", type=Path)
+        filling.add_argument("--processes", type=int, default=os.cpu_count())
     calling = commands.add_parser("call", help="one of the three calls, on the device")
     calling.add_argument("number", type=int, choices=(1, 2, 3))
     calling.add_argument("folder", type=Path)
@@ -33,10 +34,10 @@ def main() -> int:
         from gpu_kit import prepare
 
         return prepare.prepare(a.triton, a.python, a.processes)
-    if a.command == "fill":
+    if a.command in ("fill", "found"):
         from gpu_kit import prepare
 
-        return prepare.fill(a.cache, a.processes)
+        return (prepare.fill if a.command == "fill" else prepare.found)(a.cache, a.processes)
     if a.command == "call":
         from gpu_kit import calls
 

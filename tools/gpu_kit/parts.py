@@ -1,12 +1,14 @@
 """What a step's process does, by name: part(record, arguments)."""
 
+import contextlib
 import functools
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from gpu_kit import places
 from gpu_kit.records import Record, work_through
@@ -43,7 +45,23 @@ def _adopted(name: str, record: Record, *_: str) -> None:
 
     _adopt()
     module = importlib.import_module(f"gpu_kit.{name}")
-    work_through(record, name.replace("_", " "), module.items(), measure.alive)
+    with _launched(record, name):
+        work_through(record, name.replace("_", " "), module.items(), measure.alive)
+
+
+@contextlib.contextmanager
+def _launched(record: Record, name: str) -> Iterator[None]:
+    """Also records how many kernels were found and how many compiled."""
+    import triton
+
+    count = {True: 0, False: 0}
+
+    def listen(*, cache_hit: bool, **_: Any) -> None:
+        count[cache_hit] += 1
+
+    triton.knobs.compilation.listener = listen
+    yield
+    record.add(step="kernels", item=name, state="measured", found=count[True], compiled=count[False], not_adopted=None)
 
 
 def _adopt() -> None:

@@ -3,11 +3,13 @@
 Everything the device's machine needs is in gpu-kit/ afterwards.
 """
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -33,6 +35,9 @@ def prepare(triton: str, python: str, processes: int) -> int:
     env = os.environ | {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "gpu_kit", "fill", str(cache), "--processes", str(processes)]
     code = subprocess.run(command, env=env, cwd=ROOT).returncode
+    with tempfile.TemporaryDirectory() as elsewhere:
+        command[3:5] = ["found", elsewhere]
+        code |= subprocess.run(command, env=env | {"TRITON_CACHE_DIR": elsewhere}, cwd=ROOT).returncode
     _pip(sys.executable, "download", "--no-deps", "-d", str(CARRIED), "setuptools>=77")
     no_wheel = wheel(python)
     ABOUT.write_text(json.dumps({"commit": commit, "triton": triton, "no_wheel": no_wheel}, indent=1) + "\n")
@@ -60,15 +65,50 @@ def fill(cache: Path, processes: int) -> int:
     return 1 if fits else 0
 
 
+def found(cache: Path, processes: int) -> int:
+    """A rehearsal of the device's machine: everything that the calls launch, after unpacking the
+    archive into an empty cache; 1 if anything was compiled."""
+    from gpu_kit import caches, cases, dry
+
+    reason = caches.adopt(CARRIED, dry.CAPABILITY)
+    if reason is not None:
+        print(f"carried kernels are not found: {reason}")
+        return 1
+    caches.unpack(CARRIED, cache)
+    bad = 0
+    for number in (1, 2, 3):
+        done = dry.compile_all(cases.call(number), processes)
+        bad += len(done.made)
+        print(f"call {number}: {len(done.found)} kernels found in what is carried, {len(done.made)} not")
+    return 1 if bad else 0
+
+
 def wheel(python: str) -> str | None:
     """Builds it with CUDA kernels for sm_90a; why not, or None."""
     if shutil.which(python) is None:
         return f"there is no {python}"
-    env = os.environ | {"TXL_KERNELS_CUDA": "on", "CMAKE_ARGS": "-DCMAKE_CUDA_ARCHITECTURES=90a-real"}
-    env.pop("PYTHONPATH", None)
-    command = [python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(CARRIED), str(ROOT)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    return None if done.returncode == 0 else (done.stderr.strip() or done.stdout.strip())[-600:]
+    kept = SCRATCH / f"wheel-{_digest(python)}"
+    if not kept.exists():
+        env = os.environ | {"TXL_KERNELS_CUDA": "on", "CMAKE_ARGS": "-DCMAKE_CUDA_ARCHITECTURES=90a-real"}
+        env.pop("PYTHONPATH", None)
+        part = SCRATCH / "wheel.part"
+        shutil.rmtree(part, ignore_errors=True)
+        command = [python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(part), str(ROOT)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        if done.returncode:
+            return (done.stderr.strip() or done.stdout.strip())[-600:]
+        part.rename(kept)
+    for path in kept.glob("*.whl"):
+        shutil.copy(path, CARRIED)
+    return None
+
+
+def _digest(python: str) -> str:
+    """Of all that the compiled modules are made from: only they are taken from the wheel."""
+    found = hashlib.sha256(python.encode())
+    for path in sorted([*(ROOT / "csrc").rglob("*.*"), ROOT / "CMakeLists.txt", ROOT / "setup.py"]):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def _pip(python: str, *arguments: str) -> None:

@@ -6,8 +6,8 @@
 
 namespace {
 
-constexpr int THREADS = 256, TILE = 4096;      // floats of a tile, 16 KB
-constexpr int TILES = 2048, ROUNDS = 16;       // 32 MB of sums, which an L2 holds; visits of each
+constexpr int THREADS = 256, TILE = 4096;  // floats of a tile, 16 KB
+constexpr int TILES = 2048, ROUNDS = 16;   // 32 MB of sums, which an L2 holds; visits of each
 constexpr int BLOCKS = 132 * 4;
 
 void must(cudaError_t error) {
@@ -26,7 +26,8 @@ __global__ void by_one(float* sums) {
 __global__ void by_four(float* sums) {
   for (int n = blockIdx.x; n < TILES * ROUNDS; n += gridDim.x)
     for (int i = 4 * threadIdx.x; i < TILE; i += 4 * THREADS)
-      asm volatile("red.global.add.v4.f32 [%0], {%1, %1, %1, %1};" ::"l"(sums + int64_t(n % TILES) * TILE + i), "f"(1.0f)
+      asm volatile("red.global.add.v4.f32 [%0], {%1, %1, %1, %1};" ::"l"(sums + int64_t(n % TILES) * TILE + i),
+                   "f"(1.0f)
                    : "memory");
 }
 
@@ -66,8 +67,8 @@ void time(const char* name, void (*kernel)(float*), float* sums) {
   float last;
   must(cudaMemcpy(&last, sums + int64_t(TILES) * TILE - 1, 4, cudaMemcpyDeviceToHost));
   double bytes = double(TILES) * TILE * 4 * ROUNDS;
-  std::printf("{\"item\": \"%s\", \"gb_per_s\": %.1f, \"sum\": %.0f, \"expected\": %d}\n", name, bytes / best / 1e6, last,
-              6 * ROUNDS);
+  std::printf("{\"item\": \"%s\", \"gb_per_s\": %.1f, \"sum\": %.0f, \"expected\": %d}\n", name, bytes / best / 1e6,
+              last, 6 * ROUNDS);
 }
 
 }  // namespace

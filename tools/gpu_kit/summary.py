@@ -8,6 +8,7 @@ from gpu_kit.places import ROOT
 from gpu_kit.records import Record, Row
 
 PREDICTIONS = ROOT / "tools" / "ptx" / "predictions.json"
+MOST = 8  # lines of one kind
 VERDICT = {True: "held", False: "NOT HELD", None: ""}
 
 
@@ -17,14 +18,16 @@ def text(folder: Path, predictions: Path = PREDICTIONS) -> str:
     by_step: dict[str, list[Row]] = {}
     for row in rows:
         by_step.setdefault(row.get("step", ""), []).append(row)
+    official = targets.official_record(folder)
     times, machine = by_step.get("times", []), by_step.get("machine", [])
     lines = [*_head(machine), *_troubles(rows), *_smoke(by_step), *_ceilings(machine, by_step.get("rates", []))]
     lines.append("targets")
     checks = [
-        *targets.against_flash(times), *targets.against_others(targets.official_record(folder)), *targets.atomics(times),
+        *targets.against_flash(times), *targets.against_others(official), *targets.atomics(times),
         *targets.decode(times, machine), targets.determinism(by_step.get("same bits", [])),
     ]  # fmt: skip
     lines += [f"  {x.name:48} {x.target:10} {x.measured}  {VERDICT[x.held]}".rstrip() for x in checks]
+    lines += [targets.training(official), targets.table_9(official)]
     lines += _predictions(times, machine, predictions)
     lines += _winners(by_step.get("sweep", []))
     return "\n".join(lines)
@@ -50,9 +53,9 @@ def _troubles(rows: list[Row]) -> list[str]:
     bad = [row for row in steps if row.get("state") != "done"]
     found = [f"steps: {len(steps) - len(bad)} of {len(steps)} done"]
     found += [f"  {row['step']}: {row['state']}: {(row.get('reason') or '').strip().splitlines()[-1:]}" for row in bad]
-    for row in rows:
-        if row.get("state") == "failed" and "item" in row and row["step"] not in ("sweep", "smoke", "smoke, CUDA C++"):
-            found.append(f"  {row['step']}, {row['item']}: {row['reason'].splitlines()[0][:90]}")
+    elsewhere = ("sweep", "smoke", "smoke, CUDA C++")
+    failed = [row for row in rows if row.get("state") == "failed" and "item" in row and row["step"] not in elsewhere]
+    found += _shortened([f"  {row['step']}, {row['item']}: {row['reason'].splitlines()[0][:90]}" for row in failed])
     for row in rows:
         if row.get("step") == "kernels" and "item" in row:
             state = "carried names" if row["not_adopted"] is None else row["not_adopted"]
@@ -60,12 +63,17 @@ def _troubles(rows: list[Row]) -> list[str]:
     return found
 
 
+def _shortened(lines: list[str]) -> list[str]:
+    """At most so many: a screen is short."""
+    return lines if len(lines) <= MOST else [*lines[:MOST], f"  and {len(lines) - MOST} more"]
+
+
 def _smoke(by_step: dict[str, list[Row]]) -> list[str]:
     rows = [x for step in ("smoke", "smoke, CUDA C++") for x in by_step.get(step, []) if "item" in x]
     ended = [row for row in rows if row["state"] in ("measured", "failed")]
     wrong = [row for row in ended if row["state"] == "failed"]
     found = [f"right against float64: {len(ended) - len(wrong)} of {len(ended)}"]
-    return found + [f"  {row['item']}: {row['reason'].splitlines()[0][:100]}" for row in wrong]
+    return found + _shortened([f"  {row['item']}: {row['reason'].splitlines()[0][:100]}" for row in wrong])
 
 
 def _ceilings(machine: list[Row], rates: list[Row]) -> list[str]:

@@ -127,6 +127,30 @@ def official_record(folder: Path) -> dict[str, Any] | None:
     return found
 
 
+def training(official: dict[str, Any] | None) -> str:
+    """Tokens a second of a training step, ours and the original."""
+    rows = [row for row in (official or {"rows": []})["rows"] if row["group"] == "training step"]
+    found = [f"{row['implementation']} {1000 / row['median_ms']:,.0f}" for row in rows if "median_ms" in row]
+    return "training, tokens a second: " + ("; ".join(found) or "not measured")
+
+
+def table_9(official: dict[str, Any] | None) -> str:
+    """Evaluation a token: the fastest vanilla model's time by our fastest, for each attention
+    length, beside the paper's."""
+    rows = [
+        row for row in (official or {"rows": []})["rows"] if row["group"] == "evaluation speed" and "median_ms" in row
+    ]
+    found = []
+    for length in dict.fromkeys(row["case"]["attn_len"] for row in rows):
+        same = [row for row in rows if row["case"]["attn_len"] == length]
+        ours = [row["median_ms"] for row in same if row["role"] == "ours"]
+        vanilla = [row for row in same if "paper_speedup" in row]
+        if ours and vanilla:
+            ratio = min(row["median_ms"] for row in vanilla) / min(ours)
+            found.append(f"{length}: {ratio:,.0f} ({vanilla[0]['paper_speedup']:,})")
+    return "Table 9, vanilla / ours (paper): " + (", ".join(found) or "not measured")
+
+
 def _least(times: list[Row], names: tuple[str, ...], length: int, width: int, direction: str) -> float | None:
     """Milliseconds of the fastest of these."""
     items = [f"{name}, B8 H16 L{length} M{length} D{width}" for name in names]
