@@ -86,7 +86,7 @@ def sm_mhz() -> int:
     """As the driver says it now: at once by its library, where Python has it."""
     try:
         return int(torch.cuda.clock_rate(0))
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, RuntimeError):
         return int(smi("clocks.sm"))
 
 
