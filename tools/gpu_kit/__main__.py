@@ -5,11 +5,13 @@ import os
 import sys
 from pathlib import Path
 
+import gpu_kit
 from gpu_kit.records import Record
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="gpu_kit", description=sys.modules["gpu_kit"].__doc__)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="gpu_kit", description=gpu_kit.__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True)
     preparing = commands.add_parser("prepare", help="fills gpu-kit/, without a GPU")
     preparing.add_argument("--triton", default="3.6.0", help="the device's version")
