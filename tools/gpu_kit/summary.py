@@ -52,7 +52,7 @@ def _troubles(rows: list[Row]) -> list[str]:
     steps = [row for row in rows if "item" not in row]
     bad = [row for row in steps if row.get("state") != "done"]
     found = [f"steps: {len(steps) - len(bad)} of {len(steps)} done"]
-    found += [f"  {row['step']}: {row['state']}: {(row.get('reason') or '').strip().splitlines()[-1:]}" for row in bad]
+    found += [f"  {row['step']}: {row['state']}: {_ends(row.get('reason') or '')}" for row in bad]
     elsewhere = ("sweep", "smoke", "smoke, CUDA C++")
     failed = [row for row in rows if row.get("state") == "failed" and "item" in row and row["step"] not in elsewhere]
     found += _shortened([f"  {row['step']}, {row['item']}: {row['reason'].splitlines()[0][:90]}" for row in failed])
@@ -61,6 +61,12 @@ def _troubles(rows: list[Row]) -> list[str]:
             state = "carried names" if row["not_adopted"] is None else row["not_adopted"]
             found.append(f"  kernels of {row['item']}: {row['found']} found, {row['compiled']} compiled, {state}")
     return found
+
+
+def _ends(text: str) -> str:
+    """The first line, and the last, where a traceback names its error."""
+    lines = text.strip().splitlines() or [""]
+    return lines[0][:60] + (f" ... {lines[-1].strip()[:80]}" if lines[1:] else "")
 
 
 def _shortened(lines: list[str]) -> list[str]:
