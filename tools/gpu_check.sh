@@ -10,7 +10,6 @@ number=${1:?which call: 1, 2 or 3}
 out=${2:-${OUT:-gpu-check}}
 export PYTHONPATH=$PWD:$PWD/tools${PYTHONPATH:+:$PYTHONPATH}
 export CUBLAS_WORKSPACE_CONFIG=:4096:8 # deterministic algorithms ask for it
-export TRITON_DEFAULT_FP_FUSION=1     # as by default until Triton 3.9, which warns
 export PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 export PATH=$PATH:/usr/local/cuda/bin # nvcc, compute-sanitizer, ncu
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/txl-gpu-kit/triton}

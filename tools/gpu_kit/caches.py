@@ -6,6 +6,8 @@ same for the same version of Triton on any machine and any Python (its source is
 of Triton's files only the compiled library differs between builds for two versions of Python. So a
 machine whose Triton differs in that library alone adopts the name of the other's.
 
+The environment counts where a variable that changes code is set at all, also to its default.
+
 Of a folder only what a launch reads is packed: machine code, metadata, and the list of files, whose
 absolute paths are rewritten where it is unpacked.
 """

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 os.environ.pop("TRITON_INTERPRET", None)  # nothing is compiled under it
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import torch
 import triton
