@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 PARALLEL := -n auto
 
-.PHONY: help demo test test-slow test-interpreter aot lint bench bench-compare report docs wheels clean
+.PHONY: help demo test test-slow test-interpreter aot lint gpu-kit bench bench-compare report docs wheels clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | while IFS="$$(printf '\t')" read -r target what; do \
@@ -31,6 +31,9 @@ aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with th
 	$(BIN)/python tools/aot.py check
 	$(BIN)/python tools/cuda_lint.py --if-built
 
+gpu-kit: $(VENV)/installed ## what a borrowed GPU needs for tools/gpu_check.sh, in gpu-kit/; no GPU needed
+	PYTHONPATH=.:tools $(BIN)/python -m gpu_kit prepare
+
 bench: $(VENV)/installed ## every benchmark
 	$(BIN)/pytest benchmarks/ --benchmark-only
 
@@ -46,7 +49,7 @@ lint: $(VENV)/installed ## ruff, mypy, clang-format; whether the report fits its
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/simt_emulation.h tests/txl_kernels/cuda/ptx_launch/*
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/simt_emulation.h tests/txl_kernels/cuda/ptx_launch/* tools/gpu_kit/rates.cu
 	PYTHONPATH=benchmarks $(BIN)/python -m report --check
 
 # The documentation, site/index.html. Its tools get an environment of their own, without torch.
@@ -72,4 +75,4 @@ $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOU
 	touch $@
 
 clean: ## remove the environments, what was built, and runs/
-	rm -rf $(VENV) $(DOCS_VENV) $(WHEELS_VENV) build dist runs site *.egg-info txl_kernels/_native* txl_kernels/_cuda*
+	rm -rf $(VENV) $(DOCS_VENV) $(WHEELS_VENV) build dist gpu-check gpu-kit runs site *.egg-info txl_kernels/_native* txl_kernels/_cuda*
