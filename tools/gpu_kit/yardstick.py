@@ -4,7 +4,7 @@ one head whose queries fill it, all keys visible."""
 from typing import Any
 
 import torch
-from ptx.yardstick import flash_kernel
+from ptx.yardstick import BLOCK, STAGES, flash_kernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gpu_kit.work import Make, Work
@@ -12,7 +12,6 @@ from txl_kernels.backends.triton import plan
 from txl_kernels.backends.triton.config import has_descriptors
 
 NAME = "flash kernel in Triton"
-BLOCK = 64
 QUERIES, KEYS = BLOCK * 528, 2048  # four programs a multiprocessor
 TILES = (QUERIES // BLOCK) * (KEYS // BLOCK)
 
@@ -24,7 +23,7 @@ def case(width: int) -> Work:
 def flash(work: Work, device: torch.device | str, make: Make = torch.randn) -> Any:
     """A launch, ready to be repeated; made once here."""
     q, k, v = (make((n, work.D), device=device, dtype=torch.bfloat16) for n in (QUERIES, KEYS, KEYS))
-    out = torch.empty(QUERIES, work.D, device=device, dtype=torch.float32)
+    out, lse2 = (torch.empty(*shape, device=device) for shape in ((QUERIES, work.D), (QUERIES,)))
     tma = has_descriptors(plan.capability(q.device))
 
     def given(x: torch.Tensor) -> Any:
@@ -32,8 +31,8 @@ def flash(work: Work, device: torch.device | str, make: Make = torch.randn) -> A
 
     def run() -> torch.Tensor:
         flash_kernel[(QUERIES // BLOCK,)](
-            q, given(k), given(v), out, KEYS, plan.LOG2E * work.D**-0.5,
-            BM=BLOCK, BN=BLOCK, D=work.D, TMA=tma, num_warps=4, num_stages=2,
+            q, given(k), given(v), out, lse2, KEYS, plan.LOG2E * work.D**-0.5,
+            BM=BLOCK, BN=BLOCK, D=work.D, TMA=tma, num_warps=4, num_stages=STAGES,
         )  # fmt: skip
         return out
 

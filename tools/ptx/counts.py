@@ -4,11 +4,14 @@ from collections import Counter
 
 import numpy as np
 
-from ptx.lanes import WARP
+from ptx.lanes import WARP, Lanes
 from ptx.parse import Program
 
 BANKS, BANK = 32, 4
 SECTOR = 32
+# Clocks from a load's start to its end, if the L2 has it: by the copy engine, by cp.async.
+UNIT_LATENCY, COPY_LATENCY = 700, 300
+UNIT_MACS = 2048  # of bfloat16 that asynchronous products do a clock
 _CLASSES = (
     ("tensor", ("mma", "wgmma.mma_async")),
     ("exponentials", ("ex2",)),
@@ -32,6 +35,9 @@ class Counts:
         sectors: of 32 bytes that it moved from or to global memory.
         tensor_macs: multiply-adds of matrix products. unit_bytes: of shared memory that
             asynchronous units read or wrote.
+        clock: instructions that a block's first warp has issued and clocks it has waited, for the
+            time that went by.
+        exposed: of them clocks that it waited for loads and asynchronous products.
     """
 
     def __init__(self, program: Program) -> None:
@@ -40,11 +46,40 @@ class Counts:
         self.issues, self.wavefronts, self.least, self.sectors = (np.zeros(size, np.int64) for _ in range(4))
         self.tensor_macs = 0
         self.unit_bytes = 0
+        self.clock = 0
+        self.exposed = 0
         self._pc = 0
+        self._boxes: dict[int, int] = {}  # by mbarrier: when the last of its copies started
+        self._products: tuple[int, int] | None = None  # when those under way started, and multiply-adds
 
-    def issued(self, pc: int, warps: int) -> None:
+    def issued(self, pc: int, lanes: Lanes) -> None:
         self._pc = pc
-        self.issues[pc] += warps
+        self.issues[pc] += len(lanes.warps)
+        self.clock += int(lanes.warps[0] == 0)
+
+    def box_started(self, mbarrier: int) -> None:
+        self._boxes[mbarrier] = self.clock
+
+    def box_awaited(self, mbarrier: int) -> None:
+        """By the first warp, which goes on."""
+        if mbarrier in self._boxes:
+            self._wait(self._boxes.pop(mbarrier), UNIT_LATENCY)
+
+    def copies_awaited(self, started: int) -> None:
+        """By the first warp. started: the last of its cp.async that it waits for."""
+        self._wait(started, COPY_LATENCY)
+
+    def products_awaited(self) -> None:
+        """All that were started."""
+        if self._products is not None:
+            started, macs = self._products
+            self._wait(started, macs // UNIT_MACS)
+            self._products = None
+
+    def _wait(self, started: int, takes: int) -> None:
+        waited = max(0, takes - (self.clock - started))
+        self.exposed += waited
+        self.clock += waited
 
     def shared_access(self, address: np.ndarray, width: int, warp: np.ndarray) -> None:
         """Threads access `width` bytes each: lanes of a warp in parts of 128 bytes, whose distinct
@@ -70,6 +105,9 @@ class Counts:
         """unit_bytes: of shared memory that it read by itself."""
         self.tensor_macs += macs
         self.unit_bytes += unit_bytes
+        if unit_bytes:
+            started, earlier = (self.clock, 0) if self._products is None else self._products
+            self._products = started, earlier + macs
 
     def unit_copy(self, size: int) -> None:
         """The copy engine moves bytes from global to shared memory."""
@@ -85,7 +123,7 @@ class Counts:
         found["issues"] = int(self.issues.sum())
         found["wavefronts"], found["least wavefronts"] = int(self.wavefronts.sum()), int(self.least.sum())
         found["sectors"], found["tensor macs"] = int(self.sectors.sum()), self.tensor_macs
-        found["unit bytes"] = self.unit_bytes
+        found["unit bytes"], found["exposed"] = self.unit_bytes, self.exposed
         return found
 
     def conflicts(self) -> list[tuple[int, str]]:

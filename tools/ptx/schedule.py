@@ -77,7 +77,7 @@ class Schedule:
             if self.steps > STEPS:
                 raise Fault("no end is in sight")
             if counts is not None:
-                counts.issued(pc, len(lanes.warps))
+                counts.issued(pc, lanes)
             active = self._active(now, lanes)
             if active.n and now.kind != "plain":
                 stays = self._control(pc, now, lanes, active)

@@ -47,6 +47,7 @@ class Executor:
     Attributes:
         counts: of each kernel, summed over its launches.
         kernels: by name and all that they were compiled for.
+        compiled: by name, as Triton gave it the last time.
     """
 
     _compiled: ClassVar[dict[Any, Any]] = {}  # of all executors, as compiling takes longest
@@ -55,6 +56,7 @@ class Executor:
         self.capability, self.change, self.counting = capability, change, counting
         self.counts: dict[str, Counts] = {}
         self.kernels: dict[Any, Kernel] = {}
+        self.compiled: dict[str, Any] = {}
 
     def launch(self, function: JITFunction, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
         """In place of JITFunction.run. None: nothing that later launches could go to instead."""
@@ -70,7 +72,7 @@ class Executor:
             source = ASTSource(function, signature, constants, attributes)
             target = GPUTarget("cuda", self.capability, 32)
             self._compiled[key] = triton.compile(source, target=target, options=options)
-        compiled = self._compiled[key]
+        compiled = self.compiled[function.fn.__name__] = self._compiled[key]
         if key not in self.kernels:
             ptx = compiled.asm["ptx"]
             if self.change is not None:

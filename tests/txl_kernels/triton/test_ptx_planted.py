@@ -2,8 +2,11 @@
 left out or changed in turn, and is a fault or gives wrong values. Other kernels differ in what they
 compute, not in how they synchronise."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,10 +18,10 @@ from txl_kernels import rel_attention
 
 pytestmark = RUNS_TRITONS_PTX
 KERNEL = "forward_kernel"
-VARIANTS = {  # architecture, intervals
-    "sm_80": (80, ""),
-    "sm_90 by descriptors": (90, ""),
-    "sm_90 by pointers": (90, "filled"),
+VARIANTS = {  # architecture, whether descriptors are used
+    "sm_80": (80, False),
+    "sm_90 by descriptors": (90, True),
+    "sm_90 by pointers": (90, False),
 }
 WRONG = 6e-3  # relative; bfloat16 alone gives 3.4e-3
 # How many of a kind pass, at most: a wait or fence that comes after another one, copies that are
@@ -34,37 +37,47 @@ Change = Callable[[str, str], str]
 
 
 @functools.cache
-def inputs_of(intervals: str) -> tuple[dict[str, object], torch.Tensor]:
-    case = Case("", B=1, H=1, L=70, M=70, D=64, intervals=intervals)
-    inputs = make_inputs(case, torch.bfloat16)
-    exact = {n: x.detach().double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in inputs.items()}
-    return inputs, rel_attention(**as_call(exact), backend="reference")
+def inputs() -> tuple[dict[str, object], torch.Tensor]:
+    case = Case("", B=1, H=1, L=70, M=70, D=64)
+    given = make_inputs(case, torch.bfloat16)
+    exact = {n: x.detach().double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in given.items()}
+    return given, rel_attention(**as_call(exact), backend="reference")
+
+
+@contextlib.contextmanager
+def variant_of(name: str, **settings: Any) -> Iterator[Any]:
+    from ptx.triton_launch import executed
+
+    from txl_kernels.backends.triton import plan
+
+    architecture, described = VARIANTS[name]
+    real = plan.describable
+    with (
+        mock.patch.object(plan, "describable", lambda form: described and real(form)),
+        torch.no_grad(),
+        executed(architecture, multiprocessors=1, **settings) as executor,
+    ):
+        yield executor
 
 
 def error_of(variant: str, change: Change | None = None) -> float:
-    from ptx.triton_launch import executed
-
-    architecture, intervals = VARIANTS[variant]
-    inputs, want = inputs_of(intervals)
-    with torch.no_grad(), executed(architecture, multiprocessors=1, change=change):
-        out = rel_attention(**as_call(inputs), backend="triton")
+    given, want = inputs()
+    with variant_of(variant, change=change):
+        out = rel_attention(**as_call(given), backend="triton")
     return float((out.double() - want).norm() / want.norm())
 
 
 @functools.cache
 def text_and_lines(variant: str) -> tuple[str, frozenset[int]]:
     """The kernel's PTX, and those of its lines that run."""
-    from ptx.triton_launch import executed
-
     text = {}
 
     def keep(name: str, ptx: str) -> str:
         text[name] = ptx
         return ptx
 
-    architecture, intervals = VARIANTS[variant]
-    with torch.no_grad(), executed(architecture, multiprocessors=1, counting=True, change=keep) as executor:
-        rel_attention(**as_call(inputs_of(intervals)[0]), backend="triton")
+    with variant_of(variant, counting=True, change=keep) as executor:
+        rel_attention(**as_call(inputs()[0]), backend="triton")
     counts = executor.counts[KERNEL]
     ran = zip(counts.program.code, counts.issues, strict=True)
     return text[KERNEL], frozenset(x.line for x, n in ran if n)

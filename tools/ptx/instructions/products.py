@@ -84,6 +84,8 @@ def wait(x: Instruction) -> Any:
 
 def _wait(block: Any, lanes: Any, left: int) -> None:
     products = _products(block)
+    if block.counts is not None and left == 0 and lanes.ids[0] == 0:
+        block.counts.products_awaited()
     for g in _groups(lanes):
         groups = products.groups[g]
         done, products.groups[g] = groups[: len(groups) - left], groups[max(len(groups) - left, 0) :]

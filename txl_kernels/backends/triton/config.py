@@ -48,7 +48,7 @@ _TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
         "float32": {
             "forward": (Config(32, 32, 4, 2), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
             "decode": (Config(16, 32, 4, 2), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
-            "backward_queries": (Config(32, 32, 4, 2), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_queries": (Config(32, 32, 8, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
             "backward_keys": (Config(16, 16, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
             "backward_table": (Config(16, 16, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
         },
@@ -56,7 +56,7 @@ _TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
     # wgmma and TMA descriptors: sm_90; sm_100 compiles the same tiles to tcgen05
     "hopper": {
         "half": {
-            "forward": (Config(64, 64, 4, 2), Config(64, 64, 4, 2), Config(32, 32, 4, 2)),
+            "forward": (Config(64, 64, 4, 3), Config(64, 64, 4, 3), Config(32, 32, 4, 2)),
             "decode": (Config(16, 64, 2, 2), Config(16, 64, 2, 1), Config(16, 64, 4, 2)),
             "backward_queries": (Config(64, 64, 4, 2), Config(64, 64, 4, 2), Config(16, 16, 4, 1)),
             "backward_keys": (Config(64, 64, 4, 2), Config(64, 64, 4, 1), Config(32, 32, 8, 1)),
@@ -72,7 +72,7 @@ _TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
         "float32": {
             "forward": (Config(16, 32, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
             "decode": (Config(16, 32, 4, 2), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
-            "backward_queries": (Config(16, 16, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_queries": (Config(16, 16, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 2)),
             "backward_keys": (Config(16, 16, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
             "backward_table": (Config(16, 16, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
         },

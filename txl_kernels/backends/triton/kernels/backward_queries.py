@@ -42,6 +42,18 @@ def _in_use(last, rows, row0, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _skewed(ds, ds_before, s, BLOCK: tl.constexpr):
+    """G of this tile: [BLOCK, BLOCK], as all; s: scores, for their layout."""
+    if ds.dtype.primitive_bitwidth == 16:
+        # In 4 bytes, which have no bank conflicts, and in the layout that the next product takes.
+        G = skew(ds.to(tl.float32), ds_before.to(tl.float32), BLOCK, BLOCK)
+        G = laid_out_as(G, s).to(ds.dtype)
+    else:
+        G = skew(ds, ds_before, BLOCK, BLOCK)
+    return G
+
+
+@triton.jit
 def _through_positions(
     dq, G, qw, table, row_last, gradient, d0, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout
 ):  # fmt: skip
@@ -90,8 +102,7 @@ def _walk(
             ds = tl.where(sees(visible, key), ds, 0.0)
         ds = ds.to(k.dtype)
         dq = dot(ds, k, dq, PRECISION)
-        # In 4 bytes, which have no bank conflicts, and stay in the layout that the product takes.
-        G = laid_out_as(skew(ds.to(tl.float32), ds_before.to(tl.float32), BLOCK, BLOCK), s).to(ds.dtype)
+        G = _skewed(ds, ds_before, s, BLOCK)
         dq = _through_positions(dq, G, queries.qw, table, row_last, gradient, d0, BLOCK, PRECISION, layout)
         ds_before = ds
     return dq, above, ds_before, d0
