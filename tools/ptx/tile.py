@@ -56,7 +56,7 @@ PROBES: dict[str, tuple[Shape, Shape, int]] = {
     "backward_queries_kernel, the same bits": tuple(  # type: ignore[dict-item]
         x._replace(atomics=False) if isinstance(x, Shape) else x for x in _MORE_KEYS
     ),
-    "backward_table_kernel": (Shape(1, 2, 2, False), Shape(2, 2, 2, False), 10),  # diagonal tiles of a text
+    "backward_table_kernel": (Shape(1, 2, 2, False), Shape(2, 2, 2, False), 10),  # of a text, diagonal
     "flash_kernel": _MORE_KEYS,
     "flash_queries_kernel": _MORE_KEYS,
     "flash_keys_kernel": _MORE_QUERIES,
@@ -65,7 +65,7 @@ FLASH_BACKWARD = ("flash_queries_kernel", "flash_keys_kernel")
 
 
 class Cost(NamedTuple):
-    """Counts of one more tile, and the programs of the kernel that a multiprocessor runs at once."""
+    """Counts of one more tile, and how many programs a multiprocessor runs at once."""
 
     counts: Counter[str]
     programs: int
@@ -95,7 +95,7 @@ def counted(capability: int, width: int, shape: Shape) -> Any:
 
 @contextlib.contextmanager
 def _atomics(on: bool) -> Iterator[None]:
-    with mock.patch.object(config, "dr_by_atomics", lambda: on):
+    with mock.patch.object(config, "dr_by_atomics", return_value=on):
         yield
 
 

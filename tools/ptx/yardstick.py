@@ -1,5 +1,5 @@
-"""Plain flash attention in Triton, to hold ours against: scores, an online softmax, values; backward
-as two kernels, one for q and one for k and v. Tiles by descriptors where there are."""
+"""Plain flash attention in Triton, to hold ours against: scores, an online softmax, values;
+backward as two kernels, one for q and one for k and v. Tiles by descriptors where there are."""
 
 from typing import Any
 
@@ -96,7 +96,10 @@ def _constants(x: torch.Tensor) -> dict[str, Any]:
 
 
 def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(q k^T / sqrt(D)) v as float32 [L, D] and lse in base 2 [L]; q, k, v [1, 1, rows, D], no mask."""
+    """softmax(q k^T / sqrt(D)) v as float32 [L, D] and lse in base 2 [L], without a mask.
+
+    q, k, v: [1, 1, rows, D].
+    """
     length, width = q.shape[2:]
     out, lse2 = torch.empty(length, width), torch.empty(length)
     flash_kernel[(length // BLOCK,)](
@@ -108,7 +111,7 @@ def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[to
 def flash_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse2: torch.Tensor, dout: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of q, k and v, float32 [rows, D], that of q and k yet to be scaled by 1 / sqrt(D)."""
+    """Gradients of q, k and v, float32 [rows, D]; of q and k yet to be scaled by 1 / sqrt(D)."""
     width, scale_log2 = q.size(-1), plan.LOG2E * q.size(-1) ** -0.5
     delta, dout = (out * dout).sum(1), dout.to(q.dtype)
     rows = [x.reshape(-1, width) for x in (q, k, v)]

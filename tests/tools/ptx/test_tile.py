@@ -6,7 +6,8 @@ import torch
 from ptx_marks import RUNS_TRITONS_PTX
 
 pytestmark = RUNS_TRITONS_PTX
-EXPONENTIALS = {"forward_kernel": 64 * 64 + 2 * 64 * 2, "flash_queries_kernel": 64 * 64}  # forward: a factor a row and thread
+# Weights, and in forward a factor a row and thread.
+EXPONENTIALS = {"forward_kernel": 64 * 64 + 2 * 64 * 2, "flash_queries_kernel": 64 * 64}
 
 
 def test_products_of_a_tile() -> None:

@@ -43,9 +43,7 @@ def test_contract(case: Case, dtype: torch.dtype, architecture: int) -> None:
     ids=str,
 )
 @pytest.mark.usefixtures("nan_filled")
-def test_gradient_of_the_table_without_atomics(
-    case: Case, architecture: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradient_of_the_table_without_atomics(case: Case, architecture: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from ptx.triton_launch import executed
 
     monkeypatch.setenv("TXL_KERNELS_ATOMICS", "0")

@@ -25,10 +25,12 @@ VARIANTS = {  # architecture, whether descriptors are used
 }
 WRONG = 6e-3  # relative; bfloat16 alone gives 3.4e-3
 # How many of a kind pass, at most: a wait or fence that comes after another one, copies that are
-# masked. Of HALF more: masks of what lies inside, lanes that have the same value.
+# masked, stages of the pipeline that loops of one or two tiles do not get to. Of HALF more: masks
+# of what lies inside, lanes that have the same value.
 PASS = {
-    ("sm_90 by descriptors", "wait for products left out"): 1,
-    ("sm_90 by pointers", "wait for copies left out"): 1,
+    ("sm_90 by descriptors", "mbarrier for one more arrival"): 4,
+    ("sm_90 by descriptors", "fewer bytes to come"): 4,
+    ("sm_90 by pointers", "wait for products left out"): 1,
     ("sm_90 by pointers", "fence for the copy engine left out"): 2,
     ("sm_90 by pointers", "copy to another place"): 2,
 }
@@ -131,4 +133,4 @@ def test_a_missing_barrier_is_noticed(variant: str) -> None:
         else:
             text = rest[0].ptx
     print(f"{variant}: {needed} of {total} barriers are needed")
-    assert needed >= {"sm_80": 40, "sm_90 by descriptors": 10, "sm_90 by pointers": 20}[variant]
+    assert needed >= {"sm_80": 30, "sm_90 by descriptors": 15, "sm_90 by pointers": 18}[variant]

@@ -125,12 +125,16 @@ def forward_kernel(
     k_strides, v_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
     memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, layout, values)
     mem_end = tl.minimum(to_tile, mem_tiles)
-    state = _walk(state, memory, from_tile, mem_end, table, queries, visible, dropout, BM, BN, PRECISION, gaps, layout, values)
+    state = _walk(
+        state, memory, from_tile, mem_end, table, queries, visible, dropout, BM, BN, PRECISION, gaps, layout, values
+    )
     k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
     segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, layout, values)
     from_tile = tl.maximum(from_tile - mem_tiles, 0)
     to_tile -= mem_tiles
-    state = _walk(state, segment, from_tile, to_tile, table, queries, visible, dropout, BM, BN, PRECISION, gaps, layout, values)
+    state = _walk(
+        state, segment, from_tile, to_tile, table, queries, visible, dropout, BM, BN, PRECISION, gaps, layout, values
+    )
     acc, top, total, _ = state
 
     nothing = total == 0.0  # of these keys, which may be one part's

@@ -24,7 +24,7 @@ INTERPRETED = tl.constexpr(interpreted())
 def _late():
     """0, which the compiler does not know: what is computed with it inside a loop is not computed
     before, where it would take registers for as long as the loop runs."""
-    if INTERPRETED:
+    if INTERPRETED:  # noqa: SIM108
         zero = 0
     else:
         zero = tl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], tl.int32, False, 1)
