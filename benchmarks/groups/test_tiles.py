@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.case import Case
 from harness.comparison import Comparison, Entry, Implementation, Unavailable, comparisons
-from harness.internals import triton_dr_by_atomics, triton_pointers, triton_tile
+from harness.internals import triton_pointers, triton_same_bits, triton_tile
 from harness.machine import Machine
 from harness.shapes import Shape
 from implementations.attention import rel_attention_on
@@ -47,7 +47,7 @@ def tiles(machine: Machine, full: bool) -> list[Comparison]:
         checked = functools.partial(under, change, check, ours.compute, True, machine.dtype, machine.device, shape)
         return Entry(functools.partial(under, change, made.run), checked, operations=made.operations)
 
-    sets: dict[str, dict[str, Change]] = {"ways": {"dr by atomics": triton_dr_by_atomics, "pointers": triton_pointers}}
+    sets: dict[str, dict[str, Change]] = {"ways": {"the same bits": triton_same_bits, "pointers": triton_pointers}}
     few = TILES[:1] if machine.kind == "interpreter" else TILES
     for kernel in KERNELS:
         named = {"{}x{}, {} warps, {} stages".format(*tile): tile for tile in few}

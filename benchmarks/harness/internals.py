@@ -66,11 +66,11 @@ def triton_tile(kernel: str, tile: tuple[int, int, int, int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def triton_dr_by_atomics() -> Iterator[None]:
-    """The Triton backend adds up dr by atomics."""
+def triton_same_bits() -> Iterator[None]:
+    """The Triton backend adds up dr without atomics."""
     from txl_kernels.backends.triton import config
 
-    with _replaced(config, "dr_by_atomics", lambda: True):
+    with _replaced(config, "dr_by_atomics", lambda: False):
         yield
 
 

@@ -13,7 +13,7 @@ import pytest
 from gpu_kit import caches, cases, counters, model, shards, summary, targets
 from gpu_kit.records import Record, work_through
 from gpu_kit.steps import Step, run_all
-from gpu_kit.work import Work
+from gpu_kit.work import Work, choices
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,8 +130,8 @@ def measured(tmp_path: Path) -> Path:
     record.add(step="machine", state="done", seconds=3.0, reason=None)
     tiles = Work("", B=8, H=16, L=2048, M=2048, D=64).tiles
     us = {"forward_kernel": 1000 * tiles / 170_000, "backward_keys_kernel": 4000 * tiles / 170_000}
-    record.add(**times("ours", 2048, 3.0, 12.0, **us))
-    record.add(**times("ours, atomics", 2048, 3.0, 10.0))
+    record.add(**times("ours", 2048, 3.0, 10.0, **us))
+    record.add(**times("ours, the same bits", 2048, 3.0, 12.0))
     record.add(**times("flash SDPA", 2048, 2.0, 4.0))
     record.add(step="times", item="decode, triton, B8 H8 L1 M3800 D64", state="measured", gb_per_s=3000.0)
     record.add(step="smoke", item="D64 bounds", state="failed", reason="Wrong: q 0.3")
@@ -178,10 +178,10 @@ def test_summary(measured: Path, tmp_path: Path) -> None:
     assert line(found, "sdpa-dense-bias / ours, forward, L2048").endswith(">= 4 5.00 held")
     assert line(found, "original-bhls / ours, forward, L2048").endswith(">= 10 8.00 NOT HELD")
     assert "not measured" in line(found, "flex / ours, forward, L512")
-    assert line(found, "deterministic / atomics, D64").endswith("1.20 held")
+    assert line(found, "the same bits / atomics, D64").endswith("1.20 held")
     assert line(found, "decode, B8").endswith("triton 75% held")
     assert "killed at its limit" in line(found, "forward / flash SDPA, D128")
-    assert line(found, "the same bits").endswith("D64: {'k': 3} NOT HELD")
+    assert line(found, "the same bits 20 times").endswith("D64: {'k': 3} NOT HELD")
     assert line(found, "forward D64 ") == "forward D64 1,120 (shared) 1,000 0.89 held"
     assert line(found, "backward_keys D64 ") == "backward_keys D64 3,000 (shared) 4,000 1.33 NOT HELD"
     assert "not measured: the profiler saw no backward_table_kernel" in line(found, "backward_table D64 ")
@@ -200,6 +200,17 @@ def test_summary_of_nothing(tmp_path: Path) -> None:
     text = summary.text(tmp_path, tmp_path / "absent.json")
     assert " held" not in text.replace("predictions held", "")
     assert "not measured" in text
+
+
+def test_other_choices_lay_launches_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a sweep would time the first tile again and again."""
+    from txl_kernels.backends.triton import plan
+
+    forgotten: list[bool] = []
+    monkeypatch.setattr(plan, "forget", lambda: forgotten.append(True))
+    with choices(Work("", B=1, H=1, L=16, M=0, D=16, tile=(16, 16, 4, 1))):
+        assert len(forgotten) == 1
+    assert len(forgotten) == 2
 
 
 def test_visible_tiles() -> None:

@@ -11,6 +11,7 @@ LENGTHS = (2048, 512, 1024, 8192)  # L = M, most informative first
 KERNELS = ("forward", "backward_queries", "backward_keys", "backward_table")
 SWEEP_LENGTH = 1024
 TABLE = "the table's"  # the name of its tile in a sweep
+SAME_BITS = "ours, the same bits"  # the name of calls without atomics
 
 
 def tiny(work: Work) -> dict[str, int]:
@@ -50,15 +51,15 @@ def smallest() -> list[Work]:
 
 
 def timed() -> Iterator[Work]:
-    """bfloat16, B 8, H 16: dr deterministic and by atomics; by pointers at one length."""
+    """bfloat16, B 8, H 16: dr by atomics, and not; by pointers and with bounds at one length."""
     for length in LENGTHS:
         for width in WIDTHS:
             base = Work("ours", B=8, H=16, L=length, M=length, D=width)
-            yield replace(base, atomics=False)
-            yield replace(base, name="ours, atomics", atomics=True)
+            yield replace(base, atomics=True)
+            yield replace(base, name=SAME_BITS, atomics=False)
             if length == LENGTHS[0]:
-                yield replace(base, name="ours, pointers", pointers=True, atomics=False)
-                yield replace(base, name="ours, bounds", bounded=True, atomics=False)
+                yield replace(base, name="ours, pointers", pointers=True, atomics=True)
+                yield replace(base, name="ours, bounds", bounded=True, atomics=True)
 
 
 def decoding() -> list[Work]:
@@ -86,7 +87,7 @@ TILES: dict[str, dict[int, list[Tile]]] = {
             (64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2), (64, 64, 8, 3),
             (64, 32, 4, 2), (64, 32, 4, 3), (128, 64, 8, 2), (64, 128, 8, 2),
         ],
-        128: [*_SQUARE_64, (64, 32, 4, 2), (64, 32, 4, 3), (128, 64, 8, 1)],
+        128: [*_SQUARE_64, (64, 64, 4, 3), (64, 32, 4, 2), (64, 32, 4, 3), (128, 64, 8, 1)],
     },
     "backward_queries": dict.fromkeys(WIDTHS, _SQUARE_64 + _SQUARE_32),
     "backward_keys": dict.fromkeys(WIDTHS, _SQUARE_64 + _SQUARE_32),
@@ -96,7 +97,8 @@ TILES: dict[str, dict[int, list[Tile]]] = {
 
 def swept(kernel: str, width: int) -> list[Work]:
     """The table's own tile first."""
-    base = Work(TABLE, B=8, H=16, L=SWEEP_LENGTH, M=SWEEP_LENGTH, D=width, kernel=kernel, atomics=False)
+    atomics = kernel != "backward_table"  # which runs without them alone
+    base = Work(TABLE, B=8, H=16, L=SWEEP_LENGTH, M=SWEEP_LENGTH, D=width, kernel=kernel, atomics=atomics)
     base = replace(base, backward=kernel != "forward")
     return [base, *(replace(base, name="{}x{}, {} warps, {} stages".format(*t), tile=t) for t in TILES[kernel][width])]
 

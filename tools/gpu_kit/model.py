@@ -8,12 +8,16 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpu_kit.cases import SAME_BITS
 from gpu_kit.records import Row
 from gpu_kit.work import Work
 
 WITHIN = 0.25
 LENGTHS = (2048, 8192, 1024, 512)  # the first that was measured counts
 FLASH = "flash"
+# As predictions name them; kernels that run, or run otherwise, only without atomics.
+WITHOUT_ATOMICS = ("backward_queries, the same bits", "backward_table")
+KERNELS = ("forward", "backward_queries", "backward_keys", *WITHOUT_ATOMICS, FLASH)
 
 
 class Comparison(NamedTuple):
@@ -55,11 +59,12 @@ def measured(rows: list[Row], width: int, kernel: str, multiprocessors: int) -> 
             why = f"not measured: {row['reason'][:60]}"
             continue
         found = row["forward" if kernel in ("forward", FLASH) else "forward+backward"]
-        us = sum(us for name, us in found.get("kernels", {}).items() if name.startswith(f"{kernel}_kernel"))
+        start = f"{kernel.partition(',')[0]}_kernel"
+        us = sum(us for name, us in found.get("kernels", {}).items() if name.startswith(start))
         tiles = row.get("tiles") or Work(**row["work"]).tiles
         if us:
             return clocks(us, found["sm_mhz"], multiprocessors, tiles), ""
-        why = f"not measured: the profiler saw no {kernel}_kernel"
+        why = f"not measured: the profiler saw no {start}"
     return None, why
 
 
@@ -71,7 +76,8 @@ def _candidates(rows: list[Row], width: int, kernel: str) -> list[Row]:
             for row in ended
             if row["item"].startswith("flash kernel in Triton") and row["item"].endswith(f"D{width}")
         ]
-    names = [f"ours, B8 H16 L{n} M{n} D{width}" for n in LENGTHS]
+    ours = SAME_BITS if kernel in WITHOUT_ATOMICS else "ours"
+    names = [f"{ours}, B8 H16 L{n} M{n} D{width}" for n in LENGTHS]
     return [row for name in names for row in ended if row["item"] == name]
 
 

@@ -94,17 +94,17 @@ def _ceilings(machine: list[Row], rates: list[Row]) -> list[str]:
 
 def _predictions(times: list[Row], machine: list[Row], path: Path) -> list[str]:
     limits = _item(machine, "limits")
-    kernels = [(width, kernel) for width in cases.WIDTHS for kernel in (*cases.KERNELS, model.FLASH)]
+    kernels = [(width, kernel) for width in cases.WIDTHS for kernel in model.KERNELS]
     major, minor = limits.get("capability", (9, 0))
     compared = model.compare(times, model.read(path, 10 * major + minor), kernels, limits.get("multiprocessors", 0))
     found = ["clocks a 64 x 64 tile    predicted  measured  ratio"]
     for x in compared:
         predicted = "no prediction" if x.predicted is None else f"{x.predicted:,.0f} ({x.unit})"
         if x.measured is None:
-            found.append(f"  {x.kernel:18} D{x.width:<4} {predicted:>16}  {x.why}")
+            found.append(f"  {x.kernel:31} D{x.width:<4} {predicted:>16}  {x.why}")
             continue
         ratio = "" if x.predicted is None else f"{x.measured / x.predicted:.2f}"
-        line = f"  {x.kernel:18} D{x.width:<4} {predicted:>16} {x.measured:9,.0f} {ratio:>6}  {VERDICT[x.held]}"
+        line = f"  {x.kernel:31} D{x.width:<4} {predicted:>16} {x.measured:9,.0f} {ratio:>6}  {VERDICT[x.held]}"
         found.append(line.rstrip())
     decided = [x.held for x in compared if x.held is not None]
     return [*found, f"  predictions held: {sum(decided)} of {len(decided)}"]

@@ -116,4 +116,6 @@ def choices(work: Work) -> Iterator[None]:
             stack.enter_context(mock.patch.object(config, "dr_by_atomics", atomics))
         if work.pointers:
             stack.enter_context(mock.patch.object(plan, "describable", describable))
+        plan.forget()  # launches that were laid out by other choices
+        stack.callback(plan.forget)
         yield

@@ -34,11 +34,13 @@ BACKWARD = [
 class Native:
     """Triton's native launcher. launched: (kernel, grid, stream, arguments).
 
-    fronts: calls of Triton's front, (kernel, what it compiles for).
+    fronts: calls of Triton's front, (kernel, what it compiles for). fused: of what it compiles,
+    whether products and sums are to be.
     """
 
     launched: list[tuple[str, tuple[int, ...], int, list[Any]]] = dataclasses.field(default_factory=list)
     fronts: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
+    fused: list[bool] = dataclasses.field(default_factory=list)
 
     def launch(self, *args: Any) -> None:
         together = isinstance(args[-1], (list, tuple))  # Triton 3.6 hands a kernel's arguments on one by one
@@ -83,6 +85,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
                 launch_cooperative_grid=False, launch_pdl=False, instrumentation_mode="", **scratch,
             )  # fmt: skip
             self.packed_metadata = (options["num_warps"], 1, 0)
+            found.fused.append(options["enable_fp_fusion"])
 
     monkeypatch.setattr(triton.compiler, "compile", Compiled)
     found = Native()
@@ -177,6 +180,14 @@ def test_a_second_call_goes_straight_to_what_was_compiled(native: Native) -> Non
     both_ways(call_of(L=71))
     assert native.names() == FORWARD + BACKWARD
     assert len(native.fronts) == 2 * fronts
+
+
+def test_products_and_sums_are_fused(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever Triton's default is, which is to change."""
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    both_ways(call_of(L=1029))
+    assert len(native.fused) == len(FORWARD + BACKWARD)
+    assert all(native.fused)
 
 
 @pytest.mark.parametrize("setting", ["debug", "hook before each run", "instrumentation"])

@@ -50,7 +50,8 @@ class Launch:
     def __init__(self, function: Any, grid: tuple[int, ...], **arguments: Any) -> None:
         self.function, self.grid = function, (*grid, 1, 1)[:3]
         self._values = [arguments.pop(name) for name in function.arg_names]
-        self._options = arguments
+        # As the tables of compiled kernels were made; Triton's own default is to change.
+        self._options = {"enable_fp_fusion": True, **arguments}
         self._pointers, self._tiles = [], []
         for at, x in enumerate(self._values):
             if isinstance(x, Operand):
