@@ -3,11 +3,13 @@ written."""
 
 import os
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
 
 from txl_kernels.backends import BACKENDS, KERNELS, triton
+from txl_kernels.backends.triton import config
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,10 +77,29 @@ def device(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def nan_filled() -> Iterator[None]:
-    """torch.empty and its kin give NaN, so that an output not written is seen."""
+    """torch.empty and its kin give NaN, so that an output not written is seen.
+
+    Only with deterministic algorithms, which Triton's backward is not to take for all that.
+    """
     torch.use_deterministic_algorithms(True)
     assert torch.empty(3).isnan().all()
+
+    def wanted() -> bool:
+        return os.environ.get(config.ATOMICS, "1") != "0"
+
+    with mock.patch.object(config, "dr_by_atomics", wanted):
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def the_same_bits() -> Iterator[None]:
+    """Of every call, on a GPU, too."""
+    torch.use_deterministic_algorithms(True)
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = False
     yield
+    torch.utils.deterministic.fill_uninitialized_memory = fill
     torch.use_deterministic_algorithms(False)
 
 

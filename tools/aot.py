@@ -83,7 +83,14 @@ def shipped() -> list[Variant]:
             variants += [Variant(kernel, capability, "bf16", 64, tma, bounds=True)]
             variants += [Variant(kernel, capability, "bf16", 64, tma, bounds=True, dropout=True)]
         variants += [Variant(kernel, 90, "bf16", width) for width in (64, 128, 256)]
-    return variants + [Variant("backward_queries", c, "bf16", 64, tma=c == 90, atomics=True) for c in (80, 90)]
+    for kernel in config.KERNELS:  # tiles of a mix: by descriptors but for what bounds leave out
+        variants += [
+            Variant(kernel, 90, "bf16", 128, True, bounds=True),
+            Variant(kernel, 90, "fp32", 64, True, bounds=True),
+        ]
+    by_atomics = [v._replace(atomics=v.kernel == "backward_queries") for v in variants]
+    same_bits = [Variant("backward_queries", c, "bf16", width, tma=c == 90) for c in (80, 90) for width in (64, 128)]
+    return by_atomics + same_bits
 
 
 def compile_variant(v: Variant, chosen: config.Config, far: Collection[str] = ()) -> Any:

@@ -59,7 +59,7 @@ def test_rows_far_apart_compile(aot: Any, far: set[str]) -> None:
 
 def test_spills_at_width_64(aot: Any) -> None:
     """What the table promises of bf16 on sm_80 and sm_90: without options no spill by descriptors,
-    a few registers elsewhere, and nothing serialised."""
+    a few registers elsewhere, more with atomics, and nothing serialised."""
     import json
 
     table = json.loads((ROOT / "tools" / "aot_table.json").read_text())
@@ -68,8 +68,6 @@ def test_spills_at_width_64(aot: Any) -> None:
         promised = {n: x for n, x in entries.items() if "D64" in n and "bf16" in n and ("sm_80" in n or "sm_90" in n)}
         assert len(promised) >= 20
         for name, x in promised.items():
-            most = 0 if name.endswith("sm_90 bf16 D64 tma") else 128
-            if name == "backward_queries sm_90 bf16 D64 tma atomics":
-                most = 452  # on 3.6, still fewer clocks than another tile; 76 on 3.9
+            most = 0 if name.endswith("sm_90 bf16 D64 tma") else 512 if "atomics" in name else 128
             assert x["spill"] <= most, (version, name)
             assert not x["serialised"], (version, name)

@@ -82,6 +82,7 @@ def test_a_view_that_negates_is_read_negated(kernel_backend: str) -> None:
     assert torch.equal(rel_attention(**call | {"q": q}), rel_attention(**call | {"q": q.clone().contiguous()}))
 
 
+@pytest.mark.usefixtures("the_same_bits")
 @pytest.mark.parametrize("name", ["k", "v", "r", "content_bias"])
 def test_gradients_of_what_lies_negated(name: str, kernel_backend: str) -> None:
     """Backward sees what forward saved: a view whose memory holds the opposite of its values."""

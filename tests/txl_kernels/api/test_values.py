@@ -92,6 +92,7 @@ def test_nan_in_a_visible_key_shows(payload: int, length: int, backend: str) -> 
     assert out[0, 1].isfinite().all()
 
 
+@pytest.mark.usefixtures("the_same_bits")
 def test_what_no_query_sees_may_hold_anything(backend: str) -> None:
     """A memory that is not filled yet, padding, spare rows of r: NaN there reaches no output and no
     gradient."""
@@ -115,6 +116,7 @@ def test_what_no_query_sees_may_hold_anything(backend: str) -> None:
         assert torch.equal(spoiled, clean)
 
 
+@pytest.mark.usefixtures("the_same_bits")
 def test_rows_of_r_past_the_last_distance_may_hold_anything(backend: str) -> None:
     """Blocks of queries reach past the segment's end, and so past the distances in use."""
     inputs = make_inputs(Case("", L=41, M=70, B=1, H=1, extra_rows=60), DTYPES[backend])
@@ -129,6 +131,7 @@ def test_rows_of_r_past_the_last_distance_may_hold_anything(backend: str) -> Non
         assert torch.equal(spoiled, want)
 
 
+@pytest.mark.usefixtures("the_same_bits")
 @pytest.mark.parametrize("window", [1, 3])
 def test_memory_before_the_window_may_hold_anything(window: int, backend: str) -> None:
     """More of it than the segment is long, so that nothing may be read in its place either."""
@@ -156,6 +159,7 @@ def test_a_few_queries_ignore_what_they_do_not_see(backend: str) -> None:
     assert torch.equal(rel_attention(**{**as_call(inputs), "start": start}, backend=backend), want)
 
 
+@pytest.mark.usefixtures("the_same_bits")
 def test_unseen_keys_between_seen_ones_may_hold_anything(backend: str) -> None:
     """Documents with padding between them."""
     bounds = {"start": torch.tensor([[0, 0, 0, 3, 3, 3]]), "end": torch.tensor([[2, 2, 2, 6, 6, 6]])}

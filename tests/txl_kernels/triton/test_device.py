@@ -78,6 +78,7 @@ def test_more_than_2_to_the_31_elements() -> None:
     Case("", B=4, H=4, L=512, M=512, D=64), Case("", B=1, H=4, L=1, M=3800, D=64),
     Case("", B=3, H=2, L=200, M=100, D=64, intervals="episodes", dropout_p=0.1),
 ], ids=["training", "decode", "bounds"])  # fmt: skip
+@pytest.mark.usefixtures("the_same_bits")
 def test_the_same_bits_20_times(case: Case) -> None:
     first = run(case, torch.bfloat16, "triton")
     for _ in range(19):

@@ -77,7 +77,7 @@ def test_tile_sizes(case: Case, tile: tuple[int, int], monkeypatch: pytest.Monke
 
 
 @ON_TRITON
-@pytest.mark.parametrize("name", ["causal", "bidirectional", "window", "dropout", "few queries"])
+@pytest.mark.parametrize("name", ["causal", "bidirectional", "window", "bounds", "dropout", "few queries"])
 def test_descriptors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads through tensor descriptors: the default on sm_90, tried by the interpreter here."""
     from txl_kernels.backends.triton import operands
@@ -89,6 +89,45 @@ def test_descriptors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operands, "TensorDescriptor", lambda *args: made.append(args) or real(*args))
     assert_equals_reference(CASES[name])
     assert made or not config.has_descriptors(torch.cuda.get_device_capability())
+
+
+@ON_TRITON
+@pytest.mark.parametrize("atomics", ["0", "1"])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_what_no_query_sees_may_hold_anything_that_descriptors_load(
+    dropout_p: float, atomics: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN in keys and values between, before and after those seen, in rows of r, in queries."""
+    monkeypatch.setenv(config.ATOMICS, atomics)
+    if triton.interpreted():
+        monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
+    length, memory = 40, 30
+    start = torch.arange(length, dtype=torch.int32)[None] // 4 * 6
+    bounds = {"start": start, "end": start + 3}  # three keys of each six, nothing past the diagonal
+    seen = torch.zeros(length + memory, dtype=torch.bool)
+    at = torch.arange(length)[:, None] + memory
+    low, high = start[0, :, None].long(), torch.minimum(start[0, :, None].long() + 3, at + 1)
+    sees = (torch.arange(length + memory) >= low) & (torch.arange(length + memory) < high)
+    seen, nothing = sees.any(0), ~sees.any(1)
+    used = torch.unique((at - torch.arange(length + memory))[sees])
+    assert nothing.any() or not seen.all()
+
+    def spoiled(spoil: bool) -> list[torch.Tensor]:
+        inputs = make_inputs(Case("", B=1, H=1, L=length, M=memory, D=16, dropout_p=dropout_p), torch.float32)
+        if spoil:
+            unused = torch.ones(inputs["r"].size(1), dtype=torch.bool).index_fill_(0, used, False)
+            with torch.no_grad():
+                for name, rows in {
+                    "k_mem": ~seen[:memory], "v_mem": ~seen[:memory], "k": ~seen[memory:], "v": ~seen[memory:],
+                    "q": nothing,
+                }.items():  # fmt: skip
+                    inputs[name][:, :, rows] = torch.nan
+                inputs["r"][:, unused] = torch.nan
+        out, lse = rel_attention(**as_call(inputs) | bounds, return_lse=True, backend="triton")
+        return [out, lse, *gradients(out, lse, inputs).values()]
+
+    for got, want in zip(spoiled(True), spoiled(False), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 @ON_TRITON

@@ -26,6 +26,7 @@ WIDTHS = (64, 128, 256)  # padded head widths of the tables; narrower heads take
 DECODE_LENGTH = 16  # segments shorter than this take `decode`
 Capability = tuple[int, int]
 INTERPRETER: Capability = (0, 0)
+ATOMICS = "TXL_KERNELS_ATOMICS"  # environment variable
 
 # family -> kind of products -> kernel -> one entry a width
 _TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
@@ -159,4 +160,4 @@ def dr_by_atomics() -> bool:
     Yes, unless torch.use_deterministic_algorithms(True) or TXL_KERNELS_ATOMICS=0 asks for the same
     bits every run.
     """
-    return os.environ.get("TXL_KERNELS_ATOMICS", "1") != "0" and not torch.are_deterministic_algorithms_enabled()
+    return os.environ.get(ATOMICS, "1") != "0" and not torch.are_deterministic_algorithms_enabled()

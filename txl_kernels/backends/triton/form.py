@@ -35,5 +35,6 @@ def forms_of(tensors: Sequence[Tensor | None], addresses: list[int]) -> tuple[An
 
 def environment_of(dtype: torch.dtype) -> tuple[Any, ...]:
     """How products are formed, and with which settings Triton compiles."""
-    compilation = knobs.compilation.instrumentation_mode, knobs.runtime.add_stages_inspection_hook
+    casts = getattr(knobs.compilation, "fpsan_homomorphic_casts", None)  # newer than 3.6
+    compilation = knobs.compilation.instrumentation_mode, casts, knobs.runtime.add_stages_inspection_hook
     return (config.kind_of(dtype), knobs.runtime.debug, *compilation)

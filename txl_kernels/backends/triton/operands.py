@@ -53,8 +53,9 @@ class Tile(NamedTuple):
 class Workspace:
     """Tensors that only a call's kernels use, in one allocation, which takes time on the host.
 
-    first: the number of its first among the call's tensors. A gap follows each part: what reaches
-    over a part's end is seen by tools that watch memory.
+    first: the number of its first among the call's tensors. A gap follows each part, so
+    that tools/ptx, which watches parts, sees what reaches over an end; a checker that watches
+    allocations does not.
     """
 
     def __init__(self, first: int) -> None:

@@ -65,6 +65,7 @@ def load_rows(rows, row0, keep, ROWS: tl.constexpr, layout):
     keep: bool [ROWS]; or None, as it must be with a descriptor.
     """
     if layout.TMA:
+        tl.static_assert(keep is None)
         tile = rows.at.load([rows.b.to(tl.int32), rows.h.to(tl.int32), row0 - rows.first, 0])
         value = tl.reshape(tile, (ROWS, layout.BLOCK_D))
     else:
