@@ -2,7 +2,7 @@
 and stages.
 
 On a GPU only; the first implementation is the table as it is. Also pointers instead of descriptors,
-and dr by atomics.
+and dr without atomics, as all are for the kernel that only then runs.
 """
 
 import functools
@@ -12,13 +12,14 @@ from typing import Any
 
 from harness.case import Case
 from harness.comparison import Comparison, Entry, Implementation, Unavailable, comparisons
-from harness.internals import triton_pointers, triton_same_bits, triton_tile
+from harness.internals import triton_pointers, triton_same_bits, triton_table_tile, triton_tile
 from harness.machine import Machine
 from harness.shapes import Shape
 from implementations.attention import rel_attention_on
 from implementations.attention_entry import check, entry
 
-KERNELS = ("forward", "backward_queries", "backward_keys", "backward_table")
+KERNELS = ("forward", "backward_queries", "backward_keys")
+TABLE = "backward_table"
 TILES = [(64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 1), (64, 64, 8, 2), (32, 32, 4, 2), (32, 32, 2, 2)]
 Change = Callable[[], AbstractContextManager[None]]
 
@@ -49,12 +50,13 @@ def tiles(machine: Machine, full: bool) -> list[Comparison]:
 
     sets: dict[str, dict[str, Change]] = {"ways": {"the same bits": triton_same_bits, "pointers": triton_pointers}}
     few = TILES[:1] if machine.kind == "interpreter" else TILES
+    named = {"{}x{}, {} warps, {} stages".format(*tile): tile for tile in few}
     for kernel in KERNELS:
-        named = {"{}x{}, {} warps, {} stages".format(*tile): tile for tile in few}
         sets[kernel] = {name: functools.partial(triton_tile, kernel, tile) for name, tile in named.items()}
+    sets[TABLE] = {name: functools.partial(triton_table_tile, tile) for name, tile in named.items()}
     found = []
     for what, changes in sets.items():
-        everyone: dict[str, Change | None] = {"the table's": None, **changes}
+        everyone: dict[str, Change | None] = {"the table's": triton_same_bits if what == TABLE else None, **changes}
         runs = [
             Implementation(name, ours.algorithm, functools.partial(prepare, change), ours.role, ours.backend)
             for name, change in everyone.items()

@@ -75,6 +75,13 @@ def triton_same_bits() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def triton_table_tile(tile: tuple[int, int, int, int]) -> Iterator[None]:
+    """`triton_tile` of backward_table, which runs only without atomics."""
+    with triton_same_bits(), triton_tile("backward_table", tile):
+        yield
+
+
+@contextlib.contextmanager
 def triton_pointers() -> Iterator[None]:
     """The Triton backend uses pointers where it could use descriptors."""
     from txl_kernels.backends.triton import plan

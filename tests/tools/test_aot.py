@@ -68,6 +68,8 @@ def test_spills_at_width_64(aot: Any) -> None:
         promised = {n: x for n, x in entries.items() if "D64" in n and "bf16" in n and ("sm_80" in n or "sm_90" in n)}
         assert len(promised) >= 20
         for name, x in promised.items():
-            most = 0 if name.endswith("sm_90 bf16 D64 tma") else 512 if "atomics" in name else 128
+            most = 0 if name.endswith("sm_90 bf16 D64 tma") else 128
+            if "atomics" in name:
+                most = 1024 if "bounds" in name else 512
             assert x["spill"] <= most, (version, name)
             assert not x["serialised"], (version, name)

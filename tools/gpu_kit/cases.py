@@ -30,9 +30,9 @@ def smallest() -> list[Work]:
             replace(base, name=f"D{width} atomics", atomics=True),
             replace(base, name=f"D{width} bounds", bounded=True, atomics=False),
             replace(base, name=f"D{width} bounds, atomics", bounded=True, atomics=True),
-            replace(base, name=f"D{width} pointers", pointers=True, atomics=False),
-            replace(base, name=f"D{width} dropout", dropout_p=0.2, atomics=False),
-            replace(base, name=f"D{width} bounds, dropout", bounded=True, dropout_p=0.2, atomics=False),
+            replace(base, name=f"D{width} pointers", pointers=True, atomics=True),
+            replace(base, name=f"D{width} dropout", dropout_p=0.2, atomics=True),
+            replace(base, name=f"D{width} bounds, dropout", bounded=True, dropout_p=0.2, atomics=True),
             replace(base, name=f"D{width} decode", L=1, M=700, backward=False),
             replace(base, name=f"D{width} decode, bounds", L=5, M=700, backward=False, bounded=True),
             replace(base, name=f"D{width} decode, CUDA C++", L=1, M=700, backward=False, backend="cuda"),
@@ -42,11 +42,11 @@ def smallest() -> list[Work]:
         ]
     return [
         *found,
-        replace(small, name="D64 both directions", causal=False, atomics=False),
-        replace(small, name="D64 window", window=100, atomics=False),
-        replace(small, name="D64 float16", dtype="float16", atomics=False),
-        replace(small, name="D64 float32", dtype="float32", atomics=False),
-        replace(small, name="D41", D=41, atomics=False),
+        replace(small, name="D64 both directions", causal=False, atomics=True),
+        replace(small, name="D64 window", window=100, atomics=True),
+        replace(small, name="D64 float16", dtype="float16", atomics=True),
+        replace(small, name="D64 float32", dtype="float32", atomics=True),
+        replace(small, name="D41", D=41, atomics=True),
     ]
 
 
