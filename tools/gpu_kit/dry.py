@@ -4,7 +4,6 @@ What they find in Triton's cache, or put there, is what the same calls find on t
 there is a CUDA driver, Triton's C functions that launch are compiled, too.
 """
 
-import collections
 import contextlib
 import multiprocessing
 import os
@@ -16,12 +15,12 @@ os.environ.pop("TRITON_INTERPRET", None)  # nothing is compiled under it
 
 import torch
 import triton
+from pretended_gpu import pretended_gpu
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from gpu_kit import yardstick
 from gpu_kit.work import Work, both, choices, tensors
-from txl_kernels.backends import triton as backend
 
 CAPABILITY = 90
 MULTIPROCESSORS = 132
@@ -79,20 +78,16 @@ class Driver:
 @contextlib.contextmanager
 def dry() -> Iterator[None]:
     """The `triton` backend takes tensors on the CPU and launches nothing."""
-    properties = collections.namedtuple("properties", "multi_processor_count")(MULTIPROCESSORS)
     before = driver._active
     driver.set_active(Driver())
-    patch = mock.patch.object
     with contextlib.ExitStack() as stack:
         stack.callback(driver.set_active, before)
-        stack.enter_context(patch(backend, "_absent_from", return_value=None))
-        stack.enter_context(patch(torch.cuda, "get_device_capability", return_value=divmod(CAPABILITY, 10)))
-        stack.enter_context(patch(torch.cuda, "get_device_properties", return_value=properties))
+        stack.enter_context(pretended_gpu(CAPABILITY, MULTIPROCESSORS))
         yield
 
 
 def compile_one(work: Work) -> Compiled:
-    """Of one work; in a process that does nothing else."""
+    """Of one work; in a process that does nothing at the same time."""
     found: dict[str, bool] = {}
 
     def listen(*, metadata: dict[str, Any], metadata_group: dict[str, str], cache_hit: bool, **_: Any) -> None:

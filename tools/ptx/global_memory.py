@@ -27,7 +27,11 @@ class GlobalMemory:
         self.spans: list[Span] = []
 
     def add(self, tensor: torch.Tensor) -> None:
-        """A launch may access a tensor's storage, which the caller keeps."""
+        """A launch may access a tensor, which the caller keeps: if it is contiguous, maybe a part
+        of a workspace, nothing around it, else all of its storage."""
+        if tensor.is_contiguous():
+            self.add_bytes(tensor.data_ptr(), tensor.nbytes)
+            return
         storage = tensor.untyped_storage()
         self.add_bytes(storage.data_ptr(), storage.nbytes())
 

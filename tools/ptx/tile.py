@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 import triton
 
+from ptx.counts import UNIT_MACS
 from ptx.occupancy import programs
 from ptx.triton_launch import executed
 from ptx.yardstick import flash_backward, flash_forward
@@ -29,7 +30,7 @@ from txl_kernels import rel_attention
 from txl_kernels.backends.triton import config
 
 BLOCK = 64  # queries and keys of a tile
-MACS = {80: 1024, 90: 2048}  # of bfloat16 a clock and multiprocessor
+MACS = {80: 1024, 90: UNIT_MACS}  # of bfloat16 a clock and multiprocessor
 SCHEDULERS, BANK_BYTES, SPECIAL = 4, 128, 16  # warps that issue; bytes and special functions a clock
 SPECIAL_CLASSES = ("exponentials", "other special functions")
 WARP = 32

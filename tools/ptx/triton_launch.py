@@ -17,6 +17,7 @@ os.environ.pop("TRITON_INTERPRET", None)  # nothing is compiled under it
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import triton
+from pretended_gpu import pretended_gpu
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -29,8 +30,6 @@ from ptx.faults import NotModelled
 from ptx.global_memory import GlobalMemory
 from ptx.instructions.tensor_copies import TensorMap
 from ptx.parse import parse
-from txl_kernels.backends import triton as backend
-from txl_kernels.backends.triton import launch_backward, launch_forward, plan
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32", torch.int64: "i64"}
 # Older ones multiply what cp.async has copied without a fence.proxy.async, and CUTLASS does, too;
@@ -93,10 +92,7 @@ class Executor:
         described = iter(metadata.tensordesc_meta or ())
         for value in given:
             if isinstance(value, torch.Tensor):
-                if value.is_contiguous():  # maybe a part of a workspace: nothing around it
-                    memory.add_bytes(value.data_ptr(), value.nbytes)
-                else:
-                    memory.add(value)
+                memory.add(value)
                 pack(value.data_ptr())
             elif isinstance(value, TensorDescriptor):
                 memory.add(value.base)
@@ -167,13 +163,6 @@ def executed(capability: int, multiprocessors: int = 4, **settings: Any) -> Iter
     settings: of `Executor`.
     """
     executor = Executor(capability, **settings)
-    patch = mock.patch.object
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patch(JITFunction, "run", lambda f, *a, **k: executor.launch(f, *a, **k)))
-        stack.enter_context(patch(backend, "_absent_from", return_value=None))
-        stack.enter_context(patch(plan, "capability", return_value=divmod(capability, 10)))
-        for module in (plan, launch_forward, launch_backward):
-            stack.enter_context(patch(module, "multiprocessors", return_value=multiprocessors))
-        plan.forget()
-        stack.callback(plan.forget)
+    launch = mock.patch.object(JITFunction, "run", lambda f, *a, **k: executor.launch(f, *a, **k))
+    with launch, pretended_gpu(capability, multiprocessors):
         yield executor

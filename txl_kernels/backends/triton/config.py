@@ -1,9 +1,9 @@
 """Tile sizes, warps and pipeline stages of every kernel, by architecture, dtype and head width.
 
 Nothing is autotuned. Chosen from compiled code (no spill, fewest instructions a pair, at least 8
-warps a multiprocessor where possible), at width 128 on Hopper by what a tile costs the busiest
-unit; see docs/kernels-gpu.md. `tools/aot.py check` compiles every entry and compares registers,
-spills and shared memory with tools/aot_table.json.
+warps a multiprocessor where possible), for half precision by descriptors on Hopper by the clocks
+that a model gives a tile; see docs/kernels-gpu.md. `tools/aot.py check` compiles every entry and
+compares registers, spills and shared memory with tools/aot_table.json.
 """
 
 import os
@@ -93,7 +93,7 @@ _TABLE["hopper by pointers"] = {
     },
 }
 # Dropout needs registers, too: instead of the first entry of "half".
-_CROWDED: dict[str, dict[str, Config]] = {
+_DROPOUT: dict[str, dict[str, Config]] = {
     "ampere": {
         "forward": Config(32, 32, 4, 1),
         "backward_keys": Config(32, 32, 4, 1),
@@ -125,17 +125,17 @@ def has_descriptors(capability: Capability) -> bool:
 
 
 def choose(
-    kernel: str, capability: Capability, kind: str, block_d: int, descriptors: bool, crowded: bool = False
+    kernel: str, capability: Capability, kind: str, block_d: int, descriptors: bool, dropout: bool = False
 ) -> Config:
     """The entry for one kernel.
 
-    kind: "half", "tf32" or "float32". block_d: head width padded to a power of two. crowded: with
-    dropout.
+    kind: "half", "tf32" or "float32". block_d: head width padded to a power of two. dropout:
+    whether there is any.
     """
     if capability == INTERPRETER:
         return Config(16 if kernel == "decode" else 32, 32, 4, 1)  # which takes its time by the tile
-    if crowded and kind == "half" and block_d <= WIDTHS[0]:
-        special = _CROWDED[family(capability, descriptors)].get(kernel)
+    if dropout and kind == "half" and block_d <= WIDTHS[0]:
+        special = _DROPOUT[family(capability, descriptors)].get(kernel)
         if special is not None:
             return special
     return _TABLE[family(capability, descriptors)][kind][kernel][WIDTHS.index(max(block_d, WIDTHS[0]))]

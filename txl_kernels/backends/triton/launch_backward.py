@@ -28,7 +28,7 @@ from txl_kernels.backends.triton.plan import (
     wide,
 )
 from txl_kernels.call import Call
-from txl_kernels.call.fields import INPUTS, TENSORS, empty_gradients
+from txl_kernels.call.fields import INPUTS, TENSORS, empty_gradients, is_bounded
 
 REACH_CELLS, REACH_CHUNK = 128, 32
 FINISH_CELLS = 4096  # of a tile that is added up
@@ -78,7 +78,7 @@ class _Backward:
         self.qu, self.qw = (self.workspace.add(dtype, *sizes, plan.D) for _ in range(2))
         self.delta, self.lse2 = (self._float32(*sizes) for _ in range(2))
         self.tma = plan.descriptors and describable(self.dout.form) and describable(self.qu.form)
-        self.reach: dict[str, Operand | None] = self._reach()
+        self.reach = self._reach()
         self.shared = shared(plan) | strides("do", self.dout)
         self.shared |= {"DELTA": self.delta, "LSE2": self.lse2, "scale": float(plan.call.scale)}
         self._prepare(out, lse, dlse)
@@ -100,17 +100,19 @@ class _Backward:
         None without bounds.
         """
         plan = self.plan
-        if plan.call.start is None and plan.call.end is None:
+        if not is_bounded(plan.call):
             return dict.fromkeys(REACH)
         keys = plan.M + plan.L
         widths = (keys, keys, plan.T, plan.T)
-        reach = {name: self.workspace.add(torch.int32, plan.B, n) for name, n in zip(REACH, widths, strict=True)}
+        reach: dict[str, Operand | None] = {
+            name: self.workspace.add(torch.int32, plan.B, n) for name, n in zip(REACH, widths, strict=True)
+        }
         self._launch(
             reach_kernel, (plan.B * triton.cdiv(max(keys, plan.T), REACH_CELLS),), **reach, **bounds(plan), L=plan.L,
             M=plan.M, T=plan.T, zero_row=plan.zero_row, back=plan.back, ahead=plan.ahead, CELLS=REACH_CELLS,
             CHUNK=REACH_CHUNK,
         )  # fmt: skip
-        return {**reach}
+        return reach
 
     def _reached(self, *names: str) -> dict[str, Operand | None]:
         return {name: self.reach[name] for name in names}

@@ -1,8 +1,8 @@
 """From a checked call to forward's launches.
 
 Nothing here reads a tensor's values or waits for the device, so calls can be captured in a CUDA
-graph. What is launched depends on the forms of tensors, settings and device alone, and is laid out
-once for all calls that are alike in these.
+graph. What is launched depends on the forms of tensors, settings, the device and what `form` takes
+from the environment alone, and is laid out once for all calls that are alike in these.
 """
 
 from typing import Any

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from txl_kernels.backends.triton import config
-from txl_kernels.backends.triton.form import Form
+from txl_kernels.backends.triton.form import ALIGNMENT, Form
 from txl_kernels.backends.triton.interpreter import interpreted
 from txl_kernels.backends.triton.operands import Operand, Tile
 from txl_kernels.call import Call, dropout
@@ -66,7 +66,7 @@ def describable(x: Form) -> bool:
     """Whether the copy engine can take it: 16-byte aligned rows, nothing empty, nothing
     expanded.
     """
-    unit = 16 // x.dtype.itemsize
+    unit = ALIGNMENT // x.dtype.itemsize
     return (
         x.misaligned == 0
         and min(x.shape) > 0
@@ -114,8 +114,8 @@ class Plan(NamedTuple):
 
     def tile(self, kernel: str, descriptors: bool) -> config.Config:
         """Tile sizes of one kernel of these calls."""
-        crowded = bool(self.constants["DROPOUT"])
-        return config.choose(kernel, capability(self.device), self.kind, self.block_d, descriptors, crowded)
+        dropped = bool(self.constants["DROPOUT"])
+        return config.choose(kernel, capability(self.device), self.kind, self.block_d, descriptors, dropped)
 
     def rows(self, x: Operand, first: int, block: int, tma: bool) -> Operand | Tile:
         """x itself, or its descriptor from row `first` on, which loads blocks of `block` rows."""

@@ -15,9 +15,7 @@ highest bits, which a single "and" does.
 import triton
 import triton.language as tl
 
-from txl_kernels.backends.triton.interpreter import interpreted
-
-INTERPRETED = tl.constexpr(interpreted())
+from txl_kernels.backends.triton.kernels.products import INTERPRETED
 
 
 @triton.jit
