@@ -24,8 +24,8 @@ struct Attention {
   Type type = Type::f32;
   int64_t B = 0, H = 0, L = 0, M = 0, D = 0;  // S = M + L
   int64_t T = 0, zero_row = 0;                // r has T rows; row zero_row + d is distance d
-  bool causal = true;
-  int64_t window = 0;  // 0: no window
+  int64_t ahead = 0;                          // keys seen after a query's own, at most S
+  int64_t window = 0;                         // 0: no window
   float scale = 1;
   uint32_t drop_below = 0;     // an entry whose Philox word is below this is dropped; 0: no dropout
   float keep_scale = 1;        // 1 / (1 - p)

@@ -31,7 +31,7 @@ def plan_of(B: int, H: int, L: int, M: int, D: int) -> Any:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
     q, memory, bias = nowhere(B, H, L, D), nowhere(B, H, M, D), nowhere(H, D)
-    call = Call(q, q, q, nowhere(H, M + L, D), bias, bias, memory, memory, None, None, None, True, None, 0, 1.0, 0.0)
+    call = Call(q, q, q, nowhere(H, M + L, D), bias, bias, memory, memory, None, None, None, 0, None, 0, 1.0, 0.0)
     return cuda.make_plan(call, q, PROCESSORS)
 
 

@@ -6,29 +6,34 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from txl_kernels import backends, checks
+from txl_kernels import backends, checks, forms
 from txl_kernels.backends import cpu, reference
 from txl_kernels.backends.devices import autocast_dtype
 from txl_kernels.call import Call
+from txl_kernels.call.dropout import new_seed
+from txl_kernels.call.span import Window, span
 from txl_kernels.checks.bounds import broadcast_bound
 from txl_kernels.checks.tensors import KeyValuePair, memory_pair
+from txl_kernels.forms import Chunk
 from txl_kernels.operators import autograd, fast_path
 
 
 @overload
 def rel_attention(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor,
-    memory: KeyValuePair | None = ..., *, causal: bool = ..., window: int | None = ...,
-    start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., scale: float | None = ...,
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
+    memory: KeyValuePair | None = ..., *, causal: bool = ..., window: Window = ..., chunk: Chunk = ..., prefix: int = ...,
+    start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., r_descending: bool = ...,
+    clamp: bool = ..., r_bias: Tensor | None = ..., scale: float | None = ...,
     dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[False] = ..., backend: str | None = ...,
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def rel_attention(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor,
-    memory: KeyValuePair | None = ..., *, causal: bool = ..., window: int | None = ...,
-    start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., scale: float | None = ...,
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
+    memory: KeyValuePair | None = ..., *, causal: bool = ..., window: Window = ..., chunk: Chunk = ..., prefix: int = ...,
+    start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., r_descending: bool = ...,
+    clamp: bool = ..., r_bias: Tensor | None = ..., scale: float | None = ...,
     dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[True], backend: str | None = ...,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
@@ -38,15 +43,20 @@ def rel_attention(
     k: Tensor,
     v: Tensor,
     r: Tensor,
-    content_bias: Tensor,
-    position_bias: Tensor,
+    content_bias: Tensor | None = None,
+    position_bias: Tensor | None = None,
     memory: KeyValuePair | None = None,
     *,
     causal: bool = True,
-    window: int | None = None,
+    window: Window = None,
+    chunk: Chunk = None,
+    prefix: int = 0,
     start: Tensor | None = None,
     end: Tensor | None = None,
     zero_row: int = 0,
+    r_descending: bool = False,
+    clamp: bool = False,
+    r_bias: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     dropout_seed: Tensor | None = None,
@@ -62,20 +72,27 @@ def rel_attention(
         score[i, j] = scale * ((q_i + content_bias) . k_j + (q_i + position_bias) . r[zero_row + d])
         out_i = sum_j dropout(softmax_j(score[i, j])) v_j
 
-    Nothing of size L x S is stored by any backend but `reference`. Differentiable in all eight
-    tensors.
+    Nothing of size L x S is stored by any backend but `reference`. Differentiable in all tensors
+    but `start`, `end` and the seed.
 
     Args:
         q, k, v: [B, H, L, D], one floating dtype. Any strides with a contiguous last axis, as in
             all tensors here: [L, B, H, D] storage viewed by `permute(1, 2, 0, 3)` is taken without
-            a copy.
+            a copy. v may be of another width, which is then out's, too; the narrower tensors are
+            copied to the wider width.
         r: [H, T, D], the projected encodings W_kR R; row `zero_row + d` belongs to distance d. It
-            needs a row for every distance some query sees, no more.
-        content_bias, position_bias: [H, D], u and v of the paper.
+            needs a row for every distance some query sees, no more. [1, T, D] for a table that all
+            heads share; [B, H, T, D] for one of each text's own, which takes a call for each.
+        content_bias, position_bias: [H, D], u and v of the paper; None for zeros.
         memory: None, or keys and values before the segment, ([B, H, M, D], [B, H, M, D]).
         causal: a query sees no key after its own position.
-        window: None, or the number of most recent keys a query sees, its own included: distances
-            0 to window - 1.
+        window: None; or the number of most recent keys a query sees, its own included: distances
+            0 to window - 1; or (left, right), keys before and after its own, each None for all:
+            distances -right to left.
+        chunk: None, or (size, left) for an encoder that streams in chunks of `size`, the first of
+            which begins with the segment: a query sees its own chunk, also ahead of itself, and
+            `left` chunks before it, None for all. Needs causal=False.
+        prefix: the first `prefix` keys, memory first, are seen by every query, whatever else is.
         start, end: None, or int32 tensors that broadcast to [B, L]: the query sees keys
             start <= j < end only, values in [0, M + L], intersected with `causal` and `window`.
             Where B = L, one axis could mean either and is refused: pass [B, 1] or [1, L]. A
@@ -84,6 +101,10 @@ def rel_attention(
             "cuda" do not wait for the device to read them, and give NaN for a query whose own are
             out of range or reach a distance without a row in r.
         zero_row: row of r that holds distance 0; L - 1 if row 0 holds distance -(L - 1).
+        r_descending: row `zero_row - d` belongs to distance d, as in most published code, instead.
+        clamp: distances beyond r's rows take its first or last row (Shaw et al. 2018).
+        r_bias: None, or [H, T] (or [1, T]), a number for each row of r, added inside the brackets
+            above.
         scale: factor of the scores; None for 1 / sqrt(D).
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
         dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element:
@@ -96,8 +117,8 @@ def rel_attention(
             GPUs: up to 16 queries, no gradients, head widths that are multiples of 8 up to 256).
 
     Returns:
-        out [B, H, L, D] in q's dtype; with `return_lse` also lse [B, H, L], float32 (float64 for
-        float64). Under torch.autocast the tensors are cast to its dtype first.
+        out [B, H, L, D of v] in q's dtype; with `return_lse` also lse [B, H, L], float32 (float64
+        for float64). Under torch.autocast the tensors are cast to its dtype first.
 
     Raises:
         TypeError, ValueError: an argument's type, dtype, device, shape or value, by name.
@@ -105,6 +126,20 @@ def rel_attention(
     """
     if not isinstance(q, Tensor):
         raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
+    if (
+        r_descending is not False or clamp is not False or r_bias is not None or chunk is not None or prefix != 0
+        or forms.is_special(q, v, r)
+    ):  # fmt: skip
+        form = forms.Form(
+            q, k, v, r, content_bias, position_bias, memory, causal, window, chunk, prefix, start, end, zero_row,
+            r_descending, clamp, r_bias, scale, dropout_p, dropout_seed, backend,
+        )  # fmt: skip
+        merged, its_lse = forms.attend(form, rel_attention)
+        return (merged, its_lse) if return_lse else merged
+    if content_bias is None:
+        content_bias = _zeros(q)
+    if position_bias is None:
+        position_bias = _zeros(q)
     k_mem, v_mem = (None, None) if memory is None else memory_pair(memory)
     dtype = autocast_dtype(q.device.type)
     if dtype is not None:
@@ -114,20 +149,18 @@ def rel_attention(
         scale = 1.0 / math.sqrt(max(q.shape[-1], 1)) if q.dim() else 1.0
     if (start is not None or end is not None) and q.dim() == 4:
         start, end = broadcast_bound("start", start, q), broadcast_bound("end", end, q)
+    ahead, back = span(causal, window)
     call = Call(
-        q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, None, causal, window, zero_row, scale, dropout_p
+        q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, None, ahead, back, zero_row, scale, dropout_p
     )  # fmt: skip
     plans = fast_path.check(call)
     checks.check_seed(dropout_seed, q)
-    wide = window is not None and window > 2**31  # wider than any distance, and perhaps than 64 bits
-    if dropout_p > 0 or wide:
-        if dropout_p > 0 and dropout_seed is None:
-            dropout_seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=q.device)
-        seed = dropout_seed if dropout_p > 0 else None
-        window = 2**31 if wide else window
+    if dropout_p > 0:
+        if dropout_seed is None:
+            dropout_seed = new_seed(q.device)
         call = Call(
-            q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, seed,
-            causal, window, zero_row, scale, dropout_p,
+            q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, dropout_seed,
+            ahead, back, zero_row, scale, dropout_p,
         )  # fmt: skip
     backends.check_name(backend)
     name = None if plans is None else plans.get(("backend", backend))
@@ -146,6 +179,11 @@ def rel_attention(
         return out
     assert lse is not None
     return out, lse
+
+
+def _zeros(q: Tensor) -> Tensor:
+    """A bias of zeros, [H, D]."""
+    return q.new_zeros(q.shape[1::2] if q.dim() == 4 else q.shape[:0])
 
 
 def _autocast(x: Any, dtype: torch.dtype) -> Any:

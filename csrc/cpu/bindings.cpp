@@ -9,6 +9,7 @@
 #include "../python/gil.h"
 #include "../python/signature.h"
 #include "dispatch.h"
+#include "intervals.h"
 #include "parallel.h"
 #include "probes.h"
 
@@ -79,6 +80,18 @@ void exp_of(int64_t x, int64_t y, int64_t n) {
   txl::probes().exp(reinterpret_cast<const float*>(x), reinterpret_cast<float*>(y), n);
 }
 
+// Of a bool mask [B, L, S] whose last axis is contiguous; start and end: int32 [B, L], contiguous.
+int64_t intervals_of(const py::handle& mask, int64_t B, int64_t L, int64_t S, bool visible, const py::handle& start,
+                     const py::handle& end, int threads) {
+  const txl::View strides = txl::strides_of(mask);
+  const txl::Mask m{static_cast<const uint8_t*>(txl::pointer_of(mask)), B, L, S, strides.s0, strides.s1, visible};
+  auto* const from = static_cast<int32_t*>(txl::pointer_of(start));
+  auto* const to = static_cast<int32_t*>(txl::pointer_of(end));
+  int64_t hole = -1;
+  txl::without_gil([&] { hole = txl::intervals(m, from, to, threads); });
+  return hole;
+}
+
 std::vector<std::string> isas(bool only_supported) {
   std::vector<std::string> names;
   for (const txl::Kernels& k : txl::all_kernels())
@@ -98,6 +111,7 @@ PYBIND11_MODULE(_native, m) {
       .def("forward", &Plan::forward)
       .def("backward", &Plan::backward);
   txl::define_signature(m);
+  m.def("intervals", &intervals_of);
   m.def("fma", &busy, py::arg("iterations"), py::arg("threads"));
   m.def("read", &read_once, py::arg("pointer"), py::arg("floats"), py::arg("threads"));
   m.def("exp", &exp_of, py::arg("from_pointer"), py::arg("to_pointer"), py::arg("count"));

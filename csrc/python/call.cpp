@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include <algorithm>
 #include <array>
 
 #include "objects.h"
@@ -31,7 +32,7 @@ Bounds bounds_of(const py::handle& tensor) {
 
 py::tuple field_names() {
   return py::make_tuple("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem", "start", "end", "seed",
-                        "causal", "window", "zero_row", "scale", "dropout_p");
+                        "ahead", "window", "zero_row", "scale", "dropout_p");
 }
 
 View strides_of(const py::handle& tensor) {
@@ -54,7 +55,7 @@ Attention attention_of(const py::tuple& call, const py::handle& out, Type type, 
   a.B = size(call[Q], 0), a.H = size(call[Q], 1), a.L = size(call[Q], 2), a.D = size(call[Q], 3);
   a.M = call[K_MEM].is_none() ? 0 : size(call[K_MEM], 2);
   a.T = size(call[R], 1), a.zero_row = call[ZERO_ROW].cast<int64_t>();
-  a.causal = call[CAUSAL].cast<bool>();
+  a.ahead = call[AHEAD].is_none() ? a.M + a.L : std::min(call[AHEAD].cast<int64_t>(), a.M + a.L);
   a.window = call[WINDOW].is_none() ? 0 : call[WINDOW].cast<int64_t>();
   a.scale = static_cast<float>(call[SCALE].cast<double>());
   a.drop_below = drop_below;

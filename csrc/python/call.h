@@ -16,7 +16,7 @@ enum Field : size_t {
   // another at every call
   SEED,
   // settings
-  CAUSAL, WINDOW, ZERO_ROW, SCALE, DROPOUT_P,
+  AHEAD, WINDOW, ZERO_ROW, SCALE, DROPOUT_P,
   // how many
   FIELDS
 };

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from txl_kernels.call import Call, dropout
 from txl_kernels.call.fields import INPUTS as TENSORS
+from txl_kernels.call.span import span
 
 # What each backend's values are compared in: the most precise dtype it takes.
 DTYPES = {"reference": torch.float64, "native": torch.float32, "triton": torch.float32}
@@ -25,7 +26,7 @@ class Case:
     M: int = 5
     D: int = 8
     causal: bool = True
-    window: int | None = None
+    window: int | tuple[int | None, int | None] | None = None
     intervals: str = ""  # "", random, padded, filled, episodes, empty
     dropout_p: float = 0.0
     layout: str = "bhld"  # or lbhd, fused
@@ -62,6 +63,10 @@ CASES = [
     Case("window wider than everything", window=10**12),
     Case("bidirectional", causal=False),
     Case("bidirectional with a window", causal=False, window=4),
+    Case("limited context, both sides", causal=False, window=(3, 2)),
+    Case("limited context ahead", causal=False, window=(None, 1), L=9),
+    Case("limited context, padded", causal=False, window=(2, 4), M=0, L=9, intervals="padded"),
+    Case("two-sided window, causal", window=(2, 3)),
     Case("bidirectional and padded", causal=False, M=0, intervals="padded"),
     Case("random intervals", intervals="random"),
     Case("random intervals, bidirectional", intervals="random", causal=False),
@@ -128,7 +133,8 @@ def make_inputs(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Any
     require gradients."""
     g = torch.Generator("cpu").manual_seed(case.seed)
     B, H, L, M, D = case.B, case.H, case.L, case.M, case.D
-    reach = min(case.S, case.window or case.S)
+    left = case.window[0] if isinstance(case.window, tuple) else case.window and case.window - 1
+    reach = case.S if left is None else min(case.S, left + 1)
     rows = (reach if case.causal else reach + case.zero_row) + case.extra_rows
     tensors = {name: _stored((B, H, L, D), case.layout, g) for name in ("q", "k", "v")}
     tensors["r"] = randn(H, rows, D, generator=g)
@@ -165,6 +171,7 @@ def as_fields(inputs: dict[str, Any]) -> Call:
     given = {name: x for name, x in inputs.items() if name in Call._fields}
     bounds = {name: None if inputs[name] is None else inputs[name].expand(B, L) for name in ("start", "end")}
     scale = D**-0.5 if inputs["scale"] is None else inputs["scale"]
+    given["ahead"], given["window"] = span(inputs["causal"], inputs["window"])
     return Call(**given | bounds | {"scale": scale, "seed": inputs.get("dropout_seed")})
 
 
@@ -210,8 +217,8 @@ def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
 def sees(x: dict[str, Any], b: int, i: int, j: int, M: int) -> bool:
     """Whether query i of batch row b sees key j."""
     at = M + i
-    low = 0 if x["window"] is None else at - x["window"] + 1
-    ok = j >= low and (not x["causal"] or j <= at)
+    left, right = x["window"] if isinstance(x["window"], tuple) else (x["window"] and x["window"] - 1, None)
+    ok = (left is None or at - j <= left) and (right is None or j - at <= right) and (not x["causal"] or j <= at)
     for name, test in (("start", lambda bound: j >= bound), ("end", lambda bound: j < bound)):
         if x[name] is not None:
             bound = x[name].expand(x["q"].size(0), x["q"].size(2))

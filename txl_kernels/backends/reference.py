@@ -37,29 +37,56 @@ def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tu
 
 
 def _attend(call: Call) -> tuple[Tensor, Tensor]:
-    dtype = call.q.dtype if call.q.dtype == torch.float64 else torch.float32
-    q, r, u, w = (x.to(dtype) for x in (call.q, call.r, call.content_bias, call.position_bias))
-    k, v = call.k.to(dtype), call.v.to(dtype)
-    if call.k_mem is not None and call.v_mem is not None:
-        k, v = torch.cat([call.k_mem.to(dtype), k], 2), torch.cat([call.v_mem.to(dtype), v], 2)
-    batch, heads, length, _ = q.shape
-    keys = k.size(2)
+    dtype = exact(call.q.dtype)
+    v = call.v.to(dtype)
+    if call.v_mem is not None:
+        v = torch.cat([call.v_mem.to(dtype), v], 2)
+    p, lse, used = weights(call)
+    if call.seed is not None and call.dropout_p > 0:
+        batch, heads, length, keys = p.shape
+        keep = dropout.keep_mask(call.seed, batch, heads, length, keys, call.dropout_p)
+        p = p * keep / (1.0 - call.dropout_p)
+    out = (p @ v.where(used, 0.0)).to(call.q.dtype)
+    return out, lse
 
+
+def exact(dtype: torch.dtype) -> torch.dtype:
+    """What tensors of a dtype are computed in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Before dropout, [B, H, L, S]; lse [B, H, L]; and which keys some query sees,
+    [B or 1, 1, S, 1].
+
+    rows: int64 [R], of the queries wanted, in place of all L.
+    """
+    dtype = exact(call.q.dtype)
+    q, k, r, u, w = (x.to(dtype) for x in (call.q, call.k, call.r, call.content_bias, call.position_bias))
+    if call.k_mem is not None:
+        k = torch.cat([call.k_mem.to(dtype), k], 2)
+    keys = k.size(2)
     low, high = intervals(call)
+    at = torch.arange(memory_len_of(call), keys, device=q.device)
+    if rows is not None:
+        q, low, high, at = q[:, :, rows], low[:, rows], high[:, rows], at[rows]
+    batch, heads, length, _ = q.shape
     j = torch.arange(keys, device=q.device)
     seen = ((low.unsqueeze(-1) <= j) & (j < high.unsqueeze(-1))).unsqueeze(1)  # [B or 1, 1, L, S]
     # What no query sees may hold anything, a memory not filled yet say, and 0 * NaN is NaN.
     used = seen.any(2).unsqueeze(-1)
-    k, v = k.where(used, 0.0), v.where(used, 0.0)
+    k = k.where(used, 0.0)
     alive = seen.any(-1, keepdim=True)
     q = q.where(alive, 0.0)
     score = (q + u.unsqueeze(1)) @ k.mT
     if r.size(1):
-        distance = torch.arange(memory_len_of(call), keys, device=q.device).unsqueeze(-1) - j  # [L, S]
-        row = (call.zero_row + distance).clamp(0, r.size(1) - 1)
+        row = call.zero_row + at.unsqueeze(-1) - j  # [L, S]
+        outside = (row < 0) | (row >= r.size(1))
         if torch.compiler.is_compiling() and is_bounded(call):
-            inside = ((call.zero_row + distance >= 0) & (call.zero_row + distance < r.size(1))) | ~seen
-            torch._assert_async(inside.all(), "r has no row for a distance that start and end leave visible")
+            torch._assert_async(
+                (~(outside & seen)).all(), "r has no row for a distance that start and end leave visible"
+            )
+        row = row.clamp(0, r.size(1) - 1)
         met = torch.zeros(r.size(1), device=r.device, dtype=torch.bool)
         met = met.index_put((row,), seen.any(0)[0], accumulate=True)
         r = r.where(met.unsqueeze(-1), 0.0)
@@ -70,8 +97,4 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
     score = score.masked_fill(~alive, 0.0)
     lse = score.logsumexp(-1, keepdim=True) if keys else score.new_zeros(batch, heads, length, 1)
     p = (score - lse).exp() * alive
-    if call.seed is not None and call.dropout_p > 0:
-        keep = dropout.keep_mask(call.seed, batch, heads, length, keys, call.dropout_p)
-        p = p * keep / (1.0 - call.dropout_p)
-    out = (p @ v).to(call.q.dtype)
-    return out, lse.masked_fill(~alive, -torch.inf).squeeze(-1)
+    return p, lse.masked_fill(~alive, -torch.inf).squeeze(-1), used

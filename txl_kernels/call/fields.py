@@ -24,7 +24,7 @@ class Call(NamedTuple):
     start: Tensor | None  # int32 [B, L]
     end: Tensor | None  # int32 [B, L]
     seed: Tensor | None  # int64 [1]; present if dropout_p > 0
-    causal: bool
+    ahead: int | None  # keys seen after a query's own; None for all
     window: int | None
     zero_row: int
     scale: float
@@ -54,7 +54,7 @@ def tensors_of(call: Call) -> tuple[Tensor | None, ...]:
 
 def settings_of(call: Call) -> tuple[Any, ...]:
     """What is no tensor, named by SETTINGS."""
-    return (call.causal, call.window, call.zero_row, call.scale, call.dropout_p)
+    return (call.ahead, call.window, call.zero_row, call.scale, call.dropout_p)
 
 
 def is_bounded(call: Call) -> bool:

@@ -57,7 +57,7 @@ def check_bounds(call: Call) -> None:
 
 
 def check_table(call: Call) -> None:
-    """r reaches as far as `causal` and `window` alone let a query see; with bounds their values
+    """r reaches as far as `ahead` and `window` alone let a query see; with bounds their values
     decide."""
     if not is_bounded(call):
         _require_rows(call, *distance_range(call))

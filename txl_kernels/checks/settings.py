@@ -10,13 +10,14 @@ from txl_kernels.call import Call
 
 ZERO_ROW = "an integer from 0 to 2**31 - 1 (the row of r that holds distance 0)"
 FLOAT32_RANGE = 3.4028235e38
+AHEAD = "None or an integer >= 0 (keys seen after the query's own)"
 WINDOW = "None or an integer >= 1 (keys seen, the query's own included)"
 
 
 def check_settings(call: Call) -> None:
-    """`causal`, `window`, `zero_row`, `scale`, `dropout_p`."""
-    if not isinstance(call.causal, bool):
-        raise TypeError(f"causal must be True or False, got {type(call.causal).__name__}")
+    """`ahead`, `window`, `zero_row`, `scale`, `dropout_p`."""
+    if call.ahead is not None:
+        check_integer("ahead", call.ahead, 0, AHEAD)
     if call.window is not None:
         check_integer("window", call.window, 1, WINDOW)
     check_integer("zero_row", call.zero_row, 0, ZERO_ROW)

@@ -25,7 +25,7 @@ struct BackwardPlan {
     chunk = max_of(div_up(tiles, chunks), 1) * BLOCK_S;
     chunks = div_up(S, chunk);
     rows = round_up(p.L, MR);
-    rhos = (p.causal ? min_of(chunk + p.L, S) : chunk + p.L) + 2 * BLOCK_L + 2 * MR;  // blocks stand out at both ends
+    rhos = (p.ahead ? chunk + p.L : min_of(chunk + p.L, S)) + 2 * BLOCK_L + 2 * MR;  // blocks stand out at both ends
   }
   int64_t first_rho(const Problem& p, int64_t c) const { return rho_of(p, p.L - 1 + BLOCK_L - 1, c * chunk); }
   int64_t dr() const { return rows * Dp; }

@@ -131,7 +131,7 @@ def test_every_property_is_part_of_the_signature(change: str) -> None:
 def test_settings_are_part_of_the_signature() -> None:
     call = as_fields(make_inputs(CASE, torch.float32))
     bound = torch.zeros(2, 9, dtype=torch.int32)
-    others = [{"causal": False}, {"window": 3}, {"zero_row": 1}, {"scale": 0.25}, {"dropout_p": 0.5}, {"start": bound},
+    others = [{"ahead": None}, {"window": 3}, {"zero_row": 1}, {"scale": 0.25}, {"dropout_p": 0.5}, {"start": bound},
               {"end": bound}, {"k_mem": None, "v_mem": None}]  # fmt: skip
     keys = [fast_path.signature(call), *(fast_path.signature(call._replace(**o)) for o in others)]
     assert None not in keys

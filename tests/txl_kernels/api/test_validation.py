@@ -50,7 +50,7 @@ BAD = {
         ValueError,
         r"k must be .* = \[2, 3, 4, 8\] like q, got .*5, 8",
     ),
-    "v of another width": ({"v": zeros(B, H, L, D + 1)}, ValueError, r"v must be .* like q, got shape \[2, 3, 4, 9\]"),
+    "v of another width": ({"v": zeros(B, H, L, D + 1)}, ValueError, r"v_mem must be of v's width 9, got shape"),
     "k of rank 3": ({"k": zeros(H, L, D)}, ValueError, r"k must be \[B, H, L, D\]"),
     "k in another dtype": (
         {"k": zeros(B, H, L, D, dtype=torch.float64)},
@@ -127,7 +127,13 @@ BAD = {
     "causal not a bool": ({"causal": None}, TypeError, r"causal must be True or False, got NoneType"),
     "window 0": ({"window": 0}, ValueError, r"window must be None or an integer >= 1 .*, got 0"),
     "window a float": ({"window": 2.0}, TypeError, r"window must be None or an integer >= 1 .*, got float"),
-    "window a pair": ({"window": (128, 0)}, TypeError, r"window must be None or an integer >= 1 .*, got tuple"),
+    "window of three": ({"window": (1, 2, 3)}, ValueError, r"window must be an integer or a pair .*, got 3 values"),
+    "window to the left negative": (
+        {"window": (-1, 0)},
+        ValueError,
+        r"window\[0\] must be None or an integer >= 0, got -1",
+    ),
+    "window to the right a float": ({"window": (1, 0.5)}, TypeError, r"window\[1\] must be None or .*, got float"),
     "zero_row a tuple": ({"zero_row": (1,)}, TypeError, r"zero_row must be an integer from 0 .*, got tuple"),
     "scale complex": (
         {"scale": 1j},

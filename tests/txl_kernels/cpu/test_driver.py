@@ -73,7 +73,17 @@ def test_driver_agrees_with_the_reference(build: tuple[list[str], list[str]], ca
     wanted = dict(zip(names, torch.autograd.grad(loss, [exact[n] for n in names]), strict=True))
 
     drop = case.dropout_p
-    settings = [case.B, case.H, case.L, case.M, case.D, x["r"].size(1), case.zero_row, case.causal, case.window or 0]
+    settings = [
+        case.B,
+        case.H,
+        case.L,
+        case.M,
+        case.D,
+        x["r"].size(1),
+        case.zero_row,
+        0 if case.causal else case.S,
+        case.window or 0,
+    ]
     settings += [dtype == torch.bfloat16, 3, dropout.drop_threshold(drop) if drop else 0]
     settings += [int(x["dropout_seed"]) if drop else 0, x["start"] is not None, x["end"] is not None]
     given = np.array(settings, dtype=np.int64).tobytes()

@@ -78,7 +78,7 @@ def describable(x: Form) -> bool:
 class Plan(NamedTuple):
     """Sizes as in `rel_attention`, and what follows from calls' settings.
 
-    r is cut to the T rows that `causal` and `window` let some query use: what lies beyond may hold
+    r is cut to the T rows that `ahead` and `window` let some query use: what lies beyond may hold
     anything.
     """
 
@@ -159,8 +159,9 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     k_mem, v_mem, unseen = call.k, call.v, 0
     if memory and back:
         k_mem, v_mem, unseen = call.k_mem, call.v_mem, max(memory - back, 0)
+    ahead = keys if call.ahead is None else min(call.ahead, keys)
     rows = call.r.form.shape[1]
-    first_row = min(max(call.zero_row - (0 if call.causal else length - 1), 0), rows)
+    first_row = min(max(call.zero_row - min(ahead, max(length - 1, 0)), 0), rows)
     past_row = max(min(call.zero_row + min(back, keys - 1) + 1, rows), first_row)
     r = call.r.rows(first_row, past_row)
     loaded = [x.form for x in (call.k, call.v, k_mem, v_mem, r)]
@@ -175,7 +176,7 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
         device, call, batch, heads, length, memory, past_row - first_row, width, k_mem, v_mem, unseen, r, first_row,
         zero_row=call.zero_row - first_row,
         back=back,
-        ahead=1 if call.causal else keys,
+        ahead=ahead + 1,
         # Kernels see a positive scale and queries of the right sign; a scale of 0 makes all scores
         # 0.
         sign=float((call.scale > 0) - (call.scale < 0)),

@@ -1,0 +1,108 @@
+"""Every form of the attention, on every backend, against its definition."""
+
+from typing import Any
+
+import pytest
+import torch
+from forms_oracle import FORMS, FormCase, form_oracle, leaves, make_form
+from oracle import DTYPES, randn
+from torch import Tensor
+
+from txl_kernels import rel_attention
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+
+def call(x: dict[str, Any], **more: Any) -> tuple[Tensor, Tensor]:
+    given = {name: y for name, y in x.items() if name not in ("k_mem", "v_mem")}
+    result: tuple[Tensor, Tensor] = rel_attention(**given, memory=(x["k_mem"], x["v_mem"]), return_lse=True, **more)
+    return result
+
+
+def gradients(out: Tensor, lse: Tensor, x: dict[str, Any]) -> dict[str, Tensor]:
+    g = torch.Generator("cpu").manual_seed(7)
+    loss = (out.double() * randn(*out.shape, generator=g)).sum()
+    loss = loss + (lse.where(lse.isfinite(), 0.0).double() * randn(*lse.shape, generator=g)).sum()
+    tensors = leaves(x)
+    found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
+    return {n: torch.zeros_like(x[n]) if y is None else y for n, y in zip(tensors, found, strict=True)}
+
+
+def close(got: Tensor, want: Tensor, what: str) -> None:
+    want = want.detach()
+    size = float(want.where(want.isfinite(), 0.0).abs().amax()) if want.numel() else 0.0
+    torch.testing.assert_close(
+        got.detach().double(), want, rtol=0, atol=TOLERANCE[got.dtype] * max(1.0, size),
+        msg=lambda m: f"{what}: {m}",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FORMS, ids=str)
+def test_matches_the_definition(case: FormCase, backend: str) -> None:
+    x, exact = make_form(case, DTYPES[backend]), make_form(case)
+    out, lse = call(x, backend=backend)
+    want_out, want_lse = form_oracle(exact)
+    close(out, want_out, "out")
+    close(lse, want_lse, "lse")
+    got, want = gradients(out, lse, x), gradients(want_out, want_lse, exact)
+    for name in want:
+        close(got[name], want[name], f"gradient of {name}")
+
+
+@pytest.mark.parametrize("case", [c for c in FORMS if "dropout_p" not in c.settings], ids=str)
+def test_compiles_without_a_break(case: FormCase) -> None:
+    torch.compiler.reset()
+    x = make_form(case, torch.float32)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for got, want in zip(compiled(x), call(x), strict=True):
+        close(got, want.detach().double(), case.name)
+
+
+def test_a_seed_of_its_own_is_drawn_once_for_both_halves_of_a_prefix(backend: str) -> None:
+    x = make_form(FORMS[[str(c) for c in FORMS].index("prefix, both bounds, dropout")], DTYPES[backend])
+    del x["dropout_seed"]
+    torch.manual_seed(1)
+    seed = torch.randint(-(2**63), 2**63 - 1, (1,))
+    torch.manual_seed(1)
+    got = call(x, backend=backend)
+    want = call(x, backend=backend, dropout_seed=seed)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "chunk a number": ({"chunk": 4, "causal": False}, TypeError, r"chunk must be None or a pair \(size, left\), got 4"),
+    "chunk of nothing": ({"chunk": (0, 1), "causal": False}, ValueError, r"chunk\[0\] must be .* >= 1 .*, got 0"),
+    "chunks ahead": ({"chunk": (2, -1), "causal": False}, ValueError, r"chunk\[1\] must be None or .*, got -1"),
+    "causal chunks": ({"chunk": (2, 1)}, ValueError, r"chunk needs causal=False"),
+    "prefix too long": ({"prefix": 12}, ValueError, r"prefix must be an integer from 0 to M \+ L = 11, got 12"),
+    "prefix negative": ({"prefix": -1}, ValueError, r"prefix must be .*, got -1"),
+    "prefix a float": ({"prefix": 1.5}, TypeError, r"prefix must be .*, got float"),
+    "clamp a number": ({"clamp": 1}, TypeError, r"clamp must be True or False, got int"),
+    "descending None": ({"r_descending": None}, TypeError, r"r_descending must be True or False, got NoneType"),
+    "zero_row beyond a descending table": (
+        {"r_descending": True, "zero_row": 16}, ValueError, r"zero_row must be a row of r \(0 to 15\) .*, got 16"),
+    "r_bias of another length": (
+        {"r_bias": torch.zeros(2, 3)}, ValueError, r"r_bias must be \[H, T\] = \[2, 16\] or \[1, 16\] .*\[2, 3\]"),
+    "r_bias of another dtype": (
+        {"r_bias": torch.zeros(2, 16).double()}, TypeError, r"r_bias must have r's dtype torch.float32 .*float64"),
+    "r of other heads": (
+        {"r": torch.zeros(3, 16, 8), "clamp": True}, ValueError, r"r must be \[H, T, D\] = .*got shape \[3, 16, 8\]"),
+    "r of other texts": ({"r": torch.zeros(3, 2, 16, 8)}, ValueError, r"r must be .*, got shape \[3, 2, 16, 8\]"),
+    "no row to repeat": ({"r": torch.zeros(2, 0, 8), "clamp": True}, ValueError, r"r must have a row where clamp=True"),
+    "values of other keys": ({"v": torch.zeros(2, 2, 7, 4)}, ValueError, r"v must be \[B, H, L, any\] = \[2, 2, 6, any\]"),
+    "memory of v's old width": (
+        {"v": torch.zeros(2, 2, 6, 4)}, ValueError, r"v_mem must be of v's width 4, got shape \[2, 2, 5, 8\]"),
+    "bias of another width": (
+        {"content_bias": torch.zeros(2, 4), "prefix": 1}, ValueError, r"content_bias must be None or \[H, D\] = \[2, 8\]"),
+    "no tensor": ({"k": None, "prefix": 1}, TypeError, r"k must be a torch.Tensor, got NoneType"),
+    "distance beyond the table": (
+        {"r_descending": True, "zero_row": 3}, ValueError, r"distances 0 to 10 are visible: r needs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    changed, error, message = REFUSED[name]
+    x = {n: y.detach() if isinstance(y, Tensor) else y for n, y in make_form(FormCase(""), torch.float32).items()}
+    with pytest.raises(error, match=message):
+        call(x | changed)
