@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 DOCS_VENV ?= .venv-docs
 WHEELS_VENV ?= .venv-wheels
+PEERS ?= .peers
 EXTRAS ?= test
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 PARALLEL := -n auto
 
-.PHONY: help demo test test-slow test-interpreter aot lint gpu-kit bench bench-compare report docs wheels clean
+.PHONY: help demo test test-slow test-interpreter test-integrations peers aot lint gpu-kit bench bench-compare report docs wheels clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | while IFS="$$(printf '\t')" read -r target what; do \
@@ -26,6 +27,15 @@ test-slow: $(VENV)/installed ## slow proofs: GPU code on a CPU, planted faults, 
 
 test-interpreter: $(VENV)/installed ## every kernel test on the Triton kernels, in Triton's interpreter
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels -m triton --backends triton $(PARALLEL)
+
+test-integrations: $(VENV)/installed $(PEERS)/installed ## other libraries' attention layers, accelerated, against themselves
+	PEERS=$(PEERS) OMP_NUM_THREADS=1 $(BIN)/pytest tests/integrations $(PARALLEL)
+
+peers: $(PEERS)/installed ## the other libraries, in a folder of their own (350 MB)
+
+$(PEERS)/installed: tests/integrations/peers.txt | $(VENV)/installed
+	$(BIN)/python tools/get_peers.py $(PEERS)
+	touch $@
 
 aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with the tables in tools/
 	$(BIN)/python tools/aot.py check
@@ -75,4 +85,4 @@ $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOU
 	touch $@
 
 clean: ## remove the environments, what was built, and runs/
-	rm -rf $(VENV) $(DOCS_VENV) $(WHEELS_VENV) build dist gpu-check gpu-kit runs site *.egg-info txl_kernels/_native* txl_kernels/_cuda*
+	rm -rf $(VENV) $(PEERS) $(DOCS_VENV) $(WHEELS_VENV) build dist gpu-check gpu-kit runs site *.egg-info txl_kernels/_native* txl_kernels/_cuda*

@@ -79,7 +79,11 @@ def check(form: Form) -> None:
         raise ValueError(f"v_mem must be of v's width {form.v.size(3)}, got shape {list(tensors['v_mem'].shape)}")
     width, table = form.q.size(3), form.r.shape
     sizes = (batch, heads)[-max(len(table) - 2, 0) :]
-    if len(table) not in (3, 4) or table[-1] != width or any(n not in (1, m) for n, m in zip(table, sizes, strict=False)):
+    if (
+        len(table) not in (3, 4)
+        or table[-1] != width
+        or any(n not in (1, m) for n, m in zip(table, sizes, strict=False))
+    ):
         raise ValueError(
             f"r must be [H, T, D] = [{heads}, T, {width}], [1, T, {width}] or [{batch}, {heads}, T, {width}], got shape "
             f"{list(table)}"

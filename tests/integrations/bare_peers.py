@@ -1,0 +1,125 @@
+"""Attention modules of heavy packages, each loaded alone: the packages above it become empty ones,
+and what little they need of others a stub.
+
+`make peers` puts the packages into one folder, which the environment's PEERS names.
+"""
+
+import contextlib
+import importlib
+import logging
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+FOLDER = Path(os.environ.get("PEERS", "")).resolve()
+AVAILABLE = "PEERS" in os.environ
+
+
+def use() -> None:
+    """The folder's packages before all others."""
+    if not AVAILABLE or str(FOLDER) in sys.path:
+        return
+    if not (FOLDER / "transformers").is_dir():
+        raise FileNotFoundError(f"PEERS names {FOLDER}, where there is no transformers: run `make peers`")
+    sys.path.insert(0, str(FOLDER))
+
+
+def _module(name: str, **attributes: Any) -> Any:
+    """An empty module or package, unless there is one."""
+    if name not in sys.modules:
+        module = types.ModuleType(name)
+        module.__path__ = [str(FOLDER / name.replace(".", "/"))]
+        sys.modules[name] = module
+        parent, _, leaf = name.rpartition(".")
+        if parent in sys.modules:
+            setattr(sys.modules[parent], leaf, module)
+    for key, value in attributes.items():
+        setattr(sys.modules[name], key, value)
+    return sys.modules[name]
+
+
+def _alone(dotted: str) -> Any:
+    """A module whose packages' own code does not run."""
+    parts = dotted.split(".")
+    for n in range(1, len(parts)):
+        _module(".".join(parts[:n]))
+    return importlib.import_module(dotted)
+
+
+def transformers(model: str) -> Any:
+    """modeling_<model> of transformers, which imports only what is used."""
+    return importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+
+
+def nemo() -> Any:
+    _module("nemo")
+    _module("nemo.utils", avoid_float16_autocast_context=contextlib.nullcontext)
+    return _alone("nemo.collections.asr.parts.submodules.multi_head_attention")
+
+
+def espnet() -> Any:
+    return _alone("espnet.nets.pytorch_backend.transformer.attention")
+
+
+def espnet_transducer() -> Any:
+    return _alone("espnet2.asr_transducer.encoder.modules.attention")
+
+
+def funasr() -> Any:
+    return _alone("funasr.models.transformer.attention")
+
+
+def speechbrain() -> Any:
+    for name in ("speechbrain", "speechbrain.dataio", "speechbrain.utils", "speechbrain.nnet"):
+        _module(name)
+    _module("speechbrain.dataio.dataio", length_to_mask=None)
+    _module("speechbrain.utils.logger", get_logger=logging.getLogger)
+    return _alone("speechbrain.nnet.attention")
+
+
+def ding() -> Any:
+    _module("ding")
+    _module("ding.compatibility", torch_ge_131=lambda: True)
+    return _alone("ding.torch_utils.network.gtrxl")
+
+
+def labml() -> Any:
+    _module("labml", tracker=types.SimpleNamespace(debug=lambda *args: None))
+    _module("labml.logger", inspect=print)
+    return _alone("labml_nn.transformers.xl.relative_mha")
+
+
+class SlimFC(nn.Module):
+    """Of RLlib's what its attention uses."""
+
+    def __init__(self, in_size: int, out_size: int, use_bias: bool = True, activation_fn: Any = None, **_: Any) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Linear(in_size, out_size, bias=use_bias)]
+        self._model = nn.Sequential(*layers, *([] if activation_fn is None else [activation_fn()]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self._model(x)
+        return result
+
+
+def _sequence_mask(
+    lengths: torch.Tensor, maxlen: int | None = None, dtype: Any = None, time_major: bool = False
+) -> Any:
+    positions = torch.arange(int(lengths.max()) if maxlen is None else maxlen)
+    return (positions < lengths.unsqueeze(1)).to(dtype or torch.bool)
+
+
+def rllib() -> Any:
+    for name in ("ray", "ray.rllib", "ray.rllib.models", "ray.rllib.models.torch", "ray.rllib.utils"):
+        _module(name)
+    _module("ray.rllib.models.torch.misc", SlimFC=SlimFC)
+    _module("ray.rllib.utils.annotations", OldAPIStack=lambda c: c)
+    _module("ray.rllib.utils.framework", try_import_torch=lambda: (torch, nn))
+    _module("ray.rllib.utils.torch_utils", sequence_mask=_sequence_mask)
+    _module("ray.rllib.utils.typing", TensorType=torch.Tensor)
+    return _alone("ray.rllib.models.torch.modules.relative_multi_head_attention")

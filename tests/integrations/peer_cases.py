@@ -1,0 +1,297 @@
+"""One attention module of each peer, with the inputs that its own encoder would give it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import bare_peers as bare
+import torch
+from torch import Tensor, nn
+
+D_MODEL, HEADS, T, B = 64, 4, 45, 3
+CHUNK, LEFT = 8, 2
+
+
+@dataclass
+class PeerCase:
+    """call(module, x): the output. valid: of its first two axes, True where an output counts."""
+
+    module: nn.Module
+    call: Callable[[nn.Module, Tensor], Tensor]
+    x: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True)
+class Sizes:
+    d: int = D_MODEL
+    heads: int = HEADS
+    T: int = T
+    B: int = B
+
+    def lengths(self, masks: str) -> Tensor:
+        shares = torch.tensor([1.0, 0.8, 0.6, 0.9]).repeat(self.B)[: self.B]
+        return (
+            (shares * self.T).long() if masks in ("right", "left", "chunks padded") else torch.full((self.B,), self.T)
+        )
+
+
+def sinusoids(first: int, last: int, d: int) -> Tensor:
+    """[1, first - last + 1, d], distances first, .. last downwards; sines and cosines in turns."""
+    angle = torch.arange(first, last - 1, -1.0).unsqueeze(1) * torch.exp(torch.arange(0, d, 2.0) * -(math.log(1e4) / d))
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).unsqueeze(0)
+
+
+def seen_by(masks: str, sizes: Sizes) -> tuple[Tensor | None, Tensor]:
+    """Which keys queries see, bool [B, 1 or T, T] or None for all; and which frames are real
+    [B, T]."""
+    at, n = torch.arange(sizes.T), sizes.lengths(masks).unsqueeze(1)
+    real = at >= sizes.T - n if masks == "left" else at < n
+    if masks == "none":
+        return None, real
+    seen = real.unsqueeze(1)
+    if masks.startswith("chunks"):
+        own = at // CHUNK
+        behind = own.unsqueeze(1) - own
+        seen = seen & (behind >= 0) & (behind <= LEFT)
+    elif masks == "limited":
+        distance = at.unsqueeze(1) - at
+        seen = seen & (distance <= 9) & (distance >= -4)
+    elif masks == "holes":
+        seen = (seen & (at % 7 != 3)).repeat(1, sizes.T, 1)
+    return seen, real
+
+
+def make(name: str, masks: str = "none", dropout: float = 0.0, sizes: Sizes | None = None, **options: Any) -> PeerCase:
+    """masks: none, right, left (padding), chunks, chunks padded, limited (context), holes."""
+    torch.manual_seed(0)
+    sizes = sizes or Sizes()
+    seen, real = seen_by(masks, sizes)
+    x = torch.randn(sizes.B, sizes.T, sizes.d)
+    case = MAKERS[name](sizes, seen, real, x, dropout, **options)
+    for key, p in case.module.named_parameters():
+        if p.dim() == 1 or "bias" in key or key in ("u", "v"):
+            nn.init.normal_(p, 0, 0.3)
+        elif not p.any() or name.startswith("xlnet"):
+            nn.init.normal_(p, 0, 0.05)
+    return case
+
+
+def _square(seen: Tensor | None, sizes: Sizes) -> Tensor | None:
+    return None if seen is None else seen.expand(sizes.B, sizes.T, sizes.T)
+
+
+def _hugging_face(model: str, config: str, module: str, **fixed: Any) -> Callable[..., PeerCase]:
+    def maker(
+        s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, additive: bool = False
+    ) -> PeerCase:
+        m = bare.transformers(model)
+        prefix = "speech_encoder_" if model.startswith("seamless") else ""
+        given = {f"{prefix}attention_heads" if prefix else "num_attention_heads": s.heads,
+                 f"{prefix}dropout" if prefix else "attention_dropout": dropout}  # fmt: skip
+        settings = getattr(m, config)(hidden_size=s.d, **given, **fixed)
+        settings._attn_implementation = "sdpa"
+        mask = _square(seen, s)
+        mask = None if mask is None else mask.unsqueeze(1)
+        if additive and mask is not None:
+            mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+        encodings = sinusoids(s.T - 1, 1 - s.T, s.d)
+
+        def call(f: nn.Module, x: Tensor) -> Tensor:
+            more = {} if model == "seamless_m4t_v2" else {"relative_position_embeddings": encodings.to(x.dtype)}
+            own = mask.to(x.dtype) if mask is not None and mask.is_floating_point() else mask
+            out: Tensor = f(x, attention_mask=own, **more)[0]
+            return out
+
+        return PeerCase(getattr(m, module)(settings), call, x, _alive(seen, real))
+
+    return maker
+
+
+def _alive(seen: Tensor | None, real: Tensor) -> Tensor:
+    """Frames whose query sees some key: of others, each library has an output of its own."""
+    return torch.ones_like(real) if seen is None else seen.any(-1).expand(real.shape)
+
+
+def _parakeet(model: str, name: str, config: str) -> Callable[..., PeerCase]:
+    def maker(
+        s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, groups: int = 1, positions: float = 0.0
+    ) -> PeerCase:
+        m = bare.transformers(model)
+        settings = getattr(m, config)(
+            hidden_size=s.d, num_attention_heads=s.heads, num_key_value_heads=s.heads // groups, attention_dropout=dropout,
+            attention_bias=False, dropout_positions=positions,
+        )  # fmt: skip
+        settings._attn_implementation = "sdpa"
+        full = _square(seen, s)
+        mask = None if full is None else (full & real.unsqueeze(2)).unsqueeze(1)
+        encodings = sinusoids(s.T - 1, 1 - s.T, s.d).repeat(s.B, 1, 1)
+        if positions:
+            encodings = torch.nn.functional.dropout(encodings, positions)
+
+        def call(f: nn.Module, x: Tensor) -> Tensor:
+            out: Tensor = f(x, encodings.to(x.dtype), attention_mask=mask)[0]
+            return out
+
+        valid = _alive(seen, real) & (real if mask is not None else torch.ones_like(real))
+        return PeerCase(getattr(m, name)(settings, 0), call, x, valid)
+
+    return maker
+
+
+def _fastspeech2(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
+    m = bare.transformers("fastspeech2_conformer")
+    given = {"num_attention_heads": s.heads, "attention_dropout_rate": dropout}
+    encodings = sinusoids(s.T - 1, 1 - s.T, s.d)
+    mask = None if seen is None else seen[:, :1].float()
+    module = m.FastSpeech2ConformerAttention(m.FastSpeech2ConformerConfig(hidden_size=s.d), given)
+    return PeerCase(module, lambda f, x: f(x, mask, encodings.to(x.dtype))[0], x, _alive(seen, real))
+
+
+def _nemo(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, sdpa: bool = False) -> PeerCase:
+    module = bare.nemo().RelPositionMultiHeadAttention(s.heads, s.d, dropout, None, None, use_pytorch_sdpa=sdpa)
+    full = _square(seen, s)
+    mask = None if full is None else ~(full & real.unsqueeze(2))
+    encodings = sinusoids(s.T - 1, 1 - s.T, s.d)
+    return PeerCase(module, lambda f, x: f(x, x, x, mask, encodings.to(x.dtype)), x, _alive(seen, real) & real)
+
+
+def _espnet(package: str, zero_triu: bool = False) -> Callable[..., PeerCase]:
+    def maker(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
+        m = bare.funasr() if package == "funasr" else bare.espnet()
+        module = m.RelPositionMultiHeadedAttention(s.heads, s.d, dropout, zero_triu)
+        encodings = sinusoids(s.T - 1, 1 - s.T, s.d)
+        return PeerCase(module, lambda f, x: f(x, x, x, encodings.to(x.dtype), seen), x, _alive(seen, real))
+
+    return maker
+
+
+def _espnet_legacy(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
+    module = bare.espnet().LegacyRelPositionMultiHeadedAttention(s.heads, s.d, dropout)
+    encodings = sinusoids(s.T - 1, 0, s.d)
+    return PeerCase(module, lambda f, x: f(x, x, x, encodings.to(x.dtype), seen), x, _alive(seen, real))
+
+
+def _transducer(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
+    module = bare.espnet_transducer().RelPositionMultiHeadedAttention(s.heads, s.d, dropout)
+    encodings = sinusoids(s.T - 1, 1 - s.T, s.d)
+    # Its chunk mask is the same for all texts: that of a text without padding.
+    hidden = None if seen is None or seen.size(1) == 1 else ~seen[0]
+    return PeerCase(module, lambda f, x: f(x, x, x, encodings.to(x.dtype), ~real, hidden), x, _alive(seen, real))
+
+
+def _speechbrain(
+    s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, vbias: bool = False, weights: bool = False
+) -> PeerCase:
+    module = bare.speechbrain().RelPosMHAXL(s.d, s.heads, dropout, vbias=vbias)
+    encodings = sinusoids(s.T - 1, 1 - s.T, s.d)
+    hidden = None if seen is None or seen.size(1) == 1 else ~seen[0]
+    padding = None if seen is None else ~real
+
+    def call(f: nn.Module, x: Tensor) -> Tensor:
+        out: Any = f(x, x, x, encodings.to(x.dtype), padding, hidden, return_attn_weights=weights)
+        result: Tensor = out[0] if weights else out
+        return result
+
+    return PeerCase(module, call, x, _alive(seen, real))
+
+
+def _xlnet(
+    s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, segments: int = 0, memory: int = 0,
+    positions: float = 0.0,
+) -> PeerCase:  # fmt: skip
+    m = bare.transformers("xlnet")
+    module = m.XLNetRelativeAttention(m.XLNetConfig(d_model=s.d, n_head=s.heads, dropout=dropout, d_inner=s.d))
+    shell = SimpleNamespace(d_model=s.d, attn_type="bi", bi_data=False, clamp_len=-1)
+    shell.positional_embedding = m.XLNetModel.positional_embedding
+    encodings = m.XLNetModel.relative_positional_encoding(shell, s.T, s.T + memory, s.B)
+    if positions:
+        encodings = torch.nn.functional.dropout(encodings, positions)
+    mask = None
+    if seen is not None:  # as its model makes it: [q, k, B, 1], 1 where hidden, own token never
+        full = _square(seen, s)
+        assert full is not None
+        hidden = (~full).permute(1, 2, 0).float()
+        hidden = torch.cat([torch.zeros(s.T, memory, s.B), hidden], 1).unsqueeze(-1)
+        own = torch.cat([torch.zeros(s.T, memory), torch.eye(s.T)], 1)[:, :, None, None]
+        mask = ((hidden - own) > 0).float()
+    matrix = None
+    if segments:
+        of = torch.arange(s.T).unsqueeze(1) * segments // s.T + torch.zeros(1, s.B, dtype=torch.long)
+        earlier = torch.zeros(memory, s.B, dtype=torch.long)
+        matrix = torch.nn.functional.one_hot((of.unsqueeze(1) != torch.cat([earlier, of])).long(), 2).float()
+    mems = torch.randn(memory, s.B, s.d) if memory else None
+
+    def call(f: nn.Module, x: Tensor) -> Tensor:
+        own = [None if y is None else y.to(x.dtype) for y in (mask, encodings, matrix, mems)]
+        out: Tensor = f(x, None, own[0], None, own[1], own[2], own[3])[0]
+        return out
+
+    return PeerCase(
+        module, call, x.transpose(0, 1).contiguous(), real.T if seen is not None else torch.ones(s.T, s.B) > 0
+    )
+
+
+def _ding(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, memory: int = 30) -> PeerCase:
+    m = bare.ding()
+    module = m.AttentionXL(s.d, s.d // s.heads, s.heads, nn.Dropout(dropout) if dropout else nn.Identity())
+    u, v = torch.randn(2, s.heads, s.d // s.heads) * 0.3
+    mask = torch.ones(s.T, memory + s.T).triu(1 + memory).bool().unsqueeze(-1)
+    encodings = m.PositionalEmbedding(s.d)(torch.arange(memory + s.T - 1, -1, -1.0))
+    mems = torch.randn(memory, s.B, s.d)
+
+    def call(f: nn.Module, x: Tensor) -> Tensor:
+        full = torch.cat([mems.to(x.dtype), x])
+        out: Tensor = f(x, encodings.to(x.dtype), full, u.to(x.dtype), v.to(x.dtype), mask)
+        return out
+
+    return PeerCase(module, call, x.transpose(0, 1).contiguous(), torch.ones(s.T, s.B) > 0)
+
+
+def _rllib(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, memory: int = 30) -> PeerCase:
+    module = bare.rllib().RelativeMultiHeadAttention(s.d, s.d, s.heads, s.d // s.heads, True, nn.ReLU)
+    mems = torch.randn(s.B, memory, s.d)
+    return PeerCase(module, lambda f, x: f(x, mems.to(x.dtype)), x, torch.ones_like(real))
+
+
+def _labml(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, memory: int = 30) -> PeerCase:
+    module = bare.labml().RelativeMultiHeadAttention(s.heads, s.d, dropout)
+    mems = torch.randn(memory, s.B, s.d)
+    mask = torch.cat([torch.ones(s.T, memory), torch.ones(s.T, s.T).tril()], 1).bool().unsqueeze(-1)
+
+    def call(f: nn.Module, x: Tensor) -> Tensor:
+        full = torch.cat([mems.to(x.dtype), x])
+        out: Tensor = f(query=x, key=full, value=full, mask=mask)
+        return out
+
+    return PeerCase(module, call, x.transpose(0, 1).contiguous(), torch.ones(s.T, s.B) > 0)
+
+
+MAKERS: dict[str, Callable[..., PeerCase]] = {
+    "wav2vec2-conformer": _hugging_face("wav2vec2_conformer", "Wav2Vec2ConformerConfig", "Wav2Vec2ConformerSelfAttention",
+                                        position_embeddings_type="relative"),
+    "w2v-bert relative": _hugging_face("wav2vec2_bert", "Wav2Vec2BertConfig", "Wav2Vec2BertSelfAttention",
+                                       position_embeddings_type="relative"),
+    "w2v-bert relative_key": _hugging_face("wav2vec2_bert", "Wav2Vec2BertConfig", "Wav2Vec2BertSelfAttention",
+                                           position_embeddings_type="relative_key", left_max_position_embeddings=20,
+                                           right_max_position_embeddings=8),
+    "seamless": _hugging_face("seamless_m4t", "SeamlessM4TConfig", "SeamlessM4TConformerSelfAttention"),
+    "seamless v2": _hugging_face("seamless_m4t_v2", "SeamlessM4Tv2Config", "SeamlessM4Tv2ConformerSelfAttention"),
+    "parakeet": _parakeet("parakeet", "ParakeetEncoderAttention", "ParakeetEncoderConfig"),
+    "nemotron": _parakeet("nemotron_asr_streaming", "NemotronAsrStreamingEncoderAttention",
+                          "NemotronAsrStreamingEncoderConfig"),
+    "fastspeech2": _fastspeech2,
+    "nemo": _nemo,
+    "espnet": _espnet("espnet"),
+    "espnet zero_triu": _espnet("espnet", zero_triu=True),
+    "funasr": _espnet("funasr"),
+    "espnet legacy": _espnet_legacy,
+    "espnet transducer": _transducer,
+    "speechbrain": _speechbrain,
+    "xlnet": _xlnet,
+    "ding": _ding,
+    "rllib": _rllib,
+    "labml": _labml,
+}  # fmt: skip

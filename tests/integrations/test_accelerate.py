@@ -1,0 +1,416 @@
+"""What `accelerate` leaves as it was, what it refuses, and what it counts."""
+
+import copy
+import inspect
+import io
+import pickle
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from peer_cases import HEADS, MAKERS, Sizes, make
+from torch import Tensor, nn
+
+from txl_kernels import integrations
+from txl_kernels.integrations import Accelerated, Peer, Report, accelerate, peers, registry, restore, source_hash
+
+pytestmark = pytest.mark.peers
+EVERY = tuple(MAKERS)
+
+
+def answer(case: Any) -> Tensor:
+    with torch.no_grad():
+        result: Tensor = case.call(case.module, case.x)
+    return result
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_everything_else_stays(name: str) -> None:
+    case = make(name)
+    case.module.eval()
+    kind, before, keys = type(case.module), answer(case), list(case.module.state_dict())
+    seen: list[str] = []
+    case.module.register_forward_hook(lambda *args: seen.append("hook"))
+    report = accelerate(case.module, strict=True)
+    assert "1 of 1 accelerated" in str(report)
+    assert type(case.module) is not kind
+    assert isinstance(case.module, kind)
+    assert list(case.module.state_dict()) == keys
+    fast = answer(case)
+    assert seen == ["hook"]
+    torch.testing.assert_close(fast, before, atol=2e-5, rtol=1e-4)
+    # Twice is once.
+    assert len(accelerate(case.module).accelerated) == 1
+    original, again = case.module, io.BytesIO()
+    for copied in (copy.deepcopy(original), pickle.loads(pickle.dumps(_without_hooks(original)))):
+        case.module = copied
+        assert isinstance(copied, Accelerated)
+        assert torch.equal(answer(case), fast)
+    case.module = original
+    torch.save(case.module.state_dict(), again)
+    again.seek(0)
+    case.module.load_state_dict(torch.load(again, weights_only=True))
+    assert restore(case.module) == 1
+    assert type(case.module) is kind
+    assert "_txl_kernels" not in vars(case.module)
+    assert torch.equal(answer(case), before)
+
+
+def _without_hooks(module: nn.Module) -> nn.Module:
+    """A copy: functions of tests do not pickle."""
+    copied = copy.deepcopy(module)
+    copied._forward_hooks.clear()
+    return copied
+
+
+def test_replicas() -> None:
+    """As torch.nn.DataParallel makes them: a new object with the old one's __dict__."""
+    case = make("espnet", "right")
+    case.module.eval()
+    accelerate(case.module, strict=True)
+    before = answer(case)
+    case.module = case.module._replicate_for_data_parallel()
+    for name, p in make("espnet", "right").module.named_parameters(recurse=False):
+        setattr(case.module, name, p.detach())
+    assert isinstance(case.module, Accelerated)
+    assert torch.equal(answer(case), before)
+
+
+COMPILED = ("wav2vec2-conformer", "w2v-bert relative_key", "seamless v2", "parakeet", "fastspeech2", "nemo", "espnet",
+            "espnet legacy", "espnet transducer", "speechbrain", "ding", "labml")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("masks", ["none", "right"])
+def test_compiles_without_a_break(name: str, masks: str) -> None:
+    case = make(name, "none" if name in ("ding", "labml") else masks)
+    case.module.eval()
+    accelerate(case.module, strict=True)
+    want = answer(case)
+    torch.compiler.reset()
+    compiled = torch.compile(case.module, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(case.call(compiled, case.x), want, atol=2e-6, rtol=1e-5)
+
+
+def test_compiled_holes_raise() -> None:
+    case = make("nemo", "holes")
+    case.module.eval()
+    accelerate(case.module, strict=True)
+    torch.compiler.reset()
+    compiled = torch.compile(case.module, fullgraph=True, backend="aot_eager")
+    with torch.no_grad(), pytest.raises(RuntimeError, match="hides a key between visible ones"):
+        case.call(compiled, case.x)
+
+
+def test_exports() -> None:
+    case = make("wav2vec2-conformer", "right")
+    case.module.eval()
+    accelerate(case.module, strict=True)
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = case.module
+
+        def forward(self, x: Tensor) -> Tensor:
+            return case.call(self.attention, x)
+
+    program = torch.export.export(Whole().eval(), (case.x,))
+    assert "rel_attention" in str(program.graph)
+    torch.testing.assert_close(program.module()(case.x), answer(case), atol=2e-6, rtol=1e-5)
+
+
+FALLS_BACK: dict[str, tuple[Callable[[], Any], str]] = {
+    **{f"{name}, holes": (lambda name=name: make(name, "holes"), "a mask with holes")
+       for name in ("wav2vec2-conformer", "seamless v2", "parakeet", "nemo", "espnet", "espnet legacy", "fastspeech2",
+                    "espnet transducer", "speechbrain", "xlnet")},
+    "speechbrain, weights": (lambda: make("speechbrain", weights=True), "attention weights asked for"),
+    "xlnet, segments": (lambda: make("xlnet", segments=9), "more segments in a text than 8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FALLS_BACK)
+def test_falls_back_and_counts(name: str) -> None:
+    maker, reason = FALLS_BACK[name]
+    case = maker()
+    case.module.eval()
+    before = answer(case)
+    report = accelerate(case.module, strict=True)
+    assert torch.equal(answer(case), before)
+    answer(case)
+    (counted,) = report.fallbacks
+    assert counted.startswith(reason)
+    assert report.fallbacks[counted] == 2
+    assert f"2 x {reason}" in str(report)
+
+
+def _call_of(name: str, **kwargs: Any) -> tuple[Any, Callable[[nn.Module], Any]]:
+    case = make(name, "right")
+    encodings = torch.randn(1, 2 * case.x.size(1) - 1, case.x.size(2))
+    return case, lambda f: f(case.x, relative_position_embeddings=encodings, **kwargs)
+
+
+ADDITIVE = torch.zeros(3, 1, 45, 45).index_fill(3, torch.tensor([3]), -2.0)
+HUGGING_FACE: dict[str, tuple[dict[str, Any], str]] = {
+    "weights": ({"output_attentions": True}, "attention weights asked for"),
+    "numbers added": ({"attention_mask": ADDITIVE}, "an additive mask of other numbers than 0 and -inf"),
+    "a mask each head": ({"attention_mask": torch.ones(3, HEADS, 45, 45).bool()}, "a mask for each head"),
+}
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_hugging_face_falls_back(name: str) -> None:
+    kwargs, reason = HUGGING_FACE[name]
+    case, call = _call_of("wav2vec2-conformer", **kwargs)
+    case.module.eval()
+    with torch.no_grad():
+        before = call(case.module)[0]
+        report = accelerate(case.module, strict=True)
+        assert torch.equal(call(case.module)[0], before)
+    assert report.fallbacks == {reason: 1}
+
+
+def test_weights_that_a_model_collects() -> None:
+    import bare_peers
+
+    m = bare_peers.transformers("parakeet")
+    config = m.ParakeetEncoderConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2,
+                                     intermediate_size=64, num_mel_bins=80)  # fmt: skip
+    config._attn_implementation = "eager"
+    model = m.ParakeetEncoder(config).eval()
+    features = torch.randn(1, 160, 80)
+    with torch.no_grad():
+        want = model(features, output_attentions=True).attentions
+        report = accelerate(model, strict=True)
+        got = model(features, output_attentions=True).attentions
+        assert len(report.rows) == 2
+        assert report.fallbacks == {"attention weights asked for": 2}
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        model(features)
+    assert report.fallbacks == {"attention weights asked for": 2}
+
+
+def test_weights_none() -> None:
+    case = make("speechbrain", weights=True)
+    case.module.eval()
+    before = answer(case)
+    report = accelerate(case.module, strict=True, weights="none")
+    torch.testing.assert_close(answer(case), before, atol=2e-5, rtol=1e-4)
+    x = case.x
+    assert case.module(x, x, x, torch.zeros(1, 89, 64))[1] is None
+    assert not report.fallbacks
+
+
+def _rotary() -> nn.Module:
+    import bare_peers
+
+    m = bare_peers.transformers("wav2vec2_bert")
+    config = m.Wav2Vec2BertConfig(hidden_size=64, num_attention_heads=4, position_embeddings_type="rotary")
+    module: nn.Module = m.Wav2Vec2BertSelfAttention(config)
+    return module
+
+
+def _half_initialised() -> nn.Module:
+    module = make("wav2vec2-conformer").module
+    del module.position_embeddings_type
+    return module
+
+
+def _subclass() -> nn.Module:
+    module = make("espnet").module
+    module.__class__ = type("Own", (type(module),), {})
+    return module
+
+
+def _own_forward() -> nn.Module:
+    module = make("espnet").module
+    module.forward = types.MethodType(type(module).forward, module)  # type: ignore[method-assign]
+    return module
+
+
+def _simplified() -> nn.Module:
+    import bare_peers
+
+    module: nn.Module = bare_peers.espnet_transducer().RelPositionMultiHeadedAttention(4, 64, 0.0, True)
+    return module
+
+
+def _uninitialised() -> nn.Module:
+    module = make("espnet").module
+    module.linear_q = nn.LazyLinear(64)
+    return module
+
+
+LEFT_ALONE: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "rotary": (_rotary, "position_embeddings_type is 'rotary'"),
+    "simplified": (_simplified, "simplified_attention_score"),
+    "half initialised": (_half_initialised, "is not complete: .*position_embeddings_type"),
+    "lazy": (_uninitialised, "has parameters that are not initialised"),
+    "subclass": (_subclass, "a subclass of espnet.*RelPositionMultiHeadedAttention, whose own code is unknown"),
+    "own forward": (_own_forward, "its forward was replaced on the instance"),
+    "float64": (lambda: make("nemo").module.double(), "no kernel for torch.float64 on cpu"),
+    "float16": (lambda: make("nemo").module.half(), "no kernel for torch.float16 on cpu"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_left_alone_loudly(name: str) -> None:
+    maker, reason = LEFT_ALONE[name]
+    module = maker()
+    kind = type(module)
+    model = nn.ModuleDict({"attention": module, "other": nn.Linear(2, 2)})
+    with pytest.warns(UserWarning, match=f"txl_kernels left attention .* alone: {reason}"):
+        report = accelerate(model)
+    assert type(module) is kind
+    assert [row.name for row in report.left_alone] == ["attention"]
+    assert "left alone" in str(report)
+    with pytest.raises(ValueError, match=f"(?s)strict=True.*attention.*{reason}"):
+        accelerate(model, strict=True)
+
+
+def test_strict_names_all_and_changes_nothing() -> None:
+    model = nn.ModuleList([make("espnet").module, _own_forward(), _subclass()])
+    kinds = [type(m) for m in model]
+    with pytest.raises(ValueError, match=r"(?s)1 .*forward was replaced.*2 .*a subclass of"):
+        accelerate(model, strict=True)
+    assert [type(m) for m in model] == kinds
+
+
+def test_an_unknown_source_is_left_alone() -> None:
+    case = make("espnet")
+    known = registry.find(integrations.accelerate.__globals__["_path"](type(case.module)))
+    assert known is not None
+    other = Peer(known.name, known.path, known.adapter, known.distribution, {"202511": "0123456789abcdef"})
+    integrations.register(other)
+    try:
+        with pytest.warns(
+            UserWarning, match=r"source unknown \(espnet 202511, hash [0-9a-f]{16}\); tested: espnet 202511"
+        ):
+            accelerate(case.module)
+    finally:
+        integrations.register(known)
+    assert len(accelerate(case.module).accelerated) == 1
+
+
+def test_the_hash_is_of_code_and_helpers() -> None:
+    kind = type(make("w2v-bert relative").module)
+    assert source_hash(kind) != source_hash(kind, ("_apply_relative_position_encoding",))
+    with pytest.raises(AttributeError):
+        source_hash(kind, ("no_such_function",))
+
+
+def test_nothing_to_accelerate() -> None:
+    with pytest.warns(UserWarning, match="nothing to accelerate: the model has no attention module"):
+        report = accelerate(nn.Linear(2, 2))
+    assert report == Report(())
+    with pytest.raises(ValueError, match="nothing to accelerate"):
+        accelerate(nn.Linear(2, 2), strict=True)
+    assert restore(nn.Linear(2, 2)) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("a model",), TypeError, "model must be a torch.nn.Module, got str"),
+        ((nn.Linear(1, 1), False, "some"), ValueError, "weights must be 'fallback' or 'none', got 'some'"),
+    ],
+)
+def test_bad_arguments(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        accelerate(*arguments)
+
+
+class Mine(nn.Module):
+    """An attention class of a user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class MineFaster(Accelerated):
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return x * self.scale + 0.0
+
+
+def test_register_ones_own() -> None:
+    path = f"{Mine.__module__}.Mine"
+    before = dict(registry._peers)
+    try:
+        integrations.register(Peer("MineOfTests", path, MineFaster, "mine"))
+        module = Mine()
+        assert len(accelerate(module, strict=True).accelerated) == 1
+        assert isinstance(module, MineFaster)
+        with pytest.raises(ValueError, match=r"peer\.name must be another than that of"):
+            integrations.register(Peer("MineOfTests", "elsewhere.Mine", MineFaster, "mine"))
+        with pytest.raises(ValueError, match="must be a Python identifier, got 'no name'"):
+            integrations.register(Peer("no name", path, MineFaster, "mine"))
+        with pytest.raises(TypeError, match="must be a subclass of Accelerated"):
+            integrations.register(Peer("Other", path, Mine, "mine"))
+    finally:
+        registry._peers.clear()
+        registry._peers.update(before)
+
+
+def test_every_peer_has_a_case() -> None:
+    tested = {f"{type(make(name).module).__module__}.{type(make(name).module).__qualname__}" for name in EVERY}
+    assert tested == {peer.path for peer in peers()}
+
+
+def test_adapters_import_no_peer() -> None:
+    """Knowing a library is not having it."""
+    import subprocess
+    import sys
+
+    script = "import sys, txl_kernels.integrations; print([m for m in sys.modules if m.split('.')[0] in "
+    script += "('transformers', 'nemo', 'espnet', 'funasr', 'speechbrain', 'ray', 'ding', 'labml_nn')])"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_forward_takes_what_the_original_takes() -> None:
+    """Every argument of the original's, by the same name and in the same order."""
+    for peer in peers():
+        method = "rel_attn_core" if peer.name == "XLNet" else "forward"
+        theirs = list(inspect.signature(getattr(peer.original(), method)).parameters)
+        ours = list(inspect.signature(getattr(peer.adapter, method)).parameters)
+        more = {"SeamlessM4Tv2": "relative_position_embeddings", "ParakeetEncoder": "past_key_values"}.get(peer.name)
+        if more is not None:  # of the others that share the adapter
+            ours.remove(more)
+        assert ours == theirs, peer.name
+
+
+def test_masks_are_scanned_once_a_forward() -> None:
+    """Layers share a mask; a mask changed in place is another."""
+    from txl_kernels.integrations import attention
+
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    first = attention.mask_bounds(mask)
+    assert attention.mask_bounds(mask) is first
+    mask[0, 4] = False
+    second = attention.mask_bounds(mask)
+    assert second is not None
+    assert second[1] is not None
+    assert second[1].tolist() == [[4], [5]]
+
+
+def test_small_sizes() -> None:
+    for name in ("parakeet", "nemo", "espnet", "xlnet", "w2v-bert relative_key"):
+        case = make(name, "none", sizes=Sizes(T=1, B=1))
+        case.module.eval()
+        before = answer(case)
+        accelerate(case.module, strict=True)
+        torch.testing.assert_close(answer(case), before, atol=2e-5, rtol=1e-4)
+
+
+def test_no_warning_where_all_is_well() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accelerate(make("espnet").module)

@@ -1,0 +1,141 @@
+"""Each peer accelerated: as near to its own code in float64 as its own code in float32 is."""
+
+import contextlib
+import copy
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from peer_cases import PeerCase, make
+from torch import Tensor, nn
+
+from txl_kernels.integrations import accelerate, restore
+
+pytestmark = pytest.mark.peers
+MASKS = ("none", "right", "left", "chunks", "chunks padded", "limited")
+ALL_MASKS = ("wav2vec2-conformer", "w2v-bert relative", "w2v-bert relative_key", "seamless", "seamless v2", "parakeet",
+             "nemotron", "nemo", "espnet", "espnet zero_triu", "funasr", "espnet legacy", "xlnet")  # fmt: skip
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    *((name, masks, {}) for name in ALL_MASKS for masks in MASKS),
+    *((name, masks, {}) for name in ("espnet transducer", "speechbrain") for masks in MASKS if masks != "chunks padded"),
+    *(("fastspeech2", masks, {}) for masks in MASKS[:3]),
+    *((name, "none", {}) for name in ("ding", "rllib", "labml")),
+    *((name, "right", {"additive": True}) for name in ("wav2vec2-conformer", "w2v-bert relative_key", "seamless v2")),
+    ("parakeet", "right", {"groups": 2}),
+    ("parakeet", "right", {"positions": 0.3}),
+    ("nemo", "right", {"sdpa": True}),
+    ("nemo", "limited", {"sdpa": True}),
+    ("speechbrain", "right", {"vbias": True}),
+    *(("xlnet", m, {"segments": n, "memory": memory}) for m in ("none", "left") for n in (0, 3) for memory in (0, 20)),
+    ("xlnet", "none", {"positions": 0.3, "segments": 2}),
+]  # fmt: skip
+IDS = [" ".join([name, masks, *(f"{k}={v}" for k, v in more.items())]) for name, masks, more in CASES]
+
+
+def run(case: PeerCase, module: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """The output where it counts, and gradients of a fixed functional of it."""
+    torch.manual_seed(5)  # dropout
+    x = case.x.to(dtype).requires_grad_()
+    out = case.call(module, x)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)) * case.valid.unsqueeze(-1)
+    named = {"x": x, **{n: p for n, p in module.named_parameters() if p.requires_grad}}
+    found = torch.autograd.grad((out * weight).sum(), list(named.values()), allow_unused=True)
+    result = {"out": out.detach()[case.valid].double()}
+    return result | {n: g.double() for n, g in zip(named, found, strict=True) if g is not None}
+
+
+def in_float64(name: str) -> contextlib.AbstractContextManager[Any]:
+    """SpeechBrain asks for a softmax in float32, whatever its parameters are in."""
+    if name != "speechbrain":
+        return contextlib.nullcontext()
+    softmax = torch.nn.functional.softmax
+    return mock.patch("torch.nn.functional.softmax", lambda x, dim, dtype: softmax(x, dim))
+
+
+def error(got: Tensor, exact: Tensor, scale: float) -> float:
+    return float((got - exact).abs().max()) / scale
+
+
+@pytest.mark.parametrize(("name", "masks", "more"), CASES, ids=IDS)
+def test_as_near_to_float64_as_the_peer(name: str, masks: str, more: dict[str, Any]) -> None:
+    case = make(name, masks, **more)
+    case.module.eval()
+    with in_float64(name):
+        exact = run(case, copy.deepcopy(case.module).double(), torch.float64)
+    own = run(case, case.module)
+    report = accelerate(case.module, strict=True)
+    ours = run(case, case.module)
+    assert not report.fallbacks, str(report)
+    assert own.keys() == exact.keys() == ours.keys()
+    largest = max(float(x.abs().max()) for x in exact.values())
+    for key, truth in exact.items():
+        scale = float(truth.abs().max())
+        if scale < 1e-9 * largest:  # 0 but for rounding: of a bias of keys
+            scale = largest
+        allowed = 2 * error(own[key], truth, scale) + 2e-6
+        assert error(ours[key], truth, scale) <= allowed, key
+
+
+@pytest.mark.parametrize("name", [*ALL_MASKS, "fastspeech2", "espnet transducer", "speechbrain", "ding", "labml"])
+def test_dropout_in_training(name: str) -> None:
+    """Other entries are dropped than the peer drops, as many: the mean over seeds is the output
+    without."""
+    case = make(name, dropout=0.3)
+    case.module.train()
+    accelerate(case.module, strict=True)
+    with torch.no_grad():
+        drawn = torch.stack([case.call(case.module, case.x) for _ in range(300)])
+        torch.manual_seed(1)
+        first = case.call(case.module, case.x)
+        torch.manual_seed(1)
+        assert torch.equal(first, case.call(case.module, case.x))
+        case.module.eval()
+        for part in case.module.modules():  # XLNet and DI-engine also drop outputs, which is not ours
+            part.eval()
+        kept = case.call(case.module, case.x)
+    restore(case.module)
+    case.module.train()
+    with torch.no_grad():
+        theirs = torch.stack([case.call(case.module, case.x) for _ in range(300)])
+    if name not in ("xlnet",):  # which normalises after dropping
+        noise = drawn.std(0) / 300**0.5
+        assert float(((drawn.mean(0) - kept).abs() / (noise + 1e-4)).mean()) < 1.5
+    ratio = drawn.std(0).mean() / theirs.std(0).mean()
+    assert 0.9 < float(ratio) < 1.1
+
+
+def test_positions_dropped_for_each_text() -> None:
+    """In training its encoder gives each text encodings of its own."""
+    case = make("parakeet", positions=0.3)
+    case.module.train()
+    case.module.attention_dropout = 0.0
+    own = run(case, case.module)
+    accelerate(case.module, strict=True)
+    ours = run(case, case.module)
+    torch.testing.assert_close(ours["out"], own["out"], atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["wav2vec2-conformer", "nemo", "espnet"])
+def test_bfloat16(name: str) -> None:
+    case = make(name, "right")
+    case.module.eval()
+    exact = run(case, copy.deepcopy(case.module).double(), torch.float64)["out"]
+    half = copy.deepcopy(case.module).bfloat16()
+    own = run(case, half, torch.bfloat16)["out"]
+    accelerate(half, strict=True)
+    ours = run(case, half, torch.bfloat16)["out"]
+    assert float((ours - exact).norm()) <= 1.2 * float((own - exact).norm())
+
+
+@pytest.mark.parametrize("name", ["parakeet", "nemo"])
+def test_autocast(name: str) -> None:
+    case = make(name, "right")
+    case.module.eval()
+    exact = run(case, copy.deepcopy(case.module).double(), torch.float64)["out"]
+    with torch.autocast("cpu", torch.bfloat16):
+        own = run(case, case.module)["out"]
+        report = accelerate(case.module, strict=True)
+        ours = run(case, case.module)["out"]
+    assert not report.fallbacks
+    assert float((ours - exact).norm()) <= 1.2 * float((own - exact).norm())

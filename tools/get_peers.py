@@ -1,0 +1,41 @@
+"""Puts other libraries' packages into a folder of their own, for the tests of integrations.
+
+    python tools/get_peers.py FOLDER
+
+Reads tests/integrations/peers.txt. Of Ray, which is large, one module is kept. Nothing that is
+installed elsewhere changes.
+"""
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+LIST = Path(__file__).parents[1] / "tests" / "integrations" / "peers.txt"
+WITH_DEPENDENCIES = "transformers"
+IN_PART = {"ray": ("ray/rllib/models/torch/modules/relative_multi_head_attention.py", ".dist-info/METADATA")}
+
+
+def pip(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", *arguments], check=True)
+
+
+def get(folder: Path) -> None:
+    lines = [line for line in LIST.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    by_name = {line.split("==")[0]: line for line in lines}
+    pip("install", "--target", str(folder), by_name.pop(WITH_DEPENDENCIES))
+    parts = {name: by_name.pop(name) for name in IN_PART}
+    pip("install", "--target", str(folder), "--no-deps", *by_name.values())
+    for name, requirement in parts.items():
+        with tempfile.TemporaryDirectory() as wheels:
+            pip("download", "--no-deps", "--dest", wheels, requirement)
+            (wheel,) = Path(wheels).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(folder, [n for n in archive.namelist() if n.endswith(IN_PART[name])])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    get(Path(sys.argv[1]))

@@ -1,0 +1,44 @@
+"""labml: Transformer-XL with learned vectors and numbers a distance, [L, B, d]:
+score = (q_i + u) . k_j + q_i . E_d + S_d."""
+
+from typing import Any
+
+from torch import Tensor
+
+from txl_kernels.integrations.accelerated import Accelerated
+from txl_kernels.integrations.attention import attend, dropout_of, mask_bounds
+from txl_kernels.integrations.peer import Peer
+
+
+class Labml(Accelerated):
+    def forward(self: Any, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        why = self.hindrance(query)
+        length, keys = query.size(0), key.size(0)
+        if keys < length:
+            why = "fewer keys than queries"
+        elif keys + length > 2 * self.P:
+            why = "more positions than its table has"
+        bounds = mask_bounds(mask, _visible) if why is None else None
+        if bounds is None:
+            return self.fall_back(why or "a mask with holes", query=query, key=key, value=value, mask=mask)  # type: ignore[no-any-return]
+        q, k, v = (f(x).permute(1, 2, 0, 3) for f, x in ((self.query, query), (self.key, key), (self.value, value)))
+        rows = slice(self.P - keys + 1, self.P + length)  # row P - d, for distances keys - 1 .. 1 - length
+        r = self.key_pos_embeddings[rows].flip(0).transpose(0, 1)
+        numbers = self.key_pos_bias[rows].flip(0).transpose(0, 1)
+        out = attend(
+            q, k, v, r, self.query_pos_bias, None, bounds, r_bias=numbers, scale=self.scale, zero_row=length - 1,
+            dropout_p=dropout_of(self, self.dropout.p),
+        )  # fmt: skip
+        self.attn = None  # the original stores its weights here
+        return self.output(out.permute(2, 0, 1, 3).flatten(-2))  # type: ignore[no-any-return]
+
+
+def _visible(mask: Tensor) -> Tensor:
+    """[L, S, 1 or B], non-zero: seen -> [1 or B, L, S]."""
+    return (mask != 0).permute(2, 0, 1)
+
+
+PEERS = (
+    Peer("LabmlRelative", "labml_nn.transformers.xl.relative_mha.RelativeMultiHeadAttention", Labml, "labml-nn",
+         {"0.5.1": "0c1b70a092908e73"}),
+)  # fmt: skip

@@ -1,0 +1,35 @@
+"""Ray RLlib: the attention of its GTrXL, always causal."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl_kernels.integrations.accelerated import Accelerated
+from txl_kernels.integrations.attention import attend, merge_heads
+from txl_kernels.integrations.peer import Peer
+
+
+class RLlib(Accelerated):
+    def forward(self: Any, inputs: Tensor, memory: Tensor | None = None) -> Tensor:
+        why = self.hindrance(inputs)
+        if memory is None:
+            why = "no memory"
+        if why is not None or memory is None:
+            return self.fall_back(why or "no memory", inputs, memory)  # type: ignore[no-any-return]
+        before = memory.size(1)
+        inputs = torch.cat((memory.detach(), inputs), 1)
+        if self._input_layernorm is not None:
+            inputs = self._input_layernorm(inputs)
+        heads, width = self._num_heads, self._head_dim
+        q, k, v = self._qkv_layer(inputs).unflatten(-1, (3, heads, width)).permute(2, 0, 3, 1, 4)
+        encodings = self._rel_pos_embedding(inputs.size(1))  # [T, 1, d] or [T, d], farthest past first
+        r = self._pos_proj(encodings.flip(0)).reshape(-1, heads, width).transpose(0, 1)
+        out = attend(q[:, :, before:], k, v, r, self._uvar, self._vvar, (None, None), causal=True)
+        return self._linear_layer(merge_heads(out))  # type: ignore[no-any-return]
+
+
+PEERS = (
+    Peer("RLlibRelative", "ray.rllib.models.torch.modules.relative_multi_head_attention.RelativeMultiHeadAttention",
+         RLlib, "ray", {"2.60.0": "1893d26e82e39b2e"}),
+)  # fmt: skip

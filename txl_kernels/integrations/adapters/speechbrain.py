@@ -1,0 +1,65 @@
+"""SpeechBrain: RelPosMHAXL. It returns weights unless told not to; see `accelerate`'s `weights`."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from txl_kernels.integrations.accelerated import Accelerated
+from txl_kernels.integrations.attention import attend, dropout_of, mask_bounds, merge_heads, project_table
+from txl_kernels.integrations.peer import Peer
+
+
+class SpeechBrain(Accelerated):
+    def forward(
+        self: Any, query: Tensor, key: Tensor, value: Tensor, pos_embs: Tensor, key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None, return_attn_weights: bool = True,
+    ) -> Any:  # fmt: skip
+        given = (query, key, value, pos_embs, key_padding_mask, attn_mask, return_attn_weights)
+        why = self.hindrance(query)
+        if return_attn_weights and self.setting("weights") == "fallback":
+            why = "attention weights asked for (accelerate(model, weights='none') answers None)"
+        elif not (query is key and key is value):
+            why = "queries, keys and values of different tensors"
+        elif attn_mask is not None and (attn_mask.dim() != 2 or attn_mask.is_floating_point()):
+            why = "an additive mask, or one for each head"
+        bounds = _bounds(key_padding_mask, attn_mask) if why is None else None
+        if bounds is None:
+            return self.fall_back(why or "a mask with holes", *given)
+        heads, width = self.num_heads, self.head_dim
+        fused = F.linear(query, self.in_proj_weight).unflatten(-1, (heads, 3 * width)).transpose(1, 2)
+        q, k, v = fused.chunk(3, -1)
+        if self.vbias is not None:
+            v = v + self.value_bias_weight.view(1, heads, 1, self.vhead_dim)
+        r = project_table(self.linear_pos, pos_embs, heads)
+        u, w = (bias.view(heads, width) for bias in (self.pos_bias_u, self.pos_bias_v))  # stored [D, H], read so
+        out = attend(
+            q,
+            k,
+            v,
+            r,
+            u,
+            w,
+            bounds,
+            scale=self.scale,
+            zero_row=r.size(-2) // 2,
+            dropout_p=dropout_of(self, self.dropout_att.p),
+        )
+        projected = self.out_proj(merge_heads(out))
+        return (projected, None) if return_attn_weights else projected
+
+
+def _bounds(padding: Tensor | None, hidden: Tensor | None) -> Any:
+    """Of a padding mask [B, S] and a mask [L, S], non-zero: hidden."""
+    if padding is None and hidden is None:
+        return mask_bounds(None)
+    seen = None if padding is None else ~padding.bool().unsqueeze(1)
+    if hidden is not None:
+        seen = ~hidden.bool().unsqueeze(0) if seen is None else seen & ~hidden.bool()
+    return mask_bounds(seen)
+
+
+PEERS = (
+    Peer("SpeechBrainRelPosition", "speechbrain.nnet.attention.RelPosMHAXL", SpeechBrain, "speechbrain",
+         {"1.1.2": "0a0e8f9b1725f7dc"}),
+)  # fmt: skip

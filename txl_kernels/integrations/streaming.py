@@ -1,0 +1,80 @@
+"""Projections that streaming steps need again: of encodings that stay the same, of cached frames.
+
+A step of a cache-aware encoder gives few new frames and many old ones. What was projected is kept
+and used again if all that it came from is bit for bit the same; nothing of it is saved or copied
+with the module. Without gradients, on a CPU: elsewhere a comparison would wait for the device.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+FEW = 4  # times as many rows to project as new frames, to be worth keeping
+_kept: "weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Any, ...]]]" = weakref.WeakKeyDictionary()
+
+
+def again(
+    module: nn.Module,
+    name: str,
+    projections: tuple[nn.Module, ...],
+    x: Tensor,
+    frames: int,
+    project: Callable[[], tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]:
+    """project(), or what `keep` or an earlier call kept for the same x and the same parameters.
+
+    x: all that project() depends on besides parameters. frames: that are new in this call.
+    """
+    if not worth_keeping(projections, x, frames):
+        return project()
+    found = _kept.get(module, {}).get(name)
+    if found is not None:
+        parameters, key, before, result = found
+        if key == _key(parameters, projections) and before.shape == x.shape and torch.equal(before, x):
+            kept: tuple[Tensor, ...] = result
+            return kept
+    result = project()
+    keep(module, name, projections, x, result)
+    return result
+
+
+def keep(
+    module: nn.Module, name: str, projections: tuple[nn.Module, ...], x: Tensor, result: tuple[Tensor, ...]
+) -> None:
+    """For a later `again` with the same x."""
+    parameters = _parameters(projections)  # held, so that no other tensor gets their address
+    _kept.setdefault(module, {})[name] = (parameters, _key(parameters, projections), x.clone(), result)
+
+
+def worth_keeping(projections: tuple[nn.Module, ...], x: Tensor, frames: int) -> bool:
+    """Whether results may and should be kept."""
+    return (
+        not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and x.device.type == "cpu"
+        and x.size(-2) >= FEW * frames
+        and not torch.is_autocast_enabled("cpu")
+        and all(_plain(p) for p in projections)
+    )
+
+
+def _plain(projection: nn.Module) -> bool:
+    """A linear layer that nobody has hooked, whose parameters tell their version."""
+    return (
+        type(projection) is nn.Linear
+        and not projection._forward_hooks
+        and not projection._forward_pre_hooks
+        and not any(p.is_inference() for p in projection.parameters())
+    )
+
+
+def _parameters(projections: tuple[nn.Module, ...]) -> tuple[Tensor, ...]:
+    return tuple(p.detach() for projection in projections for p in projection.parameters())
+
+
+def _key(held: tuple[Tensor, ...], projections: tuple[nn.Module, ...]) -> tuple[Any, ...]:
+    now = [p for projection in projections for p in projection.parameters()]
+    return tuple((p.data_ptr(), p._version, p.dtype, p.shape) for p in now)
