@@ -2,9 +2,10 @@
 BACKEND LENGTHS DEVICE.
 
 WORK: "attention" (forward and backward, B1 H8 D64, L = M), "step" (a training step of two layers
-of enwik8-base's sizes, B1) or "softmax" (a training step's, of as many words as the length says).
-BACKEND: of rel_attention, or empty. LENGTHS, separated by commas, are measured in this order after
-a tiny one, so that libraries loaded at the first use do not count.
+of enwik8-base's sizes, B1), "softmax" (a training step's, of as many words as the length says) or
+"peer" (another library's layer). BACKEND: of rel_attention, the layer's title, or empty. LENGTHS,
+separated by commas, are measured in this order after a tiny one, so that libraries loaded at the
+first use do not count.
 Prints a line of JSON for each: length, seconds, and peak_mib beyond what was there before, that is
 beyond the inputs or the parameters (before_mib).
 """
@@ -27,6 +28,10 @@ def work(kind: str, algorithm: str, backend: str, length: int, machine: Machine)
     if kind == "attention":
         found = rel_attention_on(backend) if backend else next(x for x in OTHERS if x.algorithm == algorithm)
         return entry(found, machine, Shape(1, 8, length, length, 64), backward=True).run
+    if kind == "peer":
+        from implementations import peers  # BACKEND is the layer's title
+
+        return peers.layer_step(backend, algorithm, max(length, min(peers.BATCHES)), backward=True)
     if kind == "softmax":
         from implementations import softmax  # not loaded for attention alone
 

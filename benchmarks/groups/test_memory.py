@@ -2,16 +2,12 @@
 softmax. Each is measured in a process of its own."""
 
 import functools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 from harness.case import Case
-from harness.comparison import Comparison, Entry, Implementation, comparisons
+from harness.comparison import Comparison, Implementation, comparisons
 from harness.machine import Machine
+from harness.probe import probe
 from harness.shapes import Shape
 from implementations.attention import BASELINE, DENSE, EAGER, ORIGINAL, Attention, ours
 from implementations.attention_entry import check
@@ -20,38 +16,6 @@ from implementations.softmax import SOFTMAXES, checked, note
 from implementations.softmax_check import SMALL
 from implementations.training import TRAINED
 from implementations.training import check as check_training
-
-_PROBE = Path(__file__).with_name("memory_probe.py")
-_BENCHMARKS = _PROBE.parents[1]
-_PATHS = [_BENCHMARKS, _BENCHMARKS.parent / "tests" / "support"]  # of what the probe imports
-
-
-@functools.cache
-def probed(
-    kind: str, algorithm: str, backend: str, lengths: tuple[int, ...], device: str
-) -> tuple[dict[int, Any], str]:
-    """What the process measured for each length, and how it ended if before the last."""
-    command = [sys.executable, str(_PROBE), kind, algorithm, backend, ",".join(map(str, lengths)), device]
-    path = os.pathsep.join([*map(str, _PATHS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    reason = (done.stderr.strip().splitlines() or ["killed: out of memory?"])[-1]
-    return {line.pop("length"): line for line in lines}, f"exit status {done.returncode}: {reason}"
-
-
-def probe(
-    kind: str, algorithm: str, backend: str, lengths: tuple[int, ...], length: int, machine: Machine, checked: Any
-) -> Entry:
-    extra: dict[str, Any] = {}
-
-    def run() -> float:
-        found, end = probed(kind, algorithm, backend, lengths, machine.kind)
-        if length not in found:
-            raise RuntimeError(end)
-        extra.update(found[length])
-        return float(extra.pop("seconds"))
-
-    return Entry(run, checked, warm_up=False, most=1, extra=extra)
 
 
 def attention(machine: Machine, full: bool) -> list[Comparison]:

@@ -32,8 +32,8 @@ def again(
         return project()
     found = _kept.get(module, {}).get(name)
     if found is not None:
-        parameters, key, before, result = found
-        if key == _key(parameters, projections) and before.shape == x.shape and torch.equal(before, x):
+        _, key, before, result = found
+        if key == _key(projections) and before.shape == x.shape and torch.equal(before, x):
             kept: tuple[Tensor, ...] = result
             return kept
     result = project()
@@ -46,7 +46,7 @@ def keep(
 ) -> None:
     """For a later `again` with the same x."""
     parameters = _parameters(projections)  # held, so that no other tensor gets their address
-    _kept.setdefault(module, {})[name] = (parameters, _key(parameters, projections), x.clone(), result)
+    _kept.setdefault(module, {})[name] = (parameters, _key(projections), x.clone(), result)
 
 
 def worth_keeping(projections: tuple[nn.Module, ...], x: Tensor, frames: int) -> bool:
@@ -67,14 +67,20 @@ def _plain(projection: nn.Module) -> bool:
         type(projection) is nn.Linear
         and not projection._forward_hooks
         and not projection._forward_pre_hooks
-        and not any(p.is_inference() for p in projection.parameters())
+        and not any(p.is_inference() for p in _own(projection))
     )
 
 
 def _parameters(projections: tuple[nn.Module, ...]) -> tuple[Tensor, ...]:
-    return tuple(p.detach() for projection in projections for p in projection.parameters())
+    return tuple(p.detach() for projection in projections for p in _own(projection))
 
 
-def _key(held: tuple[Tensor, ...], projections: tuple[nn.Module, ...]) -> tuple[Any, ...]:
-    now = [p for projection in projections for p in projection.parameters()]
+def _own(projection: nn.Module) -> tuple[Tensor, ...]:
+    """Weight and bias of a linear layer: `parameters()` takes longer than a comparison."""
+    found = projection._parameters
+    return tuple(p for p in (found["weight"], found["bias"]) if p is not None)
+
+
+def _key(projections: tuple[nn.Module, ...]) -> tuple[Any, ...]:
+    now = [p for projection in projections for p in _own(projection)]
     return tuple((p.data_ptr(), p._version, p.dtype, p.shape) for p in now)

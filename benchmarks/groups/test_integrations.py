@@ -1,0 +1,110 @@
+"""Other libraries' attention layers and whole encoders, as they are and accelerated: time, and
+peak memory in a process of its own.
+
+    make peers
+    PEERS=.peers pytest benchmarks/groups/test_integrations.py --benchmark-only [--full]
+"""
+
+import functools
+from typing import Any
+
+from harness.case import DIRECTIONS, Case
+from harness.comparison import Comparison, Implementation, Role, comparisons
+from harness.machine import Machine
+from harness.probe import probe
+from harness.shapes import Shape
+from implementations import peers
+
+WAYS: dict[str, Role] = {peers.ACCELERATED: "ours", peers.ORIGINAL: "other"}
+
+
+def _shape(title: str, length: int) -> Shape:
+    memory = length if peers.LAYERS[title].name in peers.WITH_MEMORY else 0
+    return Shape(peers.BATCHES[length], peers.HEADS, length, memory, peers.D_MODEL // peers.HEADS)
+
+
+def layers(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind != "cpu":
+        return []
+    found = []
+    for title in peers.LAYERS if full else peers.SHORT:
+        for length in peers.BATCHES:
+            for direction in DIRECTIONS:
+                backward = direction == "forward+backward"
+                runs = [
+                    Implementation(way, way, functools.partial(peers.layer_entry, title, way, length, backward), role)
+                    for way, role in WAYS.items()
+                ]
+                case = Case(direction=direction, shape=_shape(title, length), model=title)
+                found.append(Comparison("other libraries' layers", case, runs, clock="wall", seconds=3, most=40))
+    return found
+
+
+@comparisons(layers)
+def test_layers(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
+
+
+def memory(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind != "cpu":
+        return []
+    lengths, found = tuple(peers.BATCHES)[1:], []
+    for title in peers.LAYERS if full else peers.SHORT[:4]:
+        for length in lengths:
+            runs = []
+            for way, role in WAYS.items():
+                checked = functools.partial(peers.check_layer, title, way)
+                prepare = functools.partial(probe, "peer", way, title, lengths, length, machine, checked)
+                runs.append(Implementation(way, way, prepare, role))
+            case = Case(direction="forward+backward", shape=_shape(title, length), model=title)
+            found.append(Comparison("peak memory of other libraries' layers", case, runs, clock="own", least=1))
+    return found
+
+
+@comparisons(memory)
+def test_layers_memory(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
+
+
+def streaming(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind != "cpu":
+        return []
+    found = []
+    for held, new in peers.STEPS:
+        runs = [
+            Implementation(way, way, functools.partial(peers.stream_entry, way, held, new), role)
+            for way, role in WAYS.items()
+        ]
+        shape = Shape(1, peers.HEADS, new, held, peers.D_MODEL // peers.HEADS)
+        case = Case(direction="forward", shape=shape, model="NeMo", note="a streaming step")
+        found.append(
+            Comparison("streaming steps of other libraries' layers", case, runs, clock="wall", seconds=3, most=60)
+        )
+    return found
+
+
+@comparisons(streaming)
+def test_streaming(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
+
+
+def encoders(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind != "cpu":
+        return []
+    found = []
+    for title in peers.ENCODERS:
+        for seconds in (10, 30, 120) if full else (10, 30):
+            runs = [
+                Implementation(way, way, functools.partial(peers.encoder_entry, title, way, seconds), role)
+                for way, role in WAYS.items()
+            ]
+            case = Case(direction="forward", model=title, layers=peers.LAYERS_OF_ENCODER, note=f"{seconds} s of sound")
+            found.append(
+                Comparison("other libraries' encoders", case, runs, clock="wall", seconds=12, least=3, most=20)
+            )
+    return found
+
+
+@comparisons(encoders)
+def test_encoders(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)

@@ -1,0 +1,191 @@
+"""Attention layers of other libraries, and whole encoders, as they are and accelerated.
+
+The environment's PEERS names the folder that `make peers` filled.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import bare_peers
+import peer_cases
+import torch
+from torch import Tensor, nn
+
+from harness.checks import require
+from harness.comparison import Entry, Unavailable
+from txl_kernels.integrations import accelerate
+
+bare_peers.use()
+D_MODEL, HEADS = 512, 8
+BATCHES = {256: 4, 1000: 2, 3000: 1}  # by length
+ACCELERATED, ORIGINAL = "accelerated", "original"
+
+
+class Layer(NamedTuple):
+    """Of `peer_cases.make` the name and options."""
+
+    name: str
+    options: dict[str, Any]
+
+
+LAYERS = {
+    "NeMo": Layer("nemo", {}),
+    "NeMo, its SDPA flag": Layer("nemo", {"sdpa": True}),
+    "transformers Parakeet": Layer("parakeet", {}),
+    "transformers w2v-BERT, relative_key": Layer("w2v-bert relative_key", {}),
+    "ESPnet": Layer("espnet", {}),
+    "ESPnet, legacy": Layer("espnet legacy", {}),
+    "SpeechBrain": Layer("speechbrain", {}),
+    "transformers Wav2Vec2-Conformer": Layer("wav2vec2-conformer", {}),
+    "transformers SeamlessM4T v2": Layer("seamless v2", {}),
+    "transformers FastSpeech2-Conformer": Layer("fastspeech2", {}),
+    "FunASR": Layer("funasr", {}),
+    "transformers XLNet, 3 segments": Layer("xlnet", {"segments": 3}),
+    "DI-engine GTrXL": Layer("ding", {}),
+    "RLlib GTrXL": Layer("rllib", {}),
+    "labml": Layer("labml", {}),
+}
+STEPS_OF_RUN = 50
+SHORT = tuple(LAYERS)[:7]  # what is run without --full
+WITH_MEMORY = ("ding", "rllib", "labml")  # causal, behind as many frames of memory; never padded
+
+
+def _case(title: str, length: int, batch: int, d_model: int, heads: int) -> peer_cases.PeerCase:
+    layer = LAYERS[title]
+    masks, more = ("none", {"memory": length}) if layer.name in WITH_MEMORY else ("right", {})
+    sizes = peer_cases.Sizes(d_model, heads, length, batch)
+    case = peer_cases.make(layer.name, masks, sizes=sizes, **layer.options, **more)
+    case.module.eval()
+    return case
+
+
+def _run(case: Any, module: nn.Module, x: Tensor, backward: bool) -> Callable[[], Tensor]:
+    parameters = [p for p in module.parameters() if p.requires_grad]
+
+    def run() -> Tensor:
+        with torch.set_grad_enabled(backward):
+            out: Tensor = case.call(module, x)
+            if backward:
+                for p in (x, *parameters):
+                    p.grad = None
+                out.backward(torch.ones_like(out))
+        return out
+
+    return run
+
+
+def layer_step(title: str, way: str, length: int, backward: bool) -> Callable[[], Tensor]:
+    """One layer with its projections, on a padded batch."""
+    _require_peers()
+    case = _case(title, length, BATCHES[length], D_MODEL, HEADS)
+    if way == ACCELERATED:
+        accelerate(case.module, strict=True)
+    return _run(case, case.module, case.x.requires_grad_(backward), backward)
+
+
+def layer_entry(title: str, way: str, length: int, backward: bool) -> Entry:
+    return Entry(layer_step(title, way, length, backward), lambda: check_layer(title, way))
+
+
+def check_layer(title: str, way: str) -> None:
+    """Refuses another output than the library's own in float64, where it can run in float64."""
+    case = _case(title, 45, 3, 64, 4)
+    if LAYERS[title].name == "speechbrain":  # its softmax is float32's
+        exact = case.call(case.module, case.x)[case.valid].double()
+    else:
+        exact = case.call(copy.deepcopy(case.module).double(), case.x.double())[case.valid]
+    if way == ACCELERATED:
+        accelerate(case.module, strict=True)
+    require(case.call(case.module, case.x)[case.valid], exact, title)
+
+
+def _require_peers() -> None:
+    if not bare_peers.AVAILABLE:
+        raise Unavailable("other libraries are not here: `make peers`, and PEERS=.peers in the environment")
+
+
+STEPS = ((70, 1), (70, 14), (256, 16))  # cached and new frames of NeMo's streaming step
+
+
+def stream_entry(way: str, held: int, new: int) -> Entry:
+    """Steps of NeMo's cache-aware attention, each with the last one's cache."""
+    _require_peers()
+    case = _case("NeMo", held, 1, D_MODEL, HEADS)
+    module: Any = case.module
+    module.cache_drop_size = 0
+    encodings = peer_cases.sinusoids(held + new - 1, 1 - held - new, D_MODEL)
+    frames, first = torch.randn(1, new, D_MODEL), torch.randn(1, held, D_MODEL)
+    cache = first
+
+    def step(cache: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            result: tuple[Tensor, Tensor] = module(frames, frames, frames, None, encodings, cache)
+        return result
+
+    own, after = step(first)
+    later = step(after)[0].double()
+    if way == ACCELERATED:
+        accelerate(module, strict=True)
+
+    def run() -> None:
+        nonlocal cache
+        for _ in range(STEPS_OF_RUN):
+            _, cache = step(cache)
+
+    def check() -> None:
+        out, after = step(first)
+        require(out, own.double(), "first step")
+        require(step(after)[0], later, "second step")
+
+    return Entry(run, check, per=STEPS_OF_RUN)
+
+
+class Encoder(NamedTuple):
+    """A whole model of random weights.
+
+    Attributes:
+        frames: of input for a second of sound.
+    """
+
+    make: Callable[[int], Any]
+    frames: int
+    features: int
+
+
+def _parakeet(layers: int) -> Any:
+    m = bare_peers.transformers("parakeet")
+    config = m.ParakeetEncoderConfig(num_hidden_layers=layers)
+    config._attn_implementation = "sdpa"
+    return m.ParakeetEncoder(config)
+
+
+def _w2v_bert(layers: int) -> Any:
+    m = bare_peers.transformers("wav2vec2_bert")
+    config = m.Wav2Vec2BertConfig(num_hidden_layers=layers, layerdrop=0.0)
+    config._attn_implementation = "sdpa"
+    return m.Wav2Vec2BertModel(config)
+
+
+ENCODERS = {"Parakeet": Encoder(_parakeet, 100, 80), "w2v-BERT 2.0": Encoder(_w2v_bert, 50, 160)}
+LAYERS_OF_ENCODER = 4
+
+
+def encoder_entry(title: str, way: str, seconds: int) -> Entry:
+    """Forward of a whole encoder over one recording."""
+    _require_peers()
+    encoder = ENCODERS[title]
+    torch.manual_seed(0)
+    model = encoder.make(LAYERS_OF_ENCODER).eval()
+    features = torch.randn(1, seconds * encoder.frames, encoder.features)
+
+    def run(x: Tensor = features) -> Tensor:
+        with torch.no_grad():
+            hidden: Tensor = model(x).last_hidden_state
+        return hidden
+
+    short = features[:, :400]
+    own = run(short).double()
+    if way == ACCELERATED:
+        accelerate(model, strict=True)
+    return Entry(run, lambda: require(run(short), own, title, 1e-4))
