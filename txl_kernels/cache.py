@@ -16,7 +16,8 @@ class KeyValueCache:
     time a position stay constant however long the text.
 
     Attributes:
-        r: [H, mem_len + max_segment, D], encodings of distances 0 and up.
+        r: [H, T, D], encodings of distances -zero_row and up.
+        zero_row: row of r that holds distance 0: how far ahead a segment sees itself.
         window: keys a position sees, its own included; None for all that are there.
     """
 
@@ -26,15 +27,24 @@ class KeyValueCache:
     _last_reset: int  # and when a row was last reset
     _since: Tensor | None  # int64 [B]: positions added before each row's text; None where all that is held counts
 
-    def __init__(self, r: Tensor, batch: int, mem_len: int, max_segment: int, window: int | None = None) -> None:
+    def __init__(
+        self,
+        r: Tensor,
+        batch: int,
+        mem_len: int,
+        max_segment: int,
+        window: int | tuple[int | None, int | None] | None = None,
+        zero_row: int = 0,
+    ) -> None:
         """Empty. Its dtype and device are r's."""
-        for name, value, least in (("batch", batch, 1), ("mem_len", mem_len, 0), ("max_segment", max_segment, 1)):
-            check_integer(name, value, least, f">= {least}")
-        if r.dim() != 3 or r.size(1) < mem_len + max_segment:
-            raise ValueError(
-                f"r must be [H, T >= mem_len + max_segment = {mem_len + max_segment}, D], got {list(r.shape)}"
-            )
+        least = {"batch": 1, "mem_len": 0, "max_segment": 1, "zero_row": 0}
+        for (name, low), value in zip(least.items(), (batch, mem_len, max_segment, zero_row), strict=True):
+            check_integer(name, value, low, f">= {low}")
+        rows = zero_row + mem_len + max_segment
+        if r.dim() != 3 or r.size(1) < rows:
+            raise ValueError(f"r must be [H, T >= zero_row + mem_len + max_segment = {rows}, D], got {list(r.shape)}")
         self.r = r
+        self.zero_row = zero_row
         self.mem_len = mem_len
         self.max_segment = max_segment
         self.window = window

@@ -127,8 +127,8 @@ def rel_attention(
     if not isinstance(q, Tensor):
         raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
     if (
-        r_descending is not False or clamp is not False or r_bias is not None or chunk is not None or prefix != 0
-        or forms.is_special(q, v, r)
+        r_descending is not False or clamp is not False or r_bias is not None or chunk is not None
+        or type(prefix) is not int or prefix != 0 or forms.is_special(q, v, r)
     ):  # fmt: skip
         form = forms.Form(
             q, k, v, r, content_bias, position_bias, memory, causal, window, chunk, prefix, start, end, zero_row,

@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from txl_kernels.call.span import Window
 from txl_kernels.checks.settings import check_integer
+from txl_kernels.forms import Chunk
 from txl_kernels.positions import sinusoid
 from txl_kernels.segment_attention import SegmentAttention
 
@@ -20,7 +22,7 @@ class RelAttention(SegmentAttention):
         d_model: width of the hidden states; even (the encodings are sinusoids).
         n_head, d_head: heads and their width; d_head None for d_model // n_head.
         attn_dropout: dropout on the attention weights in training.
-        causal, window: as in `rel_attention`.
+        causal, window, chunk: as in `rel_attention`.
         clamp_len: None, or the largest distance told apart from longer ones.
         batch_first: True for [B, L, d_model], False for [L, B, d_model]; memory and result alike.
             Neither is copied.
@@ -40,7 +42,8 @@ class RelAttention(SegmentAttention):
         *,
         attn_dropout: float = 0.0,
         causal: bool = True,
-        window: int | None = None,
+        window: Window = None,
+        chunk: Chunk = None,
         clamp_len: int | None = None,
         batch_first: bool = True,
         content_bias: nn.Parameter | None = None,
@@ -53,7 +56,7 @@ class RelAttention(SegmentAttention):
         if d_model % 2:
             raise ValueError(f"d_model must be even (its sinusoids come in pairs), got {d_model}")
         options: dict[str, Any] = {
-            "attn_dropout": attn_dropout, "causal": causal, "window": window, "clamp_len": clamp_len,
+            "attn_dropout": attn_dropout, "causal": causal, "window": window, "chunk": chunk, "clamp_len": clamp_len,
             "batch_first": batch_first, "backend": backend, "device": device, "dtype": dtype,
         }  # fmt: skip
         super().__init__(d_model, n_head, d_head, **options)

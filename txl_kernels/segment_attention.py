@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from txl_kernels import backends
 from txl_kernels.backends.devices import autocast_dtype
 from txl_kernels.cache import KeyValueCache
+from txl_kernels.call.span import Window, span
 from txl_kernels.checks.bounds import broadcast_bound
 from txl_kernels.checks.settings import WINDOW, check_integer, check_number
+from txl_kernels.forms.chunks import Chunk, check_chunk
 from txl_kernels.functional import rel_attention
 
 
@@ -44,7 +46,8 @@ class SegmentAttention(nn.Module, abc.ABC):
         *,
         attn_dropout: float = 0.0,
         causal: bool = True,
-        window: int | None = None,
+        window: Window = None,
+        chunk: Chunk = None,
         clamp_len: int | None = None,
         batch_first: bool = True,
         backend: str | None = None,
@@ -64,12 +67,13 @@ class SegmentAttention(nn.Module, abc.ABC):
         check_number("attn_dropout", attn_dropout, 0, 1, "in [0, 1)")
         if clamp_len is not None:
             check_integer("clamp_len", clamp_len, 0, "None or >= 0")
-        if window is not None:
-            check_integer("window", window, 1, WINDOW)
+        span(causal, window)  # checks them
+        if chunk is not None:
+            check_chunk(chunk, causal)
         backends.check_name(backend)
         self.d_model, self.n_head, self.d_head = d_model, n_head, d_head
         self.attn_dropout, self.causal, self.window, self.clamp_len = attn_dropout, causal, window, clamp_len
-        self.batch_first, self.backend = batch_first, backend
+        self.chunk, self.batch_first, self.backend = chunk, batch_first, backend
         width = n_head * d_head
         self.qkv = nn.Linear(d_model, 3 * width, bias=False, device=device, dtype=dtype)  # rows: q, then k, then v
         self.out = nn.Linear(width, d_model, bias=False, device=device, dtype=dtype)
@@ -103,6 +107,7 @@ class SegmentAttention(nn.Module, abc.ABC):
             "attn_dropout",
             "causal",
             "window",
+            "chunk",
             "clamp_len",
             "batch_first",
             "backend",
@@ -131,16 +136,25 @@ class SegmentAttention(nn.Module, abc.ABC):
     ) -> KeyValueCache:
         """An empty key/value cache, holding W_kR R of the parameters as they are now.
 
+        A layer with chunks takes one chunk at a time, which sees itself whole: max_segment is their
+        size, and with mem_len = left * size the stream's outputs are those of all at once.
+
         window, clamp_len: None for the layer's own.
+
+        Raises:
+            TypeError, ValueError: an argument, by name; the layer looks ahead without chunks.
         """
         if window is not None:
             check_integer("window", window, 1, WINDOW)
         if clamp_len is not None:
             check_integer("clamp_len", clamp_len, 0, "None or >= 0")
-        if not self.causal:
-            raise ValueError("a key/value cache needs causal=True: an earlier position would see later ones")
+        if not self.causal and self.chunk is None:
+            raise ValueError("a key/value cache needs causal=True, or chunks: an earlier position would see later ones")
+        if self.chunk is not None and max_segment != self.chunk[0]:
+            raise ValueError(f"max_segment must be the size of a chunk, {self.chunk[0]}, got {max_segment}")
         r = self.project_positions(self.positions(max_segment, mem_len, clamp_len)).contiguous()
-        return KeyValueCache(r, batch, mem_len, max_segment, window=self.window if window is None else window)
+        zero_row = 0 if self.causal else max_segment - 1
+        return KeyValueCache(r, batch, mem_len, max_segment, self.window if window is None else window, zero_row)
 
     @torch.no_grad()
     def fill_cache(self, cache: KeyValueCache, memory: Tensor) -> None:
@@ -198,7 +212,7 @@ class SegmentAttention(nn.Module, abc.ABC):
         dropout_p = self.attn_dropout if self.training else 0.0
         if cache is not None:
             k_and_v: tuple[Tensor, Tensor] | None = cache.memory
-            r, zero_row, window = cache.r, 0, cache.window
+            r, zero_row, window = cache.r, cache.zero_row, cache.window
             start = _later(cache.start, start, q)
         else:
             k_and_v = None if memory is None else self._project_memory(memory)
@@ -207,8 +221,8 @@ class SegmentAttention(nn.Module, abc.ABC):
                 positions = self.positions(length, 0 if k_and_v is None else k_and_v[0].size(2))
             r, zero_row = self.project_positions(positions), 0 if self.causal else max(length - 1, 0)
         out = rel_attention(
-            q, k, v, r, *self.biases(), k_and_v, causal=self.causal, window=window, start=start, end=end,
-            zero_row=zero_row, scale=self.scale, dropout_p=dropout_p, backend=self.backend,
+            q, k, v, r, *self.biases(), k_and_v, causal=self.causal, window=window, chunk=self.chunk, start=start,
+            end=end, zero_row=zero_row, scale=self.scale, dropout_p=dropout_p, backend=self.backend,
         )  # fmt: skip
         if cache is not None:
             cache.append(k, v)

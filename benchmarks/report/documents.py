@@ -3,17 +3,19 @@ yet."""
 
 from pathlib import Path
 
-from report import headline, plots, sections, summary
+from report import headline, libraries, plots, sections, summary
 from report.records import Device
 
 HERE = Path(__file__).parents[1]
 REPORT, PLOTS = HERE / "REPORT.md", HERE / "plots"
-README, SPEED = HERE.parent / "README.md", HERE.parent / "docs" / "speed.md"
+README, DOCS = HERE.parent / "README.md", HERE.parent / "docs"
+SPEED, ACCELERATE = DOCS / "speed.md", DOCS / "how-to" / "accelerate.md"
 BEGIN, END = "<!-- figures: written by `make report` -->", "<!-- end of figures -->"
 
 
 def texts(devices: list[Device]) -> dict[Path, str]:
-    """What the report, the README and docs/speed.md should say."""
+    """What the report, the README and docs/speed.md should say, and the page on other
+    libraries."""
     lines = [sections.INTRODUCTION]
     for device in devices:
         lines += sections.section(device)
@@ -21,6 +23,7 @@ def texts(devices: list[Device]) -> dict[Path, str]:
         REPORT: "\n".join(lines).rstrip() + "\n",
         README: _with_figures(README, headline.lines(devices)),
         SPEED: _with_figures(SPEED, summary.lines(devices)),
+        ACCELERATE: _with_figures(ACCELERATE, libraries.lines(devices)),
     }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from harness import paper
 from harness.case import DIRECTIONS, Case
-from report import plots
+from report import libraries, plots
 from report.formats import number, sources, spread, table, times
 from report.records import Device, Measured, comparable, ratio
 
@@ -138,49 +138,12 @@ def _speed_ups(found: list[Measured], ours: str) -> list[str]:
     return table(["attention length", "paper", "ours, ms a token", *(f"speed-up over {name}" for name in others)], rows)
 
 
-def layers(found: list[Measured]) -> list[str]:
-    """Each layer at each length: its time and the accelerated one's."""
-    lines = []
-    for direction in DIRECTIONS:
-        chosen = [measured for measured in found if measured.case.direction == direction]
-        lines += [f"\n{direction}, milliseconds, as it is / accelerated (times as fast):\n", *_two_ways(chosen, _times)]
-    return lines
-
-
-def layers_memory(found: list[Measured]) -> list[str]:
-    return ["MiB beyond the inputs, as it is / accelerated (of it):\n", *_two_ways(found, _peaks)]
-
-
-def _two_ways(found: list[Measured], cell: Callable[[Row, Row], str]) -> list[str]:
-    """A row for each model, a column for each length."""
-    lengths = list(dict.fromkeys(_length(measured.case) for measured in found))
-    by_model: dict[str, dict[int, str]] = {}
-    for measured in found:
-        theirs, ours = (measured.find(algorithm=name) for name in ("original", "accelerated"))
-        if theirs is not None and ours is not None:
-            by_model.setdefault(str(measured.case.model), {})[_length(measured.case)] = cell(theirs, ours)
-    rows = [[model, *(cells.get(n, "") for n in lengths)] for model, cells in by_model.items()]
-    return table(["layer", *(f"{n:,} frames" for n in lengths)], rows)
-
-
-def _times(theirs: Row, ours: Row) -> str:
-    found = ratio(theirs, ours)
-    if found is None:
-        return f"{theirs['status']} / {ours['status']}"
-    return f"{number(theirs['median_ms'])} / {number(ours['median_ms'])} ({times(found)})"
-
-
-def _peaks(theirs: Row, ours: Row) -> str:
-    if "peak_mib" not in theirs or "peak_mib" not in ours:
-        return f"{theirs['status']} / {ours['status']}"
-    share = theirs["peak_mib"] / max(ours["peak_mib"], 1.0)
-    return f"{number(theirs['peak_mib'])} / {number(ours['peak_mib'])} (1/{share:.1f})"
-
-
 _LAYOUTS = {
     "evaluation speed": evaluation,
     "speed against length": lengths,
     "peak memory": memory,
-    "other libraries' layers": layers,
-    "peak memory of other libraries' layers": layers_memory,
+    "other libraries' layers": libraries.layers,
+    "peak memory of other libraries' layers": libraries.layers_memory,
+    "streaming steps of other libraries' layers": libraries.steps,
+    "other libraries' encoders": libraries.encoders,
 }

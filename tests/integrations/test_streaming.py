@@ -177,3 +177,15 @@ def test_nemotron_streams_as_offline() -> None:
     torch.testing.assert_close(ours_offline, offline, atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(ours, offline, atol=2e-4, rtol=1e-4)
+
+
+def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    """Compares streamed with offline itself."""
+    import runpy
+    from pathlib import Path
+
+    example = Path(__file__).parents[2] / "examples" / "accelerate.py"
+    runpy.run_path(str(example))["main"](layers=2, width=64, left=28, chunk=4, chunks=12)
+    said = capsys.readouterr().out
+    assert "2 of 2 accelerated" in said
+    assert "ms a chunk before" in said

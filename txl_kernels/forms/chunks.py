@@ -1,5 +1,7 @@
 """Chunked streaming encoders: a query sees its own chunk and some before it."""
 
+from typing import Any
+
 import torch
 
 from txl_kernels.checks.bounds import broadcast_bound
@@ -7,6 +9,23 @@ from txl_kernels.checks.settings import check_integer
 from txl_kernels.forms.form import Form
 
 Chunk = tuple[int, int | None] | None
+
+
+def check_chunk(chunk: Any, causal: Any) -> tuple[int, int | None]:
+    """(size, left).
+
+    Raises:
+        TypeError, ValueError: chunk is something else, or the attention causal.
+    """
+    if not isinstance(chunk, (tuple, list)) or len(chunk) != 2:
+        raise TypeError(f"chunk must be None or a pair (size, left), got {chunk!r}")
+    size, left = chunk
+    check_integer("chunk[0]", size, 1, "an integer >= 1 (queries of a chunk)")
+    if left is not None:
+        check_integer("chunk[1]", left, 0, "None or an integer >= 0 (chunks seen before a query's own)")
+    if causal is not False:
+        raise ValueError("chunk needs causal=False: a query sees its chunk ahead of itself, too; got causal=True")
+    return size, left
 
 
 def without_chunk(form: Form) -> Form:
@@ -19,14 +38,7 @@ def without_chunk(form: Form) -> Form:
     form = form._replace(start=given_start, end=given_end)
     if form.chunk is None:
         return form
-    if not isinstance(form.chunk, (tuple, list)) or len(form.chunk) != 2:
-        raise TypeError(f"chunk must be None or a pair (size, left), got {form.chunk!r}")
-    size, left = form.chunk
-    check_integer("chunk[0]", size, 1, "an integer >= 1 (queries of a chunk)")
-    if left is not None:
-        check_integer("chunk[1]", left, 0, "None or an integer >= 0 (chunks seen before a query's own)")
-    if form.causal is not False:
-        raise ValueError("chunk needs causal=False: a query sees its chunk ahead of itself, too; got causal=True")
+    size, left = check_chunk(form.chunk, form.causal)
     length, memory_len = form.q.size(2), form.memory_len
     own = torch.arange(length, device=form.q.device, dtype=torch.int32) // size
     end = (memory_len + (own + 1) * size).clamp(max=memory_len + length).unsqueeze(0)

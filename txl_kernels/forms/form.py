@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from txl_kernels.checks.tensors import memory_pair
@@ -49,7 +50,9 @@ def plain_arguments(form: Form) -> dict[str, Any]:
 def is_special(q: Tensor, v: object, r: object) -> bool:
     """Whether tensors' shapes alone ask for more than a plain call: v of a width of its own, r
     shared by the heads or for each text."""
-    if not isinstance(v, Tensor) or not isinstance(r, Tensor) or q.dim() != 4 or v.dim() != 4:
+    if not isinstance(v, Tensor) or not isinstance(r, Tensor) or v.is_nested or r.is_nested:
+        return False  # the plain call refuses it
+    if q.dim() != 4 or v.dim() != 4:
         return False
     return v.size(3) != q.size(3) or r.dim() == 4 or (r.dim() == 3 and r.size(0) == 1 != q.size(1))
 
@@ -66,7 +69,14 @@ def check(form: Form) -> None:
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-    for name, x in {"q": form.q, **tensors}.items():
+    tensors["q"] = form.q
+    for name, x in tensors.items():
+        if x.layout != torch.strided or x.is_nested or x.is_quantized:
+            kind = "nested" if x.is_nested else "quantized" if x.is_quantized else f"of layout {x.layout}"
+            raise TypeError(f"{name} must be a dense (strided) tensor, got one that is {kind}")
+        if x.device != form.q.device:
+            raise ValueError(f"{name} must be on q's device {form.q.device}, got {x.device}")
+    for name, x in tensors.items():
         if name != "r" and (x.dim() != 4 or x.size(3) == 0):
             shape = "[B, H, M, D]" if name.endswith("mem") else "[B, H, L, D]"
             raise ValueError(f"{name} must be {shape} with D >= 1, got shape {list(x.shape)}")

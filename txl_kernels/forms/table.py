@@ -23,14 +23,24 @@ def ascending(form: Form) -> Form:
     _check_numbers(form)
     if not form.r_descending:
         return form
-    check_integer("zero_row", form.zero_row, 0, ZERO_ROW)
-    rows = form.r.size(-2)
-    if form.zero_row >= max(rows, 1):
-        raise ValueError(f"zero_row must be a row of r (0 to {rows - 1}) where r_descending=True, got {form.zero_row}")
+    rows = _rows(form, "r_descending")
     numbers = None if form.r_bias is None else form.r_bias.flip(-1)
-    return form._replace(
-        r=form.r.flip(-2), r_bias=numbers, zero_row=max(rows - 1 - form.zero_row, 0), r_descending=False
-    )
+    return form._replace(r=form.r.flip(-2), r_bias=numbers, zero_row=rows - 1 - form.zero_row, r_descending=False)
+
+
+def _rows(form: Form, setting: str) -> int:
+    """How many r has, of which `zero_row` is one, as the setting needs.
+
+    Raises:
+        TypeError, ValueError: it is not, or r has none.
+    """
+    rows = form.r.size(-2)
+    check_integer("zero_row", form.zero_row, 0, ZERO_ROW)
+    if rows == 0:
+        raise ValueError(f"r must have a row where {setting}=True, got shape {list(form.r.shape)}")
+    if form.zero_row >= rows:
+        raise ValueError(f"zero_row must be a row of r (0 to {rows - 1}) where {setting}=True, got {form.zero_row}")
+    return rows
 
 
 def _check_numbers(form: Form) -> None:
@@ -55,10 +65,7 @@ def clamped(form: Form) -> Form:
     """Enough copies of r's first and last rows for every distance that settings let a query see."""
     if not form.clamp:
         return form
-    rows, length = form.r.size(-2), form.q.size(2)
-    if rows == 0:
-        raise ValueError(f"r must have a row where clamp=True, got shape {list(form.r.shape)}")
-    check_integer("zero_row", form.zero_row, 0, ZERO_ROW)
+    rows, length = _rows(form, "clamp"), form.q.size(2)
     ahead, window = span(form.causal, form.window)
     keys = form.memory_len + length
     # A prefix is seen at any distance.

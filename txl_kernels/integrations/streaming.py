@@ -32,8 +32,8 @@ def again(
         return project()
     found = _kept.get(module, {}).get(name)
     if found is not None:
-        _, key, before, result = found
-        if key == _key(projections) and before.shape == x.shape and torch.equal(before, x):
+        _, key, before, version, result = found
+        if key == _key(projections) and before._version == version and _same(before, x):
             kept: tuple[Tensor, ...] = result
             return kept
     result = project()
@@ -46,7 +46,11 @@ def keep(
 ) -> None:
     """For a later `again` with the same x."""
     parameters = _parameters(projections)  # held, so that no other tensor gets their address
-    _kept.setdefault(module, {})[name] = (parameters, _key(projections), x.clone(), result)
+    _kept.setdefault(module, {})[name] = (parameters, _key(projections), x, x._version, result)
+
+
+def _same(before: Tensor, x: Tensor) -> bool:
+    return before is x or (before.shape == x.shape and torch.equal(before, x))
 
 
 def worth_keeping(projections: tuple[nn.Module, ...], x: Tensor, frames: int) -> bool:
@@ -56,6 +60,7 @@ def worth_keeping(projections: tuple[nn.Module, ...], x: Tensor, frames: int) ->
         and not torch.compiler.is_compiling()
         and x.device.type == "cpu"
         and x.size(-2) >= FEW * frames
+        and not x.is_inference()  # which does not tell whether it was changed
         and not torch.is_autocast_enabled("cpu")
         and all(_plain(p) for p in projections)
     )

@@ -73,6 +73,25 @@ def test_cache_equals_memory_in_float32_too() -> None:
         torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
 
 
+def test_chunks_stream_as_all_at_once() -> None:
+    """A chunk sees itself ahead; the cache holds as many chunks as a query sees before its own."""
+    it, text = layer(causal=False, chunk=(3, 2), clamp_len=4), hidden(17)
+    cache = it.new_cache(B, 6, 3)
+    with torch.no_grad():
+        whole = it(text)
+        parts = [it(part, cache=cache) for part in text.split(3, 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), whole)
+        at = torch.arange(17) // 3
+        start, end = (at - 2).clamp(min=0) * 3, ((at + 1) * 3).clamp(max=17)
+        plain = layer(causal=False, clamp_len=4)
+        plain.load_state_dict(it.state_dict())
+        torch.testing.assert_close(plain(text, start=start[None].int(), end=end[None].int()), whole)
+    with pytest.raises(ValueError, match="max_segment must be the size of a chunk, 3, got 4"):
+        it.new_cache(B, 6, 4)
+    with pytest.raises(ValueError, match="chunk needs causal=False"):
+        layer(chunk=(3, 2))
+
+
 def test_cache_stays_where_it_was_allocated() -> None:
     it = layer()
     cache = it.new_cache(1, 8, 3)
@@ -152,7 +171,9 @@ def test_bad_sizes(arguments: tuple[int, ...], message: str) -> None:
         ({"clamp_len": -1}, "clamp_len must be None or >= 0, got -1"),
         ({"content_bias": nn.Parameter(torch.zeros(3))}, r"content_bias must be \[H, D\] = \[3, 4\], got shape \[3\]"),
         ({"window": 0}, r"window must be None or an integer >= 1 .*, got 0"),
-        ({"window": (128, 0)}, r"window must be None or an integer >= 1 .*, got tuple"),
+        ({"window": (128, -1)}, r"window\[1\] must be None or an integer >= 0, got -1"),
+        ({"chunk": (4, 1)}, r"chunk needs causal=False"),
+        ({"chunk": 4, "causal": False}, r"chunk must be None or a pair \(size, left\), got 4"),
         ({"backend": "natve"}, r"backend must be None or one of native, .*, got 'natve'"),
     ],
 )
@@ -225,7 +246,9 @@ def test_bad_calls() -> None:
             it(hidden(3), hidden(M), cache=cache)
         with pytest.raises(ValueError, match=r"k and v must be \[2, 3, L <= 3, 4\], got \[2, 3, 4, 4\]"):
             cache.append(*torch.zeros(2, 2, 3, 4, 4))
-    with pytest.raises(ValueError, match=r"r must be \[H, T >= mem_len \+ max_segment = 9, D\], got \[3, 8, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"r must be .* T >= zero_row \+ mem_len \+ max_segment = 9, D\], got \[3, 8, 4\]"
+    ):
         KeyValueCache(torch.zeros(3, 8, 4), 1, 5, 4)
     with pytest.raises(ValueError, match="max_segment must be >= 1, got 0"):
         it.new_cache(1, 4, 0)

@@ -1,0 +1,94 @@
+"""What forms of other libraries' attention cost beside the plain call that they are told in."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.case import DIRECTIONS, Case
+from harness.checks import require
+from harness.comparison import Comparison, Entry, Implementation, Role, comparisons
+from harness.machine import Machine
+from harness.shapes import Shape
+from txl_kernels import rel_attention
+
+SMALL = Shape(2, 2, 12, 7, 8)
+FORMS = ("plain", "r_descending", "clamp, a table of 65 rows for all heads", "r_bias", "values twice as wide",
+         "a table for each text", "chunks of 64, 4 before", "window", "window and a prefix of 64")  # fmt: skip
+
+
+def _arguments(form: str, shape: Shape, machine: Machine) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors that get gradients, and settings."""
+    B, H, L, M, D = shape
+    g = torch.Generator(machine.device).manual_seed(0)
+
+    def randn(*size: int) -> Tensor:
+        return torch.randn(*size, generator=g, device=machine.device).to(machine.dtype).requires_grad_()
+
+    wide = 2 * D if form.startswith("values") else D
+    rows = 65 if form.startswith("clamp") else M + 2 * L - 1
+    table = (B, H) if form.endswith("each text") else (1,) if form.startswith("clamp") else (H,)
+    x = {"q": randn(B, H, L, D), "k": randn(B, H, L, D), "v": randn(B, H, L, wide), "r": randn(*table, rows, D)}
+    x |= {"k_mem": randn(B, H, M, D), "v_mem": randn(B, H, M, wide)}
+    x |= {name: randn(H, D) for name in ("content_bias", "position_bias")}
+    settings: dict[str, Any] = {"causal": False, "zero_row": 32 if rows == 65 else L - 1}
+    if form == "r_descending":
+        settings |= {"r_descending": True, "zero_row": M + L - 1}
+    elif form.startswith("clamp"):
+        settings |= {"clamp": True}
+    elif form == "r_bias":
+        x["r_bias"] = randn(H, rows)
+    elif form.startswith("chunks"):
+        settings |= {"chunk": (64, 4)}
+    elif form.startswith("window"):
+        settings |= {"window": (256, 64), "prefix": min(64, M) if form.endswith("64") else 0}
+    return x, settings
+
+
+def _call(x: dict[str, Tensor], settings: dict[str, Any], backend: str | None = None) -> Tensor:
+    given = {name: y for name, y in x.items() if name not in ("k_mem", "v_mem")}
+    out: Tensor = rel_attention(**given, memory=(x["k_mem"], x["v_mem"]), backend=backend, **settings)
+    return out
+
+
+def _check(form: str, machine: Machine) -> None:
+    x, settings = _arguments(form, SMALL, machine)
+    exact = {name: y.detach().double() for name, y in x.items()}
+    require(_call(x, settings), _call(exact, settings, "reference"), form)
+
+
+def _entry(form: str, shape: Shape, machine: Machine, backward: bool) -> Entry:
+    x, settings = _arguments(form, shape, machine)
+
+    def run() -> None:
+        with torch.set_grad_enabled(backward):
+            out = _call(x, settings)
+            if backward:
+                for y in x.values():
+                    y.grad = None
+                out.backward(torch.ones_like(out))
+
+    return Entry(run, functools.partial(_check, form, machine))
+
+
+def forms(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind == "interpreter" or not machine.backends:
+        return []
+    shape = machine.pick(cpu=Shape(4, 8, 512, 512, 64), cuda=Shape(8, 16, 1024, 1024, 64), interpreter=SMALL)
+    found = []
+    for direction in DIRECTIONS:
+        backward = direction == "forward+backward"
+        runs = []
+        for form in FORMS:
+            prepare = functools.partial(_entry, form, shape, machine, backward)
+            role: Role = "ours" if form == "plain" else "part"
+            runs.append(Implementation(form, form.split(",")[0].replace(" ", "-"), prepare, role))
+        case = Case(direction=direction, shape=shape, note="bidirectional")
+        found.append(Comparison("forms", case, runs, seconds=3))
+    return found
+
+
+@comparisons(forms)
+def test_forms(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
