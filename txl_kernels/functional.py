@@ -182,8 +182,9 @@ def rel_attention(
 
 
 def _zeros(q: Tensor) -> Tensor:
-    """A bias of zeros, [H, D]."""
-    return q.new_zeros(q.shape[1::2] if q.dim() == 4 else q.shape[:0])
+    """A bias of zeros, [H, D]; nothing for a q that is refused anyway."""
+    ordinary = not q.is_nested and q.dim() == 4 and q.is_floating_point()
+    return torch.zeros(q.shape[1::2] if ordinary else (0,), dtype=q.dtype if ordinary else None, device=q.device)
 
 
 def _autocast(x: Any, dtype: torch.dtype) -> Any:
