@@ -40,12 +40,15 @@ class XLNet(Accelerated):
         why = self.hindrance(q_head)
         if output_attentions:  # a pair is unpacked by the caller
             why = "attention weights asked for"
+        keys, length = k_head_h.size(0), q_head.size(0)
+        if attn_mask is None and k_head_r.size(0) < keys + length:
+            why = "no mask, and no encodings of keys ahead"
         bounds: Any = ALL
         prefix = 0
         if why is None and attn_mask is not None:
             bounds = mask_bounds(attn_mask, _visible)
             if bounds is None:  # the memory, and what follows padding on the left
-                prefix = k_head_h.size(0) - q_head.size(0)
+                prefix = keys - length
                 bounds = mask_bounds(attn_mask, _visible, prefix) if prefix else None
         features = None
         if why is None and seg_mat is not None:
@@ -68,7 +71,7 @@ class XLNet(Accelerated):
             r, u, w = (pad(x, SEGMENTS) for x in (r, u, w))
         out = attend(
             q, k, v, r if each_text else r[0], u, w, bounds, prefix=prefix, scale=self.scale,
-            zero_row=q.size(2) - 1, dropout_p=dropout_of(self, self.dropout.p),
+            zero_row=r.size(-2) - k.size(2), dropout_p=dropout_of(self, self.dropout.p),
         )  # fmt: skip
         return out.permute(2, 0, 1, 3)
 

@@ -1,0 +1,165 @@
+"""Whole models of transformers, tiny and with random weights, accelerated: the same outputs where
+tokens or frames are real, and no call that falls back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import bare_peers
+import pytest
+import torch
+from torch import Tensor, nn
+
+from txl_kernels.integrations import accelerate, restore
+
+pytestmark = pytest.mark.peers
+LENGTHS = (60, 41, 24)
+
+
+def _randomised(model: nn.Module) -> Any:
+    for name, p in model.named_parameters():
+        if p.dim() == 1 or "bias" in name or not p.any():
+            nn.init.normal_(p, 1.0 if "norm" in name and "weight" in name else 0.0, 0.2)
+    return model.eval()
+
+
+def conformer() -> Any:
+    m = bare_peers.transformers("wav2vec2_conformer")
+    config = m.Wav2Vec2ConformerConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, conv_dim=(16, 16),
+        conv_stride=(4, 2), conv_kernel=(4, 2), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        position_embeddings_type="relative", mask_time_prob=0.0, layerdrop=0.0,
+    )  # fmt: skip
+    return _randomised(m.Wav2Vec2ConformerModel(config))
+
+
+def w2v_bert(kind: str) -> Any:
+    m = bare_peers.transformers("wav2vec2_bert")
+    config = m.Wav2Vec2BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, feature_projection_input_dim=10,
+        position_embeddings_type=kind, left_max_position_embeddings=12, right_max_position_embeddings=5,
+        mask_time_prob=0.0, layerdrop=0.0, conformer_conv_dropout=0.0,
+    )  # fmt: skip
+    return _randomised(m.Wav2Vec2BertModel(config))
+
+
+def parakeet() -> Any:
+    m = bare_peers.transformers("parakeet")
+    config = m.ParakeetEncoderConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_mel_bins=16,
+        subsampling_conv_channels=8, layerdrop=0.0,
+    )  # fmt: skip
+    return _randomised(m.ParakeetEncoder(config))
+
+
+ENCODERS: dict[str, tuple[Callable[[], Any], int]] = {
+    "Wav2Vec2-Conformer": (conformer, 0),
+    "w2v-BERT relative": (lambda: w2v_bert("relative"), 10),
+    "w2v-BERT relative_key": (lambda: w2v_bert("relative_key"), 10),
+    "Parakeet": (parakeet, 16),
+}
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_speech_encoders(name: str, implementation: str) -> None:
+    torch.manual_seed(0)
+    maker, width = ENCODERS[name]
+    model = maker()
+    model.set_attn_implementation(implementation)
+    scale = 1 if width else 8  # samples of a frame
+    longest = max(LENGTHS) * scale
+    x = torch.randn(3, longest, width) if width else torch.randn(3, longest)
+    mask = torch.arange(longest) < torch.tensor(LENGTHS).unsqueeze(1) * scale
+    with torch.no_grad():
+        before = model(x, attention_mask=mask.long()).last_hidden_state
+        report = accelerate(model, strict=True)
+        after = model(x, attention_mask=mask.long()).last_hidden_state
+    assert len(report.accelerated) == 2
+    assert not report.fallbacks, str(report)
+    for b, length in enumerate(LENGTHS):
+        frames = max(before.size(1) * length // max(LENGTHS) - 2, 1)
+        torch.testing.assert_close(after[b, :frames], before[b, :frames], atol=2e-4, rtol=1e-3)
+
+
+def xlnet(**options: Any) -> Any:
+    m = bare_peers.transformers("xlnet")
+    config = m.XLNetConfig(
+        vocab_size=40, d_model=32, n_layer=2, n_head=2, d_inner=32, dropout=0.0, mem_len=16, **options
+    )
+    return _randomised(m.XLNetLMHeadModel(config))
+
+
+@pytest.mark.parametrize("options", [{}, {"bi_data": True}, {"clamp_len": 9}, {"attn_type": "uni"}], ids=str)
+def test_xlnet_with_segments_padding_and_memory(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    batch = 4  # bi_data wants an even one
+    model = xlnet(**options)
+    tokens = torch.randint(40, (2, batch, 20))
+    kinds = (torch.arange(20) > 11).long().expand(batch, 20)
+    padded = options.get("attn_type") != "uni"  # with which it adds masks of other shapes in place, and raises
+    real = (torch.arange(20) >= torch.tensor([0, 4, 9, 1]).unsqueeze(1) * padded).float()
+
+    def read() -> list[Tensor]:
+        with torch.no_grad():
+            first = model(tokens[0], token_type_ids=kinds, use_mems=True)
+            second = model(
+                tokens[1],
+                attention_mask=real if padded else None,
+                token_type_ids=kinds,
+                mems=list(first.mems),
+                use_mems=True,
+            )
+        return [first.logits, second.logits[real.bool()]]
+
+    before = read()
+    report = accelerate(model, strict=True)
+    after = read()
+    assert not report.fallbacks, str(report)
+    for got, want in zip(after, before, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3)
+    restore(model)
+    assert all(torch.equal(a, b) for a, b in zip(read(), before, strict=True))
+
+
+def test_xlnet_that_predicts_in_another_order() -> None:
+    """A permutation hides keys between visible ones: its own attention answers, exactly."""
+    torch.manual_seed(0)
+    model = xlnet()
+    tokens = torch.randint(40, (2, 12))
+    order = torch.stack([torch.randperm(12) for _ in range(2)])
+    hidden = (order.unsqueeze(1) >= order.unsqueeze(2)).float()  # sees what comes before it in the order
+    target = torch.zeros(2, 1, 12)
+    target[:, 0, 5] = 1.0
+    with torch.no_grad():
+        before = model(tokens, perm_mask=hidden, target_mapping=target).logits
+        report = accelerate(model, strict=True)
+        after = model(tokens, perm_mask=hidden, target_mapping=target).logits
+    assert set(report.fallbacks) == {"a mask with holes"}
+    torch.testing.assert_close(after, before, atol=2e-5, rtol=1e-4)
+
+
+def test_gradient_checkpointing_and_training() -> None:
+    """Gradients of a model in training, with its layers recomputed."""
+    torch.manual_seed(0)
+    model = parakeet()
+    x, mask = torch.randn(2, 80, 16), torch.ones(2, 80).long()
+    mask[1, 50:] = 0
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        out = model(x, attention_mask=mask).last_hidden_state
+        out[0].square().sum().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    before = gradients()
+    accelerate(model, strict=True)
+    plain = gradients()
+    model.activation_checkpointing_enable()
+    model.train()
+    for part in model.modules():
+        if isinstance(part, (nn.Dropout, nn.BatchNorm1d)):
+            part.eval()
+    torch.manual_seed(3)
+    for got, want in zip(plain, before, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-3 * float(want.abs().max()) + 1e-5, rtol=1e-3)
+    assert len(gradients()) == len(before)
