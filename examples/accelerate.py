@@ -45,7 +45,7 @@ def main(layers: int = 4, width: int = 512, left: int = 70, chunk: int = 7, chun
     features = torch.randn(1, chunks * chunk * STRIDE - STRIDE + 1, config.num_mel_bins)
 
     _, before = stream(encoder, features, chunk)
-    print(accelerate(encoder))
+    print(accelerate(encoder, streaming=True))
     streamed, after = stream(encoder, features, chunk)
     offline = encoder(features, num_lookahead_tokens=chunk - 1).last_hidden_state
     print(f"{before * 1e3:.1f} ms a chunk before, {after * 1e3:.1f} ms accelerated")

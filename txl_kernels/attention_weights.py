@@ -8,9 +8,11 @@ from torch import Tensor
 
 from txl_kernels import checks
 from txl_kernels.backends import reference
+from txl_kernels.backends.devices import autocast_dtype
 from txl_kernels.call import Call
 from txl_kernels.call.span import Window, span
 from txl_kernels.checks.bounds import broadcast_bound
+from txl_kernels.functional import cast_for_autocast
 
 
 def rel_attention_weights(
@@ -36,8 +38,9 @@ def rel_attention_weights(
     needs nor stores them.
 
     Args:
-        q, k, r, content_bias, position_bias, causal, window, start, end, zero_row, scale: as in
+        q, k, content_bias, position_bias, causal, window, start, end, zero_row, scale: as in
             `rel_attention`.
+        r: [H, T, D], or [1, T, D] for all heads.
         k_mem: None, or the memory's keys, [B, H, M, D].
         rows: None for all queries, or int64 [R], the queries whose weights are wanted, each from
             -L to L - 1.
@@ -54,6 +57,13 @@ def rel_attention_weights(
             f"q must be a tensor [B, H, L, D], got {list(q.shape) if isinstance(q, Tensor) else type(q).__name__}"
         )
     ahead, back = span(causal, window)
+    dtype = autocast_dtype(q.device.type)
+    if dtype is not None:
+        q, k, r, content_bias, position_bias, k_mem = (
+            cast_for_autocast(x, dtype) for x in (q, k, r, content_bias, position_bias, k_mem)
+        )
+    if isinstance(r, Tensor) and r.dim() == 3 and r.size(0) == 1:
+        r = r.expand(q.size(1), -1, -1)
     zeros = q.new_zeros(q.shape[1::2])
     u, w = (zeros if x is None else x for x in (content_bias, position_bias))
     start, end = broadcast_bound("start", start, q), broadcast_bound("end", end, q)

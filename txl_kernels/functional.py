@@ -144,7 +144,7 @@ def rel_attention(
     dtype = autocast_dtype(q.device.type)
     if dtype is not None:
         tensors = (q, k, v, r, content_bias, position_bias, k_mem, v_mem)
-        q, k, v, r, content_bias, position_bias, k_mem, v_mem = (_autocast(x, dtype) for x in tensors)
+        q, k, v, r, content_bias, position_bias, k_mem, v_mem = (cast_for_autocast(x, dtype) for x in tensors)
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.shape[-1], 1)) if q.dim() else 1.0
     if (start is not None or end is not None) and q.dim() == 4:
@@ -187,7 +187,7 @@ def _zeros(q: Tensor) -> Tensor:
     return torch.zeros(q.shape[1::2] if ordinary else (0,), dtype=q.dtype if ordinary else None, device=q.device)
 
 
-def _autocast(x: Any, dtype: torch.dtype) -> Any:
+def cast_for_autocast(x: Any, dtype: torch.dtype) -> Any:
     """What autocast does to an argument of scaled_dot_product_attention: float64 and what is no
     float are left alone."""
     eligible = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64

@@ -126,7 +126,7 @@ def stream_entry(way: str, held: int, new: int) -> Entry:
     own, after = step(first)
     later = step(after)[0].double()
     if way == ACCELERATED:
-        accelerate(module, strict=True)
+        accelerate(module, strict=True, streaming=True)
 
     def run() -> None:
         nonlocal cache

@@ -11,19 +11,27 @@ namespace {
 
 constexpr int64_t ROWS = 64;  // of an item
 
-// From the first visible key of a row to the last; whether no hidden one is between them.
-bool one_interval(const uint8_t* row, int64_t S, uint8_t visible, int32_t& start, int32_t& end) {
-  const auto* first = S ? static_cast<const uint8_t*>(std::memchr(row, visible, static_cast<size_t>(S))) : nullptr;
-  if (!first) {
-    start = end = 0;
-    return true;
+// The first byte of [from, to) that is (or is not) zero; `to` if there is none.
+const uint8_t* find(const uint8_t* from, const uint8_t* to, bool zero) {
+  if (zero) {
+    const void* found = from < to ? std::memchr(from, 0, static_cast<size_t>(to - from)) : nullptr;
+    return found ? static_cast<const uint8_t*>(found) : to;
   }
-  const auto left = static_cast<size_t>(row + S - first);
-  const auto* hidden = static_cast<const uint8_t*>(std::memchr(first, !visible, left));
-  const uint8_t* last = hidden ? hidden : row + S;
-  start = static_cast<int32_t>(first - row), end = static_cast<int32_t>(last - row);
-  if (!hidden || !std::memchr(hidden, visible, static_cast<size_t>(row + S - hidden))) return true;
-  for (end = static_cast<int32_t>(S); row[end - 1] != visible;) --end;
+  for (uint64_t word = 0; to - from >= 8; from += 8) {
+    std::memcpy(&word, from, 8);
+    if (word) break;
+  }
+  while (from < to && !*from) ++from;
+  return from;
+}
+
+// From the first visible key of a row to the last; whether no hidden one is between them.
+bool one_interval(const uint8_t* row, int64_t S, bool visible, int32_t& start, int32_t& end) {
+  const uint8_t *const to = row + S, *const first = find(row, to, !visible);
+  const uint8_t* const hidden = find(first, to, visible);
+  start = first < to ? static_cast<int32_t>(first - row) : 0, end = first < to ? static_cast<int32_t>(hidden - row) : 0;
+  if (find(hidden, to, !visible) == to) return true;
+  for (end = static_cast<int32_t>(S); (row[end - 1] != 0) != visible;) --end;
   return false;
 }
 

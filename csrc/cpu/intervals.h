@@ -4,11 +4,11 @@
 
 namespace txl {
 
-// A bool mask [B, L, S] of 0 and 1 bytes; s0, s1: strides of its first two axes, in bytes.
+// A bool mask [B, L, S], a byte each; s0, s1: strides of its first two axes, in bytes.
 struct Mask {
   const uint8_t* data;
   int64_t B, L, S, s0, s1;
-  uint8_t visible;  // the byte that means that a query sees a key
+  bool visible;  // what says that a query sees a key
 };
 
 // start, end: contiguous [B, L], from the first key that a query sees to one past the last; 0, 0 if

@@ -200,7 +200,7 @@ def _speechbrain(
 
 def _xlnet(
     s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, segments: int = 0, memory: int = 0,
-    positions: float = 0.0,
+    positions: float = 0.0, all_rows: bool = False,
 ) -> PeerCase:  # fmt: skip
     m = bare.transformers("xlnet")
     module = m.XLNetRelativeAttention(m.XLNetConfig(d_model=s.d, n_head=s.heads, dropout=dropout, d_inner=s.d))
@@ -229,9 +229,8 @@ def _xlnet(
         out: Tensor = f(x, None, own[0], None, own[1], own[2], own[3])[0]
         return out
 
-    return PeerCase(
-        module, call, x.transpose(0, 1).contiguous(), real.T if seen is not None else torch.ones(s.T, s.B) > 0
-    )
+    counts = torch.ones(s.T, s.B) > 0 if all_rows or seen is None else real.T  # padding's outputs go into its memory
+    return PeerCase(module, call, x.transpose(0, 1).contiguous(), counts)
 
 
 def _ding(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, memory: int = 30) -> PeerCase:

@@ -4,6 +4,7 @@ import copy
 import inspect
 import io
 import pickle
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -33,7 +34,7 @@ def test_everything_else_stays(name: str) -> None:
     case.module.eval()
     kind, before, keys = type(case.module), answer(case), list(case.module.state_dict())
     seen: list[str] = []
-    case.module.register_forward_hook(lambda *args: seen.append("hook"))
+    case.module.register_forward_pre_hook(lambda *args: seen.append("hook"))
     report = accelerate(case.module, strict=True)
     assert "1 of 1 accelerated" in str(report)
     assert type(case.module) is not kind
@@ -62,7 +63,7 @@ def test_everything_else_stays(name: str) -> None:
 def _without_hooks(module: nn.Module) -> nn.Module:
     """A copy: functions of tests do not pickle."""
     copied = copy.deepcopy(module)
-    copied._forward_hooks.clear()
+    copied._forward_pre_hooks.clear()
     return copied
 
 
@@ -79,14 +80,16 @@ def test_replicas() -> None:
     assert torch.equal(answer(case), before)
 
 
+NUMBERS = torch.zeros(3, 1, 45, 45).index_fill(3, torch.tensor([3]), -2.0)
 COMPILED = ("wav2vec2-conformer", "w2v-bert relative_key", "seamless v2", "parakeet", "fastspeech2", "nemo", "espnet",
-            "espnet legacy", "espnet transducer", "speechbrain", "ding", "labml")  # fmt: skip
+            "espnet legacy", "espnet transducer", "speechbrain", "ding", "labml", "rllib",
+            "nemotron", "xlnet")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("masks", ["none", "right"])
 def test_compiles_without_a_break(name: str, masks: str) -> None:
-    case = make(name, "none" if name in ("ding", "labml") else masks)
+    case = make(name, "none" if name in ("ding", "labml", "rllib") else masks)
     case.module.eval()
     accelerate(case.module, strict=True)
     want = answer(case)
@@ -124,12 +127,51 @@ def test_exports() -> None:
     torch.testing.assert_close(program.module()(case.x), answer(case), atol=2e-6, rtol=1e-5)
 
 
+def with_mask(name: str, mask: Tensor) -> Any:
+    """A case whose module gets this mask in place of its own."""
+    case = make(name)
+    encodings = torch.randn(1, 89, 64)
+    calls: dict[str, Callable[..., Any]] = {
+        "parakeet": lambda f, x: f(x, encodings.expand(3, -1, -1), attention_mask=mask)[0],
+        "wav2vec2-conformer": lambda f, x: f(x, mask, encodings)[0],
+        "speechbrain": lambda f, x: f(x, x, x, encodings, None, mask, return_attn_weights=False),
+        "ding": lambda f, x: f(x, torch.ones(75, 1, 64), torch.cat([x[:30], x]), *torch.ones(2, 4, 16), mask),
+    }
+    case.call = calls[name]
+    return case
+
+
+def in_training(name: str, dropout: float) -> Any:
+    case = make(name, dropout=dropout)
+    case.module.eval = lambda: case.module  # stays in training
+    return case
+
+
+def own_function(name: str) -> Any:
+    import bare_peers
+
+    interface = bare_peers.transformers(name).ALL_ATTENTION_FUNCTIONS
+    interface.register("mine", lambda module, query, key, value, *args, **kwargs: (value.transpose(1, 2) * 0.5, None))
+    case = make(name)
+    case.module.config._attn_implementation = "mine"
+    return case
+
+
 FALLS_BACK: dict[str, tuple[Callable[[], Any], str]] = {
     **{f"{name}, holes": (lambda name=name: make(name, "holes"), "a mask with holes")
        for name in ("wav2vec2-conformer", "seamless v2", "parakeet", "nemo", "espnet", "espnet legacy", "fastspeech2",
                     "espnet transducer", "speechbrain", "xlnet")},
     "speechbrain, weights": (lambda: make("speechbrain", weights=True), "attention weights asked for"),
     "xlnet, segments": (lambda: make("xlnet", segments=9), "more segments in a text than 8"),
+    "parakeet, a mask of numbers": (lambda: with_mask("parakeet", torch.ones(3, 1, 45, 45)), "a mask of numbers"),
+    "ding, keys ahead": (lambda: with_mask("ding", torch.arange(75).expand(45, 75).unsqueeze(-1) < 3),
+                         "a mask with holes, or that shows keys ahead"),
+    "speechbrain, numbers": (lambda: with_mask("speechbrain", torch.ones(45, 45).triu(1).to(torch.uint8)),
+                             "an additive mask"),
+    "wav2vec2-conformer, integers": (lambda: with_mask("wav2vec2-conformer", torch.ones(3, 1, 45, 45).long()),
+                                     "an additive mask of other numbers"),
+    "nemo, everything dropped": (lambda: in_training("nemo", 1.0), "everything is dropped"),
+    "a function of one's own": (lambda: own_function("parakeet"), "an attention function of one's own, 'mine'"),
 }  # fmt: skip
 
 
@@ -154,10 +196,9 @@ def _call_of(name: str, **kwargs: Any) -> tuple[Any, Callable[[nn.Module], Any]]
     return case, lambda f: f(case.x, relative_position_embeddings=encodings, **kwargs)
 
 
-ADDITIVE = torch.zeros(3, 1, 45, 45).index_fill(3, torch.tensor([3]), -2.0)
 HUGGING_FACE: dict[str, tuple[dict[str, Any], str]] = {
     "weights": ({"output_attentions": True}, "attention weights asked for"),
-    "numbers added": ({"attention_mask": ADDITIVE}, "an additive mask of other numbers than 0 and -inf"),
+    "numbers added": ({"attention_mask": NUMBERS}, "an additive mask of other numbers than 0 and -inf"),
     "a mask each head": ({"attention_mask": torch.ones(3, HEADS, 45, 45).bool()}, "a mask for each head"),
 }
 
@@ -296,11 +337,29 @@ def test_an_unknown_source_is_left_alone() -> None:
     assert len(accelerate(case.module).accelerated) == 1
 
 
-def test_the_hash_is_of_code_and_helpers() -> None:
-    kind = type(make("w2v-bert relative").module)
-    assert source_hash(kind) != source_hash(kind, ("_apply_relative_position_encoding",))
-    with pytest.raises(AttributeError):
-        source_hash(kind, ("no_such_function",))
+@pytest.mark.parametrize(
+    ("name", "helper"),
+    [
+        ("wav2vec2-conformer", "_apply_relative_position_encoding"),
+        ("w2v-bert relative", "_apply_relative_key_position_encoding"),
+        ("seamless", "_apply_relative_position_encoding"),
+        ("nemotron", "eager_attention_forward"),
+        ("labml", "shift_right"),
+        ("rllib", "RelativePositionEmbedding"),
+    ],
+)
+def test_the_hash_is_of_helpers_too(name: str, helper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = make(name).module
+    before = source_hash(type(module))
+
+    def other(*args: Any) -> None:
+        """Of another release."""
+
+    other.__module__ = type(module).__module__
+    monkeypatch.setattr(sys.modules[type(module).__module__], helper, other)
+    assert source_hash(type(module)) != before
+    with pytest.warns(UserWarning, match="source unknown"):
+        assert not accelerate(module).accelerated
 
 
 def test_nothing_to_accelerate() -> None:
@@ -367,7 +426,6 @@ def test_every_peer_has_a_case() -> None:
 def test_adapters_import_no_peer() -> None:
     """Knowing a library is not having it."""
     import subprocess
-    import sys
 
     script = "import sys, txl_kernels.integrations; print([m for m in sys.modules if m.split('.')[0] in "
     script += "('transformers', 'nemo', 'espnet', 'funasr', 'speechbrain', 'ray', 'ding', 'labml_nn')])"
@@ -414,3 +472,94 @@ def test_no_warning_where_all_is_well() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         accelerate(make("espnet").module)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_inference_mode_and_training_after_it(name: str) -> None:
+    """A mask of inference is used for training, and inference tensors tell no versions."""
+    masks = "none" if name in ("ding", "rllib", "labml") else "right"
+    case = make(name, masks)
+    case.module.eval()
+    before = answer(case)
+    accelerate(case.module, strict=True, streaming=True)
+    with torch.inference_mode():
+        inside = case.call(case.module, case.x)
+        fresh = make(name, masks)  # whose masks are inference tensors
+        fresh.module = case.module
+        assert torch.equal(fresh.call(case.module, fresh.x), inside)
+    torch.testing.assert_close(inside[case.valid], before[case.valid], atol=2e-5, rtol=1e-4)
+    case.call(case.module, case.x.requires_grad_()).square().sum().backward()
+
+
+DROPPING = ("espnet", "espnet legacy", "espnet transducer", "funasr", "fastspeech2", "speechbrain", "labml", "nemo")
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropout_modules_decide_for_themselves(name: str) -> None:
+    """Monte Carlo dropout: a model in evaluation whose dropout goes on; and the other way round."""
+    for dropping in (True, False):
+        case = make(name, dropout=0.5)
+        case.module.train(not dropping)
+        for part in case.module.modules():
+            if isinstance(part, nn.Dropout):
+                part.train(dropping)
+        assert torch.equal(answer(case), answer(case)) != dropping
+        accelerate(case.module, strict=True)
+        assert torch.equal(answer(case), answer(case)) != dropping
+
+
+COMPILED_BUT_WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "numbers added": (lambda: with_mask("wav2vec2-conformer", NUMBERS), "adds other numbers than 0 and -inf"),
+    "keys ahead": (lambda: with_mask("ding", torch.arange(75).expand(45, 75).unsqueeze(-1) < 3), "shows keys ahead"),
+    "segments": (lambda: make("xlnet", segments=9), "more than 8 segments"),
+    "encodings": (lambda: make("parakeet", positions=0.3), "encodings differ between texts"),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED_BUT_WRONG)
+def test_what_falls_back_raises_when_compiled(name: str) -> None:
+    maker, message = COMPILED_BUT_WRONG[name]
+    case = maker()
+    case.module.eval()
+    accelerate(case.module, strict=True)
+    torch.compiler.reset()
+    compiled = torch.compile(case.module, fullgraph=True, backend="aot_eager")
+    with torch.no_grad(), pytest.raises(RuntimeError, match=message):
+        case.call(compiled, case.x)
+
+
+def test_hooks_that_read_weights() -> None:
+    """ESPnet's own tools read module.attn in a forward hook."""
+    case = make("espnet", "right")
+    case.module.eval()
+    report = accelerate(case.module, strict=True)
+    shapes: list[Any] = []
+    case.module.register_forward_hook(lambda m, args, out: shapes.append(m.attn.shape))
+    answer(case)
+    assert shapes == [(3, 4, 45, 45)]
+    assert list(report.fallbacks) == ["a forward hook, which may read the weights that the original stores"]
+
+
+def test_settings_of_modules_already_accelerated() -> None:
+    case = make("speechbrain", weights=True)
+    case.module.eval()
+    accelerate(case.module, strict=True)
+    report = accelerate(case.module, strict=True, weights="none")
+    answer(case)
+    assert not report.fallbacks
+
+
+def test_restore_refuses_a_class_changed_since() -> None:
+    module = make("espnet").module
+    accelerate(module, strict=True)
+    torch.nn.utils.parametrize.register_parametrization(module, "pos_bias_u", nn.Identity())
+    model = nn.ModuleDict({"attention": module})
+    with pytest.raises(RuntimeError, match=r"attention is now a .*: undo what changed its class"):
+        restore(model)
+    torch.nn.utils.parametrize.remove_parametrizations(module, "pos_bias_u")
+    assert restore(model) == 1
+
+
+def test_bad_streaming() -> None:
+    with pytest.raises(TypeError, match="streaming must be True or False, got int"):
+        accelerate(nn.Linear(1, 1), streaming=1)  # type: ignore[arg-type]

@@ -29,6 +29,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("speechbrain", "right", {"vbias": True}),
     *(("xlnet", m, {"segments": n, "memory": memory}) for m in ("none", "left") for n in (0, 3) for memory in (0, 20)),
     ("xlnet", "none", {"positions": 0.3, "segments": 2}),
+    ("xlnet", "left", {"all_rows": True, "memory": 20}),
+    ("xlnet", "left", {"all_rows": True, "segments": 3}),
 ]  # fmt: skip
 IDS = [" ".join([name, masks, *(f"{k}={v}" for k, v in more.items())]) for name, masks, more in CASES]
 

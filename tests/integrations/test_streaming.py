@@ -52,7 +52,7 @@ def test_nemo_streams_as_offline(nemo: nn.Module, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("txl_kernels.integrations.adapters.nemo.keep", streaming.keep)
     with torch.no_grad():
         theirs, offline = stream_nemo(nemo, x), offline_nemo(nemo, x)
-        report = accelerate(nemo, strict=True)
+        report = accelerate(nemo, strict=True, streaming=True)
         got = stream_nemo(nemo, x)
         torch.testing.assert_close(got, theirs, atol=5e-6, rtol=1e-5)
         torch.testing.assert_close(got, offline, atol=5e-6, rtol=1e-5)
@@ -67,16 +67,16 @@ def test_dropped_frames_are_projected_anew(nemo: nn.Module) -> None:
     x = torch.randn(1, LENGTH, 64)
     with torch.no_grad():
         theirs = stream_nemo(nemo, x, drop=2)
-        accelerate(nemo, strict=True)
+        accelerate(nemo, strict=True, streaming=True)
         torch.testing.assert_close(stream_nemo(nemo, x, drop=2), theirs, atol=5e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "change", ["weight in place", "weight replaced", "weight's data", "cache", "hook", "another text"]
+    "change", ["weight in place", "weight replaced", "weight's data", "cache", "hook", "forward", "another text"]
 )
 def test_nothing_kept_is_stale(nemo: nn.Module, change: str) -> None:
     """Every step against the original, whatever changes in between."""
-    accelerate(nemo, strict=True)
+    accelerate(nemo, strict=True, streaming=True)
     x = torch.randn(1, LENGTH, 64)
     module: Any = nemo
     encodings = sinusoids(LEFT + CHUNK - 1, 1 - LEFT - CHUNK, 64)
@@ -102,12 +102,45 @@ def test_nothing_kept_is_stale(nemo: nn.Module, change: str) -> None:
                 cache[0, -1] += 1.0
             elif change == "hook":
                 module.linear_k.register_forward_hook(lambda m, args, out: out * 2.0)
+            elif change == "forward":
+                module.linear_pos.forward = lambda x, own=module.linear_pos: nn.Linear.forward(own, x) * -1.5
             else:
                 cache = torch.randn(1, LEFT, 64)
 
 
-def test_gradients_pass_through_a_cache(nemo: nn.Module) -> None:
+def test_nothing_is_kept_unless_asked_for(nemo: nn.Module) -> None:
+    """A change through .data does not tell."""
     accelerate(nemo, strict=True)
+    x, cache = torch.randn(1, CHUNK, 64), torch.randn(1, LEFT, 64)
+    module: Any = nemo
+    module.cache_drop_size = 0
+    call = (x, x, x, None, sinusoids(LEFT + CHUNK - 1, 1 - LEFT - CHUNK, 64), cache)
+    with torch.no_grad():
+        module(*call)
+        assert nemo not in streaming._kept
+        module.linear_k.weight.data.mul_(2.0)
+        module.linear_pos.weight.data.mul_(-2.0)
+        torch.testing.assert_close(module(*call)[0], module.original.forward(module, *call)[0], atol=5e-6, rtol=1e-5)
+
+
+def test_more_dropped_than_new(nemo: nn.Module) -> None:
+    accelerate(nemo, strict=True, streaming=True)
+    module: Any = nemo
+    module.cache_drop_size = 4
+    cache = torch.randn(1, LEFT, 64)
+    with torch.no_grad():
+        for frames in (2, 6, 3):
+            x = torch.randn(1, frames, 64)
+            keys = LEFT + frames
+            call = (x, x, x, None, sinusoids(keys - 1, 1 - keys, 64))
+            want, _ = module.original.forward(module, *call, cache)
+            got, cache = module(*call, cache)
+            torch.testing.assert_close(got, want, atol=5e-6, rtol=1e-5)
+            cache = cache[:, -LEFT:]
+
+
+def test_gradients_pass_through_a_cache(nemo: nn.Module) -> None:
+    accelerate(nemo, strict=True, streaming=True)
     nemo.cache_drop_size = 0
     cache = torch.randn(1, LEFT, 64, requires_grad=True)
     x = torch.randn(1, CHUNK, 64)
@@ -122,7 +155,7 @@ def test_gradients_pass_through_a_cache(nemo: nn.Module) -> None:
 
 
 def test_nothing_of_it_is_copied_or_saved(nemo: nn.Module) -> None:
-    accelerate(nemo, strict=True)
+    accelerate(nemo, strict=True, streaming=True)
     keys = list(nemo.state_dict())
     with torch.no_grad():
         stream_nemo(nemo, torch.randn(1, LENGTH, 64))
@@ -169,7 +202,7 @@ def test_nemotron_streams_as_offline() -> None:
     with torch.no_grad():
         offline = model(features, num_lookahead_tokens=3).last_hidden_state
         theirs = stream_nemotron(model, features, 4)
-        report = accelerate(model, strict=True)
+        report = accelerate(model, strict=True, streaming=True)
         assert len(report.accelerated) == 2
         ours = stream_nemotron(model, features, 4)
         ours_offline = model(features, num_lookahead_tokens=3).last_hidden_state

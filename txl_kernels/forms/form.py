@@ -85,6 +85,9 @@ def check(form: Form) -> None:
         raise ValueError(
             f"v must be [B, H, L, any] = [{batch}, {heads}, {length}, any], got shape {list(form.v.shape)}"
         )
+    for name, x in (("k", form.k), ("k_mem", tensors.get("k_mem", form.k))):
+        if x.size(3) != form.q.size(3):
+            raise ValueError(f"{name} must be of q's width {form.q.size(3)}, got shape {list(x.shape)}")
     if form.memory is not None and tensors["v_mem"].size(3) != form.v.size(3):
         raise ValueError(f"v_mem must be of v's width {form.v.size(3)}, got shape {list(tensors['v_mem'].shape)}")
     width, table = form.q.size(3), form.r.shape

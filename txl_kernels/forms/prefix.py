@@ -1,8 +1,4 @@
-"""Keys that every query sees besides its interval: two intervals, merged by their log-sums.
-
-Attention over two disjoint ranges of keys is their results, weighted by each range's share of the
-softmax's denominator.
-"""
+"""Keys that every query sees besides its interval: two intervals, merged."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +10,7 @@ from txl_kernels.call.dropout import new_seed
 from txl_kernels.call.span import span
 from txl_kernels.checks.settings import check_integer
 from txl_kernels.forms.form import Form, plain_arguments
+from txl_kernels.forms.merge import merged
 
 
 def check_prefix(form: Form) -> None:
@@ -44,7 +41,7 @@ def with_prefix(form: Form, plain: Callable[..., Any]) -> tuple[Tensor, Tensor]:
     first = torch.where(joined & valid, 0, low)
     last = torch.where(joined & valid, torch.where(low < high, high, 0).clamp(min=prefix), high)
     none = torch.zeros_like(low)
-    return _merged(attention(first, last), attention(none, torch.where(joined, none, prefix)))
+    return merged([attention(first, last), attention(none, torch.where(joined, none, prefix))])
 
 
 def _interval(form: Form) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -67,15 +64,3 @@ def _interval(form: Form) -> tuple[Tensor | None, Tensor, Tensor]:
     if low is not None:
         low, high, valid = torch.broadcast_tensors(low, high, valid)
     return low, high, valid
-
-
-def _merged(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Attention over both of two disjoint ranges of keys, from the (out, lse) of each."""
-    # A query that sees no key: of -inf twice neither difference nor gradient is a number.
-    nothing = torch.isneginf(a[1]) & torch.isneginf(b[1])
-    lse_a, lse_b = (x[1].masked_fill(nothing, 0.0) for x in (a, b))
-    lse = torch.logaddexp(lse_a, lse_b)
-    dtype = a[0].dtype
-    out = sum(x * (own - lse).exp().unsqueeze(-1) for x, own in ((a[0], lse_a), (b[0], lse_b)))
-    assert isinstance(out, Tensor)
-    return out.to(dtype), lse.masked_fill(nothing, -torch.inf)

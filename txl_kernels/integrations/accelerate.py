@@ -12,17 +12,21 @@ from txl_kernels.integrations.classes import accelerated_class
 from txl_kernels.integrations.peer import Peer
 from txl_kernels.integrations.registry import find
 from txl_kernels.integrations.report import Report, Row
+from txl_kernels.integrations.streaming import forget
 
 Weights = Literal["fallback", "none"]
 Found = tuple[str, nn.Module, Sequence[nn.Module]]
 
 
-def accelerate(model: nn.Module, strict: bool = False, weights: Weights = "fallback") -> Report:
+def accelerate(
+    model: nn.Module, strict: bool = False, weights: Weights = "fallback", streaming: bool = False
+) -> Report:
     """Runs the relative-position attention of a model's known modules on these kernels, in place.
 
     The modules' classes change, nothing else: parameters, state_dict names, hooks and isinstance
-    stay; copies, pickles and replicas are accelerated, too. Already accelerated modules are left as
-    they are. A query that sees no key gives 0, where some libraries give a mean over padding.
+    stay; copies, pickles and replicas are accelerated, too. Modules that are accelerated already
+    take over `weights` and `streaming`. A query that sees no key gives 0, where some libraries give
+    a mean over padding.
 
     Args:
         model: any module; its parts are searched.
@@ -30,6 +34,9 @@ def accelerate(model: nn.Module, strict: bool = False, weights: Weights = "fallb
             changed then.
         weights: for calls that ask for attention weights, "fallback" runs the original and returns
             them, "none" returns None in their place (SpeechBrain asks at every call).
+        streaming: without gradients, on a CPU, keep what a streaming step projected for the next
+            one: W_kR R, and keys and values of NeMo's cache. For parameters that stay as they are:
+            a change through `.data` is not noticed.
 
     Returns:
         A report, to print: each known module, whether it was accelerated or why not, and how often
@@ -40,11 +47,14 @@ def accelerate(model: nn.Module, strict: bool = False, weights: Weights = "fallb
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(streaming, bool):
+        raise TypeError(f"streaming must be True or False, got {type(streaming).__name__}")
     if weights not in ("fallback", "none"):
         raise ValueError(f"weights must be 'fallback' or 'none', got {weights!r}")
-    rows, todo = [], []
+    rows, todo, accelerated = [], [], []
     for name, module, ancestors in _modules(model):
         if isinstance(module, Accelerated):
+            accelerated.append(module)
             rows.append(Row(name, _path(module.original), None, module))
             continue
         kind = type(module)
@@ -61,8 +71,12 @@ def accelerate(model: nn.Module, strict: bool = False, weights: Weights = "fallb
     report = Report(tuple(rows))
     if strict and (report.left_alone or not rows):
         raise ValueError(f"strict=True, and not every attention module can be accelerated:\n{report}")
+    for module in accelerated:
+        module.__dict__[STATE] |= {"weights": weights, "streaming": streaming}
     for module, peer, ancestors in todo:
-        module.__dict__[STATE] = new_state(weights=weights, **peer.adapter.settings_from(ancestors))
+        module.__dict__[STATE] = new_state(
+            weights=weights, streaming=streaming, **peer.adapter.settings_from(ancestors)
+        )
         module.__class__ = accelerated_class(peer, type(module))
     for row in report.left_alone:
         warnings.warn(f"txl_kernels left {row.name or 'the model'} ({row.kind}) alone: {row.reason}", stacklevel=2)
@@ -76,16 +90,22 @@ def restore(model: nn.Module) -> int:
 
     Raises:
         TypeError: model is no module.
+        RuntimeError: a module's class was changed since (by a parametrization, say), by name;
+            nothing is restored.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    count = 0
-    for module in model.modules():
-        if isinstance(module, Accelerated):
-            del module.__dict__[STATE]
-            module.__class__ = module.original
-            count += 1
-    return count
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, Accelerated)]
+    for name, module in found:
+        if type(module) is not accelerated_class(module.peer, module.original):
+            raise RuntimeError(
+                f"{name or 'the model'} is now a {_path(type(module))}: undo what changed its class since it was accelerated"
+            )
+    for _, module in found:
+        forget(module)
+        del module.__dict__[STATE]
+        module.__class__ = module.original
+    return len(found)
 
 
 def _modules(model: nn.Module) -> Iterator[Found]:

@@ -43,8 +43,10 @@ class Accelerated:
         """What `accelerate` was told, or found above the module."""
         return self.__dict__[STATE].get(name)
 
-    def hindrance(self, x: Tensor) -> str | None:
-        """Why no kernel takes tensors like x now, or None."""
+    def hindrance(self, x: Tensor, dropout_p: float = 0.0) -> str | None:
+        """Why no kernel takes tensors like x and this dropout now, or None."""
+        if dropout_p >= 1:
+            return "everything is dropped"
         if torch._C._get_tracing_state() is not None or torch.onnx.is_in_onnx_export():
             return "traced or exported to ONNX"
         dtype = x.dtype

@@ -1,7 +1,5 @@
 """What adapters call: masks to intervals, encodings to a table, and the attention itself."""
 
-import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,68 +7,61 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from txl_kernels.call.dropout import new_seed
+from txl_kernels.forms.merge import merged
 from txl_kernels.functional import rel_attention
+from txl_kernels.integrations.shared import once
 from txl_kernels.masks import scan
 
 Bounds = tuple[Tensor | None, Tensor | None]
 ALL: Bounds = (None, None)
-_last = threading.local()
 
 
-def mask_bounds(mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = None, prefix: int = 0) -> Bounds | None:
-    """(start, end) of a mask, or None if it has holes.
+def mask_bounds(mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = None) -> Bounds | None:
+    """(start, end) of a mask, or None if it has holes; while compiling, an assertion that it has
+    none.
 
-    Remembered for the mask that the layers of one forward share.
+    Worked out once for the mask that the layers of one forward share.
 
-    Args:
-        seen: makes of the mask a bool one [B, L, S] or [B, S], True where a key is seen; None where
-            it is one.
-        prefix: keys that every query sees; the interval is that of the others. None if some query
-            does not.
+    seen: makes of the mask a bool one [B, L, S] or [B, S], True where a key is seen; None where it
+        is one.
     """
     if mask is None:
         return ALL
+    given = mask
+    return once("mask", mask, seen, lambda: bounds_of(given if seen is None else seen(given)))
+
+
+def bounds_of(seen: Tensor) -> Bounds | None:
+    """`mask_bounds` of a bool mask."""
+    start, end, hole = scan(seen, True)
     if torch.compiler.is_compiling():
-        start, end, hole = scan(mask if seen is None else seen(mask), True)
         torch._assert_async(
             hole < 0, "the mask hides a key between visible ones; txl_kernels takes one interval a query"
         )
         return start, end
-    last = _remembered("masks").get(prefix)
-    if last is not None and last[0]() is mask and last[1] == mask._version and last[2] is seen:
-        found: Bounds | None = last[3]
-        return found
-    allowed = mask if seen is None else seen(mask)
-    start, end, hole = scan(allowed[..., prefix:], True)
-    bounds = None
-    if int(hole) < 0 and (not prefix or bool(allowed[..., :prefix].all())):
-        bounds = (start + prefix, end + prefix)
-    _remembered("masks")[prefix] = (weakref.ref(mask), mask._version, seen, bounds)
-    return bounds
-
-
-def _remembered(kind: str) -> dict[int, tuple[Any, ...]]:
-    """Of this thread."""
-    found: dict[int, tuple[Any, ...]] = _last.__dict__.setdefault(kind, {})
-    return found
+    return None if int(hole) >= 0 else (start, end)
 
 
 def visible(mask: Tensor) -> Tensor:
     """[B, 1, L, S], bool (True: seen) or additive (0: seen) -> bool [B, L or 1, S].
 
     Raises:
-        ValueError: an additive mask holds something else than 0 and -inf (or its dtype's lowest).
+        AdditiveMask: it holds something else than 0 and -inf (or its dtype's lowest).
     """
     mask = mask[:, 0]
     if mask.dim() == 3 and mask.size(1) > 1 and mask.stride(1) == 0:
         mask = mask[:, :1]
     if mask.dtype == torch.bool:
         return mask
+    if not mask.is_floating_point():
+        raise AdditiveMask
     seen = mask == 0
-    if not torch.compiler.is_compiling():
-        lowest = torch.finfo(mask.dtype).min
-        if not bool((seen | (mask <= 0.9 * lowest)).all()):
-            raise AdditiveMask
+    told = (seen | (mask <= 0.9 * torch.finfo(mask.dtype).min)).all()
+    if torch.compiler.is_compiling():
+        torch._assert_async(told, "the mask adds other numbers than 0 and -inf, of which txl_kernels knows nothing")
+    elif not bool(told):
+        raise AdditiveMask
     return seen
 
 
@@ -106,30 +97,37 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor | None, w: Tensor | None, bounds: Bounds, **settings: Any
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor | None, w: Tensor | None, bounds: Bounds, *more: Bounds,
+    **settings: Any,
+) -> Tensor:  # fmt: skip
     """`rel_attention` of keys that include those before the queries: k, v [B, H, M + L, D].
 
-    Bidirectional unless settings say otherwise.
+    Bidirectional unless settings say otherwise. more: further intervals that queries see, disjoint
+    from the first.
     """
     memory_len = k.size(2) - q.size(2)
     memory = None
     if memory_len:
         memory = (k[:, :, :memory_len], v[:, :, :memory_len])
         k, v = k[:, :, memory_len:], v[:, :, memory_len:]
-    start, end = (_fits(x, q) for x in bounds)
-    out: Tensor = rel_attention(q, k, v, r, u, w, memory, **{"causal": False, **settings}, start=start, end=end)
-    return out
+    if more and settings.get("dropout_p"):
+        settings["dropout_seed"] = new_seed(q.device)
+
+    def over(interval: Bounds) -> tuple[Tensor, Tensor]:
+        start, end = (None if x is None else x.expand(q.size(0), q.size(2)) for x in interval)
+        result: tuple[Tensor, Tensor] = rel_attention(
+            q, k, v, r, u, w, memory, **{"causal": False, **settings}, start=start, end=end, return_lse=True
+        )
+        return result
+
+    if not more:
+        return over(bounds)[0]
+    return merged([over(bounds), *(over(interval) for interval in more)])[0]
 
 
-def _fits(bound: Tensor | None, q: Tensor) -> Tensor | None:
-    """[1 or B, 1 or L] -> [B, L], of which all but the batch may be one."""
-    return bound if bound is None else bound.expand(q.size(0), q.size(2))
-
-
-def dropout_of(module: nn.Module, p: float) -> float:
-    """p in training."""
-    return float(p) if module.training else 0.0
+def dropout_of(dropout: nn.Module) -> float:
+    """What a Dropout module drops now: it may be in another mode than the attention around it."""
+    return float(dropout.p) if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
 
 
 def pad(x: Tensor, more: int) -> Tensor:
@@ -148,13 +146,19 @@ def unhidden(mask: Tensor) -> Tensor:
 
 
 def same_for_all(x: Tensor, axis: int = 0) -> bool:
-    """Whether all of a batch have the same values along the axis; remembered for the tensor that
-    layers share. Waits for a device; True while compiling."""
-    if x.size(axis) == 1 or x.stride(axis) == 0 or torch.compiler.is_compiling():
+    """Whether all of a batch have the same values along the axis; while compiling, an assertion
+    that they have.
+
+    Worked out once for the tensor that layers share; waits for a device.
+    """
+    if x.size(axis) == 1 or x.stride(axis) == 0:
         return True
-    last = _remembered("encodings").get(axis)
-    if last is not None and last[0]() is x and last[1] == x._version:
-        return bool(last[2])
-    same = bool((x == x.narrow(axis, 0, 1)).all())
-    _remembered("encodings")[axis] = (weakref.ref(x), x._version, same)
-    return same
+
+    def compare() -> bool:
+        same = (x == x.narrow(axis, 0, 1)).all()
+        if torch.compiler.is_compiling():
+            torch._assert_async(same, "encodings differ between texts, of which a compiled txl_kernels knows nothing")
+            return True
+        return bool(same)
+
+    return once("encodings", x, axis, compare)

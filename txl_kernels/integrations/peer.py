@@ -31,7 +31,6 @@ class Peer:
         distribution: the package that holds the class, as pip knows it.
         hashes: by version of the distribution, `source_hash` of the class as tested; empty for any
             source.
-        helpers: functions beside the class, in its module, whose source counts, too.
         refuses: why a module is to be left alone, or None; gets the modules above it, outermost
             first.
     """
@@ -41,7 +40,6 @@ class Peer:
     adapter: type[Accelerated]
     distribution: str
     hashes: Mapping[str, str] = field(default_factory=dict)
-    helpers: tuple[str, ...] = ()
     refuses: Refuses = _takes_all
 
     def original(self) -> Any:
@@ -54,8 +52,8 @@ class Peer:
         if not self.hashes:
             return None
         try:
-            found = source_hash(original, self.helpers)
-        except (OSError, TypeError, AttributeError) as error:
+            found = source_hash(original)
+        except (OSError, TypeError) as error:
             return f"its source cannot be read ({error}); tested: {self._tested()}"
         if found in self.hashes.values():
             return None
@@ -71,15 +69,45 @@ class Peer:
             return "of unknown version"
 
 
-def source_hash(original: type, helpers: Sequence[str] = ()) -> str:
-    """Sixteen digits of the sha256 of a class' source, that of its bases outside torch, and helpers
-    of its module.
+def source_hash(original: type) -> str:
+    """Sixteen digits of the sha256 of a class' source, of that of its bases outside torch, and of
+    the functions and classes beside them that their methods name.
 
     Raises:
-        OSError, TypeError, AttributeError: there is no source, or no such helper.
+        OSError, TypeError: there is no source.
     """
-    module = sys.modules[original.__module__]
-    classes = [c for c in original.__mro__ if c is not object and not c.__module__.startswith(("torch.", "abc"))]
-    parts = [inspect.getsource(x) for x in (*classes, *(getattr(module, name) for name in helpers))]
-    lines = [line.rstrip() for part in parts for line in part.splitlines()]
+    found: dict[str, Any] = {}
+    for kind in original.__mro__:
+        if kind.__module__.partition(".")[0] not in _NOT_OF_PEERS:
+            _collect(kind, found)
+    lines = [line.rstrip() for part in found.values() for line in inspect.getsource(part).splitlines()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+_NOT_OF_PEERS = ("torch", "abc", "builtins", "typing")
+
+
+def _collect(part: Any, found: dict[str, Any]) -> None:
+    """A class or function, and what it names of its own module, in the order met."""
+    name = f"{part.__module__}.{part.__qualname__}"
+    if name in found:
+        return
+    found[name] = part
+    beside = vars(sys.modules[part.__module__])
+    for used in _names(part):
+        other = beside.get(used)
+        if (inspect.isfunction(other) or inspect.isclass(other)) and other.__module__ == part.__module__:
+            _collect(other, found)
+
+
+def _names(part: Any) -> list[str]:
+    """Global names in the code of a function, or of a class' methods."""
+    members = vars(part).values() if inspect.isclass(part) else [part]
+    plain = [getattr(x, "__func__", getattr(x, "fget", x)) for x in members]
+    todo = [inspect.unwrap(x).__code__ for x in plain if inspect.isfunction(x)]
+    names: dict[str, None] = {}
+    while todo:
+        code = todo.pop(0)
+        names |= dict.fromkeys(code.co_names)
+        todo += [x for x in code.co_consts if inspect.iscode(x)]
+    return list(names)

@@ -1,8 +1,10 @@
 """Projections that streaming steps need again: of encodings that stay the same, of cached frames.
 
-A step of a cache-aware encoder gives few new frames and many old ones. What was projected is kept
-and used again if all that it came from is bit for bit the same; nothing of it is saved or copied
-with the module. Without gradients, on a CPU: elsewhere a comparison would wait for the device.
+A step of a cache-aware encoder gives few new frames and many old ones. With `streaming=True` of
+`accelerate`, what was projected is kept, and used again for the same values and parameters; nothing
+of it is saved or copied with the module. Without gradients, on a CPU: elsewhere a comparison would
+wait for the device. Parameters are compared by their version, which does not tell changes through
+`.data`; that is why it is asked for.
 """
 
 import weakref
@@ -28,12 +30,12 @@ def again(
 
     x: all that project() depends on besides parameters. frames: that are new in this call.
     """
-    if not worth_keeping(projections, x, frames):
+    if not worth_keeping(module, projections, x, frames):
         return project()
     found = _kept.get(module, {}).get(name)
     if found is not None:
         _, key, before, version, result = found
-        if key == _key(projections) and before._version == version and _same(before, x):
+        if key == _key(projections) and version == _version(before) and _same(before, x):
             kept: tuple[Tensor, ...] = result
             return kept
     result = project()
@@ -46,21 +48,31 @@ def keep(
 ) -> None:
     """For a later `again` with the same x."""
     parameters = _parameters(projections)  # held, so that no other tensor gets their address
-    _kept.setdefault(module, {})[name] = (parameters, _key(projections), x, x._version, result)
+    x = x.clone() if x.is_inference() else x  # which may change and does not tell
+    _kept.setdefault(module, {})[name] = (parameters, _key(projections), x, _version(x), result)
+
+
+def forget(module: Any) -> None:
+    """Drops what was kept for a module."""
+    _kept.pop(module, None)
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version
 
 
 def _same(before: Tensor, x: Tensor) -> bool:
     return before is x or (before.shape == x.shape and torch.equal(before, x))
 
 
-def worth_keeping(projections: tuple[nn.Module, ...], x: Tensor, frames: int) -> bool:
+def worth_keeping(module: Any, projections: tuple[nn.Module, ...], x: Tensor, frames: int) -> bool:
     """Whether results may and should be kept."""
     return (
-        not torch.is_grad_enabled()
+        bool(module.setting("streaming"))
+        and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and x.device.type == "cpu"
         and x.size(-2) >= FEW * frames
-        and not x.is_inference()  # which does not tell whether it was changed
         and not torch.is_autocast_enabled("cpu")
         and all(_plain(p) for p in projections)
     )
@@ -70,6 +82,7 @@ def _plain(projection: nn.Module) -> bool:
     """A linear layer that nobody has hooked, whose parameters tell their version."""
     return (
         type(projection) is nn.Linear
+        and "forward" not in projection.__dict__
         and not projection._forward_hooks
         and not projection._forward_pre_hooks
         and not any(p.is_inference() for p in _own(projection))

@@ -15,9 +15,16 @@ from report.records import load, published
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Documents go to a folder of their own."""
-    for name, file in (("README", "README.md"), ("SPEED", "speed.md"), ("REPORT", "REPORT.md"), ("PLOTS", "plots")):
+    files = {
+        "README": "README.md",
+        "SPEED": "speed.md",
+        "ACCELERATE": "accelerate.md",
+        "REPORT": "REPORT.md",
+        "PLOTS": "plots",
+    }
+    for name, file in files.items():
         monkeypatch.setattr(documents, name, tmp_path / file)
-    for file in ("README.md", "speed.md"):
+    for file in ("README.md", "speed.md", "accelerate.md"):
         (tmp_path / file).write_text(f"before\n{documents.BEGIN}\nold\n{documents.END}\nafter\n")
     return tmp_path
 
@@ -116,6 +123,23 @@ def test_without_a_new_record_no_file_changes(folder: Path, elsewhere: Path) -> 
     picture.write_bytes(b"something else")
     assert documents.write(devices) == [picture]
     assert files()[picture][1] == before[picture][1]
+
+
+LAYERS = "other libraries' layers"
+
+
+def test_other_libraries(tmp_path: Path, elsewhere: Path) -> None:
+    """A row a layer, a column a length: its time, the accelerated one's, and how many times as fast."""
+    rows = []
+    for length, slow, fast in ((256, 30.0, 20.0), (1000, 400.0, 100.0)):
+        case = {"unit": "call", "direction": "forward", "model": "Someone's"}
+        case |= {"shape": {"B": 1, "H": 8, "L": length, "M": 0, "D": 64}}
+        rows += [row(LAYERS, case, "accelerated", fast, role="ours", algorithm="accelerated")]
+        rows += [row(LAYERS, case, "original", slow, algorithm="original")]
+    documents.write(load([write(tmp_path, "2026-01-01", rows)]))
+    text = (elsewhere / "accelerate.md").read_text()
+    assert "| layer | 256 frames | 1,000 frames |" in text
+    assert "| Someone's | 30.0 / 20.0 (1.50x) | 400 / 100 (4.00x) |" in text
 
 
 def test_documents_say_what_the_published_records_say() -> None:

@@ -35,6 +35,12 @@ def test_scan_by_definition(data: st.DataObject) -> None:
         assert start.dtype == end.dtype == torch.int32
 
 
+def test_bytes_that_are_no_bools() -> None:
+    """Whatever is not 0 is True."""
+    mask = torch.tensor([[0, 2, 2, 0]], dtype=torch.uint8).view(torch.bool)
+    assert [x.tolist() for x in intervals(mask)] == [[[1]], [[3]]]
+
+
 def test_shapes() -> None:
     padding = torch.tensor([[True, True, False], [False, True, True]])
     want = (torch.tensor([[0], [1]]), torch.tensor([[2], [3]]))

@@ -2,11 +2,13 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from txl_kernels.integrations.accelerated import Accelerated
-from txl_kernels.integrations.attention import attend, dropout_of, mask_bounds
+from txl_kernels.integrations.attention import Bounds, attend, bounds_of, dropout_of
 from txl_kernels.integrations.peer import Peer
+from txl_kernels.integrations.shared import once
 
 
 class DIEngine(Accelerated):
@@ -20,27 +22,35 @@ class DIEngine(Accelerated):
         mask: Tensor | None = None,
     ) -> Tensor:
         given = (inputs, pos_embedding, full_input, u, v, mask)
-        why = self.hindrance(inputs)
+        dropout_p = dropout_of(self.dropout)
+        why = self.hindrance(inputs, dropout_p)
         if mask is None:
             why = "no mask: keys ahead then meet the next query's shifted scores"
-        bounds = mask_bounds(mask, _visible) if why is None else None
+        bounds = None if mask is None or why is not None else once("mask", mask, "causal", lambda: _bounds(mask))
         if bounds is None:
-            return self.fall_back(why or "a mask with holes", *given)  # type: ignore[no-any-return]
+            return self.fall_back(why or "a mask with holes, or that shows keys ahead", *given)  # type: ignore[no-any-return]
         heads, width = self.head_num, self.head_dim
         keys, values = self.attention_kv(full_input).chunk(2, -1)
         q, k, x = (
             y.unflatten(-1, (heads, width)).permute(1, 2, 0, 3) for y in (self.attention_q(inputs), keys, values)
         )
         r = self.project_pos(pos_embedding.flip(0)).squeeze(1).unflatten(-1, (heads, width)).transpose(0, 1)
-        p = self.dropout.p if isinstance(self.dropout, nn.Dropout) else 0.0
-        # Causal besides the mask: the table has no distance below 0.
-        out = attend(q, k, x, r, u, v, bounds, causal=True, scale=self.scale, dropout_p=dropout_of(self, p))
+        out = attend(q, k, x, r, u, v, bounds, causal=True, scale=self.scale, dropout_p=dropout_p)
         return self.dropout(self.project(out.permute(2, 0, 1, 3).flatten(-2)))  # type: ignore[no-any-return]
 
 
-def _visible(mask: Tensor) -> Tensor:
-    """[L, S, 1 or B], True: hidden -> [1 or B, L, S]."""
-    return ~mask.bool().permute(2, 0, 1)
+def _bounds(mask: Tensor) -> Bounds | None:
+    """Of a mask [L, S, 1 or B], True: hidden; None with holes, or where keys ahead are seen, for
+    which the table has no rows."""
+    bounds = bounds_of(~mask.bool().permute(2, 0, 1))
+    if bounds is None or bounds[1] is None:
+        return None
+    length, keys = mask.shape[:2]
+    within = (bounds[1] <= torch.arange(keys - length + 1, keys + 1, device=mask.device)).all()
+    if torch.compiler.is_compiling():
+        torch._assert_async(within, "the mask shows keys ahead, whose scores the original shifts from another query")
+        return bounds
+    return bounds if bool(within) else None
 
 
 PEERS = (

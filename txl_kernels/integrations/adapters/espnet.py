@@ -19,8 +19,11 @@ from txl_kernels.integrations.peer import Peer
 
 class ESPnet(Accelerated):
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
-        why = self.hindrance(query)
-        if query.size(1) != key.size(1):
+        dropout_p = dropout_of(self.dropout)
+        why = self.hindrance(query, dropout_p)
+        if self._forward_hooks:
+            why = "a forward hook, which may read the weights that the original stores"
+        elif query.size(1) != key.size(1):
             why = "queries and keys of different lengths"
         bounds = mask_bounds(mask, nonzero) if why is None else None
         if bounds is None:
@@ -32,7 +35,7 @@ class ESPnet(Accelerated):
             r = torch.cat([torch.zeros_like(r[..., : length - 1, :]), r[..., length - 1 :, :]], -2)
         out = attend(
             q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, zero_row=length - 1,
-            dropout_p=dropout_of(self, self.dropout.p),
+            dropout_p=dropout_p,
         )  # fmt: skip
         self.attn = None  # the original stores its weights here
         return self.linear_out(merge_heads(out))  # type: ignore[no-any-return]

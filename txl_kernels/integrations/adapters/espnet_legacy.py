@@ -30,8 +30,11 @@ from txl_kernels.integrations.peer import Peer
 
 class ESPnetLegacy(Accelerated):
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
-        why = self.hindrance(query)
-        if query.size(1) != key.size(1) or pos_emb.size(1) != key.size(1):
+        dropout_p = dropout_of(self.dropout)
+        why = self.hindrance(query, dropout_p)
+        if self._forward_hooks:
+            why = "a forward hook, which may read the weights that the original stores"
+        elif query.size(1) != key.size(1) or pos_emb.size(1) != key.size(1):
             why = "queries, keys and encodings of different lengths"
         elif self.zero_triu:
             why = "zero_triu"
@@ -47,7 +50,7 @@ class ESPnetLegacy(Accelerated):
         out = attend(
             torch.cat([q, following], -1), pad(k, width), v, torch.cat([own, ahead], -1), pad(self.pos_bias_u, width),
             torch.cat([self.pos_bias_v, self.pos_bias_v], -1), bounds, scale=width**-0.5, zero_row=length - 1,
-            dropout_p=dropout_of(self, self.dropout.p),
+            dropout_p=dropout_p,
         )  # fmt: skip
         self.attn = None  # the original stores its weights here
         return self.linear_out(merge_heads(out))  # type: ignore[no-any-return]

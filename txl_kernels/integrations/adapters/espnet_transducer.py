@@ -15,7 +15,10 @@ class ESPnetTransducer(Accelerated):
         self: Any, query: Tensor, key: Tensor, value: Tensor, pos_enc: Tensor, mask: Tensor,
         chunk_mask: Tensor | None = None, left_context: int = 0,
     ) -> Tensor:  # fmt: skip
-        why = self.hindrance(query)
+        dropout_p = dropout_of(self.dropout)
+        why = self.hindrance(query, dropout_p)
+        if self._forward_hooks:
+            why = "a forward hook, which may read the weights that the original stores"
         seen = ~mask.bool().unsqueeze(1)
         if chunk_mask is not None:
             seen = seen & ~chunk_mask.bool()
@@ -27,7 +30,7 @@ class ESPnetTransducer(Accelerated):
         r = project_table(self.linear_pos, pos_enc, self.num_heads)
         out = attend(
             q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, zero_row=r.size(-2) - k.size(2),
-            dropout_p=dropout_of(self, self.dropout.p),
+            dropout_p=dropout_p,
         )  # fmt: skip
         self.attn = None  # the original stores its weights here
         return self.linear_out(merge_heads(out))  # type: ignore[no-any-return]

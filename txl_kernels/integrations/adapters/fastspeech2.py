@@ -26,7 +26,8 @@ class FastSpeech2(Accelerated):
         pos_emb: Tensor | None = None,
         output_attentions: bool | None = False,
     ) -> tuple[Tensor, None]:
-        why = self.hindrance(hidden_states)
+        dropout_p = dropout_of(self.dropout)
+        why = self.hindrance(hidden_states, dropout_p)
         if output_attentions and self.setting("weights") == "fallback":
             why = "attention weights asked for"
         bounds = mask_bounds(attention_mask, nonzero) if why is None else None
@@ -38,7 +39,7 @@ class FastSpeech2(Accelerated):
         r = project_table(self.linear_pos, pos_emb, heads)
         out = attend(
             q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, zero_row=q.size(2) - 1,
-            dropout_p=dropout_of(self, self.dropout.p),
+            dropout_p=dropout_p,
         )  # fmt: skip
         return self.linear_out(merge_heads(out)), None
 

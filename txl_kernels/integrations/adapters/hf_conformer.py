@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from txl_kernels.integrations.accelerated import Accelerated
-from txl_kernels.integrations.adapters.transformers import DISTRIBUTION, MODELS, attentions_wanted, bounds_or_reason
-from txl_kernels.integrations.attention import attend, dropout_of, merge_heads, project_table, split_heads
+from txl_kernels.integrations.adapters.transformers import DISTRIBUTION, MODELS, bounds_or_reason, own_way
+from txl_kernels.integrations.attention import attend, merge_heads, project_table, split_heads
 from txl_kernels.integrations.peer import Peer
 
 
@@ -26,15 +26,14 @@ class HFConformer(Accelerated):
         given = dict(kwargs)
         if relative_position_embeddings is not None:
             given["relative_position_embeddings"] = relative_position_embeddings
-        why = self.hindrance(hidden_states)
-        if attentions_wanted(self, kwargs) and self.setting("weights") == "fallback":
-            why = "attention weights asked for"
+        dropout_p = float(self.dropout.p) if self.training else 0.0
+        why = own_way(self, kwargs) or self.hindrance(hidden_states, dropout_p)
         bounds = bounds_or_reason(attention_mask) if why is None else why
         if isinstance(bounds, str):
             return self.fall_back(bounds, hidden_states, attention_mask, **given)  # type: ignore[no-any-return]
         heads = self.num_heads
         q, k, v = (split_heads(f(hidden_states), heads) for f in (self.linear_q, self.linear_k, self.linear_v))
-        settings = {"scale": self.head_size**-0.5, "dropout_p": dropout_of(self, self.dropout.p)}
+        settings = {"scale": self.head_size**-0.5, "dropout_p": dropout_p}
         if self.position_embeddings_type == "relative_key":
             r = self.distance_embedding.weight.to(q.dtype).unsqueeze(0)
             zero_row = self.left_max_position_embeddings
@@ -54,14 +53,13 @@ def _refuses(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     return None if kind in ("relative", "relative_key") else f"position_embeddings_type is {kind!r}"
 
 
-_HELPERS = ("_apply_relative_position_encoding", "_apply_relative_key_position_encoding")
 PEERS = (
     Peer("Wav2Vec2Conformer", f"{MODELS}.wav2vec2_conformer.modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "ba611d5d443494f6"}, refuses=_refuses),
+         HFConformer, DISTRIBUTION, {"5.23.0": "1faca184490a5beb"}, refuses=_refuses),
     Peer("Wav2Vec2Bert", f"{MODELS}.wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "0dbc65f3f5afb43b"}, _HELPERS, _refuses),
+         HFConformer, DISTRIBUTION, {"5.23.0": "2b5400e530c09c95"}, refuses=_refuses),
     Peer("SeamlessM4T", f"{MODELS}.seamless_m4t.modeling_seamless_m4t.SeamlessM4TConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "81073226d7c00ea6"}, refuses=_refuses),
+         HFConformer, DISTRIBUTION, {"5.23.0": "72fe5de633ceeab2"}, refuses=_refuses),
     Peer("SeamlessM4Tv2", f"{MODELS}.seamless_m4t_v2.modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "a7b7093080771701"}, refuses=_refuses),
+         HFConformer, DISTRIBUTION, {"5.23.0": "178f996e199a2445"}, refuses=_refuses),
 )  # fmt: skip

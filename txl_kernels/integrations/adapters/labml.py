@@ -12,9 +12,12 @@ from txl_kernels.integrations.peer import Peer
 
 class Labml(Accelerated):
     def forward(self: Any, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        why = self.hindrance(query)
+        dropout_p = dropout_of(self.dropout)
+        why = self.hindrance(query, dropout_p)
         length, keys = query.size(0), key.size(0)
-        if keys < length:
+        if self._forward_hooks:
+            why = "a forward hook, which may read the weights that the original stores"
+        elif keys < length:
             why = "fewer keys than queries"
         elif keys + length > 2 * self.P:
             why = "more positions than its table has"
@@ -27,7 +30,7 @@ class Labml(Accelerated):
         numbers = self.key_pos_bias[rows].flip(0).transpose(0, 1)
         out = attend(
             q, k, v, r, self.query_pos_bias, None, bounds, r_bias=numbers, scale=self.scale, zero_row=length - 1,
-            dropout_p=dropout_of(self, self.dropout.p),
+            dropout_p=dropout_p,
         )  # fmt: skip
         self.attn = None  # the original stores its weights here
         return self.output(out.permute(2, 0, 1, 3).flatten(-2))  # type: ignore[no-any-return]
@@ -40,5 +43,5 @@ def _visible(mask: Tensor) -> Tensor:
 
 PEERS = (
     Peer("LabmlRelative", "labml_nn.transformers.xl.relative_mha.RelativeMultiHeadAttention", Labml, "labml-nn",
-         {"0.5.1": "0c1b70a092908e73"}),
+         {"0.5.1": "23f825dafe8283bb"}),
 )  # fmt: skip

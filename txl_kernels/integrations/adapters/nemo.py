@@ -34,7 +34,8 @@ class NeMo(Accelerated):
         pos_emb: Tensor,
         cache: Tensor | None = None,
     ) -> Any:
-        why = self.hindrance(query)
+        dropout_p = self.dropout_rate * self.training if self.use_pytorch_sdpa else dropout_of(self.dropout)
+        why = self.hindrance(query, dropout_p)
         bounds = mask_bounds(mask, unhidden) if why is None else None
         if bounds is None:
             return self.fall_back(why or "a mask with holes", query, key, value, mask, pos_emb, cache)
@@ -52,7 +53,7 @@ class NeMo(Accelerated):
             (r,) = again(self, "r", (project,), pos_emb, frames, lambda: (project_table(project, pos_emb, self.h),))
             out = attend(
                 q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, zero_row=r.size(-2) - k.size(2),
-                dropout_p=dropout_of(self, self.dropout_rate),
+                dropout_p=dropout_p,
             )  # fmt: skip
             out = self.linear_out(merge_heads(out))
         if cache is None:
@@ -68,7 +69,7 @@ class NeMo(Accelerated):
         def projected(of_keys: Tensor, of_values: Tensor) -> tuple[Tensor, Tensor]:
             return split_heads(self.linear_k(of_keys), self.h), split_heads(self.linear_v(of_values), self.h)
 
-        if cache is None or not worth_keeping(both, cache, frames):
+        if cache is None or not worth_keeping(self, both, cache, frames):
             return projected(key, value)
         k, v = again(self, "cache", both, cache, frames, lambda: projected(cache, cache))
         new = projected(key[:, cache.size(1) :], value[:, cache.size(1) :])
@@ -79,7 +80,7 @@ class NeMo(Accelerated):
         are dropped."""
         both, held = (self.linear_k, self.linear_v), cache.size(1)
         last = k.size(2) - self.cache_drop_size
-        if worth_keeping(both, cache, frames) and last >= held:
+        if 0 <= self.cache_drop_size <= frames and worth_keeping(self, both, cache, frames) and last >= held:
             keep(self, "cache", both, cache, (k[:, :, last - held : last], v[:, :, last - held : last]))
 
 

@@ -3,13 +3,13 @@ values."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from txl_kernels.integrations.accelerated import Accelerated
-from txl_kernels.integrations.adapters.transformers import DISTRIBUTION, MODELS, attentions_wanted, bounds_or_reason
+from txl_kernels.integrations.adapters.transformers import DISTRIBUTION, MODELS, bounds_or_reason, own_way
 from txl_kernels.integrations.attention import (
     attend,
-    dropout_of,
     merge_heads,
     project_table,
     same_for_all,
@@ -30,9 +30,10 @@ class Parakeet(Accelerated):
         given = dict(kwargs)
         if past_key_values is not None:
             given["past_key_values"] = past_key_values
-        why = self.hindrance(hidden_states)
-        if attentions_wanted(self, kwargs) and self.setting("weights") == "fallback":
-            why = "attention weights asked for"
+        dropout_p = float(self.attention_dropout) if self.training else 0.0
+        why = own_way(self, kwargs) or self.hindrance(hidden_states, dropout_p)
+        if isinstance(attention_mask, Tensor) and attention_mask.dtype != torch.bool:
+            why = "a mask of numbers"
         bounds = bounds_or_reason(attention_mask) if why is None else why
         if isinstance(bounds, str):
             return self.fall_back(bounds, hidden_states, position_embeddings, attention_mask, **given)  # type: ignore[no-any-return]
@@ -47,7 +48,7 @@ class Parakeet(Accelerated):
         k, v = (self._for_each_head(x) for x in (k, v))
         out = attend(
             q, k, v, r, self.bias_u, self.bias_v, bounds, zero_row=zero_row,
-            scale=self.scaling, dropout_p=dropout_of(self, self.attention_dropout),
+            scale=self.scaling, dropout_p=dropout_p,
         )  # fmt: skip
         return self.o_proj(merge_heads(out)), None
 
@@ -68,8 +69,8 @@ class Parakeet(Accelerated):
 
 PEERS = (
     Peer("ParakeetEncoder", f"{MODELS}.parakeet.modeling_parakeet.ParakeetEncoderAttention", Parakeet, DISTRIBUTION,
-         {"5.23.0": "318fa481a1926521"}),
+         {"5.23.0": "43da59579bfecd9f"}),
     Peer("NemotronStreaming",
          f"{MODELS}.nemotron_asr_streaming.modeling_nemotron_asr_streaming.NemotronAsrStreamingEncoderAttention",
-         Parakeet, DISTRIBUTION, {"5.23.0": "c49e84fd4b353b4d"}),
+         Parakeet, DISTRIBUTION, {"5.23.0": "888fcac59116de2e"}),
 )  # fmt: skip

@@ -31,5 +31,5 @@ class RLlib(Accelerated):
 
 PEERS = (
     Peer("RLlibRelative", "ray.rllib.models.torch.modules.relative_multi_head_attention.RelativeMultiHeadAttention",
-         RLlib, "ray", {"2.60.0": "1893d26e82e39b2e"}),
+         RLlib, "ray", {"2.60.0": "29d074889a56f049"}),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,12 +17,13 @@ class SpeechBrain(Accelerated):
         attn_mask: Tensor | None = None, return_attn_weights: bool = True,
     ) -> Any:  # fmt: skip
         given = (query, key, value, pos_embs, key_padding_mask, attn_mask, return_attn_weights)
-        why = self.hindrance(query)
+        dropout_p = dropout_of(self.dropout_att)
+        why = self.hindrance(query, dropout_p)
         if return_attn_weights and self.setting("weights") == "fallback":
             why = "attention weights asked for (accelerate(model, weights='none') answers None)"
         elif not (query is key and key is value):
             why = "queries, keys and values of different tensors"
-        elif attn_mask is not None and (attn_mask.dim() != 2 or attn_mask.is_floating_point()):
+        elif attn_mask is not None and (attn_mask.dim() != 2 or attn_mask.dtype != torch.bool):
             why = "an additive mask, or one for each head"
         bounds = _bounds(key_padding_mask, attn_mask) if why is None else None
         if bounds is None:
@@ -43,19 +45,19 @@ class SpeechBrain(Accelerated):
             bounds,
             scale=self.scale,
             zero_row=r.size(-2) // 2,
-            dropout_p=dropout_of(self, self.dropout_att.p),
+            dropout_p=dropout_p,
         )
         projected = self.out_proj(merge_heads(out))
         return (projected, None) if return_attn_weights else projected
 
 
 def _bounds(padding: Tensor | None, hidden: Tensor | None) -> Any:
-    """Of a padding mask [B, S] and a mask [L, S], non-zero: hidden."""
+    """Of a padding mask [B, S] and a mask [L, S], True: hidden."""
     if padding is None and hidden is None:
         return mask_bounds(None)
     seen = None if padding is None else ~padding.bool().unsqueeze(1)
     if hidden is not None:
-        seen = ~hidden.bool().unsqueeze(0) if seen is None else seen & ~hidden.bool()
+        seen = ~hidden.unsqueeze(0) if seen is None else seen & ~hidden
     return mask_bounds(seen)
 
 

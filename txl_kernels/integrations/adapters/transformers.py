@@ -24,6 +24,17 @@ def attentions_wanted(module: Any, kwargs: dict[str, Any]) -> bool:
     return wanted is not None and "attentions" in wanted
 
 
+IMPLEMENTATIONS = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+
+
+def own_way(module: Any, kwargs: dict[str, Any]) -> str | None:
+    """Why a call wants the original, whatever the tensors, or None."""
+    if attentions_wanted(module, kwargs) and module.setting("weights") == "fallback":
+        return "attention weights asked for"
+    implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return None if implementation in IMPLEMENTATIONS else f"an attention function of one's own, {implementation!r}"
+
+
 def bounds_or_reason(mask: Any) -> Bounds | str:
     """Bounds of a mask [B, 1, L, S], bool or additive, or why there are none."""
     reason = four_axes(mask)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from txl_kernels.integrations.accelerated import Accelerated
 from txl_kernels.integrations.adapters.transformers import DISTRIBUTION, MODELS
-from txl_kernels.integrations.attention import ALL, attend, dropout_of, mask_bounds, pad, same_for_all
+from txl_kernels.integrations.attention import ALL, Bounds, attend, bounds_of, dropout_of, pad, same_for_all
 from txl_kernels.integrations.peer import Peer
+from txl_kernels.integrations.shared import once
 
 SEGMENTS = 8  # told apart in a text; features are added in eights
 
@@ -37,24 +38,21 @@ class XLNet(Accelerated):
         output_attentions: bool = False,
     ) -> Any:
         given = (q_head, k_head_h, v_head_h, k_head_r, seg_mat, attn_mask, output_attentions)
-        why = self.hindrance(q_head)
+        dropout_p = dropout_of(self.dropout)
+        why = self.hindrance(q_head, dropout_p)
         if output_attentions:  # a pair is unpacked by the caller
             why = "attention weights asked for"
         keys, length = k_head_h.size(0), q_head.size(0)
         if attn_mask is None and k_head_r.size(0) < keys + length:
             why = "no mask, and no encodings of keys ahead"
-        bounds: Any = ALL
-        prefix = 0
+        intervals: list[Bounds] | None = [ALL]
         if why is None and attn_mask is not None:
-            bounds = mask_bounds(attn_mask, _visible)
-            if bounds is None:  # the memory, and what follows padding on the left
-                prefix = keys - length
-                bounds = mask_bounds(attn_mask, _visible, prefix) if prefix else None
+            intervals = once("mask", attn_mask, "xlnet", lambda: _intervals(attn_mask))
         features = None
         if why is None and seg_mat is not None:
             features = _segments(seg_mat[..., 0])
             why = "more segments in a text than 8" if features is None else None
-        if why is not None or bounds is None:
+        if why is not None or intervals is None:
             return self._core_fall_back(why or "a mask with holes", *given)
         # Row 0 is a distance that nobody is at.
         each_text = self.setting("bi_data") or (self.training and self.dropout.p > 0) or not same_for_all(k_head_r, 1)
@@ -70,8 +68,8 @@ class XLNet(Accelerated):
             k = torch.cat([k, of_keys.unsqueeze(1).expand(-1, k.size(1), -1, -1).to(k.dtype)], -1)
             r, u, w = (pad(x, SEGMENTS) for x in (r, u, w))
         out = attend(
-            q, k, v, r if each_text else r[0], u, w, bounds, prefix=prefix, scale=self.scale,
-            zero_row=r.size(-2) - k.size(2), dropout_p=dropout_of(self, self.dropout.p),
+            q, k, v, r if each_text else r[0], u, w, *intervals, scale=self.scale,
+            zero_row=r.size(-2) - k.size(2), dropout_p=dropout_p,
         )  # fmt: skip
         return out.permute(2, 0, 1, 3)
 
@@ -81,20 +79,28 @@ class XLNet(Accelerated):
         return self.original.rel_attn_core(self, *given)
 
 
-def _visible(mask: Tensor) -> Tensor:
-    """[q, k, B, 1], non-zero: hidden -> [B, q, k], without keys that only their own query sees.
+def _intervals(mask: Tensor) -> list[Bounds] | None:
+    """Disjoint intervals of keys that queries see, of a mask [q, k, B, 1], non-zero: hidden.
 
-    XLNet lets a padded token see itself. Without that its row is an interval, and nobody sees its
-    output.
+    None if there are more than these: one of the memory, one of the segment, and the query's own
+    key, which XLNet leaves to tokens of padding.
     """
-    seen = (mask[..., 0] == 0).permute(2, 0, 1)
-    length = seen.size(1)
-    own = seen[..., seen.size(2) - length :]
-    alone = (own.sum(1) == 1) & own.diagonal(dim1=1, dim2=2)  # [B, q]: seen by none but itself
-    if length == 1 or (not torch.compiler.is_compiling() and not bool(alone.any())):
-        return seen
-    earlier = seen[..., : seen.size(2) - length]
-    return torch.cat([earlier, own & ~torch.diag_embed(alone)], -1)
+    seen = (mask[..., 0] == 0).permute(2, 0, 1)  # [B, q, k]
+    whole = None if torch.compiler.is_compiling() else bounds_of(seen)
+    if whole is not None:
+        return [whole]
+    length, keys = seen.shape[1:]
+    earlier, own = seen[..., : keys - length], seen[..., keys - length :]
+    alone = (own.sum(1) == 1) & own.diagonal(dim1=1, dim2=2)  # [B, q]: keys that only their own query sees
+    rest, before = bounds_of(own & ~torch.diag_embed(alone)), bounds_of(earlier)
+    if rest is None or before is None:
+        return None
+    at = torch.arange(keys - length, keys, dtype=torch.int32, device=mask.device)
+    nobody = torch.zeros_like(at)
+    itself = torch.where(alone, at, nobody), torch.where(alone, at + 1, nobody)
+    start, end = (nobody[:1] if x is None else x + (keys - length) for x in rest)
+    found: list[Bounds] = [(start, end), itself]
+    return found if keys == length else [before, *found]
 
 
 def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -108,7 +114,10 @@ def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     leader = own.to(torch.int8).argmax(1)  # [q, B]: the first query of its segment
     leads = leader == torch.arange(length, device=same.device).unsqueeze(1)
     number = (leads.cumsum(0) - 1).gather(0, leader)
-    if not torch.compiler.is_compiling() and number.numel() and int(number.max()) >= SEGMENTS:
+    few = (number < SEGMENTS).all()
+    if torch.compiler.is_compiling():
+        torch._assert_async(few, "a text has more than 8 segments, of which a compiled txl_kernels knows nothing")
+    elif not bool(few):
         return None
     of_queries = F.one_hot(number.clamp(max=SEGMENTS - 1), SEGMENTS).to(torch.float32)
     leaders = leads.unsqueeze(-1) * of_queries  # [q, B, 8]
