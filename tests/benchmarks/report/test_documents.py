@@ -129,7 +129,7 @@ LAYERS = "other libraries' layers"
 
 
 def test_other_libraries(tmp_path: Path, elsewhere: Path) -> None:
-    """A row a layer, a column a length: its time, the accelerated one's, and how many times as fast."""
+    """A row a layer, a column a length: its time and the accelerated one's."""
     rows = []
     for length, slow, fast in ((256, 30.0, 20.0), (1000, 400.0, 100.0)):
         case = {"unit": "call", "direction": "forward", "model": "Someone's"}
