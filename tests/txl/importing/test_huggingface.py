@@ -1,0 +1,202 @@
+"""Checkpoints that transformers 4.37.2 saved itself, imported: its logits over three segments."""
+
+import json
+import pickle
+import shutil
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_helpers import in_process, one_line
+from safetensors.torch import load_file, save_file
+
+import txl
+from txl.errors import TxlError
+from txl.importing.checkpoint import convert
+from txl.importing.names import parts
+from txl.text.vocabulary import ByteVocabulary, WordVocabulary
+
+transformers = pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")
+VOCAB, MEM = 50, 10
+WORDS = ["<eos>", "<unk>", *(f"wörd{n}" for n in range(VOCAB - 2))]
+PLAIN = {"cutoffs": [], "d_embed": 24, "div_val": 1, "proj_share_all_but_first": True, "tie_word_embeddings": True}
+BINS = {"cutoffs": [10, 20, 35], "d_embed": 64}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "same_length, clamped": {"same_length": True, "clamp_len": 4},
+    "untied biases, pre-norm": {"untie_r": True, "pre_lnorm": True},
+    "bins": BINS,
+    "bins, div_val 2": BINS | {"div_val": 2},
+    "bins, div_val 4": BINS | {"div_val": 4},
+    "bins, projections of their own": BINS | {"proj_share_all_but_first": False},
+    "bins, div_val 2, projections of their own": BINS | {"div_val": 2, "proj_share_all_but_first": False},
+    "bins, tables of their own": BINS | {"div_val": 2, "tie_word_embeddings": False, "proj_share_all_but_first": False},
+    "another norm eps": {"layer_norm_epsilon": 1e-3},
+}
+
+
+def theirs(**options: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "d_model": 24, "n_head": 3, "d_head": 8, "d_inner": 40, "n_layer": 3, "mem_len": MEM}
+    settings = {
+        "clamp_len": -1,
+        "same_length": False,
+        "untie_r": False,
+        "pre_lnorm": False,
+        "dropout": 0.0,
+        "dropatt": 0.0,
+    }
+    config = transformers.TransfoXLConfig(**sizes | settings | PLAIN | options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.TransfoXLLMHeadModel(config).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, 0.0, 0.3)
+    model.tie_weights()
+    return model
+
+
+def vocabulary(folder: Path) -> None:
+    """As its tokenizer pickles itself."""
+    fields = {"counter": Counter(WORDS), "idx2sym": WORDS, "sym2idx": OrderedDict((w, n) for n, w in enumerate(WORDS)),
+              "lower_case": False, "unk_idx": 1}  # fmt: skip
+    (folder / "vocab.pkl").write_bytes(pickle.dumps(fields))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    folder = tmp_path / "saved"
+    theirs(**BINS, div_val=2).save_pretrained(folder)
+    vocabulary(folder)
+    return folder
+
+
+@pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "pickle"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_same_logits(options: dict[str, Any], safe: bool, tmp_path: Path) -> None:
+    model, folder = theirs(**options), tmp_path / "saved"
+    model.save_pretrained(folder, safe_serialization=safe)
+    vocabulary(folder)
+    out = tmp_path / "ours.safetensors"
+    convert(folder, out)
+    loaded = txl.load(out)
+    assert isinstance(loaded.vocabulary, WordVocabulary)
+    assert list(loaded.vocabulary.words) == WORDS
+    mems = memory = None
+    with torch.no_grad():
+        for length in (7, 12, 3):
+            tokens = torch.randint(VOCAB, (2, length))
+            want = model(tokens, mems=mems)
+            logits, memory = loaded.model(tokens, memory)
+            torch.testing.assert_close(logits.log_softmax(-1), want.prediction_scores, rtol=1e-4, atol=1e-4)
+            mems = want.mems
+
+
+def test_the_command(saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "ours.safetensors"
+    done = in_process(capfd, "import", saved, out)
+    assert done.returncode == 0, done.stderr
+    assert "3 layers, 50 tokens" in done.stdout
+    assert "wörd" in in_process(capfd, "generate", out, "--prompt", "wörd1", "--count", 5).stdout
+    one_line(in_process(capfd, "import", saved, out), "exists already; choose another file")
+    one_line(in_process(capfd, "import", saved, tmp_path / "ours.bin"), "must end in .safetensors")
+    one_line(in_process(capfd, "import", tmp_path, tmp_path / "other.safetensors"), "not a checkpoint that is known")
+    words = tmp_path / "words.txt"
+    words.write_text("\n".join(WORDS))
+    done = in_process(capfd, "import", saved, tmp_path / "other.safetensors", "--vocabulary", words)
+    assert done.returncode == 0, done.stderr
+
+
+def _edit(name: str, value: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {name: value}))
+
+    return edit
+
+
+def _tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file({name: x.clone() for name, x in tensors.items()}, folder / "model.safetensors")
+
+    return edit
+
+
+def _cut(name: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+
+    return edit
+
+
+LAST = "transformer.layers.2.pos_ff.layer_norm.weight"
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no folder": (shutil.rmtree, "not a checkpoint that is known: a folder with config.json"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
+    "no vocabulary": (lambda f: (f / "vocab.pkl").unlink(), "holds no vocabulary .* pass one with --vocabulary"),
+    "another model": (_edit("model_type", "xlnet"), "model_type must be 'transfo-xl', got 'xlnet'"),
+    "no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: cannot be read"),
+    "a list": (lambda f: (f / "config.json").write_text("[]"), "model_type must be 'transfo-xl', got 'list'"),
+    "another kind of attention": (_edit("attn_type", 2), "attn_type 2 is none"),
+    "projections tied otherwise": (_edit("tie_projs", [True, False, True, False]), "tie_projs must be none, all, or"),
+    "another size": (_edit("d_inner", 41), r"CoreNet.0.weight has shape \[40, 24\], the configuration needs \[41, 24\]"),
+    "a huge size": (_edit("d_inner", 2**30), r"has shape \[40, 24\], the configuration needs \[1073741824, 24\]"),
+    "a size that is none": (_edit("n_layer", "three"), "config.json: "),
+    "another vocabulary": (_edit("vocab_size", 51), "has 50 words, the configuration needs 51"),
+    "a tensor too many": (_tensors(lambda t: t.update(extra=torch.zeros(2))), "unknown tensors: extra"),
+    "a tensor too few": (_tensors(lambda t: t.pop(LAST)), "missing tensors: layers.2.pos_ff.layer_norm.weight"),
+    "integers": (_tensors(lambda t: t.update({LAST: torch.ones(24).long()})), "must hold floats, got torch.int64"),
+    "a repetition that differs": (
+        _tensors(lambda t: t.update({"crit.out_layers.0.weight": torch.zeros(10, 64)})),
+        "crit.out_layers.0.weight should repeat word_emb.emb_layers.0.weight and differs"),
+    "truncated weights": (_cut("model.safetensors"), "model.safetensors: cannot be read"),
+    "truncated vocabulary": (_cut("vocab.pkl"), "vocab.pkl: not a whole pickle of data"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, saved: Path, tmp_path: Path) -> None:
+    harm, message = REFUSED[name]
+    harm(saved)
+    with pytest.raises(TxlError, match=message):
+        convert(saved, tmp_path / "ours.safetensors")
+    assert not (tmp_path / "ours.safetensors").exists()
+
+
+def test_a_pickle_of_weights_that_holds_more(saved: Path, tmp_path: Path) -> None:
+    """A function to be called, where tensors should be."""
+
+    class Harm:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "harmed",))
+
+    (saved / "model.safetensors").unlink()
+    torch.save({"a": Harm()}, saved / "pytorch_model.bin")
+    with pytest.raises(TxlError, match=r"pytorch_model\.bin: not a whole file of tensors and nothing else"):
+        convert(saved, tmp_path / "ours.safetensors")
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_bytes_that_were_prepared_as_numbers(saved: Path, tmp_path: Path) -> None:
+    """As the original's script writes enwik8; and words of Python 2."""
+    symbols = list(range(32, 32 + VOCAB))
+    words = b"".join(b"U" + bytes([len(str(n))]) + str(n).encode() for n in symbols)
+    (saved / "vocab.pkl").write_bytes(b"\x80\x02}U\x07idx2sym](" + words + b"es.")  # Python 2's strings
+    convert(saved, tmp_path / "ours.safetensors")
+    assert txl.load(tmp_path / "ours.safetensors").vocabulary == ByteVocabulary(bytes(symbols))
+
+
+def test_clusters_of_the_original_are_in_reverse() -> None:
+    config = txl.ModelConfig(vocab_size=VOCAB, cutoffs=(10, 20), n_layer=1)
+    flipped, _ = parts(config, flipped_clusters=True)
+    assert [name for name, part in flipped.items() if part.flipped] == [
+        "softmax.cluster_weight",
+        "softmax.cluster_bias",
+    ]

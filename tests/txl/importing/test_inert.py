@@ -1,0 +1,114 @@
+"""Hostile pickles: an error or inert data, and nothing happens; damaged ones never crash or
+hang."""
+
+import collections
+import contextlib
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from txl.errors import TxlError
+from txl.importing.inert import Inert, unpickle
+
+DATA = {"idx2sym": ["<eos>", "<unk>", "a"], "sym2idx": collections.OrderedDict(a=2), "counter": collections.Counter("aab"),
+        "numbers": [1, -2, 2**70, 1.5, None, True, (1, 2, 3), {4}, b"bytes", bytearray(b"more")]}  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", range(5))
+def test_data_comes_out(protocol: int) -> None:
+    found = unpickle(pickle.dumps(DATA, protocol), "it")
+    assert found["idx2sym"] == DATA["idx2sym"]
+    assert found["sym2idx"] == DATA["sym2idx"]
+    assert found["counter"] == DATA["counter"]
+    assert found["numbers"][:7] == DATA["numbers"][:7]
+
+
+class Thing:
+    """An object with a state."""
+
+    def __init__(self) -> None:
+        self.words = ["a", "b"]
+
+
+def test_objects_are_inert() -> None:
+    found = unpickle(pickle.dumps(Thing()), "it")
+    assert isinstance(found, Inert)
+    assert found.kind.endswith(".Thing")
+    assert found.state == {"words": ["a", "b"]}
+
+
+class Calls:
+    """Reduced to a call."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = (function, args)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def hostile(mark: Path) -> dict[str, bytes]:
+    """Pickles that would touch `mark`, or ask for what is not in them."""
+    command = f"touch {mark}"
+    name = str(mark).encode()
+    return {
+        "reduce": pickle.dumps(Calls(os.system, command)),
+        "nested": pickle.dumps([{"a": (Calls(os.system, command), [Calls(exec, f"open({str(mark)!r}, 'w')")])}]),
+        "global": b"cos\nsystem\n(S'" + command.encode() + b"'\ntR.",
+        "inst": b"(S'" + command.encode() + b"'\nios\nsystem\n.",
+        "obj": b"(cos\nsystem\nS'" + command.encode() + b"'\no.",
+        "newobj": b"\x80\x02cpathlib\nPath\n(X" + len(name).to_bytes(4, "little") + name + b"t\x81.",
+        "build of a class": b"\x80\x02ccollections\nCounter\n(N}X\x06\x00\x00\x00updateK\x01stb.",
+        "stack global": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c"
+        + bytes([len(command)])
+        + command.encode()
+        + b"\x85R.",
+        "persistent id": b"Psomewhere\n.",
+        "binary persistent id": b"K\x01Q.",
+        "extension": b"\x80\x02\x82\x01.",
+        "a bytearray of 4 EB": b"\x80\x05\x96" + (2**62).to_bytes(8, "little") + b".",
+        "a string of 4 EB": b"\x80\x04\x8d" + (2**62).to_bytes(8, "little") + b"a.",
+        "a memo at 2**32": b"\x80\x02K\x01r\xff\xff\xff\xff.",
+        "an integer of 2 GB": b"\x80\x02\x8b" + (2**31 - 1).to_bytes(4, "little") + b"\x01.",
+        "a frame of 4 EB": b"\x80\x04\x95" + (2**62).to_bytes(8, "little") + b"K\x01.",
+        "marks without end": b"(" * 100_000 + b".",
+        "nothing": b"",
+        "text": b"not a pickle at all",
+    }
+
+
+@pytest.mark.parametrize("name", hostile(Path("mark")))
+def test_nothing_happens(name: str, tmp_path: Path) -> None:
+    """In a process of its own with 2 GiB of address space."""
+    mark, file = tmp_path / "mark", tmp_path / "it.pkl"
+    file.write_bytes(hostile(mark)[name])
+    script = (
+        "import resource, sys, collections; before = dict(vars(collections.Counter)), set(sys.modules)\n"
+        "from txl.errors import TxlError; from txl.importing.inert import unpickle\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))\n"
+        "try: unpickle(open(sys.argv[1], 'rb').read(), 'it')\n"
+        "except TxlError as error: assert str(error).startswith('it: ')\n"
+        "assert dict(vars(collections.Counter)) == before[0]; print('survived')"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "survived\n", done.stderr
+    assert not mark.exists()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 4))
+def test_damage_is_an_error_or_data(seed: int, protocol: int) -> None:
+    damaged = bytearray(pickle.dumps(DATA, protocol))
+    generator = random.Random(seed)
+    for _ in range(generator.randint(1, 8)):
+        damaged[generator.randrange(len(damaged))] = generator.randrange(256)
+    with contextlib.suppress(TxlError):
+        unpickle(bytes(damaged[: generator.randint(0, len(damaged))]), "it")

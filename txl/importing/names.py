@@ -1,0 +1,135 @@
+"""What the PyTorch code of the paper, and all that came of it, calls our parameters."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from txl.errors import TxlError
+from txl.model.config import ModelConfig
+
+IGNORED = ("pos_emb.inv_freq",)  # computed, not learned
+
+
+class Part(NamedTuple):
+    """One of our parameters.
+
+    Attributes:
+        theirs: one name, or several whose rows follow each other.
+        flipped: rows in reverse order.
+    """
+
+    theirs: tuple[str, ...]
+    flipped: bool = False
+
+
+def parts(config: ModelConfig, flipped_clusters: bool) -> tuple[dict[str, Part], dict[str, str]]:
+    """Our names and theirs; and names of theirs that repeat another of theirs where tied.
+
+    flipped_clusters: clusters are in reverse order, as in the original and NVIDIA's code.
+    """
+    found: dict[str, Part] = {}
+    repeated: dict[str, str] = {}
+    bins = len(config.bins)
+    tables = 1 if config.div_val == 1 else bins
+    projected = [config.div_val > 1 or config.embed_width != config.d_model for _ in range(bins)]
+    for i in range(tables):
+        found[f"embedding.tables.{i}"] = Part((f"word_emb.emb_layers.{i}.weight",))
+        if projected[i]:
+            found[f"embedding.projections.{i}"] = Part((f"word_emb.emb_projs.{i}",))
+        own = f"crit.out_layers.{i}.weight"
+        if config.tie_weight:
+            repeated[own] = f"word_emb.emb_layers.{i}.weight"
+        else:
+            found[f"softmax.own_tables.{i}"] = Part((own,))
+    for i in range(bins):
+        if not projected[i]:
+            continue
+        own = f"crit.out_projs.{i}"
+        if config.ties_projection(i):
+            repeated[own] = f"word_emb.emb_projs.{0 if config.div_val == 1 else i}"
+        else:
+            found[f"softmax.own_projections.{i}"] = Part((own,))
+    found["softmax.bias"] = Part(tuple(f"crit.out_layers.{i}.bias" for i in range(tables)))
+    if bins > 1:
+        found["softmax.cluster_weight"] = Part(("crit.cluster_weight",), flipped_clusters)
+        found["softmax.cluster_bias"] = Part(("crit.cluster_bias",), flipped_clusters)
+    for n in range(config.n_layer):
+        found |= _layer(n, config)
+        if not config.untie_r:  # one pair, which every layer names too
+            repeated |= {f"layers.{n}.dec_attn.{name}": name for name in ("r_w_bias", "r_r_bias")}
+    return found, repeated
+
+
+def _layer(n: int, config: ModelConfig) -> dict[str, Part]:
+    ours, theirs = f"blocks.{n}.", f"layers.{n}."
+    names = {
+        "attention.qkv.weight": "dec_attn.qkv_net.weight",
+        "attention.r.weight": "dec_attn.r_net.weight",
+        "attention.out.weight": "dec_attn.o_net.weight",
+    }
+    modules = {
+        "attention_norm": "dec_attn.layer_norm",
+        "feed_forward.0": "pos_ff.CoreNet.0",
+        "feed_forward.3": "pos_ff.CoreNet.3",
+        "feed_forward_norm": "pos_ff.layer_norm",
+    }
+    names |= {f"{a}.{kind}": f"{b}.{kind}" for a, b in modules.items() for kind in ("weight", "bias")}
+    found = {ours + a: Part((theirs + b,)) for a, b in names.items()}
+    if config.untie_r or n == 0:
+        own = f"{theirs}dec_attn." if config.untie_r else ""
+        found[f"{ours}attention.content_bias"] = Part((f"{own}r_w_bias",))
+        found[f"{ours}attention.position_bias"] = Part((f"{own}r_r_bias",))
+    return found
+
+
+def translate(
+    given: Mapping[str, Tensor],
+    config: ModelConfig,
+    shapes: Mapping[str, torch.Size],
+    flipped_clusters: bool,
+    what: str,
+) -> dict[str, Tensor]:
+    """Our parameters, float32, from theirs by their names.
+
+    Args:
+        given: theirs, prefixes removed.
+        shapes: of our parameters.
+
+    Raises:
+        TxlError: a tensor is missing, unknown, of another shape or no float, or one that should
+            repeat another differs from it; begins with `what`.
+    """
+    named, repeated = parts(config, flipped_clusters)
+    wanted = {name for part in named.values() for name in part.theirs}
+    given = {first: given[name] for name, first in repeated.items() if name in given} | dict(given)
+    unknown = sorted(name for name in given if name not in wanted and name not in repeated and name not in IGNORED)
+    if unknown:
+        raise TxlError(f"{what}: unknown tensors: {_some(unknown)}")
+    missing = sorted(wanted - set(given))
+    if missing:
+        raise TxlError(f"{what}: missing tensors: {_some(missing)}")
+    for name, first in repeated.items():
+        if name in given and not torch.equal(given[name], given[first]):
+            raise TxlError(f"{what}: {name} should repeat {first} and differs from it")
+    found: dict[str, Tensor] = {}
+    for name, part in named.items():
+        tensors = [given[x] for x in part.theirs]
+        if not all(x.is_floating_point() for x in tensors):
+            raise TxlError(f"{what}: {part.theirs[0]} must hold floats, got {tensors[0].dtype}")
+        try:
+            x = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+        except RuntimeError as error:
+            raise TxlError(f"{what}: {_some(list(part.theirs))} do not follow each other: {error}") from error
+        if x.shape != shapes[name]:
+            raise TxlError(
+                f"{what}: {_some(list(part.theirs))} has shape {list(x.shape)}, the configuration needs {list(shapes[name])}"
+            )
+        found[name] = (x.flip(0) if part.flipped else x).to(torch.float32).contiguous()
+    return found
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
