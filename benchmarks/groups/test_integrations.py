@@ -18,6 +18,13 @@ from implementations import peers
 WAYS: dict[str, Role] = {peers.ACCELERATED: "ours", peers.ORIGINAL: "other"}
 
 
+def _both(entry: Any, *before: Any, after: tuple[Any, ...] = ()) -> list[Implementation]:
+    """A layer as it is and accelerated; entry(*before, way, *after)."""
+    return [
+        Implementation(way, way, functools.partial(entry, *before, way, *after), role) for way, role in WAYS.items()
+    ]
+
+
 def _shape(title: str, length: int) -> Shape:
     memory = length if peers.LAYERS[title].name in peers.WITH_MEMORY else 0
     return Shape(peers.BATCHES[length], peers.HEADS, length, memory, peers.D_MODEL // peers.HEADS)
@@ -31,10 +38,7 @@ def layers(machine: Machine, full: bool) -> list[Comparison]:
         for length in peers.BATCHES:
             for direction in DIRECTIONS:
                 backward = direction == "forward+backward"
-                runs = [
-                    Implementation(way, way, functools.partial(peers.layer_entry, title, way, length, backward), role)
-                    for way, role in WAYS.items()
-                ]
+                runs = _both(peers.layer_entry, title, after=(length, backward))
                 case = Case(direction=direction, shape=_shape(title, length), model=title)
                 found.append(Comparison("other libraries' layers", case, runs, clock="wall", seconds=3, most=40))
     return found
@@ -71,10 +75,7 @@ def streaming(machine: Machine, full: bool) -> list[Comparison]:
         return []
     found = []
     for held, new in peers.STEPS:
-        runs = [
-            Implementation(way, way, functools.partial(peers.stream_entry, way, held, new), role)
-            for way, role in WAYS.items()
-        ]
+        runs = _both(peers.stream_entry, after=(held, new))
         shape = Shape(1, peers.HEADS, new, held, peers.D_MODEL // peers.HEADS)
         case = Case(direction="forward", shape=shape, model="NeMo", note="a streaming step")
         found.append(
@@ -94,10 +95,7 @@ def encoders(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for title in peers.ENCODERS:
         for seconds in (10, 30, 120) if full else (10, 30):
-            runs = [
-                Implementation(way, way, functools.partial(peers.encoder_entry, title, way, seconds), role)
-                for way, role in WAYS.items()
-            ]
+            runs = _both(peers.encoder_entry, title, after=(seconds,))
             case = Case(direction="forward", model=title, layers=peers.LAYERS_OF_ENCODER, note=f"{seconds} s of sound")
             found.append(
                 Comparison("other libraries' encoders", case, runs, clock="wall", seconds=12, least=3, most=20)

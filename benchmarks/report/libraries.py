@@ -47,11 +47,17 @@ def _two_ways(found: list[Measured], cell: Cell) -> list[str]:
     lengths = sorted({measured.case.shape.L for measured in found if measured.case.shape is not None})
     by_model: dict[str, dict[int, str]] = {}
     for measured in found:
-        theirs, ours = (measured.find(algorithm=name) for name in ("original", "accelerated"))
-        if theirs is not None and ours is not None and measured.case.shape is not None:
-            by_model.setdefault(str(measured.case.model), {})[measured.case.shape.L] = cell(theirs, ours)
+        pair = _pair(measured)
+        if pair is not None and measured.case.shape is not None:
+            by_model.setdefault(str(measured.case.model), {})[measured.case.shape.L] = cell(*pair)
     rows = [[model, *(cells.get(n, "") for n in lengths)] for model, cells in by_model.items()]
     return table(["layer", *(f"{n:,} frames" for n in lengths)], rows)
+
+
+def _pair(measured: Measured) -> tuple[Row, Row] | None:
+    """As it is, and accelerated."""
+    theirs, ours = (measured.find(algorithm=name) for name in ("original", "accelerated"))
+    return None if theirs is None or ours is None else (theirs, ours)
 
 
 def _times(theirs: Row, ours: Row) -> str:
@@ -85,11 +91,7 @@ def _sizes(case: Case) -> str:
 
 
 def _rows(found: list[Measured], title: Callable[[Case], str], head: str) -> list[str]:
-    rows = []
-    for measured in found:
-        theirs, ours = (measured.find(algorithm=name) for name in ("original", "accelerated"))
-        if theirs is not None and ours is not None:
-            rows.append([title(measured.case), _times(theirs, ours)])
+    rows = [[title(x.case), _times(*pair)] for x in found if (pair := _pair(x)) is not None]
     return table([head, "as it is / accelerated"], rows)
 
 

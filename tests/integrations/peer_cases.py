@@ -24,6 +24,13 @@ class PeerCase:
     valid: Tensor
 
 
+def answer(case: PeerCase) -> Tensor:
+    """The output, without gradients."""
+    with torch.no_grad():
+        result: Tensor = case.call(case.module, case.x)
+    return result
+
+
 @dataclass(frozen=True)
 class Sizes:
     d: int = D_MODEL

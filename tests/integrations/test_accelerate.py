@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from peer_cases import HEADS, MAKERS, Sizes, make
+from peer_cases import MAKERS, Sizes, answer, make
 from torch import Tensor, nn
 
 from txl_kernels import integrations
@@ -20,12 +20,6 @@ from txl_kernels.integrations import Accelerated, Peer, Report, accelerate, peer
 
 pytestmark = pytest.mark.peers
 EVERY = tuple(MAKERS)
-
-
-def answer(case: Any) -> Tensor:
-    with torch.no_grad():
-        result: Tensor = case.call(case.module, case.x)
-    return result
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -78,172 +72,6 @@ def test_replicas() -> None:
         setattr(case.module, name, p.detach())
     assert isinstance(case.module, Accelerated)
     assert torch.equal(answer(case), before)
-
-
-NUMBERS = torch.zeros(3, 1, 45, 45).index_fill(3, torch.tensor([3]), -2.0)
-COMPILED = ("wav2vec2-conformer", "w2v-bert relative_key", "seamless v2", "parakeet", "fastspeech2", "nemo", "espnet",
-            "espnet legacy", "espnet transducer", "speechbrain", "ding", "labml", "rllib",
-            "nemotron", "xlnet")  # fmt: skip
-
-
-@pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.parametrize("masks", ["none", "right"])
-def test_compiles_without_a_break(name: str, masks: str) -> None:
-    case = make(name, "none" if name in ("ding", "labml", "rllib") else masks)
-    case.module.eval()
-    accelerate(case.module, strict=True)
-    want = answer(case)
-    torch.compiler.reset()
-    compiled = torch.compile(case.module, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        torch.testing.assert_close(case.call(compiled, case.x), want, atol=2e-6, rtol=1e-5)
-
-
-def test_compiled_holes_raise() -> None:
-    case = make("nemo", "holes")
-    case.module.eval()
-    accelerate(case.module, strict=True)
-    torch.compiler.reset()
-    compiled = torch.compile(case.module, fullgraph=True, backend="aot_eager")
-    with torch.no_grad(), pytest.raises(RuntimeError, match="hides a key between visible ones"):
-        case.call(compiled, case.x)
-
-
-def test_exports() -> None:
-    case = make("wav2vec2-conformer", "right")
-    case.module.eval()
-    accelerate(case.module, strict=True)
-
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = case.module
-
-        def forward(self, x: Tensor) -> Tensor:
-            return case.call(self.attention, x)
-
-    program = torch.export.export(Whole().eval(), (case.x,))
-    assert "rel_attention" in str(program.graph)
-    torch.testing.assert_close(program.module()(case.x), answer(case), atol=2e-6, rtol=1e-5)
-
-
-def with_mask(name: str, mask: Tensor) -> Any:
-    """A case whose module gets this mask in place of its own."""
-    case = make(name)
-    encodings = torch.randn(1, 89, 64)
-    calls: dict[str, Callable[..., Any]] = {
-        "parakeet": lambda f, x: f(x, encodings.expand(3, -1, -1), attention_mask=mask)[0],
-        "wav2vec2-conformer": lambda f, x: f(x, mask, encodings)[0],
-        "speechbrain": lambda f, x: f(x, x, x, encodings, None, mask, return_attn_weights=False),
-        "ding": lambda f, x: f(x, torch.ones(75, 1, 64), torch.cat([x[:30], x]), *torch.ones(2, 4, 16), mask),
-    }
-    case.call = calls[name]
-    return case
-
-
-def in_training(name: str, dropout: float) -> Any:
-    case = make(name, dropout=dropout)
-    case.module.eval = lambda: case.module  # stays in training
-    return case
-
-
-def own_function(name: str) -> Any:
-    import bare_peers
-
-    interface = bare_peers.transformers(name).ALL_ATTENTION_FUNCTIONS
-    interface.register("mine", lambda module, query, key, value, *args, **kwargs: (value.transpose(1, 2) * 0.5, None))
-    case = make(name)
-    case.module.config._attn_implementation = "mine"
-    return case
-
-
-FALLS_BACK: dict[str, tuple[Callable[[], Any], str]] = {
-    **{f"{name}, holes": (lambda name=name: make(name, "holes"), "a mask with holes")
-       for name in ("wav2vec2-conformer", "seamless v2", "parakeet", "nemo", "espnet", "espnet legacy", "fastspeech2",
-                    "espnet transducer", "speechbrain", "xlnet")},
-    "speechbrain, weights": (lambda: make("speechbrain", weights=True), "attention weights asked for"),
-    "xlnet, segments": (lambda: make("xlnet", segments=9), "more segments in a text than 8"),
-    "parakeet, a mask of numbers": (lambda: with_mask("parakeet", torch.ones(3, 1, 45, 45)), "a mask of numbers"),
-    "ding, keys ahead": (lambda: with_mask("ding", torch.arange(75).expand(45, 75).unsqueeze(-1) < 3),
-                         "a mask with holes, or that shows keys ahead"),
-    "speechbrain, numbers": (lambda: with_mask("speechbrain", torch.ones(45, 45).triu(1).to(torch.uint8)),
-                             "an additive mask"),
-    "wav2vec2-conformer, integers": (lambda: with_mask("wav2vec2-conformer", torch.ones(3, 1, 45, 45).long()),
-                                     "an additive mask of other numbers"),
-    "nemo, everything dropped": (lambda: in_training("nemo", 1.0), "everything is dropped"),
-    "a function of one's own": (lambda: own_function("parakeet"), "an attention function of one's own, 'mine'"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FALLS_BACK)
-def test_falls_back_and_counts(name: str) -> None:
-    maker, reason = FALLS_BACK[name]
-    case = maker()
-    case.module.eval()
-    before = answer(case)
-    report = accelerate(case.module, strict=True)
-    assert torch.equal(answer(case), before)
-    answer(case)
-    (counted,) = report.fallbacks
-    assert counted.startswith(reason)
-    assert report.fallbacks[counted] == 2
-    assert f"2 x {reason}" in str(report)
-
-
-def _call_of(name: str, **kwargs: Any) -> tuple[Any, Callable[[nn.Module], Any]]:
-    case = make(name, "right")
-    encodings = torch.randn(1, 2 * case.x.size(1) - 1, case.x.size(2))
-    return case, lambda f: f(case.x, relative_position_embeddings=encodings, **kwargs)
-
-
-HUGGING_FACE: dict[str, tuple[dict[str, Any], str]] = {
-    "weights": ({"output_attentions": True}, "attention weights asked for"),
-    "numbers added": ({"attention_mask": NUMBERS}, "an additive mask of other numbers than 0 and -inf"),
-    "a mask each head": ({"attention_mask": torch.ones(3, HEADS, 45, 45).bool()}, "a mask for each head"),
-}
-
-
-@pytest.mark.parametrize("name", HUGGING_FACE)
-def test_hugging_face_falls_back(name: str) -> None:
-    kwargs, reason = HUGGING_FACE[name]
-    case, call = _call_of("wav2vec2-conformer", **kwargs)
-    case.module.eval()
-    with torch.no_grad():
-        before = call(case.module)[0]
-        report = accelerate(case.module, strict=True)
-        assert torch.equal(call(case.module)[0], before)
-    assert report.fallbacks == {reason: 1}
-
-
-def test_weights_that_a_model_collects() -> None:
-    import bare_peers
-
-    m = bare_peers.transformers("parakeet")
-    config = m.ParakeetEncoderConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2,
-                                     intermediate_size=64, num_mel_bins=80)  # fmt: skip
-    config._attn_implementation = "eager"
-    model = m.ParakeetEncoder(config).eval()
-    features = torch.randn(1, 160, 80)
-    with torch.no_grad():
-        want = model(features, output_attentions=True).attentions
-        report = accelerate(model, strict=True)
-        got = model(features, output_attentions=True).attentions
-        assert len(report.rows) == 2
-        assert report.fallbacks == {"attention weights asked for": 2}
-        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-        model(features)
-    assert report.fallbacks == {"attention weights asked for": 2}
-
-
-def test_weights_none() -> None:
-    case = make("speechbrain", weights=True)
-    case.module.eval()
-    before = answer(case)
-    report = accelerate(case.module, strict=True, weights="none")
-    torch.testing.assert_close(answer(case), before, atol=2e-5, rtol=1e-4)
-    x = case.x
-    assert case.module(x, x, x, torch.zeros(1, 89, 64))[1] is None
-    assert not report.fallbacks
 
 
 def _rotary() -> nn.Module:
@@ -506,38 +334,6 @@ def test_dropout_modules_decide_for_themselves(name: str) -> None:
         assert torch.equal(answer(case), answer(case)) != dropping
         accelerate(case.module, strict=True)
         assert torch.equal(answer(case), answer(case)) != dropping
-
-
-COMPILED_BUT_WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "numbers added": (lambda: with_mask("wav2vec2-conformer", NUMBERS), "adds other numbers than 0 and -inf"),
-    "keys ahead": (lambda: with_mask("ding", torch.arange(75).expand(45, 75).unsqueeze(-1) < 3), "shows keys ahead"),
-    "segments": (lambda: make("xlnet", segments=9), "more than 8 segments"),
-    "encodings": (lambda: make("parakeet", positions=0.3), "encodings differ between texts"),
-}
-
-
-@pytest.mark.parametrize("name", COMPILED_BUT_WRONG)
-def test_what_falls_back_raises_when_compiled(name: str) -> None:
-    maker, message = COMPILED_BUT_WRONG[name]
-    case = maker()
-    case.module.eval()
-    accelerate(case.module, strict=True)
-    torch.compiler.reset()
-    compiled = torch.compile(case.module, fullgraph=True, backend="aot_eager")
-    with torch.no_grad(), pytest.raises(RuntimeError, match=message):
-        case.call(compiled, case.x)
-
-
-def test_hooks_that_read_weights() -> None:
-    """ESPnet's own tools read module.attn in a forward hook."""
-    case = make("espnet", "right")
-    case.module.eval()
-    report = accelerate(case.module, strict=True)
-    shapes: list[Any] = []
-    case.module.register_forward_hook(lambda m, args, out: shapes.append(m.attn.shape))
-    answer(case)
-    assert shapes == [(3, 4, 45, 45)]
-    assert list(report.fallbacks) == ["a forward hook, which may read the weights that the original stores"]
 
 
 def test_settings_of_modules_already_accelerated() -> None:

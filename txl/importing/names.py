@@ -8,6 +8,7 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.model.config import ModelConfig
+from txl.model.embedding import needs_projection, table_shapes
 
 IGNORED = ("pos_emb.inv_freq",)  # computed, not learned
 
@@ -31,9 +32,8 @@ def parts(config: ModelConfig, flipped_clusters: bool) -> tuple[dict[str, Part],
     """
     found: dict[str, Part] = {}
     repeated: dict[str, str] = {}
-    bins = len(config.bins)
-    tables = 1 if config.div_val == 1 else bins
-    projected = [config.div_val > 1 or config.embed_width != config.d_model for _ in range(bins)]
+    bins, tables = len(config.bins), len(table_shapes(config))
+    projected = [needs_projection(config, width) for width in config.bins.widths]
     for i in range(tables):
         found[f"embedding.tables.{i}"] = Part((f"word_emb.emb_layers.{i}.weight",))
         if projected[i]:

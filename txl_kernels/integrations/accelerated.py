@@ -13,7 +13,7 @@ STATE = "_txl_kernels"  # of a module, an attribute beside its own
 
 
 class Accelerated:
-    """Base of adapters, left of the original class: `super().forward` is the original's.
+    """Base of adapters, left of the original class.
 
     Attributes:
         original: the class that the module had.
@@ -35,9 +35,17 @@ class Accelerated:
 
     def fall_back(self, why: str, *args: Any, **kwargs: Any) -> Any:
         """The original's result, counted."""
+        self.count(why)
+        return self.original.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+    def count(self, why: str) -> None:
+        """One more call that the original answers; none is counted while compiling."""
         if not torch.compiler.is_compiling():
             self.fallbacks[why] += 1
-        return self.original.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+    def reader_of_weights(self: Any) -> str | None:
+        """Of a class that stores its weights: who may read them after a call, or None."""
+        return "a forward hook, which may read the weights that the original stores" if self._forward_hooks else None
 
     def setting(self, name: str) -> Any:
         """What `accelerate` was told, or found above the module."""

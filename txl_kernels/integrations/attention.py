@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from txl_kernels.call.dropout import new_seed
 from txl_kernels.forms.merge import merged
 from txl_kernels.functional import rel_attention
-from txl_kernels.integrations.shared import once
+from txl_kernels.integrations.shared import holds, once
 from txl_kernels.masks import scan
 
 Bounds = tuple[Tensor | None, Tensor | None]
@@ -35,12 +35,8 @@ def mask_bounds(mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = N
 def bounds_of(seen: Tensor) -> Bounds | None:
     """`mask_bounds` of a bool mask."""
     start, end, hole = scan(seen, True)
-    if torch.compiler.is_compiling():
-        torch._assert_async(
-            hole < 0, "the mask hides a key between visible ones; txl_kernels takes one interval a query"
-        )
-        return start, end
-    return None if int(hole) >= 0 else (start, end)
+    message = "the mask hides a key between visible ones; txl_kernels takes one interval a query"
+    return (start, end) if holds(hole < 0, message) else None
 
 
 def visible(mask: Tensor) -> Tensor:
@@ -58,9 +54,7 @@ def visible(mask: Tensor) -> Tensor:
         raise AdditiveMask
     seen = mask == 0
     told = (seen | (mask <= 0.9 * torch.finfo(mask.dtype).min)).all()
-    if torch.compiler.is_compiling():
-        torch._assert_async(told, "the mask adds other numbers than 0 and -inf, of which txl_kernels knows nothing")
-    elif not bool(told):
+    if not holds(told, "the mask adds other numbers than 0 and -inf, of which txl_kernels knows nothing"):
         raise AdditiveMask
     return seen
 
@@ -113,16 +107,18 @@ def attend(
     if more and settings.get("dropout_p"):
         settings["dropout_seed"] = new_seed(q.device)
 
-    def over(interval: Bounds) -> tuple[Tensor, Tensor]:
+    def over(interval: Bounds, **returned: Any) -> Any:
         start, end = (None if x is None else x.expand(q.size(0), q.size(2)) for x in interval)
-        result: tuple[Tensor, Tensor] = rel_attention(
-            q, k, v, r, u, w, memory, **{"causal": False, **settings}, start=start, end=end, return_lse=True
+        return rel_attention(
+            q, k, v, r, u, w, memory, **{"causal": False, **settings}, start=start, end=end, **returned
         )
-        return result
 
-    if not more:
-        return over(bounds)[0]
-    return merged([over(bounds), *(over(interval) for interval in more)])[0]
+    out: Tensor
+    if more:
+        out, _ = merged([over(interval, return_lse=True) for interval in (bounds, *more)])
+    else:
+        out = over(bounds)
+    return out
 
 
 def dropout_of(dropout: nn.Module) -> float:
@@ -155,10 +151,7 @@ def same_for_all(x: Tensor, axis: int = 0) -> bool:
         return True
 
     def compare() -> bool:
-        same = (x == x.narrow(axis, 0, 1)).all()
-        if torch.compiler.is_compiling():
-            torch._assert_async(same, "encodings differ between texts, of which a compiled txl_kernels knows nothing")
-            return True
-        return bool(same)
+        message = "encodings differ between texts, of which a compiled txl_kernels knows nothing"
+        return holds((x == x.narrow(axis, 0, 1)).all(), message)
 
     return once("encodings", x, axis, compare)

@@ -1,5 +1,4 @@
-"""What all layers of a forward share, worked out once: bounds of a mask, whether encodings are the
-same for all texts."""
+"""What values decide: asked of tensors, once for all layers of a forward that share them."""
 
 import threading
 import weakref
@@ -11,6 +10,15 @@ from torch import Tensor
 
 T = TypeVar("T")
 _last = threading.local()
+
+
+def holds(condition: Tensor, message: str) -> bool:
+    """Whether a condition, bool [], is met; while compiling, True, and asserted when the graph
+    runs."""
+    if torch.compiler.is_compiling():
+        torch._assert_async(condition, message)
+        return True
+    return bool(condition)
 
 
 def once(kind: str, x: Tensor, key: Any, compute: Callable[[], T]) -> T:

@@ -3,7 +3,6 @@
 import json
 import pickle
 import shutil
-import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from command_helpers import in_process, one_line
+from hugging_face_model import SIZES, transfo_xl
 from safetensors.torch import load_file, save_file
 
 import txl
@@ -20,10 +20,9 @@ from txl.importing.checkpoint import convert
 from txl.importing.names import parts
 from txl.text.vocabulary import ByteVocabulary, WordVocabulary
 
-transformers = pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")
-VOCAB, MEM = 50, 10
+pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")
+VOCAB = SIZES["vocab_size"]
 WORDS = ["<eos>", "<unk>", *(f"wörd{n}" for n in range(VOCAB - 2))]
-PLAIN = {"cutoffs": [], "d_embed": 24, "div_val": 1, "proj_share_all_but_first": True, "tie_word_embeddings": True}
 BINS = {"cutoffs": [10, 20, 35], "d_embed": 64}
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -39,27 +38,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def theirs(**options: Any) -> torch.nn.Module:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, "d_model": 24, "n_head": 3, "d_head": 8, "d_inner": 40, "n_layer": 3, "mem_len": MEM}
-    settings = {
-        "clamp_len": -1,
-        "same_length": False,
-        "untie_r": False,
-        "pre_lnorm": False,
-        "dropout": 0.0,
-        "dropatt": 0.0,
-    }
-    config = transformers.TransfoXLConfig(**sizes | settings | PLAIN | options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = transformers.TransfoXLLMHeadModel(config).eval()
-    for p in model.parameters():
-        torch.nn.init.normal_(p, 0.0, 0.3)
-    model.tie_weights()
-    return model
-
-
 def vocabulary(folder: Path) -> None:
     """As its tokenizer pickles itself."""
     fields = {"counter": Counter(WORDS), "idx2sym": WORDS, "sym2idx": OrderedDict((w, n) for n, w in enumerate(WORDS)),
@@ -70,7 +48,7 @@ def vocabulary(folder: Path) -> None:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     folder = tmp_path / "saved"
-    theirs(**BINS, div_val=2).save_pretrained(folder)
+    transfo_xl(**BINS, div_val=2).save_pretrained(folder)
     vocabulary(folder)
     return folder
 
@@ -78,7 +56,7 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "pickle"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_the_same_logits(options: dict[str, Any], safe: bool, tmp_path: Path) -> None:
-    model, folder = theirs(**options), tmp_path / "saved"
+    model, folder = transfo_xl(**options), tmp_path / "saved"
     model.save_pretrained(folder, safe_serialization=safe)
     vocabulary(folder)
     out = tmp_path / "ours.safetensors"

@@ -1,9 +1,8 @@
 """Against Hugging Face's TransfoXL, a Transformer-XL of other authors, with the same weights."""
 
-import warnings
-
 import pytest
 import torch
+from hugging_face_model import SIZES, transfo_xl
 from hugging_face_names import their_names
 from torch import Tensor
 
@@ -11,25 +10,9 @@ from txl import Engine, ModelConfig, TransformerXL
 
 transformers = pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")
 
-VOCAB, LAYERS, WIDTH, HEADS, INNER, MEM = 50, 3, 24, 3, 40, 10
-
-
-def peer(
-    *, same_length: bool = False, clamp_len: int = -1, untie_r: bool = False, pre_norm: bool = False
-) -> torch.nn.Module:
-    torch.manual_seed(0)
-    config = transformers.TransfoXLConfig(
-        vocab_size=VOCAB, cutoffs=[], d_model=WIDTH, d_embed=WIDTH, n_head=HEADS, d_head=WIDTH // HEADS, d_inner=INNER,
-        n_layer=LAYERS, mem_len=MEM, clamp_len=clamp_len, same_length=same_length, untie_r=untie_r, pre_lnorm=pre_norm,
-        div_val=1, dropout=0.0, dropatt=0.0, adaptive=True, tie_word_embeddings=True, proj_share_all_but_first=True,
-    )  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = transformers.TransfoXLLMHeadModel(config).eval()
-    for p in model.parameters():
-        torch.nn.init.normal_(p, 0.0, 0.3)
-    model.tie_weights()
-    return model
+VOCAB, LAYERS, WIDTH, HEADS, INNER, MEM = (
+    SIZES[name] for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_inner", "mem_len")
+)
 
 
 def ours(theirs: torch.nn.Module, **options: object) -> TransformerXL:
@@ -52,19 +35,9 @@ BINS = {"cutoffs": [10, 20, 35], "d_embed": 64}
 
 def with_bins(div_val: int, tied: bool) -> tuple[torch.nn.Module, TransformerXL]:
     """Their adaptive model and ours with its weights."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, "n_layer": LAYERS, "d_model": WIDTH, "n_head": HEADS, "d_head": WIDTH // HEADS}
-    sizes |= {"d_inner": INNER, "mem_len": MEM, "div_val": div_val, "dropout": 0.0, **BINS}
-    config = transformers.TransfoXLConfig(
-        **sizes, untie_r=False, clamp_len=-1, same_length=False, dropatt=0.0, adaptive=True, tie_word_embeddings=True,
-        proj_share_all_but_first=tied,
-    )  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs = transformers.TransfoXLLMHeadModel(config).eval()
-    for p in theirs.parameters():
-        torch.nn.init.normal_(p, 0.0, 0.3)
-    theirs.tie_weights()
+    options = {"div_val": div_val, **BINS}
+    theirs = transfo_xl(**options, proj_share_all_but_first=tied)
+    sizes = {**SIZES, **options, "dropout": 0.0}
     model = TransformerXL(ModelConfig(**sizes, initial_memory="zeros", tie_projs="tail" if tied else "none")).eval()
     with torch.no_grad():
         for mine, name in bins_names(model):
@@ -118,14 +91,14 @@ OPTIONS = {
     "clamp_len": ({"clamp_len": 6}, {"clamp_len": 6}),
     "same_length and clamp_len": ({"same_length": True, "clamp_len": 4}, {"window": MEM, "clamp_len": 4}),
     "untied biases": ({"untie_r": True}, {"untie_r": True}),
-    "pre-norm": ({"pre_norm": True}, {"pre_norm": True}),
+    "pre-norm": ({"pre_lnorm": True}, {"pre_norm": True}),
 }
 
 
 @pytest.mark.parametrize("initial_memory", ["zeros", "empty"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_logits_and_memories_over_several_segments(options: tuple[dict, dict], initial_memory: str) -> None:
-    theirs = peer(**options[0])
+    theirs = transfo_xl(**options[0])
     model = ours(theirs, initial_memory=initial_memory, **options[1])
     mems = None if initial_memory == "zeros" else [torch.zeros(0, 2, WIDTH) for _ in range(LAYERS)]
     memory = None
@@ -141,7 +114,7 @@ def test_logits_and_memories_over_several_segments(options: tuple[dict, dict], i
 
 
 def test_gradients() -> None:
-    theirs = peer()
+    theirs = transfo_xl()
     model = ours(theirs, initial_memory="zeros")
     first, second = segments([6, 6])
     mems = theirs(first).mems
@@ -158,7 +131,7 @@ def test_gradients() -> None:
 
 @pytest.mark.parametrize("lengths", [[1] * 25, [5] * 5, [9, 1, 2, 13]], ids=str)
 def test_cached_engine_against_their_hidden_states(lengths: list[int]) -> None:
-    theirs = peer(same_length=True)
+    theirs = transfo_xl(same_length=True)
     engine = Engine(ours(theirs, initial_memory="zeros", window=MEM), 2, attn_len=MEM, max_segment=max(lengths))
     mems = None
     with torch.no_grad():

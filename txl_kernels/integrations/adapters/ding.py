@@ -8,7 +8,7 @@ from torch import Tensor
 from txl_kernels.integrations.accelerated import Accelerated
 from txl_kernels.integrations.attention import Bounds, attend, bounds_of, dropout_of
 from txl_kernels.integrations.peer import Peer
-from txl_kernels.integrations.shared import once
+from txl_kernels.integrations.shared import holds, once
 
 
 class DIEngine(Accelerated):
@@ -47,10 +47,8 @@ def _bounds(mask: Tensor) -> Bounds | None:
         return None
     length, keys = mask.shape[:2]
     within = (bounds[1] <= torch.arange(keys - length + 1, keys + 1, device=mask.device)).all()
-    if torch.compiler.is_compiling():
-        torch._assert_async(within, "the mask shows keys ahead, whose scores the original shifts from another query")
-        return bounds
-    return bounds if bool(within) else None
+    message = "the mask shows keys ahead, whose scores the original shifts from another query"
+    return bounds if holds(within, message) else None
 
 
 PEERS = (

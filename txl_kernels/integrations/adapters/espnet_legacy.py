@@ -31,10 +31,8 @@ from txl_kernels.integrations.peer import Peer
 class ESPnetLegacy(Accelerated):
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
-        why = self.hindrance(query, dropout_p)
-        if self._forward_hooks:
-            why = "a forward hook, which may read the weights that the original stores"
-        elif query.size(1) != key.size(1) or pos_emb.size(1) != key.size(1):
+        why = self.reader_of_weights() or self.hindrance(query, dropout_p)
+        if query.size(1) != key.size(1) or pos_emb.size(1) != key.size(1):
             why = "queries, keys and encodings of different lengths"
         elif self.zero_triu:
             why = "zero_triu"

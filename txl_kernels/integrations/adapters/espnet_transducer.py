@@ -16,9 +16,7 @@ class ESPnetTransducer(Accelerated):
         chunk_mask: Tensor | None = None, left_context: int = 0,
     ) -> Tensor:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
-        why = self.hindrance(query, dropout_p)
-        if self._forward_hooks:
-            why = "a forward hook, which may read the weights that the original stores"
+        why = self.reader_of_weights() or self.hindrance(query, dropout_p)
         seen = ~mask.bool().unsqueeze(1)
         if chunk_mask is not None:
             seen = seen & ~chunk_mask.bool()

@@ -13,11 +13,9 @@ from txl_kernels.integrations.peer import Peer
 class Labml(Accelerated):
     def forward(self: Any, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
-        why = self.hindrance(query, dropout_p)
+        why = self.reader_of_weights() or self.hindrance(query, dropout_p)
         length, keys = query.size(0), key.size(0)
-        if self._forward_hooks:
-            why = "a forward hook, which may read the weights that the original stores"
-        elif keys < length:
+        if keys < length:
             why = "fewer keys than queries"
         elif keys + length > 2 * self.P:
             why = "more positions than its table has"

@@ -16,7 +16,7 @@ from txl_kernels.integrations.accelerated import Accelerated
 from txl_kernels.integrations.adapters.transformers import DISTRIBUTION, MODELS
 from txl_kernels.integrations.attention import ALL, Bounds, attend, bounds_of, dropout_of, pad, same_for_all
 from txl_kernels.integrations.peer import Peer
-from txl_kernels.integrations.shared import once
+from txl_kernels.integrations.shared import holds, once
 
 SEGMENTS = 8  # told apart in a text; features are added in eights
 
@@ -74,8 +74,7 @@ class XLNet(Accelerated):
         return out.permute(2, 0, 1, 3)
 
     def _core_fall_back(self: Any, why: str, *given: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            self.fallbacks[why] += 1
+        self.count(why)
         return self.original.rel_attn_core(self, *given)
 
 
@@ -114,10 +113,8 @@ def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     leader = own.to(torch.int8).argmax(1)  # [q, B]: the first query of its segment
     leads = leader == torch.arange(length, device=same.device).unsqueeze(1)
     number = (leads.cumsum(0) - 1).gather(0, leader)
-    few = (number < SEGMENTS).all()
-    if torch.compiler.is_compiling():
-        torch._assert_async(few, "a text has more than 8 segments, of which a compiled txl_kernels knows nothing")
-    elif not bool(few):
+    message = "a text has more than 8 segments, of which a compiled txl_kernels knows nothing"
+    if not holds((number < SEGMENTS).all(), message):
         return None
     of_queries = F.one_hot(number.clamp(max=SEGMENTS - 1), SEGMENTS).to(torch.float32)
     leaders = leads.unsqueeze(-1) * of_queries  # [q, B, 8]
