@@ -11,7 +11,6 @@ from typing import Any
 from harness.case import DIRECTIONS, Case
 from harness.comparison import Comparison, Implementation, Role, comparisons
 from harness.machine import Machine
-from harness.probe import probe
 from harness.shapes import Shape
 from implementations import peers
 
@@ -55,11 +54,7 @@ def memory(machine: Machine, full: bool) -> list[Comparison]:
     lengths, found = tuple(peers.BATCHES)[1:], []
     for title in peers.LAYERS if full else peers.SHORT[:4]:
         for length in lengths:
-            runs = []
-            for way, role in WAYS.items():
-                checked = functools.partial(peers.check_layer, title, way)
-                prepare = functools.partial(probe, "peer", way, title, lengths, length, machine, checked)
-                runs.append(Implementation(way, way, prepare, role))
+            runs = _both(peers.memory_entry, title, after=(lengths, length, machine))
             case = Case(direction="forward+backward", shape=_shape(title, length), model=title)
             found.append(Comparison("peak memory of other libraries' layers", case, runs, clock="own", least=1))
     return found

@@ -4,6 +4,7 @@ The environment's PEERS names the folder that `make peers` filled.
 """
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from harness.checks import require
 from harness.comparison import Entry, Unavailable
+from harness.machine import Machine
+from harness.probe import probe
 from txl_kernels.integrations import accelerate
 
 bare_peers.use()
@@ -86,6 +89,12 @@ def layer_step(title: str, way: str, length: int, backward: bool) -> Callable[[]
 
 def layer_entry(title: str, way: str, length: int, backward: bool) -> Entry:
     return Entry(layer_step(title, way, length, backward), lambda: check_layer(title, way))
+
+
+def memory_entry(title: str, way: str, lengths: tuple[int, ...], length: int, machine: Machine) -> Entry:
+    """The peak memory of forward and backward, in a process of its own."""
+    _require_peers()
+    return probe("peer", way, title, lengths, length, machine, functools.partial(check_layer, title, way))
 
 
 def check_layer(title: str, way: str) -> None:
