@@ -5,23 +5,51 @@ from typing import Annotated
 
 import typer
 
-from txl.commands.options import say
+from txl.commands.options import in_panel, say
 from txl.errors import TxlError
-from txl.importing.checkpoint import convert
+from txl.importing.checkpoint import FORMATS, convert
+from txl.importing.foreign import Lengths
+
+_TENSORFLOW = "What a TensorFlow checkpoint does not say"
 
 
 def import_command(
-    source: Annotated[Path, typer.Argument(help="A folder with config.json, as transformers saves TransfoXL.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Of transformers' TransfoXL the folder; of the original code model.pt, or PREFIX of PREFIX.index; of "
+            "NVIDIA's examples checkpoint_best.pt."
+        ),
+    ],
     out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
+    form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS)}.")] = "auto",
     vocabulary: Annotated[
-        Path | None, typer.Option(help="Its words: vocab.pkl, vocab.bin, or a text file; default: from the folder.")
+        Path | None,
+        typer.Option(help="Its words: vocab.pkl, vocab.bin, cache.pkl, or a text file; default: from beside it."),
     ] = None,
+    mem_len: Annotated[
+        int | None, in_panel(_TENSORFLOW, help="Tokens of memory; needed.", show_default=False, min=0)
+    ] = None,
+    segment: Annotated[
+        int | None,
+        in_panel(
+            _TENSORFLOW, help="Tokens of training's segments (tgt_len); default: mem-len.", show_default=False, min=1
+        ),
+    ] = None,
+    clamp_len: Annotated[
+        int | None,
+        in_panel(_TENSORFLOW, help="Largest distance told apart; default: no limit.", show_default=False, min=1),
+    ] = None,
+    same_length: Annotated[
+        bool, in_panel(_TENSORFLOW, "--same-length", help="Each token sees mem-len + 1 keys.", show_default=False)
+    ] = False,
 ) -> None:
-    """Turn a checkpoint of Hugging Face's TransfoXL into one of ours. Nothing in it is executed."""
+    """Turn a checkpoint of other code into one of ours. Nothing in it is executed."""
     if out.exists():
         raise TxlError(f"{out}: exists already; choose another file")
     if out.suffix != ".safetensors":
         raise TxlError(f"{out}: the file to write must end in .safetensors")
-    model = convert(source, out, vocabulary)
-    count = sum(p.numel() for p in model.parameters())
-    say(f"{out}: {count / 1e6:.2f}M parameters, {model.config.n_layer} layers, {model.config.vocab_size:,} tokens")
+    lengths = Lengths(mem_len, segment, clamp_len, same_length)
+    read, model = convert(source, out, vocabulary, form, lengths)  # type: ignore[arg-type]
+    c, count = model.config, sum(p.numel() for p in model.parameters())
+    say(f"{out}: from {read}, {count / 1e6:.2f}M parameters, {c.n_layer} layers, {c.vocab_size:,} tokens")

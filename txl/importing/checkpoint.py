@@ -1,49 +1,103 @@
 """From another code's checkpoint to one of ours."""
 
 from pathlib import Path
+from types import ModuleType
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from txl.errors import TxlError
-from txl.importing import huggingface, vocabulary
+from txl.importing import huggingface, nvidia, pytorch, tensorflow, vocabulary
+from txl.importing.foreign import Foreign, Lengths
 from txl.importing.names import translate
 from txl.model.transformer import TransformerXL
+from txl.text.vocabulary import Vocabulary
 from txl.training import checkpoint as checkpoints
 
+Format = Literal["auto", "pytorch", "tensorflow", "huggingface", "nvidia"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+_MODULES: dict[str, ModuleType] = {
+    "huggingface": huggingface,
+    "tensorflow": tensorflow,
+    "pytorch": pytorch,
+    "nvidia": nvidia,
+}
+_LOOKS = {
+    "huggingface": "a folder with config.json, as transformers saves TransfoXL",
+    "tensorflow": "PREFIX of PREFIX.index and PREFIX.data-00000-of-00001",
+    "pytorch": f"{pytorch.FILE}, the released code's pickled module",
+    "nvidia": f"{nvidia.FILES[0]}, of NVIDIA's examples",
+}
 
-def convert(source: Path, out: Path, words: Path | None = None) -> TransformerXL:
+
+class Imported(NamedTuple):
+    """What `convert` read: its format, and the model."""
+
+    form: str
+    model: TransformerXL
+
+
+def convert(
+    source: Path, out: Path, words: Path | None = None, form: Format = "auto", lengths: Lengths | None = None
+) -> Imported:
     """Reads a checkpoint, compares all it holds with what its configuration needs, writes ours.
 
     Args:
-        source: a folder that transformers' TransfoXL saved.
+        source: a file or folder.
         out: the .safetensors file to write.
-        words: a vocabulary's file; None for the one in the folder.
+        words: a vocabulary's file; None for the one in the checkpoint or beside it.
+        form: the format; "auto" to tell by its looks.
+        lengths: what a TensorFlow checkpoint does not say; for no other format.
 
     Raises:
         TxlError: anything missing, unknown, damaged or in disagreement; nothing is written.
     """
-    if not source.is_dir() or not huggingface.is_one(source):
-        raise TxlError(
-            f"{source}: not a checkpoint that is known: a folder with config.json, as transformers saves TransfoXL"
-        )
-    config = huggingface.config(source)
-    listed = words or huggingface.vocabulary_file(source)
-    if listed is None:
-        names = ", ".join(huggingface.VOCABULARIES)
-        raise TxlError(f"{source}: holds no vocabulary ({names}); pass one with --vocabulary")
-    if not listed.is_file():
-        raise TxlError(f"{listed}: no such file")
-    read = vocabulary.read(listed)
-    if len(read) != config.vocab_size:
-        raise TxlError(f"{listed}: has {len(read):,} words, the configuration needs {config.vocab_size:,}")
+    name, where = _find(source, form)
+    if name != "tensorflow" and lengths is not None and lengths != Lengths():
+        raise TxlError(f"{source}: its lengths of memory and segments are known; give them for TensorFlow's only")
+    read: Foreign = _MODULES[name].read(where, lengths or Lengths())
+    model, listed = _model(read, str(source)), _vocabulary(read, words, source)
+    segment = read.segment
+    state = {"attn_len": read.config.attn_len(segment), "segment": segment, "imported": f"{name}: {source}"}
+    checkpoints.save(out, model, listed, state, {})
+    return Imported(name, model)
+
+
+def _find(source: Path, form: Format) -> tuple[str, Path]:
+    """The format and what its `read` takes."""
+    if form not in FORMATS:
+        raise TxlError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
+    tried = [form] if form != "auto" else list(_MODULES)
+    for name in tried:
+        found = _MODULES[name].find(source)
+        if found is not None:
+            return name, found
+    if not source.exists() and tensorflow.find(source) is None:
+        raise TxlError(f"{source}: no such file or folder")
+    raise TxlError(f"{source}: not a checkpoint that is known: {'; '.join(_LOOKS[name] for name in tried)}")
+
+
+def _model(read: Foreign, what: str) -> TransformerXL:
+    if read.config.n_layer > len(read.tensors):
+        raise TxlError(f"{what}: the configuration needs {read.config.n_layer:,} layers, more than there are tensors")
     with torch.device("meta"):  # nothing is allocated for sizes that the file does not have
-        shapes = {name: p.shape for name, p in TransformerXL(config).named_parameters()}
-    found = translate(huggingface.tensors(source), config, shapes, False, str(source))
-    model = TransformerXL(config)
+        shapes = {name: p.shape for name, p in TransformerXL(read.config).named_parameters()}
+    found = translate(read.tensors, read.config, shapes, read.flipped_clusters, what)
+    model = TransformerXL(read.config)
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(found[name])
-    segment = huggingface.SEGMENT
-    state = {"attn_len": config.attn_len(segment), "segment": segment, "imported": str(source)}
-    checkpoints.save(out, model, read, state, {})
     return model
+
+
+def _vocabulary(read: Foreign, words: Path | None, source: Path) -> Vocabulary:
+    if words is not None and not words.is_file():
+        raise TxlError(f"{words}: no such file")
+    if words is None and read.vocabulary is None:
+        raise TxlError(f"{source}: holds no vocabulary ({', '.join(vocabulary.FILES)}); pass one with --vocabulary")
+    found = vocabulary.read(words) if words is not None else read.vocabulary()  # type: ignore[misc]
+    if len(found) != read.config.vocab_size:
+        raise TxlError(
+            f"{words or source}: has {len(found):,} words, the configuration needs {read.config.vocab_size:,}"
+        )
+    return found

@@ -5,16 +5,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from txl.errors import TxlError
+from txl.importing import torch_files, vocabulary
+from txl.importing.foreign import Foreign, Lengths, ties, window
 from txl.model.config import ModelConfig
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
 SEGMENT = 128  # of training; the configuration does not say
 _SAME_NAMES = (
     "vocab_size",
@@ -30,9 +30,14 @@ _SAME_NAMES = (
 )
 
 
-def is_one(source: Path) -> bool:
-    """Whether a folder is one by its looks."""
-    return (source / "config.json").is_file()
+def find(source: Path) -> Path | None:
+    """The folder, or None if it is none by its looks."""
+    return source if (source / "config.json").is_file() else None
+
+
+def read(source: Path, lengths: Lengths) -> Foreign:
+    """A folder's configuration and tensors; raises as `config` and `tensors` do."""
+    return Foreign(config(source), tensors(source), False, SEGMENT, vocabulary.beside(source))
 
 
 def config(source: Path) -> ModelConfig:
@@ -66,21 +71,13 @@ def _translated(given: dict[str, Any], path: Path) -> ModelConfig:
     tied = given.get("tie_projs")
     if tied is None:
         tied = [False] + [bool(given.get("proj_share_all_but_first", True))] * len(cutoffs)
-    kinds = {"none": [False] * len(tied), "all": [True] * len(tied), "tail": [False] + [True] * (len(tied) - 1)}
-    kind = next((name for name, values in kinds.items() if values == tied), None)
-    if kind is None:
-        raise TxlError(f"{path}: tie_projs must be none, all, or all but the first, got {tied}")
+    tie_projs = ties([bool(x) for x in tied], str(path))
     tie_weight = bool(given.get("tie_word_embeddings", True))
-    window = None
-    if given.get("same_length"):
-        if not given["mem_len"]:
-            raise TxlError(f"{path}: same_length needs a memory, got mem_len 0")
-        window = given["mem_len"]
     clamp_len = given.get("clamp_len", -1)
     return ModelConfig(
         **fields,
         attn_dropout=given.get("dropatt", 0.0),
-        window=window,
+        window=window(given.get("same_length"), given["mem_len"], str(path)),
         clamp_len=clamp_len if clamp_len > 0 else None,
         pre_norm=bool(given.get("pre_lnorm", False)),
         norm_eps=given.get("layer_norm_epsilon", 1e-5),
@@ -88,7 +85,7 @@ def _translated(given: dict[str, Any], path: Path) -> ModelConfig:
         cutoffs=cutoffs,
         d_embed=given.get("d_embed", given["d_model"]),
         tie_weight=tie_weight,
-        tie_projs=kind if tie_weight else "none",  # type: ignore[arg-type]
+        tie_projs=tie_projs if tie_weight else "none",
     )
 
 
@@ -101,20 +98,13 @@ def tensors(source: Path) -> dict[str, Tensor]:
     path = next((source / name for name in WEIGHTS if (source / name).is_file()), None)
     if path is None:
         raise TxlError(f"{source}: holds no weights ({' or '.join(WEIGHTS)})")
-    try:
-        if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors":
+        try:
             found: Any = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError) as error:
-        raise TxlError(f"{path}: cannot be read: {error}") from error
-    except Exception as error:  # what a damaged pickle raises is anything
-        raise TxlError(f"{path}: not a whole file of tensors and nothing else ({type(error).__name__})") from error
+        except (SafetensorError, OSError) as error:
+            raise TxlError(f"{path}: cannot be read: {error}") from error
+    else:
+        found = torch_files.load(path)
     if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
         raise TxlError(f"{path}: must hold tensors by name, got {type(found).__name__}")
     return {str(name).removeprefix("transformer."): x for name, x in found.items()}
-
-
-def vocabulary_file(source: Path) -> Path | None:
-    """Of its tokenizer."""
-    return next((source / name for name in VOCABULARIES if (source / name).is_file()), None)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from txl.errors import TxlError
 
-_CONTAINERS = {("collections", "OrderedDict"): OrderedDict, ("collections", "Counter"): Counter}
+CONTAINERS = {("collections", "OrderedDict"): OrderedDict, ("collections", "Counter"): Counter}
 _REFUSED = (
     pickle.PERSID, pickle.BINPERSID, pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.BYTEARRAY8, pickle.NEXT_BUFFER,
     pickle.READONLY_BUFFER,
@@ -50,14 +50,16 @@ class Inert:
         """As `append`."""
 
 
-class _Unpickler(pickle._Unpickler):
+class Unpickler(pickle._Unpickler):
+    """Of pickles of data."""
+
     dispatch: ClassVar[dict[int, Any]] = {
         code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) not in _REFUSED
     }
 
     def find_class(self, module: str, name: str) -> Any:
         """Never a class that anyone else has: a pickle can set attributes of classes."""
-        container = _CONTAINERS.get((module, name))
+        container = CONTAINERS.get((module, name))
         if container is not None:
             return type(name, (container,), {})
         return type("Inert", (Inert,), {"kind": f"{module}.{name}"})
@@ -71,7 +73,7 @@ def unpickle(data: bytes, what: str) -> Any:
     """
     try:
         # Strings of Python 2 are bytes, and stay so.
-        return _Unpickler(io.BytesIO(data), encoding="bytes").load()
+        return Unpickler(io.BytesIO(data), encoding="bytes").load()
     except RecursionError as error:
         raise TxlError(f"{what}: no pickle of data: nested too deeply") from error
     except Exception as error:  # what a damaged pickle raises is anything

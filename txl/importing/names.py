@@ -1,6 +1,6 @@
 """What the PyTorch code of the paper, and all that came of it, calls our parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from txl.errors import TxlError
 from txl.model.config import ModelConfig
 from txl.model.embedding import needs_projection, table_shapes
 
+_MOST_GROWTH = 4  # float16 becomes float32, and shared projections may become separate ones
 IGNORED = ("pos_emb.inv_freq",)  # computed, not learned
 
 
@@ -113,21 +114,35 @@ def translate(
     for name, first in repeated.items():
         if name in given and not torch.equal(given[name], given[first]):
             raise TxlError(f"{what}: {name} should repeat {first} and differs from it")
+    for name, part in named.items():
+        _check([given[x] for x in part.theirs], shapes[name], f"{what}: {_some(list(part.theirs))}")
+    _refuse_growth(given.values(), shapes.values(), what)
     found: dict[str, Tensor] = {}
     for name, part in named.items():
-        tensors = [given[x] for x in part.theirs]
-        if not all(x.is_floating_point() for x in tensors):
-            raise TxlError(f"{what}: {part.theirs[0]} must hold floats, got {tensors[0].dtype}")
-        try:
-            x = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-        except RuntimeError as error:
-            raise TxlError(f"{what}: {_some(list(part.theirs))} do not follow each other: {error}") from error
-        if x.shape != shapes[name]:
-            raise TxlError(
-                f"{what}: {_some(list(part.theirs))} has shape {list(x.shape)}, the configuration needs {list(shapes[name])}"
-            )
-        found[name] = (x.flip(0) if part.flipped else x).to(torch.float32).contiguous()
+        x = torch.cat([given[theirs].float() for theirs in part.theirs])
+        found[name] = x.flip(0) if part.flipped else x
     return found
+
+
+def _check(tensors: Sequence[Tensor], shape: torch.Size, what: str) -> None:
+    """Raises TxlError: they hold no floats, or their rows together are not of this shape."""
+    first = tensors[0]
+    if not all(x.is_floating_point() for x in tensors):
+        raise TxlError(f"{what} must hold floats, got {', '.join(sorted({str(x.dtype) for x in tensors}))}")
+    if any(x.dim() == 0 or x.shape[1:] != first.shape[1:] for x in tensors):
+        raise TxlError(f"{what} do not follow each other: shapes {[list(x.shape) for x in tensors]}")
+    have = [sum(x.size(0) for x in tensors), *first.shape[1:]]
+    if have != list(shape):
+        raise TxlError(f"{what} has shape {have}, the configuration needs {list(shape)}")
+
+
+def _refuse_growth(given: Iterable[Tensor], shapes: Iterable[torch.Size], what: str) -> None:
+    """Raises TxlError: more is needed than the file holds, as of views that repeat a small
+    tensor."""
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in given}
+    held, needed = sum(storages.values()), 4 * sum(shape.numel() for shape in shapes)
+    if needed > _MOST_GROWTH * held:
+        raise TxlError(f"{what}: the configuration needs {needed:,} bytes, the tensors are {held:,}")
 
 
 def _some(names: list[str]) -> str:

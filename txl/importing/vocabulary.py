@@ -1,20 +1,28 @@
 """Vocabularies of the original code and of Hugging Face's tokenizer, kept as pickles."""
 
-import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from txl.errors import TxlError
+from txl.importing import torch_files
 from txl.importing.inert import Inert, unpickle
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, first_words
 
+FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
+CLASSES = ("vocabulary.Vocab", "utils.vocabulary.Vocab", "data_utils.Corpus")
 MOST_BYTES = 2**30
 
 
+def beside(path: Path) -> Callable[[], Vocabulary] | None:
+    """Reads the vocabulary in a folder, or in that of a file; None if there is none."""
+    folder = path if path.is_dir() else path.parent
+    found = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    return None if found is None else lambda: read(found)
+
+
 def read(path: Path) -> Vocabulary:
-    """Of vocab.pkl, vocab.bin or cache.pkl, or a text file with a word a line.
+    """Of a file as `FILES`: a pickle, one of torch.save, or a text with a word a line.
 
     Words that are all numbers of bytes, as the original prepares enwik8, are the bytes themselves.
 
@@ -25,13 +33,13 @@ def read(path: Path) -> Vocabulary:
         raise TxlError(f"{path}: {path.stat().st_size:,} bytes are too many for a vocabulary")
     if path.suffix == ".txt":
         return _of_words(first_words(path.read_bytes()), False, path)
-    if zipfile.is_zipfile(path):  # torch.save's
-        try:
-            found: Any = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # what a damaged file raises is anything
-            raise TxlError(f"{path}: not a file of plain data ({type(error).__name__})") from error
-    else:
-        found = unpickle(path.read_bytes(), str(path))
+    if torch_files.is_one(path):
+        return of(torch_files.load(path, CLASSES), path)
+    return of(unpickle(path.read_bytes(), str(path)), path)
+
+
+def of(found: Any, path: Path) -> Vocabulary:
+    """Of an object of a file, as `read`."""
     fields = _fields(found, path)
     words = fields.get("idx2sym")
     if not isinstance(words, list) or not words:

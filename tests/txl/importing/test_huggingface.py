@@ -114,9 +114,16 @@ def _cut(name: str) -> Callable[[Path], None]:
     return edit
 
 
+def _words(count: int) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        (folder / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": WORDS[:count]}))
+
+    return edit
+
+
 LAST = "transformer.layers.2.pos_ff.layer_norm.weight"
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no folder": (shutil.rmtree, "not a checkpoint that is known: a folder with config.json"),
+    "no folder": (shutil.rmtree, "no such file or folder"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
     "no vocabulary": (lambda f: (f / "vocab.pkl").unlink(), "holds no vocabulary .* pass one with --vocabulary"),
     "another model": (_edit("model_type", "xlnet"), "model_type must be 'transfo-xl', got 'xlnet'"),
@@ -127,7 +134,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "another size": (_edit("d_inner", 41), r"CoreNet.0.weight has shape \[40, 24\], the configuration needs \[41, 24\]"),
     "a huge size": (_edit("d_inner", 2**30), r"has shape \[40, 24\], the configuration needs \[1073741824, 24\]"),
     "a size that is none": (_edit("n_layer", "three"), "config.json: "),
-    "another vocabulary": (_edit("vocab_size", 51), "has 50 words, the configuration needs 51"),
+    "another vocabulary": (_words(49), "has 49 words, the configuration needs 50"),
     "a tensor too many": (_tensors(lambda t: t.update(extra=torch.zeros(2))), "unknown tensors: extra"),
     "a tensor too few": (_tensors(lambda t: t.pop(LAST)), "missing tensors: layers.2.pos_ff.layer_norm.weight"),
     "integers": (_tensors(lambda t: t.update({LAST: torch.ones(24).long()})), "must hold floats, got torch.int64"),
@@ -157,7 +164,7 @@ def test_a_pickle_of_weights_that_holds_more(saved: Path, tmp_path: Path) -> Non
 
     (saved / "model.safetensors").unlink()
     torch.save({"a": Harm()}, saved / "pytorch_model.bin")
-    with pytest.raises(TxlError, match=r"pytorch_model\.bin: not a whole file of tensors and nothing else"):
+    with pytest.raises(TxlError, match=r"pytorch_model\.bin: not a whole file of tensors and data"):
         convert(saved, tmp_path / "ours.safetensors")
     assert not (tmp_path / "harmed").exists()
 

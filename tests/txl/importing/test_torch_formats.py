@@ -1,0 +1,184 @@
+"""The released code's pickled modules, and NVIDIA's checkpoints, in both formats of torch.save."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_helpers import in_process, one_line
+from hugging_face_model import PLAIN, SIZES, transfo_xl
+from safetensors.torch import save_file
+
+import txl
+from txl.errors import TxlError
+from txl.importing import nvidia, torch_files
+from txl.importing.checkpoint import convert
+from txl.text.vocabulary import WordVocabulary
+
+pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")
+RELEASED = Path(__file__).parents[2] / "support" / "released"
+BINS = {"cutoffs": [10, 20, 35], "d_embed": 64}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {"clamp_len": 4},
+    "bins": BINS,
+    "bins, div_val 2, same length": BINS | {"div_val": 2, "same_length": True},
+    "bins, projections of their own": BINS | {"div_val": 2, "proj_share_all_but_first": False, "pre_lnorm": True},
+    "bins, tables of their own": BINS | {"div_val": 4, "tie_word_embeddings": False, "proj_share_all_but_first": False},
+}  # fmt: skip
+FILES = {"pytorch": "model.pt", "nvidia": "checkpoint_last.pt"}
+
+
+def arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """Of the released class."""
+    o = PLAIN | SIZES | options
+    shared = [False] + [bool(o["proj_share_all_but_first"])] * len(o["cutoffs"])
+    same = ("n_layer", "n_head", "d_model", "d_head", "d_inner", "dropout", "dropatt", "d_embed", "div_val", "mem_len")
+    more = ("cutoffs", "same_length", "clamp_len", "pre_lnorm")
+    return {name: o[name] for name in same + more} | {
+        "n_token": o["vocab_size"], "tie_weight": o["tie_word_embeddings"], "tie_projs": shared, "tgt_len": 7, "ext_len": 0,
+        "attn_type": 0,
+    }  # fmt: skip
+
+
+def released(folder: Path, options: dict[str, Any], model: torch.nn.Module) -> Path:
+    """Files as the released code writes them, with a model's parameters."""
+    flipped = ("crit.cluster_weight", "crit.cluster_bias")
+    given = {name.removeprefix("transformer."): x for name, x in model.state_dict().items()}
+    kept = {name: (x.flip(0) if name in flipped else x).clone() for name, x in given.items() if "dec_attn.r_" not in name
+            or "r_net" in name}  # fmt: skip
+    save_file(kept, folder / "tensors")
+    command = [sys.executable, RELEASED / "save.py", folder, json.dumps(arguments(options)), folder / "tensors"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_same_logits(options: dict[str, Any], tmp_path: Path) -> None:
+    model = transfo_xl(**options)
+    released(tmp_path, options, model)
+    torch.manual_seed(1)
+    segments = [torch.randint(SIZES["vocab_size"], (2, length)) for length in (7, 12, 3)]
+    mems, want = None, []
+    with torch.no_grad():
+        for tokens in segments:
+            output = model(tokens, mems=mems)
+            mems = output.mems
+            want.append(output.prediction_scores)
+    for form, name in FILES.items():
+        for kind in ("zip", "legacy"):
+            out = tmp_path / f"{form}-{kind}.safetensors"
+            convert(tmp_path / kind / name, out)
+            loaded = txl.load(out)
+            assert (loaded.model.config.initial_memory, loaded.segment) == ("empty", 7)
+            assert isinstance(loaded.vocabulary, WordVocabulary)
+            assert list(loaded.vocabulary.words[:3]) == ["<eos>", "<unk>", "w0"]
+            if form == "nvidia" and options.get("same_length"):  # one key more, by its code
+                assert loaded.model.config.window == SIZES["mem_len"] + 1
+                continue
+            # Hugging Face's code begins with zeros.
+            memory: Any = tuple(torch.zeros(2, SIZES["mem_len"], SIZES["d_model"]) for _ in range(SIZES["n_layer"]))
+            for tokens, scores in zip(segments, want, strict=True):
+                with torch.no_grad():
+                    logits, memory = loaded.model(tokens, memory)
+                torch.testing.assert_close(logits.log_softmax(-1), scores, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    options = OPTIONS["bins, div_val 2, same length"]
+    return released(tmp_path_factory.mktemp("released"), options, transfo_xl(**options))
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy"])
+@pytest.mark.parametrize("form", FILES)
+def test_the_command(form: str, kind: str, files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A file that is named; its format by its looks; a wrong one that is named."""
+    out = tmp_path / "ours.safetensors"
+    done = in_process(capfd, "import", files / kind / FILES[form], out)
+    assert done.returncode == 0, done.stderr
+    assert form in done.stdout
+    wrong = "nvidia" if form == "pytorch" else "pytorch"
+    with pytest.raises(TxlError, match="not a checkpoint that is known"):
+        convert(files / kind / FILES[form], tmp_path / "other.safetensors", form=wrong)  # type: ignore[arg-type]
+    done = in_process(capfd, "import", files / kind / FILES[form], tmp_path / "other.safetensors", "--mem-len", 3)
+    one_line(done, "give them for TensorFlow's only")
+
+
+def test_folders(files: Path, tmp_path: Path) -> None:
+    """The folder of a run; with both files in it, the format says which."""
+    convert(files / "zip", tmp_path / "a.safetensors", form="nvidia")
+    convert(files / "zip", tmp_path / "b.safetensors", form="pytorch")
+    (tmp_path / "run").mkdir()
+    (files / "zip" / "model.pt").rename(tmp_path / "run" / "model.pt")
+    with pytest.raises(TxlError, match="holds no vocabulary"):
+        convert(tmp_path / "run", tmp_path / "c.safetensors")
+    (tmp_path / "run" / "model.pt").rename(files / "zip" / "model.pt")
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy"])
+@pytest.mark.parametrize("form", FILES)
+def test_truncated_and_altered(form: str, kind: str, files: Path, tmp_path: Path) -> None:
+    """Cut anywhere, or with bytes changed, it is an error or another model, never a crash."""
+    content, harmed = (files / kind / FILES[form]).read_bytes(), tmp_path / FILES[form]
+    generator = torch.Generator().manual_seed(0)
+    words = files / kind / "cache.pt"
+    for cut in range(0, len(content) - 1, max(len(content) // 40, 1)):
+        harmed.write_bytes(content[:cut])
+        with pytest.raises(TxlError):
+            convert(harmed, tmp_path / "ours.safetensors", words)
+    for _ in range(60):
+        altered = bytearray(content)
+        for at in torch.randint(min(len(content), 20_000), (3,), generator=generator).tolist():
+            altered[at] ^= 1 << (at % 8)
+        harmed.write_bytes(altered)
+        try:
+            convert(harmed, tmp_path / "ours.safetensors", words)
+        except TxlError as error:
+            assert str(harmed) in str(error)  # noqa: PT017
+
+
+class Calls:
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("new", [True, False], ids=["zip", "legacy"])
+def test_hostile(new: bool, tmp_path: Path) -> None:
+    """A call among the data, in the place of the model, of a vocabulary."""
+    mark, out = tmp_path / "mark", tmp_path / "ours.safetensors"
+    hostile = Calls(Path.touch, mark)
+    held = {"model_state": {}, "model_config": {}, "extra": ["MemTransformerLM", hostile]}
+    for name, value in (("model.pt", [hostile, "MemTransformerLM"]), ("checkpoint_best.pt", held)):
+        torch.save(value, tmp_path / name, _use_new_zipfile_serialization=new)
+        with pytest.raises(TxlError, match=r"not a whole file of tensors and data .*(pathlib|Unpickling|getattr)"):
+            convert(tmp_path / name, out)
+    assert not mark.exists()
+
+
+def test_a_file_that_claims_more_than_it_has(files: Path, tmp_path: Path) -> None:
+    """A zip bomb; tensors that repeat one number."""
+    out = tmp_path / "ours.safetensors"
+    with zipfile.ZipFile(files / "zip" / "model.pt") as whole, zipfile.ZipFile(tmp_path / "model.pt", "w") as bomb:
+        for entry in whole.infolist():
+            bomb.writestr(entry.filename, whole.read(entry), compress_type=zipfile.ZIP_DEFLATED)
+    with pytest.raises(TxlError, match=r"torch\.save compresses nothing"):
+        convert(tmp_path / "model.pt", out)
+    held = torch_files.load(files / "zip" / "checkpoint_last.pt", nvidia.CLASSES)
+    rows, last = 2**31 - 36, "word_emb.emb_layers.3.weight"
+    held["model_config"]["n_token"] = 35 + rows
+    width = held["model_state"][last].size(1)
+    held["model_state"] |= {
+        last: torch.zeros(1, 1).expand(rows, width), "crit.out_layers_biases.3": torch.zeros(1).expand(rows)
+    }  # fmt: skip
+    torch.save({k: x for k, x in held.items() if k not in ("args", "vocab")}, tmp_path / "checkpoint_last.pt")
+    with pytest.raises(TxlError, match=r"the configuration needs .* bytes, the tensors are"):
+        convert(tmp_path / "checkpoint_last.pt", out)

@@ -1,0 +1,147 @@
+"""The original TensorFlow code's checkpoints."""
+
+import re
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from txl.errors import TxlError
+from txl.importing import vocabulary
+from txl.importing.bundle import Bundle
+from txl.importing.foreign import Foreign, Lengths, ties, window
+from txl.model.bins import Bins
+from txl.model.config import ModelConfig
+
+_PREFIX, _EMBED, _SOFTMAX = "transformer/", "adaptive_embed/", "adaptive_softmax/"
+_OPTIMIZERS = re.compile(r".*/Adam(_\d+)?|beta[12]_power(_\d+)?|global_step")
+_NORM_EPS = 1e-12
+_LAYER = {  # TensorFlow's name: PyTorch's, and whether it is transposed
+    "rel_attn/qkv/kernel": ("dec_attn.qkv_net.weight", True),
+    "rel_attn/r/kernel": ("dec_attn.r_net.weight", True),
+    "rel_attn/o/kernel": ("dec_attn.o_net.weight", True),
+    "rel_attn/LayerNorm/gamma": ("dec_attn.layer_norm.weight", False),
+    "rel_attn/LayerNorm/beta": ("dec_attn.layer_norm.bias", False),
+    "ff/layer_1/kernel": ("pos_ff.CoreNet.0.weight", True),
+    "ff/layer_1/bias": ("pos_ff.CoreNet.0.bias", False),
+    "ff/layer_2/kernel": ("pos_ff.CoreNet.3.weight", True),
+    "ff/layer_2/bias": ("pos_ff.CoreNet.3.bias", False),
+    "ff/LayerNorm/gamma": ("pos_ff.layer_norm.weight", False),
+    "ff/LayerNorm/beta": ("pos_ff.layer_norm.bias", False),
+}
+
+
+def find(source: Path) -> Path | None:
+    """PREFIX of PREFIX.index, given itself, by its index or by a folder with one; None if there is
+    none."""
+    if source.is_dir():
+        found = sorted(source.glob("*.index"))
+        if len(found) > 1:
+            names = ", ".join(x.stem for x in found[:3])
+            raise TxlError(f"{source}: holds {len(found)} TensorFlow checkpoints; name one: {names}")
+        return found[0].with_suffix("") if found else None
+    if source.suffix == ".index" and source.is_file():
+        return source.with_suffix("")
+    return source if source.with_name(source.name + ".index").is_file() else None
+
+
+def read(prefix: Path, lengths: Lengths) -> Foreign:
+    """Its memory begins with zeros; same_length is a window of mem_len + 1 keys.
+
+    Raises:
+        TxlError: it is damaged, not of this model, or its memory's length is not given.
+    """
+    if lengths.mem_len is None:
+        raise TxlError(f"{prefix}: a TensorFlow checkpoint does not say how long its memory is: give --mem-len")
+    bundle = Bundle(prefix)
+    shapes = {name: entry.shape for name, entry in bundle.entries.items() if not _OPTIMIZERS.fullmatch(name)}
+    unknown = [name for name in shapes if not name.startswith(_PREFIX)]
+    if unknown:
+        raise TxlError(f"{prefix}: unknown tensors: {', '.join(sorted(unknown)[:3])}")
+    try:
+        config = _config({name.removeprefix(_PREFIX): shape for name, shape in shapes.items()}, lengths, str(prefix))
+    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise TxlError(
+            f"{prefix}: its tensors are not those of the released model: {type(error).__name__}: {error}"
+        ) from error
+    given = {name.removeprefix(_PREFIX): bundle.tensor(name) for name in shapes}
+    segment = lengths.segment or max(lengths.mem_len, 1)
+    return Foreign(config, _renamed(given, config, str(prefix)), False, segment, vocabulary.beside(prefix))
+
+
+def _config(shapes: dict[str, tuple[int, ...]], lengths: Lengths, what: str) -> ModelConfig:
+    """From the tensors' shapes."""
+    n_layer = len({name.split("/")[0] for name in shapes if name.startswith("layer_")})
+    d_model, d_inner = shapes["layer_0/ff/layer_1/kernel"]
+    *untied, n_head, d_head = shapes["r_w_bias"]
+    div_val, (table, *_) = 1, [shapes.get(f"{_EMBED}lookup_table", ())]
+    if table:
+        rows = _each(shapes, f"{_SOFTMAX}cutoff_{{}}/b") or [(table[0],)]
+        d_embed = table[1]
+    else:
+        rows = _each(shapes, f"{_EMBED}cutoff_{{}}/lookup_table")
+        d_embed = rows[0][1]
+        div_val = rows[0][1] // rows[1][1] if len(rows) > 1 else 2
+    ends = tuple(accumulate(x[0] for x in rows))
+    bins = Bins(ends[-1], ends[:-1], d_embed, div_val)
+    proj_same_dim = div_val == 1 or d_embed != d_model or f"{_EMBED}cutoff_0/proj_W" in shapes
+    needed = [width != d_model or (div_val > 1 and proj_same_dim) for width in bins.widths]
+    tied = [need and f"{_SOFTMAX}cutoff_{i}/proj" not in shapes for i, need in enumerate(needed)]
+    return ModelConfig(
+        vocab_size=ends[-1],
+        n_layer=n_layer,
+        d_model=d_model,
+        n_head=n_head,
+        d_head=d_head,
+        d_inner=d_inner,
+        mem_len=lengths.mem_len or 0,
+        window=window(lengths.same_length, (lengths.mem_len or 0) + 1, what),
+        clamp_len=lengths.clamp_len,
+        untie_r=bool(untied),
+        norm_eps=_NORM_EPS,
+        initial_memory="zeros",
+        cutoffs=ends[:-1],
+        div_val=div_val,
+        d_embed=d_embed,
+        tie_projs=ties(tied, what),
+        proj_same_dim=proj_same_dim,
+    )
+
+
+def _each(shapes: dict[str, tuple[int, ...]], name: str) -> list[tuple[int, ...]]:
+    """Shapes of name with 0, 1, .. in it, as far as there are any."""
+    found: list[tuple[int, ...]] = []
+    while name.format(len(found)) in shapes:
+        found.append(shapes[name.format(len(found))])
+    return found
+
+
+def _renamed(given: dict[str, Tensor], config: ModelConfig, what: str) -> dict[str, Tensor]:
+    """By the original PyTorch names; a name that is not known stays and is refused by them."""
+    names = {f"{_EMBED}lookup_table": ("word_emb.emb_layers.0.weight", False),
+             f"{_EMBED}proj_W": ("word_emb.emb_projs.0", True),
+             f"{_SOFTMAX}bias": ("crit.out_layers.0.bias", False),
+             f"{_SOFTMAX}cutoff_0/cluster_W": ("crit.cluster_weight", False),
+             f"{_SOFTMAX}cutoff_0/cluster_b": ("crit.cluster_bias", False)}  # fmt: skip
+    for i in range(len(config.bins)):
+        names[f"{_EMBED}cutoff_{i}/lookup_table"] = (f"word_emb.emb_layers.{i}.weight", False)
+        names[f"{_EMBED}cutoff_{i}/proj_W"] = (f"word_emb.emb_projs.{i}", True)
+        names[f"{_SOFTMAX}cutoff_{i}/b"] = (f"crit.out_layers.{i}.bias", False)
+        names[f"{_SOFTMAX}cutoff_{i}/proj"] = (f"crit.out_projs.{i}", True)
+    for n in range(config.n_layer):
+        names |= {f"layer_{n}/{a}": (f"layers.{n}.{b}", turned) for a, (b, turned) in _LAYER.items()}
+    found: dict[str, Tensor] = {}
+    for name, x in given.items():
+        theirs, turned = names.get(name, (name, False))
+        if turned and x.dim() != 2:
+            raise TxlError(f"{what}: {name} must be a matrix, got shape {list(x.shape)}")
+        found[theirs] = x.t() if turned else x
+    biases = [f"crit.out_layers.{i}.bias" for i in range(len(config.bins))]
+    if config.div_val == 1 and len(biases) > 1 and all(x in found for x in biases):
+        found[biases[0]] = torch.cat([found.pop(x).flatten() for x in biases])
+    if config.untie_r:
+        for name in ("r_w_bias", "r_r_bias"):
+            for n, x in enumerate(found.pop(name, ())):
+                found[f"layers.{n}.dec_attn.{name}"] = x
+    return found
