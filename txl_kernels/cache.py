@@ -137,6 +137,29 @@ class KeyValueCache:
         self._since = torch.where(rows, self._total, since)
         self._last_reset = self._total
 
+    @torch.no_grad()
+    def reorder(self, rows: Tensor) -> None:
+        """Row n becomes what row rows[n] was, as beam search needs it.
+
+        rows: int64 [B] on the cache's device, each from 0 to B - 1 (not looked at on a GPU).
+
+        Raises:
+            TypeError, ValueError: rows is something else.
+        """
+        if not isinstance(rows, Tensor) or rows.dtype != torch.int64:
+            got = rows.dtype if isinstance(rows, Tensor) else type(rows).__name__
+            raise TypeError(f"rows must be an int64 tensor [B], got {got}")
+        if rows.shape != (self.batch,) or rows.device != self.r.device:
+            raise ValueError(
+                f"rows must be [B] = [{self.batch}] on {self.r.device}, got shape {list(rows.shape)} on {rows.device}"
+            )
+        if rows.device.type == "cpu" and (int(rows.min()) < 0 or int(rows.max()) >= self.batch):
+            raise ValueError(f"rows must be from 0 to {self.batch - 1}, got {int(rows.min())} to {int(rows.max())}")
+        held = slice(self._begin, self._end)
+        self._buffer[:, :, :, held] = self._buffer[:, :, :, held].index_select(1, rows)
+        if self._since is not None:
+            self._since = self._since.index_select(0, rows)
+
     def clear(self) -> None:
         """Forgets everything held."""
         self._begin = self._end = self._total = self._last_reset = 0

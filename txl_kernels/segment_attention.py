@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels import backends
+from txl_kernels.attention_weights import rel_attention_weights
 from txl_kernels.backends.devices import autocast_dtype
 from txl_kernels.cache import KeyValueCache
 from txl_kernels.call.span import Window, span
@@ -228,6 +229,25 @@ class SegmentAttention(nn.Module, abc.ABC):
             cache.append(k, v)
         projected: Tensor = self.out(self._merge(out))
         return projected
+
+    def weights(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        """What `forward` weighs the values with, before any dropout: float32 [B, H, L, M + L].
+
+        x, memory: as in `forward`; errors too, and a layer with chunks is refused.
+        """
+        self._check_input(x)
+        if memory is not None:
+            self._check_memory(memory, x)
+        if self.chunk is not None:
+            raise ValueError(f"chunk must be None, got a layer with chunk={self.chunk}")
+        q, k, _ = (self._heads(part) for part in self.qkv(x).split(self.n_head * self.d_head, -1))
+        length = q.size(2)
+        k_mem = None if memory is None else self._project_memory(memory)[0]
+        r = self.project_positions(self.positions(length, 0 if k_mem is None else k_mem.size(2)))
+        return rel_attention_weights(
+            q, k, r, *self.biases(), k_mem, causal=self.causal, window=self.window,
+            zero_row=0 if self.causal else max(length - 1, 0), scale=self.scale,
+        )  # fmt: skip
 
     @property
     def _batch_axis(self) -> int:

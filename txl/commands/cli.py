@@ -16,6 +16,7 @@ from txl.commands.average import average_command
 from txl.commands.console import discard, tell
 from txl.commands.demo import demo_command
 from txl.commands.evaluate import evaluate_command
+from txl.commands.exporting import export_command
 from txl.commands.generate import generate_command
 from txl.commands.importing import import_command
 from txl.commands.prepare import prepare
@@ -56,7 +57,8 @@ for _name, _command, _help in (
     ("generate", generate_command, "Continue a text."),
     ("recipes", recipes_command, "List the paper's models, or show one with its commands."),
     ("average", average_command, "Average the parameters of checkpoints."),
-    ("import", import_command, "Turn a checkpoint of Hugging Face's TransfoXL into one of ours."),
+    ("import", import_command, "Turn a checkpoint of other code into one of ours."),
+    ("export", export_command, "Turn a checkpoint of ours into one of other code."),
     ("demo", demo_command, "In about five minutes: train a small model, see what memory is worth, a sample."),
 ):
     # Python leaves docstrings out with -OO; the first line then still says what a command does.

@@ -16,6 +16,8 @@ from txl.commands.training import draw_loss, restated, run_training
 from txl.errors import TxlError
 from txl.model.config import ENCODINGS, ModelConfig
 from txl.text import corpus as data
+from txl.text.rules import PrepareOptions
+from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 from txl.training.run_folder import read_record, refuse_used_folder
 from txl.training.trainer import Trainer, updates_in
@@ -36,6 +38,14 @@ def train(
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help=f"Model and training to start from (`txl recipes`); default {recipes.DEFAULT}.")
+    ] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(
+            help="A checkpoint or run to begin with: its parameters, sizes and vocabulary. Options that change no size may "
+            "differ; training is the recipe's.",
+            show_default=False,
+        ),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Train about so long: sets --steps by a short trial.", show_default=False)
@@ -136,17 +146,25 @@ def train(
         raise TxlError("--minutes must be > 0 and finite, and goes neither with --steps nor with --resume")
     where = pick_device(device)
     if resume:
+        if init is not None:
+            raise TxlError("--resume continues the run with its own parameters; leave --init out")
         trainer = _resumed(run, source, recipe, own_model, own_train, where, tensorboard)
     else:
         chosen = recipes.load(recipe or recipes.DEFAULT)
         refuse_used_folder(run)
-        corpus = data.open_corpus(source, run / "corpus", chosen.prepare_options())
-        _tell_other_data(chosen, corpus)
-        model_config = ModelConfig(**(chosen.model_with(own_model) | {"vocab_size": len(corpus.vocabulary)}))
+        begun = None if init is None else checkpoints.load(init)
+        if begun is None:
+            corpus = data.open_corpus(source, run / "corpus", chosen.prepare_options())
+            _tell_other_data(chosen, corpus)
+            model_config = ModelConfig(**(chosen.model_with(own_model) | {"vocab_size": len(corpus.vocabulary)}))
+        else:
+            rule = "words" if begun.vocabulary.unit == "words" else "auto"
+            corpus = data.open_corpus(source, run / "corpus", PrepareOptions(rule), begun.vocabulary)
+            model_config = ModelConfig.from_json(begun.config.to_json() | own_model)
         config = TrainConfig(**(chosen.train | own_train))
         if minutes is not None:
             config = timed(minutes, corpus, model_config, config, where)
-        trainer = Trainer(run, corpus, model_config, config, device=where, tensorboard=tensorboard)
+        trainer = Trainer(run, corpus, model_config, config, device=where, tensorboard=tensorboard, init=begun)
     if trainer.config.warmup_updates >= trainer.config.steps:
         say(
             f"warm-up takes {trainer.config.warmup_updates:,} updates and the run has {trainer.config.steps:,}: its "

@@ -59,8 +59,4 @@ class Engine(Reader):
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:
-        hidden = self.model.embed(tokens)
-        for block, attention, cache in zip(self.model.layers, self.attention, self.caches, strict=True):
-            attended = attention(block.attention_input(hidden), cache=cache)
-            hidden = block.after_attention(hidden, attended)
-        return self.model.finish(hidden)
+        return self.model.read_cached(self.model.embed(tokens), self.caches)

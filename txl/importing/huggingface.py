@@ -2,6 +2,7 @@
 it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,12 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.importing import torch_files, vocabulary
-from txl.importing.foreign import Foreign, Lengths, ties, window
+from txl.importing.foreign import Foreign, Lengths
+from txl.importing.huggingface_config import from_theirs
 from txl.model.config import ModelConfig
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SEGMENT = 128  # of training; the configuration does not say
-_SAME_NAMES = (
-    "vocab_size",
-    "n_layer",
-    "d_model",
-    "n_head",
-    "d_head",
-    "d_inner",
-    "dropout",
-    "mem_len",
-    "div_val",
-    "untie_r",
-)
 
 
 def find(source: Path) -> Path | None:
@@ -41,9 +31,7 @@ def read(source: Path, lengths: Lengths) -> Foreign:
 
 
 def config(source: Path) -> ModelConfig:
-    """The model's configuration.
-
-    Its memory begins with zeros, as its code has it, and same_length is a window of mem_len keys.
+    """The model's configuration, as `from_theirs`.
 
     Raises:
         TxlError: config.json is missing, damaged, of another model, or asks for what the paper's
@@ -57,36 +45,7 @@ def config(source: Path) -> ModelConfig:
     if not isinstance(given, dict) or given.get("model_type") != "transfo-xl":
         kind = given.get("model_type") if isinstance(given, dict) else type(given).__name__
         raise TxlError(f"{path}: model_type must be 'transfo-xl', got {kind!r}")
-    if given.get("attn_type", 0) != 0:
-        raise TxlError(f"{path}: attn_type {given['attn_type']!r} is none that Hugging Face's code ever computed")
-    try:
-        return _translated(given, path)
-    except (KeyError, TypeError, ValueError) as error:
-        raise TxlError(f"{path}: {type(error).__name__}: {error}") from error
-
-
-def _translated(given: dict[str, Any], path: Path) -> ModelConfig:
-    fields = {name: given[name] for name in _SAME_NAMES}
-    cutoffs = tuple(given.get("cutoffs", ()))
-    tied = given.get("tie_projs")
-    if tied is None:
-        tied = [False] + [bool(given.get("proj_share_all_but_first", True))] * len(cutoffs)
-    tie_projs = ties([bool(x) for x in tied], str(path))
-    tie_weight = bool(given.get("tie_word_embeddings", True))
-    clamp_len = given.get("clamp_len", -1)
-    return ModelConfig(
-        **fields,
-        attn_dropout=given.get("dropatt", 0.0),
-        window=window(given.get("same_length"), given["mem_len"], str(path)),
-        clamp_len=clamp_len if clamp_len > 0 else None,
-        pre_norm=bool(given.get("pre_lnorm", False)),
-        norm_eps=given.get("layer_norm_epsilon", 1e-5),
-        initial_memory="zeros",
-        cutoffs=cutoffs,
-        d_embed=given.get("d_embed", given["d_model"]),
-        tie_weight=tie_weight,
-        tie_projs=tie_projs if tie_weight else "none",
-    )
+    return from_theirs(given, str(path))
 
 
 def tensors(source: Path) -> dict[str, Tensor]:
@@ -107,4 +66,14 @@ def tensors(source: Path) -> dict[str, Tensor]:
         found = torch_files.load(path)
     if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
         raise TxlError(f"{path}: must hold tensors by name, got {type(found).__name__}")
-    return {str(name).removeprefix("transformer."): x for name, x in found.items()}
+    return unprefixed(found)
+
+
+def unprefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By the original's names."""
+    return {str(name).removeprefix("transformer."): x for name, x in tensors.items()}
+
+
+def prefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """From the original's names to Hugging Face's."""
+    return {name if name.startswith("crit.") else f"transformer.{name}": x for name, x in tensors.items()}

@@ -91,18 +91,23 @@ def translate(
     shapes: Mapping[str, torch.Size],
     flipped_clusters: bool,
     what: str,
+    softmax: bool = True,
 ) -> dict[str, Tensor]:
     """Our parameters, float32, from theirs by their names.
 
     Args:
         given: theirs, prefixes removed.
         shapes: of our parameters.
+        softmax: False for all but the softmax's, which are not looked at.
 
     Raises:
         TxlError: a tensor is missing, unknown, of another shape or no float, or one that should
             repeat another differs from it; begins with `what`.
     """
     named, repeated = parts(config, flipped_clusters)
+    if not softmax:
+        given = {name: x for name, x in given.items() if not name.startswith("crit.")}
+        named = _without_softmax(named)
     wanted = {name for part in named.values() for name in part.theirs}
     given = {first: given[name] for name, first in repeated.items() if name in given} | dict(given)
     unknown = sorted(name for name in given if name not in wanted and name not in repeated and name not in IGNORED)
@@ -121,6 +126,22 @@ def translate(
     for name, part in named.items():
         x = torch.cat([given[theirs].float() for theirs in part.theirs])
         found[name] = x.flip(0) if part.flipped else x
+    return found
+
+
+def _without_softmax(named: Mapping[str, Part]) -> dict[str, Part]:
+    return {name: part for name, part in named.items() if not name.startswith("softmax.")}
+
+
+def original(parameters: Mapping[str, Tensor], config: ModelConfig, softmax: bool = True) -> dict[str, Tensor]:
+    """The other way: theirs from our parameters, clusters in natural order; none twice."""
+    named, _ = parts(config, flipped_clusters=False)
+    found: dict[str, Tensor] = {}
+    rows = [count for count, _ in table_shapes(config)]
+    for name, part in (named if softmax else _without_softmax(named)).items():
+        x = parameters[name]
+        pieces = x.split(rows) if len(part.theirs) > 1 else (x,)
+        found |= dict(zip(part.theirs, pieces, strict=True))
     return found
 
 

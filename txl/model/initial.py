@@ -4,7 +4,6 @@ from torch import nn
 
 from txl.model.block import Block
 from txl.model.config import ModelConfig
-from txl.model.embedding import AdaptiveEmbedding
 from txl.model.shaw import ReleasedShawAttention, ShawAttention
 from txl.model.softmax import AdaptiveSoftmax
 from txl_kernels import RelAttention
@@ -12,37 +11,38 @@ from txl_kernels import RelAttention
 
 def init_parameters(model: nn.Module, config: ModelConfig) -> None:
     """Draws every parameter of a model from torch's generator."""
-    std = config.init_std
     for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, 0.0, std)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
-            nn.init.normal_(module.weight, 1.0, config.norm_std)
+        init_module(module, config)
+
+
+def init_module(module: nn.Module, config: ModelConfig) -> None:
+    """Draws what a module holds itself, its children's parameters apart."""
+    std = config.init_std
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, 0.0, std)
+        if module.bias is not None:
             nn.init.zeros_(module.bias)
-        elif isinstance(module, RelAttention):
+    elif isinstance(module, nn.LayerNorm):
+        nn.init.normal_(module.weight, 1.0, config.norm_std)
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, RelAttention):
+        nn.init.normal_(module.content_bias, 0.0, std)
+        nn.init.normal_(module.position_bias, 0.0, std)
+    elif isinstance(module, ShawAttention):
+        nn.init.normal_(module.table, 0.0, std)
+        if isinstance(module, ReleasedShawAttention):
             nn.init.normal_(module.content_bias, 0.0, std)
-            nn.init.normal_(module.position_bias, 0.0, std)
-        elif isinstance(module, ShawAttention):
-            nn.init.normal_(module.table, 0.0, std)
-            if isinstance(module, ReleasedShawAttention):
-                nn.init.normal_(module.content_bias, 0.0, std)
-                nn.init.zeros_(module.distance_bias)
-        elif isinstance(module, Block) and module.places is not None:
-            nn.init.normal_(module.places, 0.0, std)
-        elif isinstance(module, AdaptiveEmbedding):
-            _draw(module.tables, module.projections, config)
-        elif isinstance(module, AdaptiveSoftmax):
-            _draw(module.own_tables, module.own_projections, config)
-            nn.init.zeros_(module.bias)
-            if len(module.bins) > 1:
-                nn.init.normal_(module.cluster_weight, 0.0, std)
-                nn.init.zeros_(module.cluster_bias)
-
-
-def _draw(tables: nn.ParameterList, projections: nn.ParameterDict, config: ModelConfig) -> None:
-    for table in tables:
-        nn.init.normal_(table, 0.0, config.init_std)
-    for projection in projections.values():
-        nn.init.normal_(projection, 0.0, config.proj_init_std)
+            nn.init.zeros_(module.distance_bias)
+    elif isinstance(module, Block) and module.places is not None:
+        nn.init.normal_(module.places, 0.0, std)
+    elif isinstance(module, nn.ParameterList):  # tables of embeddings
+        for table in module:
+            nn.init.normal_(table, 0.0, std)
+    elif isinstance(module, nn.ParameterDict):  # their projections
+        for projection in module.values():
+            nn.init.normal_(projection, 0.0, config.proj_init_std)
+    elif isinstance(module, AdaptiveSoftmax):
+        nn.init.zeros_(module.bias)
+        if len(module.bins) > 1:
+            nn.init.normal_(module.cluster_weight, 0.0, std)
+            nn.init.zeros_(module.cluster_bias)

@@ -89,7 +89,11 @@ class _Passes:
 
 
 def prepare(
-    source: AnyPath | None, folder: AnyPath, options: PrepareOptions = _AUTO, progress: Progress | None = None
+    source: AnyPath | None,
+    folder: AnyPath,
+    options: PrepareOptions = _AUTO,
+    progress: Progress | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Corpus:
     """Writes a corpus to `folder` and opens it, in memory that does not grow with the text.
 
@@ -98,10 +102,11 @@ def prepare(
 
     Args:
         source: a file, an archive or a folder; None for the standard library of this interpreter.
+        vocabulary: to encode with; None for the source's own.
 
     Raises:
         TxlError: the source is not what the rule needs, is too short, truncated or damaged; the
-            vocabulary lacks its words; or the folder cannot be written.
+            vocabulary is of another unit or lacks its words; or the folder cannot be written.
     """
     passes = _Passes(progress)
     found = Source(None if source is None else Path(source), passes.watch)
@@ -109,18 +114,24 @@ def prepare(
         passes.begin("looking", found.size)
     rule = choose(found, options)
     reader = rule.read(found)
-    passes.begin("counting", reader.size)
-    vocabulary = make_vocabulary(reader, rule, options, passes.watch)
+    if vocabulary is None:
+        passes.begin("counting", reader.size)
+        vocabulary = make_vocabulary(reader, rule, options, passes.watch)
+    elif vocabulary.unit != rule.unit:
+        raise TxlError(f"rule {rule.name} makes {rule.unit}, the vocabulary given is of {vocabulary.unit}")
     passes.begin("encoding", reader.size)
     write_corpus(Path(folder), reader, vocabulary, rule, options, passes.watch)
     return load(folder)
 
 
-def open_corpus(source: AnyPath | None, folder: AnyPath, options: PrepareOptions = _AUTO) -> Corpus:
-    """A prepared corpus as it is; anything else is prepared in `folder` first, as options say."""
+def open_corpus(
+    source: AnyPath | None, folder: AnyPath, options: PrepareOptions = _AUTO, vocabulary: Vocabulary | None = None
+) -> Corpus:
+    """A prepared corpus as it is; anything else is prepared in `folder` first, as options and
+    vocabulary say."""
     if source is not None and Path(source, META).is_file():
         return load(source)
-    return prepare(source, folder, options)
+    return prepare(source, folder, options, vocabulary=vocabulary)
 
 
 def load(folder: AnyPath) -> Corpus:

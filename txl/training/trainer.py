@@ -65,13 +65,16 @@ class Trainer:
         resume: bool = False,
         device: torch.device | str = "cpu",
         tensorboard: bool = False,
+        init: checkpoints.Checkpoint | None = None,
     ) -> None:
         """Starts a run, or takes one up again at its last checkpoint.
 
+        init: whose parameters a new run begins with; None to draw them.
+
         Raises:
-            TxlError: the folder already holds a run (without `resume`), or holds none or one of
-                other options (with it); another process trains there; or the corpus is too
-                short, or not as it was prepared.
+            TxlError: `init` is of another vocabulary or other sizes; the folder already holds a run
+                (without `resume`), or holds none or one of other options (with it); another process
+                trains there; or the corpus is too short, or not as it was prepared.
         """
         self.folder = folder = Path(folder)
         self.corpus, self.config = corpus, config
@@ -89,7 +92,12 @@ class Trainer:
                 f"segments of {self.segment} tokens are beyond the {model_config.table_len} learned positions of table_len"
             )
         torch.manual_seed(config.seed)
-        self.model = TransformerXL(model_config).to(self.device)
+        self.model = TransformerXL(model_config)
+        if init is not None and not resume:
+            if init.vocabulary != corpus.vocabulary:
+                raise TxlError(f"{init.path}: its vocabulary is not that of the corpus in {corpus.folder}")
+            checkpoints.load_parameters(self.model, init)
+        self.model.to(self.device)
         self.optimizers = make_optimizers(self.model, config)
         self.average = WeightAverage(self.model, config)
         for block in self.model.layers:

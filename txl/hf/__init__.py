@@ -1,0 +1,35 @@
+"""TransfoXL for today's transformers: `pip install txl-kernels[hf]`, then `import txl.hf`.
+
+Importing it registers configuration, models and tokenizer with the Auto classes.
+"""
+
+import transformers
+
+if int(transformers.__version__.split(".")[0]) < 5:
+    raise ImportError(
+        f"txl.hf needs transformers >= 5, which has no TransfoXL of its own; got {transformers.__version__}"
+    )
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from txl.hf.cache import TransfoXLCache
+from txl.hf.configuration import TransfoXLConfig
+from txl.hf.modeling import TransfoXLLMHeadModel, TransfoXLModel, TransfoXLPreTrainedModel
+from txl.hf.output import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
+from txl.hf.tokenization import TransfoXLTokenizer
+
+__all__ = [
+    "TransfoXLCache",
+    "TransfoXLConfig",
+    "TransfoXLLMHeadModel",
+    "TransfoXLLMHeadModelOutput",
+    "TransfoXLModel",
+    "TransfoXLModelOutput",
+    "TransfoXLPreTrainedModel",
+    "TransfoXLTokenizer",
+]
+
+AutoConfig.register(TransfoXLConfig.model_type, TransfoXLConfig)
+AutoModel.register(TransfoXLConfig, TransfoXLModel)
+AutoModelForCausalLM.register(TransfoXLConfig, TransfoXLLMHeadModel)
+AutoTokenizer.register(TransfoXLConfig, fast_tokenizer_class=TransfoXLTokenizer)

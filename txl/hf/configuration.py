@@ -1,0 +1,96 @@
+"""The configuration, with the fields that config.json always had."""
+
+import dataclasses
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from txl.importing.huggingface_config import MODEL_TYPE, from_theirs
+from txl.model.config import ModelConfig
+
+
+class TransfoXLConfig(PretrainedConfig):  # type: ignore[misc]
+    """Sizes and options of a TransfoXL model; defaults are those of the released WikiText-103 one.
+
+    Args:
+        vocab_size, cutoffs, d_model, d_embed, n_head, d_head, d_inner, div_val, n_layer: sizes.
+        pre_lnorm: layer norms before attention and feed-forward net.
+        mem_len: hidden states remembered.
+        clamp_len: largest distance told apart; -1 for no limit.
+        same_length: each token sees mem_len keys.
+        proj_share_all_but_first, tie_projs: bins whose softmax uses the embedding's projection;
+            tie_projs, a flag a bin, wins.
+        untie_r: biases u and v of their own in each layer.
+        dropout, dropatt, layer_norm_epsilon, tie_word_embeddings: as everywhere.
+        init_std, proj_init_std: of the initial parameters.
+        initial_memory: "zeros", what the old class always began with, or "empty".
+        attn_type, adaptive, sample_softmax: of old files; only 0, either, and -1 ever worked.
+
+    Raises:
+        TxlError: by `model_config`, for what is no such model.
+    """
+
+    model_type = MODEL_TYPE
+    keys_to_ignore_at_inference = ["mems", "past_key_values"]  # noqa: RUF012
+    attribute_map = {  # noqa: RUF012
+        "n_token": "vocab_size",
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    }
+
+    def __init__(
+        self,
+        vocab_size: int = 267735,
+        cutoffs: list[int] | None = None,
+        d_model: int = 1024,
+        d_embed: int = 1024,
+        n_head: int = 16,
+        d_head: int = 64,
+        d_inner: int = 4096,
+        div_val: int = 4,
+        pre_lnorm: bool = False,
+        n_layer: int = 18,
+        mem_len: int = 1600,
+        clamp_len: int = 1000,
+        same_length: bool = True,
+        proj_share_all_but_first: bool = True,
+        attn_type: int = 0,
+        sample_softmax: int = -1,
+        adaptive: bool = True,
+        dropout: float = 0.1,
+        dropatt: float = 0.0,
+        untie_r: bool = True,
+        init_std: float = 0.02,
+        proj_init_std: float = 0.01,
+        layer_norm_epsilon: float = 1e-5,
+        eos_token_id: int = 0,
+        tie_projs: list[bool] | None = None,
+        tie_word_embeddings: bool = True,
+        initial_memory: str = "zeros",
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.cutoffs = [20000, 40000, 200000] if cutoffs is None else list(cutoffs)
+        self.d_model, self.d_embed, self.n_head, self.d_head, self.d_inner = d_model, d_embed, n_head, d_head, d_inner
+        self.div_val, self.pre_lnorm, self.n_layer, self.mem_len = div_val, pre_lnorm, n_layer, mem_len
+        self.clamp_len, self.same_length, self.untie_r = clamp_len, same_length, untie_r
+        self.proj_share_all_but_first = proj_share_all_but_first
+        if tie_projs is None:
+            tie_projs = [False] + [proj_share_all_but_first] * len(self.cutoffs)
+        self.tie_projs = list(tie_projs)
+        self.attn_type, self.sample_softmax, self.adaptive = attn_type, sample_softmax, adaptive
+        self.dropout, self.dropatt = dropout, dropatt
+        self.init_std, self.proj_init_std, self.layer_norm_epsilon = init_std, proj_init_std, layer_norm_epsilon
+        self.initial_memory = initial_memory
+        self.is_decoder = True
+        super().__init__(eos_token_id=eos_token_id, tie_word_embeddings=tie_word_embeddings, **kwargs)
+
+    def model_config(self) -> ModelConfig:
+        """As `txl` takes it.
+
+        Raises:
+            TxlError: a field, by name.
+        """
+        config = from_theirs(self.to_dict(), "config")
+        return dataclasses.replace(config, init_std=self.init_std, proj_init_std=self.proj_init_std)

@@ -1,0 +1,286 @@
+"""TransfoXL's models for transformers, on our kernels."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+
+from txl.hf import weights
+from txl.hf.cache import TransfoXLCache
+from txl.hf.configuration import TransfoXLConfig
+from txl.hf.output import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
+from txl.model.initial import init_module
+from txl.model.memory import HiddenMemory
+from txl.model.softmax import AdaptiveSoftmax
+from txl.model.trunk import States, Trunk
+from txl_kernels import RelAttention
+
+
+class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+    """Reads and writes the weights that Hugging Face's class wrote, under their old names."""
+
+    config_class = TransfoXLConfig
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = False
+    _no_split_modules = ["Block"]  # noqa: RUF012
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As transformers', of a folder or a name on the Hub, safetensors or pickle (read with
+        `weights_only`); strict.
+
+        Raises:
+            OSError: no weights there, or damaged ones.
+            TxlError: a tensor is missing, unknown or of another shape, or the configuration is of
+                no such model.
+        """
+        if pretrained_model_name_or_path is None or kwargs.get("state_dict") is not None:
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        folder = weights.folder_of(str(pretrained_model_name_or_path), kwargs)
+        config = kwargs.pop("config", None)
+        if not isinstance(config, TransfoXLConfig):
+            config, kwargs = TransfoXLConfig.from_pretrained(config or folder, return_unused_kwargs=True, **kwargs)
+        kwargs = {name: value for name, value in kwargs.items() if name not in weights.OF_THE_HUB}
+        with torch.device("meta"):
+            shape = cls(config)
+        state = weights.to_ours(weights.read(folder), shape, config.model_config())
+        model = super().from_pretrained(None, *args, config=config, state_dict=state, **kwargs)
+        model.config.name_or_path = str(pretrained_model_name_or_path)
+        return model
+
+    def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Any = None, **kwargs: Any) -> None:
+        """As transformers', under the names that its own class had."""
+        state = self.state_dict() if state_dict is None else state_dict
+        if not weights.are_theirs(state):
+            state = weights.to_theirs(state, self.config.model_config())
+        super().save_pretrained(save_directory, *args, state_dict=state, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Of either names."""
+        if weights.are_theirs(state_dict):
+            state_dict = weights.to_ours(state_dict, self, self.config.model_config())
+        result = super().load_state_dict(state_dict, *args, **kwargs)
+        self.tie_weights()
+        return result
+
+    def tie_weights(self, *args: Any, **kwargs: Any) -> None:
+        """u and v are one pair in all layers, unless `untie_r`."""
+        super().tie_weights(*args, **kwargs)
+        for module in self.modules():
+            if isinstance(module, Trunk):
+                module.tie_biases()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        init_module(module, self.config.model_config())
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("the vocabulary's bins have fixed sizes: resize_token_embeddings is not supported")
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+
+class TransfoXLModel(TransfoXLPreTrainedModel):
+    """Embeddings and layers with memory (Dai et al. 2019); no softmax."""
+
+    def __init__(self, config: TransfoXLConfig) -> None:
+        """Raises TxlError: the configuration is of no such model."""
+        super().__init__(config)
+        self.trunk = Trunk(config.model_config())
+        self.post_init()
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether backward computes the layers anew."""
+        return any(block.recompute for block in self.trunk.layers) if hasattr(self, "trunk") else False
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, enable: bool) -> None:
+        for block in self.trunk.layers:
+            block.recompute = enable
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.trunk.embedding
+
+    def new_cache(self, batch: int, max_segment: int = 128) -> TransfoXLCache:
+        """For `past_key_values`, at the start of a text."""
+        return TransfoXLCache(self.trunk, batch, max_segment)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        mems: list[Tensor] | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: TransfoXLCache | None = None,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        use_cache: bool | None = None,
+    ) -> Any:
+        """A segment after its memory.
+
+        Args:
+            input_ids: [B, L]; or inputs_embeds [B, L, d_model], scaled embeddings.
+            mems: of the call for the segment before, [M, B, d_model] a layer; None at the start of
+                a text.
+            past_key_values: keys and values in place of mems, evaluation only; from `new_cache`.
+            attention_mask: [B, L] of ones: padding is not supported.
+            use_cache: nothing: mems always come out, and a cache if one went in.
+
+        Returns:
+            `TransfoXLModelOutput`, or a tuple of what there is.
+
+        Raises:
+            ValueError, RuntimeError: an argument, by name.
+        """
+        if attention_mask is not None and not bool(attention_mask.all()):
+            raise ValueError("attention_mask must be of ones: padding is not supported; read texts of one length")
+        attentions = self.config.output_attentions if output_attentions is None else output_attentions
+        hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        embedded = self._embed(input_ids, inputs_embeds)
+        if past_key_values is not None:
+            if mems is not None or attentions or hidden:
+                raise ValueError("past_key_values goes with neither mems, output_attentions nor output_hidden_states")
+            output = TransfoXLModelOutput(self._read_cached(embedded, past_key_values), None, past_key_values)
+        else:
+            output = self._read(embedded, mems, attentions, hidden)
+        dictionary = self.config.return_dict if return_dict is None else return_dict
+        return output if dictionary else output.to_tuple()
+
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        if input_ids is not None and inputs_embeds is None:
+            if input_ids.dim() != 2 or input_ids.size(1) == 0:
+                raise ValueError(f"input_ids must be [B, L] with L >= 1, got shape {list(input_ids.shape)}")
+            return self.trunk.embed(input_ids)
+        if inputs_embeds is None or input_ids is not None:
+            raise ValueError("pass either input_ids or inputs_embeds")
+        d_model = self.config.d_model
+        if inputs_embeds.dim() != 3 or inputs_embeds.size(1) == 0 or inputs_embeds.size(2) != d_model:
+            raise ValueError(f"inputs_embeds must be [B, L, {d_model}], got shape {list(inputs_embeds.shape)}")
+        return inputs_embeds
+
+    def _read(
+        self, embedded: Tensor, mems: list[Tensor] | None, attentions: bool, hidden: bool
+    ) -> TransfoXLModelOutput:
+        memory = None if mems is None else tuple(x.transpose(0, 1) for x in mems)
+        states = self.trunk.read_embedded(embedded, memory)
+        kept = None if states.memory is None else [x.transpose(0, 1) for x in states.memory]
+        return TransfoXLModelOutput(
+            states.hidden,
+            kept,
+            None,
+            (*states.inputs, states.hidden) if hidden else None,
+            self._attentions(states, memory) if attentions else None,
+        )
+
+    def _attentions(self, states: States, memory: HiddenMemory | None) -> tuple[Tensor, ...]:
+        """Computed anew: the kernels keep none."""
+        if memory is None:
+            memory = self.trunk.initial_memory(states.hidden.size(0))
+        found = []
+        for i, (block, x) in enumerate(zip(self.trunk.layers, states.inputs, strict=True)):
+            past = None if memory is None else block.attention_input(memory[i])
+            assert isinstance(block.attention, RelAttention)
+            found.append(block.attention.weights(block.attention_input(x), past))
+        return tuple(found)
+
+    def _read_cached(self, embedded: Tensor, cache: TransfoXLCache) -> Tensor:
+        if self.training:
+            raise RuntimeError("past_key_values is for evaluation: call model.eval()")
+        parts = embedded.split(cache.max_segment, 1)
+        read = [self.trunk.read_cached(part, cache.layers) for part in parts]
+        cache.saw(embedded.size(1))
+        return read[0] if len(read) == 1 else torch.cat(read, 1)
+
+
+class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """The language model: log-probabilities of the next token, or losses."""
+
+    def __init__(self, config: TransfoXLConfig) -> None:
+        """Raises TxlError: the configuration is of no such model."""
+        super().__init__(config)
+        self.transformer = TransfoXLModel(config)
+        self.crit = AdaptiveSoftmax(config.model_config(), self.transformer.trunk.embedding)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        mems: list[Tensor] | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values: TransfoXLCache | None = None,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+    ) -> Any:
+        """As `TransfoXLModel.forward`.
+
+        Args:
+            labels: [B, L], shifted here: the label of position n is scored by position n - 1; -100
+                is not scored. With them there are losses and no scores.
+            logits_to_keep: positions at the end whose scores are wanted; 0 for all.
+
+        Returns:
+            `TransfoXLLMHeadModelOutput`, or a tuple of what there is.
+        """
+        read = self.transformer(
+            input_ids,
+            mems,
+            inputs_embeds,
+            past_key_values,
+            attention_mask,
+            output_attentions,
+            output_hidden_states,
+            True,
+        )
+        hidden = read.last_hidden_state
+        loss = losses = scores = None
+        if labels is None:
+            scores = self.crit.log_probs(hidden[:, -logits_to_keep:])
+        else:
+            if labels.shape != hidden.shape[:2]:
+                raise ValueError(f"labels must be {list(hidden.shape[:2])}, got shape {list(labels.shape)}")
+            losses = self.crit.nll(hidden[:, :-1], labels[:, 1:])
+            loss = losses.sum() / (labels[:, 1:] != -100).sum().clamp(min=1)
+        output = TransfoXLLMHeadModelOutput(
+            loss, losses, scores, read.mems, read.past_key_values, read.hidden_states, read.attentions
+        )
+        dictionary = self.config.return_dict if return_dict is None else return_dict
+        return output if dictionary else output.to_tuple()
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, past_key_values: TransfoXLCache | list[Tensor] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The tokens that the cache has not seen; a cache at the start, unless the text follows
+        `mems`."""
+        cached, mems = kwargs.get("use_cache") is not False, kwargs.get("mems")
+        cache = past_key_values if isinstance(past_key_values, TransfoXLCache) else None
+        if cached and mems is None and past_key_values is None:
+            cache = self.transformer.new_cache(input_ids.size(0))
+        elif cached and isinstance(past_key_values, list):  # the mems of the last step
+            mems, input_ids = past_key_values, input_ids[:, -1:]
+        mask = kwargs.get("attention_mask")
+        if cache is not None:
+            seen = cache.get_seq_length()
+            if seen >= input_ids.size(1):
+                raise ValueError(
+                    f"input_ids must begin with the {seen} tokens that past_key_values has seen and go on, got "
+                    f"{input_ids.size(1)}"
+                )
+            input_ids, mask = input_ids[:, seen:], mask if seen == 0 else None
+        return {
+            "input_ids": input_ids,
+            "past_key_values": cache,
+            "mems": mems,
+            "attention_mask": mask,
+            "logits_to_keep": kwargs.get("logits_to_keep") or 1,
+        }

@@ -1,0 +1,72 @@
+"""The vocabulary of an old checkpoint as a fast tokenizer."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from txl.importing import vocabulary
+from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
+
+
+class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
+    """Words between white space, and a line end as `<eos>`; or bytes, where the checkpoint has
+    those.
+
+    The old tokenizer also ran Moses' rules over raw English; text that is cut into words already,
+    as WikiText is, comes out the same.
+    """
+
+    model_input_names = ["input_ids"]  # noqa: RUF012
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Of a folder with tokenizer.json, or with vocab.pkl, vocab.bin or vocab.txt, which are
+        read without executing anything.
+
+        Raises:
+            TxlError: the vocabulary is damaged or of another form.
+        """
+        folder = Path(pretrained_model_name_or_path)
+        read = None if (folder / "tokenizer.json").is_file() else vocabulary.beside(folder) if folder.is_dir() else None
+        if read is None:
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        return cls.from_vocabulary(read())
+
+    @classmethod
+    def from_vocabulary(cls, words: Vocabulary) -> "TransfoXLTokenizer":
+        """Of a vocabulary of `txl`."""
+        plain = {"clean_up_tokenization_spaces": False}
+        if isinstance(words, ByteVocabulary):
+            return cls(tokenizer_object=_of_bytes(words), **plain)
+        assert isinstance(words, WordVocabulary)
+        unknown = None if words.unknown is None else words.words[words.unknown]
+        named = {"eos_token": words.end} | ({} if unknown is None else {"unk_token": unknown})
+        return cls(tokenizer_object=_of_words(words, unknown), **named, **plain)
+
+
+def _of_words(words: WordVocabulary, unknown: str | None) -> Tokenizer:
+    numbers = {word: n for n, word in enumerate(words.words)}
+    tokenizer = Tokenizer(models.WordLevel(numbers, **({} if unknown is None else {"unk_token": unknown})))
+    steps = [normalizers.Lowercase()] if words.lower else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace("\n", f" {words.end} ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def _of_bytes(words: ByteVocabulary) -> Tokenizer:
+    characters = _printable()
+    tokenizer = Tokenizer(models.WordLevel({characters[byte]: n for n, byte in enumerate(words.symbols)}))
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([whole, pre_tokenizers.Split(Regex("."), "isolated")])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _printable() -> list[str]:
+    """The character that stands for each byte, as GPT-2's byte-level coding has it: printable
+    Latin-1 for itself, the others from 256 on."""
+    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in own else chr(next(others)) for byte in range(256)]

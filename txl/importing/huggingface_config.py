@@ -1,0 +1,93 @@
+"""A model's configuration in the terms of Hugging Face's TransfoXL, both ways."""
+
+from typing import Any
+
+from txl.errors import TxlError
+from txl.importing.foreign import ties, window
+from txl.model.config import ModelConfig
+
+MODEL_TYPE = "transfo-xl"
+_SAME_NAMES = (
+    "vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "dropout", "mem_len", "div_val", "untie_r"
+)  # fmt: skip
+_RENAMED = {
+    "attn_dropout": "dropatt",
+    "pre_norm": "pre_lnorm",
+    "norm_eps": "layer_norm_epsilon",
+    "tie_weight": "tie_word_embeddings",
+}
+_NOT_THEIRS = {
+    "encoding": "relative", "final_norm": False, "variational_dropout": False, "word_dropout": 0.0, "second_target": False,
+    "embedding_dropout": None, "output_dropout": None,
+}  # fmt: skip
+
+
+def from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
+    """Its memory begins with zeros, as its code has it, unless `initial_memory`, a field of ours,
+    says otherwise; same_length is a window of mem_len keys.
+
+    Raises:
+        TxlError: a field is missing, or asks for what the paper's model is not; begins with `what`.
+    """
+    if given.get("attn_type", 0) != 0:
+        raise TxlError(f"{what}: attn_type {given['attn_type']!r} is none that Hugging Face's code ever computed")
+    try:
+        return _from_theirs(given, what)
+    except (KeyError, TypeError, ValueError) as error:
+        raise TxlError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
+    cutoffs = tuple(given.get("cutoffs") or ())
+    tied = given.get("tie_projs")
+    if tied is None:
+        tied = [False] + [bool(given.get("proj_share_all_but_first", True))] * len(cutoffs)
+    tie_projs = ties([bool(x) for x in tied], what)
+    tie_weight = bool(given.get("tie_word_embeddings", True))
+    clamp_len = given.get("clamp_len", -1)
+    return ModelConfig(
+        **{name: given[name] for name in _SAME_NAMES},
+        attn_dropout=given.get("dropatt", 0.0),
+        window=window(given.get("same_length"), given["mem_len"], what),
+        clamp_len=clamp_len if clamp_len > 0 else None,
+        pre_norm=bool(given.get("pre_lnorm", False)),
+        norm_eps=given.get("layer_norm_epsilon", 1e-5),
+        initial_memory=given.get("initial_memory", "zeros"),
+        cutoffs=cutoffs,
+        d_embed=given.get("d_embed", given["d_model"]),
+        tie_weight=tie_weight,
+        tie_projs=tie_projs if tie_weight else "none",
+    )
+
+
+def to_theirs(config: ModelConfig, what: str) -> dict[str, Any]:
+    """Fields of its config.json.
+
+    Raises:
+        TxlError: the model is none of its class; begins with `what`, names the field.
+    """
+    for name, value in _NOT_THEIRS.items():
+        if getattr(config, name) != value:
+            raise TxlError(f"{what}: Hugging Face's class has no {name}={getattr(config, name)!r}")
+    if config.window not in (None, config.mem_len):
+        raise TxlError(
+            f"{what}: Hugging Face's class sees all keys or mem_len={config.mem_len}, not window={config.window}"
+        )
+    if config.div_val > 1 and not config.proj_same_dim:
+        raise TxlError(f"{what}: Hugging Face's class projects every bin; proj_same_dim must be True")
+    count = len(config.bins)
+    return {
+        "model_type": MODEL_TYPE,
+        **{name: getattr(config, name) for name in _SAME_NAMES},
+        **{theirs: getattr(config, ours) for ours, theirs in _RENAMED.items()},
+        "d_embed": config.embed_width,
+        "cutoffs": list(config.cutoffs),
+        "adaptive": True,
+        "attn_type": 0,
+        "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
+        "same_length": config.window is not None,
+        "sample_softmax": -1,
+        "tie_projs": [config.ties_projection(i) for i in range(count)],
+        "proj_share_all_but_first": config.tie_projs != "none",
+        "initial_memory": config.initial_memory,
+    }
