@@ -130,7 +130,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
                 a text.
             past_key_values: keys and values in place of mems, evaluation only; from `new_cache`.
             attention_mask: [B, L] of ones: padding is not supported.
-            use_cache: nothing: mems always come out, and a cache if one went in.
+            use_cache: False for no mems; a cache comes out if one went in.
 
         Returns:
             `TransfoXLModelOutput`, or a tuple of what there is.
@@ -148,7 +148,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
                 raise ValueError("past_key_values goes with neither mems, output_attentions nor output_hidden_states")
             output = TransfoXLModelOutput(self._read_cached(embedded, past_key_values), None, past_key_values)
         else:
-            output = self._read(embedded, mems, attentions, hidden)
+            output = self._read(embedded, mems, attentions, hidden, keep=use_cache is not False)
         dictionary = self.config.return_dict if return_dict is None else return_dict
         return output if dictionary else output.to_tuple()
 
@@ -165,11 +165,11 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         return inputs_embeds
 
     def _read(
-        self, embedded: Tensor, mems: list[Tensor] | None, attentions: bool, hidden: bool
+        self, embedded: Tensor, mems: list[Tensor] | None, attentions: bool, hidden: bool, keep: bool
     ) -> TransfoXLModelOutput:
         memory = None if mems is None else tuple(x.transpose(0, 1) for x in mems)
         states = self.trunk.read_embedded(embedded, memory)
-        kept = None if states.memory is None else [x.transpose(0, 1) for x in states.memory]
+        kept = None if states.memory is None or not keep else [x.transpose(0, 1) for x in states.memory]
         return TransfoXLModelOutput(
             states.hidden,
             kept,
@@ -282,5 +282,14 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
             "past_key_values": cache,
             "mems": mems,
             "attention_mask": mask,
+            "use_cache": cached,
             "logits_to_keep": kwargs.get("logits_to_keep") or 1,
         }
+
+    @staticmethod
+    def _reorder_cache(past: TransfoXLCache | list[Tensor] | None, beam_idx: Tensor) -> Any:
+        """The rows of the beams that go on."""
+        if isinstance(past, TransfoXLCache):
+            past.reorder_cache(beam_idx)
+            return past
+        return past and [x.index_select(1, beam_idx) for x in past]

@@ -33,7 +33,8 @@ class TransfoXLLMHeadModelOutput(ModelOutput):  # type: ignore[misc]
 
     Attributes:
         loss: mean of the losses of labels that are not -100.
-        losses: [B, L - 1], 0 where the label is -100.
+        losses: [B, L - 1], 0 where the label is -100; in order of the positions (the old class gave
+            them in order of the bins).
         prediction_scores: log-probabilities [B, L, vocab_size]; None with labels.
     """
 

@@ -1,0 +1,238 @@
+"""`txl.hf` against what transformers 4.37.2's own TransfoXL saved and computed
+(transfo_xl/write.py)."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+pytestmark = pytest.mark.peers
+HERE = Path(__file__).parent / "transfo_xl"
+NAMES = ("plain", "bins", "untied")
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # its mask is float32
+
+
+@pytest.fixture(scope="module")
+def hf() -> Any:
+    import txl.hf
+
+    return txl.hf
+
+
+def outputs(name: str) -> dict[str, torch.Tensor]:
+    return load_file(HERE / name / "outputs")
+
+
+@pytest.fixture
+def plain(hf: Any) -> Any:
+    return hf.TransfoXLLMHeadModel.from_pretrained(HERE / "plain")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_old_class_computed(name: str, hf: Any) -> None:
+    """Scores, memory, hidden states, attentions over three segments; losses."""
+    import transformers
+
+    model, want = transformers.AutoModelForCausalLM.from_pretrained(HERE / name), outputs(name)
+    assert isinstance(model, hf.TransfoXLLMHeadModel)
+    mems = None
+    with torch.no_grad():
+        for i in range(3):
+            found = model(want[f"{i}.tokens"], mems=mems, output_attentions=True, output_hidden_states=True)
+            torch.testing.assert_close(found.prediction_scores, want[f"{i}.scores"], **CLOSE)
+            for kind in ("mems", "hidden_states", "attentions"):
+                expected = [x for key, x in sorted(want.items()) if key.startswith(f"{i}.{kind}.")]
+                assert len(getattr(found, kind)) == len(expected)
+                for ours, theirs in zip(getattr(found, kind), expected, strict=True):
+                    torch.testing.assert_close(ours, theirs, **CLOSE)
+            mems = found.mems
+        found = model(want["1.tokens"], labels=want["labels"])
+    # The old class gives them in order of the bins, ours of the positions.
+    torch.testing.assert_close(found.losses.flatten().sort().values, want["losses"].flatten().sort().values, **CLOSE)
+    torch.testing.assert_close(found.loss, want["loss"], **CLOSE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_old_class_generated(name: str, hf: Any) -> None:
+    """With the cache of keys and values; without it, by mems."""
+    model, want = hf.TransfoXLLMHeadModel.from_pretrained(HERE / name), outputs(name)
+    model.generation_config.eos_token_id = None
+    tokens, new = want["1.tokens"][:1], want["generated"].size(1) - want["1.tokens"].size(1)
+    options = {"max_new_tokens": new, "do_sample": False, "attention_mask": torch.ones_like(tokens)}
+    assert torch.equal(model.generate(tokens, **options), want["generated"])
+
+
+def test_generation_from_mems(plain: Any) -> None:
+    """As stepping by hand."""
+    plain.generation_config.eos_token_id = None
+    tokens = outputs("plain")["1.tokens"][:1]
+    with torch.no_grad():
+        before = mems = plain(tokens).mems
+        following = want = torch.tensor([[7]])
+        for _ in range(8):
+            found = plain(following, mems=mems)
+            mems, following = found.mems, found.logits[:, -1:].argmax(-1)
+            want = torch.cat([want, following], 1)
+    assert torch.equal(plain.generate(want[:, :1], mems=before, max_new_tokens=8, do_sample=False), want)
+
+
+def test_the_cache_is_of_constant_size(plain: Any) -> None:
+    """A text far longer than the memory, a prompt longer than the cache's segments."""
+    cache = plain.transformer.new_cache(1, max_segment=4)
+    before = sum(layer._buffer.numel() for layer in cache.layers)
+    tokens = torch.arange(30)[None] % 50
+    plain.generation_config.eos_token_id = None
+    found = plain.generate(tokens, past_key_values=cache, max_new_tokens=60, do_sample=False)
+    assert found.shape == (1, 90)
+    assert cache.get_seq_length() == 89
+    assert sum(layer._buffer.numel() for layer in cache.layers) == before
+    with pytest.raises(ValueError, match="input_ids must begin with the 89 tokens"):
+        plain.generate(tokens, past_key_values=cache, max_new_tokens=2)
+
+
+def test_beams_and_samples(plain: Any) -> None:
+    """Beam search by the cache as by reading the whole text anew at each step."""
+    plain.generation_config.eos_token_id = None
+    tokens = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    options = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False, "attention_mask": torch.ones_like(tokens)}
+    # No token sees further than the memory in so short a text, so both are the same computation.
+    plain.transformer.trunk.config = copy.copy(plain.transformer.trunk.config)
+    object.__setattr__(plain.transformer.trunk.config, "initial_memory", "empty")
+    by_cache = plain.generate(tokens, **options)
+    assert torch.equal(by_cache, plain.generate(tokens, use_cache=False, **options))
+    torch.manual_seed(0)
+    sampled = plain.generate(tokens, max_new_tokens=6, do_sample=True, top_k=5, attention_mask=torch.ones_like(tokens))
+    assert sampled.shape == (2, 9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_and_read_again(name: str, hf: Any, tmp_path: Path) -> None:
+    """Under the old names, none twice; the base model too; in another dtype."""
+    model = hf.TransfoXLLMHeadModel.from_pretrained(HERE / name)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert all(key.startswith(("transformer.", "crit.")) for key in tensors)
+    again = hf.TransfoXLLMHeadModel.from_pretrained(tmp_path)
+    assert all(torch.equal(x, again.state_dict()[key]) for key, x in model.state_dict().items())
+    base = hf.TransfoXLModel.from_pretrained(tmp_path)
+    base.save_pretrained(tmp_path / "base")
+    base = hf.TransfoXLModel.from_pretrained(tmp_path / "base")
+    tokens = torch.arange(9)[None]
+    assert torch.equal(base(tokens).last_hidden_state, model.transformer(tokens).last_hidden_state)
+    half = hf.TransfoXLLMHeadModel.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    assert half(tokens).logits.isfinite().all()
+
+
+def test_the_tokenizer(hf: Any, tmp_path: Path) -> None:
+    """vocab.pkl as the old tokenizer pickled itself; saved as tokenizer.json; found by Auto."""
+    import transformers
+
+    from txl.importing import vocabulary
+    from txl.text.vocabulary import ByteVocabulary
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(HERE / "plain")
+    assert isinstance(tokenizer, hf.TransfoXLTokenizer)
+    text = "word1 word3 nothing word7\nword2\n"
+    read = vocabulary.read(HERE / "plain" / "vocab.pkl")
+    assert tokenizer(text)["input_ids"] == read.encode(text.encode()).tolist()
+    assert tokenizer.decode([3, 5, 1, 0]) == "word1 word3 <unk> <eos>"
+    tokenizer.save_pretrained(tmp_path)
+    again = hf.TransfoXLTokenizer.from_pretrained(tmp_path)
+    assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
+    symbols = bytes(sorted(set("héllo, wörld\n\t ~".encode())))
+    of_bytes = hf.TransfoXLTokenizer.from_vocabulary(ByteVocabulary(symbols))
+    sentence = "hö, wé \n\tllo~"
+    assert of_bytes(sentence)["input_ids"] == [symbols.index(byte) for byte in sentence.encode()]
+    assert of_bytes.decode(of_bytes(sentence)["input_ids"]) == sentence
+
+
+def test_a_trainer(hf: Any, tmp_path: Path) -> None:
+    """transformers' own Trainer: learns, saves, evaluates, takes its best, resumes to the same
+    bits."""
+    from transformers import Trainer, TrainingArguments
+
+    config = hf.TransfoXLConfig(
+        vocab_size=50, n_layer=2, d_model=24, n_head=3, d_head=8, d_inner=40, mem_len=10, cutoffs=[10, 20], d_embed=24,
+        div_val=1, clamp_len=4, same_length=False, untie_r=False,
+    )  # fmt: skip
+    data = [dict.fromkeys(("input_ids", "labels"), torch.arange(n, n + 16) % 50) for n in range(64)]
+
+    def train(**options: Any) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = hf.TransfoXLLMHeadModel(config)
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=20, per_device_train_batch_size=8, learning_rate=1e-2, save_steps=10, eval_steps=10,
+            eval_strategy="steps", load_best_model_at_end=True, use_cpu=True, report_to=[],
+            disable_tqdm=True, logging_strategy="no",
+        )  # fmt: skip
+        trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data[:8])
+        trainer.train(**options)
+        return model, trainer.evaluate()["eval_loss"]
+
+    model, loss = train()
+    assert loss < 2.5  # from log(50) = 3.9
+    resumed, _ = train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
+    assert all(torch.equal(x, resumed.state_dict()[key]) for key, x in model.state_dict().items())
+
+
+def test_gradient_checkpointing(plain: Any) -> None:
+    """The same gradients, the layers computed anew."""
+    tokens, found = torch.arange(20)[None], []
+    plain.train()
+    for way in (False, True):
+        (plain.activation_checkpointing_enable if way else plain.activation_checkpointing_disable)()
+        assert all(block.recompute == way for block in plain.transformer.trunk.layers)
+        plain.zero_grad()
+        torch.manual_seed(0)
+        plain(tokens, labels=tokens).loss.backward()
+        found.append([p.grad.clone() for p in plain.parameters()])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def _config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_refused(hf: Any, tmp_path: Path, plain: Any) -> None:
+    """Before anything is computed, by name."""
+    from txl.errors import TxlError
+
+    folder = shutil.copytree(HERE / "plain", tmp_path / "plain")
+    _config(folder, d_inner=41)
+    with pytest.raises(TxlError, match=r"CoreNet.0.weight has shape \[40, 24\], the configuration needs \[41, 24\]"):
+        hf.TransfoXLLMHeadModel.from_pretrained(folder)
+    _config(folder, d_inner=40, attn_type=1)
+    with pytest.raises(TxlError, match="attn_type 1 is none"):
+        hf.TransfoXLLMHeadModel.from_pretrained(folder)
+    _config(folder, attn_type=0)
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("transformer.layers.1.pos_ff.layer_norm.bias")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(TxlError, match=r"missing tensors: layers.1.pos_ff.layer_norm.bias"):
+        hf.TransfoXLLMHeadModel.from_pretrained(folder)
+    (folder / "model.safetensors").write_bytes(b"0" * 20)
+    with pytest.raises(OSError, match="cannot be read"):
+        hf.TransfoXLLMHeadModel.from_pretrained(folder)
+    tokens = torch.arange(6)[None]
+    cache = plain.transformer.new_cache(1)
+    for options, message in (
+        ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}, "padding is not supported"),
+        ({"past_key_values": cache, "output_attentions": True}, "goes with neither mems"),
+        ({"labels": tokens[:, 1:]}, r"labels must be \[1, 6\]"),
+        ({"inputs_embeds": torch.zeros(1, 6, 24)}, "either input_ids or inputs_embeds"),
+    ):
+        with torch.no_grad(), pytest.raises(ValueError, match=message):
+            plain(tokens, **options)
+    plain.train()
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"call model\.eval"):
+        plain(tokens, past_key_values=cache)
+    with pytest.raises(NotImplementedError, match="fixed sizes"):
+        plain.resize_token_embeddings(60)
