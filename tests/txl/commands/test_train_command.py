@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from command_helpers import SMALL, Run, one_line
 
 from txl import recipes
@@ -103,3 +104,39 @@ def test_options_take_away_what_no_longer_fits(txl: Run, corpus: Corpus, tmp_pat
 def test_a_warm_up_longer_than_the_run_is_said(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
     done = txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *SMALL, "--warmup", "50")
     assert "warm-up takes 50 updates and the run has 3: its learning rate never reaches --lr" in done.stdout
+
+
+def test_a_run_that_begins_with_another(txl: Run, run: Path, corpus: Corpus, tmp_path: Path) -> None:
+    """Its parameters, sizes and vocabulary; other dropout; raw text too."""
+    source = checkpoints.load(run)
+    options = "--steps 1 --lr 1e-9 --warmup 0 --batch 2 --tgt-len 16 --mem-len 8 --dropout 0.3".split()
+    done = txl("train", "--run", tmp_path / "r", "--init", run, "--data", corpus.folder, *options)
+    assert done.returncode == 0, done.stderr
+    begun = checkpoints.load(tmp_path / "r" / "last.safetensors")
+    assert (begun.config.mem_len, begun.config.dropout, begun.config.d_model) == (8, 0.3, source.config.d_model)
+    for name, x in source.part("model").items():
+        torch.testing.assert_close(begun.part("model")[name], x, rtol=0, atol=1e-6)
+    text = tmp_path / "text"
+    text.write_bytes(source.vocabulary.decode(list(range(5)) * 400))
+    done = txl("train", "--run", tmp_path / "s", "--init", run, "--data", text, *options)
+    assert done.returncode == 0, done.stderr
+    assert checkpoints.load(tmp_path / "s").vocabulary == source.vocabulary
+    text.write_bytes(b"\x01\x02" * 1000)
+    one_line(txl("train", "--run", tmp_path / "t", "--init", run, "--data", text, *options), "bytes that the training data never did")
+    one_line(
+        txl("train", "--run", tmp_path / "t", "--init", run, "--data", corpus.folder, "--d-model", "32"),
+        "the configuration needs",
+    )
+    one_line(txl("train", "--run", tmp_path / "r", "--resume", "--init", run), "leave --init out")
+    one_line(
+        txl("train", "--run", tmp_path / "t", "--init", tmp_path / "no", "--data", corpus.folder), "no such checkpoint"
+    )
+
+
+def test_a_beginning_of_another_vocabulary(txl: Run, run: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(b"abcdefgh\n" * 300)
+    txl("prepare", tmp_path / "corpus", "--data", text)
+    options = "--batch 2 --tgt-len 16 --steps 1".split()
+    done = txl("train", "--run", tmp_path / "r", "--init", run, "--data", tmp_path / "corpus", *options)
+    one_line(done, "its vocabulary is not that of the corpus")

@@ -1,0 +1,104 @@
+"""`txl export`: what transformers 4.37.2 reads computes the same, and comes back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_helpers import in_process, one_line
+
+import txl
+from txl.errors import TxlError
+from txl.importing.checkpoint import convert
+from txl.importing.export import export
+from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
+from txl.training import checkpoint as checkpoints
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 50,
+    "n_layer": 2,
+    "d_model": 24,
+    "n_head": 3,
+    "d_head": 8,
+    "d_inner": 40,
+    "mem_len": 6,
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {"clamp_len": 4},
+    "a window, pre-norm": {"window": 6, "pre_norm": True, "untie_r": True, "norm_eps": 1e-3},
+    "bins": {"cutoffs": (10, 20), "d_embed": 32, "tie_projs": "tail"},
+    "bins, div_val 2": {"cutoffs": (10, 20), "d_embed": 24, "div_val": 2, "tie_projs": "all"},
+    "bins, tables of their own": {"cutoffs": (10, 20), "d_embed": 24, "div_val": 2, "tie_weight": False},
+}
+WORDS = WordVocabulary(["<eos>", "<unk>", *(f"w{n}" for n in range(48))])
+
+
+def saved(path: Path, vocabulary: Vocabulary = WORDS, **options: Any) -> txl.TransformerXL:
+    torch.manual_seed(0)
+    model = txl.TransformerXL(txl.ModelConfig(**SIZES | {"initial_memory": "zeros"} | options)).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, 0.0, 0.3)
+    checkpoints.save(path, model, vocabulary, {}, {})
+    return model
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_there_and_back(options: dict[str, Any], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")
+    model = saved(tmp_path / "a.safetensors", **options)
+    export(tmp_path / "a.safetensors", tmp_path / "out")
+    with pytest.warns(DeprecationWarning, match="trainer_compatible"):
+        theirs = transformers.TransfoXLLMHeadModel.from_pretrained(tmp_path / "out").eval()
+    mems = memory = None
+    with torch.no_grad():
+        for length in (7, 5):
+            tokens = torch.randint(50, (2, length))
+            logits, memory = model(tokens, memory)
+            want = theirs(tokens, mems=mems)
+            mems = want.mems
+            torch.testing.assert_close(logits.log_softmax(-1), want.prediction_scores, rtol=1e-4, atol=1e-4)
+    convert(tmp_path / "out", tmp_path / "b.safetensors")
+    back = txl.load(tmp_path / "b.safetensors")
+    assert back.model.config == model.config or model.config.d_embed is None
+    assert back.vocabulary == WORDS
+    for (name, a), (other, b) in zip(model.named_parameters(), back.model.named_parameters(), strict=True):
+        assert name == other
+        assert torch.equal(a, b), name
+
+
+def test_bytes_and_the_start_of_a_text(tmp_path: Path) -> None:
+    """A vocabulary of bytes, and a memory that begins empty, which only our reader knows."""
+    symbols = ByteVocabulary(bytes(range(40, 90)))
+    saved(tmp_path / "a.safetensors", symbols, initial_memory="empty")
+    export(tmp_path / "a.safetensors", tmp_path / "out")
+    convert(tmp_path / "out", tmp_path / "b.safetensors")
+    back = txl.load(tmp_path / "b.safetensors")
+    assert (back.vocabulary, back.model.config.initial_memory) == (symbols, "empty")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "another window": ({"window": 3}, "sees all keys or mem_len=6, not window=3"),
+    "Shaw's encoding": ({"encoding": "shaw", "table_len": 9}, "has no encoding='shaw'"),
+    "a final norm": ({"final_norm": True}, "has no final_norm=True"),
+    "no projection of the same width": (
+        {"cutoffs": (10,), "d_embed": 24, "div_val": 2, "proj_same_dim": False}, "proj_same_dim must be True"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, tmp_path: Path) -> None:
+    options, message = REFUSED[name]
+    saved(tmp_path / "a.safetensors", **options)
+    with pytest.raises(TxlError, match=message):
+        export(tmp_path / "a.safetensors", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path / "a.safetensors")
+    source, out = tmp_path / "a.safetensors", tmp_path / "out"
+    one_line(in_process(capfd, "export", source, out, "--format", "onnx"), "--format must be huggingface, got 'onnx'")
+    done = in_process(capfd, "export", source, out, "--format", "huggingface")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors", "vocab.txt"]
+    one_line(in_process(capfd, "export", source, out, "--format", "huggingface"), "exists already")
