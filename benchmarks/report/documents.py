@@ -3,18 +3,19 @@ yet."""
 
 from pathlib import Path
 
-from report import headline, libraries, plots, sections, summary
+from report import generation, headline, libraries, plots, sections, summary
 from report.records import Device
 
 HERE = Path(__file__).parents[1]
 REPORT, PLOTS = HERE / "REPORT.md", HERE / "plots"
 README, DOCS = HERE.parent / "README.md", HERE.parent / "docs"
 SPEED, ACCELERATE = DOCS / "speed.md", DOCS / "how-to" / "accelerate.md"
+TRANSFORMERS = DOCS / "how-to" / "transformers.md"
 BEGIN, END = "<!-- figures: written by `make report` -->", "<!-- end of figures -->"
 
 
 def texts(devices: list[Device]) -> dict[Path, str]:
-    """What the report, the README and docs/speed.md should say, and the page on other
+    """What the report, the README and docs/speed.md should say, and the pages on other
     libraries."""
     lines = [sections.INTRODUCTION]
     for device in devices:
@@ -24,6 +25,7 @@ def texts(devices: list[Device]) -> dict[Path, str]:
         README: _with_figures(README, headline.lines(devices)),
         SPEED: _with_figures(SPEED, summary.lines(devices)),
         ACCELERATE: _with_figures(ACCELERATE, libraries.lines(devices)),
+        TRANSFORMERS: _with_figures(TRANSFORMERS, generation.lines(devices)),
     }
 
 

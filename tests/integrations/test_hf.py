@@ -3,6 +3,7 @@
 
 import copy
 import json
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,9 @@ def test_refused(hf: Any, tmp_path: Path, plain: Any) -> None:
         plain(tokens, past_key_values=cache)
     with pytest.raises(NotImplementedError, match="fixed sizes"):
         plain.resize_token_embeddings(60)
+
+
+def test_the_example(hf: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "hugging_face.py"))["main"]
+    assert main(steps=30, width=32, mem_len=32, new=8) < 3.0  # from log(18) = 2.9
+    assert "71 and 72 are" in capsys.readouterr().out

@@ -217,7 +217,7 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     import runpy
     from pathlib import Path
 
-    example = Path(__file__).parents[2] / "examples" / "accelerate.py"
+    example = Path(__file__).parents[2] / "examples" / "speech_encoder.py"
     runpy.run_path(str(example))["main"](layers=2, width=64, left=28, chunk=4, chunks=12)
     said = capsys.readouterr().out
     assert "2 of 2 accelerated" in said

@@ -122,7 +122,10 @@ def test_a_run_that_begins_with_another(txl: Run, run: Path, corpus: Corpus, tmp
     assert done.returncode == 0, done.stderr
     assert checkpoints.load(tmp_path / "s").vocabulary == source.vocabulary
     text.write_bytes(b"\x01\x02" * 1000)
-    one_line(txl("train", "--run", tmp_path / "t", "--init", run, "--data", text, *options), "bytes that the training data never did")
+    one_line(
+        txl("train", "--run", tmp_path / "t", "--init", run, "--data", text, *options),
+        "the training data never did",
+    )
     one_line(
         txl("train", "--run", tmp_path / "t", "--init", run, "--data", corpus.folder, "--d-model", "32"),
         "the configuration needs",
@@ -135,7 +138,8 @@ def test_a_run_that_begins_with_another(txl: Run, run: Path, corpus: Corpus, tmp
 
 def test_a_beginning_of_another_vocabulary(txl: Run, run: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
-    text.write_bytes(b"abcdefgh\n" * 300)
+    text.write_bytes(bytes(range(65, 65 + 25)) * 300)
+    assert len(checkpoints.load(run).vocabulary) == 25
     txl("prepare", tmp_path / "corpus", "--data", text)
     options = "--batch 2 --tgt-len 16 --steps 1".split()
     done = txl("train", "--run", tmp_path / "r", "--init", run, "--data", tmp_path / "corpus", *options)

@@ -288,3 +288,47 @@ def test_an_absurd_zero_row() -> None:
     q, r, u = torch.randn(1, 2, 4, 8), torch.randn(2, 8, 8), torch.zeros(2, 8)
     with pytest.raises(ValueError, match=r"zero_row must be an integer from 0 to 2\*\*31 - 1"):
         rel_attention(q, q, q, r, u, u, zero_row=2**70)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 4}, {"causal": False}, {"clamp_len": 3}], ids=str)
+def test_weights_are_those_of_forward(options: dict[str, object]) -> None:
+    it, x, memory = layer(**options), hidden(L), hidden(M)
+    weights = it.weights(x, memory)
+    _, _, values = torch.cat([memory, x], 1).matmul(it.qkv.weight.T).split(12, -1)
+    attended = (weights @ values.unflatten(-1, (HEADS, 4)).transpose(1, 2)).transpose(1, 2).flatten(-2)
+    torch.testing.assert_close(it.out(attended), it(x, memory))
+    torch.testing.assert_close(it.weights(x).sum(-1), torch.ones(B, HEADS, L, dtype=torch.float64))
+
+
+def test_weights_of_a_layer_with_chunks_are_refused() -> None:
+    with pytest.raises(ValueError, match="chunk must be None"):
+        layer(causal=False, chunk=(3, 1)).weights(hidden(L))
+
+
+def test_rows_of_a_cache_in_another_order() -> None:
+    """As if each row had been another from the beginning; rows begun anew keep their beginning."""
+    it, text, more = layer(), hidden(6, 3), hidden(3, 3)
+    rows = torch.tensor([2, 0, 0])
+    caches = [it.new_cache(3, 4, 3) for _ in range(2)]
+    with torch.no_grad():
+        for cache, order in zip(caches, (torch.arange(3), rows), strict=True):
+            it(text[order, :3], cache=cache)
+            cache.reset(torch.tensor([False, False, True])[order])
+            it(text[order, 3:], cache=cache)
+        caches[0].reorder(rows)
+        torch.testing.assert_close(it(more, cache=caches[0]), it(more, cache=caches[1]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "message"),
+    [
+        ([0, 1, 2], TypeError, "rows must be an int64 tensor"),
+        (torch.zeros(3, dtype=torch.int32), TypeError, r"got torch\.int32"),
+        (torch.zeros(2, dtype=torch.int64), ValueError, r"rows must be \[B\] = \[3\]"),
+        (torch.tensor([0, 1, 3]), ValueError, "rows must be from 0 to 2, got 0 to 3"),
+    ],
+    ids=["list", "int32", "length", "range"],
+)
+def test_a_bad_order_of_rows(rows: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        layer().new_cache(3, 4, 3).reorder(rows)  # type: ignore[arg-type]

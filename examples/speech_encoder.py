@@ -1,7 +1,7 @@
 """A streaming speech encoder of another library, accelerated in one line: transformers' Nemotron,
 with random weights, offline and in chunks of its key/value cache.
 
-pip install "transformers>=5.23"; python examples/accelerate.py
+pip install "transformers>=5.23"; python examples/speech_encoder.py
 """
 
 import time

@@ -1,0 +1,110 @@
+"""`generate()` of transformers' old TransfoXL and of `txl.hf`'s, on the same weights."""
+
+import atexit
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import bare_peers
+import torch
+from safetensors.torch import load_file
+
+from harness.checks import require
+from harness.comparison import Entry, Unavailable
+from implementations.models import ENWIK8_BASE
+from txl import TransformerXL
+from txl.importing.export import export
+from txl.text.vocabulary import ByteVocabulary
+from txl.training import checkpoint as checkpoints
+
+OLD, NEW = "transformers 4.37.2", "txl.hf"
+TOKENS = 64
+_HERE = Path(__file__).parents[1]
+
+
+@functools.cache
+def saved(mem_len: int) -> Path:
+    """A folder with enwik8-base of random weights, as both classes read it."""
+    folder = Path(tempfile.mkdtemp(prefix="txl-generation-"))
+    torch.manual_seed(0)
+    model = TransformerXL(replace(ENWIK8_BASE, mem_len=mem_len, initial_memory="zeros"))
+    checkpoints.save(folder / "a.safetensors", model, ByteVocabulary(bytes(range(ENWIK8_BASE.vocab_size))), {}, {})
+    export(folder / "a.safetensors", folder / "model")
+    return folder / "model"
+
+
+class Worker:
+    """One class in a process; `ask` sends a line and waits for the answer."""
+
+    def __init__(self, way: str, mem_len: int) -> None:
+        """Raises Unavailable: its transformers is not installed."""
+        tests = _HERE.parent / "tests"
+        paths = [_HERE, tests / "support", tests / "integrations", *filter(None, [os.environ.get("PYTHONPATH")])]
+        command = [sys.executable, _HERE / "implementations" / "generate_worker.py", way, saved(mem_len)]
+        self._process = subprocess.Popen(
+            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        )  # fmt: skip
+        atexit.register(self._process.kill)
+        self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError((self._process.stderr.read().strip().splitlines() or ["ended"])[-1])
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def ask(self, line: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        print(line, file=self._process.stdin, flush=True)
+        return self._read()
+
+
+@functools.cache
+def worker(way: str, mem_len: int) -> Worker:
+    return Worker(way, mem_len)
+
+
+def _require() -> None:
+    if not bare_peers.AVAILABLE:
+        raise Unavailable("transformers >= 5 is not here: `make peers`, and PEERS=.peers in the environment")
+    if importlib.util.find_spec("transformers.models.deprecated.transfo_xl") is None:
+        raise Unavailable("needs transformers with TransfoXL (4.37.2)")
+
+
+@functools.cache
+def _exact(mem_len: int) -> torch.Tensor:
+    """Scores of `txl`'s own model, of two segments."""
+    from implementations.generate_worker import prompt
+    from txl.importing.checkpoint import convert
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = convert(saved(mem_len), Path(folder, "a.safetensors")).model.double().eval()
+    tokens = prompt(2, ENWIK8_BASE.vocab_size)
+    with torch.no_grad():
+        first, memory = model(tokens)
+        after, _ = model(tokens.flip(1), memory)
+    return torch.stack([first.log_softmax(-1), after.log_softmax(-1)])
+
+
+def entry(way: str, mem_len: int, batch: int) -> Entry:
+    """Greedy tokens after a prompt, all on one process's clock."""
+    _require()
+    running = worker(way, mem_len)
+
+    def check() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            running.ask(f"SCORES {folder}/scores")
+            require(load_file(f"{folder}/scores")["scores"], _exact(mem_len), way, 1e-4)
+
+    return Entry(lambda: float(running.ask(f"GENERATE {batch} {TOKENS}")["seconds"]), check, per=batch * TOKENS)
