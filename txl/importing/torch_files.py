@@ -83,6 +83,7 @@ def _refuse_compressed(path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The one line of torch's advice that says what was found."""
-    found = next((line for line in str(error).splitlines() if "nsupported" in line), "")
-    return f"{type(error).__name__}: {found.strip()}" if found else type(error).__name__
+    """In a line: of torch's advice, which is long, what was found."""
+    text = str(error)
+    found = next((line for line in text.splitlines() if "nsupported" in line), text if len(text) < 200 else "")
+    return f"{type(error).__name__}: {' '.join(found.split())}" if found else type(error).__name__

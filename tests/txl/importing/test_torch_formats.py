@@ -1,6 +1,8 @@
 """The released code's pickled modules, and NVIDIA's checkpoints, in both formats of torch.save."""
 
+import io
 import json
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -16,7 +18,7 @@ from safetensors.torch import save_file
 
 import txl
 from txl.errors import TxlError
-from txl.importing import nvidia, torch_files
+from txl.importing import nvidia, pytorch, torch_files
 from txl.importing.checkpoint import convert
 from txl.text.vocabulary import WordVocabulary
 
@@ -182,3 +184,30 @@ def test_a_file_that_claims_more_than_it_has(files: Path, tmp_path: Path) -> Non
     torch.save({k: x for k, x in held.items() if k not in ("args", "vocab")}, tmp_path / "checkpoint_last.pt")
     with pytest.raises(TxlError, match=r"the configuration needs .* bytes, the tensors are"):
         convert(tmp_path / "checkpoint_last.pt", out)
+
+
+REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
+STORAGE = b"(X\x07\x00\x00\x00storageX\x0c\x00\x00\x00FloatStorageX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
+LEGACY: dict[str, tuple[bytes, str]] = {
+    "a function": (b"cos\nsystem\nX\x04\x00\x00\x00true\x85R.", r"Unsupported class os\.system"),
+    "a class of torch": (b"ctorch.nn\nModule\n)R.", r"Unsupported class torch\.nn\.Module"),
+    "a loader's attribute": (REBUILD + b"}X\x05\x00\x00\x00_callNsb.", "AttributeError"),
+    "a loader's slot": (REBUILD + b"N}X\x05\x00\x00\x00_callNs\x86b.", "sets _call of a function"),
+    "a huge storage": (STORAGE + b"\x8a\x08" + (2**60).to_bytes(8, "little") + b"Nt" + b"Q.", "a storage of 11529215046"),
+    "a short persistent id": (b"X\x06\x00\x00\x00module\x85Q.", "a persistent id of no known form"),
+    "a textual persistent id": (b"Pmodule\n.", "TxlError|UnpicklingError|KeyError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEGACY)
+def test_hostile_pickles_of_the_older_format(name: str, tmp_path: Path) -> None:
+    """None runs, and nothing of torch's changes."""
+    content, message = LEGACY[name]
+    head = io.BytesIO()
+    torch.save(None, head, _use_new_zipfile_serialization=False)
+    none = head.getvalue().rindex(b"\x80\x02N.")  # the pickle of the object itself
+    path = tmp_path / "model.pt"
+    path.write_bytes(head.getvalue()[:none] + b"\x80\x02" + content + pickle.dumps([], 2))
+    with pytest.raises(TxlError, match=f"model.pt: not a whole file of tensors and data .*({message})"):
+        torch_files.load(path, pytorch.CLASSES)
+    assert not vars(torch._utils._rebuild_tensor_v2)
