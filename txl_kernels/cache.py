@@ -124,13 +124,7 @@ class KeyValueCache:
         if rows is None:
             self.clear()
             return
-        if not isinstance(rows, Tensor) or rows.dtype != torch.bool:
-            got = rows.dtype if isinstance(rows, Tensor) else type(rows).__name__
-            raise TypeError(f"rows must be None or a bool tensor [B], got {got}")
-        if rows.shape != (self.batch,) or rows.device != self.r.device:
-            raise ValueError(
-                f"rows must be [B] = [{self.batch}] on {self.r.device}, got shape {list(rows.shape)} on {rows.device}"
-            )
+        self._check_rows(rows, torch.bool, "None or a bool tensor [B]")
         since = self._since
         if since is None:  # of all rows, what is held counts
             since = torch.full((self.batch,), self._total - len(self), dtype=torch.int64, device=rows.device)
@@ -146,19 +140,22 @@ class KeyValueCache:
         Raises:
             TypeError, ValueError: rows is something else.
         """
-        if not isinstance(rows, Tensor) or rows.dtype != torch.int64:
-            got = rows.dtype if isinstance(rows, Tensor) else type(rows).__name__
-            raise TypeError(f"rows must be an int64 tensor [B], got {got}")
-        if rows.shape != (self.batch,) or rows.device != self.r.device:
-            raise ValueError(
-                f"rows must be [B] = [{self.batch}] on {self.r.device}, got shape {list(rows.shape)} on {rows.device}"
-            )
+        self._check_rows(rows, torch.int64, "an int64 tensor [B]")
         if rows.device.type == "cpu" and (int(rows.min()) < 0 or int(rows.max()) >= self.batch):
             raise ValueError(f"rows must be from 0 to {self.batch - 1}, got {int(rows.min())} to {int(rows.max())}")
         held = slice(self._begin, self._end)
         self._buffer[:, :, :, held] = self._buffer[:, :, :, held].index_select(1, rows)
         if self._since is not None:
             self._since = self._since.index_select(0, rows)
+
+    def _check_rows(self, rows: Tensor, dtype: torch.dtype, what: str) -> None:
+        if not isinstance(rows, Tensor) or rows.dtype != dtype:
+            got = rows.dtype if isinstance(rows, Tensor) else type(rows).__name__
+            raise TypeError(f"rows must be {what}, got {got}")
+        if rows.shape != (self.batch,) or rows.device != self.r.device:
+            raise ValueError(
+                f"rows must be [B] = [{self.batch}] on {self.r.device}, got shape {list(rows.shape)} on {rows.device}"
+            )
 
     def clear(self) -> None:
         """Forgets everything held."""

@@ -3,11 +3,14 @@
 Importing it registers configuration, models and tokenizer with the Auto classes.
 """
 
-import transformers
+try:
+    import transformers
+except ImportError as error:
+    raise ImportError("txl.hf needs transformers >= 5: pip install 'txl-kernels[hf]'") from error
 
 if int(transformers.__version__.split(".")[0]) < 5:
     raise ImportError(
-        f"txl.hf needs transformers >= 5, which has no TransfoXL of its own; got {transformers.__version__}"
+        f"txl.hf needs transformers >= 5, which has no TransfoXL of its own; this is {transformers.__version__}"
     )
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
