@@ -225,7 +225,8 @@ def test_refused(hf: Any, tmp_path: Path, plain: Any) -> None:
     tokens = torch.arange(6)[None]
     cache = plain.transformer.new_cache(1)
     for options, message in (
-        ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}, "padding is not supported"),
+        ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}, "padding before a text is not supported"),
+        ({"attention_mask": torch.ones(1, 5)}, r"attention_mask must be \[1, 6\]"),
         ({"past_key_values": cache, "output_attentions": True}, "goes with neither mems"),
         ({"labels": tokens[:, 1:]}, r"labels must be \[1, 6\]"),
         ({"inputs_embeds": torch.zeros(1, 6, 24)}, "either input_ids or inputs_embeds"),
@@ -237,6 +238,76 @@ def test_refused(hf: Any, tmp_path: Path, plain: Any) -> None:
         plain(tokens, past_key_values=cache)
     with pytest.raises(NotImplementedError, match="fixed sizes"):
         plain.resize_token_embeddings(60)
+    with pytest.raises(TypeError, match="past_key_values must be a TransfoXLCache, got list"):
+        plain(tokens, past_key_values=[])
+    with pytest.raises(OSError, match=r"holds no config\.json"):
+        hf.TransfoXLLMHeadModel.from_pretrained(tmp_path)
+    with pytest.raises(OSError, match=r"holds no tokenizer\.json and no vocabulary"):
+        hf.TransfoXLTokenizer.from_pretrained(tmp_path)
+    with pytest.raises(OSError, match=r"holds no weights \(model\.safetensors\)"):
+        hf.TransfoXLLMHeadModel.from_pretrained(HERE / "bins", use_safetensors=True)
+    with pytest.raises(ValueError, match="variant must be None"):
+        hf.TransfoXLLMHeadModel.from_pretrained(HERE / "bins", variant="fp16")
+    plain.config.mem_len = 3
+    with pytest.raises(ValueError, match=r"call reset_memory_length\(3\)"):
+        plain(tokens)
+
+
+def test_ways_to_load(hf: Any, plain: Any, tmp_path: Path) -> None:
+    """In several files, of a subfolder, from tensors of the old names, with what is known of the
+    loading; generation's settings come along."""
+    plain.generation_config.max_new_tokens = 4
+    plain.save_pretrained(tmp_path / "sub", max_shard_size="20KB")
+    assert len(list((tmp_path / "sub").glob("model-*.safetensors"))) > 1
+    again, known = hf.TransfoXLLMHeadModel.from_pretrained(tmp_path, subfolder="sub", output_loading_info=True)
+    assert not known["missing_keys"]
+    assert again.generation_config.max_new_tokens == 4
+    theirs = load_file(HERE / "plain" / "model.safetensors")
+    for model in (again, hf.TransfoXLLMHeadModel.from_pretrained(None, config=plain.config, state_dict=theirs)):
+        assert all(torch.equal(x, model.state_dict()[key]) for key, x in plain.state_dict().items())
+    index = tmp_path / "sub" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
+    with pytest.raises(OSError, match="is no name of a file beside it"):
+        hf.TransfoXLLMHeadModel.from_pretrained(tmp_path / "sub")
+
+
+def test_another_memory_length(hf: Any, tmp_path: Path) -> None:
+    """Set later or saved and read: the same; the window of same_length follows."""
+    tokens, found = torch.arange(24)[None], []
+    model = hf.TransfoXLLMHeadModel.from_pretrained(HERE / "bins")
+    model.reset_memory_length(4)
+    model.save_pretrained(tmp_path)
+    for it in (model, hf.TransfoXLLMHeadModel.from_pretrained(tmp_path)):
+        assert it.config.mem_len == it.transformer.config.mem_len == 4
+        first = it(tokens)
+        assert first.mems[0].shape == (4, 1, 24)
+        found.append(it(tokens, mems=first.mems).logits)
+    assert torch.equal(*found)
+
+
+def test_padding_at_the_end(plain: Any) -> None:
+    """Nothing before it reads it; its labels are not scored; no memory comes out."""
+    tokens = torch.arange(12)[None]
+    mask = torch.ones_like(tokens)
+    mask[0, 8:] = 0
+    labels = tokens.masked_fill(mask == 0, -100)
+    with torch.no_grad():
+        padded = plain(tokens, attention_mask=mask, labels=labels)
+        torch.testing.assert_close(padded.loss, plain(tokens[:, :8], labels=tokens[:, :8]).loss)
+    assert padded.mems is None
+
+
+def test_what_generation_shows(plain: Any) -> None:
+    """Attentions and hidden states; beams that go on from a memory."""
+    plain.generation_config.eos_token_id = None
+    tokens = torch.tensor([[3, 4, 5]])
+    options = {"max_new_tokens": 3, "do_sample": False}
+    shown = plain.generate(tokens, output_attentions=True, return_dict_in_generate=True, **options)
+    assert shown.attentions[0][0].shape == (1, 3, 3, 13)
+    assert torch.equal(shown.sequences, plain.generate(tokens, **options))
+    with torch.no_grad():
+        mems = plain(tokens).mems
+    assert plain.generate(tokens, mems=mems, num_beams=3, **options).shape == (1, 6)
 
 
 def test_the_example(hf: Any, capsys: pytest.CaptureFixture[str]) -> None:

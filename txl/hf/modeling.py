@@ -1,17 +1,18 @@
 """TransfoXL's models for transformers, on our kernels."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from txl.hf import weights
 from txl.hf.cache import TransfoXLCache
 from txl.hf.configuration import TransfoXLConfig
 from txl.hf.output import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
-from txl.model.initial import init_module
+from txl.model.initial import draw, init_module
 from txl.model.memory import HiddenMemory
 from txl.model.softmax import AdaptiveSoftmax
 from txl.model.trunk import States, Trunk
@@ -24,7 +25,7 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     config_class = TransfoXLConfig
     base_model_prefix = "transformer"
     supports_gradient_checkpointing = True
-    accepts_loss_kwargs = False
+    accepts_loss_kwargs = True
     _no_split_modules = ["Block"]  # noqa: RUF012
 
     @classmethod
@@ -37,19 +38,34 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             TxlError: a tensor is missing, unknown or of another shape, or the configuration is of
                 no such model.
         """
-        if pretrained_model_name_or_path is None or kwargs.get("state_dict") is not None:
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        folder = weights.folder_of(str(pretrained_model_name_or_path), kwargs)
+        given = kwargs.pop("state_dict", None)
+        if pretrained_model_name_or_path is None:
+            state = None if given is None else cls._ours(given, kwargs.get("config"))
+            return super().from_pretrained(None, *args, state_dict=state, **kwargs)
+        name = str(pretrained_model_name_or_path)
+        names = weights.files(kwargs.pop("use_safetensors", None), kwargs.pop("variant", None))
+        folder = weights.folder_of(name, kwargs, names)
         config = kwargs.pop("config", None)
+        kwargs = {key: value for key, value in kwargs.items() if key not in weights.OF_THE_HUB}
         if not isinstance(config, TransfoXLConfig):
             config, kwargs = TransfoXLConfig.from_pretrained(config or folder, return_unused_kwargs=True, **kwargs)
-        kwargs = {name: value for name, value in kwargs.items() if name not in weights.OF_THE_HUB}
+        state = cls._ours(weights.read(folder, names) if given is None else given, config)
+        result = super().from_pretrained(None, *args, config=config, state_dict=state, **kwargs)
+        model = result[0] if isinstance(result, tuple) else result
+        model.name_or_path = model.config.name_or_path = name
+        if model.can_generate() and (folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+        return result
+
+    @classmethod
+    def _ours(cls, given: Mapping[str, Tensor], config: Any) -> Mapping[str, Tensor]:
+        if not weights.are_theirs(given):
+            return given
+        if not isinstance(config, TransfoXLConfig):
+            raise ValueError(f"config must be a TransfoXLConfig, got {type(config).__name__}")
         with torch.device("meta"):
             shape = cls(config)
-        state = weights.to_ours(weights.read(folder), shape, config.model_config())
-        model = super().from_pretrained(None, *args, config=config, state_dict=state, **kwargs)
-        model.config.name_or_path = str(pretrained_model_name_or_path)
-        return model
+        return weights.to_ours(given, shape, config.model_config())
 
     def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Any = None, **kwargs: Any) -> None:
         """As transformers', under the names that its own class had."""
@@ -74,10 +90,35 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
                 module.tie_biases()
 
     def _init_weights(self, module: nn.Module) -> None:
-        init_module(module, self.config.model_config())
+        config = self.config.model_config()
+        if isinstance(module, (nn.ParameterList, nn.ParameterDict)):  # an owner of these alone is never asked
+            draw(module, config)
+        else:
+            init_module(module, config)
 
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Refused, but for the size that it has."""
+        if new_num_tokens in (None, self.config.vocab_size):
+            return self.get_input_embeddings()
         raise NotImplementedError("the vocabulary's bins have fixed sizes: resize_token_embeddings is not supported")
+
+    def reset_memory_length(self, mem_len: int) -> None:
+        """Another mem_len from the next call on, in the configuration, too.
+
+        Raises:
+            TxlError: it is below 0, or 0 with same_length.
+        """
+        changed = copy.deepcopy(self.config)
+        changed.mem_len = mem_len
+        found = changed.model_config()
+        self.config.mem_len = mem_len
+        for module in self.modules():
+            if isinstance(module, TransfoXLPreTrainedModel):
+                module.config.mem_len = mem_len
+            elif isinstance(module, Trunk):
+                module.config = found
+                for block in module.layers:
+                    block.attention.window = found.window
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -129,7 +170,8 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
             mems: of the call for the segment before, [M, B, d_model] a layer; None at the start of
                 a text.
             past_key_values: keys and values in place of mems, evaluation only; from `new_cache`.
-            attention_mask: [B, L] of ones: padding is not supported.
+            attention_mask: [B, L]: ones, or zeros at a row's end, which nothing before them reads;
+                no mems come out then. Other padding is refused.
             use_cache: False for no mems; a cache comes out if one went in.
 
         Returns:
@@ -138,17 +180,24 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         Raises:
             ValueError, RuntimeError: an argument, by name.
         """
-        if attention_mask is not None and not bool(attention_mask.all()):
-            raise ValueError("attention_mask must be of ones: padding is not supported; read texts of one length")
+        if self.config.mem_len != self.trunk.config.mem_len:
+            raise ValueError(
+                f"config.mem_len was changed to {self.config.mem_len}: call reset_memory_length({self.config.mem_len})"
+            )
         attentions = self.config.output_attentions if output_attentions is None else output_attentions
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         embedded = self._embed(input_ids, inputs_embeds)
+        padded = attention_mask is not None and _is_padded(attention_mask, embedded)
         if past_key_values is not None:
+            if not isinstance(past_key_values, TransfoXLCache):
+                raise TypeError(f"past_key_values must be a TransfoXLCache, got {type(past_key_values).__name__}")
+            if padded:
+                raise ValueError("attention_mask must be of ones with past_key_values: read texts of one length")
             if mems is not None or attentions or hidden:
                 raise ValueError("past_key_values goes with neither mems, output_attentions nor output_hidden_states")
             output = TransfoXLModelOutput(self._read_cached(embedded, past_key_values), None, past_key_values)
         else:
-            output = self._read(embedded, mems, attentions, hidden, keep=use_cache is not False)
+            output = self._read(embedded, mems, attentions, hidden, keep=use_cache is not False and not padded)
         dictionary = self.config.return_dict if return_dict is None else return_dict
         return output if dictionary else output.to_tuple()
 
@@ -198,6 +247,18 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         return read[0] if len(read) == 1 else torch.cat(read, 1)
 
 
+def _is_padded(mask: Tensor, embedded: Tensor) -> bool:
+    """Whether rows end with padding; raises ValueError for padding elsewhere."""
+    if mask.shape != embedded.shape[:2]:
+        raise ValueError(f"attention_mask must be {list(embedded.shape[:2])}, got shape {list(mask.shape)}")
+    seen = mask != 0
+    if bool(seen.all()):
+        return False
+    if bool((seen[:, 1:] & ~seen[:, :-1]).any()):
+        raise ValueError("attention_mask must have its zeros at the rows' ends: padding before a text is not supported")
+    return True
+
+
 class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """The language model: log-probabilities of the next token, or losses."""
 
@@ -221,6 +282,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         return_dict: bool | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """As `TransfoXLModel.forward`.
 
@@ -228,6 +290,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
             labels: [B, L], shifted here: the label of position n is scored by position n - 1; -100
                 is not scored. With them there are losses and no scores.
             logits_to_keep: positions at the end whose scores are wanted; 0 for all.
+            num_items_in_batch: what the sum of the losses is divided by; None for those scored.
 
         Returns:
             `TransfoXLLMHeadModelOutput`, or a tuple of what there is.
@@ -241,6 +304,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
             output_attentions,
             output_hidden_states,
             True,
+            use_cache,
         )
         hidden = read.last_hidden_state
         loss = losses = scores = None
@@ -249,8 +313,9 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         else:
             if labels.shape != hidden.shape[:2]:
                 raise ValueError(f"labels must be {list(hidden.shape[:2])}, got shape {list(labels.shape)}")
-            losses = self.crit.nll(hidden[:, :-1], labels[:, 1:])
-            loss = losses.sum() / (labels[:, 1:] != -100).sum().clamp(min=1)
+            losses = self.crit.nll(hidden[:, :-1], labels[:, 1:].long())
+            scored = (labels[:, 1:] != -100).sum().clamp(min=1)
+            loss = losses.sum() / (scored if num_items_in_batch is None else num_items_in_batch)
         output = TransfoXLLMHeadModelOutput(
             loss, losses, scores, read.mems, read.past_key_values, read.hidden_states, read.attentions
         )
@@ -261,10 +326,13 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         self, input_ids: Tensor, past_key_values: TransfoXLCache | list[Tensor] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """The tokens that the cache has not seen; a cache at the start, unless the text follows
-        `mems`."""
+        `mems`, or what only goes with those is wanted."""
+        if input_ids.size(1) == 0:
+            raise ValueError("input_ids must hold a token at least, to generate from")
         cached, mems = kwargs.get("use_cache") is not False, kwargs.get("mems")
+        shown = {name: kwargs.get(name) for name in ("output_attentions", "output_hidden_states")}
         cache = past_key_values if isinstance(past_key_values, TransfoXLCache) else None
-        if cached and mems is None and past_key_values is None:
+        if cached and mems is None and past_key_values is None and not self.training and not any(shown.values()):
             cache = self.transformer.new_cache(input_ids.size(0))
         elif cached and isinstance(past_key_values, list):  # the mems of the last step
             mems, input_ids = past_key_values, input_ids[:, -1:]
@@ -283,8 +351,16 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
             "mems": mems,
             "attention_mask": mask,
             "use_cache": cached,
+            **shown,
             "logits_to_keep": kwargs.get("logits_to_keep") or 1,
         }
+
+    def _expand_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        """For each of the beams; mems too, whose rows are their second axis."""
+        mems, times = kwargs.get("mems"), kwargs.get("expand_size", 1)
+        if mems is not None and times > 1:
+            kwargs["mems"] = [x.repeat_interleave(times, 1) for x in mems]
+        return super()._expand_inputs_for_generation(*args, **kwargs)
 
     @staticmethod
     def _reorder_cache(past: TransfoXLCache | list[Tensor] | None, beam_idx: Tensor) -> Any:

@@ -5,7 +5,9 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import cached_file
 
+from txl.hf.weights import OF_THE_HUB
 from txl.importing import vocabulary
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 
@@ -18,7 +20,7 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
     as WikiText is, comes out the same.
     """
 
-    model_input_names = ["input_ids"]  # noqa: RUF012
+    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -26,24 +28,39 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
         read without executing anything.
 
         Raises:
+            OSError: neither is there.
             TxlError: the vocabulary is damaged or of another form.
         """
-        folder = Path(pretrained_model_name_or_path)
-        read = None if (folder / "tokenizer.json").is_file() else vocabulary.beside(folder) if folder.is_dir() else None
-        if read is None:
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        return cls.from_vocabulary(read())
+        name = str(pretrained_model_name_or_path)
+        if _file(name, "tokenizer.json", kwargs) is None:
+            for file in vocabulary.FILES:
+                found = _file(name, file, kwargs)
+                if found is not None:
+                    own = {key: x for key, x in kwargs.items() if key not in OF_THE_HUB and not key.startswith("_")}
+                    return cls.from_vocabulary(vocabulary.read(found), **own, name_or_path=name)
+            raise OSError(f"{name}: holds no tokenizer.json and no vocabulary ({', '.join(vocabulary.FILES)})")
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
     @classmethod
-    def from_vocabulary(cls, words: Vocabulary) -> "TransfoXLTokenizer":
-        """Of a vocabulary of `txl`."""
-        plain = {"clean_up_tokenization_spaces": False}
+    def from_vocabulary(cls, words: Vocabulary, **options: Any) -> "TransfoXLTokenizer":
+        """Of a vocabulary of `txl`; options as transformers' tokenizers take them."""
+        plain = {"clean_up_tokenization_spaces": False} | options
         if isinstance(words, ByteVocabulary):
             return cls(tokenizer_object=_of_bytes(words), **plain)
         assert isinstance(words, WordVocabulary)
         unknown = None if words.unknown is None else words.words[words.unknown]
         named = {"eos_token": words.end} | ({} if unknown is None else {"unk_token": unknown})
-        return cls(tokenizer_object=_of_words(words, unknown), **named, **plain)
+        return cls(tokenizer_object=_of_words(words, unknown), **(named | plain))
+
+
+def _file(name: str, file: str, options: dict[str, Any]) -> Path | None:
+    """Of a folder or the Hub; None if it is not there."""
+    if Path(name).is_dir():
+        path = Path(name, options.get("subfolder") or "", file)
+        return path if path.is_file() else None
+    hub = {key: value for key, value in options.items() if key in OF_THE_HUB}
+    found = cached_file(name, file, _raise_exceptions_for_missing_entries=False, **hub)
+    return None if found is None else Path(found)
 
 
 def _of_words(words: WordVocabulary, unknown: str | None) -> Tokenizer:

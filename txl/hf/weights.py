@@ -1,6 +1,6 @@
 """Weights as Hugging Face's TransfoXL always named them, to and from these models' own names."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,33 @@ from txl.model.config import ModelConfig
 OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
 
 
-def folder_of(name: str, options: Mapping[str, Any]) -> Path:
-    """The folder of a checkpoint, downloaded first if it is the name of one on the Hub.
+def folder_of(name: str, options: Mapping[str, Any], files: Sequence[str]) -> Path:
+    """The folder of a checkpoint, its config.json and the first of the files downloaded first if it
+    is the name of one on the Hub.
 
     Raises:
-        OSError: there is none.
+        OSError: one of them is not there.
     """
     if Path(name).is_dir():
-        return Path(name)
+        folder = Path(name, options.get("subfolder") or "")
+        if not (folder / "config.json").is_file():
+            raise OSError(f"{folder}: holds no config.json")
+        return folder
     hub = {key: value for key, value in options.items() if key in OF_THE_HUB}
-    for file in huggingface.WEIGHTS:
+    cached_file(name, "config.json", **hub)
+    for file in files:
         found = cached_file(name, file, _raise_exceptions_for_missing_entries=False, **hub)
         if found is not None:
             return Path(found).parent
-    raise OSError(f"{name}: holds no weights ({' or '.join(huggingface.WEIGHTS)})")
+    raise OSError(f"{name}: holds none of {', '.join(files)}")
+
+
+def files(use_safetensors: bool | None, variant: str | None) -> tuple[str, ...]:
+    """Names of the files of weights to look for; raises ValueError: variant is given."""
+    if variant is not None:
+        raise ValueError(f"variant must be None: such files were never written for TransfoXL; got {variant!r}")
+    safe, pickled = huggingface.WEIGHTS
+    return huggingface.WEIGHTS if use_safetensors is None else (safe,) if use_safetensors else (pickled,)
 
 
 def are_theirs(state: Mapping[str, Any]) -> bool:
@@ -70,9 +83,9 @@ def _short(name: str) -> str:
     return "softmax." + name.removeprefix("crit.") if name.startswith("crit.") else name
 
 
-def read(folder: Path) -> dict[str, Tensor]:
+def read(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
     """Raises OSError as transformers does: there are none, or they are damaged."""
     try:
-        return huggingface.tensors(folder)
+        return huggingface.tensors(folder, names)
     except TxlError as error:
         raise OSError(str(error)) from error

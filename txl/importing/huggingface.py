@@ -2,7 +2,7 @@
 it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,36 @@ def config(source: Path) -> ModelConfig:
     return from_theirs(given, str(path))
 
 
-def tensors(source: Path) -> dict[str, Tensor]:
-    """Its tensors by the names of the original code.
+def tensors(source: Path, names: Sequence[str] = WEIGHTS) -> dict[str, Tensor]:
+    """Its tensors by the names of the original code; of several files, if an index says so.
+
+    names: of the files that are looked for, the first that is there.
 
     Raises:
-        TxlError: there are none, or the file is damaged or holds more than tensors.
+        TxlError: there are none, or a file is damaged or holds more than tensors.
     """
-    path = next((source / name for name in WEIGHTS if (source / name).is_file()), None)
-    if path is None:
-        raise TxlError(f"{source}: holds no weights ({' or '.join(WEIGHTS)})")
+    for name in names:
+        if (source / name).is_file():
+            return unprefixed(_file(source / name))
+        index = source / f"{name}.index.json"
+        if index.is_file():
+            return unprefixed({key: x for part in _parts(index) for key, x in _file(part).items()})
+    raise TxlError(f"{source}: holds no weights ({' or '.join(names)})")
+
+
+def _parts(index: Path) -> list[Path]:
+    """The files of an index, all of them beside it."""
+    try:
+        found = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise TxlError(f"{index}: cannot be read: {type(error).__name__}: {error}") from error
+    for name in found:
+        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
+            raise TxlError(f"{index}: {name!r} is no name of a file beside it")
+    return [index.parent / name for name in found]
+
+
+def _file(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         try:
             found: Any = load_file(path)
@@ -66,7 +87,7 @@ def tensors(source: Path) -> dict[str, Tensor]:
         found = torch_files.load(path)
     if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
         raise TxlError(f"{path}: must hold tensors by name, got {type(found).__name__}")
-    return unprefixed(found)
+    return {str(name): x for name, x in found.items()}
 
 
 def unprefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from torch import nn
 
 from txl.model.block import Block
 from txl.model.config import ModelConfig
+from txl.model.embedding import AdaptiveEmbedding
 from txl.model.shaw import ReleasedShawAttention, ShawAttention
 from txl.model.softmax import AdaptiveSoftmax
 from txl_kernels import RelAttention
@@ -16,7 +17,8 @@ def init_parameters(model: nn.Module, config: ModelConfig) -> None:
 
 
 def init_module(module: nn.Module, config: ModelConfig) -> None:
-    """Draws what a module holds itself, its children's parameters apart."""
+    """Draws what a module holds itself, its children's parameters apart; of embeddings and softmax
+    all."""
     std = config.init_std
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, 0.0, std)
@@ -35,14 +37,23 @@ def init_module(module: nn.Module, config: ModelConfig) -> None:
             nn.init.zeros_(module.distance_bias)
     elif isinstance(module, Block) and module.places is not None:
         nn.init.normal_(module.places, 0.0, std)
-    elif isinstance(module, nn.ParameterList):  # tables of embeddings
-        for table in module:
-            nn.init.normal_(table, 0.0, std)
-    elif isinstance(module, nn.ParameterDict):  # their projections
-        for projection in module.values():
-            nn.init.normal_(projection, 0.0, config.proj_init_std)
+    elif isinstance(module, AdaptiveEmbedding):
+        draw(module.tables, config)
+        draw(module.projections, config)
     elif isinstance(module, AdaptiveSoftmax):
+        draw(module.own_tables, config)
+        draw(module.own_projections, config)
         nn.init.zeros_(module.bias)
         if len(module.bins) > 1:
             nn.init.normal_(module.cluster_weight, 0.0, std)
             nn.init.zeros_(module.cluster_bias)
+
+
+def draw(parameters: nn.ParameterList | nn.ParameterDict, config: ModelConfig) -> None:
+    """Tables of embeddings, or their projections."""
+    if isinstance(parameters, nn.ParameterList):
+        for table in parameters:
+            nn.init.normal_(table, 0.0, config.init_std)
+    else:
+        for projection in parameters.values():
+            nn.init.normal_(projection, 0.0, config.proj_init_std)
