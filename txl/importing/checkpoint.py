@@ -10,6 +10,7 @@ from txl.errors import TxlError
 from txl.importing import huggingface, nvidia, pytorch, tensorflow, vocabulary
 from txl.importing.foreign import Foreign, Lengths
 from txl.importing.names import translate
+from txl.model.config import MOST
 from txl.model.transformer import TransformerXL
 from txl.text.vocabulary import Vocabulary
 from txl.training import checkpoint as checkpoints
@@ -52,12 +53,28 @@ def convert(
     Raises:
         TxlError: anything missing, unknown, damaged or in disagreement; nothing is written.
     """
+    try:
+        return _convert(source, out, words, form, lengths or Lengths())
+    except TxlError as error:
+        if str(source) in str(error) or str(out) in str(error) or (words is not None and str(words) in str(error)):
+            raise
+        raise TxlError(f"{source}: {error}") from error
+    except Exception as error:  # what a hostile file leads to is anything
+        reason = " ".join(str(error).split())[:200]
+        raise TxlError(
+            f"{source}: not a checkpoint as its code writes it ({type(error).__name__}: {reason})"
+        ) from error
+
+
+def _convert(source: Path, out: Path, words: Path | None, form: Format, lengths: Lengths) -> Imported:
     name, where = _find(source, form)
-    if name != "tensorflow" and lengths is not None and lengths != Lengths():
+    if name != "tensorflow" and lengths != Lengths():
         raise TxlError(f"{source}: its lengths of memory and segments are known; give them for TensorFlow's only")
-    read: Foreign = _MODULES[name].read(where, lengths or Lengths())
-    model, listed = _model(read, str(source)), _vocabulary(read, words, source)
+    read: Foreign = _MODULES[name].read(where, lengths)
     segment = read.segment
+    if type(segment) is not int or not 1 <= segment <= MOST:
+        raise TxlError(f"{source}: the length of training's segments must be from 1 to {MOST:,}, got {segment!r}")
+    model, listed = _model(read, str(source)), _vocabulary(read, words, source)
     state = {"attn_len": read.config.attn_len(segment), "segment": segment, "imported": f"{name}: {source}"}
     checkpoints.save(out, model, listed, state, {})
     return Imported(name, model)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from txl.errors import TxlError
@@ -43,8 +44,8 @@ def export(source: AnyPath, folder: Path) -> None:
         (folder / WORDS).write_text("".join(f"{word}\n" for word in listed), encoding="utf-8")
         text = json.dumps({"architectures": ["TransfoXLLMHeadModel"]} | config, indent=2, sort_keys=True)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise TxlError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        raise TxlError(f"{folder}: cannot be written: {error}") from error
 
 
 def words(vocabulary: Vocabulary) -> list[str]:

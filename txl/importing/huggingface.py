@@ -92,7 +92,10 @@ def _file(path: Path) -> dict[str, Tensor]:
 
 def unprefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """By the original's names."""
-    return {str(name).removeprefix("transformer."): x for name, x in tensors.items()}
+    found = {str(name).removeprefix("transformer."): x for name, x in tensors.items()}
+    if len(found) < len(tensors):
+        raise TxlError("tensors are there with and without the prefix 'transformer.'")
+    return found
 
 
 def prefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ MODEL_TYPE = "transfo-xl"
 _SAME_NAMES = (
     "vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "dropout", "mem_len", "div_val", "untie_r"
 )  # fmt: skip
+_FLAGS = ("pre_lnorm", "same_length", "untie_r", "proj_share_all_but_first", "tie_word_embeddings")
 _RENAMED = {
     "attn_dropout": "dropatt",
     "pre_norm": "pre_lnorm",
@@ -38,6 +39,9 @@ def from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
 
 
 def _from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
+    for name in _FLAGS:
+        if name in given and not isinstance(given[name], bool):
+            raise TxlError(f"{what}: {name} must be true or false, got {given[name]!r}")
     cutoffs = tuple(given.get("cutoffs") or ())
     tied = given.get("tie_projs")
     if tied is None:

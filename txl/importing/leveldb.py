@@ -6,6 +6,7 @@ from txl.importing.crc32c import masked
 from txl.importing.protobuf import varint
 
 _MAGIC = 0xDB4775248B80FB57
+_LONGEST_KEY = 1000
 _FOOTER, _TRAILER = 48, 5  # bytes; a block's trailer is its compression and its checksum
 
 
@@ -22,9 +23,12 @@ def entries(table: bytes) -> Iterator[tuple[bytes, bytes]]:
     for _ in _block(table, offset, size):  # of filters, which TensorFlow has none of; its checksum holds
         pass
     offset, size, _ = _handle(footer, at)
-    last = None
+    last, end = None, 0
     for _, handle in _block(table, offset, size):
         offset, size, _ = _handle(handle, 0)
+        if offset < end:
+            raise ValueError("blocks are not in order")
+        end = offset + size + _TRAILER
         for key, value in _block(table, offset, size):
             if last is not None and key <= last:
                 raise ValueError("keys are not in order")
@@ -60,6 +64,8 @@ def _block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]
         length, at = varint(block, at)
         if shared > len(key) or own + length > stop - at:
             raise ValueError("an entry is cut off")
+        if shared + own > _LONGEST_KEY:
+            raise ValueError("a name without end")
         key = key[:shared] + block[at : at + own]
         yield key, block[at + own : at + own + length]
         at += own + length

@@ -116,6 +116,8 @@ def translate(
     missing = sorted(wanted - set(given))
     if missing:
         raise TxlError(f"{what}: missing tensors: {_some(missing)}")
+    for name, x in given.items():
+        check_plain(x, f"{what}: {_some([name])}")
     for name, first in repeated.items():
         if name in given and not torch.equal(given[name], given[first]):
             raise TxlError(f"{what}: {name} should repeat {first} and differs from it")
@@ -145,6 +147,14 @@ def original(parameters: Mapping[str, Tensor], config: ModelConfig, softmax: boo
     return found
 
 
+def check_plain(x: Tensor, what: str) -> None:
+    """Raises TxlError: it is not dense, not in memory, or has more elements than bytes."""
+    if x.layout != torch.strided or x.is_nested or x.is_quantized or x.device.type == "meta":
+        raise TxlError(f"{what} is no dense tensor")
+    if x.numel() * x.element_size() > x.untyped_storage().nbytes():
+        raise TxlError(f"{what} of shape {list(x.shape)} has only {x.untyped_storage().nbytes():,} bytes")
+
+
 def _check(tensors: Sequence[Tensor], shape: torch.Size, what: str) -> None:
     """Raises TxlError: they hold no floats, or their rows together are not of this shape."""
     first = tensors[0]
@@ -168,4 +178,5 @@ def _refuse_growth(given: Iterable[Tensor], shapes: Iterable[torch.Size], what: 
 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+    shown = (name if name.isprintable() and len(name) < 200 else repr(name[:200]) for name in names[:3])
+    return ", ".join(shown) + more

@@ -9,6 +9,7 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.importing import torch_files, vocabulary
 from txl.importing.foreign import Foreign, Lengths, ties, window
+from txl.importing.names import check_plain
 from txl.model.config import ModelConfig
 
 FILES = ("checkpoint_best.pt", "checkpoint_last.pt")
@@ -70,14 +71,21 @@ def _renamed(state: dict[str, Tensor], given: dict[str, Any], config: ModelConfi
     """By the original's names."""
     found: dict[str, Tensor] = {}
     for name, x in state.items():
+        check_plain(x, f"{path}: {name!r}")
         kind, _, i = name.removeprefix("crit.").rpartition(".")
         if name.startswith("crit.") and kind in _RENAMED:
             found[f"crit.out_layers.{i}.{_RENAMED[kind]}"] = x
         elif name.startswith("crit.shared_out_projs."):
             first = state.get(f"word_emb.emb_projs.{i}")
-            if first is None or not torch.equal(x, first):
+            if (
+                first is None
+                or first.shape != x.shape
+                or (x.data_ptr() != first.data_ptr() and not torch.equal(x, first))
+            ):
                 raise TxlError(f"{path}: {name} should repeat word_emb.emb_projs.{i} and differs from it")
         else:
+            if name in found:
+                raise TxlError(f"{path}: {name} is there under two names")
             found[name] = x
     if not config.tie_weight:  # projections are shared there without the tables, here not
         for bin_, tied in enumerate(given["tie_projs"]):

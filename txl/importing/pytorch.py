@@ -29,7 +29,7 @@ CLASSES = (
     *(f"torch.nn.modules.{name}" for name in _TORCHS),
     "torch.nn.backends.thnn._get_thnn_function_backend",
 )
-_MOST_TENSORS, _DEEPEST = 100_000, 12
+_MOST_MODULES, _DEEPEST, _LONGEST_NAME = 100_000, 12, 100
 
 
 def find(source: Path) -> Path | None:
@@ -55,17 +55,25 @@ def read(path: Path, lengths: Lengths) -> Foreign:
         raise TxlError(f"{path}: not the module of the released code: {type(error).__name__}: {error}") from error
 
 
-def _collect(module: Any, prefix: str, found: dict[str, Tensor]) -> None:
-    """Parameters and buffers by their full names."""
-    if prefix.count(".") > _DEEPEST or len(found) > _MOST_TENSORS:
+def _collect(module: Any, prefix: str, found: dict[str, Tensor], seen: set[int] | None = None) -> None:
+    """Parameters and buffers by their full names; no module is in two places."""
+    seen = set() if seen is None else seen
+    if id(module) in seen or len(seen) > _MOST_MODULES or prefix.count(".") > _DEEPEST:
         raise ValueError("modules without end")
+    seen.add(id(module))
     state = module.state
     for name, x in [*state["_parameters"].items(), *state["_buffers"].items()]:
         if isinstance(x, Tensor):
-            found[f"{prefix}{name}"] = x
+            found[_longer(prefix, name)] = x
     for name, child in state["_modules"].items():
         if child is not None:
-            _collect(child, f"{prefix}{name}.", found)
+            _collect(child, f"{_longer(prefix, name)}.", found, seen)
+
+
+def _longer(prefix: str, name: object) -> str:
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+        raise ValueError("a name that is none")
+    return prefix + name
 
 
 def _config(model: Inert, tensors: dict[str, Tensor], path: Path) -> ModelConfig:

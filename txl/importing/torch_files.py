@@ -1,16 +1,18 @@
 """Files of torch.save, in both its formats: tensors and data, never code."""
 
+import io
+import pickle
 import warnings
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from txl.errors import TxlError
 from txl.importing import modules
-from txl.importing.inert import Inert
+from txl.importing.inert import Inert, Unpickler
 
 _LOOKED_AT = 2**24  # bytes of a file's beginning, or of the pickle inside
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the older format begins with this number, pickled
@@ -54,17 +56,38 @@ def load(path: Path, classes: Iterable[str] = ()) -> Any:
     Raises:
         TxlError: it is damaged, holds anything else, or more than its bytes say.
     """
-    _refuse_compressed(path)
     classes = tuple(classes)
     inert = [(type("Inert", (Inert,), {"kind": name, "dump_patches": False}), name) for name in classes]
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(inert):  # type: ignore[arg-type]
             warnings.simplefilter("ignore")  # of a class's source, which is not looked at
-            if inert and not zipfile.is_zipfile(path):
+            if not zipfile.is_zipfile(path):
                 return modules.load(path, classes)
+            _look_through(path)
             return torch.load(path, map_location="cpu", weights_only=True)
+    except TxlError:
+        raise
     except Exception as error:  # what a damaged pickle raises is anything
         raise TxlError(f"{path}: not a whole file of tensors and data ({_reason(error)})") from error
+
+
+class _Look(Unpickler):
+    """Goes through a pickle of torch's as of data, for what torch's reader has no bounds for."""
+
+    def _persistent(self) -> None:
+        self.stack[-1] = None  # type: ignore[attr-defined]
+
+    dispatch: ClassVar[dict[int, Any]] = Unpickler.dispatch | {pickle.BINPERSID[0]: _persistent}
+
+
+def _look_through(path: Path) -> None:
+    """Raises: the archive claims more than its bytes, or its pickle is none of plain data."""
+    _refuse_compressed(path)
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith(".pkl"):
+                data = archive.read(name)
+                _Look(io.BytesIO(data), len(data)).load()
 
 
 def _refuse_compressed(path: Path) -> None:

@@ -32,7 +32,11 @@ def read(path: Path) -> Vocabulary:
     if path.stat().st_size > MOST_BYTES:
         raise TxlError(f"{path}: {path.stat().st_size:,} bytes are too many for a vocabulary")
     if path.suffix == ".txt":
-        return _of_words(first_words(path.read_bytes()), False, path)
+        try:
+            listed = first_words(path.read_bytes())
+        except TxlError as error:
+            raise TxlError(f"{path}: {error}") from error
+        return _of_words(listed, False, path)
     if torch_files.is_one(path):
         return of(torch_files.load(path, CLASSES), path)
     return of(unpickle(path.read_bytes(), str(path)), path)
@@ -73,6 +77,8 @@ def _text(word: Any, path: Path) -> str:
 
 
 def _of_words(words: list[str], lower: bool, path: Path) -> Vocabulary:
+    if not words or not all(word.isprintable() or word.encode("utf-8", "ignore").decode() == word for word in words):
+        raise TxlError(f"{path}: holds no words, or some that are no text")
     numbers = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) <= 3]
     if len(numbers) == len(words) and len(set(numbers)) == len(numbers) and max(numbers) < 256:
         return ByteVocabulary(bytes(numbers))

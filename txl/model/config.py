@@ -1,6 +1,8 @@
 """Sizes and options of a model, as a frozen dataclass that travels as JSON inside checkpoints."""
 
+import math
 from dataclasses import asdict, dataclass, fields
+from types import UnionType
 from typing import Any, Literal, get_args
 
 from txl.errors import TxlError
@@ -9,6 +11,8 @@ from txl.model.bins import Bins
 Encoding = Literal["relative", "shaw", "shaw-released", "sinusoid", "learned"]
 ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 TABLES = ("shaw", "shaw-released", "learned")  # encodings that are parameters, table_len of them
+_KINDS: dict[type, str] = {int: "a whole number", float: "a finite number", bool: "true or false"}
+MOST_BINS = 1000
 MOST_LAYERS, MOST = 10_000, 2**31 - 1  # beyond which a number is a mistake
 ABSOLUTE = ("sinusoid", "learned")  # places in the segment, added to hidden states; not in the scores
 
@@ -91,6 +95,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))  # JSON has lists
+        self._check_types()
         for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val"):
             _least(name, getattr(self, name), 1)
         _most("n_layer", self.n_layer, MOST_LAYERS)
@@ -116,6 +121,22 @@ class ModelConfig:
             raise TxlError(f"initial_memory must be 'empty' or 'zeros', got {self.initial_memory!r}")
         self._check_encoding()
         self._check_tying()
+
+    def _check_types(self) -> None:
+        """Values of files are anything."""
+        if len(self.cutoffs) > MOST_BINS:
+            raise TxlError(f"cutoffs must be at most {MOST_BINS}, got {len(self.cutoffs):,}")
+        if not all(type(cutoff) is int for cutoff in self.cutoffs):
+            raise TxlError(f"cutoffs must be whole numbers, got {list(self.cutoffs)}")
+        for f in fields(self):
+            value = getattr(self, f.name)
+            kinds = get_args(f.type) if isinstance(f.type, UnionType) else (f.type,)
+            wanted = next((kind for kind in _KINDS if kind in kinds), None)
+            if wanted is None or (value is None and type(None) in kinds):
+                continue
+            right = type(value) is wanted or (wanted is float and type(value) is int)
+            if not right or (wanted is float and not math.isfinite(value)):
+                raise TxlError(f"{f.name} must be {_KINDS[wanted]}, got {value!r}")
 
     def _check_encoding(self) -> None:
         if self.encoding not in ENCODINGS:

@@ -216,6 +216,7 @@ HARMED: dict[str, tuple[bytes, str]] = {
     "a field cut off": (table([HEADER, (b"a", b"\x12\x50")]), "a field is cut off"),
     "slices": (table([HEADER, (b"a", entry((1,)) + b"\x3a\x00")]), "kept in slices"),
     "no name": (table([HEADER, (b"\xff", entry((1,)))]), "codec"),
+    "a name without end": (table([HEADER, (b"a" * 2000, entry((1,)))]), "a name without end"),
     "nothing": (b"", "no table"),
 }  # fmt: skip
 

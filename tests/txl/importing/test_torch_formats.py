@@ -5,6 +5,7 @@ import json
 import pickle
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import txl
 from txl.errors import TxlError
 from txl.importing import nvidia, pytorch, torch_files
 from txl.importing.checkpoint import convert
+from txl.importing.inert import Inert
 from txl.text.vocabulary import WordVocabulary
 
 pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")
@@ -161,7 +163,9 @@ def test_hostile(new: bool, tmp_path: Path) -> None:
     held = {"model_state": {}, "model_config": {}, "extra": ["MemTransformerLM", hostile]}
     for name, value in (("model.pt", [hostile, "MemTransformerLM"]), ("checkpoint_best.pt", held)):
         torch.save(value, tmp_path / name, _use_new_zipfile_serialization=new)
-        with pytest.raises(TxlError, match=r"not a whole file of tensors and data .*(pathlib|Unpickling|getattr)"):
+        with pytest.raises(
+            TxlError, match=r"not a whole file of tensors and data .*(pathlib|Unpickling|getattr|Inert)"
+        ):
             convert(tmp_path / name, out)
     assert not mark.exists()
 
@@ -182,18 +186,20 @@ def test_a_file_that_claims_more_than_it_has(files: Path, tmp_path: Path) -> Non
         last: torch.zeros(1, 1).expand(rows, width), "crit.out_layers_biases.3": torch.zeros(1).expand(rows)
     }  # fmt: skip
     torch.save({k: x for k, x in held.items() if k not in ("args", "vocab")}, tmp_path / "checkpoint_last.pt")
-    with pytest.raises(TxlError, match=r"the configuration needs .* bytes, the tensors are"):
+    with pytest.raises(TxlError, match=r"of shape \[2147483612, 8\] has only 4 bytes"):
         convert(tmp_path / "checkpoint_last.pt", out)
 
 
 REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
-STORAGE = b"(X\x07\x00\x00\x00storageX\x0c\x00\x00\x00FloatStorageX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
+STORAGE = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
 LEGACY: dict[str, tuple[bytes, str]] = {
     "a function": (b"cos\nsystem\nX\x04\x00\x00\x00true\x85R.", r"Unsupported class os\.system"),
     "a class of torch": (b"ctorch.nn\nModule\n)R.", r"Unsupported class torch\.nn\.Module"),
     "a loader's attribute": (REBUILD + b"}X\x05\x00\x00\x00_callNsb.", "AttributeError"),
     "a loader's slot": (REBUILD + b"N}X\x05\x00\x00\x00_callNs\x86b.", "sets _call of a function"),
     "a huge storage": (STORAGE + b"\x8a\x08" + (2**60).to_bytes(8, "little") + b"Nt" + b"Q.", "a storage of 11529215046"),
+    "storages that are not there": (STORAGE + b"K\x04Nt" + b"Q.", "its storages are not those that it lists"),
+    "a key without bounds": (b"}" + b")" + b"\x85" * 100_000 + b"K\x01s.", "a key that is tuple"),
     "a short persistent id": (b"X\x06\x00\x00\x00module\x85Q.", "a persistent id of no known form"),
     "a textual persistent id": (b"Pmodule\n.", "TxlError|UnpicklingError|KeyError"),
 }  # fmt: skip
@@ -211,3 +217,59 @@ def test_hostile_pickles_of_the_older_format(name: str, tmp_path: Path) -> None:
     with pytest.raises(TxlError, match=f"model.pt: not a whole file of tensors and data .*({message})"):
         torch_files.load(path, pytorch.CLASSES)
     assert not vars(torch._utils._rebuild_tensor_v2)
+
+
+def test_an_archive_that_looks_like_one(tmp_path: Path) -> None:
+    """A tar whose first name is the older format's number: torch's own reader would unpack it."""
+    path, other = tmp_path / "model.pt", tmp_path / "other"
+    other.write_text("untouched")
+    other.chmod(0o600)
+    magic = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as archive:
+        first = tarfile.TarInfo(magic.decode("latin-1"))
+        first.size = 16
+        archive.addfile(first, io.BytesIO(b"MemTransformerLM"))
+        link = tarfile.TarInfo("storages")
+        link.mode, link.type, link.linkname = 0o777, tarfile.LNKTYPE, str(other)
+        archive.addfile(link)
+    with pytest.raises(TxlError, match="not a whole file of tensors and data"):
+        convert(path, tmp_path / "ours.safetensors")
+    assert other.stat().st_mode & 0o777 == 0o600
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["model.pt", "other"]
+
+
+def test_a_key_without_bounds_in_a_zip(tmp_path: Path) -> None:
+    """Hashing it would end the process in torch's reader."""
+    with zipfile.ZipFile(tmp_path / "vocab.bin", "w") as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02}" + b")" + b"\x85" * 1_000_000 + b"K\x01s.")
+        archive.writestr("a/version", "3")
+    with pytest.raises(TxlError, match="a key that is tuple"):
+        torch_files.load(tmp_path / "vocab.bin")
+
+
+def test_modules_without_end(tmp_path: Path) -> None:
+    """Each holds the next many times; one that holds itself; a name as long as a book."""
+
+    def module(children: dict[Any, Any], parameters: dict[Any, Any] | None = None) -> Inert:
+        made = Inert()
+        made.state = {"_modules": children, "_parameters": parameters or {}, "_buffers": {}}
+        return made
+
+    shared = module({})
+    for _ in range(11):
+        shared = module(dict.fromkeys("abcdefghij", shared))
+    itself = module({})
+    itself.state["_modules"]["a"] = itself
+    for bad in (shared, itself, module({}, {"n" * 1000: torch.zeros(1)}), module({}, {3: torch.zeros(1)})):
+        with pytest.raises(ValueError, match=r"modules without end|a name that is none"):
+            pytorch._collect(bad, "", {})
+
+
+@pytest.mark.parametrize("length", ["7", None, -5, 2**70, 1.5, [1]], ids=str)
+def test_a_segment_of_no_length(length: Any, files: Path, tmp_path: Path) -> None:
+    held = torch_files.load(files / "zip" / "checkpoint_last.pt", nvidia.CLASSES)
+    held = {name: held[name] for name in ("model_config", "model_state")}
+    held["model_config"]["tgt_len"] = length
+    torch.save(held, tmp_path / "checkpoint_last.pt")
+    with pytest.raises(TxlError, match=r"segments must be from 1 to"):
+        convert(tmp_path / "checkpoint_last.pt", tmp_path / "ours.safetensors", files / "zip" / "cache.pt")
