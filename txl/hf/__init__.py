@@ -17,8 +17,10 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 
 from txl.hf.cache import TransfoXLCache
 from txl.hf.configuration import TransfoXLConfig
-from txl.hf.modeling import TransfoXLLMHeadModel, TransfoXLModel, TransfoXLPreTrainedModel
+from txl.hf.language_model import TransfoXLLMHeadModel
+from txl.hf.modeling import TransfoXLModel
 from txl.hf.output import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
+from txl.hf.pretrained import TransfoXLPreTrainedModel
 from txl.hf.tokenization import TransfoXLTokenizer
 
 __all__ = [

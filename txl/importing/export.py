@@ -10,6 +10,7 @@ from txl.errors import TxlError
 from txl.importing.huggingface import prefixed
 from txl.importing.huggingface_config import to_theirs
 from txl.importing.names import original
+from txl.importing.vocabulary import SETTINGS
 from txl.paths import AnyPath
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 from txl.training import checkpoint as checkpoints
@@ -33,6 +34,7 @@ def export(source: AnyPath, folder: Path) -> None:
     model, checkpoint = checkpoints.restore(source)
     config = to_theirs(model.config, str(checkpoint.path))
     listed = words(checkpoint.vocabulary)
+    config[SETTINGS] = checkpoint.vocabulary.settings()
     if isinstance(checkpoint.vocabulary, WordVocabulary):
         config["eos_token_id"] = checkpoint.vocabulary.start
     tensors = prefixed(original(dict(model.named_parameters()), model.config))

@@ -1,6 +1,7 @@
 """Vocabularies of the original code and of Hugging Face's tokenizer, kept as pickles."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, firs
 
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
 CLASSES = ("vocabulary.Vocab", "utils.vocabulary.Vocab", "data_utils.Corpus")
+SETTINGS = "txl_vocabulary"  # a field of config.json, of ours
 MOST_BYTES = 2**30
+_NONE: Mapping[str, Any] = {}
 
 
 def beside(path: Path) -> Callable[[], Vocabulary] | None:
@@ -36,10 +39,20 @@ def read(path: Path) -> Vocabulary:
             listed = first_words(path.read_bytes())
         except TxlError as error:
             raise TxlError(f"{path}: {error}") from error
-        return _of_words(listed, False, path)
+        settings = _settings(path)
+        return _of_words(listed, settings.get("lower") is True, path, settings)
     if torch_files.is_one(path):
         return of(torch_files.load(path, CLASSES), path)
     return of(unpickle(path.read_bytes(), str(path)), path)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """What our export says in config.json of the list beside it."""
+    try:
+        found = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))[SETTINGS]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def of(found: Any, path: Path) -> Vocabulary:
@@ -76,13 +89,15 @@ def _text(word: Any, path: Path) -> str:
         raise TxlError(f"{path}: the word {word!r} is not UTF-8") from error
 
 
-def _of_words(words: list[str], lower: bool, path: Path) -> Vocabulary:
+def _of_words(words: list[str], lower: bool, path: Path, settings: Mapping[str, Any] = _NONE) -> Vocabulary:
     if not words or not all(word.isprintable() or word.encode("utf-8", "ignore").decode() == word for word in words):
         raise TxlError(f"{path}: holds no words, or some that are no text")
     numbers = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) <= 3]
     if len(numbers) == len(words) and len(set(numbers)) == len(numbers) and max(numbers) < 256:
-        return ByteVocabulary(bytes(numbers))
+        dropped = settings.get("dropped", [])
+        known = isinstance(dropped, list) and all(type(x) is int and 0 <= x < 256 for x in dropped)
+        return ByteVocabulary(bytes(numbers), bytes(dropped) if known else b"")
     try:
-        return WordVocabulary(words, lower=lower)
+        return WordVocabulary(words, lower=lower, end=settings.get("end"))
     except TxlError as error:
         raise TxlError(f"{path}: {error}") from error

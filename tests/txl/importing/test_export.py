@@ -68,12 +68,20 @@ def test_there_and_back(options: dict[str, Any], tmp_path: Path) -> None:
 
 def test_bytes_and_the_start_of_a_text(tmp_path: Path) -> None:
     """A vocabulary of bytes, and a memory that begins empty, which only our reader knows."""
-    symbols = ByteVocabulary(bytes(range(40, 90)))
+    symbols = ByteVocabulary(bytes(range(40, 90)), b"\n")
     saved(tmp_path / "a.safetensors", symbols, initial_memory="empty")
     export(tmp_path / "a.safetensors", tmp_path / "out")
     convert(tmp_path / "out", tmp_path / "b.safetensors")
     back = txl.load(tmp_path / "b.safetensors")
     assert (back.vocabulary, back.model.config.initial_memory) == (symbols, "empty")
+
+
+def test_settings_of_words_come_back(tmp_path: Path) -> None:
+    words = WordVocabulary(["<S>", "<eos>", "<UNK>", *(f"w{n}" for n in range(47))], lower=True, end="<S>")
+    saved(tmp_path / "a.safetensors", words)
+    export(tmp_path / "a.safetensors", tmp_path / "out")
+    convert(tmp_path / "out", tmp_path / "b.safetensors")
+    assert txl.load(tmp_path / "b.safetensors").vocabulary == words
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
