@@ -54,7 +54,10 @@ def answer(model: Any, line: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    model = load(sys.argv[1], Path(sys.argv[2]))
-    print(json.dumps({"threads": torch.get_num_threads()}), flush=True)
+    try:
+        model = load(sys.argv[1], Path(sys.argv[2]))
+    except ImportError as error:
+        sys.exit(print(json.dumps({"missing": str(error)})))
+    print(json.dumps({"missing": ""}), flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(model, line)), flush=True)

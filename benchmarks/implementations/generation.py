@@ -2,7 +2,6 @@
 
 import atexit
 import functools
-import importlib.util
 import json
 import os
 import subprocess
@@ -53,7 +52,9 @@ class Worker:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
         )  # fmt: skip
         atexit.register(self._process.kill)
-        self._read()
+        missing = self._read().get("missing")
+        if missing:
+            raise Unavailable(f"{way} class: {missing}")
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -78,8 +79,6 @@ def worker(way: str, mem_len: int) -> Worker:
 def _require() -> None:
     if not bare_peers.AVAILABLE:
         raise Unavailable("transformers >= 5 is not here: `make peers`, and PEERS=.peers in the environment")
-    if importlib.util.find_spec("transformers.models.deprecated.transfo_xl") is None:
-        raise Unavailable("needs transformers with TransfoXL (4.37.2)")
 
 
 @functools.cache
