@@ -51,11 +51,7 @@ class Engine(Reader):
     @torch.inference_mode()
     def reset(self) -> None:
         """Back to the start of a text: no memory, or zeros of the engine's own length."""
-        zeros = self.model.initial_memory(self.batch, self.caches[0].mem_len)
-        for i, (block, cache) in enumerate(zip(self.model.layers, self.caches, strict=True)):
-            cache.clear()
-            if zeros is not None:
-                self.attention[i].fill_cache(cache, block.attention_input(zeros[i]))
+        self.model.begin(self.caches)
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:

@@ -25,14 +25,10 @@ class TransfoXLCache:
         self.max_segment, self._seen = max_segment, 0
         self.layers: list[KeyValueCache] = []
         with torch.no_grad():
-            zeros = trunk.initial_memory(batch)
-            for i, block in enumerate(trunk.layers):
-                attention = block.attention
-                assert isinstance(attention, RelAttention)
-                cache = attention.new_cache(batch, trunk.config.mem_len, max_segment)
-                if zeros is not None:
-                    attention.fill_cache(cache, block.attention_input(zeros[i]))
-                self.layers.append(cache)
+            for block in trunk.layers:
+                assert isinstance(block.attention, RelAttention)
+                self.layers.append(block.attention.new_cache(batch, trunk.config.mem_len, max_segment))
+            trunk.begin(self.layers)
 
     def __len__(self) -> int:
         return len(self.layers)

@@ -1,13 +1,11 @@
 """The vocabulary of an old checkpoint as a fast tokenizer."""
 
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from transformers.utils import cached_file
 
-from txl.hf.weights import OF_THE_HUB
+from txl.hf.weights import OF_THE_HUB, file_of
 from txl.importing import vocabulary
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 
@@ -32,9 +30,9 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
             TxlError: the vocabulary is damaged or of another form.
         """
         name = str(pretrained_model_name_or_path)
-        if _file(name, "tokenizer.json", kwargs) is None:
+        if file_of(name, "tokenizer.json", kwargs) is None:
             for file in vocabulary.FILES:
-                found = _file(name, file, kwargs)
+                found = file_of(name, file, kwargs)
                 if found is not None:
                     own = {key: x for key, x in kwargs.items() if key not in OF_THE_HUB and not key.startswith("_")}
                     return cls.from_vocabulary(vocabulary.read(found), **own, name_or_path=name)
@@ -51,16 +49,6 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
         unknown = None if words.unknown is None else words.words[words.unknown]
         named = {"eos_token": words.end} | ({} if unknown is None else {"unk_token": unknown})
         return cls(tokenizer_object=_of_words(words, unknown), **(named | plain))
-
-
-def _file(name: str, file: str, options: dict[str, Any]) -> Path | None:
-    """Of a folder or the Hub; None if it is not there."""
-    if Path(name).is_dir():
-        path = Path(name, options.get("subfolder") or "", file)
-        return path if path.is_file() else None
-    hub = {key: value for key, value in options.items() if key in OF_THE_HUB}
-    found = cached_file(name, file, _raise_exceptions_for_missing_entries=False, **hub)
-    return None if found is None else Path(found)
 
 
 def _of_words(words: WordVocabulary, unknown: str | None) -> Tokenizer:

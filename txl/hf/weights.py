@@ -16,25 +16,27 @@ from txl.model.config import ModelConfig
 OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
 
 
+def file_of(name: str, file: str, options: Mapping[str, Any]) -> Path | None:
+    """A file of a folder, or of a name on the Hub, downloaded first; None if it is not there."""
+    if Path(name).is_dir():
+        path = Path(name, options.get("subfolder") or "", file)
+        return path if path.is_file() else None
+    hub = {key: value for key, value in options.items() if key in OF_THE_HUB}
+    found = cached_file(name, file, _raise_exceptions_for_missing_entries=False, **hub)
+    return None if found is None else Path(found)
+
+
 def folder_of(name: str, options: Mapping[str, Any], files: Sequence[str]) -> Path:
-    """The folder of a checkpoint, its config.json and the first of the files downloaded first if it
-    is the name of one on the Hub.
+    """The folder of a checkpoint, with its config.json and the first of the files there is.
 
     Raises:
-        OSError: one of them is not there.
+        OSError: it holds no config.json.
     """
-    if Path(name).is_dir():
-        folder = Path(name, options.get("subfolder") or "")
-        if not (folder / "config.json").is_file():
-            raise OSError(f"{folder}: holds no config.json")
-        return folder
-    hub = {key: value for key, value in options.items() if key in OF_THE_HUB}
-    cached_file(name, "config.json", **hub)
-    for file in files:
-        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False, **hub)
-        if found is not None:
-            return Path(found).parent
-    raise OSError(f"{name}: holds none of {', '.join(files)}")
+    config = file_of(name, "config.json", options)
+    if config is None:
+        raise OSError(f"{name}: holds no config.json")
+    next((file for file in files if file_of(name, file, options) is not None), None)  # for the download
+    return config.parent
 
 
 def files(use_safetensors: bool | None, variant: str | None) -> tuple[str, ...]:

@@ -58,6 +58,15 @@ def ties(tied: Sequence[bool], what: str) -> Ties:
     raise TxlError(f"{what}: tie_projs must be none, all, or all but the first, got {tied}")
 
 
+def check_kind(attn_type: int, sample_softmax: int, ext_len: int, what: str) -> None:
+    """Raises TxlError: options of the released code that ask for another model than is imported."""
+    if attn_type != 0 or sample_softmax > 0 or ext_len != 0:
+        raise TxlError(
+            f"{what}: only attn_type 0, no sample_softmax and ext_len 0 are imported, got {attn_type}, {sample_softmax}, "
+            f"{ext_len}"
+        )
+
+
 def window(same_length: object, keys: int, what: str) -> int | None:
     """Keys a token sees where training said same_length; None for all.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.importing import torch_files, vocabulary
 from txl.importing.foreign import Foreign, Lengths
-from txl.importing.huggingface_config import from_theirs
+from txl.importing.huggingface_config import MODEL_TYPE, from_theirs
 from txl.model.config import ModelConfig
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -42,9 +42,9 @@ def config(source: Path) -> ModelConfig:
         given = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise TxlError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(given, dict) or given.get("model_type") != "transfo-xl":
+    if not isinstance(given, dict) or given.get("model_type") != MODEL_TYPE:
         kind = given.get("model_type") if isinstance(given, dict) else type(given).__name__
-        raise TxlError(f"{path}: model_type must be 'transfo-xl', got {kind!r}")
+        raise TxlError(f"{path}: model_type must be {MODEL_TYPE!r}, got {kind!r}")
     return from_theirs(given, str(path))
 
 

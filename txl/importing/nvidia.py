@@ -8,7 +8,7 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.importing import torch_files, vocabulary
-from txl.importing.foreign import Foreign, Lengths, ties, window
+from txl.importing.foreign import Foreign, Lengths, check_kind, ties, window
 from txl.importing.names import check_plain
 from txl.model.config import ModelConfig
 
@@ -47,11 +47,7 @@ def read(path: Path, lengths: Lengths) -> Foreign:
 
 
 def _config(given: dict[str, Any], path: Path) -> ModelConfig:
-    kind, sampled, extended = given["attn_type"], given["sample_softmax"], given["ext_len"]
-    if kind != 0 or sampled > 0 or extended != 0:
-        raise TxlError(
-            f"{path}: only attn_type 0, no sample_softmax and ext_len 0 are imported, got {kind}, {sampled}, {extended}"
-        )
+    check_kind(given["attn_type"], given["sample_softmax"], given["ext_len"], str(path))
     tied = [bool(x) for x in given["tie_projs"]]
     tied += [False] * (len(given["cutoffs"]) + 1 - len(tied))
     return ModelConfig(
@@ -73,20 +69,16 @@ def _renamed(state: dict[str, Tensor], given: dict[str, Any], config: ModelConfi
     for name, x in state.items():
         check_plain(x, f"{path}: {name!r}")
         kind, _, i = name.removeprefix("crit.").rpartition(".")
-        if name.startswith("crit.") and kind in _RENAMED:
-            found[f"crit.out_layers.{i}.{_RENAMED[kind]}"] = x
-        elif name.startswith("crit.shared_out_projs."):
+        if name.startswith("crit.shared_out_projs."):
             first = state.get(f"word_emb.emb_projs.{i}")
-            if (
-                first is None
-                or first.shape != x.shape
-                or (x.data_ptr() != first.data_ptr() and not torch.equal(x, first))
-            ):
+            if first is None or first.shape != x.shape or not torch.equal(x, first):
                 raise TxlError(f"{path}: {name} should repeat word_emb.emb_projs.{i} and differs from it")
-        else:
-            if name in found:
-                raise TxlError(f"{path}: {name} is there under two names")
-            found[name] = x
+            continue
+        if name.startswith("crit.") and kind in _RENAMED:
+            name = f"crit.out_layers.{i}.{_RENAMED[kind]}"
+        if name in found:
+            raise TxlError(f"{path}: {name} is there under two names")
+        found[name] = x
     if not config.tie_weight:  # projections are shared there without the tables, here not
         for bin_, tied in enumerate(given["tie_projs"]):
             first = state.get(f"word_emb.emb_projs.{0 if config.div_val == 1 else bin_}")

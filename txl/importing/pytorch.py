@@ -7,7 +7,7 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.importing import torch_files, vocabulary
-from txl.importing.foreign import Foreign, Lengths, ties, window
+from txl.importing.foreign import Foreign, Lengths, check_kind, ties, window
 from txl.importing.inert import Inert
 from txl.model.config import ModelConfig
 
@@ -78,11 +78,7 @@ def _longer(prefix: str, name: object) -> str:
 
 def _config(model: Inert, tensors: dict[str, Tensor], path: Path) -> ModelConfig:
     m = model.state
-    if m["attn_type"] != 0 or m.get("sample_softmax", -1) > 0 or m["ext_len"] != 0:
-        raise TxlError(
-            f"{path}: only attn_type 0, no sample_softmax and ext_len 0 are imported, got "
-            f"{m['attn_type']}, {m.get('sample_softmax', -1)}, {m['ext_len']}"
-        )
+    check_kind(m["attn_type"], m.get("sample_softmax", -1), m["ext_len"], str(path))
     word_emb, layer = m["_modules"]["word_emb"].state, m["_modules"]["layers"].state["_modules"]["0"].state["_modules"]
     attention, feed_forward = layer["dec_attn"].state, layer["pos_ff"].state
     tables = len(word_emb["_modules"]["emb_layers"].state["_modules"])

@@ -12,6 +12,7 @@ from txl.model.dropout import hidden_dropout
 from txl.model.embedding import AdaptiveEmbedding
 from txl.model.memory import HiddenMemory, remember
 from txl_kernels import KeyValueCache, RelAttention, sinusoid
+from txl_kernels.segment_attention import SegmentAttention
 
 
 class States(NamedTuple):
@@ -162,6 +163,15 @@ class Trunk(nn.Module):
             hidden = block(hidden, past, positions)
             layers.append(hidden)
         return States(self.finish(hidden), tuple(kept) if mem_len else None, inputs, layers)
+
+    def begin(self, caches: Sequence[KeyValueCache]) -> None:
+        """Puts each layer's cache at the start of a text: empty, or full of zero states."""
+        zeros = self.initial_memory(caches[0].batch, caches[0].mem_len)
+        for i, (block, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            cache.clear()
+            if zeros is not None:
+                assert isinstance(block.attention, SegmentAttention)
+                block.attention.fill_cache(cache, block.attention_input(zeros[i]))
 
     def read_cached(self, embedded: Tensor, caches: Sequence[KeyValueCache]) -> Tensor:
         """As `read_embedded`'s hidden states, with a layer's keys and values from its cache, to

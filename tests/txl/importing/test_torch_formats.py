@@ -273,3 +273,14 @@ def test_a_segment_of_no_length(length: Any, files: Path, tmp_path: Path) -> Non
     torch.save(held, tmp_path / "checkpoint_last.pt")
     with pytest.raises(TxlError, match=r"segments must be from 1 to"):
         convert(tmp_path / "checkpoint_last.pt", tmp_path / "ours.safetensors", files / "zip" / "cache.pt")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_parameter_under_two_names(first: bool, files: Path, tmp_path: Path) -> None:
+    """The original's name for it beside NVIDIA's, in either order."""
+    held = torch_files.load(files / "zip" / "checkpoint_last.pt", nvidia.CLASSES)
+    state, more = held["model_state"], {"crit.out_layers.0.bias": torch.zeros(10)}
+    held = {"model_config": held["model_config"], "model_state": more | state if first else state | more}
+    torch.save(held, tmp_path / "checkpoint_last.pt")
+    with pytest.raises(TxlError, match="is there under two names"):
+        convert(tmp_path / "checkpoint_last.pt", tmp_path / "ours.safetensors", files / "zip" / "cache.pt")
