@@ -8,6 +8,11 @@ AnyPath = str | os.PathLike[str]
 
 def replace_text(path: Path, text: str) -> None:
     """Writes a file, or leaves the one that is there as it was."""
+    replace_bytes(path, text.encode("utf-8"))
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """As `replace_text`, of bytes."""
     fresh = path.with_name(f".{path.name}.tmp")
-    fresh.write_text(text, encoding="utf-8")
+    fresh.write_bytes(content)
     os.replace(fresh, path)

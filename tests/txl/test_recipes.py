@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from txl import TransformerXL, recipes
+from txl import recipes
 from txl.errors import TxlError
 from txl.evaluation.evaluate import METHODS
+from txl.model.networks import make_network
+from txl.model.recurrent_config import RecurrentConfig
 from txl.model.transformer import count_parameters
 from txl.text.rules import RULES
 
@@ -25,7 +27,7 @@ PRINTED = {
 def count(name: str) -> int:
     recipe = recipes.load(name)
     with torch.device("meta"):
-        return count_parameters(TransformerXL(recipe.model_config(None if recipe.data else 204)))
+        return count_parameters(make_network(recipe.model_config(None if recipe.data else 204)))
 
 
 @pytest.mark.parametrize("name", MILLIONS)
@@ -45,6 +47,9 @@ def test_recipe(name: str) -> None:
     if recipe.data:
         assert recipe.data["rule"] in RULES
     assert recipe.evaluate.get("method", "cached") in METHODS
+    if isinstance(config, RecurrentConfig):
+        assert recipe.evaluate["method"] == "segments"
+        return
     if recipe.evaluate.get("method", "cached") == "cached":
         assert not config.absolute
     if config.encoding == "learned":

@@ -7,7 +7,7 @@ import typer
 
 from txl.commands.options import say
 from txl.errors import TxlError
-from txl.model.transformer import TransformerXL
+from txl.model.networks import make_network
 from txl.training import checkpoint as checkpoints
 from txl.training.average import mean_of
 
@@ -28,7 +28,7 @@ def average_command(
             raise TxlError(f"{other.path}: is of another model than {first.path}")
         if other.vocabulary != first.vocabulary:
             raise TxlError(f"{other.path}: has another vocabulary than {first.path}")
-    model = TransformerXL(first.config)
+    model = make_network(first.config)
     checkpoints.load_parameters(model, first, mean_of([x.part("model") for x in loaded]))
     state = {"attn_len": first.attn_len, "segment": first.segment, "averaged": [str(x.path) for x in loaded]}
     checkpoints.save(out, model, first.vocabulary, state, {})

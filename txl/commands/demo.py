@@ -27,6 +27,8 @@ from txl.evaluation.evaluate import evaluate
 from txl.evaluation.generate import Sampling, generate
 from txl.evaluation.score import Score
 from txl.evaluation.speed import measure_speedup
+from txl.model.config import ModelConfig
+from txl.model.networks import as_transformer
 from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
 from txl.text import corpus as data
@@ -55,13 +57,14 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     )
     recipe = recipes.load(recipes.DEFAULT)
     config = recipe.model_config(len(corpus.vocabulary))
+    assert isinstance(config, ModelConfig)
     training = dataclasses.replace(recipe.train_config(), eval_tokens=16384)
     trainer = Trainer(folder, corpus, config, timed(minutes, corpus, config, training, device), device=device)
     tgt_len = trainer.config.tgt_len
     console.print(f"[bold]Model[/]: {escape(header(trainer))}, about {minutes:g} minutes", soft_wrap=True)
     console.print(f"Segments of {tgt_len} tokens, a memory of {config.mem_len}", soft_wrap=True)
     run_training(trainer, restated(device_name))
-    model, _ = checkpoints.restore(trainer.best, device)
+    model = as_transformer(checkpoints.restore(trainer.best, device)[0], "txl demo")
 
     bare, scores = _attention_lengths(model, corpus, tgt_len)
     _speed(model, corpus)

@@ -12,6 +12,8 @@ from txl.errors import TxlError
 from txl.evaluation.evaluate import METHODS, default_method
 from txl.evaluation.score import Score, init_and_best
 from txl.language_model import LanguageModel, load
+from txl.model.recurrent import RecurrentNetwork
+from txl.model.transformer import TransformerXL
 from txl.text import compressed
 from txl.text import corpus as data
 from txl.text.streams import Counting
@@ -80,7 +82,13 @@ def evaluate_command(
     lengths = _attention_lengths(attn_len) if attn_len else None
     language_model = load(checkpoint, pick_device(device))
     model = language_model.model
+    if isinstance(model, RecurrentNetwork) and (zeros is not None or (lengths and method != "sliding")):
+        raise TxlError(
+            f"a network of kind {model.config.network!r} reads all that is before a token: --zeros and --empty are not for "
+            "it, --attn-len only with --method sliding"
+        )
     if zeros is not None:
+        assert isinstance(model, TransformerXL)
         model.config = dataclasses.replace(model.config, initial_memory="zeros" if zeros else "empty")
     how = default_method(model) if method is None else method
     tokens, words = _split(language_model, source, split)
@@ -133,7 +141,8 @@ def _print(scores: list[Score], saved: LanguageModel, how: str) -> None:
         column.justify = "right"
     for s in scores:
         words = "" if s.word_ppl is None else f"{s.word_ppl:.4f}"
-        table.add_row(str(s.attn_len), f"{s.tokens:,}", f"{s.bpc:.4f}", f"{s.ppl:.4f}", words, f"{s.tokens_per_s:,.0f}")
+        reach = "all before" if isinstance(saved.model, RecurrentNetwork) and how == "segments" else str(s.attn_len)
+        table.add_row(reach, f"{s.tokens:,}", f"{s.bpc:.4f}", f"{s.ppl:.4f}", words, f"{s.tokens_per_s:,.0f}")
     console.print(table)
     for s in scores:
         if s.ppl_with_starts is not None:

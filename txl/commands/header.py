@@ -3,6 +3,9 @@
 import torch
 
 from txl.model.config import ModelConfig
+from txl.model.networks import Config
+from txl.model.recurrent import RecurrentNetwork
+from txl.model.recurrent_config import RecurrentConfig
 from txl.model.transformer import count_parameters
 from txl.training.trainer import Trainer, autocast_dtype
 from txl_kernels.backends import choose_unasked
@@ -14,24 +17,32 @@ def header(trainer: Trainer) -> str:
     size = f"{config.n_layer} layers x {config.d_model}, {count_parameters(trainer.model) / 1e6:.2f}M parameters"
     tokens = training.batch * training.scored * training.accumulate
     dtype = autocast_dtype(training.precision, trainer.device)
-    width = getattr(trainer.model.layers[0].attention, "kernel_width", config.d_head)
+    taken = "torch"
+    if not isinstance(trainer.model, RecurrentNetwork):
+        width = getattr(trainer.model.layers[0].attention, "kernel_width", trainer.model.config.d_head)
+        taken = _attention(trainer.model.config, width, trainer.device, dtype)
     return (
-        f"{_kind(config)}, {size}; {_computed_by(config, width, trainer.device, dtype)}; {tokens:,} tokens an update; "
+        f"{_kind(config)}, {size}; {_computed_by(taken, trainer.device, dtype)}; {tokens:,} tokens an update; "
         f"updates {trainer.step:,} to {training.steps:,}"
     )
 
 
-def _kind(config: ModelConfig) -> str:
+def _kind(config: Config) -> str:
+    if isinstance(config, RecurrentConfig):
+        return config.network.upper()
     kind = "Transformer-XL" if config.encoding == "relative" else f"Transformer with {config.encoding} positions"
     return kind if config.mem_len else f"{kind}, without memory"
 
 
-def _computed_by(config: ModelConfig, width: int, device: torch.device, dtype: torch.dtype | None) -> str:
-    """The backend of attention with heads of a width, on which device or how many threads, and
-    autocast's dtype."""
-    taken = "torch's attention"  # of absolute positions; ours has them in the scores
-    if not config.absolute:
-        taken = f"{choose_unasked(device, dtype or torch.float32, width)} backend"
+def _attention(config: ModelConfig, width: int, device: torch.device, dtype: torch.dtype | None) -> str:
+    """What computes attention with heads of a width."""
+    if config.absolute:  # ours has positions in the scores
+        return "torch's attention"
+    return f"{choose_unasked(device, dtype or torch.float32, width)} backend"
+
+
+def _computed_by(taken: str, device: torch.device, dtype: torch.dtype | None) -> str:
+    """That, on which device or how many threads, and autocast's dtype."""
     if device.type == "cuda":
         where = f"{taken} on {torch.cuda.get_device_name(device)}"
     else:

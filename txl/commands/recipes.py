@@ -8,7 +8,8 @@ from rich.table import Table
 
 from txl import recipes
 from txl.commands.options import console, say
-from txl.model.transformer import TransformerXL, count_parameters
+from txl.model.networks import make_network
+from txl.model.transformer import count_parameters
 from txl.training.config import TrainConfig
 
 _DEFAULT_VOCABULARY = 204  # of a recipe that belongs to no data set
@@ -18,7 +19,7 @@ def parameters(recipe: recipes.Recipe) -> int:
     """Of its model with the data set's own vocabulary, counted without making it."""
     config = recipe.model_config(None if recipe.data else _DEFAULT_VOCABULARY)
     with torch.device("meta"):
-        return count_parameters(TransformerXL(config))
+        return count_parameters(make_network(config))
 
 
 def recipes_command(

@@ -15,6 +15,7 @@ from txl.commands.options import Device, in_panel, pick_device, say
 from txl.commands.training import draw_loss, restated, run_training
 from txl.errors import TxlError
 from txl.model.config import ENCODINGS, ModelConfig
+from txl.model.networks import Config, config_from_json
 from txl.text import corpus as data
 from txl.text.rules import PrepareOptions
 from txl.training import checkpoint as checkpoints
@@ -156,11 +157,11 @@ def train(
         if begun is None:
             corpus = data.open_corpus(source, run / "corpus", chosen.prepare_options())
             _tell_other_data(chosen, corpus)
-            model_config = ModelConfig(**(chosen.model_with(own_model) | {"vocab_size": len(corpus.vocabulary)}))
+            model_config = config_from_json(chosen.model_with(own_model) | {"vocab_size": len(corpus.vocabulary)})
         else:
             rule = "words" if begun.vocabulary.unit == "words" else "auto"
             corpus = data.open_corpus(source, run / "corpus", PrepareOptions(rule), begun.vocabulary)
-            model_config = ModelConfig.from_json(begun.config.to_json() | own_model)
+            model_config = config_from_json(begun.config.to_json() | own_model)
         config = TrainConfig(**(chosen.train | own_train))
         if minutes is not None:
             config = timed(minutes, corpus, model_config, config, where)
@@ -188,7 +189,7 @@ def _tell_other_data(recipe: recipes.Recipe, corpus: data.Corpus) -> None:
         )
 
 
-def timed(minutes: float, corpus: data.Corpus, model: ModelConfig, config: TrainConfig, device: Any) -> TrainConfig:
+def timed(minutes: float, corpus: data.Corpus, model: Config, config: TrainConfig, device: Any) -> TrainConfig:
     """The configuration with as many updates as fill the time, evaluated and saved four times;
     warm-up is a thirtieth of them at most."""
     folder = Path(tempfile.mkdtemp(prefix="txl-trial-"))
@@ -218,7 +219,7 @@ def _resumed(
     if source is not None and source.resolve() != record.corpus.resolve():
         raise TxlError(f"{run}: a run is resumed on its own text, {record.corpus}; leave --data out")
     corpus = data.load(record.corpus)
-    model_config = ModelConfig.from_json(record.model | own_model | {"vocab_size": len(corpus.vocabulary)})
+    model_config = config_from_json(record.model | own_model | {"vocab_size": len(corpus.vocabulary)})
     config = TrainConfig.from_json(record.train | own_train)
     trainer = Trainer(run, corpus, model_config, config, resume=True, device=device, tensorboard=tensorboard)
     if config.steps != record.train["steps"]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.evaluation.reader import Reader, check_attn_len, check_clamp_len
-from txl.model.transformer import TransformerXL
+from txl.model.networks import Network, as_transformer
 from txl_kernels.segment_attention import SegmentAttention
 
 
@@ -27,13 +27,14 @@ class Engine(Reader):
         clamp_len: largest distance told apart; None for the model's own.
 
     Raises:
-        TxlError: a size is below 1, or the model has absolute positions.
+        TxlError: a size is below 1, or the model has absolute positions or no attention.
     """
 
     def __init__(
-        self, model: TransformerXL, batch: int, attn_len: int, max_segment: int, clamp_len: int | None = None
+        self, model: Network, batch: int, attn_len: int, max_segment: int, clamp_len: int | None = None
     ) -> None:
         super().__init__(model, batch, max_segment)
+        self._transformer = model = as_transformer(model, "a cache of keys")
         check_attn_len(attn_len)
         check_clamp_len(model, clamp_len)
         if model.config.absolute:
@@ -51,8 +52,8 @@ class Engine(Reader):
     @torch.inference_mode()
     def reset(self) -> None:
         """Back to the start of a text: no memory, or zeros of the engine's own length."""
-        self.model.begin(self.caches)
+        self._transformer.begin(self.caches)
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:
-        return self.model.read_cached(self.model.embed(tokens), self.caches)
+        return self._transformer.read_cached(self._transformer.embed(tokens), self.caches)

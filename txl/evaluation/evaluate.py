@@ -12,7 +12,10 @@ from txl.evaluation.reader import Reader
 from txl.evaluation.score import Score
 from txl.evaluation.segments import SegmentReader
 from txl.evaluation.window import WindowReader, sliding_losses
-from txl.model.transformer import TransformerXL
+from txl.model.config import ModelConfig
+from txl.model.networks import Network
+from txl.model.recurrent import RecurrentNetwork
+from txl.model.recurrent_config import RecurrentConfig
 from txl.text.streams import Counting, scored_segments
 from txl.text.vocabulary import Tokens
 
@@ -20,12 +23,15 @@ Method = Literal["cached", "segments", "sliding"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
 
-def default_method(model: TransformerXL) -> Method:
+def default_method(model: Network) -> Method:
     """How a model is read when nothing is said.
 
     With recurrence cached where positions are relative, by segments as in training where they are
-    absolute; without recurrence by a sliding window.
+    absolute; without recurrence by a sliding window. An LSTM or QRNN by segments, its state
+    carried.
     """
+    if isinstance(model.config, RecurrentConfig):
+        return "segments"
     if not model.config.mem_len:
         return "sliding"
     return "segments" if model.config.absolute else "cached"
@@ -33,7 +39,7 @@ def default_method(model: TransformerXL) -> Method:
 
 @torch.inference_mode()
 def evaluate(
-    model: TransformerXL,
+    model: Network,
     tokens: Tokens,
     start: int,
     attn_len: int,
@@ -55,7 +61,8 @@ def evaluate(
             A window of the model's own gives way to it.
         method: "cached": each token sees exactly attn_len keys, and the score does not depend on
             `segment`. "segments": a memory of attn_len - segment hidden states, as the released
-            evaluation with mem_len; tokens see from attn_len - segment + 1 keys on. "sliding": a
+            evaluation with mem_len; tokens see from attn_len - segment + 1 keys on; an LSTM or
+            QRNN carries its state, whatever attn_len. "sliding": a
             window of attn_len tokens read anew for every `segment` tokens, as the released
             evaluation without memory; segment = 1 is Al-Rfou et al.'s. None: `default_method`.
         segment: tokens a step.
@@ -75,10 +82,12 @@ def evaluate(
     method = default_method(model) if method is None else method
     if method not in METHODS:
         raise TxlError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    segment = min(segment, attn_len) if method != "cached" else segment
+    carries = isinstance(model, RecurrentNetwork) and method == "segments"
+    segment = segment if carries or method == "cached" else min(segment, attn_len)
     tokens = tokens[:limit]
     reach = attn_len
-    if model.config.initial_memory == "empty":  # no token sees more than there is
+    zeros = isinstance(model.config, ModelConfig) and model.config.initial_memory == "zeros"
+    if not zeros:  # no token sees more than there is
         reach, segment = min(attn_len, len(tokens)), min(segment, len(tokens))
     training = model.training
     total, scored, began = 0.0, 0, time.perf_counter()
@@ -107,11 +116,12 @@ def evaluate(
 
 
 def make_reader(
-    model: TransformerXL, method: Method, batch: int, attn_len: int, segment: int, clamp_len: int | None = None
+    model: Network, method: Method, batch: int, attn_len: int, segment: int, clamp_len: int | None = None
 ) -> Reader:
     """What reads a text so that a token sees at most attn_len keys; arguments as in `evaluate`."""
     if method == "cached":
         return Engine(model, batch, attn_len, segment, clamp_len)
     if method == "segments":
-        return SegmentReader(model, batch, attn_len - segment, segment, clamp_len)
+        mem_len = 1 if isinstance(model, RecurrentNetwork) else attn_len - segment
+        return SegmentReader(model, batch, mem_len, segment, clamp_len)
     return WindowReader(model, batch, attn_len, segment, clamp_len)

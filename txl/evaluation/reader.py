@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.model.transformer import TransformerXL
+from txl.model.config import ModelConfig
+from txl.model.networks import Network
 
 
 class Reader(abc.ABC):
@@ -18,7 +19,7 @@ class Reader(abc.ABC):
         max_segment: most tokens of one call.
     """
 
-    def __init__(self, model: TransformerXL, batch: int, max_segment: int) -> None:
+    def __init__(self, model: Network, batch: int, max_segment: int) -> None:
         if batch < 1 or max_segment < 1:
             raise TxlError(f"batch and max_segment must be >= 1, got {batch} and {max_segment}")
         self.model = model.eval()
@@ -73,11 +74,13 @@ def check_attn_len(attn_len: int) -> None:
         raise TxlError(f"the attention length must be >= 1 (a token sees at least itself), got {attn_len}")
 
 
-def check_clamp_len(model: TransformerXL, clamp_len: int | None) -> None:
+def check_clamp_len(model: Network, clamp_len: int | None) -> None:
     """Raises TxlError if it is below 1, or the model has no sinusoids of distances to clamp."""
     if clamp_len is None:
         return
     if clamp_len < 1:
         raise TxlError(f"clamp_len must be None or >= 1, got {clamp_len}")
+    if not isinstance(model.config, ModelConfig):
+        raise TxlError(f"clamp_len is for Transformers, not for a network of kind {model.config.network!r}")
     if model.config.encoding != "relative":
         raise TxlError(f"clamp_len is for encoding 'relative', not {model.config.encoding!r}")

@@ -9,7 +9,8 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.evaluation.reader import Reader, check_clamp_len
 from txl.model.memory import HiddenMemory
-from txl.model.transformer import TransformerXL
+from txl.model.networks import Network
+from txl.model.recurrent import RecurrentNetwork
 from txl_kernels import RelAttention
 
 
@@ -19,12 +20,13 @@ class SegmentReader(Reader):
     So its tokens see from mem_len + 1 to mem_len + L keys, and the score depends on L.
 
     Args:
-        mem_len: states each layer remembers; 0 for none.
+        mem_len: states each layer remembers; 0 for none. An LSTM or QRNN carries its state unless
+            it is 0.
         clamp_len: largest distance told apart; None for the model's own.
     """
 
     def __init__(
-        self, model: TransformerXL, batch: int, mem_len: int, max_segment: int, clamp_len: int | None = None
+        self, model: Network, batch: int, mem_len: int, max_segment: int, clamp_len: int | None = None
     ) -> None:
         super().__init__(model, batch, max_segment)
         if mem_len < 0:
@@ -46,13 +48,16 @@ class SegmentReader(Reader):
 
 
 @contextmanager
-def seeing(model: TransformerXL, attn_len: int, clamp_len: int | None) -> Iterator[None]:
+def seeing(model: Network, attn_len: int, clamp_len: int | None, always: bool = False) -> Iterator[None]:
     """The model with another clamp_len (None changes nothing), and where it has a window of its own
-    with one of attn_len keys."""
-    layers = [block.attention for block in model.layers]
+    with one of attn_len keys; an LSTM or QRNN as it is.
+
+    always: where it has none, too.
+    """
+    layers = [] if isinstance(model, RecurrentNetwork) else [block.attention for block in model.layers]
     own = [(attention.window, getattr(attention, "clamp_len", None)) for attention in layers]
     for attention in layers:
-        if attention.window is not None:
+        if always or attention.window is not None:
             attention.window = attn_len
         if clamp_len is not None and isinstance(attention, RelAttention):
             attention.clamp_len = clamp_len

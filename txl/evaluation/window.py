@@ -8,19 +8,27 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.evaluation.reader import Reader, check_attn_len, check_clamp_len
 from txl.evaluation.segments import seeing
-from txl.model.transformer import TransformerXL
+from txl.model.config import ModelConfig
+from txl.model.networks import Network
 from txl.text.corpus import as_tensor
 from txl.text.vocabulary import Tokens
 
 
-def check_window(model: TransformerXL, attn_len: int, stride: int) -> None:
+def check_window(model: Network, attn_len: int, stride: int) -> None:
     """Raises TxlError if a window cannot have these sizes, or is longer than learned positions."""
     check_attn_len(attn_len)
     if not 1 <= stride <= attn_len:
         raise TxlError(f"stride must be from 1 to the window's {attn_len} tokens, got {stride}")
-    longest = model.config.table_len
-    if model.config.encoding == "learned" and longest is not None and attn_len > longest:
+    longest = learned_positions(model)
+    if longest is not None and attn_len > longest:
         raise TxlError(f"a window of {attn_len} tokens is beyond the model's {longest} learned positions (table_len)")
+
+
+def learned_positions(model: Network) -> int | None:
+    """Most tokens that a segment can have: the rows of a table of learned positions; None without
+    one."""
+    config = model.config
+    return config.table_len if isinstance(config, ModelConfig) and config.encoding == "learned" else None
 
 
 class WindowReader(Reader):
@@ -31,7 +39,7 @@ class WindowReader(Reader):
     """
 
     def __init__(
-        self, model: TransformerXL, batch: int, attn_len: int, max_segment: int = 1, clamp_len: int | None = None
+        self, model: Network, batch: int, attn_len: int, max_segment: int = 1, clamp_len: int | None = None
     ) -> None:
         super().__init__(model, batch, max_segment)
         check_window(model, attn_len, max_segment)
@@ -61,7 +69,7 @@ class WindowReader(Reader):
 
 @torch.inference_mode()
 def sliding_losses(
-    model: TransformerXL,
+    model: Network,
     tokens: Tokens,
     start: int,
     attn_len: int,

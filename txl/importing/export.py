@@ -11,6 +11,7 @@ from txl.importing.huggingface import prefixed
 from txl.importing.huggingface_config import to_theirs
 from txl.importing.names import original
 from txl.importing.vocabulary import SETTINGS
+from txl.model.networks import as_transformer
 from txl.paths import AnyPath
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 from txl.training import checkpoint as checkpoints
@@ -31,7 +32,8 @@ def export(source: AnyPath, folder: Path) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TxlError(f"{folder}: exists already; choose another folder")
-    model, checkpoint = checkpoints.restore(source)
+    network, checkpoint = checkpoints.restore(source)
+    model = as_transformer(network, "export")
     config = to_theirs(model.config, str(checkpoint.path))
     listed = words(checkpoint.vocabulary)
     config[SETTINGS] = checkpoint.vocabulary.settings()

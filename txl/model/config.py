@@ -1,24 +1,27 @@
 """Sizes and options of a model, as a frozen dataclass that travels as JSON inside checkpoints."""
 
-import math
-from dataclasses import asdict, dataclass, fields
-from types import UnionType
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from txl.errors import TxlError
-from txl.model.bins import Bins
+from txl.model.network_config import (
+    MOST,
+    NetworkConfig,
+    check_least,
+    check_most,
+    check_optional,
+    check_positive,
+    check_rate,
+)
 
 Encoding = Literal["relative", "shaw", "shaw-released", "sinusoid", "learned"]
 ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 TABLES = ("shaw", "shaw-released", "learned")  # encodings that are parameters, table_len of them
-_KINDS: dict[type, str] = {int: "a whole number", float: "a finite number", bool: "true or false"}
-MOST_BINS = 1000
-MOST_LAYERS, MOST = 10_000, 2**31 - 1  # beyond which a number is a mistake
 ABSOLUTE = ("sinusoid", "learned")  # places in the segment, added to hidden states; not in the scores
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(NetworkConfig):
     """Sizes and options of a `TransformerXL`; names are the paper's and its released code's.
 
     Attributes:
@@ -37,36 +40,17 @@ class ModelConfig:
             one after the last layer.
         untie_r: own biases u and v in each layer, instead of one pair shared by all.
         norm_eps: of the layer norms (TensorFlow: 1e-12).
-        init_std: of the initial weights, embeddings and biases u, v. The original's 0.02 suits
-            d_model from 400 on.
         norm_std: of the initial weights of layer norms, around 1 (TensorFlow: 0).
-        proj_init_std: of the initial projections between embeddings and hidden states.
         initial_memory: "empty", or "zeros": mem_len zero states that are attended, as the
             TensorFlow code and the published WikiText-103 checkpoint have it.
-        cutoffs: bins of adaptive input and softmax (Grave et al. 2017): 0 < c_1 < .. < vocab_size,
-            the most frequent tokens first; () for one bin.
-        div_val: bin i has embeddings of width d_embed // div_val^i.
-        d_embed: None for d_model.
-        tie_weight: the softmax uses the embeddings' tables.
-        tie_projs: bins whose softmax uses the embedding's projection too: "none", "tail" (all but
-            the first, the released WikiText-103 models'), or "all".
-        proj_same_dim: False leaves out the projection of a bin that has d_model already (the
-            TensorFlow One Billion Word models), where div_val > 1.
-        variational_dropout: one mask a segment, the same for all its positions (Gal and Ghahramani
-            2016), on embeddings, attention output, feed-forward hidden units and output, and the
-            final states; the Penn Treebank model's.
-        embedding_dropout, output_dropout: None for `dropout`.
-        word_dropout: rows of the embeddings dropped whole.
         second_target: a softmax of its own for the token after the next (Al-Rfou et al. 2018).
     """
 
-    vocab_size: int
     n_layer: int = 12
     d_model: int = 512
+    d_inner: int = 2048
     n_head: int = 8
     d_head: int = 64
-    d_inner: int = 2048
-    dropout: float = 0.1
     attn_dropout: float = 0.0
     mem_len: int = 512
     encoding: Encoding = "relative"
@@ -77,66 +61,28 @@ class ModelConfig:
     final_norm: bool = False
     untie_r: bool = False
     norm_eps: float = 1e-5
-    init_std: float = 0.02
     norm_std: float = 0.02
-    proj_init_std: float = 0.01
     initial_memory: Literal["empty", "zeros"] = "empty"
-    cutoffs: tuple[int, ...] = ()
-    div_val: int = 1
-    d_embed: int | None = None
-    tie_weight: bool = True
-    tie_projs: Literal["none", "tail", "all"] = "none"
-    proj_same_dim: bool = True
-    variational_dropout: bool = False
-    embedding_dropout: float | None = None
-    output_dropout: float | None = None
-    word_dropout: float = 0.0
     second_target: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cutoffs", tuple(self.cutoffs))  # JSON has lists
-        self._check_types()
-        for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val"):
-            _least(name, getattr(self, name), 1)
-        _most("n_layer", self.n_layer, MOST_LAYERS)
-        sizes = ("vocab_size", "d_model", "n_head", "d_head", "d_inner", "d_embed", "div_val", "table_len")
-        for name in (*sizes, "mem_len", "window", "clamp_len"):
-            _most(name, getattr(self, name), MOST)
+        super().__post_init__()
+        for name in ("n_head", "d_head"):
+            check_least(name, getattr(self, name), 1)
+        for name in ("n_head", "d_head", "table_len", "mem_len", "window", "clamp_len"):
+            check_most(name, getattr(self, name), MOST)
         if self.d_model % 2:
             raise TxlError(f"d_model must be even (its sinusoids come in pairs), got {self.d_model}")
-        for name in ("dropout", "attn_dropout", "embedding_dropout", "output_dropout", "word_dropout"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise TxlError(f"{name} must be in [0, 1), got {value}")
-        for name in ("init_std", "norm_eps", "proj_init_std"):
-            if not getattr(self, name) > 0:
-                raise TxlError(f"{name} must be > 0, got {getattr(self, name)}")
+        check_rate("attn_dropout", self.attn_dropout)
+        check_positive("norm_eps", self.norm_eps)
         if not self.norm_std >= 0:
             raise TxlError(f"norm_std must be >= 0, got {self.norm_std}")
-        _least("mem_len", self.mem_len, 0)
-        for name in ("window", "clamp_len", "d_embed", "table_len"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise TxlError(f"{name} must be None or >= 1, got {getattr(self, name)}")
+        check_least("mem_len", self.mem_len, 0)
+        for name in ("window", "clamp_len", "table_len"):
+            check_optional(name, getattr(self, name))
         if self.initial_memory not in ("empty", "zeros"):
             raise TxlError(f"initial_memory must be 'empty' or 'zeros', got {self.initial_memory!r}")
         self._check_encoding()
-        self._check_tying()
-
-    def _check_types(self) -> None:
-        """Values of files are anything."""
-        if len(self.cutoffs) > MOST_BINS:
-            raise TxlError(f"cutoffs must be at most {MOST_BINS}, got {len(self.cutoffs):,}")
-        if not all(type(cutoff) is int for cutoff in self.cutoffs):
-            raise TxlError(f"cutoffs must be whole numbers, got {list(self.cutoffs)}")
-        for f in fields(self):
-            value = getattr(self, f.name)
-            kinds = get_args(f.type) if isinstance(f.type, UnionType) else (f.type,)
-            wanted = next((kind for kind in _KINDS if kind in kinds), None)
-            if wanted is None or (value is None and type(None) in kinds):
-                continue
-            right = type(value) is wanted or (wanted is float and type(value) is int)
-            if not right or (wanted is float and not math.isfinite(value)):
-                raise TxlError(f"{f.name} must be {_KINDS[wanted]}, got {value!r}")
 
     def _check_encoding(self) -> None:
         if self.encoding not in ENCODINGS:
@@ -151,26 +97,6 @@ class ModelConfig:
             if self.untie_r:
                 raise TxlError(f"untie_r is for encoding='relative', which has biases u and v, not {self.encoding!r}")
 
-    def _check_tying(self) -> None:
-        if self.tie_projs not in ("none", "tail", "all"):
-            raise TxlError(f"tie_projs must be 'none', 'tail' or 'all', got {self.tie_projs!r}")
-        if self.tie_projs != "none" and not self.tie_weight:
-            raise TxlError("tie_projs needs tie_weight: projections are tied where the tables are")
-        _ = self.bins  # raises where the cutoffs do
-
-    def ties_projection(self, i: int) -> bool:
-        """Whether the softmax of bin i uses the embedding's projection."""
-        return self.tie_projs == "all" or (self.tie_projs == "tail" and i > 0)
-
-    @property
-    def bins(self) -> Bins:
-        """The bins of the vocabulary and their widths."""
-        return Bins(self.vocab_size, self.cutoffs, self.embed_width, self.div_val)
-
-    @property
-    def embed_width(self) -> int:
-        return self.d_model if self.d_embed is None else self.d_embed
-
     @property
     def absolute(self) -> bool:
         """Whether positions are places in the segment, so that a cache of keys cannot be kept."""
@@ -180,30 +106,3 @@ class ModelConfig:
         """Most keys a token sees when the text is read in segments of tgt_len."""
         reach = self.mem_len + tgt_len
         return reach if self.window is None else min(self.window, reach)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "ModelConfig":
-        """Raises TxlError on a field this version does not know or that is missing."""
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise TxlError(f"the configuration has unknown fields: {', '.join(unknown)}")
-        if "vocab_size" not in values:
-            raise TxlError("the configuration has no vocab_size")
-        try:
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            raise TxlError(f"the configuration is damaged: {error}") from error
-
-
-def _most(name: str, value: int | None, most: int) -> None:
-    if value is not None and value > most:
-        raise TxlError(f"{name} must be <= {most:,}, got {value:,}")
-
-
-def _least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise TxlError(f"{name} must be >= {least}, got {value}")

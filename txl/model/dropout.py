@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from txl.model.config import ModelConfig
+from txl.model.network_config import NetworkConfig
 
 
 class VariationalDropout(nn.Module):
@@ -24,7 +24,7 @@ class VariationalDropout(nn.Module):
         return f"p={self.p}"
 
 
-def hidden_dropout(config: ModelConfig, p: float | None = None) -> nn.Module:
+def hidden_dropout(config: NetworkConfig, p: float | None = None) -> nn.Module:
     """Of hidden states [B, L, d] with rate p, None for config.dropout."""
     p = config.dropout if p is None else p
     return VariationalDropout(p) if config.variational_dropout else nn.Dropout(p)

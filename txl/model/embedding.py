@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl.model.config import ModelConfig
+from txl.model.network_config import NetworkConfig
 
 
 class AdaptiveEmbedding(nn.Module):
@@ -17,7 +17,7 @@ class AdaptiveEmbedding(nn.Module):
         projections: P_i [d_model, width of E_i], under "i"; with div_val 1 one, if any is needed.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.bins, self.d_model, self.word_dropout = config.bins, config.d_model, config.word_dropout
         self.tables = nn.ParameterList(torch.empty(rows, width) for rows, width in table_shapes(config))
@@ -60,7 +60,7 @@ class AdaptiveEmbedding(nn.Module):
         return rows
 
 
-def table_shapes(config: ModelConfig) -> list[tuple[int, int]]:
+def table_shapes(config: NetworkConfig) -> list[tuple[int, int]]:
     """Rows and width of each table of embeddings."""
     bins = config.bins
     if config.div_val == 1:
@@ -68,6 +68,6 @@ def table_shapes(config: ModelConfig) -> list[tuple[int, int]]:
     return [(bins.bounds[i + 1] - bins.bounds[i], width) for i, width in enumerate(bins.widths)]
 
 
-def needs_projection(config: ModelConfig, width: int) -> bool:
+def needs_projection(config: NetworkConfig, width: int) -> bool:
     """With div_val > 1 the released code projects bins that have d_model already, too."""
     return width != config.d_model or (config.div_val > 1 and config.proj_same_dim)

@@ -5,6 +5,7 @@ from torch import nn
 from txl.model.block import Block
 from txl.model.config import ModelConfig
 from txl.model.embedding import AdaptiveEmbedding
+from txl.model.network_config import NetworkConfig
 from txl.model.shaw import ReleasedShawAttention, ShawAttention
 from txl.model.softmax import AdaptiveSoftmax
 from txl_kernels import RelAttention
@@ -37,19 +38,25 @@ def init_module(module: nn.Module, config: ModelConfig) -> None:
             nn.init.zeros_(module.distance_bias)
     elif isinstance(module, Block) and module.places is not None:
         nn.init.normal_(module.places, 0.0, std)
-    elif isinstance(module, AdaptiveEmbedding):
+    elif isinstance(module, (AdaptiveEmbedding, AdaptiveSoftmax)):
+        init_tables(module, config)
+
+
+def init_tables(module: AdaptiveEmbedding | AdaptiveSoftmax, config: NetworkConfig) -> None:
+    """Draws all that embeddings or softmax hold."""
+    if isinstance(module, AdaptiveEmbedding):
         draw(module.tables, config)
         draw(module.projections, config)
-    elif isinstance(module, AdaptiveSoftmax):
-        draw(module.own_tables, config)
-        draw(module.own_projections, config)
-        nn.init.zeros_(module.bias)
-        if len(module.bins) > 1:
-            nn.init.normal_(module.cluster_weight, 0.0, std)
-            nn.init.zeros_(module.cluster_bias)
+        return
+    draw(module.own_tables, config)
+    draw(module.own_projections, config)
+    nn.init.zeros_(module.bias)
+    if len(module.bins) > 1:
+        nn.init.normal_(module.cluster_weight, 0.0, config.init_std)
+        nn.init.zeros_(module.cluster_bias)
 
 
-def draw(parameters: nn.ParameterList | nn.ParameterDict, config: ModelConfig) -> None:
+def draw(parameters: nn.ParameterList | nn.ParameterDict, config: NetworkConfig) -> None:
     """Tables of embeddings, or their projections."""
     if isinstance(parameters, nn.ParameterList):
         for table in parameters:

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl.model.bin_scores import ScoresOfRows
-from txl.model.config import ModelConfig
 from txl.model.embedding import AdaptiveEmbedding, needs_projection, table_shapes
+from txl.model.network_config import NetworkConfig
 
 IGNORED = -100  # a target that is not scored
 
@@ -26,7 +26,7 @@ class AdaptiveSoftmax(nn.Module):
         cluster_weight, cluster_bias: C [bins - 1, d_embed] and b_C [bins - 1], if bins > 1.
     """
 
-    def __init__(self, config: ModelConfig, embedding: AdaptiveEmbedding | None) -> None:
+    def __init__(self, config: NetworkConfig, embedding: AdaptiveEmbedding | None) -> None:
         """embedding: whose tables are used where config ties them; None for none."""
         super().__init__()
         self.bins = config.bins

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from txl.errors import TxlError
-from txl.model.config import ModelConfig
+from txl.model.networks import Config, config_from_json
 from txl.text.rules import PrepareOptions
 from txl.training.config import TrainConfig
 
@@ -25,7 +25,7 @@ class Recipe:
         source: of the sizes and options.
         parameters: millions, with the data set's own vocabulary; None where no source counts them.
         data: what to prepare: rule, options, `vocab_size` as published.
-        model, train: fields of `ModelConfig` and `TrainConfig`.
+        model, train: fields of `ModelConfig` (or `RecurrentConfig`) and `TrainConfig`.
         evaluate: method, attn_len, segment and clamp_len of the published evaluation.
     """
 
@@ -40,7 +40,7 @@ class Recipe:
     train: dict[str, Any] = field(default_factory=dict)
     evaluate: dict[str, Any] = field(default_factory=dict)
 
-    def model_config(self, vocab_size: int | None = None) -> ModelConfig:
+    def model_config(self, vocab_size: int | None = None) -> Config:
         """vocab_size: None for the published one.
 
         Raises:
@@ -49,7 +49,7 @@ class Recipe:
         vocab_size = self.data.get("vocab_size") if vocab_size is None else vocab_size
         if vocab_size is None:
             raise TxlError(f"recipe {self.name} belongs to no data set: vocab_size must be given")
-        return ModelConfig(vocab_size=vocab_size, **self.model)
+        return config_from_json({"vocab_size": vocab_size} | self.model)
 
     def model_with(self, given: dict[str, Any]) -> dict[str, Any]:
         """`model` with options given instead; those of its own that only fit what was replaced are

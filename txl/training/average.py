@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from txl.model.transformer import TransformerXL
+from txl.model.networks import Network
 from txl.training.config import TrainConfig
 
 
@@ -18,7 +18,7 @@ class WeightAverage:
         started: whether anything is averaged yet.
     """
 
-    def __init__(self, model: TransformerXL, config: TrainConfig) -> None:
+    def __init__(self, model: Network, config: TrainConfig) -> None:
         self.source, self.config = model, config
         ema = get_ema_multi_avg_fn(config.ema_decay) if config.average == "ema" else None
         self._average = None if config.average == "none" else AveragedModel(model, multi_avg_fn=ema)
@@ -31,12 +31,12 @@ class WeightAverage:
             self._average.update_parameters(self.source)
 
     @property
-    def model(self) -> TransformerXL:
+    def model(self) -> Network:
         """The average as a model, or the model itself as long as nothing is averaged."""
         if self._average is None or not self._average.n_averaged:
             return self.source
         averaged = self._average.module
-        assert isinstance(averaged, TransformerXL)
+        assert isinstance(averaged, Network)
         return averaged
 
     def validated(self, loss: float) -> None:

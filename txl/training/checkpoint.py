@@ -17,7 +17,7 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.model.config import ModelConfig
-from txl.model.transformer import TransformerXL
+from txl.model.networks import Config, Network, config_from_json, make_network
 from txl.paths import AnyPath
 from txl.text.vocabulary import Vocabulary, from_file
 
@@ -34,7 +34,7 @@ class Checkpoint:
     """
 
     path: Path
-    config: ModelConfig
+    config: Config
     vocabulary: Vocabulary
     state: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -42,12 +42,14 @@ class Checkpoint:
     @property
     def attn_len(self) -> int:
         """The longest attention of training; what evaluation takes when not told otherwise."""
-        return int(self.state.get("attn_len", self.config.attn_len(1)))
+        own = self.config.attn_len(1) if isinstance(self.config, ModelConfig) else 1
+        return int(self.state.get("attn_len", own))
 
     @property
     def segment(self) -> int:
         """Tokens of a segment of training."""
-        return int(self.state.get("segment", max(self.attn_len - self.config.mem_len, 1)))
+        mem_len = self.config.mem_len if isinstance(self.config, ModelConfig) else 0
+        return int(self.state.get("segment", max(self.attn_len - mem_len, 1)))
 
     def part(self, prefix: str) -> dict[str, Tensor]:
         """The tensors named `prefix.*`, without the prefix."""
@@ -55,7 +57,7 @@ class Checkpoint:
 
 
 def save(
-    path: AnyPath, model: TransformerXL, vocabulary: Vocabulary, state: dict[str, Any], extra: dict[str, Tensor]
+    path: AnyPath, model: Network, vocabulary: Vocabulary, state: dict[str, Any], extra: dict[str, Tensor]
 ) -> None:
     """Writes a checkpoint, or leaves the one at `path` as it was: temporary file, fsync, rename.
 
@@ -155,7 +157,7 @@ def load(path: AnyPath) -> Checkpoint:
         written = tensors.pop(_VOCABULARY).numpy().tobytes()
         return Checkpoint(
             path,
-            ModelConfig.from_json(header["config"]),
+            config_from_json(header["config"]),
             from_file(written, header["vocabulary"]),
             header["state"],
             tensors,
@@ -164,7 +166,7 @@ def load(path: AnyPath) -> Checkpoint:
         raise TxlError(f"{path}: a safetensors file, but not a txl checkpoint") from error
 
 
-def load_parameters(model: TransformerXL, checkpoint: Checkpoint, given: dict[str, Tensor] | None = None) -> None:
+def load_parameters(model: Network, checkpoint: Checkpoint, given: dict[str, Tensor] | None = None) -> None:
     """Copies a checkpoint's parameters into a model of the same shapes.
 
     given: others in their place, by the same names.
@@ -192,12 +194,12 @@ def _check_shapes(checkpoint: Checkpoint, given: dict[str, Tensor], wanted: Mapp
             )
 
 
-def restore(path: AnyPath, device: torch.device | str = "cpu") -> tuple[TransformerXL, Checkpoint]:
+def restore(path: AnyPath, device: torch.device | str = "cpu") -> tuple[Network, Checkpoint]:
     """A model as a checkpoint describes it, in evaluation mode."""
     checkpoint = load(path)
     with torch.device("meta"):  # nothing is allocated for sizes that the file does not have
-        sizes = dict(TransformerXL(checkpoint.config).named_parameters())
+        sizes = dict(make_network(checkpoint.config).named_parameters())
     _check_shapes(checkpoint, checkpoint.part("model"), sizes)
-    model = TransformerXL(checkpoint.config)
+    model = make_network(checkpoint.config)
     load_parameters(model, checkpoint)
     return model.to(device).eval(), checkpoint

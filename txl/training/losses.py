@@ -5,8 +5,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from txl.model.memory import HiddenMemory
+from txl.model.networks import Network, as_transformer
 from txl.model.softmax import IGNORED, AdaptiveSoftmax
-from txl.model.transformer import TransformerXL
 
 SECOND_TARGET_WEIGHT = 0.5
 
@@ -32,7 +32,7 @@ def layers_that_predict(n_layer: int, done: float) -> range:
 
 
 def segment_loss(
-    model: TransformerXL,
+    model: Network,
     tokens: Tensor,
     targets: Tensor,
     memory: HiddenMemory | None,
@@ -68,5 +68,5 @@ def segment_loss(
 
     nll, total = predicted(states.hidden)
     for i in intermediate:
-        total = total + predicted(model.finish(states.layers[i]))[1]
+        total = total + predicted(as_transformer(model, "a loss of lower layers").finish(states.layers[i]))[1]
     return SegmentLoss(total, nll.detach(), states.memory)

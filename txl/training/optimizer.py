@@ -6,28 +6,33 @@ import torch
 from torch import Tensor, nn
 
 from txl.errors import TxlError
+from txl.model.networks import Network, as_transformer
+from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import TransformerXL
 from txl.training.config import TrainConfig
 
 
-def layer_matrices(model: TransformerXL) -> list[nn.Parameter]:
-    """The layers' projections (q, k, v, r, output) and feed-forward matrices."""
+def layer_matrices(model: Network) -> list[nn.Parameter]:
+    """The layers' projections (q, k, v, r, output) and feed-forward matrices; of an LSTM or QRNN
+    its matrices."""
+    if isinstance(model, RecurrentNetwork):
+        return [p for p in model.blocks.parameters() if p.dim() == 2]
     linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
     return [p for linear in linears for name, p in linear.named_parameters() if name == "weight"]
 
 
-def make_optimizers(model: TransformerXL, config: TrainConfig) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: Network, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """One, or two with Muon: for the matrices of the layers, and for the rest.
 
     Raises:
-        TxlError: this torch has no Muon.
+        TxlError: this torch has no Muon, or Muon is asked for an LSTM or QRNN.
     """
     matrices = layer_matrices(model)
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
     if config.optimizer == "muon":
         rest = torch.optim.Adam(others, lr=config.lr)
-        return [_muon(model, matrices, config), rest]
+        return [_muon(as_transformer(model, "optimizer 'muon'"), matrices, config), rest]
     if config.weight_decay == 0:
         return [torch.optim.Adam(model.parameters(), lr=config.lr)]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]

@@ -13,6 +13,8 @@ from txl.evaluation.evaluate import default_method, evaluate
 from txl.evaluation.score import Score, perplexity
 from txl.model.config import ModelConfig
 from txl.model.memory import HiddenMemory
+from txl.model.networks import Config, make_network
+from txl.model.recurrent_config import RecurrentConfig
 from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
 from txl.text.corpus import Corpus
@@ -59,7 +61,7 @@ class Trainer:
         self,
         folder: AnyPath,
         corpus: Corpus,
-        model_config: ModelConfig,
+        model_config: Config,
         config: TrainConfig,
         *,
         resume: bool = False,
@@ -87,12 +89,9 @@ class Trainer:
             )
         corpus.verify()
         self.segment = config.scored + config.context
-        if model_config.encoding == "learned" and self.segment > (model_config.table_len or 0):
-            raise TxlError(
-                f"segments of {self.segment} tokens are beyond the {model_config.table_len} learned positions of table_len"
-            )
+        _check_fit(model_config, config, self.segment)
         torch.manual_seed(config.seed)
-        self.model = TransformerXL(model_config)
+        self.model = make_network(model_config)
         if init is not None and not resume:
             if init.vocabulary != corpus.vocabulary:
                 raise TxlError(f"{init.path}: its vocabulary is not that of the corpus in {corpus.folder}")
@@ -100,12 +99,15 @@ class Trainer:
         self.model.to(self.device)
         self.optimizers = make_optimizers(self.model, config)
         self.average = WeightAverage(self.model, config)
-        for block in self.model.layers:
-            block.recompute = config.recompute
-            if config.compile:
-                block.compile(dynamic=True)
+        if isinstance(self.model, TransformerXL):
+            for block in self.model.layers:
+                block.recompute = config.recompute
+                if config.compile:
+                    block.compile(dynamic=True)
         self.step = 0
-        self.attn_len = model_config.attn_len(self.segment)
+        self.attn_len = self.segment
+        if isinstance(model_config, ModelConfig):
+            self.attn_len = model_config.attn_len(self.segment)
         self.best_loss = math.inf
         self.memories: list[HiddenMemory | None] = [None] * config.batch_chunk
         self.stop_requested = self.validation_due = False
@@ -218,7 +220,8 @@ class Trainer:
         method = default_method(model)
         # By segments as in training; a window slides by half of itself.
         segment = {"cached": 128, "segments": self.config.scored, "sliding": max(self.segment // 2, 1)}[method]
-        attn_len = self.attn_len if method == "cached" else model.config.mem_len + self.segment
+        mem_len = model.config.mem_len if isinstance(model.config, ModelConfig) else 0
+        attn_len = self.attn_len if method == "cached" else mem_len + self.segment
         return evaluate(
             model, self.corpus.valid, self.corpus.vocabulary.start, attn_len, method=method, segment=segment,
             limit=self.config.eval_tokens,
@@ -247,6 +250,21 @@ class Trainer:
         """Writes `last.safetensors` with everything a bit-exact continuation needs."""
         state, extra = resuming.everything(self)
         checkpoints.save(self.last, self.model, self.corpus.vocabulary, state, extra)
+
+
+def _check_fit(model: Config, training: TrainConfig, segment: int) -> None:
+    """Raises TxlError where a network cannot be trained so."""
+    if isinstance(model, RecurrentConfig):
+        for name in ("compile", "recompute", "intermediate_losses"):
+            if getattr(training, name):
+                raise TxlError(f"{name} is for Transformers, not for a network of kind {model.network!r}")
+        if training.context:
+            raise TxlError(
+                f"a network of kind {model.network!r} cannot read tokens again: ext_len must be 0 and loss 'full', got "
+                f"{training.ext_len} and {training.loss!r}"
+            )
+    elif model.encoding == "learned" and segment > (model.table_len or 0):
+        raise TxlError(f"segments of {segment} tokens are beyond the {model.table_len} learned positions of table_len")
 
 
 def updates_in(minutes: float, trial: Trainer, least: int = 16) -> int:

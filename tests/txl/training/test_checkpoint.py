@@ -11,6 +11,7 @@ import torch
 from model_helpers import small_config, small_model
 from safetensors.torch import save_file
 
+from txl import TransformerXL
 from txl.errors import TxlError
 from txl.text.vocabulary import ByteVocabulary
 from txl.training import checkpoint as checkpoints
@@ -105,12 +106,12 @@ def test_parameters_of_another_configuration(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save(path)
     saved = checkpoints.load(path)
-    wider = checkpoints.TransformerXL(small_config(d_inner=40))
+    wider = TransformerXL(small_config(d_inner=40))
     with pytest.raises(
         TxlError, match=r"feed_forward.0.weight has shape \[32, 16\], the configuration needs \[40, 16\]"
     ):
         checkpoints.load_parameters(wider, saved)
-    deeper = checkpoints.TransformerXL(small_config(n_layer=3))
+    deeper = TransformerXL(small_config(n_layer=3))
     with pytest.raises(TxlError, match=r"parameter blocks.2.* is missing from the checkpoint"):
         checkpoints.load_parameters(deeper, saved)
 

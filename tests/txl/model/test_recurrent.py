@@ -1,0 +1,148 @@
+"""LSTM and QRNN: by definition, against torch's own, and as `txl train` uses them."""
+
+import pytest
+import torch
+from torch import nn
+from training_helpers import assert_same_run
+
+from txl import recipes
+from txl.errors import TxlError
+from txl.model.linear_recurrence import by_doubling, by_steps, linear_recurrence
+from txl.model.networks import config_from_json, make_network
+from txl.model.recurrent import QRNNLayer, RecurrentNetwork
+from txl.model.recurrent_config import RecurrentConfig
+from txl.model.transformer import count_parameters
+from txl.training.config import TrainConfig
+from txl.training.trainer import Trainer
+
+
+def small(network: str, **options: object) -> RecurrentNetwork:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 31, "n_layer": 3, "d_model": 12, "d_inner": 20, "dropout": 0.0}
+    return RecurrentNetwork(RecurrentConfig(network=network, **(sizes | options))).double().eval()
+
+
+@pytest.mark.parametrize("scan", [by_steps, by_doubling])
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 13])
+def test_scans_are_the_recurrence(scan, length):
+    torch.manual_seed(length)
+    a, b, before = torch.rand(length, 2, 3).double(), torch.randn(length, 2, 3).double(), torch.randn(2, 3).double()
+    expected, last = [], before
+    for t in range(length):
+        last = a[t] * last + b[t]
+        expected.append(last)
+    torch.testing.assert_close(scan(a, b, before), torch.stack(expected), rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_the_recurrence():
+    torch.manual_seed(0)
+    inputs = [torch.rand(5, 2, 3).double(), torch.randn(5, 2, 3).double(), torch.randn(2, 3).double()]
+    assert torch.autograd.gradcheck(linear_recurrence, [x.requires_grad_() for x in inputs])
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_qrnn_layer_is_a_loop_in_float64(window):
+    torch.manual_seed(1)
+    layer = QRNNLayer(5, 4, window).double()
+    x = torch.randn(2, 7, 5).double()
+    weight, bias = layer.gates.weight, layer.gates.bias
+    c, h = torch.zeros(2, 4).double(), []
+    for t in range(7):
+        y = x[:, t] @ weight[:, :5].T + bias
+        if window == 2:
+            y = y + (x[:, t - 1] if t else torch.zeros(2, 5).double()) @ weight[:, 5:].T
+        z, f, o = torch.tanh(y[:, :4]), torch.sigmoid(y[:, 4:8]), torch.sigmoid(y[:, 8:])
+        c = f * z + (1 - f) * c
+        h.append(o * c)
+    out, state = layer.advance(x, layer.begin(x))
+    torch.testing.assert_close(out, torch.stack(h, 1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(state[0], c, rtol=1e-12, atol=1e-12)
+
+
+def test_an_lstm_is_torchs_of_several_layers():
+    model = small("lstm", d_inner=12)
+    theirs = nn.LSTM(12, 12, 3, batch_first=True).double()
+    named = {}
+    for i, block in enumerate(model.blocks):
+        named |= {name.replace("_l0", f"_l{i}"): p for name, p in block.named_parameters()}
+    theirs.load_state_dict(named)
+    tokens = torch.randint(31, (2, 9))
+    torch.testing.assert_close(model.read(tokens).hidden, theirs(model.embedding(tokens))[0])
+
+
+@pytest.mark.parametrize("network", ["lstm", "qrnn"])
+def test_segments_with_their_state_are_the_text_at_once(network):
+    model = small(network)
+    tokens = torch.randint(31, (2, 13))
+    whole, parts, memory = model.read(tokens), [], None
+    for part in tokens.split([5, 1, 7], 1):
+        states = model.read(part, memory)
+        memory = states.memory
+        parts.append(states.hidden)
+    torch.testing.assert_close(torch.cat(parts, 1), whole.hidden, rtol=1e-12, atol=1e-12)
+    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(memory, whole.memory, strict=True))
+    assert not any(part.requires_grad for part in memory)
+
+
+@pytest.mark.parametrize("network", ["lstm", "qrnn"])
+def test_training_takes_another_recipe_and_resumes(network, corpus, tmp_path):
+    sizes = {"network": network, "vocab_size": len(corpus.vocabulary), "n_layer": 2, "d_model": 16, "d_inner": 24}
+
+    def run(folder, steps, resume=False):
+        config = TrainConfig(
+            steps=steps, schedule="constant", batch=4, tgt_len=16, lr=1e-2, eval_every=10, save_every=5
+        )
+        trainer = Trainer(tmp_path / folder, corpus, config_from_json(sizes), config, resume=resume)
+        trainer.run()
+        return trainer
+
+    first = run("whole", 20)
+    losses = first.average.losses
+    assert losses[-1] < losses[0]
+    run("parts", 10)
+    run("parts", 20, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize(("name", "millions"), [("wt103-lstm", 150.4), ("wt103-qrnn", 153.9)])
+def test_parameters_of_the_papers_group(name, millions):
+    with torch.device("meta"):
+        counted = count_parameters(make_network(recipes.load(name).model_config()))
+    assert abs(counted / 1e6 - millions) < 0.1
+
+
+@pytest.mark.parametrize("name", ["laptop-lstm", "laptop-qrnn"])
+def test_laptop_networks_have_laptops_parameters(name):
+    with torch.device("meta"):
+        sizes = [count_parameters(make_network(recipes.load(n).model_config(204))) for n in ("laptop", name)]
+    assert abs(sizes[1] / sizes[0] - 1) < 0.06
+
+
+def test_what_a_network_lacks_is_refused():
+    with pytest.raises(TxlError, match="'lstm' has no n_head"):
+        config_from_json({"network": "lstm", "vocab_size": 9, "n_head": 2})
+    with pytest.raises(TxlError, match="network must be one of lstm, qrnn, got 'gru'"):
+        config_from_json({"network": "gru", "vocab_size": 9})
+    with pytest.raises(ValueError, match="ext_len must be 0 for a qrnn, got 2"):
+        small("qrnn").read(torch.zeros(1, 4, dtype=torch.long), ext_len=2)
+    model = small("lstm")
+    memory = model.read(torch.zeros(1, 4, dtype=torch.long)).memory
+    with pytest.raises(ValueError, match="memory must be for a batch of 2, got 1"):
+        model.read(torch.zeros(2, 4, dtype=torch.long), memory)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"loss": "half"}, "cannot read tokens again"),
+        ({"ext_len": 4}, "cannot read tokens again"),
+        ({"recompute": True}, "recompute is for Transformers"),
+        ({"compile": True}, "compile is for Transformers"),
+        ({"intermediate_losses": True}, "intermediate_losses is for Transformers"),
+        ({"optimizer": "muon"}, "optimizer 'muon' is for Transformers"),
+    ],
+)
+def test_training_that_does_not_fit_is_refused(option, words, corpus, tmp_path):
+    config = config_from_json({"network": "lstm", "vocab_size": len(corpus.vocabulary), "d_model": 8, "d_inner": 8})
+    with pytest.raises(TxlError, match=words):
+        Trainer(tmp_path / "run", corpus, config, TrainConfig(batch=2, tgt_len=16, **option))

@@ -1,0 +1,150 @@
+"""LSTM and QRNN language models, what the paper compares its effective context with (Table 8)."""
+
+import torch
+from torch import Tensor, nn
+
+from txl.model.dropout import hidden_dropout
+from txl.model.embedding import AdaptiveEmbedding
+from txl.model.initial import init_tables
+from txl.model.linear_recurrence import linear_recurrence
+from txl.model.memory import HiddenMemory
+from txl.model.recurrent_config import RecurrentConfig
+from txl.model.softmax import AdaptiveSoftmax
+from txl.model.trunk import States
+
+Layer = tuple[Tensor, HiddenMemory]
+
+
+class LSTMLayer(nn.LSTM):
+    """torch's LSTM of one layer; its state is h and c, [B, width] each."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__(d_in, d_out, batch_first=True)
+
+    def begin(self, x: Tensor) -> HiddenMemory:
+        zero = x.new_zeros(x.size(0), self.hidden_size)
+        return zero, zero
+
+    def advance(self, x: Tensor, state: HiddenMemory) -> Layer:
+        """[B, L, d_in] -> [B, L, d_out], and the state after it."""
+        h, c = (part.to(x.dtype).unsqueeze(0).contiguous() for part in state)
+        out, (h, c) = self(x, (h, c))
+        return out, (h[0], c[0])
+
+
+class QRNNLayer(nn.Module):
+    """z = tanh, f and o = sigmoid of a convolution; c_t = f z + (1 - f) c_{t-1}, h = o c.
+
+    (Bradbury et al. 2017, "fo-pooling"; f weighs the new value, as AWD-QRNN's code has it.) Its
+    state is c [B, d_out] and, with a window of 2, the last input [B, d_in].
+
+    Args:
+        window: inputs that a convolution sees: 1, or 2 with the one before.
+    """
+
+    def __init__(self, d_in: int, d_out: int, window: int) -> None:
+        super().__init__()
+        self.d_in, self.d_out, self.window = d_in, d_out, window
+        self.gates = nn.Linear(window * d_in, 3 * d_out)  # rows: z, f, o; columns: x_t, then x_{t-1}
+
+    def begin(self, x: Tensor) -> HiddenMemory:
+        state = (x.new_zeros(x.size(0), self.d_out),)
+        return state if self.window == 1 else (*state, x.new_zeros(x.size(0), self.d_in))
+
+    def advance(self, x: Tensor, state: HiddenMemory) -> Layer:
+        """[B, L, d_in] -> [B, L, d_out], and the state after it."""
+        source = x
+        if self.window == 2:
+            earlier = torch.cat([state[1].to(x.dtype).unsqueeze(1), x[:, :-1]], 1)
+            source = torch.cat([x, earlier], -1)
+        z, f, o = self.gates(source).transpose(0, 1).split(self.d_out, -1)  # [L, B, d_out] each
+        f = f.sigmoid()
+        cells = linear_recurrence(1 - f, f * z.tanh(), state[0].to(f.dtype))
+        after = (cells[-1],) if self.window == 1 else (cells[-1], x[:, -1])
+        return (o.sigmoid() * cells).transpose(0, 1), after
+
+
+class RecurrentNetwork(nn.Module):
+    """Language model of LSTM or QRNN layers; used as `TransformerXL`, its state in memory's place.
+
+    Attributes:
+        blocks: the layers.
+        softmax, second_softmax: as in `TransformerXL`, the second always None.
+    """
+
+    second_softmax: None = None
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = AdaptiveEmbedding(config)
+        self.embedding_dropout = hidden_dropout(config, config.embedding_dropout)
+        made = [
+            LSTMLayer(d_in, d_out) if config.network == "lstm" else QRNNLayer(d_in, d_out, 2 if i == 0 else 1)
+            for i, (d_in, d_out) in enumerate(config.widths)
+        ]
+        self.blocks = nn.ModuleList(made)  # drawn by torch: uniform, 1 / sqrt(width) wide
+        self.dropout = hidden_dropout(config)
+        self.output_dropout = hidden_dropout(config, config.output_dropout)
+        self.softmax = AdaptiveSoftmax(config, self.embedding)
+        for module in (self.embedding, self.softmax):
+            init_tables(module, config)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.embedding.tables[0].device
+        return device
+
+    def read(
+        self,
+        tokens: Tensor,
+        memory: HiddenMemory | None = None,
+        *,
+        mem_len: int | None = None,
+        ext_len: int = 0,
+        last: int | None = None,
+    ) -> States:
+        """Reads a segment after a state.
+
+        Args:
+            tokens: [B, L], integers below vocab_size.
+            memory: what the call for the segment before returned, detached; None at the start.
+            mem_len: 0 to return no state.
+            ext_len: 0; what has been read cannot be read again.
+            last: states wanted; None for all L.
+
+        Raises:
+            ValueError: tokens is not [B, L] with L >= 1; ext_len is not 0; or memory is of another
+                batch.
+        """
+        if tokens.dim() != 2 or tokens.size(1) == 0:
+            raise ValueError(f"tokens must be [B, L] with L >= 1, got shape {list(tokens.shape)}")
+        if ext_len:
+            raise ValueError(f"ext_len must be 0 for a {self.config.network}, got {ext_len}")
+        if memory is not None and memory[0].size(0) != tokens.size(0):
+            raise ValueError(f"memory must be for a batch of {tokens.size(0)}, got {memory[0].size(0)}")
+        hidden = self.embedding_dropout(self.embedding(tokens))
+        left = None if memory is None else list(memory)
+        inputs, layers, kept = [], [], []
+        for block in self.blocks:
+            assert isinstance(block, (LSTMLayer, QRNNLayer))
+            state = block.begin(hidden)
+            if left is not None:
+                state, left = tuple(left[: len(state)]), left[len(state) :]
+            inputs.append(hidden)
+            hidden, state = block.advance(hidden, state)
+            layers.append(hidden)
+            kept += [part.detach() for part in state]
+            if block is not self.blocks[-1]:
+                hidden = self.dropout(hidden)
+        hidden = self.output_dropout(hidden if last is None else hidden[:, -last:])
+        return States(hidden, None if mem_len == 0 else tuple(kept), inputs, layers)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[.., d_model] -> [.., vocab_size]; their softmax is that of the next token."""
+        return self.softmax.logits(hidden)
+
+    def forward(self, tokens: Tensor, memory: HiddenMemory | None = None) -> tuple[Tensor, HiddenMemory | None]:
+        """As `TransformerXL.forward`: logits [B, L, vocab_size], and the state after them."""
+        states = self.read(tokens, memory)
+        return self.logits(states.hidden), states.memory
