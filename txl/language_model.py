@@ -1,7 +1,7 @@
 """A trained model with its vocabulary: `txl.load`, then evaluate and generate."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
+from txl.evaluation.continuation import GrowingText, by_length, pieces
 from txl.evaluation.engine import Engine
 from txl.evaluation.evaluate import METHODS, Method, default_method, evaluate
-from txl.evaluation.generate import Sampling, generate
+from txl.evaluation.generate import Sampling, generate, starting_with
 from txl.evaluation.reader import Reader
 from txl.evaluation.score import Score
+from txl.evaluation.segments import SegmentReader
+from txl.evaluation.stopping import Stop, stop_strings
 from txl.evaluation.window import WindowReader
-from txl.model.transformer import TransformerXL
+from txl.model.networks import Network
+from txl.model.recurrent import RecurrentNetwork
 from txl.paths import AnyPath
 from txl.text.corpus import as_tensor
 from txl.text.streams import Counting
@@ -36,7 +40,7 @@ class LanguageModel:
         path: the file it was read from.
     """
 
-    model: TransformerXL
+    model: Network
     vocabulary: Vocabulary
     attn_len: int
     segment: int
@@ -87,81 +91,161 @@ class LanguageModel:
 
     def generate(
         self,
-        prompt: str | bytes | None = None,
+        prompt: str | bytes | Tokens | None = None,
         count: int = 500,
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
         *,
         attn_len: int | None = None,
+        clamp_len: int | None = None,
+        zeros: bool | None = None,
         seed: int | None = None,
+        stop: Stop = (),
     ) -> str:
         """The text that continues a prompt; bytes that are no UTF-8 are replaced.
 
         Args:
-            prompt: None for the start of a text.
+            prompt: None for the start of a text; tokens as `Corpus.split` has them.
             count: tokens to generate: bytes, or words.
             attn_len: keys a token sees; None as in training.
+            clamp_len: largest distance told apart; None for the model's own.
+            zeros: whether zero states precede the prompt, as many as a token sees, and are
+                attended; None for the model's own.
             seed: for the same text again; None for another each time.
+            stop: a string or several; the text ends before the first of them that it comes to.
 
         Raises:
-            TxlError: the prompt is empty or holds what the vocabulary lacks, or the model's
-                predictions are not finite.
+            TxlError: the prompt is empty or holds what the vocabulary lacks, an argument does not
+                fit the model, or the model's predictions are not finite.
         """
-        pieces = self.stream(prompt, count, sampling, attn_len=attn_len, seed=seed)
-        return b"".join(pieces).decode("utf-8", errors="replace")
+        shown = self.stream(
+            prompt, count, sampling, attn_len=attn_len, clamp_len=clamp_len, zeros=zeros, seed=seed, stop=stop
+        )
+        return b"".join(shown).decode("utf-8", errors="replace")
 
     def stream(
         self,
-        prompt: str | bytes | None = None,
+        prompt: str | bytes | Tokens | None = None,
         count: int = 500,
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
         *,
         attn_len: int | None = None,
+        clamp_len: int | None = None,
+        zeros: bool | None = None,
         seed: int | None = None,
+        stop: Stop = (),
+        progress: Callable[[int], None] | None = None,
     ) -> Iterator[bytes]:
-        """As `generate`, each token's bytes as soon as it is drawn.
+        """As `generate`, each token's bytes as soon as it is drawn, or as soon as it is known not
+        to begin a stop string.
 
         With relative positions and recurrence memory and time a token are constant however long the
         text gets; otherwise each token reads its window anew.
+
+        progress: called with the number of tokens drawn so far.
         """
-        for name, value in (("count", count), ("attn_len", attn_len)):
+        tokens, text = self._begin(prompt, stop_strings(stop))
+        drawn = self._drawn(tokens.unsqueeze(0), count, sampling, attn_len, clamp_len, zeros, self._generator(seed))
+        return pieces(drawn, text, progress)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[str | bytes | Tokens],
+        count: int = 500,
+        sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+        *,
+        attn_len: int | None = None,
+        clamp_len: int | None = None,
+        zeros: bool | None = None,
+        seed: int | None = None,
+        stop: Stop = (),
+    ) -> list[str]:
+        """The texts that continue several prompts, in their order; arguments and errors as in
+        `generate`.
+
+        Prompts of the same number of tokens are continued side by side. Each text ends at a stop
+        string of its own. All are drawn with one seed, so a text also depends on the others that
+        are drawn with it, unless the temperature is 0.
+        """
+        if isinstance(prompts, (str, bytes)) or not len(prompts):
+            raise TxlError(f"prompts must be a sequence of one prompt or more, got {prompts!r:.40}")
+        stops, begun = stop_strings(stop), []
+        for n, prompt in enumerate(prompts):
+            try:
+                begun.append(self._begin(prompt, stops))
+            except TxlError as error:
+                raise TxlError(f"prompts[{n}]: {error}") from error
+        generator = self._generator(seed)
+
+        def draw(block: Tensor) -> Iterator[Tensor]:
+            return self._drawn(block, count, sampling, attn_len, clamp_len, zeros, generator)
+
+        texts = by_length([tokens for tokens, _ in begun], [text for _, text in begun], draw)
+        return [text.decode("utf-8", errors="replace") for text in texts]
+
+    def _begin(self, prompt: str | bytes | Tokens | None, stops: tuple[bytes, ...]) -> tuple[Tensor, GrowingText]:
+        """A prompt's tokens [n], and the text that is to follow them."""
+        if prompt is None:
+            tokens, apart = torch.tensor([self.vocabulary.start]), True
+        elif isinstance(prompt, (str, bytes)):
+            tokens, apart = as_tensor(self._encoded(prompt)), _bytes(prompt)[-1:].isspace()
+        else:
+            tokens, apart = as_tensor(self._checked(prompt, "prompt")), False
+        if not len(tokens):
+            raise TxlError("the prompt is empty: at least one token is needed to predict the next")
+        return tokens, GrowingText(self.vocabulary, int(tokens[-1]), apart, stops)
+
+    def _drawn(
+        self,
+        prompts: Tensor,
+        count: int,
+        sampling: Sampling,
+        attn_len: int | None,
+        clamp_len: int | None,
+        zeros: bool | None,
+        generator: torch.Generator,
+    ) -> Iterator[Tensor]:
+        """Tokens [B] after prompts [B, n]."""
+        for name, value in (("count", count), ("attn_len", attn_len), ("clamp_len", clamp_len)):
             _positive(name, value)
-        vocabulary, text = self.vocabulary, b"" if prompt is None else _bytes(prompt)
-        known = torch.tensor([vocabulary.start]) if prompt is None else as_tensor(self._encoded(text))
-        tokens = known.unsqueeze(0).to(self.model.device)
+        batch, length = prompts.shape
+        reader = self._reader(attn_len, length + count, batch, clamp_len, zeros)
+        return generate(reader, prompts.to(self.model.device), count, sampling, generator)
+
+    def _generator(self, seed: int | None) -> torch.Generator:
+        """A generator begun with a seed; None for another each time."""
         generator = torch.Generator(self.model.device)
         generator.manual_seed(seed) if seed is not None else generator.seed()
-        if attn_len is not None:  # no token sees more than there is
-            attn_len = min(attn_len, tokens.size(1) + count)
-        drawn = generate(self._reader(attn_len), tokens, count, sampling, generator)
-        apart = vocabulary.unit == "words" and (not text or text[-1:].isspace())  # no space is wanted before it
-        return self._shown(drawn, int(tokens[0, -1]) if tokens.size(1) else 0, apart)  # an empty prompt is refused
-
-    def _shown(self, drawn: Iterator[Tensor], before: int, apart: bool) -> Iterator[bytes]:
-        """The bytes that each token adds to a text whose last token is `before`."""
-        for n, token in enumerate(map(int, drawn)):
-            shown = self.vocabulary.decode([before, token])[len(self.vocabulary.decode([before])) :]
-            yield shown.lstrip(b" ") if n == 0 and apart else shown
-            before = token
+        return generator
 
     def _encoded(self, text: str | bytes) -> Tokens:
         return self.vocabulary.encode(_bytes(text))
 
-    def _checked(self, tokens: Tokens) -> Tokens:
+    def _checked(self, tokens: Tokens, name: str = "text") -> Tokens:
         """Tokens as they are; TxlError for what are none of the vocabulary's."""
         if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise TxlError(f"text must be str, bytes, or a NumPy array [n] of tokens, got {type(tokens).__name__}")
+            raise TxlError(f"{name} must be str, bytes, or a NumPy array [n] of tokens, got {type(tokens).__name__}")
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < len(self.vocabulary):
             raise TxlError(
-                f"text must hold tokens from 0 to {len(self.vocabulary) - 1}, got {tokens.min()} to {tokens.max()}"
+                f"{name} must hold tokens from 0 to {len(self.vocabulary) - 1}, got {tokens.min()} to {tokens.max()}"
             )
         return tokens
 
-    def _reader(self, attn_len: int | None) -> Reader:
+    def _reader(
+        self, attn_len: int | None, longest: int, batch: int, clamp_len: int | None, zeros: bool | None
+    ) -> Reader:
         """Cached; or a window, with absolute positions or without recurrence, by default as long as
-        training's segments."""
-        if default_method(self.model) == "cached":
-            return Engine(self.model, 1, self.attn_len if attn_len is None else attn_len, 128)
-        return WindowReader(self.model, 1, self.segment if attn_len is None else attn_len)
+        training's segments. An LSTM or QRNN carries its state, whatever attn_len.
+
+        longest: tokens that a text will have.
+        """
+        model = starting_with(self.model, zeros)
+        if isinstance(model, RecurrentNetwork):
+            return SegmentReader(model, batch, 1, 128, clamp_len)
+        if attn_len is not None and model.config.initial_memory == "empty":  # no token sees more than there is
+            attn_len = min(attn_len, longest)
+        if default_method(model) == "cached":
+            return Engine(model, batch, self.attn_len if attn_len is None else attn_len, 128, clamp_len)
+        return WindowReader(model, batch, self.segment if attn_len is None else attn_len, 1, clamp_len)
 
     def _sentences(self, tokens: Tokens) -> int | None:
         """Of One Billion Word and its like, whose sentences `<S>` bounds."""

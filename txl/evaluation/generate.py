@@ -1,13 +1,17 @@
 """Sampling from a model, one token at a time, at constant cost a token."""
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from txl.errors import TxlError
+from txl.evaluation.evaluate import default_method
 from txl.evaluation.reader import Reader
+from txl.model.networks import Network
+from txl.model.transformer import TransformerXL
 
 
 @dataclass(frozen=True)
@@ -66,3 +70,24 @@ def generate(
         yield token
         if n + 1 < count:
             logits = reader.feed(token.unsqueeze(1))
+
+
+def starting_with(model: Network, zeros: bool | None) -> Network:
+    """The model, or one of the same parameters whose texts begin otherwise.
+
+    zeros: True for zero states before a text, which are attended; False for nothing; None for the
+        model's own (`ModelConfig.initial_memory`).
+
+    Raises:
+        TxlError: zeros, and the model has no recurrence with relative positions, so that no states
+            precede a text.
+    """
+    if zeros is None:
+        return model
+    if not isinstance(model, TransformerXL) or default_method(model) != "cached":
+        if zeros:
+            raise TxlError("zeros are for a Transformer with recurrence and relative positions, which this is not")
+        return model
+    other = copy.copy(model)  # shares the parameters
+    other.config = replace(model.config, initial_memory="zeros" if zeros else "empty")
+    return other
