@@ -1,6 +1,7 @@
 """Attention of a segment over its memory and itself: projections, heads, caches and checks."""
 
 import abc
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,15 @@ def _later(own: Tensor | None, start: Tensor | None, q: Tensor) -> Tensor | None
     if given is None:
         return None
     return torch.where(given < 0, given, torch.maximum(own, given))  # what is out of range stays so
+
+
+class Projections(NamedTuple):
+    """Of a layer: q [B, H, L, D], k alike, k_mem [B, H, M, D] or None, and the table r [H, T, D]."""
+
+    q: Tensor
+    k: Tensor
+    k_mem: Tensor | None
+    r: Tensor
 
 
 class SegmentAttention(nn.Module, abc.ABC):
@@ -235,19 +245,23 @@ class SegmentAttention(nn.Module, abc.ABC):
 
         x, memory: as in `forward`; errors too, and a layer with chunks is refused.
         """
+        if self.chunk is not None:
+            raise ValueError(f"chunk must be None, got a layer with chunk={self.chunk}")
+        q, k, k_mem, r = self.projections(x, memory)
+        return rel_attention_weights(
+            q, k, r, *self.biases(), k_mem, causal=self.causal, window=self.window,
+            zero_row=0 if self.causal else max(q.size(2) - 1, 0), scale=self.scale,
+        )  # fmt: skip
+
+    def projections(self, x: Tensor, memory: Tensor | None = None) -> Projections:
+        """What the scores are made of, with `biases`; x, memory and errors as in `forward`."""
         self._check_input(x)
         if memory is not None:
             self._check_memory(memory, x)
-        if self.chunk is not None:
-            raise ValueError(f"chunk must be None, got a layer with chunk={self.chunk}")
         q, k, _ = (self._heads(part) for part in self.qkv(x).split(self.n_head * self.d_head, -1))
-        length = q.size(2)
         k_mem = None if memory is None else self._project_memory(memory)[0]
-        r = self.project_positions(self.positions(length, 0 if k_mem is None else k_mem.size(2)))
-        return rel_attention_weights(
-            q, k, r, *self.biases(), k_mem, causal=self.causal, window=self.window,
-            zero_row=0 if self.causal else max(length - 1, 0), scale=self.scale,
-        )  # fmt: skip
+        r = self.project_positions(self.positions(q.size(2), 0 if k_mem is None else k_mem.size(2)))
+        return Projections(q, k, k_mem, r)
 
     @property
     def _batch_axis(self) -> int:

@@ -25,19 +25,20 @@ from txl.errors import TxlError
 from txl.evaluation.engine import Engine
 from txl.evaluation.evaluate import evaluate
 from txl.evaluation.generate import Sampling, generate
-from txl.evaluation.score import Score
-from txl.evaluation.speed import measure_speedup
+from txl.evaluation.speed import Speedup, measure_speedup
 from txl.model.config import ModelConfig
 from txl.model.networks import as_transformer
 from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
+from txl.report import kept
+from txl.report.kept import Evaluation
+from txl.report.page import write_report
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
 from txl.training.run_folder import refuse_used_folder
 from txl.training.trainer import Trainer
 
-EVAL_TOKENS = 65536
-SLIDING_TOKENS = 8192  # each costs a window
+EVAL_TOKENS = 32768
 SPEED_LENGTHS = (800, 3800)  # the ends of the paper's Table 9
 SAMPLE_BYTES = 400
 
@@ -66,10 +67,11 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     run_training(trainer, restated(device_name))
     model = as_transformer(checkpoints.restore(trainer.best, device)[0], "txl demo")
 
-    bare, scores = _attention_lengths(model, corpus, tgt_len)
-    _speed(model, corpus)
-    _sample(model, corpus, config.attn_len(tgt_len))
-    drawn = _draw(trainer, bare, scores, config.attn_len(tgt_len))
+    scores = _attention_lengths(model, corpus, tgt_len)
+    kept.keep_evaluations(folder, scores)
+    kept.keep_speed(folder, _speed(model, corpus))
+    kept.keep_samples(folder, [_sample(model, corpus, config.attn_len(tgt_len))])
+    drawn = _draw(trainer, scores, config.attn_len(tgt_len))
     console.print(f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes.")
     console.print(f"In {folder}: log.jsonl, best.safetensors; {drawn}", markup=False, soft_wrap=True)
     prompt = prompt_of(corpus)
@@ -77,57 +79,71 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     options.say(f"Continue with: {shlex.join(command)}")
 
 
-def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) -> tuple[Score, list[Score]]:
-    """Scores of the test split: without memory, then at attention lengths around training's.
+def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) -> list[Evaluation]:
+    """Scores of the test split: twice without memory, then at attention lengths around training's.
 
-    Without memory twice: forgetting at each segment, whose first tokens then see next to nothing,
-    and with a window that slides by a sixteenth of itself, where no token does.
+    Without memory the first tokens of a segment see next to nothing (context fragmentation,
+    section 1 of the paper). A window that slides by a sixteenth of itself mends that and reaches no
+    further; what memory gains beyond it is reach.
     """
     trained = model.config.attn_len(tgt_len)
     lengths = [trained // 16, trained // 8, trained // 4, trained // 2, trained, 2 * trained, 4 * trained]
     stride = max(tgt_len // 16, 1)
-    with MeasuringProgress(console, "what memory is worth", len(lengths) + 3) as measuring:
+    with MeasuringProgress(console, "what memory is worth", len(lengths) + 2) as measuring:
 
-        def score(what: str, attn_len: int, limit: int, **how: Any) -> Score:
-            told = measuring.next(what, min(limit, len(corpus.test)))
-            return evaluate(
-                model, corpus.test, corpus.vocabulary.start, attn_len, limit=limit, progress=told, **how
+        def score(told: str, attn_len: int, what: str = "", **how: Any) -> Evaluation:
+            progress = measuring.next(told, min(EVAL_TOKENS, len(corpus.test)))
+            found = evaluate(
+                model, corpus.test, corpus.vocabulary.start, attn_len, limit=EVAL_TOKENS, progress=progress, **how
             )  # fmt: skip
+            return Evaluation(found, "test", how.get("method", "cached"), what, not what)
 
-        bare = score("no memory", tgt_len, EVAL_TOKENS, segment=tgt_len, carry_memory=False)
-        slid = score("a sliding window", tgt_len, SLIDING_TOKENS, method="sliding", segment=stride)
-        same = score("the same length, cached", tgt_len, SLIDING_TOKENS)
-        scores = [score(f"attention length {n}", n, EVAL_TOKENS) for n in lengths]
+        apart, window = f"no memory, segments of {tgt_len}", f"no memory, a window of {tgt_len} sliding by {stride}"
+        scores = [
+            score("no memory", tgt_len, apart, segment=tgt_len, carry_memory=False),
+            score("a sliding window", tgt_len, window, method="sliding", segment=stride),
+            *[score(f"attention length {n}", n) for n in lengths],
+        ]
+    _show_lengths(scores, trained)
+    return scores
+
+
+def _show_lengths(scores: list[Evaluation], trained: int) -> None:
+    bare, slid, cached = scores[0].score, scores[1].score, {e.score.attn_len: e.score for e in scores[2:]}
     table = Table(
-        "attention length", "bpc", "gain over no memory", "tokens/s", title="What memory is worth (test split)"
+        "read", "attention length", "bpc", "gain over segments", "tokens/s", title="What memory is worth (test split)"
     )
-    for column in table.columns:
+    for column in table.columns[1:]:
         column.justify = "right"
-    table.add_row(f"no memory, segments of {tgt_len}", f"{bare.bpc:.3f}", "", f"{bare.tokens_per_s:,.0f}")
-    for s in scores:
-        name = f"{s.attn_len}" + (" (training)" if s.attn_len == trained else "")
-        table.add_row(name, f"{s.bpc:.3f}", f"{bare.bpc - s.bpc:+.3f}", f"{s.tokens_per_s:,.0f}")
+    for e in scores:
+        length = f"{e.score.attn_len}" + (" (training)" if e.memory and e.score.attn_len == trained else "")
+        gain = "" if e is scores[0] else f"{bare.bpc - e.score.bpc:+.3f}"
+        table.add_row(e.what or "cached memory", length, f"{e.score.bpc:.3f}", gain, f"{e.score.tokens_per_s:,.0f}")
     console.print(table)
+    best = min(cached.values(), key=lambda s: s.nats)
     options.say(
-        f"On the first {SLIDING_TOKENS:,} tokens: a window of {tgt_len} that slides by {stride}, without memory, "
-        f"{slid.bpc:.3f} bpc at {slid.tokens_per_s:,.0f} tokens/s; the same length from cached memory {same.bpc:.3f} at "
-        f"{same.tokens_per_s:,.0f}. So part of the gain is that segments without memory begin blind."
+        f"On the first {bare.tokens:,} tokens, memory gains {bare.bpc - best.bpc:.3f} bpc over segments without it: "
+        f"{bare.bpc - slid.bpc:.3f} because no token begins blind (context fragmentation), {slid.bpc - best.bpc:.3f} "
+        "because it reaches further than a segment. The window pays for the first with its speed."
     )
-    return bare, scores
 
 
-def _draw(trainer: Trainer, bare: Score, scores: list[Score], trained: int) -> str:
-    """Draws both plots and names them, or says why it cannot; the run is worth as much without."""
+def _draw(trainer: Trainer, scores: list[Evaluation], trained: int) -> str:
+    """Draws both plots and the page and names them, or says why it cannot; the run is worth as much
+    without."""
     reason = draw_loss(trainer)
     if reason is None:
+        levels = {e.what: e.score for e in scores if not e.memory}
+        cached = [e.score for e in scores if e.memory]
         try:
-            plots.attention_length(scores, bare, trained, trainer.folder / "attention_length.png")
-        except OSError as error:
+            plots.attention_length(cached, levels, trained, trainer.folder / "attention_length.png")
+            write_report(trainer.folder)
+        except (OSError, TxlError) as error:
             reason = str(error)
-    return "loss.png, attention_length.png" if reason is None else f"the plots were left out: {reason}"
+    return "report.html, loss.png, attention_length.png" if reason is None else f"the plots were left out: {reason}"
 
 
-def _speed(model: TransformerXL, corpus: data.Corpus) -> None:
+def _speed(model: TransformerXL, corpus: data.Corpus) -> list[Speedup]:
     table = Table("attention length", "sliding window", "cached", "speed-up", title="Evaluation, milliseconds a token")
     for column in table.columns:
         column.justify = "right"
@@ -146,16 +162,22 @@ def _speed(model: TransformerXL, corpus: data.Corpus) -> None:
         "a forward pass (untrained: only its speed is used). cached: this model, segments of 128.",
         highlight=False,
     )
+    return [s for _, s in speeds]
 
 
-def _sample(model: TransformerXL, corpus: data.Corpus, attn_len: int) -> None:
+def _sample(model: TransformerXL, corpus: data.Corpus, attn_len: int) -> dict[str, str]:
     engine = Engine(model, 1, attn_len, 128)
     generator = torch.Generator(model.device).manual_seed(1)
     tokens = data.as_tensor(corpus.test[:256]).unsqueeze(0).to(model.device)
     drawn = [int(t) for t in generate(engine, tokens, SAMPLE_BYTES, Sampling(0.7), generator)]
+    read, made, followed = (
+        corpus.vocabulary.decode([int(t) for t in part]).decode("utf-8", "replace")
+        for part in (corpus.test[:256], drawn, corpus.test[256 : 256 + SAMPLE_BYTES])
+    )
     console.rule("A sample, after 256 bytes of the test split")
-    console.print(corpus.vocabulary.decode(drawn).decode("utf-8", "replace"), markup=False, highlight=False)
+    console.print(made, markup=False, highlight=False)
     console.rule()
+    return {"context": read, "generation": made, "reference": followed}
 
 
 def demo_command(
@@ -169,5 +191,6 @@ def demo_command(
     minutes: Annotated[float, typer.Option(help="Time for training; the rest takes about one more.")] = 4.0,
     device: options.Device = "auto",
 ) -> None:
-    """In about five minutes: train a small model, see what memory is worth, its speed, a sample."""
+    """In about five minutes: train a small model, see what memory is worth, its speed, a sample, a
+    page of it all."""
     run(folder, source, minutes, device)

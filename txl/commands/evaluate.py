@@ -1,6 +1,7 @@
 """`txl eval`: the loss of a split at each attention length."""
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -14,6 +15,7 @@ from txl.evaluation.score import Score, init_and_best
 from txl.language_model import LanguageModel, load
 from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import TransformerXL
+from txl.report.kept import Evaluation, keep_evaluations
 from txl.text import compressed
 from txl.text import corpus as data
 from txl.text.streams import Counting
@@ -91,7 +93,7 @@ def evaluate_command(
         assert isinstance(model, TransformerXL)
         model.config = dataclasses.replace(model.config, initial_memory="zeros" if zeros else "empty")
     how = default_method(model) if method is None else method
-    tokens, words = _split(language_model, source, split)
+    tokens, words = split_of(language_model, source, split)
     scores = []
     for n in lengths or [language_model.attn_len]:
         with EvaluationProgress(console, f"attention length {n}", min(len(tokens), limit or len(tokens))) as progress:
@@ -101,6 +103,21 @@ def evaluate_command(
             )  # fmt: skip
         scores.append(dataclasses.replace(score, words=words if score.tokens == len(tokens) else None))
     _print(scores, language_model, how)
+    if checkpoint.is_dir() and source is None:
+        options = {"clamp_len": clamp_len, "segment": segment, "zeros": zeros}
+        told = ", ".join([f"{name} {value}" for name, value in options.items() if value is not None])
+        told += "" if counting == "all" else f", counting {counting}"
+        memory = how != "sliding"
+        _keep(
+            checkpoint,
+            [Evaluation(s, split, how, f"{how}, {told.strip(', ')}" if told else "", memory) for s in scores],
+        )
+
+
+def _keep(folder: Path, found: list[Evaluation]) -> None:
+    """For the run's page; a folder that cannot be written does not matter."""
+    with suppress(OSError):
+        keep_evaluations(folder, found)
 
 
 def _counting(name: str) -> Counting:
@@ -120,7 +137,7 @@ def _attention_lengths(text: str) -> list[int]:
     return lengths
 
 
-def _split(saved: LanguageModel, source: Path | None, split: str) -> tuple[Tokens, int | None]:
+def split_of(saved: LanguageModel, source: Path | None, split: str) -> tuple[Tokens, int | None]:
     """The tokens to score, and the words of the text they are."""
     source = source or read_record(saved.path.parent).corpus
     if source.exists() and not source.is_dir():  # a pipe, too

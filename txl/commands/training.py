@@ -4,6 +4,7 @@ from txl.commands import plots
 from txl.commands.console import TrainingProgress
 from txl.commands.interrupt import stop_on_ctrl_c, tell_saved
 from txl.commands.options import console
+from txl.pictures import missing
 from txl.training.trainer import Interrupted, Trainer
 
 
@@ -23,7 +24,7 @@ def run_training(trainer: Trainer, kept: list[str]) -> None:
 
 def draw_loss(trainer: Trainer) -> str | None:
     """Draws `loss.png` into the run's folder; returns why it could not, or None."""
-    reason = plots.missing()
+    reason = missing()
     if reason is not None:
         return reason
     bytewise = trainer.corpus.vocabulary.unit == "bytes"

@@ -14,6 +14,7 @@ from training_helpers import trainer
 
 from txl.commands import demo
 from txl.evaluation.score import Score
+from txl.report.kept import Evaluation
 from txl.text.corpus import Corpus
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parent.parent.parent.parent
 def test_help_of_everything(txl: Run) -> None:
     done = txl("--help")
     assert done.returncode == 0
-    for command in ("prepare", "train", "eval", "generate", "recipes", "average", "demo"):
+    commands = "prepare train eval generate recipes average import export demo sweep recl attention report"
+    for command in commands.split():
         assert command in done.stdout
         help_text = txl(command, "--help")
         assert help_text.returncode == 0
@@ -191,15 +193,17 @@ def test_demo_ends_well_without_plots(
 ) -> None:
     trained = trainer(tmp_path / "run", corpus, steps=2)
     (trained.folder / "log.jsonl").write_bytes((run / "log.jsonl").read_bytes())
+    trained.save()
     score = Score(attn_len=8, tokens=10, nats=1.0, seconds=1.0)
-    assert demo._draw(trained, score, [score], trained=8) == "loss.png, attention_length.png"
+    scores = [Evaluation(score, "test", "sliding", "bare", False), Evaluation(score, "test", "cached")]
+    assert demo._draw(trained, scores, trained=8) == "report.html, loss.png, attention_length.png"
     for picture in trained.folder.glob("*.png"):
         picture.unlink()
         picture.mkdir()
-        assert demo._draw(trained, score, [score], trained=8).startswith("the plots were left out: [Errno 21]")
+        assert demo._draw(trained, scores, trained=8).startswith("the plots were left out: [Errno 21]")
         picture.rmdir()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    said = demo._draw(trained, score, [score], trained=8)
+    said = demo._draw(trained, scores, trained=8)
     assert said.startswith("the plots were left out: matplotlib cannot be used")
     assert said.endswith('pip install "txl-kernels[plots]"')
 
@@ -209,12 +213,16 @@ def test_demo_shows_everything_and_draws_its_plots(txl: Run, text: Path, tmp_pat
     assert done.returncode == 0, done.stderr
     for words in ("What memory is worth", "(training)", "speed-up", "A sample", "Done"):
         assert words in done.stdout
-    assert "measuring what memory is worth, 10 of 10: attention length" in done.stdout
+    assert "measuring what memory is worth, 9 of 9: attention length" in done.stdout
     assert "measuring the speed of evaluation, 2 of 2: attention length 3800" in done.stdout
     command = shlex.split(done.stdout.splitlines()[-1].removeprefix("Continue with: txl "))
     assert command[1:3] == [str(tmp_path / "demo"), "--prompt"]
     continued = txl(*command, "--count", "3")
     assert continued.returncode == 0, continued.stderr
     assert continued.stdout.startswith(command[3])
+    assert "context fragmentation" in done.stdout
+    page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+    for words in ("a window of 128 sliding by 8", "speed-up", "<h3>reference</h3>"):
+        assert words in page
     for name in ("loss.png", "attention_length.png"):
         assert (tmp_path / "demo" / name).read_bytes().startswith(b"\x89PNG")

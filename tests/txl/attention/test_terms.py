@@ -1,0 +1,184 @@
+"""The terms of the scores: they sum to what the kernel takes, and average to what others see."""
+
+import numpy as np
+import pytest
+import torch
+from hugging_face_model import SIZES, transfo_xl
+from hugging_face_names import their_names
+from model_helpers import small_config, small_model
+
+from txl import TransformerXL
+from txl.attention.averages import Averages
+from txl.attention.figures import marked
+from txl.attention.moment import Moment, shares
+from txl.attention.reading import Part, read_terms
+from txl.attention.terms import Terms, score_terms
+from txl.errors import TxlError
+from txl_kernels import rel_attention
+
+TEXT = np.random.default_rng(0).integers(0, 31, 60).astype(np.uint8)
+WINDOW = 9
+ENCODINGS = [{}, {"clamp_len": 4}, {"encoding": "shaw", "table_len": 6}, {"encoding": "shaw-released", "table_len": 6}]
+
+
+def by_distance(weights: torch.Tensor, window: int) -> torch.Tensor:
+    """[H, L, M + L] by key -> [H, L, W] by distance."""
+    _, length, keys = weights.shape
+    rows = [weights[:, i, keys - length + i - window + 1 : keys - length + i + 1].flip(-1) for i in range(length)]
+    return torch.stack(rows, 1)
+
+
+@pytest.mark.parametrize("options", ENCODINGS)
+def test_the_terms_are_those_of_the_kernels_scores(options):
+    torch.manual_seed(1)
+    attention = small_model(**options).layers[0].attention
+    x, memory = torch.randn(1, 5, 16).double(), torch.randn(1, WINDOW - 1 + 3, 16).double()
+    with torch.no_grad():
+        terms = score_terms(attention, x, memory, WINDOW)
+        q, k, k_mem, r = attention.projections(x, memory)
+        _, lse = rel_attention(
+            q, k, k, r, *attention.biases(), (k_mem, k_mem), window=WINDOW, scale=attention.scale, return_lse=True
+        )
+        attention.window = WINDOW
+        expected = by_distance(attention.weights(x, memory)[0], WINDOW)
+    weights = (terms.score - lse[0].unsqueeze(-1)).exp()
+    torch.testing.assert_close(weights, expected.double(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 5).double())
+
+
+def test_each_term_by_its_formula():
+    torch.manual_seed(2)
+    attention = small_model().layers[0].attention
+    x, memory = torch.randn(1, 4, 16).double(), torch.randn(1, WINDOW - 1, 16).double()
+    with torch.no_grad():
+        terms = score_terms(attention, x, memory, WINDOW)
+        q, k, k_mem, r = attention.projections(x, memory)
+        keys = torch.cat([k_mem, k], 2)[0]
+        u, v = (bias.detach() for bias in attention.biases())
+    for h in range(2):
+        for i in range(4):
+            for d in range(WINDOW):
+                key, query = keys[h, WINDOW - 1 + i - d], q[0, h, i]
+                expected = [query @ key, query @ r[h, d], u[h] @ key, v[h] @ r[h, d]]
+                found = [terms.content[h, i, d], terms.content_position[h, i, d], terms.content_bias[h, i, d]]
+                for a, b in zip([*found, terms.position_bias[h, d]], expected, strict=True):
+                    assert float(a) == pytest.approx(float(b) / 8**0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("segment", [1, 4, 7, 100])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_means_do_not_depend_on_segments_and_are_of_whole_windows(segment, zeros):
+    model = small_model(initial_memory="zeros" if zeros else "empty")
+    whole, parts = (Averages(2, 2, WINDOW) for _ in range(2))
+    for layers in read_terms(model, TEXT, 3, WINDOW, segment=len(TEXT)):
+        whole.add(layers)
+    for layers in read_terms(model, TEXT, 3, WINDOW, segment=segment):
+        parts.add(layers)
+    assert parts.queries == whole.queries == len(TEXT) - WINDOW + 1
+    torch.testing.assert_close(parts.mean(), whole.mean(), rtol=1e-9, atol=1e-12)
+    for term in "abd":
+        torch.testing.assert_close(parts.mean_of(term), whole.mean_of(term), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(parts.mean_of(term).sum(-1), torch.ones(4).double())
+    torch.testing.assert_close(parts.mean().sum(-1), torch.ones(4).double())
+
+
+def test_the_mean_is_that_of_hugging_faces_attentions():
+    pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")
+    theirs = transfo_xl(same_length=True)  # a query sees mem_len keys, itself included
+    window, text = SIZES["mem_len"], np.random.default_rng(1).integers(0, 50, 43).astype(np.uint8)
+    sizes = {name: SIZES[name] for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")}
+    model = TransformerXL(small_config(**sizes, mem_len=window, initial_memory="zeros")).double()
+    named = dict(theirs.named_parameters())
+    with torch.no_grad():
+        for name, parameter in their_names(model):
+            parameter.copy_(named[name])
+    inputs = torch.cat([torch.tensor([7]), torch.from_numpy(text[:-1].astype(np.int64))])
+    total, queries, mems = torch.zeros(9, window).double(), 0, None
+    for first in range(0, len(inputs), 6):
+        part = inputs[first : first + 6]
+        with torch.no_grad():
+            out = theirs.transformer(part.unsqueeze(0), mems=mems, output_attentions=True)
+        mems = out.mems
+        skipped = min(max(window - 1 - first, 0), len(part))
+        for layer, attentions in enumerate(out.attentions):
+            rows = by_distance(attentions[0], window)[:, skipped:]
+            total[3 * layer : 3 * layer + 3] += rows.sum(1).double()
+        queries += len(part) - skipped
+    averages = Averages(3, 3, window)
+    for layers in read_terms(model, text, 7, window, segment=11):
+        averages.add(layers)
+    assert averages.queries == queries == 34
+    torch.testing.assert_close(averages.mean(), total / queries, rtol=1e-4, atol=1e-6)
+
+
+def test_a_moment_is_what_the_text_has_there():
+    model = small_model()
+    moment = Moment(2, 2, WINDOW, 30, 12)
+    parts = list(read_terms(model, TEXT, 3, WINDOW, segment=7))
+    for layers in parts:
+        moment.add(layers)
+    assert moment.seen == 12
+    (whole,) = read_terms(model, TEXT, 3, WINDOW, segment=len(TEXT))
+    for part in whole:
+        expected = part.terms.score.softmax(-1)[:, 30 - WINDOW + 1 : 42 - WINDOW + 1]
+        torch.testing.assert_close(moment.weights[2 * part.layer : 2 * part.layer + 2], expected.float())
+
+
+def test_shares_are_of_the_variance():
+    torch.manual_seed(0)
+    a, b, c = torch.randn(3, 2, 4, 50).double()
+    terms = Terms(a, 2 * b, torch.zeros_like(c) + 5, torch.zeros(2, 50).double())
+    found = shares(terms)
+    torch.testing.assert_close(found.sum(-1), torch.ones(2, 4).double())
+    for h in range(2):
+        for i in range(4):
+            covariance = np.cov(a[h, i], (a + 2 * b)[h, i], bias=True)
+            assert float(found[h, i, 0]) == pytest.approx(covariance[0, 1] / covariance[1, 1])
+    assert found[..., 2:].abs().max() == 0
+    flat = torch.ones(2, 4, 50).double()
+    assert shares(Terms(flat, flat, flat, flat[:, 0])).abs().max() == 0
+
+
+def test_the_largest_fifth_of_a_row_is_marked():
+    weights = torch.rand(3, 10)
+    picture = marked(weights)
+    assert picture.shape == (3, 12)
+    for row in range(3):
+        assert picture[row, :row].isnan().all()
+        assert picture[row, row + 10 :].isnan().all()
+        inside = picture[row, row : row + 10].flip(0)
+        assert inside.sum() == 2
+        assert weights[row][inside == 1].min() > weights[row][inside == 0].max()
+
+
+def test_the_widest_head_is_the_most_even_one():
+    averages = Averages(1, 2, 4)
+    even, sharp = torch.zeros(1, 4), torch.tensor([[9.0, 0, 0, 0]])
+    scores = torch.stack([sharp, even])
+    averages.add([Part(0, 0, Terms(scores, scores, torch.zeros_like(scores), torch.zeros(2, 4)))])
+    assert averages.widest(0) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "words"),
+    [
+        ({}, {"window": 61}, "the text has 60 tokens, fewer than a window of 61"),
+        ({}, {"window": 0}, "window and segment must be >= 1, got 0"),
+        ({}, {"clamp_len": 0}, "clamp_len must be None or >= 1"),
+        ({"mem_len": 0, "encoding": "sinusoid"}, {}, "encoding 'sinusoid' has no positions in its scores"),
+        (
+            {"mem_len": 0, "encoding": "learned", "table_len": 9},
+            {},
+            "encoding 'learned' has no positions in its scores",
+        ),
+        ({"encoding": "shaw", "table_len": 9}, {"clamp_len": 3}, "clamp_len is for encoding 'relative'"),
+    ],
+)
+def test_refusals(options, arguments, words):
+    with pytest.raises(TxlError, match=words):
+        next(read_terms(small_model(**options), TEXT, 0, **({"window": 8} | arguments)))
+
+
+def test_no_query_no_mean():
+    with pytest.raises(TxlError, match="no query has been added"):
+        Averages(1, 1, 4).mean()

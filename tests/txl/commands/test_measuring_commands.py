@@ -1,0 +1,173 @@
+"""`txl recl`, `txl attention`, `txl report`: what they leave, going on, and what they refuse."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_helpers import SMALL, Run, one_line
+
+from txl.commands import recl
+from txl.model.networks import config_from_json
+from txl.recl import losses
+from txl.text.corpus import Corpus
+from txl.training.config import TrainConfig
+from txl.training.trainer import Trainer
+
+RECL = "--samples 30 --step 8 --contexts 4 --split train".split()
+ATTENTION = "--window 16 --targets 8 --limit 200".split()
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> dict[str, Path]:
+    """Small runs of several kinds of network."""
+    folder, size = tmp_path_factory.mktemp("runs"), len(corpus.vocabulary)
+    alone = {"n_layer": 1, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 16, "mem_len": 0}
+    kinds = {
+        "lstm": {"network": "lstm", "n_layer": 1, "d_model": 16, "d_inner": 16},
+        "learned": alone | {"encoding": "learned", "table_len": 20},
+        "sinusoid": alone | {"encoding": "sinusoid"},
+    }
+    for name, sizes in kinds.items():
+        config = config_from_json({"vocab_size": size} | sizes)
+        Trainer(folder / name, corpus, config, TrainConfig(steps=3, batch=2, tgt_len=16)).run()
+    return {name: folder / name for name in kinds}
+
+
+def test_recl_of_a_group(txl: Run, run: Path, runs: dict[str, Path], tmp_path: Path) -> None:
+    done = txl("recl", run, runs["lstm"], runs["learned"], *RECL, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "recl.json").read_text())
+    assert result["contexts"] == [8, 16, 24, 32]
+    assert result["limits"] == {run.name: None, "lstm": None, "learned": 20}
+    assert "longer contexts than its 20 are that one" in done.stdout
+    for group in result["effective"].values():
+        short = [found["short"] for found in group.values()]
+        assert short[0] == short[1] == short[2]
+        assert group["learned"]["length"] <= 20
+    assert result["perplexity"]["learned"][2] == result["perplexity"]["learned"][3]  # l(c > K) = l(K)
+    rows = (tmp_path / "recl.csv").read_text().splitlines()
+    assert rows[0] == "model,context,perplexity,gain_r0.1,gain_r0.5,gain_r1"
+    assert len(rows) == 1 + 3 * 4
+    for name in ("figure-3.png", "figure-4.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    again = txl("recl", run, runs["lstm"], runs["learned"], *RECL, "--out", tmp_path)
+    assert again.stdout.count("of them done") == 3
+    second = json.loads((tmp_path / "recl.json").read_text())
+    assert {**second, "seconds": 0} == {**result, "seconds": 0}
+
+
+def test_recl_goes_on_where_it_was_interrupted(
+    txl: Run, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = txl("recl", run, *RECL, "--out", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    batches: list[int] = []
+
+    def interrupted(*arguments: object, **options: object) -> object:
+        for done in losses.measure(*arguments, batch_tokens=64, **options):  # type: ignore[arg-type]
+            batches.append(done.batches)
+            yield done
+            if len(batches) == 5:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(recl, "measure", interrupted)
+    stopped = txl("recl", run, *RECL, "--out", tmp_path / "parts")
+    assert stopped.returncode == 130
+    assert not (tmp_path / "parts" / "recl.json").exists()
+    batches[:] = [0] * 9
+    done = txl("recl", run, *RECL, "--out", tmp_path / "parts")
+    assert done.returncode == 0, done.stderr
+    assert batches[9] == 6  # after the five that were kept
+    files = [next((tmp_path / name / "losses").glob("*.npz")) for name in ("whole", "parts")]
+    values = [np.load(path)["values"] for path in files]
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
+    # Of a damaged file nothing is taken.
+    files[1].write_bytes(files[1].read_bytes()[:100])
+    repaired = txl("recl", run, *RECL, "--out", tmp_path / "parts")
+    assert repaired.returncode == 0
+    assert "of them done" not in repaired.stdout
+
+
+def test_attention(txl: Run, run: Path, corpus: Corpus, tmp_path: Path) -> None:
+    done = txl("attention", run, *ATTENTION, "--heads", "2,1", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{min(200, len(corpus.valid)) - 15:,} tokens with windows of 16; heads 2, 1 in figure 6" in done.stdout
+    for name in ("figure-5.png", "figure-6.png", "figure-7.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "attention.html").stat().st_size > 5000
+
+
+def test_report_of_what_eval_kept(txl: Run, run: Path) -> None:
+    assert txl("eval", run, "--attn-len", "4,8,16").returncode == 0
+    done = txl("report", run)
+    assert done.returncode == 0, done.stderr
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert page.count("<td>cached</td>") == 3
+    assert "What memory is worth" in page
+
+
+def test_eval_of_an_lstm(txl: Run, runs: dict[str, Path]) -> None:
+    done = txl("eval", runs["lstm"], "--split", "valid")
+    assert done.returncode == 0, done.stderr
+    assert "all before" in done.stdout
+    one_line(txl("eval", runs["lstm"], "--attn-len", "8"), "reads all that is before a token")
+    one_line(txl("eval", runs["lstm"], "--zeros"), "reads all that is before a token")
+    windows = txl("eval", runs["lstm"], "--attn-len", "8", "--method", "sliding", "--limit", "50")
+    assert windows.returncode == 0, windows.stderr
+
+
+def test_generate_by_an_lstm(txl: Run, runs: dict[str, Path]) -> None:
+    done = txl("generate", runs["lstm"], "--count", "20", "--seed", "1")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) == 21
+
+
+BAD = {
+    "recl {run} {other}": "its vocabulary is not that of",
+    "recl {run} {run}": "a model is given twice",
+    "recl {run} --step 200 --split test": "too few for one position after a context of 2,000",
+    "recl {learned} --step 24 --contexts 3 --split train": "contexts begin at 24 tokens, beyond the 20",
+    "recl {sinusoid} --step 24 --contexts 3 --split train": "contexts begin at 24 tokens, beyond the 16",
+    "recl {run} --samples 0": "samples must be >= 1, got 0",
+    "recl {run} --contexts 1": "contexts must be >= 2, got 1",
+    "recl {run} --step 0": "step must be >= 1, got 0",
+    "recl {run} --ratio 0.1,2": "--ratio must be in (0, 1], got 0.1,2",
+    "recl {run} --ratio few": "--ratio takes numbers separated by commas, got 'few'",
+    "recl {run} --attn-len 0 --step 4": "attn_len must be None or >= 1, got 0",
+    "recl {run} --clamp-len 0 --step 4": "clamp_len must be None or >= 1, got 0",
+    "recl {run} --split most": "split must be one of",
+    "recl nowhere": "nowhere: no such checkpoint",
+    "recl {begun}": "no such checkpoint",
+    "attention {run} --window 1": "--window must be >= 2, got 1",
+    "attention {run} --window 100000": "the text has",
+    "attention {run} --targets 0": "--targets must be >= 1, got 0",
+    "attention {run} --limit 0": "--limit must be >= 1, got 0",
+    "attention {run} --heads 3": "--heads must be from 1 to 2, got 3",
+    "attention {run} --heads x": "--heads takes whole numbers separated by commas, got 'x'",
+    "attention {run} --at 3": "--at must be from",
+    "attention {run} --clamp-len 0": "clamp_len must be None or >= 1, got 0",
+    "attention {lstm}": "a picture of attention is for Transformers, not for a network of kind 'lstm'",
+    "attention {sinusoid}": "encoding 'sinusoid' has no positions in its scores",
+    "attention {begun}": "no such checkpoint",
+    "report {begun}": "the run has no checkpoint yet",
+    "report nowhere": "nowhere: holds no run",
+    "train --run new --recipe laptop-lstm --n-head 2 --data {text}": "a network of kind 'lstm' has no n_head",
+    "train --run new --recipe laptop-qrnn --loss half --data {text}": "a network of kind 'qrnn' cannot read tokens again",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_mistakes(
+    txl: Run, arguments: str, run: Path, runs: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "run.json").write_text((run / "run.json").read_text())
+    other = tmp_path / "other"
+    if "{other}" in arguments:
+        (tmp_path / "other.txt").write_text("of other letters\n" * 300)
+        assert txl("train", "--run", other, "--data", "other.txt", *SMALL).returncode == 0
+    done = txl(*arguments.format(run=run, other=other, begun=begun, text=text, **runs).split())
+    one_line(done, BAD[arguments])

@@ -1,0 +1,1 @@
+"""What trained heads attend to (paper, Appendix D)."""

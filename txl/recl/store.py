@@ -1,0 +1,67 @@
+"""What is measured of one model, kept in a file so that a measurement can go on."""
+
+import hashlib
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from txl.errors import TxlError
+from txl.paths import replace_bytes
+from txl.recl.losses import Losses
+from txl.text.tokens import Tokens
+
+
+def fingerprint(checkpoint: Path, **settings: Any) -> str:
+    """SHA-256 of a checkpoint's content and of all else that the losses depend on."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    with checkpoint.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def save(path: Path, losses: Losses, fingerprint: str) -> None:
+    """Replaces the file whole.
+
+    Raises:
+        TxlError: it cannot be written.
+    """
+    content = io.BytesIO()
+    np.savez(
+        content, values=losses.values, batches=np.int64(losses.batches), tokens=np.int64(losses.tokens),
+        fingerprint=np.array(fingerprint),
+    )  # fmt: skip
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_bytes(path, content.getvalue())
+    except OSError as error:
+        raise TxlError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def load(path: Path, fingerprint: str, shape: tuple[int, int]) -> Losses | None:
+    """What was measured of the same model in the same way; None if nothing was.
+
+    A file that is damaged or of other settings counts as nothing.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
+            if str(kept["fingerprint"]) != fingerprint or kept["values"].shape != shape:
+                return None
+            return Losses(kept["values"].astype(np.float64), int(kept["batches"]), int(kept["tokens"]))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def content(tokens: Tokens) -> str:
+    """SHA-256 of a text's tokens."""
+    return hashlib.sha256(np.ascontiguousarray(tokens).data).hexdigest()
+
+
+def file_name(model: str) -> str:
+    """Of a model's losses: its name, and what tells names apart that only differ in other marks."""
+    plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in model)[-60:]
+    return f"{plain}-{hashlib.sha256(model.encode(errors='surrogateescape')).hexdigest()[:8]}"
