@@ -12,6 +12,7 @@ import typer
 
 import txl_kernels
 from txl.commands import last_resort
+from txl.commands.attention import attention_command
 from txl.commands.average import average_command
 from txl.commands.console import discard, tell
 from txl.commands.demo import demo_command
@@ -21,6 +22,9 @@ from txl.commands.generate import generate_command
 from txl.commands.importing import import_command
 from txl.commands.prepare import prepare
 from txl.commands.recipes import recipes_command
+from txl.commands.recl import recl_command
+from txl.commands.report import report_command
+from txl.commands.sweep import sweep_command
 from txl.commands.train import train
 from txl.errors import TxlError
 from txl.training.trainer import Interrupted
@@ -54,8 +58,12 @@ for _name, _command, _help in (
     ("prepare", prepare, "Turn text into a corpus of bytes or words, data sets into their standard splits."),
     ("train", train, "Train a model, or continue a run. Ctrl-C writes a checkpoint and exits with 130."),
     ("eval", evaluate_command, "Bits per token, perplexity and speed at each attention length."),
+    ("recl", recl_command, "How far back models make use of a text (RECL)."),
+    ("attention", attention_command, "What the heads attend to: figures and a page."),
     ("generate", generate_command, "Continue a text."),
     ("recipes", recipes_command, "List the paper's models, or show one with its commands."),
+    ("sweep", sweep_command, "Train and score the rows of the paper's Table 6, 7 or 10."),
+    ("report", report_command, "One page of a run."),
     ("average", average_command, "Average the parameters of checkpoints."),
     ("import", import_command, "Turn a checkpoint of other code into one of ours."),
     ("export", export_command, "Turn a checkpoint of ours into one of other code."),
