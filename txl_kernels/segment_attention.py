@@ -29,7 +29,7 @@ def _later(own: Tensor | None, start: Tensor | None, q: Tensor) -> Tensor | None
 
 
 class Projections(NamedTuple):
-    """Of a layer: q [B, H, L, D], k alike, k_mem [B, H, M, D] or None, and the table r [H, T, D]."""
+    """Of a layer: q and k [B, H, L, D], k_mem [B, H, M, D] or None, and the table r [H, T, D]."""
 
     q: Tensor
     k: Tensor
