@@ -53,6 +53,16 @@ def test_a_trained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "\n".join(lines[4:]).startswith("0001 ")
 
 
+def test_effective_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("".join(f"{n:04d} follows the line before;\n" for n in range(300)))
+    corpus = data.prepare(tmp_path / "text.txt", tmp_path / "corpus")
+    trainer(tmp_path / "run", corpus, steps=3).run()
+    found = run_example("effective_context", tmp_path / "run", samples=20, step=8, contexts=4, order=3)
+    assert found["3-gram"].length == 8  # it sees no more
+    assert max(found["3-gram"].gains) < 1e-12
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["run", "3-gram"]
+
+
 def test_paper_systems(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """What it would run, recorded by a command of the same name, runs on smaller models."""
     text = tmp_path / "text.txt"
