@@ -35,8 +35,10 @@ def read(path: AnyPath) -> tuple[list[dict[str, Any]], int]:
     return found, damaged
 
 
-def truncate(path: Path, step: int) -> None:
+def truncate(path: Path, step: int, validated: bool = True) -> None:
     """Drops what a killed run logged after its last checkpoint, and a line it was writing.
+
+    validated: False if the validation at this step is to be done again.
 
     A log with damaged lines is kept beside, as `log.damaged.jsonl`, with a warning.
     """
@@ -45,4 +47,5 @@ def truncate(path: Path, step: int) -> None:
         kept = path.with_name("log.damaged.jsonl")
         os.replace(path, kept)
         warnings.warn(f"{path}: {damaged} damaged lines were dropped; the file as it was is {kept.name}", stacklevel=2)
-    replace_text(path, "".join(json.dumps(entry) + "\n" for entry in entries if entry["step"] <= step))
+    done = [e for e in entries if e["step"] < step or (e["step"] == step and (validated or "valid_loss" not in e))]
+    replace_text(path, "".join(json.dumps(entry) + "\n" for entry in done))

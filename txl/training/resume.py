@@ -49,7 +49,7 @@ def restore(trainer: Trainer) -> None:
         _take_up(trainer, saved)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
         raise TxlError(f"{trainer.last}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
-    log.truncate(trainer.folder / "log.jsonl", trainer.step)
+    log.truncate(trainer.folder / "log.jsonl", trainer.step, not trainer.validation_due)
 
 
 def _refuse_others(trainer: Trainer, saved: checkpoints.Checkpoint) -> None:

@@ -167,6 +167,10 @@ class Trainer:
                 raise Interrupted
             if self.step % c.eval_every == 0 or self.step == c.steps:
                 began = time.perf_counter()
+                if not self.last.exists():  # whatever ends the run from here on, it can be resumed
+                    self.validation_due = True
+                    self.save()
+                    self.validation_due = False
                 self._evaluate(report)
                 since += time.perf_counter() - began
             if self.step % c.save_every == 0 or self.step == c.steps:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from training_helpers import assert_same_run, contents, trainer
 from txl.errors import TxlError
 from txl.text.corpus import Corpus, prepare
 from txl.training import checkpoint as checkpoints
+from txl.training.lock import unlock
 from txl.training.run_folder import read_record, refuse_used_folder
 from txl.training.trainer import Interrupted, Trainer, autocast_dtype
 
@@ -48,6 +50,36 @@ def command(run: Path, corpus: Corpus, *extra: str) -> list[str]:
     )
     return [sys.executable, "-m", "txl", "train", "--run", str(run), "--data", str(corpus.folder), *options.split(),
             "--save-every", "10", "--eval-every", "20", *extra]  # fmt: skip
+
+
+def test_a_run_that_ends_after_its_first_validation_goes_on(
+    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while there is a best checkpoint already, and none of its own is due yet."""
+    options = {"steps": 8, "eval_every": 2, "save_every": 5}
+    whole = trainer(tmp_path / "whole", corpus, **options)
+    whole.run()
+    killed = trainer(tmp_path / "killed", corpus, **options)
+    with monkeypatch.context() as patched:
+        patched.setattr(killed, "_update", _until(3, killed._update))
+        with pytest.raises(ZeroDivisionError):
+            killed.run()
+    assert (killed.folder / "best.safetensors").exists()
+    unlock(killed.folder)
+    trainer(killed.folder, corpus, resume=True, **options).run()
+    assert_same_run(whole.folder, killed.folder)
+
+
+def _until(step: int, update: Callable[[], tuple[float, float]]) -> Callable[[], tuple[float, float]]:
+    """Updates up to a step, at which there is an end."""
+    left = iter(range(step - 1))
+
+    def one() -> tuple[float, float]:
+        if next(left, None) is None:
+            raise ZeroDivisionError
+        return update()
+
+    return one
 
 
 def test_ten_steps_kill_9_and_ten_more_equal_twenty(tmp_path: Path, corpus: Corpus) -> None:
