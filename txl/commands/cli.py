@@ -92,6 +92,11 @@ def main() -> None:
         sys.exit(error.exit_code)
     except Interrupted:  # what was saved has been said
         sys.exit(130)
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        discard(sys.stdout.fileno())  # as below; click has turned it into exit code 1
+        sys.exit(0)
     except (KeyboardInterrupt, typer.Abort):
         tell("interrupted")
         sys.exit(130)

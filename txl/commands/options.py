@@ -9,7 +9,7 @@ import typer
 from txl.commands.console import PatientConsole
 from txl.errors import TxlError
 
-console = PatientConsole()
+console = PatientConsole(emoji=False)  # names may hold :smile:
 
 
 def in_panel(panel: str, *names: str, help: str, show_default: bool = True, **kind: Any) -> Any:

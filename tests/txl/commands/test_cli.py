@@ -74,12 +74,12 @@ def test_names_that_look_like_markup_or_are_no_utf8(text: Path, tmp_path: Path) 
     source = os.fsencode(tmp_path) + b"/[red]caf\xe9.txt"
     with open(source, "wb") as file:
         file.write(text.read_bytes())
-    command = [sys.executable, "-m", "txl", "prepare", "c[/b]", "--data", source]
+    command = [sys.executable, "-m", "txl", "prepare", "c[/b]:smile:", "--data", source]
     environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert r"[red]caf\udce9.txt (split 90/5/5 by bytes)" in done.stdout
-    assert "written to c[/b]" in done.stdout
+    assert "written to c[/b]:smile:" in done.stdout
 
 
 def test_generate_continues_the_prompt(txl: Run, run: Path) -> None:
@@ -93,8 +93,7 @@ def test_generate_continues_the_prompt(txl: Run, run: Path) -> None:
 
 def test_generate_into_a_closed_pipe(run: Path) -> None:
     done = subprocess.run(
-        f"'{sys.executable}' -m txl generate '{run}' --count 3000 | head -c 20",
-        shell=True,
+        ["bash", "-c", f"'{sys.executable}' -m txl generate '{run}' --count 3000 | head -c 20; exit ${{PIPESTATUS[0]}}"],
         capture_output=True,
         check=True,
     )
