@@ -45,7 +45,9 @@ class NGram:
 
     def __call__(self, tokens, ends, targets):
         rows = zip(tokens.tolist(), targets.tolist(), strict=True)
-        return torch.tensor([[self.loss(row[:e], t) for e, t in zip(ends, wanted, strict=True)] for row, wanted in rows])
+        return torch.tensor(
+            [[self.loss(row[:e], t) for e, t in zip(ends, wanted, strict=True)] for row, wanted in rows]
+        )
 
 
 def main(run, samples=500, step=32, contexts=8, order=3):

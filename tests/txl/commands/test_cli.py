@@ -93,7 +93,11 @@ def test_generate_continues_the_prompt(txl: Run, run: Path) -> None:
 
 def test_generate_into_a_closed_pipe(run: Path) -> None:
     done = subprocess.run(
-        ["bash", "-c", f"'{sys.executable}' -m txl generate '{run}' --count 3000 | head -c 20; exit ${{PIPESTATUS[0]}}"],
+        [
+            "bash",
+            "-c",
+            f"'{sys.executable}' -m txl generate '{run}' --count 3000 | head -c 20; exit ${{PIPESTATUS[0]}}",
+        ],
         capture_output=True,
         check=True,
     )
