@@ -38,6 +38,7 @@ class LanguageModel:
         attn_len: the longest attention of training, the default here. segment: tokens of its
             segments.
         path: the file it was read from.
+        digest: SHA-256 of what was read; "" for a model that was not.
     """
 
     model: Network
@@ -45,6 +46,7 @@ class LanguageModel:
     attn_len: int
     segment: int
     path: Path
+    digest: str = ""
 
     def evaluate(
         self,
@@ -78,6 +80,8 @@ class LanguageModel:
         how = default_method(self.model) if method is None else method
         if how not in METHODS:
             raise TxlError(f"method must be one of {', '.join(METHODS)}, got {how!r}")
+        if attn_len is not None and how != "sliding":
+            self._refuse_for_recurrent("attn_len", attn_len)
         if segment is None:
             segment = {"cached": 128, "sliding": 1, "segments": self.segment}[how]
         score = evaluate(
@@ -238,6 +242,9 @@ class LanguageModel:
 
         longest: tokens that a text will have.
         """
+        for name, value in (("attn_len", attn_len), ("zeros", zeros)):
+            if value is not None:
+                self._refuse_for_recurrent(name, value)
         model = starting_with(self.model, zeros)
         if isinstance(model, RecurrentNetwork):
             return SegmentReader(model, batch, 1, 128, clamp_len)
@@ -246,6 +253,12 @@ class LanguageModel:
         if default_method(model) == "cached":
             return Engine(model, batch, self.attn_len if attn_len is None else attn_len, 128, clamp_len)
         return WindowReader(model, batch, self.segment if attn_len is None else attn_len, 1, clamp_len)
+
+    def _refuse_for_recurrent(self, name: str, value: object) -> None:
+        """Raises TxlError if the model is an LSTM or QRNN."""
+        if isinstance(self.model, RecurrentNetwork):
+            kind = self.model.config.network
+            raise TxlError(f"{name} is for Transformers; a network of kind {kind!r} reads all before, got {value!r}")
 
     def _sentences(self, tokens: Tokens) -> int | None:
         """Of One Billion Word and its like, whose sentences `<S>` bounds."""
@@ -276,4 +289,4 @@ def load(path: AnyPath, device: torch.device | str = "cpu") -> LanguageModel:
         TxlError: there is none, or it is damaged.
     """
     model, saved = checkpoints.restore(path, device)
-    return LanguageModel(model, saved.vocabulary, saved.attn_len, saved.segment, saved.path)
+    return LanguageModel(model, saved.vocabulary, saved.attn_len, saved.segment, saved.path, saved.digest)

@@ -56,6 +56,8 @@ class Averages:
     def _check(self) -> None:
         if not self.queries:
             raise TxlError("no query has been added yet")
+        if not bool(self._weights.isfinite().all()):
+            raise TxlError("the attention is not finite: the model's parameters are damaged, or it diverged")
 
 
 def _mass(scores: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from txl.attention.averages import TERMS, Averages
 from txl.attention.moment import Moment
 from txl.paths import AnyPath
-from txl.pictures import new_figure
+from txl.pictures import new_figure, save
 
 NAMES = {"a": "(a) content", "b": "(b) content-dependent position", "d": "(d) global position bias"}
 MARKED = 0.2  # of a row's weights, the largest: figure 6
@@ -23,7 +23,7 @@ def draw_average(averages: Averages, path: AnyPath) -> None:
     image = _map(axes, averages.mean(), averages.heads, _top(averages))
     axes.set_title("Mean attention of every head")
     figure.colorbar(image, ax=axes, label="mean weight", extend="max")
-    figure.savefig(path)
+    save(figure, path)
 
 
 def draw_terms(averages: Averages, path: AnyPath) -> None:
@@ -34,7 +34,7 @@ def draw_terms(averages: Averages, path: AnyPath) -> None:
         image = _map(axes, averages.mean_of(term), averages.heads, _top(averages))
         axes.set_title(NAMES[term])
     figure.colorbar(image, ax=panels, label="mean weight", extend="max")
-    figure.savefig(path)
+    save(figure, path)
 
 
 def draw_heads(moment: Moment, heads: Sequence[int], path: AnyPath) -> None:
@@ -54,7 +54,7 @@ def draw_heads(moment: Moment, heads: Sequence[int], path: AnyPath) -> None:
             title=f"head {head + 1}, of layer {head // moment.heads + 1}", xlabel="token, from the first target on",
             ylabel="target",
         )  # fmt: skip
-    figure.savefig(path)
+    save(figure, path)
 
 
 def marked(weights: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from txl.commands.options import Checkpoint, Device, console, in_panel, pick_dev
 from txl.errors import TxlError
 from txl.language_model import load
 from txl.model.transformer import TransformerXL
+from txl.paths import make_folder
 from txl.pictures import missing
 
 _TEXT, _PICTURES = "Text", "Pictures"
@@ -84,6 +85,8 @@ def attention_command(
     if sizes[0] * sizes[1] * targets * window > LONGEST_PAGE:
         fits = LONGEST_PAGE // (sizes[0] * sizes[1] * window)
         raise TxlError(f"--targets {targets} of {sizes[0] * sizes[1]} heads make too large a page; at most {fits}")
+    folder = out or language_model.path.parent / "attention"
+    make_folder(folder, "--out")
     averages, moment = Averages(*sizes), Moment(*sizes, first, targets)
     with EvaluationProgress(console, "attention", len(tokens)) as progress:
         for layers in read_terms(model, tokens, language_model.vocabulary.start, window, clamp_len):
@@ -92,15 +95,14 @@ def attention_command(
             progress.update(layers[0].first + layers[0].terms.content.size(1))
     if chosen is None:
         chosen = [averages.widest(layer) for layer in sorted({0, sizes[0] // 2, sizes[0] - 1})]
-    folder = out or language_model.path.parent / "attention"
-    folder.mkdir(parents=True, exist_ok=True)
     figures.draw_average(averages, folder / "figure-5.png")
     figures.draw_heads(moment, chosen, folder / "figure-6.png")
     figures.draw_terms(averages, folder / "figure-7.png")
+    text = f"of {source}" if source is not None and source.is_file() else f"of the {split} split"
     about = {
         "title": f"Attention of {language_model.path.parent.name or language_model.path.name}",
         "text": f"{language_model.path}: {sizes[0]} layers of {sizes[1]} heads, a window of {window:,}; targets {first:,} "
-        f"to {first + targets - 1:,} of the {split} split" + (f" of {source}" if source else ""),
+        f"to {first + targets - 1:,} {text}",
     }  # fmt: skip
     write_page(folder / "attention.html", moment, tokens, language_model.vocabulary, about)
     say(

@@ -121,7 +121,8 @@ class EvaluationProgress(_Shown):
     """A bar over the tokens to score."""
 
     def __init__(self, console: Console, title: str, total: int) -> None:
-        self._bar = Bar(console, TextColumn(title), BarColumn(), TimeRemainingColumn(), transient=True)
+        told = TextColumn("{task.description}", markup=False)  # names may hold braces and brackets
+        self._bar = Bar(console, told, BarColumn(), TimeRemainingColumn(), transient=True)
         self._task = self._bar.add_task(title, total=total)
 
     def update(self, scored: int) -> None:

@@ -65,9 +65,10 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     console.print(f"[bold]Model[/]: {escape(header(trainer))}, about {minutes:g} minutes", soft_wrap=True)
     console.print(f"Segments of {tgt_len} tokens, a memory of {config.mem_len}", soft_wrap=True)
     run_training(trainer, restated(device_name))
-    model = as_transformer(checkpoints.restore(trainer.best, device)[0], "txl demo")
+    network, saved = checkpoints.restore(trainer.best, device)
+    model = as_transformer(network, "txl demo")
 
-    scores = _attention_lengths(model, corpus, tgt_len)
+    scores = _attention_lengths(model, saved.digest, corpus, tgt_len)
     kept.keep_evaluations(folder, scores)
     kept.keep_speed(folder, _speed(model, corpus))
     kept.keep_samples(folder, [_sample(model, corpus, config.attn_len(tgt_len))])
@@ -79,7 +80,7 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     options.say(f"Continue with: {shlex.join(command)}")
 
 
-def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) -> list[Evaluation]:
+def _attention_lengths(model: TransformerXL, digest: str, corpus: data.Corpus, tgt_len: int) -> list[Evaluation]:
     """Scores of the test split: twice without memory, then at attention lengths around training's.
 
     Without memory the first tokens of a segment see next to nothing (context fragmentation,
@@ -96,7 +97,7 @@ def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) 
             found = evaluate(
                 model, corpus.test, corpus.vocabulary.start, attn_len, limit=EVAL_TOKENS, progress=progress, **how
             )  # fmt: skip
-            return Evaluation(found, "test", how.get("method", "cached"), what, not what)
+            return Evaluation(found, "test", how.get("method", "cached"), what, not what, digest)
 
         apart, window = f"no memory, segments of {tgt_len}", f"no memory, a window of {tgt_len} sliding by {stride}"
         scores = [

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, get_args
 
 from rich.table import Table
+from rich.text import Text
 
 from txl.commands.console import EvaluationProgress
 from txl.commands.options import Checkpoint, Device, console, in_panel, pick_device, say
@@ -18,6 +19,7 @@ from txl.model.transformer import TransformerXL
 from txl.report.kept import Evaluation, keep_evaluations
 from txl.text import compressed
 from txl.text import corpus as data
+from txl.text.readers import SPLITS
 from txl.text.streams import Counting
 from txl.text.tokens import Tokens
 from txl.training.run_folder import read_record
@@ -98,20 +100,19 @@ def evaluate_command(
     for n in lengths or [language_model.attn_len]:
         with EvaluationProgress(console, f"attention length {n}", min(len(tokens), limit or len(tokens))) as progress:
             score = language_model.evaluate(
-                tokens, n, method=how, segment=segment, batch=batch, limit=limit, clamp_len=clamp_len,
+                tokens, n if lengths else None, method=how, segment=segment, batch=batch, limit=limit, clamp_len=clamp_len,
                 counting=_counting(counting), progress=progress.update,
             )  # fmt: skip
         scores.append(dataclasses.replace(score, words=words if score.tokens == len(tokens) else None))
     _print(scores, language_model, how)
     if checkpoint.is_dir() and source is None:
         options = {"clamp_len": clamp_len, "segment": segment, "zeros": zeros}
-        told = ", ".join([f"{name} {value}" for name, value in options.items() if value is not None])
-        told += "" if counting == "all" else f", counting {counting}"
-        memory = how != "sliding"
-        _keep(
-            checkpoint,
-            [Evaluation(s, split, how, f"{how}, {told.strip(', ')}" if told else "", memory) for s in scores],
-        )
+        told = [f"{name} {value}" for name, value in options.items() if value is not None]
+        told += [] if counting == "all" else [f"counting {counting}"]
+        told += ["all before"] if isinstance(model, RecurrentNetwork) and how == "segments" else []
+        what = ", ".join([how, *told]) if told else ""
+        memory, mark = how != "sliding", language_model.digest
+        _keep(checkpoint, [Evaluation(s, split, how, what, memory, mark, batch) for s in scores])
 
 
 def _keep(folder: Path, found: list[Evaluation]) -> None:
@@ -139,6 +140,8 @@ def _attention_lengths(text: str) -> list[int]:
 
 def split_of(saved: LanguageModel, source: Path | None, split: str) -> tuple[Tokens, int | None]:
     """The tokens to score, and the words of the text they are."""
+    if split not in SPLITS:
+        raise TxlError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     source = source or read_record(saved.path.parent).corpus
     if source.exists() and not source.is_dir():  # a pipe, too
         text = compressed.read(source).data
@@ -151,7 +154,9 @@ def split_of(saved: LanguageModel, source: Path | None, split: str) -> tuple[Tok
 
 
 def _print(scores: list[Score], saved: LanguageModel, how: str) -> None:
-    table = Table("attention length", "tokens", "bits", "ppl", "word ppl", "tokens/s", title=f"{how}, of {saved.path}")
+    table = Table(
+        "attention length", "tokens", "bits", "ppl", "word ppl", "tokens/s", title=Text(f"{how}, of {saved.path}")
+    )
     if saved.vocabulary.unit == "bytes":
         table.columns[2].header = "bpc"
     for column in table.columns:

@@ -2,7 +2,7 @@
 
 from txl.evaluation.score import Score
 from txl.paths import AnyPath
-from txl.pictures import new_figure
+from txl.pictures import new_figure, save
 from txl.report import curves
 from txl.training.log import read as read_log
 
@@ -15,11 +15,11 @@ def loss_curve(log: AnyPath, path: AnyPath, bytewise: bool = True) -> None:
     entries, _ = read_log(log)
     figure = new_figure()
     curves.draw_loss(figure.add_subplot(), entries, "bpc" if bytewise else "ppl")
-    figure.savefig(path)
+    save(figure, path)
 
 
 def attention_length(scores: list[Score], levels: dict[str, Score], trained: int, path: AnyPath) -> None:
     """Bits per character against attention length; levels: lines across, `trained` a vertical."""
     figure = new_figure()
     curves.draw_lengths(figure.add_subplot(), scores, levels, trained, "bpc")
-    figure.savefig(path)
+    save(figure, path)

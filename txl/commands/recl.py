@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from txl.commands.console import EvaluationProgress
 from txl.commands.evaluate import split_of
 from txl.commands.options import Device, console, in_panel, pick_device, say
 from txl.errors import TxlError
 from txl.language_model import LanguageModel, load
-from txl.paths import replace_text
+from txl.model.transformer import TransformerXL
+from txl.paths import make_folder, replace_text
 from txl.pictures import missing
 from txl.recl import store
 from txl.recl.figures import draw_gains, draw_perplexity
@@ -66,8 +68,10 @@ def recl_command(
     first = next(iter(group.values()))
     tokens, _ = split_of(first, source, split)
     plan = Plan(len(tokens), samples, step, contexts)
+    _check_reading(group, attn_len, clamp_len)
     measured = {
-        name: NetworkLosses(model, attn_len, clamp_len if _clamps(model) else None) for name, model in group.items()
+        name: NetworkLosses(model, attn_len if _attends(model) else None, clamp_len if _clamps(model) else None)
+        for name, model in group.items()
     }
     for name, each in measured.items():
         if each.limit is not None and each.limit < step:
@@ -76,6 +80,7 @@ def recl_command(
                 f"--step must be at most {each.limit}"
             )
     folder = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "recl"
+    make_folder(folder, "--out")
     positions = len(plan.positions())
     if positions < samples:
         say(f"the text has {positions:,} positions after a context of {plan.longest:,}; all are taken")
@@ -87,6 +92,7 @@ def recl_command(
     result = group_result(losses, plan, ratios, {name: each.limit for name, each in measured.items()})
     settings = {
         "models": {name: str(model.path) for name, model in group.items()}, "samples": samples, "step": step,
+        "checkpoints": {name: model.digest for name, model in group.items()},
         "attn_len": attn_len, "clamp_len": clamp_len, "seconds": seconds,
     }  # fmt: skip
     replace_text(folder / "recl.json", json.dumps(settings | result.to_json(), indent=2) + "\n")
@@ -116,12 +122,28 @@ def _group(models: list[LanguageModel], paths: list[Path]) -> dict[str, Language
     for model in models[1:]:
         if model.vocabulary != models[0].vocabulary:
             raise TxlError(f"{model.path}: its vocabulary is not that of {models[0].path}; a group needs one")
+    files = [model.path.resolve() for model in models]
+    if len(set(files)) < len(files):
+        raise TxlError("a model is given twice: " + ", ".join(sorted({str(f) for f in files if files.count(f) > 1})))
     names = [path.resolve().name.removesuffix(".safetensors") for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
-    if len(set(names)) < len(names):
-        raise TxlError("a model is given twice: " + ", ".join(sorted({n for n in names if names.count(n) > 1})))
     return dict(zip(names, models, strict=True))
+
+
+def _check_reading(group: dict[str, LanguageModel], attn_len: int | None, clamp_len: int | None) -> None:
+    """Raises TxlError for an option that no model of the group takes, or that is out of range."""
+    for name, value in (("--attn-len", attn_len), ("--clamp-len", clamp_len)):
+        if value is not None and value < 1:
+            raise TxlError(f"{name} must be >= 1, got {value}")
+    if attn_len is not None and not any(map(_attends, group.values())):
+        raise TxlError("--attn-len is for Transformers, and there is none in the group")
+    if clamp_len is not None and not any(map(_clamps, group.values())):
+        raise TxlError("--clamp-len is for models of encoding 'relative', and there is none in the group")
+
+
+def _attends(model: LanguageModel) -> bool:
+    return isinstance(model.model, TransformerXL)
 
 
 def _clamps(model: LanguageModel) -> bool:
@@ -132,9 +154,8 @@ def _measured(name: str, predict: NetworkLosses, tokens: Tokens, plan: Plan, fol
     """The losses of one model: those that are kept, and the rest measured now and kept."""
     model = predict.language_model
     mark = store.fingerprint(
-        model.path, tokens=store.content(tokens), plan=[plan.tokens, plan.samples, plan.step, plan.contexts],
-        attn_len=predict.attn_len, clamp_len=predict.clamp_len, segment=model.segment,
-    )  # fmt: skip
+        model.digest, tokens, plan, attn_len=predict.attn_len, clamp_len=predict.clamp_len, limit=predict.limit
+    )
     kept = folder / "losses" / f"{store.file_name(name)}.npz"
     cost = plan.cost(predict.limit)
     begun = store.load(kept, mark, (plan.contexts, len(plan.positions())))
@@ -166,5 +187,5 @@ def _print(result: GroupResult) -> None:
     for name, values in result.perplexity.items():
         found = [group[name] for group in result.effective.values()]
         lengths = [("at least " if each.reached_end else "") + f"{each.length:,}" for each in found]
-        table.add_row(name, *lengths, f"{values[0]:.3f}", f"{values[-1]:.3f}")
+        table.add_row(Text(name), *lengths, f"{values[0]:.3f}", f"{values[-1]:.3f}")
     console.print(table)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from txl.commands.console import output_is_gone
 from txl.commands.samples import Sample
 from txl.errors import TxlError
 from txl.paths import replace_text
@@ -18,7 +19,15 @@ WIDE = 120  # columns of a terminal on which the three texts stand side by side
 
 
 def show(sample: Sample, console: Console) -> None:
-    """Side by side on a wide terminal, else one after the other."""
+    """Side by side on a wide terminal, else one after the other; that nobody reads it ends
+    nothing."""
+    try:
+        _show(sample, console)
+    except BrokenPipeError:
+        output_is_gone()
+
+
+def _show(sample: Sample, console: Console) -> None:
     if not console.is_terminal or console.width < WIDE:
         for heading, text in sample.parts:
             sys.stdout.buffer.write(f"--- {heading} ---\n{text}\n\n".encode())

@@ -159,6 +159,11 @@ def train(
             _tell_other_data(chosen, corpus)
             model_config = config_from_json(chosen.model_with(own_model) | {"vocab_size": len(corpus.vocabulary)})
         else:
+            if recipe is not None and chosen.network != getattr(begun.config, "network", None):
+                raise TxlError(
+                    f"--recipe {recipe} is of another kind of network than {begun.path}, whose sizes --init takes; give a "
+                    "recipe of its kind, or none"
+                )
             rule = "words" if begun.vocabulary.unit == "words" else "auto"
             corpus = data.open_corpus(source, run / "corpus", PrepareOptions(rule), begun.vocabulary)
             model_config = config_from_json(begun.config.to_json() | own_model)

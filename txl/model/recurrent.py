@@ -57,7 +57,9 @@ class QRNNLayer(nn.Module):
         if self.window == 2:
             earlier = torch.cat([state[1].to(x.dtype).unsqueeze(1), x[:, :-1]], 1)
             source = torch.cat([x, earlier], -1)
-        z, f, o = self.gates(source).transpose(0, 1).split(self.d_out, -1)  # [L, B, d_out] each
+        gates = self.gates(source).transpose(0, 1)
+        gates = gates if gates.dtype == torch.float64 else gates.float()  # under autocast, too
+        z, f, o = gates.split(self.d_out, -1)  # [L, B, d_out] each
         f = f.sigmoid()
         cells = linear_recurrence(1 - f, f * z.tanh(), state[0].to(f.dtype))
         after = (cells[-1],) if self.window == 1 else (cells[-1], x[:, -1])

@@ -40,6 +40,11 @@ class Recipe:
     train: dict[str, Any] = field(default_factory=dict)
     evaluate: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def network(self) -> str | None:
+        """ "lstm" or "qrnn"; None for a Transformer."""
+        return self.model.get("network")
+
     def model_config(self, vocab_size: int | None = None) -> Config:
         """vocab_size: None for the published one.
 

@@ -1,7 +1,7 @@
 """Figures 3 and 4 of the paper, of any group of models."""
 
 from txl.paths import AnyPath
-from txl.pictures import new_figure
+from txl.pictures import label, new_figure, save
 from txl.recl.result import FIGURE_RATIO, GroupResult
 
 
@@ -12,7 +12,7 @@ def draw_gains(result: GroupResult, path: AnyPath) -> None:
     axes = figure.add_subplot()
     steps = [f"{a}\n{b}" for a, b in zip(result.contexts[:-1], result.contexts[1:], strict=True)]
     for name, found in result.effective[ratio].items():
-        axes.plot(steps, [a - b for a, b in zip(found.short, found.long, strict=True)], "o-", label=name)
+        axes.plot(steps, [a - b for a, b in zip(found.short, found.long, strict=True)], "o-", label=label(name))
     axes.set(
         xlabel="from a context of c (above) to c' (below), tokens",
         ylabel="$e^{f(c, c)} - e^{f(c, c')}$",
@@ -20,7 +20,7 @@ def draw_gains(result: GroupResult, path: AnyPath) -> None:
     )
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path)
+    save(figure, path)
 
 
 def draw_perplexity(result: GroupResult, path: AnyPath) -> None:
@@ -28,8 +28,8 @@ def draw_perplexity(result: GroupResult, path: AnyPath) -> None:
     figure = new_figure()
     axes = figure.add_subplot()
     for name, values in result.perplexity.items():
-        axes.plot(result.contexts, values, "o-", label=name)
+        axes.plot(result.contexts, values, "o-", label=label(name))
     axes.set(xlabel="context, tokens", ylabel="perplexity of a token", title="Perplexity against context")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path)
+    save(figure, path)

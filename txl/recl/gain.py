@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from txl.errors import TxlError
+from txl.evaluation.score import perplexity
 
 Array = npt.NDArray[np.float64]
 
@@ -105,8 +106,8 @@ def effective_context(
         found[name] = Effective(
             limit if limited and limit is not None else length,
             stop is None and not limited,
-            [math.exp(x) for x in short],
-            [math.exp(x) for x in f],
+            [perplexity(x) for x in short],
+            [perplexity(x) for x in f],
             gains,
         )
     return found
@@ -114,4 +115,4 @@ def effective_context(
 
 def perplexities(losses: Array) -> list[float]:
     """e^(mean loss) of each context (paper, figure 4); losses [C, N]."""
-    return [math.exp(x) for x in losses.mean(1)]
+    return [perplexity(x) for x in losses.mean(1)]

@@ -11,6 +11,7 @@ from txl.evaluation.segments import seeing
 from txl.evaluation.window import learned_positions
 from txl.language_model import LanguageModel
 from txl.model.config import ModelConfig
+from txl.model.networks import as_transformer
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,11 @@ class NetworkLosses:
     """`ContextLosses` of a trained model.
 
     A context of c tokens is one segment of c tokens without memory, in which every token sees all
-    before it, or the last `attn_len`; a window of the model's own gives way.
+    before it, or the model's own window of them.
 
     Args:
-        attn_len: most keys a token sees, itself included; None for all.
+        attn_len: most keys a token sees, itself included, in the place of a window of the model's
+            own; None for that, or all.
         clamp_len: largest distance told apart; None for the model's own.
 
     Raises:
@@ -33,23 +35,27 @@ class NetworkLosses:
     clamp_len: int | None = None
 
     def __post_init__(self) -> None:
-        check_clamp_len(self.language_model.model, self.clamp_len)
-        if self.attn_len is not None and self.attn_len < 1:
-            raise TxlError(f"attn_len must be None or >= 1, got {self.attn_len}")
+        network = self.language_model.model
+        check_clamp_len(network, self.clamp_len)
+        if self.attn_len is not None:
+            as_transformer(network, "attn_len")
+            if self.attn_len < 1:
+                raise TxlError(f"attn_len must be None or >= 1, got {self.attn_len}")
 
     @property
     def limit(self) -> int | None:
-        """Longest context of a model with absolute positions: its table, or training's segment,
-        beyond which no position was ever learned; None for the others."""
-        config = self.language_model.model.config
+        """Longest context of a model with absolute positions: training's segment, beyond which no
+        position was ever seen; None for the others."""
+        config, segment = self.language_model.model.config, self.language_model.segment
         if not isinstance(config, ModelConfig) or not config.absolute:
             return None
-        return learned_positions(self.language_model.model) or self.language_model.segment
+        return min(learned_positions(self.language_model.model) or segment, segment)
 
     @torch.inference_mode()
     def __call__(self, tokens: Tensor, ends: list[int], targets: Tensor) -> Tensor:
         model = self.language_model.model
-        reach = tokens.size(1) if self.attn_len is None else self.attn_len
+        own = model.config.window if isinstance(model.config, ModelConfig) else None
+        reach = self.attn_len or own or tokens.size(1)
         with seeing(model, reach, self.clamp_len, always=self.attn_len is not None):
             hidden = model.read(tokens, mem_len=0).hidden
         places = torch.tensor(ends, device=hidden.device) - 1

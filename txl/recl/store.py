@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,21 @@ import numpy as np
 
 from txl.errors import TxlError
 from txl.paths import replace_bytes
-from txl.recl.losses import Losses
+from txl.recl.losses import BATCH_TOKENS, Losses
+from txl.recl.positions import LONGEST_CHAIN, Plan
 from txl.text.tokens import Tokens
 
+FORMAT = 1  # of the files, and of the order in which batches are measured
 
-def fingerprint(checkpoint: Path, **settings: Any) -> str:
-    """SHA-256 of a checkpoint's content and of all else that the losses depend on."""
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    with checkpoint.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()
+
+def fingerprint(checkpoint: str, tokens: Tokens, plan: Plan, **settings: Any) -> str:
+    """SHA-256 of all that measured losses and their order depend on.
+
+    checkpoint: the digest of what was loaded.
+    """
+    sizes = [plan.tokens, plan.samples, plan.step, plan.contexts, LONGEST_CHAIN, BATCH_TOKENS]
+    values = {"format": FORMAT, "checkpoint": checkpoint, "tokens": content(tokens), "plan": sizes}
+    return hashlib.sha256(json.dumps(values | settings, sort_keys=True).encode()).hexdigest()
 
 
 def save(path: Path, losses: Losses, fingerprint: str) -> None:
@@ -52,7 +57,7 @@ def load(path: Path, fingerprint: str, shape: tuple[int, int]) -> Losses | None:
             if str(kept["fingerprint"]) != fingerprint or kept["values"].shape != shape:
                 return None
             return Losses(kept["values"].astype(np.float64), int(kept["batches"]), int(kept["tokens"]))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error):
         return None
 
 

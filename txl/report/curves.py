@@ -1,13 +1,13 @@
 """Pictures of a run as SVG, for its page."""
 
 import io
-import math
 from collections.abc import Callable
 from typing import Any
 
 from txl.evaluation.score import Score
 from txl.pictures import new_figure
 
+MOST = 1e100  # of what can be drawn
 CURVES = {"lr": "learning rate", "grad_norm": "norm of the gradient", "tokens_per_s": "tokens a second"}
 
 
@@ -22,8 +22,8 @@ def svg(draw: Callable[[Any], None], width: float = 7.0, height: float = 3.6) ->
 
 
 def points(entries: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
-    """The updates that have a value of this name, a finite one."""
-    return [(e["step"], e[name]) for e in entries if isinstance(e.get(name), float) and math.isfinite(e[name])]
+    """The updates that have a value of this name, a number that can be drawn."""
+    return [(e["step"], e[name]) for e in entries if isinstance(e.get(name), float) and abs(e[name]) < MOST]
 
 
 def draw_loss(axes: Any, entries: list[dict[str, Any]], unit: str) -> None:

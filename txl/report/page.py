@@ -12,13 +12,14 @@ from markupsafe import Markup
 
 import txl_kernels
 from txl.errors import TxlError
-from txl.model.networks import Config, config_from_json, make_network
+from txl.model.networks import Config, make_network
 from txl.model.recurrent_config import RecurrentConfig
 from txl.model.transformer import count_parameters
 from txl.paths import replace_text
 from txl.pictures import missing
 from txl.report import curves, kept
 from txl.text import corpus as data
+from txl.training import checkpoint as checkpoints
 from txl.training import log
 from txl.training.run_folder import read_record
 
@@ -46,15 +47,18 @@ def write_report(folder: Path) -> Path:
     reason = missing()
     if reason is not None:
         raise TxlError(reason)
-    corpus = _corpus(record.corpus)
-    config = config_from_json({"vocab_size": 1} | record.model)
-    unit = "ppl" if corpus is not None and corpus.vocabulary.unit == "words" else "bpc"
+    saved = checkpoints.load(folder)
+    unit = "ppl" if saved.vocabulary.unit == "words" else "bpc"
     entries, _ = log.read(folder / "log.jsonl")
+    found = kept.recl(folder / "recl" / "recl.json")
+    drawn = kept.read_object(folder / "attention" / "attention.json") or {}
     text = _environment().from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        name=folder.resolve().name, summary=_summary(config), facts=_facts(record.train, corpus, entries, unit),
-        model=record.model, train=record.train, entries=bool(entries), unit=unit,
-        loss=_loss(entries, unit), course=_course(entries), lengths=_lengths(folder, config, record.train, unit),
-        speeds=kept.speeds(folder), samples=kept.samples(folder), recl=kept.read_object(folder / "recl" / "recl.json"),
+        name=_shown(folder.resolve().name), summary=_summary(saved.config),
+        facts=_facts(record.train, _corpus(record.corpus), entries, unit), model=record.model, train=record.train,
+        entries=bool(entries), unit=unit, loss=_loss(entries, unit), course=_course(entries),
+        lengths=_lengths(folder, saved, unit), speeds=kept.speeds(folder), samples=kept.samples(folder), recl=found,
+        old_recl=found is not None and saved.digest not in found["checkpoints"],
+        old_attention=drawn.get("checkpoint") != saved.digest,
         pictures={part: _pictures(folder / part, wanted) for part, wanted in PICTURES.items()},
         attention_page=(folder / "attention" / "attention.html").is_file(), made=_made(),
     )  # fmt: skip
@@ -64,6 +68,11 @@ def write_report(folder: Path) -> Path:
     except OSError as error:
         raise TxlError(f"{path}: cannot be written: {error.strerror or error}") from error
     return path
+
+
+def _shown(name: str) -> str:
+    """A file's name, whatever bytes it has."""
+    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _environment() -> jinja2.Environment:
@@ -95,7 +104,8 @@ def _facts(
     valid = curves.points(entries, f"valid_{unit}")
     rate = curves.points(entries, "tokens_per_s")
     step = max((entry["step"] for entry in entries), default=0)
-    facts = {"updates": f"{step:,} of {train.get('steps', 0):,}"}
+    steps = train.get("steps")
+    facts = {"updates": f"{step:,} of {steps:,}" if isinstance(steps, int) else f"{step:,}"}
     if valid:
         at, best = min(valid, key=lambda point: point[1])
         facts["best validation"] = f"{best:.4f} {unit}, at update {at:,}"
@@ -106,7 +116,7 @@ def _facts(
         counted = (
             f"{len(corpus.train):,} {corpus.vocabulary.unit} to train on, vocabulary of {len(corpus.vocabulary):,}"
         )
-        facts["text"] = f"{corpus.source}; {counted}"
+        facts["text"] = f"{_shown(corpus.source)}; {counted}"
     return facts
 
 
@@ -118,22 +128,32 @@ def _course(entries: list[dict[str, Any]]) -> Markup:
     return Markup(curves.svg(lambda figure: curves.draw_course(figure, entries), 10.0, 2.4))
 
 
-def _lengths(folder: Path, config: Config, train: dict[str, Any], unit: str) -> dict[str, Any] | None:
-    """Evaluations, and a picture of those that go together: of one split, of as many tokens."""
-    found = kept.evaluations(folder)
+def _lengths(folder: Path, saved: checkpoints.Checkpoint, unit: str) -> dict[str, Any] | None:
+    """Evaluations of the run's checkpoint, and a picture of those that go together: of one split,
+    of as many tokens and streams."""
+    everything = kept.evaluations(folder)
+    found = [e for e in everything if e.checkpoint == saved.digest]
     cached = [e for e in found if e.memory and not e.what and e.method == "cached"]
     picture = None
-    if cached and not isinstance(config, RecurrentConfig):
+    if cached and not isinstance(saved.config, RecurrentConfig):
         last = cached[-1]
         alike = [e for e in found if (e.split, e.score.tokens) == (last.split, last.score.tokens)]
-        plain = sorted((e.score for e in alike if e in cached), key=lambda score: score.attn_len)
-        levels = {e.what or f"{e.method}, {e.score.attn_len}": e.score for e in alike if not e.memory}
-        trained = config.attn_len(int(train.get("tgt_len", 1)))
+        plain = sorted((e.score for e in alike if e in cached and e.batch == last.batch), key=lambda s: s.attn_len)
+        levels = {_level(e): e.score for e in alike if not e.memory}
         if len(plain) > 1:
             picture = Markup(
-                curves.svg(lambda figure: curves.draw_lengths(figure.add_subplot(), plain, levels, trained, unit))
+                curves.svg(
+                    lambda figure: curves.draw_lengths(figure.add_subplot(), plain, levels, saved.attn_len, unit)
+                )
             )
-    return {"all": found, "picture": picture} if found else None
+    return {"all": found, "picture": picture, "old": len(everything) - len(found)} if everything else None
+
+
+def _level(evaluation: kept.Evaluation) -> str:
+    """How a line across is called."""
+    if evaluation.what.startswith("no memory"):
+        return evaluation.what
+    return f"{evaluation.what or evaluation.method}, length {evaluation.score.attn_len}"
 
 
 def _pictures(folder: Path, wanted: dict[str, str]) -> list[tuple[str, str]]:

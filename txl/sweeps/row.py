@@ -65,8 +65,6 @@ def _train(
     else:
         config = TrainConfig.from_json(progress.train)
     resume = (folder / "last.safetensors").exists()
-    if not resume:  # killed between its first validation and its first checkpoint
-        (folder / "best.safetensors").unlink(missing_ok=True)
     try:
         trainer = Trainer(folder, corpus, plan.model_config(), config, resume=resume, device=device)
         progress = dataclasses.replace(

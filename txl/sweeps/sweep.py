@@ -11,6 +11,7 @@ from txl import recipes
 from txl.commands.console import tell
 from txl.commands.options import say
 from txl.errors import TxlError
+from txl.paths import make_folder
 from txl.sweeps import ledger as ledgers
 from txl.sweeps import results, scales, show, text
 from txl.sweeps.devices import Deal
@@ -56,7 +57,7 @@ def run(
     """
     if not (folder / "sweep.json").exists():
         refuse_used_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "--run")
     lock(folder)
     try:
         sweep = _ready(folder, table, rows, source, {"table": table.name, **settings})

@@ -30,7 +30,7 @@ class Checkpoint:
     """What a file holds.
 
     `tensors` are named `model.*`, and `optimizer.*`, `memory.*`, `average.*`, `rng.*` if it can be
-    resumed.
+    resumed. `digest`: SHA-256 of all of it.
     """
 
     path: Path
@@ -38,6 +38,7 @@ class Checkpoint:
     vocabulary: Vocabulary
     state: dict[str, Any]
     tensors: dict[str, Tensor]
+    digest: str
 
     @property
     def attn_len(self) -> int:
@@ -161,6 +162,7 @@ def load(path: AnyPath) -> Checkpoint:
             from_file(written, header["vocabulary"]),
             header["state"],
             tensors,
+            metadata["sha256"],
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise TxlError(f"{path}: a safetensors file, but not a txl checkpoint") from error

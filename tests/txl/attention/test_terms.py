@@ -111,6 +111,36 @@ def test_the_mean_is_that_of_hugging_faces_attentions():
     torch.testing.assert_close(averages.mean(), total / queries, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"pre_norm": True}, {"clamp_len": 3}, {"untie_r": True, "pre_norm": True}])
+@pytest.mark.parametrize("clamp_len", [None, 4])
+def test_means_query_by_query(options, clamp_len):
+    model = small_model(**options)
+    averages = Averages(2, 2, WINDOW)
+    for layers in read_terms(model, TEXT, 3, WINDOW, clamp_len, segment=7):
+        averages.add(layers)
+    for block in model.layers:
+        block.attention.window = WINDOW
+        block.attention.clamp_len = clamp_len or block.attention.clamp_len
+    inputs = torch.cat([torch.tensor([3]), torch.from_numpy(TEXT[:-1].astype(np.int64))]).unsqueeze(0)
+    sums = torch.zeros(4, 4, WINDOW).double()
+    with torch.no_grad():
+        states = model.read(inputs, mem_len=0)
+        for n, block in enumerate(model.layers):
+            q, k, _, r = block.attention.projections(block.attention_input(states.inputs[n]))
+            u, v = block.attention.biases()
+            for h in range(2):
+                for i in range(WINDOW - 1, len(TEXT)):
+                    keys = k[0, h, i - WINDOW + 1 : i + 1].flip(0)
+                    a, b = keys @ q[0, h, i], r[h, :WINDOW] @ q[0, h, i]
+                    c, d = keys @ u[h], r[h, :WINDOW] @ v[h]
+                    for row, score in enumerate((a + b + c + d, a, b, d)):
+                        sums[row, 2 * n + h] += (score / 8**0.5).softmax(-1)
+    expected = sums / (len(TEXT) - WINDOW + 1)
+    torch.testing.assert_close(averages.mean(), expected[0], rtol=1e-9, atol=1e-12)
+    for row, term in enumerate("abd", 1):
+        torch.testing.assert_close(averages.mean_of(term), expected[row], rtol=1e-9, atol=1e-12)
+
+
 def test_a_moment_is_what_the_text_has_there():
     model = small_model()
     moment = Moment(2, 2, WINDOW, 30, 12)
@@ -152,11 +182,23 @@ def test_the_largest_fifth_of_a_row_is_marked():
 
 
 def test_the_widest_head_is_the_most_even_one():
-    averages = Averages(1, 2, 4)
+    averages = Averages(2, 2, 4)
     even, sharp = torch.zeros(1, 4), torch.tensor([[9.0, 0, 0, 0]])
     scores = torch.stack([sharp, even])
-    averages.add([Part(0, 0, Terms(scores, scores, torch.zeros_like(scores), torch.zeros(2, 4)))])
-    assert averages.widest(0) == 1
+
+    def part(layer, scores):
+        return Part(layer, 0, Terms(scores, torch.zeros_like(scores), torch.zeros_like(scores), torch.zeros(2, 4)))
+
+    averages.add([part(0, scores), part(1, scores.flip(0))])
+    assert (averages.widest(0), averages.widest(1)) == (1, 2)
+
+
+def test_what_is_not_finite_is_refused():
+    averages = Averages(1, 1, 4)
+    scores = torch.full((1, 1, 4), torch.nan)
+    averages.add([Part(0, 0, Terms(scores, scores, scores, torch.zeros(1, 4)))])
+    with pytest.raises(TxlError, match="the attention is not finite"):
+        averages.mean()
 
 
 @pytest.mark.parametrize(

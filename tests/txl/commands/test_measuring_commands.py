@@ -1,6 +1,7 @@
 """`txl recl`, `txl attention`, `txl report`: what they leave, going on, and what they refuse."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from txl.commands import recl
 from txl.model.networks import config_from_json
 from txl.recl import losses
 from txl.text.corpus import Corpus
+from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
 
@@ -39,13 +41,13 @@ def test_recl_of_a_group(txl: Run, run: Path, runs: dict[str, Path], tmp_path: P
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "recl.json").read_text())
     assert result["contexts"] == [8, 16, 24, 32]
-    assert result["limits"] == {run.name: None, "lstm": None, "learned": 20}
-    assert "longer contexts than its 20 are that one" in done.stdout
+    assert result["limits"] == {run.name: None, "lstm": None, "learned": 16}
+    assert "longer contexts than its 16 are that one" in done.stdout
     for group in result["effective"].values():
         short = [found["short"] for found in group.values()]
         assert short[0] == short[1] == short[2]
-        assert group["learned"]["length"] <= 20
-    assert result["perplexity"]["learned"][2] == result["perplexity"]["learned"][3]  # l(c > K) = l(K)
+        assert group["learned"]["length"] <= 16
+    assert result["perplexity"]["learned"][1] == result["perplexity"]["learned"][3]  # l(c > K) = l(K)
     rows = (tmp_path / "recl.csv").read_text().splitlines()
     assert rows[0] == "model,context,perplexity,gain_r0.1,gain_r0.5,gain_r1"
     assert len(rows) == 1 + 3 * 4
@@ -55,6 +57,35 @@ def test_recl_of_a_group(txl: Run, run: Path, runs: dict[str, Path], tmp_path: P
     assert again.stdout.count("of them done") == 3
     second = json.loads((tmp_path / "recl.json").read_text())
     assert {**second, "seconds": 0} == {**result, "seconds": 0}
+
+
+def test_recl_of_a_name_that_is_markup_and_mathematics(txl: Run, run: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "_[b] $a$b$\\frac$ {x} %s"
+    shutil.copytree(run, odd)
+    done = txl("recl", odd, *RECL)
+    assert done.returncode == 0, done.stderr
+    assert "[b] $a$b$" in done.stdout
+    assert (odd / "recl" / "figure-3.png").stat().st_size > 1000
+    assert txl("eval", odd).returncode == 0
+
+
+def test_recl_measures_what_was_loaded(txl: Run, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that is replaced meanwhile, by a run that goes on, is measured anew."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    load = recl.load
+
+    def replaced(path: Path, device: object) -> object:
+        loaded = load(path, device)
+        checkpoints.save(copy / "best.safetensors", loaded.model, loaded.vocabulary, {"step": 99}, {})
+        return loaded
+
+    with monkeypatch.context() as patched:
+        patched.setattr(recl, "load", replaced)
+        assert txl("recl", copy, *RECL).returncode == 0
+    again = txl("recl", copy, *RECL)
+    assert again.returncode == 0, again.stderr
+    assert "of them done" not in again.stdout
 
 
 def test_recl_goes_on_where_it_was_interrupted(
@@ -127,15 +158,24 @@ BAD = {
     "recl {run} {other}": "its vocabulary is not that of",
     "recl {run} {run}": "a model is given twice",
     "recl {run} --step 200 --split test": "too few for one position after a context of 2,000",
-    "recl {learned} --step 24 --contexts 3 --split train": "contexts begin at 24 tokens, beyond the 20",
+    "recl {learned} --step 24 --contexts 3 --split train": "contexts begin at 24 tokens, beyond the 16",
     "recl {sinusoid} --step 24 --contexts 3 --split train": "contexts begin at 24 tokens, beyond the 16",
     "recl {run} --samples 0": "samples must be >= 1, got 0",
     "recl {run} --contexts 1": "contexts must be >= 2, got 1",
     "recl {run} --step 0": "step must be >= 1, got 0",
     "recl {run} --ratio 0.1,2": "--ratio must be in (0, 1], got 0.1,2",
     "recl {run} --ratio few": "--ratio takes numbers separated by commas, got 'few'",
-    "recl {run} --attn-len 0 --step 4": "attn_len must be None or >= 1, got 0",
-    "recl {run} --clamp-len 0 --step 4": "clamp_len must be None or >= 1, got 0",
+    "recl {run} --attn-len 0 --step 4": "--attn-len must be >= 1, got 0",
+    "recl {run} --clamp-len 0 --step 4": "--clamp-len must be >= 1, got 0",
+    "recl {lstm} --clamp-len 3": "--clamp-len is for models of encoding 'relative', and there is none in the group",
+    "recl {lstm} --attn-len 3": "--attn-len is for Transformers, and there is none in the group",
+    "recl {run} {run}/best.safetensors": "a model is given twice",
+    "recl {run} --step 4 --out {text}": "--out must name a folder that can be written",
+    "attention {run} --window 16 --targets 8 --out {text}": "--out must name a folder that can be written",
+    "attention {run} --split nonsense --data {text}": "split must be one of train, valid, test, got 'nonsense'",
+    "generate {lstm} --attn-len 5": "attn_len is for Transformers",
+    "generate {lstm} --empty": "zeros is for Transformers",
+    "train --run new --init {run} --recipe laptop-lstm --data {text}": "is of another kind of network than",
     "recl {run} --split most": "split must be one of",
     "recl nowhere": "nowhere: no such checkpoint",
     "recl {begun}": "no such checkpoint",

@@ -210,7 +210,7 @@ def test_mistakes(name: str) -> None:
 
 
 def test_an_lstm_has_no_zeros_and_no_distances() -> None:
-    with pytest.raises(TxlError, match="zeros are for a Transformer"):
+    with pytest.raises(TxlError, match="zeros is for Transformers"):
         recurrent("lstm").generate("ab", 3, zeros=True)
     with pytest.raises(TxlError, match="clamp_len is for Transformers"):
         recurrent("lstm").generate("ab", 3, clamp_len=3)

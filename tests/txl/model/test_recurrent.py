@@ -1,5 +1,6 @@
 """LSTM and QRNN: by definition, against torch's own, and as `txl train` uses them."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -7,12 +8,14 @@ from training_helpers import assert_same_run
 
 from txl import recipes
 from txl.errors import TxlError
+from txl.evaluation.evaluate import evaluate
 from txl.model.linear_recurrence import by_doubling, by_steps, linear_recurrence
 from txl.model.networks import config_from_json, make_network
 from txl.model.recurrent import QRNNLayer, RecurrentNetwork
 from txl.model.recurrent_config import RecurrentConfig
 from txl.model.transformer import count_parameters
 from txl.training.config import TrainConfig
+from txl.training.optimizer import layer_matrices
 from txl.training.trainer import Trainer
 
 
@@ -102,6 +105,51 @@ def test_training_takes_another_recipe_and_resumes(network, corpus, tmp_path):
     run("parts", 10)
     run("parts", 20, resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("network", ["lstm", "qrnn"])
+@pytest.mark.parametrize("segment", [3, 8])
+def test_evaluation_carries_the_state_of_each_stream(network, segment):
+    model = small(network)
+    text = np.random.default_rng(0).integers(0, 31, 50).astype(np.uint8)
+    score = evaluate(model, text, 5, 1, segment=segment, batch=2)
+    total = 0.0
+    for first, last in ((0, 25), (25, 50)):
+        known = np.concatenate([[5] if first == 0 else text[first - 1 : first], text[first : last - 1]])
+        with torch.no_grad():
+            hidden = model.read(torch.from_numpy(known.astype(np.int64)).unsqueeze(0)).hidden
+            wanted = torch.from_numpy(text[first:last].astype(np.int64)).unsqueeze(0)
+            total += float(model.softmax.nll(hidden, wanted).sum())
+    assert score.nats == pytest.approx(total / 50, rel=1e-9)
+
+
+@pytest.mark.parametrize("network", ["lstm", "qrnn"])
+def test_what_is_read_is_as_asked(network):
+    model = small(network)
+    tokens = torch.randint(31, (2, 9))
+    whole = model.read(tokens)
+    part = model.read(tokens, last=2, mem_len=0)
+    assert part.memory is None
+    assert torch.equal(part.hidden, whole.hidden[:, -2:])
+    dropped = small(network, dropout=0.5, output_dropout=0.0).train()
+    states = dropped.read(tokens)
+    assert torch.equal(states.hidden, states.layers[-1])  # what leaves the last layer has its own dropout
+
+
+def test_decay_is_of_matrices_only():
+    model = small("lstm")
+    decayed = {id(p) for p in layer_matrices(model)}
+    names = [name for name, p in model.named_parameters() if id(p) in decayed]
+    assert len(names) == 6
+    assert all("weight" in name and name.startswith("blocks") for name in names)
+
+
+def test_a_qrnns_recurrence_keeps_float32_under_autocast():
+    layer = QRNNLayer(8, 8, 1)
+    x = torch.randn(1, 5, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, state = layer.advance(x, layer.begin(x))
+    assert out.dtype == state[0].dtype == torch.float32
 
 
 @pytest.mark.parametrize(("name", "millions"), [("wt103-lstm", 150.4), ("wt103-qrnn", 153.9)])

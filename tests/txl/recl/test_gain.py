@@ -61,6 +61,17 @@ def test_a_better_model_at_short_contexts_raises_the_bar_for_all():
     assert group["slow"].gains[1] == pytest.approx(1 - math.exp(0.5 - 0.6))
 
 
+def test_the_threshold_is_one_percent():
+    for gain, length in ((0.0101, 200), (0.0099, 100)):
+        steps = np.array([[1.0], [1 + math.log(1 - gain)], [1 + math.log(1 - gain)]])
+        assert effective_context({"m": steps}, CONTEXTS[:3])["m"].length == length
+
+
+def test_losses_of_any_size_have_a_perplexity():
+    found = effective_context({"m": np.array([[900.0], [800.0]])}, CONTEXTS[:2])["m"]
+    assert (found.short, found.gains[0], found.length) == ([math.inf], 1.0, 200)
+
+
 def test_a_limit_is_the_longest_context():
     losses = {"short": np.array([[3.0], [2.0], [2.0], [2.0]]), "long": np.array([[3.0], [2.5], [1.0], [0.1]])}
     found = effective_context(losses, CONTEXTS, limits={"short": 128, "long": None})

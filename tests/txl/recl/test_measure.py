@@ -13,7 +13,7 @@ from txl.errors import TxlError
 from txl.language_model import LanguageModel
 from txl.model.recurrent import RecurrentNetwork
 from txl.model.recurrent_config import RecurrentConfig
-from txl.recl import Plan, effective_context, measure
+from txl.recl import Plan, effective_context, measure, store
 from txl.recl.losses import Losses, finish
 from txl.recl.networks import NetworkLosses
 from txl.text.vocabulary import ByteVocabulary
@@ -94,9 +94,6 @@ def test_each_loss_is_that_of_its_own_window(make):
         for c, context in enumerate(plan.lengths):
             used = context if predict.limit is None else min(context, predict.limit)
             window = torch.from_numpy(TEXT[t - used : t].astype(np.int64)).unsqueeze(0)
-            if getattr(model.config, "window", None):  # a window of the model's own gives way
-                for block in model.layers:
-                    block.attention.window = used
             with torch.no_grad():
                 hidden = model.read(window, mem_len=0).hidden[:, -1:]
                 expected = float(model.softmax.nll(hidden, torch.tensor([[int(TEXT[t])]])))
@@ -106,10 +103,68 @@ def test_each_loss_is_that_of_its_own_window(make):
 def test_limits_are_those_of_absolute_positions():
     assert NetworkLosses(as_language_model(small_model())).limit is None
     learned = small_model(mem_len=0, encoding="learned", table_len=14)
-    assert NetworkLosses(as_language_model(learned)).limit == 14
+    assert NetworkLosses(as_language_model(learned)).limit == 8  # its last rows were never trained
+    short = LanguageModel(learned, VOCABULARY, 16, 20, "none")
+    assert NetworkLosses(short).limit == 14
     assert (
         NetworkLosses(as_language_model(small_model(mem_len=0, encoding="sinusoid"))).limit == 8
     )  # training's segment
+
+
+def test_a_limit_that_is_a_length_of_its_own_is_measured_once():
+    learned = small_model(mem_len=0, encoding="learned", table_len=14)
+    predict = NetworkLosses(LanguageModel(learned, VOCABULARY, 16, 12, "none"))
+    plan = Plan(len(TEXT), 40, 6, 4)
+    done = finish(measure(predict, TEXT, plan, limit=predict.limit))
+    assert predict.limit == 12
+    assert np.isfinite(done.values).all()
+    assert np.array_equal(done.values[1], done.values[3])
+    assert done.tokens == plan.cost(12)
+
+
+def test_zero_states_are_no_context():
+    plan = Plan(len(TEXT), 10, 6, 3)
+    models = [as_language_model(small_model(initial_memory=kind)) for kind in ("empty", "zeros")]
+    first, second = (finish(measure(NetworkLosses(model), TEXT, plan)).values for model in models)
+    assert np.array_equal(first, second)
+
+
+def test_clamped_distances_and_windows_are_passed_on():
+    plan = Plan(len(TEXT), 10, 6, 3)
+    model = as_language_model(small_model())
+    plain = finish(measure(NetworkLosses(model), TEXT, plan)).values
+    clamped = finish(measure(NetworkLosses(model, clamp_len=3), TEXT, plan)).values
+    own = finish(measure(NetworkLosses(as_language_model(small_model(clamp_len=3))), TEXT, plan)).values
+    assert np.array_equal(clamped, own)
+    assert not np.isclose(clamped, plain).any()
+    windowed = finish(measure(NetworkLosses(as_language_model(small_model(window=4))), TEXT, plan)).values
+    asked = finish(measure(NetworkLosses(model, attn_len=4), TEXT, plan)).values
+    np.testing.assert_allclose(windowed, asked, rtol=1e-12)
+
+
+def test_nothing_that_was_measured_otherwise_is_taken(tmp_path):
+    plan, path = Plan(len(TEXT), 10, 6, 3), tmp_path / "kept.npz"
+    measured = finish(measure(Words(9), TEXT, plan))
+
+    def mark(checkpoint="a", text=TEXT, plan=plan, **settings):
+        return store.fingerprint(checkpoint, text, plan, **({"clamp_len": None} | settings))
+
+    store.save(path, measured, mark())
+    kept = store.load(path, mark(), (3, 10))
+    assert np.array_equal(kept.values, measured.values)
+    assert kept[1:] == measured[1:]
+    other = TEXT.copy()
+    other[0] ^= 1
+    marks = [mark("b"), mark(text=other), mark(plan=Plan(len(TEXT), 10, 5, 3)), mark(clamp_len=3)]
+    assert len({mark(), *marks}) == 5
+    for each in marks:
+        assert store.load(path, each, (3, 10)) is None
+    assert store.load(path, mark(), (3, 11)) is None
+    content = path.read_bytes()
+    for n in range(0, len(content), 7):  # of a damaged file nothing is taken, and nothing is raised
+        path.write_bytes(content[:n] + bytes([content[n] ^ 0xFF]) + content[n + 1 :])
+        found = store.load(path, mark(), (3, 10))
+        assert found is None or found.values.shape == (3, 10)
 
 
 def test_what_is_before_a_context_does_not_matter():

@@ -1,7 +1,9 @@
 """The page of a run: of what is there, whatever is missing or damaged; shown without a network."""
 
+import dataclasses
 import io
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -16,15 +18,22 @@ from txl.pictures import new_figure
 from txl.report import kept
 from txl.report.kept import Evaluation
 from txl.report.page import write_report
-from txl.text.corpus import Corpus
+from txl.text.corpus import Corpus, PrepareOptions, prepare
+from txl.training.checkpoint import load
 
 SPEED = Speedup(800, 0.5, 0.001)
 SAMPLE = {"context": "before <b>&</b>", "generation": "made\nof two lines", "reference": "after"}
 
 
-def scores() -> list[Evaluation]:
-    cached = [Evaluation(Score(n, 100, 1.5 - n / 100, 2.0), "test", "cached") for n in (8, 16, 40)]
-    return [Evaluation(Score(16, 100, 1.9, 1.0), "test", "sliding", "no memory, a window of 16", False), *cached]
+def scores(checkpoint: str = "") -> list[Evaluation]:
+    def each(n: int, nats: float, method: str = "cached", **others: object) -> Evaluation:
+        return Evaluation(Score(n, 100, nats, 2.0), "test", method, checkpoint=checkpoint, **others)  # type: ignore[arg-type]
+
+    levels = [
+        each(16, 1.9, "sliding", what="no memory, a window of 16", memory=False),
+        each(8, 2.0, "sliding", memory=False),
+    ]
+    return [*levels, *(each(n, 1.5 - n / 100) for n in (8, 16, 40))]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +63,10 @@ def test_a_run_of_which_nothing_is_measured(folder: Path) -> None:
 
 
 def test_everything_that_is_measured_is_shown(folder: Path) -> None:
-    kept.keep_evaluations(folder, scores())
+    digest = load(folder).digest
+    kept.keep_evaluations(folder, [*scores(digest), *scores("of an earlier checkpoint")])
+    other = Evaluation(Score(8, 100, 9.0, 2.0), "valid", "cached", checkpoint=digest)
+    kept.keep_evaluations(folder, [other, *scores(digest)])  # of another split: listed, not drawn
     kept.keep_speed(folder, [SPEED])
     kept.keep_samples(folder, [SAMPLE])
     effective = {"length": 300, "reached_end": True, "short": [2.0], "long": [1.0], "gains": [0.5]}
@@ -66,9 +78,14 @@ def test_everything_that_is_measured_is_shown(folder: Path) -> None:
     (folder / "attention" / "figure-5.png").write_bytes(_png())
     (folder / "attention" / "attention.html").write_text("page")
     path = write_report(folder)
+    page = path.read_text(encoding="utf-8")
+    assert page.count("<td>cached</td>") == 4
+    assert "sliding, length 8" in page
     with opened(path, width=500, dark=True) as shown:
         text = shown.locator("body").inner_text()
         for words in (
+            "5 of an earlier checkpoint left out",
+            "Of an earlier checkpoint.",
             "500x",
             "at least 300",
             "8.250",
@@ -83,6 +100,19 @@ def test_everything_that_is_measured_is_shown(folder: Path) -> None:
         assert shown.evaluate("document.documentElement.scrollWidth") <= 500  # nothing runs off a phone
 
 
+DAMAGED = [
+    "", "{", "[1, {}]", "{}", "\x00\xff", '{"a": 1}', '[{"score": 3}]', '[{"score": {"attn_len": 1}}]',
+    '{"contexts": [], "perplexity": {}, "effective": {}, "positions": 1}',
+    '{"contexts": [1, 2], "perplexity": {"a": [1, 2]}, "effective": {"1": {}}, "positions": 1}',
+    '{"contexts": [1, 2], "perplexity": {"a": [1, Infinity]}, "effective": {}, "positions": 1}',
+    '[{"score": {"attn_len": 8, "tokens": 9, "nats": "x", "seconds": 1}, "split": "test", "method": "cached"}]',
+    '[{"score": {"attn_len": 8, "tokens": 9, "nats": NaN, "seconds": 1}, "split": "test", "method": "cached"}]',
+    '[{"score": {"attn_len": 8, "tokens": 9, "nats": 1.0, "seconds": 0}, "split": "test", "method": "cached"}]',
+    '[{"attn_len": 8, "vanilla_s": 1.0, "cached_s": 0}, {"attn_len": 8, "vanilla_s": 1.0, "cached_s": "x"}]',
+    '{"step": 1, "bpc": 1e308, "valid_bpc": 1e308, "lr": -1e308}\n{"step": 2, "bpc": -1e308}',
+]  # fmt: skip
+
+
 def _png() -> bytes:
     content = io.BytesIO()
     new_figure(1, 1).savefig(content, format="png")
@@ -90,9 +120,7 @@ def _png() -> bytes:
 
 
 @pytest.mark.parametrize("name", [kept.EVALUATIONS, kept.SPEED, kept.SAMPLES, "recl/recl.json", "log.jsonl"])
-@pytest.mark.parametrize(
-    "content", ["", "{", "[1, {}]", "{}", '[{"score": 3}]', '[{"score": {"attn_len": 1}}]', "\x00\xff"]
-)
+@pytest.mark.parametrize("content", DAMAGED)
 def test_what_is_damaged_is_left_out(folder: Path, tmp_path: Path, name: str, content: str) -> None:
     copy = tmp_path / "run"
     shutil.copytree(folder, copy)
@@ -105,8 +133,37 @@ def test_a_later_evaluation_takes_the_place_of_an_earlier_one(tmp_path: Path) ->
     kept.keep_evaluations(tmp_path, scores())
     again = Evaluation(Score(8, 100, 1.0, 2.0), "test", "cached")
     kept.keep_evaluations(tmp_path, [again])
-    assert sorted(e.score.attn_len for e in kept.evaluations(tmp_path)) == [8, 16, 16, 40]
-    assert again in kept.evaluations(tmp_path)
+    found = kept.evaluations(tmp_path)
+    assert sorted(e.score.attn_len for e in found) == [8, 8, 16, 16, 40]
+    assert found[-1] == again
+    others = [
+        dataclasses.replace(again, split="valid"),
+        dataclasses.replace(again, batch=1),
+        dataclasses.replace(again, checkpoint="b"),
+        dataclasses.replace(again, score=dataclasses.replace(again.score, tokens=9)),
+    ]
+    nothing = dataclasses.replace(again, score=dataclasses.replace(again.score, nats=math.nan))
+    kept.keep_evaluations(tmp_path, [*others, nothing])
+    assert len(kept.evaluations(tmp_path)) == 9
+
+
+def test_the_best_validation_is_the_least(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+    lines = [{"step": n, "valid_bpc": bpc} for n, bpc in ((2, 3.0), (4, 1.25), (6, 2.0))]
+    (copy / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "1.2500 bpc, at update 4" in write_report(copy).read_text(encoding="utf-8")
+
+
+def test_words_are_words_without_their_corpus(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the line of a text with words\n" * 200)
+    corpus = prepare(tmp_path / "text.txt", tmp_path / "corpus", PrepareOptions("words"))
+    trained = trainer(tmp_path / "run [b] $x$ {y}", corpus, steps=2)
+    trained.run()
+    shutil.rmtree(corpus.folder)
+    page = write_report(trained.folder).read_text(encoding="utf-8")
+    assert "bits per character" not in page
+    assert "[b] $x$ {y}" in page
 
 
 def test_no_page_of_what_is_no_run(tmp_path: Path, corpus: Corpus) -> None:
