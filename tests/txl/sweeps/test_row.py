@@ -108,6 +108,19 @@ def test_a_row_killed_before_its_first_checkpoint(
     assert_same_row(tmp_path / "r", whole)
 
 
+def test_a_row_is_scored_as_its_plan_says(run_sweep: RunSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate, asked = rows.evaluate, []
+
+    def watched(model: Any, tokens: Any, start: int, attn_len: int, **how: Any) -> Score:
+        asked.append({name: how[name] for name in ("clamp_len", "limit", "method", "batch")})
+        return evaluate(model, tokens, start, attn_len, **how)
+
+    monkeypatch.setattr(rows, "evaluate", watched)
+    run_sweep(tmp_path / "r", "151m")
+    assert asked[0] == {"clamp_len": 50, "limit": 128, "method": "cached", "batch": 8}
+    assert all(each == asked[0] for each in asked)
+
+
 def test_scores_are_kept_as_soon_as_they_are_measured(
     run_sweep: RunSweep, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
