@@ -192,6 +192,5 @@ def demo_command(
     minutes: Annotated[float, typer.Option(help="Time for training; the rest takes about one more.")] = 4.0,
     device: options.Device = "auto",
 ) -> None:
-    """In about five minutes: train a small model, see what memory is worth, its speed, a sample, a
-    page of it all."""
+    """In about five minutes: train a small model, see what memory is worth, a sample, a page."""
     run(folder, source, minutes, device)
