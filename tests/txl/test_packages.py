@@ -10,7 +10,7 @@ import pytest
 from txl.__main__ import NEEDED
 
 ROOT = Path(__file__).parent.parent.parent
-OPTIONAL = ("matplotlib", "numpy", "rich", "safetensors", "tensorboard", "triton", "typer")
+OPTIONAL = ("jinja2", "matplotlib", "numpy", "rich", "safetensors", "tensorboard", "triton", "typer")
 
 
 HIDE = """
@@ -71,7 +71,7 @@ def test_dependencies_are_those_that_are_needed() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     block = re.search(r"^dependencies = \[\n(.*?)^\]", pyproject, re.DOTALL | re.MULTILINE)
     assert block is not None
-    assert sorted(re.findall(r'^  "([a-z]+)', block[1], re.MULTILINE)) == sorted(("torch", *NEEDED))
+    assert sorted(re.findall(r'^  "([a-z0-9]+)', block[1], re.MULTILINE)) == sorted(("torch", *NEEDED))
     assert "triton>=3.6; platform_system == 'Linux'" in pyproject
 
 
