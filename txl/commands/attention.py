@@ -1,5 +1,6 @@
 """`txl attention`: what a model's heads attend to, as the paper's figures and as a page."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +12,12 @@ from txl.attention.moment import Moment
 from txl.attention.page import write_page
 from txl.attention.reading import check_attention, read_terms
 from txl.commands.console import EvaluationProgress
-from txl.commands.evaluate import split_of
-from txl.commands.options import Checkpoint, Device, console, in_panel, pick_device, say
+from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, pick_device, say
+from txl.commands.splits import split_of
 from txl.errors import TxlError
 from txl.language_model import load
 from txl.model.transformer import TransformerXL
-from txl.paths import make_folder
+from txl.paths import make_folder, replace_text
 from txl.pictures import missing
 
 _TEXT, _PICTURES = "Text", "Pictures"
@@ -105,19 +106,18 @@ def attention_command(
         f"to {first + targets - 1:,} {text}",
     }  # fmt: skip
     write_page(folder / "attention.html", moment, tokens, language_model.vocabulary, about)
+    settings = {"checkpoint": language_model.digest, "window": window, "clamp_len": clamp_len, "tokens": len(tokens)}
+    replace_text(folder / "attention.json", json.dumps(settings, indent=2) + "\n")
     say(
         f"{averages.queries:,} tokens with windows of {window:,}; heads {', '.join(str(h + 1) for h in chosen)} in figure 6"
     )
-    say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, attention.html")
+    say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, attention.html, attention.json")
 
 
 def _heads(text: str, model: TransformerXL) -> list[int]:
     """From 0, of numbers from 1."""
     count = model.config.n_layer * model.config.n_head
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise TxlError(f"--heads takes whole numbers separated by commas, got {text!r}") from None
-    if any(not 1 <= n <= count for n in numbers):
+    chosen = numbers("--heads", text)
+    if any(not 1 <= n <= count for n in chosen):
         raise TxlError(f"--heads must be from 1 to {count}, got {text}")
-    return [n - 1 for n in numbers]
+    return [n - 1 for n in chosen]

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from txl.commands.console import EvaluationProgress
-from txl.commands.options import Checkpoint, Device, console, in_panel, pick_device, say
+from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, pick_device, say
+from txl.commands.splits import split_of
 from txl.errors import TxlError
 from txl.evaluation.evaluate import METHODS, default_method
 from txl.evaluation.score import Score, init_and_best
@@ -17,12 +18,7 @@ from txl.language_model import LanguageModel, load
 from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import TransformerXL
 from txl.report.kept import Evaluation, keep_evaluations
-from txl.text import compressed
-from txl.text import corpus as data
-from txl.text.readers import SPLITS
 from txl.text.streams import Counting
-from txl.text.tokens import Tokens
-from txl.training.run_folder import read_record
 
 _TEXT, _READING = "What is scored", "How it is read"
 
@@ -129,28 +125,10 @@ def _counting(name: str) -> Counting:
 
 
 def _attention_lengths(text: str) -> list[int]:
-    try:
-        lengths = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise TxlError(f"--attn-len takes whole numbers separated by commas, got {text!r}") from None
+    lengths = numbers("--attn-len", text)
     if any(n < 1 for n in lengths):
         raise TxlError(f"--attn-len must be >= 1 (a token sees at least itself), got {text}")
     return lengths
-
-
-def split_of(saved: LanguageModel, source: Path | None, split: str) -> tuple[Tokens, int | None]:
-    """The tokens to score, and the words of the text they are."""
-    if split not in SPLITS:
-        raise TxlError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    source = source or read_record(saved.path.parent).corpus
-    if source.exists() and not source.is_dir():  # a pipe, too
-        text = compressed.read(source).data
-        return saved.vocabulary.encode(text), saved.vocabulary.count_words(text)
-    corpus = data.load(source)
-    if corpus.vocabulary != saved.vocabulary:
-        raise TxlError(f"{source}: its vocabulary is not the one {saved.path} was trained with")
-    corpus.verify(split)
-    return corpus.split(split), corpus.words.get(split)
 
 
 def _print(scores: list[Score], saved: LanguageModel, how: str) -> None:

@@ -35,6 +35,14 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def numbers(option: str, text: str) -> list[int]:
+    """Whole numbers separated by commas; TxlError that names the option."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise TxlError(f"{option} takes whole numbers separated by commas, got {text!r}") from None
+
+
 def say(text: object) -> None:
     """A line as it is, file names and all."""
     console.print(str(text), markup=False, highlight=False, soft_wrap=True)

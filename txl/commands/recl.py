@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from txl.commands.console import EvaluationProgress
-from txl.commands.evaluate import split_of
 from txl.commands.options import Device, console, in_panel, pick_device, say
+from txl.commands.splits import split_of
 from txl.errors import TxlError
 from txl.language_model import LanguageModel, load
 from txl.model.transformer import TransformerXL

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from txl.commands.presets import Settings
+from txl.commands.splits import corpus_of
 from txl.errors import TxlError
 from txl.language_model import LanguageModel
-from txl.text import corpus as data
 from txl.text.detokenise import detokenise
 from txl.text.tokens import Tokens
 from txl.training.run_folder import read_record
@@ -68,9 +68,7 @@ def find_split(saved: LanguageModel, source: Path | None, name: str) -> Split:
             ) from error
         if not source.is_dir():
             raise TxlError(f"--data must name a prepared corpus: the run's own, {source}, is not there")
-    corpus = data.load(source)
-    if corpus.vocabulary != saved.vocabulary:
-        raise TxlError(f"{source}: its vocabulary is not the one {saved.path} was trained with")
+    corpus = corpus_of(saved, source)
     tokens = corpus.split(name)
     corpus.verify(name)
     return Split(source, name, tokens)

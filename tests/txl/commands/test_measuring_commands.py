@@ -140,6 +140,19 @@ def test_report_of_what_eval_kept(txl: Run, run: Path, tmp_path: Path) -> None:
     assert "What memory is worth" in page
 
 
+def test_report_says_what_is_of_an_earlier_checkpoint(txl: Run, run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("recl", "attention", "evaluations.json"))
+    for command in (("recl", copy, *RECL), ("attention", copy, *ATTENTION), ("eval", copy), ("report", copy)):
+        assert txl(*command).returncode == 0
+    assert "earlier checkpoint" not in (copy / "report.html").read_text(encoding="utf-8")
+    saved = checkpoints.load(copy)
+    network, _ = checkpoints.restore(copy)
+    checkpoints.save(copy / "best.safetensors", network, saved.vocabulary, saved.state | {"step": 99}, {})
+    assert txl("report", copy).returncode == 0
+    assert (copy / "report.html").read_text(encoding="utf-8").count("earlier checkpoint") == 3
+
+
 def test_eval_of_an_lstm(txl: Run, runs: dict[str, Path]) -> None:
     done = txl("eval", runs["lstm"], "--split", "valid")
     assert done.returncode == 0, done.stderr
