@@ -10,7 +10,7 @@ from txl.model.linear_recurrence import linear_recurrence
 from txl.model.memory import HiddenMemory
 from txl.model.recurrent_config import RecurrentConfig
 from txl.model.softmax import AdaptiveSoftmax
-from txl.model.trunk import States
+from txl.model.trunk import States, check_tokens
 
 Layer = tuple[Tensor, HiddenMemory]
 
@@ -119,8 +119,7 @@ class RecurrentNetwork(nn.Module):
             ValueError: tokens is not [B, L] with L >= 1; ext_len is not 0; or memory is of another
                 batch.
         """
-        if tokens.dim() != 2 or tokens.size(1) == 0:
-            raise ValueError(f"tokens must be [B, L] with L >= 1, got shape {list(tokens.shape)}")
+        check_tokens(tokens)
         if ext_len:
             raise ValueError(f"ext_len must be 0 for a {self.config.network}, got {ext_len}")
         if memory is not None and memory[0].size(0) != tokens.size(0):

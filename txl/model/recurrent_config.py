@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from txl.errors import TxlError
 from txl.model.network_config import NetworkConfig
@@ -18,8 +18,10 @@ class RecurrentConfig(NetworkConfig):
     Attributes:
         network: "lstm", or "qrnn" (Bradbury et al. 2017).
         dropout: of the embeddings and of each layer's output.
+        mem_len: none; what it remembers is its state.
     """
 
+    mem_len: ClassVar[int] = 0
     network: Kind
     n_layer: int = 3
     d_model: int = 400
@@ -29,6 +31,10 @@ class RecurrentConfig(NetworkConfig):
         super().__post_init__()
         if self.network not in KINDS:
             raise TxlError(f"network must be one of {', '.join(KINDS)}, got {self.network!r}")
+
+    def attn_len(self, tgt_len: int) -> int:
+        """As of a Transformer without memory: the tokens that gradients go through."""
+        return tgt_len
 
     @property
     def widths(self) -> list[tuple[int, int]]:

@@ -31,6 +31,12 @@ class States(NamedTuple):
     layers: list[Tensor]
 
 
+def check_tokens(tokens: Tensor) -> None:
+    """Raises ValueError unless they are [B, L] with L >= 1."""
+    if tokens.dim() != 2 or tokens.size(1) == 0:
+        raise ValueError(f"tokens must be [B, L] with L >= 1, got shape {list(tokens.shape)}")
+
+
 class Trunk(nn.Module):
     """Tokens to hidden states; state is explicit: memory goes in, memory comes out.
 
@@ -124,8 +130,7 @@ class Trunk(nn.Module):
         Raises:
             ValueError: tokens is not [B, L] with L >= 1, or memory is of another batch or model.
         """
-        if tokens.dim() != 2 or tokens.size(1) == 0:
-            raise ValueError(f"tokens must be [B, L] with L >= 1, got shape {list(tokens.shape)}")
+        check_tokens(tokens)
         return self.read_embedded(self.embed(tokens), memory, mem_len=mem_len, ext_len=ext_len, last=last)
 
     def read_embedded(

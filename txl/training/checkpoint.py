@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.model.config import ModelConfig
 from txl.model.networks import Config, Network, config_from_json, make_network
 from txl.paths import AnyPath
 from txl.text.vocabulary import Vocabulary, from_file
@@ -43,14 +42,12 @@ class Checkpoint:
     @property
     def attn_len(self) -> int:
         """The longest attention of training; what evaluation takes when not told otherwise."""
-        own = self.config.attn_len(1) if isinstance(self.config, ModelConfig) else 1
-        return int(self.state.get("attn_len", own))
+        return int(self.state.get("attn_len", self.config.attn_len(1)))
 
     @property
     def segment(self) -> int:
         """Tokens of a segment of training."""
-        mem_len = self.config.mem_len if isinstance(self.config, ModelConfig) else 0
-        return int(self.state.get("segment", max(self.attn_len - mem_len, 1)))
+        return int(self.state.get("segment", max(self.attn_len - self.config.mem_len, 1)))
 
     def part(self, prefix: str) -> dict[str, Tensor]:
         """The tensors named `prefix.*`, without the prefix."""

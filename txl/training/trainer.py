@@ -11,7 +11,6 @@ import torch
 from txl.errors import TxlError
 from txl.evaluation.evaluate import default_method, evaluate
 from txl.evaluation.score import Score, perplexity
-from txl.model.config import ModelConfig
 from txl.model.memory import HiddenMemory
 from txl.model.networks import Config, make_network
 from txl.model.recurrent_config import RecurrentConfig
@@ -105,9 +104,7 @@ class Trainer:
                 if config.compile:
                     block.compile(dynamic=True)
         self.step = 0
-        self.attn_len = self.segment
-        if isinstance(model_config, ModelConfig):
-            self.attn_len = model_config.attn_len(self.segment)
+        self.attn_len = model_config.attn_len(self.segment)
         self.best_loss = math.inf
         self.memories: list[HiddenMemory | None] = [None] * config.batch_chunk
         self.stop_requested = self.validation_due = False
@@ -224,8 +221,7 @@ class Trainer:
         method = default_method(model)
         # By segments as in training; a window slides by half of itself.
         segment = {"cached": 128, "segments": self.config.scored, "sliding": max(self.segment // 2, 1)}[method]
-        mem_len = model.config.mem_len if isinstance(model.config, ModelConfig) else 0
-        attn_len = self.attn_len if method == "cached" else mem_len + self.segment
+        attn_len = self.attn_len if method == "cached" else model.config.mem_len + self.segment
         return evaluate(
             model, self.corpus.valid, self.corpus.vocabulary.start, attn_len, method=method, segment=segment,
             limit=self.config.eval_tokens,
