@@ -111,17 +111,28 @@ def test_driver_agrees_with_the_reference(build: tuple[list[str], list[str]], ca
 
 
 def test_a_race_would_be_seen(tmp_path: Path) -> None:
-    """The sanitizer build and its options do report: two items of a loop write to one place."""
+    """The sanitizer build and its options do report: two threads of a loop write to one place."""
     need("g++")
     source = tmp_path / "race.cpp"
     source.write_text(
         '#include "cpu/parallel.h"\n'
-        "int main() { long sum = 0; txl::parallel_for(2, 100000, [&](int64_t i, int) { sum += i; }); return sum == 1; }\n"
+        "#include <atomic>\n"
+        "int main() {\n"
+        "  long sum = 0;\n"
+        "  std::atomic<int> here{0};\n"
+        "  txl::parallel_for(2, 2, [&](int64_t i, int) {\n"
+        "    here.fetch_add(1, std::memory_order_relaxed);  // orders nothing, but waits for the other thread\n"
+        "    while (here.load(std::memory_order_relaxed) < 2) {}\n"
+        "    sum += i;\n"
+        "  });\n"
+        "  return sum == 1000;\n"
+        "}\n"
     )
     program = tmp_path / "race"
     compiler = BUILDS["thread-sanitizer"][0]
     files = [str(source), str(ROOT / "csrc" / "cpu" / "parallel.cpp")]
     subprocess.run([*compiler, *FLAGS, *files, "-o", str(program)], check=True)
-    done = subprocess.run([str(program)], capture_output=True, env=os.environ | {"TSAN_OPTIONS": "halt_on_error=1"})
+    environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
+    done = subprocess.run([str(program)], capture_output=True, env=environment, timeout=60)
     assert done.returncode != 0
     assert b"data race" in done.stderr
