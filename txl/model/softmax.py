@@ -75,11 +75,13 @@ class AdaptiveSoftmax(nn.Module):
             [B, L] in order of the targets, float32 (float64 of float64 states); 0 where ignored.
 
         Raises:
-            ValueError: targets is of another shape; on a CPU also: a target is out of range.
+            ValueError: targets is of another shape; on a CPU also: a target is out of range
+                (IndexError by torch where compiled).
         """
         if targets.shape != hidden.shape[:-1]:
             raise ValueError(f"targets must be {list(hidden.shape[:-1])}, like hidden, got {list(targets.shape)}")
-        if targets.device.type == "cpu" and targets.numel():
+        # Reading values would break a compiled graph, where torch's cross_entropy refuses them.
+        if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
             low, high = int(targets.min()), int(targets.max())
             if high >= self.bins.vocab_size or (low < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
                 raise ValueError(

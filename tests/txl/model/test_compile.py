@@ -1,0 +1,168 @@
+"""torch.compile around the model: no breaks, our operators in the graphs, few graphs, the same
+values."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from model_helpers import small_config
+from torch import Tensor
+from torch._dynamo import config as dynamo
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
+from torch._functorch.aot_autograd import make_boxed_func
+
+from txl import TransformerXL
+from txl.evaluation.window import sliding_losses
+from txl.training.losses import segment_loss
+
+OPERATOR, BACKWARD = "txl_kernels.rel_attention.default", "txl_kernels.rel_attention_backward.default"
+BINS: dict[str, Any] = {"cutoffs": (10, 20)}
+MODELS: list[dict[str, Any]] = [
+    {"n_layer": 2},
+    {"n_layer": 2, "untie_r": True, "pre_norm": True, "final_norm": True},
+    {"window": 9, "clamp_len": 4, "second_target": True},
+    {"encoding": "shaw", "table_len": 5},
+    {"encoding": "shaw-released", "table_len": 5},
+    {"encoding": "sinusoid"},
+    {"encoding": "learned", "table_len": 6},
+    BINS,
+    BINS | {"div_val": 2},
+]
+# Dynamo asks every tensor for its gradient, and means to ignore what torch says to that.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+
+
+class Graphs:
+    """A backend that runs what it is given and keeps a count of the operators of each graph,
+    forward and backward."""
+
+    def __init__(self) -> None:
+        self.operators: list[Counter[str]] = []
+        self.backend = aot_autograd(fw_compiler=self._keep, bw_compiler=self._keep)
+
+    def _keep(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        self.operators.append(Counter(str(node.target) for node in graph.graph.nodes if node.op == "call_function"))
+        return make_boxed_func(graph.forward)
+
+
+@pytest.fixture
+def graphs() -> Iterator[Graphs]:
+    """Of what a test compiles; more than torch keeps of one function raise."""
+    torch.compiler.reset()
+    counters.clear()
+    with dynamo.patch(fail_on_recompile_limit_hit=True):
+        yield Graphs()
+    torch.compiler.reset()
+
+
+def model(**options: Any) -> TransformerXL:
+    torch.manual_seed(0)
+    made = TransformerXL(small_config(**({"n_layer": 1} | options))).train()
+    for p in made.parameters():
+        torch.nn.init.normal_(p, 0.0, 0.3)
+    return made
+
+
+def segments(lengths: list[int]) -> list[Tensor]:
+    """Tokens and targets of a text that is read in segments, [2, 2, L] each."""
+    return [torch.randint(31, (2, 2, length)) for length in lengths]
+
+
+def step(network: TransformerXL, tokens: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
+    """What training does with a segment: reading, softmax, loss."""
+    loss = segment_loss(network, tokens, targets, memory)
+    return loss.total, loss.memory
+
+
+def trained(
+    network: TransformerXL, parts: list[Tensor], run: Callable[..., Any] = step, memory: Any = None
+) -> list[Tensor]:
+    """Losses of the segments, and the gradients of their sum."""
+    losses = []
+    for tokens, targets in parts:
+        loss, memory = run(network, tokens, targets, memory)
+        losses.append(loss)
+    network.zero_grad()
+    torch.stack(losses).sum().backward()
+    return [*losses, *(p.grad for p in network.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("options", MODELS, ids=str)
+def test_a_segment_is_one_graph(options: dict[str, Any], graphs: Graphs) -> None:
+    """Reading after a memory, softmax and loss, which bins have whatever rows they get."""
+    network, (before, part) = model(**options), segments([6, 6])
+    _, memory = step(network, *before, None)
+    want = trained(network, [part], step, memory)
+    whole = torch.compile(step, fullgraph=True, dynamic=True, backend=graphs.backend)
+    for a, b in zip(trained(network, [part], whole, memory), want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+    layers = 0 if network.config.absolute else network.config.n_layer
+    forward, backward = graphs.operators
+    assert (forward[OPERATOR], backward[BACKWARD]) == (layers, layers)
+
+
+def test_what_breaks_where_breaks_are_allowed(graphs: Graphs) -> None:
+    """Only the rows of a bin, whose number depends on values (and what torch makes of a loop that
+    broke there), never our operators: `capture_dynamic_output_shape_ops`, which fullgraph=True
+    implies, takes them into the graph."""
+    network = model(**BINS, div_val=2)
+    trained(network, segments([6]), torch.compile(step, dynamic=True, backend=graphs.backend))
+    first, *others = counters["graph_break"]
+    assert "aten.nonzero" in first
+    assert all("builtin str" in reason for reason in others)
+
+
+@pytest.mark.parametrize("change", ["none", "untied", "recomputed", "autocast"])
+def test_layers_share_three_graphs_however_many_they_are(change: str, graphs: Graphs) -> None:
+    """As `txl train --compile` compiles them: without memory, with one as long as the segment, with
+    any other. Two epochs, whose memory grows and whose last segment is shorter."""
+    network, parts = model(n_layer=6, mem_len=30, untie_r=change == "untied"), segments([6] * 7 + [4])
+    seen = []
+    for block in network.layers:
+        block.recompute = change == "recomputed"
+        block.compile(dynamic=True, fullgraph=True, backend=graphs.backend)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
+            trained(network, parts)
+        seen.append(counters["stats"]["unique_graphs"])
+    assert seen == [3, 3]
+    assert not counters["graph_break"]
+    assert sum(OPERATOR in found for found in graphs.operators) == (6 if change == "recomputed" else 3)
+    assert sum(BACKWARD in found for found in graphs.operators) == 3
+
+
+@pytest.mark.slow
+def test_a_run_read_whole_takes_four_graphs(graphs: Graphs) -> None:
+    """A memory that grows and one that is full are two more than none and one as long as the
+    segment."""
+    network, parts = model(mem_len=30), segments([6] * 7 + [4])
+    whole = torch.compile(step, fullgraph=True, dynamic=True, backend=graphs.backend)
+    seen = []
+    for _ in range(2):
+        trained(network, parts, whole)
+        seen.append(counters["stats"]["unique_graphs"])
+    assert seen == [4, 4]
+
+
+def test_evaluation_between_updates_stays_below_the_limit(graphs: Graphs) -> None:
+    """Windows of a model without recurrence grow at the start of the split."""
+    network, parts = model(encoding="sinusoid", mem_len=0), segments([16, 16])
+    for block in network.layers:
+        block.compile(dynamic=True, fullgraph=True, backend=graphs.backend)
+    for _ in range(2):
+        trained(network.train(), parts)
+        for _ in sliding_losses(network, torch.randint(31, (90,)).numpy(), 0, 16, 3, 4):
+            pass
+    assert counters["stats"]["unique_graphs"] <= 6
+
+
+def test_targets_out_of_range_raise_compiled(graphs: Graphs) -> None:
+    """The graph does not look at them; torch's own loss does, when it runs."""
+    network, tokens = model(), torch.zeros(1, 4, dtype=torch.long)
+    whole = torch.compile(step, fullgraph=True, dynamic=True, backend=graphs.backend)
+    with pytest.raises(IndexError, match="31 is out of bounds"):
+        whole(network, tokens, torch.full((1, 4), 31), None)
