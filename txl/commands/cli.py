@@ -21,6 +21,7 @@ from txl.commands.exporting import export_command
 from txl.commands.generate import generate_command
 from txl.commands.importing import import_command
 from txl.commands.prepare import prepare
+from txl.commands.processes import one_line
 from txl.commands.recipes import recipes_command
 from txl.commands.recl import recl_command
 from txl.commands.report import report_command
@@ -117,5 +118,5 @@ def main() -> None:
 
 def _refuse(why: str) -> NoReturn:
     """One line, whatever file names hold, and exit code 1."""
-    tell("error: " + why.replace("\n", "\\n").replace("\r", "\\r"))
+    tell(one_line(why))
     sys.exit(1)

@@ -19,7 +19,6 @@ from txl.commands.console import MeasuringProgress
 from txl.commands.header import header
 from txl.commands.options import console
 from txl.commands.prompt import prompt_of
-from txl.commands.train import timed
 from txl.commands.training import draw_loss, restated, run_training
 from txl.errors import TxlError
 from txl.evaluation.engine import Engine
@@ -36,6 +35,7 @@ from txl.report.page import write_report
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
 from txl.training.run_folder import refuse_used_folder
+from txl.training.timing import timed
 from txl.training.trainer import Trainer
 
 EVAL_TOKENS = 32768

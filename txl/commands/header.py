@@ -7,7 +7,7 @@ from txl.model.networks import Config
 from txl.model.recurrent import RecurrentNetwork
 from txl.model.recurrent_config import RecurrentConfig
 from txl.model.transformer import count_parameters
-from txl.training.trainer import Trainer, autocast_dtype
+from txl.training.trainer import Trainer
 from txl_kernels.backends import choose_unasked
 
 
@@ -16,7 +16,7 @@ def header(trainer: Trainer) -> str:
     config, training = trainer.model.config, trainer.config
     size = f"{config.n_layer} layers x {config.d_model}, {count_parameters(trainer.model) / 1e6:.2f}M parameters"
     tokens = training.batch * training.scored * training.accumulate
-    dtype = autocast_dtype(training.precision, trainer.device)
+    dtype = trainer.updater.dtype
     taken = "torch"
     if not isinstance(trainer.model, RecurrentNetwork):
         width = getattr(trainer.model.layers[0].attention, "kernel_width", trainer.model.config.d_head)

@@ -19,24 +19,27 @@ def stop_on_ctrl_c(trainer: Trainer) -> Iterator[None]:
     """The first Ctrl-C lets the trainer finish its update and write a checkpoint.
 
     The second ends at once. Where Ctrl-C is ignored (`nohup`, a script's background job) it stays
-    so.
+    so. Of several processes any may get it, and SIGTERM, which torchrun passes on, does the same.
     """
-    if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
-        yield
-        return
+    signals = [signal.SIGINT] if trainer.world.size == 1 else [signal.SIGINT, signal.SIGTERM]
+    signals = [one for one in signals if signal.getsignal(one) not in (signal.SIG_IGN, None)]
+    previous = {one: signal.getsignal(one) for one in signals}
 
     def handler(number: int, frame: FrameType | None) -> None:
         trainer.request_stop()
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(number, previous[signal.Signals(number)])
         # Not print: what the signal interrupts may be half way through one.
-        with suppress(OSError):
-            os.write(2, ((_CLEAR_LINE if os.isatty(2) else "") + FINISHING).encode())
+        if trainer.world.first:
+            with suppress(OSError):
+                os.write(2, ((_CLEAR_LINE if os.isatty(2) else "") + FINISHING).encode())
 
-    previous = signal.signal(signal.SIGINT, handler)
+    for one in signals:
+        signal.signal(one, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for one in signals:
+            signal.signal(one, previous[one])
 
 
 def tell_saved(trainer: Trainer, options: list[str]) -> None:

@@ -1,9 +1,6 @@
 """`txl train`: a model from a recipe and options, or a run that goes on."""
 
-import dataclasses
 import math
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,17 +8,15 @@ import typer
 
 from txl import recipes
 from txl.commands.header import header
-from txl.commands.options import Device, in_panel, pick_device, say
+from txl.commands.options import Device, in_panel, say
+from txl.commands.processes import Devices, processes, start_processes
+from txl.commands.runs import Options, new_run, run_to_go_on
 from txl.commands.training import draw_loss, restated, run_training
 from txl.errors import TxlError
 from txl.model.config import ENCODINGS, ModelConfig
-from txl.model.networks import Config, config_from_json
-from txl.text import corpus as data
-from txl.text.rules import PrepareOptions
-from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
-from txl.training.run_folder import read_record, refuse_used_folder
-from txl.training.trainer import Trainer, updates_in
+from txl.training.timing import timed
+from txl.training.trainer import Trainer
 
 _MODEL, _REGULAR, _SOFTMAX = "Model", "Regularisation", "Vocabulary"
 _TRAINING, _OPTIMIZER, _KEEPING = "Training", "Optimizer", "Evaluation and checkpoints"
@@ -60,6 +55,11 @@ def train(
         ),
     ] = False,
     device: Device = "auto",
+    devices: Devices = None,
+    shard: Annotated[
+        bool,
+        typer.Option("--shard", help="Share parameters, gradients and optimizer state out over the processes (FSDP2)."),
+    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
     n_layer: Annotated[int | None, _option(_MODEL, "Layers.")] = None,
     d_model: Annotated[int | None, _option(_MODEL, "Width of the hidden states.")] = None,
@@ -113,6 +113,9 @@ def train(
     recompute: Annotated[
         bool | None, _option(_TRAINING, "Activations in backward, to save memory.", "--recompute")
     ] = None,
+    offload_memory: Annotated[
+        bool | None, _option(_TRAINING, "The memory on the host; needs --recompute.", "--offload-memory")
+    ] = None,
     seed: Annotated[
         int | None, _option(_TRAINING, "Of initialisation, dropout and shuffling.", min=0, max=2**63 - 1)
     ] = None,
@@ -135,76 +138,54 @@ def train(
 
     The schedule of the learning rate ends with the last of --steps.
     """
-    given = {name: value for name, value in locals().items() if value is not None}
-    given["compile"] = given.pop("compile_layers", None)
+    named = {name: value for name, value in locals().items() if value is not None}
+    named["compile"] = named.pop("compile_layers", None)
     if cutoffs is not None:
-        given["cutoffs"] = _cutoffs(cutoffs)
-    own_model = {k: v for k, v in given.items() if k in ModelConfig.__dataclass_fields__ and v is not None}
-    own_train = {k: v for k, v in given.items() if k in TrainConfig.__dataclass_fields__ and v is not None}
+        named["cutoffs"] = _cutoffs(cutoffs)
+    own_model = {k: v for k, v in named.items() if k in ModelConfig.__dataclass_fields__ and v is not None}
+    own_train = {k: v for k, v in named.items() if k in TrainConfig.__dataclass_fields__ and v is not None}
     if eval_tokens == 0:
         own_train["eval_tokens"] = None
+    given = Options(source, recipe, init, own_model, own_train)
     if minutes is not None and (steps is not None or resume or not 0 < minutes < math.inf):
         raise TxlError("--minutes must be > 0 and finite, and goes neither with --steps nor with --resume")
-    where = pick_device(device)
-    if resume:
-        if init is not None:
-            raise TxlError("--resume continues the run with its own parameters; leave --init out")
-        trainer = _resumed(run, source, recipe, own_model, own_train, where, tensorboard)
-    else:
-        chosen = recipes.load(recipe or recipes.DEFAULT)
-        refuse_used_folder(run)
-        begun = None if init is None else checkpoints.load(init)
-        if begun is None:
-            corpus = data.open_corpus(source, run / "corpus", chosen.prepare_options())
-            _tell_other_data(chosen, corpus)
-            model_config = config_from_json(chosen.model_with(own_model) | {"vocab_size": len(corpus.vocabulary)})
-        else:
-            if recipe is not None and chosen.network != getattr(begun.config, "network", None):
-                raise TxlError(
-                    f"--recipe {recipe} is of another kind of network than {begun.path}, whose sizes --init takes; give a "
-                    "recipe of its kind, or none"
-                )
-            rule = "words" if begun.vocabulary.unit == "words" else "auto"
-            corpus = data.open_corpus(source, run / "corpus", PrepareOptions(rule), begun.vocabulary)
-            model_config = config_from_json(begun.config.to_json() | own_model)
-        config = TrainConfig(**(chosen.train | own_train))
+    if devices is not None:
+        start_processes(devices, device)
+        return
+    with processes(device, group=shard) as (world, where):
+        with world.together():
+            asked = run_to_go_on(run, given) if resume else new_run(run, given, world)
+        config = asked.train
         if minutes is not None:
-            config = timed(minutes, corpus, model_config, config, where)
-        trainer = Trainer(run, corpus, model_config, config, device=where, tensorboard=tensorboard, init=begun)
-    if trainer.config.warmup_updates >= trainer.config.steps:
+            config = timed(minutes, asked.corpus, asked.model, config, where, world, shard)
+        trainer = Trainer(
+            run, asked.corpus, asked.model, config, resume=resume, device=where, tensorboard=tensorboard, init=asked.init,
+            world=world, shard=shard,
+        )  # fmt: skip
+        _tell_schedule(trainer, asked.steps_before)
+        say(header(trainer))
+        run_training(trainer, restated(device, tensorboard, shard, world))
+        if world.first:
+            not_drawn = draw_loss(trainer)
+            say(f"done: {trainer.last}{'' if not_drawn else ', loss.png'}")
+            if not_drawn:
+                say(f"loss.png was left out: {not_drawn}")
+
+
+def _tell_schedule(trainer: Trainer, before: int | None) -> None:
+    """Says where the learning rate will not be what one may think; before: the run's steps when it
+    was last begun."""
+    config = trainer.config
+    if before is not None and config.steps != before:
         say(
-            f"warm-up takes {trainer.config.warmup_updates:,} updates and the run has {trainer.config.steps:,}: its "
-            "learning rate never reaches --lr; --warmup sets another"
+            f"steps: {config.steps}, was {before}; from update {trainer.step + 1} on the learning rate follows the schedule "
+            f"of {config.steps} updates, so the run differs from one that had them from the start"
         )
-    say(header(trainer))
-    run_training(trainer, restated(device, tensorboard))
-    not_drawn = draw_loss(trainer)
-    say(f"done: {trainer.last}{'' if not_drawn else ', loss.png'}")
-    if not_drawn:
-        say(f"loss.png was left out: {not_drawn}")
-
-
-def _tell_other_data(recipe: recipes.Recipe, corpus: data.Corpus) -> None:
-    """Says where a prepared corpus is not what the recipe's figures are of."""
-    wanted = recipe.data.get("vocab_size")
-    if wanted is not None and (corpus.rule != recipe.data["rule"] or len(corpus.vocabulary) != wanted):
+    if config.warmup_updates >= config.steps:
         say(
-            f"recipe {recipe.name} is for {recipe.data['rule']} with {wanted:,} symbols; this corpus is {corpus.rule} with "
-            f"{len(corpus.vocabulary):,}, so its published figures do not apply"
+            f"warm-up takes {config.warmup_updates:,} updates and the run has {config.steps:,}: its learning rate never "
+            "reaches --lr; --warmup sets another"
         )
-
-
-def timed(minutes: float, corpus: data.Corpus, model: Config, config: TrainConfig, device: Any) -> TrainConfig:
-    """The configuration with as many updates as fill the time, evaluated and saved four times;
-    warm-up is a thirtieth of them at most."""
-    folder = Path(tempfile.mkdtemp(prefix="txl-trial-"))
-    try:
-        steps = updates_in(minutes, Trainer(folder, corpus, model, config, device=device))
-    finally:
-        shutil.rmtree(folder)
-    every = -(-steps // 4)
-    warmup = config.warmup if config.warmup is None else min(config.warmup, steps // 30)
-    return dataclasses.replace(config, steps=steps, warmup=warmup, eval_every=every, save_every=every)
 
 
 def _cutoffs(text: str) -> tuple[int, ...]:
@@ -212,24 +193,3 @@ def _cutoffs(text: str) -> tuple[int, ...]:
         return () if text == "none" else tuple(int(part) for part in text.split(","))
     except ValueError:
         raise TxlError(f"--cutoffs takes whole numbers separated by commas, or none, got {text!r}") from None
-
-
-def _resumed(
-    run: Path, source: Path | None, recipe: str | None, own_model: dict[str, Any], own_train: dict[str, Any], device: Any,
-    tensorboard: bool,
-) -> Trainer:  # fmt: skip
-    if recipe is not None:
-        raise TxlError("--resume continues the model of the run; leave --recipe out")
-    record = read_record(run)
-    if source is not None and source.resolve() != record.corpus.resolve():
-        raise TxlError(f"{run}: a run is resumed on its own text, {record.corpus}; leave --data out")
-    corpus = data.load(record.corpus)
-    model_config = config_from_json(record.model | own_model | {"vocab_size": len(corpus.vocabulary)})
-    config = TrainConfig.from_json(record.train | own_train)
-    trainer = Trainer(run, corpus, model_config, config, resume=True, device=device, tensorboard=tensorboard)
-    if config.steps != record.train["steps"]:
-        say(
-            f"steps: {config.steps}, was {record.train['steps']}; from update {trainer.step + 1} on the learning rate "
-            f"follows the schedule of {config.steps} updates, so the run differs from one that had them from the start"
-        )
-    return trainer

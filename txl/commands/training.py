@@ -4,6 +4,7 @@ from txl.commands import plots
 from txl.commands.console import TrainingProgress
 from txl.commands.interrupt import stop_on_ctrl_c, tell_saved
 from txl.commands.options import console
+from txl.distributed.world import World
 from txl.pictures import missing
 from txl.training.trainer import Interrupted, Trainer
 
@@ -17,8 +18,9 @@ def run_training(trainer: Trainer, kept: list[str]) -> None:
         with TrainingProgress(console, trainer) as progress, stop_on_ctrl_c(trainer):
             trainer.run(progress.report)
     except Interrupted:
-        tell_saved(trainer, kept)
-        draw_loss(trainer)
+        if trainer.world.first:
+            tell_saved(trainer, kept)
+            draw_loss(trainer)
         raise
 
 
@@ -35,6 +37,8 @@ def draw_loss(trainer: Trainer) -> str | None:
     return None
 
 
-def restated(device: str, tensorboard: bool = False) -> list[str]:
+def restated(device: str, tensorboard: bool = False, shard: bool = False, world: World = World()) -> list[str]:  # noqa: B008 - frozen
     """Options that a run's folder does not keep, where they are not the default."""
-    return (["--device", device] if device != "auto" else []) + (["--tensorboard"] if tensorboard else [])
+    kept = ["--device", device] if device != "auto" else []
+    kept += ["--devices", str(world.size)] if world.size > 1 else []
+    return kept + (["--shard"] if shard else []) + (["--tensorboard"] if tensorboard else [])

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import torch
 
+from txl.distributed.world import World
 from txl.errors import TxlError
 from txl.evaluation.engine import Engine
 from txl.evaluation.reader import Reader
@@ -52,6 +53,7 @@ def evaluate(
     carry_memory: bool = True,
     counting: Counting = "all",
     progress: Callable[[int], None] | None = None,
+    world: World = World(),  # noqa: B008 - frozen
 ) -> Score:
     """Scores a split.
 
@@ -73,6 +75,8 @@ def evaluate(
         carry_memory: False forgets everything at each segment.
         counting: which tokens are scored, see `scored_segments`.
         progress: called with the number of tokens scored so far.
+        world: processes that share the work, streams or windows dealt to them; the score is that of
+            one process, in all of them.
 
     Raises:
         TxlError: the split is empty, or an argument does not fit the model.
@@ -95,24 +99,38 @@ def evaluate(
         if method == "sliding":
             if counting != "all":
                 raise TxlError("method 'sliding' scores every token: it goes with counting 'all' only")
-            for losses in sliding_losses(model, tokens, start, reach, segment, batch, clamp_len):
+            for losses in sliding_losses(model, tokens, start, reach, segment, batch, clamp_len, world):
                 total += float(losses.double().sum())
                 scored += len(losses)
                 if progress:
-                    progress(scored)
+                    progress(min(scored * world.size, len(tokens)))
         else:
             batch = min(batch, len(tokens))
-            reader = make_reader(model, method, batch, reach, segment, clamp_len)
-            for inputs, targets in scored_segments(tokens, start, batch, segment, None, counting):
+            rows = world.rows(batch)
+            # A process without a stream has nothing to read.
+            reader = make_reader(model, method, max(rows.stop - rows.start, 1), reach, segment, clamp_len)
+            for block in scored_segments(tokens, start, batch, segment, None, counting):
+                if rows.start == rows.stop:
+                    break
                 if not carry_memory:
                     reader.reset()
-                total += float(reader.nll(inputs.to(model.device), targets.to(model.device)).double().sum())
+                inputs, targets = (x[rows].to(model.device) for x in block)
+                total += float(reader.nll(inputs, targets).double().sum())
                 scored += int((targets >= 0).sum())
                 if progress:
-                    progress(scored)
+                    progress(min(scored * world.size, len(tokens)))
+        total, scored = _together(total, scored, world, model.device)
     finally:
         model.train(training)
     return Score(attn_len, scored, total / scored, time.perf_counter() - began)
+
+
+def _together(total: float, scored: int, world: World, device: torch.device) -> tuple[float, int]:
+    """Sums over all processes."""
+    if world.size == 1:
+        return total, scored
+    both = world.total(torch.tensor([total, scored], dtype=torch.float64, device=device)).tolist()
+    return both[0], int(both[1])
 
 
 def make_reader(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from txl.distributed.world import World
 from txl.errors import TxlError
 from txl.evaluation.reader import Reader, check_attn_len, check_clamp_len
 from txl.evaluation.segments import seeing
@@ -76,13 +77,16 @@ def sliding_losses(
     stride: int,
     batch: int,
     clamp_len: int | None = None,
+    world: World = World(),  # noqa: B008 - frozen
 ) -> Iterator[Tensor]:
     """Losses of a split, windows of attn_len tokens side by side, the last `stride` of each scored.
 
     Windows do not depend on each other, so no text is cut: each token sees as much as it can, and
     those near the start all that is before them (`start` first).
 
-    Yields: losses, flat, in order of the tokens.
+    world: processes that windows are dealt to in turn.
+
+    Yields: losses, flat, in order of the tokens, of this process's windows.
 
     Raises:
         TxlError: as `check_window`.
@@ -105,7 +109,8 @@ def sliding_losses(
         return model.softmax.nll(hidden, targets).flatten()
 
     full: list[tuple[int, int]] = []
-    for end in range(stride, count - count % stride + 1, stride):
+    ends = range(stride, count - count % stride + 1, stride)
+    for end in ends[world.rank :: world.size]:
         if end <= attn_len:  # at the start windows are shorter, each of another length
             yield losses([(0, end)], stride)
             continue
@@ -115,5 +120,5 @@ def sliding_losses(
             full = []
     if full:
         yield losses(full, stride)
-    if rest := count % stride:
+    if (rest := count % stride) and world.first:
         yield losses([(max(count - attn_len, 0), count)], rest)

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import torch
 
-from txl.commands.train import timed
 from txl.errors import TxlError
 from txl.evaluation.evaluate import evaluate
 from txl.evaluation.score import Score
@@ -22,6 +21,7 @@ from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 from txl.training.lock import unlock
+from txl.training.timing import timed
 from txl.training.trainer import Interrupted, Report, Trainer
 
 

@@ -36,8 +36,10 @@ class _Streams:
         """Whether segment n begins the text again, so that memory must be emptied."""
         return n % self.segments == 0
 
-    def segment(self, n: int) -> tuple[Tensor, Tensor]:
+    def segment(self, n: int, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Segment n, counted over epochs: a pure function of n.
+
+        rows: of the streams that are wanted.
 
         Returns:
             Inputs [batch, e + l] and targets [batch, l], both int64: l = length, or less at the
@@ -49,8 +51,8 @@ class _Streams:
         first = n * self.length
         last = min(first + self.length, self.stream_len)
         places = np.arange(max(first - self.ext_len, 0), last + 1)
-        rows = np.arange(self.batch)[:, None] * self.stream_len
-        block = torch.from_numpy(self._tokens(epoch, rows + places))
+        begins = np.arange(self.batch)[rows, None] * self.stream_len
+        block = torch.from_numpy(self._tokens(epoch, begins + places))
         return block[:, :-1], block[:, first - last :]
 
     def _tokens(self, epoch: int, places: Indices) -> Indices:

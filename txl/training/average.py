@@ -25,6 +25,15 @@ class WeightAverage:
         self.started = config.average == "ema"
         self.losses: list[float] = []
 
+    @property
+    def module(self) -> Network | None:
+        """Where the average is kept, whether or not it has begun; None without one."""
+        if self._average is None:
+            return None
+        averaged = self._average.module
+        assert isinstance(averaged, Network)
+        return averaged
+
     def update(self) -> None:
         """To be called after every update of the model."""
         if self._average is not None and self.started:
@@ -33,11 +42,9 @@ class WeightAverage:
     @property
     def model(self) -> Network:
         """The average as a model, or the model itself as long as nothing is averaged."""
-        if self._average is None or not self._average.n_averaged:
+        if self._average is None or not self._average.n_averaged or self.module is None:
             return self.source
-        averaged = self._average.module
-        assert isinstance(averaged, Network)
-        return averaged
+        return self.module
 
     def validated(self, loss: float) -> None:
         """Takes a validation's loss; starts a triggered average where it is due (`is_due`)."""
@@ -51,15 +58,6 @@ class WeightAverage:
             return {}
         named = {f"average.{name}": p for name, p in self._average.module.named_parameters()}
         return named | {"average_count": self._average.n_averaged}
-
-    def restore(self, tensors: dict[str, Tensor], count: Tensor, losses: Sequence[float], started: bool) -> None:
-        """Goes on from `tensors` (without their prefix) and what belongs to them."""
-        assert self._average is not None
-        with torch.no_grad():
-            for name, p in self._average.module.named_parameters():
-                p.copy_(tensors[name])
-            self._average.n_averaged.copy_(count)
-        self.losses, self.started = list(losses), started
 
 
 def is_due(losses: Sequence[float], loss: float, patience: int) -> bool:

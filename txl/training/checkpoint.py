@@ -16,38 +16,31 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.model.networks import Config, Network, config_from_json, make_network
+from txl.model.networks import Network, make_network
 from txl.paths import AnyPath
-from txl.text.vocabulary import Vocabulary, from_file
-
-_FORMAT = "txl-2"
-_VOCABULARY = "vocabulary"  # the bytes of its file, as a tensor: a header must stay small
+from txl.text.vocabulary import Vocabulary
+from txl.training.last import WHOLE, find_last
+from txl.training.saved import VOCABULARY, Saved, make_header, read_header, vocabulary_tensor
+from txl.training.shards import HEADER, Shards, open_shards
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """What a file holds.
+class Checkpoint(Saved):
+    """A file and all its tensors, on the CPU."""
 
-    `tensors` are named `model.*`, and `optimizer.*`, `memory.*`, `average.*`, `rng.*` if it can be
-    resumed. `digest`: SHA-256 of all of it.
-    """
-
-    path: Path
-    config: Config
-    vocabulary: Vocabulary
-    state: dict[str, Any]
     tensors: dict[str, Tensor]
-    digest: str
 
     @property
-    def attn_len(self) -> int:
-        """The longest attention of training; what evaluation takes when not told otherwise."""
-        return int(self.state.get("attn_len", self.config.attn_len(1)))
+    def sizes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        return {name: (x.shape, x.dtype) for name, x in self.tensors.items()}
 
-    @property
-    def segment(self) -> int:
-        """Tokens of a segment of training."""
-        return int(self.state.get("segment", max(self.attn_len - self.config.mem_len, 1)))
+    def fill(self, targets: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, target in targets.items():
+                given = self.tensors[name]
+                if hasattr(target, "placements"):
+                    given = _dealt_as(target, given)
+                target.copy_(given)
 
     def part(self, prefix: str) -> dict[str, Tensor]:
         """The tensors named `prefix.*`, without the prefix."""
@@ -71,9 +64,8 @@ def save(
     path = Path(path)
     tensors = {f"model.{name}": p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     tensors |= {name: x.detach().cpu().contiguous() for name, x in extra.items()}
-    tensors[_VOCABULARY] = torch.frombuffer(bytearray(vocabulary.to_file()), dtype=torch.uint8)
-    contents = {"format": _FORMAT, "config": model.config.to_json(), "state": state}
-    header = json.dumps(contents | {"vocabulary": vocabulary.settings()})
+    tensors[VOCABULARY] = vocabulary_tensor(vocabulary)
+    header = json.dumps(make_header(model.config, vocabulary, state))
     metadata = {"txl": header, "sha256": _digest(header, tensors)}
     temporary: Path | None = None
     try:
@@ -100,13 +92,6 @@ def save(
                 temporary.unlink()
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Removes what killed processes were writing; for the only one that writes there."""
-    for path in folder.glob(".*.safetensors.*.tmp"):
-        with suppress(OSError):
-            path.unlink()
-
-
 def _digest(header: str, tensors: dict[str, Tensor]) -> str:
     """SHA-256 of the header and of names, types, shapes and values, in order of the names."""
     digest = hashlib.sha256(header.encode())
@@ -117,6 +102,14 @@ def _digest(header: str, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def _dealt_as(target: Tensor, given: Tensor) -> Tensor:
+    """A whole tensor sharded as another, by all its processes."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(target, DTensor)
+    return distribute_tensor(given.to(target.device), target.device_mesh, target.placements)
+
+
 def _new_file(path: Path) -> int:
     """Makes an empty file anew; its permissions, by which the umask is known without setting it."""
     path.unlink(missing_ok=True)
@@ -125,7 +118,7 @@ def _new_file(path: Path) -> int:
 
 
 def load(path: AnyPath) -> Checkpoint:
-    """Reads a checkpoint: a file, or the best (else the last) one of a run folder.
+    """Reads a checkpoint: a file, a folder of shards, or the best (else the last) one of a run.
 
     Raises:
         TxlError: it is missing, truncated, damaged, not safetensors (a pickle, say), or not one of
@@ -133,8 +126,12 @@ def load(path: AnyPath) -> Checkpoint:
     """
     path = Path(path)
     if path.is_dir():
+        if (path / HEADER).is_file():
+            return _whole(open_shards(path))
         best = path / "best.safetensors"
-        path = best if best.exists() else path / "last.safetensors"
+        path = best if best.exists() else find_last(path) or path / WHOLE
+        if path.is_dir():
+            return _whole(open_shards(path))
     if not path.is_file():
         raise TxlError(f"{path}: no such checkpoint")
     try:
@@ -147,22 +144,18 @@ def load(path: AnyPath) -> Checkpoint:
             "are never loaded)"
         ) from error
     try:
-        header = json.loads(metadata["txl"])
-        if header["format"] != _FORMAT:
-            raise TxlError(f"{path}: checkpoint format {header['format']!r} is not {_FORMAT!r} of this version")
         if metadata["sha256"] != _digest(metadata["txl"], tensors):
             raise TxlError(f"{path}: the checkpoint is damaged: its checksum is not that of its contents")
-        written = tensors.pop(_VOCABULARY).numpy().tobytes()
-        return Checkpoint(
-            path,
-            config_from_json(header["config"]),
-            from_file(written, header["vocabulary"]),
-            header["state"],
-            tensors,
-            metadata["sha256"],
-        )
+        config, vocabulary, state = read_header(path, json.loads(metadata["txl"]), tensors.pop(VOCABULARY))
+        return Checkpoint(path, config, vocabulary, state, metadata["sha256"], tensors)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise TxlError(f"{path}: a safetensors file, but not a txl checkpoint") from error
+
+
+def _whole(shards: Shards) -> Checkpoint:
+    return Checkpoint(
+        shards.path, shards.config, shards.vocabulary, shards.state, shards.digest, shards.whole()
+    )  # fmt: skip
 
 
 def load_parameters(model: Network, checkpoint: Checkpoint, given: dict[str, Tensor] | None = None) -> None:
@@ -174,22 +167,21 @@ def load_parameters(model: Network, checkpoint: Checkpoint, given: dict[str, Ten
         TxlError: a parameter is missing, unknown or of another shape, by name.
     """
     given, wanted = given or checkpoint.part("model"), dict(model.named_parameters())
-    _check_shapes(checkpoint, given, wanted)
+    check_shapes(checkpoint.path, {name: x.shape for name, x in given.items()}, wanted)
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(given[name])
 
 
-def _check_shapes(checkpoint: Checkpoint, given: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+def check_shapes(path: Path, given: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> None:
     """Raises TxlError: a parameter is missing, unknown or of another shape, by name."""
     for name in sorted(set(given) ^ set(wanted)):
         where = "is missing from" if name in wanted else "is unknown to the configuration of"
-        raise TxlError(f"{checkpoint.path}: parameter {name} {where} the checkpoint")
+        raise TxlError(f"{path}: parameter {name} {where} the checkpoint")
     for name, parameter in wanted.items():
-        if given[name].shape != parameter.shape:
+        if given[name] != parameter.shape:
             raise TxlError(
-                f"{checkpoint.path}: {name} has shape {list(given[name].shape)}, the configuration needs "
-                f"{list(parameter.shape)}"
+                f"{path}: {name} has shape {list(given[name])}, the configuration needs {list(parameter.shape)}"
             )
 
 
@@ -198,7 +190,7 @@ def restore(path: AnyPath, device: torch.device | str = "cpu") -> tuple[Network,
     checkpoint = load(path)
     with torch.device("meta"):  # nothing is allocated for sizes that the file does not have
         sizes = dict(make_network(checkpoint.config).named_parameters())
-    _check_shapes(checkpoint, checkpoint.part("model"), sizes)
+    check_shapes(checkpoint.path, {name: x.shape for name, x in checkpoint.part("model").items()}, sizes)
     model = make_network(checkpoint.config)
     load_parameters(model, checkpoint)
     return model.to(device).eval(), checkpoint

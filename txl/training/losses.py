@@ -61,9 +61,10 @@ def segment_loss(
         it."""
         hidden = hidden[:, -scored:]
         first = mean(model.softmax, hidden, targets)
-        if model.second_softmax is None or scored < 2:
+        if model.second_softmax is None:
             return first, first
-        # The last token's second successor is in the next segment.
+        # The last token's second successor is in the next segment. Of one token nothing is left,
+        # yet the softmax takes part, so that every parameter gets a gradient.
         return first, first + SECOND_TARGET_WEIGHT * mean(model.second_softmax, hidden[:, :-1], targets[:, 1:])
 
     nll, total = predicted(states.hidden)

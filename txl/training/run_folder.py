@@ -7,9 +7,12 @@ from typing import Any
 
 from txl.errors import TxlError
 from txl.paths import AnyPath, replace_text
+from txl.training.last import find_last
 
-# What may differ when a run is resumed: it changes how long the run is and what is looked at.
-CHANGEABLE = ("steps", "eval_every", "save_every", "log_every")
+# What may differ when a run is resumed: how long it is, what is looked at, how it is computed.
+CHANGEABLE = (
+    "steps", "eval_every", "save_every", "log_every", "batch_chunk", "compile", "recompute", "offload_memory",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class RunRecord:
 
 def refuse_used_folder(folder: AnyPath) -> None:
     """Raises TxlError if a run has left a checkpoint in the folder."""
-    if any(Path(folder, name).exists() for name in ("last.safetensors", "best.safetensors")):
+    if find_last(Path(folder)) or Path(folder, "best.safetensors").exists():
         raise TxlError(f"{folder}: already holds a run; continue it with --resume or choose another folder")
 
 

@@ -100,7 +100,7 @@ def test_training_takes_another_recipe_and_resumes(network, corpus, tmp_path):
         return trainer
 
     first = run("whole", 20)
-    losses = first.average.losses
+    losses = first.updater.average.losses
     assert losses[-1] < losses[0]
     run("parts", 10)
     run("parts", 20, resume=True)

@@ -88,7 +88,7 @@ def test_resuming_across_the_trigger_is_bit_exact(
     options = {"average": average, "patience": 1, "lr": 0.1, "eval_every": 2, "save_every": 2, "ema_decay": 0.8}
     straight = trainer(tmp_path / "straight", corpus, model=PTB, **options)
     started = []
-    straight.run(lambda entry: started.append(straight.average.started) if "valid_loss" in entry else None)
+    straight.run(lambda entry: started.append(straight.updater.average.started) if "valid_loss" in entry else None)
     if average == "triggered":
         assert not started[1], "it must fire in the middle for this test to mean anything"
         assert started[-2]

@@ -31,7 +31,7 @@ SYSTEMS: dict[str, dict[str, object]] = {
 def gradients(t: Trainer) -> list[torch.Tensor]:
     """Of the first update; clipping by a norm that is never reached leaves them as they are."""
     kept: list[torch.Tensor] = []
-    for optimizer in t.optimizers:
+    for optimizer in t.updater.optimizers:
         optimizer.step = lambda: kept.extend(p.grad.clone() for p in t.model.parameters())  # type: ignore[method-assign]
     t.advance(1)
     return kept
@@ -55,7 +55,7 @@ def test_each_chunk_has_its_own_memory(tmp_path: Path, corpus: Corpus) -> None:
     )
     for t in (whole, parts):
         t.advance(2)
-    for a, b, c in zip(whole.memories[0], *parts.memories, strict=True):
+    for a, b, c in zip(whole.batches.memories[0], *parts.batches.memories, strict=True):
         torch.testing.assert_close(a, torch.cat([b, c]), rtol=1e-3, atol=1e-4)
 
 
@@ -76,12 +76,12 @@ def test_the_next_segment_begins_where_memory_ends(mem_len: int) -> None:
 def test_half_loss_scores_each_token_once_an_epoch(tmp_path: Path, corpus: Corpus) -> None:
     t = trainer(tmp_path, corpus, loss="half", tgt_len=16, batch=2)
     seen = [[], []]
-    for n in range(t.streams.segments):
-        tokens, targets = t.streams.segment(n)
+    for n in range(t.batches.streams.segments):
+        tokens, targets = t.batches.streams.segment(n)
         assert tokens.size(1) - targets.size(1) == (0 if n == 0 else 8)
         for b in range(2):
             seen[b] += targets[b].tolist()
-    length = t.streams.stream_len
+    length = t.batches.streams.stream_len
     for b in range(2):
         assert seen[b] == corpus.train[b * length + 1 : (b + 1) * length + 1].tolist()
 

@@ -1,0 +1,1 @@
+"""Several processes as one, started by torchrun: torch.distributed, DDP, FSDP2."""

@@ -1,0 +1,182 @@
+"""Checkpoints of sharded runs: a folder with a safetensors file a process, written in the
+background by torch.distributed.checkpoint. Nothing in them is unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from txl.errors import TxlError
+from txl.model.networks import Config
+from txl.paths import replace_text
+from txl.text.vocabulary import Vocabulary
+from txl.training.saved import VOCABULARY, Saved, make_header, read_header, vocabulary_tensor
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    import torch.distributed as dist
+
+HEADER = "checkpoint.json"  # written last: a folder without it is no checkpoint
+
+
+@dataclass(frozen=True)
+class Shards(Saved):
+    """A folder of shards; its tensors stay there until `fill`."""
+
+    listed: dict[str, tuple[torch.Size, torch.dtype]]
+
+    @property
+    def sizes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        return self.listed
+
+    def fill(self, targets: Mapping[str, Tensor]) -> None:
+        _read(self.path, dict(targets))
+
+    def whole(self) -> dict[str, Tensor]:
+        """All tensors but the vocabulary, on the CPU."""
+        return dict(zip(self.sizes, self.read(*self.sizes), strict=True))
+
+
+def begin_save(
+    folder: Path,
+    config: Config,
+    vocabulary: Vocabulary,
+    state: dict[str, Any],
+    tensors: dict[str, Tensor],
+    group: dist.ProcessGroup | None,
+) -> Future[Any]:
+    """Begins to write a checkpoint, all processes together; what they hold may change at once.
+
+    The folder appears when all of it is written, and not before.
+
+    Args:
+        tensors: of this process: sharded ones, those that all have alike, and its own.
+        group: for the processes to talk in the background, by gloo.
+
+    Returns:
+        what to give to `end_save`, which must come before the next.
+    """
+    from torch.distributed.checkpoint.state_dict_saver import async_save
+
+    from txl.training.shard_writer import ShardWriter
+
+    header = make_header(config, vocabulary, state)
+    tensors = tensors | {VOCABULARY: vocabulary_tensor(vocabulary)}
+    contents = {name: x.detach() for name, x in tensors.items()}
+    with _quiet():
+        # A response, not a future, comes only with a stager of one's own.
+        return async_save(contents, storage_writer=ShardWriter(folder, header), process_group=group)  # type: ignore[return-value]
+
+
+def end_save(folder: Path, begun: Future[Any]) -> None:
+    """Waits for what `begin_save` began.
+
+    Raises:
+        TxlError: it could not be written; the checkpoint before it is untouched.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        begun.result()
+    except (CheckpointException, OSError, SafetensorError) as error:
+        why = str(error).strip().splitlines()[-1]
+        raise TxlError(f"{folder}: the checkpoint cannot be written: {why}; the one before is untouched") from error
+
+
+def commit(unfinished: Path, folder: Path, header: dict[str, Any]) -> None:
+    """Makes a checkpoint of a folder that all processes have written to."""
+    files = {path.name: file_digest(path) for path in sorted(unfinished.glob("*.safetensors"))}
+    replace_text(unfinished / HEADER, json.dumps(header | {"files": files}, indent=1))
+    for path in (unfinished / HEADER, unfinished):
+        _sync(path)
+    if folder.exists():  # of the same step, from before a run was killed and went on
+        shutil.rmtree(folder)
+    os.rename(unfinished, folder)
+    _sync(folder.parent)
+
+
+def open_shards(folder: Path, verify: range | None = None) -> Shards:
+    """Reads what a folder holds, but not its tensors.
+
+    verify: which of its files are compared with their checksums; None for all.
+
+    Raises:
+        TxlError: it is no checkpoint of ours, or damaged.
+    """
+    try:
+        text = (folder / HEADER).read_text(encoding="utf-8")
+        header = json.loads(text)
+        files = header["files"]
+        found = {path.name for path in folder.glob("*.safetensors")}
+        for name in sorted(found ^ set(files)):
+            raise TxlError(
+                f"{folder}: the checkpoint is damaged: {name} is {'missing' if name in files else 'not its own'}"
+            )
+        for n, name in enumerate(sorted(files)):
+            if (verify is None or n in verify) and file_digest(folder / name) != files[name]:
+                raise TxlError(f"{folder / name}: the checkpoint is damaged: its checksum is not that of its contents")
+        sizes = _sizes(folder)
+        shape, dtype = sizes.pop(VOCABULARY)
+        written = {VOCABULARY: torch.empty(shape, dtype=dtype)}
+        _read(folder, written)
+        config, vocabulary, state = read_header(folder, header, written[VOCABULARY])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError, AssertionError) as error:
+        raise TxlError(f"{folder}: not a whole checkpoint of ours ({type(error).__name__}: {error})") from error
+    return Shards(folder, config, vocabulary, state, hashlib.sha256(text.encode()).hexdigest(), sizes)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 22):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _sizes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    listed: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {name: (entry.size, entry.properties.dtype) for name, entry in listed.items()}
+
+
+def _read(folder: Path, targets: dict[str, Tensor]) -> None:
+    """Fills tensors; by all processes where any is sharded, else by this one alone."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    sharded = any(hasattr(x, "placements") for x in targets.values())
+    with _quiet(), torch.no_grad():
+        given = {name: x.detach() for name, x in targets.items()}
+        load(given, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not sharded)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's advice to those who work on torch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
