@@ -10,6 +10,7 @@ from txl.attention.terms import Terms, score_terms
 from txl.errors import TxlError
 from txl.evaluation.reader import check_clamp_len
 from txl.evaluation.segments import seeing
+from txl.model.memory import on_device
 from txl.model.networks import Network, as_transformer
 from txl.model.transformer import TransformerXL
 from txl.text.corpus import as_tensor
@@ -68,7 +69,7 @@ def read_terms(
         raise TxlError(f"window and segment must be >= 1, got {window} and {segment}")
     if len(tokens) < window:
         raise TxlError(f"the text has {len(tokens):,} tokens, fewer than a window of {window:,}")
-    memory = None
+    memory: tuple[Tensor, ...] | None = None
     for first in range(0, len(tokens), segment):
         # The input of query t is token t - 1, whose successor it predicts.
         before = as_tensor(tokens[max(first - 1, 0) : min(first + segment, len(tokens)) - 1])
@@ -84,7 +85,7 @@ def read_terms(
             ]
         if parts:
             yield parts
-        memory = states.memory
+        memory = None if states.memory is None else tuple(on_device(x) for x in states.memory)
 
 
 def _terms(

@@ -8,6 +8,7 @@ from txl.errors import TxlError
 from txl.model.absolute import AbsoluteAttention
 from txl.model.config import ModelConfig
 from txl.model.dropout import hidden_dropout
+from txl.model.memory import Remembered, on_device
 from txl.model.shaw import ReleasedShawAttention, ShawAttention
 from txl_kernels import RelAttention
 from txl_kernels.segment_attention import SegmentAttention
@@ -95,7 +96,7 @@ class Block(nn.Module):
             result = self.feed_forward_norm(hidden + self.feed_forward(hidden))
         return result
 
-    def forward(self, hidden: Tensor, memory: Tensor | None, positions: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, memory: Remembered | None, positions: Tensor | None) -> Tensor:
         """[B, L, d_model] with memory [B, M, d_model].
 
         positions: encodings [M + L, d_model] shared by the layers; None for what the layer has.
@@ -105,11 +106,10 @@ class Block(nn.Module):
             return recomputed
         return self._forward(hidden, memory, positions)
 
-    def _forward(self, hidden: Tensor, memory: Tensor | None, positions: Tensor | None) -> Tensor:
-        if memory is not None:
-            memory = self.attention_input(memory)
+    def _forward(self, hidden: Tensor, memory: Remembered | None, positions: Tensor | None) -> Tensor:
+        past = None if memory is None else self.attention_input(on_device(memory))
         if positions is None:
-            attended = self.attention(self.attention_input(hidden), memory)
+            attended = self.attention(self.attention_input(hidden), past)
         else:
-            attended = self.attention(self.attention_input(hidden), memory, positions=positions)
+            attended = self.attention(self.attention_input(hidden), past, positions=positions)
         return self.after_attention(hidden, attended)

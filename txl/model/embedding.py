@@ -43,6 +43,18 @@ class AdaptiveEmbedding(nn.Module):
             result = result.index_copy(0, rows, self._embed(i, flat[rows], kept))
         return result.view(*tokens.shape, self.d_model)
 
+    def of_any_bin(self, tokens: Tensor) -> Tensor:
+        """As `forward` without dropout, and without asking the device which tokens are of which
+        bin: each bin embeds all of them. For a few tokens."""
+        if len(self.tables) == 1:
+            return self._embed(0, tokens, None)
+        bounds = self.bins.bounds
+        result = self._embed(0, tokens.clamp(max=bounds[1] - 1), None)
+        for i in range(1, len(self.tables)):
+            embedded = self._embed(i, tokens.clamp(bounds[i], bounds[i + 1] - 1), None)
+            result = torch.where((tokens >= bounds[i]).unsqueeze(-1), embedded, result)
+        return result
+
     def _embed(self, i: int, tokens: Tensor, kept: Tensor | None) -> Tensor:
         embedded = F.embedding(tokens - self.bins.bounds[i] if i else tokens, self.tables[i])
         if kept is not None:

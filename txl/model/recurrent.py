@@ -7,12 +7,13 @@ from txl.model.dropout import hidden_dropout
 from txl.model.embedding import AdaptiveEmbedding
 from txl.model.initial import init_tables
 from txl.model.linear_recurrence import linear_recurrence
-from txl.model.memory import HiddenMemory
+from txl.model.memory import HiddenMemory, on_device
 from txl.model.recurrent_config import RecurrentConfig
 from txl.model.softmax import AdaptiveSoftmax
 from txl.model.trunk import States, check_tokens
 
-Layer = tuple[Tensor, HiddenMemory]
+State = tuple[Tensor, ...]  # of a layer
+Layer = tuple[Tensor, State]
 
 
 class LSTMLayer(nn.LSTM):
@@ -21,11 +22,11 @@ class LSTMLayer(nn.LSTM):
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__(d_in, d_out, batch_first=True)
 
-    def begin(self, x: Tensor) -> HiddenMemory:
+    def begin(self, x: Tensor) -> State:
         zero = x.new_zeros(x.size(0), self.hidden_size)
         return zero, zero
 
-    def advance(self, x: Tensor, state: HiddenMemory) -> Layer:
+    def advance(self, x: Tensor, state: State) -> Layer:
         """[B, L, d_in] -> [B, L, d_out], and the state after it."""
         h, c = (part.to(x.dtype).unsqueeze(0).contiguous() for part in state)
         out, (h, c) = self(x, (h, c))
@@ -47,11 +48,11 @@ class QRNNLayer(nn.Module):
         self.d_in, self.d_out, self.window = d_in, d_out, window
         self.gates = nn.Linear(window * d_in, 3 * d_out)  # rows: z, f, o; columns: x_t, then x_{t-1}
 
-    def begin(self, x: Tensor) -> HiddenMemory:
+    def begin(self, x: Tensor) -> State:
         state = (x.new_zeros(x.size(0), self.d_out),)
         return state if self.window == 1 else (*state, x.new_zeros(x.size(0), self.d_in))
 
-    def advance(self, x: Tensor, state: HiddenMemory) -> Layer:
+    def advance(self, x: Tensor, state: State) -> Layer:
         """[B, L, d_in] -> [B, L, d_out], and the state after it."""
         source = x
         if self.window == 2:
@@ -125,8 +126,9 @@ class RecurrentNetwork(nn.Module):
         if memory is not None and memory[0].size(0) != tokens.size(0):
             raise ValueError(f"memory must be for a batch of {tokens.size(0)}, got {memory[0].size(0)}")
         hidden = self.embedding_dropout(self.embedding(tokens))
-        left = None if memory is None else list(memory)
-        inputs, layers, kept = [], [], []
+        left = None if memory is None else [on_device(part) for part in memory]
+        inputs, layers = [], []
+        kept: list[Tensor] = []
         for block in self.blocks:
             assert isinstance(block, (LSTMLayer, QRNNLayer))
             state = block.begin(hidden)

@@ -10,7 +10,7 @@ from txl.model.block import Biases, Block
 from txl.model.config import ModelConfig
 from txl.model.dropout import hidden_dropout
 from txl.model.embedding import AdaptiveEmbedding
-from txl.model.memory import HiddenMemory, remember
+from txl.model.memory import HiddenMemory, on_device, remember
 from txl_kernels import KeyValueCache, RelAttention, sinusoid
 from txl_kernels.segment_attention import SegmentAttention
 
@@ -85,7 +85,7 @@ class Trunk(nn.Module):
         device: torch.device = self.embedding.tables[0].device
         return device
 
-    def initial_memory(self, batch: int, mem_len: int | None = None) -> HiddenMemory | None:
+    def initial_memory(self, batch: int, mem_len: int | None = None) -> tuple[Tensor, ...] | None:
         """What precedes a text: None, or zero states in each layer (`ModelConfig.initial_memory`).
 
         mem_len: how many; None for the configuration's.
@@ -163,7 +163,7 @@ class Trunk(nn.Module):
                 kept.append(remember(past, hidden, mem_len, ext_len))
             if last is not None and last < hidden.size(1) and block is self.blocks[-1]:
                 before = hidden[:, :-last]
-                past = before if past is None else torch.cat([past, before], 1)
+                past = before if past is None else torch.cat([on_device(past), before], 1)
                 hidden = hidden[:, -last:]
             hidden = block(hidden, past, positions)
             layers.append(hidden)

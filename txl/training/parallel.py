@@ -1,6 +1,7 @@
 """A network as its processes compute it: alone or replicated (DDP); sharded in sharding.py."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,6 +14,13 @@ from txl.model.networks import Network
 from txl.training.losses import SegmentLoss, segment_loss
 
 
+@dataclass(frozen=True)
+class Past:
+    """Memory as DDP and FSDP are to see it: not at all, or they would move it to the device."""
+
+    memory: HiddenMemory | None
+
+
 class SegmentTraining(nn.Module):
     """A network whose forward is the loss of a segment, for what hooks into forward."""
 
@@ -20,11 +28,9 @@ class SegmentTraining(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(
-        self, tokens: Tensor, targets: Tensor, memory: HiddenMemory | None, ext_len: int, intermediate: range
-    ) -> SegmentLoss:
+    def forward(self, tokens: Tensor, targets: Tensor, past: Past, ext_len: int, intermediate: range) -> SegmentLoss:
         """As `segment_loss`."""
-        return segment_loss(self.network, tokens, targets, memory, ext_len=ext_len, intermediate=intermediate)
+        return segment_loss(self.network, tokens, targets, past.memory, ext_len=ext_len, intermediate=intermediate)
 
 
 class Parallel(Protocol):

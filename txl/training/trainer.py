@@ -91,7 +91,7 @@ class Trainer:
         agree_on(world, corpus, model_config.to_json(), config.to_json(), shard)
         with world.together():
             streams = training_streams(corpus, config.batch, config.scored, config.context, config.seed)
-            self.batches = Batches(streams, config, world, self.device)
+            self.batches = Batches(streams, config, model_config, world, self.device)
             if world.first:
                 corpus.verify()
         torch.manual_seed(config.seed)
@@ -271,7 +271,7 @@ class Trainer:
 def _check_fit(model: Config, training: TrainConfig, segment: int) -> None:
     """Raises TxlError where a network cannot be trained so."""
     if isinstance(model, RecurrentConfig):
-        for name in ("compile", "recompute", "intermediate_losses"):
+        for name in ("compile", "recompute", "intermediate_losses", "offload_memory"):
             if getattr(training, name):
                 raise TxlError(f"{name} is for Transformers, not for a network of kind {model.network!r}")
         if training.context:

@@ -15,7 +15,8 @@ from txl.training.batches import Batches
 from txl.training.config import TrainConfig
 from txl.training.losses import layers_that_predict
 from txl.training.optimizer import make_optimizers
-from txl.training.parallel import Parallel, Replicated
+from txl.training.parallel import Parallel, Past, Replicated
+from txl.training.precision import autocast_dtype
 from txl.training.schedule import learning_rate
 
 
@@ -29,12 +30,6 @@ class Updated(NamedTuple):
     loss: float
     norm: float
     stop: bool
-
-
-def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """bfloat16 if asked for, or if "auto" and the device multiplies it natively; else None."""
-    helps = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if precision == "bf16" or (precision == "auto" and helps) else None
 
 
 class Updater:
@@ -85,7 +80,9 @@ class Updater:
                 last = part == c.accumulate - 1 and chunk.number == c.batch_chunk - 1
                 with self.parallel.last_backward(last):
                     with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
-                        loss = self.parallel.module(chunk.tokens, chunk.targets, chunk.memory, c.context, intermediate)
+                        loss = self.parallel.module(
+                            chunk.tokens, chunk.targets, Past(chunk.memory), c.context, intermediate
+                        )
                     (loss.total / parts).backward()
                 batches.keep(chunk.number, loss.memory)
                 nll += loss.nll / parts

@@ -15,9 +15,9 @@ from txl.errors import TxlError
 from txl.text.corpus import Corpus, prepare
 from txl.training import checkpoint as checkpoints
 from txl.training.lock import unlock
+from txl.training.precision import autocast_dtype
 from txl.training.run_folder import read_record, refuse_used_folder
 from txl.training.trainer import Interrupted, Trainer
-from txl.training.update import autocast_dtype
 
 
 def test_learns(tmp_path: Path, corpus: Corpus) -> None:
