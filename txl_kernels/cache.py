@@ -97,14 +97,41 @@ class KeyValueCache:
                 f"k and v must be [{expected[0]}, {expected[1]}, L <= {self.max_segment}, {expected[3]}], got "
                 f"{list(k.shape)} and {list(v.shape)}"
             )
-        length = k.size(2)
-        if self._end + length > self._buffer.size(3):
-            held = len(self)
-            # Never overlaps: the buffer is full, so begin >= mem_len >= held.
-            self._buffer[:, :, :, :held] = self._buffer[:, :, :, self._begin : self._end]
-            self._begin, self._end = 0, held
-        self._buffer[0, :, :, self._end : self._end + length] = k
-        self._buffer[1, :, :, self._end : self._end + length] = v
+        if self._end + k.size(2) > self._buffer.size(3):
+            self.move(len(self))  # never overlaps: the buffer is full, so begin >= mem_len >= held
+        self._write(k, v)
+        self.advance(k.size(2))
+
+    def _write(self, k: Tensor, v: Tensor) -> None:
+        rows = slice(self._end, self._end + k.size(2))
+        self._buffer[0, :, :, rows] = k
+        self._buffer[1, :, :, rows] = v
+
+    @property
+    def place(self) -> int:
+        """Row of the buffer where what is held ends, and the next position's keys and values go."""
+        return self._end
+
+    @torch.no_grad()
+    def move(self, place: int) -> None:
+        """Moves what is held so that it ends at another row of the buffer.
+
+        Raises:
+            ValueError: it does not fit there.
+        """
+        held, begin = len(self), place - len(self)
+        if begin < 0 or place > self._buffer.size(3):
+            raise ValueError(
+                f"place must be from {held}, the positions held, to {self._buffer.size(3)}, the buffer's, got {place}"
+            )
+        if begin != self._begin:
+            rows = self._buffer[:, :, :, self._begin : self._end]
+            self._buffer[:, :, :, begin:place] = rows.clone() if abs(begin - self._begin) < held else rows
+        self._begin, self._end = begin, place
+
+    def advance(self, length: int) -> None:
+        """Counts positions whose keys and values have been written from `place` on (`CacheFrame`
+        does not count what it writes)."""
         self._end += length
         self._begin = max(self._begin, self._end - self.mem_len)
         self._total += length
