@@ -11,7 +11,7 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.evaluation.continuation import GrowingText, by_length, pieces
-from txl.evaluation.engine import Engine
+from txl.evaluation.decoding import generation_engine
 from txl.evaluation.evaluate import METHODS, Method, default_method, evaluate
 from txl.evaluation.generate import Sampling, generate, starting_with
 from txl.evaluation.reader import Reader
@@ -251,7 +251,7 @@ class LanguageModel:
         if attn_len is not None and model.config.initial_memory == "empty":  # no token sees more than there is
             attn_len = min(attn_len, longest)
         if default_method(model) == "cached":
-            return Engine(model, batch, self.attn_len if attn_len is None else attn_len, 128, clamp_len)
+            return generation_engine(model, batch, self.attn_len if attn_len is None else attn_len, 128, clamp_len)
         return WindowReader(model, batch, self.segment if attn_len is None else attn_len, 1, clamp_len)
 
     def _refuse_for_recurrent(self, name: str, value: object) -> None:
