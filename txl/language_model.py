@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from txl.distributed.world import World
 from txl.errors import TxlError
 from txl.evaluation.continuation import GrowingText, by_length, pieces
 from txl.evaluation.decoding import generation_engine
@@ -60,6 +61,7 @@ class LanguageModel:
         clamp_len: int | None = None,
         counting: Counting = "all",
         progress: Callable[[int], None] | None = None,
+        world: World = World(),  # noqa: B008 - frozen
     ) -> Score:
         """Scores a text, or tokens as `Corpus.split` has them.
 
@@ -68,7 +70,7 @@ class LanguageModel:
             method: None for cached keys where the model has recurrence and relative positions; else
                 see `txl.evaluation.evaluate`.
             segment: tokens a step; None for 128 cached, 1 sliding, training's by segments.
-            batch, limit, clamp_len, counting, progress: as in `txl.evaluation.evaluate`.
+            batch, limit, clamp_len, counting, progress, world: as in `txl.evaluation.evaluate`.
 
         Raises:
             TxlError: the text is empty or holds what the vocabulary lacks, or an argument does not
@@ -87,6 +89,7 @@ class LanguageModel:
         score = evaluate(
             self.model, tokens, self.vocabulary.start, self.attn_len if attn_len is None else attn_len, method=how,
             segment=segment, batch=batch, limit=limit, clamp_len=clamp_len, counting=counting, progress=progress,
+            world=world,
         )  # fmt: skip
         if score.tokens != len(tokens):
             return score

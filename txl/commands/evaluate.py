@@ -9,12 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from txl.commands.console import EvaluationProgress
-from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, pick_device, say
+from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, say
+from txl.commands.processes import Devices, processes, start_processes
 from txl.commands.splits import split_of
+from txl.distributed.reading import agree_on_reading
 from txl.errors import TxlError
 from txl.evaluation.evaluate import METHODS, default_method
 from txl.evaluation.score import Score, init_and_best
 from txl.language_model import LanguageModel, load
+from txl.model.networks import Network
 from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import TransformerXL
 from txl.report.kept import Evaluation, keep_evaluations
@@ -72,17 +75,58 @@ def evaluate_command(
     ] = None,
     batch: Annotated[int, in_panel(_READING, help="Parallel streams; each starts without memory.")] = 8,
     device: Device = "auto",
+    devices: Devices = None,
 ) -> None:
     """Bits per token, perplexity and speed at each attention length."""
-    for name, value in (("segment", segment), ("batch", batch), ("limit", limit)):
-        if value is not None and value < 1:
-            raise TxlError(f"--{name} must be >= 1, got {value}")
-    if method not in (None, *METHODS):
-        raise TxlError(f"--method must be one of {', '.join(METHODS)}, got {method!r}")
-    lengths = _attention_lengths(attn_len) if attn_len else None
-    language_model = load(checkpoint, pick_device(device))
-    model = language_model.model
-    if isinstance(model, RecurrentNetwork) and (zeros is not None or (lengths and method != "sliding")):
+    if devices is not None:
+        start_processes(devices, device)
+        return
+    with processes(device) as (world, where):
+        with world.together():
+            for name, value in (("segment", segment), ("batch", batch), ("limit", limit)):
+                if value is not None and value < 1:
+                    raise TxlError(f"--{name} must be >= 1, got {value}")
+            if method not in (None, *METHODS):
+                raise TxlError(f"--method must be one of {', '.join(METHODS)}, got {method!r}")
+            counted = _counting(counting)
+            lengths = _attention_lengths(attn_len) if attn_len else None
+            language_model = load(checkpoint, where)
+            model = language_model.model
+            how = default_method(model) if method is None else method
+            _begin_with(model, zeros, lengths if how != "sliding" else None)
+            tokens, words = split_of(language_model, source, split)
+        options = {
+            "--split": split, "--limit": limit, "--attn-len": lengths, "--method": how, "--segment": segment,
+            "--clamp-len": clamp_len, "--zeros": zeros, "--batch": batch, "--counting": counted,
+        }  # fmt: skip
+        agree_on_reading(world, {"": language_model.digest}, tokens, options)
+        scores = []
+        for n in lengths or [language_model.attn_len]:
+            title, total = f"attention length {n}", min(len(tokens), limit or len(tokens))
+            with world.together(), EvaluationProgress(console, title, total) as progress:
+                score = language_model.evaluate(
+                    tokens, n if lengths else None, method=how, segment=segment, batch=batch, limit=limit,
+                    clamp_len=clamp_len, counting=counted, progress=progress.update, world=world,
+                )  # fmt: skip
+            scores.append(dataclasses.replace(score, words=words if score.tokens == len(tokens) else None))
+        _print(scores, language_model, how)
+        if world.first and checkpoint.is_dir() and source is None:
+            asked = {"clamp_len": clamp_len, "segment": segment, "zeros": zeros}
+            told = [f"{name} {value}" for name, value in asked.items() if value is not None]
+            told += [] if counted == "all" else [f"counting {counted}"]
+            told += ["all before"] if isinstance(model, RecurrentNetwork) and how == "segments" else []
+            what = ", ".join([how, *told]) if told else ""
+            memory, mark = how != "sliding", language_model.digest
+            _keep(checkpoint, [Evaluation(s, split, how, what, memory, mark, batch) for s in scores])
+
+
+def _begin_with(model: Network, zeros: bool | None, lengths: list[int] | None) -> None:
+    """Sets what precedes a text, where it is asked for.
+
+    Raises:
+        TxlError: that, or lengths, are given of a network that reads all before.
+    """
+    if isinstance(model, RecurrentNetwork) and (zeros is not None or lengths):
         raise TxlError(
             f"a network of kind {model.config.network!r} reads all that is before a token: --zeros and --empty are not for "
             "it, --attn-len only with --method sliding"
@@ -90,25 +134,6 @@ def evaluate_command(
     if zeros is not None:
         assert isinstance(model, TransformerXL)
         model.config = dataclasses.replace(model.config, initial_memory="zeros" if zeros else "empty")
-    how = default_method(model) if method is None else method
-    tokens, words = split_of(language_model, source, split)
-    scores = []
-    for n in lengths or [language_model.attn_len]:
-        with EvaluationProgress(console, f"attention length {n}", min(len(tokens), limit or len(tokens))) as progress:
-            score = language_model.evaluate(
-                tokens, n if lengths else None, method=how, segment=segment, batch=batch, limit=limit, clamp_len=clamp_len,
-                counting=_counting(counting), progress=progress.update,
-            )  # fmt: skip
-        scores.append(dataclasses.replace(score, words=words if score.tokens == len(tokens) else None))
-    _print(scores, language_model, how)
-    if checkpoint.is_dir() and source is None:
-        options = {"clamp_len": clamp_len, "segment": segment, "zeros": zeros}
-        told = [f"{name} {value}" for name, value in options.items() if value is not None]
-        told += [] if counting == "all" else [f"counting {counting}"]
-        told += ["all before"] if isinstance(model, RecurrentNetwork) and how == "segments" else []
-        what = ", ".join([how, *told]) if told else ""
-        memory, mark = how != "sliding", language_model.digest
-        _keep(checkpoint, [Evaluation(s, split, how, what, memory, mark, batch) for s in scores])
 
 
 def _keep(folder: Path, found: list[Evaluation]) -> None:

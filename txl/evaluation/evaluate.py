@@ -1,10 +1,11 @@
 """The loss of a split, every token scored once, read in one of three ways."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from txl.distributed.world import World
 from txl.errors import TxlError
@@ -81,6 +82,28 @@ def evaluate(
     Raises:
         TxlError: the split is empty, or an argument does not fit the model.
     """
+    tokens, began = tokens[:limit], time.perf_counter()
+    training, total, scored = model.training, 0.0, 0
+    try:
+        with world.together():  # an error of one is found before the others wait for its sum
+            for losses, count in _own_losses(
+                model, tokens, start, attn_len, method, segment, batch, clamp_len, carry_memory, counting, world
+            ):
+                total += float(losses.double().sum())
+                scored += count
+                if progress:
+                    progress(min(scored * world.size, len(tokens)))
+        total, scored = _together(total, scored, world, model.device)
+    finally:
+        model.train(training)
+    return Score(attn_len, scored, total / scored, time.perf_counter() - began)
+
+
+def _own_losses(
+    model: Network, tokens: Tokens, start: int, attn_len: int, method: Method | None, segment: int, batch: int,
+    clamp_len: int | None, carry_memory: bool, counting: Counting, world: World,
+) -> Iterator[tuple[Tensor, int]]:  # fmt: skip
+    """Losses of this process's streams or windows, step by step, and how many of them count."""
     if len(tokens) == 0:
         raise TxlError("the split to evaluate is empty")
     method = default_method(model) if method is None else method
@@ -88,41 +111,27 @@ def evaluate(
         raise TxlError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     carries = isinstance(model, RecurrentNetwork) and method == "segments"
     segment = segment if carries or method == "cached" else min(segment, attn_len)
-    tokens = tokens[:limit]
     reach = attn_len
     zeros = isinstance(model.config, ModelConfig) and model.config.initial_memory == "zeros"
     if not zeros:  # no token sees more than there is
         reach, segment = min(attn_len, len(tokens)), min(segment, len(tokens))
-    training = model.training
-    total, scored, began = 0.0, 0, time.perf_counter()
-    try:
-        if method == "sliding":
-            if counting != "all":
-                raise TxlError("method 'sliding' scores every token: it goes with counting 'all' only")
-            for losses in sliding_losses(model, tokens, start, reach, segment, batch, clamp_len, world):
-                total += float(losses.double().sum())
-                scored += len(losses)
-                if progress:
-                    progress(min(scored * world.size, len(tokens)))
-        else:
-            batch = min(batch, len(tokens))
-            rows = world.rows(batch)
-            # A process without a stream has nothing to read.
-            reader = make_reader(model, method, max(rows.stop - rows.start, 1), reach, segment, clamp_len)
-            for block in scored_segments(tokens, start, batch, segment, None, counting):
-                if rows.start == rows.stop:
-                    break
-                if not carry_memory:
-                    reader.reset()
-                inputs, targets = (x[rows].to(model.device) for x in block)
-                total += float(reader.nll(inputs, targets).double().sum())
-                scored += int((targets >= 0).sum())
-                if progress:
-                    progress(min(scored * world.size, len(tokens)))
-        total, scored = _together(total, scored, world, model.device)
-    finally:
-        model.train(training)
-    return Score(attn_len, scored, total / scored, time.perf_counter() - began)
+    if method == "sliding":
+        if counting != "all":
+            raise TxlError("method 'sliding' scores every token: it goes with counting 'all' only")
+        for losses in sliding_losses(model, tokens, start, reach, segment, batch, clamp_len, world):
+            yield losses, len(losses)
+        return
+    batch = min(batch, len(tokens))
+    rows = world.rows(batch)
+    # A process without a stream has nothing to read.
+    reader = make_reader(model, method, max(rows.stop - rows.start, 1), reach, segment, clamp_len)
+    for block in scored_segments(tokens, start, batch, segment, None, counting):
+        if rows.start == rows.stop:
+            return
+        if not carry_memory:
+            reader.reset()
+        inputs, targets = (x[rows].to(model.device) for x in block)
+        yield reader.nll(inputs, targets), int((targets >= 0).sum())
 
 
 def _together(total: float, scored: int, world: World, device: torch.device) -> tuple[float, int]:

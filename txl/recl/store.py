@@ -14,7 +14,7 @@ from txl.errors import TxlError
 from txl.paths import replace_bytes
 from txl.recl.losses import BATCH_TOKENS, Losses
 from txl.recl.positions import LONGEST_CHAIN, Plan
-from txl.text.tokens import Tokens
+from txl.text.tokens import Tokens, content
 
 FORMAT = 1  # of the files, and of the order in which batches are measured
 
@@ -35,14 +35,14 @@ def save(path: Path, losses: Losses, fingerprint: str) -> None:
     Raises:
         TxlError: it cannot be written.
     """
-    content = io.BytesIO()
+    file = io.BytesIO()
     np.savez(
-        content, values=losses.values, batches=np.int64(losses.batches), tokens=np.int64(losses.tokens),
+        file, values=losses.values, batches=np.int64(losses.batches), tokens=np.int64(losses.tokens),
         fingerprint=np.array(fingerprint),
     )  # fmt: skip
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_bytes(path, content.getvalue())
+        replace_bytes(path, file.getvalue())
     except OSError as error:
         raise TxlError(f"{path}: cannot be written: {error.strerror or error}") from error
 
@@ -59,11 +59,6 @@ def load(path: Path, fingerprint: str, shape: tuple[int, int]) -> Losses | None:
             return Losses(kept["values"].astype(np.float64), int(kept["batches"]), int(kept["tokens"]))
     except (OSError, ValueError, KeyError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error):
         return None
-
-
-def content(tokens: Tokens) -> str:
-    """SHA-256 of a text's tokens."""
-    return hashlib.sha256(np.ascontiguousarray(tokens).data).hexdigest()
 
 
 def file_name(model: str) -> str:

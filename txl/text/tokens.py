@@ -1,5 +1,6 @@
 """Tokens as arrays, in the smallest type that holds a vocabulary."""
 
+import hashlib
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,11 @@ def token_dtype(size: int) -> type[np.unsignedinteger[Any]]:
     if size <= 1 << 8:
         return np.uint8
     return np.uint16 if size <= 1 << 16 else np.uint32
+
+
+def content(tokens: Tokens) -> str:
+    """SHA-256 of a text's tokens."""
+    return hashlib.sha256(np.ascontiguousarray(tokens).data).hexdigest()
 
 
 SHOWN = 5  # of what is wrong, in a message
