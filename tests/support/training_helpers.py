@@ -6,6 +6,8 @@ from pathlib import Path
 import torch
 from model_helpers import small_config
 
+from txl.distributed.world import World
+from txl.model.networks import config_from_json
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
@@ -13,12 +15,22 @@ from txl.training.trainer import Trainer
 
 
 def trainer(
-    folder: Path | str, corpus: Corpus, *, resume: bool = False, model: dict | None = None, **options: object
-) -> Trainer:
+    folder: Path | str, corpus: Corpus, *, resume: bool = False, model: dict | None = None, world: World = World(),  # noqa: B008 - frozen
+    shard: bool = False, **options: object,
+) -> Trainer:  # fmt: skip
+    if model and "network" in model:
+        config = config_from_json(
+            {"vocab_size": len(corpus.vocabulary), "n_layer": 2, "d_model": 16, "d_inner": 24} | model
+        )
+        return Trainer(folder, corpus, config, _config(options), resume=resume, world=world, shard=shard)
     sizes = {"vocab_size": len(corpus.vocabulary), "dropout": 0.1, "attn_dropout": 0.1, "mem_len": 24}
     config = small_config(**(sizes | (model or {})))
+    return Trainer(folder, corpus, config, _config(options), resume=resume, world=world, shard=shard)
+
+
+def _config(options: dict[str, object]) -> TrainConfig:
     common = {"steps": 20, "batch": 4, "tgt_len": 16, "lr": 3e-3, "eval_every": 10, "save_every": 5, "log_every": 1}
-    return Trainer(folder, corpus, config, TrainConfig(**(common | options)), resume=resume)
+    return TrainConfig(**(common | options))
 
 
 def contents(folder: Path) -> dict[str, torch.Tensor]:

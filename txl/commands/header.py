@@ -21,10 +21,8 @@ def header(trainer: Trainer) -> str:
     if not isinstance(trainer.model, RecurrentNetwork):
         width = getattr(trainer.model.layers[0].attention, "kernel_width", trainer.model.config.d_head)
         taken = _attention(trainer.model.config, width, trainer.device, dtype)
-    return (
-        f"{_kind(config)}, {size}; {_computed_by(taken, trainer.device, dtype)}; {tokens:,} tokens an update; "
-        f"updates {trainer.step:,} to {training.steps:,}"
-    )
+    by = _computed_by(taken, trainer.device, dtype, trainer.world.size)
+    return f"{_kind(config)}, {size}; {by}; {tokens:,} tokens an update; updates {trainer.step:,} to {training.steps:,}"
 
 
 def _kind(config: Config) -> str:
@@ -41,11 +39,13 @@ def _attention(config: ModelConfig, width: int, device: torch.device, dtype: tor
     return f"{choose_unasked(device, dtype or torch.float32, width)} backend"
 
 
-def _computed_by(taken: str, device: torch.device, dtype: torch.dtype | None) -> str:
-    """That, on which device or how many threads, and autocast's dtype."""
+def _computed_by(taken: str, device: torch.device, dtype: torch.dtype | None, processes: int) -> str:
+    """That, on which device or how many threads, in how many processes, and autocast's dtype."""
     if device.type == "cuda":
-        where = f"{taken} on {torch.cuda.get_device_name(device)}"
+        count = "" if processes == 1 else f"{processes} x "
+        where = f"{taken} on {count}{torch.cuda.get_device_name(device)}"
     else:
         threads = torch.get_num_threads()
-        where = f"{taken}, {threads} thread{'' if threads == 1 else 's'}"
+        count = "" if processes == 1 else f"{processes} processes, "
+        where = f"{taken}, {count}{threads} thread{'' if threads == 1 else 's'}{' each' if count else ''}"
     return where if dtype is None else f"{where}, {str(dtype).removeprefix('torch.')}"

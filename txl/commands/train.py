@@ -27,7 +27,7 @@ def _option(panel: str, text: str, *names: str, **kind: Any) -> Any:
 
 
 def train(
-    run: Annotated[Path, typer.Option(help="Folder of the run: log, checkpoints, corpus.")],
+    run: Annotated[Path, typer.Option("--run", "-r", help="Folder of the run: log, checkpoints, corpus.")],
     source: Annotated[
         Path | None,
         typer.Option("--data", help="A prepared corpus, a text file or a folder. Default: the standard library."),

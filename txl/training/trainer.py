@@ -177,7 +177,6 @@ class Trainer:
         since, updates = time.perf_counter(), 0
         while self.step < c.steps:
             updated = self._update()
-            self.stop_requested |= updated.stop
             updates += 1
             if self.step % c.log_every == 0 or self.step == c.steps:
                 now = time.perf_counter()
@@ -188,7 +187,8 @@ class Trainer:
                 entry |= {"lr": learning_rate(self.step - 1, c), "tokens_per_s": rate}
                 self._log(entry, report)
                 since, updates = now, 0
-            if self.stop_requested and self.step < c.steps:  # a validation that is due takes its time
+            # What all processes know: this one's own flag may have been raised since.
+            if updated.stop and self.step < c.steps:  # a validation that is due takes its time
                 self.validation_due = self.step % c.eval_every == 0
                 self.save(wait=True)
                 raise Interrupted

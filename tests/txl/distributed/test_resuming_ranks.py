@@ -1,0 +1,199 @@
+"""Checkpoints of several processes: another number goes on, nothing is lost, damage is seen."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_helpers import SMALL
+from rank_trainings import Trained, go_on
+from ranks import children, environment, run_ranks, start_torchrun, torchrun
+from training_helpers import trainer
+
+from txl import load
+from txl.distributed.world import World
+from txl.errors import TxlError
+from txl.text.corpus import Corpus
+from txl.training import checkpoint as checkpoints
+from txl.training.last import find_last
+from txl.training.shards import HEADER
+
+PLAIN: dict[str, Any] = {"batch": 8, "steps": 12, "model": {"dropout": 0.0, "attn_dropout": 0.0}, "average": "ema"}
+
+
+def on_ranks(size: int, run: Path, corpus: Corpus, until: int, work: Path, **case: Any) -> list[Trained]:
+    given = {"folder": run, "corpus": corpus.folder, "until": until} | PLAIN | case
+    found: list[Trained] = run_ranks("rank_trainings:go_on", size, given, work / "ranks")
+    return found
+
+
+def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-6, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+def test_two_then_one_then_two_processes_train_as_one(corpus: Corpus, tmp_path: Path, shard: bool) -> None:
+    """The same streams and memory, parameters, optimizer and average, whoever held which part."""
+    whole = go_on(World(), tmp_path / "whole", corpus.folder, 12, **PLAIN)
+    run = tmp_path / "run"
+    losses = on_ranks(2, run, corpus, 4, tmp_path, shard=shard)[0].losses
+    kind = "last-4" if shard else "last.safetensors"
+    assert [path.name for path in run.glob("last*")] == [kind]
+    losses += go_on(World(), run, corpus.folder, 8, **PLAIN | {"batch_chunk": 2}).losses
+    assert [path.name for path in run.glob("last*")] == ["last.safetensors"]
+    last = on_ranks(2, run, corpus, 12, tmp_path, shard=shard)
+    torch.testing.assert_close(torch.tensor(losses + last[0].losses), torch.tensor(whole.losses), rtol=1e-9, atol=0)
+    assert_close(last[0].parameters, whole.parameters)
+    assert_close(last[1].average, whole.average)
+    for layer, *parts in zip(whole.memory, *(rank.memory for rank in last), strict=True):
+        torch.testing.assert_close(torch.cat(parts), layer, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+def test_as_many_processes_go_on_bit_for_bit(corpus: Corpus, tmp_path: Path, shard: bool) -> None:
+    """With dropout: each process's random numbers go on, and are not another's."""
+    dropout = {"model": {"dropout": 0.3, "attn_dropout": 0.2}, "shard": shard}
+    whole = on_ranks(2, tmp_path / "whole", corpus, 8, tmp_path, **dropout)
+    first = on_ranks(2, tmp_path / "run", corpus, 3, tmp_path, **dropout)
+    rest = on_ranks(2, tmp_path / "run", corpus, 8, tmp_path, **dropout)
+    assert first[0].losses + rest[0].losses == whole[0].losses
+    assert all(torch.equal(x, whole[0].parameters[name]) for name, x in rest[0].parameters.items())
+    saved = checkpoints.load(tmp_path / "run")
+    assert not torch.equal(saved.tensors["rng.cpu"], saved.tensors["rng.1.cpu"])
+
+
+def test_a_sharded_checkpoint_is_read_as_a_whole_one(corpus: Corpus, tmp_path: Path) -> None:
+    """By evaluation, by a path to it or to its run, and without any process group."""
+    on_ranks(2, tmp_path / "run", corpus, 3, tmp_path, shard=True)
+    on_ranks(2, tmp_path / "same", corpus, 3, tmp_path)
+    shards, whole = checkpoints.load(tmp_path / "run" / "last-3"), checkpoints.load(tmp_path / "same")
+    assert shards.tensors.keys() == whole.tensors.keys()
+    of_shards, of_whole = ({k: x for k, x in saved.tensors.items() if "rng" not in k} for saved in (shards, whole))
+    assert_close(of_shards, of_whole)
+    assert shards.state == whole.state | {"best_loss": shards.state["best_loss"]}
+    assert (
+        load(tmp_path / "run").evaluate(corpus.valid).nats
+        == load(tmp_path / "run" / "last-3").evaluate(corpus.valid).nats
+    )
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "another", "no header", "header"])
+def test_damaged_shards_are_refused(
+    corpus: Corpus, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, damage: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(sharded_run(corpus, tmp_path_factory), run)
+    (folder,) = run.glob("last-*")
+    one, other = sorted(folder.glob("*.safetensors"))
+    if damage == "flip":
+        content = bytearray(one.read_bytes())
+        content[len(content) // 2] ^= 1
+        one.write_bytes(content)
+    elif damage == "truncate":
+        one.write_bytes(one.read_bytes()[:-8])
+    elif damage == "missing":
+        one.unlink()
+    elif damage == "another":
+        shutil.copy(other, one)
+    elif damage == "no header":
+        (folder / HEADER).unlink()
+    else:
+        (folder / HEADER).write_text(json.dumps({"format": "txl-2"}))
+    with pytest.raises(TxlError, match=r"damaged|not a whole checkpoint|no such checkpoint"):
+        checkpoints.load(folder)
+    with pytest.raises(TxlError, match=r"damaged|not a whole checkpoint|no such checkpoint"):
+        trainer(run, corpus, resume=True, **PLAIN)
+
+
+_sharded: list[Path] = []
+
+
+def sharded_run(corpus: Corpus, factory: pytest.TempPathFactory) -> Path:
+    """Made once."""
+    if not _sharded:
+        folder = factory.mktemp("sharded")
+        on_ranks(2, folder / "run", corpus, 2, folder, shard=True)
+        _sharded.append(folder / "run")
+    return _sharded[0]
+
+
+def test_a_folder_that_was_being_written_is_none(
+    corpus: Corpus, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(sharded_run(corpus, tmp_path_factory), run)
+    shutil.copytree(run / "last-2", run / ".last-9.tmp")
+    (run / ".last-9.tmp" / HEADER).unlink()
+    assert find_last(run) == run / "last-2"
+    t = trainer(run, corpus, resume=True, **PLAIN | {"model": PLAIN["model"]})
+    assert t.step == 2
+    assert not (run / ".last-9.tmp").exists()
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_others_with_a_line_and_loses_nothing(
+    corpus: Corpus, tmp_path: Path, victim: int, shard: bool
+) -> None:
+    """In a minute; the run goes on with one process from the checkpoint that was written last."""
+    run, options = (
+        tmp_path / "run",
+        [*SMALL, "--steps", 100000, "--save-every", 3, "--eval-every", 100000, "--log-every", 1],
+    )
+    options += ["--shard"] if shard else []
+    with start_torchrun(2, "train", "-r", run, "--data", corpus.folder, "--device", "cpu", *options) as process:
+        deadline = time.monotonic() + 90
+        while find_last(run) is None and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        rank = children(process.pid)[victim]
+        began = time.monotonic()
+        subprocess.run(["kill", "-9", str(rank)], check=True)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert time.monotonic() - began < 60
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, errors
+    assert f"rank {1 - victim}: another process has ended" in lines[0]
+    assert "--resume goes on" in lines[0]
+    last = find_last(run)
+    assert last is not None
+    step = checkpoints.load(last).state["step"]
+    assert step >= 3
+    done = torchrun(1, "train", "-r", run, "--resume", "--steps", step + 2, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert checkpoints.load(run / "last.safetensors").state["step"] == step + 2
+
+
+def test_ctrl_c_saves_once_and_tells_how_to_go_on(corpus: Corpus, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = [*SMALL, "--steps", 100000, "--save-every", 100000, "--eval-every", 100000, "--log-every", 1]
+    with start_torchrun(
+        2, "train", "-r", run, "--data", corpus.folder, "--device", "cpu", "--shard", *options
+    ) as process:
+        deadline = time.monotonic() + 90
+        while not (run / "log.jsonl").exists() or not (run / "log.jsonl").stat().st_size:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    last = find_last(run)
+    assert last is not None
+    assert last.is_dir()
+    told = [line for line in errors.splitlines() if line.startswith(("interrupted: ", "go on with: ", "finishing"))]
+    assert [line.split(":")[0].split(" this")[0] for line in told] == ["finishing", "interrupted", "go on with"]
+    assert told[2] == f"go on with: txl train --run {run} --resume --device cpu --devices 2 --shard"
+    step = checkpoints.load(last).state["step"]
+    command = [sys.executable, "-m", *told[2].removeprefix("go on with: ").split(), "--steps", str(step + 1)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert checkpoints.load(run).state["step"] == step + 1

@@ -1,0 +1,88 @@
+"""Two processes with half of the batch each are one with all of it."""
+
+from typing import Any
+
+import pytest
+import torch
+from rank_trainings import Trained, several
+from ranks import run_ranks
+
+from txl.distributed.world import World
+from txl.text import corpus as data
+from txl.text.corpus import Corpus
+
+UPDATES = 20
+# 16 streams of 64 tokens a segment: an epoch is 18 segments, the last of them shorter.
+LONG: dict[str, Any] = {"batch": 16, "tgt_len": 64, "steps": UPDATES}
+NO_DROPOUT = {"dropout": 0.0, "attn_dropout": 0.0}
+
+
+def case(model: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    return {"model": NO_DROPOUT | (model or {})} | LONG | options
+
+
+RECURRENT = {"dropout": 0.0}
+CASES = {
+    "memory": case(),
+    "chunks and segments": case(batch_chunk=2, accumulate=2),
+    "weight decay, ema": case(weight_decay=0.1, average="ema", ema_decay=0.9),
+    "untied, pre-norm": case({"untie_r": True, "pre_norm": True, "final_norm": True}),
+    # The last bin is of "z" alone, which the second rank never reads.
+    "bins": case({"cutoffs": (14, 25), "div_val": 2}),
+    "bins of one table, untied weights": case({"cutoffs": (14, 25), "tie_weight": False}),
+    "auxiliary losses": case({"second_target": True}, intermediate_losses=True),
+    "context": case(ext_len=16),
+    "shaw": case({"encoding": "shaw", "table_len": 128}),
+    "learned positions": case({"encoding": "learned", "table_len": 64, "mem_len": 0}),
+    "lstm": {"model": {"network": "lstm"} | RECURRENT} | LONG,
+    "qrnn": {"model": {"network": "qrnn"} | RECURRENT} | LONG,
+    "recomputed": case(recompute=True),
+    "memory on the host": case(recompute=True, offload_memory=True),
+}
+SHARDED = {f"{name}, sharded": given | {"shard": True} for name, given in CASES.items()}
+ALL = CASES | SHARDED
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Of which the second half lacks a symbol."""
+    lines = [f"{n:04d} follows the line that ended in {n * 7919 % 9973:04d};\n" for n in range(480)]
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "text.txt").write_text(
+        "".join(line.replace(";", "z") if n < 200 else line for n, line in enumerate(lines))
+    )
+    prepared = data.prepare(folder / "text.txt", folder / "corpus")
+    assert prepared.vocabulary.to_file().endswith(b"0x7a\n")
+    return prepared
+
+
+@pytest.fixture(scope="module")
+def alone(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+    return several(World(), tmp_path_factory.mktemp("alone"), corpus.folder, CASES, UPDATES)
+
+
+@pytest.fixture(scope="module")
+def ranks(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Trained]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    given = {"folder": folder / "runs", "corpus": corpus.folder, "cases": ALL, "updates": UPDATES}
+    found: list[dict[str, Trained]] = run_ranks("rank_trainings:several", 2, given, folder, timeout=300)
+    return found
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_two_ranks_train_as_one_process(name: str, alone: dict[str, Trained], ranks: list[dict[str, Trained]]) -> None:
+    """20 updates in float64, over the end of an epoch: losses, gradients' norms, parameters, the
+    average, and the memory of every stream."""
+    want, got = alone[name.removesuffix(", sharded")], [rank[name] for rank in ranks]
+    for rank in got:
+        torch.testing.assert_close(torch.tensor(rank.losses), torch.tensor(want.losses), rtol=1e-9, atol=0)
+        torch.testing.assert_close(torch.tensor(rank.norms), torch.tensor(want.norms), rtol=1e-7, atol=0)
+        for kind in ("parameters", "average"):
+            mine, theirs = getattr(want, kind), getattr(rank, kind)
+            assert mine.keys() == theirs.keys()
+            for key, value in mine.items():
+                torch.testing.assert_close(theirs[key], value, rtol=1e-6, atol=1e-8, msg=lambda m, k=key: f"{k}: {m}")
+    assert len(want.memory) == len(got[0].memory)
+    for layer, *parts in zip(want.memory, *(rank.memory for rank in got), strict=True):
+        torch.testing.assert_close(torch.cat(parts), layer, rtol=1e-6, atol=1e-8)
+    assert want.losses[-1] < want.losses[0]
