@@ -38,7 +38,7 @@ def test_replays_are_the_engines_steps(options: dict[str, Any], batch: int) -> N
             torch.testing.assert_close(graphed.feed(tokens), engine.feed(tokens), **CLOSE)
         graphed.reset()
         engine.reset()
-    assert sum(repeat is not None for repeat in graphed._repeats.values()) > 32
+    assert sum(repeat is not None for repeat in graphed._repeats.values()) >= 32
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
