@@ -3,29 +3,27 @@
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from txl.commands.console import EvaluationProgress
-from txl.commands.options import Device, console, in_panel, pick_device, say
+from txl.commands.measuring import losses_of
+from txl.commands.options import Device, console, in_panel, say
+from txl.commands.processes import Devices, processes, start_processes
 from txl.commands.splits import split_of
+from txl.distributed.reading import agree_on_reading
 from txl.errors import TxlError
 from txl.language_model import LanguageModel, load
 from txl.model.transformer import TransformerXL
 from txl.paths import make_folder, replace_text
 from txl.pictures import missing
-from txl.recl import store
 from txl.recl.figures import draw_gains, draw_perplexity
-from txl.recl.losses import Losses, measure
 from txl.recl.networks import NetworkLosses
 from txl.recl.positions import Plan
 from txl.recl.result import GroupResult, group_result
-from txl.text.tokens import Tokens
 
-SAVE_EVERY_S = 20.0
 _TEXT, _MEASURING = "What is measured", "How"
 
 
@@ -56,45 +54,50 @@ def recl_command(
         Path | None, typer.Option(help="Folder for the result. Default: recl in the first run's.", show_default=False)
     ] = None,
     device: Device = "auto",
+    devices: Devices = None,
 ) -> None:
     """How far back models make use of a text: the paper's RECL, figures 3 and 4.
 
     Every prediction is made from exactly so many tokens and an empty state. Started again, the
-    command goes on where it was interrupted.
+    command goes on where it was interrupted, with however many processes.
     """
-    ratios = _ratios(ratio)
-    where = pick_device(device)
-    group = _group([load(path, where) for path in runs], runs)
-    first = next(iter(group.values()))
-    tokens, _ = split_of(first, source, split)
-    plan = Plan(len(tokens), samples, step, contexts)
-    _check_reading(group, attn_len, clamp_len)
-    measured = {
-        name: NetworkLosses(model, attn_len if _attends(model) else None, clamp_len if _clamps(model) else None)
-        for name, model in group.items()
-    }
-    for name, each in measured.items():
-        if each.limit is not None and each.limit < step:
-            raise TxlError(
-                f"{name}: contexts begin at {step} tokens, beyond the {each.limit} that its absolute positions reach; "
-                f"--step must be at most {each.limit}"
-            )
-    folder = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "recl"
-    make_folder(folder, "--out")
-    positions = len(plan.positions())
-    if positions < samples:
-        say(f"the text has {positions:,} positions after a context of {plan.longest:,}; all are taken")
-    losses, seconds = {}, {}
-    for name, each in measured.items():
-        began = time.perf_counter()
-        losses[name] = _measured(name, each, tokens, plan, folder).values
-        seconds[name] = time.perf_counter() - began
-    result = group_result(losses, plan, ratios, {name: each.limit for name, each in measured.items()})
-    settings = {
-        "models": {name: str(model.path) for name, model in group.items()}, "samples": samples, "step": step,
-        "checkpoints": {name: model.digest for name, model in group.items()},
-        "attn_len": attn_len, "clamp_len": clamp_len, "seconds": seconds,
-    }  # fmt: skip
+    if devices is not None:
+        start_processes(devices, device)
+        return
+    with processes(device) as (world, where):
+        with world.together():
+            ratios = _ratios(ratio)
+            group = _group([load(path, where) for path in runs], runs)
+            first = next(iter(group.values()))
+            tokens, _ = split_of(first, source, split)
+            plan = Plan(len(tokens), samples, step, contexts)
+            measured = _readings(group, step, attn_len, clamp_len)
+            folder = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "recl"
+            if world.first:
+                make_folder(folder, "--out")
+        digests = {name: model.digest for name, model in group.items()}
+        options = {"--samples": samples, "--step": step, "--contexts": contexts, "--attn-len": attn_len}
+        agree_on_reading(world, digests, tokens, options | {"--clamp-len": clamp_len})
+        positions = len(plan.positions())
+        if positions < samples:
+            say(f"the text has {positions:,} positions after a context of {plan.longest:,}; all are taken")
+        losses, seconds = {}, {}
+        for name, each in measured.items():
+            began = time.perf_counter()
+            losses[name] = losses_of(name, each, tokens, plan, folder, world).values
+            seconds[name] = time.perf_counter() - began
+        with world.together():
+            if world.first:
+                result = group_result(losses, plan, ratios, {name: each.limit for name, each in measured.items()})
+                settings = {
+                    "models": {name: str(model.path) for name, model in group.items()}, "samples": samples, "step": step,
+                    "checkpoints": digests, "attn_len": attn_len, "clamp_len": clamp_len, "seconds": seconds,
+                }  # fmt: skip
+                _write(folder, settings, result)
+
+
+def _write(folder: Path, settings: dict[str, Any], result: GroupResult) -> None:
+    """Files, table and figures."""
     replace_text(folder / "recl.json", json.dumps(settings | result.to_json(), indent=2) + "\n")
     replace_text(folder / "recl.csv", result.to_csv())
     _print(result)
@@ -131,8 +134,15 @@ def _group(models: list[LanguageModel], paths: list[Path]) -> dict[str, Language
     return dict(zip(names, models, strict=True))
 
 
-def _check_reading(group: dict[str, LanguageModel], attn_len: int | None, clamp_len: int | None) -> None:
-    """Raises TxlError for an option that no model of the group takes, or that is out of range."""
+def _readings(
+    group: dict[str, LanguageModel], step: int, attn_len: int | None, clamp_len: int | None
+) -> dict[str, NetworkLosses]:
+    """How each model is read.
+
+    Raises:
+        TxlError: an option is taken by no model of the group or is out of range, or a model cannot
+            read the first context.
+    """
     for name, value in (("--attn-len", attn_len), ("--clamp-len", clamp_len)):
         if value is not None and value < 1:
             raise TxlError(f"{name} must be >= 1, got {value}")
@@ -140,6 +150,17 @@ def _check_reading(group: dict[str, LanguageModel], attn_len: int | None, clamp_
         raise TxlError("--attn-len is for Transformers, and there is none in the group")
     if clamp_len is not None and not any(map(_clamps, group.values())):
         raise TxlError("--clamp-len is for models of encoding 'relative', and there is none in the group")
+    measured = {
+        name: NetworkLosses(model, attn_len if _attends(model) else None, clamp_len if _clamps(model) else None)
+        for name, model in group.items()
+    }
+    for name, each in measured.items():
+        if each.limit is not None and each.limit < step:
+            raise TxlError(
+                f"{name}: contexts begin at {step} tokens, beyond the {each.limit} that its absolute positions reach; "
+                f"--step must be at most {each.limit}"
+            )
+    return measured
 
 
 def _attends(model: LanguageModel) -> bool:
@@ -148,33 +169,6 @@ def _attends(model: LanguageModel) -> bool:
 
 def _clamps(model: LanguageModel) -> bool:
     return getattr(model.model.config, "encoding", None) == "relative"
-
-
-def _measured(name: str, predict: NetworkLosses, tokens: Tokens, plan: Plan, folder: Path) -> Losses:
-    """The losses of one model: those that are kept, and the rest measured now and kept."""
-    model = predict.language_model
-    mark = store.fingerprint(
-        model.digest, tokens, plan, attn_len=predict.attn_len, clamp_len=predict.clamp_len, limit=predict.limit
-    )
-    kept = folder / "losses" / f"{store.file_name(name)}.npz"
-    cost = plan.cost(predict.limit)
-    begun = store.load(kept, mark, (plan.contexts, len(plan.positions())))
-    limited = "" if predict.limit is None else f"; longer contexts than its {predict.limit} are that one"
-    told = f", {begun.tokens:,} of them done" if begun else ""
-    say(f"{name}: {cost:,} tokens to read{told}{limited}")
-    done, saved = begun, time.perf_counter()
-    with EvaluationProgress(console, name, cost) as progress:
-        try:
-            for done in measure(predict, tokens, plan, limit=predict.limit, device=model.model.device, begun=begun):
-                progress.update(done.tokens)
-                if time.perf_counter() - saved > SAVE_EVERY_S:
-                    store.save(kept, done, mark)
-                    saved = time.perf_counter()
-        finally:
-            if done is not None and done is not begun:
-                store.save(kept, done, mark)
-    assert done is not None  # a plan has at least one run
-    return done
 
 
 def _print(result: GroupResult) -> None:

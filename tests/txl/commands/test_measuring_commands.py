@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from command_helpers import SMALL, Run, one_line
 
-from txl.commands import recl
+from txl.commands import measuring, recl
 from txl.model.networks import config_from_json
 from txl.recl import losses
 from txl.text.corpus import Corpus
@@ -102,7 +102,7 @@ def test_recl_goes_on_where_it_was_interrupted(
             if len(batches) == 5:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(recl, "measure", interrupted)
+    monkeypatch.setattr(measuring, "measure", interrupted)
     stopped = txl("recl", run, *RECL, "--out", tmp_path / "parts")
     assert stopped.returncode == 130
     assert not (tmp_path / "parts" / "recl.json").exists()
