@@ -1,0 +1,39 @@
+"""A training by several processes of one machine, against one process with all of its threads.
+
+pytest benchmarks/groups/test_processes.py --benchmark-only
+"""
+
+import functools
+from typing import Any
+
+from harness.case import Case
+from harness.comparison import Comparison, Implementation, comparisons
+from harness.machine import Machine
+from implementations.processes import entry
+
+
+def trainings(machine: Machine, full: bool) -> list[Comparison]:
+    if machine.kind != "cpu":
+        return []
+    found = []
+    for model, layers, batch, length in (("laptop", 4, 8, 128), ("enwik8-base", 2, 4, 512)):
+        ways = [
+            ("2 processes (DDP), half the threads each", "ddp", "ours", 2, False),
+            ("2 processes (FSDP2), half the threads each", "fsdp", "ours", 2, True),
+            ("1 process, all threads", "one", "baseline", 1, False),
+        ]
+        threads = max(machine.threads, 2)
+        implementations = [
+            Implementation(
+                name, way, functools.partial(entry, count, threads // count, model, batch, length, shard), role
+            )
+            for name, way, role, count, shard in ways
+        ]
+        case = Case(unit="token", model=model, layers=layers, note=f"an update, batch {batch}, segments of {length}")
+        found.append(Comparison("processes", case, implementations, clock="wall", seconds=12, least=3, most=60))
+    return found
+
+
+@comparisons(trainings)
+def test_processes(run: Any, comparison: Comparison, implementation: str) -> None:
+    run(comparison, implementation)
