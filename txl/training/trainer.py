@@ -28,7 +28,7 @@ from txl.training.last import remove_unfinished
 from txl.training.lock import lock
 from txl.training.run_folder import refuse_used_folder, write_record
 from txl.training.schedule import learning_rate
-from txl.training.update import NotFinite, Updated, Updater
+from txl.training.update import NotFinite, Updated, Updater, check_shards
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -91,6 +91,8 @@ class Trainer:
         agree_on(world, corpus, model_config.to_json(), config.to_json(), shard)
         with world.together():
             streams = training_streams(corpus, config.batch, config.scored, config.context, config.seed)
+            if shard:
+                check_shards(config)
             self.batches = Batches(streams, config, model_config, world, self.device)
             if world.first:
                 corpus.verify()

@@ -1,5 +1,6 @@
 """One update: the segments' losses and gradients, over all processes, and the optimizer's step."""
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -32,19 +33,31 @@ class Updated(NamedTuple):
     stop: bool
 
 
+def check_shards(config: TrainConfig) -> None:
+    """Raises TxlError where a run cannot be sharded."""
+    if config.optimizer == "muon":
+        raise TxlError("--shard is for optimizer 'adam': 'muon' needs whole matrices")
+    try:
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+        known = "save_distributed" in inspect.signature(HuggingFaceStorageWriter.__init__).parameters
+    except ImportError:
+        known = False
+    if not known:
+        raise TxlError(
+            "--shard needs a torch that writes checkpoints as sharded safetensors (HuggingFaceStorageWriter with "
+            f"save_distributed), this is {torch.__version__}"
+        )
+
+
 class Updater:
     """A network in training, with its average, optimizers and gradients."""
 
     def __init__(
         self, network: Network, config: TrainConfig, world: World, device: torch.device, shard: bool = False
     ) -> None:
-        """shard: parameters, gradients and the optimizer's state over the processes (FSDP2).
-
-        Raises:
-            TxlError: shard, with an optimizer that needs whole matrices.
-        """
-        if shard and config.optimizer == "muon":
-            raise TxlError("--shard is for optimizer 'adam': 'muon' needs whole matrices")
+        """shard: parameters, gradients and the optimizer's state over the processes (FSDP2), where
+        `check_shards` lets it through."""
         self.network, self.config, self.world, self.device = network, config, world, device
         self.dtype = autocast_dtype(config.precision, device)
         if isinstance(network, TransformerXL):
