@@ -42,6 +42,16 @@ def stop_on_ctrl_c(trainer: Trainer) -> Iterator[None]:
             signal.signal(one, previous[one])
 
 
+@contextmanager
+def stop_on_sigterm() -> Iterator[None]:
+    """SIGTERM, which torchrun sends to all when one process fails, ends this one as Ctrl-C does."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 def tell_saved(trainer: Trainer, options: list[str]) -> None:
     """Where the checkpoint of an interrupted run is, and the command that goes on, on stderr.
 

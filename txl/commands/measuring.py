@@ -1,9 +1,11 @@
 """The losses of one model of `txl recl`: those that are kept, the rest measured now and kept."""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from txl.commands.console import EvaluationProgress
+from txl.commands.interrupt import stop_on_sigterm
 from txl.commands.options import console, say
 from txl.distributed.world import World
 from txl.recl import store
@@ -33,8 +35,9 @@ def losses_of(name: str, predict: NetworkLosses, tokens: Tokens, plan: Plan, fol
     say(f"{name}: {cost:,} tokens to read{told}{limited}")
     done, saved = begun, time.perf_counter()
     steps = measure(predict, tokens, plan, limit=predict.limit, device=model.model.device, begun=begun, world=world)
+    keeps_always = stop_on_sigterm() if world.first and world.size > 1 else nullcontext()
     # That the first cannot write the others learn where they meet next, inside of `measure`.
-    with world.together(), EvaluationProgress(console, name, cost) as progress:
+    with world.together(), keeps_always, EvaluationProgress(console, name, cost) as progress:
         try:
             for done in steps:
                 progress.update(done.tokens)

@@ -43,6 +43,10 @@ def processes(device: str, *, group: bool = False) -> Iterator[tuple[World, torc
         except Interrupted:
             settle()
             raise
+        except KeyboardInterrupt:
+            if not world.first:  # it is said once
+                sys.exit(130)
+            raise
 
 
 def start_processes(count: int, device: str) -> None:
