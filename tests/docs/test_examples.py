@@ -36,6 +36,11 @@ def test_layers(name: str, sizes: dict[str, int], capsys: pytest.CaptureFixture[
         assert float(said.splitlines()[0].removeprefix("largest difference: ")) < 1e-5
 
 
+def test_several_devices() -> None:
+    """Alone; by two processes: tests/txl/distributed."""
+    assert run_example("several_devices", steps=3) < 6
+
+
 def test_a_training_loop(tmp_path: Path) -> None:
     """300 lines alike but for their numbers are learned in a moment: 25 symbols need 4.6 bits."""
     text = tmp_path / "text.txt"

@@ -57,7 +57,7 @@ def test_two_then_one_then_two_processes_train_as_one(corpus: Corpus, tmp_path: 
         torch.testing.assert_close(torch.cat(parts), layer, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize("shard", [pytest.param(False, marks=pytest.mark.slow), True], ids=["replicated", "sharded"])
 def test_as_many_processes_go_on_bit_for_bit(corpus: Corpus, tmp_path: Path, shard: bool) -> None:
     """With dropout: each process's random numbers go on, and are not another's."""
     dropout = {"model": {"dropout": 0.3, "attn_dropout": 0.2}, "shard": shard}
@@ -138,8 +138,15 @@ def test_a_folder_that_was_being_written_is_none(
     assert not (run / ".last-9.tmp").exists()
 
 
-@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("victim", "shard"),
+    [
+        (0, False),
+        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(0, True, marks=pytest.mark.slow),
+        pytest.param(1, True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_rank_ends_the_others_with_a_line_and_loses_nothing(
     corpus: Corpus, tmp_path: Path, victim: int, shard: bool
 ) -> None:
