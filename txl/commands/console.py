@@ -23,7 +23,7 @@ def discard(descriptor: int) -> None:
 def tell(text: str) -> None:
     """Prints to stderr; a reader that is gone (`txl train 2>&1 | tee log`) does not matter."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(text + "\n", end="", file=sys.stderr, flush=True)  # at once: several processes may speak
     except BrokenPipeError:
         discard(2)
 

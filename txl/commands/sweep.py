@@ -11,6 +11,9 @@ import typer
 
 from txl.commands.console import tell
 from txl.commands.options import in_panel, pick_device
+from txl.commands.processes import processes
+from txl.distributed.join import local_device
+from txl.distributed.world import World
 from txl.errors import TxlError
 from txl.sweeps import scales, sweep, tables
 from txl.training.trainer import Interrupted
@@ -20,7 +23,7 @@ _ROW, _RUNNING = "Each row", "How they are run"
 
 def sweep_command(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="table6, table7 or table10 of the paper.")],
-    run: Annotated[Path, typer.Option(help="Folder of the sweep: a run a row, the ledger, the table.")],
+    run: Annotated[Path, typer.Option("--run", "-r", help="Folder of the sweep: a run a row, the ledger, the table.")],
     source: Annotated[
         Path | None,
         typer.Option(
@@ -56,26 +59,37 @@ def sweep_command(
 
     After Ctrl-C, an error or a crash the same command goes on where it was.
     """
-    wanted = tables.find(table)
-    scales.find(scale)
-    chosen = wanted.chosen(rows)
-    if minutes is not None and (steps is not None or not 0 < minutes < math.inf):
-        also = "" if steps is None else f" and --steps {steps}"
-        raise TxlError(f"--minutes must be > 0 and finite, and without --steps, got {minutes:g}{also}")
-    for name, value, least in (("steps", steps, 1), ("eval-tokens", eval_tokens, 0)):
-        if value is not None and value < least:
-            raise TxlError(f"--{name} must be >= {least}, got {value}")
-    settings = {"scale": scale, "minutes": minutes, "steps": steps, "eval_tokens": eval_tokens}
-    try:
-        sweep.run(run, wanted, chosen, source, settings, _devices(devices))
-    except (Interrupted, KeyboardInterrupt):
-        tell(f"interrupted; go on with: {shlex.join(['txl', *sys.argv[1:]])}")
-        raise Interrupted from None
+    with processes("cpu") as (world, _):
+        with world.together():
+            wanted = tables.find(table)
+            scales.find(scale)
+            chosen = wanted.chosen(rows)
+            if minutes is not None and (steps is not None or not 0 < minutes < math.inf):
+                also = "" if steps is None else f" and --steps {steps}"
+                raise TxlError(f"--minutes must be > 0 and finite, and without --steps, got {minutes:g}{also}")
+            for name, value, least in (("steps", steps, 1), ("eval-tokens", eval_tokens, 0)):
+                if value is not None and value < least:
+                    raise TxlError(f"--{name} must be >= {least}, got {value}")
+            where = _devices(devices, world)
+        settings = {"scale": scale, "minutes": minutes, "steps": steps, "eval_tokens": eval_tokens}
+        try:
+            sweep.run(run, wanted, chosen, source, settings, where, world)
+        except (Interrupted, KeyboardInterrupt) as end:
+            if world.size > 1:
+                if world.first and isinstance(end, Interrupted):
+                    tell("interrupted; the same command goes on, with any number of processes")
+                raise
+            tell(f"interrupted; go on with: {shlex.join(['txl', *sys.argv[1:]])}")
+            raise Interrupted from None
 
 
-def _devices(names: str) -> list[torch.device]:
+def _devices(names: str, world: World) -> list[torch.device]:
+    if world.size > 1 and "," in names:
+        raise TxlError(f"--devices must be one where torchrun gives each process its rows, got {names!r}")
     try:
-        return [pick_device(name.strip()) for name in names.split(",")]
+        return [
+            pick_device(local_device(name.strip()) if world.size > 1 else name.strip()) for name in names.split(",")
+        ]
     except TxlError as error:
         raise TxlError(
             f"--devices takes auto, cpu, cuda or cuda:N, several separated by commas, got {names!r}: {error}"

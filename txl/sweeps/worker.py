@@ -9,74 +9,39 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 
-from txl.commands.header import header
 from txl.errors import TxlError
-from txl.evaluation.score import Score
 from txl.sweeps import ledger as ledgers
 from txl.sweeps import tables
 from txl.sweeps.faults import reason
+from txl.sweeps.lines import Lines
 from txl.sweeps.plan import make_plan
 from txl.sweeps.row import run_row
-from txl.sweeps.terminal import scored_line
 from txl.text import corpus as data
-from txl.training.trainer import Interrupted, Report, Trainer
+from txl.training.trainer import Interrupted
 
 FAILED, STOPPED = 1, 130  # exit codes
 
 
-class Remote:
+class Remote(Lines):
     """A `Watch` of another process."""
 
     def __init__(self, events: TextIO) -> None:
+        super().__init__(lambda line: self.tell(line=line))
         self.events = events
-        self.trainer: Trainer | None = None
-        self.stopping = False
 
     def listen(self) -> None:
         """Waits for the word to stop; ends the process with the sweep."""
         while os.read(0, 1):
-            self.stopping = True
-            if self.trainer is not None:
-                self.trainer.request_stop()
+            self.stop()
         os._exit(STOPPED)
 
     def tell(self, **event: str) -> None:
         print(json.dumps(event), file=self.events, flush=True)
-
-    @contextmanager
-    def training(self, name: str, trainer: Trainer) -> Iterator[Report]:
-        self.trainer = trainer
-        if self.stopping:
-            trainer.request_stop()
-        self.tell(line=f"{name}: {header(trainer)}")
-        unit = "bpc" if trainer.corpus.vocabulary.unit == "bytes" else "ppl"
-
-        def report(entry: dict[str, Any]) -> None:
-            if "valid_loss" in entry:
-                told = f"validation loss {entry['valid_loss']:.4f}, {unit} {entry[f'valid_{unit}']:.4f}"
-                self.tell(line=f"{name}: step {entry['step']}: {told}")
-
-        yield report
-        self.trainer = None
-
-    @contextmanager
-    def scoring(self, name: str, attn_len: int, total: int) -> Iterator[Callable[[int], None]]:
-        def told(scored: int) -> None:
-            if self.stopping:
-                raise Interrupted
-
-        told(0)
-        yield told
-
-    def scored(self, name: str, score: Score) -> None:
-        self.tell(line=scored_line(name, score))
 
 
 def main(folder: Path, name: str, device: str, threads: int) -> int:
