@@ -21,16 +21,19 @@ from txl.training.losses import segment_loss
 OPERATOR, BACKWARD = "txl_kernels.rel_attention.default", "txl_kernels.rel_attention_backward.default"
 BINS: dict[str, Any] = {"cutoffs": (10, 20)}
 MODELS: list[dict[str, Any]] = [
-    {"n_layer": 2},
     {"n_layer": 2, "untie_r": True, "pre_norm": True, "final_norm": True},
+    BINS | {"div_val": 2},
+]
+MORE: list[dict[str, Any]] = [
+    {"n_layer": 2},
     {"window": 9, "clamp_len": 4, "second_target": True},
     {"encoding": "shaw", "table_len": 5},
     {"encoding": "shaw-released", "table_len": 5},
     {"encoding": "sinusoid"},
     {"encoding": "learned", "table_len": 6},
     BINS,
-    BINS | {"div_val": 2},
 ]
+SLOW = pytest.mark.slow
 # Dynamo asks every tensor for its gradient, and means to ignore what torch says to that.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
@@ -90,7 +93,7 @@ def trained(
     return [*losses, *(p.grad for p in network.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("options", MODELS, ids=str)
+@pytest.mark.parametrize("options", [*MODELS, *(pytest.param(more, marks=SLOW) for more in MORE)], ids=str)
 def test_a_segment_is_one_graph(options: dict[str, Any], graphs: Graphs) -> None:
     """Reading after a memory, softmax and loss, which bins have whatever rows they get."""
     network, (before, part) = model(**options), segments([6, 6])
@@ -116,7 +119,9 @@ def test_what_breaks_where_breaks_are_allowed(graphs: Graphs) -> None:
     assert all("builtin str" in reason for reason in others)
 
 
-@pytest.mark.parametrize("change", ["none", "untied", "recomputed", "autocast"])
+@pytest.mark.parametrize(
+    "change", ["none", *(pytest.param(x, marks=SLOW) for x in ("untied", "recomputed", "autocast"))]
+)
 def test_layers_share_three_graphs_however_many_they_are(change: str, graphs: Graphs) -> None:
     """As `txl train --compile` compiles them: without memory, with one as long as the segment, with
     any other. Two epochs, whose memory grows and whose last segment is shorter."""
@@ -148,6 +153,7 @@ def test_a_run_read_whole_takes_four_graphs(graphs: Graphs) -> None:
     assert seen == [4, 4]
 
 
+@SLOW
 def test_evaluation_between_updates_stays_below_the_limit(graphs: Graphs) -> None:
     """Windows of a model without recurrence grow at the start of the split."""
     network, parts = model(encoding="sinusoid", mem_len=0), segments([16, 16])
