@@ -36,7 +36,7 @@ def run_ranks(target: str, size: int, arguments: dict[str, Any], folder: Path, t
         old.unlink()
     torch.save((target, arguments), folder / "call.pt")
     started = []
-    common = environment() | {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    common = environment() | {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for rank in range(size):
         with (folder / f"rank-{rank}.txt").open("w") as said:
             command = [sys.executable, str(HERE / "ranks.py"), str(folder)]
@@ -118,7 +118,7 @@ def _wait(started: list[subprocess.Popen[bytes]], timeout: float) -> bool:
     return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -1,5 +1,6 @@
 """`--devices N`: torchrun on this machine, started by the command itself."""
 
+import logging
 import os
 import sys
 import uuid
@@ -47,6 +48,7 @@ def run_on_devices(count: int, arguments: Sequence[str]) -> int:
         min_nodes=1, max_nodes=1, nproc_per_node=count, run_id=str(uuid.uuid4()), rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
     )  # fmt: skip
+    logging.disable(logging.ERROR)  # what torchrun would log is in our own lines
     try:
         elastic_launch(config, sys.executable)("-m", "txl", *arguments)
     except ChildFailedError as error:

@@ -4,6 +4,7 @@ background by torch.distributed.checkpoint. Nothing in them is unpickled."""
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -29,7 +30,20 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
+NEEDS_SHARDS = (
+    "needs a torch that keeps checkpoints in sharded safetensors (HuggingFaceStorageWriter with save_distributed), this "
+    f"is {torch.__version__}"
+)
 HEADER = "checkpoint.json"  # written last: a folder without it is no checkpoint
+
+
+def torch_has_shards() -> bool:
+    """Whether this torch writes and reads them."""
+    try:
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    except ImportError:
+        return False
+    return "save_distributed" in inspect.signature(HuggingFaceStorageWriter.__init__).parameters
 
 
 @dataclass(frozen=True)
@@ -116,6 +130,8 @@ def open_shards(folder: Path, verify: range | None = None) -> Shards:
     Raises:
         TxlError: it is no checkpoint of ours, or damaged.
     """
+    if not torch_has_shards():
+        raise TxlError(f"{folder}: a checkpoint in shards {NEEDS_SHARDS}")
     try:
         text = (folder / HEADER).read_text(encoding="utf-8")
         header = json.loads(text)

@@ -1,6 +1,5 @@
 """One update: the segments' losses and gradients, over all processes, and the optimizer's step."""
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from txl.training.optimizer import make_optimizers
 from txl.training.parallel import Parallel, Past, Replicated
 from txl.training.precision import autocast_dtype
 from txl.training.schedule import learning_rate
+from txl.training.shards import NEEDS_SHARDS, torch_has_shards
 
 
 class NotFinite(Exception):
@@ -37,17 +37,8 @@ def check_shards(config: TrainConfig) -> None:
     """Raises TxlError where a run cannot be sharded."""
     if config.optimizer == "muon":
         raise TxlError("--shard is for optimizer 'adam': 'muon' needs whole matrices")
-    try:
-        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-
-        known = "save_distributed" in inspect.signature(HuggingFaceStorageWriter.__init__).parameters
-    except ImportError:
-        known = False
-    if not known:
-        raise TxlError(
-            "--shard needs a torch that writes checkpoints as sharded safetensors (HuggingFaceStorageWriter with "
-            f"save_distributed), this is {torch.__version__}"
-        )
+    if not torch_has_shards():
+        raise TxlError(f"--shard {NEEDS_SHARDS}")
 
 
 class Updater:

@@ -1,5 +1,6 @@
 """A sharded run of one process: its numbers and checkpoints; of more: tests/txl/distributed."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,17 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
         t.save()
     assert find_last(tmp_path / "run") == tmp_path / "run" / "last-1"
     assert checkpoints.load(tmp_path / "run").state["step"] == 1
+
+
+def test_a_torch_without_shards_is_named(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = trainer(tmp_path / "run", corpus, shard=True)
+    t.advance(1)
+    t.save()
+    monkeypatch.setitem(sys.modules, "torch.distributed.checkpoint.hf_storage", None)
+    with pytest.raises(TxlError, match=r"last-1: a checkpoint in shards needs a torch that .* this is \d"):
+        checkpoints.load(tmp_path / "run")
+    with pytest.raises(TxlError, match=r"--shard needs a torch that .* this is \d"):
+        trainer(tmp_path / "other", corpus, shard=True)
 
 
 def test_it_computes_in_bfloat16_and_keeps_float32(corpus: Corpus, tmp_path: Path) -> None:
