@@ -64,6 +64,22 @@ def test_buckets_are_ddps() -> None:
         assert updater.parallel.module.bucket_bytes_cap == traffic.BUCKET
 
 
+def test_a_tied_table_comes_last() -> None:
+    """So nothing is left to compute while it is summed; buckets are in order from the second update
+    on."""
+    model = small_config(vocab_size=20_000, d_model=128, d_inner=2048)
+    with fake_world(8) as world:
+        updater, batches = training(model, TrainConfig(batch=8, tgt_len=8), world, shard=False)
+        sizes = reduced_by_ddp(updater)
+        for step in range(2):
+            sizes.clear()
+            updater.update(step, batches)
+    early, late = traffic.collectives(Setup(model, TrainConfig(batch=8, tgt_len=8), 8))
+    assert (early.late, late.late) == (False, True)
+    assert len(sizes) > 1
+    assert late.payload <= sizes[-1] < late.payload + traffic.BUCKET  # with what its bucket still held
+
+
 def test_what_a_process_sends() -> None:
     """Of a ring through n: a sum takes 2 (n - 1) steps, the others n - 1, of a part in n each."""
     for processes in (2, 8, 64):

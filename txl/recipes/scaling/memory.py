@@ -16,8 +16,8 @@ class DeviceMemory:
             gradients that are not yet scattered.
         hidden: the memory of hidden states, and the next one that forward makes.
         activations: kept for backward.
-        passing: of the softmax, of a layer in backward, or of Adam's step, whichever is the most
-            on top of the rest; activations are gone where that is Adam's.
+        passing: of the softmax, of a layer in backward, or the square roots that Adam's foreach
+            implementation makes; activations are 0 where the most is needed after backward.
     """
 
     parameters: int
@@ -53,11 +53,9 @@ def device_memory(setup: Setup) -> DeviceMemory:
     if setup.train.offload_memory:
         layer += setup.width * setup.chunk * m.mem_len * m.d_model
     passing = max(most, layer) - kept  # the softmax's own are gone when layers begin
-    computing = casts(setup) + activations + passing
-    step = MASTER * setup.local  # a foreach implementation's square roots
-    if step > computing:
-        return DeviceMemory(local, local, 2 * local, 0, hidden, 0, step)
-    return DeviceMemory(local, local, 2 * local, casts(setup), hidden, activations, passing)
+    moments = [(casts(setup), activations, passing), (scattering(setup), 0, 0), (0, 0, MASTER * setup.local)]
+    most_casts, kept_then, passing = max(moments, key=sum)
+    return DeviceMemory(local, local, 2 * local, most_casts, hidden, kept_then, passing)
 
 
 def hidden_states(setup: Setup) -> int:
@@ -81,14 +79,21 @@ def host_ring(setup: Setup) -> int:
 
 
 def casts(setup: Setup) -> int:
-    """Parameters in the dtype that is multiplied beside the process's own, and gradients of sharded
-    ones on their way: gathered ones in that dtype, and a float32 copy of one group to be scattered.
+    """Parameters in the dtype that is multiplied beside the process's own, in backward; of sharded
+    ones what is gathered, with gradients in that dtype.
 
-    Two layers are gathered at once: the one that computes and the next.
+    Two layers are gathered at once: the one that computes and the next. A layer's gradient is
+    scattered from a float32 copy.
     """
     p, b = setup.parameters, setup.width
     if not setup.shard:
         layers = 1 if setup.train.recompute else setup.model.n_layer
         return layers * layer_casts(setup) + (2 * p.outside if setup.bf16 else 0)
     root, layer = padded(p.root, setup.processes), padded(p.layer, setup.processes)
-    return 2 * b * root + MASTER * (layer if layer else root) + 3 * b * layer
+    return 2 * b * root + (3 * b + MASTER) * layer
+
+
+def scattering(setup: Setup) -> int:
+    """What is there when the root's gradient is scattered, at the very end: itself and a float32
+    copy; 0 for replicas."""
+    return (setup.width + MASTER) * padded(setup.parameters.root, setup.processes) if setup.shard else 0
