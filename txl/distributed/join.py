@@ -41,7 +41,8 @@ def local_device(name: str) -> str:
 
 @contextmanager
 def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
-    """The world that torchrun started, for as long as the context lasts; alone without torchrun.
+    """The world that torchrun started; alone without torchrun. A default process group that is there
+    is used, and left.
 
     device: of this process; a CPU's talk by gloo, GPUs by NCCL.
     always: a process group even for a process that is alone, as FSDP needs one.
@@ -61,7 +62,8 @@ def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
             dist.destroy_process_group()
         return
     world = World(_number("RANK"), _number("WORLD_SIZE"))
-    _meet(device, world)
+    if not dist.is_initialized():
+        _meet(device, world)
     lost = False
     try:
         yield world
@@ -76,7 +78,8 @@ def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
             f"checkpoint is kept, --resume goes on from it ({str(error).splitlines()[0][:200]})"
         ) from error
     finally:
-        if not lost:  # with a peer gone NCCL could wait here
+        # With a peer gone NCCL could wait here, and gloo of torch 2.6 even for one that left in peace.
+        if not lost and device.type == "cuda":
             with suppress(RuntimeError):
                 dist.destroy_process_group()
 

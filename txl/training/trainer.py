@@ -189,8 +189,9 @@ class Trainer:
                 entry |= {"lr": learning_rate(self.step - 1, c), "tokens_per_s": rate}
                 self._log(entry, report)
                 since, updates = now, 0
-            # What all processes know: this one's own flag may have been raised since.
-            if updated.stop and self.step < c.steps:  # a validation that is due takes its time
+            # Of several processes none acts by its own flag, which may have been raised since.
+            stop = self.stop_requested if self.world.size == 1 else updated.stop
+            if stop and self.step < c.steps:  # a validation that is due takes its time
                 self.validation_due = self.step % c.eval_every == 0
                 self.save(wait=True)
                 raise Interrupted
