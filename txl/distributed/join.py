@@ -74,8 +74,8 @@ def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
             raise
         lost = True
         raise TxlError(
-            f"rank {world.rank}: another process has ended or does not answer, so this one ends, too; what is in the last "
-            f"checkpoint is kept, --resume goes on from it ({str(error).splitlines()[0][:200]})"
+            f"rank {world.rank}: another process has ended or does not answer, so this one ends, too; what was saved is "
+            f"kept, --resume goes on from it ({str(error).splitlines()[0][:200]})"
         ) from error
     finally:
         # With a peer gone NCCL could wait here, and gloo of torch 2.6 even for one that left in peace.

@@ -92,6 +92,7 @@ def test_an_error_comes_out_once(tmp_path: Path, corpus: Corpus) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_another_checkpoint_is_not_resumed(tmp_path: Path, corpus: Corpus) -> None:
     run = tmp_path / "run"
     begin = ["train", "-r", run, "--data", corpus.folder, "--device", "cpu", *SMALL]
@@ -156,6 +157,7 @@ def test_the_launcher_leaves_its_own_option_out() -> None:
     assert without_option(["train", "--devices", "2", "--run", "r", "--devices=3"]) == ["train", "--run", "r"]
 
 
+@pytest.mark.slow
 def test_threads_are_shared_out(corpus: Corpus, tmp_path: Path) -> None:
     """`--devices`: as many as there are cores, over all processes."""
     free = {k: v for k, v in environment().items() if k != "OMP_NUM_THREADS"}

@@ -39,7 +39,7 @@ def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) ->
         torch.testing.assert_close(got[name], value, rtol=1e-6, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize("shard", [pytest.param(False, marks=pytest.mark.slow), True], ids=["replicated", "sharded"])
 def test_two_then_one_then_two_processes_train_as_one(corpus: Corpus, tmp_path: Path, shard: bool) -> None:
     """The same streams and memory, parameters, optimizer and average, whoever held which part."""
     whole = go_on(World(), tmp_path / "whole", corpus.folder, 12, **PLAIN)
@@ -57,7 +57,8 @@ def test_two_then_one_then_two_processes_train_as_one(corpus: Corpus, tmp_path: 
         torch.testing.assert_close(torch.cat(parts), layer, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("shard", [pytest.param(False, marks=pytest.mark.slow), True], ids=["replicated", "sharded"])
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
 def test_as_many_processes_go_on_bit_for_bit(corpus: Corpus, tmp_path: Path, shard: bool) -> None:
     """With dropout: each process's random numbers go on, and are not another's."""
     dropout = {"model": {"dropout": 0.3, "attn_dropout": 0.2}, "shard": shard}
@@ -70,6 +71,7 @@ def test_as_many_processes_go_on_bit_for_bit(corpus: Corpus, tmp_path: Path, sha
     assert not torch.equal(saved.tensors["rng.cpu"], saved.tensors["rng.1.cpu"])
 
 
+@pytest.mark.slow
 def test_a_sharded_checkpoint_is_read_as_a_whole_one(corpus: Corpus, tmp_path: Path) -> None:
     """By evaluation, by a path to it or to its run, and without any process group."""
     on_ranks(2, tmp_path / "run", corpus, 3, tmp_path, shard=True)
@@ -180,6 +182,7 @@ def test_a_killed_rank_ends_the_others_with_a_line_and_loses_nothing(
     assert checkpoints.load(run / "last.safetensors").state["step"] == step + 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_once_and_tells_how_to_go_on(corpus: Corpus, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = [*SMALL, "--steps", 100000, "--save-every", 100000, "--eval-every", 100000, "--log-every", 1]

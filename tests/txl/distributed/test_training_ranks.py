@@ -1,5 +1,7 @@
 """Two processes with half of the batch each are one with all of it."""
 
+import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +43,8 @@ CASES = {
 }
 SHARDED = {f"{name}, sharded": given | {"shard": True} for name, given in CASES.items()}
 ALL = CASES | SHARDED
+# Of each kind one; the others go to CI.
+QUICK = ("chunks and segments", "bins, sharded", "weight decay, ema, sharded", "memory on the host, sharded")
 
 
 @pytest.fixture(scope="module")
@@ -56,33 +60,37 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return prepared
 
 
-@pytest.fixture(scope="module")
-def alone(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
-    return several(World(), tmp_path_factory.mktemp("alone"), corpus.folder, CASES, UPDATES)
-
-
-@pytest.fixture(scope="module")
-def ranks(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Trained]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    given = {"folder": folder / "runs", "corpus": corpus.folder, "cases": ALL, "updates": UPDATES}
-    found: list[dict[str, Trained]] = run_ranks("rank_trainings:several", 2, given, folder, timeout=300)
-    return found
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_two_ranks_train_as_one_process(name: str, alone: dict[str, Trained], ranks: list[dict[str, Trained]]) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [QUICK, pytest.param(tuple(name for name in ALL if name not in QUICK), marks=pytest.mark.slow)],
+    ids=["quick", "all"],
+)
+def test_two_ranks_train_as_one_process(corpus: Corpus, tmp_path: Path, names: tuple[str, ...]) -> None:
     """20 updates in float64, over the end of an epoch: losses, gradients' norms, parameters, the
     average, and the memory of every stream."""
-    want, got = alone[name.removesuffix(", sharded")], [rank[name] for rank in ranks]
+    given = {"folder": tmp_path / "runs", "corpus": corpus.folder, "updates": UPDATES}
+    ranks = run_ranks(
+        "rank_trainings:several", 2, given | {"cases": {n: ALL[n] for n in names}}, tmp_path / "ranks", 300
+    )
+    plain = {name.removesuffix(", sharded") for name in names}
+    alone = several(World(), tmp_path / "alone", corpus.folder, {n: CASES[n] for n in plain}, UPDATES)
+    for name in names:
+        assert_same(name, alone[name.removesuffix(", sharded")], [rank[name] for rank in ranks])
+
+
+def assert_same(name: str, want: Trained, got: list[Trained]) -> None:
     for rank in got:
-        torch.testing.assert_close(torch.tensor(rank.losses), torch.tensor(want.losses), rtol=1e-9, atol=0)
-        torch.testing.assert_close(torch.tensor(rank.norms), torch.tensor(want.norms), rtol=1e-7, atol=0)
+        assert rank.losses == pytest.approx(want.losses, rel=1e-9, abs=0), name
+        assert rank.norms == pytest.approx(want.norms, rel=1e-7, abs=0), name
         for kind in ("parameters", "average"):
             mine, theirs = getattr(want, kind), getattr(rank, kind)
             assert mine.keys() == theirs.keys()
             for key, value in mine.items():
-                torch.testing.assert_close(theirs[key], value, rtol=1e-6, atol=1e-8, msg=lambda m, k=key: f"{k}: {m}")
+                told = functools.partial("{}, {}: {}".format, name, key)
+                torch.testing.assert_close(theirs[key], value, rtol=1e-6, atol=1e-8, msg=told)
     assert len(want.memory) == len(got[0].memory)
     for layer, *parts in zip(want.memory, *(rank.memory for rank in got), strict=True):
-        torch.testing.assert_close(torch.cat(parts), layer, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(
+            torch.cat(parts), layer, rtol=1e-6, atol=1e-8, msg=functools.partial("{}: {}".format, name)
+        )
     assert want.losses[-1] < want.losses[0]
