@@ -41,8 +41,9 @@ def local_device(name: str) -> str:
 
 @contextmanager
 def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
-    """The world that torchrun started; alone without torchrun. A default process group that is there
-    is used, and left.
+    """The world that torchrun started; alone without torchrun.
+
+    A default process group that is there is used, and left.
 
     device: of this process; a CPU's talk by gloo, GPUs by NCCL.
     always: a process group even for a process that is alone, as FSDP needs one.
@@ -78,7 +79,7 @@ def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
             f"kept, --resume goes on from it ({str(error).splitlines()[0][:200]})"
         ) from error
     finally:
-        # With a peer gone NCCL could wait here, and gloo of torch 2.6 even for one that left in peace.
+        # With a peer gone NCCL could wait here; gloo of torch 2.6 even for one that left in peace.
         if not lost and device.type == "cuda":
             with suppress(RuntimeError):
                 dist.destroy_process_group()

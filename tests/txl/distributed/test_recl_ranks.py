@@ -94,6 +94,7 @@ def kept(folder: Path) -> Any:
     return np.load(next((folder / "losses").glob("*.npz")))
 
 
+@pytest.mark.slow
 def test_the_command(run: Path, tmp_path: Path) -> None:
     command = ["recl", run, *RECL, "--device", "cpu", "--out"]
     both = run_commands(*[[*command, tmp_path / "two"]] * 2)

@@ -80,6 +80,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_failed_row_and_then_the_table_of_one_process(words: Path, tmp_path: Path) -> None:
     """The others go on; mended, any number of processes does what is left."""
     folder = tmp_path / "s"
@@ -120,6 +121,7 @@ def test_mistakes_are_said_once(words: Path, tmp_path: Path) -> None:
         assert said in errors[0]
 
 
+@pytest.mark.slow
 def test_ctrl_c_to_one_stops_all_and_a_killed_rank_is_gone_on_with(words: Path, tmp_path: Path) -> None:
     arguments = command(tmp_path, words, *LONG, "--rows", "recurrence,recurrence-shaw")
     logs = [tmp_path / name / "log.jsonl" for name in ROWS[:2]]
