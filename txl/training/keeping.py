@@ -46,6 +46,7 @@ class Keeper:
         """Of the newest checkpoint; None without one."""
         if not self.has_saved:
             return None
+        self._wait()
         return int(self._open().state["step"])
 
     def save(self, wait: bool) -> None:
@@ -56,7 +57,7 @@ class Keeper:
         if self._shard:
             tensors: dict[str, Tensor] = {f"model.{name}": p for name, p in trainer.model.named_parameters()}
             tensors |= resume.tensors_of(trainer, gathered=False)
-            folder = shards_folder(trainer.folder, trainer.step)
+            folder = trainer.world.first_does(lambda: shards_folder(trainer.folder, trainer.step))
             begun = begin_save(folder, trainer.model.config, trainer.corpus.vocabulary, state, tensors, self._group)
             self._writing = folder, begun
             if wait:

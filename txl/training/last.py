@@ -1,6 +1,7 @@
 """Which checkpoint a run goes on from: `last.safetensors`, or `last-STEP` of a sharded run."""
 
 import json
+import math
 import re
 import shutil
 from contextlib import suppress
@@ -9,12 +10,14 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 WHOLE = "last.safetensors"
-_SHARDS = re.compile(r"last-(\d+)")
+_SHARDS = re.compile(r"last-(\d+)(?:\.(\d+))?")
 
 
 def shards_folder(run: Path, step: int) -> Path:
-    """Where a sharded run keeps its checkpoint of a step."""
-    return run / f"last-{step}"
+    """Where a sharded run is to keep its checkpoint of a step: never a folder that is there, since
+    one cannot be replaced at once."""
+    again = [version for (of, version), _ in _shards(run) if of == step]
+    return run / (f"last-{step}.{max(again) + 1}" if again else f"last-{step}")
 
 
 def unfinished(folder: Path) -> Path:
@@ -24,9 +27,9 @@ def unfinished(folder: Path) -> Path:
 
 def find_last(run: Path) -> Path | None:
     """The newest checkpoint of a run to go on from; None if there is none."""
-    found = dict(_shards(run))
+    found: dict[tuple[int, float], Path] = dict(_shards(run))
     if (run / WHOLE).is_file():
-        found.setdefault(_step(run / WHOLE), run / WHOLE)
+        found[_step(run / WHOLE), math.inf] = run / WHOLE
     return found[max(found)] if found else None
 
 
@@ -34,7 +37,10 @@ def remove_older(kept: Path) -> None:
     """Removes the checkpoints to go on from that are not this one."""
     for _, folder in _shards(kept.parent):
         if folder != kept:
-            shutil.rmtree(folder, ignore_errors=True)
+            gone = folder.with_name(f".{folder.name}.old.tmp")  # at once, or half of it could be found
+            with suppress(OSError):
+                folder.rename(gone)
+                shutil.rmtree(gone)
     whole = kept.parent / WHOLE
     if whole != kept:
         whole.unlink(missing_ok=True)
@@ -49,9 +55,10 @@ def remove_unfinished(run: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _shards(run: Path) -> list[tuple[int, Path]]:
+def _shards(run: Path) -> list[tuple[tuple[int, int], Path]]:
+    """Folders by step, and how often that step was written before."""
     named = [(_SHARDS.fullmatch(path.name), path) for path in run.glob("last-*")]
-    return [(int(match[1]), path) for match, path in named if match and path.is_dir()]
+    return [((int(match[1]), int(match[2] or 0)), path) for match, path in named if match and path.is_dir()]
 
 
 def _step(whole: Path) -> int:

@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import json
 import os
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -116,8 +115,6 @@ def commit(unfinished: Path, folder: Path, header: dict[str, Any]) -> None:
     replace_text(unfinished / HEADER, json.dumps(header | {"files": files}, indent=1))
     for path in (unfinished / HEADER, unfinished):
         _sync(path)
-    if folder.exists():  # of the same step, from before a run was killed and went on
-        shutil.rmtree(folder)
     os.rename(unfinished, folder)
     _sync(folder.parent)
 

@@ -18,6 +18,7 @@ from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training import shard_writer
 from txl.training.last import find_last
+from txl.training.lock import unlock
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,21 @@ def test_a_checkpoint_is_of_the_moment_it_was_begun(corpus: Corpus, tmp_path: Pa
     assert saved.state["step"] == 3
     assert all(torch.equal(saved.tensors[f"model.{name}"], p) for name, p in wanted.items())
     assert all(torch.equal(saved.tensors[f"memory.0.{i}"], x) for i, x in enumerate(memory))
+
+
+def test_the_same_step_is_written_beside_and_then_in_the_place_of(corpus: Corpus, tmp_path: Path) -> None:
+    """There is no moment without a whole checkpoint."""
+    t = trainer(tmp_path / "run", corpus, shard=True)
+    t.advance(2)
+    for name in ("last-2", "last-2.1", "last-2.2"):
+        t.save()
+        assert [path.name for path in (tmp_path / "run").glob("last*")] == [name]
+        assert t.last.name == name
+    (tmp_path / "run" / "last-2").mkdir()  # of no use, and older
+    assert find_last(tmp_path / "run") == tmp_path / "run" / "last-2.2"
+    unlock(tmp_path / "run")
+    again = trainer(tmp_path / "run", corpus, shard=True, resume=True)
+    assert again.step == 2
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
