@@ -13,6 +13,8 @@ SECONDS = 520  # of a call, beyond which nothing is started and everything is ki
 GROUPS = ("attention", "evaluation", "memory", "training", "options", "calls")  # tiles have a call of their own
 SANITIZED = ["tests/txl_kernels/api/test_values.py", "-k", "matches_the_definition and (41 or episodes or block)"]
 
+MODELS = ["tests/txl/evaluation/test_decoding_device.py", "tests/txl/training/test_host_memory.py"]
+
 
 def run(number: int, folder: Path, interpreter: bool) -> bool:
     """All steps of a call; whether all ended well."""
@@ -98,5 +100,6 @@ def third(record: Record, interpreter: bool) -> list[Step]:
         kernels(record, 3, 90),
         official,
         Step("tests", tests, 200, env={"TESTS_SHOW_FAILURES": "1"}),
+        Step("models", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", *MODELS], 60),
         Step("memcheck", [*memcheck, *pytest, *SANITIZED], 60, needs=memcheck[0], env=no_cache),
     ]
