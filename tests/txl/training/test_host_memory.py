@@ -37,8 +37,10 @@ def losses(t: Trainer, updates: int) -> list[float]:
 def test_the_place_of_memory_changes_nothing(corpus: Corpus, tmp_path: Path, name: str) -> None:
     """With dropout, which is drawn again in backward, bit for bit."""
     case = {"recompute": True, "steps": 20} | CASES[name]
+    torch._dynamo.reset()  # or one of the two is past the compiler's limit, and draws otherwise
     near = trainer(tmp_path / "near", corpus, **case)
     wanted = losses(near, 8)
+    torch._dynamo.reset()
     far = trainer(tmp_path / "far", corpus, offload_memory=True, **case)
     assert losses(far, 8) == wanted
     for a, b in zip(near.batches.memories, far.batches.memories, strict=True):
