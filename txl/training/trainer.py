@@ -97,12 +97,12 @@ class Trainer:
             if world.first:
                 corpus.verify()
         torch.manual_seed(config.seed)
-        network = make_network(model_config)
-        if init is not None and not resume:
-            if init.vocabulary != corpus.vocabulary:
-                raise TxlError(f"{init.path}: its vocabulary is not that of the corpus in {corpus.folder}")
-            checkpoints.load_parameters(network, init)
         with world.together():
+            network = make_network(model_config)
+            if init is not None and not resume:
+                if init.vocabulary != corpus.vocabulary:
+                    raise TxlError(f"{init.path}: its vocabulary is not that of the corpus in {corpus.folder}")
+                checkpoints.load_parameters(network, init)
             if world.first:
                 self._take_folder(resume)
         self.updater = Updater(network.to(self.device), config, world, self.device, shard)
