@@ -1,6 +1,7 @@
 """Into a world and out of it: torchrun's variables, process groups, lost peers."""
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -13,6 +14,7 @@ from txl.errors import TxlError
 
 # A process that does nothing for so long is taken for lost. One that dies is noticed at once.
 TIMEOUT = timedelta(minutes=10)
+_LEAVING_S = 10.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _LOST = ("connection closed by peer", "connection reset", "broken pipe", "timed out", "timeout", "nccl", "gloo")
 
@@ -63,9 +65,9 @@ def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
             dist.destroy_process_group()
         return
     world = World(_number("RANK"), _number("WORLD_SIZE"))
-    if not dist.is_initialized():
+    own = not dist.is_initialized()
+    if own:
         _meet(device, world)
-    lost = False
     try:
         yield world
     except TxlError:
@@ -73,16 +75,13 @@ def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
     except RuntimeError as error:
         if not _is_lost_peer(error):
             raise
-        lost = True
         raise TxlError(
             f"rank {world.rank}: another process has ended or does not answer, so this one ends, too; what was saved is "
             f"kept, --resume goes on from it ({str(error).splitlines()[0][:200]})"
         ) from error
     finally:
-        # With a peer gone NCCL could wait here; gloo of torch 2.6 even for one that left in peace.
-        if not lost and device.type == "cuda":
-            with suppress(RuntimeError):
-                dist.destroy_process_group()
+        if own:
+            _leave()
 
 
 def settle() -> None:
@@ -91,6 +90,21 @@ def settle() -> None:
     if dist.is_initialized():
         with suppress(RuntimeError):
             dist.barrier()
+
+
+def _leave() -> None:
+    """Takes the process group down, or it may abort the process at its end. With a peer gone that
+    may wait for ever, with the gloo of torch 2.6 even for one that left in peace."""
+    if torch.__version__.startswith("2.6.") and dist.get_backend() == "gloo":
+        return
+
+    def destroy() -> None:
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+    leaving = threading.Thread(target=destroy, daemon=True)
+    leaving.start()
+    leaving.join(_LEAVING_S)
 
 
 def _meet(device: torch.device, world: World) -> None:
