@@ -5,11 +5,12 @@ import atexit
 import functools
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from ranks import free_port
 
 from harness.comparison import Entry
 
@@ -20,9 +21,7 @@ class Processes:
     """A training on its way; `update` waits for one more."""
 
     def __init__(self, count: int, threads: int, model: str, batch: int, length: int, shard: bool) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        port = str(free_port())
         kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         paths = os.pathsep.join(map(str, [_HERE, *filter(None, [os.environ.get("PYTHONPATH")])]))
         common = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": paths, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,12 @@ def _wait(started: list[subprocess.Popen[bytes]], timeout: float) -> bool:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """Below those that the system gives to connections, or one could have it before it is used."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
 
 
 def _main(folder: Path) -> int:
