@@ -28,8 +28,8 @@ class Plan {
   // Tensors of the shapes and strides that the plan was made for; lse may be None.
   void forward(const py::tuple& call, const py::handle& out, const py::handle& lse, int threads, uint64_t seed) const {
     const txl::Problem p = problem(call, out, lse, threads, seed);
-    const txl::Kernels& kernels = txl::kernels();
-    txl::without_gil([&] { kernels.forward(p); });
+    const txl::Calls& calls = txl::kernels().of(p);
+    txl::without_gil([&] { calls.forward(p); });
   }
 
   // gradients: of the inputs, in their order. dlse may be None.
@@ -41,8 +41,8 @@ class Plan {
     for (size_t i = 0; i < txl::INPUTS; ++i) *views[i] = view(gradients[i]);
     g.dout = view(dout);
     g.dlse = static_cast<const float*>(txl::pointer_of(dlse));
-    const txl::Kernels& kernels = txl::kernels();
-    txl::without_gil([&] { kernels.backward(p, g); });
+    const txl::Calls& calls = txl::kernels().of(p);
+    txl::without_gil([&] { calls.backward(p, g); });
   }
 
  private:
@@ -64,10 +64,10 @@ class Plan {
 };
 
 // Floating-point operations done in about `iterations` rounds on each thread.
-double busy(int64_t iterations, int threads) {
+double busy(int64_t iterations, int threads, bool bf16) {
   const txl::Probes probes = txl::probes();
   double operations = 0;
-  txl::without_gil([&] { operations = probes.fma(iterations, threads); });
+  txl::without_gil([&] { operations = (bf16 ? probes.pairs : probes.fma)(iterations, threads); });
   return operations;
 }
 
@@ -112,7 +112,7 @@ PYBIND11_MODULE(_native, m) {
       .def("backward", &Plan::backward);
   txl::define_signature(m);
   m.def("intervals", &intervals_of);
-  m.def("fma", &busy, py::arg("iterations"), py::arg("threads"));
+  m.def("fma", &busy, py::arg("iterations"), py::arg("threads"), py::arg("bf16") = false);
   m.def("read", &read_once, py::arg("pointer"), py::arg("floats"), py::arg("threads"));
   m.def("exp", &exp_of, py::arg("from_pointer"), py::arg("to_pointer"), py::arg("count"));
   m.def("isa", [] { return std::string(txl::kernels().isa); }, "The instruction set in use.");

@@ -1,5 +1,13 @@
 #include "dispatch.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
@@ -12,12 +20,16 @@ namespace txl {
     void backward(const Problem&, const Gradients&); \
   }
 
-#define TXL_KERNELS_OF(name, supported) {#name, supported, isa_##name::forward, isa_##name::backward}
+#define TXL_CALLS_OF(name) {isa_##name::forward, isa_##name::backward}
 
 TXL_DECLARE_ISA(baseline)
+TXL_DECLARE_ISA(emulated_bf16)
+TXL_DECLARE_ISA(emulated_amx)
 #if defined(__x86_64__)
 TXL_DECLARE_ISA(avx2)
 TXL_DECLARE_ISA(avx512)
+TXL_DECLARE_ISA(avx512_bf16)
+TXL_DECLARE_ISA(amx)
 #elif defined(__aarch64__)
 TXL_DECLARE_ISA(neon)
 #endif
@@ -25,16 +37,33 @@ TXL_DECLARE_ISA(neon)
 namespace {
 
 bool always() { return true; }
+bool never() { return false; }
 
 #if defined(__x86_64__)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 bool has_avx512() { return has_avx2() && __builtin_cpu_supports("avx512f"); }
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+// Intel's VDPBF16PS multiplies half as much as its float32 units do (Sapphire Rapids), AMD's twice.
+bool doubles_by_bf16() { return __builtin_cpu_is("amd"); }
+
+// The processor has AMX with bfloat16, and the system lets this process use its registers.
+bool has_amx() {
+#if defined(__linux__)
+  constexpr int request_permission = 0x1023, tile_data = 18;  // arch_prctl(2)
+  unsigned a, b, c, d;
+  const bool there = has_avx512_bf16() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
+  return there && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  return false;
+#endif
+}
 #endif
 
 const Kernels* find(const std::string& name) {
   std::string known;
   for (const Kernels& k : all_kernels()) {
-    if (name.empty() ? k.supported() : name == k.isa) {
+    if (name.empty() ? k.supported() && k.chosen() : name == k.isa) {
       if (!k.supported()) throw std::runtime_error("TXL_KERNELS_ISA=" + name + ": this processor does not have it");
       return &k;
     }
@@ -50,12 +79,16 @@ std::atomic<const Kernels*> g_chosen{nullptr};
 const std::vector<Kernels>& all_kernels() {
   static const std::vector<Kernels> all = {
 #if defined(__x86_64__)
-      TXL_KERNELS_OF(avx512, has_avx512),
-      TXL_KERNELS_OF(avx2, has_avx2),
+      {"amx", has_amx, always, TXL_CALLS_OF(avx512), TXL_CALLS_OF(amx)},
+      {"avx512_bf16", has_avx512_bf16, doubles_by_bf16, TXL_CALLS_OF(avx512), TXL_CALLS_OF(avx512_bf16)},
+      {"avx512", has_avx512, always, TXL_CALLS_OF(avx512), TXL_CALLS_OF(avx512)},
+      {"avx2", has_avx2, always, TXL_CALLS_OF(avx2), TXL_CALLS_OF(avx2)},
 #elif defined(__aarch64__)
-      TXL_KERNELS_OF(neon, always),
+      {"neon", always, always, TXL_CALLS_OF(neon), TXL_CALLS_OF(neon)},
 #endif
-      TXL_KERNELS_OF(baseline, always),
+      {"baseline", always, always, TXL_CALLS_OF(baseline), TXL_CALLS_OF(baseline)},
+      {"emulated_bf16", always, never, TXL_CALLS_OF(baseline), TXL_CALLS_OF(emulated_bf16)},
+      {"emulated_amx", always, never, TXL_CALLS_OF(baseline), TXL_CALLS_OF(emulated_amx)},
   };
   return all;
 }

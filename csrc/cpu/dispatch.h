@@ -8,11 +8,19 @@
 
 namespace txl {
 
+// The kernels of one element type.
+struct Calls {
+  void (*forward)(const Problem&);
+  void (*backward)(const Problem&, const Gradients&);
+};
+
 struct Kernels {
   const char* isa;
   bool (*supported)();
-  void (*forward)(const Problem&);
-  void (*backward)(const Problem&, const Gradients&);
+  bool (*chosen)();  // of its own accord, if supported
+  Calls f32, bf16;
+
+  const Calls& of(const Problem& p) const { return p.type == Type::bf16 ? bf16 : f32; }
 };
 
 // Best first. Only those compiled for this architecture.

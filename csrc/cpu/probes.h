@@ -6,7 +6,8 @@
 namespace txl {
 
 struct Probes {
-  double (*fma)(int64_t iterations, int threads);                // keeps the units busy; operations done
+  double (*fma)(int64_t iterations, int threads);                // keeps the float32 units busy; operations done
+  double (*pairs)(int64_t iterations, int threads);              // the same of those that bfloat16 is multiplied by
   void (*read)(const float* data, int64_t floats, int threads);  // reads memory once
   void (*exp)(const float* x, float* y, int64_t n);              // the kernels' own
 };

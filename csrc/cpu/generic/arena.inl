@@ -11,6 +11,11 @@ class Arena {
     used_ += round_up(count, 16);
     return piece;
   }
+  // The same for elements of another size.
+  template <class C>
+  C* take(int64_t count) {
+    return reinterpret_cast<C*>(take(div_up(count * static_cast<int64_t>(sizeof(C)), sizeof(float))));
+  }
   int64_t used() const { return used_; }
 
  private:

@@ -63,7 +63,7 @@ static void run_backward(const Problem& given, const Gradients& g) {
   const BackwardPlan z(p);
   const InUse in_use(p);
   const int64_t BH = p.B * p.H, D = p.D, Dp = z.Dp, blocks = div_up(p.L, BLOCK_L);
-  const int64_t per_thread = floats_of<BackwardScratch>(D, Dp);
+  const int64_t per_thread = floats_of<BackwardScratch>(D, z);
   Buffer scratch(p.threads * per_thread), items(BH * z.chunks * z.entry()), deltas(BH * p.L),
       hull_memory(p.B * blocks * sizeof(Range) / sizeof(float)), live_memory(p.B * z.chunks);
   Range* hulls = reinterpret_cast<Range*>(hull_memory.data);
@@ -81,7 +81,8 @@ static void run_backward(const Problem& given, const Gradients& g) {
   });
   parallel_for(p.threads, BH * z.chunks, [&](int64_t item, int thread) {
     Arena arena(scratch.data + thread * per_thread);
-    BackwardScratch s(arena, D, Dp);
+    [[maybe_unused]] const Unit unit;
+    BackwardScratch s(arena, D, z);
     const int64_t bh = item / z.chunks, chunk = item % z.chunks;
     backward_chunk<T>(p, g, z, in_use, hulls, live[bh / p.H * z.chunks + chunk], deltas.data, bh, chunk, s,
                       items.data + item * z.entry());
@@ -109,7 +110,7 @@ static void run_backward(const Problem& given, const Gradients& g) {
       return;
     }
     for (int64_t t = tile * BLOCK_S; t < min_of((tile + 1) * BLOCK_S, p.T); ++t) {
-      const int64_t rho = p.M + p.L - 1 + RHO_FRONT - (t - p.zero_row);
+      const int64_t rho = p.M + rho_origin(p) - (t - p.zero_row);
       auto with_rho = [&](int64_t n) {  // the item, moved to where its row for rho is the first of dr
         const int64_t row = rho - z.first_rho(p, n % z.chunks);
         const float* item = row >= 0 && row < z.rhos ? of_head(n) : nullptr;

@@ -22,7 +22,7 @@ static bool decode_fits(const Problem& p) { return p.L <= DECODE_L && !p.drop_be
 // as the last one.
 template <class T>
 TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j, int64_t last,
-                              const float* qu, const float* qw, float* score) {
+                              const Cell* qu, const Cell* qw, float* score) {
   vf sum[LANES];
   float tail[LANES];
   const int64_t k_stride = (j < p.M ? p.k_mem : p.k).s2;
@@ -50,7 +50,7 @@ TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i,
     for (int z = 0; z < 4; ++z) {
       sum[first + z] = four[z];
       tail[first + z] = 0;
-      for (int64_t x = d; x < p.D; ++x) tail[first + z] += qu[x] * to_float(k[z][x]) + qw[x] * to_float(r[z][x]);
+      for (int64_t x = d; x < p.D; ++x) tail[first + z] += to_float(qu[x]) * to_float(k[z][x]) + to_float(qw[x]) * to_float(r[z][x]);
     }
   }
   const vf total = sum_each(sum) + load(tail);
@@ -88,7 +88,7 @@ static void weighted_rows(const float* weight, const T* values, int64_t stride, 
 
 // A part of one query: out[D] (not yet divided), then its maximum and its sum.
 template <class T>
-static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, const float* qu, const float* qw,
+static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, const Cell* qu, const Cell* qw,
                         float* out) {
   const int64_t b = bh / p.H, h = bh % p.H, D = p.D;
   const int64_t n = keys.high - keys.low;
@@ -116,8 +116,10 @@ static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, con
 template <class T>
 static void run_decode(const Problem& p) {
   const int64_t BH = p.B * p.H, D = p.D, queries = BH * p.L, parts = div_up(p.M + p.L, DECODE_PART), entry = D + 2;
-  Buffer partial(queries * parts * entry), shifted(queries * 2 * D);
-  auto qu_of = [&](int64_t bh, int64_t i) { return shifted.data + (2 * bh * p.L + i) * D; };  // q + w: L rows on
+  Buffer partial(queries * parts * entry), shifted(queries * 2 * D), sums(D);
+  auto qu_of = [&](int64_t bh, int64_t i) {  // q + w: L rows on
+    return reinterpret_cast<Cell*>(shifted.data) + (2 * bh * p.L + i) * D;
+  };
   for (int64_t bh = 0; bh < BH; ++bh) {
     auto sees = [&](int64_t i) { return visible(p, bh / p.H, i).any(); };
     pack_queries<T>(p, bh / p.H, bh % p.H, 0, p.L, sees, D, qu_of(bh, 0), qu_of(bh, p.L));
@@ -139,7 +141,7 @@ static void run_decode(const Problem& p) {
     const int64_t bh = x / p.L, i = x % p.L;
     const Range seen = visible(p, bh / p.H, i);
     T* out = const_cast<T*>(row_of<T>(p.out, bh / p.H, bh % p.H, i));
-    float* into = qu_of(bh, i);  // has served
+    float* into = sums.data;
     float top = -INF, total = 0;
     for (int64_t d = 0; d < D; ++d) into[d] = 0;
     for (int64_t part = 0; part < parts; ++part) {

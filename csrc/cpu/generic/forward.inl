@@ -3,15 +3,17 @@
 // items: the keys are split into parts, whose results are merged by log-sum-exp in order; how many
 // parts is a function of shapes, so threads change no bit.
 
-constexpr int64_t RANGE_L = 384;       // queries of an item, at most; a multiple of MR and of 4 (dropout)
+constexpr int64_t GROUP = MR % 4 ? 2 * MR : MR;  // queries of whole strips and whole groups of four (dropout)
+constexpr int64_t RANGE_L = 384;       // queries of an item, at most; a multiple of GROUP
 constexpr int64_t FORWARD_ITEMS = 32;  // parts are made until there are as many items
 constexpr int64_t PART_TILES = 4;      // tiles of a part, at least
 
-// score -> exp(score - maximum) in place for one row over [low, high) of a tile; zeros elsewhere in
-// [from, to), which are multiples of LANES. Returns the sum; raises the running maximum and tells
-// the factor for what came before.
-static float softmax_row(float* score, const float* position, int64_t low, int64_t high, int64_t from, int64_t to,
-                         float& maximum, float& rescale) {
+// weight = exp(score - maximum) for one row over [low, high) of a tile, times the dropout factors if
+// there are any; zeros elsewhere in [from, to), which are multiples of LANES. score may be weight.
+// Returns the sum before dropout; raises the running maximum and tells the factor for what came
+// before.
+static float softmax_row(float* score, const float* position, const float* factor, int64_t low, int64_t high,
+                         int64_t from, int64_t to, float& maximum, float& rescale, Cell* weight) {
   vf top = splat(-INF);
   const bool whole = low == from && high == to;
   for (int64_t n = from; n < to; n += LANES) {
@@ -30,8 +32,13 @@ static float softmax_row(float* score, const float* position, int64_t low, int64
   const vf shift = splat(maximum == -INF ? 0.f : maximum);  // scores that overflowed to -inf weigh nothing
   for (int64_t n = from; n < to; n += LANES) {
     const vf e = exp_of(load(score + n) - shift);
-    store(score + n, e);
     sum += e;
+    vf kept = e;
+    if (factor) {  // which is not known beyond [low, high)
+      kept *= load(factor + n);
+      if (!whole) kept = lanes_within(n, low, high) ? kept : vf{};
+    }
+    store(weight + n, kept);
   }
   return sum_lanes(sum);
 }
@@ -41,9 +48,9 @@ struct ForwardPlan {
   int64_t Dp, range, ranges, part, parts, rows;  // range: queries; part: keys; rows: a range rounded up to MR
 
   explicit ForwardPlan(const Problem& p) : Dp(round_up(p.D, NR)) {
-    const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S), unit = 2 * MR;
+    const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S);
     ranges = div_up(p.L, RANGE_L);
-    range = round_up(div_up(p.L, ranges), unit);
+    range = round_up(div_up(p.L, ranges), GROUP);
     ranges = div_up(p.L, range);
     parts = clamp(div_up(FORWARD_ITEMS, p.B * p.H * ranges), 1, max_of(1, tiles / PART_TILES));
     part = div_up(tiles, parts) * BLOCK_S;
@@ -55,17 +62,21 @@ struct ForwardPlan {
 
 // One thread's working memory.
 struct ForwardScratch {
-  float *qu, *qw, *k_panels, *v_rows, *content, *position, *factor, *result;
+  Cell *qu, *qw, *k_panels, *v_rows;
+  float *content, *position;
+  Cell* weights;
+  float *factor, *result;
   Table table;
 
   ForwardScratch(Arena& a, const Problem& p, const ForwardPlan& z)
-      : qu(a.take(z.rows * z.Dp)),
-        qw(a.take(z.rows * z.Dp)),
-        k_panels(a.take(BLOCK_S * p.D)),
-        v_rows(a.take(BLOCK_S * z.Dp)),
+      : qu(a.take<Cell>(z.rows * z.Dp)),
+        qw(a.take<Cell>(z.rows * z.Dp)),
+        k_panels(a.take<Cell>(BLOCK_S * deep(p.D))),
+        v_rows(a.take<Cell>(BLOCK_S * z.Dp)),
         content(a.take(MR * BLOCK_S)),
         position(a.take(MR * POSITION_LD)),
-        factor(a.take(2 * MR * BLOCK_S)),  // whole groups of four queries
+        weights(weights_of(a, content)),
+        factor(a.take(GROUP * BLOCK_S)),
         result(a.take(z.entry())),
         table(a, Table::room(BLOCK_S + z.rows), p.D, 0) {}
 };
@@ -75,7 +86,7 @@ struct ForwardScratch {
 template <class T>
 static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
                           int64_t count, Range part, ForwardScratch& s, float* result) {
-  const int64_t b = bh / p.H, h = bh % p.H, D = p.D, Dp = z.Dp, rows = round_up(count, MR);
+  const int64_t b = bh / p.H, h = bh % p.H, Dp = z.Dp, rows = round_up(count, MR);
   const BlockRanges<RANGE_L> ranges(p, b, i0, count, part);
   float *out = result, *maximum = out + z.rows * Dp, *total = maximum + z.rows;
   memset(out, 0, sizeof(float) * rows * Dp);
@@ -85,36 +96,34 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
   for (int64_t j0 = ranges.all.low / BLOCK_S * BLOCK_S; j0 < ranges.all.high; j0 += BLOCK_S) {
     const Range tile = within(ranges.all, j0);
     const int64_t first = tile.low / NR * NR, last = round_up(tile.high, NR);
-    pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0 + first, last - first, Dp, s.k_panels + first * D, nullptr);
+    pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0 + first, last - first, Dp, s.k_panels + first * deep(p.D),
+                 nullptr);
     pack_keys<T>(p, in_use, p.v_mem, p.v, b, h, j0 + first, last - first, Dp, nullptr, s.v_rows + first * Dp);
     s.table.template cover<T>(p, in_use, h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Dp);
     for (int64_t i = 0; i < rows; i += MR) {
-      if (p.drop_below && i % (2 * MR) == 0)
-        dropout_factors(p, ranges.row + i, min_of(2 * MR, rows - i), bh, i0 + i, j0, s.factor);
+      if (p.drop_below && i % GROUP == 0)
+        dropout_factors(p, ranges.row + i, min_of(GROUP, rows - i), bh, i0 + i, j0, s.factor);
       const Range seen = within(ranges.strip[i / MR], j0);
       if (!seen.any()) continue;
-      const int64_t from = seen.low / NR * NR, to = round_up(seen.high, LANES);
+      const int64_t from = seen.low / NR * NR, to = round_up(seen.high, STEP);
       const int64_t offset = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, from, to, s.k_panels,
                                           s.table, s.content, s.position);
       for (int64_t x = 0; x < MR; ++x) {
-        float* row = s.content + x * BLOCK_S;
+        Cell* weights = s.weights + x * BLOCK_S;
         const Range own = within(ranges.row[i + x], j0);
         if (!own.any()) {
-          memset(row + from, 0, sizeof(float) * (to - from));
+          memset(weights + from, 0, sizeof(Cell) * (to - from));
           continue;
         }
         float rescale;
-        const float sum = softmax_row(row, s.position + x * POSITION_LD + offset - x, own.low, own.high, from, to,
-                                      maximum[i + x], rescale);
+        const float* factor = p.drop_below ? s.factor + (i % GROUP + x) * BLOCK_S : nullptr;
+        const float sum = softmax_row(s.content + x * BLOCK_S, s.position + x * POSITION_LD + offset - x, factor,
+                                      own.low, own.high, from, to, maximum[i + x], rescale, weights);
         total[i + x] = total[i + x] * rescale + sum;
         if (rescale != 1.f)
           for (int64_t d = 0; d < Dp; d += LANES) store(out + (i + x) * Dp + d, load(out + (i + x) * Dp + d) * rescale);
-        if (p.drop_below) {
-          const float* factor = s.factor + (i % (2 * MR) + x) * BLOCK_S;
-          for (int64_t n = own.low; n < own.high; ++n) row[n] *= factor[n];
-        }
       }
-      add_times_rows(s.content + from, BLOCK_S, s.v_rows + from * Dp, to - from, Dp, out + i * Dp);
+      add_times_rows(s.weights + from, BLOCK_S, s.v_rows + from * Dp, to - from, Dp, out + i * Dp);
     }
   }
 }
@@ -156,6 +165,7 @@ static void run_tiles(const Problem& p) {
   parallel_for(p.threads, pairs * z.parts, [&](int64_t item, int thread) {
     const int64_t pair = item / z.parts, n = item % z.parts, i0 = range_of(pair), bh = pair % (p.B * p.H);
     const int64_t count = min_of(z.range, p.L - i0);
+    [[maybe_unused]] const Unit unit;
     Arena arena(scratch.data + thread * per_thread);
     ForwardScratch s(arena, p, z);
     float* result = z.parts > 1 ? results.data + item * z.entry() : s.result;

@@ -1,11 +1,16 @@
-// Rows of keys, values and r, converted to float and laid out for `micro`. Two layouts of the same
-// rows:
-//
-//   panels  [rows / NR][D][NR]   for a product over D    (times_panels)
-//   rows    [rows][Dp]           for a product over rows (add_times_rows), Dp = D rounded up to
-//                                NR, zeros behind D
+// Rows of keys, values and r, laid out for the products (float/layout.inl, pairs/layout.inl): Cells,
+// the rows Dp = D rounded up to NR wide, with zeros behind D.
 
-constexpr int64_t BLOCK_S = 192;  // keys of a tile: a multiple of MR and of NR for 4, 8 and 16 lanes
+constexpr int64_t BLOCK_S = 192;  // keys of a tile: a multiple of MR, of DEPTH and of NR
+
+// Cells of a row in panels.
+TXL_INLINE int64_t deep(int64_t D) { return round_up(D, DEPTH); }
+
+#ifdef TXL_UNIT
+#include "pairs/layout.inl"
+#else
+#include "float/layout.inl"
+#endif
 
 template <class T>
 TXL_INLINE const T* row_of(const View& x, int64_t i0, int64_t i1, int64_t i2) {
@@ -20,51 +25,22 @@ TXL_INLINE const T* key_row(const Problem& p, const View& memory, const View& se
   return j < p.M + p.L ? row_of<T>(segment, b, h, j - p.M) : nullptr;
 }
 
-template <class T>
-static void pack_panel(const T* const source[NR], int64_t D, float* panel) {
-  int64_t d = 0;
-  for (; d + LANES <= D; d += LANES) {
-    TXL_UNROLL(2)
-    for (int n = 0; n < NR; n += LANES) {
-      vf x[LANES];
-      TXL_UNROLL(16)
-      for (int z = 0; z < LANES; ++z) x[z] = source[n + z] ? load(source[n + z] + d) : vf{};
-      transpose(x);
-      TXL_UNROLL(16)
-      for (int z = 0; z < LANES; ++z) store(panel + (d + z) * NR + n, x[z]);
-    }
-  }
-  for (; d < D; ++d)
-    for (int n = 0; n < NR; ++n) panel[d * NR + n] = source[n] ? to_float(source[n][d]) : 0.f;
-}
-
-template <class T>
-static void pack_row(const T* row, int64_t D, int64_t Dp, float* out) {
-  int64_t d = 0;
-  if (row) {
-    for (; d + LANES <= D; d += LANES) store(out + d, load(row + d));
-    for (; d < D; ++d) out[d] = to_float(row[d]);
-  }
-  for (; d < Dp; ++d) out[d] = 0.f;
-}
-
 // Packs rows [first, first + count), multiples of NR, into either layout or both, from where
 // `panels` and `rows` point; row(j) gives the source row, null for zeros.
 template <class T, class Row>
-TXL_INLINE void pack(const Row& row, int64_t first, int64_t count, int64_t D, int64_t Dp, float* panels, float* rows) {
+TXL_INLINE void pack(const Row& row, int64_t first, int64_t count, int64_t D, int64_t Dp, Cell* panels, Cell* rows) {
   for (int64_t j = 0; j < count; j += NR) {
     const T* source[NR];
     for (int n = 0; n < NR; ++n) source[n] = row(first + j + n);
-    if (panels) pack_panel<T>(source, D, panels + j * D);
-    if (rows)
-      for (int n = 0; n < NR; ++n) pack_row<T>(source[n], D, Dp, rows + (j + n) * Dp);
+    if (panels) pack_panel<T>(source, D, panels + j * deep(D));
+    if (rows) pack_rows<T>(source, D, Dp, rows + j * Dp);
   }
 }
 
 // The keys or values [first, first + count) of (b, h), zeros where nobody sees them.
 template <class T>
 static void pack_keys(const Problem& p, const InUse& in_use, const View& memory, const View& segment, int64_t b,
-                      int64_t h, int64_t first, int64_t count, int64_t Dp, float* panels, float* rows) {
+                      int64_t h, int64_t first, int64_t count, int64_t Dp, Cell* panels, Cell* rows) {
   auto row = [&](int64_t j) { return in_use.key(b, j) ? key_row<T>(p, memory, segment, b, h, j) : nullptr; };
   pack<T>(row, first, count, p.D, Dp, panels, rows);
 }
@@ -81,7 +57,7 @@ TXL_INLINE void write_row(T* out, const float* x, float factor, int64_t D) {
 // queries that see nothing; sees(i) of the query's place in the block.
 template <class T, class Sees>
 static void pack_queries(const Problem& p, int64_t b, int64_t h, int64_t i0, int64_t count, const Sees& sees,
-                         int64_t Dp, float* qu, float* qw) {
+                         int64_t Dp, Cell* qu, Cell* qw) {
   const T *u = row_of<T>(p.u, h, 0, 0), *w = row_of<T>(p.w, h, 0, 0);
   for (int64_t i = 0; i < count; ++i, qu += Dp, qw += Dp) {
     int64_t d = 0;
@@ -93,10 +69,10 @@ static void pack_queries(const Problem& p, int64_t b, int64_t h, int64_t i0, int
         store(qw + d, (x + load(w + d)) * p.scale);
       }
       for (; d < p.D; ++d) {
-        qu[d] = (to_float(q[d]) + to_float(u[d])) * p.scale;
-        qw[d] = (to_float(q[d]) + to_float(w[d])) * p.scale;
+        put(qu + d, (to_float(q[d]) + to_float(u[d])) * p.scale);
+        put(qw + d, (to_float(q[d]) + to_float(w[d])) * p.scale);
       }
     }
-    for (; d < Dp; ++d) qu[d] = qw[d] = 0.f;
+    for (; d < Dp; ++d) qu[d] = qw[d] = Cell{};
   }
 }

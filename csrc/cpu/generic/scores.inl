@@ -27,14 +27,15 @@ TXL_INLINE Range within(const Range& r, int64_t j0) {
 // Columns of a strip's positional products: a tile, MR - 1 more, and what alignment to panels adds
 // at both ends.
 constexpr int64_t POSITION_LD = BLOCK_S + 2 * NR;
+constexpr int64_t STEP = LANES > DEPTH ? LANES : DEPTH;  // columns that softmax writes are multiples of it
 
 // content[MR][BLOCK_S] and position[MR][POSITION_LD] of the strip whose first query is i, for the
 // keys j0 + n with from <= n < to, from a multiple of NR. The score of row x is
 // content[x][n] + position[x][offset - x + n]; returns offset. k_panels: of the tile.
-static int64_t strip_scores(const Problem& p, int64_t Dp, const float* qu, const float* qw, int64_t i, int64_t j0,
-                            int64_t from, int64_t to, const float* k_panels, const Table& table, float* content,
+static int64_t strip_scores(const Problem& p, int64_t Dp, const Cell* qu, const Cell* qw, int64_t i, int64_t j0,
+                            int64_t from, int64_t to, const Cell* k_panels, const Table& table, float* content,
                             float* position) {
-  const int64_t D = p.D, rho = rho_of(p, i + MR - 1, j0 + from), shift = rho % NR;  // of the last row, first key
+  const int64_t D = deep(p.D), rho = rho_of(p, i + MR - 1, j0 + from), shift = rho % NR;  // of the last row, first key
   times_panels(qu, Dp, k_panels + from * D, D, div_up(to - from, NR), content + from, BLOCK_S);
   times_panels(qw, Dp, table.panels + (rho - shift - table.first) * D, D, div_up(shift + MR - 1 + to - from, NR),
                position, POSITION_LD);

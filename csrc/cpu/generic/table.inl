@@ -1,11 +1,12 @@
 // The table r, in reverse. A key and a query meet at the coordinate
-// rho = L - 1 - i + j + RHO_FRONT, and r is packed by rho: for one query consecutive keys are
+// rho = L - 1 - i + j + const, and r is packed by rho: for one query consecutive keys are
 // consecutive rho, so the relative shift is an offset.
 
-constexpr int64_t RHO_FRONT = 48;  // keeps the rows that pad the last block of queries at rho >= 0
-
-TXL_INLINE int64_t rho_of(const Problem& p, int64_t i, int64_t j) { return p.L - 1 - i + j + RHO_FRONT; }
-TXL_INLINE int64_t distance_of(const Problem& p, int64_t rho) { return p.M + p.L - 1 + RHO_FRONT - rho; }
+// L - 1 + const: a multiple of NR, less 1, so that blocks start at multiples of NR; and large enough
+// for the rows that pad the last block of queries to have rho >= 0.
+TXL_INLINE int64_t rho_origin(const Problem& p) { return round_up(p.L, NR) + BLOCK_L - 1; }
+TXL_INLINE int64_t rho_of(const Problem& p, int64_t i, int64_t j) { return rho_origin(p) - i + j; }
+TXL_INLINE int64_t distance_of(const Problem& p, int64_t rho) { return p.M + rho_origin(p) - rho; }
 
 // The row of r for rho; null where r has none, or no query meets it.
 template <class T>
@@ -19,12 +20,14 @@ TXL_INLINE const T* rho_row(const Problem& p, const InUse& in_use, int64_t h, in
 // when the room runs out.
 struct Table {
   int64_t capacity;
-  float *panels, *rows;
+  Cell *panels, *rows;
   int64_t first = 0, end = 0;
 
-  // row_floats: 0 for panels alone.
-  Table(Arena& a, int64_t room, int64_t panel_floats, int64_t row_floats)
-      : capacity(room), panels(a.take(room * panel_floats)), rows(row_floats ? a.take(room * row_floats) : nullptr) {}
+  // row_cells: 0 for panels alone.
+  Table(Arena& a, int64_t room, int64_t D, int64_t row_cells)
+      : capacity(room),
+        panels(a.take<Cell>(room * deep(D))),
+        rows(row_cells ? a.take<Cell>(room * row_cells) : nullptr) {}
 
   // Rows of room for windows of `count` rows: twice that, so that moving the window to the front is
   // rare.
@@ -36,13 +39,13 @@ struct Table {
     from = from / NR * NR, to = round_up(to, NR);
     if (from >= end) first = end = from;
     if (to - first > capacity) {
-      memmove(panels, panels + (from - first) * p.D, sizeof(float) * (end - from) * p.D);
-      if (rows) memmove(rows, rows + (from - first) * Dp, sizeof(float) * (end - from) * Dp);
+      memmove(panels, panels + (from - first) * deep(p.D), sizeof(Cell) * (end - from) * deep(p.D));
+      if (rows) memmove(rows, rows + (from - first) * Dp, sizeof(Cell) * (end - from) * Dp);
       first = from;
     }
     if (to <= end) return;
     pack<T>([&](int64_t rho) { return rho_row<T>(p, in_use, h, rho); }, end, to - end, p.D, Dp,
-            panels + (end - first) * p.D, rows ? rows + (end - first) * Dp : nullptr);
+            panels + (end - first) * deep(p.D), rows ? rows + (end - first) * Dp : nullptr);
     end = to;
   }
 };

@@ -8,6 +8,7 @@ typedef uint32_t vu __attribute__((vector_size(4 * TXL_LANES)));
 typedef uint16_t vh __attribute__((vector_size(2 * TXL_LANES)));
 typedef vf vf_any __attribute__((aligned(4), may_alias));  // at any address
 typedef vh vh_any __attribute__((aligned(2), may_alias));
+typedef vu vu_any __attribute__((aligned(4), may_alias));
 
 // Before a loop over registers, which must be gone before the compiler decides what lives in
 // memory.
@@ -38,9 +39,13 @@ TXL_INLINE vf load(const bf16* p) {
 }
 TXL_INLINE void store(float* p, vf x) { *reinterpret_cast<vf_any*>(p) = x; }
 TXL_INLINE void store(bf16* p, vf x) {  // round to nearest even; a NaN stays one
+#ifdef TXL_ROUNDS_BF16
+  *reinterpret_cast<vh_any*>(p) = (vh)_mm512_cvtneps_pbh(x);  // what is below 2^-126 becomes 0
+#else
   const vu bits = (vu)x;
   const vu rounded = x == x ? (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 : vu{} + 0x7FC0;
   *reinterpret_cast<vh_any*>(p) = __builtin_convertvector(rounded, vh);
+#endif
 }
 TXL_INLINE vf splat(float x) { return x - vf{}; }
 
@@ -100,6 +105,16 @@ TXL_INLINE void transpose(vf x[LANES]) {
     TXL_UNROLL(16)
     for (int i = 0; i < LANES; ++i) x[i] = y[i];
   }
+}
+
+// to[c][0..LANES) = from[r][c] for r, c < LANES.
+TXL_INLINE void transpose(const float* from, int64_t from_ld, float* to, int64_t to_ld) {
+  vf x[LANES];
+  TXL_UNROLL(16)
+  for (int z = 0; z < LANES; ++z) x[z] = load(from + z * from_ld);
+  transpose(x);
+  TXL_UNROLL(16)
+  for (int z = 0; z < LANES; ++z) store(to + z * to_ld, x[z]);
 }
 
 TXL_INLINE vf max_of(vf a, vf b) { return a > b ? a : b; }

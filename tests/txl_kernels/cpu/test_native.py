@@ -67,7 +67,7 @@ def test_every_isa_agrees_with_the_reference(isa: str, case: Case, dtype: torch.
 
 
 def test_this_machine_runs_more_than_the_baseline() -> None:
-    assert ISAS[-1] == "baseline"
+    assert {"baseline", "emulated_bf16", "emulated_amx"} <= set(ISAS)
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     assert ("avx2" in ISAS) == (" avx2 " in flags and " fma " in flags)
 

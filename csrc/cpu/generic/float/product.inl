@@ -1,7 +1,13 @@
-// The one register-tiled product everything is built from.
+// Products in float32: the one register tile everything is built from.
 
-constexpr int MR = 6;          // rows of a register tile
-constexpr int NR = 2 * LANES;  // columns: two vectors, so 12 of 16 registers accumulate
+typedef float Cell;  // what is multiplied
+
+constexpr int MR = 6;            // rows of a register tile
+constexpr int NR = 2 * LANES;    // columns: two vectors, so 12 of 16 registers accumulate
+constexpr int DEPTH = 1;         // a product sums over a multiple of it
+constexpr int64_t BLOCK_L = 48;  // queries of a block in backward: a multiple of MR and of 4 (dropout)
+
+struct Unit {};  // nothing to prepare
 
 // c[i][0..NR) (+)= sum over k < n of a[i * a_row + k * a_step] * b[k * ldb + 0..NR), for i < MR.
 template <bool ACCUMULATE>

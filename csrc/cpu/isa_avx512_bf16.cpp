@@ -1,0 +1,23 @@
+// The kernels of bfloat16 for AVX512_BF16. Chosen at run time, so only
+// what follows the pragma may use the instructions.
+#include "generic/includes.h"
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bf16,avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bf16,avx2,fma")
+#endif
+#define TXL_ISA isa_avx512_bf16
+#define TXL_LANES 16
+#define TXL_ROUNDS_BF16
+#define TXL_UNIT "pairs/dot.inl"
+#include "generic/kernels.inl"
+#include "generic/probe_pairs.inl"
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
