@@ -11,6 +11,7 @@
 #endif
 #define TXL_ISA isa_avx512
 #define TXL_LANES 16
+#define TXL_AVX512
 #include "generic/kernels.inl"
 #include "generic/probes.inl"
 #if defined(__clang__)

@@ -11,6 +11,7 @@
 #endif
 #define TXL_ISA isa_avx512_bf16
 #define TXL_LANES 16
+#define TXL_AVX512
 #define TXL_ROUNDS_BF16
 #define TXL_UNIT "pairs/dot.inl"
 #include "generic/kernels.inl"

@@ -53,20 +53,27 @@ struct BackwardScratch {
         table(a, Table::room(BLOCK_S + BLOCK_L), D, z.Dp) {}
 };
 
-// One row over [from, to) of a tile: p (with dropout) and dS, both zero outside [low, high).
+// One row over [from, to) of a tile: p (with dropout) and dS, both zero outside [low, high). WHOLE:
+// low is from and high is to.
+template <bool WHOLE, bool DROP>
 static void gradient_row(const float* score, const float* position, const float* dp, const float* factor, float lse,
                          float delta, int64_t low, int64_t high, int64_t from, int64_t to, const WeightRow& row) {
-  const bool whole = low == from && high == to;
-  for (int64_t n = from; n < to; n += LANES) {
-    const vf below = load(score + n) + load(position + n) - splat(lse);  // the largest score: NaN stays
-    vf e = exp_of(below > 0 ? vf{} : below);  // a weight is at most 1, however huge scores were rounded
-    vf gradient = load(dp + n), kept = e;
-    if (factor) gradient *= load(factor + n), kept *= load(factor + n);
-    gradient = e * (gradient - splat(delta));
-    if (!whole) {  // a hidden pair may hold anything
-      const vi seen = lanes_within(n, low, high);
-      kept = seen ? kept : vf{};
-      gradient = seen ? gradient : vf{};
+  for (int64_t n = from; n < to; n += WEIGHTS) {
+    vf kept[WEIGHTS / LANES], gradient[WEIGHTS / LANES];
+    TXL_UNROLL(2)
+    for (int z = 0; z < WEIGHTS / LANES; ++z) {
+      const int64_t at = n + z * LANES;
+      const vf below = load(score + at) + load(position + at) - splat(lse);  // the largest score: NaN stays
+      const vf e = weight_of(below > 0 ? vf{} : below);  // at most 1, however huge scores were rounded
+      vf dropped = load(dp + at);
+      kept[z] = e;
+      if (DROP) dropped *= load(factor + at), kept[z] *= load(factor + at);
+      gradient[z] = e * (dropped - splat(delta));
+      if (!WHOLE) {  // a hidden pair may hold anything
+        const vi seen = lanes_within(at, low, high);
+        kept[z] = seen ? kept[z] : vf{};
+        gradient[z] = seen ? gradient[z] : vf{};
+      }
     }
     row.put(n, kept, gradient);
   }
@@ -124,9 +131,12 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
         continue;
       }
       const int64_t row = bh * p.L + i0 + i + x;
-      gradient_row(s.content + x * BLOCK_S, s.position + x * POSITION_LD + offset - x, s.dp + x * BLOCK_S,
-                   p.drop_below ? s.factor + (i + x) * BLOCK_S : nullptr, p.lse[row], delta[row], own.low, own.high,
-                   from, to, s.weights.row(i + x));
+      const bool whole = own.low == from && own.high == to;
+      auto* const gradient = p.drop_below ? whole ? gradient_row<true, true> : gradient_row<false, true>
+                                          : whole ? gradient_row<true, false> : gradient_row<false, false>;
+      gradient(s.content + x * BLOCK_S, s.position + x * POSITION_LD + offset - x, s.dp + x * BLOCK_S,
+               s.factor + (i + x) * BLOCK_S, p.lse[row], delta[row], own.low, own.high, from, to,
+               s.weights.row(i + x));
     }
     const int64_t first = BLOCK_L - MR - i + from, column = first / DEPTH * DEPTH;  // of the strip's rho
     add_and_sum(s.weights.by_key(i) + from, Weights::KEY_LD, s.k_rows + from * Dp, to - from, Dp, s.step, dq + i * Dp,

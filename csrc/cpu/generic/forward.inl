@@ -9,16 +9,16 @@ constexpr int64_t FORWARD_ITEMS = 32;  // parts are made until there are as many
 constexpr int64_t PART_TILES = 4;      // tiles of a part, at least
 
 // weight = exp(score - maximum) for one row over [low, high) of a tile, times the dropout factors if
-// there are any; zeros elsewhere in [from, to), which are multiples of LANES. score may be weight.
+// there are any; zeros elsewhere in [from, to), which are multiples of STEP. score may be weight.
 // Returns the sum before dropout; raises the running maximum and tells the factor for what came
-// before.
+// before. WHOLE: low is from and high is to.
+template <bool WHOLE, bool DROP>
 static float softmax_row(float* score, const float* position, const float* factor, int64_t low, int64_t high,
-                         int64_t from, int64_t to, float& maximum, float& rescale, Cell* weight) {
+                             int64_t from, int64_t to, float& maximum, float& rescale, Cell* weight) {
   vf top = splat(-INF);
-  const bool whole = low == from && high == to;
   for (int64_t n = from; n < to; n += LANES) {
     vf x = load(score + n) + load(position + n);
-    if (!whole) x = lanes_within(n, low, high) ? x : splat(-INF);
+    if (!WHOLE) x = lanes_within(n, low, high) ? x : splat(-INF);
     store(score + n, x);
     top = max_of(x, top);
   }
@@ -30,15 +30,18 @@ static float softmax_row(float* score, const float* position, const float* facto
   }
   vf sum = {};
   const vf shift = splat(maximum == -INF ? 0.f : maximum);  // scores that overflowed to -inf weigh nothing
-  for (int64_t n = from; n < to; n += LANES) {
-    const vf e = exp_of(load(score + n) - shift);
-    sum += e;
-    vf kept = e;
-    if (factor) {  // which is not known beyond [low, high)
-      kept *= load(factor + n);
-      if (!whole) kept = lanes_within(n, low, high) ? kept : vf{};
+  for (int64_t n = from; n < to; n += WEIGHTS) {
+    vf kept[WEIGHTS / LANES];
+    TXL_UNROLL(2)
+    for (int z = 0; z < WEIGHTS / LANES; ++z) {
+      const int64_t at = n + z * LANES;
+      const vf e = weight_of(load(score + at) - shift);
+      sum += e;
+      kept[z] = e;
+      if (DROP) kept[z] *= load(factor + at);
+      if (DROP && !WHOLE) kept[z] = lanes_within(at, low, high) ? kept[z] : vf{};  // beyond, no factor is known
     }
-    store(weight + n, kept);
+    store_weights(weight + n, kept);
   }
   return sum_lanes(sum);
 }
@@ -116,9 +119,12 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
           continue;
         }
         float rescale;
-        const float* factor = p.drop_below ? s.factor + (i % GROUP + x) * BLOCK_S : nullptr;
-        const float sum = softmax_row(s.content + x * BLOCK_S, s.position + x * POSITION_LD + offset - x, factor,
-                                      own.low, own.high, from, to, maximum[i + x], rescale, weights);
+        const bool whole = own.low == from && own.high == to;
+        auto* const softmax = p.drop_below ? whole ? softmax_row<true, true> : softmax_row<false, true>
+                                           : whole ? softmax_row<true, false> : softmax_row<false, false>;
+        const float sum = softmax(s.content + x * BLOCK_S, s.position + x * POSITION_LD + offset - x,
+                                  s.factor + (i % GROUP + x) * BLOCK_S, own.low, own.high, from, to, maximum[i + x],
+                                  rescale, weights);
         total[i + x] = total[i + x] * rescale + sum;
         if (rescale != 1.f)
           for (int64_t d = 0; d < Dp; d += LANES) store(out + (i + x) * Dp + d, load(out + (i + x) * Dp + d) * rescale);

@@ -27,7 +27,7 @@ TXL_INLINE Range within(const Range& r, int64_t j0) {
 // Columns of a strip's positional products: a tile, MR - 1 more, and what alignment to panels adds
 // at both ends.
 constexpr int64_t POSITION_LD = BLOCK_S + 2 * NR;
-constexpr int64_t STEP = LANES > DEPTH ? LANES : DEPTH;  // columns that softmax writes are multiples of it
+constexpr int64_t STEP = WEIGHTS > DEPTH ? WEIGHTS : DEPTH;  // columns of weights are multiples of it
 
 // content[MR][BLOCK_S] and position[MR][POSITION_LD] of the strip whose first query is i, for the
 // keys j0 + n with from <= n < to, from a multiple of NR. The score of row x is

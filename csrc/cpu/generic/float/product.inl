@@ -9,6 +9,12 @@ constexpr int64_t BLOCK_L = 48;  // queries of a block in backward: a multiple o
 
 struct Unit {};  // nothing to prepare
 
+// Weights are written so many at a time.
+constexpr int WEIGHTS = LANES;
+
+TXL_INLINE vf weight_of(vf score) { return exp_of(score); }
+TXL_INLINE void store_weights(float* p, const vf x[1]) { store(p, x[0]); }
+
 // c[i][0..NR) (+)= sum over k < n of a[i * a_row + k * a_step] * b[k * ldb + 0..NR), for i < MR.
 template <bool ACCUMULATE>
 TXL_INLINE void micro(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t ldb, int64_t n, float* c,

@@ -3,10 +3,10 @@
 // Where a row's P and dS go, from key 0 of the tile on.
 struct WeightRow {
   bf16 *p, *by_key, *skewed;
-  void put(int64_t n, vf weight, vf gradient) const {
-    store(p + n, weight);
-    store(by_key + n, gradient);
-    store(skewed + n, gradient);
+  void put(int64_t n, const vf* weight, const vf* gradient) const {
+    store_weights(p + n, weight);
+    store_weights(by_key + n, gradient);
+    store_weights(skewed + n, gradient);
   }
 };
 

@@ -7,10 +7,11 @@ static_assert(sizeof(bf16) == 2 && DEPTH % 2 == 0, "a pair is a word of 32 bits"
 
 TXL_INLINE vu load_words(const bf16* p) { return *reinterpret_cast<const vu_any*>(p); }
 TXL_INLINE void store_words(bf16* p, vu x) { *reinterpret_cast<vu_any*>(p) = x; }
-TXL_INLINE vu widened(const bf16* p) { return __builtin_convertvector(*reinterpret_cast<const vh_any*>(p), vu); }
 
 // The pairs (a[n], b[n]) of LANES columns.
-TXL_INLINE vu paired(const bf16* a, const bf16* b) { return widened(a) | (widened(b) << 16); }
+TXL_INLINE vu paired(const bf16* a, const bf16* b) {
+  return widen(*reinterpret_cast<const vh_any*>(a)) | (widen(*reinterpret_cast<const vh_any*>(b)) << 16);
+}
 
 // Pairs of columns of NR rows, transposed; a null row is zeros.
 static void pack_panel(const bf16* const source[NR], int64_t D, bf16* panel) {

@@ -6,6 +6,20 @@ typedef bf16 Cell;  // what is multiplied
 constexpr int64_t BLOCK_L = 96;  // queries of a block in backward: a multiple of MR, of NR and of 4 (dropout)
 static_assert(BLOCK_L % MR == 0 && BLOCK_L % NR == 0, "blocks are whole tiles");
 
+// Weights are written so many at a time: whole rows of a tile, or what reads them waits for the halves.
+constexpr int WEIGHTS = 2 * LANES;
+
+TXL_INLINE vf weight_of(vf score) { return exp_for_bf16(score); }
+TXL_INLINE void store_weights(bf16* p, const vf x[2]) {
+#ifdef TXL_ROUNDS_BF16
+  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]);
+  memcpy(p, &both, 64);
+#else
+  store(p, x[0]);
+  store(p + LANES, x[1]);
+#endif
+}
+
 // c[MR][panels * NR] = a[MR][Dk] . packed panels of [Dk / 2][NR][2].
 static __attribute__((noinline)) void times_panels(const bf16* a, int64_t lda, const bf16* panels, int64_t Dk,
                                                    int64_t count, float* c, int64_t ldc) {
