@@ -159,28 +159,34 @@ static void write_range(const Problem& p, const ForwardPlan& z, int64_t bh, int6
   }
 }
 
-// Forward by tiles, for any number of queries.
+// Forward by tiles, for any number of queries. An item is a range of queries and a head: of one batch row
+// and a part of its keys, or of as many batch rows as leave FORWARD_ITEMS items, which find the table
+// packed.
 template <class T>
 static void run_tiles(const Problem& p) {
   const ForwardPlan z(p);
   const InUse in_use(p);
   const int64_t pairs = p.B * p.H * z.ranges, per_thread = floats_of<ForwardScratch>(p, z);
+  const int64_t group = z.parts > 1 ? 1 : clamp(pairs / FORWARD_ITEMS, 1, p.B), groups = div_up(p.B, group);
   Buffer scratch(p.threads * per_thread), results(z.parts > 1 ? pairs * z.parts * z.entry() : 0);
   // Longest first: a causal range late in the segment sees the most keys.
-  auto range_of = [&](int64_t pair) { return (z.ranges - 1 - pair / (p.B * p.H)) * z.range; };
-  parallel_for(p.threads, pairs * z.parts, [&](int64_t item, int thread) {
-    const int64_t pair = item / z.parts, n = item % z.parts, i0 = range_of(pair), bh = pair % (p.B * p.H);
-    const int64_t count = min_of(z.range, p.L - i0);
+  auto range_of = [&](int64_t x) { return (z.ranges - 1 - x) * z.range; };
+  parallel_for(p.threads, z.ranges * p.H * groups * z.parts, [&](int64_t item, int thread) {
+    const int64_t n = item % z.parts, b0 = item / z.parts % groups * group, h = item / z.parts / groups % p.H;
+    const int64_t x = item / z.parts / groups / p.H, i0 = range_of(x), count = min_of(z.range, p.L - i0);
     [[maybe_unused]] const Unit unit;
     Arena arena(scratch.data + thread * per_thread);
     ForwardScratch s(arena, p, z);
-    float* result = z.parts > 1 ? results.data + item * z.entry() : s.result;
-    forward_range<T>(p, z, in_use, bh, i0, count, {n * z.part, (n + 1) * z.part}, s, result);
-    if (z.parts == 1) write_range<T>(p, z, bh, i0, count, result, 0);
+    for (int64_t b = b0; b < min_of(b0 + group, p.B); ++b) {
+      const int64_t bh = b * p.H + h;
+      float* result = z.parts > 1 ? results.data + ((x * p.B * p.H + bh) * z.parts + n) * z.entry() : s.result;
+      forward_range<T>(p, z, in_use, bh, i0, count, {n * z.part, (n + 1) * z.part}, s, result);
+      if (z.parts == 1) write_range<T>(p, z, bh, i0, count, result, 0);
+    }
   });
   if (z.parts > 1)
     parallel_for(p.threads, pairs, [&](int64_t pair, int) {
-      const int64_t i0 = range_of(pair);
+      const int64_t i0 = range_of(pair / (p.B * p.H));
       write_range<T>(p, z, pair % (p.B * p.H), i0, min_of(z.range, p.L - i0), results.data + pair * z.parts * z.entry(),
                      z.entry());
     });

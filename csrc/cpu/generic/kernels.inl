@@ -19,6 +19,7 @@ namespace {
 #include "philox.inl"
 #include "decode.inl"
 #include "forward.inl"
+#include "backward_plan.inl"
 #include "skew.inl"
 #ifdef TXL_UNIT
 #include "pairs/gradients.inl"
@@ -26,6 +27,7 @@ namespace {
 #include "float/gradients.inl"
 #endif
 #include "backward.inl"
+#include "backward_few.inl"
 #include "backward_run.inl"
 }  // namespace
 

@@ -53,6 +53,11 @@ TXL_INLINE void write_row(T* out, const float* x, float factor, int64_t D) {
   for (; d < D; ++d) put(out + d, x[d] * factor);
 }
 
+template <class T>
+TXL_INLINE void clear_row(T* out, int64_t D) {
+  memset(static_cast<void*>(out), 0, sizeof(T) * D);
+}
+
 // (q + u) and (q + w) of queries [i0, i0 + count), times scale: [count][Dp], zeros behind D and for
 // queries that see nothing; sees(i) of the query's place in the block.
 template <class T, class Sees>

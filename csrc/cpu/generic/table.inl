@@ -16,8 +16,8 @@ TXL_INLINE const T* rho_row(const Problem& p, const InUse& in_use, int64_t h, in
 }
 
 // The part [first, end) of the reversed table that is at hand, multiples of NR; both layouts, or
-// panels alone. It moves upwards only: what is asked for is packed, what lies behind is dropped
-// when the room runs out.
+// panels alone. Upwards it grows: what is asked for is packed, what lies behind is dropped when the room
+// runs out. Downwards it starts anew.
 struct Table {
   int64_t capacity;
   Cell *panels, *rows;
@@ -37,7 +37,7 @@ struct Table {
   template <class T>
   void cover(const Problem& p, const InUse& in_use, int64_t h, int64_t from, int64_t to, int64_t Dp) {
     from = from / NR * NR, to = round_up(to, NR);
-    if (from >= end) first = end = from;
+    if (from >= end || from < first) first = end = from;
     if (to - first > capacity) {
       memmove(panels, panels + (from - first) * deep(p.D), sizeof(Cell) * (end - from) * deep(p.D));
       if (rows) memmove(rows, rows + (from - first) * Dp, sizeof(Cell) * (end - from) * Dp);

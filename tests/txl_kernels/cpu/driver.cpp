@@ -70,8 +70,8 @@ int main() {
   g.dk_mem = rows(p.M, false), g.dv_mem = rows(p.M, false);
 
   const txl::Kernels& kernels = txl::kernels();
-  kernels.forward(p);
-  kernels.backward(p, g);
+  kernels.of(p).forward(p);
+  kernels.of(p).backward(p, g);
   std::fprintf(stderr, "%s\n", kernels.isa);
   give(lse);
   for (size_t x = first_output; x < memory.size(); ++x) give(memory[x]);

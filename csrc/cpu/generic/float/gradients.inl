@@ -13,10 +13,17 @@ struct WeightRow {
 struct Weights {
   static constexpr int64_t KEY_LD = SKEW_LD - 1;
   float *p, *skew;
+  int64_t written = 0;  // keys of a tile that were ever written
 
   explicit Weights(Arena& a) : p(a.take(BLOCK_L * BLOCK_S)), skew(a.take(BLOCK_L * SKEW_LD)) {}
 
   void start() { memset(skew, 0, sizeof(float) * BLOCK_L * SKEW_LD); }
+  // Where zeros must begin to end, for a block that sees keys below `high`: behind the last group of keys
+  // that is read.
+  int64_t reach(int64_t high) {
+    written = max_of(written, min_of(round_up(high + MR, NR), BLOCK_S));
+    return written;
+  }
   WeightRow row(int64_t i) const { return {p + i * BLOCK_S, skew + i * SKEW_LD + BLOCK_L - 1 - i}; }
   const float* by_key(int64_t i) const { return skew + BLOCK_L - 1 + i * KEY_LD; }
   // What is not seen must read as zero.
@@ -29,25 +36,29 @@ struct Weights {
 // dk and dv of a tile [BLOCK_S][Dp].
 struct KeyGradients {
   int64_t Dp;
+  bool wants_dk = false, wants_dv = false;
   float *dk, *dv;
 
   KeyGradients(Arena& a, int64_t padded, int64_t) : Dp(padded), dk(a.take(BLOCK_S * Dp)), dv(a.take(BLOCK_S * Dp)) {}
 
   void start_item() {}
-  void start_tile() {
-    memset(dk, 0, sizeof(float) * BLOCK_S * Dp);
-    memset(dv, 0, sizeof(float) * BLOCK_S * Dp);
+  void start_tile(bool with_dk, bool with_dv, int64_t keys) {
+    wants_dk = with_dk, wants_dv = with_dv;
+    keys = min_of(keys + MR, BLOCK_S);  // the last group of keys
+    if (wants_dk) memset(dk, 0, sizeof(float) * keys * Dp);
+    if (wants_dv) memset(dv, 0, sizeof(float) * keys * Dp);
   }
 
   // From a block whose weights are complete in `rows` rows, for keys [from, to); dr: of the item, row
-  // `rho` belonging to column 0.
+  // `rho` belonging to column 0; null if it is not wanted.
   void add(const Weights& w, const float* qu, const float* qw, const float* dout, int64_t rows, int64_t from,
            int64_t to, float* dr, int64_t rho) {
     // MR divides BLOCK_S, so groups of MR stay inside the tile.
     for (int64_t n = from / MR * MR; n < to; n += MR) {
-      add_transposed_times_rows(w.p + n, BLOCK_S, dout, rows, Dp, dv + n * Dp);
-      add_transposed_times_rows(w.by_key(0) + n, Weights::KEY_LD, qu, rows, Dp, dk + n * Dp);
+      if (wants_dv) add_transposed_times_rows(w.p + n, BLOCK_S, dout, rows, Dp, dv + n * Dp);
+      if (wants_dk) add_transposed_times_rows(w.by_key(0) + n, Weights::KEY_LD, qu, rows, Dp, dk + n * Dp);
     }
+    if (!dr) return;
     for (int64_t c = from / MR * MR; c < to + BLOCK_L - 1; c += MR) {
       const int64_t first = max_of(0, BLOCK_L - 1 - (c + MR - 1) + from);  // rows with a column of this group
       const int64_t last = min_of(rows, BLOCK_L - 1 - c + to);
@@ -57,6 +68,6 @@ struct KeyGradients {
     }
   }
 
-  void finish_tile() {}
+  void finish_tile(int64_t) {}
   void finish_item(float*) {}
 };

@@ -2,7 +2,7 @@
 
 typedef float Cell;  // what is multiplied
 
-constexpr int MR = 6;            // rows of a register tile
+constexpr int MR = LANES == 16 ? 12 : 6;
 constexpr int NR = 2 * LANES;    // columns: two vectors, so 12 of 16 registers accumulate
 constexpr int DEPTH = 1;         // a product sums over a multiple of it
 constexpr int64_t BLOCK_L = 48;  // queries of a block in backward: a multiple of MR and of 4 (dropout)
@@ -20,7 +20,7 @@ template <bool ACCUMULATE>
 TXL_INLINE void micro(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t ldb, int64_t n, float* c,
                       int64_t ldc) {
   vf acc[MR][2];
-  TXL_UNROLL(6)
+  TXL_UNROLL(12)
   for (int i = 0; i < MR; ++i) {
     acc[i][0] = ACCUMULATE ? load(c + i * ldc) : vf{};
     acc[i][1] = ACCUMULATE ? load(c + i * ldc + LANES) : vf{};
@@ -28,14 +28,14 @@ TXL_INLINE void micro(const float* a, int64_t a_row, int64_t a_step, const float
   TXL_UNROLL(2)
   for (int64_t k = 0; k < n; ++k) {
     const vf b0 = load(b + k * ldb), b1 = load(b + k * ldb + LANES);
-    TXL_UNROLL(6)
+    TXL_UNROLL(12)
     for (int i = 0; i < MR; ++i) {
       const float x = a[i * a_row + k * a_step];
       acc[i][0] += x * b0;
       acc[i][1] += x * b1;
     }
   }
-  TXL_UNROLL(6)
+  TXL_UNROLL(12)
   for (int i = 0; i < MR; ++i) {
     store(c + i * ldc, acc[i][0]);
     store(c + i * ldc + LANES, acc[i][1]);

@@ -14,11 +14,17 @@ struct WeightRow {
 struct Weights {
   static constexpr int64_t KEY_LD = BLOCK_S;
   bf16 *p, *ds, *skew;
+  int64_t written = 0;  // keys of a tile that were ever written
 
   explicit Weights(Arena& a)
       : p(a.take<bf16>(BLOCK_L * BLOCK_S)), ds(a.take<bf16>(BLOCK_L * BLOCK_S)), skew(a.take<bf16>(BLOCK_L * SKEW_LD)) {}
 
   void start() { memset(skew, 0, sizeof(bf16) * BLOCK_L * SKEW_LD); }
+  // Where zeros must begin to end, for a block that sees keys below `high`.
+  int64_t reach(int64_t high) {
+    written = max_of(written, round_up(high, STEP > NR ? STEP : NR));
+    return written;
+  }
   WeightRow row(int64_t i) const {
     return {p + i * BLOCK_S, ds + i * BLOCK_S, skew + i * SKEW_LD + BLOCK_L - 1 - i};
   }
@@ -37,10 +43,10 @@ static void pair_rows(const bf16* rows, int64_t ld, int64_t count, int64_t from,
     for (int64_t n = from; n < to; n += LANES) store_words(pairs + 2 * n, paired(rows + n, rows + ld + n));
 }
 
-// [width][BLOCK_L] of [BLOCK_L][width], width a multiple of NR.
-static void transpose_rows(const bf16* rows, int64_t width, bf16* columns) {
+// [width][BLOCK_L] of [count][width], width a multiple of NR; rows up to a whole vector are read.
+static void transpose_rows(const bf16* rows, int64_t width, int64_t count, bf16* columns) {
   static_assert(BLOCK_L % (2 * LANES) == 0, "queries in whole vectors of pairs");
-  for (int64_t i = 0; i < BLOCK_L; i += 2 * LANES)
+  for (int64_t i = 0; i < count; i += 2 * LANES)
     for (int64_t d = 0; d < width; d += LANES) {
       vf x[LANES];
       const bf16* from = rows + i * width + d;
@@ -56,6 +62,7 @@ static void transpose_rows(const bf16* rows, int64_t width, bf16* columns) {
 // queries lie side by side in what multiplies the weights, and weights need no transposition.
 struct KeyGradients {
   int64_t Dp, rhos, dr_ld;
+  bool wants_dk = false, wants_dv = false;
   float *dk, *dv;               // [BLOCK_S][Dp], of a finished tile
   float *dk_columns, *dv_columns;  // [Dp][BLOCK_S]
   float* dr_columns;            // [Dp][dr_ld]
@@ -78,25 +85,33 @@ struct KeyGradients {
         dout_columns(a.take<bf16>(BLOCK_L * Dp)) {}
 
   void start_item() { memset(dr_columns, 0, sizeof(float) * dr_ld * Dp); }
-  void start_tile() {
-    memset(dk_columns, 0, sizeof(float) * BLOCK_S * Dp);
-    memset(dv_columns, 0, sizeof(float) * BLOCK_S * Dp);
+  void start_tile(bool with_dk, bool with_dv, int64_t keys) {
+    wants_dk = with_dk, wants_dv = with_dv;
+    for (int64_t d = 0; d < Dp; ++d) {
+      if (wants_dk) memset(dk_columns + d * BLOCK_S, 0, sizeof(float) * keys);
+      if (wants_dv) memset(dv_columns + d * BLOCK_S, 0, sizeof(float) * keys);
+    }
   }
 
   // From a block whose weights are complete in `rows` rows, for keys [from, to); `rho`: the item's row
-  // of dr that belongs to column 0.
+  // of dr that belongs to column 0. dr: null if it is not wanted.
   void add(const Weights& w, const bf16* qu, const bf16* qw, const bf16* dout, int64_t rows, int64_t from, int64_t to,
-           float*, int64_t rho) {
+           const float* dr, int64_t rho) {
     from = from / NR * NR, to = round_up(to, NR);
     const int64_t end = min_of(round_up(to + BLOCK_L - 1, NR), SKEW_LD);
-    pair_rows(w.p, BLOCK_S, rows, from, to, p_pairs);
-    pair_rows(w.ds, BLOCK_S, rows, from, to, ds_pairs);
+    if (wants_dv) {
+      pair_rows(w.p, BLOCK_S, rows, from, to, p_pairs);
+      transpose_rows(dout, Dp, rows, dout_columns);
+      add_columns(dout_columns, p_pairs, BLOCK_S, 0, rows, from, to, dv_columns, BLOCK_S);
+    }
+    if (wants_dk) {
+      pair_rows(w.ds, BLOCK_S, rows, from, to, ds_pairs);
+      transpose_rows(qu, Dp, rows, qu_columns);
+      add_columns(qu_columns, ds_pairs, BLOCK_S, 0, rows, from, to, dk_columns, BLOCK_S);
+    }
+    if (!dr) return;
     pair_rows(w.skew, SKEW_LD, rows, from, end, skew_pairs);
-    transpose_rows(qu, Dp, qu_columns);
-    transpose_rows(qw, Dp, qw_columns);
-    transpose_rows(dout, Dp, dout_columns);
-    add_columns(dout_columns, p_pairs, BLOCK_S, 0, rows, from, to, dv_columns, BLOCK_S);
-    add_columns(qu_columns, ds_pairs, BLOCK_S, 0, rows, from, to, dk_columns, BLOCK_S);
+    transpose_rows(qw, Dp, rows, qw_columns);
     for (int64_t c = from; c < end; c += NR) {
       const int64_t first = max_of(0, BLOCK_L - 1 - (c + NR - 1) + from) / DEPTH * DEPTH;  // rows with a column of these
       const int64_t last = min_of(rows, round_up(BLOCK_L - 1 - c + to, DEPTH));
@@ -104,9 +119,9 @@ struct KeyGradients {
     }
   }
 
-  void finish_tile() {
-    transpose_back(dk_columns, BLOCK_S, BLOCK_S, dk);
-    transpose_back(dv_columns, BLOCK_S, BLOCK_S, dv);
+  void finish_tile(int64_t keys) {
+    if (wants_dk) transpose_back(dk_columns, BLOCK_S, keys, dk);
+    if (wants_dv) transpose_back(dv_columns, BLOCK_S, keys, dv);
   }
   void finish_item(float* dr) { transpose_back(dr_columns, dr_ld, rhos, dr); }
 

@@ -1,0 +1,61 @@
+// How backward's work is cut. An item is a head, a chunk of its keys and, where there are many batch
+// rows, a group of those: it finishes dk and dv of its keys, tile by tile, while dr, du and dw are sums
+// over its batch rows, added up afterwards in a fixed order; so is dq where there are several chunks.
+// How many items is a function of shapes, so threads change no bit.
+
+constexpr int64_t BACKWARD_ITEMS = 32;  // chunks of keys are made until there are as many items
+constexpr int64_t MAX_CHUNKS = 16;      // each has a dq of its own
+
+struct BackwardPlan {
+  int64_t Dp, chunk, chunks, group, groups, rows, rhos;  // chunk: keys; group: batch rows
+  bool content, position, dr, any_key;                   // what is wanted: of q, by its two halves; r; keys, values
+
+  BackwardPlan(const Problem& p, const Gradients& g)
+      : Dp(round_up(p.D, NR)),
+        content(g.dq.data || g.du.data),
+        position(g.dq.data || g.dw.data),
+        dr(g.dr.data),
+        any_key(g.dk.data || g.dv.data || (p.M && (g.dk_mem.data || g.dv_mem.data))) {
+    const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S), BH = max_of(p.B * p.H, 1);
+    chunks = clamp(div_up(BACKWARD_ITEMS, BH), 1, clamp(tiles, 1, MAX_CHUNKS));
+    chunk = max_of(div_up(tiles, chunks), 1) * BLOCK_S;
+    chunks = div_up(S, chunk);
+    group = chunks > 1 ? 1 : clamp(BH / BACKWARD_ITEMS, 1, max_of(p.B, 1));
+    groups = div_up(p.B, group);
+    rows = round_up(p.L, MR);
+    rhos = p.ahead ? chunk + p.L : min_of(chunk + p.L, S);
+    rhos = round_up(rhos + 2 * BLOCK_L + 3 * NR, NR);  // blocks stand out at both ends
+  }
+  int64_t items(const Problem& p) const { return groups * p.H * chunks; }
+  // Of the chunk that starts at key j0.
+  int64_t first_rho(const Problem& p, int64_t j0) const {
+    return rho_of(p, p.L - 1 + BLOCK_L - 1, j0) / NR * NR;
+  }
+  int64_t dq_floats() const { return rows * Dp; }
+  int64_t item_floats() const { return (rhos + 2) * Dp; }
+};
+
+// Where a batch row of an item adds up: dq [rows][Dp], dr [rhos][Dp] from first_rho on, du, dw [Dp].
+struct Sums {
+  float *dq, *dr, *du, *dw;
+  Sums(const BackwardPlan& z, float* row_dq, float* item)
+      : dq(row_dq), dr(item), du(item + z.rhos * z.Dp), dw(du + z.Dp) {}
+};
+
+// A batch row and head against the keys of a chunk: [low, high).
+struct Part {
+  int64_t b, h, low, high;
+  int64_t bh(const Problem& p) const { return b * p.H + h; }
+};
+
+// A gradient of key row j of the memory or of the segment; null where it is not wanted.
+template <class T>
+TXL_INLINE T* key_gradient(const Problem& p, const View& memory, const View& segment, const Part& at, int64_t j) {
+  const bool wanted = j < p.M ? memory.data : segment.data;
+  return wanted ? const_cast<T*>(key_row<T>(p, memory, segment, at.b, at.h, j)) : nullptr;
+}
+
+// Whether a gradient of the memory's and of the segment's rows is wanted for some of the keys [low, high).
+TXL_INLINE bool wants_keys(const Problem& p, const View& memory, const View& segment, int64_t low, int64_t high) {
+  return (low < p.M && memory.data) || (high > p.M && segment.data);
+}
