@@ -32,13 +32,15 @@ class Plan {
     txl::without_gil([&] { calls.forward(p); });
   }
 
-  // gradients: of the inputs, in their order. dlse may be None.
+  // gradients: of the inputs, in their order; read where `wanted` is true. dlse may be None.
   void backward(const py::tuple& call, const py::handle& out, const py::handle& lse, const py::handle& dout,
-                const py::handle& dlse, const py::tuple& gradients, int threads, uint64_t seed) const {
+                const py::handle& dlse, const py::tuple& gradients, const std::vector<bool>& wanted, int threads,
+                uint64_t seed) const {
     const txl::Problem p = problem(call, out, lse, threads, seed);
     txl::Gradients g;
     txl::View* const views[txl::INPUTS] = {&g.dq, &g.dk, &g.dv, &g.dr, &g.du, &g.dw, &g.dk_mem, &g.dv_mem};
-    for (size_t i = 0; i < txl::INPUTS; ++i) *views[i] = view(gradients[i]);
+    for (size_t i = 0; i < txl::INPUTS; ++i)
+      if (wanted[i]) *views[i] = view(gradients[i]);
     g.dout = view(dout);
     g.dlse = static_cast<const float*>(txl::pointer_of(dlse));
     const txl::Calls& calls = txl::kernels().of(p);

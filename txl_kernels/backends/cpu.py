@@ -12,7 +12,7 @@ from torch import Tensor
 from txl_kernels.backends import native_modules
 from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
 from txl_kernels.call import Call, dropout
-from txl_kernels.call.fields import empty_gradients, empty_like_rows
+from txl_kernels.call.fields import ALL, Wanted, empty_gradients, empty_like_rows
 
 NAME = "native"
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of txl::Type
@@ -48,11 +48,14 @@ def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tu
     return out, lse
 
 
-def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
-    """Gradients of the call's inputs, in their order; the memory's empty where there is none."""
-    grads = empty_gradients(call)
+def backward(
+    call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted = ALL
+) -> tuple[Tensor, ...]:
+    """Gradients of the call's inputs, in their order; empty where there is no input or none is
+    wanted."""
+    grads = empty_gradients(call, wanted)
     plan = make_plan(call, out)
-    plan.backward(call, out, lse, dout, dlse, grads, torch.get_num_threads(), _seed(call))
+    plan.backward(call, out, lse, dout, dlse, grads, wanted, torch.get_num_threads(), _seed(call))
     return grads
 
 

@@ -16,7 +16,7 @@ from txl_kernels.backends import native_modules
 from txl_kernels.backends.devices import gpu_lacks
 from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
 from txl_kernels.call import Call, dropout
-from txl_kernels.call.fields import empty_like_rows, memory_len_of, needs_gradients
+from txl_kernels.call.fields import ALL, Wanted, empty_like_rows, memory_len_of, needs_gradients
 
 NAME = "cuda"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of txl::Type
@@ -93,7 +93,9 @@ def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tu
     return out, lse
 
 
-def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
+def backward(
+    call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted = ALL
+) -> tuple[Tensor, ...]:
     """There is none; `rel_attention` says so before, this is for who calls the operator itself."""
     raise NotImplementedError("backend='cuda' computes no gradients")
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.call import Call
+from txl_kernels.call.fields import ALL, Wanted
 
 # What a backend may keep between calls of one signature (shapes, strides, dtypes, settings), by any
 # key.
@@ -56,9 +57,11 @@ class Kernels(Backend, Protocol):
     """A backend behind the operators: out has q's strides where q is dense, lse is float32,
     gradients are its own."""
 
-    def backward(self, call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
-        """Gradients of the call's inputs, in their order; the memory's empty where there is
-        none."""
+    def backward(
+        self, call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted = ALL
+    ) -> tuple[Tensor, ...]:
+        """Gradients of the call's inputs, in their order; empty where there is no input or none is
+        wanted."""
 
 
 def _join(names: list[str]) -> str:

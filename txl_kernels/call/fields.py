@@ -1,5 +1,6 @@
 """The fields of a call, in the one order that the operators, the bindings and the tests share."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,8 @@ INPUTS = Call._fields[: Call._fields.index("start")]
 BOUNDS = ("start", "end")
 TENSORS = (*INPUTS, *BOUNDS, "seed")
 SETTINGS = Call._fields[len(TENSORS) :]
+Wanted = Sequence[bool]  # which of INPUTS' gradients
+ALL: Wanted = (True,) * len(INPUTS)
 
 
 # Functions, not properties: torch.compile of torch 2.6 does not follow those of named tuples.
@@ -75,7 +78,10 @@ def empty_like_rows(x: Tensor) -> Tensor:
     return y if y.stride(-1) == 1 or y.shape[-1] <= 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def empty_gradients(call: Call) -> tuple[Tensor, ...]:
+def empty_gradients(call: Call, wanted: Wanted = ALL) -> tuple[Tensor, ...]:
     """Uninitialised gradients of the call's inputs, as the backward operator returns them; empty
-    for no memory."""
-    return tuple(call.q.new_empty(0) if x is None else empty_like_rows(x) for x in inputs_of(call))
+    where there is no input or none is wanted."""
+    none = call.q.new_empty(0)
+    return tuple(
+        empty_like_rows(x) if x is not None and want else none for x, want in zip(inputs_of(call), wanted, strict=True)
+    )

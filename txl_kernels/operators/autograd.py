@@ -14,7 +14,7 @@ from txl_kernels import checks
 from txl_kernels.backends import KERNELS
 from txl_kernels.backends.protocol import Kernels, Plans
 from txl_kernels.call import Call
-from txl_kernels.call.fields import INPUTS, inputs_of, needs_gradients, settings_of, tensors_of
+from txl_kernels.call.fields import INPUTS, needs_gradients, settings_of, tensors_of
 from txl_kernels.operators import fast_path, library
 
 _operators = torch.ops.txl_kernels
@@ -65,15 +65,16 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tens
         return (None,) * len(INPUTS) + others
     if dout is None:
         dout = torch.zeros_like(out)
+    wanted = list(ctx.needs_input_grad[: len(INPUTS)])
     kernels = _fast_kernels(call, ctx.backend, dout, dlse, out, lse)
     if kernels is not None:
         dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
-        grads = kernels.backward(call, out, lse, dout, dlse)
+        grads = kernels.backward(call, out, lse, dout, dlse, wanted)
     elif _inside_functorch():
-        grads = _BackwardForFunctorch.apply(dout, dlse, out, lse, *call, ctx.backend)  # type: ignore[no-untyped-call]
+        grads = _BackwardForFunctorch.apply(dout, dlse, out, lse, *call, ctx.backend, wanted)  # type: ignore[no-untyped-call]
     else:
-        grads = _operators.rel_attention_backward(dout, dlse, out, lse, *call, ctx.backend)
-    given = (None if x is None else gradient for x, gradient in zip(inputs_of(call), grads, strict=True))
+        grads = _operators.rel_attention_backward(dout, dlse, out, lse, *call, ctx.backend, wanted)
+    given = (gradient if want else None for want, gradient in zip(wanted, grads, strict=True))
     return (*given, *others)
 
 

@@ -1,7 +1,8 @@
 """The operators in torch.library: schemas, fakes, and what runs when the dispatcher calls them.
 
 `txl_kernels::rel_attention` and `txl_kernels::rel_attention_backward` take the fields of `Call` and
-a backend's name. Anyone can call them, so they check what `rel_attention` has checked already.
+a backend's name; backward also `output_mask`, which of the gradients are wanted (None: all). Anyone
+can call them, so they check what `rel_attention` has checked already.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from txl_kernels import checks
 from txl_kernels.backends import KERNELS
 from txl_kernels.backends.protocol import Kernels, Plans
 from txl_kernels.call import Call
-from txl_kernels.call.fields import empty_gradients, empty_like_rows
+from txl_kernels.call.fields import ALL, Wanted, empty_gradients, empty_like_rows
 from txl_kernels.operators import fast_path
 
 _SCHEMA_TYPES = {
@@ -26,7 +27,7 @@ _library = torch.library.Library("txl_kernels", "DEF")
 _library.define(f"rel_attention({_FIELDS}, str backend) -> (Tensor, Tensor)")
 _library.define(
     "rel_attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, "
-    f"{_FIELDS}, str backend) -> ({_GRADIENTS})"
+    f"{_FIELDS}, str backend, bool[8]? output_mask=None) -> ({_GRADIENTS})"
 )
 
 
@@ -63,11 +64,17 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    *fields, backend = arguments
-    call = Call(*fields)
+    call, backend, wanted = _parts(arguments)
     kernels, _ = checked(call, backend)
     dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
-    return kernels.backward(call, out, lse, dout, dlse)
+    return kernels.backward(call, out, lse, dout, dlse, wanted)
+
+
+def _parts(arguments: tuple[Any, ...]) -> tuple[Call, str, Wanted]:
+    """The call, the backend and which gradients are wanted; the dispatcher leaves out a mask of
+    None."""
+    fields, (backend, *mask) = arguments[: len(Call._fields)], arguments[len(Call._fields) :]
+    return Call(*fields), backend, (mask[0] if mask else None) or ALL
 
 
 _library.impl("rel_attention", _forward, "CompositeExplicitAutograd")
@@ -81,5 +88,5 @@ def _forward_fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.register_fake("txl_kernels::rel_attention_backward")
 def _backward_fake(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    *fields, _ = arguments
-    return empty_gradients(Call(*fields))
+    call, _, wanted = _parts(arguments)
+    return empty_gradients(call, wanted)

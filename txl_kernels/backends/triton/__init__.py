@@ -18,6 +18,7 @@ from txl_kernels.backends.devices import gpu_lacks
 from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
 from txl_kernels.backends.triton.interpreter import interpreted as interpreted
 from txl_kernels.call import Call
+from txl_kernels.call.fields import ALL, Wanted
 
 NAME = "triton"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -83,7 +84,10 @@ def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tu
     return result
 
 
-def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
-    """Gradients of the call's inputs, in their order; the memory's empty where there is none."""
-    result: tuple[Tensor, ...] = _launches("launch_backward").backward(call, out, lse, dout, dlse)
+def backward(
+    call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted = ALL
+) -> tuple[Tensor, ...]:
+    """Gradients of the call's inputs, in their order; empty where there is no input or none is
+    wanted. All are computed."""
+    result: tuple[Tensor, ...] = _launches("launch_backward").backward(call, out, lse, dout, dlse, wanted)
     return result

@@ -28,25 +28,27 @@ from txl_kernels.backends.triton.plan import (
     wide,
 )
 from txl_kernels.call import Call
-from txl_kernels.call.fields import INPUTS, TENSORS, empty_gradients, is_bounded
+from txl_kernels.call.fields import INPUTS, TENSORS, Wanted, empty_gradients, is_bounded
 
 REACH_CELLS, REACH_CHUNK = 128, 32
 FINISH_CELLS = 4096  # of a tile that is added up
 REACH = ("KEY_FIRST", "KEY_LAST", "ROW_FIRST", "ROW_LAST")
 
 
-def backward(call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor, ...]:
+def backward(
+    call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted
+) -> tuple[Tensor, ...]:
     """See `txl_kernels.backends.triton.backward`."""
     grads = empty_gradients(call)
     if call.q.numel() == 0:
-        return tuple(x.zero_() for x in grads)
+        return tuple(x.zero_() for x in empty_gradients(call, wanted))
     device, settings = call.q.device, call[len(TENSORS) :]
     tensors: list[Any] = [*call[: len(TENSORS)], out, lse, dout, dlse, *grads]
     addresses = addresses_of(tensors)
     environment = environment_of(call.q.dtype)
     launches = laid_out(device, forms_of(tensors, addresses), settings, environment, config.dr_by_atomics())
     launches.run(device, tensors, addresses)
-    return grads
+    return tuple(x if want else x.new_empty(0) for x, want in zip(grads, wanted, strict=True))
 
 
 @once_for_all_alike
