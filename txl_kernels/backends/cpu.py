@@ -49,12 +49,23 @@ def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tu
 
 
 def backward(
-    call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted = ALL
+    call: Call,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None,
+    wanted: Wanted = ALL,
+    plans: Plans | None = None,
 ) -> tuple[Tensor, ...]:
     """Gradients of the call's inputs, in their order; empty where there is no input or none is
     wanted."""
     grads = empty_gradients(call, wanted)
-    plan = make_plan(call, out)
+    key = (NAME, out.stride())  # forward's plan is of the strides that it gave
+    plan = None if plans is None else plans.get(key)
+    if plan is None:
+        plan = make_plan(call, out)
+        if plans is not None:
+            plans[key] = plan
     plan.backward(call, out, lse, dout, dlse, grads, wanted, torch.get_num_threads(), _seed(call))
     return grads
 

@@ -94,7 +94,13 @@ def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tu
 
 
 def backward(
-    call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted = ALL
+    call: Call,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None,
+    wanted: Wanted = ALL,
+    plans: Plans | None = None,
 ) -> tuple[Tensor, ...]:
     """There is none; `rel_attention` says so before, this is for who calls the operator itself."""
     raise NotImplementedError("backend='cuda' computes no gradients")

@@ -58,7 +58,14 @@ class Kernels(Backend, Protocol):
     gradients are its own."""
 
     def backward(
-        self, call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted = ALL
+        self,
+        call: Call,
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        dlse: Tensor | None,
+        wanted: Wanted = ALL,
+        plans: Plans | None = None,
     ) -> tuple[Tensor, ...]:
         """Gradients of the call's inputs, in their order; empty where there is no input or none is
         wanted."""

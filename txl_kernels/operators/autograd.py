@@ -12,7 +12,7 @@ from torch import Tensor
 
 from txl_kernels import checks
 from txl_kernels.backends import KERNELS
-from txl_kernels.backends.protocol import Kernels, Plans
+from txl_kernels.backends.protocol import Plans
 from txl_kernels.call import Call
 from txl_kernels.call.fields import INPUTS, needs_gradients, settings_of, tensors_of
 from txl_kernels.operators import fast_path, library
@@ -66,10 +66,10 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tens
     if dout is None:
         dout = torch.zeros_like(out)
     wanted = list(ctx.needs_input_grad[: len(INPUTS)])
-    kernels = _fast_kernels(call, ctx.backend, dout, dlse, out, lse)
-    if kernels is not None:
+    plans = _fast_plans(call, ctx.backend, dout, dlse, out, lse)
+    if plans is not None:
         dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
-        grads = kernels.backward(call, out, lse, dout, dlse, wanted)
+        grads = KERNELS[ctx.backend].backward(call, out, lse, dout, dlse, wanted, plans)
     elif _inside_functorch():
         grads = _BackwardForFunctorch.apply(dout, dlse, out, lse, *call, ctx.backend, wanted)  # type: ignore[no-untyped-call]
     else:
@@ -78,16 +78,15 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tens
     return (*given, *others)
 
 
-def _fast_kernels(call: Call, backend: str, *others: Tensor | None) -> Kernels | None:
-    """The kernels of a backward that needs no operator, its call checked; None if it needs one."""
+def _fast_plans(call: Call, backend: str, *others: Tensor | None) -> Plans | None:
+    """The plans of a backward that needs no operator, its call checked; None if it needs one."""
     # With grad mode on (create_graph=True) the operator is there to say that it has no second
     # derivative.
     if torch.is_grad_enabled() or not fast_path.is_open() or not fast_path.ordinary(*others):
         return None
     # Checked again: `.data` can be set, and hooks can return anything, between forward and
     # backward. What forward saved may be no ordinary tensor: then its memory is not its values.
-    kernels, plans = library.checked(call, backend)
-    return None if plans is None else kernels
+    return library.checked(call, backend)[1]
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:

@@ -90,6 +90,13 @@ def signature(call: Call) -> bytes | None:
     return key
 
 
+def known(call: Call) -> Plans | None:
+    """What `check` returned for a call of this signature; None if there was none, or it is not
+    ordinary."""
+    key = None if torch.compiler.is_compiling() else signature(call)
+    return None if key is None else _known.get(key)
+
+
 def check(call: Call) -> Plans | None:
     """`checks.check`, remembered: what else is remembered of such calls; None if the call is not
     ordinary.

@@ -22,6 +22,7 @@ _SCHEMA_TYPES = {
 }  # fmt: skip
 _FIELDS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in Call.__annotations__.items())
 _GRADIENTS = ", ".join(["Tensor"] * 8)
+_CHECKED = "checked: "  # the key of plans under which a backend's own checks are remembered
 
 _library = torch.library.Library("txl_kernels", "DEF")
 _library.define(f"rel_attention({_FIELDS}, str backend) -> (Tensor, Tensor)")
@@ -41,6 +42,18 @@ def checked(call: Call, backend: str) -> tuple[Kernels, Plans | None]:
     if backend not in KERNELS:
         raise ValueError(f"backend must be one of {', '.join(KERNELS)}, got {backend!r}")
     kernels = KERNELS[backend]
+    plans = fast_path.known(call)
+    if plans is None or _CHECKED + backend not in plans:
+        plans = _check(kernels, call)
+        if plans is not None:
+            plans[_CHECKED + backend] = True
+    if kernels.READS_BOUNDS:
+        checks.check_bound_values(call)
+    return kernels, plans
+
+
+def _check(kernels: Kernels, call: Call) -> Plans | None:
+    """All of `checked` that a call's signature decides."""
     reason = kernels.cannot_run(call.q.device, call.q.dtype, call.q.size(-1) if call.q.dim() else 1)
     if reason is not None:
         raise RuntimeError(reason)
@@ -51,9 +64,7 @@ def checked(call: Call, backend: str) -> tuple[Kernels, Plans | None]:
     reason = kernels.refuses(call)
     if reason is not None:
         raise RuntimeError(reason)
-    if kernels.READS_BOUNDS:
-        checks.check_bound_values(call)
-    return kernels, plans
+    return plans
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor | None]:

@@ -31,6 +31,11 @@ struct BackwardPlan {
   int64_t first_rho(const Problem& p, int64_t j0) const {
     return rho_of(p, p.L - 1 + BLOCK_L - 1, j0) / NR * NR;
   }
+  // The rows of dr that the keys [low, high) of a chunk meet; the others are never read.
+  Range met(const Problem& p, int64_t low, int64_t high) const {
+    const int64_t first = first_rho(p, low);
+    return {rho_of(p, p.L - 1, low) - first, rho_of(p, 0, high) - first};
+  }
   int64_t dq_floats() const { return rows * Dp; }
   int64_t item_floats() const { return (rhos + 2) * Dp; }
 };

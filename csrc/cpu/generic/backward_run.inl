@@ -83,8 +83,9 @@ static void add_up_items(const Problem& p, const Gradients& g, const BackwardPla
     for (int64_t t = tile * BLOCK_S; t < min_of((tile + 1) * BLOCK_S, p.T); ++t) {
       const int64_t rho = p.M + rho_origin(p) - (t - p.zero_row);
       auto with_rho = [&](int64_t n) {
-        const int64_t row = rho - z.first_rho(p, n % z.chunks * z.chunk);
-        const float* item = row >= 0 && row < z.rhos ? of_head(h, n) : nullptr;
+        const int64_t low = n % z.chunks * z.chunk, row = rho - z.first_rho(p, low);
+        const Range met = z.met(p, low, min_of(low + z.chunk, p.M + p.L));
+        const float* item = row >= met.low && row < met.high ? of_head(h, n) : nullptr;
         return item ? item + row * Dp : nullptr;
       };
       add_up(with_rho, parts, 0, 1.f, z, D, sum, const_cast<T*>(row_of<T>(g.dr, h, t, 0)));
@@ -114,7 +115,11 @@ static void run_backward(const Problem& p, const Gradients& g) {
     float* const left = items.data + item * z.item_floats();
     bool any = false;
     for (int64_t b = b0; b < b1; ++b) any |= seen.live[b * z.chunks + chunk] != 0;
-    if (any) memset(left, 0, sizeof(float) * z.item_floats());
+    if (any) {
+      const Range met = z.met(p, chunk * z.chunk, min_of((chunk + 1) * z.chunk, S));
+      memset(left + met.low * Dp, 0, sizeof(float) * (met.high - met.low) * Dp);
+      memset(left + z.rhos * Dp, 0, sizeof(float) * 2 * Dp);
+    }
     if (any) start();
     for (int64_t b = b0; b < b1; ++b) {
       const Part at{b, h, chunk * z.chunk, min_of((chunk + 1) * z.chunk, S)};
@@ -138,7 +143,7 @@ static void run_backward(const Problem& p, const Gradients& g) {
     }
     [[maybe_unused]] const Unit unit;
     BackwardScratch s(arena, p.D, z);
-    s.weights.start();
+    s.weights.start(min_of(BLOCK_L, round_up(p.L, MR)));
     run_item(
         item, s.dq, [&] { s.keys.start_item(); },
         [&](const Part& at, const Sums& sums) {

@@ -85,7 +85,13 @@ def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tu
 
 
 def backward(
-    call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted = ALL
+    call: Call,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None,
+    wanted: Wanted = ALL,
+    plans: Plans | None = None,
 ) -> tuple[Tensor, ...]:
     """Gradients of the call's inputs, in their order; empty where there is no input or none is
     wanted. All are computed."""

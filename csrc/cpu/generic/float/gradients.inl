@@ -17,7 +17,7 @@ struct Weights {
 
   explicit Weights(Arena& a) : p(a.take(BLOCK_L * BLOCK_S)), skew(a.take(BLOCK_L * SKEW_LD)) {}
 
-  void start() { memset(skew, 0, sizeof(float) * BLOCK_L * SKEW_LD); }
+  void start(int64_t rows) { memset(skew, 0, sizeof(float) * rows * SKEW_LD); }
   // Where zeros must begin to end, for a block that sees keys below `high`: behind the last group of keys
   // that is read.
   int64_t reach(int64_t high) {

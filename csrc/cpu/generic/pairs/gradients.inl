@@ -19,7 +19,7 @@ struct Weights {
   explicit Weights(Arena& a)
       : p(a.take<bf16>(BLOCK_L * BLOCK_S)), ds(a.take<bf16>(BLOCK_L * BLOCK_S)), skew(a.take<bf16>(BLOCK_L * SKEW_LD)) {}
 
-  void start() { memset(skew, 0, sizeof(bf16) * BLOCK_L * SKEW_LD); }
+  void start(int64_t rows) { memset(skew, 0, sizeof(bf16) * rows * SKEW_LD); }
   // Where zeros must begin to end, for a block that sees keys below `high`.
   int64_t reach(int64_t high) {
     written = max_of(written, round_up(high, STEP > NR ? STEP : NR));
