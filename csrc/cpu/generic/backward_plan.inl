@@ -33,8 +33,8 @@ struct BackwardPlan {
   }
   // The rows of dr that the keys [low, high) of a chunk meet; the others are never read.
   Range met(const Problem& p, int64_t low, int64_t high) const {
-    const int64_t first = first_rho(p, low);
-    return {rho_of(p, p.L - 1, low) - first, rho_of(p, 0, high) - first};
+    const int64_t first = first_rho(p, low), nearest = p.M + rho_origin(p) + p.ahead;  // rho of distance -ahead
+    return {rho_of(p, p.L - 1, low) - first, min_of(rho_of(p, 0, high), nearest + 1) - first};
   }
   int64_t dq_floats() const { return rows * Dp; }
   int64_t item_floats() const { return (rhos + 2) * Dp; }
