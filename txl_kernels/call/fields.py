@@ -81,7 +81,7 @@ def empty_like_rows(x: Tensor) -> Tensor:
 def empty_gradients(call: Call, wanted: Wanted = ALL) -> tuple[Tensor, ...]:
     """Uninitialised gradients of the call's inputs, as the backward operator returns them; empty
     where there is no input or none is wanted."""
-    none = call.q.new_empty(0)
     return tuple(
-        empty_like_rows(x) if x is not None and want else none for x, want in zip(inputs_of(call), wanted, strict=True)
+        empty_like_rows(x) if x is not None and want else call.q.new_empty(0)  # each its own: outputs may not alias
+        for x, want in zip(inputs_of(call), wanted, strict=True)
     )

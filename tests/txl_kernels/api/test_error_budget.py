@@ -3,19 +3,11 @@ PyTorch (2022, Dao)."""
 
 import pytest
 import torch
-from oracle import TENSORS, Case, as_call, gradients, make_inputs
-from original import original_bhls
+from error_budget import SHAPES, require_at_most_twice_eager
+from oracle import Case
 
-from txl_kernels import rel_attention
 from txl_kernels.backends import triton
 from txl_kernels.backends.triton import config
-
-SHAPES = [
-    Case("segment and memory", B=2, H=2, L=128, M=128, D=64, seed=1),
-    Case("short segment, long memory", B=1, H=2, L=16, M=900, D=64, seed=2),
-    Case("one query", B=2, H=2, L=1, M=1000, D=64, seed=3),
-    Case("odd width", B=1, H=2, L=100, M=60, D=41, seed=4),
-]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -27,22 +19,4 @@ def test_error_is_at_most_twice_that_of_eager(
         # The interpreter spends its time by the tile, and truncates where a GPU rounds to bfloat16.
         monkeypatch.setattr(config, "choose", lambda *args: config.Config(64, 64, 4, 1))
         dtype = torch.float16 if dtype == torch.bfloat16 else dtype
-    rounded = make_inputs(case, dtype)
-    exact = {n: x.detach().double().requires_grad_() if n in TENSORS else x for n, x in rounded.items()}
-
-    def run(inputs: dict[str, torch.Tensor], how: str) -> dict[str, torch.Tensor]:
-        call = as_call(inputs)
-        if how == "eager":
-            k, v = (torch.cat([m, call[n]], 2) for n, m in zip("kv", call["memory"], strict=True))
-            out = original_bhls(call["q"], k, v, call["r"].flip(1), call["content_bias"], call["position_bias"])
-        else:
-            out = rel_attention(**call, backend=how)
-        return {"out": out} | gradients(out, torch.zeros(()), inputs, through_lse=False)
-
-    largest_lse = rel_attention(**as_call(exact), return_lse=True, backend="reference")[1].detach().abs().max()
-    want, eager, kernel = run(exact, "reference"), run(rounded, "eager"), run(rounded, kernel_backend)
-    for name, exact_value in want.items():
-        errors = [(got[name].double() - exact_value).square().mean().sqrt() for got in (kernel, eager)]
-        # Storing lse in float32, which eager never does, changes each weight by this much.
-        rounding = torch.finfo(torch.float32).eps / 2 * largest_lse * exact_value.square().mean().sqrt()
-        assert errors[0] <= 2 * errors[1] + rounding, f"{name}: kernel {errors[0]:.3e}, eager {errors[1]:.3e}"
+    require_at_most_twice_eager(case, dtype, kernel_backend)

@@ -24,9 +24,17 @@ KERNELS = [x for x in sorted((ROOT / "csrc" / "cpu").glob("*.cpp")) if x.name !=
 SOURCES = [Path(__file__).with_name("driver.cpp"), *KERNELS]
 FLAGS = ["-std=c++17", "-I", str(ROOT / "csrc"), "-fno-math-errno", "-Wno-psabi", "-DTXL_POISON", "-pthread"]
 BUILDS = {  # name: compiler and flags, what runs the program, instruction sets
-    "aarch64": (["aarch64-linux-gnu-g++", "-O2", "-static"], ["qemu-aarch64"], ["neon", "baseline"]),
-    "thread-sanitizer": (["g++", "-O1", "-g", "-fsanitize=thread"], [], ["", "baseline"]),
-    "sixteen lanes": (["g++", "-O1", "-fsanitize=undefined", "-DTXL_BASELINE_LANES=16"], [], ["baseline"]),
+    "aarch64": (
+        ["aarch64-linux-gnu-g++", "-O2", "-static"],
+        ["qemu-aarch64"],
+        ["neon", "baseline", "emulated_bf16", "emulated_amx"],
+    ),
+    "thread-sanitizer": (["g++", "-O1", "-g", "-fsanitize=thread"], [], ["", "baseline", "emulated_amx"]),
+    "sixteen lanes": (
+        ["g++", "-O1", "-fsanitize=undefined", "-DTXL_BASELINE_LANES=16"],
+        [],
+        ["baseline", "emulated_bf16", "emulated_amx"],
+    ),
 }
 CASES = [
     Case("intervals and dropout", B=2, H=2, L=61, M=50, D=24, intervals="random", dropout_p=0.2),

@@ -50,8 +50,24 @@ def threads() -> Iterator[None]:
         Case("", B=1, H=1, D=5, L=61),
         Case("", B=1, H=1, L=410, M=1800, D=16, intervals="random", dropout_p=0.1),
         Case("", B=1, H=1, L=40, M=2000, D=16, window=150),
+        Case("", B=8, H=4, L=200, M=150, D=8),
+        Case("", B=40, H=2, L=20, M=50, D=24, intervals="filled", dropout_p=0.1),
+        Case("", B=70, H=1, L=2, M=90, D=19, intervals="random"),
+        Case("", B=1, H=2, L=4, M=1300, D=33, causal=False, window=700),
+        Case("", B=2, H=1, L=100, M=20, D=130, causal=False, intervals="random"),
     ],
-    ids=["long", "few", "odd", "parts of keys", "keys nobody sees"],
+    ids=[
+        "long",
+        "few",
+        "odd",
+        "parts of keys",
+        "keys nobody sees",
+        "many heads",
+        "many batch rows",
+        "many batch rows, few queries",
+        "few queries, many chunks",
+        "wide, both ways",
+    ],
 )
 def test_every_isa_agrees_with_the_reference(isa: str, case: Case, dtype: torch.dtype) -> None:
     assert cpu.native.module.isa() == isa
@@ -69,6 +85,11 @@ def test_every_isa_agrees_with_the_reference(isa: str, case: Case, dtype: torch.
 def test_this_machine_runs_more_than_the_baseline() -> None:
     assert {"baseline", "emulated_bf16", "emulated_amx"} <= set(ISAS)
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    assert ("avx512_bf16" in ISAS) == (" avx512_bf16 " in flags)
+    assert ("amx" in ISAS) == (" amx_bf16 " in flags)
+    chosen = cpu.native.module.isa()
+    assert not chosen.startswith("emulated")
+    assert chosen != "avx512_bf16" or "AuthenticAMD" in flags  # Intel's multiplies less than its float32
     assert ("avx2" in ISAS) == (" avx2 " in flags and " fma " in flags)
 
 

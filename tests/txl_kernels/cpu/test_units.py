@@ -1,0 +1,99 @@
+"""Units that multiply bfloat16 in pairs: their values, alone and beside their emulation, and others
+who use them."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from error_budget import SHAPES, require_at_most_twice_eager
+from oracle import CASES, TENSORS, Case, as_call, gradients, make_inputs
+
+from txl_kernels import rel_attention
+from txl_kernels.backends import cpu
+
+ISAS = cpu.native.module.isas(True)
+UNITS = [name for name in ISAS if "bf16" in name or "amx" in name]
+EMULATED = {"avx512_bf16": "emulated_bf16", "amx": "emulated_amx"}
+
+
+@pytest.fixture(autouse=True)
+def restore() -> Iterator[None]:
+    yield
+    cpu.native.module.force_isa("")
+
+
+def run(case: Case, isa: str) -> list[torch.Tensor]:
+    cpu.native.module.force_isa(isa)
+    inputs = make_inputs(case, torch.bfloat16)
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="native")
+    return [out, lse, *gradients(out, lse, inputs).values()]
+
+
+@pytest.mark.parametrize("isa", UNITS)
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_error_is_at_most_twice_that_of_eager(case: Case, isa: str) -> None:
+    cpu.native.module.force_isa(isa)
+    require_at_most_twice_eager(case, torch.bfloat16, "native")
+
+
+@pytest.mark.parametrize("isa", UNITS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_contract_in_bfloat16(case: Case, isa: str) -> None:
+    rounded = make_inputs(case, torch.bfloat16)
+    exact = {n: x.detach().double().requires_grad_() if n in TENSORS else x for n, x in rounded.items()}
+    out, lse = rel_attention(**as_call(exact), return_lse=True, backend="reference")
+    wanted = [out, lse, *gradients(out, lse, exact).values()]
+    for got, want in zip(run(case, isa), wanted, strict=True):
+        if want is None:  # the gradient of no memory
+            assert got is None or got.numel() == 0
+            continue
+        seen = want.isfinite()
+        assert torch.equal(got.isfinite(), seen)
+        scale = float(want.detach().abs().where(seen, 0.0).amax()) if want.numel() else 1.0
+        torch.testing.assert_close(got[seen].double(), want[seen], rtol=0, atol=3e-2 * scale)
+
+
+@pytest.mark.parametrize("isa", EMULATED)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("", B=2, H=2, L=150, M=333, D=64, intervals="random", dropout_p=0.1),
+        Case("", B=1, H=2, L=33, M=70, D=41, causal=False),
+    ],
+    ids=["masks and dropout", "odd"],
+)
+def test_a_unit_computes_what_its_emulation_does(isa: str, case: Case) -> None:
+    """The same roundings to bfloat16; another order of sums, which may turn one."""
+    if isa not in ISAS:
+        pytest.skip(f"this processor has no {isa}")
+    for got, want in zip(run(case, isa), run(case, EMULATED[isa]), strict=True):
+        seen = want.isfinite()
+        scale = float(want.detach().float().abs().where(seen, 0.0).max())
+        assert torch.equal(got.isfinite(), seen)
+        unit = 2**-7 if got.dtype == torch.bfloat16 else 2e-5
+        torch.testing.assert_close(got[seen].float(), want[seen].float(), rtol=0, atol=unit * scale)
+
+
+def test_float32_is_that_of_the_vectors() -> None:
+    """A unit changes bfloat16 alone."""
+    inputs = make_inputs(Case("", L=70, M=90, D=24), torch.float32)
+    for unit, vectors in (("emulated_bf16", "baseline"), ("emulated_amx", "baseline"), ("amx", "avx512")):
+        if unit not in ISAS:
+            continue
+        results = []
+        for isa in (unit, vectors):
+            cpu.native.module.force_isa(isa)
+            results.append(rel_attention(**as_call(inputs), backend="native"))
+        assert torch.equal(*results)
+
+
+def test_tile_registers_are_left_as_others_had_them() -> None:
+    """Torch's own products in bfloat16 use them, too, on the same threads."""
+    a, b = (torch.randn(300, 300).bfloat16() for _ in range(2))
+    want = a @ b
+    case = Case("", B=2, H=2, L=70, M=64, D=64)
+    first = run(case, "")
+    for _ in range(3):
+        for got, expected in zip(run(case, ""), first, strict=True):
+            assert torch.equal(got, expected)
+        assert torch.equal(a @ b, want)
