@@ -127,9 +127,10 @@ static void run_decode(const Problem& p) {
   auto part_of = [&](Range seen, int64_t part) -> Range {
     return {max_of(seen.low, part * DECODE_PART), min_of(seen.high, (part + 1) * DECODE_PART)};
   };
-  // An item is one (b, h) and part: its keys stay in cache for all the queries.
+  // An item is one (b, h) and part: its keys stay in cache for all the queries, its rows of r for the next
+  // batch row.
   parallel_for(p.threads, BH * parts, [&](int64_t item, int) {
-    const int64_t bh = item / parts, part = item % parts;
+    const int64_t bh = item % p.B * p.H + item / p.B / parts, part = item / p.B % parts;
     for (int64_t i = 0; i < p.L; ++i) {
       const Range keys = part_of(visible(p, bh / p.H, i), part);
       if (!keys.any()) continue;
