@@ -95,6 +95,10 @@ static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, con
   float score[DECODE_PART];
   for (int64_t x = 0; x < n; x += LANES) decode_scores<T>(p, b, h, i, keys.low + x, keys.high - 1, qu, qw, score + x);
   for (int64_t x = n; x < round_up(n, LANES); ++x) score[x] = -INF;
+  for (int64_t x = 0; x < min_of(n, AHEAD); ++x) {  // the first values, while the weights are computed
+    const T* row = key_row<T>(p, p.v_mem, p.v, b, h, keys.low + x);
+    for (int64_t d = 0; d < D; d += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + d);
+  }
   vf tops = splat(-INF);
   for (int64_t x = 0; x < n; x += LANES) tops = max_of(load(score + x), tops);
   const float top = max_lane(tops), shift = top == -INF ? 0.f : top;  // scores of -inf weigh nothing
