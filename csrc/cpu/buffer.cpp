@@ -13,7 +13,7 @@ constexpr size_t kAlign = 64;
 #ifndef TXL_POISON
 // Small blocks wait for the thread's next call: the C library would give their pages back and fault
 // them in again, which costs more than a small kernel.
-constexpr size_t kSpares = 4, kLargest = size_t{1} << 21;
+constexpr size_t kSpares = 4, kLargest = size_t{1} << 23;
 
 struct Spares {
   void* block[kSpares] = {};
