@@ -22,9 +22,10 @@ def instruction_set() -> str | None:
     return None if cpu.native.module is None else str(cpu.prepare().isa())
 
 
-def multiply_add(iterations: int) -> float:
-    """Fused multiply-adds in registers on all of torch's threads; returns how many operations."""
-    return float(cpu.prepare().fma(iterations, torch.get_num_threads()))
+def multiply_add(iterations: int, dtype: torch.dtype = torch.float32) -> float:
+    """Multiply-adds of registers by the units that the kernels use for dtype, on all of torch's
+    threads; returns how many operations."""
+    return float(cpu.prepare().fma(iterations, torch.get_num_threads(), dtype == torch.bfloat16))
 
 
 def read(x: Tensor) -> None:

@@ -11,11 +11,13 @@ from harness.machine import Machine
 _ITERATIONS = 1_000_000
 
 
-def arithmetic(machine: Machine) -> Implementation:
-    """Fused multiply-adds in registers on all of torch's threads; on a GPU the library's largest
-    matrix product."""
-    name, prepare = ("FMA peak", _fma) if machine.kind == "cpu" else ("matrix products", _matrix_products)
-    return Implementation(f"limit: {name}", "arithmetic", functools.partial(prepare, machine), "limit")
+def arithmetic(machine: Machine, dtype: torch.dtype = torch.float32) -> Implementation:
+    """Multiply-adds of registers on all of torch's threads, by the units for dtype; on a GPU the
+    library's largest matrix product."""
+    name, prepare = "matrix products", functools.partial(_matrix_products, machine)
+    if machine.kind == "cpu":
+        name, prepare = "FMA peak" if dtype == torch.float32 else "bfloat16 peak", functools.partial(_fma, dtype)
+    return Implementation(f"limit: {name}", "arithmetic", prepare, "limit")
 
 
 def memory(machine: Machine, size: int) -> Implementation:
@@ -26,9 +28,11 @@ def memory(machine: Machine, size: int) -> Implementation:
     return Implementation("limit: a copy", "memory", functools.partial(_copy, machine), "limit")
 
 
-def _fma(machine: Machine) -> Entry:
-    operations = internals.multiply_add(_ITERATIONS)
-    return Entry(lambda: internals.multiply_add(_ITERATIONS), operations=operations, limit="operations")
+def _fma(dtype: torch.dtype) -> Entry:
+    def run() -> float:
+        return internals.multiply_add(_ITERATIONS if dtype == torch.float32 else _ITERATIONS // 4, dtype)
+
+    return Entry(run, operations=run(), limit="operations")
 
 
 def _matrix_products(machine: Machine) -> Entry:

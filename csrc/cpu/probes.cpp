@@ -15,12 +15,12 @@ namespace txl {
   }
 // `pairs`: the function of the unit for bfloat16.
 #define TXL_PROBES_OF(name, kernels, pairs)                              \
-  if (isa == #name) return {                                            \
+  if (isa == #name) return {                                             \
       isa_##kernels::fma, pairs, isa_##kernels::read, isa_##kernels::exp \
     }
-#define TXL_DECLARE_PAIRS(name)        \
-  namespace isa_##name {               \
-    double pairs(int64_t, int);        \
+#define TXL_DECLARE_PAIRS(name) \
+  namespace isa_##name {        \
+    double pairs(int64_t, int); \
   }
 
 TXL_DECLARE_PROBES(baseline)

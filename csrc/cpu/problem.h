@@ -9,7 +9,7 @@ struct Problem : Attention {
   uint64_t seed = 0;
 };
 
-struct Gradients {  // what is out: data == nullptr where it is not wanted
+struct Gradients {                  // what is out: data == nullptr where it is not wanted
   View dout;                        // [B, H, L, D], in
   const float* dlse = nullptr;      // [B, H, L] contiguous or null, in
   View dq, dk, dv, dk_mem, dv_mem;  // [B, H, rows, D], out

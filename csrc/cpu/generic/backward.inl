@@ -95,7 +95,8 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
     const int64_t from = seen.low / NR * NR, to = round_up(seen.high, STEP);
     const int64_t offset = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, from, to, s.k_panels, s.table,
                                         s.content, s.position);
-    times_panels(s.dout + i * Dp, Dp, s.v_panels + from * deep(D), deep(D), div_up(to - from, NR), s.dp + from, BLOCK_S);
+    times_panels(s.dout + i * Dp, Dp, s.v_panels + from * deep(D), deep(D), div_up(to - from, NR), s.dp + from,
+                 BLOCK_S);
     for (int64_t x = 0; x < MR; ++x) {
       const Range own = within(ranges.row[i + x], j0);
       s.weights.clear(i + x, 0, from);
@@ -107,10 +108,10 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
       const int64_t row = at.bh(p) * p.L + i0 + i + x;
       const bool whole = own.low == from && own.high == to;
       auto* const gradient = p.drop_below ? whole ? gradient_row<true, true> : gradient_row<false, true>
-                                          : whole ? gradient_row<true, false> : gradient_row<false, false>;
+                             : whole      ? gradient_row<true, false>
+                                          : gradient_row<false, false>;
       gradient(s.content + x * BLOCK_S, s.position + x * POSITION_LD + offset - x, s.dp + x * BLOCK_S,
-               s.factor + (i + x) * BLOCK_S, p.lse[row], delta[row], own.low, own.high, from, to,
-               s.weights.row(i + x));
+               s.factor + (i + x) * BLOCK_S, p.lse[row], delta[row], own.low, own.high, from, to, s.weights.row(i + x));
     }
     const int64_t first = BLOCK_L - MR - i + from, column = first / DEPTH * DEPTH;  // of the strip's rho
     float* dq = sums.dq + (i0 + i) * Dp;

@@ -28,9 +28,7 @@ struct BackwardPlan {
   }
   int64_t items(const Problem& p) const { return groups * p.H * chunks; }
   // Of the chunk that starts at key j0.
-  int64_t first_rho(const Problem& p, int64_t j0) const {
-    return rho_of(p, p.L - 1 + BLOCK_L - 1, j0) / NR * NR;
-  }
+  int64_t first_rho(const Problem& p, int64_t j0) const { return rho_of(p, p.L - 1 + BLOCK_L - 1, j0) / NR * NR; }
   // The rows of dr that the keys [low, high) of a chunk meet; the others are never read.
   Range met(const Problem& p, int64_t low, int64_t high) const {
     const int64_t first = first_rho(p, low), nearest = p.M + rho_origin(p) + p.ahead;  // rho of distance -ahead

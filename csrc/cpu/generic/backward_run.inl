@@ -155,4 +155,3 @@ static void run_backward(const Problem& p, const Gradients& g) {
   });
   add_up_items<T>(p, g, z, seen, dq_parts.data, items.data, scratch.data, per_thread);
 }
-

@@ -50,7 +50,8 @@ TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i,
     for (int z = 0; z < 4; ++z) {
       sum[first + z] = four[z];
       tail[first + z] = 0;
-      for (int64_t x = d; x < p.D; ++x) tail[first + z] += to_float(qu[x]) * to_float(k[z][x]) + to_float(qw[x]) * to_float(r[z][x]);
+      for (int64_t x = d; x < p.D; ++x)
+        tail[first + z] += to_float(qu[x]) * to_float(k[z][x]) + to_float(qw[x]) * to_float(r[z][x]);
     }
   }
   const vf total = sum_each(sum) + load(tail);

@@ -4,17 +4,14 @@
 // parts is a function of shapes, so threads change no bit.
 
 constexpr int64_t GROUP = MR % 4 ? 2 * MR : MR;  // queries of whole strips and whole groups of four (dropout)
-constexpr int64_t RANGE_L = 384;       // queries of an item, at most; a multiple of GROUP
-constexpr int64_t FORWARD_ITEMS = 32;  // parts are made until there are as many items
-constexpr int64_t PART_TILES = 4;      // tiles of a part, at least
+constexpr int64_t RANGE_L = 384;                 // queries of an item, at most; a multiple of GROUP
+constexpr int64_t FORWARD_ITEMS = 32;            // parts are made until there are as many items
+constexpr int64_t PART_TILES = 4;                // tiles of a part, at least
 
-// weight = exp(score - maximum) for one row over [low, high) of a tile, times the dropout factors if
-// there are any; zeros elsewhere in [from, to), which are multiples of STEP. score may be weight.
-// Returns the sum before dropout; raises the running maximum and tells the factor for what came
-// before. WHOLE: low is from and high is to.
-template <bool WHOLE, bool DROP>
-static float softmax_row(float* score, const float* position, const float* factor, int64_t low, int64_t high,
-                             int64_t from, int64_t to, float& maximum, float& rescale, Cell* weight) {
+// score += position for one row over [low, high) of a tile; -inf elsewhere in [from, to), which are
+// multiples of LANES. Returns the largest in each lane. WHOLE: low is from and high is to.
+template <bool WHOLE>
+static vf add_position(float* score, const float* position, int64_t low, int64_t high, int64_t from, int64_t to) {
   vf top = splat(-INF);
   for (int64_t n = from; n < to; n += LANES) {
     vf x = load(score + n) + load(position + n);
@@ -22,12 +19,14 @@ static float softmax_row(float* score, const float* position, const float* facto
     store(score + n, x);
     top = max_of(x, top);
   }
-  const float tile_max = max_lane(top);
-  rescale = 1.f;
-  if (tile_max > maximum) {
-    rescale = exp_of(maximum - tile_max);
-    maximum = tile_max;
-  }
+  return top;
+}
+
+// weight = exp(score - maximum) for one row over [from, to), multiples of STEP, times the dropout factors
+// in [low, high) if there are any. score may be weight. Returns the sums of the lanes before dropout.
+template <bool DROP>
+static vf weigh(const float* score, float maximum, const float* factor, int64_t low, int64_t high, int64_t from,
+                int64_t to, Cell* weight) {
   vf sum = {};
   const vf shift = splat(maximum == -INF ? 0.f : maximum);  // scores that overflowed to -inf weigh nothing
   for (int64_t n = from; n < to; n += WEIGHTS) {
@@ -38,13 +37,41 @@ static float softmax_row(float* score, const float* position, const float* facto
       const vf e = weight_of(load(score + at) - shift);
       sum += e;
       kept[z] = e;
-      if (DROP) kept[z] *= load(factor + at);
-      if (DROP && !WHOLE) kept[z] = lanes_within(at, low, high) ? kept[z] : vf{};  // beyond, no factor is known
+      if (DROP) kept[z] = lanes_within(at, low, high) ? e * load(factor + at) : vf{};  // beyond, none is known
     }
     store_weights(weight + n, kept);
   }
-  return sum_lanes(sum);
+  return sum;
 }
+
+// The online softmax of a strip, all rows together where vectors would end in single numbers.
+struct Softmax {
+  static constexpr int ROWS = (MR + LANES - 1) / LANES * LANES;
+  vf lanes[ROWS];  // of each row: its largest scores, then its sums
+  float maximum[ROWS], rescale[ROWS], sum[ROWS];
+
+  Softmax() {
+    for (int x = 0; x < ROWS; ++x) lanes[x] = splat(-INF), maximum[x] = -INF;
+  }
+
+  // Raises the maxima of the strip and tells the factors for what came before.
+  void raise(float* running) {
+    memcpy(maximum, running, sizeof(float) * MR);
+    for (int x = 0; x < ROWS; x += LANES) {
+      const vf before = load(maximum + x), now = max_of(max_each(lanes + x), before);
+      store(rescale + x, now > before ? exp_of(before - now) : splat(1.f));
+      store(maximum + x, now);
+      for (int z = 0; z < LANES; ++z) lanes[x + z] = vf{};
+    }
+    memcpy(running, maximum, sizeof(float) * MR);
+  }
+
+  // Adds the sums of the strip to its totals.
+  void add_up(float* total) {
+    for (int x = 0; x < ROWS; x += LANES) store(sum + x, sum_each(lanes + x));
+    for (int x = 0; x < MR; ++x) total[x] = total[x] * rescale[x] + sum[x];
+  }
+};
 
 // How the work is cut: items are (b, h), a range of queries, a part of the keys.
 struct ForwardPlan {
@@ -99,8 +126,7 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
   for (int64_t j0 = ranges.all.low / BLOCK_S * BLOCK_S; j0 < ranges.all.high; j0 += BLOCK_S) {
     const Range tile = within(ranges.all, j0);
     const int64_t first = tile.low / NR * NR, last = round_up(tile.high, NR);
-    pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0 + first, last - first, Dp, s.k_panels + first * deep(p.D),
-                 nullptr);
+    pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0 + first, last - first, Dp, s.k_panels + first * deep(p.D), nullptr);
     pack_keys<T>(p, in_use, p.v_mem, p.v, b, h, j0 + first, last - first, Dp, nullptr, s.v_rows + first * Dp);
     s.table.template cover<T>(p, in_use, h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Dp);
     for (int64_t i = 0; i < rows; i += MR) {
@@ -111,24 +137,29 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
       const int64_t from = seen.low / NR * NR, to = round_up(seen.high, STEP);
       const int64_t offset = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, from, to, s.k_panels,
                                           s.table, s.content, s.position);
+      Softmax softmax;
       for (int64_t x = 0; x < MR; ++x) {
-        Cell* weights = s.weights + x * BLOCK_S;
         const Range own = within(ranges.row[i + x], j0);
+        if (!own.any()) continue;
+        auto* const add = own.low == from && own.high == to ? add_position<true> : add_position<false>;
+        softmax.lanes[x] =
+            add(s.content + x * BLOCK_S, s.position + x * POSITION_LD + offset - x, own.low, own.high, from, to);
+      }
+      softmax.raise(maximum + i);
+      for (int64_t x = 0; x < MR; ++x) {
+        const Range own = within(ranges.row[i + x], j0);
+        Cell* weights = s.weights + x * BLOCK_S;
         if (!own.any()) {
           memset(weights + from, 0, sizeof(Cell) * (to - from));
           continue;
         }
-        float rescale;
-        const bool whole = own.low == from && own.high == to;
-        auto* const softmax = p.drop_below ? whole ? softmax_row<true, true> : softmax_row<false, true>
-                                           : whole ? softmax_row<true, false> : softmax_row<false, false>;
-        const float sum = softmax(s.content + x * BLOCK_S, s.position + x * POSITION_LD + offset - x,
-                                  s.factor + (i % GROUP + x) * BLOCK_S, own.low, own.high, from, to, maximum[i + x],
-                                  rescale, weights);
-        total[i + x] = total[i + x] * rescale + sum;
-        if (rescale != 1.f)
+        auto* const weigh_row = p.drop_below ? weigh<true> : weigh<false>;
+        softmax.lanes[x] = weigh_row(s.content + x * BLOCK_S, softmax.maximum[x], s.factor + (i % GROUP + x) * BLOCK_S,
+                                     own.low, own.high, from, to, weights);
+        if (const float rescale = softmax.rescale[x]; rescale != 1.f)
           for (int64_t d = 0; d < Dp; d += LANES) store(out + (i + x) * Dp + d, load(out + (i + x) * Dp + d) * rescale);
       }
+      softmax.add_up(total + i);
       add_times_rows(s.weights + from, BLOCK_S, s.v_rows + from * Dp, to - from, Dp, out + i * Dp);
     }
   }

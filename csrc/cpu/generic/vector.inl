@@ -42,9 +42,7 @@ TXL_INLINE vh narrow(vu x) { return __builtin_convertvector(x, vh); }
 #endif
 
 TXL_INLINE vf load(const float* p) { return *reinterpret_cast<const vf_any*>(p); }
-TXL_INLINE vf load(const bf16* p) {
-  return (vf)(widen(*reinterpret_cast<const vh_any*>(p)) << 16);
-}
+TXL_INLINE vf load(const bf16* p) { return (vf)(widen(*reinterpret_cast<const vh_any*>(p)) << 16); }
 TXL_INLINE void store(float* p, vf x) { *reinterpret_cast<vf_any*>(p) = x; }
 TXL_INLINE void store(bf16* p, vf x) {  // round to nearest even; a NaN stays one
 #ifdef TXL_ROUNDS_BF16
@@ -141,6 +139,14 @@ TXL_INLINE vf sum_each(vf x[LANES]) {
   TXL_UNROLL(4)
   for (int n = LANES / 2; n >= 1; n /= 2) TXL_UNROLL(8)
   for (int i = 0; i < n; ++i) x[i] = interleave_low(x[i], x[i + n]) + interleave_high(x[i], x[i + n]);
+  return x[0];
+}
+
+// Lane i of the result is the largest of x[i]'s lanes, none of which is NaN.
+TXL_INLINE vf max_each(vf x[LANES]) {
+  TXL_UNROLL(4)
+  for (int n = LANES / 2; n >= 1; n /= 2) TXL_UNROLL(8)
+  for (int i = 0; i < n; ++i) x[i] = max_of(interleave_low(x[i], x[i + n]), interleave_high(x[i], x[i + n]));
   return x[0];
 }
 

@@ -44,8 +44,8 @@ def test_the_contract_in_bfloat16(case: Case, isa: str) -> None:
     out, lse = rel_attention(**as_call(exact), return_lse=True, backend="reference")
     wanted = [out, lse, *gradients(out, lse, exact).values()]
     for got, want in zip(run(case, isa), wanted, strict=True):
-        if want is None:  # the gradient of no memory
-            assert got is None or got.numel() == 0
+        if want is None:  # of what nobody uses
+            assert got is None or not got.any()
             continue
         seen = want.isfinite()
         assert torch.equal(got.isfinite(), seen)

@@ -31,7 +31,7 @@ struct Unit {
 };
 
 #define TXL_TILE_LOAD(n, from, bytes) \
-  asm volatile("tileloadd (%0,%1,1), %%tmm" #n ::"r"(from), "r"(static_cast<int64_t>(bytes)) : "memory")
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #n::"r"(from), "r"(static_cast<int64_t>(bytes)) : "memory")
 #define TXL_TILE_STORE(n, to, bytes) \
   asm volatile("tilestored %%tmm" #n ", (%0,%1,1)" ::"r"(to), "r"(static_cast<int64_t>(bytes)) : "memory")
 #define TXL_TILE_ZERO(n) asm volatile("tilezero %tmm" #n)

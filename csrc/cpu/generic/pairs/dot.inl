@@ -18,8 +18,8 @@ TXL_INLINE void micro(const bf16* a, int64_t lda, const bf16* b, int64_t ldb, in
     acc[i][1] = ACCUMULATE ? load(c + i * ldc + LANES) : vf{};
   }
   for (int64_t k = 0; k < n; k += 2) {
-    const __m512bh b0 = (__m512bh)*reinterpret_cast<const vu_any*>(b + k * ldb);
-    const __m512bh b1 = (__m512bh)*reinterpret_cast<const vu_any*>(b + k * ldb + NR);
+    const __m512bh b0 = (__m512bh) * reinterpret_cast<const vu_any*>(b + k * ldb);
+    const __m512bh b1 = (__m512bh) * reinterpret_cast<const vu_any*>(b + k * ldb + NR);
     TXL_UNROLL(8)
     for (int i = 0; i < MR; ++i) {
       int32_t word;

@@ -17,7 +17,9 @@ struct Weights {
   int64_t written = 0;  // keys of a tile that were ever written
 
   explicit Weights(Arena& a)
-      : p(a.take<bf16>(BLOCK_L * BLOCK_S)), ds(a.take<bf16>(BLOCK_L * BLOCK_S)), skew(a.take<bf16>(BLOCK_L * SKEW_LD)) {}
+      : p(a.take<bf16>(BLOCK_L * BLOCK_S)),
+        ds(a.take<bf16>(BLOCK_L * BLOCK_S)),
+        skew(a.take<bf16>(BLOCK_L * SKEW_LD)) {}
 
   void start(int64_t rows) { memset(skew, 0, sizeof(bf16) * rows * SKEW_LD); }
   // Where zeros must begin to end, for a block that sees keys below `high`.
@@ -25,9 +27,7 @@ struct Weights {
     written = max_of(written, round_up(high, STEP > NR ? STEP : NR));
     return written;
   }
-  WeightRow row(int64_t i) const {
-    return {p + i * BLOCK_S, ds + i * BLOCK_S, skew + i * SKEW_LD + BLOCK_L - 1 - i};
-  }
+  WeightRow row(int64_t i) const { return {p + i * BLOCK_S, ds + i * BLOCK_S, skew + i * SKEW_LD + BLOCK_L - 1 - i}; }
   const bf16* by_key(int64_t i) const { return ds + i * BLOCK_S; }
   // What is not seen must read as zero.
   void clear(int64_t i, int64_t from, int64_t to) {
@@ -63,9 +63,9 @@ static void transpose_rows(const bf16* rows, int64_t width, int64_t count, bf16*
 struct KeyGradients {
   int64_t Dp, rhos, dr_ld;
   bool wants_dk = false, wants_dv = false;
-  float *dk, *dv;               // [BLOCK_S][Dp], of a finished tile
+  float *dk, *dv;                  // [BLOCK_S][Dp], of a finished tile
   float *dk_columns, *dv_columns;  // [Dp][BLOCK_S]
-  float* dr_columns;            // [Dp][dr_ld]
+  float* dr_columns;               // [Dp][dr_ld]
   bf16 *p_pairs, *ds_pairs, *skew_pairs, *qu_columns, *qw_columns, *dout_columns;
 
   KeyGradients(Arena& a, int64_t padded, int64_t rho_rows)
@@ -113,7 +113,8 @@ struct KeyGradients {
     pair_rows(w.skew, SKEW_LD, rows, from, end, skew_pairs);
     transpose_rows(qw, Dp, rows, qw_columns);
     for (int64_t c = from; c < end; c += NR) {
-      const int64_t first = max_of(0, BLOCK_L - 1 - (c + NR - 1) + from) / DEPTH * DEPTH;  // rows with a column of these
+      const int64_t first =
+          max_of(0, BLOCK_L - 1 - (c + NR - 1) + from) / DEPTH * DEPTH;  // rows with a column of these
       const int64_t last = min_of(rows, round_up(BLOCK_L - 1 - c + to, DEPTH));
       if (first < last) add_columns(qw_columns, skew_pairs, SKEW_LD, first, last, c, c + NR, dr_columns + rho, dr_ld);
     }
