@@ -17,7 +17,8 @@ def arithmetic(machine: Machine, dtype: torch.dtype = torch.float32) -> Implemen
     name, prepare = "matrix products", functools.partial(_matrix_products, machine)
     if machine.kind == "cpu":
         name, prepare = "FMA peak" if dtype == torch.float32 else "bfloat16 peak", functools.partial(_fma, dtype)
-    return Implementation(f"limit: {name}", "arithmetic", prepare, "limit")
+    said = None if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+    return Implementation(f"limit: {name}", "arithmetic", prepare, "limit", dtype=said)
 
 
 def memory(machine: Machine, size: int) -> Implementation:

@@ -21,10 +21,12 @@ def add_shares(rows: list[Row]) -> None:
     if disturbed(rows):
         return
     for what, rate in (("operations", "gflops"), ("bytes", "gb_per_s")):
-        found = [row[rate] for row in limits if row["limit"] == what]
+        limit = next((row for row in limits if row["limit"] == what), None)
         for row in rows:
-            if found and rate in row and "limit" not in row:
-                row[f"share_of_{what}"] = row[rate] / found[0]
+            # Units have a peak for each dtype; memory is read at one rate.
+            same = limit is not None and (what == "bytes" or row.get("dtype") == limit.get("dtype"))
+            if limit is not None and same and rate in row and "limit" not in row:
+                row[f"share_of_{what}"] = row[rate] / limit[rate]
 
 
 def disturbed(rows: list[Row]) -> str:

@@ -10,8 +10,9 @@ from txl.commands import cli
 
 # Options of a model that trains in a moment.
 SMALL = (
-    "--n-layer 1 --d-model 16 --n-head 2 --d-head 8 --d-inner 32 --mem-len 16 --batch 2 --tgt-len 16 --steps 3".split()
-)
+    "--n-layer 1 --d-model 16 --n-head 2 --d-head 8 --d-inner 32 --mem-len 16 --batch 2 --tgt-len 16 --steps 3 "
+    "--precision fp32"
+).split()
 
 
 class Done(NamedTuple):

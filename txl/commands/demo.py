@@ -35,7 +35,7 @@ from txl.report.page import write_report
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
 from txl.training.run_folder import refuse_used_folder
-from txl.training.timing import timed
+from txl.training.timing import timed, with_precision
 from txl.training.trainer import Trainer
 
 EVAL_TOKENS = 32768
@@ -60,6 +60,9 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     config = recipe.model_config(len(corpus.vocabulary))
     assert isinstance(config, ModelConfig)
     training = dataclasses.replace(recipe.train_config(), eval_tokens=16384)
+    training, measured = with_precision(corpus, config, training, device)
+    if measured is not None:
+        options.say(measured)
     trainer = Trainer(folder, corpus, config, timed(minutes, corpus, config, training, device), device=device)
     tgt_len = trainer.config.tgt_len
     console.print(f"[bold]Model[/]: {escape(header(trainer))}, about {minutes:g} minutes", soft_wrap=True)

@@ -1,6 +1,7 @@
 """`txl eval`: the loss of a split at each attention length."""
 
 import dataclasses
+import functools
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, get_args
@@ -15,6 +16,7 @@ from txl.commands.splits import split_of
 from txl.distributed.reading import agree_on_reading
 from txl.errors import TxlError
 from txl.evaluation.evaluate import METHODS, default_method
+from txl.evaluation.precision import evaluation_dtype, in_dtype
 from txl.evaluation.score import Score, init_and_best
 from txl.language_model import LanguageModel, load
 from txl.model.networks import Network
@@ -24,6 +26,7 @@ from txl.report.kept import Evaluation, keep_evaluations
 from txl.text.streams import Counting
 
 _TEXT, _READING = "What is scored", "How it is read"
+_TRIAL, _TRIAL_SLIDING = 4096, 64  # tokens of a trial in either precision
 
 
 def evaluate_command(
@@ -74,6 +77,9 @@ def evaluate_command(
         ),
     ] = None,
     batch: Annotated[int, in_panel(_READING, help="Parallel streams; each starts without memory.")] = 8,
+    precision: Annotated[
+        str, in_panel(_READING, help="fp32; bf16; or auto: bf16 where a GPU has it or a CPU is measured faster in it.")
+    ] = "fp32",
     device: Device = "auto",
     devices: Devices = None,
 ) -> None:
@@ -97,22 +103,29 @@ def evaluate_command(
             tokens, words = split_of(language_model, source, split)
         options = {
             "--split": split, "--limit": limit, "--attn-len": lengths, "--method": how, "--segment": segment,
-            "--clamp-len": clamp_len, "--zeros": zeros, "--batch": batch, "--counting": counted,
+            "--clamp-len": clamp_len, "--zeros": zeros, "--batch": batch, "--counting": counted, "--precision": precision,
         }  # fmt: skip
         agree_on_reading(world, {"": language_model.digest}, tokens, options)
+        score_at = functools.partial(
+            language_model.evaluate, tokens, method=how, segment=segment, batch=batch, clamp_len=clamp_len,
+            counting=counted, world=world,
+        )  # fmt: skip
+        first = lengths[0] if lengths else None
+        few = min(len(tokens), limit or len(tokens), _TRIAL_SLIDING if how == "sliding" else _TRIAL)
+        dtype, measured = evaluation_dtype(precision, where, lambda: score_at(first, limit=few), world)
+        if measured is not None:
+            say(measured)
         scores = []
         for n in lengths or [language_model.attn_len]:
             title, total = f"attention length {n}", min(len(tokens), limit or len(tokens))
-            with world.together(), EvaluationProgress(console, title, total) as progress:
-                score = language_model.evaluate(
-                    tokens, n if lengths else None, method=how, segment=segment, batch=batch, limit=limit,
-                    clamp_len=clamp_len, counting=counted, progress=progress.update, world=world,
-                )  # fmt: skip
+            with world.together(), EvaluationProgress(console, title, total) as progress, in_dtype(where, dtype):
+                score = score_at(n if lengths else None, limit=limit, progress=progress.update)
             scores.append(dataclasses.replace(score, words=words if score.tokens == len(tokens) else None))
-        _print(scores, language_model, how)
+        _print(scores, language_model, how if dtype is None else f"{how} in bfloat16")
         if world.first and checkpoint.is_dir() and source is None:
             asked = {"clamp_len": clamp_len, "segment": segment, "zeros": zeros}
             told = [f"{name} {value}" for name, value in asked.items() if value is not None]
+            told += [] if dtype is None else ["bfloat16"]
             told += [] if counted == "all" else [f"counting {counted}"]
             told += ["all before"] if isinstance(model, RecurrentNetwork) and how == "segments" else []
             what = ", ".join([how, *told]) if told else ""

@@ -15,7 +15,7 @@ from txl.commands.training import draw_loss, restated, run_training
 from txl.errors import TxlError
 from txl.model.config import ENCODINGS, ModelConfig
 from txl.training.config import TrainConfig
-from txl.training.timing import timed
+from txl.training.timing import timed, with_precision
 from txl.training.trainer import Trainer
 
 _MODEL, _REGULAR, _SOFTMAX = "Model", "Regularisation", "Vocabulary"
@@ -108,7 +108,10 @@ def train(
     second_target: Annotated[
         bool | None, _option(_TRAINING, "A softmax for the token after the next, too.", "--second-target")
     ] = None,
-    precision: Annotated[str | None, _option(_TRAINING, "auto (bf16 on a GPU that has it), fp32 or bf16.")] = None,
+    precision: Annotated[
+        str | None,
+        _option(_TRAINING, "auto (bf16 where a GPU has it, or a CPU is measured faster in it), fp32 or bf16."),
+    ] = None,
     compile_layers: Annotated[bool | None, _option(_TRAINING, "The layers by torch.compile.", "--compile")] = None,
     recompute: Annotated[
         bool | None, _option(_TRAINING, "Activations in backward, to save memory.", "--recompute")
@@ -156,6 +159,10 @@ def train(
         with world.together():
             asked = run_to_go_on(run, given) if resume else new_run(run, given, world)
         config = asked.train
+        if not resume:
+            config, measured = with_precision(asked.corpus, asked.model, config, where, world, shard)
+            if measured is not None:
+                say(measured)
         if minutes is not None:
             config = timed(minutes, asked.corpus, asked.model, config, where, world, shard)
         trainer = Trainer(

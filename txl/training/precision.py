@@ -1,9 +1,26 @@
-"""What training computes in."""
+"""What training and evaluation compute in."""
 
 import torch
 
+from txl_kernels.backends import cpu
+
+PRECISIONS = ("auto", "fp32", "bf16")
+FASTER = 1.1  # bfloat16 is taken of its own accord where it is measured so many times as fast
+
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """bfloat16 if asked for, or if "auto" and the device multiplies it natively; else None."""
+    """bfloat16 if asked for, or if "auto" and the device is a GPU that multiplies it natively; else
+    None. On a CPU "auto" is float32 until `txl.training.timing.with_precision` has measured."""
     helps = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if precision == "bf16" or (precision == "auto" and helps) else None
+
+
+def may_help(device: torch.device) -> bool:
+    """Whether this is a CPU whose units multiply bfloat16 faster than float32, so that measuring is
+    worth its time."""
+    return device.type == "cpu" and instruction_set() in ("amx", "avx512_bf16")
+
+
+def instruction_set() -> str | None:
+    """Of the CPU kernels; None where they are not built."""
+    return None if cpu.native.module is None else cpu.native.module.isa()

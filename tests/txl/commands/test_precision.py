@@ -1,0 +1,159 @@
+"""What a run computes in: as asked, or as a trial of a few updates tells."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from command_helpers import SMALL, Run, one_line
+from training_helpers import trainer
+
+from txl.distributed.world import World
+from txl.errors import TxlError
+from txl.evaluation.precision import evaluation_dtype
+from txl.text.corpus import Corpus
+from txl.training import precision, timing
+from txl.training.precision import FASTER, autocast_dtype, may_help
+from txl.training.run_folder import read_record
+from txl.training.timing import with_precision
+from txl.training.trainer import Trainer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "instruction_set", lambda: "amx")
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """What an update takes in each precision; real trials advance, their times are these."""
+    takes = {"fp32": 1.0, "bf16": 1.0}
+
+    def measured(trial: Trainer, updates: int, world: World) -> float:
+        trial.advance(updates)
+        return takes[trial.config.precision]
+
+    monkeypatch.setattr(timing, "_seconds", measured)
+    return takes
+
+
+def test_rule() -> None:
+    assert autocast_dtype("auto", CPU) is None
+    assert autocast_dtype("fp32", CPU) is None
+    assert autocast_dtype("bf16", CPU) == torch.bfloat16
+
+
+@pytest.mark.parametrize(("isa", "helps"), [("amx", True), ("avx512_bf16", True), ("avx512", False), ("avx2", False)])
+def test_where_measuring_is_worth_it(isa: str, helps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "instruction_set", lambda: isa)
+    assert may_help(CPU) == helps
+
+
+def test_without_such_units_nothing_is_tried(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = trainer(tmp_path, corpus)
+    monkeypatch.setattr(precision, "instruction_set", lambda: "avx2")
+    monkeypatch.setattr(timing, "_trial", None)
+    assert with_precision(corpus, t.model.config, t.config, CPU) == (t.config, None)
+
+
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize(
+    ("bf16", "chosen"), [(0.5, "bf16"), (0.99 / FASTER, "bf16"), (1.01 / FASTER, "fp32"), (2.0, "fp32")]
+)
+def test_the_faster_by_a_margin_is_taken(
+    bf16: float, chosen: str, tmp_path: Path, corpus: Corpus, seconds: dict[str, float]
+) -> None:
+    t = trainer(tmp_path, corpus)
+    seconds["bf16"] = bf16
+    config, said = with_precision(corpus, t.model.config, t.config, CPU)
+    assert config.precision == chosen
+    assert said is not None
+    assert said.startswith(f"precision: {chosen} (an update takes 1 s in fp32, ")
+
+
+@pytest.mark.usefixtures("amx")
+def test_a_trial_changes_nothing_of_the_run(tmp_path: Path, corpus: Corpus, seconds: dict[str, float]) -> None:
+    plain = trainer(tmp_path / "plain", corpus, steps=6)
+    plain.advance(6)
+    config, _ = with_precision(corpus, plain.model.config, plain.config, CPU)
+    tried = Trainer(tmp_path / "tried", corpus, plain.model.config, config)
+    tried.advance(6)
+    assert config.precision == "fp32"
+    for a, b in zip(plain.model.parameters(), tried.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize("asked", ["fp32", "bf16"])
+def test_what_is_asked_for_is_not_measured(
+    asked: str, tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    t = trainer(tmp_path, corpus, precision=asked)
+    monkeypatch.setattr(timing, "_trial", None)
+    assert with_precision(corpus, t.model.config, t.config, CPU) == (t.config, None)
+
+
+@pytest.mark.usefixtures("amx")
+def test_a_run_that_goes_on_keeps_what_was_measured(
+    txl: Run, tmp_path: Path, corpus: Corpus, seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds["bf16"] = 0.5
+    auto = [x for x in SMALL if x not in ("--precision", "fp32")]
+    begun = txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *auto)
+    assert "precision: bf16 (an update takes 1 s in fp32, 0.5 s in bf16)" in begun.stdout
+    assert read_record(tmp_path / "r").train["precision"] == "bf16"
+    monkeypatch.setattr(timing, "_trial", None)
+    for more in ([], ["--precision", "auto"]):
+        assert txl("train", "--run", tmp_path / "r", "--resume", "--steps", 4 + len(more), *more).returncode == 0
+    assert read_record(tmp_path / "r").train["precision"] == "bf16"
+
+
+def test_bf16_follows_fp32(tmp_path: Path, corpus: Corpus) -> None:
+    """Losses of the first updates differ by what rounding to eight bits does."""
+    losses = {}
+    for name in ("fp32", "bf16"):
+        found: list[float] = []
+        t = trainer(tmp_path / name, corpus, steps=30, precision=name, log_every=1)
+        t.run(lambda entry, found=found: found.append(entry["loss"]) if "loss" in entry else None)  # type: ignore[misc]
+        losses[name] = found
+        assert all(p.dtype == torch.float32 for p in t.model.parameters())
+    assert len(losses["fp32"]) == len(losses["bf16"]) > 10
+    assert losses["fp32"] != losses["bf16"]
+    for a, b in zip(losses["fp32"], losses["bf16"], strict=True):
+        assert abs(a - b) < 0.02
+
+
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize(("half", "chosen"), [(0.5, torch.bfloat16), (2.0, None)])
+def test_evaluation_is_measured_too(half: float, chosen: torch.dtype | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def part() -> None:
+        now[0] += half if torch.is_autocast_enabled("cpu") else 1.0
+
+    monkeypatch.setattr("txl.evaluation.precision.time.perf_counter", lambda: now[0])
+    dtype, said = evaluation_dtype("auto", CPU, part, World())
+    assert dtype == chosen
+    assert said == f"precision: {'fp32' if chosen is None else 'bf16'} (a part takes 1 s in fp32, {half:.3g} s in bf16)"
+
+
+def test_evaluation_takes_what_is_asked_for() -> None:
+    def part() -> None:
+        raise AssertionError("nothing is to be measured")
+
+    assert evaluation_dtype("fp32", CPU, part, World()) == (None, None)
+    assert evaluation_dtype("bf16", CPU, part, World()) == (torch.bfloat16, None)
+    with pytest.raises(TxlError, match="--precision must be auto, fp32, bf16, got 'half'"):
+        evaluation_dtype("half", CPU, part, World())
+
+
+def test_eval_in_bf16(txl: Run, tmp_path: Path, corpus: Corpus) -> None:
+    txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *SMALL)
+    found: dict[str, float] = {}
+    for name in ("fp32", "bf16"):
+        done = txl("eval", tmp_path / "r", "--limit", 2000, "--precision", name)
+        assert ("in bfloat16" in done.stdout) == (name == "bf16")
+        found[name] = float(done.stdout.split("│")[3])
+    assert found["fp32"] == pytest.approx(found["bf16"], abs=0.01)
+    one_line(txl("eval", tmp_path / "r", "--precision", "fp8"), "--precision must be auto, fp32, bf16, got 'fp8'")
