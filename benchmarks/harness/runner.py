@@ -89,8 +89,9 @@ class Runner:
             each = [t / entries[name].per for t in found]
             self.times[comparison.title, name] = each
             rows[name] = {"status": "measured"} | _statistics(each) | _rates(entries[name], each) | entries[name].extra
-        add_shares(list(rows.values()))
-        return {x.name: x.to_json() | rows[x.name] for x in comparison.implementations}
+        whole = {x.name: x.to_json() | rows[x.name] for x in comparison.implementations}
+        add_shares(list(whole.values()))
+        return whole
 
     def _clock(self, comparison: Comparison, entry: Entry) -> Callable[[], float]:
         if comparison.clock == "own":
