@@ -20,7 +20,7 @@ struct BackwardPlan {
     chunks = clamp(div_up(BACKWARD_ITEMS, BH), 1, clamp(tiles, 1, MAX_CHUNKS));
     chunk = max_of(div_up(tiles, chunks), 1) * BLOCK_S;
     chunks = div_up(S, chunk);
-    group = chunks > 1 ? 1 : clamp(BH / BACKWARD_ITEMS, 1, max_of(p.B, 1));
+    group = chunks > 1 ? 1 : batch_rows_of_item(p, BACKWARD_ITEMS);
     groups = div_up(p.B, group);
     rows = round_up(p.L, MR);
     rhos = p.ahead ? chunk + p.L : min_of(chunk + p.L, S);

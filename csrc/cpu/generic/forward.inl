@@ -191,14 +191,13 @@ static void write_range(const Problem& p, const ForwardPlan& z, int64_t bh, int6
 }
 
 // Forward by tiles, for any number of queries. An item is a range of queries and a head: of one batch row
-// and a part of its keys, or of as many batch rows as leave FORWARD_ITEMS items, which find the table
-// packed.
+// and a part of its keys, or of several small batch rows, which find the table packed.
 template <class T>
 static void run_tiles(const Problem& p) {
   const ForwardPlan z(p);
   const InUse in_use(p);
   const int64_t pairs = p.B * p.H * z.ranges, per_thread = floats_of<ForwardScratch>(p, z);
-  const int64_t group = z.parts > 1 ? 1 : clamp(pairs / FORWARD_ITEMS, 1, p.B), groups = div_up(p.B, group);
+  const int64_t group = z.parts > 1 ? 1 : batch_rows_of_item(p, FORWARD_ITEMS), groups = div_up(p.B, group);
   Buffer scratch(p.threads * per_thread), results(z.parts > 1 ? pairs * z.parts * z.entry() : 0);
   // Longest first: a causal range late in the segment sees the most keys.
   auto range_of = [&](int64_t x) { return (z.ranges - 1 - x) * z.range; };

@@ -19,6 +19,15 @@ struct BlockRanges {
   }
 };
 
+// Batch rows that share an item: those of small calls, as many as leave so many items. Large ones have
+// items of their own, for machines of many cores.
+constexpr int64_t SMALL_ITEM = 1 << 22;  // products of numbers, 8 a pair
+
+TXL_INLINE int64_t batch_rows_of_item(const Problem& p, int64_t items) {
+  const int64_t each = 8 * max_of(p.L, 1) * max_of(p.M + p.L, 1) * p.D;
+  return clamp(min_of(p.B * p.H / items, SMALL_ITEM / each), 1, max_of(p.B, 1));
+}
+
 // The part of a range inside the tile that starts at key j0, relative to j0; low >= high if none.
 TXL_INLINE Range within(const Range& r, int64_t j0) {
   return {clamp(r.low - j0, 0, BLOCK_S), clamp(r.high - j0, 0, BLOCK_S)};
