@@ -16,7 +16,7 @@ from txl.commands.splits import split_of
 from txl.distributed.reading import agree_on_reading
 from txl.errors import TxlError
 from txl.evaluation.evaluate import METHODS, default_method
-from txl.evaluation.precision import evaluation_dtype, in_dtype
+from txl.evaluation.precision import check_precision, evaluation_dtype, in_dtype
 from txl.evaluation.score import Score, init_and_best
 from txl.language_model import LanguageModel, load
 from txl.model.networks import Network
@@ -94,6 +94,7 @@ def evaluate_command(
                     raise TxlError(f"--{name} must be >= 1, got {value}")
             if method not in (None, *METHODS):
                 raise TxlError(f"--method must be one of {', '.join(METHODS)}, got {method!r}")
+            check_precision(precision)
             counted = _counting(counting)
             lengths = _attention_lengths(attn_len) if attn_len else None
             language_model = load(checkpoint, where)
@@ -121,7 +122,7 @@ def evaluate_command(
             with world.together(), EvaluationProgress(console, title, total) as progress, in_dtype(where, dtype):
                 score = score_at(n if lengths else None, limit=limit, progress=progress.update)
             scores.append(dataclasses.replace(score, words=words if score.tokens == len(tokens) else None))
-        _print(scores, language_model, how if dtype is None else f"{how} in bfloat16")
+        _print(scores, language_model, how, how if dtype is None else f"{how} in bfloat16")
         if world.first and checkpoint.is_dir() and source is None:
             asked = {"clamp_len": clamp_len, "segment": segment, "zeros": zeros}
             told = [f"{name} {value}" for name, value in asked.items() if value is not None]
@@ -169,9 +170,9 @@ def _attention_lengths(text: str) -> list[int]:
     return lengths
 
 
-def _print(scores: list[Score], saved: LanguageModel, how: str) -> None:
+def _print(scores: list[Score], saved: LanguageModel, how: str, told: str) -> None:
     table = Table(
-        "attention length", "tokens", "bits", "ppl", "word ppl", "tokens/s", title=Text(f"{how}, of {saved.path}")
+        "attention length", "tokens", "bits", "ppl", "word ppl", "tokens/s", title=Text(f"{told}, of {saved.path}")
     )
     if saved.vocabulary.unit == "bytes":
         table.columns[2].header = "bpc"

@@ -1,6 +1,5 @@
 """What an evaluation computes in."""
 
-import statistics
 import time
 from collections.abc import Callable
 
@@ -8,9 +7,13 @@ import torch
 
 from txl.distributed.world import World
 from txl.errors import TxlError
-from txl.training.precision import FASTER, PRECISIONS, autocast_dtype, may_help
+from txl.training.precision import PRECISIONS, autocast_dtype, faster, may_help
 
-_ROUNDS = 3
+
+def check_precision(asked: str) -> None:
+    """Raises TxlError if it is none of `PRECISIONS`."""
+    if asked not in PRECISIONS:
+        raise TxlError(f"--precision must be {', '.join(PRECISIONS)}, got {asked!r}")
 
 
 def in_dtype(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
@@ -23,28 +26,19 @@ def evaluation_dtype(
 ) -> tuple[torch.dtype | None, str | None]:
     """In what to evaluate (None: the parameters' own dtype), and what was measured, in words.
 
-    part: scores a few tokens; "auto" on a CPU that multiplies bfloat16 times it in either
-    precision, in turns, and takes bfloat16 where the median is `FASTER`.
-
-    Raises:
-        TxlError: `asked` is none of auto, fp32 and bf16.
+    asked: one of `PRECISIONS`, the same in all processes. part: scores a few tokens; "auto" on CPUs
+    that multiply bfloat16 times it in either precision, in turns, and takes what is `faster`.
     """
-    if asked not in PRECISIONS:
-        raise TxlError(f"--precision must be {', '.join(PRECISIONS)}, got {asked!r}")
-    if asked != "auto" or not may_help(device):
+    if asked != "auto" or not all(world.gather(may_help(device))):
         return autocast_dtype(asked, device), None
 
-    def seconds(dtype: torch.dtype | None) -> float:
+    def seconds(name: str) -> float:
         began = time.perf_counter()
-        with in_dtype(device, dtype):
+        with in_dtype(device, autocast_dtype(name, device)):
             part()
         return max(world.gather(time.perf_counter() - began))
 
-    dtypes = (None, torch.bfloat16)
-    for dtype in dtypes:
-        seconds(dtype)  # the first of each prepares
-    rounds = [[seconds(dtype) for dtype in dtypes] for _ in range(_ROUNDS)]
-    single, half = (statistics.median(column) for column in zip(*rounds, strict=True))
-    chosen = dtypes[single >= FASTER * half]
-    name = "fp32" if chosen is None else "bf16"
-    return chosen, f"precision: {name} (a part takes {single:.3g} s in fp32, {half:.3g} s in bf16)"
+    for name in ("fp32", "bf16"):
+        seconds(name)  # the first of each prepares
+    name, words = faster(seconds, "a part")
+    return autocast_dtype(name, device), words

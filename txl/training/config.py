@@ -39,6 +39,8 @@ class TrainConfig:
             (Al-Rfou et al. 2018).
         eval_tokens: tokens of the validation split scored at each evaluation; None for all.
         save_every: updates between checkpoints; one is also written at the end and on Ctrl-C.
+        precision: "fp32"; "bf16", by torch.autocast; "auto": bf16 on a GPU that multiplies it, else
+            fp32. The commands put what they have measured for "auto" on a CPU in its place.
         compile: the layers, by torch.compile. recompute: each layer's activations in backward
             (activation checkpointing), for less memory.
         offload_memory: the memory stays on the host, and a layer's comes to the device for as long

@@ -1,11 +1,15 @@
 """What training and evaluation compute in."""
 
+import statistics
+from collections.abc import Callable
+
 import torch
 
 from txl_kernels.backends import cpu
 
 PRECISIONS = ("auto", "fp32", "bf16")
 FASTER = 1.1  # bfloat16 is taken of its own accord where it is measured so many times as fast
+ENOUGH_S = 2.0  # to time: many parts of a small model, one in each precision of a large one
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
@@ -24,3 +28,18 @@ def may_help(device: torch.device) -> bool:
 def instruction_set() -> str | None:
     """Of the CPU kernels; None where they are not built."""
     return None if cpu.native.module is None else cpu.native.module.isa()
+
+
+def faster(seconds: Callable[[str], float], part: str) -> tuple[str, str]:
+    """ "fp32", or "bf16" where that is `FASTER` by the medians; and what was measured, in words.
+
+    seconds: of a part in the precision named, above 0 and the same in all processes; called for
+    either in turns until it has returned `ENOUGH_S` in all. part: what it times, for the words.
+    """
+    taken: dict[str, list[float]] = {"fp32": [], "bf16": []}
+    while sum(map(sum, taken.values())) < ENOUGH_S:
+        for name, times in taken.items():
+            times.append(seconds(name))
+    single, half = (statistics.median(times) for times in taken.values())
+    name = "bf16" if single >= FASTER * half else "fp32"
+    return name, f"precision: {name} ({part} takes {single:.3g} s in fp32, {half:.3g} s in bf16)"

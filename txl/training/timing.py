@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,11 +14,11 @@ from txl.distributed.world import World
 from txl.model.networks import Config
 from txl.text.corpus import Corpus
 from txl.training.config import TrainConfig
-from txl.training.precision import FASTER, may_help
+from txl.training.precision import faster, may_help
 from txl.training.trainer import Trainer
 
 _UNTIMED, _TIMED = 4, 16  # updates of a trial
-_ROUNDS, _ROUND = 3, 2  # of a trial in either precision: rounds in turns, updates of a round
+_PREPARING = 2  # updates before a precision is timed: one without memory and one with it
 
 
 def timed(
@@ -41,33 +40,34 @@ def with_precision(
     corpus: Corpus, model: Config, config: TrainConfig, device: torch.device, world: World = World(),  # noqa: B008 - frozen
     shard: bool = False,
 ) -> tuple[TrainConfig, str | None]:  # fmt: skip
-    """The configuration with "auto" decided where a CPU multiplies bfloat16, and what was measured,
-    in words; else as it was and None.
+    """The configuration with "auto" decided where CPUs multiply bfloat16, and what was measured, in
+    words; else as it was and None.
 
-    A few updates of trial runs in either precision, in turns; bfloat16 is taken where the median is
-    `FASTER`. The configuration holds the decision, so a run that goes on keeps it.
+    Updates of two trial runs, in turns; bfloat16 is taken where the median is `FASTER`. The
+    configuration holds the decision, so a run that goes on keeps it. Several processes decide
+    alike, by the times of the slowest; where one of them has no such CPU, none tries.
     """
-    if config.precision != "auto" or not may_help(device):
+    asked = world.gather((config.precision, may_help(device)))
+    if any(one != ("auto", True) for one in asked):  # options that differ are the trainer's to refuse
         return config, None
-    both = [dataclasses.replace(config, precision=x) for x in ("fp32", "bf16")]
+    both = {name: dataclasses.replace(config, precision=name) for name in ("fp32", "bf16")}
     with contextlib.ExitStack() as stack:
-        trials = [stack.enter_context(_trial(corpus, model, x, device, world, shard)) for x in both]
-        for trial in trials:
-            trial.advance(1)
-        rounds = [[_seconds(trial, _ROUND, world) for trial in trials] for _ in range(_ROUNDS)]
-    single, half = (statistics.median(column) for column in zip(*rounds, strict=True))
-    chosen = both[single >= FASTER * half]
-    return chosen, f"precision: {chosen.precision} (an update takes {single:.3g} s in fp32, {half:.3g} s in bf16)"
+        trials = {n: stack.enter_context(_trial(corpus, model, c, device, world, shard)) for n, c in both.items()}
+        for trial in trials.values():
+            trial.advance(_PREPARING)
+        name, words = faster(lambda name: _seconds(trials[name], 1, world), "an update")
+    return both[name], words
 
 
 @contextlib.contextmanager
 def _trial(
     corpus: Corpus, model: Config, config: TrainConfig, device: torch.device, world: World, shard: bool
 ) -> Iterator[Trainer]:
-    """A run in a folder that goes with it. Whoever trains next seeds torch's generator anew."""
+    """A run in a folder that goes with it; torch's generators are then as they were before."""
     folder = Path(tempfile.mkdtemp(prefix="txl-trial-"))
     try:
-        yield Trainer(folder, corpus, model, config, device=device, world=world, shard=shard)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield Trainer(folder, corpus, model, config, device=device, world=world, shard=shard)
     finally:
         shutil.rmtree(folder)
 

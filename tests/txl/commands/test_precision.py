@@ -8,11 +8,10 @@ from command_helpers import SMALL, Run, one_line
 from training_helpers import trainer
 
 from txl.distributed.world import World
-from txl.errors import TxlError
 from txl.evaluation.precision import evaluation_dtype
 from txl.text.corpus import Corpus
 from txl.training import precision, timing
-from txl.training.precision import FASTER, autocast_dtype, may_help
+from txl.training.precision import ENOUGH_S, FASTER, autocast_dtype, faster, may_help
 from txl.training.run_folder import read_record
 from txl.training.timing import with_precision
 from txl.training.trainer import Trainer
@@ -70,6 +69,40 @@ def test_the_faster_by_a_margin_is_taken(
     assert config.precision == chosen
     assert said is not None
     assert said.startswith(f"precision: {chosen} (an update takes 1 s in fp32, ")
+
+
+@pytest.mark.parametrize("update", [0.01, 0.3, 100.0])
+def test_parts_are_timed_in_turns_until_it_is_enough(update: float) -> None:
+    asked: list[str] = []
+
+    def seconds(name: str) -> float:
+        asked.append(name)
+        slow = 10 if len(asked) == 1 else 1  # once: the median is without it
+        return update * slow * (0.5 if name == "bf16" else 1)
+
+    name, said = faster(seconds, "a part")
+    assert name == "bf16"
+    assert asked == ["fp32", "bf16"] * (len(asked) // 2)
+    if update < 0.1:
+        assert len(asked) * update * 0.75 == pytest.approx(ENOUGH_S, rel=0.1)
+        assert said == "precision: bf16 (a part takes 0.01 s in fp32, 0.005 s in bf16)"
+    if update > ENOUGH_S:
+        assert len(asked) == 2
+
+
+@pytest.mark.usefixtures("amx")
+def test_a_trial_leaves_the_generator(tmp_path: Path, corpus: Corpus, seconds: dict[str, float]) -> None:
+    """And a network that is there, with its gradients and the mask it draws next."""
+    t = trainer(tmp_path, corpus)
+    t.advance(2)
+    kept = [x.clone() for x in (*t.model.parameters(), *t.model.buffers())]
+    for p in t.model.parameters():
+        p.grad = torch.ones_like(p)
+    before = torch.get_rng_state()
+    assert with_precision(corpus, t.model.config, t.config, CPU)[1] is not None
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(map(torch.equal, kept, (*t.model.parameters(), *t.model.buffers())))
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in t.model.parameters() if p.grad is not None)
 
 
 @pytest.mark.usefixtures("amx")
@@ -138,14 +171,14 @@ def test_evaluation_is_measured_too(half: float, chosen: torch.dtype | None, mon
     assert said == f"precision: {'fp32' if chosen is None else 'bf16'} (a part takes 1 s in fp32, {half:.3g} s in bf16)"
 
 
-def test_evaluation_takes_what_is_asked_for() -> None:
+def test_evaluation_takes_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def part() -> None:
         raise AssertionError("nothing is to be measured")
 
     assert evaluation_dtype("fp32", CPU, part, World()) == (None, None)
     assert evaluation_dtype("bf16", CPU, part, World()) == (torch.bfloat16, None)
-    with pytest.raises(TxlError, match="--precision must be auto, fp32, bf16, got 'half'"):
-        evaluation_dtype("half", CPU, part, World())
+    monkeypatch.setattr(precision, "instruction_set", lambda: "avx2")
+    assert evaluation_dtype("auto", CPU, part, World()) == (None, None)
 
 
 def test_eval_in_bf16(txl: Run, tmp_path: Path, corpus: Corpus) -> None:
@@ -157,3 +190,10 @@ def test_eval_in_bf16(txl: Run, tmp_path: Path, corpus: Corpus) -> None:
         found[name] = float(done.stdout.split("│")[3])
     assert found["fp32"] == pytest.approx(found["bf16"], abs=0.01)
     one_line(txl("eval", tmp_path / "r", "--precision", "fp8"), "--precision must be auto, fp32, bf16, got 'fp8'")
+
+
+def test_eval_of_an_lstm_in_bf16(txl: Run, tmp_path: Path, corpus: Corpus) -> None:
+    trainer(tmp_path / "r", corpus, steps=2, eval_every=2, model={"network": "lstm"}).run()
+    said = txl("eval", tmp_path / "r", "--limit", 500, "--precision", "bf16").stdout
+    assert "segments in bfloat16" in said
+    assert "all before" in said

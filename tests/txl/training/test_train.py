@@ -31,7 +31,9 @@ def test_learns(tmp_path: Path, corpus: Corpus) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"accumulate": 2}, {"weight_decay": 0.1}], ids=["plain", "accumulate", "AdamW"]
+    "options",
+    [{}, {"accumulate": 2}, {"weight_decay": 0.1}, {"precision": "bf16"}],
+    ids=["plain", "accumulate", "AdamW", "bfloat16"],
 )
 def test_resuming_in_the_middle_is_bit_exact(tmp_path: Path, corpus: Corpus, options: dict[str, object]) -> None:
     trainer(tmp_path / "straight", corpus, **options).run()
