@@ -79,6 +79,68 @@ class Plan {
   int64_t workspace_ = 0;
 };
 
+// The same for the Hopper kernels.
+class LongPlan {
+ public:
+  LongPlan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below, int multiprocessors) {
+    static_cast<txl::Attention&>(problem_) = txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
+    workspace_ = txl_cuda::split_long(problem_, multiprocessors);
+  }
+
+  // Floats of workspace that forward needs.
+  int64_t workspace() const { return workspace_; }
+
+  void load() const { txl_cuda::load_long(problem_); }
+
+  // Enqueues a call; partial: pointer to that workspace.
+  void forward(const py::tuple& call, const py::handle& out, const py::handle& lse, int64_t partial,
+               int64_t stream) const {
+    txl_cuda::Problem p = problem_;
+    txl::point_to(p, call, out, lse);
+    p.seed = static_cast<const int64_t*>(txl::pointer_of(call[txl::SEED]));
+    p.partial = reinterpret_cast<float*>(partial);
+    txl::without_gil([&] { txl_cuda::forward_long(p, reinterpret_cast<void*>(stream)); });
+  }
+
+  // (floats of workspace, where sums of queries' gradients lie in it, how many for each b and h, the
+  // same of their content part) for backward.
+  py::tuple backward_workspace() const {
+    const txl_cuda::Workspace x = txl_cuda::workspace_of(problem_);
+    return py::make_tuple(x.floats, x.q_sums, x.q_parts, x.k_sums, x.k_parts);
+  }
+
+  // Enqueues backward. gradients: of q, k, v, k_mem, v_mem, each a tensor or None; dr: float32 or None;
+  // slots: of its tables.
+  void backward(const py::tuple& call, const py::handle& out, const py::handle& lse, const py::handle& dout,
+                const py::handle& dlse, const py::tuple& gradients, const py::handle& dr, int64_t slots,
+                int64_t workspace, int64_t stream) const {
+    txl_cuda::Problem p = problem_;
+    txl::point_to(p, call, out, lse);
+    p.out = view_of(out);
+    p.seed = static_cast<const int64_t*>(txl::pointer_of(call[txl::SEED]));
+    txl_cuda::Gradients x;
+    x.dout = view_of(dout), x.dlse = static_cast<const float*>(txl::pointer_of(dlse));
+    x.dr = static_cast<float*>(txl::pointer_of(dr)), x.slots = slots;
+    txl::View* const views[] = {&x.dq, &x.dk, &x.dv, &x.dk_mem, &x.dv_mem};
+    for (size_t n = 0; n < 5; ++n)
+      if (!gradients[n].is_none()) *views[n] = view_of(gradients[n]);
+    x.workspace = reinterpret_cast<float*>(workspace);
+    txl::without_gil([&] { txl_cuda::backward_long(p, x, reinterpret_cast<void*>(stream)); });
+  }
+
+  const txl_cuda::Problem& problem() const { return problem_; }
+
+ private:
+  static txl::View view_of(const py::handle& tensor) {
+    txl::View view = txl::strides_of(tensor);
+    view.data = txl::pointer_of(tensor);
+    return view;
+  }
+
+  txl_cuda::Problem problem_;
+  int64_t workspace_ = 0;
+};
+
 }  // namespace
 
 PYBIND11_MODULE(TXL_MODULE, m) {
@@ -96,4 +158,13 @@ PYBIND11_MODULE(TXL_MODULE, m) {
       .def_property_readonly("workspace", &Plan::workspace)
       .def("load", &Plan::load)
       .def("forward", &Plan::forward);
+  py::class_<LongPlan>(m, "LongPlan")
+      .def(py::init<const py::tuple&, const py::handle&, int, uint32_t, int>(), py::arg("call"), py::arg("out"),
+           py::arg("type"), py::arg("drop_below"), py::arg("multiprocessors"))
+      .def_property_readonly("parts", [](const LongPlan& x) { return x.problem().parts; })
+      .def_property_readonly("workspace", &LongPlan::workspace)
+      .def_property_readonly("backward_workspace", &LongPlan::backward_workspace)
+      .def("load", &LongPlan::load)
+      .def("forward", &LongPlan::forward)
+      .def("backward", &LongPlan::backward);
 }

@@ -12,7 +12,6 @@ constexpr int64_t STEP = 64;           // keys; what a block has in flight at a 
 constexpr int64_t MOST_KEYS = 512;     // of a part
 constexpr int64_t START = 48;          // what a block's beginning and end cost, in keys: a guess
 constexpr int64_t SHARED = 47 * 1024;  // bytes every device grants without asking, but for one KB of the system
-constexpr int64_t MOST_GRID = 65535;   // heads and parts, the later axes of a grid
 
 int64_t up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 

@@ -7,6 +7,7 @@
 namespace txl_cuda {
 
 constexpr int MOST_QUERIES = 16, MOST_WIDTH = 256;
+constexpr int64_t MOST_GRID = 65535;  // of the later axes of a grid
 
 // Splits the keys that some query may see, by sizes, p.aligned and the number of multiprocessors
 // alone: sets p.first_key, p.parts and p.part_keys. Returns the floats that p.partial must hold.
@@ -27,6 +28,38 @@ void forward_f16(const Problem& p, void* stream);
 void load_f32(const Problem& p);
 void load_bf16(const Problem& p);
 void load_f16(const Problem& p);
+
+// The same for calls of any L on Hopper, in 16-bit types, D up to 128, rows at multiples of 16 bytes;
+// hopper/. part_keys and first_key are not used.
+int64_t split_long(Problem& p, int multiprocessors);
+void forward_long(const Problem& p, void* stream);
+void load_long(const Problem& p);
+
+// Where a backward call's other tensors lie. Gradients without data are not written.
+struct Gradients {
+  txl::View dout, dq, dk, dv, dk_mem, dv_mem;
+  const float* dlse = nullptr;  // [B, H, L] contiguous, or null
+  float* dr = nullptr;          // zeros: [slots * 2, H, T, D], with slots 0 [H, T, D]; or null
+  float* workspace = nullptr;   // see Workspace; at a multiple of 16 bytes
+  int64_t slots = 0;            // tables of dr for the same bits at every run; 0 for any order
+};
+
+// Floats of a backward call's workspace, and where in it [B, H, parts, D] partial sums lie: of the
+// gradients of queries, and of their content part.
+struct Workspace {
+  int64_t floats, q_sums, q_parts, k_sums, k_parts;
+};
+Workspace workspace_of(const Problem& p);
+
+// Enqueues it: p as for forward_long, with out and lse of forward.
+void backward_long(const Problem& p, const Gradients& gradients, void* stream);
+void backward_long_bf16(const Problem& p, const Gradients& gradients, void* stream);
+void backward_long_f16(const Problem& p, const Gradients& gradients, void* stream);
+
+void forward_long_bf16(const Problem& p, void* stream);
+void forward_long_f16(const Problem& p, void* stream);
+void load_long_bf16(const Problem& p);
+void load_long_f16(const Problem& p);
 
 // Why no GPU can be used, or an empty string.
 const char* no_driver();

@@ -12,8 +12,11 @@ from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
 
 
-def use(monkeypatch: pytest.MonkeyPatch, module: Any, multiprocessors: int = 8) -> None:
+def use(
+    monkeypatch: pytest.MonkeyPatch, module: Any, multiprocessors: int = 8, capability: tuple[int, int] = (9, 0)
+) -> None:
     """The backend takes cpu tensors to the emulation."""
+    monkeypatch.setattr(cuda, "_capability", lambda device: capability)
     monkeypatch.setattr(cuda.native, "module", module)
     monkeypatch.setattr(cuda, "_absent_from", lambda device: None)
     monkeypatch.setattr(cuda, "_multiprocessors", lambda device: multiprocessors)
@@ -35,6 +38,26 @@ MATRIX = [fits(case) for case in CASES] + [
     Case("dropout over many parts", L=6, M=150, D=16, B=1, dropout_p=0.4),
     *(Case(f"head width {d}", L=3, M=20, D=d, B=1, H=2) for d in (24, 64, 96, 128, 136, 192, 256)),
     Case("sixteen queries of width 256", L=16, M=200, D=256, B=1, H=1),
+]
+
+
+# Of the Hopper kernels, which take any number of queries and give gradients: a tile is 64 x 64, a block
+# 64 or 128 queries.
+HOPPER = [
+    dataclasses.replace(fits(case), L=case.L) for case in CASES if case.B and case.L and case.layout != "fused"
+] + [
+    Case("blocks and tiles that end anywhere", L=200, M=100, D=64, B=1, H=2),
+    Case("wide heads", L=150, M=70, D=128, B=1, H=2),
+    Case("whole tiles, both ways", L=64, M=64, D=64, B=1, H=1, causal=False),
+    Case("no memory, both ways, width 96", L=257, M=0, D=96, B=1, H=1, causal=False),
+    Case("window over tiles", L=300, M=300, D=64, B=1, H=1, window=100),
+    Case("window, wide heads, dropout", L=300, M=100, D=128, B=1, H=1, window=70, dropout_p=0.2),
+    Case("dropout over tiles", L=150, M=100, D=64, B=1, H=2, dropout_p=0.3),
+    Case("intervals over tiles", L=150, M=200, D=40, B=2, H=1, intervals="random"),
+    Case("episodes over tiles", L=150, M=100, D=64, B=2, H=1, intervals="episodes"),
+    Case("padded, both ways", L=150, M=0, D=64, B=2, H=1, causal=False, intervals="padded"),
+    Case("storage [L, B, H, D] over tiles", L=130, M=70, D=64, layout="lbhd", scale=-0.2, extra_rows=5),
+    Case("no scale", L=70, M=10, D=64, scale=0.0),
 ]
 
 

@@ -18,7 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "txl_kernels" / "cuda"
 CSRC = ROOT / "csrc" / "cuda"
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
-SOURCES = ("../python/call.cpp", "bindings.cpp", "launch.cu", "decode_f32.cu", "decode_bf16.cu", "decode_f16.cu")
+SOURCES = (
+    "../python/call.cpp", "bindings.cpp", "launch.cu", "decode_f32.cu", "decode_bf16.cu", "decode_f16.cu",
+    "hopper/launch.cu", "hopper/forward_bf16.cu", "hopper/forward_f16.cu",
+    "hopper/backward_bf16.cu", "hopper/backward_f16.cu",
+)  # fmt: skip
 
 
 def build(folder: Path, launches: Path | None = None) -> Any:
@@ -42,7 +46,7 @@ def build(folder: Path, launches: Path | None = None) -> Any:
     ]
     flags = ["-O1", "-fPIC", f"-fvisibility={'default' if launches else 'hidden'}", f"-DTXL_MODULE={name}"]
     flags += [f'-DTXL_SOURCE_HASH="{source_hash(CSRC.parent, "_cuda")}"']
-    objects = [str(folder / f"{source.name}.o") for source in sources]
+    objects = [str(folder / f"{n}.o") for n in range(len(sources))]
     running = [
         subprocess.Popen(["g++", *FLAGS, *flags, *include, "-x", "c++", "-c", str(source), "-o", out])
         for source, out in zip(sources, objects, strict=True)
@@ -85,4 +89,5 @@ def plan_of(*sizes: Any, module: Any = None, window: int | None = None, multipro
     hand."""
     call = call_nowhere(*sizes, window=window)
     module = cuda.native.module if module is None else module
-    return module.Plan(call, call.q, cuda.DTYPES.index(call.q.dtype), 0, multiprocessors)
+    kind = module.Plan if call.q.size(2) <= cuda.MOST_QUERIES else module.LongPlan
+    return kind(call, call.q, cuda.DTYPES.index(call.q.dtype), 0, multiprocessors)

@@ -1,28 +1,34 @@
 """csrc/cuda with its launches run from nvcc's PTX, on the CPU: host code by g++, kernels by ptx."""
 
 import ctypes
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from cuda_emulation import CSRC, HERE, build
 from ptx.block import Launch
+from ptx.counts import Counts
 from ptx.decode import Kernel
 from ptx.global_memory import GlobalMemory
+from ptx.instructions.tensor_copies import TensorMap
 from ptx.parse import kernels, parse
 
 _CALLBACK = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p,
-    ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int,
+    ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int,
 )  # fmt: skip
+_MAP = struct.Struct("Q4q4q4ii")  # TensorMap of hopper_emulation.h: innermost axis first, steps in bytes
 
 
-def compile_ptx(folder: Path, architecture: str) -> list[str]:
-    """nvcc's PTX of the kernels of every dtype."""
-    outputs = [folder / f"{source.stem}.{architecture}.ptx" for source in sorted(CSRC.glob("decode_*.cu"))]
-    for out in outputs:
-        source = CSRC / f"{out.name.split('.')[0]}.cu"
-        command = ["nvcc", "-std=c++17", f"-arch={architecture}", "-ptx", "-I", CSRC, source, "-o", out]
+def compile_ptx(folder: Path, architecture: str, csrc: Path = CSRC, patterns: tuple[str, ...] = ()) -> list[str]:
+    """nvcc's PTX of the kernels of every dtype; patterns: of some sources of the folder `csrc`."""
+    if not patterns:
+        patterns = ("decode_*.cu", "hopper/*_*f16.cu") if architecture == "sm_90a" else ("decode_*.cu",)
+    outputs = []
+    for source in sorted(path for pattern in patterns for path in csrc.glob(pattern)):
+        outputs.append(out := folder / f"{source.stem}.{architecture}.ptx")
+        command = ["nvcc", "-std=c++17", f"-arch={architecture}", "-ptx", "-I", csrc, source, "-o", out]
         subprocess.run(command, check=True)
     return [out.read_text() for out in outputs]
 
@@ -32,6 +38,8 @@ class PtxModule:
 
     Attributes:
         faults: what running the kernels found; a callback cannot raise.
+        counts: of each kernel by name, where they are to be counted; else None.
+        first: warpgroups in the order in which they go on, see ptx.block.Launch.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,6 +50,8 @@ class PtxModule:
         self._texts: dict[str, str] = {}
         self._kernels: dict[str, Kernel] = {}
         self.faults: list[BaseException] = []
+        self.counts: dict[str, Counts] | None = None
+        self.first: tuple[int, ...] = ()
 
     def use(self, modules: list[str]) -> None:
         """The PTX that launches take from here on."""
@@ -52,8 +62,9 @@ class PtxModule:
         return getattr(self._module, name)
 
     def _launch(
-        self, name: bytes, grid: Any, threads: int, shared: int, params: int, size: int, spans: Any, count: int
-    ) -> None:
+        self, name: bytes, grid: Any, threads: int, shared: int, params: int, size: int, spans: Any, count: int,
+        maps: Any, map_count: int,
+    ) -> None:  # fmt: skip
         try:
             entry = name.decode()
             if entry not in self._kernels:
@@ -62,6 +73,20 @@ class PtxModule:
             for n in range(count):
                 memory.add_bytes(spans[2 * n], spans[2 * n + 1])
             data = ctypes.string_at(params, size)
-            Launch(self._kernels[entry], data, (grid[0], grid[1], grid[2]), threads, shared, memory).run()
+            described = {int(at): _tensor_map(data, int(at)) for at in maps[:map_count]}
+            size3 = (grid[0], grid[1], grid[2])
+            counts = None
+            if self.counts is not None:
+                counts = self.counts.setdefault(entry, Counts(self._kernels[entry].program, groups_apart=True))
+            Launch(
+                self._kernels[entry], data, size3, threads, shared, memory, described, counts, first=self.first
+            ).run()
         except BaseException as error:
             self.faults.append(error)
+
+
+def _tensor_map(params: bytes, at: int) -> TensorMap:
+    address, *numbers, item = _MAP.unpack_from(params, at)
+    sizes, steps, box = (tuple(numbers[n : n + 4][::-1]) for n in (0, 4, 8))
+    strides = tuple(step // max(item, 1) for step in steps)
+    return TensorMap(address, item, sizes, strides, box, swizzle=3)

@@ -35,6 +35,7 @@ class Launch:
     tensor_maps: dict[int, Any] = field(default_factory=dict)
     counts: Counts | None = None
     copies_need_fence: bool = True  # see SharedMemory
+    first: tuple[int, ...] = ()  # warpgroups in the order in which they go on as far as they can; none: together
 
     def run(self) -> None:
         """Every block, one after the other."""

@@ -40,8 +40,9 @@ class Counts:
         exposed: of them clocks that it waited for loads and asynchronous products.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, groups_apart: bool = False) -> None:
+        """groups_apart: warpgroups work each for itself; waits are those of the first."""
+        self.program, self.groups_apart = program, groups_apart
         size = len(program.code)
         self.issues, self.wavefronts, self.least, self.sectors = (np.zeros(size, np.int64) for _ in range(4))
         self.tensor_macs = 0
@@ -51,6 +52,7 @@ class Counts:
         self._pc = 0
         self._boxes: dict[int, int] = {}  # by mbarrier: when the last of its copies started
         self._products: tuple[int, int] | None = None  # when those under way started, and multiply-adds
+        self._ends: list[int] = []  # with groups apart: when each committed group of products is done
 
     def issued(self, pc: int, lanes: Lanes) -> None:
         self._pc = pc
@@ -69,9 +71,20 @@ class Counts:
         """By the first warp. started: the last of its cp.async that it waits for."""
         self._wait(started, COPY_LATENCY)
 
-    def products_awaited(self) -> None:
-        """All that were started."""
-        if self._products is not None:
+    def products_committed(self) -> None:
+        """By the first warpgroup: they follow its earlier ones."""
+        if self.groups_apart and self._products is not None:
+            started, macs = self._products
+            self._ends.append(max([started, *self._ends[-1:]]) + macs // UNIT_MACS)
+            self._products = None
+
+    def products_awaited(self, left: int) -> None:
+        """By the first warpgroup: all but the last `left` groups that it committed."""
+        if self.groups_apart:
+            done, self._ends = self._ends[: len(self._ends) - left], self._ends[max(len(self._ends) - left, 0) :]
+            if done:
+                self._wait(self.clock, done[-1] - self.clock)
+        elif left == 0 and self._products is not None:
             started, macs = self._products
             self._wait(started, macs // UNIT_MACS)
             self._products = None
@@ -101,11 +114,11 @@ class Counts:
         keys = np.unique((warp[:, None].astype(np.int64) << 56 | places // SECTOR).ravel())
         self.sectors[self._pc] += len(keys)
 
-    def product(self, macs: int, unit_bytes: int = 0) -> None:
-        """unit_bytes: of shared memory that it read by itself."""
+    def product(self, macs: int, unit_bytes: int = 0, group: int = 0) -> None:
+        """unit_bytes: of shared memory that it read by itself. group: the warpgroup whose it is."""
         self.tensor_macs += macs
         self.unit_bytes += unit_bytes
-        if unit_bytes:
+        if unit_bytes and not (self.groups_apart and group):
             started, earlier = (self.clock, 0) if self._products is None else self._products
             self._products = started, earlier + macs
 

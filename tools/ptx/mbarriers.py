@@ -70,8 +70,8 @@ class MBarriers:
             self._settle(barrier)
         if barrier.phase % 2 == parity % 2:
             return False
-        assert barrier.done is not None
-        self.order.acquire(thread, *barrier.done)
+        if barrier.done is not None:  # of a new one the phase before the first has ended
+            self.order.acquire(thread, *barrier.done)
         return True
 
     def _settle(self, barrier: MBarrier) -> None:

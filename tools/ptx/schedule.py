@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ptx.decode import Decoded
 
 STEPS = 20_000_000
+GROUP = 128  # threads of a warpgroup
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Schedule:
 
     Attributes:
         ready, parked: that may go on, and that wait at mbarriers.
+        groups: masks of warpgroups that go on one before the other.
         waiting: at barriers of the block, by number.
     """
 
@@ -48,6 +50,9 @@ class Schedule:
         self.parked: dict[int, np.ndarray] = {}
         self.waiting: dict[int, _Waiting] = {}
         self.ended = np.zeros(block.threads, bool)
+        self.all = self.front = np.ones(block.threads, bool)  # front: threads that go on now
+        number = np.arange(block.threads) // GROUP
+        self.groups = [number == g for g in block.launch.first]
         self.steps = 0
 
     def run(self) -> None:
@@ -55,13 +60,22 @@ class Schedule:
         changes = self.block.mbarriers.changes
         while self.ready or self.parked or self.waiting:
             if self.ready:
-                pc = min(self.ready)
-                self._go(pc, self.ready.pop(pc))
+                self.front = next((g for g in self.groups if any((x & g).any() for x in self.ready.values())), self.all)
+                pc = self._lowest()
+                mask = self.ready.pop(pc)
+                self._add(pc, mask & ~self.front)
+                self._go(pc, mask & self.front)
                 continue
             if not self.parked or self.block.mbarriers.changes == changes:
                 raise Fault(self._why_stuck())
             changes = self.block.mbarriers.changes
             self.ready, self.parked = self.parked, {}
+
+    def _lowest(self) -> int:
+        """Where the front's threads that are furthest behind are; the end where none is ready."""
+        if self.front is self.all:
+            return min(self.ready, default=len(self.code))
+        return min((pc for pc, mask in self.ready.items() if (mask & self.front).any()), default=len(self.code))
 
     def _add(self, pc: int, mask: np.ndarray) -> None:
         if mask.any():
@@ -71,7 +85,7 @@ class Schedule:
         """Threads run on from pc while they stay together and no others are behind or beside."""
         block, counts = self.block, self.block.counts
         lanes = lanes_of(mask)
-        while pc < len(self.code) and not (self.ready and pc >= min(self.ready)):
+        while pc < len(self.code) and not (self.ready and pc >= self._lowest()):
             block.now = now = self.code[pc]
             self.steps += 1
             if self.steps > STEPS:

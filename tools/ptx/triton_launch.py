@@ -153,7 +153,9 @@ def _specialise(function: JITFunction, values: dict[str, Any]) -> tuple[dict[str
 
 def _tensor_map(x: TensorDescriptor, meta: dict[str, Any]) -> TensorMap:
     shape, strides = (tuple(int(n) for n in y) for y in (x.shape, x.strides))
-    return TensorMap(x.base, shape, strides, tuple(meta["block_size"]), int(meta["swizzle"]))
+    return TensorMap(
+        x.base.data_ptr(), x.base.element_size(), shape, strides, tuple(meta["block_size"]), int(meta["swizzle"])
+    )
 
 
 @contextlib.contextmanager

@@ -16,7 +16,16 @@ from txl_kernels.backends import native_modules
 from txl_kernels.backends.devices import gpu_lacks
 from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
 from txl_kernels.call import Call, dropout
-from txl_kernels.call.fields import ALL, Wanted, empty_like_rows, memory_len_of, needs_gradients
+from txl_kernels.call.fields import (
+    ALL,
+    INPUTS,
+    Wanted,
+    empty_gradients,
+    empty_like_rows,
+    inputs_of,
+    memory_len_of,
+    needs_gradients,
+)
 
 NAME = "cuda"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of txl::Type
@@ -26,6 +35,11 @@ READS_BOUNDS = False
 # for by name.
 VERIFIED = False
 MOST_QUERIES, MOST_KEYS, MOST_HEADS = 16, 2**23, 65535
+# The kernels of more queries, and of gradients.
+HOPPER, HOPPER_DTYPES, HOPPER_WIDTH = (9, 0), (torch.bfloat16, torch.float16), 128
+ROW_BYTES = 16
+MOST_TABLES = 16  # of dr, for the same bits at every run
+_LONG = "cuda, long"  # the key of a plan for many queries beside NAME's
 # What backend=None gives it once it is verified: beyond, Triton's matrix units have less arithmetic
 # to do.
 FASTER_UP_TO = 4
@@ -58,19 +72,44 @@ setattr(_absent_from, "_dynamo_marked_constant", True)  # noqa: B010
 
 def refuses(call: Call) -> str | None:
     """Why this call is none for these kernels; None if it is."""
-    if call.q.size(2) > MOST_QUERIES:
-        return f"it takes at most {MOST_QUERIES} queries (L), got {call.q.size(2)}; backend='triton' takes any number"
-    if needs_gradients(call):
-        return "it computes no gradients; call it under torch.no_grad(), or use backend='triton'"
+    few, gradients = call.q.size(2) <= MOST_QUERIES, needs_gradients(call)
+    if not few or gradients:
+        reason = hopper_refuses(call)
+        if reason is not None:
+            what = "gradients" if few else f"{call.q.size(2)} queries (L), where others take {MOST_QUERIES}"
+            return f"{reason}, as the kernels do that compute {what}; backend='triton' takes any call"
     if call.q.size(1) > MOST_HEADS:
         return f"it takes at most {MOST_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
     keys = memory_len_of(call) + call.q.size(2)
-    keys = keys if call.window is None else min(keys, call.window + call.q.size(2) - 1)
+    keys = keys if call.window is None or not few else min(keys, call.window + call.q.size(2) - 1)
     if keys > MOST_KEYS:
         return (
             f"it takes at most {MOST_KEYS} keys (M + L, or the window), got {keys}; backend='triton' takes any number"
         )
     return None
+
+
+def hopper_refuses(call: Call) -> str | None:
+    """What the kernels of many queries and of gradients need and a call does not give; None if it
+    does."""
+    capability = _capability(call.q.device)
+    if capability != HOPPER:
+        return f"it needs a GPU of compute capability {HOPPER[0]}.{HOPPER[1]}, this is {capability[0]}.{capability[1]}"
+    if call.q.dtype not in HOPPER_DTYPES:
+        return f"it needs bfloat16 or float16, not {str(call.q.dtype).removeprefix('torch.')}"
+    if call.q.size(3) > HOPPER_WIDTH:
+        return f"it needs a head width (D) of at most {HOPPER_WIDTH}, not {call.q.size(3)}"
+    for name, x in zip(INPUTS, inputs_of(call), strict=True):
+        if x is not None and not _rows_aligned(x):
+            return f"it needs rows of {name} that begin at multiples of {ROW_BYTES} bytes, not strides {x.stride()}"
+    return None
+
+
+def _rows_aligned(x: Tensor) -> bool:
+    """Whether every row begins where the copy engine can read it."""
+    item = x.element_size()
+    steps = (step for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1)
+    return x.data_ptr() % ROW_BYTES == 0 and all(step * item % ROW_BYTES == 0 for step in steps)
 
 
 def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -102,14 +141,69 @@ def backward(
     wanted: Wanted = ALL,
     plans: Plans | None = None,
 ) -> tuple[Tensor, ...]:
-    """There is none; `rel_attention` says so before, this is for who calls the operator itself."""
-    raise NotImplementedError("backend='cuda' computes no gradients")
+    """Gradients of the call's inputs, in their order; empty where there is no input or none is
+    wanted.
+
+    dr is added up in any order, or, with torch.use_deterministic_algorithms(True), in one that takes
+    more launches and memory.
+    """
+    gradients = empty_gradients(call, wanted)
+    if call.q.numel() == 0:
+        return tuple(x.zero_() for x in gradients)
+    given = dict(zip(INPUTS, gradients, strict=True))
+    with _on(call.q.device):
+        plan = None if plans is None else plans.get(_LONG)
+        if plan is None:
+            plan = long_plan(call, out, _multiprocessors(call.q.device))
+            if plans is not None:
+                plans[_LONG] = plan
+        slots, groups = 0, 1
+        if torch.are_deterministic_algorithms_enabled():
+            slots, groups = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MOST_TABLES), 2
+        floats, q_sums, q_parts, k_sums, k_parts = plan.backward_workspace
+        workspace = call.q.new_empty(floats, dtype=torch.float32)
+        dr = None
+        if given["r"].numel():
+            dr = call.q.new_zeros((max(slots * groups, 1), *call.r.shape), dtype=torch.float32)
+        asked = tuple(given[n] if given[n].numel() else None for n in ("q", "k", "v", "k_mem", "v_mem"))
+        dout = dout if _rows_aligned(dout) else dout.contiguous()
+        dlse = None if dlse is None else dlse.contiguous()
+        plan.backward(call, out, lse, dout, dlse, asked, dr, slots, workspace.data_ptr(), _stream(call.q.device))
+        if dr is not None:
+            given["r"].copy_(dr[0] if slots == 0 else dr.sum(0))
+        content = _sums(workspace, call, k_sums, k_parts)
+        if given["content_bias"].numel():
+            given["content_bias"].copy_(content)
+        if given["position_bias"].numel():
+            given["position_bias"].copy_(_sums(workspace, call, q_sums, q_parts) - content)
+    return gradients
+
+
+def _sums(workspace: Tensor, call: Call, first: int, parts: int) -> Tensor:
+    """[H, D]: the sum of partial sums [B, H, parts, D] of a workspace."""
+    B, H, _, D = call.q.shape
+    return workspace[first : first + B * H * parts * D].view(B, H, parts, D).sum((0, 2))
 
 
 def make_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
     """The call as the module knows it, without pointers: what calls of one signature share."""
-    drop_below = dropout.drop_threshold(call.dropout_p) if call.seed is not None else 0
-    return native.module.Plan(call, out, DTYPES.index(call.q.dtype), drop_below, multiprocessors)
+    if call.q.size(2) > MOST_QUERIES:
+        return long_plan(call, out, multiprocessors)
+    return native.module.Plan(call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors)
+
+
+def long_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
+    """The same for many queries, and for backward of any number."""
+    return native.module.LongPlan(call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors)
+
+
+def _drop_below(call: Call) -> int:
+    return dropout.drop_threshold(call.dropout_p) if call.seed is not None else 0
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 @functools.cache

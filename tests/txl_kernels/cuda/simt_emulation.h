@@ -130,20 +130,29 @@ struct Warp {
   WarpBarrier barrier;
   Exchanged<float> value[WARP];
   Exchanged<int> step[WARP];
+  uint32_t word[WARP];  // of other exchanges
 };
 
 struct Block {
-  Block(int threads, size_t shared_bytes) : all(threads), shared(shared_bytes / sizeof(float) + 1) {
+  Block(int threads, size_t shared_bytes)
+      : all(threads), memory(shared_bytes / sizeof(float) + 1 + ALIGNED / sizeof(float)) {
     if (threads % WARP) die("a block must be whole warps");
     for (int w = 0; w < threads / WARP; ++w) warps.push_back(std::make_unique<Warp>());
   }
   void clear() {
-    for (float& x : shared) x = NAN;
+    for (float& x : memory) x = NAN;
   }
+  // Shared memory begins at a multiple of what swizzles need.
+  float* shared() {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(memory.data());
+    return memory.data() + (ALIGNED - at % ALIGNED) % ALIGNED / sizeof(float);
+  }
+  static constexpr uintptr_t ALIGNED = 1024;
   dim3 at{0, 0, 0};
   Barrier all;
   std::vector<std::unique_ptr<Warp>> warps;
-  std::vector<float> shared;
+  std::vector<float> memory;
+  std::shared_ptr<void> units;  // see hopper_emulation.h
 };
 
 template <class T>
@@ -265,7 +274,7 @@ inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::funct
 #define TXL_UNROLL_BY_4
 #define TXL_ROLLED
 #define TXL_KERNEL
-#define TXL_SHARED(name) float* const name = simt::current.block->shared.data()
+#define TXL_SHARED(name) float* const name = simt::current.block->shared()
 #define TXL_LAUNCH(kernel, grid, threads, shared, stream, ...) \
   (static_cast<void>(stream), simt::launch(grid, threads, shared, [&] { kernel(__VA_ARGS__); }))
 

@@ -114,12 +114,8 @@ def test_what_it_does_not_take() -> None:
     def call(case: Case, dtype: torch.dtype = torch.float32) -> None:
         rel_attention(**as_call(make_inputs(case, dtype)), backend="cuda")
 
-    with pytest.raises(RuntimeError, match="computes no gradients"):
-        call(Case("", L=2))
     with torch.no_grad():
         call(Case("", L=16, D=8))
-        with pytest.raises(RuntimeError, match="at most 16 queries"):
-            call(Case("", L=17, D=8))
         wide = torch.zeros(1, 1, 1, 8).expand(1, 1, cuda.MOST_KEYS, 8)
         query, bias = torch.zeros(1, 1, 1, 8), torch.zeros(1, 8)
         rows = torch.zeros(1, 1, 8).expand(1, cuda.MOST_KEYS + 1, 8)

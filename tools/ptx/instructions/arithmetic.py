@@ -6,7 +6,7 @@ import numpy as np
 
 from ptx.decode import instruction
 from ptx.faults import NotModelled
-from ptx.operands import RAW, SIGNED, Type, raw_reader, raw_writer, reader, types_of, writer
+from ptx.operands import RAW, SIGNED, Type, constant, raw_reader, raw_writer, reader, types_of, writer
 from ptx.parse import Instruction
 
 # Parts of names that change nothing here: rounding that numpy has anyway, flushes of subnormals.
@@ -142,6 +142,17 @@ def bit_field(x: Instruction) -> Any:
         put(block, lanes, y.astype(RAW[t.bits]))
 
     return run
+
+
+@instruction("bfi")
+def insert_bits(x: Instruction) -> Any:
+    """bfi.b32 and .b64: the low bits of the first operand, into the second."""
+    t = _type(x)
+    a, b = raw_reader(x.operands[1], t.bits), raw_reader(x.operands[2], t.bits)
+    at, length, put = constant(x.operands[3]), constant(x.operands[4]), raw_writer(x.operands[0])
+    mask = RAW[t.bits](((1 << length) - 1 << at) & ((1 << t.bits) - 1))
+    shift = RAW[t.bits](at)
+    return lambda block, lanes: put(block, lanes, (b(block, lanes) & ~mask) | (a(block, lanes) << shift & mask))
 
 
 @instruction("prmt")

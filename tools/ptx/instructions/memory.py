@@ -53,12 +53,15 @@ def load(x: Instruction) -> Any:
 
     def parameter(block: Any, lanes: Any) -> np.ndarray:
         at = address(block, lanes)
-        if (at != at[0]).any():
-            raise NotModelled("parameters at an address that differs between threads")
-        offset = int(at[0]) - PARAM_BASE
-        if offset < 0 or offset + width > len(block.launch.params):
-            raise Fault(f"bytes {offset}..{offset + width} of {len(block.launch.params)} bytes of parameters")
-        return np.frombuffer(block.launch.params[offset : offset + width], np.uint8)[None]
+        offset = at.astype(np.int64) - PARAM_BASE
+        if offset.min() < 0 or offset.max() + width > len(block.launch.params):
+            raise Fault(
+                f"bytes {offset.min()}..{offset.max() + width} of {len(block.launch.params)} bytes of parameters"
+            )
+        data = np.frombuffer(block.launch.params, np.uint8)
+        if (offset == offset[0]).all():
+            return data[None, offset[0] : offset[0] + width]
+        return data[offset[:, None] + np.arange(width)]
 
     get = parameter if space == "param" else fetch
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from ptx.decode import instruction
 from ptx.faults import Fault, NotModelled
@@ -20,10 +19,12 @@ ALIGNED = 128  # bytes that a box in shared memory starts at a multiple of
 class TensorMap:
     """What the copy engine is told of a tensor: outermost axis first.
 
-    swizzle: 0 none, 1 to 3: rows of 32, 64, 128 bytes.
+    address: of its first element; item: bytes of one. swizzle: 0 none, 1 to 3: rows of 32, 64, 128
+    bytes.
     """
 
-    tensor: torch.Tensor
+    address: int
+    item: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
     box: tuple[int, ...]
@@ -130,7 +131,7 @@ def load(x: Instruction) -> Any:
 def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, thread: int) -> None:
     if to % ALIGNED:
         raise Fault(f"a box of shared memory that does not start at a multiple of {ALIGNED} bytes")
-    item, row = given.tensor.element_size(), given.box[-1] * given.tensor.element_size()
+    item, row = given.item, given.box[-1] * given.item
     if len(corner) != len(given.box) or row > 128:
         raise NotModelled(f"a box of {given.box} at {corner}")
     if given.swizzle and row != 16 << given.swizzle:
@@ -139,7 +140,7 @@ def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, 
     inside = ((grid >= 0) & (grid < np.array(given.shape))).all(1)
     data = np.zeros((len(grid), item), np.uint8)
     if inside.any():
-        offset = (grid[inside] * np.array(given.strides)).sum(1) * item + given.tensor.data_ptr()
+        offset = (grid[inside] * np.array(given.strides)).sum(1) * item + given.address
         data[inside] = block.memory.read(offset.astype(np.uint64), item, np.zeros(len(offset), np.int64))
     if block.counts is not None:
         block.counts.unit_copy(len(grid) * item)

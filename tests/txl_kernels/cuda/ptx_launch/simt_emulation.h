@@ -8,12 +8,52 @@
 #define TXL_VISIBLE __attribute__((visibility("default")))
 
 // (name of the kernel, grid [3], threads, bytes of shared memory, parameters, their bytes, pairs of
-// address and bytes that the kernel may access, how many pairs)
-using LaunchElsewhere = void (*)(const char*, const unsigned*, int, size_t, const void*, size_t, const uint64_t*, int);
+// address and bytes that the kernel may access, how many pairs, where tensor maps lie in the
+// parameters, how many)
+using LaunchElsewhere = void (*)(const char*, const unsigned*, int, size_t, const void*, size_t, const uint64_t*, int,
+                                 const uint64_t*, int);
 
 extern "C" TXL_VISIBLE LaunchElsewhere txl_launch_elsewhere;
 
 namespace simt {
+
+template <class Problem>
+auto add_backward_maps(const Problem& p, std::vector<uint64_t>& offsets, int)
+    -> decltype(static_cast<void>(p.dout_rows)) {
+  for (const auto* rows : {&p.dout_rows, &p.content_rows, &p.position_rows})
+    offsets.push_back(reinterpret_cast<const char*>(&rows->map) - reinterpret_cast<const char*>(&p));
+}
+template <class Problem>
+void add_backward_maps(const Problem&, std::vector<uint64_t>&, long) {}
+
+// What only backward reads and writes.
+template <class Problem, class Add>
+auto add_backward_spans(const Problem& p, const Add& add, int) -> decltype(static_cast<void>(p.stats)) {
+  const uint64_t item = 2, heads = p.B * p.H, end = heads * p.L;
+  const auto rows = [&](const auto& view, uint64_t n) {
+    if (view.data && n) add(view.data, ((p.B - 1) * view.s0 + (p.H - 1) * view.s1 + (n - 1) * view.s2 + p.D) * item);
+  };
+  rows(p.dout, p.L), rows(p.dq, p.L), rows(p.dk, p.L), rows(p.dv, p.L), rows(p.dk_mem, p.M), rows(p.dv_mem, p.M);
+  add(p.dlse, end * 4);
+  add(p.dr, (p.slots ? p.slots * 2 : 1) * p.H * p.T * p.D * 4);
+  add(p.content, p.workspace_bytes);
+}
+template <class Problem, class Add>
+void add_backward_spans(const Problem&, const Add&, long) {}
+
+// Offsets of a call's tensor maps.
+template <class Problem>
+auto maps_of(const Problem& p, int) -> decltype(std::vector<uint64_t>{sizeof(p.k_rows)}) {
+  std::vector<uint64_t> offsets;
+  for (const auto* rows : {&p.k_rows, &p.v_rows, &p.k_mem_rows, &p.v_mem_rows, &p.r_rows})
+    offsets.push_back(reinterpret_cast<const char*>(&rows->map) - reinterpret_cast<const char*>(&p));
+  add_backward_maps(p, offsets, 0);
+  return offsets;
+}
+template <class Problem>
+std::vector<uint64_t> maps_of(const Problem&, long) {
+  return {};
+}
 
 template <class Problem>
 void launch_elsewhere(void (*kernel)(Problem), dim3 grid, int threads, size_t shared, const Problem& p) {
@@ -21,7 +61,7 @@ void launch_elsewhere(void (*kernel)(Problem), dim3 grid, int threads, size_t sh
   if (!dladdr(reinterpret_cast<void*>(kernel), &symbol) || !symbol.dli_sname) die("a kernel without a name");
   const uint64_t item = p.type == decltype(p.type)::f32 ? 4 : 2;
   const uint64_t B = p.B, H = p.H, L = p.L, M = p.M, T = p.T, D = p.D;
-  uint64_t spans[32];
+  uint64_t spans[64];
   int count = 0;
   const auto may_access = [&](const void* data, uint64_t bytes) {
     if (!data || !bytes) return;
@@ -37,8 +77,11 @@ void launch_elsewhere(void (*kernel)(Problem), dim3 grid, int threads, size_t sh
   may_access(p.seed, sizeof(int64_t));
   may_access(p.lse, B * H * L * sizeof(float));
   if (p.parts > 1) may_access(p.partial, B * H * L * p.parts * (D + 2) * sizeof(float));
+  add_backward_spans(p, may_access, 0);
   const unsigned sizes[3] = {grid.x, grid.y, grid.z};
-  txl_launch_elsewhere(symbol.dli_sname, sizes, threads, shared, &p, sizeof(p), spans, count);
+  const std::vector<uint64_t> maps = maps_of(p, 0);
+  txl_launch_elsewhere(symbol.dli_sname, sizes, threads, shared, &p, sizeof(p), spans, count, maps.data(),
+                       static_cast<int>(maps.size()));
 }
 
 }  // namespace simt

@@ -1,0 +1,338 @@
+// Gradients of keys and values: a block of GROUPS x 64 keys walks the queries that see them, 64 at a
+// time. Scores and dout.v are products with keys as rows, so P and dS are left factors in registers; six
+// products a tile.
+#pragma once
+#include "backward_problem.h"
+#include "loads.cuh"
+#include "softmax.cuh"
+#include "turn.cuh"
+
+namespace txl_cuda {
+
+template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int R_STAGES_, bool IN_SHARED_>
+struct KeysShape {
+  using T = T_;
+  static constexpr int WIDTH = WIDTH_, GROUPS = GROUPS_, STAGES = STAGES_, R_STAGES = R_STAGES_;
+  static constexpr bool IN_SHARED = IN_SHARED_;  // k and v, which else stay in registers
+  static constexpr int THREADS = (GROUPS + 1) * GROUP;
+  static constexpr int BYTES = WIDTH / SIDE * TILE, STATS = SIDE * 16;
+  static_assert(R_STAGES > GROUPS + 1);
+
+  static constexpr int turn = 0, position = turn + GROUPS * 2 * Turn::BYTES, content = position + STAGES * BYTES;
+  static constexpr int dout = content + STAGES * BYTES, r = dout + STAGES * BYTES, k = r + R_STAGES * BYTES;
+  static constexpr int v = k + (IN_SHARED ? GROUPS * BYTES : 0), stats = v + (IN_SHARED ? GROUPS * BYTES : 0);
+  static constexpr int reach = stats + STAGES * STATS;  // by stage: largest low, least high of its queries
+  static constexpr int barriers = reach + STAGES * 8, shared = barriers + 8 * 3 * (STAGES + R_STAGES);
+};
+
+// A block of keys, and which blocks of 64 queries may see them.
+template <class S>
+struct KeyBlock {
+  const BackwardProblem& p;
+  char* shared;
+  Keys keys;
+  int b = block_x(), h = block_y(), tile = block_z() * S::GROUPS;
+  int first, steps;     // first query, blocks of 64
+  Stages<S::STAGES> q;  // its "clear" barriers: stats are there
+  Stages<S::R_STAGES> r;
+
+  TXL_DEVICE KeyBlock(const BackwardProblem& problem, char* memory) : p(problem), shared(memory), keys(problem) {
+    const int64_t key = most(first_key(0), 0), end = least(first_key(S::GROUPS), p.M + p.L);
+    const int64_t from = most(key - p.M - p.ahead, 0);
+    const int64_t to = p.window ? least(p.L, end - 1 - p.M + p.window) : p.L;
+    first = static_cast<int>(from) / SIDE * SIDE;
+    steps = from < to ? static_cast<int>(to - first + SIDE - 1) / SIDE : 0;
+    q.first = reinterpret_cast<Barrier*>(shared + S::barriers), r.first = q.first + q.BARRIERS;
+    if (thread() == 0) {
+      q.make(S::GROUPS * WARPS_A_GROUP), r.make(S::GROUPS * WARPS_A_GROUP);
+      barriers_made();
+    }
+    barrier();
+  }
+
+  TXL_DEVICE int64_t bh() const { return b * p.H + h; }
+  TXL_DEVICE int first_key(int t) const { return (tile + t) * SIDE - keys.before; }
+  // Of row 0 of r's tile j: the first query of step j to the block's first key.
+  TXL_DEVICE int distance(int j) const { return static_cast<int>(p.M) + first + j * SIDE - first_key(0); }
+  TXL_DEVICE uint32_t address(int at) const { return shared_address(shared) + static_cast<uint32_t>(at); }
+};
+
+template <class S>
+TXL_DEVICE void load_queries_and_distances(const KeyBlock<S>& block) {
+  const BackwardProblem& p = block.p;
+  Writer<S::STAGES> q(block.q.empty());
+  Writer<S::R_STAGES> r(block.r.empty());
+  TXL_ROLLED
+  for (int j = -S::GROUPS; j < block.steps; ++j) {
+    const int n = r.take();
+    load_tile<S>(block.shared, S::r + n * S::BYTES, block.r.full(n), p.r_rows,
+                 static_cast<int>(p.zero_row) + block.distance(j), block.h, 0);
+    if (j < 0) continue;
+    const int m = q.take(), row = block.first + j * SIDE;
+    Barrier* const full = block.q.full(m);
+    arrive_expecting(full, 3 * S::BYTES);
+    copy_tile<S>(block.shared, S::position + m * S::BYTES, full, p.position_rows, row, block.h, block.b);
+    copy_tile<S>(block.shared, S::dout + m * S::BYTES, full, p.dout_rows, row, block.h, block.b);
+    copy_tile<S>(block.shared, S::content + m * S::BYTES, full, p.content_rows, row, block.h, block.b);
+  }
+}
+
+// What each query of a step left and sees, to shared memory: 16 bytes a query. By a warp.
+template <class S>
+TXL_DEVICE void load_stats(const KeyBlock<S>& block) {
+  const BackwardProblem& p = block.p;
+  Writer<S::STAGES> q(block.q.empty());
+  TXL_ROLLED
+  for (int step = 0; step < block.steps; ++step) {
+    const int stage = q.take();
+    int largest = -1, least_end = 1 << 30;
+    TXL_ROLLED
+    for (int x = thread() % WARP; x < SIDE; x += WARP) {
+      const int i = block.first + step * SIDE + x;
+      const Seen seen = i < p.L ? visible(p, block.b, i) : Seen{0, 0, false};
+      const Stats stats = p.stats[block.bh() * p.rows + i];
+      const uint32_t at = block.address(S::stats + stage * S::STATS + x * 4);
+      const int low = static_cast<int>(seen.low), high = static_cast<int>(seen.high);
+      put_shared(at, stats.lse), put_shared<4 * SIDE>(at, stats.delta);
+      put_shared<8 * SIDE>(at, static_cast<uint32_t>(low)), put_shared<12 * SIDE>(at, static_cast<uint32_t>(high));
+      largest = low > largest ? low : largest, least_end = high < least_end ? high : least_end;
+    }
+    largest = most_of_warp(largest), least_end = least_of_warp(least_end);
+    if (thread() % WARP == 0) {
+      const uint32_t at = block.address(S::reach + stage * 8);
+      put_shared(at, static_cast<uint32_t>(largest)), put_shared<4>(at, static_cast<uint32_t>(least_end));
+    }
+    meet_warp();
+    if (thread() % WARP == 0) arrive(block.q.clear(stage));
+  }
+}
+
+// Bit n: entry n of a fragment of keys [key, + 64) and queries [query, + 64) is kept. Two lanes with the
+// same four queries share what is drawn.
+TXL_DEVICE uint32_t draw_kept_by_key(const Problem& p, int64_t bh, int64_t query, int64_t key) {
+  const int lane = thread() % WARP, own = lane % 2;
+  uint32_t kept = 0;
+  TXL_ROLLED
+  for (int k = 0; k < 8; ++k) {
+    uint32_t words[4];
+    draw(p, bh, (query + 8 * k) / 4 + lane % 4 / 2, key + 8 * own, words);
+    int mine = 0;
+    TXL_UNROLL
+    for (int g = 0; g < 4; ++g) mine |= static_cast<int>(words[g] >= p.drop_below) << g;
+    const int theirs = static_cast<int>(shuffle_xor(static_cast<float>(mine), 1));
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h)
+      kept |= static_cast<uint32_t>((h == own ? mine : theirs) >> (2 * own) & 3) << (4 * k + 2 * h);
+  }
+  return kept;
+}
+
+// One warpgroup's keys.
+template <class S>
+class KeysGroup {
+ public:
+  using T = typename S::T;
+
+  TXL_DEVICE explicit KeysGroup(const KeyBlock<S>& block)
+      : p_(block.p),
+        block_(block),
+        group_(of_first_lane(thread() / GROUP)),
+        warp_(of_first_lane(thread() % GROUP / WARP)),
+        first_(block.first_key(group_)),
+        is_memory_(block.tile + group_ < block.keys.memory_tiles),
+        row_(is_memory_ ? first_ : first_ - static_cast<int>(p_.M)),
+        q_(block.q.full(), block.q.empty()),
+        stats_(block.q.clear(), block.q.empty()),
+        r_(block.r.full(), block.r.empty()),
+        r_below_(block.r.full(), block.r.empty()),
+        turn_(block.address(S::turn + group_ * 2 * Turn::BYTES), warp_) {}
+
+  TXL_DEVICE void run() {
+    load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, row_, rows(), k_);
+    load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.v_mem : p_.v, block_.b, block_.h, row_, rows(), v_);
+    if constexpr (S::IN_SHARED) {
+      store_factor<S::WIDTH>(k_, tile(S::k)), store_factor<S::WIDTH>(v_, tile(S::v));
+      fence_units();
+      meet_group(group_);
+    }
+    float dk[S::WIDTH / 2] = {}, dv[S::WIDTH / 2] = {}, sums[2] = {};
+    if (block_.steps) {
+      for (int j = -S::GROUPS; j < -1 - group_; ++j) r_.skip(), r_below_.pass();
+      r_.take();
+      r_.skip();
+      TXL_ROLLED
+      for (int step = 0; step < block_.steps; ++step) walk(step, dk, dv, sums);
+      for (int j = block_.steps - 1 - group_; j < block_.steps; ++j) r_below_.pass();
+    }
+    write(is_memory_ ? p_.dk_mem : p_.dk, dk, 0.6931471805599453f);  // queries are scaled in base 2
+    write(is_memory_ ? p_.dv_mem : p_.dv, dv, 1);
+    write_sums(sums);
+  }
+
+ private:
+  TXL_DEVICE int64_t rows() const { return is_memory_ ? p_.M : p_.L; }
+  TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + group_ * S::BYTES); }
+  TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::BYTES); }
+
+  TXL_DEVICE void walk(int step, float (&dk)[S::WIDTH / 2], float (&dv)[S::WIDTH / 2], float (&sums)[2]) {
+    const int n = q_.take();
+    float scores[32], weights[32];
+    shift(step, n, scores, weights);
+    if constexpr (S::IN_SHARED) {
+      multiply<T, S::WIDTH, Rows::own, Rows::own, true>(scores, tile(S::k), stage(S::content, n));
+    } else {
+      multiply<T, Rows::own, true>(scores, k_, stage(S::content, n));
+    }
+    await_products<0>();
+    results(scores);
+    results(weights);
+    uint32_t factors[16], more[16];
+    weigh(step, n, scores, weights, sums);
+    pack_weights<T>(scores, factors);
+    multiply<T, Rows::depth, true>(dv, factors, stage(S::dout, n));
+    pack_weights<T>(weights, more);
+    multiply<T, Rows::depth, true>(dk, more, stage(S::content, n));
+    await_products<0>();
+    results(dv);
+    results(dk);
+    stats_.skip();
+    q_.give_back();
+  }
+
+  // Position scores, less lse, as a start for those of content; and dout.v, which is under way.
+  TXL_DEVICE void shift(int step, int n, float (&scores)[32], float (&weights)[32]) {
+    float above[32], below[32], less[2];
+    const int m = r_.take();
+    multiply<T, S::WIDTH, Rows::own, Rows::own, false>(above, stage(S::position, n), stage(S::r, m));
+    multiply<T, S::WIDTH, Rows::own, Rows::own, false>(below, stage(S::position, n), stage(S::r, r_below_.stage()));
+    if constexpr (S::IN_SHARED) {
+      multiply<T, S::WIDTH, Rows::own, Rows::own, false>(weights, tile(S::v), stage(S::dout, n));
+    } else {
+      multiply<T, Rows::own, false>(weights, v_, stage(S::dout, n));
+    }
+    stats_.take();
+    const int row = warp_ * 16 + thread() % WARP / 4;
+    for (int h = 0; h < 2; ++h) less[h] = get_shared(block_.address(S::stats + n * S::STATS + (row + 8 * h) * 4));
+    await_products<1>();
+    results(above);
+    results(below);
+    r_.skip();
+    r_below_.give_back();
+    turn_.put(above, below, less, step);
+    meet_group(group_);
+    turn_.get(scores, step);
+  }
+
+  // Scores become weights as they meet dout, dout.v becomes dS without the scale.
+  TXL_DEVICE void weigh(int step, int n, float (&s)[32], float (&dp)[32], float (&sums)[2]) const {
+    const uint32_t stats = block_.address(S::stats + n * S::STATS + thread() % 4 * 8);
+    mask(n, s, dp);
+    uint32_t kept = ~0u;
+    if (p_.drop_below) {
+      kept = draw_kept_by_key(p_, block_.bh(), block_.first + step * SIDE, first_ + warp_ * 16 + thread() % WARP / 4);
+      TXL_UNROLL
+      for (int m = 0; m < 32; ++m) dp[m] = kept >> m & 1 ? dp[m] * p_.keep_scale : 0.f;
+    }
+    unroll<16>([&](auto number) {  // a query's entries of both keys
+      constexpr int m = decltype(number)::value / 2 * 4 + decltype(number)::value % 2;
+      const float delta = get_shared<4 * SIDE + m / 4 * 32 + m % 2 * 4>(stats);
+      TXL_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        const int x = m + 2 * h;
+        s[x] = power_of_2(s[x]);
+        dp[x] = s[x] * (dp[x] - delta);
+        sums[h] += dp[x];
+      }
+    });
+    if (!p_.drop_below) return;
+    TXL_UNROLL
+    for (int m = 0; m < 32; ++m) s[m] = kept >> m & 1 ? s[m] * p_.keep_scale : 0.f;
+  }
+
+  // dout.v of keys that a query does not see may be anything, too.
+  TXL_DEVICE void mask(int n, float (&s)[32], float (&dp)[32]) const {
+    const uint32_t reach = block_.address(S::reach + n * 8);
+    const int largest = static_cast<int>(float_to_bits(get_shared(reach)));
+    const int least_end = static_cast<int>(float_to_bits(get_shared<4>(reach)));
+    if (largest <= first_ && least_end >= first_ + SIDE) return;
+    const uint32_t stats = block_.address(S::stats + n * S::STATS + thread() % 4 * 8);
+    TXL_UNROLL
+    for (int m = 0; m < 32; ++m) {
+      const uint32_t at = stats + 8 * SIDE + m / 4 * 32 + m % 2 * 4;
+      const int low = static_cast<int>(float_to_bits(get_shared(at)));
+      const int high = static_cast<int>(float_to_bits(get_shared<4 * SIDE>(at)));
+      const int key = first_ + warp_ * 16 + thread() % WARP / 4 + m / 2 % 2 * 8;
+      if (key < low || key >= high) s[m] = -INFINITY, dp[m] = 0;
+    }
+  }
+
+  TXL_DEVICE void write(const View& to, const float (&x)[S::WIDTH / 2], float scale) const {
+    if (!to.data) return;
+    TXL_UNROLL
+    for (int n = 0; n < S::WIDTH / 2; n += 2) {
+      const int row = row_ + warp_ * 16 + thread() % WARP / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + thread() % 4 * 2;
+      if (row >= 0 && row < rows() && column < p_.D)
+        *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(to, block_.b, block_.h, row)) + column) =
+            pack(T(), x[n] * scale, x[n + 1] * scale);
+    }
+  }
+
+  // This warp's part of the content bias's gradient: column sums of dS times its keys.
+  TXL_DEVICE void write_sums(float (&sums)[2]) const {
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      sums[h] += shuffle_xor(sums[h], 1);
+      sums[h] += shuffle_xor(sums[h], 2);
+      sums[h] *= p_.scale;
+    }
+    uint32_t k[S::WIDTH / 4];
+    load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, row_, rows(), k);
+    const int64_t blocks = (block_.keys.memory_tiles + (p_.L + SIDE - 1) / SIDE + S::GROUPS - 1) / S::GROUPS;
+    const int64_t part = ((block_.bh() * blocks + block_z()) * S::GROUPS + group_) * WARPS_A_GROUP + warp_;
+    TXL_UNROLL
+    for (int n = 0; n < S::WIDTH / 4; n += 2) {
+      float total[2] = {};
+      TXL_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        float x[2];
+        unpack(T(), k[n + h], x);
+        if (sums[h] == 0) continue;  // a key that nobody sees may hold anything
+        total[0] += sums[h] * x[0], total[1] += sums[h] * x[1];
+      }
+      TXL_UNROLL
+      for (int step = 4; step < WARP; step *= 2)
+        total[0] += shuffle_xor(total[0], step), total[1] += shuffle_xor(total[1], step);
+      const int column = factor_column(n);
+      if (thread() % WARP < 4 && column < p_.D)
+        p_.k_sums[part * p_.D + column] = total[0], p_.k_sums[part * p_.D + column + 1] = total[1];
+    }
+  }
+
+  const BackwardProblem& p_;
+  const KeyBlock<S>& block_;
+  int group_, warp_, first_;
+  bool is_memory_;
+  int row_;  // of the first key in its tensor
+  Reader<S::STAGES> q_, stats_;
+  Reader<S::R_STAGES> r_, r_below_;
+  Turn turn_;
+  uint32_t k_[S::WIDTH / 4], v_[S::WIDTH / 4];
+};
+
+template <class S>
+TXL_HOPPER_KERNEL(S::THREADS)
+void backward_keys_kernel(const TXL_CONSTANT BackwardProblem p) {
+  TXL_SHARED(floats);
+  const KeyBlock<S> block(p, reinterpret_cast<char*>(floats));
+  if (thread() >= S::GROUPS * GROUP) {
+    if constexpr (S::GROUPS > 1) keep_registers<24>();
+    const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
+    if (warp == 0 && thread() % WARP == 0 && block.steps) load_queries_and_distances(block);
+    if (warp == 1) load_stats(block);
+  } else {
+    if constexpr (S::GROUPS > 1) take_registers<240>();
+    KeysGroup<S>(block).run();
+  }
+}
+
+}  // namespace txl_cuda

@@ -1,0 +1,31 @@
+// A backward call as the Hopper kernels see it.
+#pragma once
+#include "problem.h"
+
+namespace txl_cuda {
+
+// What a query leaves for the kernel of keys.
+struct alignas(8) Stats {
+  float lse, delta;  // lse in base 2, +inf for a query that sees nothing; dout . out - dlse
+};
+
+// Where gradients go: null for one that nobody wants. The rest is workspace; rows of a text are padded
+// to a multiple of 128.
+struct BackwardProblem : LongProblem {
+  View dout;
+  const float* dlse = nullptr;      // [B, H, L] contiguous, or null
+  View dq, dk, dv, dk_mem, dv_mem;  // as q, k, v and the memory
+  float* dr = nullptr;              // [slots, groups, H, T, D], zero before; slots 0: [H, T, D]
+  // For the same bits at every run: launch `turn` has blocks slots * turn .. of all texts' queries, each
+  // with a table of its own for each of its warpgroups, so that one addition a launch meets a number.
+  int64_t slots = 0, turn = 0;
+  float *q_sums = nullptr,
+        *k_sums = nullptr;  // [B, H, blocks, 4 warps a group, D]: sums of dq, and of its content part
+  void *content = nullptr, *position = nullptr;  // [B, H, rows, D]: q + u, q + w, scaled
+  Stats* stats = nullptr;                        // [B, H, rows]
+  int64_t workspace_bytes = 0;                   // from content on
+  int64_t rows = 0;                              // L, padded
+  RowsMap dout_rows, content_rows, position_rows;
+};
+
+}  // namespace txl_cuda

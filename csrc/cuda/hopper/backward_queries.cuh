@@ -1,0 +1,367 @@
+// Gradients of queries and of r: a block of GROUPS x 64 queries walks its tiles of keys, as in
+// forward.cuh. Six products a tile; dS of a tile goes to distances (unskew.cuh), where a block of 64,
+// once whole, gives G.r to dq and G^T.(q + w) to dr, which is added up in global memory.
+#pragma once
+#include "backward_problem.h"
+#include "query_block.cuh"
+#include "skew.cuh"
+#include "softmax.cuh"
+#include "unskew.cuh"
+
+namespace txl_cuda {
+
+template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int R_STAGES_, bool IN_SHARED_>
+struct QueriesShape {
+  using T = T_;
+  static constexpr int WIDTH = WIDTH_, GROUPS = GROUPS_, STAGES = STAGES_, R_STAGES = R_STAGES_;
+  static constexpr bool IN_SHARED = IN_SHARED_;  // q + u and dout, which else stay in registers
+  static constexpr int THREADS = (GROUPS + 1) * GROUP, QUERIES = GROUPS * SIDE;
+  static constexpr int BYTES = WIDTH / SIDE * TILE;
+  static_assert(R_STAGES > GROUPS + 2);  // a tile of r is used again two tiles of keys later
+
+  static constexpr int distances = 0, ring = distances + GROUPS * 2 * TILE;
+  static constexpr int k = ring + GROUPS * WARPS_A_GROUP * RING, v = k + STAGES * BYTES, r = v + STAGES * BYTES;
+  static constexpr int position = r + R_STAGES * BYTES, content = position + GROUPS * BYTES;
+  static constexpr int dout = content + (IN_SHARED ? GROUPS * BYTES : 0);
+  static constexpr int barriers = dout + (IN_SHARED ? GROUPS * BYTES : 0);
+  static constexpr int BARRIERS = 3 * (2 * STAGES + R_STAGES);
+  static constexpr int seen = barriers + BARRIERS * 8, shared = seen + QUERIES * 8;
+};
+
+// Rows of k and of r that nobody sees may hold anything, and meet a dS of 0.
+template <class S>
+TXL_DEVICE void clear_keys_and_distances(const QueryBlock<S>& block) {
+  Walk<S::STAGES> k;
+  Walk<S::R_STAGES> r;
+  TXL_ROLLED
+  for (int j = -S::GROUPS; j <= block.tiles; ++j) {
+    clear_next<S>(block.r, r, block.address(S::r), block.seen_distances(j));
+    if (j >= 0 && j < block.tiles) clear_next<S>(block.k, k, block.address(S::k), block.seen_keys(j));
+  }
+}
+
+constexpr float LOG2_LN2 = -0.5287663729448977f;
+
+// One warpgroup's queries.
+template <class S>
+class QueriesGroup {
+ public:
+  using T = typename S::T;
+
+  TXL_DEVICE QueriesGroup(const BackwardProblem& p, const QueryBlock<S>& block)
+      : p_(p),
+        block_(block),
+        group_(of_first_lane(thread() / GROUP)),
+        warp_(of_first_lane(thread() % GROUP / WARP)),
+        first_(block.first + group_ * SIDE),
+        query_(first_ + warp_ * 16 + thread() % WARP / 4),
+        k_(block.k.clear(), block.k.empty()),
+        v_(block.v.full(), block.v.empty()),
+        r_(block.r.clear(), block.r.empty()),
+        r_again_(block.r.clear(), block.r.empty()),
+        skew_(block.address(S::ring + (group_ * WARPS_A_GROUP + warp_) * RING), warp_),
+        unskew_(block.address(S::distances + group_ * 2 * TILE), warp_),
+        r_row_(static_cast<int>(p.zero_row) + block.distance(-1 - group_) + warp_ * 16 + thread() % WARP / 4) {
+    const int64_t table = p.slots ? (block_x() * S::GROUPS + group_) * p.H : 0;
+    dr_ = p.dr + (table + block.h) * p.T * p.D + thread() % 4 * 2;
+  }
+
+  TXL_DEVICE void run() {
+    Tiles own = tiles_of<S::QUERIES, SIDE>(block_.seen, group_ * SIDE);
+    if (own.from >= own.to) {
+      own.from = own.to = block_.tiles;
+    } else {
+      own.from -= block_.tile, own.to -= block_.tile;
+    }
+    prepare();
+    float dq[S::WIDTH / 2] = {};
+    for (int j = -S::GROUPS; j < -1 - group_; ++j) pass_r();
+    int t = 0;
+    TXL_ROLLED
+    for (; t < own.from; ++t) k_.pass(), pass_r(), v_.pass();
+    int j = t - 1 - group_;
+    if (own.from < own.to) {
+      walk(own, dq);
+      t = own.to, j = t + 1 - group_;
+    }
+    TXL_ROLLED
+    for (; t < block_.tiles; ++t, ++j) k_.pass(), pass_r(), v_.pass();
+    TXL_ROLLED
+    for (; j <= block_.tiles; ++j) pass_r();
+    write(dq);
+  }
+
+ private:
+  TXL_DEVICE void pass_r() { r_.skip(), r_again_.pass(); }
+
+  // Factors of the products; what the other kernel wants of these queries; what they see.
+  TXL_DEVICE void prepare() {
+    uint32_t position[S::WIDTH / 4];
+    load_queries<T, S::WIDTH>(p_, p_.w, block_.b, block_.h, first_, position);
+    load_queries<T, S::WIDTH>(p_, p_.u, block_.b, block_.h, first_, content_);
+    load_rows<T, S::WIDTH>(p_, p_.dout, block_.b, block_.h, first_, p_.L, dout_);
+    store_factor<S::WIDTH>(position, tile(S::position));
+    if constexpr (S::IN_SHARED) {
+      store_factor<S::WIDTH>(content_, tile(S::content));
+      store_factor<S::WIDTH>(dout_, tile(S::dout));
+    }
+    find_stats();
+    keep_queries(p_.content, content_);
+    keep_queries(p_.position, position);
+    const uint32_t none[16] = {};
+    unskew_.put(none, 0), unskew_.put(none, 1);
+    fence_units();
+    meet_group(group_);
+  }
+
+  TXL_DEVICE void find_stats() {
+    float delta[2] = {};
+    uint32_t out[S::WIDTH / 4];
+    load_rows<T, S::WIDTH>(p_, p_.out, block_.b, block_.h, first_, p_.L, out);
+    TXL_UNROLL
+    for (int n = 0; n < S::WIDTH / 4; ++n) {
+      float x[2], y[2];
+      unpack(T(), out[n], x), unpack(T(), dout_[n], y);
+      delta[n % 2] += x[0] * y[0] + x[1] * y[1];
+    }
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      delta[h] += shuffle_xor(delta[h], 1);
+      delta[h] += shuffle_xor(delta[h], 2);
+      const int i = query_ + 8 * h, x = i - block_.first;
+      const int64_t at = block_.bh() * p_.L + i;
+      const bool is_one = i < p_.L;
+      const float lse = is_one ? p_.lse[at] * 1.4426950408889634f : -INFINITY;
+      low_[h] = block_.seen[x] - block_.tile * SIDE, high_[h] = block_.seen[S::QUERIES + x] - block_.tile * SIDE;
+      // Weights of a query that sees nothing are 0; out is not to be trusted there.
+      const bool none = lse == -INFINITY;
+      delta_[h] = none ? 0.f : delta[h] - (p_.dlse ? p_.dlse[at] : 0.f);
+      base_[h] = none ? INFINITY : lse - LOG2_LN2;
+      if (thread() % 4 == 0) p_.stats[block_.bh() * p_.rows + i] = {none ? INFINITY : lse, delta_[h]};
+    }
+  }
+
+  TXL_DEVICE void keep_queries(void* to, const uint32_t (&a)[S::WIDTH / 4]) const {
+    TXL_UNROLL
+    for (int n = 0; n < S::WIDTH / 4; ++n) {
+      const int x = factor_column(n), row = first_ + factor_row(n);
+      const bool sees = low_[n % 2] < high_[n % 2];  // one that sees nothing may hold anything
+      if (x < p_.D)
+        *reinterpret_cast<uint32_t*>(static_cast<T*>(to) + (block_.bh() * p_.rows + row) * p_.D + x) = sees ? a[n] : 0;
+    }
+  }
+
+  TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + group_ * S::BYTES); }
+  TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::BYTES); }
+
+  TXL_DEVICE void ask_positions(float (&block)[32]) {
+    multiply<T, S::WIDTH, Rows::own, Rows::own, false>(block, tile(S::position), stage(S::r, r_.take()));
+    r_.skip();
+  }
+  // Products of queries with k, of dout with v.
+  TXL_DEVICE void ask_pairs(float (&scores)[32], float (&weights)[32]) {
+    const uint32_t k = stage(S::k, k_.take()), v = stage(S::v, v_.take());
+    if constexpr (S::IN_SHARED) {
+      multiply<T, S::WIDTH, Rows::own, Rows::own, true>(scores, tile(S::content), k);
+      multiply<T, S::WIDTH, Rows::own, Rows::own, false>(weights, tile(S::dout), v);
+    } else {
+      multiply<T, Rows::own, true>(scores, content_, k);
+      multiply<T, Rows::own, false>(weights, dout_, v);
+    }
+  }
+  // The block of distances that came with the tile before `t` is whole.
+  TXL_DEVICE uint32_t distances(int t) const {
+    return block_.address(S::distances + group_ * 2 * TILE) + slot(t) * TILE;
+  }
+  TXL_DEVICE uint32_t slot(int t) const { return static_cast<uint32_t>(t & 1); }
+  TXL_DEVICE void ask_distances(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
+    multiply<T, 64, Rows::own, Rows::depth, true>(dq, distances(t), stage(S::r, r_again_.stage()));
+    multiply<T, 64, Rows::depth, Rows::depth, false>(dr, distances(t), tile(S::position));
+  }
+  // j: tile of r.
+  TXL_DEVICE void add_to_r(const float (&dr)[S::WIDTH / 2], int t) const {
+    if (!p_.dr) return;
+    const int row = r_row_ - t * SIDE, D = static_cast<int>(p_.D), rows = static_cast<int>(p_.T);
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const int at = row + 8 * h;
+      if (at < 0 || at >= rows) continue;
+      float* const to = dr_ + static_cast<int64_t>(at) * D;
+      if (D == S::WIDTH) {
+        add_row<true>(to, dr, h, D);
+      } else {
+        add_row<false>(to, dr, h, D);
+      }
+    }
+  }
+  template <bool WHOLE>
+  static TXL_DEVICE void add_row(float* to, const float (&dr)[S::WIDTH / 2], int h, int D) {
+    TXL_UNROLL
+    for (int n = 0; n < S::WIDTH / 2; n += 4)
+      if (WHOLE || n / 4 * 8 < D) add_pair(to + n / 4 * 8, dr[n + 2 * h], dr[n + 2 * h + 1]);
+  }
+  TXL_DEVICE void shift(const float (&block)[32], float (&scores)[32], int t) {
+    skew_.put(block, t);
+    meet_warp();
+    skew_.get(scores, t);  // giving a tile back puts this before what the next tile puts there
+  }
+
+  // Scores and dout.v become dS without scale and times ln 2, as scaled queries want it for r; what it
+  // gives dq is scaled at the end.
+  TXL_DEVICE void differentiate(float (&s)[32], float (&dp)[32], int t) const {
+    if (p_.drop_below) {
+      const uint32_t kept = draw_kept(p_, block_.bh(), query_, block_.first_key(t));
+      TXL_UNROLL
+      for (int n = 0; n < 32; ++n) dp[n] = kept >> n & 1 ? dp[n] * p_.keep_scale : 0.f;
+    }
+    TXL_UNROLL
+    for (int n = 0; n < 32; ++n) s[n] = power_of_2(s[n] - base_[n / 2 % 2]) * (dp[n] - delta_[n / 2 % 2]);
+    const int first = t * SIDE, last = first + SIDE;
+    const bool all = low_[0] <= first && high_[0] >= last && low_[1] <= first && high_[1] >= last;
+    if (all_of_warp(all)) return;
+    TXL_UNROLL
+    for (int n = 0; n < 32; ++n) {
+      const int h = n / 2 % 2, key = first + thread() % 4 * 2 + n / 4 * 8 + n % 2;
+      if (key < low_[h] || key >= high_[h]) s[n] = 0;
+    }
+  }
+
+  // A tile's dS: its part of dq, and to distances. block: of the tile after.
+  TXL_DEVICE void pass_on(float (&scores)[32], float (&weights)[32], float (&dq)[S::WIDTH / 2], float (&block)[32],
+                          int t) {
+    uint32_t pairs[16];
+    differentiate(scores, weights, t);
+    pack_weights<T>(scores, pairs);
+    multiply<T, Rows::depth, true>(dq, pairs, stage(S::k, k_.stage()));
+    meet_group(group_);  // all have read what this overwrites
+    unskew_.put(pairs, t & 1);
+    fence_units();
+    meet_group(group_);
+    await_products<0>();
+    results(dq);
+    results(block);
+    k_.give_back();
+  }
+  // r's tile once more given back.
+  TXL_DEVICE void finish_distances(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
+    results(dq);
+    results(dr);
+    r_again_.give_back();
+    add_to_r(dr, t);
+  }
+
+  TXL_DEVICE void walk(const Tiles& own, float (&dq)[S::WIDTH / 2]) {
+    float block[32], scores[32], weights[32], dr[S::WIDTH / 2];
+    ask_positions(block);
+    await_products<0>();
+    results(block);
+    skew_.put(block, own.from - 1);
+    ask_positions(block);
+    await_products<0>();
+    results(block);
+    shift(block, scores, own.from);
+    ask_pairs(scores, weights);
+    ask_positions(block);
+    await_products<1>();
+    results(scores);
+    results(weights);
+    v_.give_back();
+    pass_on(scores, weights, dq, block, own.from);
+    TXL_ROLLED
+    for (int t = own.from + 1; t < own.to; ++t) {
+      ask_distances(dq, dr, t - 1);
+      shift(block, scores, t);
+      if constexpr (S::WIDTH > SIDE) {  // both at once take more registers than there are
+        await_products<0>();
+        finish_distances(dq, dr, t - 1);
+      }
+      ask_pairs(scores, weights);
+      ask_positions(block);
+      if constexpr (S::WIDTH == SIDE) {
+        await_products<3>();
+        finish_distances(dq, dr, t - 1);
+      }
+      await_products<1>();
+      results(scores);
+      results(weights);
+      v_.give_back();
+      pass_on(scores, weights, dq, block, t);
+    }
+    ask_distances(dq, dr, own.to - 1);
+    await_products<0>();
+    finish_distances(dq, dr, own.to - 1);
+    // The last block's other half is empty.
+    const uint32_t none[16] = {};
+    meet_group(group_);
+    unskew_.put(none, own.to & 1);
+    fence_units();
+    meet_group(group_);
+    ask_distances(dq, dr, own.to);
+    await_products<0>();
+    finish_distances(dq, dr, own.to);
+    r_again_.give_back();  // the block that was asked for after the last tile
+  }
+
+  TXL_DEVICE void write(float (&dq)[S::WIDTH / 2]) const {
+    const float scale = scale_of(p_);
+    const int column = thread() % 4 * 2, blocks = static_cast<int>(p_.rows / S::QUERIES);
+    const int64_t part =
+        ((block_.bh() * blocks + block_.first / S::QUERIES) * S::GROUPS + group_) * WARPS_A_GROUP + warp_;
+    TXL_UNROLL
+    for (int n = 0; n < S::WIDTH / 2; n += 4) {
+      const int x = n / 4 * 8 + column;
+      float sums[2] = {};
+      TXL_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        const int i = query_ + 8 * h;
+        const float one = scale * dq[n + 2 * h], two = scale * dq[n + 2 * h + 1];
+        sums[0] += one, sums[1] += two;
+        if (p_.dq.data && i < p_.L && x < p_.D)
+          *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(p_.dq, block_.b, block_.h, i)) + x) =
+              pack(T(), one, two);
+      }
+      TXL_UNROLL
+      for (int step = 4; step < WARP; step *= 2)
+        sums[0] += shuffle_xor(sums[0], step), sums[1] += shuffle_xor(sums[1], step);
+      if (thread() % WARP < 4 && x < p_.D)
+        p_.q_sums[part * p_.D + x] = sums[0], p_.q_sums[part * p_.D + x + 1] = sums[1];
+    }
+  }
+
+  const BackwardProblem& p_;
+  const QueryBlock<S>& block_;
+  int group_, warp_, first_, query_;  // first query of the group, this thread's first
+  Reader<S::STAGES> k_, v_;
+  Reader<S::R_STAGES> r_, r_again_;
+  Skew skew_;
+  Unskew unskew_;
+  int r_row_;  // this thread's first of the block that is whole after tile 0
+  float* dr_;  // its row 0
+  uint32_t content_[S::WIDTH / 4], dout_[S::WIDTH / 4];
+  int low_[2], high_[2];
+  float base_[2], delta_[2];  // lse, less log2 ln 2
+};
+
+template <class S>
+TXL_HOPPER_KERNEL(S::THREADS)
+void backward_queries_kernel(const TXL_CONSTANT BackwardProblem p) {
+  TXL_SHARED(floats);
+  int text = block_x(), z = block_z();
+  if (p.slots) {
+    const int64_t n = p.turn * p.slots + block_x();
+    if (n >= p.B * (p.rows / S::QUERIES)) return;
+    text = static_cast<int>(n % p.B), z = static_cast<int>(n / p.B);
+  }
+  const QueryBlock<S> block(p, reinterpret_cast<char*>(floats), text, z);
+  if (thread() >= S::GROUPS * GROUP) {
+    if constexpr (S::GROUPS > 1) keep_registers<24>();
+    const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
+    if (warp == 0 && thread() % WARP == 0 && block.tiles) load_tiles(block);
+    if (warp == 1 && block.tiles) clear_keys_and_distances(block);
+  } else {
+    if constexpr (S::GROUPS > 1) take_registers<240>();
+    QueriesGroup<S>(p, block).run();
+  }
+}
+
+}  // namespace txl_cuda

@@ -1,0 +1,211 @@
+// Forward of many queries: a block of GROUPS x 64 queries walks its tiles of keys.
+#pragma once
+#include "../merge.cuh"
+#include "query_block.cuh"
+#include "skew.cuh"
+#include "softmax.cuh"
+
+namespace txl_cuda {
+
+template <class S>
+TXL_DEVICE void clear_values(const QueryBlock<S>& block) {
+  Walk<S::STAGES> at;
+  TXL_ROLLED
+  for (int t = 0; t < block.tiles; ++t) clear_next<S>(block.v, at, block.address(S::v), block.seen_keys(t));
+}
+
+// One warpgroup's queries.
+template <class S>
+class ForwardGroup {
+ public:
+  using T = typename S::T;
+
+  TXL_DEVICE explicit ForwardGroup(const QueryBlock<S>& block)
+      : block_(block),
+        group_(of_first_lane(thread() / GROUP)),
+        warp_(of_first_lane(thread() % GROUP / WARP)),
+        k_(block.k.full(), block.k.empty()),
+        v_(block.v.clear(), block.v.empty()),
+        r_(block.r.full(), block.r.empty()),
+        skew_(block.address(S::ring + (group_ * WARPS_A_GROUP + warp_) * RING), warp_) {}
+
+  TXL_DEVICE void run() {
+    const LongProblem& p = block_.p;
+    const int first = block_.first + group_ * SIDE, row = warp_ * 16 + thread() % WARP / 4;
+    Tiles own = tiles_of<S::QUERIES, SIDE>(block_.seen, group_ * SIDE);
+    own.from = own.from > block_.tile ? own.from - block_.tile : 0;
+    own.to = own.to < block_.tile + block_.tiles ? own.to - block_.tile : block_.tiles;
+    if (own.from >= own.to) own.from = own.to = block_.tiles;
+
+    int low[2], high[2];
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      low[h] = block_.seen[group_ * SIDE + row + 8 * h] - block_.tile * SIDE;
+      high[h] = block_.seen[S::QUERIES + group_ * SIDE + row + 8 * h] - block_.tile * SIDE;
+    }
+    Softmax softmax(p, block_.bh(), first + row, low, high);
+
+    float values[S::WIDTH / 2] = {};
+    int t = 0;
+    for (int j = -S::GROUPS; j < -1 - group_; ++j) r_.pass();
+    TXL_ROLLED
+    for (; t < own.from; ++t) k_.pass(), r_.pass(), v_.pass();
+    if (own.from < own.to) {
+      load_own(first);
+      walk(own, softmax, values);
+      t = own.to;
+    }
+    // The rest of r's tiles, up to number `tiles`: those before were passed or used up to t - group.
+    int j = own.from < own.to ? own.to + 1 - group_ : t - 1 - group_;
+    TXL_ROLLED
+    for (; t < block_.tiles; ++t, ++j) k_.pass(), r_.pass(), v_.pass();
+    TXL_ROLLED
+    for (; j <= block_.tiles; ++j) r_.pass();
+    write(softmax, values, first + row);
+  }
+
+ private:
+  TXL_DEVICE void load_own(int first) {
+    const LongProblem& p = block_.p;
+    load_queries<T, S::WIDTH>(p, p.w, block_.b, block_.h, first, position_);
+    load_queries<T, S::WIDTH>(p, p.u, block_.b, block_.h, first, content_);
+    if constexpr (S::Q_IN_SHARED) {
+      store_factor<S::WIDTH>(content_, content_tile());
+      fence_units();
+      meet_group(group_);
+    }
+  }
+  TXL_DEVICE uint32_t content_tile() const { return block_.address(S::q + group_ * S::BYTES); }
+
+  TXL_DEVICE void ask_positions(float (&block)[32]) {
+    multiply<T, Rows::own, false>(block, position_, block_.address(S::r + r_.take() * S::BYTES));
+  }
+  TXL_DEVICE void ask_content(float (&scores)[32]) {
+    const uint32_t k = block_.address(S::k + k_.take() * S::BYTES);
+    if constexpr (S::Q_IN_SHARED) {
+      multiply<T, S::WIDTH, Rows::own, Rows::own, true>(scores, content_tile(), k);
+    } else {
+      multiply<T, Rows::own, true>(scores, content_, k);
+    }
+  }
+  // Tile t's new block goes to the ring, its scores come from there.
+  TXL_DEVICE void shift(const float (&block)[32], float (&scores)[32], int t) {
+    skew_.put(block, t);
+    meet_warp();
+    skew_.get(scores, t);  // giving a tile back puts this before what the next tile puts there
+  }
+
+  TXL_DEVICE void walk(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
+    float block[32], scores[32], rescale[2];
+    uint32_t weights[16];
+    // Both blocks of the first tile.
+    ask_positions(block);
+    await_products<0>();
+    results(block);
+    r_.give_back();
+    skew_.put(block, own.from - 1);
+    ask_positions(block);
+    await_products<0>();
+    results(block);
+    r_.give_back();
+    shift(block, scores, own.from);
+
+    ask_content(scores);
+    ask_positions(block);  // of the tile after
+    await_products<1>();
+    results(scores);
+    k_.give_back();
+    softmax.weigh(scores, own.from, block_.first_key(0), rescale);
+    pack_weights<T>(scores, weights);
+    await_products<0>();
+    results(block);
+    r_.give_back();
+
+    TXL_ROLLED
+    for (int t = own.from + 1; t < own.to; ++t) {
+      ask_values(values, weights);  // of the tile before, while this one's scores are shifted
+      shift(block, scores, t);
+      ask_content(scores);
+      ask_positions(block);
+      await_products<1>();
+      results(values);
+      results(scores);
+      v_.give_back();
+      k_.give_back();
+      softmax.weigh(scores, t, block_.first_key(0), rescale);
+      pack_weights<T>(scores, weights);
+      TXL_UNROLL
+      for (int n = 0; n < S::WIDTH / 2; ++n) values[n] *= rescale[n / 2 % 2];
+      await_products<0>();
+      results(block);
+      r_.give_back();
+    }
+    ask_values(values, weights);
+    await_products<0>();
+    results(values);
+    v_.give_back();
+  }
+  TXL_DEVICE void ask_values(float (&values)[S::WIDTH / 2], const uint32_t (&weights)[16]) {
+    multiply<T, Rows::depth, true>(values, weights, block_.address(S::v + v_.take() * S::BYTES));
+  }
+
+  // query: of this thread's first row. A part leaves its weighted sums as part_kernel does.
+  TXL_DEVICE void write(const Softmax& softmax, const float (&values)[S::WIDTH / 2], int query) const {
+    const LongProblem& p = block_.p;
+    const int D = static_cast<int>(p.D), column = thread() % 4 * 2;
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const float sum = softmax.sum(h), top = softmax.top(h);
+      const int i = query + 8 * h;
+      if (i >= p.L) continue;
+      const int64_t x = block_.bh() * p.L + i;
+      const float empty = sum == 0 ? empty_result(p, block_.b, i) : 0.f;
+      T* const out = const_cast<T*>(row_of<T>(p.out, block_.b, block_.h, i));
+      float* const partial = p.partial + (x * p.parts + block_.part) * p.D;
+      TXL_UNROLL
+      for (int n = 2 * h; n < S::WIDTH / 2; n += 4) {
+        const int at = n / 4 * 8 + column;
+        if (at >= D) continue;
+        if (p.parts > 1) {
+          partial[at] = values[n], partial[at + 1] = values[n + 1];
+        } else {
+          const float one = sum == 0 ? empty : values[n] / sum, two = sum == 0 ? empty : values[n + 1] / sum;
+          *reinterpret_cast<uint32_t*>(out + at) = pack(T(), one, two);
+        }
+      }
+      if (thread() % 4) continue;
+      if (p.parts > 1) {
+        float* const sums = part_sums(p, x, block_.part);
+        sums[0] = top, sums[1] = sum;
+      } else if (p.lse) {
+        p.lse[x] = log_sum(p, block_.b, i, top, sum);
+      }
+    }
+  }
+
+  const QueryBlock<S>& block_;
+  int group_, warp_;
+  Reader<S::STAGES> k_, v_;
+  Reader<S::R_STAGES> r_;
+  Skew skew_;
+  uint32_t content_[S::WIDTH / 4], position_[S::WIDTH / 4];
+};
+
+template <class S>
+TXL_HOPPER_KERNEL(S::THREADS)
+void forward_kernel(const TXL_CONSTANT LongProblem p) {
+  TXL_SHARED(floats);
+  char* const shared = reinterpret_cast<char*>(floats);
+  const QueryBlock<S> block(p, shared, block_x(), block_z());
+  if (thread() >= S::GROUPS * GROUP) {
+    keep_registers<24>();
+    const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
+    if (warp == 0 && thread() % WARP == 0 && block.tiles) load_tiles(block);
+    if (warp == 1) clear_values(block);
+  } else {
+    take_registers<240>();
+    ForwardGroup<S>(block).run();
+  }
+}
+
+}  // namespace txl_cuda

@@ -1,0 +1,136 @@
+// What the kernels use of Hopper besides products: barriers that count bytes, the copy engine, fences,
+// registers moved between warpgroups. Host code gets the tests' emulation.
+#pragma once
+#include "../simt.h"
+
+#ifdef __CUDACC__
+
+#include <cuda.h>
+
+namespace txl_cuda {
+
+using TensorMap = CUtensorMap;  // 128 bytes at a multiple of 64
+using Barrier = uint64_t;       // an mbarrier, in shared memory
+
+TXL_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+// A phase of the barrier ends with so many arrivals and all bytes that were announced.
+TXL_DEVICE void make_barrier(Barrier* b, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
+}
+// Makes them known to the copy engine; the block's threads still have to meet.
+TXL_DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+TXL_DEVICE void arrive(Barrier* b) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+// Arrives, and announces bytes that copies will bring.
+TXL_DEVICE void arrive_expecting(Barrier* b, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
+               : "memory");
+}
+// Until the phase of this parity has ended.
+TXL_DEVICE void await(Barrier* b, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "AGAIN:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra AGAIN;\n}" ::"r"(shared_address(b)),
+      "r"(parity)
+      : "memory");
+}
+
+// The copy engine brings a box to shared memory at a multiple of 1024 bytes; x: first column. What
+// lies outside of the tensor is 0.
+TXL_DEVICE void copy_box(void* to, const TensorMap& from, Barrier* b, int x, int row, int h, int n) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(shared_address(to)),
+      "l"(&from), "r"(shared_address(b)), "r"(x), "r"(row), "r"(h), "r"(n)
+      : "memory");
+}
+
+// What this thread wrote to shared memory before, the copy engine and wgmma see.
+TXL_DEVICE void fence_units() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+TXL_DEVICE void meet_warp() { __syncwarp(); }
+// Barrier WHICH (1 to 15) of so many threads.
+template <int WHICH, int THREADS>
+TXL_DEVICE void meet_threads() {
+  asm volatile("bar.sync %0, %1;" ::"n"(WHICH), "n"(THREADS) : "memory");
+}
+TXL_DEVICE bool all_of_warp(bool x) { return __all_sync(0xFFFFFFFFu, x); }
+TXL_DEVICE uint32_t or_of_warp(uint32_t x) { return __reduce_or_sync(0xFFFFFFFFu, x); }
+TXL_DEVICE int least_of_warp(int x) { return __reduce_min_sync(0xFFFFFFFFu, x); }
+TXL_DEVICE int most_of_warp(int x) { return __reduce_max_sync(0xFFFFFFFFu, x); }
+// The value of lane 0: equal in all lanes, which the compiler then knows.
+TXL_DEVICE int of_first_lane(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
+
+// Registers of each thread of this warpgroup from here on.
+template <int N>
+TXL_DEVICE void keep_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+TXL_DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// Words of shared memory by their address, without a generic pointer; MORE bytes on.
+template <int MORE = 0>
+TXL_DEVICE void put_shared(uint32_t at, float x) {
+  asm volatile("st.shared.f32 [%0+%2], %1;" ::"r"(at), "f"(x), "n"(MORE) : "memory");
+}
+template <int MORE = 0>
+TXL_DEVICE void put_shared(uint32_t at, uint32_t x) {
+  asm volatile("st.shared.b32 [%0+%2], %1;" ::"r"(at), "r"(x), "n"(MORE) : "memory");
+}
+template <int MORE = 0>
+TXL_DEVICE float get_shared(uint32_t at) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1+%2];" : "=f"(x) : "r"(at), "n"(MORE) : "memory");
+  return x;
+}
+
+// The lower or upper half of a word.
+template <int MORE>
+TXL_DEVICE void put_low(uint32_t at, uint32_t x) {
+  asm volatile("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nst.shared.b16 [%0+%2], low;\n}" ::"r"(at), "r"(x),
+               "n"(MORE)
+               : "memory");
+}
+template <int MORE>
+TXL_DEVICE void put_high(uint32_t at, uint32_t x) {
+  asm volatile("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nst.shared.b16 [%0+%2], high;\n}" ::"r"(at), "r"(x),
+               "n"(MORE)
+               : "memory");
+}
+// Adds two neighbouring floats of global memory, at a multiple of 8 bytes, in any order with others.
+TXL_DEVICE void add_pair(float* to, float x, float y) {
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+}
+
+TXL_DEVICE float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Two numbers rounded to 16 bits, the first in the lower half.
+TXL_DEVICE uint32_t pack_bf16(float low, float high) {
+  uint32_t x;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}
+TXL_DEVICE uint32_t pack_f16(float low, float high) {
+  uint32_t x;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}
+
+}  // namespace txl_cuda
+
+#define TXL_HOPPER_KERNEL(threads) __global__ __launch_bounds__(threads, 1)
+#define TXL_CONSTANT __grid_constant__
+
+#else
+#include "hopper_emulation.h"
+#endif

@@ -1,0 +1,21 @@
+// A call of many queries as the Hopper kernels see it.
+#pragma once
+#include "../problem.h"
+#include "hardware.cuh"
+
+namespace txl_cuda {
+
+// Rows [n, h, row] of D elements as the copy engine takes them: a box is 64 rows by 64 elements. An
+// axis of stride 0 has one entry; h and n are what its coordinate is multiplied by.
+struct RowsMap {
+  TensorMap map;
+  int h = 0, n = 0;
+};
+
+// L of any size, D a multiple of 8 up to 128, rows at multiples of 16 bytes. part_keys is not used: the
+// tiles of keys that a block sees are split evenly in p.parts.
+struct LongProblem : Problem {
+  RowsMap k_rows, v_rows, k_mem_rows, v_mem_rows, r_rows;
+};
+
+}  // namespace txl_cuda

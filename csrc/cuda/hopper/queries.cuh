@@ -1,0 +1,120 @@
+// What a warpgroup's queries are and see.
+#pragma once
+#include "../rows.cuh"
+#include "../visible.cuh"
+#include "problem.h"
+#include "tile.cuh"
+
+namespace txl_cuda {
+
+// Tiles of 64 keys: the memory's last ends where the segment's first begins. Keys are counted from the
+// first tile's first row on, which may lie before the memory.
+struct Keys {
+  int memory_tiles, before;  // before: rows of the first tile that do not exist
+  TXL_DEVICE explicit Keys(const Problem& p)
+      : memory_tiles(static_cast<int>((p.M + SIDE - 1) / SIDE)), before(memory_tiles * SIDE - static_cast<int>(p.M)) {}
+};
+
+// Keys [low, high) of the query of each of the block's first QUERIES threads, to shared memory; empty:
+// low > high.
+template <int QUERIES>
+TXL_DEVICE void find_seen(const Problem& p, const Keys& keys, int64_t b, int first, int* seen) {
+  const int x = thread();
+  if (x >= QUERIES) return;
+  const bool is_one = first + x < p.L;
+  const Seen own = is_one ? visible(p, b, first + x) : Seen{0, 0, false};
+  const bool any = own.low < own.high;
+  seen[x] = any ? static_cast<int>(own.low) + keys.before : 1 << 30;
+  seen[QUERIES + x] = any ? static_cast<int>(own.high) + keys.before : 0;
+}
+
+// Tiles that some of queries [first, first + COUNT) of the block see; none: from > to.
+struct Tiles {
+  int from, to;
+};
+template <int QUERIES, int COUNT>
+TXL_DEVICE Tiles tiles_of(const int* seen, int first) {
+  int low = 1 << 30, high = 0;
+  TXL_UNROLL
+  for (int n = 0; n < COUNT; n += WARP) {
+    const int x = first + n + thread() % WARP, to = seen[QUERIES + x], from = seen[x];
+    low = from < low ? from : low, high = to > high ? to : high;
+  }
+  low = least_of_warp(low), high = most_of_warp(high);
+  return {low / SIDE, (high + SIDE - 1) / SIDE};
+}
+
+// Bits of 64 rows that some of QUERIES queries see: interval(x, low, high) gives query x's. By a warp.
+template <int QUERIES, class Interval>
+TXL_DEVICE uint64_t seen_rows(const Interval& interval) {
+  uint64_t bits = 0;
+  TXL_UNROLL
+  for (int n = 0; n < QUERIES; n += WARP) {
+    int low, high;
+    interval(n + thread() % WARP, low, high);
+    const uint64_t from = low <= 0 ? ~uint64_t{0} : low >= SIDE ? 0 : ~uint64_t{0} << low;
+    const uint64_t to = high >= SIDE ? ~uint64_t{0} : high <= 0 ? 0 : ~(~uint64_t{0} << high);
+    bits |= from & to;
+  }
+  return uint64_t{or_of_warp(static_cast<uint32_t>(bits >> 32))} << 32 | or_of_warp(static_cast<uint32_t>(bits));
+}
+
+// Two neighbouring elements of a row as floats; 0 beyond D.
+template <class T>
+TXL_DEVICE void load_pair(const T* row, int x, int D, float (&to)[2]) {
+  TXL_UNROLL
+  for (int e = 0; e < 2; ++e) to[e] = x < D ? to_float(row[x + e]) : 0.f;
+}
+
+// Two elements of a register.
+template <class T>
+TXL_DEVICE void unpack(T, uint32_t x, float (&to)[2]) {
+  to[0] = to_float(T{static_cast<uint16_t>(x)}), to[1] = to_float(T{static_cast<uint16_t>(x >> 16)});
+}
+TXL_DEVICE uint32_t pack(Bf16, float low, float high) { return pack_bf16(low, high); }
+TXL_DEVICE uint32_t pack(F16, float low, float high) { return pack_f16(low, high); }
+
+// Scores count in base 2; their scale goes into the queries before they are rounded.
+TXL_DEVICE float scale_of(const Problem& p) { return p.scale * 1.4426950408889634f; }
+
+// Row and column of this thread's n-th word of a left factor in registers.
+TXL_DEVICE int factor_row(int n) { return thread() % GROUP / WARP * 16 + thread() % WARP / 4 + 8 * (n % 2); }
+TXL_DEVICE int factor_column(int n) { return n / 4 * 16 + n / 2 % 2 * 8 + thread() % 4 * 2; }
+
+// This thread's places of rows `first` .. + 63 of `count` as a left factor in registers; 0 beyond.
+template <class T, int WIDTH>
+TXL_DEVICE void load_rows(const Problem& p, const View& rows, int64_t b, int64_t h, int first, int64_t count,
+                          uint32_t (&a)[WIDTH / 4]) {
+  TXL_UNROLL
+  for (int n = 0; n < WIDTH / 4; ++n) {
+    const int i = first + factor_row(n);
+    float x[2] = {};
+    if (i >= 0 && i < count) load_pair(row_of<T>(rows, b, h, i), factor_column(n), static_cast<int>(p.D), x);
+    a[n] = pack(T(), x[0], x[1]);
+  }
+}
+// Queries plus a bias, scaled.
+template <class T, int WIDTH>
+TXL_DEVICE void load_queries(const Problem& p, const View& bias, int64_t b, int64_t h, int first,
+                             uint32_t (&a)[WIDTH / 4]) {
+  const T* const add = static_cast<const T*>(bias.data) + h * bias.s0;
+  TXL_UNROLL
+  for (int n = 0; n < WIDTH / 4; ++n) {
+    const int i = first + factor_row(n);
+    float q[2] = {}, u[2] = {};
+    if (i < p.L) {
+      load_pair(row_of<T>(p.q, b, h, i), factor_column(n), static_cast<int>(p.D), q);
+      load_pair(add, factor_column(n), static_cast<int>(p.D), u);
+    }
+    a[n] = pack(T(), scale_of(p) * (q[0] + u[0]), scale_of(p) * (q[1] + u[1]));
+  }
+}
+
+// A left factor from registers to its tile in shared memory.
+template <int WIDTH>
+TXL_DEVICE void store_factor(const uint32_t (&a)[WIDTH / 4], uint32_t tile) {
+  TXL_UNROLL
+  for (int n = 0; n < WIDTH / 4; ++n) put_shared(tile + in_tile(factor_row(n), factor_column(n)), a[n]);
+}
+
+}  // namespace txl_cuda

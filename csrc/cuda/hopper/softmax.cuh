@@ -1,0 +1,100 @@
+// From scores in registers to weights: the online softmax of a warpgroup's 64 queries.
+#pragma once
+#include "../philox.cuh"
+#include "queries.cuh"
+
+namespace txl_cuda {
+
+// Bit n of the result: entry n of a fragment of 64 keys from `key` on is kept. Lanes of four
+// neighbouring queries share what is drawn.
+TXL_DEVICE uint32_t draw_kept(const Problem& p, int64_t bh, int64_t query, int64_t key) {
+  const int lane = thread() % WARP, own = lane / 4 % 4;
+  uint32_t kept = 0;
+  TXL_ROLLED
+  for (int n = 0; n < 8; ++n) {  // h, k / 2; lane `own` draws k % 2 = own / 2, e = own % 2
+    const int h = n / 4, pair = n % 4;
+    uint32_t words[4];
+    draw(p, bh, (query + 8 * h) / 4, key + 16 * pair + own / 2 * 8 + lane % 4 * 2 + own % 2, words);
+    int mine = 0;  // bit g: kept for the g-th of the four queries
+    TXL_UNROLL
+    for (int g = 0; g < 4; ++g) mine |= static_cast<int>(words[g] >= p.drop_below) << g;
+    TXL_UNROLL
+    for (int x = 0; x < 4; ++x) {
+      const int other = own ^ x, theirs = x ? static_cast<int>(shuffle_xor(static_cast<float>(mine), 4 * x)) : mine;
+      kept |= static_cast<uint32_t>(theirs >> own & 1) << (4 * (2 * pair + other / 2) + 2 * h + other % 2);
+    }
+  }
+  return kept;
+}
+
+// Of this thread's queries, rows lane / 4 and 8 more of its warp's 16.
+class Softmax {
+ public:
+  // low, high: keys that each query sees. query: number of the first in its text.
+  TXL_DEVICE Softmax(const Problem& p, int64_t bh, int64_t query, const int (&low)[2], const int (&high)[2])
+      : p_(p), bh_(bh), query_(query) {
+    for (int h = 0; h < 2; ++h) low_[h] = low[h], high_[h] = high[h], top_[h] = -INFINITY, sum_[h] = 0;
+  }
+
+  // Products of tile `tile` become weights relative to the largest so far. rescale: what the values
+  // added up before are to be multiplied by. first_key: of tile 0 in the text.
+  TXL_DEVICE void weigh(float (&s)[32], int tile, int first_key, float (&rescale)[2]) {
+    mask(s, tile);
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      float top = -INFINITY;
+      TXL_UNROLL
+      for (int n = 2 * h; n < 32; n += 4) top = fmaxf(top, fmaxf(s[n], s[n + 1]));
+      top = fmaxf(top, shuffle_xor(top, 1));
+      top = fmaxf(top_[h], fmaxf(top, shuffle_xor(top, 2)));
+      const float base = top == -INFINITY ? 0.f : top;
+      rescale[h] = power_of_2(top_[h] - base);
+      top_[h] = top;
+      float sum = 0;
+      TXL_UNROLL
+      for (int n = 2 * h; n < 32; n += 4) {
+        s[n] = power_of_2(s[n] - base), s[n + 1] = power_of_2(s[n + 1] - base);
+        sum += s[n] + s[n + 1];
+      }
+      sum_[h] = sum_[h] * rescale[h] + sum;
+    }
+    if (!p_.drop_below) return;
+    const uint32_t kept = draw_kept(p_, bh_, query_, first_key + tile * SIDE);
+    TXL_UNROLL
+    for (int n = 0; n < 32; ++n) s[n] = kept >> n & 1 ? s[n] * p_.keep_scale : 0.f;
+  }
+
+  // Once all tiles were weighed: a query's sum of weights, over its four lanes.
+  TXL_DEVICE float sum(int h) const {
+    const float two = sum_[h] + shuffle_xor(sum_[h], 1);
+    return two + shuffle_xor(two, 2);
+  }
+  TXL_DEVICE float top(int h) const { return top_[h]; }
+
+ private:
+  TXL_DEVICE void mask(float (&s)[32], int tile) const {
+    const int first = tile * SIDE, last = first + SIDE;
+    const bool all = low_[0] <= first && high_[0] >= last && low_[1] <= first && high_[1] >= last;
+    if (all_of_warp(all)) return;
+    const int own = first + thread() % 4 * 2;
+    TXL_UNROLL
+    for (int n = 0; n < 32; ++n) {
+      const int h = n / 2 % 2, key = own + n / 4 * 8 + n % 2;
+      if (key < low_[h] || key >= high_[h]) s[n] = -INFINITY;
+    }
+  }
+
+  const Problem& p_;
+  int64_t bh_, query_;
+  int low_[2], high_[2];
+  float top_[2], sum_[2];
+};
+
+// Weights as a left factor.
+template <class T>
+TXL_DEVICE void pack_weights(const float (&s)[32], uint32_t (&a)[16]) {
+  TXL_UNROLL
+  for (int n = 0; n < 16; ++n) a[n] = pack(T(), s[2 * n], s[2 * n + 1]);
+}
+
+}  // namespace txl_cuda

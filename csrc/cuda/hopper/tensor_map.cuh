@@ -1,0 +1,56 @@
+// Tensors as the copy engine takes them.
+#pragma once
+#include <stdexcept>
+#include <string>
+
+#include "problem.h"
+#include "products.cuh"
+
+namespace txl_cuda {
+
+// A tensor [n, h, rows, columns] of 16-bit elements in boxes of 64 rows and 64 columns.
+inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&sizes)[4], const int64_t (&steps)[4]) {
+#ifdef __CUDACC__
+  static const auto encode_tiled = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) function = nullptr;
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  if (!encode_tiled) throw std::runtime_error("CUDA: the driver has no cuTensorMapEncodeTiled");
+  cuuint64_t dims[4], strides[3];
+  for (int n = 0; n < 4; ++n) dims[n] = static_cast<cuuint64_t>(sizes[n]);
+  for (int n = 0; n < 3; ++n) strides[n] = static_cast<cuuint64_t>(steps[n + 1]);
+  const cuuint32_t box[4] = {SIDE, SIDE, 1, 1}, every[4] = {1, 1, 1, 1};
+  const CUresult result =
+      encode_tiled(&map, type == Type::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+                   const_cast<void*>(data), dims, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS)
+    throw std::runtime_error("CUDA: cuTensorMapEncodeTiled failed with error " + std::to_string(result));
+#else
+  map = TensorMap();
+  map.data = data, map.item = 2;
+  for (int n = 0; n < 4; ++n) map.sizes[n] = sizes[n], map.steps[n] = steps[n], map.box[n] = n < 2 ? SIDE : 1;
+  static_cast<void>(type);
+#endif
+}
+
+// rows of `view`: of B texts (0: the tensor has no such axis), H heads. No rows: a map that nobody uses.
+inline RowsMap map_rows(const Problem& p, const View& view, int64_t B, int64_t rows) {
+  RowsMap map;
+  if (!rows) return map;
+  constexpr int64_t ITEM = 2;
+  const bool one_axis = B == 0;  // [H, rows, D]: s0 is the head's stride, s1 the row's
+  const int64_t row = one_axis ? view.s1 : view.s2, head = one_axis ? view.s0 : view.s1, text = one_axis ? 0 : view.s0;
+  const auto is_axis = [](int64_t size, int64_t stride) { return size > 1 && stride; };
+  map.h = is_axis(p.H, head), map.n = is_axis(B, text);
+  const int64_t sizes[4] = {p.D, rows, map.h ? p.H : 1, map.n ? B : 1};
+  const int64_t steps[4] = {ITEM, rows > 1 ? row * ITEM : 16, map.h ? head * ITEM : 16, map.n ? text * ITEM : 16};
+  encode(map.map, p.type, view.data, sizes, steps);
+  return map;
+}
+
+}  // namespace txl_cuda

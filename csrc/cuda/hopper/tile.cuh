@@ -1,0 +1,49 @@
+// Where things lie in shared memory.
+#pragma once
+#include <type_traits>
+#include <utility>
+
+#include "products.cuh"
+
+namespace txl_cuda {
+
+constexpr int WARPS_A_GROUP = 4;
+constexpr int RING = 16 * 128 * 4;  // bytes: a warp's two blocks of 16 x 64 position scores
+
+// each(Number<0>()), .. each(Number<N - 1>()): a loop whose counter is a constant.
+template <int N>
+struct Number {
+  static constexpr int value = N;
+};
+template <class Each, int... NS>
+TXL_DEVICE void unroll(const Each& each, std::integer_sequence<int, NS...>) {
+  (each(Number<NS>()), ...);
+}
+template <int N, class Each>
+TXL_DEVICE void unroll(const Each& each) {
+  unroll(each, std::make_integer_sequence<int, N>());
+}
+
+// Byte of column x (even) of a row of a tile that begins at a multiple of 1024 bytes.
+TXL_DEVICE uint32_t in_tile(int row, int x) {
+  const uint32_t at = static_cast<uint32_t>(row * ROW + x % SIDE * 2);
+  return static_cast<uint32_t>(x / SIDE * TILE) + (at ^ (at >> 7 & 7) << 4);
+}
+
+// The threads of a warpgroup meet; group: up to 2.
+TXL_DEVICE void meet_group(int group) {
+  if (group == 0) return meet_threads<1, GROUP>();
+  if (group == 1) return meet_threads<2, GROUP>();
+  meet_threads<3, GROUP>();
+}
+
+// A place in a ring of stages that several warpgroups walk in the same order.
+template <int STAGES>
+struct Walk {
+  int stage = 0, parity = 0;
+  TXL_DEVICE void next() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+};
+
+}  // namespace txl_cuda

@@ -1,0 +1,66 @@
+// The relative shift with keys as rows: from products of queries and two blocks of distances to scores
+// [keys, queries] of a warpgroup.
+//
+// Row m, column c of the blocks above and below the distance of the first query to the first key: key
+// m - c, if that is not negative, by the block above; key 64 + m - c by the block below. Word (key,
+// query) of 64 x 64: 6 bits within 8 x 8, then key / 8, query / 8. Within: (query ^ bit 1 of key), bits
+// 0, 2 and 1 of key: 32 banks for a store, whose lanes differ in the query and in query - 2 (lane % 4),
+// and for a load, whose lanes differ in the key and 2 (lane % 4).
+#pragma once
+#include "tile.cuh"
+
+namespace txl_cuda {
+
+class Turn {
+ public:
+  static constexpr int BYTES = 4 * SIDE * SIDE;
+
+  // buffers: address of two, at a multiple of 32 KB; they take turns.
+  TXL_DEVICE Turn(uint32_t buffers, int warp) {
+    const int lane = thread() % WARP, row = lane / 4, pair = lane % 4;
+    TXL_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const int key = row - 2 * pair - e;  // and 8 (2 warp + h - k)
+      to_[e] = buffers + within(key & 7, row) + static_cast<uint32_t>(2048 * 2 * warp);
+      eight_[e] = 2 * warp + (key >> 3);
+      from_[e] = buffers + within(row, 2 * pair + e) + static_cast<uint32_t>(256 * 2 * warp);
+    }
+  }
+
+  // less: what is taken from the scores of this thread's two queries.
+  TXL_DEVICE void put(const float (&above)[32], const float (&below)[32], const float (&less)[2], int step) const {
+    const uint32_t buffer = buffer_of(step);
+    TXL_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      TXL_UNROLL
+      for (int up = -7; up <= 1; ++up) {  // h - k
+        const bool is_above = eight_[e] + up >= 0;
+        const uint32_t at = (static_cast<uint32_t>(256 * eight_[e] + 256 * up) & 0x700) | (to_[e] | buffer);
+        const int n = 4 * -up + e, m = 4 * (1 - up) + 2 + e;
+        if (up <= 0) put_shared(at, (is_above ? above[n] : below[n]) - less[0]);
+        if (up >= -6) put_shared<2048>(at, (is_above ? above[m] : below[m]) - less[1]);
+      }
+    }
+  }
+
+  // In a product's places: keys as rows.
+  TXL_DEVICE void get(float (&scores)[32], int step) const {
+    const uint32_t buffer = buffer_of(step);
+    const uint32_t from[2] = {from_[0] | buffer, from_[1] | buffer};
+    unroll<32>([&](auto number) {
+      constexpr int n = decltype(number)::value;
+      scores[n] = get_shared<2048 * (n / 4) + 256 * (n / 2 % 2)>(from[n % 2]);
+    });
+  }
+
+ private:
+  static TXL_DEVICE uint32_t within(int key, int query) {
+    const int word = (query ^ (key >> 1 & 1)) | (key & 1) << 3 | (key >> 2 & 1) << 4 | (key >> 1 & 1) << 5;
+    return static_cast<uint32_t>(4 * word);
+  }
+  static TXL_DEVICE uint32_t buffer_of(int step) { return static_cast<uint32_t>((step & 1) * BYTES); }
+  uint32_t to_[2], from_[2];
+  int eight_[2];
+};
+
+}  // namespace txl_cuda

@@ -1,0 +1,56 @@
+// The relative shift backwards: from a tile's pairs to distances.
+//
+// Pair (m, key n) of tile t is at distance m - n of the group's first query from the tile's first key:
+// column m - n of the block that came with the tile before, or column 64 + m - n of the block that came
+// with this one. A ring of two tiles [64 queries, 64 distances], 16-bit, swizzled as products read them,
+// takes pairs as they come; a block is whole after the tile that follows its own.
+//
+// Byte in a tile: 128 row + 16 (column / 8 ^ row % 8) + 2 (column % 8). The number of 8 columns and
+// of the tile in the ring, four bits, lie in bits 4 to 6 and 13; ones between them carry sums over.
+#pragma once
+#include "tile.cuh"
+
+namespace txl_cuda {
+
+class Unskew {
+ public:
+  // ring: address of the group's two tiles, at a multiple of 16 KB.
+  TXL_DEVICE Unskew(uint32_t ring, int warp) {
+    const int lane = thread() % WARP, row = lane / 4, pair = lane % 4;
+    TXL_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const int column = row - 2 * pair - e;  // and 8 (2 warp + h - k)
+      low_[e] =
+          ring + static_cast<uint32_t>((16 * warp + row) * ROW + (column & 7) * 2) + static_cast<uint32_t>(row << 4);
+      eight_[e] = spread(2 * warp + (column >> 3)) | CARRY;
+    }
+  }
+
+  // pairs: of a tile, two to a register as a left factor; slot: of the earlier block, 0 or 1.
+  TXL_DEVICE void put(const uint32_t (&pairs)[16], int slot) const {
+    const uint32_t other = static_cast<uint32_t>(slot) << 13;
+    TXL_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      TXL_UNROLL
+      for (int up = -7; up <= 1; ++up) {  // h - k
+        const uint32_t at = ((eight_[e] + spread(up)) & spread(15)) ^ (low_[e] ^ other);
+        if (up <= 0) put_half<0>(at, pairs[2 * -up], e);
+        if (up >= -6) put_half<8 * ROW>(at, pairs[2 * (1 - up) + 1], e);
+      }
+    }
+  }
+
+ private:
+  static constexpr uint32_t CARRY = 0x1F80;
+  static TXL_DEVICE constexpr uint32_t spread(int n) {
+    return static_cast<uint32_t>((n & 7) << 4 | (n >> 3 & 1) << 13);
+  }
+  template <int MORE>
+  static TXL_DEVICE void put_half(uint32_t at, uint32_t pair, int e) {
+    if (e) put_high<MORE>(at, pair);
+    if (!e) put_low<MORE>(at, pair);
+  }
+  uint32_t low_[2], eight_[2];
+};
+
+}  // namespace txl_cuda

@@ -1,0 +1,226 @@
+// Hopper's barriers that count bytes and its copy engine, on a CPU: what csrc/cuda/hopper/hardware.cuh
+// is for a GPU. A copy lands as late as it can, when somebody waits for it; until then its bytes are NaN.
+#pragma once
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "simt_emulation.h"
+
+#ifdef SIMT_THREADS
+#error "the Hopper kernels' emulation runs fibers only"
+#endif
+
+namespace txl_cuda {
+
+struct alignas(128) TensorMap {  // its bytes are read by tests/support/cuda_ptx.py
+  const void* data;
+  int64_t sizes[4], steps[4];  // innermost axis first; steps in bytes
+  int32_t box[4], item;
+};
+static_assert(sizeof(TensorMap) == 128);
+using Barrier = uint64_t;
+
+}  // namespace txl_cuda
+
+namespace simt {
+
+struct MBarrier {
+  int count, pending;
+  int64_t bytes = 0;  // to come
+  int phases = 0;     // completed
+  std::vector<std::pair<int, std::function<void()>>> copies;
+
+  void settle() {
+    if (pending || bytes || !copies.empty()) return;
+    ++phases, pending = count;
+    simt::Barrier::progress = true;
+  }
+};
+
+// What a group of instructions will leave in a thread's registers once it was waited for.
+struct Product {
+  float* to;
+  std::vector<float> values;
+  uint32_t tiles[2];  // of shared memory that it reads; NONE: a factor in registers
+  size_t sizes[2];
+  std::vector<char> bytes[2];  // what lay there
+};
+
+struct Group {
+  Barrier meeting{128};
+  std::vector<float> a, b;  // factors [64, depth] and [columns, depth]
+};
+
+// Of a block.
+struct Units {
+  std::map<const void*, MBarrier> barriers;
+  std::map<int, std::unique_ptr<Barrier>> named;
+  std::map<int, Group> groups;
+  std::map<int, std::vector<Product>> products;  // by thread
+};
+
+inline Units& units() {
+  auto& held = current.block->units;
+  if (!held) held = std::make_shared<Units>();
+  return *static_cast<Units*>(held.get());
+}
+
+inline char* shared_bytes() { return reinterpret_cast<char*>(current.block->shared()); }
+
+inline MBarrier& mbarrier(const void* at) {
+  const auto found = units().barriers.find(at);
+  if (found == units().barriers.end()) die("there is no mbarrier at this address");
+  return found->second;
+}
+
+inline void arrive(const void* at, int64_t bytes) {
+  MBarrier& barrier = mbarrier(at);
+  barrier.bytes += bytes;
+  if (--barrier.pending < 0) die("more threads arrive at an mbarrier than it was made for");
+  barrier.settle();
+}
+
+// What all lanes of the warp gave.
+inline const uint32_t* exchange(uint32_t x) {
+  Warp& warp = *current.block->warps[static_cast<size_t>(current.index / WARP)];
+  static thread_local uint32_t words[WARP];
+  warp.word[current.index % WARP] = x;
+  warp.barrier.wait();
+  std::memcpy(words, warp.word, sizeof(words));
+  uint32_t kept[WARP];  // another fiber may run before this one goes on
+  std::memcpy(kept, words, sizeof(words));
+  warp.barrier.wait();
+  std::memcpy(words, kept, sizeof(words));
+  return words;
+}
+
+inline uint32_t swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
+
+}  // namespace simt
+
+namespace txl_cuda {
+
+inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(static_cast<const char*>(p) - simt::shared_bytes());
+}
+
+inline void make_barrier(Barrier* b, int arrivals) {
+  if (!simt::units().barriers.emplace(b, simt::MBarrier{arrivals, arrivals, 0, 0, {}}).second)
+    simt::die("an mbarrier is made where one is");
+}
+inline void barriers_made() {}
+inline void arrive(Barrier* b) { simt::arrive(b, 0); }
+inline void arrive_expecting(Barrier* b, int bytes) { simt::arrive(b, bytes); }
+inline void await(Barrier* b, int parity) {
+  simt::MBarrier& barrier = simt::mbarrier(b);
+  for (;;) {
+    const auto copies = std::move(barrier.copies);
+    barrier.copies.clear();
+    for (const auto& [bytes, land] : copies) barrier.bytes -= bytes, land();
+    if (!copies.empty()) barrier.settle();
+    if (barrier.phases % 2 != parity) return;
+    simt::yield();
+  }
+}
+
+inline void copy_box(void* to, const TensorMap& map, Barrier* b, int x, int row, int h, int n) {
+  const uint32_t at = shared_address(to);
+  if (at % 1024) simt::die("a box of shared memory that does not start at a multiple of 1024 bytes");
+  const int columns = map.box[0], rows = map.box[1];
+  char* const memory = simt::shared_bytes();
+  std::memset(memory + at, 0xFF, static_cast<size_t>(columns * rows * map.item));
+  const auto land = [=] {
+    const int64_t corner[4] = {x, row, h, n};
+    for (int i = 0; i < rows; ++i)
+      for (int j = 0; j < columns; ++j) {
+        const int64_t place[4] = {corner[0] + j, corner[1] + i, corner[2], corner[3]};
+        int64_t offset = 0;
+        bool inside = true;
+        for (int d = 0; d < 4; ++d)
+          inside &= place[d] >= 0 && place[d] < map.sizes[d], offset += place[d] * map.steps[d];
+        char* const byte = memory + simt::swizzled(at + static_cast<uint32_t>((i * columns + j) * map.item));
+        std::memset(byte, 0, static_cast<size_t>(map.item));
+        if (inside) std::memcpy(byte, static_cast<const char*>(map.data) + offset, static_cast<size_t>(map.item));
+      }
+  };
+  simt::mbarrier(b).copies.emplace_back(columns * rows * map.item, land);
+}
+
+inline void fence_units() {}
+inline void meet_warp() {
+  simt::current.block->warps[static_cast<size_t>(simt::current.index / simt::WARP)]->barrier.wait();
+}
+template <int WHICH, int THREADS>
+void meet_threads() {
+  auto& barrier = simt::units().named[WHICH];
+  if (!barrier) barrier = std::make_unique<simt::Barrier>(THREADS);
+  barrier->wait();
+}
+template <int N>
+void keep_registers() {}
+template <int N>
+void take_registers() {}
+
+inline bool all_of_warp(bool x) {
+  const uint32_t* const words = simt::exchange(x);
+  bool all = true;
+  for (int n = 0; n < simt::WARP; ++n) all &= words[n] != 0;
+  return all;
+}
+inline uint32_t or_of_warp(uint32_t x) {
+  const uint32_t* const words = simt::exchange(x);
+  uint32_t any = 0;
+  for (int n = 0; n < simt::WARP; ++n) any |= words[n];
+  return any;
+}
+inline int least_of_warp(int x) {
+  const uint32_t* const words = simt::exchange(static_cast<uint32_t>(x));
+  for (int n = 0; n < simt::WARP; ++n) x = std::min(x, static_cast<int>(words[n]));
+  return x;
+}
+inline int most_of_warp(int x) { return -least_of_warp(-x); }
+inline int of_first_lane(int x) { return static_cast<int>(simt::exchange(static_cast<uint32_t>(x))[0]); }
+
+template <int MORE = 0, class T>
+void put_shared(uint32_t at, T x) {
+  static_assert(sizeof(T) == 4);
+  std::memcpy(simt::shared_bytes() + at + MORE, &x, 4);
+}
+template <int MORE = 0>
+float get_shared(uint32_t at) {
+  float x;
+  std::memcpy(&x, simt::shared_bytes() + at + MORE, 4);
+  return x;
+}
+template <int MORE>
+void put_low(uint32_t at, uint32_t x) {
+  std::memcpy(simt::shared_bytes() + at + MORE, &x, 2);
+}
+template <int MORE>
+void put_high(uint32_t at, uint32_t x) {
+  x >>= 16;
+  std::memcpy(simt::shared_bytes() + at + MORE, &x, 2);
+}
+inline void add_pair(float* to, float x, float y) { to[0] += x, to[1] += y; }
+
+inline float power_of_2(float x) {
+  const float y = exp2f(x);
+  return y < 1.17549435e-38f ? 0.f : y;
+}
+inline uint32_t bf16_bits(float x) {
+  uint32_t bits = float_to_bits(x);
+  if (x == x) bits += 0x7FFFu + ((bits >> 16) & 1);
+  return bits >> 16 | (x == x ? 0 : 0x40);
+}
+inline uint32_t pack_bf16(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
+inline uint32_t pack_f16(float low, float high) {
+  return float_to_half(low) | static_cast<uint32_t>(float_to_half(high)) << 16;
+}
+
+}  // namespace txl_cuda
+
+#define TXL_HOPPER_KERNEL(threads)
+#define TXL_CONSTANT

@@ -1,0 +1,110 @@
+// wgmma on a CPU: products of 128 threads together, whose results come when they are waited for.
+#pragma once
+
+namespace txl_cuda {
+
+namespace emulated {
+
+constexpr uint32_t NONE = ~0u;
+
+inline uint32_t address_of(uint64_t descriptor) { return static_cast<uint32_t>(descriptor & 0x3FFF) << 4; }
+
+// [count, depth] of a tile in shared memory.
+template <class E, Rows ROWS>
+void read_tile(uint64_t descriptor, int count, int depth, std::vector<float>& to) {
+  const uint32_t tile = address_of(descriptor);
+  to.resize(static_cast<size_t>(count * depth));
+  for (int n = 0; n < count; ++n)
+    for (int k = 0; k < depth; ++k) {
+      const int row = ROWS == Rows::own ? n : k, column = ROWS == Rows::own ? k : n;
+      const uint32_t at = tile + static_cast<uint32_t>(column / SIDE * TILE + row * ROW + column % SIDE * 2);
+      E x;
+      std::memcpy(&x, simt::shared_bytes() + simt::swizzled(at), 2);
+      to[static_cast<size_t>(n * depth + k)] = to_float(x);
+    }
+}
+
+inline int row_of_thread(int h) { return thread() % GROUP / WARP * 16 + thread() % WARP / 4 + 8 * h; }
+
+// Factors are in the group's a and b: the sums of this thread, kept until the group is waited for.
+template <int N>
+void finish(float (&d)[N], int depth, bool add, uint32_t left, size_t left_bytes, uint32_t right, size_t right_bytes) {
+  simt::Group& group = simt::units().groups[thread() / GROUP];
+  simt::Product product{d, {}, {left, right}, {left_bytes, right_bytes}, {}};
+  for (int n = 0; n < N; ++n) {
+    const float* const a = &group.a[static_cast<size_t>(row_of_thread(n / 2 % 2) * depth)];
+    const float* const b = &group.b[static_cast<size_t>((n / 4 * 8 + thread() % 4 * 2 + n % 2) * depth)];
+    float sum = 0;
+    for (int k = 0; k < depth; ++k) sum += a[k] * b[k];
+    product.values.push_back(sum);
+  }
+  if (thread() % GROUP == 0)  // one thread watches
+    for (int f = 0; f < 2; ++f)
+      if (product.tiles[f] != NONE) {
+        const char* const at = simt::shared_bytes() + product.tiles[f];
+        product.bytes[f].assign(at, at + product.sizes[f]);
+      }
+  if (!add)
+    for (float& x : d) x = NAN;  // nobody reads it before
+  product.values.push_back(add);
+  simt::units().products[thread()].push_back(std::move(product));
+  group.meeting.wait();
+}
+
+}  // namespace emulated
+
+template <Rows B, bool ADD, class E, int N, int K>
+void multiply_as(E, float (&d)[N], const uint32_t (&a)[K], uint64_t b) {
+  simt::Group& group = simt::units().groups[thread() / GROUP];
+  constexpr int DEPTH = 4 * K;
+  group.a.resize(SIDE * DEPTH);
+  for (int n = 0; n < K; ++n)
+    for (int e = 0; e < 2; ++e) {
+      const int column = n / 4 * 16 + n / 2 % 2 * 8 + thread() % 4 * 2 + e;
+      group.a[static_cast<size_t>(emulated::row_of_thread(n % 2) * DEPTH + column)] =
+          to_float(E{static_cast<uint16_t>(a[n] >> (16 * e))});
+    }
+  if (thread() % GROUP == 0) emulated::read_tile<E, B>(b, 2 * N, DEPTH, group.b);
+  group.meeting.wait();
+  const int tiles = (B == Rows::own ? DEPTH : 2 * N) / SIDE;
+  emulated::finish(d, DEPTH, ADD, emulated::NONE, 0, emulated::address_of(b), static_cast<size_t>(tiles * TILE));
+}
+
+template <int DEPTH, Rows A, Rows B, bool ADD, class E, int N>
+void multiply_shared(E, float (&d)[N], uint64_t a, uint64_t b) {
+  simt::Group& group = simt::units().groups[thread() / GROUP];
+  if (thread() % GROUP == 0)
+    emulated::read_tile<E, A>(a, SIDE, DEPTH, group.a), emulated::read_tile<E, B>(b, 2 * N, DEPTH, group.b);
+  group.meeting.wait();
+  const int left = (A == Rows::own ? DEPTH : SIDE) / SIDE, right = (B == Rows::own ? DEPTH : 2 * N) / SIDE;
+  emulated::finish(d, DEPTH, ADD, emulated::address_of(a), static_cast<size_t>(left * TILE), emulated::address_of(b),
+                   static_cast<size_t>(right * TILE));
+}
+template <Rows A, Rows B, bool ADD, class E, int N>
+void multiply_as(E e, float (&d)[N], uint64_t a, uint64_t b) {
+  multiply_shared<64, A, B, ADD>(e, d, a, b);
+}
+template <Rows A, Rows B, bool ADD, class E, int N>
+void multiply_deep_as(E e, float (&d)[N], uint64_t a, uint64_t b) {
+  multiply_shared<128, A, B, ADD>(e, d, a, b);
+}
+
+template <int LEFT>
+void await_products() {
+  auto& products = simt::units().products[thread()];
+  while (products.size() > LEFT) {
+    const simt::Product& product = products.front();
+    for (int f = 0; f < 2; ++f)
+      if (!product.bytes[f].empty() &&
+          std::memcmp(product.bytes[f].data(), simt::shared_bytes() + product.tiles[f], product.sizes[f]))
+        simt::die("shared memory is written that a product still reads");
+    const bool add = product.values.back() != 0;
+    for (size_t n = 0; n + 1 < product.values.size(); ++n)
+      product.to[n] = (add ? product.to[n] : 0) + product.values[n];
+    products.erase(products.begin());
+  }
+}
+template <int N>
+void results(float (&)[N]) {}
+
+}  // namespace txl_cuda
