@@ -59,7 +59,7 @@ lint: $(VENV)/installed ## ruff, mypy, clang-format; whether the report fits its
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/simt_emulation.h tests/txl_kernels/cuda/ptx_launch/* tools/gpu_kit/rates.cu
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/*.h tests/txl_kernels/cuda/ptx_launch/* tools/gpu_kit/rates.cu
 	PYTHONPATH=benchmarks $(BIN)/python -m report --check
 
 # The documentation, site/index.html. Its tools get an environment of their own, without torch.

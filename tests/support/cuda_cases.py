@@ -41,8 +41,8 @@ MATRIX = [fits(case) for case in CASES] + [
 ]
 
 
-# Of the Hopper kernels, which take any number of queries and give gradients: a tile is 64 x 64, a block
-# 64 or 128 queries.
+# Of the Hopper kernels, which take any number of queries and give gradients: a tile is 64 x 64, a
+# block 64 or 128 queries.
 HOPPER = [
     dataclasses.replace(fits(case), L=case.L) for case in CASES if case.B and case.L and case.layout != "fused"
 ] + [

@@ -1,6 +1,7 @@
 """The `cuda` backend: CUDA C++ for NVIDIA GPUs from sm_80 on.
 
-Forward of up to 16 queries, for evaluation and generation.
+Forward of up to 16 queries, for evaluation and generation; on compute capability 9.0 (H100, H200)
+forward of any number and gradients, in bfloat16 and float16.
 No compiler and no warm-up at run time. Its kernels, csrc/cuda, are enqueued on torch's current
 stream after every argument was checked; nothing is read back, so calls can be captured in graphs.
 """
@@ -144,8 +145,8 @@ def backward(
     """Gradients of the call's inputs, in their order; empty where there is no input or none is
     wanted.
 
-    dr is added up in any order, or, with torch.use_deterministic_algorithms(True), in one that takes
-    more launches and memory.
+    dr is added up in any order, or, with torch.use_deterministic_algorithms(True), in a fixed one
+    that takes more launches and memory.
     """
     gradients = empty_gradients(call, wanted)
     if call.q.numel() == 0:

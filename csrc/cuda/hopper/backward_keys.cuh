@@ -325,12 +325,12 @@ void backward_keys_kernel(const TXL_CONSTANT BackwardProblem p) {
   TXL_SHARED(floats);
   const KeyBlock<S> block(p, reinterpret_cast<char*>(floats));
   if (thread() >= S::GROUPS * GROUP) {
-    if constexpr (S::GROUPS > 1) keep_registers<24>();
+    if constexpr (S::GROUPS > 1) keep_registers<40>();
     const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
     if (warp == 0 && thread() % WARP == 0 && block.steps) load_queries_and_distances(block);
     if (warp == 1) load_stats(block);
   } else {
-    if constexpr (S::GROUPS > 1) take_registers<240>();
+    if constexpr (S::GROUPS > 1) take_registers<232>();
     KeysGroup<S>(block).run();
   }
 }

@@ -128,11 +128,10 @@ class QueriesGroup {
     for (int h = 0; h < 2; ++h) {
       delta[h] += shuffle_xor(delta[h], 1);
       delta[h] += shuffle_xor(delta[h], 2);
-      const int i = query_ + 8 * h, x = i - block_.first;
+      const int i = query_ + 8 * h;
       const int64_t at = block_.bh() * p_.L + i;
       const bool is_one = i < p_.L;
       const float lse = is_one ? p_.lse[at] * 1.4426950408889634f : -INFINITY;
-      low_[h] = block_.seen[x] - block_.tile * SIDE, high_[h] = block_.seen[S::QUERIES + x] - block_.tile * SIDE;
       // Weights of a query that sees nothing are 0; out is not to be trusted there.
       const bool none = lse == -INFINITY;
       delta_[h] = none ? 0.f : delta[h] - (p_.dlse ? p_.dlse[at] : 0.f);
@@ -145,10 +144,16 @@ class QueriesGroup {
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 4; ++n) {
       const int x = factor_column(n), row = first_ + factor_row(n);
-      const bool sees = low_[n % 2] < high_[n % 2];  // one that sees nothing may hold anything
+      const bool sees = low(n % 2) < high(n % 2);  // one that sees nothing may hold anything
       if (x < p_.D)
         *reinterpret_cast<uint32_t*>(static_cast<T*>(to) + (block_.bh() * p_.rows + row) * p_.D + x) = sees ? a[n] : 0;
     }
+  }
+
+  // Keys of the block's tiles that this thread's queries see. Read anew: registers are scarce.
+  TXL_DEVICE int low(int h) const { return block_.seen[query_ + 8 * h - block_.first] - block_.tile * SIDE; }
+  TXL_DEVICE int high(int h) const {
+    return block_.seen[S::QUERIES + query_ + 8 * h - block_.first] - block_.tile * SIDE;
   }
 
   TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + group_ * S::BYTES); }
@@ -217,12 +222,12 @@ class QueriesGroup {
     TXL_UNROLL
     for (int n = 0; n < 32; ++n) s[n] = power_of_2(s[n] - base_[n / 2 % 2]) * (dp[n] - delta_[n / 2 % 2]);
     const int first = t * SIDE, last = first + SIDE;
-    const bool all = low_[0] <= first && high_[0] >= last && low_[1] <= first && high_[1] >= last;
-    if (all_of_warp(all)) return;
+    const int lows[2] = {low(0), low(1)}, highs[2] = {high(0), high(1)};
+    if (all_of_warp(lows[0] <= first && highs[0] >= last && lows[1] <= first && highs[1] >= last)) return;
     TXL_UNROLL
     for (int n = 0; n < 32; ++n) {
       const int h = n / 2 % 2, key = first + thread() % 4 * 2 + n / 4 * 8 + n % 2;
-      if (key < low_[h] || key >= high_[h]) s[n] = 0;
+      if (key < lows[h] || key >= highs[h]) s[n] = 0;
     }
   }
 
@@ -338,7 +343,6 @@ class QueriesGroup {
   int r_row_;  // this thread's first of the block that is whole after tile 0
   float* dr_;  // its row 0
   uint32_t content_[S::WIDTH / 4], dout_[S::WIDTH / 4];
-  int low_[2], high_[2];
   float base_[2], delta_[2];  // lse, less log2 ln 2
 };
 

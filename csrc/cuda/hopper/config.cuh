@@ -5,21 +5,19 @@
 namespace txl_cuda {
 
 // GROUPS warpgroups of 64 queries each, and one that loads. WIDTH: of a row in tiles, D at most.
-template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int R_STAGES_, bool Q_IN_SHARED_>
+template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int R_STAGES_>
 struct ForwardShape {
   using T = T_;
   static constexpr int WIDTH = WIDTH_, GROUPS = GROUPS_;
-  static constexpr int STAGES = STAGES_;             // of tiles of k, and of v
-  static constexpr int R_STAGES = R_STAGES_;         // a group lags GROUPS - 1 tiles of r behind the first
-  static constexpr bool Q_IN_SHARED = Q_IN_SHARED_;  // q + u, which else stays in registers
+  static constexpr int STAGES = STAGES_;      // of tiles of k, and of v
+  static constexpr int R_STAGES = R_STAGES_;  // a group lags GROUPS - 1 tiles of r behind the first
   static constexpr int THREADS = (GROUPS + 1) * GROUP, QUERIES = GROUPS * SIDE;
   static constexpr int BYTES = WIDTH / SIDE * TILE;  // of a tile
   static_assert(R_STAGES > GROUPS);
 
   // Bytes from the start of shared memory.
   static constexpr int ring = 0, k = ring + GROUPS * WARPS_A_GROUP * RING, v = k + STAGES * BYTES;
-  static constexpr int r = v + STAGES * BYTES, q = r + R_STAGES * BYTES;
-  static constexpr int barriers = q + (Q_IN_SHARED ? GROUPS * BYTES : 0);
+  static constexpr int r = v + STAGES * BYTES, barriers = r + R_STAGES * BYTES;
   static constexpr int BARRIERS = 3 * (2 * STAGES + R_STAGES);
   static constexpr int seen = barriers + BARRIERS * 8, shared = seen + QUERIES * 8;
 };

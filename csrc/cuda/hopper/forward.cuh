@@ -69,24 +69,13 @@ class ForwardGroup {
     const LongProblem& p = block_.p;
     load_queries<T, S::WIDTH>(p, p.w, block_.b, block_.h, first, position_);
     load_queries<T, S::WIDTH>(p, p.u, block_.b, block_.h, first, content_);
-    if constexpr (S::Q_IN_SHARED) {
-      store_factor<S::WIDTH>(content_, content_tile());
-      fence_units();
-      meet_group(group_);
-    }
   }
-  TXL_DEVICE uint32_t content_tile() const { return block_.address(S::q + group_ * S::BYTES); }
 
   TXL_DEVICE void ask_positions(float (&block)[32]) {
     multiply<T, Rows::own, false>(block, position_, block_.address(S::r + r_.take() * S::BYTES));
   }
   TXL_DEVICE void ask_content(float (&scores)[32]) {
-    const uint32_t k = block_.address(S::k + k_.take() * S::BYTES);
-    if constexpr (S::Q_IN_SHARED) {
-      multiply<T, S::WIDTH, Rows::own, Rows::own, true>(scores, content_tile(), k);
-    } else {
-      multiply<T, Rows::own, true>(scores, content_, k);
-    }
+    multiply<T, Rows::own, true>(scores, content_, block_.address(S::k + k_.take() * S::BYTES));
   }
   // Tile t's new block goes to the ring, its scores come from there.
   TXL_DEVICE void shift(const float (&block)[32], float (&scores)[32], int t) {

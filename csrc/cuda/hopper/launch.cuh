@@ -7,9 +7,9 @@
 namespace txl_cuda {
 
 template <class T>
-using Narrow = ForwardShape<T, 64, 2, 3, 4, false>;
+using Narrow = ForwardShape<T, 64, 2, 3, 4>;
 template <class T>
-using Wide = ForwardShape<T, 128, 2, 2, 3, true>;
+using Wide = ForwardShape<T, 128, 2, 2, 4>;
 
 inline LongProblem describe_call(const Problem& p) {
   LongProblem x;

@@ -1,5 +1,5 @@
-"""The Hopper kernels against the float64 definition: their own source run by the emulation, and on a
-GPU."""
+"""The Hopper kernels against the float64 definition: their own source run by the emulation, and on
+a GPU."""
 
 from typing import Any
 
@@ -128,7 +128,7 @@ def test_what_it_does_not_take(emulated: Any, monkeypatch: pytest.MonkeyPatch) -
     use(monkeypatch, emulated)
     with pytest.raises(RuntimeError, match="bfloat16 or float16, not float32"):
         call(Case("", D=8), torch.float32)
-    with pytest.raises(RuntimeError, match="head width .* of at most 128, not 136"):
+    with pytest.raises(RuntimeError, match=r"head width .* of at most 128, not 136"):
         call(Case("", D=136))
     with pytest.raises(RuntimeError, match="rows of q that begin at multiples of 16 bytes"):
         call(Case("", L=20, D=8, layout="fused"))
