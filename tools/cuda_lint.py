@@ -1,7 +1,7 @@
 """Holds the machine code of the CUDA kernels, as built into txl_kernels._cuda, against
 tools/cuda_table.json.
 
-    python tools/cuda_lint.py                 fails on a spill, a missing 128-bit load, or growth
+    python tools/cuda_lint.py                 fails on a spill, a missing 128-bit load, serialised wgmma, or growth
     python tools/cuda_lint.py --update        rewrites the table for the nvcc that built the module
     python tools/cuda_lint.py --show          prints every kernel
 
@@ -25,10 +25,16 @@ GROWTH = 1.05  # of instructions
 THREADS, REGISTERS = 128, 65536  # of a block, as in csrc/cuda/rows.cuh; of a multiprocessor
 ROWS = 4  # of a tile, in a thread
 Kernels = dict[str, dict[str, Any]]
+# Bytes that are put up with: three words a tile, of a kernel that takes all of 240 registers.
+STACK = {f"hopper backward_queries {dtype} width 64": 32 for dtype in ("bf16", "f16")}
 
 
 def readable(mangled: str) -> str:
-    """part_kernel<Shape<Bf16, 8, 1, 4, true>> -> "part bf16 width 64 queries 4"."""
+    """part_kernel<Shape<Bf16, 8, 1, 4, true>> -> "part bf16 width 64 queries 4"; of Hopper's
+    backward_keys_kernel<KeysShape<Bf16, 64, ..>> -> "hopper backward_keys bf16 width 64"."""
+    hopper = re.search(r"\d(forward|backward_queries|backward_keys)_kernel.*?(Bf16|F16)ELi(\d+)E", mangled)
+    if hopper is not None:
+        return f"hopper {hopper[1]} {hopper[2].lower()} width {hopper[3]}"
     kind = re.search(r"(part|merge)_kernel", mangled)
     dtype = re.search(r"(Bf16|F16)", mangled)
     if kind is None:
@@ -75,6 +81,7 @@ def measure(binary: Path) -> Kernels:
         code = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", sass[name], re.MULTILINE)
         barrier = next((n for n, x in enumerate(code) if "BAR.SYNC" in x), len(code))
         wide = [n for n, x in enumerate(code) if re.search(r"\bLDG\.E\.128", x)]
+        products = [x for x in code if x.startswith("HGMMA")]
         found[name] = {
             "registers": int(said[1]),
             "stack": int(said[2]) + int(said[4]),
@@ -83,6 +90,8 @@ def measure(binary: Path) -> Kernels:
             "wide": len(wide),
             "ahead": sum(n < barrier for n in wide),
         }
+        if products:
+            found[name] |= {"products": len(products), "waits": sum("gsb0" in x for x in products)}
     return found
 
 
@@ -93,8 +102,11 @@ def blocks(kernel: dict[str, Any]) -> int:
 
 def complaints(name: str, now: dict[str, Any], before: dict[str, Any] | None) -> list[str]:
     found = []
-    if now["stack"]:
+    if now["stack"] > STACK.get(name.partition(" ")[2], 0):
         found.append(f"{now['stack']} bytes of registers spilled")
+    # A product of 64 deep is four instructions, of which the last marks the group.
+    if now.get("waits", 0) * 4 > now.get("products", 0):
+        found.append(f"{now['waits']} of {now['products']} wgmma end a group: the compiler has serialised them")
     if " part " in name and "unaligned" not in name:
         per_row = 2 if "f32 width 256" in name else 1
         tile = ROWS * per_row  # loads

@@ -56,3 +56,12 @@ def test_a_spill_is_seen(lint: ModuleType, tmp_path: Path, spills: bool) -> None
     assert (kernel["stack"] > 0) == spills
     assert kernel["wide"] >= 24
     assert any("spilled" in x for x in lint.complaints(*found, kernel, None)) == spills
+
+
+def test_serialised_products(lint: ModuleType) -> None:
+    name, good = "sm_90 hopper forward bf16 width 64", GOOD | {"products": 32, "waits": 8}
+    assert lint.complaints(name, good, good) == []
+    assert any("serialised" in x for x in lint.complaints(name, good | {"waits": 32}, good))
+    assert lint.readable("_ZN8txl_cuda20backward_keys_kernelINS_9KeysShapeINS_3F16ELi128ELi1ELi2ELi3ELb1EEEEEv") == (
+        "hopper backward_keys f16 width 128"
+    )

@@ -39,6 +39,8 @@ def smallest() -> list[Work]:
             replace(
                 base, name=f"D{width} 16 queries, CUDA C++", L=16, M=700, backward=False, backend="cuda", bounded=True
             ),
+            replace(base, name=f"D{width} CUDA C++", backend="cuda", atomics=True),
+            replace(base, name=f"D{width} bounds, dropout, CUDA C++", backend="cuda", bounded=True, dropout_p=0.2, atomics=True),
         ]
     return [
         *found,
@@ -51,12 +53,14 @@ def smallest() -> list[Work]:
 
 
 def timed() -> Iterator[Work]:
-    """bfloat16, B 8, H 16: dr by atomics, and not; by pointers and with bounds at one length."""
+    """bfloat16, B 8, H 16: dr by atomics, and not, and CUDA C++; by pointers and with bounds at one
+    length."""
     for length in LENGTHS:
         for width in WIDTHS:
             base = Work("ours", B=8, H=16, L=length, M=length, D=width)
             yield replace(base, atomics=True)
             yield replace(base, name=SAME_BITS, atomics=False)
+            yield replace(base, name="ours, CUDA C++", backend="cuda", atomics=True)
             if length == LENGTHS[0]:
                 yield replace(base, name="ours, pointers", pointers=True, atomics=True)
                 yield replace(base, name="ours, bounds", bounded=True, atomics=True)

@@ -187,9 +187,10 @@ class KeysGroup {
     results(scores);
     results(weights);
     uint32_t factors[16], more[16];
-    weigh(step, n, scores, weights, sums);
-    pack_weights<T>(scores, factors);
+    mask(n, scores, weights);
+    weigh(step, scores, weights, factors);
     multiply<T, Rows::depth, true>(dv, factors, stage(S::dout, n));
+    differentiate(n, scores, weights, sums);
     pack_weights<T>(weights, more);
     multiply<T, Rows::depth, true>(dk, more, stage(S::content, n));
     await_products<0>();
@@ -223,30 +224,31 @@ class KeysGroup {
     turn_.get(scores, step);
   }
 
-  // Scores become weights as they meet dout, dout.v becomes dS without the scale.
-  TXL_DEVICE void weigh(int step, int n, float (&s)[32], float (&dp)[32], float (&sums)[2]) const {
-    const uint32_t stats = block_.address(S::stats + n * S::STATS + thread() % 4 * 8);
-    mask(n, s, dp);
-    uint32_t kept = ~0u;
-    if (p_.drop_below) {
-      kept = draw_kept_by_key(p_, block_.bh(), block_.first + step * SIDE, first_ + warp_ * 16 + thread() % WARP / 4);
-      TXL_UNROLL
-      for (int m = 0; m < 32; ++m) dp[m] = kept >> m & 1 ? dp[m] * p_.keep_scale : 0.f;
+  // Scores become weights, in `factors` as they meet dout; dropout meets dout.v, too.
+  TXL_DEVICE void weigh(int step, float (&s)[32], float (&dp)[32], uint32_t (&factors)[16]) const {
+    TXL_UNROLL
+    for (int m = 0; m < 32; ++m) s[m] = power_of_2(s[m]);
+    if (!p_.drop_below) return pack_weights<T>(s, factors);
+    const uint32_t kept =
+        draw_kept_by_key(p_, block_.bh(), block_.first + step * SIDE, first_ + warp_ * 16 + thread() % WARP / 4);
+    float left[32];
+    TXL_UNROLL
+    for (int m = 0; m < 32; ++m) {
+      const bool is_kept = kept >> m & 1;
+      left[m] = is_kept ? s[m] * p_.keep_scale : 0.f, dp[m] = is_kept ? dp[m] * p_.keep_scale : 0.f;
     }
+    pack_weights<T>(left, factors);
+  }
+
+  // dout.v becomes dS without the scale.
+  TXL_DEVICE void differentiate(int n, const float (&s)[32], float (&dp)[32], float (&sums)[2]) const {
+    const uint32_t stats = block_.address(S::stats + n * S::STATS + thread() % 4 * 8);
     unroll<16>([&](auto number) {  // a query's entries of both keys
       constexpr int m = decltype(number)::value / 2 * 4 + decltype(number)::value % 2;
       const float delta = get_shared<4 * SIDE + m / 4 * 32 + m % 2 * 4>(stats);
       TXL_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        const int x = m + 2 * h;
-        s[x] = power_of_2(s[x]);
-        dp[x] = s[x] * (dp[x] - delta);
-        sums[h] += dp[x];
-      }
+      for (int x = m; x < m + 4; x += 2) dp[x] = s[x] * (dp[x] - delta), sums[x / 2 % 2] += dp[x];
     });
-    if (!p_.drop_below) return;
-    TXL_UNROLL
-    for (int m = 0; m < 32; ++m) s[m] = kept >> m & 1 ? s[m] * p_.keep_scale : 0.f;
   }
 
   // dout.v of keys that a query does not see may be anything, too.
