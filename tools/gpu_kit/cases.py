@@ -40,7 +40,14 @@ def smallest() -> list[Work]:
                 base, name=f"D{width} 16 queries, CUDA C++", L=16, M=700, backward=False, backend="cuda", bounded=True
             ),
             replace(base, name=f"D{width} CUDA C++", backend="cuda", atomics=True),
-            replace(base, name=f"D{width} bounds, dropout, CUDA C++", backend="cuda", bounded=True, dropout_p=0.2, atomics=True),
+            replace(
+                base,
+                name=f"D{width} bounds, dropout, CUDA C++",
+                backend="cuda",
+                bounded=True,
+                dropout_p=0.2,
+                atomics=True,
+            ),
         ]
     return [
         *found,

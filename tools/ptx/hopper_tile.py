@@ -1,5 +1,5 @@
-"""What one more tile of 64 queries and 64 keys costs each Hopper kernel of csrc/cuda, by the model of
-`tile.py`, beside its yardstick.
+"""What one more tile of 64 queries and 64 keys costs each Hopper kernel of csrc/cuda, by the model
+of `tile.py`, beside its yardstick.
 
     PYTHONPATH=tools:tests/support python -m ptx.hopper_tile
 
@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from cuda_ptx import PtxModule, compile_ptx
 
-from ptx.tile import BARRIER, FLASH_BACKWARD, SCHEDULERS, Cost, clocks, per_tile, units
+from ptx.tile import BARRIER, FLASH_BACKWARD, Cost, clocks, per_tile, units
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
 
@@ -42,7 +42,9 @@ def counted(module: PtxModule, queries: int, memory: int, width: int) -> dict[st
     if module.faults:
         raise module.faults[0]
     names = ("forward", "backward_queries", "backward_keys")
-    return {name: next(c for kernel, c in module.counts.items() if f"{name}_kernel" in kernel).by_class() for name in names}
+    return {
+        name: next(c for kernel, c in module.counts.items() if f"{name}_kernel" in kernel).by_class() for name in names
+    }
 
 
 def costs(module: PtxModule, width: int) -> dict[str, Cost]:
@@ -71,16 +73,18 @@ def show(width: int, found: dict[str, Cost]) -> float:
 
 
 def main() -> None:
-    assert SCHEDULERS == 4
     with tempfile.TemporaryDirectory() as folder:
         module = PtxModule(Path(folder))
         module.use(compile_ptx(Path(folder), "sm_90a"))
         pretended = {
             "_absent_from": None, "_multiprocessors": 1, "_stream": 0, "_capability": cuda.HOPPER,
         }  # fmt: skip
-        with mock.patch.object(cuda.native, "module", module), mock.patch.multiple(
-            cuda, **{name: lambda device, x=x: x for name, x in pretended.items()}
-        ), mock.patch.object(torch.cuda, "device"), mock.patch.object(torch.cuda, "current_device", lambda: None):
+        with (
+            mock.patch.object(cuda.native, "module", module),
+            mock.patch.multiple(cuda, **{name: lambda device, x=x: x for name, x in pretended.items()}),
+            mock.patch.object(torch.cuda, "device"),
+            mock.patch.object(torch.cuda, "current_device", return_value=None),
+        ):
             ours = {width: costs(module, width) for width in GROUPS}
     print("| kernel | tensor | issue | shared memory | special | barriers | waits | programs | conflicts | clocks |")
     print("|---|---|---|---|---|---|---|---|---|---|")

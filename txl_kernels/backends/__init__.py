@@ -9,6 +9,7 @@ import torch
 from txl_kernels.backends import cpu, cuda, reference, triton
 from txl_kernels.backends.protocol import Backend, Kernels
 from txl_kernels.call import Call
+from txl_kernels.call.fields import needs_gradients
 
 # Fastest first.
 KERNELS: dict[str, Kernels] = {cpu.NAME: cpu, cuda.NAME: cuda, triton.NAME: triton}
@@ -26,8 +27,8 @@ def available_backends(
 ) -> list[str]:
     """Names of the backends that run on `device` with `dtype`, fastest first.
 
-    "cuda" among them takes calls of few queries and no gradients, and for now only by name; the
-    others take any.
+    "cuda" among them takes calls of few queries without gradients, on an H100 in 16-bit types any,
+    and for now only by name; the others take any.
     """
     device = torch.device(device)
     return [name for name, backend in BACKENDS.items() if backend.cannot_run(device, dtype, head_width) is None]
@@ -67,10 +68,17 @@ def choose_unasked(device: torch.device, dtype: torch.dtype, head_width: int = 6
 
 def _unasked(name: str, device: torch.device, dtype: torch.dtype, head_width: int, call: Call | None) -> bool:
     """Whether backend=None may take it; call: None for one that any backend takes."""
-    if name == cuda.NAME and (not cuda.VERIFIED or call is None or call.q.size(2) > cuda.FASTER_UP_TO):
+    if name == cuda.NAME and not _cuda_unasked(call):
         return False
     backend = BACKENDS[name]
     return backend.cannot_run(device, dtype, head_width) is None and (call is None or backend.refuses(call) is None)
+
+
+def _cuda_unasked(call: Call | None) -> bool:
+    """Whether a device has shown that it is right and faster for such a call."""
+    if call is not None and call.q.size(2) <= cuda.FASTER_UP_TO and not needs_gradients(call):
+        return cuda.VERIFIED
+    return cuda.HOPPER_VERIFIED and call is not None and cuda.hopper_refuses(call) is None
 
 
 def _warn_of_reference(call: Call) -> None:

@@ -44,6 +44,7 @@ _LONG = "cuda, long"  # the key of a plan for many queries beside NAME's
 # What backend=None gives it once it is verified: beyond, Triton's matrix units have less arithmetic
 # to do.
 FASTER_UP_TO = 4
+HOPPER_VERIFIED = False  # the same of the kernels of more queries and of gradients
 native = native_modules.load("_cuda", "CUDA")
 
 
@@ -107,10 +108,14 @@ def hopper_refuses(call: Call) -> str | None:
 
 
 def _rows_aligned(x: Tensor) -> bool:
-    """Whether every row begins where the copy engine can read it."""
+    """Whether every row begins where the copy engine can read it.
+
+    Tensors that are traced lie nowhere: the module looks at where they lie again, at every call.
+    """
     item = x.element_size()
     steps = (step for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1)
-    return x.data_ptr() % ROW_BYTES == 0 and all(step * item % ROW_BYTES == 0 for step in steps)
+    starts_aligned = torch.compiler.is_compiling() or x.data_ptr() % ROW_BYTES == 0
+    return starts_aligned and all(step * item % ROW_BYTES == 0 for step in steps)
 
 
 def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -167,7 +172,7 @@ def backward(
         if given["r"].numel():
             dr = call.q.new_zeros((max(slots * groups, 1), *call.r.shape), dtype=torch.float32)
         asked = tuple(given[n] if given[n].numel() else None for n in ("q", "k", "v", "k_mem", "v_mem"))
-        dout = dout if _rows_aligned(dout) else dout.contiguous()
+        dout = dout if _rows_aligned(dout) else dout.clone(memory_format=torch.contiguous_format)
         dlse = None if dlse is None else dlse.contiguous()
         plan.backward(call, out, lse, dout, dlse, asked, dr, slots, workspace.data_ptr(), _stream(call.q.device))
         if dr is not None:
@@ -202,9 +207,11 @@ def _drop_below(call: Call) -> int:
     return dropout.drop_threshold(call.dropout_p) if call.seed is not None else 0
 
 
-@functools.cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
+
+
+setattr(_capability, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @functools.cache

@@ -132,3 +132,15 @@ def test_what_it_does_not_take(emulated: Any, monkeypatch: pytest.MonkeyPatch) -
         call(Case("", D=136))
     with pytest.raises(RuntimeError, match="rows of q that begin at multiples of 16 bytes"):
         call(Case("", L=20, D=8, layout="fused"))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_tensors_that_do_not_begin_at_16_bytes() -> None:
+    """Also after a call of the same shapes and strides."""
+    inputs = as_call(make_inputs(Case("", L=20, D=8), torch.bfloat16))
+    with torch.no_grad():
+        rel_attention(**inputs, backend="cuda")
+        k = inputs["k"]
+        moved = torch.empty(k.numel() + 1, dtype=k.dtype, device=k.device)[1:].view(k.shape).copy_(k)
+        with pytest.raises((RuntimeError, ValueError), match="multiples of 16 bytes"):
+            rel_attention(**inputs | {"k": moved}, backend="cuda")

@@ -90,9 +90,10 @@ def test_it_is_chosen_by_name_only_until_it_is_verified(
     monkeypatch.setattr(cuda, "cannot_run", lambda *args: None)
     monkeypatch.setattr(triton, "cannot_run", lambda *args: None)
     monkeypatch.setattr(backends.cpu, "cannot_run", lambda *args: "not here")
+    monkeypatch.setattr(cuda, "_capability", lambda device: cuda.HOPPER)
 
-    def chosen(length: int) -> str:
-        return backends.choose(None, as_fields(make_inputs(Case("", L=length, M=5, D=8), torch.float32)))
+    def chosen(length: int, dtype: torch.dtype = torch.float32) -> str:
+        return backends.choose(None, as_fields(make_inputs(Case("", L=length, M=5, D=8), dtype)))
 
     with torch.no_grad():
         monkeypatch.setattr(cuda, "VERIFIED", False)
@@ -100,6 +101,10 @@ def test_it_is_chosen_by_name_only_until_it_is_verified(
         monkeypatch.setattr(cuda, "VERIFIED", True)
         assert [chosen(length) for length in (1, 4, 5)] == ["cuda", "cuda", "triton"]
     assert chosen(1) == "triton"  # gradients are asked for
+    assert chosen(1, torch.bfloat16) == chosen(50, torch.bfloat16) == "triton"
+    monkeypatch.setattr(cuda, "HOPPER_VERIFIED", True)
+    assert chosen(1, torch.bfloat16) == chosen(50, torch.bfloat16) == "cuda"
+    assert chosen(50) == "triton"
     assert backends.choose_unasked(torch.device("cpu"), torch.float32) == "triton"
 
 
