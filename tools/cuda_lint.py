@@ -1,8 +1,8 @@
 """Holds the machine code of the CUDA kernels, as built into txl_kernels._cuda, against
 tools/cuda_table.json.
 
-    python tools/cuda_lint.py                 fails on a spill, a missing 128-bit load, growth, wgmma
-                                              that are serialised
+    python tools/cuda_lint.py                 fails on a spill, a missing 128-bit load, growth,
+                                              serialised wgmma
     python tools/cuda_lint.py --update        rewrites the table for the nvcc that built the module
     python tools/cuda_lint.py --show          prints every kernel
 
