@@ -1,5 +1,6 @@
 """Into a world and out of it: torchrun's variables, process groups, lost peers."""
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -97,6 +98,8 @@ def _leave() -> None:
     may wait for ever, with the gloo of torch 2.6 even for one that left in peace."""
     if torch.__version__.startswith("2.6.") and dist.get_backend() == "gloo":
         return
+    # Groups that only a cycle holds (a trainer and what saves it) end here and not with the interpreter.
+    gc.collect()
 
     def destroy() -> None:
         with suppress(RuntimeError):
