@@ -11,6 +11,7 @@ from txl.commands.console import tell
 from txl.training.trainer import Trainer
 
 FINISHING = "finishing this update; Ctrl-C again ends at once\n"
+_LAST_WORDS_S = 5  # then SIGALRM ends the process
 _CLEAR_LINE = "\r\x1b[2K"  # of a bar, and of the ^C that the terminal shows
 
 
@@ -40,6 +41,21 @@ def stop_on_ctrl_c(trainer: Trainer) -> Iterator[None]:
     finally:
         for one in signals:
             signal.signal(one, previous[one])
+
+
+@contextmanager
+def last_words() -> Iterator[None]:
+    """SIGTERM, which torchrun sends to all when one process fails, leaves this one seconds to say
+    what it saw of that; a second one ends it at once."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.alarm(_LAST_WORDS_S)
+
+    previous = signal.signal(signal.SIGTERM, handler)
+    yield
+    signal.signal(signal.SIGTERM, previous)  # not after an error: it is still to be told
+    signal.alarm(0)
 
 
 @contextmanager

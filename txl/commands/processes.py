@@ -2,15 +2,16 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated
 
 import torch
 import typer
 
 from txl.commands.console import tell
+from txl.commands.interrupt import last_words
 from txl.commands.options import console, pick_device
-from txl.distributed.join import joined, local_device, settle
+from txl.distributed.join import joined, launched, local_device, settle
 from txl.distributed.world import SharedError, World
 from txl.training.trainer import Interrupted
 
@@ -31,7 +32,7 @@ def processes(device: str, *, group: bool = False) -> Iterator[tuple[World, torc
     group: a process group even for one that is alone.
     """
     where = pick_device(local_device(device))
-    with joined(where, always=group) as world:
+    with last_words() if launched() else nullcontext(), joined(where, always=group) as world:
         console.quiet = console.quiet or not world.first
         try:
             yield world, where

@@ -69,6 +69,7 @@ def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
     own = not dist.is_initialized()
     if own:
         _meet(device, world)
+    lost = False
     try:
         yield world
     except TxlError:
@@ -76,12 +77,15 @@ def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
     except RuntimeError as error:
         if not _is_lost_peer(error):
             raise
+        lost = True
         raise TxlError(
             f"rank {world.rank}: another process has ended or does not answer, so this one ends, too; what was saved is "
             f"kept, --resume goes on from it ({str(error).splitlines()[0][:200]})"
         ) from error
     finally:
         if own:
+            if not lost:
+                gc.collect()  # process groups that only a cycle holds end here, not with the interpreter
             _leave()
 
 
@@ -98,8 +102,6 @@ def _leave() -> None:
     may wait for ever, with the gloo of torch 2.6 even for one that left in peace."""
     if torch.__version__.startswith("2.6.") and dist.get_backend() == "gloo":
         return
-    # Groups that only a cycle holds (a trainer and what saves it) end here and not with the interpreter.
-    gc.collect()
 
     def destroy() -> None:
         with suppress(RuntimeError):
