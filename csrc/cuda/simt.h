@@ -18,6 +18,8 @@
 #define TXL_KERNEL __global__ __launch_bounds__(txl_cuda::THREADS, 2)
 // float* of the dynamic shared memory.
 #define TXL_SHARED(name) extern __shared__ __align__(16) float name[]
+// char* of it, at a multiple of 1024 bytes: tiles lie there.
+#define TXL_SHARED_TILES(name) extern __shared__ __align__(1024) char name[]
 #define TXL_LAUNCH(kernel, grid, threads, shared, stream, ...) \
   kernel<<<grid, threads, shared, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__)
 

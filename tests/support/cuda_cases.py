@@ -60,6 +60,14 @@ HOPPER = [
     Case("padded, both ways", L=150, M=0, D=64, B=2, H=1, causal=False, intervals="padded"),
     Case("storage [L, B, H, D] over tiles", L=130, M=70, D=64, layout="lbhd", scale=-0.2, extra_rows=5),
     Case("no scale", L=70, M=10, D=64, scale=0.0),
+    Case("nothing to see", L=150, M=40, D=64, B=1, H=1, intervals="nothing"),
+    Case("nothing to see, wide heads", L=70, M=10, D=128, B=1, H=1, intervals="nothing"),
+    Case("blocks that see nothing", L=260, M=0, D=64, B=1, H=1, window=30, intervals="ended"),
+    Case("blocks that see nothing, wide heads", L=200, M=0, D=128, B=1, H=1, window=30, intervals="ended"),
+]
+SPLIT = [
+    Case("memory", L=70, M=900, D=64, B=1, H=1),
+    Case("a part without tiles", L=600, M=0, D=64, B=1, H=1),
 ]
 
 

@@ -6,6 +6,7 @@ from oracle import Case
 NARROW = Case("narrow", B=1, H=1, L=150, M=250, D=64, window=180)
 WIDE = Case("wide", B=1, H=1, L=70, M=150, D=128, window=80)
 LONG = Case("long", B=1, H=1, L=330, M=64, D=64)
+NOTHING = Case("nothing", B=1, H=1, L=70, M=10, D=64, intervals="nothing")
 MASKED = Case("masked", B=1, H=1, L=64, M=40, D=64)  # rows of the first tile that do not exist
 PREPARED = """    unskew_.put(none, 0), unskew_.put(none, 1);
     fence_units();
@@ -67,6 +68,15 @@ FORWARD = [
         NARROW,
         "",
     ),
+    (
+        "shared memory that does not begin at 0",
+        "skew",
+        "memory_ + (to_[e] | (static_cast<uint32_t>(eight_[e] + later + 256 * up) & 0xF00))",
+        "(memory_ + to_[e]) | (static_cast<uint32_t>(eight_[e] + later + 256 * up) & 0xF00)",
+        NARROW,
+        "",
+    ),
+    ("a block without tiles", "forward", "if (block_.tiles) pass_tiles(", "pass_tiles(", NOTHING, "wait for ever"),
 ]
 BACKWARD = [
     ("a swizzle off by one", "tile", "(at >> 7 & 7)", "(at >> 8 & 7)", WIDE, "values"),
@@ -135,7 +145,14 @@ BACKWARD = [
         NARROW,
         "race",
     ),
-    ("a wait for what queries left", "backward_keys", "    stats_.take();\n", "", NARROW, "race"),
+    (
+        "a wait for what queries left",
+        "backward_keys",
+        "    stats_.take();  // dout is clear, too\n",
+        "",
+        NARROW,
+        "race",
+    ),
     (
         "a wait for both blocks",
         "backward_keys",
@@ -151,6 +168,22 @@ BACKWARD = [
         "    stats_.skip();\n    q_.give_back();\n    await_products<0>();\n    results(dv);\n    results(dk);",
         LONG,
         "",
+    ),
+    (
+        "shared memory that does not begin at 0, turned",
+        "turn",
+        "memory_ + ((static_cast<uint32_t>(256 * eight_[e] + 256 * up) & 0x700) | (to_[e] | buffer))",
+        "((static_cast<uint32_t>(256 * eight_[e] + 256 * up) & 0x700) | (memory_ + (to_[e] | buffer)))",
+        NARROW,
+        "",
+    ),
+    (
+        "a block of gradients without tiles",
+        "backward_queries",
+        "if (block_.tiles) pass_tiles(",
+        "pass_tiles(",
+        NOTHING,
+        "wait for ever",
     ),
     ("one buffer of the turn", "turn", "(step & 1) * BYTES", "(step & 0) * BYTES", NARROW, "race"),
     (

@@ -27,7 +27,7 @@ class Case:
     D: int = 8
     causal: bool = True
     window: int | tuple[int | None, int | None] | None = None
-    intervals: str = ""  # "", random, padded, filled, episodes, empty
+    intervals: str = ""  # "", random, padded, filled, episodes, empty, nothing, ended
     dropout_p: float = 0.0
     layout: str = "bhld"  # or lbhd, fused
     scale: float | None = None
@@ -116,6 +116,10 @@ def intervals_of(case: Case, generator: torch.Generator) -> tuple[Tensor | None,
         start = torch.zeros(1, L, dtype=torch.int32)
         start[:, ::2] = S
         return start, None
+    if case.intervals == "nothing":
+        return None, here(torch.zeros(1, 1, dtype=torch.int32))
+    if case.intervals == "ended":
+        return None, here(torch.full((1, 1), S // 3, dtype=torch.int32))
     return None, None
 
 

@@ -14,7 +14,7 @@ from ptx.mbarriers import MBarriers
 from ptx.operands import PARAM_BASE
 from ptx.order import Order
 from ptx.schedule import Schedule
-from ptx.shared_memory import POISON, SharedMemory
+from ptx.shared_memory import FIRST, POISON, SharedMemory
 
 AXES = "xyz"
 
@@ -78,7 +78,7 @@ class Block:
         }  # fmt: skip
         for axis, at, size in zip(AXES, index, g, strict=True):
             self.names |= {f"%ctaid.{axis}": _one(at), f"%nctaid.{axis}": _one(size)}
-        self.names |= {name: _one(0) for name in kernel.program.dynamic_shared}
+        self.names |= {name: _one(FIRST) for name in kernel.program.dynamic_shared}
         self.names |= {name: _one(PARAM_BASE + at) for name, at in kernel.param_at.items()}
         self.now: Decoded | None = None
 

@@ -12,6 +12,7 @@ from ptx.order import Order
 
 NOBODY, COLLECTIVE, UNIT = -1, -2, -3  # instead of a thread: none yet, a whole warp, an asynchronous unit
 POISON = 0xFF  # a NaN in every type
+FIRST = 1024  # its first address, as from sm_90 on, where the system has the bytes before
 
 
 class SharedMemory:
@@ -24,8 +25,8 @@ class SharedMemory:
     def __init__(
         self, size: int, order: Order, cell: int, copies_need_fence: bool = True, counts: Counts | None = None
     ) -> None:
-        cells = -(-size // cell)
-        self.size, self.order, self.cell, self.counts = size, order, cell, counts
+        cells = -(-(FIRST + size) // cell)
+        self.end, self.order, self.cell, self.counts = FIRST + size, order, cell, counts
         self.bytes = np.full(cells * cell, POISON, np.uint8)
         self.writer = np.full(cells, NOBODY, np.int32)
         self.write_agent = np.zeros(cells, np.int32)
@@ -40,8 +41,10 @@ class SharedMemory:
 
     def cells(self, address: np.ndarray, width: int) -> np.ndarray:
         """[n, cells of an access]: of `width` bytes at each address [n]."""
-        if (address < 0).any() or (address + width > self.size).any():
-            raise Fault(f"shared memory has {self.size} bytes; {address.min()}..{address.max()} + {width} are accessed")
+        if (address < FIRST).any() or (address + width > self.end).any():
+            raise Fault(
+                f"shared memory is {FIRST}..{self.end}; {address.min()}..{address.max()} + {width} are accessed"
+            )
         if (address % min(width, 16)).any():
             raise Fault(f"{width} bytes of shared memory at an address that is not a multiple of it")
         cells: np.ndarray = address[:, None] // self.cell + np.arange(width // self.cell)
@@ -149,8 +152,8 @@ class SharedMemory:
 
     def _cells_at(self, places: np.ndarray, what: str) -> np.ndarray:
         """Cells of the bytes `places` [n] that an asynchronous unit accesses."""
-        if places.min() < 0 or places.max() >= self.size:
-            raise Fault(f"{what} {places.min()}..{places.max()} of {self.size} bytes of shared memory")
+        if places.min() < FIRST or places.max() >= self.end:
+            raise Fault(f"{what} {places.min()}..{places.max()}, where shared memory is {FIRST}..{self.end}")
         cells = np.unique(places // self.cell)
         self._free(cells)
         return cells

@@ -68,17 +68,19 @@ def choose_unasked(device: torch.device, dtype: torch.dtype, head_width: int = 6
 
 def _unasked(name: str, device: torch.device, dtype: torch.dtype, head_width: int, call: Call | None) -> bool:
     """Whether backend=None may take it; call: None for one that any backend takes."""
-    if name == cuda.NAME and not _cuda_unasked(call):
-        return False
     backend = BACKENDS[name]
-    return backend.cannot_run(device, dtype, head_width) is None and (call is None or backend.refuses(call) is None)
+    if backend.cannot_run(device, dtype, head_width) is not None or (name == cuda.NAME and not _cuda_unasked(call)):
+        return False
+    return call is None or backend.refuses(call) is None
 
 
 def _cuda_unasked(call: Call | None) -> bool:
     """Whether a device has shown that it is right and faster for such a call."""
-    if call is not None and call.q.size(2) <= cuda.FASTER_UP_TO and not needs_gradients(call):
-        return cuda.VERIFIED
-    return cuda.HOPPER_VERIFIED and call is not None and cuda.hopper_refuses(call) is None
+    if call is None:
+        return False
+    if call.q.size(2) > cuda.MOST_QUERIES or needs_gradients(call):
+        return cuda.HOPPER_VERIFIED
+    return cuda.VERIFIED and call.q.size(2) <= cuda.FASTER_UP_TO
 
 
 def _warn_of_reference(call: Call) -> None:

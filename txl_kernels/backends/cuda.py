@@ -39,6 +39,7 @@ MOST_QUERIES, MOST_KEYS, MOST_HEADS = 16, 2**23, 65535
 # The kernels of more queries, and of gradients.
 HOPPER, HOPPER_DTYPES, HOPPER_WIDTH = (9, 0), (torch.bfloat16, torch.float16), 128
 ROW_BYTES = 16
+MOST_LONG_KEYS = 64 * 65534  # blocks of 64 keys of memory and segment in one axis of a grid
 MOST_TABLES = 16  # of dr, for the same bits at every run
 _LONG = "cuda, long"  # the key of a plan for many queries beside NAME's
 # What backend=None gives it once it is verified: beyond, Triton's matrix units have less arithmetic
@@ -75,7 +76,8 @@ setattr(_absent_from, "_dynamo_marked_constant", True)  # noqa: B010
 def refuses(call: Call) -> str | None:
     """Why this call is none for these kernels; None if it is."""
     few, gradients = call.q.size(2) <= MOST_QUERIES, needs_gradients(call)
-    if not few or gradients:
+    is_long = not few or gradients
+    if is_long:
         reason = hopper_refuses(call)
         if reason is not None:
             what = "gradients" if few else f"{call.q.size(2)} queries (L), where others take {MOST_QUERIES}"
@@ -83,11 +85,10 @@ def refuses(call: Call) -> str | None:
     if call.q.size(1) > MOST_HEADS:
         return f"it takes at most {MOST_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
     keys = memory_len_of(call) + call.q.size(2)
-    keys = keys if call.window is None or not few else min(keys, call.window + call.q.size(2) - 1)
-    if keys > MOST_KEYS:
-        return (
-            f"it takes at most {MOST_KEYS} keys (M + L, or the window), got {keys}; backend='triton' takes any number"
-        )
+    keys = keys if call.window is None or is_long else min(keys, call.window + call.q.size(2) - 1)
+    most, what = (MOST_LONG_KEYS, "M + L") if is_long else (MOST_KEYS, "M + L, or the window")
+    if keys > most:
+        return f"it takes at most {most} keys ({what}), got {keys}; backend='triton' takes any number"
     return None
 
 
@@ -102,20 +103,28 @@ def hopper_refuses(call: Call) -> str | None:
     if call.q.size(3) > HOPPER_WIDTH:
         return f"it needs a head width (D) of at most {HOPPER_WIDTH}, not {call.q.size(3)}"
     for name, x in zip(INPUTS, inputs_of(call), strict=True):
-        if x is not None and not _rows_aligned(x):
-            return f"it needs rows of {name} that begin at multiples of {ROW_BYTES} bytes, not strides {x.stride()}"
+        if x is not None and not _rows_apart(x):
+            return f"it needs rows of {name} apart, at multiples of {ROW_BYTES} bytes, not strides {x.stride()}"
     return None
 
 
-def _rows_aligned(x: Tensor) -> bool:
-    """Whether every row begins where the copy engine can read it.
-
-    Tensors that are traced lie nowhere: the module looks at where they lie again, at every call.
-    """
+def _rows_apart(x: Tensor) -> bool:
+    """Whether every row begins where the copy engine can read it, and none is another."""
     item = x.element_size()
-    steps = (step for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1)
-    starts_aligned = torch.compiler.is_compiling() or x.data_ptr() % ROW_BYTES == 0
-    return starts_aligned and all(step * item % ROW_BYTES == 0 for step in steps)
+    steps = [step for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
+    is_repeated = x.dim() > 1 and x.size(-2) > 1 and x.stride(-2) == 0
+    return not is_repeated and all(place % ROW_BYTES == 0 for place in (_address(x), *(step * item for step in steps)))
+
+
+def _address(x: Tensor) -> int:
+    """Where it begins. Tensors that are traced or differentiated by torch.func begin nowhere, here
+    at 0: the module looks again at every call."""
+    if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
+        return 0
+    try:
+        return x.data_ptr()
+    except RuntimeError:  # of a tensor in a transform's wrapper
+        return 0
 
 
 def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -160,6 +169,9 @@ def backward(
     with _on(call.q.device):
         plan = None if plans is None else plans.get(_LONG)
         if plan is None:
+            reason = hopper_refuses(call)  # a raw operator's forward cannot know of gradients
+            if reason is not None:
+                raise RuntimeError(f"backend={NAME!r} cannot compute gradients: {reason}; backend='triton' can")
             plan = long_plan(call, out, _multiprocessors(call.q.device))
             if plans is not None:
                 plans[_LONG] = plan
@@ -172,7 +184,7 @@ def backward(
         if given["r"].numel():
             dr = call.q.new_zeros((max(slots * groups, 1), *call.r.shape), dtype=torch.float32)
         asked = tuple(given[n] if given[n].numel() else None for n in ("q", "k", "v", "k_mem", "v_mem"))
-        dout = dout if _rows_aligned(dout) else dout.clone(memory_format=torch.contiguous_format)
+        dout = dout if _rows_apart(dout) else dout.clone(memory_format=torch.contiguous_format)
         dlse = None if dlse is None else dlse.contiguous()
         plan.backward(call, out, lse, dout, dlse, asked, dr, slots, workspace.data_ptr(), _stream(call.q.device))
         if dr is not None:

@@ -41,7 +41,7 @@ struct KeyBlock {
     const int64_t from = most(key - p.M - p.ahead, 0);
     const int64_t to = p.window ? least(p.L, end - 1 - p.M + p.window) : p.L;
     first = static_cast<int>(from) / SIDE * SIDE;
-    steps = from < to ? static_cast<int>(to - first + SIDE - 1) / SIDE : 0;
+    steps = from < to && p.T ? static_cast<int>(to - first + SIDE - 1) / SIDE : 0;
     q.first = reinterpret_cast<Barrier*>(shared + S::barriers), r.first = q.first + q.BARRIERS;
     if (thread() == 0) {
       q.make(S::GROUPS * WARPS_A_GROUP), r.make(S::GROUPS * WARPS_A_GROUP);
@@ -77,14 +77,17 @@ TXL_DEVICE void load_queries_and_distances(const KeyBlock<S>& block) {
   }
 }
 
-// What each query of a step left and sees, to shared memory: 16 bytes a query. By a warp.
+// What each query of a step left and sees, to shared memory: 16 bytes a query. What comes to a query that
+// sees nothing may be anything, and meets a weight of 0: it is cleared. By a warp.
 template <class S>
 TXL_DEVICE void load_stats(const KeyBlock<S>& block) {
   const BackwardProblem& p = block.p;
   Writer<S::STAGES> q(block.q.empty());
+  Walk<S::STAGES> loaded;
   TXL_ROLLED
   for (int step = 0; step < block.steps; ++step) {
     const int stage = q.take();
+    uint64_t seeing = 0;
     int largest = -1, least_end = 1 << 30;
     TXL_ROLLED
     for (int x = thread() % WARP; x < SIDE; x += WARP) {
@@ -96,14 +99,14 @@ TXL_DEVICE void load_stats(const KeyBlock<S>& block) {
       put_shared(at, stats.lse), put_shared<4 * SIDE>(at, stats.delta);
       put_shared<8 * SIDE>(at, static_cast<uint32_t>(low)), put_shared<12 * SIDE>(at, static_cast<uint32_t>(high));
       largest = low > largest ? low : largest, least_end = high < least_end ? high : least_end;
+      seeing |= uint64_t{low < high || i >= p.L} << x;
     }
     largest = most_of_warp(largest), least_end = least_of_warp(least_end);
     if (thread() % WARP == 0) {
       const uint32_t at = block.address(S::reach + stage * 8);
       put_shared(at, static_cast<uint32_t>(largest)), put_shared<4>(at, static_cast<uint32_t>(least_end));
     }
-    meet_warp();
-    if (thread() % WARP == 0) arrive(block.q.clear(stage));
+    clear_next<S>(block.q, loaded, block.address(S::dout), or_of_warp(seeing));
   }
 }
 
@@ -145,7 +148,7 @@ class KeysGroup {
         stats_(block.q.clear(), block.q.empty()),
         r_(block.r.full(), block.r.empty()),
         r_below_(block.r.full(), block.r.empty()),
-        turn_(block.address(S::turn + group_ * 2 * Turn::BYTES), warp_) {}
+        turn_(block.address(0), S::turn + group_ * 2 * Turn::BYTES, warp_) {}
 
   TXL_DEVICE void run() {
     load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, row_, rows(), k_);
@@ -206,12 +209,12 @@ class KeysGroup {
     const int m = r_.take();
     multiply<T, S::WIDTH, Rows::own, Rows::own, false>(above, stage(S::position, n), stage(S::r, m));
     multiply<T, S::WIDTH, Rows::own, Rows::own, false>(below, stage(S::position, n), stage(S::r, r_below_.stage()));
+    stats_.take();  // dout is clear, too
     if constexpr (S::IN_SHARED) {
       multiply<T, S::WIDTH, Rows::own, Rows::own, false>(weights, tile(S::v), stage(S::dout, n));
     } else {
       multiply<T, Rows::own, false>(weights, v_, stage(S::dout, n));
     }
-    stats_.take();
     const int row = warp_ * 16 + thread() % WARP / 4;
     for (int h = 0; h < 2; ++h) less[h] = get_shared(block_.address(S::stats + n * S::STATS + (row + 8 * h) * 4));
     await_products<1>();
@@ -324,8 +327,8 @@ class KeysGroup {
 template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void backward_keys_kernel(const TXL_CONSTANT BackwardProblem p) {
-  TXL_SHARED(floats);
-  const KeyBlock<S> block(p, reinterpret_cast<char*>(floats));
+  TXL_SHARED_TILES(tiles);
+  const KeyBlock<S> block(p, tiles);
   if (thread() >= S::GROUPS * GROUP) {
     if constexpr (S::GROUPS > 1) keep_registers<40>();
     const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;

@@ -60,6 +60,8 @@ void launch_backward(const Problem& p, const Gradients& gradients, void* stream)
   const auto queries = backward_queries_kernel<Q>;
   const auto keys = backward_keys_kernel<K>;
   allow_shared(queries, Q::shared), allow_shared(keys, K::shared);
+  if (blocks_of(p.L, Q::QUERIES) > MOST_GRID || key_blocks<Q, K>(p) > MOST_GRID)
+    throw std::invalid_argument("more queries or keys than a grid can have");
   BackwardProblem call = describe_backward<Q, K>(p, gradients);
   const auto grid = [&](int64_t x, int64_t z) {
     return dim3(static_cast<unsigned>(x), static_cast<unsigned>(p.H), static_cast<unsigned>(z));

@@ -59,8 +59,8 @@ class QueriesGroup {
         v_(block.v.full(), block.v.empty()),
         r_(block.r.clear(), block.r.empty()),
         r_again_(block.r.clear(), block.r.empty()),
-        skew_(block.address(S::ring + (group_ * WARPS_A_GROUP + warp_) * RING), warp_),
-        unskew_(block.address(S::distances + group_ * 2 * TILE), warp_),
+        skew_(block.address(0), S::ring + (group_ * WARPS_A_GROUP + warp_) * RING, warp_),
+        unskew_(block.address(0), S::distances + group_ * 2 * TILE, warp_),
         r_row_(static_cast<int>(p.zero_row) + block.distance(-1 - group_) + warp_ * 16 + thread() % WARP / 4) {
     const int64_t table = p.slots ? (block_x() * S::GROUPS + group_) * p.H : 0;
     dr_ = p.dr + (table + block.h) * p.T * p.D + thread() % 4 * 2;
@@ -75,6 +75,13 @@ class QueriesGroup {
     }
     prepare();
     float dq[S::WIDTH / 2] = {};
+    if (block_.tiles) pass_tiles(own, dq);
+    write(dq);
+  }
+
+ private:
+  // All of the block's tiles: by their own or to give them back.
+  TXL_DEVICE void pass_tiles(const Tiles& own, float (&dq)[S::WIDTH / 2]) {
     for (int j = -S::GROUPS; j < -1 - group_; ++j) pass_r();
     int t = 0;
     TXL_ROLLED
@@ -88,10 +95,7 @@ class QueriesGroup {
     for (; t < block_.tiles; ++t, ++j) k_.pass(), pass_r(), v_.pass();
     TXL_ROLLED
     for (; j <= block_.tiles; ++j) pass_r();
-    write(dq);
   }
-
- private:
   TXL_DEVICE void pass_r() { r_.skip(), r_again_.pass(); }
 
   // Factors of the products; what the other kernel wants of these queries; what they see.
@@ -100,6 +104,7 @@ class QueriesGroup {
     load_queries<T, S::WIDTH>(p_, p_.w, block_.b, block_.h, first_, position);
     load_queries<T, S::WIDTH>(p_, p_.u, block_.b, block_.h, first_, content_);
     load_rows<T, S::WIDTH>(p_, p_.dout, block_.b, block_.h, first_, p_.L, dout_);
+    clear_unseeing(position), clear_unseeing(content_), clear_unseeing(dout_);
     store_factor<S::WIDTH>(position, tile(S::position));
     if constexpr (S::IN_SHARED) {
       store_factor<S::WIDTH>(content_, tile(S::content));
@@ -112,6 +117,13 @@ class QueriesGroup {
     unskew_.put(none, 0), unskew_.put(none, 1);
     fence_units();
     meet_group(group_);
+  }
+
+  // Queries that see nothing may hold anything, and meet a dS of 0.
+  TXL_DEVICE void clear_unseeing(uint32_t (&a)[S::WIDTH / 4]) const {
+    const bool sees[2] = {low(0) < high(0), low(1) < high(1)};
+    TXL_UNROLL
+    for (int n = 0; n < S::WIDTH / 4; ++n) a[n] = sees[n % 2] ? a[n] : 0;
   }
 
   TXL_DEVICE void find_stats() {
@@ -130,10 +142,9 @@ class QueriesGroup {
       delta[h] += shuffle_xor(delta[h], 2);
       const int i = query_ + 8 * h;
       const int64_t at = block_.bh() * p_.L + i;
-      const bool is_one = i < p_.L;
-      const float lse = is_one ? p_.lse[at] * 1.4426950408889634f : -INFINITY;
-      // Weights of a query that sees nothing are 0; out is not to be trusted there.
-      const bool none = lse == -INFINITY;
+      const float lse = i < p_.L ? p_.lse[at] * 1.4426950408889634f : -INFINITY;
+      // Weights of a query that sees nothing are 0; out and lse are not to be trusted there.
+      const bool none = low(h) >= high(h) || lse == -INFINITY;
       delta_[h] = none ? 0.f : delta[h] - (p_.dlse ? p_.dlse[at] : 0.f);
       base_[h] = none ? INFINITY : lse - LOG2_LN2;
       if (thread() % 4 == 0) p_.stats[block_.bh() * p_.rows + i] = {none ? INFINITY : lse, delta_[h]};
@@ -144,9 +155,7 @@ class QueriesGroup {
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 4; ++n) {
       const int x = factor_column(n), row = first_ + factor_row(n);
-      const bool sees = low(n % 2) < high(n % 2);  // one that sees nothing may hold anything
-      if (x < p_.D)
-        *reinterpret_cast<uint32_t*>(static_cast<T*>(to) + (block_.bh() * p_.rows + row) * p_.D + x) = sees ? a[n] : 0;
+      if (x < p_.D) *reinterpret_cast<uint32_t*>(static_cast<T*>(to) + (block_.bh() * p_.rows + row) * p_.D + x) = a[n];
     }
   }
 
@@ -349,14 +358,14 @@ class QueriesGroup {
 template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void backward_queries_kernel(const TXL_CONSTANT BackwardProblem p) {
-  TXL_SHARED(floats);
+  TXL_SHARED_TILES(tiles);
   int text = block_x(), z = block_z();
   if (p.slots) {
     const int64_t n = p.turn * p.slots + block_x();
     if (n >= p.B * (p.rows / S::QUERIES)) return;
     text = static_cast<int>(n % p.B), z = static_cast<int>(n / p.B);
   }
-  const QueryBlock<S> block(p, reinterpret_cast<char*>(floats), text, z);
+  const QueryBlock<S> block(p, tiles, text, z);
   if (thread() >= S::GROUPS * GROUP) {
     if constexpr (S::GROUPS > 1) keep_registers<24>();
     const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;

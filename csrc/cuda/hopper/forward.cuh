@@ -27,7 +27,7 @@ class ForwardGroup {
         k_(block.k.full(), block.k.empty()),
         v_(block.v.clear(), block.v.empty()),
         r_(block.r.full(), block.r.empty()),
-        skew_(block.address(S::ring + (group_ * WARPS_A_GROUP + warp_) * RING), warp_) {}
+        skew_(block.address(0), S::ring + (group_ * WARPS_A_GROUP + warp_) * RING, warp_) {}
 
   TXL_DEVICE void run() {
     const LongProblem& p = block_.p;
@@ -46,12 +46,19 @@ class ForwardGroup {
     Softmax softmax(p, block_.bh(), first + row, low, high);
 
     float values[S::WIDTH / 2] = {};
+    if (block_.tiles) pass_tiles(own, softmax, values);
+    write(softmax, values, first + row);
+  }
+
+ private:
+  // All of the block's tiles: by their own or to give them back.
+  TXL_DEVICE void pass_tiles(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
     int t = 0;
     for (int j = -S::GROUPS; j < -1 - group_; ++j) r_.pass();
     TXL_ROLLED
     for (; t < own.from; ++t) k_.pass(), r_.pass(), v_.pass();
     if (own.from < own.to) {
-      load_own(first);
+      load_own();
       walk(own, softmax, values);
       t = own.to;
     }
@@ -61,12 +68,11 @@ class ForwardGroup {
     for (; t < block_.tiles; ++t, ++j) k_.pass(), r_.pass(), v_.pass();
     TXL_ROLLED
     for (; j <= block_.tiles; ++j) r_.pass();
-    write(softmax, values, first + row);
   }
 
- private:
-  TXL_DEVICE void load_own(int first) {
+  TXL_DEVICE void load_own() {
     const LongProblem& p = block_.p;
+    const int first = block_.first + group_ * SIDE;
     load_queries<T, S::WIDTH>(p, p.w, block_.b, block_.h, first, position_);
     load_queries<T, S::WIDTH>(p, p.u, block_.b, block_.h, first, content_);
   }
@@ -183,9 +189,8 @@ class ForwardGroup {
 template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void forward_kernel(const TXL_CONSTANT LongProblem p) {
-  TXL_SHARED(floats);
-  char* const shared = reinterpret_cast<char*>(floats);
-  const QueryBlock<S> block(p, shared, block_x(), block_z());
+  TXL_SHARED_TILES(tiles);
+  const QueryBlock<S> block(p, tiles, block_x(), block_z());
   if (thread() >= S::GROUPS * GROUP) {
     keep_registers<24>();
     const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;

@@ -23,7 +23,7 @@ enum class Rows { own, depth };
 // PTX's matrix descriptor: address, TILE to what lies beyond 64 elements, 1024 bytes to the next 8
 // rows, all in units of 16 bytes; swizzle of 128 bytes.
 TXL_DEVICE uint64_t describe(uint32_t tile) {
-  return uint64_t{tile >> 4} | uint64_t{TILE / 16} << 16 | uint64_t{8 * ROW / 16} << 32 | uint64_t{1} << 62;
+  return uint64_t{tile >> 4 & 0x3FFF} | uint64_t{TILE / 16} << 16 | uint64_t{8 * ROW / 16} << 32 | uint64_t{1} << 62;
 }
 // To the next 16 of the depth, in units of 16 bytes; and what the fifth step, in the next tile, takes more.
 template <Rows ROWS>

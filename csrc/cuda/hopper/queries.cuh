@@ -44,6 +44,10 @@ TXL_DEVICE Tiles tiles_of(const int* seen, int first) {
   return {low / SIDE, (high + SIDE - 1) / SIDE};
 }
 
+TXL_DEVICE uint64_t or_of_warp(uint64_t bits) {
+  return uint64_t{or_of_warp(static_cast<uint32_t>(bits >> 32))} << 32 | or_of_warp(static_cast<uint32_t>(bits));
+}
+
 // Bits of 64 rows that some of QUERIES queries see: interval(x, low, high) gives query x's. By a warp.
 template <int QUERIES, class Interval>
 TXL_DEVICE uint64_t seen_rows(const Interval& interval) {
@@ -56,7 +60,7 @@ TXL_DEVICE uint64_t seen_rows(const Interval& interval) {
     const uint64_t to = high >= SIDE ? ~uint64_t{0} : high <= 0 ? 0 : ~(~uint64_t{0} << high);
     bits |= from & to;
   }
-  return uint64_t{or_of_warp(static_cast<uint32_t>(bits >> 32))} << 32 | or_of_warp(static_cast<uint32_t>(bits));
+  return or_of_warp(bits);
 }
 
 // Two neighbouring elements of a row as floats; 0 beyond D.

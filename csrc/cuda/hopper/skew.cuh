@@ -17,14 +17,14 @@ namespace txl_cuda {
 
 class Skew {
  public:
-  // ring: address of the warp's, at a multiple of 8 KB.
-  TXL_DEVICE Skew(uint32_t ring, int warp) {
+  // ring: the warp's, an address at a multiple of 8 KB from `memory`; both anywhere.
+  TXL_DEVICE Skew(uint32_t memory, int ring, int warp) : memory_(memory) {
     const int lane = thread() % WARP, row = lane / 4, pair = lane % 4;
-    from_ = ring + static_cast<uint32_t>(4 * (row + 8 * pair));
+    from_ = memory + static_cast<uint32_t>(ring + 4 * (row + 8 * pair));
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
       const int key = row - 2 * pair - e;  // less 16 warp + 8 h - 8 k, from -7 to 7
-      to_[e] = ring + static_cast<uint32_t>(4 * (row + 8 * (key >> 1 & 3) + 32 * (key & 1)));
+      to_[e] = static_cast<uint32_t>(ring + 4 * (row + 8 * (key >> 1 & 3) + 32 * (key & 1)));
       eight_[e] = 256 * (2 * warp + (key >> 3));
     }
   }
@@ -36,7 +36,7 @@ class Skew {
     for (int e = 0; e < 2; ++e) {
       TXL_UNROLL
       for (int up = -7; up <= 1; ++up) {  // h - k
-        const uint32_t at = to_[e] | (static_cast<uint32_t>(eight_[e] + later + 256 * up) & 0xF00);
+        const uint32_t at = memory_ + (to_[e] | (static_cast<uint32_t>(eight_[e] + later + 256 * up) & 0xF00));
         if (up <= 0) put_shared(at, block[4 * -up + e]);
         if (up >= -6) put_shared<4096>(at, block[4 * (1 - up) + 2 + e]);
       }
@@ -53,7 +53,7 @@ class Skew {
   }
 
  private:
-  uint32_t from_, to_[2];
+  uint32_t memory_, from_, to_[2];  // to_: from memory_ on
   int eight_[2];
 };
 

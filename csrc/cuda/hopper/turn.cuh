@@ -15,15 +15,15 @@ class Turn {
  public:
   static constexpr int BYTES = 4 * SIDE * SIDE;
 
-  // buffers: address of two, at a multiple of 32 KB; they take turns.
-  TXL_DEVICE Turn(uint32_t buffers, int warp) {
+  // buffers: two, at a multiple of 32 KB from `memory`, which may begin anywhere; they take turns.
+  TXL_DEVICE Turn(uint32_t memory, int buffers, int warp) : memory_(memory) {
     const int lane = thread() % WARP, row = lane / 4, pair = lane % 4;
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
       const int key = row - 2 * pair - e;  // and 8 (2 warp + h - k)
-      to_[e] = buffers + within(key & 7, row) + static_cast<uint32_t>(2048 * 2 * warp);
+      to_[e] = within(key & 7, row) + static_cast<uint32_t>(buffers + 2048 * 2 * warp);
       eight_[e] = 2 * warp + (key >> 3);
-      from_[e] = buffers + within(row, 2 * pair + e) + static_cast<uint32_t>(256 * 2 * warp);
+      from_[e] = within(row, 2 * pair + e) + static_cast<uint32_t>(buffers + 256 * 2 * warp);
     }
   }
 
@@ -35,7 +35,7 @@ class Turn {
       TXL_UNROLL
       for (int up = -7; up <= 1; ++up) {  // h - k
         const bool is_above = eight_[e] + up >= 0;
-        const uint32_t at = (static_cast<uint32_t>(256 * eight_[e] + 256 * up) & 0x700) | (to_[e] | buffer);
+        const uint32_t at = memory_ + ((static_cast<uint32_t>(256 * eight_[e] + 256 * up) & 0x700) | (to_[e] | buffer));
         const int n = 4 * -up + e, m = 4 * (1 - up) + 2 + e;
         if (up <= 0) put_shared(at, (is_above ? above[n] : below[n]) - less[0]);
         if (up >= -6) put_shared<2048>(at, (is_above ? above[m] : below[m]) - less[1]);
@@ -46,7 +46,7 @@ class Turn {
   // In a product's places: keys as rows.
   TXL_DEVICE void get(float (&scores)[32], int step) const {
     const uint32_t buffer = buffer_of(step);
-    const uint32_t from[2] = {from_[0] | buffer, from_[1] | buffer};
+    const uint32_t from[2] = {memory_ + (from_[0] | buffer), memory_ + (from_[1] | buffer)};
     unroll<32>([&](auto number) {
       constexpr int n = decltype(number)::value;
       scores[n] = get_shared<2048 * (n / 4) + 256 * (n / 2 % 2)>(from[n % 2]);
@@ -59,7 +59,7 @@ class Turn {
     return static_cast<uint32_t>(4 * word);
   }
   static TXL_DEVICE uint32_t buffer_of(int step) { return static_cast<uint32_t>((step & 1) * BYTES); }
-  uint32_t to_[2], from_[2];
+  uint32_t memory_, to_[2], from_[2];  // the others from memory_ on
   int eight_[2];
 };
 

@@ -14,14 +14,13 @@ namespace txl_cuda {
 
 class Unskew {
  public:
-  // ring: address of the group's two tiles, at a multiple of 16 KB.
-  TXL_DEVICE Unskew(uint32_t ring, int warp) {
+  // ring: the group's two tiles, at a multiple of 16 KB from `memory`, which is at one of 1 KB.
+  TXL_DEVICE Unskew(uint32_t memory, int ring, int warp) : memory_(memory) {
     const int lane = thread() % WARP, row = lane / 4, pair = lane % 4;
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
       const int column = row - 2 * pair - e;  // and 8 (2 warp + h - k)
-      low_[e] =
-          ring + static_cast<uint32_t>((16 * warp + row) * ROW + (column & 7) * 2) + static_cast<uint32_t>(row << 4);
+      low_[e] = static_cast<uint32_t>(ring + (16 * warp + row) * ROW + (column & 7) * 2 + (row << 4));
       eight_[e] = spread(2 * warp + (column >> 3)) | CARRY;
     }
   }
@@ -33,7 +32,7 @@ class Unskew {
     for (int e = 0; e < 2; ++e) {
       TXL_UNROLL
       for (int up = -7; up <= 1; ++up) {  // h - k
-        const uint32_t at = ((eight_[e] + spread(up)) & spread(15)) ^ (low_[e] ^ other);
+        const uint32_t at = memory_ + (((eight_[e] + spread(up)) & spread(15)) ^ (low_[e] ^ other));
         if (up <= 0) put_half<0>(at, pairs[2 * -up], e);
         if (up >= -6) put_half<8 * ROW>(at, pairs[2 * (1 - up) + 1], e);
       }
@@ -50,7 +49,7 @@ class Unskew {
     if (e) put_high<MORE>(at, pair);
     if (!e) put_low<MORE>(at, pair);
   }
-  uint32_t low_[2], eight_[2];
+  uint32_t memory_, low_[2], eight_[2];  // low_: from memory_ on
 };
 
 }  // namespace txl_cuda

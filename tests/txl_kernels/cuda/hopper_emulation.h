@@ -68,7 +68,12 @@ inline Units& units() {
   return *static_cast<Units*>(held.get());
 }
 
-inline char* shared_bytes() { return reinterpret_cast<char*>(current.block->shared()); }
+// Of shared memory, counted from FIRST on as sm_90 does, where the system has the bytes before.
+constexpr uint32_t FIRST = 1024;
+inline char* shared_at(uint32_t address) {
+  if (address < FIRST) die("shared memory that belongs to the system");
+  return reinterpret_cast<char*>(current.block->shared()) + (address - FIRST);
+}
 
 inline MBarrier& mbarrier(const void* at) {
   const auto found = units().barriers.find(at);
@@ -104,7 +109,7 @@ inline uint32_t swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
 namespace txl_cuda {
 
 inline uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(static_cast<const char*>(p) - simt::shared_bytes());
+  return simt::FIRST + static_cast<uint32_t>(static_cast<const char*>(p) - simt::shared_at(simt::FIRST));
 }
 
 inline void make_barrier(Barrier* b, int arrivals) {
@@ -130,8 +135,7 @@ inline void copy_box(void* to, const TensorMap& map, Barrier* b, int x, int row,
   const uint32_t at = shared_address(to);
   if (at % 1024) simt::die("a box of shared memory that does not start at a multiple of 1024 bytes");
   const int columns = map.box[0], rows = map.box[1];
-  char* const memory = simt::shared_bytes();
-  std::memset(memory + at, 0xFF, static_cast<size_t>(columns * rows * map.item));
+  std::memset(to, 0xFF, static_cast<size_t>(columns * rows * map.item));
   const auto land = [=] {
     const int64_t corner[4] = {x, row, h, n};
     for (int i = 0; i < rows; ++i)
@@ -141,7 +145,7 @@ inline void copy_box(void* to, const TensorMap& map, Barrier* b, int x, int row,
         bool inside = true;
         for (int d = 0; d < 4; ++d)
           inside &= place[d] >= 0 && place[d] < map.sizes[d], offset += place[d] * map.steps[d];
-        char* const byte = memory + simt::swizzled(at + static_cast<uint32_t>((i * columns + j) * map.item));
+        char* const byte = simt::shared_at(simt::swizzled(at + static_cast<uint32_t>((i * columns + j) * map.item)));
         std::memset(byte, 0, static_cast<size_t>(map.item));
         if (inside) std::memcpy(byte, static_cast<const char*>(map.data) + offset, static_cast<size_t>(map.item));
       }
@@ -187,22 +191,22 @@ inline int of_first_lane(int x) { return static_cast<int>(simt::exchange(static_
 template <int MORE = 0, class T>
 void put_shared(uint32_t at, T x) {
   static_assert(sizeof(T) == 4);
-  std::memcpy(simt::shared_bytes() + at + MORE, &x, 4);
+  std::memcpy(simt::shared_at(at + MORE), &x, 4);
 }
 template <int MORE = 0>
 float get_shared(uint32_t at) {
   float x;
-  std::memcpy(&x, simt::shared_bytes() + at + MORE, 4);
+  std::memcpy(&x, simt::shared_at(at + MORE), 4);
   return x;
 }
 template <int MORE>
 void put_low(uint32_t at, uint32_t x) {
-  std::memcpy(simt::shared_bytes() + at + MORE, &x, 2);
+  std::memcpy(simt::shared_at(at + MORE), &x, 2);
 }
 template <int MORE>
 void put_high(uint32_t at, uint32_t x) {
   x >>= 16;
-  std::memcpy(simt::shared_bytes() + at + MORE, &x, 2);
+  std::memcpy(simt::shared_at(at + MORE), &x, 2);
 }
 inline void add_pair(float* to, float x, float y) { to[0] += x, to[1] += y; }
 

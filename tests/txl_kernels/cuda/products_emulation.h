@@ -19,7 +19,7 @@ void read_tile(uint64_t descriptor, int count, int depth, std::vector<float>& to
       const int row = ROWS == Rows::own ? n : k, column = ROWS == Rows::own ? k : n;
       const uint32_t at = tile + static_cast<uint32_t>(column / SIDE * TILE + row * ROW + column % SIDE * 2);
       E x;
-      std::memcpy(&x, simt::shared_bytes() + simt::swizzled(at), 2);
+      std::memcpy(&x, simt::shared_at(simt::swizzled(at)), 2);
       to[static_cast<size_t>(n * depth + k)] = to_float(x);
     }
 }
@@ -41,7 +41,7 @@ void finish(float (&d)[N], int depth, bool add, uint32_t left, size_t left_bytes
   if (thread() % GROUP == 0)  // one thread watches
     for (int f = 0; f < 2; ++f)
       if (product.tiles[f] != NONE) {
-        const char* const at = simt::shared_bytes() + product.tiles[f];
+        const char* const at = simt::shared_at(product.tiles[f]);
         product.bytes[f].assign(at, at + product.sizes[f]);
       }
   if (!add)
@@ -96,7 +96,7 @@ void await_products() {
     const simt::Product& product = products.front();
     for (int f = 0; f < 2; ++f)
       if (!product.bytes[f].empty() &&
-          std::memcmp(product.bytes[f].data(), simt::shared_bytes() + product.tiles[f], product.sizes[f]))
+          std::memcmp(product.bytes[f].data(), simt::shared_at(product.tiles[f]), product.sizes[f]))
         simt::die("shared memory is written that a product still reads");
     const bool add = product.values.back() != 0;
     for (size_t n = 0; n + 1 < product.values.size(); ++n)

@@ -275,6 +275,7 @@ inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::funct
 #define TXL_ROLLED
 #define TXL_KERNEL
 #define TXL_SHARED(name) float* const name = simt::current.block->shared()
+#define TXL_SHARED_TILES(name) char* const name = reinterpret_cast<char*>(simt::current.block->shared())
 #define TXL_LAUNCH(kernel, grid, threads, shared, stream, ...) \
   (static_cast<void>(stream), simt::launch(grid, threads, shared, [&] { kernel(__VA_ARGS__); }))
 

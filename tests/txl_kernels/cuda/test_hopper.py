@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from against_reference import matches_the_reference
-from cuda_cases import HOPPER, forward, use, within_the_error_budget
+from cuda_cases import HOPPER, SPLIT, forward, use, within_the_error_budget
 from cuda_emulation import build, plan_of
 from error_budget import SHAPES, require_at_most_twice_eager
-from oracle import Case, as_call, gradients, make_inputs
+from oracle import TENSORS, Case, as_call, as_fields, gradients, make_inputs
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
@@ -65,14 +65,17 @@ def test_gradients_of_r_in_a_fixed_order(width: int) -> None:
         torch.testing.assert_close(x, free[name], rtol=2e-2, atol=2e-2)
 
 
-def test_keys_are_split_where_there_are_few_programs(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case("", L=70, M=900, D=64, B=1, H=1)
-    results = []
-    for multiprocessors, parts in ((1, 1), (8, 4), (132, 4)):
+@pytest.mark.parametrize("case", SPLIT, ids=str)
+def test_keys_are_split_where_there_are_few_programs(
+    case: Case, emulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, parts = [], set()
+    for multiprocessors in (1, 8, 132):
         use(monkeypatch, emulated, multiprocessors)
-        plan = plan_of(1, 1, 70, 900, 64, torch.bfloat16, module=emulated, multiprocessors=multiprocessors)
-        assert plan.parts == parts
+        plan = plan_of(1, 1, case.L, case.M, 64, torch.bfloat16, module=emulated, multiprocessors=multiprocessors)
+        parts.add(plan.parts)
         results.append(forward(case, torch.bfloat16))
+    assert min(parts) == 1 < max(parts)
     for out, lse in results[1:]:
         torch.testing.assert_close(out, results[0][0], rtol=2e-2, atol=2e-3)
         torch.testing.assert_close(lse, results[0][1], rtol=0, atol=1e-4)
@@ -95,6 +98,38 @@ def test_rows_that_nobody_sees_may_hold_nan(bounds: bool) -> None:
     out, lse = rel_attention(**call, return_lse=True, backend="cuda")
     assert out.isfinite().all()
     for name, gradient in gradients(out, lse, x).items():
+        assert gradient.isfinite().all(), name
+
+
+@pytest.mark.usefixtures("kernels", "nan_filled")
+@pytest.mark.parametrize("width", [64, 128])
+def test_queries_that_see_nothing_may_hold_and_get_anything(width: int) -> None:
+    inputs = make_inputs(Case("", L=150, M=40, D=width, B=1, intervals="empty"), torch.bfloat16)
+    with torch.no_grad():
+        inputs["q"][:, :, ::2] = torch.nan
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="cuda")
+    assert out.isfinite().all()
+    cotangents = torch.ones_like(out), torch.ones_like(lse)
+    for x in cotangents:
+        x[:, :, ::2] = torch.nan
+    leaves = [inputs[name] for name in TENSORS]
+    for name, gradient in zip(TENSORS, torch.autograd.grad((out, lse), leaves, cotangents), strict=True):
+        assert gradient.isfinite().all(), name
+        assert gradient.any(), name
+
+
+@pytest.mark.usefixtures("kernels")
+def test_bounds_out_of_range_are_their_querys_own() -> None:
+    """Its result is NaN; gradients of others stay right."""
+    inputs = make_inputs(Case("", L=100, M=40, D=64, B=1, H=1), torch.bfloat16)
+    start = torch.zeros(1, 100, dtype=torch.int32)
+    inputs["start"] = start
+    start[:, 30] = 1000
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="cuda")
+    bad = out.isnan()
+    assert bad[:, :, 30].all()
+    assert bad.sum() == 64
+    for name, gradient in gradients(out, lse, inputs).items():
         assert gradient.isfinite().all(), name
 
 
@@ -130,8 +165,53 @@ def test_what_it_does_not_take(emulated: Any, monkeypatch: pytest.MonkeyPatch) -
         call(Case("", D=8), torch.float32)
     with pytest.raises(RuntimeError, match=r"head width .* of at most 128, not 136"):
         call(Case("", D=136))
-    with pytest.raises(RuntimeError, match="rows of q that begin at multiples of 16 bytes"):
+    once = make_inputs(Case("", L=20, D=8), torch.bfloat16)
+    with pytest.raises(RuntimeError, match=r"rows of k_mem apart, .* not strides"):
+        rel_attention(**as_call(once | {"k_mem": once["k_mem"][:, :, :1].expand_as(once["k_mem"])}), backend="cuda")
+    with pytest.raises(RuntimeError, match="rows of q apart, at multiples of 16 bytes"):
         call(Case("", L=20, D=8, layout="fused"))
+
+
+def test_more_keys_than_a_grid_has_blocks(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, emulated)
+    call = as_fields(make_inputs(Case("", L=20, D=8, B=1, H=1), torch.bfloat16))
+    keys = torch.empty(1, 1, 64 * 65534 - 19, 8, dtype=torch.bfloat16, device="meta")
+    assert "at most 4194176 keys (M + L), got 4194177" in str(cuda.refuses(call._replace(k_mem=keys, v_mem=keys)))
+    assert cuda.refuses(call._replace(k_mem=keys[:, :, 1:], v_mem=keys[:, :, 1:])) is None
+
+
+def test_a_raw_operators_gradients_are_refused_where_there_are_none(
+    emulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its forward of few queries runs on any GPU."""
+    use(monkeypatch, emulated, capability=(8, 0))
+    call = as_fields(make_inputs(Case("", L=4, D=8), torch.bfloat16))
+    out, _ = torch.ops.txl_kernels.rel_attention(*call, "cuda")
+    with pytest.raises(RuntimeError, match=r"cannot compute gradients: .* capability 9\.0, this is 8\.0"):
+        out.sum().backward()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_gradients_that_come_as_one_row() -> None:
+    """A mean's gradient has strides of 0."""
+    inputs = make_inputs(Case("", L=70, D=64), torch.bfloat16)
+    out = rel_attention(**as_call(inputs), backend="cuda")
+    leaves = [inputs[name] for name in TENSORS]
+    dout = torch.full_like(out[:, :, :1], 0.25).expand_as(out)
+    got = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+    for one, other in zip(got, torch.autograd.grad(out, leaves, dout.contiguous()), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_transforms_of_torch_func() -> None:
+    inputs = make_inputs(Case("", L=20, D=8), torch.bfloat16)
+
+    def loss(q: torch.Tensor) -> torch.Tensor:
+        return rel_attention(**as_call(inputs) | {"q": q}, backend="cuda").float().sum()
+
+    (want,) = torch.autograd.grad(loss(inputs["q"]), [inputs["q"]])
+    torch.testing.assert_close(torch.func.grad(loss)(inputs["q"].detach()), want)
 
 
 @pytest.mark.usefixtures("kernels")

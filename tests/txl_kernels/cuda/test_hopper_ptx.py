@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from against_reference import matches_the_reference
-from cuda_cases import HOPPER, forward, use
+from cuda_cases import HOPPER, SPLIT, forward, use
 from cuda_emulation import CSRC
 from cuda_ptx import PtxModule, compile_ptx
 from hopper_plants import BACKWARD, FORWARD, NARROW, WIDE
@@ -55,8 +55,8 @@ def test_warpgroups_in_any_order(case: Case, first: tuple[int, ...], kernels: Pt
 
 
 @pytest.mark.usefixtures("kernels")
-def test_split_keys(module: PtxModule, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case("", L=70, M=900, D=64, B=1, H=1)
+@pytest.mark.parametrize("case", SPLIT, ids=str)
+def test_split_keys(case: Case, module: PtxModule, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = forward(case, torch.bfloat16)
     use(monkeypatch, module, multiprocessors=132)
     for got, want in zip(forward(case, torch.bfloat16), whole, strict=True):
