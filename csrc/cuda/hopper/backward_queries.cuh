@@ -172,16 +172,16 @@ class QueriesGroup {
     multiply<T, S::WIDTH, Rows::own, Rows::own, false>(block, tile(S::position), stage(S::r, r_.take()));
     r_.skip();
   }
-  // Products of queries with k, of dout with v.
-  TXL_DEVICE void ask_pairs(float (&scores)[32], float (&weights)[32]) {
-    const uint32_t k = stage(S::k, k_.take()), v = stage(S::v, v_.take());
-    if constexpr (S::IN_SHARED) {
-      multiply<T, S::WIDTH, Rows::own, Rows::own, true>(scores, tile(S::content), k);
-      multiply<T, S::WIDTH, Rows::own, Rows::own, false>(weights, tile(S::dout), v);
-    } else {
-      multiply<T, Rows::own, true>(scores, content_, k);
-      multiply<T, Rows::own, false>(weights, dout_, v);
-    }
+  // Products of queries with k, added to what was shifted; of dout with v.
+  TXL_DEVICE void ask_content(float (&scores)[32]) {
+    const uint32_t k = stage(S::k, k_.take());
+    if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, true>(scores, tile(S::content), k);
+    multiply<T, Rows::own, true>(scores, content_, k);
+  }
+  TXL_DEVICE void ask_weights(float (&weights)[32]) {
+    const uint32_t v = stage(S::v, v_.take());
+    if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, false>(weights, tile(S::dout), v);
+    multiply<T, Rows::own, false>(weights, dout_, v);
   }
   // The block of distances that came with the tile before `t` is whole.
   TXL_DEVICE uint32_t distances(int t) const {
@@ -192,7 +192,6 @@ class QueriesGroup {
     multiply<T, 64, Rows::own, Rows::depth, true>(dq, distances(t), stage(S::r, r_again_.stage()));
     multiply<T, 64, Rows::depth, Rows::depth, false>(dr, distances(t), tile(S::position));
   }
-  // j: tile of r.
   TXL_DEVICE void add_to_r(const float (&dr)[S::WIDTH / 2], int t) const {
     if (!p_.dr) return;
     const int row = r_row_ - t * SIDE, D = static_cast<int>(p_.D), rows = static_cast<int>(p_.T);
@@ -257,11 +256,10 @@ class QueriesGroup {
     k_.give_back();
   }
   // r's tile once more given back.
-  TXL_DEVICE void finish_distances(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
+  TXL_DEVICE void finish_distances(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2]) {
     results(dq);
     results(dr);
     r_again_.give_back();
-    add_to_r(dr, t);
   }
 
   TXL_DEVICE void walk(const Tiles& own, float (&dq)[S::WIDTH / 2]) {
@@ -274,7 +272,8 @@ class QueriesGroup {
     await_products<0>();
     results(block);
     shift(block, scores, own.from);
-    ask_pairs(scores, weights);
+    ask_content(scores);
+    ask_weights(weights);
     ask_positions(block);
     await_products<1>();
     results(scores);
@@ -285,15 +284,20 @@ class QueriesGroup {
     for (int t = own.from + 1; t < own.to; ++t) {
       ask_distances(dq, dr, t - 1);
       shift(block, scores, t);
-      if constexpr (S::WIDTH > SIDE) {  // both at once take more registers than there are
-        await_products<0>();
-        finish_distances(dq, dr, t - 1);
-      }
-      ask_pairs(scores, weights);
-      ask_positions(block);
       if constexpr (S::WIDTH == SIDE) {
+        ask_content(scores);
+        ask_weights(weights);
+        ask_positions(block);
         await_products<3>();
-        finish_distances(dq, dr, t - 1);
+        finish_distances(dq, dr);
+        add_to_r(dr, t - 1);
+      } else {  // all at once take more registers than there are
+        await_products<0>();
+        finish_distances(dq, dr);
+        ask_content(scores);
+        add_to_r(dr, t - 1);
+        ask_weights(weights);
+        ask_positions(block);
       }
       await_products<1>();
       results(scores);
@@ -303,7 +307,8 @@ class QueriesGroup {
     }
     ask_distances(dq, dr, own.to - 1);
     await_products<0>();
-    finish_distances(dq, dr, own.to - 1);
+    finish_distances(dq, dr);
+    add_to_r(dr, own.to - 1);
     // The last block's other half is empty.
     const uint32_t none[16] = {};
     meet_group(group_);
@@ -312,7 +317,8 @@ class QueriesGroup {
     meet_group(group_);
     ask_distances(dq, dr, own.to);
     await_products<0>();
-    finish_distances(dq, dr, own.to);
+    finish_distances(dq, dr);
+    add_to_r(dr, own.to);
     r_again_.give_back();  // the block that was asked for after the last tile
   }
 
