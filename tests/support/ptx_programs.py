@@ -21,15 +21,17 @@ HEAD = """
   mul.wide.u32 %d2, %r0, 4;
   add.s64 %d3, %d0, %d2;  // a + tid
   add.s64 %d4, %d1, %d2;  // b + tid
-  shl.b32 %r1, %r0, 2;    // a word of shared memory for each thread
+  mov.u32 %r99, shared_bytes;
+  shl.b32 %r1, %r0, 2;
+  add.u32 %r1, %r1, %r99;  // a word of shared memory for each thread
 """
 
 
 def run(
     body: str, a: torch.Tensor | None = None, b: torch.Tensor | None = None, threads: int = 64, blocks: int = 1
 ) -> Counts:
-    """Runs statements with tid in %r0, 4 tid in %r1, a and b in %d0 and %d1, a + tid and b + tid in
-    %d3 and %d4."""
+    """Runs statements with tid in %r0, a and b in %d0 and %d1, a + tid and b + tid in %d3 and %d4,
+    shared memory's first address in %r99, of the thread's word there in %r1."""
     kernel = Kernel(parse(HEAD + body + "\n  ret;\n}\n"))
     memory = GlobalMemory()
     params = b""

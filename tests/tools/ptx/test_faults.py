@@ -24,7 +24,7 @@ COPY = """
   st.global.b32 [%d4], %r3;
 """
 MBARRIER = """
-  mov.u32 %r5, 1024;
+  add.u32 %r5, %r99, 1024;
   setp.lt.u32 %p1, %r0, 32;
   @{first} mbarrier.init.shared::cta.b64 [%r5], {count};
   {made}
@@ -79,8 +79,8 @@ def test_race_of_a_write_after_a_read() -> None:
 
 def test_race_at_once() -> None:
     with pytest.raises(Fault, match="two threads write different values"):
-        run("mov.u32 %r2, 0; st.shared.b32 [%r2], %r0;")
-    run("mov.u32 %r2, 0; mov.u32 %r3, 7; st.shared.b32 [%r2], %r3;")  # the same value
+        run("st.shared.b32 [%r99], %r0;")
+    run("mov.u32 %r3, 7; st.shared.b32 [%r99], %r3;")  # the same value
 
 
 def test_a_barrier_that_nobody_takes_is_none() -> None:
@@ -101,7 +101,7 @@ def test_race_in_global_memory() -> None:
     [
         ("ld.global.b32 %r2, [%d3+1000];", "global memory: "),
         ("ld.global.b32 %r2, [%d3+2];", "not a multiple"),
-        ("st.shared.b32 [%r1+4000], %r0;", "shared memory has 4096 bytes"),
+        ("st.shared.b32 [%r1+4000], %r0;", "shared memory is 1024..5120"),
         ("ld.shared.b32 %r2, [%r1+2];", "not a multiple"),
         ("add.s32 %r2, %r3, 1;", "never written"),
         (FIRST + "@%p0 bar.sync 0;", "part of a warp"),
@@ -175,7 +175,7 @@ def test_accesses_to_an_mbarrier() -> None:
     with pytest.raises(Fault, match="accessed as memory"):
         run(
             FIRST
-            + "mov.u32 %r5, 64; @%p0 mbarrier.init.shared::cta.b64 [%r5], 1; bar.sync 0; ld.shared.b32 %r2, [%r5];"
+            + "add.u32 %r5, %r99, 64; @%p0 mbarrier.init.shared::cta.b64 [%r5], 1; bar.sync 0; ld.shared.b32 %r2, [%r5];"
         )
 
 

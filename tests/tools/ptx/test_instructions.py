@@ -152,8 +152,9 @@ def test_products_of_a_warp() -> None:
   ld.global.b32 %r2, [%d3+640]; st.shared.b32 [%r1+640], %r2;
   bar.warp.sync -1;
   and.b32 %r3, %r0, 15; shl.b32 %r3, %r3, 5; shr.u32 %r4, %r0, 4; shl.b32 %r4, %r4, 4; add.s32 %r3, %r3, %r4;
+  add.s32 %r3, %r3, %r99;
   ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r10, %r11, %r12, %r13}, [%r3];
-  and.b32 %r5, %r0, 15; shl.b32 %r5, %r5, 4; add.s32 %r5, %r5, 512;
+  and.b32 %r5, %r0, 15; shl.b32 %r5, %r5, 4; add.s32 %r5, %r5, %r99; add.s32 %r5, %r5, 512;
   ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%r14, %r15}, [%r5];
   mov.f32 %f0, 0f3F800000;
   mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
@@ -174,7 +175,7 @@ def test_counts() -> None:
     counts = run("st.shared.b32 [%r1], %r0; bar.sync 0;", torch.zeros(64))
     assert counts.by_class()["barriers"] == 2  # one a warp
     assert counts.by_class()["wavefronts"] == counts.by_class()["least wavefronts"] == 2
-    strided = run("shl.b32 %r2, %r0, 5; st.shared.b32 [%r2], %r0;", torch.zeros(64))
+    strided = run("shl.b32 %r2, %r0, 5; add.u32 %r2, %r2, %r99; st.shared.b32 [%r2], %r0;", torch.zeros(64))
     assert (
         strided.by_class()["wavefronts"] == 2 * 8
     )  # every eighth bank, four words in each of four... lanes n and n + 4
