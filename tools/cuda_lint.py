@@ -49,6 +49,11 @@ def readable(mangled: str) -> str:
     return f"{name} width {width} queries {queries}{'' if aligned else ' unaligned'}"
 
 
+def groups_of(name: str) -> int:
+    """Warpgroups of a block that compute, beside the one that loads, as csrc/cuda/hopper has them."""
+    return 1 if "backward" in name and "width 128" in name else 2
+
+
 def _by_kernel(text: str) -> dict[str, str]:
     """cuobjdump's output in pieces: "sm_90 part ..." -> what it says of that kernel."""
     arch, name, pieces = "", "", {}
@@ -79,7 +84,8 @@ def measure(binary: Path) -> Kernels:
         said = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
         if said is None:
             raise RuntimeError(f"cuobjdump said nothing of the registers of {name}: {text}")
-        code = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", sass[name], re.MULTILINE)
+        placed = re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);", sass[name], re.MULTILINE)
+        code = [x for _, x in placed]
         barrier = next((n for n, x in enumerate(code) if "BAR.SYNC" in x), len(code))
         wide = [n for n, x in enumerate(code) if re.search(r"\bLDG\.E\.128", x)]
         products = [x for x in code if x.startswith("HGMMA")]
@@ -93,6 +99,41 @@ def measure(binary: Path) -> Kernels:
         }
         if products:
             found[name] |= {"products": len(products), "waits": sum("gsb0" in x for x in products)}
+        found[name] |= _handed_over({int(at, 16): x for at, x in placed}, groups_of(name))
+    return found
+
+
+def _handed_over(code: dict[int, str], groups: int) -> dict[str, int]:
+    """Where warpgroups hand registers over: how many each `keeps` or `takes`, the number of warpgroups
+    that take, and what those that keep have `used`: one more than the highest."""
+    kept = {at: int(m[1], 16) for at, x in code.items() if (m := re.match(r"USETMAXREG\.DEALLOC\S* (\w+)", x))}
+    taken = [int(m[1], 16) for x in code.values() if (m := re.match(r"USETMAXREG\.TRY_ALLOC\S* UP\d, (\w+)", x))]
+    if not kept and not taken:
+        return {}
+    if len(kept) != 1 or len(taken) != 1:
+        raise RuntimeError(f"registers are handed over {len(kept)} and {len(taken)} times, not once")
+    ((start, keeps),) = kept.items()
+    numbers = (int(n) for at in reached(code, start) for n in re.findall(r"\bR(\d+)\b", code[at]))
+    return {"keeps": keeps, "takes": taken[0], "groups": groups, "used": max(numbers, default=-1) + 1}
+
+
+def reached(code: dict[int, str], start: int) -> set[int]:
+    """Addresses of the instructions that may run after the one at `start`."""
+    places = sorted(code)
+    following = dict(zip(places, places[1:], strict=False))
+    found, left = set(), [start]
+    while left:
+        at = left.pop()
+        if at in found or at not in code:
+            continue
+        found.add(at)
+        text = code[at]
+        if re.match(r"(@!?U?P\w+ )?(BRX|JMX|RET)", text):
+            raise RuntimeError(f"where {text} leads is not known")
+        if re.search(r"\b(BRA|CALL|WARPSYNC\.COLLECTIVE|BSSY)", text):
+            left += [int(x, 16) for x in re.findall(r"\b0x[0-9a-f]+\b", text)]
+        if not re.match(r"(EXIT|BRA 0x)", text):
+            left.append(following.get(at, -1))
     return found
 
 
@@ -108,6 +149,12 @@ def complaints(name: str, now: dict[str, Any], before: dict[str, Any] | None) ->
     # A product of 64 deep is four instructions, of which the last marks the group.
     if now.get("waits", 0) * 4 > now.get("products", 0):
         found.append(f"{now['waits']} of {now['products']} wgmma end a group: the compiler has serialised them")
+    if "keeps" in now:
+        asked, had = now["keeps"] + now["groups"] * now["takes"], (now["groups"] + 1) * now["registers"]
+        if asked > had:
+            found.append(f"warpgroups ask for {asked} registers a thread of the {had} they have: one waits for ever")
+        if now["used"] > now["keeps"]:
+            found.append(f"register {now['used'] - 1} is used where {now['keeps']} were kept")
     if " part " in name and "unaligned" not in name:
         per_row = 2 if "f32 width 256" in name else 1
         tile = ROWS * per_row  # loads

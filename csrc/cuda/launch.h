@@ -19,7 +19,7 @@ int64_t split(Problem& p, int multiprocessors);
 void forward(const Problem& p, void* stream);
 
 // Loads the kernels of such a call onto the current device, which would otherwise happen at the
-// first call. Throws std::runtime_error with CUDA's reason.
+// first call, not to be captured in a graph. Throws std::runtime_error with CUDA's reason.
 void load(const Problem& p);
 
 void forward_f32(const Problem& p, void* stream);
@@ -33,7 +33,7 @@ void load_f16(const Problem& p);
 // hopper/. part_keys and first_key are not used.
 int64_t split_long(Problem& p, int multiprocessors);
 void forward_long(const Problem& p, void* stream);
-void load_long(const Problem& p);
+void load_long(const Problem& p);  // backward, too
 
 // Where a backward call's other tensors lie. Gradients without data are not written.
 struct Gradients {
@@ -58,8 +58,10 @@ void backward_long_f16(const Problem& p, const Gradients& gradients, void* strea
 
 void forward_long_bf16(const Problem& p, void* stream);
 void forward_long_f16(const Problem& p, void* stream);
-void load_long_bf16(const Problem& p);
-void load_long_f16(const Problem& p);
+void load_forward_bf16(const Problem& p);
+void load_forward_f16(const Problem& p);
+void load_backward_bf16(const Problem& p);
+void load_backward_f16(const Problem& p);
 
 // Why no GPU can be used, or an empty string.
 const char* no_driver();

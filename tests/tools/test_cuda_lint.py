@@ -58,6 +58,34 @@ def test_a_spill_is_seen(lint: ModuleType, tmp_path: Path, spills: bool) -> None
     assert any("spilled" in x for x in lint.complaints(*found, kernel, None)) == spills
 
 
+@pytest.mark.parametrize(("change", "said"), [
+    ({}, None),
+    ({"keeps": 32}, "ask for 512 registers a thread of the 504"),
+    ({"used": 25}, "register 24 is used where 24 were kept"),
+], ids=str)  # fmt: skip
+def test_registers_that_are_handed_over(lint: ModuleType, change: dict[str, Any], said: str | None) -> None:
+    good = GOOD | {"registers": 168, "keeps": 24, "takes": 240, "groups": 2, "used": 22}
+    found = lint.complaints("sm_90 hopper forward bf16 width 64", good | change, None)
+    assert found == [] if said is None else any(said in x for x in found)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_registers_are_found_in_machine_code(lint: ModuleType, tmp_path: Path) -> None:
+    source, fatbin = tmp_path / "one.cu", tmp_path / "one.fatbin"
+    source.write_text(
+        "namespace txl_cuda { struct Bf16 {}; template <class T, int N> struct ForwardShape {};\n"
+        "template <class S> __global__ __launch_bounds__(384, 1) void forward_kernel(float* x) {\n"
+        'if (threadIdx.x >= 256) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");\n'
+        'else { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); x[threadIdx.x] = 1; } }\n'
+        "template __global__ void forward_kernel<ForwardShape<Bf16, 64>>(float*); }\n"
+    )
+    command = ["nvcc", "-fatbin", "-gencode=arch=compute_90a,code=sm_90a", source, "-o", fatbin]
+    subprocess.run(command, check=True, capture_output=True)
+    (kernel,) = lint.measure(fatbin).values()
+    assert (kernel["keeps"], kernel["takes"], kernel["groups"]) == (40, 232, 2)
+    assert kernel["used"] < 40
+
+
 def test_serialised_products(lint: ModuleType) -> None:
     name, good = "sm_90 hopper forward bf16 width 64", GOOD | {"products": 32, "waits": 8}
     assert lint.complaints(name, good, good) == []

@@ -109,11 +109,13 @@ def hopper_refuses(call: Call) -> str | None:
 
 
 def _rows_apart(x: Tensor) -> bool:
-    """Whether every row begins where the copy engine can read it, and none is another."""
+    """Whether every row begins where the copy engine can read it, behind the row before."""
     item = x.element_size()
-    steps = [step for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
+    steps = [step for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1 and step]
     is_repeated = x.dim() > 1 and x.size(-2) > 1 and x.stride(-2) == 0
-    return not is_repeated and all(place % ROW_BYTES == 0 for place in (_address(x), *(step * item for step in steps)))
+    if is_repeated or any(step < x.size(-1) for step in steps):
+        return False
+    return all(place % ROW_BYTES == 0 for place in (_address(x), *(step * item for step in steps)))
 
 
 def _address(x: Tensor) -> int:
@@ -174,6 +176,7 @@ def backward(
                 raise RuntimeError(f"backend={NAME!r} cannot compute gradients: {reason}; backend='triton' can")
             plan = long_plan(call, out, _multiprocessors(call.q.device))
             if plans is not None:
+                plan.load()
                 plans[_LONG] = plan
         slots, groups = 0, 1
         if torch.are_deterministic_algorithms_enabled():

@@ -5,5 +5,6 @@ namespace txl_cuda {
 void backward_long_f16(const Problem& p, const Gradients& gradients, void* stream) {
   backward_long_as<F16>(p, gradients, stream);
 }
+void load_backward_f16(const Problem& p) { load_backward_as<F16>(p); }
 
 }  // namespace txl_cuda

@@ -56,10 +56,15 @@ BackwardProblem describe_backward(const Problem& p, const Gradients& gradients) 
 }
 
 template <class Q, class K>
+void load_backward_of() {
+  allow_shared(backward_queries_kernel<Q>, Q::shared), allow_shared(backward_keys_kernel<K>, K::shared);
+}
+
+template <class Q, class K>
 void launch_backward(const Problem& p, const Gradients& gradients, void* stream) {
   const auto queries = backward_queries_kernel<Q>;
   const auto keys = backward_keys_kernel<K>;
-  allow_shared(queries, Q::shared), allow_shared(keys, K::shared);
+  load_backward_of<Q, K>();
   if (blocks_of(p.L, Q::QUERIES) > MOST_GRID || key_blocks<Q, K>(p) > MOST_GRID)
     throw std::invalid_argument("more queries or keys than a grid can have");
   BackwardProblem call = describe_backward<Q, K>(p, gradients);
@@ -73,6 +78,12 @@ void launch_backward(const Problem& p, const Gradients& gradients, void* stream)
   }
   TXL_LAUNCH(keys, grid(p.B, key_blocks<Q, K>(p)), K::THREADS, K::shared, stream, call);
   check_launch();
+}
+
+template <class T>
+void load_backward_as(const Problem& p) {
+  if (p.D <= 64) return load_backward_of<QueriesNarrow<T>, KeysNarrow<T>>();
+  return load_backward_of<QueriesWide<T>, KeysWide<T>>();
 }
 
 template <class T>

@@ -3,6 +3,6 @@
 namespace txl_cuda {
 
 void forward_long_bf16(const Problem& p, void* stream) { forward_long_as<Bf16>(p, stream); }
-void load_long_bf16(const Problem& p) { load_long_as<Bf16>(p); }
+void load_forward_bf16(const Problem& p) { load_forward_as<Bf16>(p); }
 
 }  // namespace txl_cuda

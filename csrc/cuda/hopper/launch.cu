@@ -43,8 +43,8 @@ void backward_long(const Problem& p, const Gradients& gradients, void* stream) {
 }
 
 void load_long(const Problem& p) {
-  if (p.type == Type::bf16) return load_long_bf16(p);
-  return load_long_f16(p);
+  if (p.type == Type::bf16) return load_forward_bf16(p), load_backward_bf16(p);
+  return load_forward_f16(p), load_backward_f16(p);
 }
 
 }  // namespace txl_cuda

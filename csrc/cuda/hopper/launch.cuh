@@ -20,7 +20,7 @@ inline LongProblem describe_call(const Problem& p) {
   return x;
 }
 
-// A kernel that takes more shared memory than is granted without asking.
+// Loads a kernel that takes more shared memory than is granted without asking.
 template <class Kernel>
 void allow_shared(Kernel kernel, int bytes) {
 #ifdef __CUDACC__
@@ -53,10 +53,10 @@ void forward_long_as(const Problem& p, void* stream) {
 }
 
 template <class T>
-void load_long_as(const Problem& p) {
+void load_forward_as(const Problem& p) {
   load_kernel(merge_kernel<T>);
-  if (p.D <= 64) return load_kernel(forward_kernel<Narrow<T>>);
-  return load_kernel(forward_kernel<Wide<T>>);
+  if (p.D <= 64) return allow_shared(forward_kernel<Narrow<T>>, Narrow<T>::shared);
+  return allow_shared(forward_kernel<Wide<T>>, Wide<T>::shared);
 }
 
 }  // namespace txl_cuda

@@ -31,11 +31,12 @@ def inputs() -> dict[str, Any]:
 def test_it_imports_without_a_driver_and_says_so() -> None:
     assert cuda.native.module.no_driver() == "no usable NVIDIA driver"
     assert "no usable NVIDIA driver" in report()
-    call, plan = call_nowhere(1, 1, 1, 0, 8), plan_of(1, 1, 1, 0, 8)
-    with pytest.raises(RuntimeError, match="CUDA: "):
-        plan.forward(call, call.q, None, 0, 0)
-    with pytest.raises(RuntimeError, match="CUDA: "):
-        plan.load()
+    for queries, dtype in ((1, torch.float32), (17, torch.bfloat16)):
+        call, plan = call_nowhere(1, 1, queries, 0, 8, dtype), plan_of(1, 1, queries, 0, 8, dtype)
+        with pytest.raises(RuntimeError, match="CUDA: "):
+            plan.forward(call, call.q, None, 0, 0)
+        with pytest.raises(RuntimeError, match="CUDA: "):
+            plan.load()
 
 
 @built
