@@ -11,6 +11,7 @@ spilled registers.
 """
 
 import argparse
+import itertools
 import json
 import re
 import subprocess
@@ -50,7 +51,7 @@ def readable(mangled: str) -> str:
 
 
 def groups_of(name: str) -> int:
-    """Warpgroups of a block that compute, beside the one that loads, as csrc/cuda/hopper has them."""
+    """Warpgroups of a block that compute, beside the one that loads; csrc/cuda/hopper."""
     return 1 if "backward" in name and "width 128" in name else 2
 
 
@@ -104,8 +105,8 @@ def measure(binary: Path) -> Kernels:
 
 
 def _handed_over(code: dict[int, str], groups: int) -> dict[str, int]:
-    """Where warpgroups hand registers over: how many each `keeps` or `takes`, the number of warpgroups
-    that take, and what those that keep have `used`: one more than the highest."""
+    """Where warpgroups hand registers over: how many each `keeps` or `takes`, how many
+    warpgroups take, and what those that keep have `used`: one more than the highest."""
     kept = {at: int(m[1], 16) for at, x in code.items() if (m := re.match(r"USETMAXREG\.DEALLOC\S* (\w+)", x))}
     taken = [int(m[1], 16) for x in code.values() if (m := re.match(r"USETMAXREG\.TRY_ALLOC\S* UP\d, (\w+)", x))]
     if not kept and not taken:
@@ -120,7 +121,7 @@ def _handed_over(code: dict[int, str], groups: int) -> dict[str, int]:
 def reached(code: dict[int, str], start: int) -> set[int]:
     """Addresses of the instructions that may run after the one at `start`."""
     places = sorted(code)
-    following = dict(zip(places, places[1:], strict=False))
+    following = dict(itertools.pairwise(places))
     found, left = set(), [start]
     while left:
         at = left.pop()

@@ -12,6 +12,10 @@ PREPARED = """    unskew_.put(none, 0), unskew_.put(none, 1);
     fence_units();
     meet_group(group_);
 """
+PASSED_ON = """    unskew_.put(pairs, t & 1);
+    multiply<T, Rows::depth, true>(dq, pairs, stage(S::k, k_.stage()));
+    fence_units();
+"""
 FORWARD = [
     (
         "a wait for scores",
@@ -107,10 +111,18 @@ BACKWARD = [
     (
         "a fence after distances",
         "backward_queries",
-        "    unskew_.put(pairs, t & 1);\n    fence_units();",
-        "    unskew_.put(pairs, t & 1);",
+        PASSED_ON,
+        PASSED_ON.replace("    fence_units();\n", ""),
         NARROW,
         "fence.proxy.async",
+    ),
+    (
+        "registers that a product reads, read",
+        "backward_queries",
+        PASSED_ON,
+        "".join(f"{x}\n" for x in sorted(PASSED_ON.splitlines(), key=lambda x: "put" in x)),
+        NARROW,
+        "a register is read that an asynchronous product still reads",
     ),
     ("a wait for distances", "backward_queries", "await_products<3>();", "await_products<4>();", NARROW, "waited"),
     (

@@ -88,6 +88,8 @@ class Block:
             raise Fault(f"{self.kernel.program.registers[slot].name} is read and was never written")
         if self.in_flight and slot in self.in_flight and self.in_flight[slot][lanes.at].any():
             raise Fault("the result of an asynchronous product is used before it was waited for")
+        if self.lent and slot in self.lent and self.lent[slot][lanes.at].any():
+            raise Fault("a register is read that an asynchronous product still reads")
         return x[lanes.at]
 
     def put(self, slot: int, x: np.ndarray, lanes: Lanes) -> None:

@@ -245,9 +245,9 @@ class QueriesGroup {
     uint32_t pairs[16];
     differentiate(scores, weights, t);
     pack_weights<T>(scores, pairs);
-    multiply<T, Rows::depth, true>(dq, pairs, stage(S::k, k_.stage()));
     meet_group(group_);  // all have read what this overwrites
     unskew_.put(pairs, t & 1);
+    multiply<T, Rows::depth, true>(dq, pairs, stage(S::k, k_.stage()));
     fence_units();
     meet_group(group_);
     await_products<0>();

@@ -165,9 +165,12 @@ def test_what_it_does_not_take(emulated: Any, monkeypatch: pytest.MonkeyPatch) -
         call(Case("", D=8), torch.float32)
     with pytest.raises(RuntimeError, match=r"head width .* of at most 128, not 136"):
         call(Case("", D=136))
-    once = make_inputs(Case("", L=20, D=8), torch.bfloat16)
-    with pytest.raises(RuntimeError, match=r"rows of k_mem apart, .* not strides"):
-        rel_attention(**as_call(once | {"k_mem": once["k_mem"][:, :, :1].expand_as(once["k_mem"])}), backend="cuda")
+    once = make_inputs(Case("", L=20, D=16), torch.bfloat16)
+    memory = once["k_mem"]
+    overlapping = memory.new_zeros(8 * memory.size(2) + 8).as_strided(memory.shape, (0, 0, 8, 1))
+    for rows in (memory[:, :, :1].expand_as(memory), overlapping):
+        with pytest.raises(RuntimeError, match=r"rows of k_mem apart, .* not strides"):
+            rel_attention(**as_call(once | {"k_mem": rows}), backend="cuda")
     with pytest.raises(RuntimeError, match="rows of q apart, at multiples of 16 bytes"):
         call(Case("", L=20, D=8, layout="fused"))
 

@@ -162,7 +162,9 @@ class Multiply:
     def _from_registers(self, block: Any, lanes: Any, n: int) -> np.ndarray:
         """[64, K]: a warp has 16 rows."""
         assert self.left is not None
+        lent, block.lent = block.lent, {}  # other products may read the same registers
         a = self.left(block, lanes)[4 * n : 4 * n + 4]
+        block.lent = lent
         return left_factor(a, self.kind, self.K).reshape(64, self.K)
 
     def _from_shared(
