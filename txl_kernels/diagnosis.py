@@ -26,10 +26,13 @@ def _native_lines() -> list[str]:
     if cpu.native.module is None:
         return [f"  {cpu.native.missing()}"]
     module = cpu.prepare()
-    others = [isa for isa in module.isas(False) if isa not in module.isas(True)]
+    refused = module.refused()
+    others = [isa for isa in module.isas(False) if isa not in module.isas(True) and not (refused and isa == "amx")]
     lines = [f"  instruction set {module.isa()} (runs here: {', '.join(module.isas(True))})"]
     if others:
         lines.append(f"  not on this processor: {', '.join(others)}")
+    if refused:
+        lines.append(f"  {refused}")
     pool = "torch's OpenMP pool" if module.threading() == "torch-openmp" else "threads of its own"
     where = cpu.library_at(cpu.find_openmp()) or "no OpenMP runtime found in torch"
     lines.append(f"  {torch.get_num_threads()} threads on {pool} ({where})")
@@ -41,7 +44,7 @@ def _cuda_lines() -> list[str]:
         return [f"  {cuda.native.missing()}"]
     module = cuda.native.module
     built = f"compiled by {module.compiler} for {module.architectures}"
-    lines = [f"  forward of up to {cuda.MOST_QUERIES} queries, {built}"]
+    lines = [f"  forward of up to {cuda.MOST_QUERIES} queries, on H100 of any number and gradients; {built}"]
     if not cuda.VERIFIED:
         lines.append('  not yet verified on a device, so it runs only when asked for: backend="cuda"')
     if module.no_driver():

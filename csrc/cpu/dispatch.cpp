@@ -9,7 +9,9 @@
 #endif
 
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 
 namespace txl {
@@ -42,29 +44,38 @@ bool never() { return false; }
 #if defined(__x86_64__)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 bool has_avx512() { return has_avx2() && __builtin_cpu_supports("avx512f"); }
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx512_bf16() {  // compilers take it to have the others, too
+  return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
 
 // Intel's VDPBF16PS multiplies half as much as its float32 units do (Sapphire Rapids), AMD's twice.
 bool doubles_by_bf16() { return __builtin_cpu_is("amd"); }
 
-// The processor has AMX with bfloat16, and the system lets this process use its registers.
-bool has_amx() {
+// Whether the processor has AMX with bfloat16; why the system keeps its registers from this process, or 0.
 #if defined(__linux__)
-  constexpr int request_permission = 0x1023, tile_data = 18;  // arch_prctl(2)
+bool knows_amx() {
   unsigned a, b, c, d;
-  const bool there = has_avx512_bf16() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
-  return there && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
-#else
-  return false;
-#endif
+  return has_avx512_bf16() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
 }
+int amx_refusal() {
+  constexpr int request_permission = 0x1023, tile_data = 18;  // arch_prctl(2)
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0 ? 0 : errno;
+}
+#else
+bool knows_amx() { return false; }
+int amx_refusal() { return 0; }
+#endif
+bool has_amx() { return knows_amx() && amx_refusal() == 0; }
 #endif
 
 const Kernels* find(const std::string& name) {
   std::string known;
   for (const Kernels& k : all_kernels()) {
     if (name.empty() ? k.supported() && k.chosen() : name == k.isa) {
-      if (!k.supported()) throw std::runtime_error("TXL_KERNELS_ISA=" + name + ": this processor does not have it");
+      if (!k.supported())
+        throw std::runtime_error("TXL_KERNELS_ISA=" + name + ": " +
+                                 (name == "amx" && !refused().empty() ? refused() : "this processor does not have it"));
       return &k;
     }
     known += (known.empty() ? "" : ", ") + std::string(k.isa);
@@ -75,6 +86,14 @@ const Kernels* find(const std::string& name) {
 std::atomic<const Kernels*> g_chosen{nullptr};
 
 }  // namespace
+
+std::string refused() {
+#if defined(__x86_64__)
+  if (const int reason = knows_amx() ? amx_refusal() : 0)
+    return std::string("the system does not let this process use amx: ") + std::strerror(reason);
+#endif
+  return "";
+}
 
 const std::vector<Kernels>& all_kernels() {
   static const std::vector<Kernels> all = {

@@ -30,6 +30,9 @@ const std::vector<Kernels>& all_kernels();
 // lacks.
 const Kernels& kernels();
 
+// What this processor has and the system keeps from this process, and why; or an empty string.
+std::string refused();
+
 // Chooses anew: "" for the best one. For tests, which run every instruction set in one process.
 void force_isa(const std::string& name);
 

@@ -8,14 +8,10 @@ constexpr int64_t MAX_CHUNKS = 16;      // each has a dq of its own
 
 struct BackwardPlan {
   int64_t Dp, chunk, chunks, group, groups, rows, rhos;  // chunk: keys; group: batch rows
-  bool content, position, dr, any_key;                   // what is wanted: of q, by its two halves; r; keys, values
+  bool content, position, dr;                            // what is wanted: of q, by its two halves; of r
 
   BackwardPlan(const Problem& p, const Gradients& g)
-      : Dp(round_up(p.D, NR)),
-        content(g.dq.data || g.du.data),
-        position(g.dq.data || g.dw.data),
-        dr(g.dr.data),
-        any_key(g.dk.data || g.dv.data || (p.M && (g.dk_mem.data || g.dv_mem.data))) {
+      : Dp(round_up(p.D, NR)), content(g.dq.data || g.du.data), position(g.dq.data || g.dw.data), dr(g.dr.data) {
     const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S), BH = max_of(p.B * p.H, 1);
     chunks = clamp(div_up(BACKWARD_ITEMS, BH), 1, clamp(tiles, 1, MAX_CHUNKS));
     chunk = max_of(div_up(tiles, chunks), 1) * BLOCK_S;
@@ -24,7 +20,7 @@ struct BackwardPlan {
     groups = div_up(p.B, group);
     rows = round_up(p.L, MR);
     rhos = p.ahead ? chunk + p.L : min_of(chunk + p.L, S);
-    rhos = round_up(rhos + 2 * BLOCK_L + 3 * NR, NR);  // blocks stand out at both ends
+    rhos = dr ? round_up(rhos + 2 * BLOCK_L + 3 * NR, NR) : 0;  // blocks stand out at both ends
   }
   int64_t items(const Problem& p) const { return groups * p.H * chunks; }
   // Of the chunk that starts at key j0.

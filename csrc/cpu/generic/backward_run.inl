@@ -53,7 +53,8 @@ template <class T>
 static void add_up_items(const Problem& p, const Gradients& g, const BackwardPlan& z, const Seen& seen,
                          const float* dq_parts, const float* items, float* scratch, int64_t per_thread) {
   const int64_t D = p.D, Dp = z.Dp, queries = z.chunks > 1 && g.dq.data ? p.B * p.H * seen.blocks : 0;
-  const int64_t table_tiles = div_up(p.T, BLOCK_S), of_heads = p.H * (table_tiles + 1), parts = z.groups * z.chunks;
+  const int64_t table_tiles = z.dr ? div_up(p.T, BLOCK_S) : 0, of_heads = p.H * (table_tiles + 1),
+                parts = z.groups * z.chunks;
   auto of_head = [&](int64_t h, int64_t n) {
     const int64_t first = n / z.chunks * z.group, chunk = n % z.chunks;
     bool live = false;
@@ -79,7 +80,6 @@ static void add_up_items(const Problem& p, const Gradients& g, const BackwardPla
       if (g.dw.data) add_up(item, parts, dw, p.scale, z, D, sum, const_cast<T*>(row_of<T>(g.dw, h, 0, 0)));
       return;
     }
-    if (!z.dr) return;
     for (int64_t t = tile * BLOCK_S; t < min_of((tile + 1) * BLOCK_S, p.T); ++t) {
       const int64_t rho = p.M + rho_origin(p) - (t - p.zero_row);
       auto with_rho = [&](int64_t n) {
@@ -115,12 +115,12 @@ static void run_backward(const Problem& p, const Gradients& g) {
     float* const left = items.data + item * z.item_floats();
     bool any = false;
     for (int64_t b = b0; b < b1; ++b) any |= seen.live[b * z.chunks + chunk] != 0;
-    if (any) {
+    if (any && z.dr) {
       const Range met = z.met(p, chunk * z.chunk, min_of((chunk + 1) * z.chunk, S));
       memset(left + met.low * Dp, 0, sizeof(float) * (met.high - met.low) * Dp);
-      memset(left + z.rhos * Dp, 0, sizeof(float) * 2 * Dp);
+      start();
     }
-    if (any) start();
+    if (any) memset(left + z.rhos * Dp, 0, sizeof(float) * 2 * Dp);
     for (int64_t b = b0; b < b1; ++b) {
       const Part at{b, h, chunk * z.chunk, min_of((chunk + 1) * z.chunk, S)};
       const Sums sums(z, own_dq ? own_dq : dq_parts.data + (at.bh(p) * z.chunks + chunk) * z.dq_floats(), left);
@@ -130,7 +130,7 @@ static void run_backward(const Problem& p, const Gradients& g) {
         for (int64_t i = 0; i < p.L; ++i)
           write_row(const_cast<T*>(row_of<T>(g.dq, b, h, i)), sums.dq + i * Dp, p.scale, p.D);
     }
-    if (any) finish(left);
+    if (any && z.dr) finish(left);
   };
   parallel_for(p.threads, z.items(p), [&](int64_t item, int thread) {
     Arena arena(scratch.data + thread * per_thread);
@@ -149,9 +149,7 @@ static void run_backward(const Problem& p, const Gradients& g) {
         [&](const Part& at, const Sums& sums) {
           backward_part<T>(p, g, z, in_use, seen.hulls + at.b * seen.blocks, deltas.data, at, s, sums);
         },
-        [&](float* left) {
-          if (z.dr) s.keys.finish_item(left);
-        });
+        [&](float* left) { s.keys.finish_item(left); });
   });
   add_up_items<T>(p, g, z, seen, dq_parts.data, items.data, scratch.data, per_thread);
 }

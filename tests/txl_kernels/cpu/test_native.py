@@ -114,6 +114,27 @@ def test_environment_forces_an_isa() -> None:
     assert "TXL_KERNELS_ISA=mmx is not known; this build has" in done.stderr
 
 
+@pytest.mark.skipif("amx" not in ISAS, reason="needs AMX")
+def test_registers_that_the_system_keeps_are_told() -> None:
+    """A signal stack too small for AMX's registers makes Linux refuse them."""
+    code = """
+import ctypes, mmap
+class Stack(ctypes.Structure):
+    _fields_ = [("sp", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+memory = mmap.mmap(-1, 8192)
+at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(at, 0, 8192)), None) == 0
+from txl_kernels.diagnosis import report
+print(report())
+"""
+    for asked, said in (("", "the system does not let this process use amx: "), ("amx", "ISA=amx: the system does")):
+        environment = os.environ | {"TXL_KERNELS_ISA": asked}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+        assert said in done.stdout + done.stderr
+
+
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
     "case",
