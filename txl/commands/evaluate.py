@@ -16,7 +16,7 @@ from txl.commands.splits import split_of
 from txl.distributed.reading import agree_on_reading
 from txl.errors import TxlError
 from txl.evaluation.evaluate import METHODS, default_method
-from txl.evaluation.precision import check_precision, evaluation_dtype, in_dtype
+from txl.evaluation.precision import check_precision, evaluation_dtype, in_dtype, sliding_part
 from txl.evaluation.score import Score, init_and_best
 from txl.language_model import LanguageModel, load
 from txl.model.networks import Network
@@ -26,7 +26,7 @@ from txl.report.kept import Evaluation, keep_evaluations
 from txl.text.streams import Counting
 
 _TEXT, _READING = "What is scored", "How it is read"
-_TRIAL, _TRIAL_SLIDING = 4096, 64  # tokens of a trial in either precision
+_TRIAL = 4096  # tokens of a trial in either precision
 
 
 def evaluate_command(
@@ -111,9 +111,15 @@ def evaluate_command(
             language_model.evaluate, tokens, method=how, segment=segment, batch=batch, clamp_len=clamp_len,
             counting=counted, world=world,
         )  # fmt: skip
-        first = lengths[0] if lengths else None
-        few = min(len(tokens), limit or len(tokens), _TRIAL_SLIDING if how == "sliding" else _TRIAL)
-        dtype, measured = evaluation_dtype(precision, where, lambda: score_at(first, limit=few), world)
+        longest = max(lengths) if lengths else None
+        if how == "sliding":
+            length = longest or language_model.attn_len
+            start = language_model.vocabulary.start
+            part = sliding_part(model, tokens[:limit], start, length, segment or 1, batch, clamp_len)
+        else:
+            few = min(len(tokens), limit or len(tokens), max(_TRIAL, 2 * batch))
+            part = functools.partial(score_at, longest, limit=few)
+        dtype, measured = evaluation_dtype(precision, where, part, world)
         if measured is not None:
             say(measured)
         scores = []

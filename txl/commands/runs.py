@@ -72,8 +72,11 @@ def run_to_go_on(folder: Path, given: Options) -> Run:
         raise TxlError(f"{folder}: a run is resumed on its own text, {record.corpus}; leave --data out")
     corpus = data.load(record.corpus)
     model = config_from_json(record.model | given.model | {"vocab_size": len(corpus.vocabulary)})
-    asked = {name: value for name, value in given.train.items() if (name, value) != ("precision", "auto")}
-    train = TrainConfig.from_json(record.train | asked)  # "auto" is what was measured when it began
+    asked = dict(given.train)
+    if asked.get("precision") == "auto":
+        del asked["precision"]
+        say(f"precision: {record.train['precision']}, as when the run began; only a new run measures")
+    train = TrainConfig.from_json(record.train | asked)
     return Run(corpus, model, train, steps_before=record.train["steps"])
 
 

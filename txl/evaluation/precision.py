@@ -7,6 +7,9 @@ import torch
 
 from txl.distributed.world import World
 from txl.errors import TxlError
+from txl.evaluation.window import sliding_losses
+from txl.model.networks import Network
+from txl.text.vocabulary import Tokens
 from txl.training.precision import PRECISIONS, autocast_dtype, faster, may_help
 
 
@@ -19,6 +22,29 @@ def check_precision(asked: str) -> None:
 def in_dtype(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
     """Computes in dtype by torch.autocast; in the parameters' own for None."""
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
+def sliding_part(
+    model: Network, tokens: Tokens, start: int, attn_len: int, segment: int, batch: int, clamp_len: int | None
+) -> Callable[[], object]:
+    """What "sliding" does all the time: windows of attn_len tokens side by side; arguments as
+    `evaluate` has them. It is fewer and shorter ones where there are not as many tokens.
+
+    Raises:
+        TxlError: there is no token.
+    """
+    if len(tokens) == 0:
+        raise TxlError("the split to evaluate is empty")
+    attn_len = min(attn_len, len(tokens))
+    segment = min(segment, attn_len)
+    first = max(min(attn_len, len(tokens) - segment), 0)
+    tokens = tokens[: first + segment * batch]
+
+    def score() -> None:
+        for _ in sliding_losses(model, tokens, start, attn_len, segment, batch, clamp_len, first=first):
+            pass
+
+    return score
 
 
 def evaluation_dtype(

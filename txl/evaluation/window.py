@@ -78,13 +78,14 @@ def sliding_losses(
     batch: int,
     clamp_len: int | None = None,
     world: World = World(),  # noqa: B008 - frozen
+    first: int = 0,
 ) -> Iterator[Tensor]:
     """Losses of a split, windows of attn_len tokens side by side, the last `stride` of each scored.
 
     Windows do not depend on each other, so no text is cut: each token sees as much as it can, and
     those near the start all that is before them (`start` first).
 
-    world: processes that windows are dealt to in turn.
+    world: processes that windows are dealt to in turn. first: leaves out tokens before this one.
 
     Yields: losses, flat, in order of the tokens, of this process's windows.
 
@@ -109,7 +110,7 @@ def sliding_losses(
         return model.softmax.nll(hidden, targets).flatten()
 
     full: list[tuple[int, int]] = []
-    ends = range(stride, count - count % stride + 1, stride)
+    ends = range(first + stride, count - (count - first) % stride + 1, stride)
     for end in ends[world.rank :: world.size]:
         if end <= attn_len:  # at the start windows are shorter, each of another length
             yield losses([(0, end)], stride)
@@ -120,5 +121,5 @@ def sliding_losses(
             full = []
     if full:
         yield losses(full, stride)
-    if (rest := count % stride) and world.first:
+    if (rest := (count - first) % stride) and world.first:
         yield losses([(max(count - attn_len, 0), count)], rest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,9 @@ class Keeper:
     """
 
     def __init__(self, trainer: Trainer, shard: bool) -> None:
-        self._trainer, self._shard = trainer, shard
+        # Not the trainer itself: one that nobody holds goes at once, with its model.
+        self._trainer: Trainer = weakref.proxy(trainer)
+        self._shard = shard
         self._writing: tuple[Path, Future[Any]] | None = None
         self._group: Any = None
         self.has_saved = False

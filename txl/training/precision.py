@@ -30,14 +30,15 @@ def instruction_set() -> str | None:
     return None if cpu.native.module is None else cpu.native.module.isa()
 
 
-def faster(seconds: Callable[[str], float], part: str) -> tuple[str, str]:
+def faster(seconds: Callable[[str], float], part: str, most: int | None = None) -> tuple[str, str]:
     """ "fp32", or "bf16" where that is `FASTER` by the medians; and what was measured, in words.
 
     seconds: of a part in the precision named, above 0 and the same in all processes; called for
-    either in turns until it has returned `ENOUGH_S` in all. part: what it times, for the words.
+    either in turns until it has returned `ENOUGH_S` in all, or `most` times. part: what it times,
+    for the words.
     """
     taken: dict[str, list[float]] = {"fp32": [], "bf16": []}
-    while sum(map(sum, taken.values())) < ENOUGH_S:
+    while sum(map(sum, taken.values())) < ENOUGH_S and (most is None or len(taken["fp32"]) < most):
         for name, times in taken.items():
             times.append(seconds(name))
     single, half = (statistics.median(times) for times in taken.values())

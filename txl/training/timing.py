@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
-from txl.distributed.world import World
+from txl.distributed.world import SharedError, World
 from txl.model.networks import Config
 from txl.text.corpus import Corpus
 from txl.training.config import TrainConfig
 from txl.training.precision import faster, may_help
 from txl.training.trainer import Trainer
+from txl.training.update import NotFinite
 
 _UNTIMED, _TIMED = 4, 16  # updates of a trial
 _PREPARING = 2  # updates before a precision is timed: one without memory and one with it
@@ -43,19 +44,28 @@ def with_precision(
     """The configuration with "auto" decided where CPUs multiply bfloat16, and what was measured, in
     words; else as it was and None.
 
-    Updates of two trial runs, in turns; bfloat16 is taken where the median is `FASTER`. The
-    configuration holds the decision, so a run that goes on keeps it. Several processes decide
-    alike, by the times of the slowest; where one of them has no such CPU, none tries.
+    Updates of two trial runs, in turns; bfloat16 is taken where the median is `FASTER`. A trial is
+    no longer than the run, and one that fails ends in float32. The configuration holds the
+    decision, so a run that goes on keeps it. Several processes decide alike, by the times of the
+    slowest; where one of them has no such CPU, none tries.
     """
     asked = world.gather((config.precision, may_help(device)))
     if any(one != ("auto", True) for one in asked):  # options that differ are the trainer's to refuse
         return config, None
     both = {name: dataclasses.replace(config, precision=name) for name in ("fp32", "bf16")}
-    with contextlib.ExitStack() as stack:
-        trials = {n: stack.enter_context(_trial(corpus, model, c, device, world, shard)) for n, c in both.items()}
-        for trial in trials.values():
-            trial.advance(_PREPARING)
-        name, words = faster(lambda name: _seconds(trials[name], 1, world), "an update")
+    most = config.steps - _PREPARING
+    if most < 1:
+        return both["fp32"], f"precision: fp32 (a run of {config.steps} updates is too short to measure bf16)"
+    try:
+        with contextlib.ExitStack() as stack:
+            trials = {n: stack.enter_context(_trial(corpus, model, c, device, world, shard)) for n, c in both.items()}
+            for trial in trials.values():
+                trial.advance(_PREPARING)
+            name, words = faster(lambda name: _seconds(trials[name], 1, world), "an update", most)
+    except SharedError as error:  # of all processes
+        if not isinstance(error.__cause__, NotFinite):
+            raise
+        return both["fp32"], f"precision: fp32 (in a trial of both {error.__cause__})"
     return both[name], words
 
 

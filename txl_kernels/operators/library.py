@@ -14,7 +14,7 @@ from txl_kernels import checks
 from txl_kernels.backends import KERNELS
 from txl_kernels.backends.protocol import Kernels, Plans
 from txl_kernels.call import Call
-from txl_kernels.call.fields import ALL, Wanted, empty_gradients, empty_like_rows
+from txl_kernels.call.fields import ALL, INPUTS, Wanted, empty_gradients, empty_like_rows
 from txl_kernels.operators import fast_path
 
 _SCHEMA_TYPES = {
@@ -84,8 +84,11 @@ def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *argu
 def _parts(arguments: tuple[Any, ...]) -> tuple[Call, str, Wanted]:
     """The call, the backend and which gradients are wanted; the dispatcher leaves out a mask of
     None."""
-    fields, (backend, *mask) = arguments[: len(Call._fields)], arguments[len(Call._fields) :]
-    return Call(*fields), backend, (mask[0] if mask else None) or ALL
+    fields, (backend, *rest) = arguments[: len(Call._fields)], arguments[len(Call._fields) :]
+    mask = rest[0] if rest else None
+    if mask is not None and len(mask) != len(ALL):
+        raise ValueError(f"output_mask must be None or {len(ALL)} bools, for {', '.join(INPUTS)}; got {len(mask)}")
+    return Call(*fields), backend, ALL if mask is None else mask
 
 
 _library.impl("rel_attention", _forward, "CompositeExplicitAutograd")

@@ -1,20 +1,28 @@
 """What a run computes in: as asked, or as a trial of a few updates tells."""
 
+import dataclasses
+import gc
+import weakref
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from command_helpers import SMALL, Run, one_line
+from model_helpers import small_config
 from training_helpers import trainer
 
 from txl.distributed.world import World
-from txl.evaluation.precision import evaluation_dtype
+from txl.evaluation.precision import evaluation_dtype, sliding_part
+from txl.model.transformer import TransformerXL
 from txl.text.corpus import Corpus
 from txl.training import precision, timing
 from txl.training.precision import ENOUGH_S, FASTER, autocast_dtype, faster, may_help
 from txl.training.run_folder import read_record
 from txl.training.timing import with_precision
 from txl.training.trainer import Trainer
+from txl.training.update import NotFinite, Updater
 
 CPU = torch.device("cpu")
 
@@ -138,8 +146,66 @@ def test_a_run_that_goes_on_keeps_what_was_measured(
     assert read_record(tmp_path / "r").train["precision"] == "bf16"
     monkeypatch.setattr(timing, "_trial", None)
     for more in ([], ["--precision", "auto"]):
-        assert txl("train", "--run", tmp_path / "r", "--resume", "--steps", 4 + len(more), *more).returncode == 0
+        done = txl("train", "--run", tmp_path / "r", "--resume", "--steps", 4 + len(more), *more)
+        assert done.returncode == 0
+        assert ("precision: bf16, as when the run began" in done.stdout) == bool(more)
     assert read_record(tmp_path / "r").train["precision"] == "bf16"
+
+
+@pytest.mark.usefixtures("amx")
+def test_a_trial_is_no_longer_than_the_run(
+    tmp_path: Path, corpus: Corpus, seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
+    advance = Trainer.advance
+    monkeypatch.setattr(Trainer, "advance", lambda t, n: (advance(t, n), done.append(t.step)))
+    t = trainer(tmp_path, corpus, steps=5)
+    seconds |= {"fp32": 1e-3, "bf16": 1e-4}
+    assert with_precision(corpus, t.model.config, t.config, CPU)[0].precision == "bf16"
+    assert max(done) == 5
+    config, said = with_precision(corpus, t.model.config, dataclasses.replace(t.config, steps=2), CPU)
+    assert (config.precision, said) == ("fp32", "precision: fp32 (a run of 2 updates is too short to measure bf16)")
+
+
+@pytest.mark.usefixtures("amx", "seconds")
+def test_a_trial_that_fails_ends_in_fp32(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = trainer(tmp_path, corpus)
+    update = Updater.update
+
+    def fails_in_bf16(updater: Updater, step: int, *rest: Any) -> Any:
+        if updater.dtype is not None and step == 2:
+            raise NotFinite("the loss became nan")
+        return update(updater, step, *rest)
+
+    monkeypatch.setattr(Updater, "update", fails_in_bf16)
+    config, said = with_precision(corpus, t.model.config, t.config, CPU)
+    assert (config.precision, said) == ("fp32", "precision: fp32 (in a trial of both the loss became nan)")
+
+    def fails(*_: Any) -> Any:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Updater, "update", fails)
+    with pytest.raises(OSError, match="the disk is full"):
+        with_precision(corpus, t.model.config, t.config, CPU)
+
+
+@pytest.mark.usefixtures("amx", "seconds")
+def test_models_of_a_trial_go_with_it(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Trainer]] = []
+    begin = Trainer.__init__
+
+    def remembered(self: Trainer, *args: Any, **options: Any) -> None:
+        made.append(weakref.ref(self))
+        begin(self, *args, **options)
+
+    t = trainer(tmp_path, corpus)
+    monkeypatch.setattr(Trainer, "__init__", remembered)
+    gc.disable()
+    try:
+        with_precision(corpus, t.model.config, t.config, CPU)
+        assert [one() for one in made] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_bf16_follows_fp32(tmp_path: Path, corpus: Corpus) -> None:
@@ -179,6 +245,23 @@ def test_evaluation_takes_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert evaluation_dtype("bf16", CPU, part, World()) == (torch.bfloat16, None)
     monkeypatch.setattr(precision, "instruction_set", lambda: "avx2")
     assert evaluation_dtype("auto", CPU, part, World()) == (None, None)
+
+
+@pytest.mark.parametrize(("count", "windows"), [(100, 4), (14, 2), (9, 1), (3, 1)])
+def test_a_part_of_sliding_is_one_block_of_whole_windows(
+    count: int, windows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TransformerXL(small_config(vocab_size=11))
+    read: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        model,
+        "read",
+        lambda block, **rest: (read.append(tuple(block.shape)), TransformerXL.read(model, block, **rest))[1],
+    )
+    sliding_part(model, np.arange(count) % 11, 0, attn_len=8, segment=3, batch=4, clamp_len=None)()
+    if count >= 11:
+        assert read[0] == (min(windows, 4), 8)
+    assert sum(rows for rows, _ in read) == windows
 
 
 def test_eval_in_bf16(txl: Run, tmp_path: Path, corpus: Corpus) -> None:

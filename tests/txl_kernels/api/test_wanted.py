@@ -70,6 +70,14 @@ def test_the_operator_takes_a_mask(kernel_backend: str) -> None:
                 assert got.shape == (0,)
 
 
+@pytest.mark.parametrize("entries", [0, 3, 9])
+def test_a_mask_of_another_length_is_refused(entries: int) -> None:
+    arguments = (*as_fields(inputs_with(Case("", M=7), [])), "native")
+    out, lse = torch.ops.txl_kernels.rel_attention(*arguments)
+    with pytest.raises(ValueError, match=rf"output_mask must be None or 8 bools, .*; got {entries}"):
+        torch.ops.txl_kernels.rel_attention_backward(out, None, out, lse, *arguments, [True] * entries)
+
+
 def test_no_memory_is_written_where_nobody_wants_it() -> None:
     """dk and dv of a memory that needs no gradient: not even allocated."""
     case = Case("", B=2, H=2, L=4, M=5000, D=64)
