@@ -17,9 +17,12 @@ struct KeysShape {
   static constexpr int THREADS = (GROUPS + 1) * GROUP;
   static constexpr int BYTES = WIDTH / SIDE * TILE, STATS = SIDE * 16;
   static_assert(R_STAGES > GROUPS + 1);
+  // r's stages, 64 columns after 64; before the first lies the last once more: two tiles in a row of the
+  // text are one factor of 128 rows.
+  static constexpr int R_BYTES = (R_STAGES + 1) * TILE;
 
   static constexpr int turn = 0, position = turn + GROUPS * 2 * Turn::BYTES, content = position + STAGES * BYTES;
-  static constexpr int dout = content + STAGES * BYTES, r = dout + STAGES * BYTES, k = r + R_STAGES * BYTES;
+  static constexpr int dout = content + STAGES * BYTES, r = dout + STAGES * BYTES, k = r + WIDTH / SIDE * R_BYTES;
   static constexpr int v = k + (IN_SHARED ? GROUPS * BYTES : 0), stats = v + (IN_SHARED ? GROUPS * BYTES : 0);
   static constexpr int reach = stats + STAGES * STATS;  // by stage: largest low, least high of its queries
   static constexpr int barriers = reach + STAGES * 8, shared = barriers + 8 * 3 * (STAGES + R_STAGES);
@@ -64,9 +67,12 @@ TXL_DEVICE void load_queries_and_distances(const KeyBlock<S>& block) {
   Writer<S::R_STAGES> r(block.r.empty());
   TXL_ROLLED
   for (int j = -S::GROUPS; j < block.steps; ++j) {
-    const int n = r.take();
-    load_tile<S>(block.shared, S::r + n * S::BYTES, block.r.full(n), p.r_rows,
-                 static_cast<int>(p.zero_row) + block.distance(j), block.h, 0);
+    const int n = r.take(), first = static_cast<int>(p.zero_row) + block.distance(j);
+    const bool is_last = n == S::R_STAGES - 1;
+    Barrier* const there = block.r.full(n);
+    arrive_expecting(there, is_last ? 2 * S::BYTES : S::BYTES);
+    copy_tile<S, S::R_BYTES>(block.shared, S::r + (n + 1) * TILE, there, p.r_rows, first, block.h, 0);
+    if (is_last) copy_tile<S, S::R_BYTES>(block.shared, S::r, there, p.r_rows, first, block.h, 0);
     if (j < 0) continue;
     const int m = q.take(), row = block.first + j * SIDE;
     Barrier* const full = block.q.full(m);
@@ -205,10 +211,10 @@ class KeysGroup {
 
   // Position scores, less lse, as a start for those of content; and dout.v, which is under way.
   TXL_DEVICE void shift(int step, int n, float (&scores)[32], float (&weights)[32]) {
-    float above[32], below[32], less[2];
-    const int m = r_.take();
-    multiply<T, S::WIDTH, Rows::own, Rows::own, false>(above, stage(S::position, n), stage(S::r, m));
-    multiply<T, S::WIDTH, Rows::own, Rows::own, false>(below, stage(S::position, n), stage(S::r, r_below_.stage()));
+    float both[64], less[2];  // the blocks below and above
+    const uint32_t position = stage(S::position, n), r = block_.address(S::r + r_.take() * TILE);
+    multiply<T, SIDE, Rows::own, Rows::own, false>(both, position, r);
+    if constexpr (S::WIDTH > SIDE) multiply<T, SIDE, Rows::own, Rows::own, true>(both, position + TILE, r + S::R_BYTES);
     stats_.take();  // dout is clear, too
     if constexpr (S::IN_SHARED) {
       multiply<T, S::WIDTH, Rows::own, Rows::own, false>(weights, tile(S::v), stage(S::dout, n));
@@ -218,11 +224,10 @@ class KeysGroup {
     const int row = warp_ * 16 + thread() % WARP / 4;
     for (int h = 0; h < 2; ++h) less[h] = get_shared(block_.address(S::stats + n * S::STATS + (row + 8 * h) * 4));
     await_products<1>();
-    results(above);
-    results(below);
+    results(both);
     r_.skip();
     r_below_.give_back();
-    turn_.put(above, below, less, step);
+    turn_.put(both, less, step);
     meet_group(group_);
     turn_.get(scores, step);
   }

@@ -19,12 +19,12 @@ struct Stages {
   }
 };
 
-// Asks for rows `row` .. + 63 of a tensor, whose bytes were announced.
-template <class S>
+// Asks for rows `row` .. + 63 of a tensor, whose bytes were announced; LEAP: from 64 columns to the next.
+template <class S, int LEAP = TILE>
 TXL_DEVICE void copy_tile(char* shared, int to, Barrier* full, const RowsMap& rows, int row, int h, int b) {
   TXL_UNROLL
   for (int x = 0; x < S::WIDTH; x += SIDE)
-    copy_box(shared + to + x / SIDE * TILE, rows.map, full, x, row, h * rows.h, b * rows.n);
+    copy_box(shared + to + x / SIDE * LEAP, rows.map, full, x, row, h * rows.h, b * rows.n);
 }
 // Announces them, too.
 template <class S>

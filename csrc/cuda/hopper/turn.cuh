@@ -27,8 +27,8 @@ class Turn {
     }
   }
 
-  // less: what is taken from the scores of this thread's two queries.
-  TXL_DEVICE void put(const float (&above)[32], const float (&below)[32], const float (&less)[2], int step) const {
+  // blocks: below and above; less: what is taken from the scores of this thread's two queries.
+  TXL_DEVICE void put(const float (&blocks)[64], const float (&less)[2], int step) const {
     const uint32_t buffer = buffer_of(step);
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
@@ -37,8 +37,8 @@ class Turn {
         const bool is_above = eight_[e] + up >= 0;
         const uint32_t at = memory_ + ((static_cast<uint32_t>(256 * eight_[e] + 256 * up) & 0x700) | (to_[e] | buffer));
         const int n = 4 * -up + e, m = 4 * (1 - up) + 2 + e;
-        if (up <= 0) put_shared(at, (is_above ? above[n] : below[n]) - less[0]);
-        if (up >= -6) put_shared<2048>(at, (is_above ? above[m] : below[m]) - less[1]);
+        if (up <= 0) put_shared(at, (is_above ? blocks[32 + n] : blocks[n]) - less[0]);
+        if (up >= -6) put_shared<2048>(at, (is_above ? blocks[32 + m] : blocks[m]) - less[1]);
       }
     }
   }

@@ -66,8 +66,8 @@ void multiply_as(E, float (&d)[N], const uint32_t (&a)[K], uint64_t b) {
     }
   if (thread() % GROUP == 0) emulated::read_tile<E, B>(b, 2 * N, DEPTH, group.b);
   group.meeting.wait();
-  const int tiles = (B == Rows::own ? DEPTH : 2 * N) / SIDE;
-  emulated::finish(d, DEPTH, ADD, emulated::NONE, 0, emulated::address_of(b), static_cast<size_t>(tiles * TILE));
+  emulated::finish(d, DEPTH, ADD, emulated::NONE, 0, emulated::address_of(b),
+                   static_cast<size_t>(DEPTH / SIDE * 2 * N / SIDE * TILE));
 }
 
 template <int DEPTH, Rows A, Rows B, bool ADD, class E, int N>
@@ -76,7 +76,7 @@ void multiply_shared(E, float (&d)[N], uint64_t a, uint64_t b) {
   if (thread() % GROUP == 0)
     emulated::read_tile<E, A>(a, SIDE, DEPTH, group.a), emulated::read_tile<E, B>(b, 2 * N, DEPTH, group.b);
   group.meeting.wait();
-  const int left = (A == Rows::own ? DEPTH : SIDE) / SIDE, right = (B == Rows::own ? DEPTH : 2 * N) / SIDE;
+  const int left = DEPTH / SIDE, right = DEPTH / SIDE * 2 * N / SIDE;
   emulated::finish(d, DEPTH, ADD, emulated::address_of(a), static_cast<size_t>(left * TILE), emulated::address_of(b),
                    static_cast<size_t>(right * TILE));
 }
