@@ -186,20 +186,15 @@ class KeysGroup {
   TXL_DEVICE void walk(int step, float (&dk)[S::WIDTH / 2], float (&dv)[S::WIDTH / 2], float (&sums)[2]) {
     const int n = q_.take();
     float scores[32], weights[32];
-    shift(step, n, scores, weights);
-    if constexpr (S::IN_SHARED) {
-      multiply<T, S::WIDTH, Rows::own, Rows::own, true>(scores, tile(S::k), stage(S::content, n));
-    } else {
-      multiply<T, Rows::own, true>(scores, k_, stage(S::content, n));
-    }
-    await_products<0>();
-    results(scores);
-    results(weights);
+    score(step, n, scores, weights);
     uint32_t factors[16], more[16];
-    mask(n, scores, weights);
-    weigh(step, scores, weights, factors);
+    hide(n, scores, -INFINITY);
+    const uint32_t kept = weigh(step, scores, factors);
     multiply<T, Rows::depth, true>(dv, factors, stage(S::dout, n));
-    differentiate(n, scores, weights, sums);
+    await_products<1>();
+    results(weights);
+    hide(n, weights, 0);  // what a query does not see may be anything
+    differentiate(n, scores, weights, kept, sums);
     pack_weights<T>(weights, more);
     multiply<T, Rows::depth, true>(dk, more, stage(S::content, n));
     await_products<0>();
@@ -209,18 +204,14 @@ class KeysGroup {
     q_.give_back();
   }
 
-  // Position scores, less lse, as a start for those of content; and dout.v, which is under way.
-  TXL_DEVICE void shift(int step, int n, float (&scores)[32], float (&weights)[32]) {
+  // Scores less lse; and dout.v, which is under way.
+  TXL_DEVICE void score(int step, int n, float (&scores)[32], float (&weights)[32]) {
     float both[64], less[2];  // the blocks below and above
     const uint32_t position = stage(S::position, n), r = block_.address(S::r + r_.take() * TILE);
     multiply<T, SIDE, Rows::own, Rows::own, false>(both, position, r);
     if constexpr (S::WIDTH > SIDE) multiply<T, SIDE, Rows::own, Rows::own, true>(both, position + TILE, r + S::R_BYTES);
+    multiply_rows(scores, k_, S::k, stage(S::content, n));
     stats_.take();  // dout is clear, too
-    if constexpr (S::IN_SHARED) {
-      multiply<T, S::WIDTH, Rows::own, Rows::own, false>(weights, tile(S::v), stage(S::dout, n));
-    } else {
-      multiply<T, Rows::own, false>(weights, v_, stage(S::dout, n));
-    }
     const int row = warp_ * 16 + thread() % WARP / 4;
     for (int h = 0; h < 2; ++h) less[h] = get_shared(block_.address(S::stats + n * S::STATS + (row + 8 * h) * 4));
     await_products<1>();
@@ -228,28 +219,44 @@ class KeysGroup {
     r_.skip();
     r_below_.give_back();
     turn_.put(both, less, step);
+    multiply_rows(weights, v_, S::v, stage(S::dout, n));
     meet_group(group_);
-    turn_.get(scores, step);
+    float turned[32];
+    turn_.get(turned, step);
+    await_products<1>();
+    results(scores);
+    TXL_UNROLL
+    for (int m = 0; m < 32; ++m) scores[m] += turned[m];
+  }
+  // Products of keys or values with a tile of queries.
+  TXL_DEVICE void multiply_rows(float (&d)[32], const uint32_t (&rows)[S::WIDTH / 4], int at, uint32_t queries) const {
+    if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, false>(d, tile(at), queries);
+    multiply<T, Rows::own, false>(d, rows, queries);
   }
 
-  // Scores become weights, in `factors` as they meet dout; dropout meets dout.v, too.
-  TXL_DEVICE void weigh(int step, float (&s)[32], float (&dp)[32], uint32_t (&factors)[16]) const {
+  // Scores become weights, in `factors` as they meet dout. Returns which dropout keeps, by bit.
+  TXL_DEVICE uint32_t weigh(int step, float (&s)[32], uint32_t (&factors)[16]) const {
     TXL_UNROLL
     for (int m = 0; m < 32; ++m) s[m] = power_of_2(s[m]);
-    if (!p_.drop_below) return pack_weights<T>(s, factors);
+    if (!p_.drop_below) {
+      pack_weights<T>(s, factors);
+      return 0;
+    }
     const uint32_t kept =
         draw_kept_by_key(p_, block_.bh(), block_.first + step * SIDE, first_ + warp_ * 16 + thread() % WARP / 4);
     float left[32];
     TXL_UNROLL
-    for (int m = 0; m < 32; ++m) {
-      const bool is_kept = kept >> m & 1;
-      left[m] = is_kept ? s[m] * p_.keep_scale : 0.f, dp[m] = is_kept ? dp[m] * p_.keep_scale : 0.f;
-    }
+    for (int m = 0; m < 32; ++m) left[m] = kept >> m & 1 ? s[m] * p_.keep_scale : 0.f;
     pack_weights<T>(left, factors);
+    return kept;
   }
 
   // dout.v becomes dS without the scale.
-  TXL_DEVICE void differentiate(int n, const float (&s)[32], float (&dp)[32], float (&sums)[2]) const {
+  TXL_DEVICE void differentiate(int n, const float (&s)[32], float (&dp)[32], uint32_t kept, float (&sums)[2]) const {
+    if (p_.drop_below) {
+      TXL_UNROLL
+      for (int m = 0; m < 32; ++m) dp[m] = kept >> m & 1 ? dp[m] * p_.keep_scale : 0.f;
+    }
     const uint32_t stats = block_.address(S::stats + n * S::STATS + thread() % 4 * 8);
     unroll<16>([&](auto number) {  // a query's entries of both keys
       constexpr int m = decltype(number)::value / 2 * 4 + decltype(number)::value % 2;
@@ -259,8 +266,8 @@ class KeysGroup {
     });
   }
 
-  // dout.v of keys that a query does not see may be anything, too.
-  TXL_DEVICE void mask(int n, float (&s)[32], float (&dp)[32]) const {
+  // Entries of keys that a query does not see become `hidden`.
+  TXL_DEVICE void hide(int n, float (&x)[32], float hidden) const {
     const uint32_t reach = block_.address(S::reach + n * 8);
     const int largest = static_cast<int>(float_to_bits(get_shared(reach)));
     const int least_end = static_cast<int>(float_to_bits(get_shared<4>(reach)));
@@ -272,7 +279,7 @@ class KeysGroup {
       const int low = static_cast<int>(float_to_bits(get_shared(at)));
       const int high = static_cast<int>(float_to_bits(get_shared<4 * SIDE>(at)));
       const int key = first_ + warp_ * 16 + thread() % WARP / 4 + m / 2 % 2 * 8;
-      if (key < low || key >= high) s[m] = -INFINITY, dp[m] = 0;
+      if (key < low || key >= high) x[m] = hidden;
     }
   }
 
