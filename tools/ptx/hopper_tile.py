@@ -76,6 +76,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         module = PtxModule(Path(folder))
         module.use(compile_ptx(Path(folder), "sm_90a"))
+        module.first = (2, 1)  # a load starts as soon as there is room for it
         pretended = {
             "_absent_from": None, "_multiprocessors": 1, "_stream": 0, "_capability": cuda.HOPPER,
         }  # fmt: skip

@@ -53,23 +53,34 @@ class Schedule:
         self.all = self.front = np.ones(block.threads, bool)  # front: threads that go on now
         number = np.arange(block.threads) // GROUP
         self.groups = [number == g for g in block.launch.first]
+        self.changes = block.mbarriers.changes  # when threads were last woken
         self.steps = 0
 
     def run(self) -> None:
         """To the end of all threads."""
-        changes = self.block.mbarriers.changes
         while self.ready or self.parked or self.waiting:
             if self.ready:
+                if self._may_wake():
+                    self._wake()
                 self.front = next((g for g in self.groups if any((x & g).any() for x in self.ready.values())), self.all)
                 pc = self._lowest()
                 mask = self.ready.pop(pc)
                 self._add(pc, mask & ~self.front)
                 self._go(pc, mask & self.front)
                 continue
-            if not self.parked or self.block.mbarriers.changes == changes:
+            if not self.parked or self.block.mbarriers.changes == self.changes:
                 raise Fault(self._why_stuck())
-            changes = self.block.mbarriers.changes
-            self.ready, self.parked = self.parked, {}
+            self._wake()
+
+    def _may_wake(self) -> bool:
+        """Where time is counted, threads at an mbarrier go on as soon as one has changed."""
+        return bool(self.parked) and self.block.counts is not None and self.block.mbarriers.changes != self.changes
+
+    def _wake(self) -> None:
+        self.changes = self.block.mbarriers.changes
+        parked, self.parked = self.parked, {}
+        for pc, mask in parked.items():
+            self._add(pc, mask)
 
     def _lowest(self) -> int:
         """Where the front's threads that are furthest behind are; the end where none is ready."""
@@ -102,6 +113,8 @@ class Schedule:
             if active.n:
                 now.run(block, active)
             pc += 1
+            if self._may_wake():
+                break
         if pc == len(self.code):
             self.ended |= mask
         else:

@@ -239,22 +239,6 @@ class QueriesGroup {
     }
   }
 
-  // A tile's dS: its part of dq, and to distances. block: of the tile after.
-  TXL_DEVICE void pass_on(float (&scores)[32], float (&weights)[32], float (&dq)[S::WIDTH / 2], float (&block)[32],
-                          int t) {
-    uint32_t pairs[16];
-    differentiate(scores, weights, t);
-    pack_weights<T>(scores, pairs);
-    meet_group(group_);  // all have read what this overwrites
-    unskew_.put(pairs, t & 1);
-    multiply<T, Rows::depth, true>(dq, pairs, stage(S::k, k_.stage()));
-    fence_units();
-    meet_group(group_);
-    await_products<0>();
-    results(dq);
-    results(block);
-    k_.give_back();
-  }
   // r's tile once more given back.
   TXL_DEVICE void finish_distances(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2]) {
     results(dq);
@@ -262,8 +246,42 @@ class QueriesGroup {
     r_again_.give_back();
   }
 
+  // Tile t, whose position scores `scores` holds; the block of distances that is whole since the tile
+  // before, if this is not the first; and position scores of the tile after.
+  template <bool FIRST>
+  TXL_DEVICE void step(float (&scores)[32], float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
+    float weights[32], block[32];
+    uint32_t pairs[16];
+    ask_content(scores);
+    ask_weights(weights);
+    if constexpr (!FIRST) ask_distances(dq, dr, t - 1);
+    await_products<FIRST ? 0 : 2>();
+    results(scores);
+    results(weights);
+    v_.give_back();
+    differentiate(scores, weights, t);
+    pack_weights<T>(scores, pairs);
+    if constexpr (!FIRST) {
+      await_products<0>();
+      finish_distances(dq, dr);
+    }
+    meet_group(group_);  // all have read what this overwrites
+    ask_positions(block);
+    unskew_.put(pairs, t & 1);
+    multiply<T, Rows::depth, true>(dq, pairs, stage(S::k, k_.stage()));
+    fence_units();
+    if constexpr (!FIRST) add_to_r(dr, t - 1);
+    meet_group(group_);
+    await_products<1>();
+    results(block);
+    shift(block, scores, t + 1);
+    await_products<0>();
+    results(dq);
+    k_.give_back();
+  }
+
   TXL_DEVICE void walk(const Tiles& own, float (&dq)[S::WIDTH / 2]) {
-    float block[32], scores[32], weights[32], dr[S::WIDTH / 2];
+    float block[32], scores[32], dr[S::WIDTH / 2];
     ask_positions(block);
     await_products<0>();
     results(block);
@@ -272,39 +290,9 @@ class QueriesGroup {
     await_products<0>();
     results(block);
     shift(block, scores, own.from);
-    ask_content(scores);
-    ask_weights(weights);
-    ask_positions(block);
-    await_products<1>();
-    results(scores);
-    results(weights);
-    v_.give_back();
-    pass_on(scores, weights, dq, block, own.from);
+    step<true>(scores, dq, dr, own.from);
     TXL_ROLLED
-    for (int t = own.from + 1; t < own.to; ++t) {
-      ask_distances(dq, dr, t - 1);
-      shift(block, scores, t);
-      if constexpr (S::WIDTH == SIDE) {
-        ask_content(scores);
-        ask_weights(weights);
-        ask_positions(block);
-        await_products<3>();
-        finish_distances(dq, dr);
-        add_to_r(dr, t - 1);
-      } else {  // all at once take more registers than there are
-        await_products<0>();
-        finish_distances(dq, dr);
-        ask_content(scores);
-        add_to_r(dr, t - 1);
-        ask_weights(weights);
-        ask_positions(block);
-      }
-      await_products<1>();
-      results(scores);
-      results(weights);
-      v_.give_back();
-      pass_on(scores, weights, dq, block, t);
-    }
+    for (int t = own.from + 1; t < own.to; ++t) step<false>(scores, dq, dr, t);
     ask_distances(dq, dr, own.to - 1);
     await_products<0>();
     finish_distances(dq, dr);
