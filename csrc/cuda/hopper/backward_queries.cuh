@@ -100,19 +100,18 @@ class QueriesGroup {
 
   // Factors of the products; what the other kernel wants of these queries; what they see.
   TXL_DEVICE void prepare() {
-    uint32_t position[S::WIDTH / 4];
-    load_queries<T, S::WIDTH>(p_, p_.w, block_.b, block_.h, first_, position);
+    load_queries<T, S::WIDTH>(p_, p_.w, block_.b, block_.h, first_, position_);
     load_queries<T, S::WIDTH>(p_, p_.u, block_.b, block_.h, first_, content_);
     load_rows<T, S::WIDTH>(p_, p_.dout, block_.b, block_.h, first_, p_.L, dout_);
-    clear_unseeing(position), clear_unseeing(content_), clear_unseeing(dout_);
-    store_factor<S::WIDTH>(position, tile(S::position));
+    clear_unseeing(position_), clear_unseeing(content_), clear_unseeing(dout_);
+    store_factor<S::WIDTH>(position_, tile(S::position));
     if constexpr (S::IN_SHARED) {
       store_factor<S::WIDTH>(content_, tile(S::content));
       store_factor<S::WIDTH>(dout_, tile(S::dout));
     }
     find_stats();
     keep_queries(p_.content, content_);
-    keep_queries(p_.position, position);
+    keep_queries(p_.position, position_);
     const uint32_t none[16] = {};
     unskew_.put(none, 0), unskew_.put(none, 1);
     fence_units();
@@ -169,8 +168,10 @@ class QueriesGroup {
   TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::BYTES); }
 
   TXL_DEVICE void ask_positions(float (&block)[32]) {
-    multiply<T, S::WIDTH, Rows::own, Rows::own, false>(block, tile(S::position), stage(S::r, r_.take()));
+    const uint32_t r = stage(S::r, r_.take());
     r_.skip();
+    if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, false>(block, tile(S::position), r);
+    multiply<T, Rows::own, false>(block, position_, r);
   }
   // Products of queries with k, added to what was shifted; of dout with v.
   TXL_DEVICE void ask_content(float (&scores)[32]) {
@@ -345,7 +346,7 @@ class QueriesGroup {
   Unskew unskew_;
   int r_row_;  // this thread's first of the block that is whole after tile 0
   float* dr_;  // its row 0
-  uint32_t content_[S::WIDTH / 4], dout_[S::WIDTH / 4];
+  uint32_t content_[S::WIDTH / 4], position_[S::WIDTH / 4], dout_[S::WIDTH / 4];
   float base_[2], delta_[2];  // lse, less log2 ln 2
 };
 
