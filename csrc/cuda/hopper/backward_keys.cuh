@@ -26,6 +26,7 @@ struct KeysShape {
   static constexpr int v = k + (IN_SHARED ? GROUPS * BYTES : 0), stats = v + (IN_SHARED ? GROUPS * BYTES : 0);
   static constexpr int reach = stats + STAGES * STATS;  // by stage: largest low, least high of its queries
   static constexpr int barriers = reach + STAGES * 8, shared = barriers + 8 * 3 * (STAGES + R_STAGES);
+  static_assert(shared <= MOST_SHARED);
 };
 
 // A block of keys, and which blocks of 64 queries may see them.
