@@ -23,7 +23,9 @@ AXES = "xyz"
 class Launch:
     """What all blocks of a launch share.
 
-    params: their bytes; tensor_maps: by offset in them, what the copy engine is told.
+    params: their bytes; tensor_maps: by offset in them, what the copy engine is told. strict: what
+    PTX's manual forbids and compilers do nevertheless is a fault: products of what cp.async
+    copied without a fence.proxy.async, reads of registers that a product reads.
     """
 
     kernel: Kernel
@@ -34,7 +36,7 @@ class Launch:
     memory: GlobalMemory
     tensor_maps: dict[int, Any] = field(default_factory=dict)
     counts: Counts | None = None
-    copies_need_fence: bool = True  # see SharedMemory
+    strict: bool = True
     first: tuple[int, ...] = ()  # warpgroups in the order in which they go on as far as they can; none: together
 
     def run(self) -> None:
@@ -55,9 +57,7 @@ class Block:
         self.launch, self.kernel, self.index, self.threads = launch, kernel, index, threads
         self.memory, self.counts = launch.memory, launch.counts
         self.order = Order(threads)
-        self.shared = SharedMemory(
-            launch.shared_bytes, self.order, kernel.shared_cell, launch.copies_need_fence, launch.counts
-        )
+        self.shared = SharedMemory(launch.shared_bytes, self.order, kernel.shared_cell, launch.strict, launch.counts)
         self.mbarriers = MBarriers(self.order, self.shared)
         self.registers: list[np.ndarray | None] = [None] * len(kernel.program.registers)
         # Of registers that asynchronous products write (True) or read: threads [threads] of each.
@@ -88,7 +88,7 @@ class Block:
             raise Fault(f"{self.kernel.program.registers[slot].name} is read and was never written")
         if self.in_flight and slot in self.in_flight and self.in_flight[slot][lanes.at].any():
             raise Fault("the result of an asynchronous product is used before it was waited for")
-        if self.lent and slot in self.lent and self.lent[slot][lanes.at].any():
+        if self.launch.strict and slot in self.lent and self.lent[slot][lanes.at].any():
             raise Fault("a register is read that an asynchronous product still reads")
         return x[lanes.at]
 

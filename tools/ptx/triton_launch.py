@@ -32,9 +32,9 @@ from ptx.instructions.tensor_copies import TensorMap
 from ptx.parse import parse
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32", torch.int64: "i64"}
-# Older ones multiply what cp.async has copied without a fence.proxy.async, and CUTLASS does, too;
-# PTX's memory model asks for one.
-COPIES_NEED_FENCE = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
+# Older ones multiply what cp.async has copied without a fence.proxy.async, as CUTLASS does, and
+# store registers that a product still reads.
+STRICT = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 Change = Callable[[str, str], str]  # of (kernel, PTX) to PTX
 
 
@@ -112,7 +112,7 @@ class Executor:
         sizes = (*map(int, grid), 1, 1)[:3]
         launch = Launch(
             kernel, bytes(data), sizes, 32 * metadata.num_warps, metadata.shared, memory, maps, counts,
-            COPIES_NEED_FENCE,
+            STRICT,
         )  # fmt: skip
         launch.run()
 
