@@ -168,8 +168,8 @@ BACKWARD = [
     (
         "r's rows off by one",
         "backward_queries",
-        "block.distance(-1 - group_) + warp_",
-        "block.distance(-1 - group_) + 1 + warp_",
+        "block.distance(-1 - group_) + (S",
+        "block.distance(-1 - group_) + 1 + (S",
         NARROW,
         "values",
     ),
@@ -246,6 +246,8 @@ BACKWARD = [
         NOTHING,
         "wait for ever",
     ),
+    ("queries turned by another column", "queries", "shift = d % 2 * 16;", "shift = 0;", NARROW, "values"),
+    ("rows that r does not have", "backward_queries", "row + SIDE - 6 <= rows", "row <= rows", NARROW, ""),
     ("one buffer of the turn", "turn", "(step & 1) * BYTES", "(step & 0) * BYTES", NARROW, "race"),
     (
         "a column too far of the turn",

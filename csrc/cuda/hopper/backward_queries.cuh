@@ -1,6 +1,7 @@
 // Gradients of queries and of r: a block of GROUPS x 64 queries walks its tiles of keys, as in
 // forward.cuh. Six products a tile; dS of a tile goes to distances (unskew.cuh), where a block of 64,
-// once whole, gives G.r to dq and G^T.(q + w) to dr, which is added up in global memory.
+// once whole, gives G.r to dq and G^T.(q + w) to dr, which is added up in global memory. With q + w in
+// registers dr comes turned: (q + w)^T.G reads only G from shared memory.
 #pragma once
 #include "backward_problem.h"
 #include "query_block.cuh"
@@ -14,7 +15,7 @@ template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int R_STAGES_, bool IN
 struct QueriesShape {
   using T = T_;
   static constexpr int WIDTH = WIDTH_, GROUPS = GROUPS_, STAGES = STAGES_, R_STAGES = R_STAGES_;
-  static constexpr bool IN_SHARED = IN_SHARED_;  // q + u and dout, which else stay in registers
+  static constexpr bool IN_SHARED = IN_SHARED_;  // queries and dout, which else stay in registers
   static constexpr int THREADS = (GROUPS + 1) * GROUP, QUERIES = GROUPS * SIDE;
   static constexpr int BYTES = WIDTH / SIDE * TILE;
   static_assert(R_STAGES > GROUPS + 2);  // a tile of r is used again two tiles of keys later
@@ -62,9 +63,9 @@ class QueriesGroup {
         r_again_(block.r.clear(), block.r.empty()),
         skew_(block.address(0), S::ring + (group_ * WARPS_A_GROUP + warp_) * RING, warp_),
         unskew_(block.address(0), S::distances + group_ * 2 * TILE, warp_),
-        r_row_(static_cast<int>(p.zero_row) + block.distance(-1 - group_) + warp_ * 16 + thread() % WARP / 4) {
+        r_row_(static_cast<int>(p.zero_row) + block.distance(-1 - group_) + (S::IN_SHARED ? own_row() : own_column())) {
     const int64_t table = p.slots ? (block_x() * S::GROUPS + group_) * p.H : 0;
-    dr_ = p.dr + (table + block.h) * p.T * p.D + thread() % 4 * 2;
+    dr_ = p.dr + (table + block.h) * p.T * p.D + (S::IN_SHARED ? own_column() : own_row());
   }
 
   TXL_DEVICE void run() {
@@ -117,6 +118,7 @@ class QueriesGroup {
     unskew_.put(none, 0), unskew_.put(none, 1);
     fence_units();
     meet_group(group_);
+    if constexpr (!S::IN_SHARED) load_turned(tile(S::position), turned_);
   }
 
   // Queries that see nothing may hold anything, and meet a dS of 0.
@@ -165,6 +167,10 @@ class QueriesGroup {
     return block_.seen[S::QUERIES + query_ + 8 * h - block_.first] - block_.tile * SIDE;
   }
 
+  // This thread's first row and column of a product.
+  TXL_DEVICE int own_row() const { return warp_ * 16 + thread() % WARP / 4; }
+  static TXL_DEVICE int own_column() { return thread() % 4 * 2; }
+
   TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + group_ * S::BYTES); }
   TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::BYTES); }
 
@@ -192,21 +198,24 @@ class QueriesGroup {
   TXL_DEVICE uint32_t slot(int t) const { return static_cast<uint32_t>(t & 1); }
   TXL_DEVICE void ask_distances(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
     multiply<T, 64, Rows::own, Rows::depth, true>(dq, distances(t), stage(S::r, r_again_.stage()));
+    if constexpr (!S::IN_SHARED) return multiply<T, Rows::depth, false>(dr, turned_, distances(t));
     multiply<T, 64, Rows::depth, Rows::depth, false>(dr, distances(t), tile(S::position));
   }
   TXL_DEVICE void add_to_r(const float (&dr)[S::WIDTH / 2], int t) const {
     if (!p_.dr) return;
     const int row = r_row_ - t * SIDE, D = static_cast<int>(p_.D), rows = static_cast<int>(p_.T);
-    TXL_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      const int at = row + 8 * h;
-      if (at < 0 || at >= rows) continue;
-      float* const to = dr_ + static_cast<int64_t>(at) * D;
-      if (D == S::WIDTH) {
-        add_row<true>(to, dr, h, D);
-      } else {
-        add_row<false>(to, dr, h, D);
+    float* const to = dr_ + static_cast<int64_t>(row) * D;
+    if constexpr (S::IN_SHARED) {
+      TXL_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        if (row + 8 * h < 0 || row + 8 * h >= rows) continue;
+        if (D == S::WIDTH) add_row<true>(to + 8 * h * D, dr, h, D);
+        if (D != S::WIDTH) add_row<false>(to + 8 * h * D, dr, h, D);
       }
+    } else if (D == S::WIDTH && row >= 0 && row + SIDE - 6 <= rows) {
+      add_turned<true>(to, dr, row, rows, D);
+    } else {
+      add_turned<false>(to, dr, row, rows, D);
     }
   }
   template <bool WHOLE>
@@ -214,6 +223,21 @@ class QueriesGroup {
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 2; n += 4)
       if (WHOLE || n / 4 * 8 < D) add_pair(to + n / 4 * 8, dr[n + 2 * h], dr[n + 2 * h + 1]);
+  }
+  // Rows of dr are columns of r, its columns rows of r from `row` on. WHOLE: all of them exist.
+  template <bool WHOLE>
+  TXL_DEVICE void add_turned(float* to, const float (&dr)[32], int row, int rows, int D) const {
+    const int columns = D - own_row(), step = WHOLE ? S::WIDTH : D;
+    TXL_UNROLL
+    for (int n = 0; n < 32; n += 4) {
+      TXL_UNROLL
+      for (int e = 0; e < 2; ++e, ++row, to += step) {
+        if (!WHOLE && (row < 0 || row >= rows)) continue;
+        if (WHOLE || columns > 0) add_one(to, dr[n + e]);
+        if (WHOLE || columns > 8) add_one(to + 8, dr[n + e + 2]);
+      }
+      row += 6, to += 6 * step;
+    }
   }
   TXL_DEVICE void shift(const float (&block)[32], float (&scores)[32], int t) {
     skew_.put(block, t);
@@ -348,6 +372,7 @@ class QueriesGroup {
   int r_row_;  // this thread's first of the block that is whole after tile 0
   float* dr_;  // its row 0
   uint32_t content_[S::WIDTH / 4], position_[S::WIDTH / 4], dout_[S::WIDTH / 4];
+  uint32_t turned_[16];       // (q + w)^T
   float base_[2], delta_[2];  // lse, less log2 ln 2
 };
 

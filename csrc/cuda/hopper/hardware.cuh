@@ -104,7 +104,10 @@ TXL_DEVICE void put_high(uint32_t at, uint32_t x) {
                "n"(MORE)
                : "memory");
 }
-// Adds two neighbouring floats of global memory, at a multiple of 8 bytes, in any order with others.
+// Adds to floats of global memory in any order with others: one, or two neighbours at a multiple of 8 bytes.
+TXL_DEVICE void add_one(float* to, float x) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+}
 TXL_DEVICE void add_pair(float* to, float x, float y) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 }

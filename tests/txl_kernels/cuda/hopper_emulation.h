@@ -208,6 +208,7 @@ void put_high(uint32_t at, uint32_t x) {
   x >>= 16;
   std::memcpy(simt::shared_at(at + MORE), &x, 2);
 }
+inline void add_one(float* to, float x) { *to += x; }
 inline void add_pair(float* to, float x, float y) { to[0] += x, to[1] += y; }
 
 inline float power_of_2(float x) {
