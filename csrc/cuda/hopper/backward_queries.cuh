@@ -272,15 +272,15 @@ class QueriesGroup {
     r_again_.give_back();
   }
 
-  // Tile t, whose position scores `scores` holds; the block of distances that is whole since the tile
-  // before, if this is not the first; and position scores of the tile after.
+  // Tile t, whose position scores `scores` holds; dr of the block of distances that was whole at the tile
+  // before is added up (0 in the first two steps), the next is asked for; and position scores of the tile after.
   template <bool FIRST>
   TXL_DEVICE void step(float (&scores)[32], float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
     float weights[32], block[32];
     uint32_t pairs[16];
     ask_content(scores);
     ask_weights(weights);
-    if constexpr (!FIRST) ask_distances(dq, dr, t - 1);
+    if constexpr (!FIRST) add_to_r(dr, t - 2), ask_distances(dq, dr, t - 1);
     await_products<FIRST ? 0 : 2>();
     results(scores);
     results(weights);
@@ -296,7 +296,6 @@ class QueriesGroup {
     unskew_.put(pairs, t & 1);
     multiply<T, Rows::depth, true>(dq, pairs, stage(S::k, k_.stage()));
     fence_units();
-    if constexpr (!FIRST) add_to_r(dr, t - 1);
     meet_group(group_);
     await_products<1>();
     results(block);
@@ -307,7 +306,7 @@ class QueriesGroup {
   }
 
   TXL_DEVICE void walk(const Tiles& own, float (&dq)[S::WIDTH / 2]) {
-    float block[32], scores[32], dr[S::WIDTH / 2];
+    float block[32], scores[32], dr[S::WIDTH / 2] = {};
     ask_positions(block);
     await_products<0>();
     results(block);
@@ -319,6 +318,7 @@ class QueriesGroup {
     step<true>(scores, dq, dr, own.from);
     TXL_ROLLED
     for (int t = own.from + 1; t < own.to; ++t) step<false>(scores, dq, dr, t);
+    add_to_r(dr, own.to - 2);
     ask_distances(dq, dr, own.to - 1);
     await_products<0>();
     finish_distances(dq, dr);
