@@ -189,12 +189,13 @@ class KeysGroup {
     float scores[32], weights[32];
     score(step, n, scores, weights);
     uint32_t factors[16], more[16];
-    hide(n, scores, -INFINITY);
+    const bool all_seen = sees_all(n);
+    if (!all_seen) hide(n, scores, -INFINITY);
     const uint32_t kept = weigh(step, scores, factors);
     multiply<T, Rows::depth, true>(dv, factors, stage(S::dout, n));
     await_products<1>();
     results(weights);
-    hide(n, weights, 0);  // what a query does not see may be anything
+    if (!all_seen) hide(n, weights, 0);  // what a query does not see may be anything
     differentiate(n, scores, weights, kept, sums);
     pack_weights<T>(weights, more);
     multiply<T, Rows::depth, true>(dk, more, stage(S::content, n));
@@ -213,7 +214,7 @@ class KeysGroup {
     if constexpr (S::WIDTH > SIDE) multiply<T, SIDE, Rows::own, Rows::own, true>(both, position + TILE, r + S::R_BYTES);
     multiply_rows(scores, k_, S::k, stage(S::content, n));
     stats_.take();  // dout is clear, too
-    const int row = warp_ * 16 + thread() % WARP / 4;
+    const int row = own_row(warp_);
     for (int h = 0; h < 2; ++h) less[h] = get_shared(block_.address(S::stats + n * S::STATS + (row + 8 * h) * 4));
     await_products<1>();
     results(both);
@@ -243,8 +244,7 @@ class KeysGroup {
       pack_weights<T>(s, factors);
       return 0;
     }
-    const uint32_t kept =
-        draw_kept_by_key(p_, block_.bh(), block_.first + step * SIDE, first_ + warp_ * 16 + thread() % WARP / 4);
+    const uint32_t kept = draw_kept_by_key(p_, block_.bh(), block_.first + step * SIDE, first_ + own_row(warp_));
     float left[32];
     TXL_UNROLL
     for (int m = 0; m < 32; ++m) left[m] = kept >> m & 1 ? s[m] * p_.keep_scale : 0.f;
@@ -267,19 +267,22 @@ class KeysGroup {
     });
   }
 
-  // Entries of keys that a query does not see become `hidden`.
-  TXL_DEVICE void hide(int n, float (&x)[32], float hidden) const {
+  // Every query of the stage sees every key.
+  TXL_DEVICE bool sees_all(int n) const {
     const uint32_t reach = block_.address(S::reach + n * 8);
     const int largest = static_cast<int>(float_to_bits(get_shared(reach)));
     const int least_end = static_cast<int>(float_to_bits(get_shared<4>(reach)));
-    if (largest <= first_ && least_end >= first_ + SIDE) return;
+    return largest <= first_ && least_end >= first_ + SIDE;
+  }
+  // Entries of keys that a query does not see become `hidden`.
+  TXL_DEVICE void hide(int n, float (&x)[32], float hidden) const {
     const uint32_t stats = block_.address(S::stats + n * S::STATS + thread() % 4 * 8);
     TXL_UNROLL
     for (int m = 0; m < 32; ++m) {
       const uint32_t at = stats + 8 * SIDE + m / 4 * 32 + m % 2 * 4;
       const int low = static_cast<int>(float_to_bits(get_shared(at)));
       const int high = static_cast<int>(float_to_bits(get_shared<4 * SIDE>(at)));
-      const int key = first_ + warp_ * 16 + thread() % WARP / 4 + m / 2 % 2 * 8;
+      const int key = first_ + own_row(warp_) + m / 2 % 2 * 8;
       if (key < low || key >= high) x[m] = hidden;
     }
   }
@@ -288,7 +291,7 @@ class KeysGroup {
     if (!to.data) return;
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 2; n += 2) {
-      const int row = row_ + warp_ * 16 + thread() % WARP / 4 + n / 2 % 2 * 8, column = n / 4 * 8 + thread() % 4 * 2;
+      const int row = row_ + own_row(warp_) + n / 2 % 2 * 8, column = n / 4 * 8 + own_column();
       if (row >= 0 && row < rows() && column < p_.D)
         *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(to, block_.b, block_.h, row)) + column) =
             pack(T(), x[n] * scale, x[n + 1] * scale);

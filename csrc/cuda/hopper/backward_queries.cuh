@@ -56,16 +56,17 @@ class QueriesGroup {
         group_(of_first_lane(thread() / GROUP)),
         warp_(of_first_lane(thread() % GROUP / WARP)),
         first_(block.first + group_ * SIDE),
-        query_(first_ + warp_ * 16 + thread() % WARP / 4),
+        query_(first_ + own_row(warp_)),
         k_(block.k.clear(), block.k.empty()),
         v_(block.v.full(), block.v.empty()),
         r_(block.r.clear(), block.r.empty()),
         r_again_(block.r.clear(), block.r.empty()),
         skew_(block.address(0), S::ring + (group_ * WARPS_A_GROUP + warp_) * RING, warp_),
-        unskew_(block.address(0), S::distances + group_ * 2 * TILE, warp_),
-        r_row_(static_cast<int>(p.zero_row) + block.distance(-1 - group_) + (S::IN_SHARED ? own_row() : own_column())) {
+        unskew_(block.address(0), S::distances + group_ * 2 * TILE, warp_) {
+    const int row = own_row(warp_), column = own_column();
+    r_row_ = static_cast<int>(p.zero_row) + block.distance(-1 - group_) + (S::IN_SHARED ? row : column);
     const int64_t table = p.slots ? (block_x() * S::GROUPS + group_) * p.H : 0;
-    dr_ = p.dr + (table + block.h) * p.T * p.D + (S::IN_SHARED ? own_column() : own_row());
+    dr_ = p.dr + (table + block.h) * p.T * p.D + (S::IN_SHARED ? column : row);
   }
 
   TXL_DEVICE void run() {
@@ -167,10 +168,6 @@ class QueriesGroup {
     return block_.seen[S::QUERIES + query_ + 8 * h - block_.first] - block_.tile * SIDE;
   }
 
-  // This thread's first row and column of a product.
-  TXL_DEVICE int own_row() const { return warp_ * 16 + thread() % WARP / 4; }
-  static TXL_DEVICE int own_column() { return thread() % 4 * 2; }
-
   TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + group_ * S::BYTES); }
   TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::BYTES); }
 
@@ -209,8 +206,11 @@ class QueriesGroup {
       TXL_UNROLL
       for (int h = 0; h < 2; ++h) {
         if (row + 8 * h < 0 || row + 8 * h >= rows) continue;
-        if (D == S::WIDTH) add_row<true>(to + 8 * h * D, dr, h, D);
-        if (D != S::WIDTH) add_row<false>(to + 8 * h * D, dr, h, D);
+        if (D == S::WIDTH) {
+          add_row<true>(to + 8 * h * D, dr, h, D);
+        } else {
+          add_row<false>(to + 8 * h * D, dr, h, D);
+        }
       }
     } else if (D == S::WIDTH && row >= 0 && row + SIDE - 6 <= rows) {
       add_turned<true>(to, dr, row, rows, D);
@@ -227,7 +227,7 @@ class QueriesGroup {
   // Rows of dr are columns of r, its columns rows of r from `row` on. WHOLE: all of them exist.
   template <bool WHOLE>
   TXL_DEVICE void add_turned(float* to, const float (&dr)[32], int row, int rows, int D) const {
-    const int columns = D - own_row(), step = WHOLE ? S::WIDTH : D;
+    const int columns = D - own_row(warp_), step = WHOLE ? S::WIDTH : D;
     TXL_UNROLL
     for (int n = 0; n < 32; n += 4) {
       TXL_UNROLL
@@ -260,7 +260,7 @@ class QueriesGroup {
     if (all_of_warp(lows[0] <= first && highs[0] >= last && lows[1] <= first && highs[1] >= last)) return;
     TXL_UNROLL
     for (int n = 0; n < 32; ++n) {
-      const int h = n / 2 % 2, key = first + thread() % 4 * 2 + n / 4 * 8 + n % 2;
+      const int h = n / 2 % 2, key = first + own_column() + n / 4 * 8 + n % 2;
       if (key < lows[h] || key >= highs[h]) s[n] = 0;
     }
   }
@@ -338,7 +338,7 @@ class QueriesGroup {
 
   TXL_DEVICE void write(float (&dq)[S::WIDTH / 2]) const {
     const float scale = scale_of(p_);
-    const int column = thread() % 4 * 2, blocks = static_cast<int>(p_.rows / S::QUERIES);
+    const int column = own_column(), blocks = static_cast<int>(p_.rows / S::QUERIES);
     const int64_t part =
         ((block_.bh() * blocks + block_.first / S::QUERIES) * S::GROUPS + group_) * WARPS_A_GROUP + warp_;
     TXL_UNROLL

@@ -31,7 +31,7 @@ class ForwardGroup {
 
   TXL_DEVICE void run() {
     const LongProblem& p = block_.p;
-    const int first = block_.first + group_ * SIDE, row = warp_ * 16 + thread() % WARP / 4;
+    const int first = block_.first + group_ * SIDE, row = own_row(warp_);
     Tiles own = tiles_of<S::QUERIES, SIDE>(block_.seen, group_ * SIDE);
     own.from = own.from > block_.tile ? own.from - block_.tile : 0;
     own.to = own.to < block_.tile + block_.tiles ? own.to - block_.tile : block_.tiles;
@@ -147,7 +147,7 @@ class ForwardGroup {
   // query: of this thread's first row. A part leaves its weighted sums as part_kernel does.
   TXL_DEVICE void write(const Softmax& softmax, const float (&values)[S::WIDTH / 2], int query) const {
     const LongProblem& p = block_.p;
-    const int D = static_cast<int>(p.D), column = thread() % 4 * 2;
+    const int D = static_cast<int>(p.D), column = own_column();
     TXL_UNROLL
     for (int h = 0; h < 2; ++h) {
       const float sum = softmax.sum(h), top = softmax.top(h);

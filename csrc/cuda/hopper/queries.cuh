@@ -82,8 +82,8 @@ TXL_DEVICE uint32_t pack(F16, float low, float high) { return pack_f16(low, high
 TXL_DEVICE float scale_of(const Problem& p) { return p.scale * 1.4426950408889634f; }
 
 // Row and column of this thread's n-th word of a left factor in registers.
-TXL_DEVICE int factor_row(int n) { return thread() % GROUP / WARP * 16 + thread() % WARP / 4 + 8 * (n % 2); }
-TXL_DEVICE int factor_column(int n) { return n / 4 * 16 + n / 2 % 2 * 8 + thread() % 4 * 2; }
+TXL_DEVICE int factor_row(int n) { return own_row(thread() % GROUP / WARP) + 8 * (n % 2); }
+TXL_DEVICE int factor_column(int n) { return n / 4 * 16 + n / 2 % 2 * 8 + own_column(); }
 
 // This thread's places of rows `first` .. + 63 of `count` as a left factor in registers; 0 beyond.
 template <class T, int WIDTH>

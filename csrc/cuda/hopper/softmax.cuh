@@ -76,7 +76,7 @@ class Softmax {
     const int first = tile * SIDE, last = first + SIDE;
     const bool all = low_[0] <= first && high_[0] >= last && low_[1] <= first && high_[1] >= last;
     if (all_of_warp(all)) return;
-    const int own = first + thread() % 4 * 2;
+    const int own = first + own_column();
     TXL_UNROLL
     for (int n = 0; n < 32; ++n) {
       const int h = n / 2 % 2, key = own + n / 4 * 8 + n % 2;

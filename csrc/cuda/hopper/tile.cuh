@@ -31,6 +31,10 @@ TXL_DEVICE uint32_t in_tile(int row, int x) {
   return static_cast<uint32_t>(x / SIDE * TILE) + (at ^ (at >> 7 & 7) << 4);
 }
 
+// This thread's first row and column of a product; warp: its number in the warpgroup.
+TXL_DEVICE int own_row(int warp) { return warp * 16 + thread() % WARP / 4; }
+TXL_DEVICE int own_column() { return thread() % 4 * 2; }
+
 // The threads of a warpgroup meet; group: up to 2.
 TXL_DEVICE void meet_group(int group) {
   if (group == 0) return meet_threads<1, GROUP>();
