@@ -7,6 +7,7 @@ import torch
 
 import txl_kernels
 from txl_kernels.backends import BACKENDS, choose_unasked, cpu, cuda
+from txl_kernels.backends.native_modules import PACKAGE, NativeModule
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -22,13 +23,18 @@ def _devices() -> list[torch.device]:
     return devices
 
 
+def _origin(native: NativeModule) -> str:
+    borrowed = native.file is not None and native.file.parent != PACKAGE
+    return f"  {native.file}{', installed: this source tree has none of its own' if borrowed else ''}"
+
+
 def _native_lines() -> list[str]:
     if cpu.native.module is None:
         return [f"  {cpu.native.missing()}"]
     module = cpu.prepare()
     refused = module.refused()
     others = [isa for isa in module.isas(False) if isa not in module.isas(True) and not (refused and isa == "amx")]
-    lines = [f"  instruction set {module.isa()} (runs here: {', '.join(module.isas(True))})"]
+    lines = [_origin(cpu.native), f"  instruction set {module.isa()} (runs here: {', '.join(module.isas(True))})"]
     if others:
         lines.append(f"  not on this processor: {', '.join(others)}")
     if refused:
@@ -44,7 +50,10 @@ def _cuda_lines() -> list[str]:
         return [f"  {cuda.native.missing()}"]
     module = cuda.native.module
     built = f"compiled by {module.compiler} for {module.architectures}"
-    lines = [f"  forward of up to {cuda.MOST_QUERIES} queries, on H100 of any number and gradients; {built}"]
+    lines = [
+        _origin(cuda.native),
+        f"  forward of up to {cuda.MOST_QUERIES} queries, on H100 of any number and gradients; {built}",
+    ]
     if not cuda.VERIFIED:
         lines.append('  not yet verified on a device, so it runs only when asked for: backend="cuda"')
     if module.no_driver():
@@ -58,7 +67,7 @@ def report() -> str:
     lines = [
         f"txl_kernels {txl_kernels.__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.machine()}",
-        f"installed in {txl_kernels.__path__[0]}, run by {sys.executable}",
+        f"imported from {txl_kernels.__path__[0]}, run by {sys.executable}",
     ]
     for device in _devices():
         model = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""

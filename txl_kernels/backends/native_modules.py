@@ -1,10 +1,16 @@
 """The compiled modules of this package, and why one is not there."""
 
-import importlib
+import importlib.machinery
 import importlib.metadata
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import Call
@@ -15,63 +21,92 @@ SOURCES = PACKAGE.parent / "csrc"  # in a source tree
 
 @dataclass
 class NativeModule:
-    """txl_kernels.<name>; `module` is None where it cannot be used, then `error` says why."""
+    """txl_kernels.<name> and the file it came from; both None where it cannot be used, then `error`
+    says why."""
 
-    name: str
-    language: str
     module: Any = None
+    file: Path | None = None
     error: str = ""
-    unbuilt: bool = False  # then another copy of the package may have it, which is looked up when asked
 
     def missing(self) -> str | None:
         """Why it is not there; None if it is."""
-        if self.module is not None:
-            return None
-        note = PACKAGE / f"{self.name}_missing.txt"  # of setup.py
-        if note.is_file():
-            return note.read_text(encoding="utf-8").strip()
-        return _why_not(self.name, self.language, self.error) if self.unbuilt else self.error
+        return None if self.module is not None else self.error
 
 
 def load(name: str, language: str) -> NativeModule:
-    """Imports a module, if it was built, belongs to this copy of the package, and takes the calls
-    of this source."""
-    try:
-        module = importlib.import_module(f"txl_kernels.{name}")
-    except ImportError as error:
-        return NativeModule(name, language, error=str(error), unbuilt=True)
-    file = Path(str(module.__file__)).resolve()
-    if file.parent != PACKAGE:  # an editable install offers its own to every copy
-        return NativeModule(name, language, error=f"{file} is of another copy of the package", unbuilt=True)
-    if vars(module).get("FIELDS") != Call._fields or _left_behind(name, module):
-        older = f"the {language} module {file} was built from another version of the source; install the package again"
-        return NativeModule(name, language, error=older)
-    return NativeModule(name, language, module)
+    """A module of this copy of the package; in a source tree that has none of its own, the
+    installed package's if it was built from the tree's sources."""
+    errors = []
+    for folder in (PACKAGE, *_installed()):
+        file = _file_of(name, folder)
+        note = folder / f"{name}_missing.txt"  # of setup.py
+        if file is None:
+            if note.is_file():
+                errors.append(note.read_text(encoding="utf-8").strip())
+            continue
+        try:
+            module = _import(name, file)
+        except ImportError as error:
+            errors.append(f"the {language} module could not be loaded: {error}")
+            continue
+        if _is_of_this_source(name, module):
+            return NativeModule(module, file)
+        errors.append(_left_behind(language, file))
+    return NativeModule(error=errors[0] if errors else _nowhere(language))
 
 
-def _left_behind(name: str, module: Any) -> bool:
-    """Whether the sources beside the package, in a source tree, are no longer those of the
-    module."""
-    in_source_tree = (SOURCES / "problem.h").is_file()
-    return in_source_tree and vars(module).get("SOURCE_HASH") != source_hash(SOURCES, name)
+def _file_of(name: str, folder: Path) -> Path | None:
+    files = (folder / f"{name}{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+    return next((file for file in files if file.is_file()), None)
 
 
-def _why_not(name: str, language: str, reason: str) -> str:
-    elsewhere = _installed_with(name)
-    if elsewhere is not None:
+def _import(name: str, file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"txl_kernels.{name}", file)
+    assert spec is not None and spec.loader is not None  # its suffix is an extension module's
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module
+    return module
+
+
+def in_source_tree() -> bool:
+    """Whether this copy of the package lies beside its C++ sources."""
+    return (SOURCES / "problem.h").is_file()
+
+
+def _is_of_this_source(name: str, module: Any) -> bool:
+    """Whether it takes the calls of this source, and is of the C++ sources where those are
+    there."""
+    return vars(module).get("FIELDS") == Call._fields and (
+        not in_source_tree() or vars(module).get("SOURCE_HASH") == source_hash(SOURCES, name)
+    )
+
+
+def _installed() -> Iterator[Path]:
+    """Folders of the installed package, asked from a source tree: another copy than this."""
+    for distribution in importlib.metadata.distributions(name="txl-kernels") if in_source_tree() else ():
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")  # pip's
+        if origin.get("dir_info", {}).get("editable"):
+            folder = Path(url2pathname(urlsplit(origin["url"]).path)) / "txl_kernels"
+        else:
+            folder = Path(str(distribution.locate_file("txl_kernels")))
+        if folder.resolve() != PACKAGE:
+            yield folder.resolve()
+
+
+def _left_behind(language: str, file: Path) -> str:
+    if file.parent == PACKAGE:
+        return f"the {language} module {file} was built from another version of the source; install the package again"
+    return (
+        f"this is the source tree {PACKAGE.parent}, where the {language} module is not built, and the installed one, "
+        f"{file}, was built from other sources: `pip install .` in this tree brings it up to date"
+    )
+
+
+def _nowhere(language: str) -> str:
+    if in_source_tree():
         return (
-            f"this is the source tree {PACKAGE.parent}, where the {language} module is not built; the installed package, "
-            f"{elsewhere}, has it. Start Python in another folder or with PYTHONSAFEPATH=1, or build it here: "
-            "pip install -e ."
+            f"this is the source tree {PACKAGE.parent}, where the {language} module is not built, and no installed "
+            "package has it: `pip install .` in this tree builds it"
         )
-    build = "; pip install -e . builds it here" if (PACKAGE.parent / "setup.py").is_file() else ""
-    return f"the {language} module could not be loaded: {reason}{build}"
-
-
-def _installed_with(name: str) -> Path | None:
-    """Where another copy of this package, which Python found later, has the module."""
-    for distribution in importlib.metadata.distributions(name="txl-kernels"):
-        folder = Path(str(distribution.locate_file("txl_kernels"))).resolve()
-        if folder != PACKAGE and any(folder.glob(f"{name}.*")):
-            return folder
-    return None
+    return f"the {language} module is not in {PACKAGE}; install the package again"

@@ -1,10 +1,11 @@
 """The protocol every backend keeps, and the order of a call's fields that Python and C++ share."""
 
 import dataclasses
-import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from oracle import Case, as_fields, make_inputs
 
-from txl_kernels.backends import BACKENDS, KERNELS, native_modules
+from txl_kernels.backends import BACKENDS, KERNELS, cpu, cuda, native_modules
 from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import Call
 from txl_kernels.call.fields import BOUNDS, INPUTS, SETTINGS, TENSORS, inputs_of, settings_of, tensors_of
@@ -43,23 +44,22 @@ def test_groups_of_fields_are_all_fields() -> None:
     assert len(inputs_of(call)) + len(BOUNDS) + 1 == len(tensors_of(call))
 
 
-def test_a_module_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def _module(**values: object) -> Callable[[str, Path], SimpleNamespace]:
+    """What importing any module gives."""
+    return lambda name, file: SimpleNamespace(**values)
+
+
+def test_a_module_of_another_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of the fields is written in C++ too; one that differs would read one tensor for
     another."""
-    swapped = ("k", "q", *Call._fields[2:])
-    here = native_modules.PACKAGE
-    for folder, fields, said in (
-        (here, swapped, "was built from another version of the source"),
-        (here, None, "was built from another version of the source"),
-        (here.parent, Call._fields, "is of another copy of the package"),
-    ):
-        module = SimpleNamespace(__file__=str(folder / "_native.so"), **({"FIELDS": fields} if fields else {}))
-        importer = SimpleNamespace(import_module=lambda name, module=module: module, metadata=importlib.metadata)
-        with monkeypatch.context() as patch:
-            patch.setattr(native_modules, "importlib", importer)
-            loaded = native_modules.load("_native", "C++")
+    monkeypatch.setattr(native_modules, "PACKAGE", tmp_path)
+    monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
+    (tmp_path / "_native.so").touch()
+    for values in ({"FIELDS": ("k", "q", *Call._fields[2:])}, {}):
+        monkeypatch.setattr(native_modules, "_import", _module(**values))
+        loaded = native_modules.load("_native", "C++")
         assert loaded.module is None
-        assert f"{folder / '_native.so'} {said}" in loaded.error
+        assert f"{tmp_path / '_native.so'} was built from another version of the source" in str(loaded.missing())
 
 
 def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,15 +68,14 @@ def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monke
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("before")
     built = source_hash(tmp_path, "_native")
-    module = SimpleNamespace(
-        __file__=str(native_modules.PACKAGE / "_native.so"), FIELDS=Call._fields, SOURCE_HASH=built
-    )
-    importer = SimpleNamespace(import_module=lambda name: module, metadata=importlib.metadata)
-    monkeypatch.setattr(native_modules, "importlib", importer)
+    monkeypatch.setattr(native_modules, "PACKAGE", tmp_path)
     monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
-    assert native_modules.load("_native", "C++").module is module
+    monkeypatch.setattr(native_modules, "_import", _module(FIELDS=Call._fields, SOURCE_HASH=built))
+    monkeypatch.setattr(native_modules, "_installed", list)
+    (tmp_path / "_native.so").touch()
+    assert native_modules.load("_native", "C++").file == tmp_path / "_native.so"
     (tmp_path / "cuda/kernel.cu").write_text("after")  # the other module's
-    assert native_modules.load("_native", "C++").module is module
+    assert native_modules.load("_native", "C++").module is not None
     for file in ("problem.h", "cpu/kernel.cpp"):
         (tmp_path / file).write_text("after")
         loaded = native_modules.load("_native", "C++")
@@ -84,37 +83,60 @@ def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monke
         assert "was built from another version of the source; install the package again" in loaded.error
         (tmp_path / file).write_text("before")
     (tmp_path / "cpu" / ".#kernel.cpp").symlink_to("nobody@nowhere")  # an editor's lock
-    assert native_modules.load("_native", "C++").module is module
+    assert native_modules.load("_native", "C++").module is not None
     (tmp_path / "problem.h").unlink()  # no source tree: an installed package
-    assert native_modules.load("_native", "C++").module is module
+    assert native_modules.load("_native", "C++").module is not None
 
 
-COPY = """
-import shutil, sys
-from pathlib import Path
-import txl_kernels
-site = Path(sys.argv[1])
-ignored = shutil.ignore_patterns("*.so", "*_missing.txt", "__pycache__")
-shutil.copytree(txl_kernels.__path__[0], site / "tree" / "txl_kernels", ignore=ignored)
-"""
-
-
-def test_a_source_tree_that_hides_the_installed_package_says_so(tmp_path: Path) -> None:
-    """`pip install .` and then `python -m txl_kernels` in the same clone."""
-    subprocess.run([sys.executable, "-c", COPY, str(tmp_path)], check=True)
-    site, tree = tmp_path / "site", tmp_path / "tree"
-    (site / "txl_kernels").mkdir(parents=True)
-    (site / "txl_kernels" / "_native.abi.so").touch()
-    metadata = site / "txl_kernels-0.dist-info"
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A fresh clone beside an installed package: `tree` without modules, `site` with this one's."""
+    root = native_modules.PACKAGE.parent
+    listed = subprocess.run(["git", "ls-files", "txl_kernels", "csrc"], cwd=root, capture_output=True, check=True)
+    for name in listed.stdout.decode().split():
+        target = tmp_path / "tree" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / name, target)
+    site = tmp_path / "site" / "txl_kernels"
+    site.mkdir(parents=True)
+    for native in (cpu.native, cuda.native):
+        if native.file is not None:
+            shutil.copy(native.file, site)
+    metadata = tmp_path / "site" / "txl_kernels-0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: txl-kernels\nVersion: 0\n")
-    code = f"import sys; sys.path.append({str(site)!r}); import runpy; runpy.run_module('txl_kernels')"
+    return tmp_path
+
+
+def _diagnosis(clone: Path) -> str:
+    """`python -m txl_kernels` in the clone, with `site` as the only place where the package is
+    installed."""
+    hide = "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in str(f)]"
+    only = "m.distributions = lambda **k: m.Distribution.discover(path=[sys.argv[1]], **k)"
+    code = f"import sys, importlib.metadata as m; {hide}; {only}; import runpy; runpy.run_module('txl_kernels')"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=True)
-    assert f"this is the source tree {tree}, where the C++ module is not built" in done.stdout
-    assert f"the installed package, {site / 'txl_kernels'}, has it" in done.stdout
-    assert "pip install -e ." in done.stdout
+    command = [sys.executable, "-c", code, str(clone / "site")]
+    done = subprocess.run(command, cwd=clone / "tree", env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_a_source_tree_takes_the_installed_modules_of_its_own_sources(clone: Path) -> None:
+    """`pip install .`, then `python -m txl_kernels` or a benchmark in the same clone."""
+    says = _diagnosis(clone)
+    assert f"imported from {clone / 'tree' / 'txl_kernels'}" in says
+    assert "  native     works for float32, bfloat16" in says
+    module = clone / "site" / "txl_kernels" / Path(str(cpu.native.file)).name
+    assert f"  {module}, installed: this source tree has none of its own" in says
+
+
+def test_a_source_tree_refuses_installed_modules_of_other_sources(clone: Path) -> None:
+    with (clone / "tree" / "csrc" / "problem.h").open("a") as file:
+        file.write("// a later version\n")
+    says = _diagnosis(clone)
+    assert f"this is the source tree {clone / 'tree'}, where the C++ module is not built" in says
+    assert "was built from other sources: `pip install .` in this tree brings it up to date" in says
+    shutil.rmtree(clone / "site")
+    assert "no installed package has it: `pip install .` in this tree builds it" in _diagnosis(clone)
 
 
 def test_kernels_refuse_by_the_reason_they_give(monkeypatch: pytest.MonkeyPatch) -> None:
