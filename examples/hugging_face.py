@@ -1,7 +1,7 @@
 """TransfoXL in today's transformers: trained by its Trainer, saved, read again, and generating at a
 constant cost a token.
 
-pip install "txl-kernels[hf]" accelerate; python examples/hugging_face.py
+pip install ".[hf]" accelerate; python examples/hugging_face.py
 """
 
 import tempfile

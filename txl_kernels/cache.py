@@ -1,5 +1,7 @@
 """A preallocated key/value memory for evaluation and generation."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,11 @@ class KeyValueCache:
         r: [H, T, D], encodings of distances -zero_row and up.
         zero_row: row of r that holds distance 0: how far ahead a segment sees itself.
         window: keys a position sees, its own included; None for all that are there.
+        owner: id of the one layer whose keys it holds: the one that made it, else the first to use
+            it; None before.
     """
 
+    owner: int | None = None
     _begin: int  # of what is held, in the buffer
     _end: int
     _total: int  # positions ever added
@@ -56,6 +61,9 @@ class KeyValueCache:
     @property
     def batch(self) -> int:
         return self._buffer.size(1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"owner": None}  # another process has other ids
 
     def __len__(self) -> int:
         """Positions held, at most mem_len."""

@@ -108,13 +108,17 @@ def rel_attention(
         scale: factor of the scores; None for 1 / sqrt(D).
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
         dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element:
-            the same seed drops the same entries in every backend.
+            the same seed drops the same entries in every backend. With r of each text's own,
+            [B, H, T, D], text b drops what text 0 would with seed + b: other entries than with one
+            r for all.
         return_lse: also return the log of the softmax's denominator.
         backend: None for the fastest that can run, else "native" (C++, CPU, float32 and bfloat16)
             or "reference" (PyTorch, any device and dtype, L x S memory), or "triton" (NVIDIA GPUs,
             float32, bfloat16 and float16, head widths to 256; float32 products are formed as
             torch.set_float32_matmul_precision says), or, only by name, "cuda" (CUDA C++ for NVIDIA
-            GPUs: up to 16 queries, no gradients, head widths that are multiples of 8 up to 256).
+            GPUs: up to 16 queries without gradients, head widths that are multiples of 8 up to 256;
+            on compute capability 9.0, for 16-bit types and head widths to 128, any number of
+            queries and gradients).
 
     Returns:
         out [B, H, L, D of v] in q's dtype; with `return_lse` also lse [B, H, L], float32 (float64

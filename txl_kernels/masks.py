@@ -1,4 +1,4 @@
-"""From a mask [.., L, S], as most libraries build it, to `start` and `end` of `rel_attention`."""
+"""From a mask [.., L, S], of either polarity, to `start` and `end` of `rel_attention`."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ _library = torch.library.Library("txl_kernels", "FRAGMENT")
 _library.define("intervals(Tensor mask, bool visible) -> (Tensor, Tensor, Tensor)")
 
 
-def intervals(mask: Tensor, visible: bool = True, check: bool = True) -> tuple[Tensor, Tensor]:
+def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tensor, Tensor]:
     """The interval of keys that each query sees by a mask.
 
     On a CPU one pass over the mask's bytes. Where all queries of a text share a row that `expand`
@@ -18,7 +18,9 @@ def intervals(mask: Tensor, visible: bool = True, check: bool = True) -> tuple[T
     Args:
         mask: bool [B, S] (padding, the same for all queries), [B, L, S] or [B, 1, L, S]; B and L
             may be 1.
-        visible: the value that says that a query sees a key.
+        visible: the value that says that a query sees a key: True for an attention mask as
+            `scaled_dot_product_attention` and transformers take it, False for `key_padding_mask` and
+            `attn_mask` of `torch.nn.MultiheadAttention`. Libraries differ, so it has no default.
         check: look for hidden keys between visible ones, of which an interval knows nothing. On a
             GPU that waits for the device; under torch.compile it is an assertion when the graph
             runs. Without it such keys are taken for visible.
@@ -28,12 +30,14 @@ def intervals(mask: Tensor, visible: bool = True, check: bool = True) -> tuple[T
         sees nothing.
 
     Raises:
-        TypeError: mask is no bool tensor.
+        TypeError: mask is no bool tensor, or visible not True or False.
         ValueError: it is of another shape, or has a hole; names the first text and query.
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"mask must be a bool tensor, got {got}; for an additive mask of 0 and -inf pass mask == 0")
+    if not isinstance(visible, bool):
+        raise TypeError(f"visible must be True or False, got {type(visible).__name__}")
     start, end, hole = scan(mask, visible)
     if not check:
         return start, end

@@ -1,7 +1,7 @@
 """Attention of a segment over its memory and itself: projections, heads, caches and checks."""
 
 import abc
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -165,7 +165,9 @@ class SegmentAttention(nn.Module, abc.ABC):
             raise ValueError(f"max_segment must be the size of a chunk, {self.chunk[0]}, got {max_segment}")
         r = self.project_positions(self.positions(max_segment, mem_len, clamp_len)).contiguous()
         zero_row = 0 if self.causal else max_segment - 1
-        return KeyValueCache(r, batch, mem_len, max_segment, self.window if window is None else window, zero_row)
+        cache = KeyValueCache(r, batch, mem_len, max_segment, self.window if window is None else window, zero_row)
+        self._own(cache)
+        return cache
 
     @torch.no_grad()
     def fill_cache(self, cache: KeyValueCache, memory: Tensor) -> None:
@@ -174,12 +176,13 @@ class SegmentAttention(nn.Module, abc.ABC):
 
         Raises:
             ValueError: memory is not three-dimensional or of another width; of another batch than
-                the cache's.
+                the cache's; the cache is another layer's.
         """
         if memory.dim() != 3 or memory.size(-1) != self.d_model:
             raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
         if memory.size(self._batch_axis) != cache.batch:
             raise ValueError(f"memory must have the cache's batch {cache.batch}, got shape {list(memory.shape)}")
+        self._own(cache)
         k, v = self._project_memory(memory)
         for first in range(0, k.size(2), cache.max_segment):
             part = slice(first, first + cache.max_segment)
@@ -194,6 +197,7 @@ class SegmentAttention(nn.Module, abc.ABC):
         start: Tensor | None = None,
         end: Tensor | None = None,
         cache: KeyValueCache | None = None,
+        **unknown: Any,
     ) -> Tensor:
         """Attention of a segment over its memory and itself.
 
@@ -207,11 +211,20 @@ class SegmentAttention(nn.Module, abc.ABC):
             cache: None, or this layer's cache from `new_cache`: its keys are the memory, and x's
                 are added to it. Evaluation only; equal to passing the hidden states as `memory`.
                 Rows that `cache.reset(rows)` began anew do not see what went before. `start` and
-                `end` then count the len(cache) positions held first.
+                `end` then count the len(cache) positions held first. Each layer needs its own.
 
         Returns:
             Of x's shape.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: an argument, by name; a mask is not taken, but
+                `intervals` makes start and end of one.
         """
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__} takes no {', '.join(unknown)}: what a query sees is said by start and end, and "
+                "txl_kernels.intervals(mask, visible=...) makes both of a mask"
+            )
         self._check_input(x)
         width = self.n_head * self.d_head
         if cache is not None:
@@ -289,6 +302,11 @@ class SegmentAttention(nn.Module, abc.ABC):
             raise ValueError("cache holds the memory and the encodings; pass neither memory nor positions with it")
         if torch.is_grad_enabled():
             raise RuntimeError("cache is for evaluation: call the layer under torch.no_grad() or inference_mode()")
+        if self.training and self.attn_dropout > 0:
+            raise RuntimeError(
+                f"cache is for evaluation: in training mode this layer drops weights with attn_dropout={self.attn_dropout}; "
+                "call eval() on it first"
+            )
         if (cache.r.size(0), cache.r.size(2)) != (self.n_head, self.kernel_width):
             raise ValueError(
                 f"cache must be this layer's, with H={self.n_head} and D={self.kernel_width}, got one "
@@ -305,6 +323,13 @@ class SegmentAttention(nn.Module, abc.ABC):
                 f"x must be a segment of at most max_segment={cache.max_segment} positions, for which the cache was made, "
                 f"got shape {list(x.shape)}"
             )
+        self._own(cache)
+
+    def _own(self, cache: KeyValueCache) -> None:
+        """Refuses a cache that holds another layer's keys."""
+        if cache.owner not in (None, id(self)):
+            raise ValueError("cache must be this layer's own, got another layer's: make one for each with its new_cache")
+        cache.owner = id(self)
 
     def _project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         width = self.n_head * self.d_head

@@ -1,4 +1,4 @@
-"""TransfoXL for today's transformers: `pip install txl-kernels[hf]`, then `import txl.hf`.
+"""TransfoXL for today's transformers: `pip install ".[hf]"`, then `import txl.hf`.
 
 Importing it registers configuration, models and tokenizer with the Auto classes.
 """
@@ -6,7 +6,7 @@ Importing it registers configuration, models and tokenizer with the Auto classes
 try:
     import transformers
 except ImportError as error:
-    raise ImportError("txl.hf needs transformers >= 5: pip install 'txl-kernels[hf]'") from error
+    raise ImportError("txl.hf needs transformers >= 5: pip install '.[hf]' in this package's source tree") from error
 
 if int(transformers.__version__.split(".")[0]) < 5:
     raise ImportError(

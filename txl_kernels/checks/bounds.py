@@ -29,14 +29,20 @@ def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
         raise ValueError(f"{name} must be on q's device {q.device}, got {bound.device}")
     target = (q.size(0), q.size(2))
     if bound.dim() > 2 or any(a not in (1, b) for a, b in zip(bound.shape[::-1], target[::-1], strict=False)):
-        raise ValueError(f"{name} must broadcast to [B, L] = {list(target)}, got shape {list(bound.shape)}")
+        raise ValueError(
+            f"{name} must broadcast to [B, L] = {list(target)}, got shape {list(bound.shape)}{_of_lengths(name, bound, q)}"
+        )
     if bound.dim() == 1 and target[0] == target[1] > 1 and bound.size(0) > 1:
         raise ValueError(
             f"{name} must say whether it holds a value for each text or for each query where B = L = {target[0]}: pass "
-            f"{name}[:, None] or {name}[None, :], got shape {list(bound.shape)}"
+            f"{name}[:, None] or {name}[None, :], got shape {list(bound.shape)}{_of_lengths(name, bound, q)}"
         )
     view: Tensor = to_int32(bound).expand(target)
     return view
+
+
+def _of_lengths(name: str, bound: Tensor, q: Tensor) -> str:
+    return f"; for lengths [B] take {name}_from_lengths(lengths)" if bound.shape == q.shape[:1] else ""
 
 
 def to_int32(bound: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """RelAttention: layouts, memory, cache, biases, and what it refuses."""
 
+import pickle
 import pytest
 import torch
 from torch import nn
@@ -18,6 +19,39 @@ def layer(**options: object) -> RelAttention:
 
 def hidden(length: int, batch: int = B) -> torch.Tensor:
     return torch.randn(batch, length, WIDTH, dtype=torch.float64)
+
+
+@torch.no_grad()
+def test_a_cache_is_one_layers() -> None:
+    """A stack that hands its cache on would mix the keys of its layers."""
+    first, second = RelAttention(16, 2).eval(), RelAttention(16, 2).eval()
+    x = torch.randn(1, 3, 16)
+    cache = first.new_cache(1, 4, 3)
+    with pytest.raises(ValueError, match="cache must be this layer's own, got another layer's"):
+        second(x, cache=cache)
+    assert len(cache) == 0
+    by_hand = KeyValueCache(cache.r, 1, 4, 3)
+    first(x, cache=by_hand)
+    with pytest.raises(ValueError, match="cache must be this layer's own"):
+        second(x, cache=by_hand)
+    elsewhere = pickle.loads(pickle.dumps(by_hand))  # another process, where ids are others
+    assert torch.equal(first(x, cache=elsewhere), first(x, cache=by_hand))
+
+
+@torch.no_grad()
+def test_a_cached_call_does_not_drop() -> None:
+    dropping = RelAttention(16, 2, attn_dropout=0.1)
+    x = torch.randn(1, 3, 16)
+    with pytest.raises(RuntimeError, match=r"attn_dropout=0.1; call eval\(\) on it first"):
+        dropping(x, cache=dropping.new_cache(1, 4, 3))
+    dropping.eval()(x, cache=dropping.new_cache(1, 4, 3))
+    plain = RelAttention(16, 2)  # in training mode, where nothing is dropped
+    plain(x, cache=plain.new_cache(1, 4, 3))
+
+
+def test_a_mask_is_refused_with_what_to_use_instead() -> None:
+    with pytest.raises(TypeError, match=r"^RelAttention takes no attn_mask: .* start and end, and txl_kernels.intervals"):
+        RelAttention(16, 2)(torch.randn(1, 3, 16), attn_mask=torch.ones(3, 3).bool())
 
 
 def test_equals_the_projections_written_out() -> None:

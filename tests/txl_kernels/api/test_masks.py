@@ -1,5 +1,6 @@
 """Intervals of masks, and the weights themselves."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def test_scan_by_definition(data: st.DataObject) -> None:
 def test_bytes_that_are_no_bools() -> None:
     """Whatever is not 0 is True."""
     mask = torch.tensor([[0, 2, 2, 0]], dtype=torch.uint8).view(torch.bool)
-    assert [x.tolist() for x in intervals(mask)] == [[[1]], [[3]]]
+    assert [x.tolist() for x in intervals(mask, visible=True)] == [[[1]], [[3]]]
 
 
 def test_shapes() -> None:
@@ -50,8 +51,8 @@ def test_shapes() -> None:
         padding[:, None].expand(2, 7, 3),
         padding[:, None, None].expand(2, 1, 7, 3),
     ):
-        assert all(torch.equal(a, b) for a, b in zip(intervals(mask), want, strict=True))
-    assert intervals(padding[:, None].repeat(1, 7, 1))[0].shape == (2, 7)
+        assert all(torch.equal(a, b) for a, b in zip(intervals(mask, visible=True), want, strict=True))
+    assert intervals(padding[:, None].repeat(1, 7, 1), visible=True)[0].shape == (2, 7)
     assert [x.tolist() for x in intervals(~padding, visible=False)] == [x.tolist() for x in want]
 
 
@@ -59,9 +60,9 @@ def test_a_hole_is_named() -> None:
     mask = torch.ones(3, 2, 5, dtype=torch.bool)
     mask[1, 1, 2] = False
     with pytest.raises(ValueError, match=r"mask must hide no key between visible ones .*for text 1, query 1"):
-        intervals(mask)
-    assert intervals(mask, check=False)[1].tolist() == [[5, 5]] * 3
-    compiled = torch.compile(intervals, fullgraph=True, backend="aot_eager")
+        intervals(mask, visible=True)
+    assert intervals(mask, visible=True, check=False)[1].tolist() == [[5, 5]] * 3
+    compiled = torch.compile(functools.partial(intervals, visible=True), fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(mask[:1])[1], torch.full((1, 2), 5))
     with pytest.raises(RuntimeError, match="mask has a hidden key between visible ones"):
         compiled(mask)
@@ -79,7 +80,29 @@ def test_a_hole_is_named() -> None:
 )  # fmt: skip
 def test_refused(mask: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        intervals(mask)
+        intervals(mask, visible=True)
+
+
+def test_which_value_is_visible_must_be_said() -> None:
+    """torch's own modules hide True, `scaled_dot_product_attention` shows it."""
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'visible'"):
+        intervals(mask)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="visible must be True or False, got Tensor"):
+        intervals(mask, visible=mask)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_torchs_key_padding_mask() -> None:
+    """Without positions our scores are those of torch's own module, mask included."""
+    theirs = torch.nn.MultiheadAttention(16, 2, bias=False, batch_first=True).eval()
+    x = torch.randn(2, 5, 16)
+    key_padding_mask = torch.tensor([[False] * 5, [False, False, False, True, True]])
+    want, _ = theirs(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)
+    q, k, v = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in (x @ theirs.in_proj_weight.T).chunk(3, -1))
+    start, end = intervals(key_padding_mask, visible=False)
+    out = rel_attention(q, k, v, torch.zeros(2, 9, 8), causal=False, zero_row=4, start=start, end=end)
+    torch.testing.assert_close(theirs.out_proj(out.transpose(1, 2).flatten(2)), want)
 
 
 def test_operator() -> None:
