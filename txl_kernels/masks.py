@@ -18,8 +18,8 @@ def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tenso
     Args:
         mask: bool [B, S] (padding, the same for all queries), [B, L, S] or [B, 1, L, S]; B and L
             may be 1.
-        visible: the value that says that a query sees a key: True for an attention mask as
-            `scaled_dot_product_attention` and transformers take it, False for `key_padding_mask` and
+        visible: the value that says that a query sees a key: True for an attention mask of
+            `scaled_dot_product_attention` or transformers, False for `key_padding_mask` and
             `attn_mask` of `torch.nn.MultiheadAttention`. Libraries differ, so it has no default.
         check: look for hidden keys between visible ones, of which an interval knows nothing. On a
             GPU that waits for the device; under torch.compile it is an assertion when the graph

@@ -328,7 +328,9 @@ class SegmentAttention(nn.Module, abc.ABC):
     def _own(self, cache: KeyValueCache) -> None:
         """Refuses a cache that holds another layer's keys."""
         if cache.owner not in (None, id(self)):
-            raise ValueError("cache must be this layer's own, got another layer's: make one for each with its new_cache")
+            raise ValueError(
+                "cache must be this layer's own, got another layer's: make one for each with its new_cache"
+            )
         cache.owner = id(self)
 
     def _project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:

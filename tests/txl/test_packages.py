@@ -77,4 +77,5 @@ def test_dependencies_are_those_that_are_needed() -> None:
 
 def test_what_transformers_is_needed_for() -> None:
     done = run_without(("transformers",), "import txl.hf")
-    assert done.stderr.splitlines()[-1] == "ImportError: txl.hf needs transformers >= 5: pip install '.[hf]' in this package's source tree"
+    said = "ImportError: txl.hf needs transformers >= 5: pip install '.[hf]' in this package's source tree"
+    assert done.stderr.splitlines()[-1] == said

@@ -1,15 +1,19 @@
 """Recipes: published parameter counts, sources, and options that can be trained and evaluated."""
 
+import math
+
 import pytest
 import torch
 
 from txl import recipes
 from txl.errors import TxlError
 from txl.evaluation.evaluate import METHODS
+from txl.model.config import PLACES
 from txl.model.networks import make_network
 from txl.model.recurrent_config import RecurrentConfig
 from txl.model.transformer import count_parameters
 from txl.text.rules import RULES
+from txl.training.schedule import learning_rate
 
 # Counted from the released code (or, of models that were not released, of their named sizes).
 MILLIONS = {
@@ -52,7 +56,7 @@ def test_recipe(name: str) -> None:
         return
     if recipe.evaluate.get("method", "cached") == "cached":
         assert not config.absolute
-    if config.encoding == "learned":
+    if config.encoding in PLACES:
         assert train.scored + train.context <= config.table_len
         assert recipe.evaluate["attn_len"] <= config.table_len
     if train.loss == "half":
@@ -69,6 +73,25 @@ def test_what_a_recipe_does_not_say_is_its_bases() -> None:
 def test_the_published_learning_rates() -> None:
     large = recipes.load("wt103-large").train_config()
     assert (large.warmup, large.steps, large.batch * large.tgt_len) == (16_000, 4_000_000, 49_152)
+    words = recipes.load("lm1b-base").train_config()  # by hand: at its warm-up's end the cosine is at 20,000 of 500,000
+    assert learning_rate(9_999, words) == pytest.approx(0.000125)
+    assert learning_rate(20_000, words) == pytest.approx(0.00025 * 0.5 * (1 + math.cos(math.pi * 0.04)))
+    assert recipes.load("text8-large").train_config().warmup == 0
+    for name in ("wt103-large-tf", "lm1b-large-tf"):  # TensorFlow's cosine begins after the warm-up
+        config = recipes.load(name).train_config()
+        assert learning_rate(config.warmup, config) == pytest.approx(config.lr)
+
+
+def test_the_published_evaluations() -> None:
+    """Of the scripts' eval lines: same_length, whose window is mem_len keys; tgt_len; clamp_len."""
+    published = {
+        "enwik8-base": (2100, 80, 820), "enwik8-large": (3800, 128, 1000), "wt103-base": (640, 64, 400),
+        "wt103-large": (1600, 128, 1000), "lm1b-base": (128, 32, None), "lm1b-large": (128, 32, None),
+    }  # fmt: skip
+    for name, lengths in published.items():
+        how = recipes.load(name).evaluate
+        assert how.get("method", "cached") == "cached"
+        assert (how["attn_len"], how["segment"], how.get("clamp_len")) == lengths
 
 
 def test_unknown_recipes() -> None:

@@ -9,7 +9,7 @@ from txl.distributed.world import World
 from txl.errors import TxlError
 from txl.evaluation.reader import Reader, check_attn_len, check_clamp_len
 from txl.evaluation.segments import seeing
-from txl.model.config import ModelConfig
+from txl.model.config import PLACES, ModelConfig
 from txl.model.networks import Network
 from txl.text.corpus import as_tensor
 from txl.text.vocabulary import Tokens
@@ -29,7 +29,7 @@ def learned_positions(model: Network) -> int | None:
     """Most tokens that a segment can have: the rows of a table of learned positions; None without
     one."""
     config = model.config
-    return config.table_len if isinstance(config, ModelConfig) and config.encoding == "learned" else None
+    return config.table_len if isinstance(config, ModelConfig) and config.encoding in PLACES else None
 
 
 class WindowReader(Reader):

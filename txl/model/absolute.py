@@ -40,15 +40,19 @@ class AbsoluteAttention(nn.Module):
             seen &= key > query - self.window
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=p)
 
-    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        """[B, L, d_model] with memory [B, M, d_model], positions in both -> [B, L, d_model]."""
+    def forward(self, x: Tensor, memory: Tensor | None = None, *, queries: Tensor | None = None) -> Tensor:
+        """[B, L, d_model] with memory [B, M, d_model], positions in both -> [B, L, d_model].
+
+        queries: [B, L, d_model], what q is projected from; None for x.
+        """
         width = self.n_head * self.d_head
-        if memory is None:
-            parts = self.qkv(x).split(width, -1)
-        else:
-            q, k, v = self.qkv(x).split(width, -1)
+        q, k, v = self.qkv(x).split(width, -1)
+        if queries is not None:
+            q = F.linear(queries, self.qkv.weight[:width])
+        if memory is not None:
             k_mem, v_mem = F.linear(memory, self.qkv.weight[width:]).split(width, -1)
-            parts = q, torch.cat([k_mem, k], 1), torch.cat([v_mem, v], 1)
+            k, v = torch.cat([k_mem, k], 1), torch.cat([v_mem, v], 1)
+        parts = q, k, v
         q, k, v = (part.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2) for part in parts)
         projected: Tensor = self.out(self.attend(q, k, v).transpose(1, 2).flatten(-2))
         return projected

@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 from txl.errors import TxlError
 from txl.model.absolute import AbsoluteAttention
-from txl.model.config import ModelConfig
+from txl.model.config import PLACES, ModelConfig
 from txl.model.dropout import hidden_dropout
 from txl.model.memory import Remembered, on_device
 from txl.model.shaw import ReleasedShawAttention, ShawAttention
@@ -50,7 +50,7 @@ class Block(nn.Module):
 
     Attributes:
         recompute: whether backward computes the layer anew instead of keeping what it made.
-        places: [table_len, d_model], what encoding "learned" adds to this layer's input; else None.
+        places: [table_len, d_model], what a learned place adds to this layer's input; else None.
     """
 
     def __init__(self, config: ModelConfig, biases: Biases | None) -> None:
@@ -58,7 +58,9 @@ class Block(nn.Module):
         self.pre_norm, self.recompute = config.pre_norm, False
         self.attention = make_attention(config, biases)
         self.places: nn.Parameter | None = None
-        if config.encoding == "learned":
+        self.last_rows = config.encoding == "learned-released"  # of places, for a short segment
+        self.raw_queries = config.raw_queries
+        if config.encoding in PLACES:
             assert config.table_len is not None
             self.places = nn.Parameter(torch.zeros(config.table_len, config.d_model))
         self.dropout = hidden_dropout(config)
@@ -79,7 +81,8 @@ class Block(nn.Module):
                 f"a segment of {hidden.size(1)} tokens is beyond the model's {self.places.size(0)} learned positions "
                 "(table_len)"
             )
-        return hidden + self.places[: hidden.size(1)]
+        first = self.places.size(0) - hidden.size(1) if self.last_rows else 0
+        return hidden + self.places[first : first + hidden.size(1)]
 
     def attention_input(self, hidden: Tensor) -> Tensor:
         """What the projections see of hidden states, of the segment and of the memory alike."""
@@ -108,7 +111,9 @@ class Block(nn.Module):
 
     def _forward(self, hidden: Tensor, memory: Remembered | None, positions: Tensor | None) -> Tensor:
         past = None if memory is None else self.attention_input(on_device(memory))
-        if positions is None:
+        if self.raw_queries:
+            attended = self.attention(self.attention_input(hidden), past, queries=hidden)
+        elif positions is None:
             attended = self.attention(self.attention_input(hidden), past)
         else:
             attended = self.attention(self.attention_input(hidden), past, positions=positions)

@@ -14,10 +14,17 @@ from txl.model.network_config import (
     check_rate,
 )
 
-Encoding = Literal["relative", "shaw", "shaw-released", "sinusoid", "learned"]
+Encoding = Literal[
+    "relative", "shaw", "shaw-released", "sinusoid", "sinusoid-released", "learned", "learned-released"
+]  # fmt: skip
 ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
-TABLES = ("shaw", "shaw-released", "learned")  # encodings that are parameters, table_len of them
-ABSOLUTE = ("sinusoid", "learned")  # places in the segment, added to hidden states; not in the scores
+PLACES = ("learned", "learned-released")  # a learned vector a place in the segment, in each layer
+TABLES = ("shaw", "shaw-released", *PLACES)  # encodings that are parameters, table_len of them
+ABSOLUTE = (
+    "sinusoid",
+    "sinusoid-released",
+    *PLACES,
+)  # places in the segment, added to hidden states; not in the scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +38,13 @@ class ModelConfig(NetworkConfig):
             (b). "shaw-released": the released code's attn_type 1, which adds a bias a key (c) and
             a learned number a distance (d). "sinusoid": Vaswani et al. 2017, added to the
             embeddings. "learned": Al-Rfou et al. 2018, added to the input of every layer.
+            "sinusoid-released", "learned-released": the released code's attn_type 2 and 3. There a
+            segment's last token is place 0 of the sinusoids, and has the table's last row; with
+            pre_norm queries are projected from hidden states that are not normed, keys and values
+            from normed ones.
         table_len: of a learned encoding: the distances told apart by "shaw" and "shaw-released"
-            (longer ones share the last), the longest segment of "learned". None for the others.
+            (longer ones share the last), the longest segment of "learned" and "learned-released".
+            None for the others.
         window: keys a token sees, itself included; None for all of memory and segment. The original
             PyTorch code's same_length is window = mem_len, the TensorFlow one's mem_len + 1.
         clamp_len: largest distance told apart; None for no limit. For "relative" only.
@@ -101,6 +113,11 @@ class ModelConfig(NetworkConfig):
     def absolute(self) -> bool:
         """Whether positions are places in the segment, so that a cache of keys cannot be kept."""
         return self.encoding in ABSOLUTE
+
+    @property
+    def raw_queries(self) -> bool:
+        """Whether queries are of hidden states before the layer norm, keys and values after it."""
+        return self.pre_norm and self.absolute and self.encoding.endswith("-released")
 
     def attn_len(self, tgt_len: int) -> int:
         """Most keys a token sees when the text is read in segments of tgt_len."""

@@ -99,8 +99,10 @@ class Trunk(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """[B, L] -> [B, L, d_model], scaled by sqrt(d_model); plus sinusoids if so encoded."""
         embedded: Tensor = self.embedding(tokens)
-        if self.config.encoding == "sinusoid":
+        if self.config.encoding in ("sinusoid", "sinusoid-released"):
             places = torch.arange(tokens.size(1), device=tokens.device)
+            if self.config.encoding == "sinusoid-released":
+                places = places.flip(0)
             embedded = embedded + sinusoid(places, self.config.d_model, embedded.dtype)
         return embedded
 

@@ -8,7 +8,7 @@ from typing import Any
 from txl import recipes
 from txl.errors import TxlError
 from txl.evaluation.evaluate import Method
-from txl.model.config import ModelConfig
+from txl.model.config import PLACES, ModelConfig
 from txl.sweeps import scales
 from txl.sweeps.scales import Options
 from txl.sweeps.tables import Row, Table
@@ -94,7 +94,7 @@ def make_plan(table: Table, row: Row, settings: dict[str, Any], vocab_size: int)
         raise TxlError(f"row {row.name}: {error}") from error
     segment = training.scored + training.context
     init = config.attn_len(segment)
-    longest = {"learned": config.table_len, "sinusoid": segment}.get(config.encoding)
+    longest = (config.table_len if config.encoding in PLACES else segment) if config.absolute else None
     method: Method = evaluate.get("method", "cached" if config.mem_len else "sliding")
     stride = evaluate.get("segment", 128 if method == "cached" else None)
     limit = settings["eval_tokens"]

@@ -9,6 +9,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from txl.distributed.world import World
+from txl.model.config import PLACES
 from txl.model.networks import Network, make_network
 from txl.model.trunk import Trunk
 from txl.training.parallel import SegmentTraining
@@ -18,7 +19,7 @@ class Sharded:
     """Each process holds a part of every parameter, of its gradient and of the optimizer's state.
 
     A layer's parameters are gathered for as long as it computes. Layers that share parameters
-    (`untie_r` off), or have some outside forward (encoding "learned"), are gathered all at once.
+    (`untie_r` off), or have some outside forward (learned places), are gathered all at once.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Sharded:
 def _shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
     for trunk in [part for part in module.modules() if isinstance(part, Trunk)]:
         config = trunk.config
-        if config.encoding != "learned" and (config.encoding != "relative" or config.untie_r):
+        if config.encoding not in PLACES and (config.encoding != "relative" or config.untie_r):
             for block in trunk.layers:
                 fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh, mp_policy=policy)

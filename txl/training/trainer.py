@@ -13,6 +13,7 @@ from txl.distributed.world import SharedError, World
 from txl.errors import TxlError
 from txl.evaluation.evaluate import default_method, evaluate
 from txl.evaluation.score import Score, perplexity
+from txl.model.config import PLACES
 from txl.model.networks import Config, Network, make_network
 from txl.model.recurrent_config import RecurrentConfig
 from txl.paths import AnyPath
@@ -282,7 +283,7 @@ def _check_fit(model: Config, training: TrainConfig, segment: int) -> None:
                 f"a network of kind {model.network!r} cannot read tokens again: ext_len must be 0 and loss 'full', got "
                 f"{training.ext_len} and {training.loss!r}"
             )
-    elif model.encoding == "learned" and segment > (model.table_len or 0):
+    elif model.encoding in PLACES and segment > (model.table_len or 0):
         raise TxlError(f"segments of {segment} tokens are beyond the {model.table_len} learned positions of table_len")
 
 

@@ -62,7 +62,8 @@ def _file_of(name: str, folder: Path) -> Path | None:
 
 def _import(name: str, file: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"txl_kernels.{name}", file)
-    assert spec is not None and spec.loader is not None  # its suffix is an extension module's
+    assert spec is not None  # its suffix is an extension module's
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.modules[spec.name] = module

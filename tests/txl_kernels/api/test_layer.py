@@ -1,6 +1,7 @@
 """RelAttention: layouts, memory, cache, biases, and what it refuses."""
 
 import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -50,7 +51,9 @@ def test_a_cached_call_does_not_drop() -> None:
 
 
 def test_a_mask_is_refused_with_what_to_use_instead() -> None:
-    with pytest.raises(TypeError, match=r"^RelAttention takes no attn_mask: .* start and end, and txl_kernels.intervals"):
+    with pytest.raises(
+        TypeError, match=r"^RelAttention takes no attn_mask: .* start and end, and txl_kernels.intervals"
+    ):
         RelAttention(16, 2)(torch.randn(1, 3, 16), attn_mask=torch.ones(3, 3).bool())
 
 
