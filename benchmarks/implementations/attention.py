@@ -127,9 +127,9 @@ def rel_attention_on(backend: str) -> Attention:
     return Attention(f"rel_attention, {backend}", "rel_attention", compute, "ours", backend)
 
 
-ORIGINAL = Attention("original, [q, k, b, h]", "original-qkbh", eager_qkbh)
-EAGER = Attention("original, [B, H, L, S]", "original-bhls", eager_bhls)
-COMPILED = Attention("original, [B, H, L, S], compiled", "original-bhls-compiled", compiled_bhls)
+ORIGINAL = Attention("the paper's PyTorch code", "original-qkbh", eager_qkbh)
+EAGER = Attention("the paper's algorithm, [B, H, L, S]", "original-bhls", eager_bhls)
+COMPILED = Attention("the paper's algorithm, [B, H, L, S], compiled", "original-bhls-compiled", compiled_bhls)
 DENSE = Attention("SDPA with dense bias", "sdpa-dense-bias", dense_bias_sdpa)
 FLEX = Attention("FlexAttention, captured bias", "flex", flex)
 BASELINE = Attention("baseline: plain SDPA", "sdpa", plain_sdpa, "baseline")

@@ -59,7 +59,7 @@ class Named(NamedTuple):
 OURS, ORIGINAL, HUGGING_FACE, BOUND = "rel_attention", "original", "hugging-face", "without-attention"
 TRAINED = {
     OURS: Named("ours", "ours", ours),
-    ORIGINAL: Named("original algorithm, [q, k, b, h]", "other", original),
+    ORIGINAL: Named("the paper's PyTorch code", "other", original),
     HUGGING_FACE: Named("Hugging Face TransfoXL", "other", hugging_face),
 }
 

@@ -1,4 +1,4 @@
-"""The README's picture and three figures, from the newest records of the first machine."""
+"""The README's picture and three figures, of the machine that they were measured on last."""
 
 from harness import paper
 from report import plots
@@ -10,7 +10,7 @@ PICTURE = "speed against length"
 
 
 def lines(devices: list[Device]) -> list[str]:
-    device = devices[0]
+    device = next((device for device in devices if device.group(PICTURE)), devices[0])
     parts = [part for part in (_length(device), _evaluation(device), _memory(device)) if part]
     found = [line for measured, said in parts for line in prose(f"- {said}", "  ")]
     quoted = [measured for measured, _ in parts]
@@ -25,12 +25,13 @@ def _length(device: Device) -> tuple[Measured, str] | None:
         return None
     longest = max(found, key=lambda measured: measured.case.shape.L if measured.case.shape else 0)
     mine = longest.find(role="ours")
-    plain, original = (ratio(mine, longest.find(algorithm=name)) for name in ("sdpa", "original-qkbh"))
-    if mine is None or not plain or not original:
+    plain, original = (longest.find(algorithm=name) for name in ("sdpa", "original-qkbh"))
+    gain = ratio(original, mine)
+    if mine is None or plain is None or "median_ms" not in plain or gain is None:
         return None
     return longest, (
-        f"Attention ({longest.case.work}): {number(mine['median_ms'])} ms, {plain:.2f} times plain SDPA, which has no "
-        f"positions; {times(1 / original)} the speed of the paper's algorithm."
+        f"Attention ({longest.case.work}): {number(mine['median_ms'])} ms, where plain SDPA, which has no positions, "
+        f"takes {number(plain['median_ms'])} ms; {times(gain)} the speed of the paper's PyTorch code."
     )
 
 

@@ -16,7 +16,7 @@ def lines(devices: list[Device]) -> list[str]:
     """For the documentation, of each machine that has been measured."""
     shown = []
     for device in devices:
-        groups = {name: found for name in _TITLES if (found := device.group(name))}
+        groups = {name: found for name in _TITLES if (found := [x for x in device.group(name) if _measured(x)])}
         if not groups:
             continue
         measured = [x for found in groups.values() for x in found]
@@ -24,6 +24,11 @@ def lines(devices: list[Device]) -> list[str]:
         for name, found in groups.items():
             shown += ["\n".join(_TITLES[name](found)).strip("\n"), ""]
     return shown[:-1]
+
+
+def _measured(comparison: Measured) -> bool:
+    """Whether the library was there."""
+    return any(row["status"] == "measured" for row in comparison.rows.values())
 
 
 def layers(found: list[Measured]) -> list[str]:

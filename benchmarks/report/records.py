@@ -16,6 +16,13 @@ from harness.case import SCHEMA, Case
 from harness.shares import disturbed
 
 Row = dict[str, Any]
+# What implementations were called in older records.
+NAMES = {
+    "original, [q, k, b, h]": "the paper's PyTorch code",
+    "original, [B, H, L, S]": "the paper's algorithm, [B, H, L, S]",
+    "original, [B, H, L, S], compiled": "the paper's algorithm, [B, H, L, S], compiled",
+    "original algorithm, [q, k, b, h]": "the paper's PyTorch code",
+}
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -85,8 +92,8 @@ def present() -> list[Path]:
 
 
 def load(paths: list[Path]) -> list[Device]:
-    """Devices by name, each with the newest measurement of every comparison; those of the
-    interpreter are left out.
+    """Devices, the one measured last first, each with the newest measurement of every comparison;
+    those of the interpreter are left out.
 
     Raises:
         ValueError: a file is not a record, or one of another schema.
@@ -99,10 +106,12 @@ def load(paths: list[Path]) -> list[Device]:
         threads = f", {about['threads']} threads, {about['isa']}" if about["kind"] == "cpu" else ""
         fresh: dict[tuple[str, Case], Measured] = {}
         for row in record["rows"]:
+            row["implementation"] = NAMES.get(row["implementation"], row["implementation"])
             key = row["group"], Case.from_json(row["case"])
             fresh.setdefault(key, Measured(*key, {}, about)).rows[row["implementation"]] = row
         newest.setdefault(f"{about['device']}{threads}", {}).update(fresh)
-    return [Device(name, list(found.values())) for name, found in sorted(newest.items())]
+    devices = [Device(name, list(found.values())) for name, found in newest.items()]
+    return sorted(devices, key=lambda device: max(x.about["date"] for x in device.comparisons), reverse=True)
 
 
 def _read(path: Path) -> Row:
