@@ -66,4 +66,6 @@ def main(run, samples=500, step=32, contexts=8, order=3):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/effective_context.py RUN, a folder of txl train")
     main(sys.argv[1])

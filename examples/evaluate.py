@@ -30,4 +30,6 @@ def main(run: str, prompt: str = "def ", text: str = TEXT) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/evaluate.py RUN, a folder of txl train")
     main(sys.argv[1])

@@ -3,6 +3,7 @@
 #   bash examples/paper_systems.sh CORPUS FOLDER [MINUTES]
 # CORPUS: what `txl prepare --as words` wrote. FOLDER gets a run each. Prints perplexities of the test split.
 set -euo pipefail
+[ $# -ge 2 ] || { echo "usage: bash examples/paper_systems.sh CORPUS FOLDER [MINUTES]" >&2; exit 2; }
 corpus=$1 folder=$2 minutes=${3:-3}
 sizes="--cutoffs 2000,6000 --div-val 2 --tgt-len 128 --minutes $minutes"
 recurrence="--mem-len 128" alone="--mem-len 0"

@@ -11,10 +11,10 @@ from txl_kernels import RelAttention
 
 
 @torch.inference_mode()
-def main(segments: int = 400, length: int = 8, mem_len: int = 1024) -> None:
+def main(segments: int = 400, length: int = 8, window: int = 1024) -> None:
     torch.manual_seed(0)
-    layer = RelAttention(d_model=256, n_head=4, window=mem_len).eval()
-    cache = layer.new_cache(batch=1, mem_len=mem_len, max_segment=length)
+    layer = RelAttention(d_model=256, n_head=4, window=window).eval()
+    cache = layer.new_cache(batch=1, mem_len=window - 1, max_segment=length)  # and the position itself
     stream = torch.randn(1, segments * length, 256)
 
     outputs, times = [], []

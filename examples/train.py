@@ -16,7 +16,7 @@ from txl.text import corpus as corpora
 from txl.text.streams import OrderedStreams
 
 
-def main(text: str | None = None, steps: int = 300, batch: int = 8, length: int = 64) -> float:
+def main(text: str | None = None, steps: int = 600, batch: int = 8, length: int = 64) -> float:
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         corpus = corpora.prepare(text, Path(folder))
@@ -43,10 +43,12 @@ def main(text: str | None = None, steps: int = 300, batch: int = 8, length: int 
             if step % max(steps // 6, 1) == 0:
                 print(f"update {step}: {loss.item() / 0.6931:.3f} bits a byte")
         model.eval()
-        scores = [evaluate(model, corpus.valid, corpus.vocabulary.start, n, limit=20_000) for n in (64, 128, 512)]
-    for score in scores:
-        print(f"validation, {score.attn_len} keys: {score.bpc:.3f} bits a byte, {score.tokens_per_s:,.0f} a second")
-    return scores[1].bpc
+        valid, start = corpus.valid, corpus.vocabulary.start
+        apart = evaluate(model, valid, start, length, segment=length, carry_memory=False, limit=20_000)
+        cached = evaluate(model, valid, start, 2 * length, segment=length, limit=20_000)
+    print(f"validation, segments of {length} read apart: {apart.bpc:.3f} bits a byte")
+    print(f"with memory, {2 * length} keys a token as in training: {cached.bpc:.3f}, {apart.bpc - cached.bpc:.3f} less")
+    return cached.bpc
 
 
 if __name__ == "__main__":

@@ -93,8 +93,7 @@ class LanguageModel:
         )  # fmt: skip
         if score.tokens != len(tokens):
             return score
-        words = self.vocabulary.count_words(_bytes(text)) if isinstance(text, (str, bytes)) else None
-        return dataclasses.replace(score, words=words, sentences=self._sentences(tokens))
+        return dataclasses.replace(score, sentences=self._sentences(tokens))
 
     def generate(
         self,

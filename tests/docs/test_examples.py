@@ -3,6 +3,7 @@
 import os
 import runpy
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def run_example(name: str, *args: Any, **sizes: Any) -> Any:
         ("drop_in", {"length": 40, "memory": 24, "rounds": 1}),
         ("conformer", {"frames": 60}),
         ("gtrxl", {"environments": 4, "memory_len": 9, "length": 6}),
-        ("streaming", {"segments": 24, "length": 4, "mem_len": 32}),
+        ("streaming", {"segments": 24, "length": 4, "window": 32}),
     ],
 )
 def test_layers(name: str, sizes: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,6 +47,24 @@ def test_a_training_loop(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{n:04d} follows the line before;\n" for n in range(300)))
     assert run_example("train", str(text), steps=60, batch=4, length=32) < 2
+
+
+@pytest.mark.parametrize("name", ["evaluate.py", "effective_context.py", "paper_systems.sh"])
+def test_without_arguments_they_say_how_they_are_called(name: str) -> None:
+    command = ["bash"] if name.endswith(".sh") else [sys.executable]
+    done = subprocess.run([*command, EXAMPLES / name], capture_output=True, text=True)
+    assert done.returncode
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"usage: {'bash' if name.endswith('.sh') else 'python'} examples/{name} ")
+
+
+@pytest.mark.parametrize("name", ["hugging_face", "speech_encoder"])
+def test_without_their_extra_they_say_how_to_install_it(name: str) -> None:
+    code = f"import runpy, sys; sys.modules['transformers'] = None; runpy.run_path({str(EXAMPLES / name)!r} + '.py')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode
+    (line,) = done.stderr.splitlines()
+    assert "pip install " in line
 
 
 def test_a_trained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

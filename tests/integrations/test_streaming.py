@@ -213,7 +213,7 @@ def test_nemotron_streams_as_offline() -> None:
 
 
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
-    """Compares streamed with offline itself."""
+    """Compares with before, and streamed with offline, itself."""
     import runpy
     from pathlib import Path
 

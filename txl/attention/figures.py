@@ -15,6 +15,22 @@ NAMES = {"a": "(a) content", "b": "(b) content-dependent position", "d": "(d) gl
 MARKED = 0.2  # of a row's weights, the largest: figure 6
 
 
+def data(averages: Averages, moment: Moment, heads: Sequence[int]) -> dict[str, Tensor]:
+    """What the figures draw, as it stands in them.
+
+    heads: of figure 6, counted over all layers, from 0.
+
+    Returns:
+        figure_5, figure_7_a, figure_7_b, figure_7_d: [n_layer * H, W], a row a head, layer by
+        layer, a column a distance, W - 1 .. 0. figure_6: [heads, T, W + T - 1], a row a target, a
+        column a token from W before the first target on: its weight in a target's window, NaN
+        outside.
+    """
+    found = {"figure_5": averages.mean().flip(1)}
+    found |= {f"figure_7_{term}": averages.mean_of(term).flip(1) for term in TERMS}
+    return found | {"figure_6": torch.stack([by_token(moment.weights[head]) for head in heads])}
+
+
 def draw_average(averages: Averages, path: AnyPath) -> None:
     """Figure 5: a row a head, layer by layer from the top; a column a distance, the nearest at the
     right; darker is more."""
@@ -60,13 +76,16 @@ def draw_heads(moment: Moment, heads: Sequence[int], path: AnyPath) -> None:
 def marked(weights: Tensor) -> Tensor:
     """[T, W] by distance -> [T, W + T - 1] by token: 1 for the largest fifth of each row, 0 for the
     rest of its window, NaN beyond."""
-    count, window = weights.shape
-    picture = torch.full((count, window + count - 1), torch.nan)
-    largest = weights.topk(max(round(MARKED * window), 1)).indices
-    for row in range(count):
-        line = torch.zeros(window)
-        line[largest[row]] = 1.0
-        picture[row, row : row + window] = line.flip(0)
+    largest = weights.topk(max(round(MARKED * weights.size(1)), 1)).indices
+    return by_token(torch.zeros_like(weights).scatter_(1, largest, 1.0))
+
+
+def by_token(rows: Tensor) -> Tensor:
+    """[T, W] by distance -> [T, W + T - 1] by token, NaN beyond a row's window."""
+    count, window = rows.shape
+    picture = rows.new_full((count, window + count - 1), torch.nan)
+    for n, row in enumerate(rows):
+        picture[n, n : n + window] = row.flip(0)
     return picture
 
 

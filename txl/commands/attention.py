@@ -1,9 +1,11 @@
 """`txl attention`: what a model's heads attend to, as the paper's figures and as a page."""
 
+import io
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from txl.attention import figures
@@ -17,7 +19,7 @@ from txl.commands.splits import split_of
 from txl.errors import TxlError
 from txl.language_model import load
 from txl.model.transformer import TransformerXL
-from txl.paths import make_folder, replace_text
+from txl.paths import make_folder, replace_bytes, replace_text
 from txl.pictures import missing
 
 _TEXT, _PICTURES = "Text", "Pictures"
@@ -30,7 +32,9 @@ def attention_command(
         Path | None, in_panel(_TEXT, "--data", help="A prepared corpus, or a text file. Default: the run's.")
     ] = None,
     split: Annotated[str, in_panel(_TEXT, help="train, valid or test, of a corpus.")] = "valid",
-    limit: Annotated[int, in_panel(_TEXT, help="Read only the first so many tokens.")] = 65536,
+    limit: Annotated[
+        int, in_panel(_TEXT, help="Read only the first so many tokens; the paper read its whole validation set.")
+    ] = 65536,
     window: Annotated[
         int | None,
         in_panel(_PICTURES, help="Keys a token sees, itself included. Default: as in training.", show_default=False),
@@ -73,7 +77,7 @@ def attention_command(
     model = check_attention(language_model.model)
     window = max(language_model.attn_len, 2) if window is None else window
     chosen = None if heads is None else _heads(heads, model)
-    tokens = split_of(language_model, source, split)[0][:limit]
+    tokens = split_of(language_model, source, split)[:limit]
     if len(tokens) < window + targets:
         raise TxlError(
             f"the text has {len(tokens):,} tokens; a window of {window:,} and {targets:,} targets need "
@@ -107,11 +111,16 @@ def attention_command(
     }  # fmt: skip
     write_page(folder / "attention.html", moment, tokens, language_model.vocabulary, about)
     settings = {"checkpoint": language_model.digest, "window": window, "clamp_len": clamp_len, "tokens": len(tokens)}
+    settings |= {"heads_of_figure_6": [head + 1 for head in chosen], "first_target": first, "targets": targets}
     replace_text(folder / "attention.json", json.dumps(settings, indent=2) + "\n")
+    drawn: dict[str, Any] = {name: x.numpy() for name, x in figures.data(averages, moment, chosen).items()}
+    file = io.BytesIO()
+    np.savez_compressed(file, **drawn)
+    replace_bytes(folder / "attention.npz", file.getvalue())
     say(
         f"{averages.queries:,} tokens with windows of {window:,}; heads {', '.join(str(h + 1) for h in chosen)} in figure 6"
     )
-    say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, attention.html, attention.json")
+    say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, their numbers in attention.npz; attention.html")
 
 
 def _heads(text: str, model: TransformerXL) -> list[int]:

@@ -1,14 +1,24 @@
 """Progress on the terminal, and lines in files."""
 
+import math
 import os
 import sys
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.constrain import Constrain
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from txl.training.trainer import Trainer
 
@@ -77,8 +87,10 @@ class Bar(Progress):
 class TrainingProgress(_Shown):
     """A bar with step, loss, bpc or perplexity, tokens/s and time left; a line an evaluation.
 
-    Without a terminal, a line for each entry of the log.
+    Without a terminal, a line about every `SECONDS` and at the end.
     """
+
+    SECONDS = 10.0
 
     def __init__(self, console: Console, trainer: Trainer) -> None:
         self._console = console
@@ -86,13 +98,15 @@ class TrainingProgress(_Shown):
         self._unit = "bpc" if trainer.corpus.vocabulary.unit == "bytes" else "ppl"
         self._bar = Bar(
             console,
-            TextColumn("step {task.completed:>6.0f}/{task.total:.0f}"),
+            TextColumn("step {task.completed:.0f} of {task.total:.0f}"),
             BarColumn(bar_width=None),
+            TaskProgressColumn(),
             TextColumn("{task.fields[status]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
         self._task = self._bar.add_task("train", total=trainer.config.steps, completed=trainer.step, status="starting")
+        self._steps, self._last_line = trainer.config.steps, -math.inf
 
     def report(self, entry: dict[str, Any]) -> None:
         """Takes what `Trainer.run` reports. A reader that is gone does not end the training."""
@@ -107,14 +121,16 @@ class TrainingProgress(_Shown):
                 f"loss {entry['loss']:.4f}  {self._unit} {entry[self._unit]:.4f}  {entry['tokens_per_s']:,.0f} tokens/s"
             )
             self._bar.update(self._task, completed=entry["step"], status=status)
-            if self._bar.disable:
+            now = time.monotonic()
+            if self._bar.disable and (now - self._last_line >= self.SECONDS or entry["step"] == self._steps):
+                self._last_line = now
                 self._line(entry, status.replace("  ", ", "))
         else:
             told = f"{self._unit} {entry[f'valid_{self._unit}']:.4f}"
             self._line(entry, f"validation loss {entry['valid_loss']:.4f}, {told}")
 
     def _line(self, entry: dict[str, Any], text: str) -> None:
-        self._console.print(f"step {entry['step']:>6}: {text}", highlight=False, soft_wrap=True)
+        self._console.print(f"step {entry['step']} of {self._steps}: {text}", highlight=False, soft_wrap=True)
 
 
 class EvaluationProgress(_Shown):

@@ -101,7 +101,7 @@ def evaluate_command(
             model = language_model.model
             how = default_method(model) if method is None else method
             _begin_with(model, zeros, lengths if how != "sliding" else None)
-            tokens, words = split_of(language_model, source, split)
+            tokens = split_of(language_model, source, split)
         options = {
             "--split": split, "--limit": limit, "--attn-len": lengths, "--method": how, "--segment": segment,
             "--clamp-len": clamp_len, "--zeros": zeros, "--batch": batch, "--counting": counted, "--precision": precision,
@@ -126,8 +126,7 @@ def evaluate_command(
         for n in lengths or [language_model.attn_len]:
             title, total = f"attention length {n}", min(len(tokens), limit or len(tokens))
             with world.together(), EvaluationProgress(console, title, total) as progress, in_dtype(where, dtype):
-                score = score_at(n if lengths else None, limit=limit, progress=progress.update)
-            scores.append(dataclasses.replace(score, words=words if score.tokens == len(tokens) else None))
+                scores.append(score_at(n if lengths else None, limit=limit, progress=progress.update))
         _print(scores, language_model, how, how if dtype is None else f"{how} in bfloat16")
         if world.first and checkpoint.is_dir() and source is None:
             asked = {"clamp_len": clamp_len, "segment": segment, "zeros": zeros}
@@ -177,17 +176,14 @@ def _attention_lengths(text: str) -> list[int]:
 
 
 def _print(scores: list[Score], saved: LanguageModel, how: str, told: str) -> None:
-    table = Table(
-        "attention length", "tokens", "bits", "ppl", "word ppl", "tokens/s", title=Text(f"{told}, of {saved.path}")
-    )
-    if saved.vocabulary.unit == "bytes":
-        table.columns[2].header = "bpc"
+    words = saved.vocabulary.unit == "words"
+    measure = "ppl" if words else "bpc"
+    table = Table("attention length", "tokens", measure, "tokens/s", title=Text(f"{told}, of {saved.path}"))
     for column in table.columns:
         column.justify = "right"
     for s in scores:
-        words = "" if s.word_ppl is None else f"{s.word_ppl:.4f}"
         reach = "all before" if isinstance(saved.model, RecurrentNetwork) and how == "segments" else str(s.attn_len)
-        table.add_row(reach, f"{s.tokens:,}", f"{s.bpc:.4f}", f"{s.ppl:.4f}", words, f"{s.tokens_per_s:,.0f}")
+        table.add_row(reach, f"{s.tokens:,}", f"{s.ppl if words else s.bpc:.4f}", f"{s.tokens_per_s:,.0f}")
     console.print(table)
     for s in scores:
         if s.ppl_with_starts is not None:
@@ -196,7 +192,8 @@ def _print(scores: list[Score], saved: LanguageModel, how: str, told: str) -> No
             )
     if len(scores) > 1 and saved.attn_len in [s.attn_len for s in scores]:
         found = init_and_best(scores, saved.attn_len)
+        init, best = (f"{s.ppl if words else s.bpc:.4f}" for s in (found.init, found.best))
         say(
-            f"init {found.init.ppl:.4f} (training's length {saved.attn_len}), best {found.best.ppl:.4f} (length "
-            f"{found.best.attn_len}), shortest length within 0.1%: {found.shortest.attn_len}"
+            f"init {init} {measure} (training's length {saved.attn_len}), best {best} (length {found.best.attn_len}), "
+            f"shortest length within 0.1% of its perplexity: {found.shortest.attn_len}"
         )

@@ -30,16 +30,18 @@ def recipes_command(
     if name is not None:
         _show(recipes.load(name))
         return
-    table = Table("recipe", "parameters", "tokens an update", "updates", "reported", title="txl train --recipe NAME")
-    table.columns[0].no_wrap = True
+    table = Table("recipe", "size", "tokens", "updates", "reported", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for column in table.columns[1:4]:
         column.justify = "right"
     for each in recipes.names():
         recipe = recipes.load(each)
         train = recipe.train_config()
         size = f"{parameters(recipe) / 1e6:.2f}M"
-        table.add_row(each, size, f"{train.batch * train.scored:,}", f"{train.steps:,}", recipe.paper.split(",")[0])
+        reported = recipe.paper.split(",")[0].split(" at ")[0].replace("perplexity", "ppl")
+        table.add_row(each, size, f"{train.batch * train.scored:,}", f"{train.steps:,}", reported)
     console.print(table)
+    say("size: parameters; tokens: of an update; reported: in the paper")
+    say("txl recipes NAME shows one; txl train --recipe NAME trains it")
 
 
 def _show(recipe: recipes.Recipe) -> None:

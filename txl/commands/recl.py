@@ -69,7 +69,7 @@ def recl_command(
             ratios = _ratios(ratio)
             group = _group([load(path, where) for path in runs], runs)
             first = next(iter(group.values()))
-            tokens, _ = split_of(first, source, split)
+            tokens = split_of(first, source, split)
             plan = Plan(len(tokens), samples, step, contexts)
             measured = _readings(group, step, attn_len, clamp_len)
             folder = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "recl"

@@ -19,8 +19,8 @@ def corpus_of(saved: LanguageModel, folder: Path) -> data.Corpus:
     return corpus
 
 
-def split_of(saved: LanguageModel, source: Path | None, split: str) -> tuple[Tokens, int | None]:
-    """Tokens, and the words of the text they are.
+def split_of(saved: LanguageModel, source: Path | None, split: str) -> Tokens:
+    """Tokens of a text.
 
     source: a corpus, or a file, which is taken whole; None for the run's corpus.
     """
@@ -28,8 +28,7 @@ def split_of(saved: LanguageModel, source: Path | None, split: str) -> tuple[Tok
         raise TxlError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     source = source or read_record(saved.path.parent).corpus
     if source.exists() and not source.is_dir():  # a pipe, too
-        text = compressed.read(source).data
-        return saved.vocabulary.encode(text), saved.vocabulary.count_words(text)
+        return saved.vocabulary.encode(compressed.read(source).data)
     corpus = corpus_of(saved, source)
     corpus.verify(split)
-    return corpus.split(split), corpus.words.get(split)
+    return corpus.split(split)

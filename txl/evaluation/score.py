@@ -12,7 +12,6 @@ class Score:
     Attributes:
         attn_len: most keys that a token saw.
         tokens: scored. nats: mean loss of one.
-        words: of the text that was scored, a line's end counted as one; None if unknown.
         sentences: of a corpus of shuffled sentences; None for others.
     """
 
@@ -20,7 +19,6 @@ class Score:
     tokens: int
     nats: float
     seconds: float
-    words: int | None = None
     sentences: int | None = None
 
     @property
@@ -32,11 +30,6 @@ class Score:
     def ppl(self) -> float:
         """e^nats a token."""
         return perplexity(self.nats)
-
-    @property
-    def word_ppl(self) -> float | None:
-        """e^nats a word, whatever the tokens are: comparable between bytes, subwords and words."""
-        return perplexity(self.nats * self.tokens / self.words) if self.words else None
 
     @property
     def ppl_with_starts(self) -> float | None:

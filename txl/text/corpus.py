@@ -35,7 +35,6 @@ class Corpus:
         train, valid, test: memory maps [n] of uint8, uint16 or uint32.
         source: a line on where the text came from. rule: the name of its rule.
         fingerprint: SHA-256 of vocabulary and tokens. sha256: of each file's content, by its stem.
-        words: of each split, pieces between white space and one a line end, in the raw text.
         sentences: where they are to be shuffled, int64 starts of the training split's sentences
             (see `ShuffledStreams`), a memory map; else None.
     """
@@ -48,7 +47,6 @@ class Corpus:
     source: str
     fingerprint: str
     sha256: dict[str, str]
-    words: dict[str, int]
     sentences: npt.NDArray[np.int64] | None
     rule: str
 
@@ -163,7 +161,7 @@ def load(folder: AnyPath) -> Corpus:
         sentences = None if count is None else _mapped(folder / SENTENCES, np.dtype(np.int64), count)
         return Corpus(
             folder, vocabulary, train, valid, test, str(meta["source"]), str(meta["fingerprint"]), meta["sha256"],
-            {name: int(meta["words"][name]) for name in SPLITS}, sentences, str(meta["rule"]),
+            sentences, str(meta["rule"]),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TxlError(f"{folder}: the prepared corpus is damaged ({error}); run `txl prepare` again") from error

@@ -30,10 +30,6 @@ class Vocabulary(Protocol):
         """Tokens [n] of `token_dtype(len(self))`; TxlError for what the vocabulary lacks."""
         ...
 
-    def count_words(self, text: bytes) -> int:
-        """Pieces between white space, and one a line end where line ends are tokens."""
-        ...
-
     def decode(self, tokens: Sequence[int]) -> bytes: ...
 
     def to_file(self) -> bytes:
@@ -85,10 +81,6 @@ class ByteVocabulary:
         table = bytes.maketrans(self.symbols, bytes(range(len(self.symbols))))
         # Not table[text], which takes indices of 8 bytes.
         return np.frombuffer(text.translate(table), dtype=np.uint8)
-
-    def count_words(self, text: bytes) -> int:
-        """Pieces between white space, and one a line end unless those are dropped."""
-        return len(text.split()) + (b"\n" not in self.dropped) * text.count(b"\n")
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         return bytes(self.symbols[t] for t in tokens)

@@ -98,10 +98,6 @@ class WordVocabulary:
             raise TxlError(lacking(self.missing(words)))
         return tokens.astype(token_dtype(len(self)))
 
-    def count_words(self, text: bytes) -> int:
-        """Pieces between white space, and one a line end."""
-        return len(text.split()) + text.count(b"\n")
-
     def decode(self, tokens: Sequence[int]) -> bytes:
         """Words joined by spaces; what ends a line becomes a newline."""
         text = " ".join("\n" if self.words[t] == self.end else self.words[t] for t in tokens)

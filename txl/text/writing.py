@@ -31,20 +31,12 @@ class _Split:
 
     file: IO[bytes]
     tokens: int = 0
-    words: int = 0
-    in_word: bool = False
     hash: Any = field(default_factory=hashlib.sha256)
 
     def write(self, tokens: Tokens) -> None:
         self.file.write(tokens.data)
         self.hash.update(tokens.data)
         self.tokens += len(tokens)
-
-    def count_words(self, text: bytes, vocabulary: Vocabulary) -> None:
-        """Adds its words; one that the piece before began not again."""
-        again = self.in_word and text[:1].strip() != b""
-        self.words += vocabulary.count_words(text) - again
-        self.in_word = text[-1:].strip() != b""
 
 
 def write_corpus(
@@ -137,7 +129,7 @@ def _write(
         if sentences:
             splits[0].write(np.array([vocabulary.start], dtype))
         first, starts = 0, hashlib.sha256()
-        for n, tokens in _encoded(reader, vocabulary, splits, watch):
+        for n, tokens in _encoded(reader, vocabulary, watch):
             if sentences and n == 0:
                 bounds = np.flatnonzero(tokens == vocabulary.start) + splits[0].tokens
                 entries = np.append(first, bounds[:-1]).astype(np.int64).data if len(bounds) else b""
@@ -163,7 +155,6 @@ def _write(
         | {name: hash.hexdigest() for name, hash in hashes.items()},
         "dtype": np.dtype(dtype).name,
         "tokens": {name: split.tokens for name, split in zip(SPLITS, splits, strict=True)},
-        "words": {name: split.words for name, split in zip(SPLITS, splits, strict=True)},
         "sentences": _temporary(folder, SENTENCES).stat().st_size // 8 if rule.shuffled else None,
         "fingerprint": hashlib.sha256(digests).hexdigest(),
     }
@@ -178,17 +169,12 @@ def checksum(meta: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def _encoded(
-    reader: Reader, vocabulary: Vocabulary, splits: list[_Split], watch: Watch
-) -> Iterator[tuple[int, Tokens]]:
-    """Tokens piece by piece; the words of the raw text are counted on the way."""
+def _encoded(reader: Reader, vocabulary: Vocabulary, watch: Watch) -> Iterator[tuple[int, Tokens]]:
+    """Tokens piece by piece."""
     pieces = reader.pieces(watch)
     if isinstance(vocabulary, WordVocabulary):
         for n, text in whole_words(pieces, reader.description):
-            tokens = vocabulary.encode_text(text)
-            splits[n].words += len(tokens)
-            yield n, tokens
+            yield n, vocabulary.encode_text(text)
         return
     for n, piece in pieces:
-        splits[n].count_words(piece, vocabulary)
         yield n, vocabulary.encode(piece)

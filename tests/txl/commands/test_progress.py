@@ -24,11 +24,24 @@ def shown_on(console: Console, corpus: Corpus, folder: Path) -> str:
     return console.file.getvalue()
 
 
-def test_a_file_has_a_line_for_each_entry_however_narrow(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_file_has_whole_lines_however_narrow(corpus: Corpus, tmp_path: Path) -> None:
     assert shown_on(Console(file=io.StringIO(), width=20), corpus, tmp_path).splitlines() == [
-        "step     10: loss 1.2500, bpc 1.8000, 12,346 tokens/s",
-        "step     10: validation loss 1.5000, bpc 2.1600",
+        "step 10 of 20: loss 1.2500, bpc 1.8000, 12,346 tokens/s",
+        "step 10 of 20: validation loss 1.5000, bpc 2.1600",
     ]
+
+
+def test_a_file_has_a_line_every_ten_seconds_and_the_last(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, file = 0.0, Console(file=io.StringIO())
+    monkeypatch.setattr("txl.commands.console.time.monotonic", lambda: now)
+    with TrainingProgress(file, trainer(tmp_path, corpus)) as progress:
+        for step in range(1, 21):  # 3 seconds each
+            now += 3.0
+            progress.report(LOGGED | {"step": step})
+    steps = re.findall(r"^step (\d+) of 20: loss", file.file.getvalue(), re.MULTILINE)
+    assert steps == ["1", "5", "9", "13", "17", "20"]
 
 
 def test_a_terminal_that_cannot_move_its_cursor_has_the_lines(corpus: Corpus, tmp_path: Path) -> None:
@@ -41,8 +54,10 @@ def test_a_terminal_has_a_bar_and_room_for_the_caret(corpus: Corpus, tmp_path: P
     terminal = Console(file=io.StringIO(), force_terminal=True, width=90, _environ={"TERM": "xterm"}, color_system=None)
     shown = shown_on(terminal, corpus, tmp_path)
     assert "12,346 tokens/s" in shown
-    assert "step     10: loss" not in shown
-    assert "step     10: validation loss 1.5000, bpc 2.1600" in shown
+    assert "step 10 of 20: loss" not in shown
+    assert "step 10 of 20 " in shown
+    assert " 50% " in shown
+    assert "step 10 of 20: validation loss 1.5000, bpc 2.1600" in shown
     bar = Bar(terminal)
     assert bar.get_renderable().width == 88
 
@@ -56,9 +71,9 @@ def test_training_into_a_file(txl: Run, corpus: Corpus, tmp_path: Path, monkeypa
     assert header.endswith("; 32 tokens an update; updates 0 to 3")
     speed = r"loss \d\.\d{4}, bpc \d\.\d{4}, [\d,]+ tokens/s"
     wanted = [
-        rf"step      2: {speed}",
-        rf"step      3: {speed}",
-        r"step      3: validation loss \d\.\d{4}, bpc \d\.\d{4}",
+        rf"step 2 of 3: {speed}",
+        rf"step 3 of 3: {speed}",
+        r"step 3 of 3: validation loss \d\.\d{4}, bpc \d\.\d{4}",
         re.escape(f"done: {folder / 'last.safetensors'}, loss.png"),
     ]
     assert len(lines) == len(wanted)

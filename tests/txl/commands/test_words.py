@@ -53,12 +53,16 @@ def cells(shown: str) -> list[str]:
     return [cell.strip() for cell in row.split("│")[1:-1]]
 
 
-def test_word_perplexity_of_bytes_and_of_words(txl: Run, run: Path, words: data.Corpus, tmp_path: Path) -> None:
+def test_bits_of_bytes_and_perplexity_of_words(txl: Run, run: Path, words: data.Corpus, tmp_path: Path) -> None:
     txl("train", "--run", tmp_path / "r", "--data", words.folder, *SMALL)
-    row = cells(txl("eval", tmp_path / "r").stdout)
-    assert row[3] == row[4], "a word is a token"
-    row = cells(txl("eval", run).stdout)
-    assert float(row[4]) > 1e3 * float(row[3])
+    shown = txl("eval", tmp_path / "r").stdout
+    assert " ppl " in shown
+    assert " bpc " not in shown
+    assert 1 < float(cells(shown)[2]) < 1e3
+    shown = txl("eval", run).stdout
+    assert " bpc " in shown
+    assert " ppl " not in shown
+    assert 0 < float(cells(shown)[2]) < 8
 
 
 def test_init_best_and_methods(txl: Run, run: Path) -> None:
@@ -98,8 +102,9 @@ def test_averages_of_different_models_are_refused(
 
 def test_recipes(txl: Run) -> None:
     listed = txl("recipes")
+    assert max(map(len, listed.stdout.splitlines())) <= 80
     assert listed.returncode == 0, listed.stderr
-    for words in ("wt103-base", "151.11M", "9,000", "200,000", "Table 1: 24.0 perplexity"):
+    for words in ("wt103-base", "151.11M", "9,000", "200,000", "Table 1: 24.0 ppl"):
         assert words in listed.stdout
     shown = txl("recipes", "enwik8-base").stdout
     assert "txl prepare CORPUS --data FILES --as enwik8 --newline drop" in shown

@@ -12,13 +12,11 @@ def score(attn_len: int, nats: float, **more: int) -> Score:
 
 
 def test_measures() -> None:
-    s = score(8, 2.0, words=20, sentences=25)
+    s = score(8, 2.0, sentences=25)
     assert s.bpc == pytest.approx(2 / math.log(2))
     assert s.ppl == pytest.approx(math.exp(2))
-    assert s.word_ppl == pytest.approx(math.exp(2 * 100 / 20))
     assert s.ppl_with_starts == pytest.approx(math.exp(2 * 100 / 125))
     assert s.tokens_per_s == 50
-    assert score(8, 2.0).word_ppl is None
     assert score(8, 2.0).ppl_with_starts is None
     assert score(8, 1000.0).ppl == math.inf
 

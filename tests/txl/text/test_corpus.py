@@ -11,7 +11,6 @@ import pytest
 
 from txl.errors import TxlError
 from txl.text import corpus as data
-from txl.text.rules import PrepareOptions
 
 ROOT = Path(__file__).parents[3]
 SPLITS = ("train", "valid", "test")
@@ -46,8 +45,6 @@ def test_a_folder_is_dealt_out_by_file_and_always_alike(tmp_path: Path) -> None:
     assert sum(len(n) for n in names) == 61
     assert not names[0] & names[1]
     assert f"{folder}, 61 files dealt out 90/5/5" == corpus.source
-    words = data.prepare(folder, tmp_path / "w", PrepareOptions(rule="words"))
-    assert words.words == corpus.words
 
 
 def test_the_default_is_the_standard_library(tmp_path: Path) -> None:
@@ -64,7 +61,7 @@ def test_a_corpus_is_mapped_and_reopens(corpus: data.Corpus) -> None:
     assert isinstance(again.train, np.memmap)
     assert again.vocabulary == corpus.vocabulary
     assert np.array_equal(again.test, corpus.test)
-    assert (again.rule, again.source, again.words, again.sentences) == ("bytes", corpus.source, corpus.words, None)
+    assert (again.rule, again.source, again.sentences) == ("bytes", corpus.source, None)
 
 
 @pytest.mark.parametrize(
