@@ -104,7 +104,7 @@ def test_every_altered_file_is_noticed(tmp_path: Path) -> None:
     made = prepared(written(tmp_path / "in", ONE_BILLION), tmp_path / "c", rule="one-billion-word")
     for path in made.folder.iterdir():
         whole = path.read_bytes()
-        at = whole.find(b'"train": 12') + 10 if path.name == "corpus.json" else len(whole) // 2
+        at = whole.find(b'"train": 13') + 10 if path.name == "corpus.json" else len(whole) // 2
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(TxlError, match=r"not what was prepared|the prepared corpus is damaged"):
             data.load(made.folder).verify()
