@@ -15,7 +15,7 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | while IFS="$$(printf '\t')" read -r target what; do \
 		printf '  make %-17s %s\n' "$$target" "$$what"; done
 
-demo: $(VENV)/installed ## train a small model for four minutes, show what memory and caching are worth
+demo: $(VENV)/installed ## a small model trained on 2 cores, what memory and caching are worth: five minutes with the installation
 	$(BIN)/txl demo --run runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(VENV)/installed ## every test that needs no GPU, but for slow proofs

@@ -19,7 +19,7 @@ from txl.recl import Plan, effective_context, measure
 from txl.recl.losses import finish
 from txl.recl.networks import NetworkLosses
 from txl.text.corpus import load
-from txl.training.run_folder import read_record
+from txl.training.run import read_record
 
 
 class NGram:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from txl import ModelConfig
-from txl.distributed.join import joined, local_device
+from txl.distributed import joined, local_device
 from txl.text import corpus as corpora
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer

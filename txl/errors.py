@@ -1,5 +1,10 @@
-"""Errors that are the user's to mend: shown as one line, without a traceback."""
+"""Errors that are the user's to mend, shown as one line without a traceback; the end of a training
+that was asked to stop."""
 
 
 class TxlError(Exception):
     """What is wrong and what would be accepted, in one line."""
+
+
+class Interrupted(Exception):
+    """Training was asked to stop; the checkpoint is written."""

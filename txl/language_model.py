@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.errors import TxlError
 from txl.evaluation.continuation import GrowingText, by_length, pieces
 from txl.evaluation.decoding import generation_engine

@@ -12,12 +12,11 @@ import torch
 
 from implementations.models import ENWIK8_BASE
 from txl import recipes
-from txl.distributed.join import joined
-from txl.distributed.world import World
+from txl.distributed import World, joined
 from txl.model.networks import config_from_json, make_network
 from txl.text.streams import OrderedStreams
-from txl.training.batches import Batches
 from txl.training.config import TrainConfig
+from txl.training.data import Batches
 from txl.training.update import Updater
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from training_helpers import trainer
 
-from txl.distributed import same
-from txl.distributed.world import World
+from txl import distributed
+from txl.distributed import World
 from txl.text import corpus as data
 
 
@@ -19,16 +19,16 @@ def start_each(
     for name, options in cases.items():
         own = dict(options[world.rank])
         corpus = data.load(corpora[own.pop("corpus", 0)])
-        code = same.code_digest
+        code = distributed.code_digest
         if own.pop("other_code", False):
-            same.code_digest = lambda: "another"
+            distributed.code_digest = lambda: "another"
         try:
             trainer(folder / name, corpus, world=world, **own)
             found[name] = "nothing was refused"
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
         finally:
-            same.code_digest = code
+            distributed.code_digest = code
     return found
 
 

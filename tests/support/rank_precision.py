@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 from model_helpers import small_config
 
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.evaluation import precision as evaluated
 from txl.text import corpus as data
 from txl.training import precision, timing

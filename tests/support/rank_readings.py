@@ -7,7 +7,7 @@ import torch
 from model_helpers import small_model
 from torch import Tensor
 
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.errors import TxlError
 from txl.evaluation.evaluate import evaluate
 from txl.evaluation.score import Score

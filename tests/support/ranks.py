@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from txl.distributed.join import joined, settle
+from txl.distributed import joined, settle
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

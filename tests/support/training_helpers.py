@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from model_helpers import small_config
 
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.model.networks import config_from_json
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints

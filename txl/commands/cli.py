@@ -1,5 +1,6 @@
 """The `txl` command: its parts, and what becomes of errors."""
 
+import importlib
 import inspect
 import io
 import os
@@ -9,34 +10,66 @@ from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
+import typer.core
+import typer.main
 
 import txl_kernels
 from txl.commands import last_resort
-from txl.commands.attention import attention_command
-from txl.commands.average import average_command
-from txl.commands.console import discard, tell
-from txl.commands.demo import demo_command
-from txl.commands.evaluate import evaluate_command
-from txl.commands.exporting import export_command
-from txl.commands.generate import generate_command
-from txl.commands.importing import import_command
-from txl.commands.prepare import prepare
-from txl.commands.processes import one_line
-from txl.commands.recipes import recipes_command
-from txl.commands.recl import recl_command
-from txl.commands.report import report_command
-from txl.commands.sweep import sweep_command
-from txl.commands.train import train
-from txl.errors import TxlError
-from txl.training.trainer import Interrupted
+from txl.commands.console import discard, one_line, tell
+from txl.errors import Interrupted, TxlError
 
+COMMANDS = {
+    "prepare": (
+        "prepare",
+        "prepare",
+        "Turn text into a corpus of bytes or words, data sets into their standard splits.",
+    ),
+    "train": (
+        "train",
+        "train_command",
+        "Train a model, or continue a run. Ctrl-C writes a checkpoint and exits with 130.",
+    ),
+    "eval": ("evaluate", "evaluate_command", "Bits per token, perplexity and speed at each attention length."),
+    "recl": ("recl", "recl_command", "How far back models make use of a text (RECL)."),
+    "attention": ("attention", "attention_command", "What the heads attend to: figures and a page."),
+    "generate": ("generate", "generate_command", "Continue a text."),
+    "recipes": ("recipes", "recipes_command", "List the paper's models, or show one with its commands."),
+    "sweep": ("sweep", "sweep_command", "Train and score the rows of the paper's Table 6, 7 or 10."),
+    "report": ("report", "report_command", "One page of a run."),
+    "average": ("convert", "average_command", "Average the parameters of checkpoints."),
+    "import": ("convert", "import_command", "Turn a checkpoint of other code into one of ours."),
+    "export": ("convert", "export_command", "Turn a checkpoint of ours into one of other code."),
+    "demo": ("demo", "demo_command", "Train a small model for minutes, see what memory is worth, a sample."),
+}
+"""Commands: module, function, and what each does, where Python leaves docstrings out (-OO)."""
+
+
+class _Commands(typer.core.TyperGroup):
+    """Commands that are imported when they run."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name not in COMMANDS:
+            return None
+        module, function, help_text = COMMANDS[name]
+        command = getattr(importlib.import_module(f"txl.commands.{module}"), function)
+        alone = typer.Typer(**_STYLE)
+        alone.command(name, help=inspect.getdoc(command) or help_text)(command)
+        return typer.main.get_command(alone)
+
+
+_STYLE: dict[str, Any] = {
+    "add_completion": False, "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}  # fmt: skip
 app = typer.Typer(
     name="txl",
+    cls=_Commands,
     help="Transformer-XL language models: prepare a text, train, evaluate, generate. Start with `txl demo`.",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **_STYLE,
 )
 
 
@@ -54,24 +87,6 @@ def _options(
 ) -> None:
     pass  # the option's callback does it all; the help is the app's
 
-
-for _name, _command, _help in (
-    ("prepare", prepare, "Turn text into a corpus of bytes or words, data sets into their standard splits."),
-    ("train", train, "Train a model, or continue a run. Ctrl-C writes a checkpoint and exits with 130."),
-    ("eval", evaluate_command, "Bits per token, perplexity and speed at each attention length."),
-    ("recl", recl_command, "How far back models make use of a text (RECL)."),
-    ("attention", attention_command, "What the heads attend to: figures and a page."),
-    ("generate", generate_command, "Continue a text."),
-    ("recipes", recipes_command, "List the paper's models, or show one with its commands."),
-    ("sweep", sweep_command, "Train and score the rows of the paper's Table 6, 7 or 10."),
-    ("report", report_command, "One page of a run."),
-    ("average", average_command, "Average the parameters of checkpoints."),
-    ("import", import_command, "Turn a checkpoint of other code into one of ours."),
-    ("export", export_command, "Turn a checkpoint of ours into one of other code."),
-    ("demo", demo_command, "In about five minutes: train a small model, see what memory is worth, a sample."),
-):
-    # Python leaves docstrings out with -OO; the first line then still says what a command does.
-    app.command(_name, help=inspect.getdoc(_command) or _help)(_command)
 
 _UsageError: Any = typer.BadParameter.__base__  # whichever click typer uses
 
@@ -91,7 +106,7 @@ def main() -> None:
     except _UsageError as error:
         error.show()
         sys.exit(error.exit_code)
-    except Interrupted:  # what was saved has been said
+    except Interrupted:  # said already
         sys.exit(130)
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):

@@ -38,6 +38,11 @@ def tell(text: str) -> None:
         discard(2)
 
 
+def one_line(why: str) -> str:
+    """What is said of an error, whatever file names hold."""
+    return "error: " + why.replace("\n", "\\n").replace("\r", "\\r")
+
+
 def output_is_gone() -> None:
     """Says on stderr that nobody reads what is printed, and prints to nowhere from now on."""
     discard(sys.stdout.fileno())

@@ -16,10 +16,9 @@ from rich.table import Table
 from txl import recipes
 from txl.commands import options, plots
 from txl.commands.console import MeasuringProgress
-from txl.commands.header import header
 from txl.commands.options import console
 from txl.commands.prompt import prompt_of
-from txl.commands.training import draw_loss, restated, run_training
+from txl.commands.training import draw_loss, header, run_training
 from txl.errors import TxlError
 from txl.evaluation.engine import Engine
 from txl.evaluation.evaluate import evaluate
@@ -34,7 +33,7 @@ from txl.report.kept import Evaluation
 from txl.report.page import write_report
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
-from txl.training.run_folder import refuse_used_folder
+from txl.training.run import refuse_used_folder
 from txl.training.timing import timed, with_precision
 from txl.training.trainer import Trainer
 
@@ -67,7 +66,7 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     tgt_len = trainer.config.tgt_len
     console.print(f"[bold]Model[/]: {escape(header(trainer))}, about {minutes:g} minutes", soft_wrap=True)
     console.print(f"Segments of {tgt_len} tokens, a memory of {config.mem_len}", soft_wrap=True)
-    run_training(trainer, restated(device_name))
+    run_training(trainer, ["--device", device_name] if device_name != "auto" else [], 60 * minutes)
     network, saved = checkpoints.restore(trainer.best, device)
     model = as_transformer(network, "txl demo")
 
@@ -192,8 +191,8 @@ def demo_command(
         Path | None,
         typer.Option("--data", help="A text file or folder. Default: the Python standard library's sources."),
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Time for training; the rest takes about one more.")] = 4.0,
+    minutes: Annotated[float, typer.Option(help="Time for training; the rest takes about one more.")] = 3.0,
     device: options.Device = "auto",
 ) -> None:
-    """In about five minutes: train a small model, see what memory is worth, a sample, a page."""
+    """In about four minutes: train a small model, see what memory is worth, a sample, a page."""
     run(folder, source, minutes, device)

@@ -7,7 +7,7 @@ from pathlib import Path
 from txl.commands.console import EvaluationProgress
 from txl.commands.interrupt import stop_on_sigterm
 from txl.commands.options import console, say
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.recl import store
 from txl.recl.losses import Losses, measure
 from txl.recl.networks import NetworkLosses

@@ -4,7 +4,7 @@ from txl.evaluation.score import Score
 from txl.paths import AnyPath
 from txl.pictures import new_figure, save
 from txl.report import curves
-from txl.training.log import read as read_log
+from txl.training.run import read_log
 
 
 def loss_curve(log: AnyPath, path: AnyPath, bytewise: bool = True) -> None:

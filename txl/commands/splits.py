@@ -8,7 +8,7 @@ from txl.text import compressed
 from txl.text import corpus as data
 from txl.text.readers import SPLITS
 from txl.text.tokens import Tokens
-from txl.training.run_folder import read_record
+from txl.training.run import read_record
 
 
 def corpus_of(saved: LanguageModel, folder: Path) -> data.Corpus:

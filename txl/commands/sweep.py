@@ -1,29 +1,49 @@
-"""`txl sweep`: the rows of an ablation of the paper, trained and scored under one ledger."""
+"""`txl sweep`: the rows of an ablation of the paper, trained and scored one after the other."""
 
 import math
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
+from rich.table import Table as Grid
 
-from txl.commands.console import tell
-from txl.commands.options import in_panel, pick_device
-from txl.commands.processes import processes
-from txl.distributed.join import local_device
-from txl.distributed.world import World
-from txl.errors import TxlError
-from txl.sweeps import scales, sweep, tables
-from txl.training.trainer import Interrupted
+from txl import recipes
+from txl.commands.console import EvaluationProgress, tell
+from txl.commands.options import Device, console, in_panel, pick_device, say
+from txl.commands.training import header, train_on_terminal
+from txl.errors import Interrupted, TxlError
+from txl.evaluation.evaluate import evaluate
+from txl.evaluation.score import init_and_best
+from txl.paths import make_folder
+from txl.sweep import (
+    NO_REPRODUCTION,
+    SCALES,
+    TABLES,
+    Job,
+    Kept,
+    Table,
+    check_corpus,
+    make_job,
+    next_length,
+    prepare_options,
+)
+from txl.text import corpus as corpora
+from txl.text.corpus import Corpus
+from txl.training import checkpoint as checkpoints
+from txl.training.config import TrainConfig
+from txl.training.timing import timed
+from txl.training.trainer import Trainer
 
-_ROW, _RUNNING = "Each row", "How they are run"
+_ROW = "Each row"
 
 
 def sweep_command(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="table6, table7 or table10 of the paper.")],
-    run: Annotated[Path, typer.Option("--run", "-r", help="Folder of the sweep: a run a row, the ledger, the table.")],
+    run: Annotated[Path, typer.Option("--run", "-r", help="Folder of the sweep: a run a row.")],
     source: Annotated[
         Path | None,
         typer.Option(
@@ -36,13 +56,16 @@ def sweep_command(
         str,
         typer.Option(
             help="paper: the recipes as they are. small: a few minutes a row on two cores. tiny: a second a row, to try the "
-            "command.",
+            "command."
         ),
     ] = "small",
-    minutes: Annotated[
-        float | None,
-        in_panel(_ROW, help="Train about so long: sets --steps by a short trial.", show_default=False),
+    row: Annotated[
+        str | None,
+        typer.Option(
+            help="Only this one, as for each job of a job array; prepare the corpus first.", show_default=False
+        ),
     ] = None,
+    minutes: Annotated[float | None, in_panel(_ROW, help="Train about so long.", show_default=False)] = None,
     steps: Annotated[int | None, in_panel(_ROW, help="Updates; default: the scale's.", show_default=False)] = None,
     eval_tokens: Annotated[
         int | None,
@@ -52,45 +75,142 @@ def sweep_command(
             show_default=False,
         ),
     ] = None,
-    rows: Annotated[str, in_panel(_RUNNING, help="Only these, separated by commas.", show_default=False)] = "",
-    devices: Annotated[str, in_panel(_RUNNING, help="A row at a time on each, as cuda:0,cuda:1 or cpu,cpu.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Train and score the rows of the paper's Table 6, 7 or 10.
 
-    After Ctrl-C, an error or a crash the same command goes on where it was.
+    The same command goes on where it was, after Ctrl-C, an error or a crash; rows that are done are
+    skipped.
     """
-    with processes("cpu") as (world, _):
-        with world.together():
-            wanted = tables.find(table)
-            scales.find(scale)
-            chosen = wanted.chosen(rows)
-            if minutes is not None and (steps is not None or not 0 < minutes < math.inf):
-                also = "" if steps is None else f" and --steps {steps}"
-                raise TxlError(f"--minutes must be > 0 and finite, and without --steps, got {minutes:g}{also}")
-            for name, value, least in (("steps", steps, 1), ("eval-tokens", eval_tokens, 0)):
-                if value is not None and value < least:
-                    raise TxlError(f"--{name} must be >= {least}, got {value}")
-            where = _devices(devices, world)
-        settings = {"scale": scale, "minutes": minutes, "steps": steps, "eval_tokens": eval_tokens}
-        try:
-            sweep.run(run, wanted, chosen, source, settings, where, world)
-        except (Interrupted, KeyboardInterrupt) as end:
-            if world.size > 1:
-                if world.first and isinstance(end, Interrupted):
-                    tell("interrupted; the same command goes on, with any number of processes")
-                raise
-            tell(f"interrupted; go on with: {shlex.join(['txl', *sys.argv[1:]])}")
-            raise Interrupted from None
-
-
-def _devices(names: str, world: World) -> list[torch.device]:
-    if world.size > 1 and "," in names:
-        raise TxlError(f"--devices must be one where torchrun gives each process its rows, got {names!r}")
+    for name, value, known in (("TABLE", table, TABLES), ("--scale", scale, SCALES)):
+        if value not in known:
+            raise TxlError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    chosen = TABLES[table].chosen(row)
+    if minutes is not None and (steps is not None or not 0 < minutes < math.inf):
+        also = "" if steps is None else f" and --steps {steps}"
+        raise TxlError(f"--minutes must be > 0 and finite, and without --steps, got {minutes:g}{also}")
+    for name, number, least in (("steps", steps, 1), ("eval-tokens", eval_tokens, 0)):
+        if number is not None and number < least:
+            raise TxlError(f"--{name} must be >= {least}, got {number}")
+    where = pick_device(device)
+    corpus = _corpus(TABLES[table], scale, source, run)
+    jobs = [
+        make_job(TABLES[table], each, scale, len(corpus.vocabulary), steps, eval_tokens) for each in TABLES[table].rows
+    ]
+    settings = {"table": table, "scale": scale, "corpus": corpus.fingerprint, "minutes": minutes}
+    kept = {job.row.name: Kept(run / job.row.name / "row.json", settings | job.to_json()) for job in jobs}
+    errors = {}
+    for job in jobs:
+        if job.row in chosen:
+            check_corpus(job, corpus)
     try:
-        return [
-            pick_device(local_device(name.strip()) if world.size > 1 else name.strip()) for name in names.split(",")
-        ]
-    except TxlError as error:
+        for job in jobs:
+            name = job.row.name
+            if job.row in chosen and not kept[name].finished:
+                try:
+                    _run(job, kept[name], corpus, where, minutes)
+                except (TxlError, OSError) as error:
+                    errors[name] = error
+                    tell(f"{name} failed: {error}".replace("\n", "\\n"))
+                else:
+                    say(f"{name}: done")
+    except (Interrupted, KeyboardInterrupt):
+        tell(f"interrupted; go on with: {shlex.join(['txl', *sys.argv[1:]])}")
+        raise Interrupted from None
+    _show(TABLES[table], scale, [(job, kept[job.row.name]) for job in jobs], errors)
+    if errors:
         raise TxlError(
-            f"--devices takes auto, cpu, cuda or cuda:N, several separated by commas, got {names!r}: {error}"
-        ) from error
+            f"{len(errors)} of {len(chosen)} rows failed: {', '.join(errors)}; the same command tries them again"
+        )
+
+
+def _corpus(table: Table, scale: str, source: Path | None, folder: Path) -> Corpus:
+    """What is given, if it is prepared; else the sweep's own, which it is prepared as."""
+    make_folder(folder, "--run")
+    own = folder / "corpus"
+    if source is None and scale == "paper" and not own.exists():
+        rule = prepare_options(table, scale).rule
+        raise TxlError(f"--data must be given at --scale paper: a prepared corpus, or the files of {rule}; got none")
+    prepared = source is not None and (source / "corpus.json").is_file()
+    corpus = corpora.open_corpus(source if prepared or not own.exists() else own, own, prepare_options(table, scale))
+    data = recipes.load(table.rows[0].recipe).data
+    if scale == "paper" and (corpus.rule, len(corpus.vocabulary)) != (data["rule"], data["vocab_size"]):
+        say(
+            f"the paper's figures are of {data['rule']} with {data['vocab_size']:,} symbols; this corpus is {corpus.rule} "
+            f"with {len(corpus.vocabulary):,}, so they do not apply"
+        )
+    return corpus
+
+
+def _run(job: Job, kept: Kept, corpus: Corpus, device: torch.device, minutes: float | None) -> None:
+    """Begins a row, or goes on with it where it was."""
+    folder = kept.path.parent
+    if not kept.trained:
+        trainer = _trainer(job, kept, corpus, device, minutes)
+        say(f"{job.row.name}: {header(trainer)}")
+        train_on_terminal(trainer)
+        kept.trained = True
+        kept.write()
+    model, _ = checkpoints.restore(folder / "best.safetensors", device)
+    tokens = corpus.split(job.split)
+    corpus.verify(job.split)
+    while (attn_len := _next(job, kept)) is not None:
+        title, total = f"{job.row.name}: attention length {attn_len}", min(len(tokens), job.limit or len(tokens))
+        with EvaluationProgress(console, title, total) as progress:
+            score = evaluate(
+                model, tokens, corpus.vocabulary.start, attn_len, method=job.method, segment=job.segment(attn_len),
+                batch=64 if job.method == "sliding" else 8, limit=job.limit, clamp_len=job.clamp_len,
+                progress=progress.update,
+            )  # fmt: skip
+        if not math.isfinite(score.nats):
+            raise TxlError(f"the loss at attention length {attn_len} is {score.nats}")
+        kept.scores.append(score)
+        kept.write()
+        say(f"{title}, ppl {score.ppl:.2f}, {score.tokens_per_s:,.0f} tokens/s")
+    kept.finished = True
+    kept.write()
+
+
+def _trainer(job: Job, kept: Kept, corpus: Corpus, device: torch.device, minutes: float | None) -> Trainer:
+    model, config = job.model_config, TrainConfig(**(kept.train or job.train))
+    if kept.train is None:
+        if minutes is not None:
+            config = timed(minutes, corpus, model, config, device)
+        kept.train = config.to_json()  # kept before the first update: one that is killed goes on with as many
+    folder = kept.path.parent
+    trainer = Trainer(folder, corpus, model, config, resume=(folder / "last.safetensors").exists(), device=device)
+    kept.write()
+    return trainer
+
+
+def _next(job: Job, kept: Kept) -> int | None:
+    ppl = {score.attn_len: score.ppl for score in kept.scores}
+    return next_length(ppl, job.init, job.step, longest=job.longest, also=job.also)
+
+
+def _show(table: Table, scale: str, rows: list[tuple[Job, Kept]], errors: Mapping[str, Exception]) -> None:
+    """Prints the rows as far as they are, the paper's figures beside."""
+    grid = Grid(title=f"{table.title}\nscale {scale}, perplexity of the {table.split} split")
+    grid.add_column("row", no_wrap=True)
+    for name in ("PPL init", "PPL best", "attn len", "the paper's"):
+        grid.add_column(name, justify="right")
+    for job, kept in rows:
+        row = job.row
+        state = (
+            "failed" if row.name in errors else "scoring" if kept.trained else "training" if kept.train else "waiting"
+        )
+        own = (f"[dim]{state}[/]", "", "")
+        if kept.finished:
+            found = init_and_best(kept.scores, job.init)
+            own = (f"{found.init.ppl:.2f}", f"{found.best.ppl:.2f}", str(found.shortest.attn_len))
+        paper = "  ".join("-" if value is None else f"{value:g}" for value in (row.init, row.best, row.length))
+        grid.add_row(row.name, *own, paper)
+    console.print(grid)
+    for job, kept in rows:
+        for length, reported in job.row.at.items():
+            own_length = int(length) * job.init // job.row.published_init
+            for score in (x for x in kept.scores if x.attn_len == own_length):
+                told = f"{score.ppl:.2f} at attention length {own_length}; the paper's {reported:g} at {length}"
+                say(f"{job.row.name}: {told}")
+    if scale != "paper":
+        say(f"scale {scale}: {NO_REPRODUCTION}")

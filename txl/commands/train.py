@@ -1,29 +1,27 @@
 """`txl train`: a model from a recipe and options, or a run that goes on."""
 
+import inspect
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from txl import recipes
-from txl.commands.header import header
+from txl import fields, recipes
 from txl.commands.options import Device, in_panel, say
-from txl.commands.processes import Devices, processes, start_processes
-from txl.commands.runs import Options, new_run, run_to_go_on
-from txl.commands.training import draw_loss, restated, run_training
+from txl.commands.training import draw_loss, header, processes, run_training
+from txl.distributed import World
 from txl.errors import TxlError
-from txl.model.config import ENCODINGS, ModelConfig
+from txl.model.config import ModelConfig
+from txl.model.networks import Config, config_from_json
+from txl.text import corpus as data
+from txl.text.rules import PrepareOptions
+from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
+from txl.training.run import read_record, refuse_used_folder
 from txl.training.timing import timed, with_precision
 from txl.training.trainer import Trainer
-
-_MODEL, _REGULAR, _SOFTMAX = "Model", "Regularisation", "Vocabulary"
-_TRAINING, _OPTIMIZER, _KEEPING = "Training", "Optimizer", "Evaluation and checkpoints"
-
-
-def _option(panel: str, text: str, *names: str, **kind: Any) -> Any:
-    return in_panel(panel, *names, help=text, show_default=False, **kind)
 
 
 def train(
@@ -44,7 +42,7 @@ def train(
         ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Train about so long: sets --steps by a short trial.", show_default=False)
+        float | None, typer.Option(help="Train so long: --steps follows the clock.", show_default=False)
     ] = None,
     resume: Annotated[
         bool,
@@ -55,106 +53,24 @@ def train(
         ),
     ] = False,
     device: Device = "auto",
-    devices: Devices = None,
     shard: Annotated[
         bool,
-        typer.Option("--shard", help="Share parameters, gradients and optimizer state out over the processes (FSDP2)."),
+        typer.Option(
+            "--shard",
+            help="Under torchrun: share parameters, gradients and optimizer state out over the processes (FSDP2).",
+        ),
     ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
-    n_layer: Annotated[int | None, _option(_MODEL, "Layers.")] = None,
-    d_model: Annotated[int | None, _option(_MODEL, "Width of the hidden states.")] = None,
-    n_head: Annotated[int | None, _option(_MODEL, "Attention heads.")] = None,
-    d_head: Annotated[int | None, _option(_MODEL, "Width of a head.")] = None,
-    d_inner: Annotated[int | None, _option(_MODEL, "Width of the feed-forward net.")] = None,
-    mem_len: Annotated[int | None, _option(_MODEL, "Tokens of memory; 0: no recurrence.")] = None,
-    encoding: Annotated[str | None, _option(_MODEL, f"Of positions: {', '.join(ENCODINGS)}.")] = None,
-    table_len: Annotated[int | None, _option(_MODEL, "Rows of a learned encoding.")] = None,
-    window: Annotated[int | None, _option(_MODEL, "Keys a token sees, itself included; default: all.")] = None,
-    clamp_len: Annotated[int | None, _option(_MODEL, "Largest distance told apart; default: no limit.")] = None,
-    pre_norm: Annotated[bool | None, _option(_MODEL, "Where layer norms stand.", "--pre-norm/--post-norm")] = None,
-    final_norm: Annotated[
-        bool | None, _option(_MODEL, "A layer norm after the last layer.", "--final-norm/--no-final-norm")
-    ] = None,
-    untie_r: Annotated[bool | None, _option(_MODEL, "Biases u, v a layer, or shared.", "--untie-r/--tie-r")] = None,
-    init_std: Annotated[float | None, _option(_MODEL, "Of the initial weights.")] = None,
-    cutoffs: Annotated[
-        str | None, _option(_SOFTMAX, "Bins of adaptive input and softmax, as 20000,40000; none: one bin.")
-    ] = None,
-    div_val: Annotated[int | None, _option(_SOFTMAX, "Each bin so many times narrower than the one before.")] = None,
-    d_embed: Annotated[int | None, _option(_SOFTMAX, "Width of the first bin's embeddings.")] = None,
-    tie_projs: Annotated[
-        str | None, _option(_SOFTMAX, "Bins whose projections are shared, too: none, tail or all.")
-    ] = None,
-    tie_weight: Annotated[
-        bool | None, _option(_SOFTMAX, "Whether softmax and input share tables.", "--tie-weight/--untie-weight")
-    ] = None,
-    dropout: Annotated[float | None, _option(_REGULAR, "Dropout.")] = None,
-    attn_dropout: Annotated[float | None, _option(_REGULAR, "Dropout on attention weights.")] = None,
-    word_dropout: Annotated[float | None, _option(_REGULAR, "Words dropped from the input, whole.")] = None,
-    variational_dropout: Annotated[
-        bool | None, _option(_REGULAR, "One mask a segment.", "--variational-dropout/--plain-dropout")
-    ] = None,
-    weight_decay: Annotated[float | None, _option(_REGULAR, "AdamW's, of the layers' matrices; 0 is Adam.")] = None,
-    steps: Annotated[int | None, _option(_TRAINING, "Updates.")] = None,
-    batch: Annotated[int | None, _option(_TRAINING, "Parallel streams of text.")] = None,
-    batch_chunk: Annotated[int | None, _option(_TRAINING, "Parts the batch is computed in, to save memory.")] = None,
-    tgt_len: Annotated[int | None, _option(_TRAINING, "Tokens of a segment.")] = None,
-    ext_len: Annotated[int | None, _option(_TRAINING, "Tokens before it that are read again.")] = None,
-    loss: Annotated[str | None, _option(_TRAINING, "full, or half: only a segment's later half is scored.")] = None,
-    accumulate: Annotated[int | None, _option(_TRAINING, "Segments an update.")] = None,
-    intermediate_losses: Annotated[
-        bool | None, _option(_TRAINING, "Lower layers predict, too, at first.", "--intermediate-losses")
-    ] = None,
-    second_target: Annotated[
-        bool | None, _option(_TRAINING, "A softmax for the token after the next, too.", "--second-target")
-    ] = None,
-    precision: Annotated[
-        str | None,
-        _option(_TRAINING, "auto (bf16 where a GPU has it, or a CPU is measured faster in it), fp32 or bf16."),
-    ] = None,
-    compile_layers: Annotated[bool | None, _option(_TRAINING, "The layers by torch.compile.", "--compile")] = None,
-    recompute: Annotated[
-        bool | None, _option(_TRAINING, "Activations in backward, to save memory.", "--recompute")
-    ] = None,
-    offload_memory: Annotated[
-        bool | None, _option(_TRAINING, "The memory on the host; needs --recompute.", "--offload-memory")
-    ] = None,
-    seed: Annotated[
-        int | None, _option(_TRAINING, "Of initialisation, dropout and shuffling.", min=0, max=2**63 - 1)
-    ] = None,
-    optimizer: Annotated[
-        str | None, _option(_OPTIMIZER, "adam, or muon (torch >= 2.9) for the layers' matrices.")
-    ] = None,
-    lr: Annotated[float | None, _option(_OPTIMIZER, "Peak learning rate.")] = None,
-    warmup: Annotated[int | None, _option(_OPTIMIZER, "Updates of linear warm-up.")] = None,
-    schedule: Annotated[str | None, _option(_OPTIMIZER, "cosine, cosine-released or constant.")] = None,
-    min_lr_ratio: Annotated[float | None, _option(_OPTIMIZER, "Last learning rate over the peak.")] = None,
-    clip: Annotated[float | None, _option(_OPTIMIZER, "Largest norm of the gradient.")] = None,
-    average: Annotated[str | None, _option(_OPTIMIZER, "Of the weights: none, ema or triggered.")] = None,
-    ema_decay: Annotated[float | None, _option(_OPTIMIZER, "Of the exponential average.")] = None,
-    eval_every: Annotated[int | None, _option(_KEEPING, "Updates between evaluations.")] = None,
-    eval_tokens: Annotated[int | None, _option(_KEEPING, "Tokens scored at each; 0: the whole split.")] = None,
-    save_every: Annotated[int | None, _option(_KEEPING, "Updates between checkpoints.")] = None,
-    log_every: Annotated[int | None, _option(_KEEPING, "Updates between lines of the log.")] = None,
+    **options: Any,
 ) -> None:
     """Train a model, or continue a run. Ctrl-C writes a checkpoint and exits with 130.
 
-    The schedule of the learning rate ends with the last of --steps.
+    Several devices: torchrun --nproc-per-node N -m txl train. The schedule of the learning rate
+    ends with the last of --steps.
     """
-    named = {name: value for name, value in locals().items() if value is not None}
-    named["compile"] = named.pop("compile_layers", None)
-    if cutoffs is not None:
-        named["cutoffs"] = _cutoffs(cutoffs)
-    own_model = {k: v for k, v in named.items() if k in ModelConfig.__dataclass_fields__ and v is not None}
-    own_train = {k: v for k, v in named.items() if k in TrainConfig.__dataclass_fields__ and v is not None}
-    if eval_tokens == 0:
-        own_train["eval_tokens"] = None
-    given = Options(source, recipe, init, own_model, own_train)
-    if minutes is not None and (steps is not None or resume or not 0 < minutes < math.inf):
+    given = _given(source, recipe, init, options)
+    if minutes is not None and (options["steps"] is not None or resume or not 0 < minutes < math.inf):
         raise TxlError("--minutes must be > 0 and finite, and goes neither with --steps nor with --resume")
-    if devices is not None:
-        start_processes(devices, device)
-        return
     with processes(device, group=shard) as (world, where):
         with world.together():
             asked = run_to_go_on(run, given) if resume else new_run(run, given, world)
@@ -171,12 +87,118 @@ def train(
         )  # fmt: skip
         _tell_schedule(trainer, asked.steps_before)
         say(header(trainer))
-        run_training(trainer, restated(device, tensorboard, shard, world))
+        again = ["--device", device] if device != "auto" else []
+        again += (["--shard"] if shard else []) + (["--tensorboard"] if tensorboard else [])
+        run_training(trainer, again, None if minutes is None else 60 * minutes)
         if world.first:
             not_drawn = draw_loss(trainer)
             say(f"done: {trainer.last}{'' if not_drawn else ', loss.png'}")
             if not_drawn:
                 say(f"loss.png was left out: {not_drawn}")
+
+
+def _with_options(command: Any) -> Any:
+    """The command with an option for each field of the configurations that has help, None where it
+    is not given."""
+    signature = inspect.signature(command)
+    kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for config in (ModelConfig, TrainConfig):
+        for name, kind, about in fields.options(config):
+            shown = in_panel(about["panel"], *about["names"], help=about["help"], show_default=False, **about["kind"])
+            annotation = Annotated[kind | None, shown]  # type: ignore[valid-type]
+            kept.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    command.__signature__ = signature.replace(parameters=kept)
+    return command
+
+
+train_command = _with_options(train)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the command line says: fields of the configurations that were given."""
+
+    source: Path | None
+    recipe: str | None
+    init: Path | None
+    model: dict[str, Any]
+    train: dict[str, Any]
+
+
+def _given(source: Path | None, recipe: str | None, init: Path | None, options: dict[str, Any]) -> Given:
+    named = {name: value for name, value in options.items() if value is not None}
+    if "cutoffs" in named:
+        named["cutoffs"] = _cutoffs(named["cutoffs"])
+    if named.get("eval_tokens") == 0:
+        named["eval_tokens"] = None
+    model, training = (
+        {name: x for name, x in named.items() if name in config.__dataclass_fields__}
+        for config in (ModelConfig, TrainConfig)
+    )
+    return Given(source, recipe, init, model, training)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a `Trainer` needs; steps_before: of a run that goes on."""
+
+    corpus: data.Corpus
+    model: Config
+    train: TrainConfig
+    init: checkpoints.Checkpoint | None = None
+    steps_before: int | None = None
+
+
+def new_run(folder: Path, given: Given, world: World) -> Run:
+    """Raises TxlError where the folder is used, or the options do not go together."""
+    recipe = recipes.load(given.recipe or recipes.DEFAULT)
+    refuse_used_folder(folder)
+    begun = None if given.init is None else checkpoints.load(given.init)
+    if begun is None:
+        # The first process may have to prepare it.
+        corpus = world.in_order(lambda: data.open_corpus(given.source, folder / "corpus", recipe.prepare_options()))
+        _tell_other_data(recipe, corpus)
+        model = config_from_json(recipe.model_with(given.model) | {"vocab_size": len(corpus.vocabulary)})
+    else:
+        if given.recipe is not None and recipe.network != getattr(begun.config, "network", None):
+            raise TxlError(
+                f"--recipe {given.recipe} is of another kind of network than {begun.path}, whose sizes --init takes; give a "
+                "recipe of its kind, or none"
+            )
+        rule = PrepareOptions("words" if begun.vocabulary.unit == "words" else "auto")
+        known = begun.vocabulary
+        corpus = world.in_order(lambda: data.open_corpus(given.source, folder / "corpus", rule, known))
+        model = config_from_json(begun.config.to_json() | given.model)
+    return Run(corpus, model, TrainConfig(**(recipe.train | given.train)), begun)
+
+
+def run_to_go_on(folder: Path, given: Given) -> Run:
+    """Raises TxlError where there is none, or an option would make it another."""
+    if given.init is not None:
+        raise TxlError("--resume continues the run with its own parameters; leave --init out")
+    if given.recipe is not None:
+        raise TxlError("--resume continues the model of the run; leave --recipe out")
+    record = read_record(folder)
+    if given.source is not None and given.source.resolve() != record.corpus.resolve():
+        raise TxlError(f"{folder}: a run is resumed on its own text, {record.corpus}; leave --data out")
+    corpus = data.load(record.corpus)
+    model = config_from_json(record.model | given.model | {"vocab_size": len(corpus.vocabulary)})
+    asked = dict(given.train)
+    if asked.get("precision") == "auto":
+        del asked["precision"]
+        say(f"precision: {record.train['precision']}, as when the run began; only a new run measures")
+    train = TrainConfig.from_json(record.train | asked)
+    return Run(corpus, model, train, steps_before=record.train["steps"])
+
+
+def _tell_other_data(recipe: recipes.Recipe, corpus: data.Corpus) -> None:
+    """Says where a prepared corpus is not what the recipe's figures are of."""
+    wanted = recipe.data.get("vocab_size")
+    if wanted is not None and (corpus.rule != recipe.data["rule"] or len(corpus.vocabulary) != wanted):
+        say(
+            f"recipe {recipe.name} is for {recipe.data['rule']} with {wanted:,} symbols; this corpus is {corpus.rule} with "
+            f"{len(corpus.vocabulary):,}, so its published figures do not apply"
+        )
 
 
 def _tell_schedule(trainer: Trainer, before: int | None) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.errors import TxlError
 from txl.evaluation.window import sliding_losses
 from txl.model.networks import Network

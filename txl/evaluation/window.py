@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.errors import TxlError
 from txl.evaluation.reader import Reader, check_attn_len, check_clamp_len
 from txl.evaluation.segments import seeing

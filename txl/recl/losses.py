@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.recl.positions import Plan, Run
 from txl.text.corpus import as_tensor
 from txl.text.tokens import Tokens

@@ -21,7 +21,7 @@ from txl.report import curves, kept
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
 from txl.training import log
-from txl.training.run_folder import read_record
+from txl.training.run import read_record
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 PICTURES = {

@@ -1,8 +1,15 @@
-"""Checkpoints: one safetensors file with JSON in its header. Never unpickled, written whole."""
+"""Checkpoints: one safetensors file with JSON in its header, never unpickled, written whole.
 
+A sharded run's are folders: `txl.training.sharded`. Here is told which of a run's is the last.
+"""
+
+import abc
 import hashlib
 import json
+import math
 import os
+import re
+import shutil
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,12 +23,63 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.model.networks import Network, make_network
+from txl.model.networks import Config, Network, config_from_json, make_network
 from txl.paths import AnyPath
-from txl.text.vocabulary import Vocabulary
-from txl.training.last import WHOLE, find_last
-from txl.training.saved import VOCABULARY, Saved, make_header, read_header, vocabulary_tensor
-from txl.training.shards import HEADER, Shards, open_shards
+from txl.text.vocabulary import Vocabulary, from_file
+
+FORMAT = "txl-2"
+VOCABULARY = "vocabulary"  # the bytes of its file, as a tensor: a header must stay small
+WHOLE, HEADER = "last.safetensors", "checkpoint.json"  # a run's last; of a folder of shards, written last
+_SHARDS = re.compile(r"last-(\d+)(?:\.(\d+))?")
+
+
+@dataclass(frozen=True)
+class Saved(abc.ABC):
+    """A checkpoint.
+
+    Its tensors are named `model.*`, and `optimizer.*`, `memory.*`, `average.*`, `rng.*` if it can
+    be resumed. `digest`: SHA-256 of all of it.
+    """
+
+    path: Path
+    config: Config
+    vocabulary: Vocabulary
+    state: dict[str, Any]
+    digest: str
+
+    @property
+    def attn_len(self) -> int:
+        """The longest attention of training; what evaluation takes when not told otherwise."""
+        return int(self.state.get("attn_len", self.config.attn_len(1)))
+
+    @property
+    def segment(self) -> int:
+        """Tokens of a segment of training."""
+        return int(self.state.get("segment", max(self.attn_len - self.config.mem_len, 1)))
+
+    @property
+    @abc.abstractmethod
+    def sizes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Of each tensor, by name."""
+
+    def under(self, prefix: str) -> list[str]:
+        """Names of the tensors `prefix.*`, without the prefix."""
+        return [name.removeprefix(prefix + ".") for name in self.sizes if name.startswith(prefix + ".")]
+
+    def read(self, *names: str) -> list[Tensor]:
+        """Tensors, on the CPU; errors as in `fill`."""
+        found = {name: torch.empty(self.sizes[name][0], dtype=self.sizes[name][1]) for name in names}
+        self.fill(found)
+        return list(found.values())
+
+    @abc.abstractmethod
+    def fill(self, targets: Mapping[str, Tensor]) -> None:
+        """Copies tensors into those of the same names and shapes, on any device, whole or sharded;
+        where any is sharded by all its processes.
+
+        Raises:
+            KeyError: a tensor is missing. RuntimeError: it is of another shape.
+        """
 
 
 @dataclass(frozen=True)
@@ -45,6 +103,30 @@ class Checkpoint(Saved):
     def part(self, prefix: str) -> dict[str, Tensor]:
         """The tensors named `prefix.*`, without the prefix."""
         return {name.removeprefix(prefix + "."): x for name, x in self.tensors.items() if name.startswith(prefix + ".")}
+
+
+def make_header(config: Config, vocabulary: Vocabulary, state: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors, as JSON."""
+    return {"format": FORMAT, "config": config.to_json(), "state": state, "vocabulary": vocabulary.settings()}
+
+
+def vocabulary_tensor(vocabulary: Vocabulary) -> Tensor:
+    """The bytes of its file."""
+    return torch.frombuffer(bytearray(vocabulary.to_file()), dtype=torch.uint8)
+
+
+def read_header(path: Path, header: Any, written: Tensor) -> tuple[Config, Vocabulary, dict[str, Any]]:
+    """Configuration, vocabulary and state.
+
+    written: the vocabulary's tensor.
+
+    Raises:
+        TxlError: another version's. KeyError, TypeError, ValueError: not what `make_header` made.
+    """
+    if header["format"] != FORMAT:
+        raise TxlError(f"{path}: checkpoint format {header['format']!r} is not {FORMAT!r} of this version")
+    vocabulary = from_file(written.numpy().tobytes(), header["vocabulary"])
+    return config_from_json(header["config"]), vocabulary, header["state"]
 
 
 def save(
@@ -125,13 +207,15 @@ def load(path: AnyPath) -> Checkpoint:
             ours.
     """
     path = Path(path)
-    if path.is_dir():
-        if (path / HEADER).is_file():
-            return _whole(open_shards(path))
+    if path.is_dir() and not (path / HEADER).is_file():
         best = path / "best.safetensors"
         path = best if best.exists() else find_last(path) or path / WHOLE
-        if path.is_dir():
-            return _whole(open_shards(path))
+    if path.is_dir():
+        from txl.training.sharded import open_shards  # torch.distributed takes half a second
+
+        found = open_shards(path)
+        tensors = dict(zip(found.sizes, found.read(*found.sizes), strict=True))
+        return Checkpoint(path, found.config, found.vocabulary, found.state, found.digest, tensors)
     if not path.is_file():
         raise TxlError(f"{path}: no such checkpoint")
     try:
@@ -150,12 +234,6 @@ def load(path: AnyPath) -> Checkpoint:
         return Checkpoint(path, config, vocabulary, state, metadata["sha256"], tensors)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise TxlError(f"{path}: a safetensors file, but not a txl checkpoint") from error
-
-
-def _whole(shards: Shards) -> Checkpoint:
-    return Checkpoint(
-        shards.path, shards.config, shards.vocabulary, shards.state, shards.digest, shards.whole()
-    )  # fmt: skip
 
 
 def load_parameters(model: Network, checkpoint: Checkpoint, given: dict[str, Tensor] | None = None) -> None:
@@ -194,3 +272,60 @@ def restore(path: AnyPath, device: torch.device | str = "cpu") -> tuple[Network,
     model = make_network(checkpoint.config)
     load_parameters(model, checkpoint)
     return model.to(device).eval(), checkpoint
+
+
+def shards_folder(run: Path, step: int) -> Path:
+    """Where a sharded run is to keep its checkpoint of a step: never a folder that is there, since
+    one cannot be replaced at once."""
+    again = [version for (of, version), _ in _shards(run) if of == step]
+    return run / (f"last-{step}.{max(again) + 1}" if again else f"last-{step}")
+
+
+def unfinished(folder: Path) -> Path:
+    """Where such a folder is written before it is put in place."""
+    return folder.with_name(f".{folder.name}.tmp")
+
+
+def find_last(run: Path) -> Path | None:
+    """The newest checkpoint of a run to go on from; None if there is none."""
+    found: dict[tuple[int, float], Path] = dict(_shards(run))
+    if (run / WHOLE).is_file():
+        found[_step(run / WHOLE), math.inf] = run / WHOLE
+    return found[max(found)] if found else None
+
+
+def remove_older(kept: Path) -> None:
+    """Removes the checkpoints to go on from that are not this one."""
+    for _, folder in _shards(kept.parent):
+        if folder != kept:
+            gone = folder.with_name(f".{folder.name}.old.tmp")  # at once, or half of it could be found
+            with suppress(OSError):
+                folder.rename(gone)
+                shutil.rmtree(gone)
+    whole = kept.parent / WHOLE
+    if whole != kept:
+        whole.unlink(missing_ok=True)
+
+
+def remove_unfinished(run: Path) -> None:
+    """Removes what killed processes were writing; for the only one that writes there."""
+    for path in run.glob(".*.safetensors.*.tmp"):
+        with suppress(OSError):
+            path.unlink()
+    for path in run.glob(".last-*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _shards(run: Path) -> list[tuple[tuple[int, int], Path]]:
+    """Folders by step, and how often that step was written before."""
+    named = [(_SHARDS.fullmatch(path.name), path) for path in run.glob("last-*")]
+    return [((int(match[1]), int(match[2] or 0)), path) for match, path in named if match and path.is_dir()]
+
+
+def _step(whole: Path) -> int:
+    """Of a file; -1 if that cannot be told."""
+    try:
+        with safe_open(whole, framework="pt") as file:
+            return int(json.loads((file.metadata() or {})["txl"])["state"]["step"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError):
+        return -1

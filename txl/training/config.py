@@ -4,10 +4,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from txl.errors import TxlError
+from txl.fields import option
 
 Schedule = Literal["cosine", "cosine-released", "constant"]
 Average = Literal["none", "ema", "triggered"]
 
+_TRAINING, _OPTIMIZER, _KEEPING = "Training", "Optimizer", "Evaluation and checkpoints"  # headings of --help
 MOST_LR = 1e6  # far beyond any use, and far from the end of float32
 
 
@@ -43,37 +45,40 @@ class TrainConfig:
             fp32. The commands put what they have measured for "auto" on a CPU in its place.
         compile: the layers, by torch.compile. recompute: each layer's activations in backward
             (activation checkpointing), for less memory.
-        offload_memory: the memory stays on the host, and a layer's comes to the device for as long
-            as it is needed, which needs recompute.
     """
 
-    steps: int = 1000
-    batch: int = 16
-    batch_chunk: int = 1
-    tgt_len: int = 128
-    ext_len: int = 0
-    loss: Literal["full", "half"] = "full"
-    accumulate: int = 1
-    optimizer: Literal["adam", "muon"] = "adam"
-    lr: float = 2.5e-4
-    warmup: int | None = 0
-    schedule: Schedule = "cosine"
-    min_lr_ratio: float = 0.0
-    weight_decay: float = 0.0
-    clip: float = 0.25
-    average: Average = "none"
-    ema_decay: float = 0.999
+    steps: int = option(1000, _TRAINING, "Updates.")
+    batch: int = option(16, _TRAINING, "Parallel streams of text.")
+    batch_chunk: int = option(1, _TRAINING, "Parts the batch is computed in, to save memory.")
+    tgt_len: int = option(128, _TRAINING, "Tokens of a segment.")
+    ext_len: int = option(0, _TRAINING, "Tokens before it that are read again.")
+    loss: Literal["full", "half"] = option("full", _TRAINING, "full, or half: only a segment's later half is scored.")
+    accumulate: int = option(1, _TRAINING, "Segments an update.")
+    optimizer: Literal["adam", "muon"] = option(
+        "adam", _OPTIMIZER, "adam, or muon (torch >= 2.9) for the layers' matrices."
+    )
+    lr: float = option(2.5e-4, _OPTIMIZER, "Peak learning rate.")
+    warmup: int | None = option(0, _OPTIMIZER, "Updates of linear warm-up.")
+    schedule: Schedule = option("cosine", _OPTIMIZER, "cosine, cosine-released or constant.")
+    min_lr_ratio: float = option(0.0, _OPTIMIZER, "Last learning rate over the peak.")
+    weight_decay: float = option(0.0, _OPTIMIZER, "AdamW's, of the layers' matrices; 0 is Adam.")
+    clip: float = option(0.25, _OPTIMIZER, "Largest norm of the gradient.")
+    average: Average = option("none", _OPTIMIZER, "Of the weights: none, ema or triggered.")
+    ema_decay: float = option(0.999, _OPTIMIZER, "Of the exponential average.")
     patience: int = 5
-    intermediate_losses: bool = False
-    eval_every: int = 500
-    eval_tokens: int | None = 65536
-    save_every: int = 500
-    log_every: int = 10
-    seed: int = 0
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    compile: bool = False
-    recompute: bool = False
-    offload_memory: bool = False
+    intermediate_losses: bool = option(
+        False, _TRAINING, "Lower layers predict, too, at first.", "--intermediate-losses"
+    )
+    eval_every: int = option(500, _KEEPING, "Updates between evaluations.")
+    eval_tokens: int | None = option(65536, _KEEPING, "Tokens scored at each; 0: the whole split.")
+    save_every: int = option(500, _KEEPING, "Updates between checkpoints.")
+    log_every: int = option(10, _KEEPING, "Updates between lines of the log.")
+    seed: int = option(0, _TRAINING, "Of initialisation, dropout and shuffling.", min=0, max=2**63 - 1)
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "auto", _TRAINING, "auto (bf16 where a GPU has it, or a CPU is measured faster in it), fp32 or bf16."
+    )
+    compile: bool = option(False, _TRAINING, "The layers by torch.compile.", "--compile")
+    recompute: bool = option(False, _TRAINING, "Activations in backward, to save memory.", "--recompute")
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "batch_chunk", "tgt_len", "accumulate", "patience", "eval_every", "save_every")
@@ -103,10 +108,6 @@ class TrainConfig:
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
                 raise TxlError(f"{name} must be {', '.join(accepted)}, got {getattr(self, name)!r}")
-        if self.offload_memory and not self.recompute:
-            raise TxlError(
-                "offload_memory needs recompute: without it each layer's memory stays on the device for backward"
-            )
         if self.batch % self.batch_chunk:
             raise TxlError(f"batch must be a multiple of batch_chunk, got {self.batch} and {self.batch_chunk}")
         if self.loss == "half" and (self.ext_len or self.tgt_len < 2):
@@ -135,6 +136,8 @@ class TrainConfig:
     def from_json(cls, values: dict[str, Any]) -> "TrainConfig":
         """Raises TxlError on a field this version does not know, or a value of another type."""
         try:
+            if values.get("offload_memory") is False:  # of an earlier version
+                values = {name: x for name, x in values.items() if name != "offload_memory"}
             return cls(**values)
         except (TypeError, ValueError) as error:
             raise TxlError(f"the options of training are damaged: {error}") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from txl.distributed.world import SharedError, World
+from txl.distributed import SharedError, World
 from txl.model.networks import Config
 from txl.text.corpus import Corpus
 from txl.training.config import TrainConfig

@@ -1,5 +1,7 @@
 """The training loop: one run folder, resumable bit for bit."""
 
+import dataclasses
+import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -7,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from txl.distributed.same import agree_on
-from txl.distributed.world import SharedError, World
-from txl.errors import TxlError
+from txl.distributed import SharedError, World, agree_on
+from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import default_method, evaluate
 from txl.evaluation.score import Score, perplexity
 from txl.model.config import PLACES
@@ -20,22 +22,16 @@ from txl.paths import AnyPath
 from txl.text.corpus import Corpus
 from txl.text.streams import training_streams
 from txl.training import checkpoint as checkpoints
-from txl.training import log
-from txl.training import resume as resuming
-from txl.training.batches import Batches
+from txl.training import run as runs
+from txl.training.checkpoint import Saved
 from txl.training.config import TrainConfig
-from txl.training.keeping import Keeper
-from txl.training.last import remove_unfinished
-from txl.training.lock import lock
-from txl.training.run_folder import refuse_used_folder, write_record
-from txl.training.schedule import learning_rate
-from txl.training.update import NotFinite, Updated, Updater, check_shards
+from txl.training.data import Batches
+from txl.training.optimizer import learning_rate
+from txl.training.update import NotFinite, Updated, Updater
 
-Report = Callable[[dict[str, Any]], None]
-
-
-class Interrupted(Exception):
-    """Training was asked to stop; the checkpoint is written."""
+_DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
+_SETTLED = 0.05  # of the time that is given, before the clock counts
+Report = Callable[[dict[str, Any]], None]  # takes an entry of the log
 
 
 class Trainer:
@@ -51,7 +47,7 @@ class Trainer:
     Attributes:
         model: with parameters sharded where the run is. updater: that and what trains it.
         batches: segments and memory of this process's streams.
-        step: updates done.
+        step: updates done. saved_step: of the newest checkpoint; None without one.
         attn_len: most keys a token sees in training.
         segment: tokens that a segment of training has, context and all.
     """
@@ -75,7 +71,7 @@ class Trainer:
 
         init: whose parameters a new run begins with; None to draw them.
         shard: parameters, gradients and the optimizer's state over the processes (FSDP2), which
-            must have been joined (`txl.distributed.join`).
+            must have been joined (`txl.distributed.joined`).
 
         Raises:
             TxlError: `init` is of another vocabulary or other sizes; the folder already holds a run
@@ -84,15 +80,17 @@ class Trainer:
                 not divide the batch; or one of them has other code, configuration or corpus.
         """
         self.folder = folder = Path(folder)
-        self.corpus, self.config, self.world = corpus, config, world
+        self.corpus, self.config, self.world, self.shard = corpus, config, world, shard
         self.device = torch.device(device)
         self.best = folder / "best.safetensors"
         with world.together():
             self._check(model_config)
-        agree_on(world, corpus, model_config.to_json(), config.to_json(), shard)
+        agree_on(world, corpus.fingerprint, model_config.to_json(), config.to_json(), shard)
         with world.together():
             streams = training_streams(corpus, config.batch, config.scored, config.context, config.seed)
             if shard:
+                from txl.training.sharded import check_shards  # torch.distributed takes half a second
+
                 check_shards(config)
             self.batches = Batches(streams, config, model_config, world, self.device)
             if world.first:
@@ -107,19 +105,23 @@ class Trainer:
             if world.first:
                 self._take_folder(resume)
         self.updater = Updater(network.to(self.device), config, world, self.device, shard)
-        self.keeper = Keeper(self, shard)
         self.step = 0
+        self.saved_step: int | None = None
         self.attn_len = model_config.attn_len(self.segment)
         self.best_loss = math.inf
         self.stop_requested = self.validation_due = False
+        self._writing: tuple[Path, Any, int] | None = None  # a sharded checkpoint, its step
+        self._group: Any = None
+        if shard:
+            self._group = torch.distributed.new_group(backend="gloo")  # training talks while it is written
         if resume:
-            self.keeper.restore()
+            self._restore()
         elif not world.first:
-            resuming.seed_anew(config, 0, world)
+            self._seed_anew()
         self._board = None
         with world.together():
             if world.first:
-                write_record(folder, model_config.to_json(), config.to_json(), corpus.folder)
+                runs.write_record(folder, model_config.to_json(), config.to_json(), corpus.folder)
                 if not resume:
                     (folder / "log.jsonl").write_text("", encoding="utf-8")
                 self._board = _summary_writer(folder) if tensorboard else None
@@ -135,7 +137,7 @@ class Trainer:
     @property
     def last(self) -> Path:
         """The checkpoint to go on from, or where it will be."""
-        return self.keeper.last
+        return checkpoints.find_last(self.folder) or self.folder / checkpoints.WHOLE
 
     def _check(self, model_config: Config) -> None:
         """Raises TxlError where corpus, network and training do not go together."""
@@ -148,11 +150,11 @@ class Trainer:
     def _take_folder(self, resume: bool) -> None:
         """Raises TxlError where the folder is another's, or not what was asked for."""
         if not resume:
-            refuse_used_folder(self.folder)
+            runs.refuse_used_folder(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
         if self.folder.is_dir():
-            lock(self.folder)
-            remove_unfinished(self.folder)
+            runs.lock(self.folder)
+            checkpoints.remove_unfinished(self.folder)
 
     def request_stop(self) -> None:
         """Asks `run` to write a checkpoint after the update in progress and raise `Interrupted`."""
@@ -163,25 +165,29 @@ class Trainer:
         for _ in range(updates):
             self._update()
 
-    def run(self, report: Report | None = None) -> None:
+    def run(self, report: Report | None = None, seconds: float | None = None) -> None:
         """Trains to `config.steps`.
 
         report: called after each logged update and each evaluation with what goes into the log.
+        seconds: to train for so long: `config.steps`, and with it the schedule of the learning
+            rate, follows the clock.
 
         Raises:
             Interrupted: `request_stop` was called.
             TxlError: loss or gradient are no longer finite, or a checkpoint cannot be written.
         """
-        c = self.config
+        began, first = time.perf_counter(), self.step
         if self.validation_due:  # the run was interrupted before it
             self.validation_due = False
             self._evaluate(report)
             self.save()
         since, updates = time.perf_counter(), 0
-        while self.step < c.steps:
+        while self.step < (c := self.config).steps:
             updated = self._update()
             updates += 1
             if self.step % c.log_every == 0 or self.step == c.steps:
+                if seconds is not None:
+                    c = self._follow_clock(first, time.perf_counter() - began, seconds)
                 now = time.perf_counter()
                 rate = updates * c.batch * c.scored * c.accumulate / (now - since)
                 loss = updated.loss
@@ -197,15 +203,29 @@ class Trainer:
                 self.save(wait=True)
                 raise Interrupted
             if self.step % c.eval_every == 0 or self.step == c.steps:
-                began = time.perf_counter()
-                if not self.keeper.has_saved:  # whatever ends the run from here on, it can be resumed
+                paused = time.perf_counter()
+                if (
+                    self.saved_step is None and self._writing is None
+                ):  # whatever ends the run from here on, it can be resumed
                     self.validation_due = True
                     self.save()
                     self.validation_due = False
                 self._evaluate(report)
-                since += time.perf_counter() - began
+                since += time.perf_counter() - paused
             if self.step % c.save_every == 0 or self.step == c.steps:
                 self.save(wait=self.step == c.steps)
+
+    def _follow_clock(self, first: int, taken: float, seconds: float) -> TrainConfig:
+        """Sets `config.steps` to what fits into so many seconds, by those taken since step `first`;
+        the first process's clock."""
+        taken = self.world.gather(taken)[0]
+        if taken > _SETTLED * seconds:
+            fits = first + int((self.step - first) * seconds / taken)
+            self.config = dataclasses.replace(self.config, steps=max(fits, self.step))
+            self.updater.config = self.config
+            if self.world.first:
+                runs.write_record(self.folder, self.model.config.to_json(), self.config.to_json(), self.corpus.folder)
+        return self.config
 
     def _update(self) -> Updated:
         try:
@@ -216,14 +236,14 @@ class Trainer:
         return updated
 
     def _last_good(self) -> str:
-        step = self.keeper.saved_step()
-        if step is None:
+        self._wait()
+        if self.saved_step is None:
             return "no checkpoint had been written yet"
-        return f"the last good checkpoint is {self.last} (step {step})"
+        return f"the last good checkpoint is {self.last} (step {self.saved_step})"
 
     def validate(self) -> Score:
         """The validation split at the longest attention of training, by the average if there is
-        one."""
+        one; the first process scores it."""
         return self._score(self._validated())
 
     def _validated(self) -> Network:
@@ -235,9 +255,11 @@ class Trainer:
         # By segments as in training; a window slides by half of itself.
         segment = {"cached": 128, "segments": self.config.scored, "sliding": max(self.segment // 2, 1)}[method]
         attn_len = self.attn_len if method == "cached" else model.config.mem_len + self.segment
-        return evaluate(
-            model, self.corpus.valid, self.corpus.vocabulary.start, attn_len, method=method, segment=segment,
-            limit=self.config.eval_tokens, world=self.world,
+        return self.world.first_does(
+            lambda: evaluate(
+                model, self.corpus.valid, self.corpus.vocabulary.start, attn_len, method=method, segment=segment,
+                limit=self.config.eval_tokens,
+            )
         )  # fmt: skip
 
     def _evaluate(self, report: Report | None) -> None:
@@ -256,7 +278,7 @@ class Trainer:
     def _log(self, entry: dict[str, Any], report: Report | None) -> None:
         if not self.world.first:
             return
-        log.append(self.folder / "log.jsonl", entry)
+        runs.append_log(self.folder / "log.jsonl", entry)
         if self._board is not None:
             for name, value in entry.items():
                 if name != "step":
@@ -265,17 +287,144 @@ class Trainer:
             report(entry)
 
     def save(self, wait: bool = True) -> None:
-        """Writes a checkpoint with everything a bit-exact continuation needs.
+        """Writes a checkpoint with everything a bit-exact continuation needs; by all processes.
 
         wait: False lets a sharded run go on while it is written.
+
+        Raises:
+            TxlError: it cannot be written, or the one before could not.
         """
-        self.keeper.save(wait)
+        self._wait()
+        state, tensors = self._state(), self.updater.state_dict() | self.batches.state_dict(gathered=not self.shard)
+        for own in [self._rng()] if self.shard else self.world.gather(self._rng()):
+            tensors |= own
+        if self.shard:
+            from txl.training.sharded import begin_save
+
+            tensors |= {f"model.{name}": p for name, p in self.model.named_parameters()}
+            folder = self.world.first_does(lambda: checkpoints.shards_folder(self.folder, self.step))
+            begun = begin_save(folder, self.model.config, self.corpus.vocabulary, state, tensors, self._group)
+            self._writing = folder, begun, self.step
+            if wait:
+                self._wait()
+            return
+        with self.world.together():
+            if self.world.first:
+                path = self.folder / checkpoints.WHOLE
+                checkpoints.save(path, self.model, self.corpus.vocabulary, state, tensors)
+                checkpoints.remove_older(path)
+        self.saved_step = self.step
+
+    def _wait(self) -> None:
+        """Until a sharded checkpoint is written."""
+        if self._writing is None:
+            return
+        from txl.training.sharded import end_save
+
+        (folder, begun, step), self._writing = self._writing, None
+        with self.world.together():
+            end_save(folder, begun)
+        self.saved_step = step
+
+    def _state(self) -> dict[str, Any]:
+        """What JSON holds of a run."""
+        average = self.updater.average
+        state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
+        state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}
+        state |= {"validation_due": self.validation_due, "ranks": self.world.size}
+        return state | {"losses": average.losses, "averaging": average.started}
+
+    def _rng(self) -> dict[str, Tensor]:
+        """This process's random numbers."""
+        own = {f"{_rng_name(self.world)}.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            own[f"{_rng_name(self.world)}.cuda"] = torch.cuda.get_rng_state(self.device)
+        return own
+
+    def _seed_anew(self) -> None:
+        """Begins this process's random numbers, which are no other's."""
+        given = f"{self.config.seed} {self.step} {self.world.rank} {self.world.size}".encode()
+        torch.manual_seed(int.from_bytes(hashlib.sha256(given).digest()[:7], "little"))
+
+    def _restore(self) -> None:
+        """Takes the run up at its newest checkpoint.
+
+        Raises:
+            TxlError: there is none, or it is damaged, or of other options or another text.
+        """
+        with self.world.together():
+            saved = self._open()
+        self.world.agree({"the checkpoint to resume from": f"{saved.path.name}, {saved.digest[:16]}"})
+        try:
+            self._take_up(saved)
+        except _DAMAGED as error:
+            raise _damaged(saved, error) from error
+        self.saved_step = self.step
+        if self.world.first:
+            runs.truncate_log(self.folder / "log.jsonl", self.step, not self.validation_due)
+
+    def _open(self) -> Saved:
+        """The newest checkpoint, of this very run."""
+        path = self.last
+        saved: Saved
+        if path.is_dir():
+            from txl.training.sharded import open_shards
+
+            saved = open_shards(path, range(self.world.rank, 1 << 20, self.world.size))  # each reads some to the end
+        else:
+            saved = checkpoints.load(path)
+        if "train" not in saved.state:
+            raise TxlError(f"{saved.path}: holds parameters only (a best checkpoint?); it cannot be resumed")
+        try:
+            self._refuse_others(saved)
+        except _DAMAGED as error:
+            raise _damaged(saved, error) from error
+        return saved
+
+    def _refuse_others(self, saved: Saved) -> None:
+        """Raises TxlError where the checkpoint is of other options or another text."""
+        try:
+            before = TrainConfig.from_json(saved.state["train"]).to_json()  # with the options that came later
+        except TxlError as error:
+            raise _damaged(saved, error) from error
+        runs.refuse_changes(self.folder, "model", saved.config.to_json(), self.model.config.to_json())
+        runs.refuse_changes(self.folder, "training", before, self.config.to_json(), runs.CHANGEABLE)
+        if saved.state["corpus"] != self.corpus.fingerprint:
+            raise TxlError(
+                f"{self.folder}: cannot resume on another text: {self.corpus.folder} is not what it was trained on"
+            )
+        if self.config.steps < saved.state["step"]:
+            raise TxlError(
+                f"{self.folder}: steps is {self.config.steps}, but {saved.state['step']} updates are done already"
+            )
+
+    def _take_up(self, saved: Saved) -> None:
+        self.updater.load_state_dict(saved)
+        self.batches.load_state_dict(saved)
+        self.step, self.best_loss = saved.state["step"], saved.state["best_loss"]
+        self.validation_due = bool(saved.state["validation_due"])
+        if saved.state.get("ranks", 1) != self.world.size:
+            self._seed_anew()
+            return
+        name = _rng_name(self.world)
+        torch.set_rng_state(saved.read(f"{name}.cpu")[0])
+        if f"{name}.cuda" in saved.sizes and self.device.type == "cuda":
+            torch.cuda.set_rng_state(saved.read(f"{name}.cuda")[0], self.device)
+
+
+def _rng_name(world: World) -> str:
+    return "rng" if world.first else f"rng.{world.rank}"
+
+
+def _damaged(saved: Saved, error: Exception) -> TxlError:
+    said = str(error) if isinstance(error, TxlError) else f"{type(error).__name__}: {error}"
+    return TxlError(f"{saved.path}: the checkpoint is damaged: {said}")
 
 
 def _check_fit(model: Config, training: TrainConfig, segment: int) -> None:
     """Raises TxlError where a network cannot be trained so."""
     if isinstance(model, RecurrentConfig):
-        for name in ("compile", "recompute", "intermediate_losses", "offload_memory"):
+        for name in ("compile", "recompute", "intermediate_losses"):
             if getattr(training, name):
                 raise TxlError(f"{name} is for Transformers, not for a network of kind {model.network!r}")
         if training.context:

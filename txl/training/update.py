@@ -1,24 +1,148 @@
-"""One update: the segments' losses and gradients, over all processes, and the optimizer's step."""
+"""Update: the segments' losses and gradients, over all processes, and the optimizer's step."""
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from txl.distributed.world import World
-from txl.errors import TxlError
-from txl.model.networks import Network
+from txl.distributed import World
+from txl.model.memory import HiddenMemory
+from txl.model.networks import Network, as_transformer
+from txl.model.softmax import IGNORED, AdaptiveSoftmax
 from txl.model.transformer import TransformerXL
-from txl.training.average import WeightAverage
-from txl.training.batches import Batches
+from txl.training.checkpoint import Saved, check_shapes
 from txl.training.config import TrainConfig
-from txl.training.losses import layers_that_predict
-from txl.training.optimizer import make_optimizers
-from txl.training.parallel import Parallel, Past, Replicated
+from txl.training.data import Batches
+from txl.training.optimizer import WeightAverage, learning_rate, make_optimizers
 from txl.training.precision import autocast_dtype
-from txl.training.schedule import learning_rate
-from txl.training.shards import NEEDS_SHARDS, torch_has_shards
+
+SECOND_TARGET_WEIGHT = 0.5
+
+
+class SegmentLoss(NamedTuple):
+    """What a segment costs.
+
+    Attributes:
+        total: to be minimised, a scalar.
+        nll: mean loss of the next token, in nats, a detached scalar.
+        memory: for the segment that follows.
+    """
+
+    total: Tensor
+    nll: Tensor
+    memory: HiddenMemory | None
+
+
+def layers_that_predict(n_layer: int, done: float) -> range:
+    """Layers (from 0) below the last whose predictions still count after a share `done` of
+    training: the l-th of n, from 1 on, for the first l / 2n."""
+    return range(int(2 * n_layer * done), n_layer - 1)
+
+
+def segment_loss(
+    model: Network,
+    tokens: Tensor,
+    targets: Tensor,
+    memory: HiddenMemory | None,
+    *,
+    ext_len: int = 0,
+    intermediate: range = range(0),
+) -> SegmentLoss:
+    """Mean loss over the targets, and the auxiliary losses that are switched on.
+
+    Args:
+        tokens: [B, E + L], context that was read before and the segment.
+        targets: [B, L], the successors of the last L tokens.
+        memory: see `TransformerXL.read`.
+        ext_len: tokens at the end that the next segment reads again.
+        intermediate: layers below the last that predict, too.
+    """
+    scored = targets.size(1)
+    states = model.read(tokens, memory, ext_len=ext_len)
+
+    def mean(softmax: AdaptiveSoftmax, hidden: Tensor, wanted: Tensor) -> Tensor:
+        nll = softmax.nll(hidden, wanted)
+        return nll.sum() / (wanted != IGNORED).sum().clamp(min=1)
+
+    def predicted(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of the next token, and with that of the one after it if the model has a softmax for
+        it."""
+        hidden = hidden[:, -scored:]
+        first = mean(model.softmax, hidden, targets)
+        if model.second_softmax is None:
+            return first, first
+        # The last token's second successor is in the next segment. Of one token nothing is left,
+        # yet the softmax takes part, so that every parameter gets a gradient.
+        return first, first + SECOND_TARGET_WEIGHT * mean(model.second_softmax, hidden[:, :-1], targets[:, 1:])
+
+    nll, total = predicted(states.hidden)
+    for i in intermediate:
+        total = total + predicted(as_transformer(model, "a loss of lower layers").finish(states.layers[i]))[1]
+    return SegmentLoss(total, nll.detach(), states.memory)
+
+
+@dataclass(frozen=True)
+class Past:
+    """Memory as DDP and FSDP are to see it: not at all, or they would move it to the device."""
+
+    memory: HiddenMemory | None
+
+
+class SegmentTraining(nn.Module):
+    """A network whose forward is the loss of a segment, for what hooks into forward."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: Tensor, targets: Tensor, past: Past, ext_len: int, intermediate: range) -> SegmentLoss:
+        """As `segment_loss`."""
+        return segment_loss(self.network, tokens, targets, past.memory, ext_len=ext_len, intermediate=intermediate)
+
+
+class Parallel(Protocol):
+    """How gradients come together.
+
+    Attributes:
+        module: to be called as `SegmentTraining`; gradients are means over all processes.
+    """
+
+    module: nn.Module
+
+    def last_backward(self, last: bool) -> AbstractContextManager[None]:
+        """To be around forward and backward; `last` where the optimizer's step follows."""
+
+    def clip(self, most: float) -> Tensor:
+        """Scales the gradient to a norm of at most `most`; its norm before, a scalar."""
+
+    def whole(self, network: Network) -> Network:
+        """The network, or the average beside it, with all its parameters."""
+
+
+class Replicated:
+    """Each process holds all parameters; alone, nothing has to come together."""
+
+    def __init__(self, network: Network, world: World, device: torch.device) -> None:
+        self.module: nn.Module = SegmentTraining(network)
+        if world.size > 1:
+            places = [device] if device.type == "cuda" else None
+            self.module = DistributedDataParallel(self.module, device_ids=places, gradient_as_bucket_view=True)
+
+    def last_backward(self, last: bool) -> AbstractContextManager[None]:
+        if last or not isinstance(self.module, DistributedDataParallel):
+            return nullcontext()
+        return self.module.no_sync()
+
+    def clip(self, most: float) -> Tensor:
+        return nn.utils.clip_grad_norm_(self.module.parameters(), most)
+
+    def whole(self, network: Network) -> Network:
+        return network
 
 
 class NotFinite(Exception):
@@ -33,14 +157,6 @@ class Updated(NamedTuple):
     stop: bool
 
 
-def check_shards(config: TrainConfig) -> None:
-    """Raises TxlError where a run cannot be sharded."""
-    if config.optimizer == "muon":
-        raise TxlError("--shard is for optimizer 'adam': 'muon' needs whole matrices")
-    if not torch_has_shards():
-        raise TxlError(f"--shard {NEEDS_SHARDS}")
-
-
 class Updater:
     """A network in training, with its average, optimizers and gradients."""
 
@@ -48,7 +164,7 @@ class Updater:
         self, network: Network, config: TrainConfig, world: World, device: torch.device, shard: bool = False
     ) -> None:
         """shard: parameters, gradients and the optimizer's state over the processes (FSDP2), where
-        `check_shards` lets it through."""
+        `txl.training.sharded.check_shards` lets it through."""
         self.network, self.config, self.world, self.device = network, config, world, device
         self.dtype = autocast_dtype(config.precision, device)
         if isinstance(network, TransformerXL):
@@ -59,7 +175,7 @@ class Updater:
         self.average = WeightAverage(network, config)
         self.parallel: Parallel
         if shard:
-            from txl.training.sharding import Sharded  # half a second that most commands can do without
+            from txl.training.sharded import Sharded  # half a second that most commands can do without
 
             self.parallel = Sharded(network, self.average.module, world, device, self.dtype)
         else:
@@ -109,3 +225,45 @@ class Updater:
     def whole(self, network: Network) -> Network:
         """The network or its average with all parameters; to be called by all processes."""
         return self.parallel.whole(network)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Optimizers and average, which a continuation needs beside the network's parameters."""
+        tensors = self.average.tensors()
+        for n, optimizer in enumerate(self.optimizers):
+            for i, slots in optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer.{n}.{i}.{name}": torch.as_tensor(x) for name, x in slots.items()}
+        return tensors
+
+    def load_state_dict(self, saved: Saved) -> None:
+        """Takes parameters, optimizers and average of a checkpoint; by all processes.
+
+        Raises:
+            TxlError: a parameter is missing, unknown or of another shape. KeyError, ValueError,
+            RuntimeError: the rest is damaged.
+        """
+        parameters = dict(self.network.named_parameters())
+        check_shapes(saved.path, {name: saved.sizes[f"model.{name}"][0] for name in saved.under("model")}, parameters)
+        targets: dict[str, Tensor] = {f"model.{name}": p for name, p in parameters.items()}
+        slots = [_empty_slots(saved, n, optimizer) for n, optimizer in enumerate(self.optimizers)]
+        for n, of_optimizer in enumerate(slots):
+            for i, named in of_optimizer.items():
+                targets |= {f"optimizer.{n}.{i}.{name}": x for name, x in named.items()}
+        if self.config.average != "none":
+            targets |= self.average.tensors()
+            self.average.losses, self.average.started = list(saved.state["losses"]), saved.state["averaging"]
+        saved.fill(targets)
+        for optimizer, state in zip(self.optimizers, slots, strict=True):
+            optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+
+
+def _empty_slots(saved: Saved, n: int, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
+    """Empty tensors for the state of an optimizer, sharded as the parameters they belong to."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    found: dict[int, dict[str, Tensor]] = {}
+    for name in saved.under(f"optimizer.{n}"):
+        i, slot = name.split(".", 1)
+        shape, dtype = saved.sizes[f"optimizer.{n}.{name}"]
+        like = parameters[int(i)].detach()
+        fresh = torch.empty_like(like, dtype=dtype) if shape == like.shape else torch.empty(shape, dtype=dtype)
+        found.setdefault(int(i), {})[slot] = fresh
+    return found

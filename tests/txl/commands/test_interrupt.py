@@ -14,10 +14,10 @@ from command_helpers import SMALL, Run
 from training_helpers import assert_same_run, trainer
 
 from txl.commands.interrupt import stop_on_ctrl_c
+from txl.errors import Interrupted
 from txl.evaluation.score import Score
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
-from txl.training.trainer import Interrupted
 
 FINISHING = "finishing this update; Ctrl-C again ends at once"
 

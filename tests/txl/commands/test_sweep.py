@@ -1,7 +1,7 @@
-"""`txl sweep` as a user runs it: tables, devices, Ctrl-C, kills, and what it refuses."""
+"""`txl sweep` as a user runs it: rows that fail, stop or are killed go on, and what it refuses."""
 
-import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -10,19 +10,21 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_helpers import Run, one_line
 from training_helpers import assert_same_run
 
+from txl.commands import sweep
 from txl.errors import TxlError
-from txl.sweeps import sweep
+from txl.evaluation.score import Score
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
-from txl.training.lock import lock, unlock
+from txl.training.trainer import Trainer
 
 LONG = "--steps", "100000"
-TABLE7 = ["recurrence", "recurrence-shaw", "no-recurrence"]
+ROW = "recurrence-half"
 
 
 @pytest.fixture(scope="session")
@@ -58,101 +60,162 @@ def wait_for(condition: Callable[[], bool], child: "subprocess.Popen[str] | None
         time.sleep(0.02)
 
 
-def is_free(folder: Path) -> bool:
-    """Whether no process trains there."""
-    try:
-        lock(folder)
-    except TxlError:
-        return False
-    unlock(folder)
-    return True
+def kept(folder: Path, row: str = ROW) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / row / "row.json").read_text())
+    return values
 
 
-def test_a_table_on_two_devices_a_row_of_which_fails(txl: Run, words: Path, tmp_path: Path) -> None:
+def test_a_table_a_row_of_which_fails(txl: Run, words: Path, tmp_path: Path) -> None:
     """The others go on; mended, the same command does what is left, and then nothing."""
-    folder = tmp_path / "s"
-    assert txl(*command(folder, words, "--rows", "recurrence", table="table7")).returncode == 0
-    broken = folder / "no-recurrence"
+    assert txl(*command(tmp_path, words, "--row", "recurrence", table="table7")).returncode == 0
+    broken = tmp_path / "no-recurrence"
     broken.mkdir()
     (broken / "last.safetensors").write_text("not a checkpoint")
-    arguments = command(folder, words, "--devices", "cpu,cpu", table="table7")
-    done = txl(*arguments)
+    done = txl(*command(tmp_path, words, table="table7"))
     assert done.returncode == 1
     failed, summary = done.stderr.splitlines()
     assert failed.startswith(f"no-recurrence failed: {broken / 'last.safetensors'}: not a whole safetensors file")
     assert summary == "error: 1 of 3 rows failed: no-recurrence; the same command tries them again"
-    assert "[cpu] recurrence-shaw: step 8: validation loss" in done.stdout
     assert "recurrence-shaw: done" in done.stdout
-    rows = json.loads((folder / "table7.json").read_text())["rows"]
-    assert [row["state"] for row in rows] == ["finished", "finished", "failed"]
-    assert rows[2]["error"] == failed.removeprefix("no-recurrence failed: ")
+    assert "recurrence: Transformer" not in done.stdout
+    assert done.stdout.count("failed") == 1
 
     (broken / "last.safetensors").unlink()
-    done = txl(*arguments)
+    done = txl(*command(tmp_path, words, table="table7"))
     assert done.returncode == 0, done.stderr
-    assert "recurrence-shaw: Transformer" not in done.stdout
-    check_record(folder)
-    alone = txl(*command(tmp_path / "alone", words, table="table7"))
-    assert alone.returncode == 0, alone.stderr
-    for name in TABLE7:
-        assert_same_run(folder / name, tmp_path / "alone" / name)
-    shown = done.stdout[done.stdout.index("Table 7") : done.stdout.index("in /")]
-    again = txl(*arguments)
-    assert shown in again.stdout
-    assert "scale tiny: models, lengths and text are not the paper's: its figures are not reproduced here" in shown
-    assert "step" not in again.stdout
+    assert (
+        "scale tiny: models, lengths and text are not the paper's: its figures are not reproduced here" in done.stdout
+    )
+    shown = done.stdout[done.stdout.index("Table 7") :]
+    again = txl(*command(tmp_path, words, table="table7"))
+    assert again.stdout == shown
+    for name in ("recurrence", "recurrence-shaw", "no-recurrence"):
+        row = kept(tmp_path, name)
+        scored = {score["attn_len"]: score["nats"] for score in row["scores"]}
+        assert scored[row["reported"]["best"]] == min(scored.values())
+        assert row["reported"]["init"] == row["about"]["model"]["mem_len"] + row["train"]["tgt_len"]
+        assert row["about"]["corpus"] == data.load(tmp_path / "corpus").fingerprint
 
 
-def check_record(folder: Path) -> None:
-    """The two files of a finished Table 7."""
-    record = json.loads((folder / "table7.json").read_text())
-    assert [row["name"] for row in record["rows"]] == TABLE7
-    assert record["settings"]["corpus"] == data.load(folder / "corpus").fingerprint
-    assert {"versions", "machine", "date", "note"} < set(record)
-    for row in record["rows"]:
-        assert row["state"] == "finished"
-        scored = {score["attn_len"]: score["ppl"] for score in row["scores"]}
-        for what in ("init", "best", "shortest"):
-            assert scored[row[what]["attn_len"]] == row[what]["ppl"]
-        assert row["best"]["ppl"] == min(scored.values())
-        assert row["init"]["attn_len"] == row["model"]["mem_len"] + row["train"]["tgt_len"]
-        assert row["threads"] >= 1
-        assert row["seconds"]["train"] > 0
-    with (folder / "table7.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert [line["row"] for line in lines] == TABLE7
-    assert [float(line["best"]) for line in lines] == [row["best"]["ppl"] for row in record["rows"]]
-    assert [line["paper_best"] for line in lines] == ["25.2", "25.7", "27.1"]
-
-
-def test_some_rows_and_then_the_others(txl: Run, words: Path, tmp_path: Path) -> None:
-    done = txl(*command(tmp_path, words, "--rows", "151m"))
+def test_one_row_and_then_the_others(txl: Run, words: Path, tmp_path: Path) -> None:
+    done = txl(*command(tmp_path, words, "--row", "151m"))
     assert done.returncode == 0, done.stderr
     assert "151m: Transformer-XL, 1 layers x 18, " in done.stdout
     assert "at attention length 36; the paper's 23.35 at 300" in done.stdout
     assert "at attention length 54; the paper's 23.16 at 450" in done.stdout
     assert done.stdout.count("waiting") == 9
     done = txl(
-        "sweep", "table6", "--run", tmp_path, "--scale", "tiny", "--eval-tokens", 128, "--rows", "al-rfou-half,151m"
-    )
+        "sweep", "table6", "--run", tmp_path, "--scale", "tiny", "--eval-tokens", 128, "--row", "al-rfou-half"
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("waiting") == 8
     assert "151m: Transformer-XL" not in done.stdout
 
 
-def test_a_row_that_fails_on_one_device(txl: Run, words: Path, tmp_path: Path) -> None:
-    assert txl(*command(tmp_path, words, "--rows", "recurrence")).returncode == 0
-    (tmp_path / "no-recurrence").mkdir()
-    (tmp_path / "no-recurrence" / "last.safetensors").write_text("not a checkpoint")
-    done = txl(*command(tmp_path, words, "--rows", "no-recurrence,vaswani-half"))
-    assert done.returncode == 1
-    assert done.stderr.startswith("no-recurrence failed: ")
-    assert done.stderr.endswith("error: 1 of 2 rows failed: no-recurrence; the same command tries them again\n")
-    assert "vaswani-half: done" in done.stdout
+@pytest.fixture
+def whole(txl: Run, words: Path, tmp_path: Path) -> Path:
+    """A row that nothing stopped."""
+    assert txl(*command(tmp_path / "whole", words, "--row", ROW)).returncode == 0
+    return tmp_path / "whole"
+
+
+def assert_same_row(folder: Path, whole: Path) -> None:
+    assert_same_run(folder / ROW, whole / ROW)
+    a, b = kept(folder), kept(whole)
+    assert a["finished"]
+    assert [(s["attn_len"], s["nats"]) for s in a["scores"]] == [(s["attn_len"], s["nats"]) for s in b["scores"]]
+
+
+def at_update(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[Trainer], None]) -> None:
+    """Calls an action before an update, counted from 1."""
+    update = Trainer._update
+
+    def patched(self: Trainer) -> Any:
+        if self.step + 1 == step:
+            action(self)
+        return update(self)
+
+    monkeypatch.setattr(Trainer, "_update", patched)
+
+
+def fail(_: Trainer) -> None:
+    raise TxlError("the loss became nan")
+
+
+@pytest.mark.parametrize(("step", "action"), [(6, fail), (1, Trainer.request_stop), (3, Trainer.request_stop)])
+def test_a_row_that_failed_or_stopped_goes_on(
+    txl: Run, words: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int,
+    action: Callable[[Trainer], None],
+) -> None:  # fmt: skip
+    with monkeypatch.context() as patched:
+        at_update(patched, step, action)
+        done = txl(*command(tmp_path / "r", words, "--row", ROW))
+        assert done.returncode == (1 if action is fail else 130), done.stderr
+    assert kept(tmp_path / "r")["trained"] is False
+    at_update(monkeypatch, min(step, 4), fail)  # an update that is in the checkpoint
+    assert txl(*command(tmp_path / "r", words, "--row", ROW)).returncode == 0
+    assert_same_row(tmp_path / "r", whole)
+
+
+def test_scores_are_kept_as_soon_as_they_are_measured(
+    txl: Run, words: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, asked = sweep.evaluate, []
+
+    def third_is_interrupted(model: Any, tokens: Any, start: int, attn_len: int, **how: Any) -> Score:
+        asked.append(attn_len)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return evaluate(model, tokens, start, attn_len, **how)
+
+    monkeypatch.setattr(sweep, "evaluate", third_is_interrupted)
+    assert txl(*command(tmp_path / "r", words, "--row", ROW)).returncode == 130
+    assert [score["attn_len"] for score in kept(tmp_path / "r")["scores"]] == asked[:2]
+    monkeypatch.setattr(sweep, "Trainer", None)
+    assert txl(*command(tmp_path / "r", words, "--row", ROW)).returncode == 0
+    assert asked[3:] == [score["attn_len"] for score in kept(whole)["scores"]][2:]
+    assert_same_row(tmp_path / "r", whole)
+
+
+def test_a_finished_row_is_left_alone(txl: Run, words: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def written() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (whole / ROW).iterdir()}
+
+    before = written()
+    for name in ("Trainer", "evaluate"):
+        monkeypatch.setattr(sweep, name, None)
+    assert txl(*command(whole, words, "--row", ROW)).returncode == 0
+    assert written() == before
+
+
+def test_minutes_become_updates_once(txl: Run, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = command(tmp_path, words, "--row", ROW, "--minutes", "0.01")
+    with monkeypatch.context() as patched:
+        at_update(patched, 30, fail)
+        assert txl(*arguments).returncode == 1
+    steps = kept(tmp_path)["train"]["steps"]
+    assert steps > 30
+    monkeypatch.setattr(sweep, "timed", None)
+    assert txl(*arguments).returncode == 0
+    assert checkpoints.load(tmp_path / ROW / "last.safetensors").state["step"] == steps
+
+
+def test_a_loss_that_is_no_number(txl: Run, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "evaluate", lambda *_, **__: Score(32, 10, math.nan, 1.0))
+    done = txl(*command(tmp_path, words, "--row", ROW))
+    assert done.stderr.splitlines()[0] == f"{ROW} failed: the loss at attention length 32 is nan"
+    assert kept(tmp_path)["scores"] == []
+
+
+def test_a_foreign_run_is_no_row(txl: Run, words: Path, whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "r" / ROW).mkdir(parents=True)
+    (whole / ROW / "best.safetensors").rename(tmp_path / "r" / ROW / "best.safetensors")
+    done = txl(*command(tmp_path / "r", words, "--row", ROW))
+    assert f"{ROW}: already holds a run" in done.stderr
 
 
 def test_kill_9_and_the_same_command(txl: Run, words: Path, tmp_path: Path) -> None:
-    arguments = command(tmp_path / "s", words, "--rows", "recurrence", "--steps", "240")
+    arguments = command(tmp_path / "s", words, "--row", "recurrence", "--steps", "240")
     child = started(arguments)
     wait_for((tmp_path / "s" / "recurrence" / "last.safetensors").exists, child)
     child.kill()
@@ -160,18 +223,20 @@ def test_kill_9_and_the_same_command(txl: Run, words: Path, tmp_path: Path) -> N
     step = checkpoints.load(tmp_path / "s" / "recurrence" / "last.safetensors").state["step"]
     assert step < 240
     for folder in ("s", "whole"):
-        done = txl(*command(tmp_path / folder, words, "--rows", "recurrence", "--steps", "240"))
+        done = txl(*command(tmp_path / folder, words, "--row", "recurrence", "--steps", "240"))
         assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "s" / "recurrence", tmp_path / "whole" / "recurrence")
 
 
 def test_ctrl_c_and_a_second_sweep(txl: Run, words: Path, tmp_path: Path) -> None:
-    """On one device: the checkpoint is written, and meanwhile the folder is refused to others."""
+    """The checkpoint is written, and meanwhile the row is refused to others."""
     run = tmp_path / "a sweep"
     child = started(command(run, words, *LONG))
     log = run / "recurrence" / "log.jsonl"
     wait_for(lambda: log.exists() and log.stat().st_size > 0, child)
-    one_line(txl(*command(run, words, *LONG)), f"{run}: another process ({child.pid}) is training there")
+    second = txl(*command(run, words, *LONG, "--row", "recurrence"))
+    assert second.returncode == 1
+    assert "recurrence: another process is training there" in second.stderr
     os.kill(child.pid, signal.SIGINT)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 130
@@ -182,54 +247,19 @@ def test_ctrl_c_and_a_second_sweep(txl: Run, words: Path, tmp_path: Path) -> Non
     assert not (run / "recurrence-shaw").exists()
 
 
-def test_ctrl_c_and_a_kill_on_two_devices(words: Path, tmp_path: Path) -> None:
-    arguments = command(tmp_path, words, *LONG, "--devices", "cpu,cpu", "--rows", "recurrence,vaswani-half,151m")
-    running = [tmp_path / name for name in ("recurrence", "vaswani-half")]
-
-    def logged(size: int) -> bool:
-        return all((row / "log.jsonl").exists() and (row / "log.jsonl").stat().st_size > size for row in running)
-
-    child = started(arguments)
-    wait_for(lambda: logged(0), child)
-    os.kill(child.pid, signal.SIGINT)
-    _, errors = child.communicate(timeout=60)
-    assert child.returncode == 130, errors
-    assert errors.splitlines()[0] == "finishing the updates in progress; Ctrl-C again ends at once"
-    assert errors.splitlines()[1].startswith("interrupted; go on with: txl sweep table6 --run ")
-    first = [checkpoints.load(row / "last.safetensors").state["step"] for row in running]
-    assert min(first) >= 2
-    assert not (tmp_path / "151m").exists()
-
-    most = max((row / "log.jsonl").stat().st_size for row in running)
-    child = started(arguments)  # goes on from there, and its rows end with it when it is killed
-    wait_for(lambda: logged(most), child)
-    assert not any(is_free(row) for row in running)
-    child.kill()
-    child.communicate(timeout=60)
-    wait_for(lambda: all(is_free(row) for row in running))
-    entries = [json.loads((row / "log.jsonl").read_text().splitlines()[-1]) for row in running]
-    assert all(entry["step"] > step for entry, step in zip(entries, first, strict=True))
-
-
-def test_another_sweep_is_refused_and_keeps_its_text(txl: Run, words: Path, tmp_path: Path) -> None:
-    rows = ("--rows", "recurrence")
-    assert txl(*command(tmp_path / "s", words, *rows)).returncode == 0
-    prepared = (tmp_path / "s" / "corpus" / "train.bin").read_bytes()
-    (tmp_path / "other.txt").write_text("another text\n" * 2000)
+def test_another_sweep_is_refused(txl: Run, words: Path, tmp_path: Path) -> None:
+    row = ("--row", "recurrence")
+    assert txl(*command(tmp_path / "s", words, *row)).returncode == 0
     for changed, said in (
-        (command(tmp_path / "s", words, *rows, table="table10"), "table is table10, was table6"),
-        (command(tmp_path / "s", words, *rows, "--scale", "small"), "scale is small, was tiny"),
-        (command(tmp_path / "s", words, *rows, "--steps", 9), "steps is 9, was None"),
-        (command(tmp_path / "s", tmp_path / "other.txt", *rows), "corpus is "),
+        (command(tmp_path / "s", words, *row, table="table10"), "table is table10, was table6"),
+        (command(tmp_path / "s", words, *row, "--scale", "small"), "scale is small, was tiny"),
+        (command(tmp_path / "s", words, *row, "--minutes", 9), "minutes is 9.0, was None"),
     ):
         done = txl(*changed)
-        one_line(done, f"{tmp_path / 's'}: holds another sweep: ")
+        one_line(done, f"{tmp_path / 's' / 'recurrence'}: holds another row: ")
         assert said in done.stderr
-    assert (tmp_path / "s" / "corpus" / "train.bin").read_bytes() == prepared
-    assert not (tmp_path / "s" / ".corpus-again").exists()
-    assert txl(*command(tmp_path / "s", words, *rows)).returncode == 0
-    (tmp_path / "s" / "sweep.json").write_text("{")
-    one_line(txl(*command(tmp_path / "s", words, *rows)), "sweep.json: no ledger that can be read")
+    data.prepare(words, tmp_path / "other", data.PrepareOptions("words", max_words=50))
+    one_line(txl(*command(tmp_path / "s", tmp_path / "other", *row)), "corpus is ")
 
 
 @pytest.mark.parametrize(
@@ -237,12 +267,8 @@ def test_another_sweep_is_refused_and_keeps_its_text(txl: Run, words: Path, tmp_
     [
         ("table9", "TABLE must be one of table6, table7, table10, got 'table9'"),
         ("table6 --scale huge", "--scale must be one of tiny, small, paper, got 'huge'"),
-        ("table6 --rows recurrence,xl", "--rows takes names of table6 separated by commas (recurrence, "),
-        (
-            "table6 --devices cpu,tpu",
-            "--devices takes auto, cpu, cuda or cuda:N, several separated by commas, got 'cpu,tpu'",
-        ),
-        ("table6 --devices cpu,cuda:77", "got 'cpu,cuda:77': device 'cuda:77' cannot be used"),
+        ("table6 --row xl", "--row must be one of recurrence, "),
+        ("table6 --device cuda:77", "device 'cuda:77' cannot be used"),
         ("table6 --minutes 0", "--minutes must be > 0 and finite, and without --steps, got 0"),
         ("table6 --minutes nan", "--minutes must be > 0 and finite"),
         ("table6 --minutes 1 --steps 2", "without --steps, got 1 and --steps 2"),
@@ -268,7 +294,7 @@ def test_mistakes(txl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opt
 def test_another_corpus_at_scale_paper_is_said(
     txl: Run, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "_run_rows", lambda *_: {})  # weeks
+    monkeypatch.setattr(sweep, "_run", lambda *_: None)  # weeks
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(words.read_text())
     done = txl("sweep", "table6", "--run", tmp_path / "s", "--data", tmp_path, "--scale", "paper")

@@ -11,7 +11,7 @@ from txl import recipes
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
-from txl.training.run_folder import read_record
+from txl.training.run import read_record
 
 
 def test_the_default_is_what_the_demo_trains(txl: Run, corpus: Corpus, tmp_path: Path) -> None:

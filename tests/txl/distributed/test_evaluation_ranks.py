@@ -13,7 +13,7 @@ from rank_commands import run_commands
 from rank_readings import scores
 from ranks import environment, run_ranks, torchrun
 
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.evaluation.score import Score
 from txl.language_model import load
 from txl.model.config import ModelConfig

@@ -1,6 +1,5 @@
 """What goes wrong at the start of several processes is said once, by all of them, at once."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -10,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from command_helpers import SMALL, Done, in_process, one_line
 from ranks import environment, run_ranks, torchrun
 
-from txl.distributed.launch import without_option
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
 
@@ -35,7 +32,6 @@ CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "code": ([{}, {"other_code": True}], "the processes differ in the code of txl"),
     "shard": ([{}, {"shard": True}], "the processes differ in --shard"),
     "muon": ([{"shard": True, "optimizer": "muon"}] * 2, "--shard is for optimizer 'adam'"),
-    "offload": ([{"offload_memory": True}] * 2, "offload_memory needs recompute"),
     "no run": ([{"resume": True}] * 2, "no such checkpoint"),
 }
 
@@ -139,32 +135,3 @@ def test_an_environment_that_is_not_torchruns(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     one_line(txl("train", "--run", tmp_path / "r", "--device", "cpu"), words)
-
-
-def test_devices_that_cannot_be(txl: Txl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    begin = ["train", "--run", tmp_path / "r"]
-    one_line(txl(*begin, "--devices", 0), "--devices must be >= 1, got 0")
-    one_line(
-        txl(*begin, "--devices", 2, "--device", "cuda:1"),
-        "device must be cpu, cuda or auto" if torch.cuda.is_available() else "at most 0",
-    )
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    one_line(txl(*begin, "--devices", 2), "under torchrun leave it out")
-
-
-def test_the_launcher_leaves_its_own_option_out() -> None:
-    assert without_option(["train", "--devices", "2", "--run", "r", "--devices=3"]) == ["train", "--run", "r"]
-
-
-@pytest.mark.slow
-def test_threads_are_shared_out(corpus: Corpus, tmp_path: Path) -> None:
-    """`--devices`: as many as there are cores, over all processes."""
-    free = {k: v for k, v in environment().items() if k != "OMP_NUM_THREADS"}
-    command = ["train", "--run", str(tmp_path / "r"), "--data", str(corpus.folder), "--device", "cpu", *SMALL]
-    done = subprocess.run(
-        [sys.executable, "-m", "txl", *command, "--devices", "2"], capture_output=True, text=True, env=free, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    threads = max(len(os.sched_getaffinity(0)) // 2, 1)
-    assert f"2 processes, {threads} thread" in done.stdout

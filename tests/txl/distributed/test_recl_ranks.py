@@ -11,7 +11,7 @@ from rank_commands import ended, run_commands, started_ranks
 from rank_readings import measured
 from ranks import run_ranks
 
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.model.config import ModelConfig
 from txl.recl.losses import Losses
 from txl.text.corpus import Corpus

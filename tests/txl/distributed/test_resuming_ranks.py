@@ -17,12 +17,11 @@ from ranks import children, environment, run_ranks, start_torchrun, torchrun
 from training_helpers import trainer
 
 from txl import load
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.errors import TxlError
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
-from txl.training.last import find_last
-from txl.training.shards import HEADER
+from txl.training.checkpoint import HEADER, find_last
 
 PLAIN: dict[str, Any] = {"batch": 8, "steps": 12, "model": {"dropout": 0.0, "attn_dropout": 0.0}, "average": "ema"}
 

@@ -9,7 +9,7 @@ import torch
 from rank_trainings import Trained, several
 from ranks import run_ranks
 
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
 
@@ -39,7 +39,7 @@ CASES = {
     "lstm": {"model": {"network": "lstm"} | RECURRENT} | LONG,
     "qrnn": {"model": {"network": "qrnn"} | RECURRENT} | LONG,
     "recomputed": case(recompute=True),
-    "memory on the host": case(recompute=True, offload_memory=True),
+    "recomputed": case(recompute=True),
 }
 SHARDED = {f"{name}, sharded": given | {"shard": True} for name, given in CASES.items()}
 ALL = CASES | SHARDED

@@ -7,11 +7,11 @@ import torch
 from model_helpers import small_model
 from training_helpers import assert_same_run, trainer
 
+from txl.errors import Interrupted
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
-from txl.training.average import WeightAverage, is_due, mean_of
 from txl.training.config import TrainConfig
-from txl.training.trainer import Interrupted
+from txl.training.optimizer import WeightAverage, is_due
 
 
 def random_walk(model: torch.nn.Module) -> None:
@@ -62,13 +62,6 @@ def test_the_trigger_is_awd_lstms() -> None:
     assert is_due(losses[:7], losses[7], 5) is False  # 3.1 is better than 4.0, the best of all but 5
     assert is_due([1.0], 2.0, 1) is False
     assert is_due([1.0, 3.0], 2.0, 1) is True
-
-
-def test_mean_of_checkpoints() -> None:
-    states = [{"a": torch.full((2,), float(n)), "b": torch.tensor(n).half()} for n in (1, 2, 6)]
-    mean = mean_of(states)
-    assert mean["a"].tolist() == [3.0, 3.0]
-    assert mean["b"].dtype == torch.float16
 
 
 PTB = {

@@ -16,8 +16,7 @@ from txl.errors import TxlError
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
-from txl.training import log
-from txl.training.run_folder import read_record
+from txl.training.run import read_log, read_record
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def finished(tmp_path: Path, corpus: Corpus) -> Path:
 HOLD = """
 import sys, time
 from pathlib import Path
-from txl.training.lock import lock
+from txl.training.run import lock
 lock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
@@ -40,7 +39,7 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path, corpu
     (tmp_path / "run").mkdir()
     other = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "run"], stdout=subprocess.PIPE)
     assert other.stdout.readline() == b"held\n"
-    with pytest.raises(TxlError, match=rf"another process \({other.pid}\) is training there"):
+    with pytest.raises(TxlError, match="another process is training there"):
         trainer(tmp_path / "run", corpus, steps=6)
     assert os.listdir(tmp_path / "run") == [".lock"], "nothing of the first is touched"
     other.kill()
@@ -51,7 +50,7 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path, corpu
 def test_a_run_that_is_resumed_is_refused_to_others(finished: Path, corpus: Corpus) -> None:
     resumed = trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
     other = subprocess.run([sys.executable, "-c", HOLD, finished], capture_output=True, text=True)
-    assert f"another process ({os.getpid()}) is training there" in other.stderr
+    assert "another process is training there" in other.stderr
     resumed.run()
 
 
@@ -68,7 +67,7 @@ def test_a_log_never_stops_a_run(finished: Path, corpus: Corpus, name: str) -> N
     good = json.dumps({"step": 3, "loss": 1.0}).encode()
     (finished / "log.jsonl").write_bytes(DAMAGE[name].replace(b"{good}", good))
     trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6).run()
-    entries, damaged = log.read(finished / "log.jsonl")
+    entries, damaged = read_log(finished / "log.jsonl")
     assert damaged == 0
     assert entries[0] == {"step": 3, "loss": 1.0}
     assert entries[-1]["step"] == 8

@@ -8,13 +8,13 @@ import torch
 from model_helpers import small_model
 from training_helpers import assert_same_run, trainer
 
-from txl.errors import TxlError
+from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import evaluate
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
-from txl.training.losses import layers_that_predict, segment_loss
-from txl.training.trainer import Interrupted, Trainer
+from txl.training.trainer import Trainer
+from txl.training.update import layers_that_predict, segment_loss
 
 SYSTEMS: dict[str, dict[str, object]] = {
     "recurrence, ours, half": {},

@@ -10,8 +10,8 @@ from torch import Tensor
 from txl import TransformerXL
 from txl.errors import TxlError
 from txl.training.config import TrainConfig
-from txl.training.losses import segment_loss
 from txl.training.optimizer import layer_matrices, make_optimizers
+from txl.training.update import segment_loss
 
 SYSTEMS = {
     "relative": {}, "shaw": {"encoding": "shaw", "table_len": 5}, "sinusoid": {"encoding": "sinusoid"},

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from txl.training.config import TrainConfig
-from txl.training.schedule import learning_rate
+from txl.training.optimizer import learning_rate
 
 
 def rates(**options: object) -> list[float]:

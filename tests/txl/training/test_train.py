@@ -11,12 +11,11 @@ import pytest
 import torch
 from training_helpers import assert_same_run, contents, trainer
 
-from txl.errors import TxlError
+from txl.errors import Interrupted, TxlError
 from txl.text.corpus import Corpus, prepare
 from txl.training import checkpoint as checkpoints
-from txl.training.lock import unlock
-from txl.training.run_folder import read_record, refuse_used_folder
-from txl.training.trainer import Interrupted, Trainer
+from txl.training.run import read_record, refuse_used_folder, unlock
+from txl.training.trainer import Trainer
 
 
 def test_learns(tmp_path: Path, corpus: Corpus) -> None:

@@ -1,7 +1,9 @@
-"""Checkpoints of sharded runs: a folder with a safetensors file a process, written in the
-background by torch.distributed.checkpoint. Nothing in them is unpickled."""
+"""Sharded training (FSDP2): parameters, gradients and optimizer state that processes share out, and
+checkpoints of it.
 
-from __future__ import annotations
+A checkpoint is a folder with a safetensors file a process, written in the background by
+torch.distributed.checkpoint. Nothing in it is unpickled.
+"""
 
 import hashlib
 import inspect
@@ -9,31 +11,94 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
+from txl.distributed import World
 from txl.errors import TxlError
-from txl.model.networks import Config
+from txl.model.config import PLACES
+from txl.model.networks import Config, Network, make_network
+from txl.model.trunk import Trunk
 from txl.paths import replace_text
 from txl.text.vocabulary import Vocabulary
-from txl.training.saved import VOCABULARY, Saved, make_header, read_header, vocabulary_tensor
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    import torch.distributed as dist
+from txl.training.checkpoint import HEADER, VOCABULARY, Saved, make_header, read_header, remove_older, vocabulary_tensor
+from txl.training.config import TrainConfig
+from txl.training.update import SegmentTraining
 
 NEEDS_SHARDS = (
     "needs a torch that keeps checkpoints in sharded safetensors (HuggingFaceStorageWriter with save_distributed), this "
     f"is {torch.__version__}"
 )
-HEADER = "checkpoint.json"  # written last: a folder without it is no checkpoint
+
+
+class Sharded:
+    """Each process holds a part of every parameter, of its gradient and of the optimizer's state.
+
+    A layer's parameters are gathered for as long as it computes. Layers that share parameters
+    (`untie_r` off), or have some outside forward (learned places), are gathered all at once.
+    """
+
+    def __init__(
+        self, network: Network, average: nn.Module | None, world: World, device: torch.device, dtype: torch.dtype | None
+    ) -> None:
+        """dtype: what gathered parameters are rounded to; None for their own. Gradients are summed
+        in float32."""
+        mesh = init_device_mesh(device.type, (world.size,))
+        policy = (
+            MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if dtype else MixedPrecisionPolicy()
+        )
+        self.module: nn.Module = SegmentTraining(network)
+        _shard(self.module, mesh, policy)
+        if average is not None:
+            _shard(average, mesh, policy)
+
+    def last_backward(self, last: bool) -> AbstractContextManager[None]:
+        return nullcontext()  # a whole gradient a process would take the memory that sharding saves
+
+    def clip(self, most: float) -> Tensor:
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), most)
+        assert isinstance(norm, DTensor)
+        return norm.full_tensor()
+
+    def whole(self, network: Network) -> Network:
+        with torch.device("meta"):
+            copy = make_network(network.config)
+        copy.to_empty(device=network.device)
+        with torch.no_grad():
+            for into, p in zip(copy.parameters(), network.parameters(), strict=True):
+                into.copy_(p.full_tensor() if isinstance(p, DTensor) else p)
+        return copy
+
+
+def _shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    for trunk in [part for part in module.modules() if isinstance(part, Trunk)]:
+        config = trunk.config
+        if config.encoding not in PLACES and (config.encoding != "relative" or config.untie_r):
+            for block in trunk.layers:
+                fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def check_shards(config: TrainConfig) -> None:
+    """Raises TxlError where a run cannot be sharded."""
+    if config.optimizer == "muon":
+        raise TxlError("--shard is for optimizer 'adam': 'muon' needs whole matrices")
+    if not torch_has_shards():
+        raise TxlError(f"--shard {NEEDS_SHARDS}")
 
 
 def torch_has_shards() -> bool:
@@ -58,10 +123,6 @@ class Shards(Saved):
     def fill(self, targets: Mapping[str, Tensor]) -> None:
         _read(self.path, dict(targets))
 
-    def whole(self) -> dict[str, Tensor]:
-        """All tensors but the vocabulary, on the CPU."""
-        return dict(zip(self.sizes, self.read(*self.sizes), strict=True))
-
 
 def begin_save(
     folder: Path,
@@ -82,16 +143,12 @@ def begin_save(
     Returns:
         what to give to `end_save`, which must come before the next.
     """
-    from torch.distributed.checkpoint.state_dict_saver import async_save
-
-    from txl.training.shard_writer import ShardWriter
-
     header = make_header(config, vocabulary, state)
     tensors = tensors | {VOCABULARY: vocabulary_tensor(vocabulary)}
     contents = {name: x.detach() for name, x in tensors.items()}
     with _quiet():
         # A response, not a future, comes only with a stager of one's own.
-        return async_save(contents, storage_writer=ShardWriter(folder, header), process_group=group)  # type: ignore[return-value]
+        return async_save(contents, storage_writer=_writer(folder, header), process_group=group)  # type: ignore[return-value]
 
 
 def end_save(folder: Path, begun: Future[Any]) -> None:
@@ -100,13 +157,27 @@ def end_save(folder: Path, begun: Future[Any]) -> None:
     Raises:
         TxlError: it could not be written; the checkpoint before it is untouched.
     """
-    from torch.distributed.checkpoint.api import CheckpointException
-
     try:
         begun.result()
     except (CheckpointException, OSError, SafetensorError) as error:
         why = str(error).strip().splitlines()[-1]
         raise TxlError(f"{folder}: the checkpoint cannot be written: {why}; the one before is untouched") from error
+
+
+def _writer(folder: Path, header: dict[str, Any]) -> Any:
+    """torch's writer of safetensors, made to appear whole or not at all: it writes beside the
+    folder, and the first process puts that in place when all have written."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    unfinished = folder.with_name(f".{folder.name}.tmp")
+
+    class Writer(HuggingFaceStorageWriter):
+        def finish(self, metadata: Any, results: Any) -> None:
+            super().finish(metadata, results)
+            commit(unfinished, folder, header)
+            remove_older(folder)
+
+    return Writer(str(unfinished), save_distributed=True)
 
 
 def commit(unfinished: Path, folder: Path, header: dict[str, Any]) -> None:
@@ -170,7 +241,6 @@ def _sizes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 def _read(folder: Path, targets: dict[str, Tensor]) -> None:
     """Fills tensors; by all processes where any is sharded, else by this one alone."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.state_dict_loader import load
 
     sharded = any(hasattr(x, "placements") for x in targets.values())
     with _quiet(), torch.no_grad():

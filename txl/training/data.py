@@ -6,13 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from txl.distributed.world import World
+from txl.distributed import World
 from txl.errors import TxlError
 from txl.model.config import ModelConfig
-from txl.model.host_memory import HostStates
-from txl.model.memory import HiddenMemory, Remembered, on_device
+from txl.model.memory import HiddenMemory
 from txl.model.networks import Config
 from txl.text.streams import OrderedStreams, ShuffledStreams
+from txl.training.checkpoint import Saved
 from txl.training.config import TrainConfig
 from txl.training.precision import autocast_dtype
 
@@ -32,8 +32,7 @@ class Batches:
     So any number of processes reads the same segments with the same memory as one.
 
     Attributes:
-        memories: of each chunk, in order of the rows; under autocast in its dtype, and on the host
-            with `offload_memory`.
+        memories: of each chunk, in order of the rows; under autocast in its dtype.
     """
 
     def __init__(
@@ -53,12 +52,7 @@ class Batches:
         self.streams, self.device, self.world = streams, device, world
         # A Transformer's memory is only multiplied, in autocast's dtype; an LSTM's state adds up.
         self.dtype = autocast_dtype(config.precision, device) if isinstance(model, ModelConfig) else None
-        self.offload, self.mem_len, self.segment_len = (
-            config.offload_memory,
-            model.mem_len,
-            config.scored + config.context,
-        )
-        self.rows = world.rows(config.batch)
+        self.rows, self.batch = world.rows(config.batch), config.batch
         self.memories: list[HiddenMemory | None] = [None] * config.batch_chunk
 
     def segment(self, n: int) -> Iterator[Chunk]:
@@ -72,23 +66,45 @@ class Batches:
 
     def keep(self, number: int, memory: HiddenMemory | None) -> None:
         """The memory a chunk leaves for its next segment."""
-        self.memories[number] = None if memory is None else tuple(self._kept(x) for x in memory)
+        kept = memory if memory is None or self.dtype is None else tuple(x.to(self.dtype) for x in memory)
+        self.memories[number] = kept
 
-    def _kept(self, states: Remembered) -> Remembered:
-        """States in the dtype and in the place where memory is kept."""
-        if isinstance(states, HostStates):
-            return states
-        states = states if self.dtype is None else states.to(self.dtype)
-        if not self.offload:
-            return states
-        return HostStates.of(states, self.mem_len, self.segment_len)
+    def state_dict(self, gathered: bool) -> dict[str, Tensor]:
+        """Memory of each part of the batch, in order of the rows.
 
-    def restore(self, memory: HiddenMemory | None) -> None:
-        """Goes on with the memory of this process's rows, `n_layer` tensors [rows, M, d_model]."""
+        gathered: for the first process of all processes, by all of them; else this one's part.
+        """
+        tensors: dict[str, Tensor] = {}
+        for chunk, memory in enumerate(self.memories):
+            for i, states in enumerate(memory or ()):
+                found = self.world.gather_tensors(states) if gathered else [states.contiguous()]
+                for rank, part in enumerate(found, 0 if gathered else self.world.rank):
+                    tensors[f"memory.{rank * len(self.memories) + chunk}.{i}"] = part
+        return tensors
+
+    def load_state_dict(self, saved: Saved) -> None:
+        """Takes the memory of this process's rows, whoever held which part of it.
+
+        Raises:
+            KeyError, ValueError: it is not whole.
+        """
         count = len(self.memories)
-        if memory is None:
-            self.memories = [None] * count
+        parts: dict[int, int] = {}
+        for name in saved.under("memory"):
+            part, layer = (int(x) for x in name.split("."))
+            parts[part] = max(parts.get(part, 0), layer + 1)
+        self.memories = [None] * count
+        if not parts:
             return
-        parts = [on_device(x).to(self.device).chunk(count) for x in memory]
+        begin, found = 0, []
+        for part, layers in sorted(parts.items()):
+            end = begin + saved.sizes[f"memory.{part}.0"][0][0]
+            if begin < self.rows.stop and self.rows.start < end:
+                held = slice(max(self.rows.start - begin, 0), self.rows.stop - begin)
+                found.append([x[held] for x in saved.read(*(f"memory.{part}.{i}" for i in range(layers)))])
+            begin = end
+        if begin != self.batch:
+            raise ValueError(f"memory of {begin} streams, not of {self.batch}")
+        whole = [torch.cat(layer).to(self.device).chunk(count) for layer in zip(*found, strict=True)]
         for number in range(count):
-            self.keep(number, tuple(layer[number] for layer in parts))
+            self.keep(number, tuple(layer[number] for layer in whole))

@@ -1,0 +1,312 @@
+"""Several processes that train as one, started by torchrun: how they meet, agree and part."""
+
+import gc
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import txl
+import txl_kernels
+from txl.errors import TxlError
+
+_T = TypeVar("_T")
+# A process that does nothing for so long is taken for lost; one that dies is noticed at once. A
+# validation by the first process must fit in.
+TIMEOUT = timedelta(minutes=60)
+_LEAVING_S = 10.0
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_LOST = ("connection closed by peer", "connection reset", "broken pipe", "timed out", "timeout", "nccl", "gloo")
+
+
+class SharedError(TxlError):
+    """An error of one process that all of them raise, so that none waits for another for ever.
+
+    Attributes:
+        rank: of the process whose error it is.
+    """
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all that work together; `World()` is alone.
+
+    Every method is to be called by all processes alike.
+
+    Attributes:
+        rank: from 0 to size - 1. size: how many there are.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes files and speaks."""
+        return self.rank == 0
+
+    def rows(self, count: int) -> slice:
+        """This process's share of `count` rows: contiguous, in order of the ranks, of sizes that
+        differ by one at most."""
+        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes, element by element; a new tensor."""
+        summed = values.clone()
+        if self.size > 1:
+            dist.all_reduce(summed)
+        return summed
+
+    def gather(self, value: _T) -> list[_T]:
+        """What each process gives, in order of the ranks; anything small that can be pickled.
+
+        Raises:
+            SharedError: a process came here with an error, from inside `together`.
+        """
+        return self._exchange(value, None)
+
+    def _exchange(self, value: Any, error: str | None) -> list[Any]:
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, (value, error))
+        for rank, (_, message) in enumerate(found):
+            if message is not None:
+                raise SharedError(message if rank == 0 else f"rank {rank}: {message}", rank)
+        return [given for given, _ in found]
+
+    def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
+        """For the first process each one's tensor, of one shape, on the CPU; for the others
+        nothing."""
+        if self.size == 1:
+            return [tensor.cpu()]
+        tensor = tensor.contiguous()
+        found = [torch.empty_like(tensor) for _ in range(self.size)] if self.first else None
+        dist.gather(tensor, found)
+        return [x.cpu() for x in found or ()]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is done here either succeeds in all processes or raises in all.
+
+        Of what talks between processes only `gather` and what is made of it may be inside.
+
+        Raises:
+            SharedError: a process raised TxlError or OSError; its message, of the lowest rank.
+        """
+        if self.size == 1:
+            yield
+            return
+        try:
+            yield
+        except SharedError:
+            raise
+        except (TxlError, OSError) as error:
+            self._exchange(None, str(error))
+        else:
+            self._exchange(None, None)
+
+    def first_does(self, act: Callable[[], _T]) -> _T:
+        """What the first process computes, in all; small and picklable. Errors as in `together`."""
+        result: list[_T] = []
+        with self.together():
+            if self.first:
+                result.append(act())
+        return self.gather(result)[0][0]
+
+    def in_order(self, act: Callable[[], _T]) -> _T:
+        """The first process acts, then all others: for what only the first has to make.
+
+        Errors as in `together`.
+        """
+        result: list[_T] = []
+        for turn in (True, False):
+            with self.together():
+                if self.first is turn:
+                    result.append(act())
+        return result[0]
+
+    def agree(self, facts: dict[str, str]) -> None:
+        """Compares what must be the same in all processes.
+
+        Raises:
+            SharedError: a fact differs; it is named, with both values.
+        """
+        told = self.gather(facts)
+        with self.together():
+            for rank, theirs in enumerate(told):
+                for name, mine in told[0].items():
+                    if theirs.get(name) != mine:
+                        raise TxlError(
+                            f"the processes differ in {name}: rank 0 has {mine}, rank {rank} has {theirs.get(name)}"
+                        )
+
+
+def launched() -> bool:
+    """Whether torchrun started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def local_device(name: str) -> str:
+    """The device that a name means here: under torchrun "cuda" is this process's GPU, and so is
+    "auto" where there are GPUs.
+
+    Raises:
+        TxlError: a machine has fewer GPUs than processes, or one GPU is named for all of them.
+    """
+    if not launched() or name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return name
+    if name not in ("auto", "cuda"):
+        raise TxlError(f"device must be cpu, cuda or auto where there are several processes, got {name!r}")
+    place, here = _number("LOCAL_RANK"), torch.cuda.device_count()
+    if place >= here:
+        raise TxlError(f"device {name!r}: this machine has {here} GPUs, too few for process {place} (counted from 0)")
+    return f"cuda:{place}"
+
+
+@contextmanager
+def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
+    """The world that torchrun started; alone without torchrun.
+
+    A default process group that is there is used, and left.
+
+    device: of this process; a CPU's talk by gloo, GPUs by NCCL.
+    always: a process group even for a process that is alone, as FSDP needs one.
+
+    Raises:
+        TxlError: the processes cannot meet (a port in use, a process that does not come), or later
+            another one is lost.
+    """
+    if not launched():
+        if not always:
+            yield World()
+            return
+        dist.init_process_group(_backend(device), store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        try:
+            yield World()
+        finally:
+            dist.destroy_process_group()
+        return
+    world = World(_number("RANK"), _number("WORLD_SIZE"))
+    own = not dist.is_initialized()
+    if own:
+        _meet(device, world)
+    lost = False
+    try:
+        yield world
+    except TxlError:
+        raise
+    except RuntimeError as error:
+        if not _is_lost_peer(error):
+            raise
+        lost = True
+        raise TxlError(
+            f"rank {world.rank}: another process has ended or does not answer, so this one ends, too; what was saved is "
+            f"kept, --resume goes on from it ({str(error).splitlines()[0][:200]})"
+        ) from error
+    finally:
+        if own:
+            if not lost:
+                gc.collect()  # process groups that only a cycle holds end here, not with the interpreter
+            _leave()
+
+
+def settle() -> None:
+    """Waits until every process has come here, so that torchrun, which ends all when one fails,
+    cuts none short; without a world or with a peer gone does nothing."""
+    if dist.is_initialized():
+        with suppress(RuntimeError):
+            dist.barrier()
+
+
+def _leave() -> None:
+    """Takes the process group down, or it may abort the process at its end. With a peer gone that
+    may wait for ever, with the gloo of torch 2.6 even for one that left in peace."""
+    if torch.__version__.startswith("2.6.") and dist.get_backend() == "gloo":
+        return
+
+    def destroy() -> None:
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+    leaving = threading.Thread(target=destroy, daemon=True)
+    leaving.start()
+    leaving.join(_LEAVING_S)
+
+
+def _meet(device: torch.device, world: World) -> None:
+    missing = [name for name in _VARIABLES if name not in os.environ]
+    if missing:
+        raise TxlError(f"RANK and WORLD_SIZE are set, but not {', '.join(missing)}: start the processes by torchrun")
+    if not 0 <= world.rank < world.size:
+        raise TxlError(f"RANK must be from 0 to WORLD_SIZE - 1 = {world.size - 1}, got {world.rank}")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        dist.init_process_group(_backend(device), timeout=TIMEOUT)
+        dist.barrier()
+    except (RuntimeError, ValueError) as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise TxlError(
+            f"rank {world.rank}: the {world.size} processes cannot meet at {where}: {str(error).splitlines()[0][:300]}"
+        ) from error
+
+
+def _backend(device: torch.device) -> str:
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def _number(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        got = os.environ.get(name)
+        raise TxlError(f"the environment's {name} must be a whole number, as torchrun sets it, got {got!r}") from None
+
+
+def _is_lost_peer(error: RuntimeError) -> bool:
+    if isinstance(error, (dist.DistError, dist.DistBackendError, dist.DistNetworkError)):
+        return True
+    text = str(error).lower()
+    return any(word in text for word in _LOST)
+
+
+def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, Any], shard: bool) -> None:
+    """Compares code, corpus (its fingerprint) and configurations of all processes.
+
+    Raises:
+        SharedError: they differ, in what is named.
+    """
+    if world.size == 1:
+        return
+    facts = {"torch": torch.__version__, "the code of txl": code_digest(), "the corpus": corpus[:16]}
+    facts |= {f"the model's {name}": json.dumps(value) for name, value in model.items()}
+    facts |= {f"training's {name}": json.dumps(value) for name, value in train.items()}
+    world.agree(facts | {"--shard": str(shard)})
+
+
+@cache
+def code_digest() -> str:
+    """Of every source file of both packages, whatever their version says."""
+    digest = hashlib.sha256()
+    for package in (txl, txl_kernels):
+        root = Path(str(package.__file__)).parent
+        for path in sorted(root.rglob("*.py")):
+            digest.update(str(path.relative_to(root)).encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,1 +1,0 @@
-"""Several processes as one, started by torchrun: torch.distributed, DDP, FSDP2."""

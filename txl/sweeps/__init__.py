@@ -1,1 +1,0 @@
-"""The paper's ablations as sweeps: each row of a table a resumable run, scored at many lengths."""

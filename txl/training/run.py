@@ -1,0 +1,138 @@
+"""Run folder: its options in `run.json`, its log in `log.jsonl`, its lock; its checkpoints are
+`txl.training.checkpoint`'s."""
+
+import json
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from txl.errors import TxlError
+from txl.paths import AnyPath, replace_text
+from txl.training.checkpoint import find_last
+
+# What may differ when a run is resumed: how long it is, what is looked at, how it is computed.
+CHANGEABLE = ("steps", "eval_every", "save_every", "log_every", "batch_chunk", "compile", "recompute")
+
+_locks: dict[str, FileLock] = {}  # held, by folder
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What `run.json` says of a run: the options of model and training as JSON, and the corpus."""
+
+    model: dict[str, Any]
+    train: dict[str, Any]
+    corpus: Path
+
+
+def refuse_used_folder(folder: AnyPath) -> None:
+    """Raises TxlError if a run has left a checkpoint in the folder."""
+    if find_last(Path(folder)) or Path(folder, "best.safetensors").exists():
+        raise TxlError(f"{folder}: already holds a run; continue it with --resume or choose another folder")
+
+
+def write_record(folder: Path, model: dict[str, Any], train: dict[str, Any], corpus: Path) -> None:
+    """A corpus inside the folder is named relative to it, so that both can be moved."""
+    text = corpus.resolve()
+    inside = text.is_relative_to(folder.resolve())
+    where = text.relative_to(folder.resolve()) if inside else text
+    record = {"model": model, "train": train, "corpus": str(where)}
+    replace_text(folder / "run.json", json.dumps(record, indent=2))
+
+
+def read_record(folder: AnyPath) -> RunRecord:
+    """The options and the corpus of the run in a folder.
+
+    Raises:
+        TxlError: there is none.
+    """
+    folder = Path(folder)
+    try:
+        values = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        if not isinstance(values["model"], dict) or not isinstance(values["train"], dict):
+            raise TypeError("model and train must be objects")
+        return RunRecord(values["model"], values["train"], folder / values["corpus"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TxlError(f"{folder}: holds no run ({error})") from error
+
+
+def refuse_changes(
+    folder: Path, what: str, saved: dict[str, Any], asked: dict[str, Any], allowed: tuple[str, ...] = ()
+) -> None:
+    """Raises TxlError that names each option that differs and may not."""
+    names = [k for k in {**saved, **asked} if k not in allowed and saved.get(k) != asked.get(k)]
+    if names:
+        changed = "; ".join(f"{k} is {asked.get(k)}, was {saved.get(k)}" for k in names)
+        may = f" ({', '.join(allowed)} may change)" if allowed else ""
+        raise TxlError(f"{folder}: cannot resume with other {what} options: {changed}{may}")
+
+
+def lock(folder: Path) -> None:
+    """Takes a run's folder for this process; the system gives it back when the process ends,
+    however. Again does nothing.
+
+    Raises:
+        TxlError: another process trains there.
+    """
+    key, path = str(folder.resolve()), folder / ".lock"
+    if key in _locks and path.exists():  # not so where the folder was removed and made anew
+        return
+    taken = FileLock(path, mode=0o666)
+    try:
+        taken.acquire(timeout=0)
+    except Timeout as error:
+        raise TxlError(f"{folder}: another process is training there") from error
+    _locks[key] = taken
+
+
+def unlock(folder: Path) -> None:
+    """Gives a folder back; one that was not taken is left alone."""
+    taken = _locks.pop(str(folder.resolve()), None)
+    if taken is not None:
+        taken.release(force=True)
+
+
+def append_log(path: Path, entry: dict[str, Any]) -> None:
+    """Adds an entry to a log, one JSON object a line; nothing wrong with one stops a run."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def read_log(path: AnyPath) -> tuple[list[dict[str, Any]], int]:
+    """The entries of a log, and how many lines are not one: no JSON, no object, without a step."""
+    found, damaged = [], 0
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError:
+        return [], 0
+    for line in lines:
+        if not line:
+            continue
+        try:
+            entry = json.loads(line)
+            if not isinstance(entry["step"], int) or not isinstance(entry, dict):
+                raise TypeError
+            found.append(entry)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            damaged += 1
+    return found, damaged
+
+
+def truncate_log(path: Path, step: int, validated: bool = True) -> None:
+    """Drops what a killed run logged after its last checkpoint, and a line it was writing.
+
+    validated: False if the validation at this step is to be done again.
+
+    A log with damaged lines is kept beside, as `log.damaged.jsonl`, with a warning.
+    """
+    entries, damaged = read_log(path)
+    if damaged > 1 or (damaged and path.read_bytes().endswith(b"\n")):  # more than a line cut short
+        kept = path.with_name("log.damaged.jsonl")
+        os.replace(path, kept)
+        warnings.warn(f"{path}: {damaged} damaged lines were dropped; the file as it was is {kept.name}", stacklevel=2)
+    done = [e for e in entries if e["step"] < step or (e["step"] == step and (validated or "valid_loss" not in e))]
+    replace_text(path, "".join(json.dumps(entry) + "\n" for entry in done))
