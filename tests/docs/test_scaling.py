@@ -31,7 +31,6 @@ def test_tables() -> None:
     [
         ({}, r"costs a row's device (\d+) KB"),
         ({"recompute": True}, r"(\d+) with `--recompute`"),
-        ({"recompute": True, "offload_memory": True}, r"(\d+) with the memory on the host"),
     ],
 )
 def test_what_a_position_remembered_costs(options: dict[str, bool], pattern: str) -> None:
@@ -42,13 +41,6 @@ def test_what_a_position_remembered_costs(options: dict[str, bool], pattern: str
     ]
     less, more = (memory.device_memory(each).total for each in longer)
     assert number(pattern) == round((more - less) / 10**5 / 1000)
-
-
-def test_the_host_is_full_first() -> None:
-    one = setup("enwik8-large", 8, 1)
-    one = replace(one, train=replace(one.train, recompute=True, offload_memory=True))
-    full = replace(one, model=replace(one.model, mem_len=search.longest_memory(one, H200)))
-    assert memory.device_memory(full).total < search.FILLED * H200.memory
 
 
 def test_sharding_on_a_thousand_gpus() -> None:

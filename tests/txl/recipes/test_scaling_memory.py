@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from txl.distributed.world import World
 from txl.errors import TxlError
 from txl.model.block import Block
-from txl.model.host_memory import HostStates
 from txl.recipes.scaling import activations, memory
 from txl.recipes.scaling.setup import Setup
 from txl.training.config import TrainConfig
@@ -99,7 +98,7 @@ def test_sharded_parameters_gradients_and_adam(untie_r: bool, processes: int) ->
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("options", [{}, {"batch_chunk": 4}, {"recompute": True, "offload_memory": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"batch_chunk": 4}], ids=str)
 def test_memory_of_hidden_states(bf16: bool, options: dict[str, object]) -> None:
     setup = setup_of(bf16, processes=2, shard=True, model={"mem_len": 40}, **options)
     with fake_world(2) as world:
@@ -107,18 +106,12 @@ def test_memory_of_hidden_states(bf16: bool, options: dict[str, object]) -> None
         for step in range(3):
             updater.update(step, batches)
     held = [x for each in batches.memories for x in each or ()]
-    numbers = sum(x.size(0) * x.size(1) * x.size(2) for x in held)
-    assert numbers * setup.width == memory.hidden_states(setup)
-    if setup.train.offload_memory:
-        rings = {x.ring.data_ptr(): x.ring.nbytes for x in held if isinstance(x, HostStates)}
-        assert sum(rings.values()) == memory.host_ring(setup)
-    else:
-        assert sum(x.nbytes for x in held) == memory.hidden_states(setup)
+    assert sum(x.nbytes for x in held) == memory.hidden_states(setup)
 
 
 PEAKS = [
     {}, {"mem_len": 96}, {"vocab_size": 5000}, {"vocab_size": 5000, "cutoffs": (1000, 2000)},
-    {"recompute": True}, {"mem_len": 96, "recompute": True}, {"mem_len": 96, "recompute": True, "offload_memory": True},
+    {"recompute": True}, {"mem_len": 96, "recompute": True},
 ]  # fmt: skip
 
 
@@ -128,7 +121,7 @@ def peak(setup: Setup, world: World) -> int:
     for step in range(4):
         updater.update(step, batches)
     tracker = MemTracker()
-    held = [] if setup.train.offload_memory else [x for each in batches.memories for x in each or ()]
+    held = [x for each in batches.memories for x in each or ()]
     tracker.track_external(updater.network, *updater.optimizers, *held)
     with warnings.catch_warnings(), tracker:
         warnings.simplefilter("ignore")  # the tracker's own
@@ -141,7 +134,7 @@ def peak(setup: Setup, world: World) -> int:
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_the_peak_of_an_update(bf16: bool, options: dict[str, object]) -> None:
     """Predicted is a little more than is needed: gradients are there from the start."""
-    train = {name: value for name, value in options.items() if name in ("recompute", "offload_memory")}
+    train = {name: value for name, value in options.items() if name == "recompute"}
     setup = setup_of(bf16, model={k: v for k, v in options.items() if k not in train}, **train)
     assert 0.94 < memory.device_memory(setup).total / peak(setup, World()) < 1.2
 

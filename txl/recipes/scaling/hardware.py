@@ -25,7 +25,6 @@ class Hardware:
         memory: bytes. bandwidth: of it, bytes a second. peak: bfloat16 operations a second, dense.
         link: bytes a second from a GPU to the others of its node, one direction. network: to other
             nodes.
-        host: bytes a second from the host's memory. host_memory: bytes of it a node.
         used: share of the peak that matrix products reach; an assumption.
         launch: seconds the host takes for an operation where nothing is compiled; an assumption.
         ring, tree: of NCCL's own model of its algorithms.
@@ -37,8 +36,6 @@ class Hardware:
     peak: float
     link: float
     network: float
-    host: float
-    host_memory: float
     used: float = 0.4
     launch: float = 5e-6
     ring: Latency = RING
@@ -60,6 +57,5 @@ def steps(processes: int, node: int, latency: Latency, tree: bool) -> float:
 
 
 # NVIDIA's data sheets of the H200 (141 GB, 4.8 TB/s, 1,979 TFLOPS with sparsity, NVLink 900 GB/s
-# both ways together, PCIe 5.0 x16: 64 GB/s, of which 50 are counted on) and the DGX H200 (a 400
-# Gb/s ConnectX-7 a GPU, 2 TB of host memory).
-H200 = Hardware("H200", 141e9, 4.8e12, 989e12, 450e9, 50e9, 50e9, 2e12)
+# both ways together) and the DGX H200 (a 400 Gb/s ConnectX-7 a GPU).
+H200 = Hardware("H200", 141e9, 4.8e12, 989e12, 450e9, 50e9)

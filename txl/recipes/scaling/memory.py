@@ -42,7 +42,7 @@ def device_memory(setup: Setup) -> DeviceMemory:
     """Without the allocator's gaps, the CUDA context (0.5 GB) and NCCL's buffers."""
     local = MASTER * setup.local
     m, recompute = setup.model, setup.train.recompute
-    hidden = hidden_states(setup) * (0 if setup.train.offload_memory else 1) + next_hidden(setup)
+    hidden = hidden_states(setup) + next_hidden(setup)
     shared = FLOAT * (setup.length + m.mem_len) * m.d_model  # encodings of distances
     ends = 2 * setup.mask * setup.chunk * setup.length * m.d_model if m.dropout else 0  # of embeddings and last states
     kept, most = softmax_bytes(setup)
@@ -50,8 +50,6 @@ def device_memory(setup: Setup) -> DeviceMemory:
     if setup.bf16 and not recompute and not setup.shard:  # the layers' inputs, which the next memory is made of
         activations += m.n_layer * FLOAT * setup.chunk * setup.length * m.d_model
     layer = in_flight(setup) + (layer_bytes(setup, positions=setup.bf16) if recompute else 0)
-    if setup.train.offload_memory:
-        layer += setup.width * setup.chunk * m.mem_len * m.d_model
     passing = max(most, layer) - kept  # the softmax's own are gone when layers begin
     moments = [(casts(setup), activations, passing), (scattering(setup), 0, 0), (0, 0, MASTER * setup.local)]
     most_casts, kept_then, passing = max(moments, key=sum)
@@ -59,7 +57,7 @@ def device_memory(setup: Setup) -> DeviceMemory:
 
 
 def hidden_states(setup: Setup) -> int:
-    """The memory of a process's rows: on the device, or on the host with `offload_memory`."""
+    """The memory of a process's rows."""
     return setup.model.n_layer * setup.rows * setup.model.mem_len * setup.model.d_model * setup.width
 
 
@@ -67,15 +65,9 @@ def next_hidden(setup: Setup) -> int:
     """Of the memory that a chunk leaves, beside the one it reads: a copy where it is longer than
     the segment, else the layers' own inputs."""
     m = setup.model
-    if setup.train.offload_memory or m.mem_len <= setup.length:
+    if m.mem_len <= setup.length:
         return 0
     return m.n_layer * setup.chunk * m.mem_len * m.d_model * setup.width
-
-
-def host_ring(setup: Setup) -> int:
-    """Page-locked memory a process with `offload_memory`: room for the next segment, too."""
-    m = setup.model
-    return m.n_layer * setup.rows * (m.mem_len + setup.length) * m.d_model * setup.width
 
 
 def casts(setup: Setup) -> int:

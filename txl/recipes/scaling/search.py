@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from txl.recipes.scaling.hardware import Hardware
-from txl.recipes.scaling.memory import device_memory, host_ring
+from txl.recipes.scaling.memory import device_memory
 from txl.recipes.scaling.setup import Setup
 from txl.recipes.scaling.step_time import StepTime, step_time
 
@@ -12,9 +12,8 @@ MOST_ROWS = 4096
 
 
 def fits(setup: Setup, hardware: Hardware) -> bool:
-    """The device, and with `offload_memory` its node's host."""
-    ring = min(setup.node, setup.processes) * host_ring(setup) if setup.train.offload_memory else 0
-    return device_memory(setup).total <= FILLED * hardware.memory and ring <= FILLED * hardware.host_memory
+    """Whether the device holds it."""
+    return device_memory(setup).total <= FILLED * hardware.memory
 
 
 def largest_world(batch: int, most: int) -> int:

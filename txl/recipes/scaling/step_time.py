@@ -26,7 +26,6 @@ class StepTime:
         traffic: the device's memory; launches: the host. Of the three the longest counts.
         optimizer: Adam.
         exchanged: of all collectives; waited: of that, what computing does not hide.
-        offloading: hidden states from the host, in order with what is computed.
     """
 
     products: float
@@ -36,11 +35,10 @@ class StepTime:
     optimizer: float
     exchanged: float
     waited: float
-    offloading: float = 0.0
 
     @property
     def computing(self) -> float:
-        return max(self.products, self.traffic, self.launches) + self.offloading
+        return max(self.products, self.traffic, self.launches)
 
     @property
     def total(self) -> float:
@@ -54,7 +52,7 @@ class StepTime:
     @property
     def bound(self) -> str:
         """What takes longest."""
-        kinds = {"products": self.products, "memory": self.traffic, "launches": self.launches, "host": self.offloading}
+        kinds = {"products": self.products, "memory": self.traffic, "launches": self.launches}
         kinds |= {"exchange": self.waited, "Adam": self.optimizer}
         return max(kinds, key=lambda name: kinds[name])
 
@@ -63,15 +61,13 @@ def step_time(setup: Setup, hardware: Hardware) -> StepTime:
     """Assumed: work of a kind is done at one rate throughout, and no process waits for another's
     data or host."""
     rate = hardware.peak * hardware.used
-    needed = operations(replace(setup, train=replace(setup.train, recompute=False, offload_memory=False))) / rate
+    needed = operations(replace(setup, train=replace(setup.train, recompute=False))) / rate
     m, again = setup.model, 4 / 3 if setup.train.recompute else 1.0
     activations = m.n_layer * layer_bytes(setup, positions=setup.bf16) * PASSES * again
     traffic = setup.backwards * (activations + WEIGHTS * setup.parameters.count) / hardware.bandwidth
     launches = setup.backwards * launched(setup) * hardware.launch
-    memory = m.n_layer * setup.chunk * m.mem_len * m.d_model * setup.width
-    offloading = 2 * setup.backwards * memory / hardware.host if setup.train.offload_memory else 0.0
     adam = ADAM * setup.local / hardware.bandwidth
-    time = StepTime(operations(setup) / rate, needed, traffic, launches, adam, 0.0, 0.0, offloading)
+    time = StepTime(operations(setup) / rate, needed, traffic, launches, adam, 0.0, 0.0)
     exchanged, waited = _exchange(setup, hardware, time.computing)
     return replace(time, exchanged=exchanged, waited=waited)
 

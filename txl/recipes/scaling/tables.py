@@ -118,13 +118,13 @@ def _busy() -> Iterator[list[object]]:
 
 
 def _memory_length() -> Iterator[list[object]]:
-    for again, offload in ((False, False), (True, False), (True, True)):
+    for again in (False, True):
         for shard in (False, True):
-            named = {"--recompute": again, "--offload-memory": offload, "--shard": shard}
+            named = {"--recompute": again, "--shard": shard}
             cells = [" ".join(name for name, given in named.items() if given) or "none"]
             for rows in (1, 8):
                 one = setup("enwik8-large", 8, rows)
-                one = replace(one, shard=shard, train=replace(one.train, recompute=again, offload_memory=offload))
+                one = replace(one, shard=shard, train=replace(one.train, recompute=again))
                 length = longest_memory(one, H200)
                 full = replace(one, model=replace(one.model, mem_len=length))
                 cells += [f"{length:,}", f"{step_time(full, H200).total:.1f} s"]
