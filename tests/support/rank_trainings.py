@@ -8,7 +8,6 @@ from torch import Tensor
 from training_helpers import trainer
 
 from txl.distributed.world import World
-from txl.model.memory import on_device
 from txl.text import corpus as data
 from txl.training.lock import unlock
 from txl.training.trainer import Trainer
@@ -62,7 +61,7 @@ def _update(t: Trainer, updates: int) -> Trained:
         updated = t._update()
         losses.append(updated.loss)
         norms.append(updated.norm)
-    kept = [[on_device(x) for x in memory or ()] for memory in t.batches.memories]
+    kept = [memory or () for memory in t.batches.memories]
     memory = [torch.cat(layer) for layer in zip(*kept, strict=True)]
     whole = t.updater.whole(t.model)
     average = t.updater.average.module

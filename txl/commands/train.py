@@ -116,9 +116,6 @@ def train(
     recompute: Annotated[
         bool | None, _option(_TRAINING, "Activations in backward, to save memory.", "--recompute")
     ] = None,
-    offload_memory: Annotated[
-        bool | None, _option(_TRAINING, "The memory on the host; needs --recompute.", "--offload-memory")
-    ] = None,
     seed: Annotated[
         int | None, _option(_TRAINING, "Of initialisation, dropout and shuffling.", min=0, max=2**63 - 1)
     ] = None,

@@ -8,7 +8,6 @@ from txl.errors import TxlError
 from txl.model.absolute import AbsoluteAttention
 from txl.model.config import PLACES, ModelConfig
 from txl.model.dropout import hidden_dropout
-from txl.model.memory import Remembered, on_device
 from txl.model.shaw import ReleasedShawAttention, ShawAttention
 from txl_kernels import RelAttention
 from txl_kernels.segment_attention import SegmentAttention
@@ -99,7 +98,7 @@ class Block(nn.Module):
             result = self.feed_forward_norm(hidden + self.feed_forward(hidden))
         return result
 
-    def forward(self, hidden: Tensor, memory: Remembered | None, positions: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, memory: Tensor | None, positions: Tensor | None) -> Tensor:
         """[B, L, d_model] with memory [B, M, d_model].
 
         positions: encodings [M + L, d_model] shared by the layers; None for what the layer has.
@@ -109,8 +108,8 @@ class Block(nn.Module):
             return recomputed
         return self._forward(hidden, memory, positions)
 
-    def _forward(self, hidden: Tensor, memory: Remembered | None, positions: Tensor | None) -> Tensor:
-        past = None if memory is None else self.attention_input(on_device(memory))
+    def _forward(self, hidden: Tensor, memory: Tensor | None, positions: Tensor | None) -> Tensor:
+        past = None if memory is None else self.attention_input(memory)
         if self.raw_queries:
             attended = self.attention(self.attention_input(hidden), past, queries=hidden)
         elif positions is None:

@@ -7,7 +7,7 @@ from txl.model.dropout import hidden_dropout
 from txl.model.embedding import AdaptiveEmbedding
 from txl.model.initial import init_tables
 from txl.model.linear_recurrence import linear_recurrence
-from txl.model.memory import HiddenMemory, on_device
+from txl.model.memory import HiddenMemory
 from txl.model.recurrent_config import RecurrentConfig
 from txl.model.softmax import AdaptiveSoftmax
 from txl.model.trunk import States, check_tokens
@@ -126,7 +126,7 @@ class RecurrentNetwork(nn.Module):
         if memory is not None and memory[0].size(0) != tokens.size(0):
             raise ValueError(f"memory must be for a batch of {tokens.size(0)}, got {memory[0].size(0)}")
         hidden = self.embedding_dropout(self.embedding(tokens))
-        left = None if memory is None else [on_device(part) for part in memory]
+        left = None if memory is None else list(memory)
         inputs, layers = [], []
         kept: list[Tensor] = []
         for block in self.blocks:

@@ -10,7 +10,7 @@ from txl.model.block import Biases, Block
 from txl.model.config import ModelConfig
 from txl.model.dropout import hidden_dropout
 from txl.model.embedding import AdaptiveEmbedding
-from txl.model.memory import HiddenMemory, on_device, remember
+from txl.model.memory import HiddenMemory, remember
 from txl_kernels import KeyValueCache, RelAttention, sinusoid
 from txl_kernels.segment_attention import SegmentAttention
 
@@ -165,7 +165,7 @@ class Trunk(nn.Module):
                 kept.append(remember(past, hidden, mem_len, ext_len))
             if last is not None and last < hidden.size(1) and block is self.blocks[-1]:
                 before = hidden[:, :-last]
-                past = before if past is None else torch.cat([on_device(past), before], 1)
+                past = before if past is None else torch.cat([past, before], 1)
                 hidden = hidden[:, -last:]
             hidden = block(hidden, past, positions)
             layers.append(hidden)

@@ -9,8 +9,7 @@ from torch import Tensor
 from txl.distributed.world import World
 from txl.errors import TxlError
 from txl.model.config import ModelConfig
-from txl.model.host_memory import HostStates
-from txl.model.memory import HiddenMemory, Remembered, on_device
+from txl.model.memory import HiddenMemory
 from txl.model.networks import Config
 from txl.text.streams import OrderedStreams, ShuffledStreams
 from txl.training.config import TrainConfig
@@ -32,8 +31,7 @@ class Batches:
     So any number of processes reads the same segments with the same memory as one.
 
     Attributes:
-        memories: of each chunk, in order of the rows; under autocast in its dtype, and on the host
-            with `offload_memory`.
+        memories: of each chunk, in order of the rows; under autocast in its dtype.
     """
 
     def __init__(
@@ -53,11 +51,6 @@ class Batches:
         self.streams, self.device, self.world = streams, device, world
         # A Transformer's memory is only multiplied, in autocast's dtype; an LSTM's state adds up.
         self.dtype = autocast_dtype(config.precision, device) if isinstance(model, ModelConfig) else None
-        self.offload, self.mem_len, self.segment_len = (
-            config.offload_memory,
-            model.mem_len,
-            config.scored + config.context,
-        )
         self.rows = world.rows(config.batch)
         self.memories: list[HiddenMemory | None] = [None] * config.batch_chunk
 
@@ -72,16 +65,7 @@ class Batches:
 
     def keep(self, number: int, memory: HiddenMemory | None) -> None:
         """The memory a chunk leaves for its next segment."""
-        self.memories[number] = None if memory is None else tuple(self._kept(x) for x in memory)
-
-    def _kept(self, states: Remembered) -> Remembered:
-        """States in the dtype and in the place where memory is kept."""
-        if isinstance(states, HostStates):
-            return states
-        states = states if self.dtype is None else states.to(self.dtype)
-        if not self.offload:
-            return states
-        return HostStates.of(states, self.mem_len, self.segment_len)
+        self.memories[number] = None if memory is None else tuple(x.to(self.dtype or x.dtype) for x in memory)
 
     def restore(self, memory: HiddenMemory | None) -> None:
         """Goes on with the memory of this process's rows, `n_layer` tensors [rows, M, d_model]."""
@@ -89,6 +73,6 @@ class Batches:
         if memory is None:
             self.memories = [None] * count
             return
-        parts = [on_device(x).to(self.device).chunk(count) for x in memory]
+        parts = [x.to(self.device).chunk(count) for x in memory]
         for number in range(count):
             self.keep(number, tuple(layer[number] for layer in parts))

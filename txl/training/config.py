@@ -43,8 +43,6 @@ class TrainConfig:
             fp32. The commands put what they have measured for "auto" on a CPU in its place.
         compile: the layers, by torch.compile. recompute: each layer's activations in backward
             (activation checkpointing), for less memory.
-        offload_memory: the memory stays on the host, and a layer's comes to the device for as long
-            as it is needed, which needs recompute.
     """
 
     steps: int = 1000
@@ -73,7 +71,6 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: bool = False
     recompute: bool = False
-    offload_memory: bool = False
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "batch_chunk", "tgt_len", "accumulate", "patience", "eval_every", "save_every")
@@ -103,10 +100,6 @@ class TrainConfig:
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
                 raise TxlError(f"{name} must be {', '.join(accepted)}, got {getattr(self, name)!r}")
-        if self.offload_memory and not self.recompute:
-            raise TxlError(
-                "offload_memory needs recompute: without it each layer's memory stays on the device for backward"
-            )
         if self.batch % self.batch_chunk:
             raise TxlError(f"batch must be a multiple of batch_chunk, got {self.batch} and {self.batch_chunk}")
         if self.loss == "half" and (self.ext_len or self.tgt_len < 2):
@@ -135,6 +128,6 @@ class TrainConfig:
     def from_json(cls, values: dict[str, Any]) -> "TrainConfig":
         """Raises TxlError on a field this version does not know, or a value of another type."""
         try:
-            return cls(**values)
+            return cls(**{k: v for k, v in values.items() if (k, v) != ("offload_memory", False)})  # of older runs
         except (TypeError, ValueError) as error:
             raise TxlError(f"the options of training are damaged: {error}") from error

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from txl.distributed.world import World
 from txl.errors import TxlError
-from txl.model.memory import HiddenMemory, on_device
+from txl.model.memory import HiddenMemory
 from txl.training import log
 from txl.training.checkpoint import check_shapes
 from txl.training.config import TrainConfig
@@ -44,8 +44,7 @@ def tensors_of(trainer: Trainer, gathered: bool) -> dict[str, Tensor]:
     world, memories = trainer.world, trainer.batches.memories
     for chunk, memory in enumerate(memories):
         for i, x in enumerate(memory or ()):
-            states = on_device(x)
-            found = world.gather_tensors(states) if gathered else [states.contiguous()]
+            found = world.gather_tensors(x) if gathered else [x.contiguous()]
             for rank, part in enumerate(found, 0 if gathered else world.rank):
                 extra[f"memory.{rank * len(memories) + chunk}.{i}"] = part
     own = {f"{_rng(world.rank)}.cpu": torch.get_rng_state()}

@@ -10,9 +10,7 @@ from txl.paths import AnyPath, replace_text
 from txl.training.last import find_last
 
 # What may differ when a run is resumed: how long it is, what is looked at, how it is computed.
-CHANGEABLE = (
-    "steps", "eval_every", "save_every", "log_every", "batch_chunk", "compile", "recompute", "offload_memory",
-)  # fmt: skip
+CHANGEABLE = ("steps", "eval_every", "save_every", "log_every", "batch_chunk", "compile", "recompute")
 
 
 @dataclass(frozen=True)

@@ -275,7 +275,7 @@ class Trainer:
 def _check_fit(model: Config, training: TrainConfig, segment: int) -> None:
     """Raises TxlError where a network cannot be trained so."""
     if isinstance(model, RecurrentConfig):
-        for name in ("compile", "recompute", "intermediate_losses", "offload_memory"):
+        for name in ("compile", "recompute", "intermediate_losses"):
             if getattr(training, name):
                 raise TxlError(f"{name} is for Transformers, not for a network of kind {model.network!r}")
         if training.context:

@@ -35,7 +35,6 @@ CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "code": ([{}, {"other_code": True}], "the processes differ in the code of txl"),
     "shard": ([{}, {"shard": True}], "the processes differ in --shard"),
     "muon": ([{"shard": True, "optimizer": "muon"}] * 2, "--shard is for optimizer 'adam'"),
-    "offload": ([{"offload_memory": True}] * 2, "offload_memory needs recompute"),
     "no run": ([{"resume": True}] * 2, "no such checkpoint"),
 }
 

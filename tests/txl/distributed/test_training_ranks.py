@@ -39,12 +39,11 @@ CASES = {
     "lstm": {"model": {"network": "lstm"} | RECURRENT} | LONG,
     "qrnn": {"model": {"network": "qrnn"} | RECURRENT} | LONG,
     "recomputed": case(recompute=True),
-    "memory on the host": case(recompute=True, offload_memory=True),
 }
 SHARDED = {f"{name}, sharded": given | {"shard": True} for name, given in CASES.items()}
 ALL = CASES | SHARDED
 # Of each kind one; the others go to CI.
-QUICK = ("chunks and segments", "bins, sharded", "weight decay, ema, sharded", "memory on the host, sharded")
+QUICK = ("chunks and segments", "bins, sharded", "weight decay, ema, sharded", "recomputed, sharded")
 
 
 @pytest.fixture(scope="module")

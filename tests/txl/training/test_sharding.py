@@ -13,7 +13,6 @@ from training_helpers import trainer
 from txl.distributed.join import joined
 from txl.distributed.world import World
 from txl.errors import TxlError
-from txl.model.memory import on_device
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training import shard_writer
@@ -35,7 +34,7 @@ def test_a_checkpoint_is_of_the_moment_it_was_begun(corpus: Corpus, tmp_path: Pa
     """Training goes on while it is written."""
     t = trainer(tmp_path / "run", corpus, shard=True, average="ema")
     t.advance(3)
-    wanted, memory = whole_parameters(t), [on_device(x).clone() for x in t.batches.memories[0] or ()]
+    wanted, memory = whole_parameters(t), [x.clone() for x in t.batches.memories[0] or ()]
     t.save(wait=False)
     t.advance(2)
     t.save()
@@ -101,7 +100,7 @@ def test_it_computes_in_bfloat16_and_keeps_float32(corpus: Corpus, tmp_path: Pat
     options = {"precision": "bf16", "recompute": True, "model": {"dropout": 0.0, "attn_dropout": 0.0, "untie_r": True}}
     plain = trainer(tmp_path / "plain", corpus, **options)
     wanted = [plain._update().loss for _ in range(10)]
-    t = trainer(tmp_path / "run", corpus, shard=True, offload_memory=True, **options)
+    t = trainer(tmp_path / "run", corpus, shard=True, **options)
     seen: set[torch.dtype] = set()
     t.model.layers[0].feed_forward.register_forward_pre_hook(lambda m, args: seen.add(m[0].weight.dtype))
     got = [t._update().loss for _ in range(10)]
@@ -109,7 +108,7 @@ def test_it_computes_in_bfloat16_and_keeps_float32(corpus: Corpus, tmp_path: Pat
     assert got == pytest.approx(wanted, rel=1e-2)
     assert {p.dtype for p in t.model.parameters()} == {torch.float32}
     assert all(isinstance(p, DTensor) for p in t.model.parameters())
-    assert {on_device(x).dtype for x in t.batches.memories[0] or ()} == {torch.bfloat16}
+    assert {x.dtype for x in t.batches.memories[0] or ()} == {torch.bfloat16}
 
 
 def test_the_best_checkpoint_is_whole(corpus: Corpus, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from training_helpers import assert_same_run, contents, trainer
 from txl.errors import TxlError
 from txl.text.corpus import Corpus, prepare
 from txl.training import checkpoint as checkpoints
+from txl.training.config import TrainConfig
 from txl.training.lock import unlock
 from txl.training.run_folder import read_record, refuse_used_folder
 from txl.training.trainer import Interrupted, Trainer
@@ -146,6 +147,13 @@ def test_resume_refuses_other_options(tmp_path: Path, corpus: Corpus) -> None:
         trainer(tmp_path, corpus, resume=True, model={"d_inner": 48})
     with pytest.raises(TxlError, match=r"cannot resume with other training options: lr is 0.1, was 0.003"):
         trainer(tmp_path, corpus, resume=True, lr=0.1)
+
+
+def test_the_options_of_older_runs_are_read() -> None:
+    options = TrainConfig().to_json()
+    assert TrainConfig.from_json(options | {"offload_memory": False}) == TrainConfig()
+    with pytest.raises(TxlError, match="offload_memory"):
+        TrainConfig.from_json(options | {"offload_memory": True})
 
 
 def test_resume_refuses_another_text(tmp_path: Path, corpus: Corpus) -> None:
