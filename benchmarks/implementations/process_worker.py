@@ -14,7 +14,8 @@ from implementations.models import ENWIK8_BASE
 from txl import recipes
 from txl.distributed.join import joined
 from txl.distributed.world import World
-from txl.model.networks import config_from_json, make_network
+from txl.model import make_network
+from txl.model.config import config_from_json
 from txl.text.streams import OrderedStreams
 from txl.training.batches import Batches
 from txl.training.config import TrainConfig

@@ -10,7 +10,7 @@ from txl.attention.terms import Terms, score_terms
 from txl.errors import TxlError
 from txl.evaluation.reader import check_clamp_len
 from txl.evaluation.segments import seeing
-from txl.model.networks import Network, as_transformer
+from txl.model import Network, as_transformer
 from txl.model.transformer import TransformerXL
 from txl.text.corpus import as_tensor
 from txl.text.tokens import Tokens

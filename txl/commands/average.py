@@ -7,7 +7,7 @@ import typer
 
 from txl.commands.options import say
 from txl.errors import TxlError
-from txl.model.networks import make_network
+from txl.model import make_network
 from txl.training import checkpoint as checkpoints
 from txl.training.average import mean_of
 

@@ -2,10 +2,8 @@
 
 import torch
 
-from txl.model.config import ModelConfig
-from txl.model.networks import Config
+from txl.model.config import Config, ModelConfig, RecurrentConfig
 from txl.model.recurrent import RecurrentNetwork
-from txl.model.recurrent_config import RecurrentConfig
 from txl.model.transformer import count_parameters
 from txl.training.trainer import Trainer
 from txl_kernels.backends import choose_unasked

@@ -8,7 +8,7 @@ from txl import recipes
 from txl.commands.options import say
 from txl.distributed.world import World
 from txl.errors import TxlError
-from txl.model.networks import Config, config_from_json
+from txl.model.config import Config, config_from_json
 from txl.text import corpus as data
 from txl.text.rules import PrepareOptions
 from txl.training import checkpoint as checkpoints

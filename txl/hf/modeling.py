@@ -9,8 +9,7 @@ from txl.hf.cache import TransfoXLCache
 from txl.hf.configuration import TransfoXLConfig
 from txl.hf.output import TransfoXLModelOutput
 from txl.hf.pretrained import TransfoXLPreTrainedModel
-from txl.model.memory import HiddenMemory
-from txl.model.trunk import States, Trunk
+from txl.model.transformer import HiddenMemory, States, Trunk
 from txl_kernels import RelAttention
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from txl.model.networks import Network
+from txl.model import Network
 from txl.training.config import TrainConfig
 
 

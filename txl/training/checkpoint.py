@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.model.networks import Network, make_network
+from txl.model import Network, make_network
 from txl.paths import AnyPath
 from txl.text.vocabulary import Vocabulary
 from txl.training.last import WHOLE, find_last

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from txl.model.memory import HiddenMemory
-from txl.model.networks import Network, as_transformer
-from txl.model.softmax import IGNORED, AdaptiveSoftmax
+from txl.model import Network, as_transformer
+from txl.model.adaptive import IGNORED, AdaptiveSoftmax
+from txl.model.transformer import HiddenMemory
 
 SECOND_TARGET_WEIGHT = 0.5
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from txl.errors import TxlError
-from txl.model.networks import Network, as_transformer
+from txl.model import Network, as_transformer
 from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import TransformerXL
 from txl.training.config import TrainConfig

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from txl.distributed.world import World
-from txl.model.memory import HiddenMemory
-from txl.model.networks import Network
+from txl.model import Network
+from txl.model.transformer import HiddenMemory
 from txl.training.losses import SegmentLoss, segment_loss
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from txl.distributed.world import World
 from txl.errors import TxlError
-from txl.model.memory import HiddenMemory
+from txl.model.transformer import HiddenMemory
 from txl.training import log
 from txl.training.checkpoint import check_shapes
 from txl.training.config import TrainConfig

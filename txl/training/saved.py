@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.model.networks import Config, config_from_json
+from txl.model.config import Config, config_from_json
 from txl.text.vocabulary import Vocabulary, from_file
 
 FORMAT = "txl-2"

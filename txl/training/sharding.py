@@ -9,9 +9,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from txl.distributed.world import World
+from txl.model import Network, make_network
 from txl.model.config import PLACES
-from txl.model.networks import Network, make_network
-from txl.model.trunk import Trunk
+from txl.model.transformer import Trunk
 from txl.training.parallel import SegmentTraining
 
 

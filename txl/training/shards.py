@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.model.networks import Config
+from txl.model.config import Config
 from txl.paths import replace_text
 from txl.text.vocabulary import Vocabulary
 from txl.training.saved import VOCABULARY, Saved, make_header, read_header, vocabulary_tensor

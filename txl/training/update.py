@@ -8,7 +8,7 @@ import torch
 
 from txl.distributed.world import World
 from txl.errors import TxlError
-from txl.model.networks import Network
+from txl.model import Network
 from txl.model.transformer import TransformerXL
 from txl.training.average import WeightAverage
 from txl.training.batches import Batches

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from txl.distributed.world import World
 from txl.errors import TxlError
-from txl.model.block import Block
+from txl.model.transformer import Block
 from txl.recipes.scaling import activations, memory
 from txl.recipes.scaling.setup import Setup
 from txl.training.config import TrainConfig

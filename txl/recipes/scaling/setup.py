@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from txl.errors import TxlError
+from txl.model import make_network
 from txl.model.config import ModelConfig
-from txl.model.networks import make_network
 from txl.model.transformer import TransformerXL
 from txl.training.config import TrainConfig
 from txl_kernels import RelAttention
