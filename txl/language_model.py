@@ -20,7 +20,7 @@ from txl.evaluation.score import Score
 from txl.evaluation.segments import SegmentReader
 from txl.evaluation.stopping import Stop, stop_strings
 from txl.evaluation.window import WindowReader
-from txl.model.networks import Network
+from txl.model import Network
 from txl.model.recurrent import RecurrentNetwork
 from txl.paths import AnyPath
 from txl.text.corpus import as_tensor

@@ -13,7 +13,8 @@ import torch
 from implementations.models import ENWIK8_BASE
 from txl import recipes
 from txl.distributed import World, joined
-from txl.model.networks import config_from_json, make_network
+from txl.model import make_network
+from txl.model.config import config_from_json
 from txl.text.streams import OrderedStreams
 from txl.training.config import TrainConfig
 from txl.training.data import Batches

@@ -20,8 +20,8 @@ from harness.comparison import Entry, Role
 from implementations.models import words, wt103
 from implementations.softmax_check import Scores, check
 from txl import ModelConfig
-from txl.model.initial import init_parameters
-from txl.model.softmax import AdaptiveSoftmax
+from txl.model.adaptive import AdaptiveSoftmax
+from txl.model.transformer import init_parameters
 
 BATCH, LENGTH = 4, 150  # of hidden states; wt103-base's segment
 

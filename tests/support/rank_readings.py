@@ -11,8 +11,8 @@ from txl.distributed import World
 from txl.errors import TxlError
 from txl.evaluation.evaluate import evaluate
 from txl.evaluation.score import Score
+from txl.model.config import RecurrentConfig
 from txl.model.recurrent import RecurrentNetwork
-from txl.model.recurrent_config import RecurrentConfig
 from txl.recl.losses import ContextLosses, Losses, finish, measure
 from txl.recl.positions import Plan
 

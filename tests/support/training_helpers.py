@@ -7,7 +7,7 @@ import torch
 from model_helpers import small_config
 
 from txl.distributed import World
-from txl.model.networks import config_from_json
+from txl.model.config import config_from_json
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig

@@ -5,8 +5,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from txl import recipes
-from txl.model.config import ModelConfig
-from txl.model.networks import config_from_json, make_network
+from txl.model import make_network
+from txl.model.config import ModelConfig, config_from_json
 from txl.recipes import cost
 from txl.training.config import TrainConfig
 from txl_kernels import segment_attention

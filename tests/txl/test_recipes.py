@@ -8,9 +8,8 @@ import torch
 from txl import recipes
 from txl.errors import TxlError
 from txl.evaluation.evaluate import METHODS
-from txl.model.config import PLACES
-from txl.model.networks import make_network
-from txl.model.recurrent_config import RecurrentConfig
+from txl.model import make_network
+from txl.model.config import PLACES, RecurrentConfig
 from txl.model.transformer import count_parameters
 from txl.text.rules import RULES
 from txl.training.optimizer import learning_rate

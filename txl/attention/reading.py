@@ -10,8 +10,7 @@ from txl.attention.terms import Terms, score_terms
 from txl.errors import TxlError
 from txl.evaluation.reader import check_clamp_len
 from txl.evaluation.segments import seeing
-from txl.model.memory import on_device
-from txl.model.networks import Network, as_transformer
+from txl.model import Network, as_transformer
 from txl.model.transformer import TransformerXL
 from txl.text.corpus import as_tensor
 from txl.text.tokens import Tokens
@@ -85,7 +84,7 @@ def read_terms(
             ]
         if parts:
             yield parts
-        memory = None if states.memory is None else tuple(on_device(x) for x in states.memory)
+        memory = states.memory
 
 
 def _terms(

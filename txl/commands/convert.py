@@ -11,7 +11,7 @@ from txl.errors import TxlError
 from txl.importing.checkpoint import FORMATS, convert
 from txl.importing.export import export
 from txl.importing.foreign import Lengths
-from txl.model.networks import make_network
+from txl.model import make_network
 from txl.training import checkpoint as checkpoints
 
 _TENSORFLOW = "What a TensorFlow checkpoint does not say"

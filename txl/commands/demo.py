@@ -24,8 +24,8 @@ from txl.evaluation.engine import Engine
 from txl.evaluation.evaluate import evaluate
 from txl.evaluation.generate import Sampling, generate
 from txl.evaluation.speed import Speedup, measure_speedup
+from txl.model import as_transformer
 from txl.model.config import ModelConfig
-from txl.model.networks import as_transformer
 from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
 from txl.report import kept

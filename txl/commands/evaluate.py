@@ -19,7 +19,7 @@ from txl.evaluation.evaluate import METHODS, default_method
 from txl.evaluation.precision import check_precision, evaluation_dtype, in_dtype, sliding_part
 from txl.evaluation.score import Score, init_and_best
 from txl.language_model import LanguageModel, load
-from txl.model.networks import Network
+from txl.model import Network
 from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import TransformerXL
 from txl.report.kept import Evaluation, keep_evaluations

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from txl import recipes
 from txl.commands.options import console, say
-from txl.model.networks import make_network
+from txl.model import make_network
 from txl.model.transformer import count_parameters
 from txl.recipes.cost import training_cost
 from txl.training.config import TrainConfig

@@ -13,8 +13,7 @@ from txl.commands.options import Device, in_panel, say
 from txl.commands.training import draw_loss, header, processes, run_training
 from txl.distributed import World
 from txl.errors import TxlError
-from txl.model.config import ModelConfig
-from txl.model.networks import Config, config_from_json
+from txl.model.config import Config, ModelConfig, config_from_json
 from txl.text import corpus as data
 from txl.text.rules import PrepareOptions
 from txl.training import checkpoint as checkpoints

@@ -16,10 +16,8 @@ from txl.commands.console import TrainingProgress, one_line, tell
 from txl.commands.options import console, pick_device
 from txl.distributed import SharedError, World, joined, launched, local_device, settle
 from txl.errors import Interrupted
-from txl.model.config import ModelConfig
-from txl.model.networks import Config
+from txl.model.config import Config, ModelConfig, RecurrentConfig
 from txl.model.recurrent import RecurrentNetwork
-from txl.model.recurrent_config import RecurrentConfig
 from txl.model.transformer import count_parameters
 from txl.pictures import missing
 from txl.training.trainer import Trainer

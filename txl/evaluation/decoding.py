@@ -14,7 +14,7 @@ from torch import Tensor
 
 from txl.evaluation.cuda_graphs import CudaGraphs, Recorder
 from txl.evaluation.engine import Engine
-from txl.model.networks import Network
+from txl.model import Network
 from txl.model.transformer import TransformerXL
 from txl_kernels.backends import BACKENDS, choose_unasked
 from txl_kernels.cache_frame import CacheFrame

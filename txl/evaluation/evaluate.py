@@ -14,10 +14,9 @@ from txl.evaluation.reader import Reader
 from txl.evaluation.score import Score
 from txl.evaluation.segments import SegmentReader
 from txl.evaluation.window import WindowReader, sliding_losses
-from txl.model.config import ModelConfig
-from txl.model.networks import Network
+from txl.model import Network
+from txl.model.config import ModelConfig, RecurrentConfig
 from txl.model.recurrent import RecurrentNetwork
-from txl.model.recurrent_config import RecurrentConfig
 from txl.text.streams import Counting, scored_segments
 from txl.text.vocabulary import Tokens
 

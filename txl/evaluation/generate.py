@@ -10,7 +10,7 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.evaluation.evaluate import default_method
 from txl.evaluation.reader import Reader
-from txl.model.networks import Network
+from txl.model import Network
 from txl.model.transformer import TransformerXL
 
 

@@ -8,7 +8,7 @@ import torch
 from txl.distributed import World
 from txl.errors import TxlError
 from txl.evaluation.window import sliding_losses
-from txl.model.networks import Network
+from txl.model import Network
 from txl.text.vocabulary import Tokens
 from txl.training.precision import PRECISIONS, autocast_dtype, faster, may_help
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
+from txl.model import Network
 from txl.model.config import ModelConfig
-from txl.model.networks import Network
 
 
 class Reader(abc.ABC):

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.evaluation.reader import Reader, check_clamp_len
-from txl.model.memory import HiddenMemory
-from txl.model.networks import Network
+from txl.model import Network
 from txl.model.recurrent import RecurrentNetwork
+from txl.model.transformer import HiddenMemory
 from txl_kernels import RelAttention
 
 

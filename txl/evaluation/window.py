@@ -9,8 +9,8 @@ from txl.distributed import World
 from txl.errors import TxlError
 from txl.evaluation.reader import Reader, check_attn_len, check_clamp_len
 from txl.evaluation.segments import seeing
+from txl.model import Network
 from txl.model.config import PLACES, ModelConfig
-from txl.model.networks import Network
 from txl.text.corpus import as_tensor
 from txl.text.vocabulary import Tokens
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from txl.model.trunk import Trunk
+from txl.model.transformer import Trunk
 from txl_kernels import KeyValueCache, RelAttention
 
 

@@ -10,7 +10,7 @@ from txl.hf.configuration import TransfoXLConfig
 from txl.hf.modeling import TransfoXLModel
 from txl.hf.output import TransfoXLLMHeadModelOutput
 from txl.hf.pretrained import TransfoXLPreTrainedModel
-from txl.model.softmax import AdaptiveSoftmax
+from txl.model.adaptive import AdaptiveSoftmax
 
 
 class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: ignore[misc]

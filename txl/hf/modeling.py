@@ -9,8 +9,7 @@ from txl.hf.cache import TransfoXLCache
 from txl.hf.configuration import TransfoXLConfig
 from txl.hf.output import TransfoXLModelOutput
 from txl.hf.pretrained import TransfoXLPreTrainedModel
-from txl.model.memory import HiddenMemory, on_device
-from txl.model.trunk import States, Trunk
+from txl.model.transformer import HiddenMemory, States, Trunk
 from txl_kernels import RelAttention
 
 
@@ -107,7 +106,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
     ) -> TransfoXLModelOutput:
         memory = None if mems is None else tuple(x.transpose(0, 1) for x in mems)
         states = self.trunk.read_embedded(embedded, memory)
-        kept = None if states.memory is None or not keep else [on_device(x).transpose(0, 1) for x in states.memory]
+        kept = None if states.memory is None or not keep else [x.transpose(0, 1) for x in states.memory]
         return TransfoXLModelOutput(
             states.hidden,
             kept,
@@ -122,7 +121,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
             memory = self.trunk.initial_memory(states.hidden.size(0))
         found = []
         for i, (block, x) in enumerate(zip(self.trunk.layers, states.inputs, strict=True)):
-            past = None if memory is None else block.attention_input(on_device(memory[i]))
+            past = None if memory is None else block.attention_input(memory[i])
             assert isinstance(block.attention, RelAttention)
             found.append(block.attention.weights(block.attention_input(x), past))
         return tuple(found)

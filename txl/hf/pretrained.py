@@ -10,8 +10,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from txl.hf import weights
 from txl.hf.configuration import TransfoXLConfig
-from txl.model.initial import draw, init_module
-from txl.model.trunk import Trunk
+from txl.model.adaptive import draw
+from txl.model.transformer import Trunk, init_module
 
 
 class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]

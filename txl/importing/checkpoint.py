@@ -10,7 +10,7 @@ from txl.errors import TxlError
 from txl.importing import huggingface, nvidia, pytorch, tensorflow, vocabulary
 from txl.importing.foreign import Foreign, Lengths
 from txl.importing.names import translate
-from txl.model.network_config import MOST
+from txl.model.config import MOST
 from txl.model.transformer import TransformerXL
 from txl.text.vocabulary import Vocabulary
 from txl.training import checkpoint as checkpoints

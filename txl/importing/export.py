@@ -11,7 +11,7 @@ from txl.importing.huggingface import prefixed
 from txl.importing.huggingface_config import to_theirs
 from txl.importing.names import original
 from txl.importing.vocabulary import SETTINGS
-from txl.model.networks import as_transformer
+from txl.model import as_transformer
 from txl.paths import AnyPath
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 from txl.training import checkpoint as checkpoints

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
+from txl.model.adaptive import needs_projection, table_shapes
 from txl.model.config import ModelConfig
-from txl.model.embedding import needs_projection, table_shapes
 
 _MOST_GROWTH = 4  # float16 becomes float32, and shared projections may become separate ones
 IGNORED = ("pos_emb.inv_freq",)  # computed, not learned

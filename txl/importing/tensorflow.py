@@ -11,8 +11,7 @@ from txl.errors import TxlError
 from txl.importing import vocabulary
 from txl.importing.bundle import Bundle
 from txl.importing.foreign import Foreign, Lengths, ties, window
-from txl.model.bins import Bins
-from txl.model.config import ModelConfig
+from txl.model.config import Bins, ModelConfig
 
 _PREFIX, _EMBED, _SOFTMAX = "transformer/", "adaptive_embed/", "adaptive_softmax/"
 _OPTIMIZERS = re.compile(r".*/Adam(_\d+)?|beta[12]_power(_\d+)?|global_step")

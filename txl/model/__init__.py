@@ -1,1 +1,24 @@
-"""The language models of the paper: sizes, parts, and the model that is put together from them."""
+"""The language models of the paper: sizes, parts, and every network that can be trained."""
+
+from txl.errors import TxlError
+from txl.model.config import Config, RecurrentConfig
+from txl.model.recurrent import RecurrentNetwork
+from txl.model.transformer import TransformerXL
+
+Network = TransformerXL | RecurrentNetwork
+
+
+def make_network(config: Config) -> Network:
+    """With initial parameters drawn from torch's generator."""
+    return RecurrentNetwork(config) if isinstance(config, RecurrentConfig) else TransformerXL(config)
+
+
+def as_transformer(network: Network, what: str) -> TransformerXL:
+    """The network, if it is a Transformer; what: that needs one, for the message.
+
+    Raises:
+        TxlError: it is an LSTM or QRNN.
+    """
+    if isinstance(network, TransformerXL):
+        return network
+    raise TxlError(f"{what} is for Transformers, not for a network of kind {network.config.network!r}")

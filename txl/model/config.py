@@ -1,18 +1,13 @@
-"""Sizes and options of a model, as a frozen dataclass that travels as JSON inside checkpoints."""
+"""Sizes and options of the networks: frozen dataclasses that travel as JSON inside checkpoints."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+import math
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from types import UnionType
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from txl.errors import TxlError
-from txl.model.network_config import (
-    MOST,
-    NetworkConfig,
-    check_least,
-    check_most,
-    check_optional,
-    check_positive,
-    check_rate,
-)
+from txl.fields import option
 
 Encoding = Literal[
     "relative", "shaw", "shaw-released", "sinusoid", "sinusoid-released", "learned", "learned-released"
@@ -20,11 +15,176 @@ Encoding = Literal[
 ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 PLACES = ("learned", "learned-released")  # a learned vector a place in the segment, in each layer
 TABLES = ("shaw", "shaw-released", *PLACES)  # encodings that are parameters, table_len of them
-ABSOLUTE = (
-    "sinusoid",
-    "sinusoid-released",
-    *PLACES,
-)  # places in the segment, added to hidden states; not in the scores
+ABSOLUTE = ("sinusoid", "sinusoid-released", *PLACES)  # places added to hidden states, not in scores
+Kind = Literal["lstm", "qrnn"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_MODEL, _REGULAR, _SOFTMAX, _TRAINING = "Model", "Regularisation", "Vocabulary", "Training"  # headings of --help
+_TYPES: dict[type, str] = {int: "a whole number", float: "a finite number", bool: "true or false"}
+MOST_BINS = 1000
+MOST_LAYERS, MOST = 10_000, 2**31 - 1  # beyond which a number is a mistake
+_C = TypeVar("_C", bound="NetworkConfig")
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Bins of adaptive input (Baevski and Auli 2019) and adaptive softmax (Grave et al. 2017).
+
+    Bin i holds the tokens from bounds[i] to bounds[i + 1] - 1, with embeddings of widths[i].
+    """
+
+    vocab_size: int
+    cutoffs: tuple[int, ...]
+    d_embed: int
+    div_val: int
+
+    def __post_init__(self) -> None:
+        bounds = (0, *self.cutoffs, self.vocab_size)
+        if any(b <= a for a, b in pairwise(bounds)):
+            raise TxlError(
+                f"cutoffs must increase, above 0 and below the {self.vocab_size} of vocab_size, got {list(self.cutoffs)}"
+            )
+        if self.div_val > 1 and len(self) == 1:
+            raise TxlError(f"div_val = {self.div_val} needs cutoffs: with one bin there is nothing to make narrower")
+        for i, width in enumerate(self.widths):
+            if width < 1:
+                raise TxlError(
+                    f"div_val = {self.div_val} makes bin {i} of {len(self)} 0 wide: d_embed = {self.d_embed} is less "
+                    f"than {self.div_val}^{i} = {self.div_val**i}"
+                )
+
+    def __len__(self) -> int:
+        return len(self.cutoffs) + 1
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """len(self) + 1 numbers, 0 first and vocab_size last."""
+        return (0, *self.cutoffs, self.vocab_size)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(self.d_embed // self.div_val**i for i in range(len(self)))
+
+    @property
+    def head_size(self) -> int:
+        """Outputs of the softmax over the first bin and one token for each of the others."""
+        return self.bounds[1] + len(self) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """Embeddings, softmax and dropout of a network; names are those of the paper's released code.
+
+    Attributes:
+        d_model: width of the embeddings and of what the softmax takes.
+        init_std: of the initial weights, embeddings and biases u, v; of an LSTM or QRNN the
+            embeddings. The original's 0.02 suits d_model from 400 on.
+        proj_init_std: of the initial projections between embeddings and hidden states.
+        cutoffs: bins of adaptive input and softmax (Grave et al. 2017): 0 < c_1 < .. < vocab_size,
+            the most frequent tokens first; () for one bin.
+        div_val: bin i has embeddings of width d_embed // div_val^i.
+        d_embed: None for d_model.
+        tie_weight: the softmax uses the embeddings' tables.
+        tie_projs: bins whose softmax uses the embedding's projection too: "none", "tail" (all but
+            the first, the released WikiText-103 models'), or "all".
+        proj_same_dim: False leaves out the projection of a bin that has d_model already (the
+            TensorFlow One Billion Word models), where div_val > 1.
+        variational_dropout: one mask a segment, the same for all its positions (Gal and Ghahramani
+            2016), on embeddings, attention output, feed-forward hidden units and output, and the
+            final states; the Penn Treebank model's.
+        embedding_dropout, output_dropout: None for `dropout`.
+        word_dropout: rows of the embeddings dropped whole.
+    """
+
+    vocab_size: int
+    n_layer: int
+    d_model: int
+    d_inner: int
+    dropout: float = option(0.1, _REGULAR, "Dropout.")
+    init_std: float = option(0.02, _MODEL, "Of the initial weights.")
+    proj_init_std: float = 0.01
+    cutoffs: tuple[int, ...] = option(
+        (), _SOFTMAX, "Bins of adaptive input and softmax, as 20000,40000; none: one bin."
+    )
+    div_val: int = option(1, _SOFTMAX, "Each bin so many times narrower than the one before.")
+    d_embed: int | None = option(None, _SOFTMAX, "Width of the first bin's embeddings.")
+    tie_weight: bool = option(True, _SOFTMAX, "Whether softmax and input share tables.", "--tie-weight/--untie-weight")
+    tie_projs: Literal["none", "tail", "all"] = option(
+        "none", _SOFTMAX, "Bins whose projections are shared, too: none, tail or all."
+    )
+    proj_same_dim: bool = True
+    variational_dropout: bool = option(False, _REGULAR, "One mask a segment.", "--variational-dropout/--plain-dropout")
+    embedding_dropout: float | None = None
+    output_dropout: float | None = None
+    word_dropout: float = option(0.0, _REGULAR, "Words dropped from the input, whole.")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cutoffs", tuple(self.cutoffs))  # JSON has lists
+        self._check_types()
+        for name in ("vocab_size", "n_layer", "d_model", "d_inner", "div_val"):
+            check_least(name, getattr(self, name), 1)
+        check_most("n_layer", self.n_layer, MOST_LAYERS)
+        for name in ("vocab_size", "d_model", "d_inner", "d_embed", "div_val"):
+            check_most(name, getattr(self, name), MOST)
+        check_optional("d_embed", self.d_embed)
+        for name in ("dropout", "embedding_dropout", "output_dropout", "word_dropout"):
+            check_rate(name, getattr(self, name))
+        for name in ("init_std", "proj_init_std"):
+            check_positive(name, getattr(self, name))
+        self._check_tying()
+
+    def _check_types(self) -> None:
+        """Values of files are anything."""
+        if len(self.cutoffs) > MOST_BINS:
+            raise TxlError(f"cutoffs must be at most {MOST_BINS}, got {len(self.cutoffs):,}")
+        if not all(type(cutoff) is int for cutoff in self.cutoffs):
+            raise TxlError(f"cutoffs must be whole numbers, got {list(self.cutoffs)}")
+        for f in fields(self):
+            value = getattr(self, f.name)
+            kinds = get_args(f.type) if isinstance(f.type, UnionType) else (f.type,)
+            wanted = next((kind for kind in _TYPES if kind in kinds), None)
+            if wanted is None or (value is None and type(None) in kinds):
+                continue
+            right = type(value) is wanted or (wanted is float and type(value) is int)
+            if not right or (wanted is float and not math.isfinite(value)):
+                raise TxlError(f"{f.name} must be {_TYPES[wanted]}, got {value!r}")
+
+    def _check_tying(self) -> None:
+        if self.tie_projs not in ("none", "tail", "all"):
+            raise TxlError(f"tie_projs must be 'none', 'tail' or 'all', got {self.tie_projs!r}")
+        if self.tie_projs != "none" and not self.tie_weight:
+            raise TxlError("tie_projs needs tie_weight: projections are tied where the tables are")
+        _ = self.bins  # raises where the cutoffs do
+
+    def ties_projection(self, i: int) -> bool:
+        """Whether the softmax of bin i uses the embedding's projection."""
+        return self.tie_projs == "all" or (self.tie_projs == "tail" and i > 0)
+
+    @property
+    def bins(self) -> Bins:
+        """The bins of the vocabulary and their widths."""
+        return Bins(self.vocab_size, self.cutoffs, self.embed_width, self.div_val)
+
+    @property
+    def embed_width(self) -> int:
+        return self.d_model if self.d_embed is None else self.d_embed
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls: type[_C], values: dict[str, Any]) -> _C:
+        """Raises TxlError on a field this version does not know or that is missing."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise TxlError(f"the configuration has unknown fields: {', '.join(unknown)}")
+        if "vocab_size" not in values:
+            raise TxlError("the configuration has no vocab_size")
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise TxlError(f"the configuration is damaged: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,24 +218,24 @@ class ModelConfig(NetworkConfig):
         second_target: a softmax of its own for the token after the next (Al-Rfou et al. 2018).
     """
 
-    n_layer: int = 12
-    d_model: int = 512
-    d_inner: int = 2048
-    n_head: int = 8
-    d_head: int = 64
-    attn_dropout: float = 0.0
-    mem_len: int = 512
-    encoding: Encoding = "relative"
-    table_len: int | None = None
-    window: int | None = None
-    clamp_len: int | None = None
-    pre_norm: bool = False
-    final_norm: bool = False
-    untie_r: bool = False
+    n_layer: int = option(12, _MODEL, "Layers.")
+    d_model: int = option(512, _MODEL, "Width of the hidden states.")
+    n_head: int = option(8, _MODEL, "Attention heads.")
+    d_head: int = option(64, _MODEL, "Width of a head.")
+    d_inner: int = option(2048, _MODEL, "Width of the feed-forward net.")
+    attn_dropout: float = option(0.0, _REGULAR, "Dropout on attention weights.")
+    mem_len: int = option(512, _MODEL, "Tokens of memory; 0: no recurrence.")
+    encoding: Encoding = option("relative", _MODEL, f"Of positions: {', '.join(ENCODINGS)}.")
+    table_len: int | None = option(None, _MODEL, "Rows of a learned encoding.")
+    window: int | None = option(None, _MODEL, "Keys a token sees, itself included; default: all.")
+    clamp_len: int | None = option(None, _MODEL, "Largest distance told apart; default: no limit.")
+    pre_norm: bool = option(False, _MODEL, "Where layer norms stand.", "--pre-norm/--post-norm")
+    final_norm: bool = option(False, _MODEL, "A layer norm after the last layer.", "--final-norm/--no-final-norm")
+    untie_r: bool = option(False, _MODEL, "Biases u, v a layer, or shared.", "--untie-r/--tie-r")
     norm_eps: float = 1e-5
     norm_std: float = 0.02
     initial_memory: Literal["empty", "zeros"] = "empty"
-    second_target: bool = False
+    second_target: bool = option(False, _TRAINING, "A softmax for the token after the next, too.", "--second-target")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,3 +283,80 @@ class ModelConfig(NetworkConfig):
         """Most keys a token sees when the text is read in segments of tgt_len."""
         reach = self.mem_len + tgt_len
         return reach if self.window is None else min(self.window, reach)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(NetworkConfig):
+    """Layers of d_inner features, the last of d_model, as in Merity et al. (2017, 2018).
+
+    Attributes:
+        network: "lstm", or "qrnn" (Bradbury et al. 2017).
+        dropout: of the embeddings and of each layer's output.
+        mem_len: none; what it remembers is its state.
+    """
+
+    mem_len: ClassVar[int] = 0
+    network: Kind
+    n_layer: int = 3
+    d_model: int = 400
+    d_inner: int = 1750
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.network not in KINDS:
+            raise TxlError(f"network must be one of {', '.join(KINDS)}, got {self.network!r}")
+
+    def attn_len(self, tgt_len: int) -> int:
+        """As of a Transformer without memory: the tokens that gradients go through."""
+        return tgt_len
+
+    @property
+    def widths(self) -> list[tuple[int, int]]:
+        """Features into and out of each layer."""
+        outer = [self.d_model, *[self.d_inner] * (self.n_layer - 1), self.d_model]
+        return list(pairwise(outer))
+
+
+Config = ModelConfig | RecurrentConfig
+
+
+def config_from_json(values: dict[str, Any]) -> Config:
+    """What `to_json` gave; "network" names an LSTM or QRNN, without it it is a Transformer.
+
+    Raises:
+        TxlError: a field is unknown to that network, missing, or out of range.
+    """
+    if "network" not in values:
+        return ModelConfig.from_json(values)
+    if values["network"] not in KINDS:
+        raise TxlError(f"network must be one of {', '.join(KINDS)}, got {values['network']!r}")
+    known = {f.name for f in fields(RecurrentConfig)}
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        raise TxlError(f"a network of kind {values['network']!r} has no {', '.join(unknown)}")
+    return RecurrentConfig.from_json(values)
+
+
+def check_most(name: str, value: int | None, most: int) -> None:
+    if value is not None and value > most:
+        raise TxlError(f"{name} must be <= {most:,}, got {value:,}")
+
+
+def check_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise TxlError(f"{name} must be >= {least}, got {value}")
+
+
+def check_optional(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise TxlError(f"{name} must be None or >= 1, got {value}")
+
+
+def check_rate(name: str, value: float | None) -> None:
+    if value is not None and not 0 <= value < 1:
+        raise TxlError(f"{name} must be in [0, 1), got {value}")
+
+
+def check_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise TxlError(f"{name} must be > 0, got {value}")

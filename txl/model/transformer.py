@@ -1,14 +1,329 @@
 """The language models of the paper: embeddings, layers with memory, softmax."""
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from txl.model.config import ModelConfig
-from txl.model.initial import init_parameters
-from txl.model.memory import HiddenMemory
-from txl.model.softmax import AdaptiveSoftmax
-from txl.model.trunk import States, Trunk
+from txl.errors import TxlError
+from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_tables
+from txl.model.attention import Biases, ReleasedShawAttention, ShawAttention, make_attention
+from txl.model.config import PLACES, ModelConfig, NetworkConfig
+from txl_kernels import KeyValueCache, RelAttention, sinusoid
+from txl_kernels.segment_attention import SegmentAttention
 
-__all__ = ["States", "TransformerXL", "count_parameters"]
+# The hidden states each layer read last, n_layer of [B, M, d_model], M <= mem_len. Detached.
+HiddenMemory = tuple[Tensor, ...]
+
+
+class States(NamedTuple):
+    """What a model made of a segment.
+
+    Attributes:
+        hidden: [B, L, d_model], what the softmax takes.
+        memory: for the segment that follows; None without recurrence.
+        inputs: what each layer got, [B, L, d_model]; the first the embeddings.
+        layers: the output of each layer, [B, L, d_model].
+    """
+
+    hidden: Tensor
+    memory: HiddenMemory | None
+    inputs: list[Tensor]
+    layers: list[Tensor]
+
+
+def check_tokens(tokens: Tensor) -> None:
+    """Raises ValueError unless they are [B, L] with L >= 1."""
+    if tokens.dim() != 2 or tokens.size(1) == 0:
+        raise ValueError(f"tokens must be [B, L] with L >= 1, got shape {list(tokens.shape)}")
+
+
+def remember(past: Tensor | None, hidden: Tensor, mem_len: int, ext_len: int = 0) -> Tensor:
+    """The last mem_len states [B, M, d_model] of memory and segment, detached (h tilde), in the
+    dtype of `past`.
+
+    ext_len: states at the segment's end to leave out: the next segment begins with these positions
+        and computes them anew. (The released code swaps two lengths here and keeps some twice.)
+    """
+    new = hidden[:, : max(hidden.size(1) - ext_len, 0)].detach()
+    if past is None or new.size(1) >= mem_len:
+        return new[:, max(new.size(1) - mem_len, 0) :]
+    keep = min(past.size(1), mem_len - new.size(1))
+    return torch.cat([past[:, past.size(1) - keep :], new.to(past.dtype)], 1)
+
+
+class VariationalDropout(nn.Module):
+    """Drops features [B, 1, d] of [B, L, d]: for all positions of a segment the same ones."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return hidden
+        kept = 1 - self.p
+        mask = torch.empty_like(hidden[:, :1]).bernoulli_(kept) / kept
+        return hidden * mask
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def hidden_dropout(config: NetworkConfig, p: float | None = None) -> nn.Module:
+    """Of hidden states [B, L, d] with rate p, None for config.dropout."""
+    p = config.dropout if p is None else p
+    return VariationalDropout(p) if config.variational_dropout else nn.Dropout(p)
+
+
+class FeedForward(nn.Sequential):
+    """Position-wise: d_model -> d_inner -> d_model with ReLU."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(
+            nn.Linear(config.d_model, config.d_inner),
+            nn.ReLU(),
+            hidden_dropout(config),
+            nn.Linear(config.d_inner, config.d_model),
+            hidden_dropout(config),
+        )
+
+
+class Block(nn.Module):
+    """Attention and feed-forward net, each with its residual and layer norm.
+
+    Attributes:
+        recompute: whether backward computes the layer anew instead of keeping what it made.
+        places: [table_len, d_model], what a learned place adds to this layer's input; else None.
+    """
+
+    def __init__(self, config: ModelConfig, biases: Biases | None) -> None:
+        super().__init__()
+        self.pre_norm, self.recompute = config.pre_norm, False
+        self.attention = make_attention(config, biases)
+        self.places: nn.Parameter | None = None
+        self.last_rows = config.encoding == "learned-released"  # of places, for a short segment
+        self.raw_queries = config.raw_queries
+        if config.encoding in PLACES:
+            assert config.table_len is not None
+            self.places = nn.Parameter(torch.zeros(config.table_len, config.d_model))
+        self.dropout = hidden_dropout(config)
+        self.attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, config.norm_eps)
+
+    def place(self, hidden: Tensor) -> Tensor:
+        """The layer's input with its learned positions, if it has any.
+
+        Raises:
+            TxlError: the segment is longer than the table.
+        """
+        if self.places is None:
+            return hidden
+        if hidden.size(1) > self.places.size(0):
+            raise TxlError(
+                f"a segment of {hidden.size(1)} tokens is beyond the model's {self.places.size(0)} learned positions "
+                "(table_len)"
+            )
+        first = self.places.size(0) - hidden.size(1) if self.last_rows else 0
+        return hidden + self.places[first : first + hidden.size(1)]
+
+    def attention_input(self, hidden: Tensor) -> Tensor:
+        """What the projections see of hidden states, of the segment and of the memory alike."""
+        normed: Tensor = self.attention_norm(hidden) if self.pre_norm else hidden
+        return normed
+
+    def after_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """The rest of the layer; both [B, L, d_model]."""
+        hidden = hidden + self.dropout(attended)
+        if self.pre_norm:
+            result: Tensor = hidden + self.feed_forward(self.feed_forward_norm(hidden))
+        else:
+            hidden = self.attention_norm(hidden)
+            result = self.feed_forward_norm(hidden + self.feed_forward(hidden))
+        return result
+
+    def forward(self, hidden: Tensor, memory: Tensor | None, positions: Tensor | None) -> Tensor:
+        """[B, L, d_model] with memory [B, M, d_model].
+
+        positions: encodings [M + L, d_model] shared by the layers; None for what the layer has.
+        """
+        if self.recompute and torch.is_grad_enabled():
+            recomputed: Tensor = checkpoint(self._forward, hidden, memory, positions, use_reentrant=False)
+            return recomputed
+        return self._forward(hidden, memory, positions)
+
+    def _forward(self, hidden: Tensor, memory: Tensor | None, positions: Tensor | None) -> Tensor:
+        past = None if memory is None else self.attention_input(memory)
+        if self.raw_queries:
+            attended = self.attention(self.attention_input(hidden), past, queries=hidden)
+        elif positions is None:
+            attended = self.attention(self.attention_input(hidden), past)
+        else:
+            attended = self.attention(self.attention_input(hidden), past, positions=positions)
+        return self.after_attention(hidden, attended)
+
+
+class Trunk(nn.Module):
+    """Tokens to hidden states; state is explicit: memory goes in, memory comes out.
+
+    Parameters are left as they are allocated: who adds a softmax draws them.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        biases: Biases | None = None
+        if config.encoding == "relative" and not config.untie_r:
+            shape = (config.n_head, config.d_head)
+            biases = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
+        self.embedding = AdaptiveEmbedding(config)
+        self.embedding_dropout = hidden_dropout(config, config.embedding_dropout)
+        self.position_dropout = nn.Dropout(0.0 if config.variational_dropout else config.dropout)
+        self.blocks = nn.ModuleList(Block(config, biases) for _ in range(config.n_layer))
+        self.final_norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.final_norm else nn.Identity()
+        self.output_dropout = hidden_dropout(config, config.output_dropout)
+
+    def _apply(self, *arguments: Any, **options: Any) -> "Trunk":
+        super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]  # `to_empty` makes each layer a tensor of its own
+        self.tie_biases()
+        return self
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        result = super().load_state_dict(*arguments, **options)  # so does assign=True
+        self.tie_biases()
+        return result
+
+    def tie_biases(self) -> None:
+        """u and v are the first layer's in all, where the configuration ties them."""
+        if self.config.encoding != "relative" or self.config.untie_r:
+            return
+        first = self.layers[0].attention
+        for block in self.layers[1:]:
+            block.attention.content_bias = first.content_bias
+            block.attention.position_bias = first.position_bias
+
+    @property
+    def layers(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.embedding.tables[0].device
+        return device
+
+    def initial_memory(self, batch: int, mem_len: int | None = None) -> tuple[Tensor, ...] | None:
+        """What precedes a text: None, or zero states in each layer (`ModelConfig.initial_memory`).
+
+        mem_len: how many; None for the configuration's.
+        """
+        c = self.config
+        mem_len = c.mem_len if mem_len is None else mem_len
+        if c.initial_memory == "empty" or mem_len == 0:
+            return None
+        return tuple(self.embedding.tables[0].new_zeros(batch, mem_len, c.d_model) for _ in range(c.n_layer))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[B, L] -> [B, L, d_model], scaled by sqrt(d_model); plus sinusoids if so encoded."""
+        embedded: Tensor = self.embedding(tokens)
+        if self.config.encoding in ("sinusoid", "sinusoid-released"):
+            places = torch.arange(tokens.size(1), device=tokens.device)
+            if self.config.encoding == "sinusoid-released":
+                places = places.flip(0)
+            embedded = embedded + sinusoid(places, self.config.d_model, embedded.dtype)
+        return embedded
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """The last layer's output [.., d_model] -> what the softmax takes."""
+        finished: Tensor = self.output_dropout(self.final_norm(hidden))
+        return finished
+
+    def read(
+        self,
+        tokens: Tensor,
+        memory: HiddenMemory | None = None,
+        *,
+        mem_len: int | None = None,
+        ext_len: int = 0,
+        last: int | None = None,
+    ) -> States:
+        """Reads a segment after a memory.
+
+        Args:
+            tokens: [B, L], integers below vocab_size.
+            memory: what the call for the segment before returned; None at the start of a text.
+            mem_len: states to remember; None for the configuration's.
+            ext_len: tokens at the segment's end that the next segment begins with.
+            last: states wanted; None for all L. The last layer computes no others.
+
+        Raises:
+            ValueError: tokens is not [B, L] with L >= 1, or memory is of another batch or model.
+        """
+        check_tokens(tokens)
+        return self.read_embedded(self.embed(tokens), memory, mem_len=mem_len, ext_len=ext_len, last=last)
+
+    def read_embedded(
+        self,
+        embedded: Tensor,
+        memory: HiddenMemory | None = None,
+        *,
+        mem_len: int | None = None,
+        ext_len: int = 0,
+        last: int | None = None,
+    ) -> States:
+        """As `read`, of embeddings [B, L, d_model] as `embed` gives them."""
+        c = self.config
+        mem_len = c.mem_len if mem_len is None else mem_len
+        if memory is None:
+            memory = self.initial_memory(embedded.size(0), mem_len)
+        if memory is not None and (len(memory) != c.n_layer or memory[0].size(0) != embedded.size(0)):
+            raise ValueError(
+                f"memory must be {c.n_layer} tensors for a batch of {embedded.size(0)}, got {len(memory)} for "
+                f"{memory[0].size(0) if memory else 0}"
+            )
+        positions = self._positions(embedded.size(1), 0 if memory is None else memory[0].size(1))
+        hidden = self.embedding_dropout(embedded)
+        kept, inputs, layers = [], [], []
+        for i, block in enumerate(self.layers):
+            past = None if memory is None else memory[i]
+            hidden = block.place(hidden)
+            inputs.append(hidden)
+            if mem_len:
+                kept.append(remember(past, hidden, mem_len, ext_len))
+            if last is not None and last < hidden.size(1) and block is self.blocks[-1]:
+                before = hidden[:, :-last]
+                past = before if past is None else torch.cat([past, before], 1)
+                hidden = hidden[:, -last:]
+            hidden = block(hidden, past, positions)
+            layers.append(hidden)
+        return States(self.finish(hidden), tuple(kept) if mem_len else None, inputs, layers)
+
+    def begin(self, caches: Sequence[KeyValueCache]) -> None:
+        """Puts each layer's cache at the start of a text: empty, or full of zero states."""
+        zeros = self.initial_memory(caches[0].batch, caches[0].mem_len)
+        for i, (block, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            cache.clear()
+            if zeros is not None:
+                assert isinstance(block.attention, SegmentAttention)
+                block.attention.fill_cache(cache, block.attention_input(zeros[i]))
+
+    def read_cached(self, embedded: Tensor, caches: Sequence[KeyValueCache]) -> Tensor:
+        """As `read_embedded`'s hidden states, with a layer's keys and values from its cache, to
+        which it adds; for evaluation, and relative positions."""
+        hidden = embedded
+        for block, cache in zip(self.layers, caches, strict=True):
+            hidden = block.after_attention(hidden, block.attention(block.attention_input(hidden), cache=cache))
+        return self.finish(hidden)
+
+    def _positions(self, length: int, memory_len: int) -> Tensor | None:
+        """Encodings of distances that the layers share; None where layers have their own."""
+        attention = self.layers[0].attention
+        if not isinstance(attention, RelAttention):
+            return None
+        dropped: Tensor = self.position_dropout(attention.positions(length, memory_len))
+        return dropped
 
 
 class TransformerXL(Trunk):
@@ -41,6 +356,37 @@ class TransformerXL(Trunk):
         """
         states = self.read(tokens, memory)
         return self.logits(states.hidden), states.memory
+
+
+def init_parameters(model: nn.Module, config: ModelConfig) -> None:
+    """Draws every parameter of a model from torch's generator, as the released code does."""
+    for module in model.modules():
+        init_module(module, config)
+
+
+def init_module(module: nn.Module, config: ModelConfig) -> None:
+    """Draws what a module holds itself, its children's parameters apart; of embeddings and softmax
+    all."""
+    std = config.init_std
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, 0.0, std)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.LayerNorm):
+        nn.init.normal_(module.weight, 1.0, config.norm_std)
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, RelAttention):
+        nn.init.normal_(module.content_bias, 0.0, std)
+        nn.init.normal_(module.position_bias, 0.0, std)
+    elif isinstance(module, ShawAttention):
+        nn.init.normal_(module.table, 0.0, std)
+        if isinstance(module, ReleasedShawAttention):
+            nn.init.normal_(module.content_bias, 0.0, std)
+            nn.init.zeros_(module.distance_bias)
+    elif isinstance(module, Block) and module.places is not None:
+        nn.init.normal_(module.places, 0.0, std)
+    elif isinstance(module, (AdaptiveEmbedding, AdaptiveSoftmax)):
+        init_tables(module, config)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from txl.errors import TxlError
-from txl.model.networks import Config, config_from_json
+from txl.model.config import Config, config_from_json
 from txl.text.rules import PrepareOptions
 from txl.training.config import TrainConfig
 

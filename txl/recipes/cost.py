@@ -3,10 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from txl.model.bins import Bins
-from txl.model.config import ModelConfig
-from txl.model.networks import Config
-from txl.model.recurrent_config import RecurrentConfig
+from txl.model.config import Bins, Config, ModelConfig, RecurrentConfig
 from txl.training.config import TrainConfig
 
 TRAINING = 3  # forward, and twice that backward

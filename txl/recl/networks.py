@@ -10,8 +10,8 @@ from txl.evaluation.reader import check_clamp_len
 from txl.evaluation.segments import seeing
 from txl.evaluation.window import learned_positions
 from txl.language_model import LanguageModel
+from txl.model import as_transformer
 from txl.model.config import ModelConfig
-from txl.model.networks import as_transformer
 
 
 @dataclass(frozen=True)

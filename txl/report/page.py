@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 import txl_kernels
 from txl.errors import TxlError
-from txl.model.networks import Config, make_network
-from txl.model.recurrent_config import RecurrentConfig
+from txl.model import make_network
+from txl.model.config import Config, RecurrentConfig
 from txl.model.transformer import count_parameters
 from txl.paths import replace_text
 from txl.pictures import missing

@@ -23,7 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.model.networks import Config, Network, config_from_json, make_network
+from txl.model import Network, make_network
+from txl.model.config import Config, config_from_json
 from txl.paths import AnyPath
 from txl.text.vocabulary import Vocabulary, from_file
 

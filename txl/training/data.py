@@ -8,9 +8,8 @@ from torch import Tensor
 
 from txl.distributed import World
 from txl.errors import TxlError
-from txl.model.config import ModelConfig
-from txl.model.memory import HiddenMemory
-from txl.model.networks import Config
+from txl.model.config import Config, ModelConfig
+from txl.model.transformer import HiddenMemory
 from txl.text.streams import OrderedStreams, ShuffledStreams
 from txl.training.checkpoint import Saved
 from txl.training.config import TrainConfig

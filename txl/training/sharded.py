@@ -30,9 +30,9 @@ from torch.distributed.tensor import DTensor
 
 from txl.distributed import World
 from txl.errors import TxlError
-from txl.model.config import PLACES
-from txl.model.networks import Config, Network, make_network
-from txl.model.trunk import Trunk
+from txl.model import Network, make_network
+from txl.model.config import PLACES, Config
+from txl.model.transformer import Trunk
 from txl.paths import replace_text
 from txl.text.vocabulary import Vocabulary
 from txl.training.checkpoint import HEADER, VOCABULARY, Saved, make_header, read_header, remove_older, vocabulary_tensor

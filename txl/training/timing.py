@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from txl.distributed import SharedError, World
-from txl.model.networks import Config
+from txl.model.config import Config
 from txl.text.corpus import Corpus
 from txl.training.config import TrainConfig
 from txl.training.precision import faster, may_help

@@ -15,9 +15,8 @@ from txl.distributed import SharedError, World, agree_on
 from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import default_method, evaluate
 from txl.evaluation.score import Score, perplexity
-from txl.model.config import PLACES
-from txl.model.networks import Config, Network, make_network
-from txl.model.recurrent_config import RecurrentConfig
+from txl.model import Network, make_network
+from txl.model.config import PLACES, Config, RecurrentConfig
 from txl.paths import AnyPath
 from txl.text.corpus import Corpus
 from txl.text.streams import training_streams

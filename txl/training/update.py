@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from txl.distributed import World
-from txl.model.memory import HiddenMemory
-from txl.model.networks import Network, as_transformer
-from txl.model.softmax import IGNORED, AdaptiveSoftmax
-from txl.model.transformer import TransformerXL
+from txl.model import Network, as_transformer
+from txl.model.adaptive import IGNORED, AdaptiveSoftmax
+from txl.model.transformer import HiddenMemory, TransformerXL
 from txl.training.checkpoint import Saved, check_shapes
 from txl.training.config import TrainConfig
 from txl.training.data import Batches

@@ -16,8 +16,8 @@ from txl.commands.presets import Settings
 from txl.commands.samples import Sample
 from txl.evaluation.generate import Sampling
 from txl.language_model import load
+from txl.model.config import RecurrentConfig
 from txl.model.recurrent import RecurrentNetwork
-from txl.model.recurrent_config import RecurrentConfig
 from txl.text import corpus as data
 from txl.text.detokenise import detokenise
 from txl.training import checkpoint as checkpoints

@@ -10,7 +10,7 @@ from command_helpers import SMALL, Run, one_line
 
 from txl import load
 from txl.commands import measuring, recl
-from txl.model.networks import config_from_json
+from txl.model.config import config_from_json
 from txl.recl import losses
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints

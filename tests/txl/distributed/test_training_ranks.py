@@ -39,7 +39,6 @@ CASES = {
     "lstm": {"model": {"network": "lstm"} | RECURRENT} | LONG,
     "qrnn": {"model": {"network": "qrnn"} | RECURRENT} | LONG,
     "recomputed": case(recompute=True),
-    "recomputed": case(recompute=True),
 }
 SHARDED = {f"{name}, sharded": given | {"shard": True} for name, given in CASES.items()}
 ALL = CASES | SHARDED

@@ -13,9 +13,9 @@ from txl import Engine, LanguageModel
 from txl.errors import TxlError
 from txl.evaluation import generate as sampling
 from txl.evaluation.generate import Sampling
-from txl.model.networks import Network
+from txl.model import Network
+from txl.model.config import RecurrentConfig
 from txl.model.recurrent import RecurrentNetwork
-from txl.model.recurrent_config import RecurrentConfig
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 
 LETTERS = ByteVocabulary(b"\n abcdefghijklmnopqrstuvwxyz.,;")

@@ -4,8 +4,8 @@ import torch
 from model_helpers import small_config, small_model
 
 from txl import TransformerXL
-from txl.model.dropout import VariationalDropout
-from txl.model.embedding import AdaptiveEmbedding
+from txl.model.adaptive import AdaptiveEmbedding
+from txl.model.transformer import VariationalDropout
 
 
 def test_masks_are_constant_over_time_and_independent_over_the_batch() -> None:

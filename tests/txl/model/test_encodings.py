@@ -7,7 +7,7 @@ from model_helpers import small_config, small_model
 
 from txl import TransformerXL
 from txl.errors import TxlError
-from txl.model.shaw import ShawAttention
+from txl.model.attention import ShawAttention
 
 SYSTEMS: dict[str, dict[str, object]] = {
     "relative": {},

@@ -9,10 +9,9 @@ from training_helpers import assert_same_run
 from txl import recipes
 from txl.errors import TxlError
 from txl.evaluation.evaluate import evaluate
-from txl.model.linear_recurrence import by_doubling, by_steps, linear_recurrence
-from txl.model.networks import config_from_json, make_network
-from txl.model.recurrent import QRNNLayer, RecurrentNetwork
-from txl.model.recurrent_config import RecurrentConfig
+from txl.model import make_network
+from txl.model.config import RecurrentConfig, config_from_json
+from txl.model.recurrent import QRNNLayer, RecurrentNetwork, by_doubling, by_steps, linear_recurrence
 from txl.model.transformer import count_parameters
 from txl.training.config import TrainConfig
 from txl.training.optimizer import layer_matrices

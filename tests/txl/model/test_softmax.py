@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from txl import TransformerXL
 from txl.errors import TxlError
-from txl.model.softmax import AdaptiveSoftmax
+from txl.model.adaptive import AdaptiveSoftmax
 
 CUTOFFS = (4, 9, 20)
 KINDS: dict[str, dict[str, object]] = {

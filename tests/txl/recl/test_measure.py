@@ -11,8 +11,8 @@ from model_helpers import small_model
 
 from txl.errors import TxlError
 from txl.language_model import LanguageModel
+from txl.model.config import RecurrentConfig
 from txl.model.recurrent import RecurrentNetwork
-from txl.model.recurrent_config import RecurrentConfig
 from txl.recl import Plan, effective_context, measure, store
 from txl.recl.losses import Losses, finish
 from txl.recl.networks import NetworkLosses

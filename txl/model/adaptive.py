@@ -1,20 +1,99 @@
-"""Adaptive softmax (Grave et al. 2017): rare tokens by way of their bin."""
+"""Adaptive input and adaptive softmax: tokens in bins, rarer ones with narrower embeddings."""
 
+import math
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from txl.model.bin_scores import ScoresOfRows
-from txl.model.embedding import AdaptiveEmbedding, needs_projection, table_shapes
-from txl.model.network_config import NetworkConfig
+from txl.model.config import NetworkConfig
 
 IGNORED = -100  # a target that is not scored
 
 
+class AdaptiveEmbedding(nn.Module):
+    """Adaptive input (Baevski and Auli 2019): narrower embeddings for rarer tokens.
+
+    sqrt(d_model) * P_i E_i[x - l_i] for a token x of bin i, whose first token is l_i.
+
+    Attributes:
+        tables: E_i [tokens of bin i, d_embed // div_val^i]; with div_val 1 one table for all.
+        projections: P_i [d_model, width of E_i], under "i"; with div_val 1 one, if any is needed.
+    """
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.bins, self.d_model, self.word_dropout = config.bins, config.d_model, config.word_dropout
+        self.tables = nn.ParameterList(torch.empty(rows, width) for rows, width in table_shapes(config))
+        self.projections = nn.ParameterDict(
+            {
+                str(i): nn.Parameter(torch.empty(config.d_model, width))
+                for i, (_, width) in enumerate(table_shapes(config))
+                if needs_projection(config, width)
+            }
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[B, L] integers -> [B, L, d_model]. Looks up the rows that are met, no others."""
+        kept = self._kept_rows()
+        if len(self.tables) == 1:
+            return self._embed(0, tokens, kept)
+        flat = tokens.flatten()
+        bounds = self.bins.bounds
+        result: Tensor = self.tables[0].new_zeros(len(flat), self.d_model)
+        for i in range(len(self.tables)):
+            rows = ((flat >= bounds[i]) & (flat < bounds[i + 1])).nonzero().squeeze(1)
+            # A bin without tokens takes part too, so that every parameter gets a gradient.
+            result = result.index_copy(0, rows, self._embed(i, flat[rows], kept))
+        return result.view(*tokens.shape, self.d_model)
+
+    def of_any_bin(self, tokens: Tensor) -> Tensor:
+        """As `forward` without dropout, and without asking the device which tokens are of which
+        bin: each bin embeds all of them. For a few tokens."""
+        if len(self.tables) == 1:
+            return self._embed(0, tokens, None)
+        bounds = self.bins.bounds
+        result = self._embed(0, tokens.clamp(max=bounds[1] - 1), None)
+        for i in range(1, len(self.tables)):
+            embedded = self._embed(i, tokens.clamp(bounds[i], bounds[i + 1] - 1), None)
+            result = torch.where((tokens >= bounds[i]).unsqueeze(-1), embedded, result)
+        return result
+
+    def _embed(self, i: int, tokens: Tensor, kept: Tensor | None) -> Tensor:
+        embedded = F.embedding(tokens - self.bins.bounds[i] if i else tokens, self.tables[i])
+        if kept is not None:
+            embedded = embedded * kept[tokens].unsqueeze(-1)
+        if str(i) in self.projections:
+            embedded = F.linear(embedded, self.projections[str(i)]).to(embedded.dtype)  # also under autocast
+        return embedded * math.sqrt(self.d_model)
+
+    def _kept_rows(self) -> Tensor | None:
+        """[V]: 0 or 1 / (1 - p), drawn once a segment; None without dropout."""
+        if not self.training or self.word_dropout == 0:
+            return None
+        kept = 1 - self.word_dropout
+        rows: Tensor = self.tables[0].new_empty(self.bins.vocab_size).bernoulli_(kept) / kept
+        return rows
+
+
+def table_shapes(config: NetworkConfig) -> list[tuple[int, int]]:
+    """Rows and width of each table of embeddings."""
+    bins = config.bins
+    if config.div_val == 1:
+        return [(bins.vocab_size, bins.d_embed)]
+    return [(bins.bounds[i + 1] - bins.bounds[i], width) for i, width in enumerate(bins.widths)]
+
+
+def needs_projection(config: NetworkConfig, width: int) -> bool:
+    """With div_val > 1 the released code projects bins that have d_model already, too."""
+    return width != config.d_model or (config.div_val > 1 and config.proj_same_dim)
+
+
 class AdaptiveSoftmax(nn.Module):
-    """Log-probabilities of the next token, of any vocabulary size.
+    """Adaptive softmax (Grave et al. 2017): log-probabilities, of rare tokens by way of their bin.
 
     The head is log_softmax([E_0; C] P'_0^T h + [b_0; b_C]); a token w of bin i >= 1, whose first
     token is l_i, has log-probability head[c_1 + i - 1] + log_softmax(E_i P'_i^T h + b_i)[w - l_i].
@@ -134,3 +213,61 @@ class AdaptiveSoftmax(nn.Module):
     def _project(self, i: int, hidden: Tensor) -> Tensor:
         projection = self.projections.get(str(i))
         return hidden if projection is None else F.linear(hidden, projection.t())
+
+
+class ScoresOfRows(torch.autograd.Function):
+    """hidden_i @ table[bounds[i] : bounds[i + 1]]^T + bias[..] of each bin i.
+
+    By slices autograd would make, for each bin, a gradient as large as its rows, and then one of
+    the whole table from them: of a large vocabulary most of a step's memory traffic.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, bias: Tensor, bounds: tuple[int, ...], *hidden: Tensor) -> tuple[Tensor, ...]:
+        """table [V, d], bias [V], hidden_i [N_i, d] -> scores_i [N_i, tokens of bin i]."""
+        ctx.save_for_backward(table, bias, *hidden)
+        ctx.bounds = bounds
+        return tuple(
+            F.linear(h, table[bounds[i] : bounds[i + 1]], bias[bounds[i] : bounds[i + 1]]) for i, h in enumerate(hidden)
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        table, bias, *hidden = ctx.saved_tensors
+        d_table, d_bias, d_hidden = torch.empty_like(table), torch.empty_like(bias), []
+        for i, (grad, h) in enumerate(zip(grads, hidden, strict=True)):
+            rows = slice(ctx.bounds[i], ctx.bounds[i + 1])
+            weight = table[rows]
+            if grad.dtype == table.dtype == h.dtype:
+                torch.mm(grad.t(), h, out=d_table[rows])
+            else:  # under autocast
+                d_table[rows] = grad.t() @ h.to(grad.dtype)
+                weight = weight.to(grad.dtype)
+            d_bias[rows] = grad.sum(0)
+            d_hidden.append((grad @ weight).to(h.dtype))
+        return (d_table, d_bias, None, *d_hidden)
+
+
+def init_tables(module: AdaptiveEmbedding | AdaptiveSoftmax, config: NetworkConfig) -> None:
+    """Draws all that embeddings or softmax hold."""
+    if isinstance(module, AdaptiveEmbedding):
+        draw(module.tables, config)
+        draw(module.projections, config)
+        return
+    draw(module.own_tables, config)
+    draw(module.own_projections, config)
+    nn.init.zeros_(module.bias)
+    if len(module.bins) > 1:
+        nn.init.normal_(module.cluster_weight, 0.0, config.init_std)
+        nn.init.zeros_(module.cluster_bias)
+
+
+def draw(parameters: nn.ParameterList | nn.ParameterDict, config: NetworkConfig) -> None:
+    """Tables of embeddings, or their projections."""
+    if isinstance(parameters, nn.ParameterList):
+        for table in parameters:
+            nn.init.normal_(table, 0.0, config.init_std)
+    else:
+        for projection in parameters.values():
+            nn.init.normal_(projection, 0.0, config.proj_init_std)
