@@ -12,7 +12,6 @@ import typer
 
 import txl_kernels
 from txl.commands import last_resort
-from txl.commands.attention import attention_command
 from txl.commands.average import average_command
 from txl.commands.console import discard, tell
 from txl.commands.demo import demo_command
@@ -20,11 +19,10 @@ from txl.commands.evaluate import evaluate_command
 from txl.commands.exporting import export_command
 from txl.commands.generate import generate_command
 from txl.commands.importing import import_command
+from txl.commands.measure import attention_command, recl_command, report_command
 from txl.commands.prepare import prepare
 from txl.commands.processes import one_line
 from txl.commands.recipes import recipes_command
-from txl.commands.recl import recl_command
-from txl.commands.report import report_command
 from txl.commands.sweep import sweep_command
 from txl.commands.train import train
 from txl.errors import TxlError

@@ -1,11 +1,11 @@
 """How a training is shown, whichever command it is part of."""
 
-from txl.commands import plots
 from txl.commands.console import TrainingProgress
 from txl.commands.interrupt import stop_on_ctrl_c, tell_saved
 from txl.commands.options import console
 from txl.distributed.world import World
 from txl.pictures import missing
+from txl.report import loss_curve
 from txl.training.trainer import Interrupted, Trainer
 
 
@@ -31,7 +31,7 @@ def draw_loss(trainer: Trainer) -> str | None:
         return reason
     bytewise = trainer.corpus.vocabulary.unit == "bytes"
     try:
-        plots.loss_curve(trainer.folder / "log.jsonl", trainer.folder / "loss.png", bytewise)
+        loss_curve(trainer.folder / "log.jsonl", trainer.folder / "loss.png", bytewise)
     except OSError as error:  # a full disk: the run is there without
         return str(error)
     return None
