@@ -13,8 +13,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from txl import recipes
-from txl.commands import options, plots
+from txl import recipes, report
+from txl.commands import options
 from txl.commands.console import MeasuringProgress
 from txl.commands.options import console
 from txl.commands.prompt import prompt_of
@@ -28,9 +28,7 @@ from txl.model import as_transformer
 from txl.model.config import ModelConfig
 from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
-from txl.report import kept
-from txl.report.kept import Evaluation
-from txl.report.page import write_report
+from txl.report import Evaluation, write_report
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
 from txl.training.run import refuse_used_folder
@@ -71,9 +69,9 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     model = as_transformer(network, "txl demo")
 
     scores = _attention_lengths(model, saved.digest, corpus, tgt_len)
-    kept.keep_evaluations(folder, scores)
-    kept.keep_speed(folder, _speed(model, corpus))
-    kept.keep_samples(folder, [_sample(model, corpus, config.attn_len(tgt_len))])
+    report.keep_evaluations(folder, scores)
+    report.keep_speed(folder, _speed(model, corpus))
+    report.keep_samples(folder, [_sample(model, corpus, config.attn_len(tgt_len))])
     drawn = _draw(trainer, scores, config.attn_len(tgt_len))
     console.print(f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes.")
     console.print(f"In {folder}: log.jsonl, best.safetensors; {drawn}", markup=False, soft_wrap=True)
@@ -139,7 +137,7 @@ def _draw(trainer: Trainer, scores: list[Evaluation], trained: int) -> str:
         levels = {e.what: e.score for e in scores if not e.memory}
         cached = [e.score for e in scores if e.memory]
         try:
-            plots.attention_length(cached, levels, trained, trainer.folder / "attention_length.png")
+            report.attention_length(cached, levels, trained, trainer.folder / "attention_length.png")
             write_report(trainer.folder)
         except (OSError, TxlError) as error:
             reason = str(error)

@@ -22,7 +22,7 @@ from txl.language_model import LanguageModel, load
 from txl.model import Network
 from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import TransformerXL
-from txl.report.kept import Evaluation, keep_evaluations
+from txl.report import Evaluation, keep_evaluations
 from txl.text.streams import Counting
 
 _TEXT, _READING = "What is scored", "How it is read"

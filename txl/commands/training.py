@@ -11,7 +11,6 @@ from types import FrameType
 
 import torch
 
-from txl.commands import plots
 from txl.commands.console import TrainingProgress, one_line, tell
 from txl.commands.options import console, pick_device
 from txl.distributed import SharedError, World, joined, launched, local_device, settle
@@ -20,6 +19,7 @@ from txl.model.config import Config, ModelConfig, RecurrentConfig
 from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import count_parameters
 from txl.pictures import missing
+from txl.report import loss_curve
 from txl.training.trainer import Trainer
 from txl_kernels.backends import choose_unasked
 
@@ -58,7 +58,7 @@ def draw_loss(trainer: Trainer) -> str | None:
         return reason
     bytewise = trainer.corpus.vocabulary.unit == "bytes"
     try:
-        plots.loss_curve(trainer.folder / "log.jsonl", trainer.folder / "loss.png", bytewise)
+        loss_curve(trainer.folder / "log.jsonl", trainer.folder / "loss.png", bytewise)
     except OSError as error:  # a full disk: the run is there without
         return str(error)
     return None

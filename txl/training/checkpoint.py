@@ -212,7 +212,7 @@ def load(path: AnyPath) -> Checkpoint:
         best = path / "best.safetensors"
         path = best if best.exists() else find_last(path) or path / WHOLE
     if path.is_dir():
-        from txl.training.sharded import open_shards  # torch.distributed takes half a second
+        from txl.training.sharded import open_shards
 
         found = open_shards(path)
         tensors = dict(zip(found.sizes, found.read(*found.sizes), strict=True))

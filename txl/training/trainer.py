@@ -88,7 +88,7 @@ class Trainer:
         with world.together():
             streams = training_streams(corpus, config.batch, config.scored, config.context, config.seed)
             if shard:
-                from txl.training.sharded import check_shards  # torch.distributed takes half a second
+                from txl.training.sharded import check_shards
 
                 check_shards(config)
             self.batches = Batches(streams, config, model_config, world, self.device)

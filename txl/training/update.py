@@ -174,7 +174,7 @@ class Updater:
         self.average = WeightAverage(network, config)
         self.parallel: Parallel
         if shard:
-            from txl.training.sharded import Sharded  # half a second that most commands can do without
+            from txl.training.sharded import Sharded
 
             self.parallel = Sharded(network, self.average.module, world, device, self.dtype)
         else:

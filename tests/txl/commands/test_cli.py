@@ -14,7 +14,7 @@ from training_helpers import trainer
 
 from txl.commands import demo
 from txl.evaluation.score import Score
-from txl.report.kept import Evaluation
+from txl.report import Evaluation
 from txl.text.corpus import Corpus
 
 ROOT = Path(__file__).parent.parent.parent.parent

@@ -8,8 +8,8 @@ import pytest
 from command_helpers import SMALL, Run
 from training_helpers import trainer
 
-from txl.commands import plots
 from txl.commands.training import draw_loss
+from txl.report import loss_curve
 from txl.text.corpus import Corpus
 
 
@@ -39,7 +39,7 @@ def test_any_log_can_be_drawn(tmp_path: Path, log: str, bytewise: bool) -> None:
         "training only": [{"step": n, "bpc": 1.0, "ppl": 2.0} for n in range(9)],
     }[log]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    plots.loss_curve(tmp_path / "log.jsonl", tmp_path / "loss.png", bytewise)
+    loss_curve(tmp_path / "log.jsonl", tmp_path / "loss.png", bytewise)
     assert (tmp_path / "loss.png").exists()
 
 

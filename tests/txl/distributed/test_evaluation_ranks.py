@@ -17,7 +17,7 @@ from txl.distributed import World
 from txl.evaluation.score import Score
 from txl.language_model import load
 from txl.model.config import ModelConfig
-from txl.report.kept import evaluations
+from txl.report import evaluations
 from txl.text.corpus import Corpus
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer

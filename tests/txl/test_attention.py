@@ -1,19 +1,27 @@
-"""The terms of the scores: they sum to what the kernel takes, and average to what others see."""
+"""The terms of the scores sum to what the kernel takes, and average to what others see; the page
+holds what was kept of them, and a browser shows it without a network."""
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from browser import opened
 from hugging_face_model import SIZES, transfo_xl
 from hugging_face_names import their_names
 from model_helpers import small_config, small_model
 
 from txl import TransformerXL
-from txl.attention.averages import Averages
-from txl.attention.figures import marked
-from txl.attention.moment import Moment, shares
-from txl.attention.reading import Part, read_terms
-from txl.attention.terms import Terms, score_terms
+from txl.attention import Attention, Part, Terms, marked, read_terms, score_terms, show, write_page
 from txl.errors import TxlError
+from txl.text.vocabulary import ByteVocabulary
+from txl.text.words import WordVocabulary
 from txl_kernels import rel_attention
 
 TEXT = np.random.default_rng(0).integers(0, 31, 60).astype(np.uint8)
@@ -69,7 +77,7 @@ def test_each_term_by_its_formula():
 @pytest.mark.parametrize("zeros", [False, True])
 def test_means_do_not_depend_on_segments_and_are_of_whole_windows(segment, zeros):
     model = small_model(initial_memory="zeros" if zeros else "empty")
-    whole, parts = (Averages(2, 2, WINDOW) for _ in range(2))
+    whole, parts = (Attention(2, 2, WINDOW) for _ in range(2))
     for layers in read_terms(model, TEXT, 3, WINDOW, segment=len(TEXT)):
         whole.add(layers)
     for layers in read_terms(model, TEXT, 3, WINDOW, segment=segment):
@@ -77,8 +85,8 @@ def test_means_do_not_depend_on_segments_and_are_of_whole_windows(segment, zeros
     assert parts.queries == whole.queries == len(TEXT) - WINDOW + 1
     torch.testing.assert_close(parts.mean(), whole.mean(), rtol=1e-9, atol=1e-12)
     for term in "abd":
-        torch.testing.assert_close(parts.mean_of(term), whole.mean_of(term), rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(parts.mean_of(term).sum(-1), torch.ones(4).double())
+        torch.testing.assert_close(parts.mean(term), whole.mean(term), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(parts.mean(term).sum(-1), torch.ones(4).double())
     torch.testing.assert_close(parts.mean().sum(-1), torch.ones(4).double())
 
 
@@ -104,20 +112,20 @@ def test_the_mean_is_that_of_hugging_faces_attentions():
             rows = by_distance(attentions[0], window)[:, skipped:]
             total[3 * layer : 3 * layer + 3] += rows.sum(1).double()
         queries += len(part) - skipped
-    averages = Averages(3, 3, window)
+    attention = Attention(3, 3, window)
     for layers in read_terms(model, text, 7, window, segment=11):
-        averages.add(layers)
-    assert averages.queries == queries == 34
-    torch.testing.assert_close(averages.mean(), total / queries, rtol=1e-4, atol=1e-6)
+        attention.add(layers)
+    assert attention.queries == queries == 34
+    torch.testing.assert_close(attention.mean(), total / queries, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"pre_norm": True}, {"clamp_len": 3}, {"untie_r": True, "pre_norm": True}])
 @pytest.mark.parametrize("clamp_len", [None, 4])
 def test_means_query_by_query(options, clamp_len):
     model = small_model(**options)
-    averages = Averages(2, 2, WINDOW)
+    attention = Attention(2, 2, WINDOW)
     for layers in read_terms(model, TEXT, 3, WINDOW, clamp_len, segment=7):
-        averages.add(layers)
+        attention.add(layers)
     for block in model.layers:
         block.attention.window = WINDOW
         block.attention.clamp_len = clamp_len or block.attention.clamp_len
@@ -136,37 +144,21 @@ def test_means_query_by_query(options, clamp_len):
                     for row, score in enumerate((a + b + c + d, a, b, d)):
                         sums[row, 2 * n + h] += (score / 8**0.5).softmax(-1)
     expected = sums / (len(TEXT) - WINDOW + 1)
-    torch.testing.assert_close(averages.mean(), expected[0], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(attention.mean(), expected[0], rtol=1e-9, atol=1e-12)
     for row, term in enumerate("abd", 1):
-        torch.testing.assert_close(averages.mean_of(term), expected[row], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(attention.mean(term), expected[row], rtol=1e-9, atol=1e-12)
 
 
 def test_a_moment_is_what_the_text_has_there():
     model = small_model()
-    moment = Moment(2, 2, WINDOW, 30, 12)
+    moment = Attention(2, 2, WINDOW, 30, 12)
     parts = list(read_terms(model, TEXT, 3, WINDOW, segment=7))
     for layers in parts:
         moment.add(layers)
-    assert moment.seen == 12
     (whole,) = read_terms(model, TEXT, 3, WINDOW, segment=len(TEXT))
     for part in whole:
         expected = part.terms.score.softmax(-1)[:, 30 - WINDOW + 1 : 42 - WINDOW + 1]
         torch.testing.assert_close(moment.weights[2 * part.layer : 2 * part.layer + 2], expected.float())
-
-
-def test_shares_are_of_the_variance():
-    torch.manual_seed(0)
-    a, b, c = torch.randn(3, 2, 4, 50).double()
-    terms = Terms(a, 2 * b, torch.zeros_like(c) + 5, torch.zeros(2, 50).double())
-    found = shares(terms)
-    torch.testing.assert_close(found.sum(-1), torch.ones(2, 4).double())
-    for h in range(2):
-        for i in range(4):
-            covariance = np.cov(a[h, i], (a + 2 * b)[h, i], bias=True)
-            assert float(found[h, i, 0]) == pytest.approx(covariance[0, 1] / covariance[1, 1])
-    assert found[..., 2:].abs().max() == 0
-    flat = torch.ones(2, 4, 50).double()
-    assert shares(Terms(flat, flat, flat, flat[:, 0])).abs().max() == 0
 
 
 def test_the_largest_fifth_of_a_row_is_marked():
@@ -182,23 +174,23 @@ def test_the_largest_fifth_of_a_row_is_marked():
 
 
 def test_the_widest_head_is_the_most_even_one():
-    averages = Averages(2, 2, 4)
+    attention = Attention(2, 2, 4)
     even, sharp = torch.zeros(1, 4), torch.tensor([[9.0, 0, 0, 0]])
     scores = torch.stack([sharp, even])
 
     def part(layer, scores):
         return Part(layer, 0, Terms(scores, torch.zeros_like(scores), torch.zeros_like(scores), torch.zeros(2, 4)))
 
-    averages.add([part(0, scores), part(1, scores.flip(0))])
-    assert (averages.widest(0), averages.widest(1)) == (1, 2)
+    attention.add([part(0, scores), part(1, scores.flip(0))])
+    assert (attention.widest(0), attention.widest(1)) == (1, 2)
 
 
 def test_what_is_not_finite_is_refused():
-    averages = Averages(1, 1, 4)
+    attention = Attention(1, 1, 4)
     scores = torch.full((1, 1, 4), torch.nan)
-    averages.add([Part(0, 0, Terms(scores, scores, scores, torch.zeros(1, 4)))])
+    attention.add([Part(0, 0, Terms(scores, scores, scores, torch.zeros(1, 4)))])
     with pytest.raises(TxlError, match="the attention is not finite"):
-        averages.mean()
+        attention.mean()
 
 
 @pytest.mark.parametrize(
@@ -223,4 +215,107 @@ def test_refusals(options, arguments, words):
 
 def test_no_query_no_mean():
     with pytest.raises(TxlError, match="no query has been added"):
-        Averages(1, 1, 4).mean()
+        Attention(1, 1, 4).mean()
+
+
+PROGRAM = """
+import resource, sys
+import numpy as np, torch
+from txl import ModelConfig, TransformerXL
+from txl.attention import Attention, read_terms
+torch.manual_seed(0)
+sizes = dict(n_layer=2, d_model=32, n_head=4, d_head=8, d_inner=32, mem_len=64, dropout=0.0)
+model = TransformerXL(ModelConfig(vocab_size=50, **sizes))
+tokens = np.random.default_rng(0).integers(0, 50, 60_000).astype(np.uint8)
+attention = Attention(2, 4, 128, 500, 16)
+for n, layers in enumerate(read_terms(model, tokens, 0, 128)):
+    attention.add(layers)
+    if n == 30:
+        early = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(attention.queries, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - early)
+"""
+
+
+def test_memory_does_not_grow_with_the_text() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    queries, grown = map(int, done.stdout.split())
+    assert queries == 60_000 - 127
+    assert grown < 20_000  # KiB; weights of the text's 56,000 later queries alone are 229,000
+
+
+WORDS = WordVocabulary(["<eos>", "the", "</script><b>bold", "dog", "&amp;", "\u00e9t\u00e9"])
+PAGE_TEXT = np.array([1, 3, 2, 4, 5, 0] * 4, dtype=np.uint8)
+LAYERS, HEADS, PAGE_WINDOW, TARGETS, FIRST = 2, 3, 8, 5, 12
+
+
+@pytest.fixture(scope="module")
+def moment() -> Attention:
+    torch.manual_seed(0)
+    made = Attention(LAYERS, HEADS, PAGE_WINDOW, FIRST, TARGETS)
+    made.weights = (3 * torch.randn(LAYERS * HEADS, TARGETS, PAGE_WINDOW)).softmax(-1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def page(moment: Attention, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "attention.html"
+    write_page(path, moment, PAGE_TEXT, WORDS, "A <title>", "of <model>")
+    return path
+
+
+def test_the_page_holds_the_moment(page: Path, moment: Attention) -> None:
+    text = page.read_text(encoding="utf-8")
+    found = re.search(r"const data = (.*);\n", text)
+    assert found
+    data = json.loads(found.group(1))
+    levels = np.frombuffer(zlib.decompress(base64.b64decode(data["levels"])), "u1").astype(float) / 255
+    levels, most = levels.reshape(LAYERS * HEADS, TARGETS, PAGE_WINDOW), np.array(data["most"])
+    # Half a level of 255 of the root: at most 1 / 255 of the largest weight.
+    np.testing.assert_allclose(levels**2 * most[..., None], moment.weights, rtol=0, atol=float(most.max()) / 255)
+    expected = [show(WORDS, int(t)) for t in PAGE_TEXT[FIRST - PAGE_WINDOW : FIRST + TARGETS]]
+    assert data["tokens"] == expected
+    assert text.count("</script>") == 1  # the page's own, none of a token's
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_pointing_at_tokens_layers_and_heads(page: Path, moment: Attention) -> None:
+    with opened(page) as shown:
+        shown.wait_for_selector("body[data-ready=yes]")
+        assert shown.title() == "A <title>"
+        assert shown.locator("#about").inner_text() == "of <model>"
+        tokens = shown.locator(".token")
+        assert tokens.all_inner_texts() == [
+            show(WORDS, int(t)) for t in PAGE_TEXT[FIRST - PAGE_WINDOW : FIRST + TARGETS]
+        ]
+        target, head = 3, 4
+        shown.locator("#heads button").nth(head).click()
+        shown.locator(".target").nth(target).hover()
+        assert "layer 2, head 2" in shown.locator("#which").inner_text()
+        colours = [tokens.nth(n).evaluate("e => e.style.backgroundColor") for n in range(PAGE_WINDOW + TARGETS)]
+        weights = moment.weights[head, target]
+        for d in range(PAGE_WINDOW):
+            root = float((weights[d] / weights.max()).sqrt())
+            colour = colours[PAGE_WINDOW + target - 1 - d]
+            shade = float(colour.rstrip(")").split(",")[-1]) if colour else 0.0
+            assert shade == pytest.approx(0.85 * root, abs=0.02)
+        assert not any(colours[:target])
+        assert not any(colours[PAGE_WINDOW + target + 1 :])
+        first = shown.locator("#top tr").first.inner_text().split()
+        assert int(first[-3]) == int(weights.argmax()) + 1
+        assert float(first[-1]) == pytest.approx(float(weights.max()), abs=1e-3)
+
+
+def test_arrow_keys_go_round(page: Path) -> None:
+    with opened(page, dark=True) as shown:
+        shown.wait_for_selector("body[data-ready=yes]")
+        assert "layer 1, head 1" in shown.locator("#which").inner_text()
+        shown.keyboard.press("ArrowUp")
+        assert "layer 2, head 3" in shown.locator("#which").inner_text()
+        shown.keyboard.press("ArrowDown")
+        shown.keyboard.press("ArrowLeft")
+        assert shown.locator(".current").inner_text() == show(WORDS, int(PAGE_TEXT[FIRST + TARGETS - 1]))
+
+
+def test_bytes_that_are_no_characters_can_be_seen() -> None:
+    vocabulary = ByteVocabulary(b"\n a\xe9\x00")
+    assert [show(vocabulary, t) for t in range(5)] == ["\u21b5", " ", "a", "\\xe9", "\\x00"]

@@ -1,0 +1,321 @@
+"""What trained heads attend to (paper, Appendix D): figures 5, 6 and 7, and a page to look at."""
+
+import base64
+import json
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txl.errors import TxlError
+from txl.evaluation.reader import check_clamp_len
+from txl.evaluation.segments import seeing
+from txl.model import Network, as_transformer
+from txl.model.memory import on_device
+from txl.model.transformer import TransformerXL
+from txl.paths import replace_text
+from txl.pictures import new_figure, save
+from txl.text.corpus import as_tensor
+from txl.text.tokens import Tokens
+from txl.text.vocabulary import ByteVocabulary, Vocabulary
+from txl_kernels.segment_attention import SegmentAttention
+
+SEGMENT = 128
+# The paper leaves out (c), the prior of each key.
+TERMS = {"a": "(a) content", "b": "(b) content-dependent position", "d": "(d) global position bias"}
+MARKED = 0.2  # of a row's weights, the largest: figure 6
+_TEMPLATE = Path(__file__).with_name("attention.html")
+_DATA = "/*DATA*/null"
+
+
+class Terms(NamedTuple):
+    """The terms of a layer's scaled scores (paper, section 3.3); column d is the key d positions
+    before the query.
+
+    Attributes:
+        content: (a), q . k, [H, L, W].
+        content_position: (b), q . r, [H, L, W].
+        content_bias: (c), u . k, [H, L, W].
+        position_bias: (d), v . r, [H, W].
+    """
+
+    content: Tensor
+    content_position: Tensor
+    content_bias: Tensor
+    position_bias: Tensor
+
+    @property
+    def score(self) -> Tensor:
+        """What the softmax takes, [H, L, W]."""
+        return self.content + self.content_position + self.content_bias + self.position_bias.unsqueeze(1)
+
+
+def score_terms(attention: SegmentAttention, x: Tensor, memory: Tensor, window: int) -> Terms:
+    """Of queries that see whole windows.
+
+    Args:
+        x: [1, L, d_model], what the layer's projections take.
+        memory: [1, M >= window - 1, d_model], alike, what was before it.
+        window: keys of a query, W, itself included.
+    """
+    q, k, k_mem, r = attention.projections(x, memory)
+    assert k_mem is not None
+    assert k_mem.size(2) >= window - 1
+    scale = 1 / math.sqrt(q.size(-1)) if attention.scale is None else attention.scale
+    u, v = attention.biases()
+    keys = torch.cat([k_mem[0, :, k_mem.size(2) - (window - 1) :], k[0]], 1).flip(1)  # the last key first
+    table = r[:, :window]
+    return Terms(
+        _by_distance(q[0] @ keys.mT, window) * scale,
+        q[0] @ table.mT * scale,
+        _by_distance((keys @ u.unsqueeze(-1)).mT.expand(-1, q.size(2), -1).contiguous(), window) * scale,
+        (table @ v.unsqueeze(-1)).squeeze(-1) * scale,
+    )
+
+
+def _by_distance(scores: Tensor, window: int) -> Tensor:
+    """[H, L, L + W - 1], the last key first -> [H, L, W], each query's own key first; a view."""
+    heads, length, _ = scores.shape
+    return scores.as_strided(
+        (heads, length, window), (scores.stride(0), scores.stride(1) - 1, 1), scores.storage_offset() + length - 1
+    )
+
+
+class Part(NamedTuple):
+    """One layer's terms for the queries first .. first + L - 1 of the text."""
+
+    layer: int
+    first: int
+    terms: Terms
+
+
+def check_attention(network: Network) -> TransformerXL:
+    """A model whose scores have positions.
+
+    Raises:
+        TxlError: it has none.
+    """
+    model = as_transformer(network, "a picture of attention")
+    if model.config.absolute:
+        raise TxlError(
+            f"encoding {model.config.encoding!r} has no positions in its scores; pictures are of 'relative', 'shaw' and "
+            "'shaw-released'"
+        )
+    return model
+
+
+@torch.inference_mode()
+def read_terms(
+    network: Network, tokens: Tokens, start: int, window: int, clamp_len: int | None = None, segment: int = SEGMENT
+) -> Iterator[list[Part]]:
+    """Every layer's terms for all queries that see whole windows of real tokens.
+
+    Args:
+        tokens: the text, [n]. start: the token before its first.
+        window: keys of each query, itself included; a window of the model's own gives way.
+        clamp_len: largest distance told apart; None for the model's own.
+        segment: queries at a time.
+
+    Yields:
+        For each segment the layers' parts, in order; the number of a query is that of its token in
+        the text.
+
+    Raises:
+        TxlError: the model has no positions in its scores, or the text no query with a whole
+            window.
+    """
+    model = check_attention(network).eval()
+    check_clamp_len(model, clamp_len)
+    if window < 1 or segment < 1:
+        raise TxlError(f"window and segment must be >= 1, got {window} and {segment}")
+    if len(tokens) < window:
+        raise TxlError(f"the text has {len(tokens):,} tokens, fewer than a window of {window:,}")
+    memory: tuple[Tensor, ...] | None = None
+    for first in range(0, len(tokens), segment):
+        # The input of query t is token t - 1, whose successor it predicts.
+        inputs = as_tensor(tokens[max(first - 1, 0) : min(first + segment, len(tokens)) - 1])
+        inputs = torch.cat([torch.tensor([start]), inputs]) if first == 0 else inputs
+        block = inputs.unsqueeze(0).to(model.device)
+        skipped, parts = max(window - 1 - first, 0), []  # queries whose windows are not whole yet
+        with seeing(model, window, clamp_len, always=True):
+            states = model.read(block, memory, mem_len=max(window - 1, 1))
+            for layer, inner in enumerate(model.layers if skipped < block.size(1) else []):
+                hidden = states.inputs[layer]
+                past = hidden[:, :skipped] if memory is None else torch.cat([memory[layer], hidden[:, :skipped]], 1)
+                assert isinstance(inner.attention, SegmentAttention)
+                x, before = inner.attention_input(hidden[:, skipped:]), inner.attention_input(past)
+                parts.append(Part(layer, first + skipped, score_terms(inner.attention, x, before, window)))
+        if parts:
+            yield parts
+        memory = None if states.memory is None else tuple(on_device(x) for x in states.memory)
+
+
+class Attention:
+    """Mean attention over a text, in as much memory for a long one as for a short one, and all of
+    it at one place; rows are heads, layer by layer, and column d is the key d positions before.
+
+    Args:
+        layers, heads, window: sizes.
+        first, count: the queries whose weights are kept, numbered as their tokens in the text.
+
+    Attributes:
+        queries: how many have been added.
+        weights: of the kept ones, [n_layer * H, count, W] float32.
+    """
+
+    def __init__(self, layers: int, heads: int, window: int, first: int = 0, count: int = 0) -> None:
+        self.heads, self.first, self.queries = heads, first, 0
+        self.weights = torch.zeros(layers * heads, count, window)
+        self._sums = dict(
+            zip(("all", *TERMS), torch.zeros(4, layers * heads, window, dtype=torch.float64), strict=True)
+        )
+
+    def add(self, layers: list[Part]) -> None:
+        """Takes what `read_terms` yields."""
+        for layer, first, terms in layers:
+            rows, weights = slice(layer * self.heads, (layer + 1) * self.heads), terms.score.softmax(-1)
+            self._sums["all"][rows] += _total(weights)
+            self._sums["a"][rows] += _total(terms.content.softmax(-1))
+            self._sums["b"][rows] += _total(terms.content_position.softmax(-1))
+            self._sums["d"][rows] += _total(terms.position_bias.softmax(-1).unsqueeze(1)) * weights.size(1)
+            begin, end = max(self.first, first), min(self.first + self.weights.size(1), first + weights.size(1))
+            if begin < end:
+                kept = weights[:, begin - first : end - first].float().cpu()
+                self.weights[rows, begin - self.first : end - self.first] = kept
+        self.queries += layers[0].terms.content.size(1)
+
+    def mean(self, term: str = "all") -> Tensor:
+        """Mean weight of the keys at each distance, [n_layer * H, W] float64; rows sum to 1.
+
+        term: "a", "b" or "d" for the softmax of that one alone.
+        """
+        if not self.queries:
+            raise TxlError("no query has been added yet")
+        if not bool(self._sums["all"].isfinite().all()):
+            raise TxlError("the attention is not finite: the model's parameters are damaged, or it diverged")
+        mean: Tensor = self._sums[term] / self.queries
+        return mean
+
+    def widest(self, layer: int) -> int:
+        """The head of a layer (from 0) whose mean attention has the largest entropy; counted over
+        all layers, from 0."""
+        rows = self.mean()[layer * self.heads : (layer + 1) * self.heads]
+        return layer * self.heads + int(torch.special.entr(rows).sum(-1).argmax())
+
+
+def _total(weights: Tensor) -> Tensor:
+    """[H, L, W] -> sum over queries, [H, W] float64."""
+    return weights.sum(1, dtype=torch.float64).cpu()
+
+
+def figures(attention: Attention, heads: Sequence[int]) -> dict[str, Tensor]:
+    """What the figures draw, as it stands in them.
+
+    heads: of figure 6, counted over all layers, from 0.
+
+    Returns:
+        figure_5, figure_7_a, figure_7_b, figure_7_d: [n_layer * H, W], a row a head, layer by
+        layer, a column a distance, W - 1 .. 0. figure_6: [heads, T, W + T - 1], a row a target, a
+        column a token from W before the first target on: its weight in a target's window, NaN
+        outside.
+    """
+    found = {"figure_5": attention.mean().flip(1)}
+    found |= {f"figure_7_{term}": attention.mean(term).flip(1) for term in TERMS}
+    return found | {"figure_6": torch.stack([by_token(attention.weights[head]) for head in heads])}
+
+
+def by_token(rows: Tensor) -> Tensor:
+    """[T, W] by distance -> [T, W + T - 1] by token, NaN beyond a row's window."""
+    count, window = rows.shape
+    picture = rows.new_full((count, window + count - 1), torch.nan)
+    for n, row in enumerate(rows):
+        picture[n, n : n + window] = row.flip(0)
+    return picture
+
+
+def marked(weights: Tensor) -> Tensor:
+    """[T, W] by distance -> [T, W + T - 1] by token: 1 for the largest fifth of each row, 0 for the
+    rest of its window, NaN beyond."""
+    largest = weights.topk(max(round(MARKED * weights.size(1)), 1)).indices
+    return by_token(torch.zeros_like(weights).scatter_(1, largest, 1.0))
+
+
+def draw_means(attention: Attention, titles: dict[str, str], path: Path) -> None:
+    """Figure 5, or 7: of each term ("all" for the whole) a row a head, layer by layer from the top;
+    a column a distance, the nearest at the right; darker is more, in the shades of figure 5."""
+    from matplotlib.colors import PowerNorm
+
+    figure = new_figure(7.0 if len(titles) == 1 else 13.0, 4.8)
+    panels = figure.subplots(1, len(titles), sharey=True, squeeze=False)[0]
+    cells = attention.mean().flatten()
+    top = float(cells.kthvalue(max(int(0.998 * cells.numel()), 1)).values) or 1.0  # what all but a few stay below
+    for axes, (term, title) in zip(panels, titles.items(), strict=True):
+        rows = attention.mean(term).flip(1)
+        image = axes.imshow(
+            rows.numpy(), aspect="auto", interpolation="nearest", cmap="Greys", norm=PowerNorm(0.5, 0, top),
+            extent=(-rows.size(1), 0, len(rows), 0),
+        )  # fmt: skip
+        for head in range(attention.heads, len(rows), attention.heads):
+            axes.axhline(head, color="tab:blue", lw=0.4, alpha=0.6)
+        axes.set(title=title, xlabel="relative location of the key", ylabel="head, layer by layer")
+    figure.colorbar(image, ax=panels, label="mean weight", extend="max")
+    save(figure, path)
+
+
+def draw_heads(attention: Attention, heads: Sequence[int], path: Path) -> None:
+    """Figure 6: successive targets from the top, what each head sees of the text; the largest fifth
+    of a row's weights in red.
+
+    heads: counted over all layers, from 0.
+    """
+    _, count, window = attention.weights.shape
+    figure = new_figure(9.0, 2.4 * len(heads) + 0.4)
+    for axes, head in zip(figure.subplots(len(heads), 1, squeeze=False)[:, 0], heads, strict=True):
+        axes.imshow(
+            marked(attention.weights[head]).numpy(), aspect="auto", interpolation="nearest", cmap="Reds", vmin=0, vmax=1.4,
+            extent=(-window, count, count, 0),
+        )  # fmt: skip
+        axes.set(
+            title=f"head {head + 1}, of layer {head // attention.heads + 1}", xlabel="token, from the first target on",
+            ylabel="target",
+        )  # fmt: skip
+    save(figure, path)
+
+
+def write_page(
+    path: Path, attention: Attention, tokens: Tokens, vocabulary: Vocabulary, title: str, about: str
+) -> None:
+    """Writes one HTML file, without a network, to look around in the weights that were kept.
+
+    They are 8 bits of the square root of a row's share of its maximum, deflated.
+
+    tokens: the text. about: what the page says of model and text.
+    """
+    rows, count, window = attention.weights.shape
+    weights = attention.weights.numpy()
+    most = np.maximum(weights.max(-1), np.finfo(np.float32).tiny)
+    levels = np.rint(255 * np.sqrt(weights / most[..., None])).astype(np.uint8)
+    shown = [show(vocabulary, int(t)) for t in tokens[attention.first - window : attention.first + count]]
+    data = {
+        "title": title, "about": about, "layers": rows // attention.heads, "heads": attention.heads, "targets": count,
+        "window": window, "tokens": shown, "words": vocabulary.unit == "words", "most": most.tolist(),
+        "levels": base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode(),
+    }  # fmt: skip
+    # "<" is escaped: a token such as </script> must not end the script.
+    text = json.dumps(data).replace("<", "\\u003c")
+    replace_text(path, _TEMPLATE.read_text(encoding="utf-8").replace(_DATA, text))
+
+
+def show(vocabulary: Vocabulary, token: int) -> str:
+    """A token as a reader can see it: a line's end as an arrow, bytes that are no character in
+    hexadecimal."""
+    if isinstance(vocabulary, ByteVocabulary):
+        byte = vocabulary.symbols[token]
+        return "\u21b5" if byte == 10 else chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}"
+    word = vocabulary.decode([token]).decode("utf-8", "replace").strip(" ")
+    return "\u21b5" if word in ("", "\n") else word

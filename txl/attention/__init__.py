@@ -1,1 +1,0 @@
-"""What trained heads attend to (paper, Appendix D)."""

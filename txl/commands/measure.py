@@ -1,0 +1,242 @@
+"""`txl recl`, `txl attention`, `txl report`: what is measured of trained models, in pictures."""
+
+import dataclasses
+import io
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from txl import attention, recl
+from txl.commands.console import EvaluationProgress
+from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, pick_device, say
+from txl.commands.splits import split_of
+from txl.errors import TxlError
+from txl.evaluation.score import perplexity
+from txl.language_model import LanguageModel, load
+from txl.paths import make_folder, replace_bytes, replace_text
+from txl.pictures import missing
+from txl.report import write_report
+from txl.text.tokens import Tokens
+
+_TEXT, _HOW = "Text", "How"
+SAVE_EVERY_S = 20.0
+FIGURE_RATIO = 0.1  # of figure 3
+
+Data = Annotated[Path | None, in_panel(_TEXT, "--data", help="A corpus, or a text file. Default: the (first) run's.")]
+Split = Annotated[str, in_panel(_TEXT, help="train, valid or test, of a corpus.")]
+
+
+def recl_command(
+    runs: Annotated[
+        list[Path], typer.Argument(help="The group: run folders (their best checkpoints) or .safetensors files.")
+    ],
+    source: Data = None,
+    split: Split = "test",
+    samples: Annotated[int, in_panel(_TEXT, help="Positions, the same for all models.")] = 2000,
+    step: Annotated[int, in_panel(_HOW, help="Tokens of the first context, and of each step.")] = 100,
+    contexts: Annotated[int, in_panel(_HOW, help="Contexts: step, 2 step, ..")] = 10,
+    ratio: Annotated[
+        str, in_panel(_HOW, help="Shares r of the positions, those hardest from a short context.")
+    ] = "0.1,0.5,1",
+    out: Annotated[Path | None, typer.Option(help="Folder for the result. Default: recl in the first run's.")] = None,
+    device: Device = "auto",
+) -> None:
+    """How far back models make use of a text: the paper's RECL, figures 3 and 4.
+
+    Every prediction is made from exactly so many tokens and an empty state. Started again, the
+    command goes on where it was interrupted.
+    """
+    try:
+        ratios = [float(part) for part in ratio.split(",")]
+    except ValueError:
+        ratios = []
+    if not ratios or not all(0 < r <= 1 for r in ratios):
+        raise TxlError(f"--ratio takes numbers in (0, 1] separated by commas, got {ratio!r}")
+    where = pick_device(device)
+    group = _group([load(path, where) for path in runs], runs)
+    tokens = split_of(next(iter(group.values())), source, split)
+    layout = recl.Layout(len(tokens), samples, step, contexts)
+    limits = {name: recl.NetworkLosses(model).limit for name, model in group.items()}
+    for name, limit in limits.items():
+        if limit is not None and limit < step:
+            raise TxlError(
+                f"{name}: contexts begin at {step} tokens, beyond the {limit} that its absolute positions reach; "
+                f"--step must be at most {limit}"
+            )
+    folder = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "recl"
+    make_folder(folder, "--out")
+    make_folder(folder / "losses", "--out")
+    positions = len(layout.positions())
+    if positions < samples:
+        say(f"the text has {positions:,} positions after a context of {layout.longest:,}; all are taken")
+    losses, seconds = {}, {}
+    for name, model in group.items():
+        began = time.perf_counter()
+        losses[name] = _losses(name, model, tokens, layout, folder / "losses")
+        seconds[name] = time.perf_counter() - began
+    perplexities = {name: [perplexity(x) for x in values.mean(1)] for name, values in losses.items()}
+    effective = {r: recl.effective_context(losses, layout.lengths, r, limits=limits) for r in ratios}
+    found = {
+        "models": {name: str(model.path) for name, model in group.items()}, "samples": samples, "step": step,
+        "checkpoints": {name: model.digest for name, model in group.items()}, "seconds": seconds,
+        "contexts": layout.lengths, "positions": positions, "limits": limits, "perplexity": perplexities,
+        "effective": {r: {name: dataclasses.asdict(each) for name, each in by.items()} for r, by in effective.items()},
+    }  # fmt: skip
+    replace_text(folder / "recl.json", json.dumps(found, indent=2) + "\n")
+    _print(effective, perplexities, f"RECL in tokens, {positions:,} positions, contexts to {layout.longest:,}")
+    reason = missing()
+    if reason is None:
+        drawn = FIGURE_RATIO if FIGURE_RATIO in effective else min(effective)
+        recl.draw_gains(effective[drawn], layout.lengths, drawn, folder / "figure-3.png")
+        recl.draw_perplexity(perplexities, layout.lengths, folder / "figure-4.png")
+    else:
+        say(f"the figures were left out: {reason}")
+    say(f"in {folder}: recl.json{'' if reason else ', figure-3.png, figure-4.png'}")
+
+
+def _group(models: list[LanguageModel], paths: list[Path]) -> dict[str, LanguageModel]:
+    """By the names of their folders or files, or whole paths where two are alike."""
+    for model in models[1:]:
+        if model.vocabulary != models[0].vocabulary:
+            raise TxlError(f"{model.path}: its vocabulary is not that of {models[0].path}; a group needs one")
+    files = [model.path.resolve() for model in models]
+    if len(set(files)) < len(files):
+        raise TxlError("a model is given twice: " + ", ".join(sorted({str(f) for f in files if files.count(f) > 1})))
+    names = [path.resolve().name.removesuffix(".safetensors") for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    return dict(zip(names, models, strict=True))
+
+
+def _losses(name: str, model: LanguageModel, tokens: Tokens, layout: recl.Layout, folder: Path) -> recl.Array:
+    """All losses of a model, [C, N]: those that a folder holds, the rest measured now and kept."""
+    predict = recl.NetworkLosses(model)
+    cost, kept = layout.cost(predict.limit), folder / f"{recl.fingerprint(model.digest, tokens, layout)}.npz"
+    values = recl.kept_losses(kept, layout)
+    told = "" if values is None else f", {np.isfinite(values).mean():.0%} of the losses kept"
+    limited = "" if predict.limit is None else f"; longer contexts than its {predict.limit} are that one"
+    say(f"{name}: {cost:,} tokens to read{told}{limited}")
+    values, saved = recl.nothing_measured(layout) if values is None else values, time.perf_counter()
+    with EvaluationProgress(console, name, cost) as progress:
+
+        def watch(done: int) -> None:
+            nonlocal saved
+            progress.update(done)
+            if time.perf_counter() - saved > SAVE_EVERY_S:
+                recl.keep_losses(kept, values)
+                saved = time.perf_counter()
+
+        try:
+            device = model.model.device
+            return recl.measure(predict, tokens, layout, limit=predict.limit, values=values, device=device, watch=watch)
+        finally:
+            recl.keep_losses(kept, values)
+
+
+def _print(effective: dict[float, dict[str, recl.Effective]], perplexities: dict[str, list[float]], title: str) -> None:
+    table = Table("model", *[f"r = {r:g}" for r in effective], "ppl, shortest", "ppl, longest", title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, values in perplexities.items():
+        found = [group[name] for group in effective.values()]
+        lengths = [("at least " if each.reached_end else "") + f"{each.length:,}" for each in found]
+        table.add_row(Text(name), *lengths, f"{values[0]:.3f}", f"{values[-1]:.3f}")
+    console.print(table)
+
+
+def attention_command(
+    checkpoint: Checkpoint,
+    source: Data = None,
+    split: Split = "valid",
+    limit: Annotated[
+        int, in_panel(_TEXT, help="Read only the first so many tokens; the paper read its whole validation set.")
+    ] = 65536,
+    window: Annotated[
+        int | None, in_panel(_HOW, help="Keys a token sees, itself included. Default: as in training.")
+    ] = None,
+    clamp_len: Annotated[int | None, in_panel(_HOW, help="Largest distance told apart. Default: the model's.")] = None,
+    heads: Annotated[
+        str | None,
+        in_panel(
+            _HOW,
+            help="Of figure 6, counted from 1 over all layers, as 8,78,158. Default: of the first, the middle and the last "
+            "layer the one with the widest attention.",
+        ),
+    ] = None,
+    at: Annotated[
+        int | None, in_panel(_HOW, help="First target of figure 6 and of the page. Default: in the middle.")
+    ] = None,
+    targets: Annotated[int, in_panel(_HOW, help="Targets of figure 6 and of the page.")] = 64,
+    out: Annotated[Path | None, typer.Option(help="Folder for the pictures. Default: attention in the run's.")] = None,
+    device: Device = "auto",
+) -> None:
+    """What the heads attend to: figures 5, 6 and 7, and a page to look around in.
+
+    Of every token whose window is whole. Memory does not grow with the text.
+    """
+    reason = missing()
+    if reason is not None:
+        raise TxlError(reason)
+    for name, value, least in (("window", window, 2), ("targets", targets, 1), ("limit", limit, 1)):
+        if value is not None and value < least:
+            raise TxlError(f"--{name} must be >= {least}, got {value}")
+    language_model = load(checkpoint, pick_device(device))
+    model = attention.check_attention(language_model.model)
+    layers, n_head = model.config.n_layer, model.config.n_head
+    chosen = [n - 1 for n in numbers("--heads", heads)] if heads is not None else None
+    if chosen and not all(0 <= n < layers * n_head for n in chosen):
+        raise TxlError(f"--heads must be from 1 to {layers * n_head}, got {heads}")
+    window = max(language_model.attn_len, 2) if window is None else window
+    tokens = split_of(language_model, source, split)[:limit]
+    if len(tokens) < window + targets:
+        raise TxlError(
+            f"the text has {len(tokens):,} tokens; a window of {window:,} and {targets:,} targets need "
+            f"{window + targets:,}: use a longer text, or smaller --window or --targets"
+        )
+    first = (len(tokens) + window - targets) // 2 if at is None else at
+    if not window <= first <= len(tokens) - targets:
+        raise TxlError(f"--at must be from {window} to {len(tokens) - targets}, got {first}")
+    folder = out or language_model.path.parent / "attention"
+    make_folder(folder, "--out")
+    found = attention.Attention(layers, n_head, window, first, targets)
+    with EvaluationProgress(console, "attention", len(tokens)) as progress:
+        for parts in attention.read_terms(model, tokens, language_model.vocabulary.start, window, clamp_len):
+            found.add(parts)
+            progress.update(found.queries + window - 1)
+    if chosen is None:
+        chosen = [found.widest(layer) for layer in sorted({0, layers // 2, layers - 1})]
+    attention.draw_means(found, {"all": "Mean attention of every head"}, folder / "figure-5.png")
+    attention.draw_heads(found, chosen, folder / "figure-6.png")
+    attention.draw_means(found, attention.TERMS, folder / "figure-7.png")
+    about = (
+        f"{language_model.path}: {layers} layers of {n_head} heads, a window of {window:,}; targets {first:,} to "
+        f"{first + targets - 1:,} of {source if source is not None and source.is_file() else f'the {split} split'}"
+    )
+    title = f"Attention of {language_model.path.parent.name or language_model.path.name}"
+    attention.write_page(folder / "attention.html", found, tokens, language_model.vocabulary, title, about)
+    settings = {"checkpoint": language_model.digest, "window": window, "clamp_len": clamp_len, "tokens": len(tokens)}
+    settings |= {"heads_of_figure_6": [head + 1 for head in chosen], "first_target": first, "targets": targets}
+    replace_text(folder / "attention.json", json.dumps(settings, indent=2) + "\n")
+    drawn: dict[str, Any] = {name: x.numpy() for name, x in attention.figures(found, chosen).items()}
+    file = io.BytesIO()
+    np.savez_compressed(file, **drawn)
+    replace_bytes(folder / "attention.npz", file.getvalue())
+    say(
+        f"{found.queries:,} tokens with windows of {window:,}; heads {', '.join(str(h + 1) for h in chosen)} in figure 6"
+    )
+    say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, their numbers in attention.npz; attention.html")
+
+
+def report_command(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """Write RUN/report.html: curves, attention lengths, speed, samples, RECL and attention.
+
+    Of what has been measured: `txl eval`, `txl generate`, `txl recl` and `txl attention` leave
+    their results in the run's folder.
+    """
+    say(write_report(run))
