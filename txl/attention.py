@@ -16,7 +16,6 @@ from txl.errors import TxlError
 from txl.evaluation.reader import check_clamp_len
 from txl.evaluation.segments import seeing
 from txl.model import Network, as_transformer
-from txl.model.memory import on_device
 from txl.model.transformer import TransformerXL
 from txl.paths import replace_text
 from txl.pictures import new_figure, save
@@ -152,7 +151,7 @@ def read_terms(
                 parts.append(Part(layer, first + skipped, score_terms(inner.attention, x, before, window)))
         if parts:
             yield parts
-        memory = None if states.memory is None else tuple(on_device(x) for x in states.memory)
+        memory = states.memory
 
 
 class Attention:
