@@ -17,7 +17,7 @@ def import_command(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Of transformers' TransfoXL the folder; of the original code model.pt, or PREFIX of PREFIX.index; of "
+            help="Of transformers' TransfoXL the folder; of the original code model.pt, or TensorFlow's as safetensors; of "
             "NVIDIA's examples checkpoint_best.pt."
         ),
     ],

@@ -19,15 +19,15 @@ Format = Literal["auto", "pytorch", "tensorflow", "huggingface", "nvidia"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 _MODULES: dict[str, ModuleType] = {
     "huggingface": huggingface,
-    "tensorflow": tensorflow,
     "pytorch": pytorch,
     "nvidia": nvidia,
+    "tensorflow": tensorflow,
 }
 _LOOKS = {
     "huggingface": "a folder with config.json, as transformers saves TransfoXL",
-    "tensorflow": "PREFIX of PREFIX.index and PREFIX.data-00000-of-00001",
     "pytorch": f"{pytorch.FILE}, the released code's pickled module",
     "nvidia": f"{nvidia.FILES[0]}, of NVIDIA's examples",
+    "tensorflow": "a .safetensors file, as examples/tensorflow_checkpoint.py writes it",
 }
 
 
@@ -89,7 +89,7 @@ def _find(source: Path, form: Format) -> tuple[str, Path]:
         found = _MODULES[name].find(source)
         if found is not None:
             return name, found
-    if not source.exists() and tensorflow.find(source) is None:
+    if not source.exists():
         raise TxlError(f"{source}: no such file or folder")
     raise TxlError(f"{source}: not a checkpoint that is known: {'; '.join(_LOOKS[name] for name in tried)}")
 

@@ -58,10 +58,10 @@ def tensors(source: Path, names: Sequence[str] = WEIGHTS) -> dict[str, Tensor]:
     """
     for name in names:
         if (source / name).is_file():
-            return unprefixed(_file(source / name))
+            return unprefixed(tensors_of(source / name))
         index = source / f"{name}.index.json"
         if index.is_file():
-            return unprefixed({key: x for part in _parts(index) for key, x in _file(part).items()})
+            return unprefixed({key: x for part in _parts(index) for key, x in tensors_of(part).items()})
     raise TxlError(f"{source}: holds no weights ({' or '.join(names)})")
 
 
@@ -77,7 +77,8 @@ def _parts(index: Path) -> list[Path]:
     return [index.parent / name for name in found]
 
 
-def _file(path: Path) -> dict[str, Tensor]:
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    """Of one file, safetensors or torch.save's, by name."""
     if path.suffix == ".safetensors":
         try:
             found: Any = load_file(path)
