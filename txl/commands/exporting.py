@@ -7,7 +7,7 @@ import typer
 
 from txl.commands.options import Checkpoint, say
 from txl.errors import TxlError
-from txl.importing.export import export
+from txl.importing.checkpoint import export
 
 
 def export_command(

@@ -8,7 +8,7 @@ import typer
 from txl.commands.options import in_panel, say
 from txl.errors import TxlError
 from txl.importing.checkpoint import FORMATS, convert
-from txl.importing.foreign import Lengths
+from txl.importing.names import Lengths
 
 _TENSORFLOW = "What a TensorFlow checkpoint does not say"
 

@@ -9,9 +9,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.importing import vocabulary
-from txl.importing.foreign import Foreign, Lengths, ties, window
-from txl.importing.huggingface import tensors_of
+from txl.importing import pickles, vocabulary
+from txl.importing.names import Foreign, Lengths, ties, window
 from txl.model.bins import Bins
 from txl.model.config import ModelConfig
 
@@ -66,7 +65,7 @@ def read(path: Path, lengths: Lengths) -> Foreign:
     """
     if lengths.mem_len is None:
         raise TxlError(f"{path}: a TensorFlow checkpoint does not say how long its memory is: give --mem-len")
-    held = {name: x for name, x in tensors_of(path).items() if not _OPTIMIZERS.fullmatch(name)}
+    held = {name: x for name, x in pickles.tensors(path).items() if not _OPTIMIZERS.fullmatch(name)}
     unknown = [name for name in held if not name.startswith(_PREFIX)]
     if unknown:
         raise TxlError(f"{path}: unknown tensors: {', '.join(sorted(unknown)[:3])}")

@@ -19,7 +19,7 @@ from torch import Tensor
 import txl
 from txl.errors import TxlError
 from txl.importing.checkpoint import convert
-from txl.importing.foreign import Lengths
+from txl.importing.names import Lengths
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "tensorflow_checkpoint.py"
 MEM_LEN = 6
