@@ -12,7 +12,7 @@ from txl.model.config import PLACES
 from txl.model.networks import make_network
 from txl.model.recurrent_config import RecurrentConfig
 from txl.model.transformer import count_parameters
-from txl.text.rules import RULES
+from txl.text.datasets import RULES
 from txl.training.schedule import learning_rate
 
 # Counted from the released code (or, of models that were not released, of their named sizes).

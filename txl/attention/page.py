@@ -10,8 +10,7 @@ import numpy as np
 
 from txl.attention.moment import Moment
 from txl.paths import replace_text
-from txl.text.tokens import Tokens
-from txl.text.vocabulary import ByteVocabulary, Vocabulary
+from txl.text.vocabulary import ByteVocabulary, Tokens, Vocabulary
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _DATA = "/*DATA*/null"

@@ -14,7 +14,7 @@ from txl.model.memory import on_device
 from txl.model.networks import Network, as_transformer
 from txl.model.transformer import TransformerXL
 from txl.text.corpus import as_tensor
-from txl.text.tokens import Tokens
+from txl.text.vocabulary import Tokens
 from txl_kernels.segment_attention import SegmentAttention
 
 SEGMENT = 128

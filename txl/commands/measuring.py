@@ -12,7 +12,7 @@ from txl.recl import store
 from txl.recl.losses import Losses, measure
 from txl.recl.networks import NetworkLosses
 from txl.recl.positions import Plan
-from txl.text.tokens import Tokens
+from txl.text.vocabulary import Tokens
 
 SAVE_EVERY_S = 20.0
 

@@ -10,7 +10,7 @@ from txl.distributed.world import World
 from txl.errors import TxlError
 from txl.model.networks import Config, config_from_json
 from txl.text import corpus as data
-from txl.text.rules import PrepareOptions
+from txl.text.datasets import PrepareOptions
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 from txl.training.run_folder import read_record, refuse_used_folder

@@ -6,7 +6,7 @@ import torch
 
 from txl.distributed.same import code_digest
 from txl.distributed.world import World
-from txl.text.tokens import Tokens, content
+from txl.text.vocabulary import Tokens, content
 
 
 def agree_on_reading(

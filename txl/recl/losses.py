@@ -13,7 +13,7 @@ from torch import Tensor
 from txl.distributed.world import World
 from txl.recl.positions import Plan, Run
 from txl.text.corpus import as_tensor
-from txl.text.tokens import Tokens
+from txl.text.vocabulary import Tokens
 
 BATCH_TOKENS = 8192
 

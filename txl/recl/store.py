@@ -14,7 +14,7 @@ from txl.errors import TxlError
 from txl.paths import replace_bytes
 from txl.recl.losses import BATCH_TOKENS, Losses
 from txl.recl.positions import LONGEST_CHAIN, Plan
-from txl.text.tokens import Tokens, content
+from txl.text.vocabulary import Tokens, content
 
 FORMAT = 1  # of the files, and of the order in which batches are measured
 

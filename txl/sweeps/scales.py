@@ -6,7 +6,7 @@ from typing import Any
 from txl import recipes
 from txl.errors import TxlError
 from txl.sweeps.tables import Row, Table
-from txl.text.rules import PrepareOptions
+from txl.text.datasets import PrepareOptions
 
 Options = dict[str, Any]
 FEWEST_BINNED = 1000  # words; with fewer, bins of the vocabulary save nothing

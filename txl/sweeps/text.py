@@ -7,8 +7,8 @@ from txl.errors import TxlError
 from txl.sweeps.ledger import Ledger
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
-from txl.text.rules import PrepareOptions
-from txl.text.writing import META
+from txl.text.datasets import PrepareOptions
+from txl.text.preparing import META
 
 
 def open_text(folder: Path, source: Path | None, options: PrepareOptions, ledger: Ledger | None) -> Corpus:

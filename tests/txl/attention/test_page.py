@@ -13,8 +13,7 @@ from browser import opened
 
 from txl.attention.moment import Moment
 from txl.attention.page import show, write_page
-from txl.text.vocabulary import ByteVocabulary
-from txl.text.words import WordVocabulary
+from txl.text.vocabulary import ByteVocabulary, WordVocabulary
 
 WORDS = WordVocabulary(["<eos>", "the", "</script><b>bold", "dog", "&amp;", "\u00e9t\u00e9"])
 TEXT = np.array([1, 3, 2, 4, 5, 0] * 4, dtype=np.uint8)

@@ -14,7 +14,7 @@ from ranks import children, run_ranks, start_torchrun, torchrun
 from training_helpers import assert_same_run
 
 from txl.text import corpus as data
-from txl.text.rules import PrepareOptions
+from txl.text.datasets import PrepareOptions
 from txl.training import checkpoint as checkpoints
 
 ROWS = ["recurrence", "recurrence-shaw", "no-recurrence"]

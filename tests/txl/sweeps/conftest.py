@@ -10,7 +10,7 @@ import torch
 from txl.sweeps import sweep, tables
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
-from txl.text.rules import PrepareOptions
+from txl.text.datasets import PrepareOptions
 
 RunSweep = Callable[..., None]
 
