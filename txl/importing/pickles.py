@@ -55,17 +55,10 @@ class Inert:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def append(self, value: Any) -> None:
-        """Of what is like a list: nothing that anyone looks at."""
+    def append(self, *values: Any) -> None:
+        """Of what is like a container: nothing that anyone looks at."""
 
-    def extend(self, values: Any) -> None:
-        """As `append`."""
-
-    def add(self, value: Any) -> None:
-        """As `append`."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """As `append`."""
+    extend = add = __setitem__ = append
 
 
 def _check_keys(keys: Iterable[Any]) -> None:
@@ -74,6 +67,16 @@ def _check_keys(keys: Iterable[Any]) -> None:
         plain = key is None or type(key) in (str, bytes, bool, float) or (type(key) is int and abs(key) < _WIDEST_KEY)
         if not plain and not isinstance(key, Inert):
             raise pickle.UnpicklingError(f"a key that is {type(key).__name__}")
+
+
+def _checked(load: str, keys: slice) -> Callable[[Any], None]:
+    """A step of the unpickler's, once the keys that it finds on the stack are known to be plain."""
+
+    def step(it: Any) -> None:
+        _check_keys(it.stack[keys])
+        getattr(it, load)()
+
+    return step
 
 
 class Unpickler(pickle._Unpickler):
@@ -121,32 +124,12 @@ class Unpickler(pickle._Unpickler):
 
         return type(name, (container,), {"__init__": init})
 
-    def _setitem(self) -> None:
-        _check_keys(self.stack[-2:-1])  # type: ignore[attr-defined]
-        self.load_setitem()  # type: ignore[attr-defined]
-
-    def _setitems(self) -> None:
-        _check_keys(self.stack[::2])  # type: ignore[attr-defined]
-        self.load_setitems()  # type: ignore[attr-defined]
-
-    def _dict(self) -> None:
-        _check_keys(self.stack[::2])  # type: ignore[attr-defined]
-        self.load_dict()  # type: ignore[attr-defined]
-
-    def _additems(self) -> None:
-        _check_keys(self.stack)  # type: ignore[attr-defined]
-        self.load_additems()  # type: ignore[attr-defined]
-
-    def _frozenset(self) -> None:
-        _check_keys(self.stack)  # type: ignore[attr-defined]
-        self.load_frozenset()  # type: ignore[attr-defined]
-
     dispatch |= {
-        pickle.SETITEM[0]: _setitem,
-        pickle.SETITEMS[0]: _setitems,
-        pickle.DICT[0]: _dict,
-        pickle.ADDITEMS[0]: _additems,
-        pickle.FROZENSET[0]: _frozenset,
+        pickle.SETITEM[0]: _checked("load_setitem", slice(-2, -1)),
+        pickle.SETITEMS[0]: _checked("load_setitems", slice(None, None, 2)),
+        pickle.DICT[0]: _checked("load_dict", slice(None, None, 2)),
+        pickle.ADDITEMS[0]: _checked("load_additems", slice(None)),
+        pickle.FROZENSET[0]: _checked("load_frozenset", slice(None)),
     }
 
 
