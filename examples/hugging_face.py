@@ -18,7 +18,9 @@ try:
 except ImportError as error:
     sys.exit(f'{error}: pip install ".[hf]" accelerate')
 
-from txl.hf import TransfoXLConfig, TransfoXLLMHeadModel, TransfoXLTokenizer
+from txl.hf.configuration import TransfoXLConfig
+from txl.hf.modeling import TransfoXLLMHeadModel
+from txl.hf.tokenization import TransfoXLTokenizer
 from txl.text.vocabulary import ByteVocabulary
 
 

@@ -20,8 +20,7 @@ from txl.model.transformer import TransformerXL
 from txl.paths import replace_text
 from txl.pictures import new_figure, save
 from txl.text.corpus import as_tensor
-from txl.text.tokens import Tokens
-from txl.text.vocabulary import ByteVocabulary, Vocabulary
+from txl.text.vocabulary import ByteVocabulary, Tokens, Vocabulary
 from txl_kernels.segment_attention import SegmentAttention
 
 SEGMENT = 128

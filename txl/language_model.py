@@ -25,8 +25,7 @@ from txl.model.recurrent import RecurrentNetwork
 from txl.paths import AnyPath
 from txl.text.corpus import as_tensor
 from txl.text.streams import Counting
-from txl.text.vocabulary import Tokens, Vocabulary
-from txl.text.words import SENTENCE, WordVocabulary
+from txl.text.vocabulary import SENTENCE, Tokens, Vocabulary, WordVocabulary
 from txl.training import checkpoint as checkpoints
 
 

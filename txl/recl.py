@@ -25,7 +25,7 @@ from txl.model.config import ModelConfig
 from txl.paths import AnyPath, replace_bytes
 from txl.pictures import label, new_figure, save
 from txl.text.corpus import as_tensor
-from txl.text.tokens import Tokens, content
+from txl.text.vocabulary import Tokens, content
 
 Array = npt.NDArray[np.float64]
 LONGEST_CHAIN = 100

@@ -13,7 +13,7 @@ from txl.evaluation.score import Score, init_and_best
 from txl.model.config import PLACES, ModelConfig
 from txl.paths import replace_text
 from txl.text.corpus import Corpus
-from txl.text.rules import PrepareOptions
+from txl.text.datasets import PrepareOptions
 from txl.text.streams import training_streams
 from txl.training.config import TrainConfig
 

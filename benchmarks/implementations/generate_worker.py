@@ -24,7 +24,7 @@ def load(way: str, folder: Path) -> Any:
         import bare_peers
 
         bare_peers.use()
-        from txl.hf import TransfoXLLMHeadModel
+        from txl.hf.modeling import TransfoXLLMHeadModel
     else:
         from transformers import TransfoXLLMHeadModel
     model = TransfoXLLMHeadModel.from_pretrained(folder).eval()

@@ -19,7 +19,7 @@ from harness.checks import require
 from harness.comparison import Entry, Unavailable
 from implementations.models import ENWIK8_BASE
 from txl import TransformerXL
-from txl.importing.export import export
+from txl.importing.checkpoint import export
 from txl.text.vocabulary import ByteVocabulary
 from txl.training import checkpoint as checkpoints
 

@@ -20,8 +20,7 @@ from model_helpers import small_config, small_model
 from txl import TransformerXL
 from txl.attention import Attention, Part, Terms, marked, read_terms, score_terms, show, write_page
 from txl.errors import TxlError
-from txl.text.vocabulary import ByteVocabulary
-from txl.text.words import WordVocabulary
+from txl.text.vocabulary import ByteVocabulary, WordVocabulary
 from txl_kernels import rel_attention
 
 TEXT = np.random.default_rng(0).integers(0, 31, 60).astype(np.uint8)

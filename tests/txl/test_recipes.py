@@ -11,7 +11,7 @@ from txl.evaluation.evaluate import METHODS
 from txl.model import make_network
 from txl.model.config import PLACES, RecurrentConfig
 from txl.model.transformer import count_parameters
-from txl.text.rules import RULES
+from txl.text.datasets import RULES
 from txl.training.optimizer import learning_rate
 
 # Counted from the released code (or, of models that were not released, of their named sizes).

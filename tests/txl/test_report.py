@@ -17,7 +17,8 @@ from txl.evaluation.score import Score
 from txl.evaluation.speed import Speedup
 from txl.pictures import new_figure
 from txl.report import Evaluation, write_report
-from txl.text.corpus import Corpus, PrepareOptions, prepare
+from txl.text.corpus import Corpus, prepare
+from txl.text.datasets import PrepareOptions
 from txl.training.checkpoint import load
 
 SPEED = Speedup(800, 0.5, 0.001)

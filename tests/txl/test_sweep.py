@@ -16,7 +16,7 @@ from txl.model.transformer import count_parameters
 from txl.sweep import SCALES, TABLES, Job, Kept, check_corpus, fitted, make_job, next_length
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
-from txl.text.rules import PrepareOptions
+from txl.text.datasets import PrepareOptions
 from txl.training.config import TrainConfig
 
 Curve = Callable[[int], float]

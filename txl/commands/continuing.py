@@ -15,7 +15,7 @@ from txl.commands.options import console
 from txl.commands.presets import Settings
 from txl.errors import TxlError
 from txl.language_model import LanguageModel
-from txl.text import compressed
+from txl.text import files
 from txl.text.detokenise import detokenise
 
 
@@ -46,7 +46,7 @@ def continue_prompt(
 def _prompt(prompt: str) -> bytes:
     if not prompt.startswith("@"):
         return os.fsencode(prompt)  # the bytes that were typed, UTF-8 or not
-    return compressed.read(prompt[1:]).data
+    return files.read(prompt[1:])
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:

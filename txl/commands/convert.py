@@ -8,9 +8,8 @@ import typer
 
 from txl.commands.options import Checkpoint, in_panel, say
 from txl.errors import TxlError
-from txl.importing.checkpoint import FORMATS, convert
-from txl.importing.export import export
-from txl.importing.foreign import Lengths
+from txl.importing.checkpoint import FORMATS, convert, export
+from txl.importing.names import Lengths
 from txl.model import make_network
 from txl.training import checkpoint as checkpoints
 
@@ -21,7 +20,7 @@ def import_command(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Of transformers' TransfoXL the folder; of the original code model.pt, or PREFIX of PREFIX.index; of "
+            help="Of transformers' TransfoXL the folder; of the original code model.pt, or TensorFlow's as safetensors; of "
             "NVIDIA's examples checkpoint_best.pt."
         ),
     ],

@@ -22,7 +22,7 @@ from txl.language_model import LanguageModel, load
 from txl.paths import make_folder, replace_bytes, replace_text
 from txl.pictures import missing
 from txl.report import write_report
-from txl.text.tokens import Tokens
+from txl.text.vocabulary import Tokens
 
 _TEXT, _HOW = "Text", "How"
 SAVE_EVERY_S = 20.0

@@ -9,8 +9,8 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from txl.commands.console import Bar
 from txl.commands.options import console, in_panel
 from txl.text import corpus as data
+from txl.text.datasets import RULES, PrepareOptions
 from txl.text.readers import SPLITS
-from txl.text.rules import RULES, PrepareOptions
 
 _TEXT, _WORDS = "Text", "Words"
 

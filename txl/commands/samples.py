@@ -13,7 +13,7 @@ from txl.commands.splits import corpus_of
 from txl.errors import TxlError
 from txl.language_model import LanguageModel
 from txl.text.detokenise import detokenise
-from txl.text.tokens import Tokens
+from txl.text.vocabulary import Tokens
 from txl.training.run import read_record
 
 _LINE = 4096  # tokens, more than a paragraph has

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from txl.errors import TxlError
 from txl.language_model import LanguageModel
-from txl.text import compressed
+from txl.text import files
 from txl.text import corpus as data
 from txl.text.readers import SPLITS
-from txl.text.tokens import Tokens
+from txl.text.vocabulary import Tokens
 from txl.training.run import read_record
 
 
@@ -28,7 +28,7 @@ def split_of(saved: LanguageModel, source: Path | None, split: str) -> Tokens:
         raise TxlError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     source = source or read_record(saved.path.parent).corpus
     if source.exists() and not source.is_dir():  # a pipe, too
-        return saved.vocabulary.encode(compressed.read(source).data)
+        return saved.vocabulary.encode(files.read(source))
     corpus = corpus_of(saved, source)
     corpus.verify(split)
     return corpus.split(split)

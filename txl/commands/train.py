@@ -15,7 +15,7 @@ from txl.distributed import World
 from txl.errors import TxlError
 from txl.model.config import Config, ModelConfig, config_from_json
 from txl.text import corpus as data
-from txl.text.rules import PrepareOptions
+from txl.text.datasets import PrepareOptions
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 from txl.training.run import read_record, refuse_used_folder

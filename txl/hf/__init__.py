@@ -15,13 +15,16 @@ if int(transformers.__version__.split(".")[0]) < 5:
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from txl.hf.cache import TransfoXLCache
 from txl.hf.configuration import TransfoXLConfig
-from txl.hf.language_model import TransfoXLLMHeadModel
-from txl.hf.modeling import TransfoXLModel
-from txl.hf.output import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
-from txl.hf.pretrained import TransfoXLPreTrainedModel
+from txl.hf.modeling import (
+    TransfoXLCache,
+    TransfoXLLMHeadModel,
+    TransfoXLLMHeadModelOutput,
+    TransfoXLModel,
+    TransfoXLModelOutput,
+)
 from txl.hf.tokenization import TransfoXLTokenizer
+from txl.hf.weights import TransfoXLPreTrainedModel
 
 __all__ = [
     "TransfoXLCache",

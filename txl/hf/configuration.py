@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from txl.importing.huggingface_config import MODEL_TYPE, from_theirs
+from txl.importing.huggingface import MODEL_TYPE, from_theirs
 from txl.model.config import ModelConfig
 
 

@@ -1,33 +1,50 @@
-"""From another code's checkpoint to one of ours."""
+"""From another code's checkpoint to one of ours, and back to Hugging Face's."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Literal, NamedTuple, get_args
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from txl.errors import TxlError
-from txl.importing import huggingface, nvidia, pytorch, tensorflow, vocabulary
-from txl.importing.foreign import Foreign, Lengths
-from txl.importing.names import translate
+from txl.importing import huggingface, pytorch, tensorflow, vocabulary
+from txl.importing.names import Foreign, Lengths, original, translate
+from txl.model import as_transformer
 from txl.model.config import MOST
 from txl.model.transformer import TransformerXL
-from txl.text.vocabulary import Vocabulary
+from txl.paths import AnyPath
+from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 from txl.training import checkpoint as checkpoints
 
 Format = Literal["auto", "pytorch", "tensorflow", "huggingface", "nvidia"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-_MODULES: dict[str, ModuleType] = {
-    "huggingface": huggingface,
-    "tensorflow": tensorflow,
-    "pytorch": pytorch,
-    "nvidia": nvidia,
-}
-_LOOKS = {
-    "huggingface": "a folder with config.json, as transformers saves TransfoXL",
-    "tensorflow": "PREFIX of PREFIX.index and PREFIX.data-00000-of-00001",
-    "pytorch": f"{pytorch.FILE}, the released code's pickled module",
-    "nvidia": f"{nvidia.FILES[0]}, of NVIDIA's examples",
+
+
+class _Code(NamedTuple):
+    """One that wrote checkpoints.
+
+    Attributes:
+        find: what `read` takes, or None if a path is none of its checkpoints.
+        looks: what one is.
+    """
+
+    find: Callable[[Path], Path | None]
+    read: Callable[[Path, Lengths], Foreign]
+    looks: str
+
+
+_CODES = {
+    "huggingface": _Code(
+        huggingface.find, huggingface.read, "a folder with config.json, as transformers saves TransfoXL"
+    ),
+    "pytorch": _Code(pytorch.find, pytorch.read, f"{pytorch.FILE}, the released code's pickled module"),
+    "nvidia": _Code(pytorch.find_nvidia, pytorch.read_nvidia, f"{pytorch.NVIDIA_FILES[0]}, of NVIDIA's examples"),
+    "tensorflow": _Code(
+        tensorflow.find, tensorflow.read, "a .safetensors file, as examples/tensorflow_checkpoint.py writes it"
+    ),
 }
 
 
@@ -70,7 +87,7 @@ def _convert(source: Path, out: Path, words: Path | None, form: Format, lengths:
     name, where = _find(source, form)
     if name != "tensorflow" and lengths != Lengths():
         raise TxlError(f"{source}: its lengths of memory and segments are known; give them for TensorFlow's only")
-    read: Foreign = _MODULES[name].read(where, lengths)
+    read = _CODES[name].read(where, lengths)
     segment = read.segment
     if type(segment) is not int or not 1 <= segment <= MOST:
         raise TxlError(f"{source}: the length of training's segments must be from 1 to {MOST:,}, got {segment!r}")
@@ -84,14 +101,14 @@ def _find(source: Path, form: Format) -> tuple[str, Path]:
     """The format and what its `read` takes."""
     if form not in FORMATS:
         raise TxlError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
-    tried = [form] if form != "auto" else list(_MODULES)
+    tried = [form] if form != "auto" else list(_CODES)
     for name in tried:
-        found = _MODULES[name].find(source)
+        found = _CODES[name].find(source)
         if found is not None:
             return name, found
-    if not source.exists() and tensorflow.find(source) is None:
+    if not source.exists():
         raise TxlError(f"{source}: no such file or folder")
-    raise TxlError(f"{source}: not a checkpoint that is known: {'; '.join(_LOOKS[name] for name in tried)}")
+    raise TxlError(f"{source}: not a checkpoint that is known: {'; '.join(_CODES[name].looks for name in tried)}")
 
 
 def _model(read: Foreign, what: str) -> TransformerXL:
@@ -118,3 +135,39 @@ def _vocabulary(read: Foreign, words: Path | None, source: Path) -> Vocabulary:
             f"{words or source}: has {len(found):,} words, the configuration needs {read.config.vocab_size:,}"
         )
     return found
+
+
+def export(source: AnyPath, folder: Path) -> None:
+    """Writes config.json, model.safetensors and vocab.txt, as transformers up to 4.x and `txl.hf`
+    read them.
+
+    Args:
+        source: a checkpoint or a run.
+        folder: a new one, or an empty one.
+
+    Raises:
+        TxlError: the model is none of that class, or the folder holds something.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise TxlError(f"{folder}: exists already; choose another folder")
+    network, checkpoint = checkpoints.restore(source)
+    model = as_transformer(network, "export")
+    config = huggingface.to_theirs(model.config, str(checkpoint.path))
+    words = checkpoint.vocabulary
+    config[vocabulary.SETTINGS] = words.settings()
+    if isinstance(words, WordVocabulary):
+        listed, config["eos_token_id"] = list(words.words), words.start
+    else:
+        assert isinstance(words, ByteVocabulary)
+        listed = [str(byte) for byte in words.symbols]  # their numbers, as the original prepares enwik8
+    tensors = huggingface.prefixed(original(dict(model.named_parameters()), model.config))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {name: x.detach().clone() for name, x in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+        )
+        (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in listed), encoding="utf-8")
+        text = json.dumps({"architectures": ["TransfoXLLMHeadModel"]} | config, indent=2, sort_keys=True)
+        (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise TxlError(f"{folder}: cannot be written: {error}") from error

@@ -6,16 +6,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.importing import torch_files, vocabulary
-from txl.importing.foreign import Foreign, Lengths
-from txl.importing.huggingface_config import MODEL_TYPE, from_theirs
+from txl.importing import pickles, vocabulary
+from txl.importing.names import Foreign, Lengths, ties, window
 from txl.model.config import ModelConfig
 
+MODEL_TYPE = "transfo-xl"
+_SAME_NAMES = (
+    "vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "dropout", "mem_len", "div_val", "untie_r"
+)  # fmt: skip
+_FLAGS = ("pre_lnorm", "same_length", "untie_r", "proj_share_all_but_first", "tie_word_embeddings")
+_RENAMED = {
+    "attn_dropout": "dropatt",
+    "pre_norm": "pre_lnorm",
+    "norm_eps": "layer_norm_epsilon",
+    "tie_weight": "tie_word_embeddings",
+}
+_NOT_THEIRS = {
+    "encoding": "relative", "final_norm": False, "variational_dropout": False, "word_dropout": 0.0, "second_target": False,
+    "embedding_dropout": None, "output_dropout": None,
+}  # fmt: skip
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SEGMENT = 128  # of training; the configuration does not say
 
@@ -58,10 +70,10 @@ def tensors(source: Path, names: Sequence[str] = WEIGHTS) -> dict[str, Tensor]:
     """
     for name in names:
         if (source / name).is_file():
-            return unprefixed(_file(source / name))
+            return unprefixed(pickles.tensors(source / name))
         index = source / f"{name}.index.json"
         if index.is_file():
-            return unprefixed({key: x for part in _parts(index) for key, x in _file(part).items()})
+            return unprefixed({key: x for part in _parts(index) for key, x in pickles.tensors(part).items()})
     raise TxlError(f"{source}: holds no weights ({' or '.join(names)})")
 
 
@@ -77,19 +89,6 @@ def _parts(index: Path) -> list[Path]:
     return [index.parent / name for name in found]
 
 
-def _file(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        try:
-            found: Any = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise TxlError(f"{path}: cannot be read: {error}") from error
-    else:
-        found = torch_files.load(path)
-    if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
-        raise TxlError(f"{path}: must hold tensors by name, got {type(found).__name__}")
-    return {str(name): x for name, x in found.items()}
-
-
 def unprefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """By the original's names."""
     found = {str(name).removeprefix("transformer."): x for name, x in tensors.items()}
@@ -101,3 +100,77 @@ def unprefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def prefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """From the original's names to Hugging Face's."""
     return {name if name.startswith("crit.") else f"transformer.{name}": x for name, x in tensors.items()}
+
+
+def from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
+    """Its memory begins with zeros, as its code has it, unless `initial_memory`, a field of ours,
+    says otherwise; same_length is a window of mem_len keys.
+
+    Raises:
+        TxlError: a field is missing, or asks for what the paper's model is not; begins with `what`.
+    """
+    if given.get("attn_type", 0) != 0:
+        raise TxlError(f"{what}: attn_type {given['attn_type']!r} is none that Hugging Face's code ever computed")
+    try:
+        return _from_theirs(given, what)
+    except (KeyError, TypeError, ValueError) as error:
+        raise TxlError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
+    for name in _FLAGS:
+        if name in given and not isinstance(given[name], bool):
+            raise TxlError(f"{what}: {name} must be true or false, got {given[name]!r}")
+    cutoffs = tuple(given.get("cutoffs") or ())
+    tied = given.get("tie_projs")
+    if tied is None:
+        tied = [False] + [bool(given.get("proj_share_all_but_first", True))] * len(cutoffs)
+    tie_projs = ties([bool(x) for x in tied], what)
+    tie_weight = bool(given.get("tie_word_embeddings", True))
+    clamp_len = given.get("clamp_len", -1)
+    return ModelConfig(
+        **{name: given[name] for name in _SAME_NAMES},
+        attn_dropout=given.get("dropatt", 0.0),
+        window=window(given.get("same_length"), given["mem_len"], what),
+        clamp_len=clamp_len if clamp_len > 0 else None,
+        pre_norm=bool(given.get("pre_lnorm", False)),
+        norm_eps=given.get("layer_norm_epsilon", 1e-5),
+        initial_memory=given.get("initial_memory", "zeros"),
+        cutoffs=cutoffs,
+        d_embed=given.get("d_embed", given["d_model"]),
+        tie_weight=tie_weight,
+        tie_projs=tie_projs if tie_weight else "none",
+    )
+
+
+def to_theirs(config: ModelConfig, what: str) -> dict[str, Any]:
+    """Fields of its config.json.
+
+    Raises:
+        TxlError: the model is none of its class; begins with `what`, names the field.
+    """
+    for name, value in _NOT_THEIRS.items():
+        if getattr(config, name) != value:
+            raise TxlError(f"{what}: Hugging Face's class has no {name}={getattr(config, name)!r}")
+    if config.window not in (None, config.mem_len):
+        raise TxlError(
+            f"{what}: Hugging Face's class sees all keys or mem_len={config.mem_len}, not window={config.window}"
+        )
+    if config.div_val > 1 and not config.proj_same_dim:
+        raise TxlError(f"{what}: Hugging Face's class projects every bin; proj_same_dim must be True")
+    count = len(config.bins)
+    return {
+        "model_type": MODEL_TYPE,
+        **{name: getattr(config, name) for name in _SAME_NAMES},
+        **{theirs: getattr(config, ours) for ours, theirs in _RENAMED.items()},
+        "d_embed": config.embed_width,
+        "cutoffs": list(config.cutoffs),
+        "adaptive": True,
+        "attn_type": 0,
+        "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
+        "same_length": config.window is not None,
+        "sample_softmax": -1,
+        "tie_projs": [config.ties_projection(i) for i in range(count)],
+        "proj_share_all_but_first": config.tie_projs != "none",
+        "initial_memory": config.initial_memory,
+    }

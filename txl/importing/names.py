@@ -1,7 +1,7 @@
-"""What the PyTorch code of the paper, and all that came of it, calls our parameters."""
+"""What the PyTorch code of the paper, and all that came of it, calls our parameters and options."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,9 +9,69 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.model.adaptive import needs_projection, table_shapes
 from txl.model.config import ModelConfig
+from txl.text.vocabulary import Vocabulary
 
 _MOST_GROWTH = 4  # float16 becomes float32, and shared projections may become separate ones
-IGNORED = ("pos_emb.inv_freq",)  # computed, not learned
+_IGNORED = ("pos_emb.inv_freq",)  # computed, not learned
+Ties = Literal["none", "tail", "all"]
+
+
+class Lengths(NamedTuple):
+    """What a TensorFlow checkpoint does not say of itself.
+
+    Attributes:
+        mem_len, clamp_len, same_length: as its scripts' flags; clamp_len None for no limit.
+        segment: tokens of training's segments (tgt_len); None for mem_len.
+    """
+
+    mem_len: int | None = None
+    segment: int | None = None
+    clamp_len: int | None = None
+    same_length: bool = False
+
+
+class Foreign(NamedTuple):
+    """A checkpoint of other code.
+
+    Attributes:
+        tensors: by the names of the original PyTorch code.
+        flipped_clusters: rows of the clusters stand in reverse.
+        segment: tokens of training's segments.
+        vocabulary: reads what lies beside the tensors; None if nothing does.
+    """
+
+    config: ModelConfig
+    tensors: dict[str, Tensor]
+    flipped_clusters: bool
+    segment: int
+    vocabulary: Callable[[], Vocabulary] | None
+
+
+def ties(tied: Sequence[bool], what: str) -> Ties:
+    """Of flags, one a bin: which bins' softmax uses the embedding's projection.
+
+    Raises:
+        TxlError: another pattern than `ModelConfig.tie_projs` has; begins with `what`.
+    """
+    tied = list(tied)
+    tail = [False] + [True] * (len(tied) - 1)
+    kinds: dict[Ties, list[bool]] = {"none": [False] * len(tied), "all": [True] * len(tied), "tail": tail}
+    for kind, flags in kinds.items():
+        if flags == tied:
+            return kind
+    raise TxlError(f"{what}: tie_projs must be none, all, or all but the first, got {tied}")
+
+
+def window(same_length: object, keys: int, what: str) -> int | None:
+    """Keys a token sees where training said same_length; None for all.
+
+    keys: memory's, or one more, as the code has it.
+    """
+    if not same_length:
+        return None
+    if keys < 1:
+        raise TxlError(f"{what}: same_length needs a memory, got mem_len 0")
+    return keys
 
 
 class Part(NamedTuple):
@@ -110,7 +170,7 @@ def translate(
         named = _without_softmax(named)
     wanted = {name for part in named.values() for name in part.theirs}
     given = {first: given[name] for name, first in repeated.items() if name in given} | dict(given)
-    unknown = sorted(name for name in given if name not in wanted and name not in repeated and name not in IGNORED)
+    unknown = sorted(name for name in given if name not in wanted and name not in repeated and name not in _IGNORED)
     if unknown:
         raise TxlError(f"{what}: unknown tensors: {_some(unknown)}")
     missing = sorted(wanted - set(given))

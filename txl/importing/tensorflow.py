@@ -1,16 +1,16 @@
-"""The original TensorFlow code's checkpoints."""
+"""The original TensorFlow code's checkpoints, as examples/tensorflow_checkpoint.py wrote them."""
 
 import re
 from itertools import accumulate
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.importing import vocabulary
-from txl.importing.bundle import Bundle
-from txl.importing.foreign import Foreign, Lengths, ties, window
+from txl.importing import pickles, vocabulary
+from txl.importing.names import Foreign, Lengths, ties, window
 from txl.model.config import Bins, ModelConfig
 
 _PREFIX, _EMBED, _SOFTMAX = "transformer/", "adaptive_embed/", "adaptive_softmax/"
@@ -32,41 +32,51 @@ _LAYER = {  # TensorFlow's name: PyTorch's, and whether it is transposed
 
 
 def find(source: Path) -> Path | None:
-    """PREFIX of PREFIX.index, given itself, by its index or by a folder with one; None if there is
-    none."""
+    """The file of safetensors, or None if it is none by its looks.
+
+    Raises:
+        TxlError: it is damaged, or as TensorFlow itself writes it.
+    """
     if source.is_dir():
-        found = sorted(source.glob("*.index"))
-        if len(found) > 1:
-            names = ", ".join(x.stem for x in found[:3])
-            raise TxlError(f"{source}: holds {len(found)} TensorFlow checkpoints; name one: {names}")
-        return found[0].with_suffix("") if found else None
-    if source.suffix == ".index" and source.is_file():
-        return source.with_suffix("")
-    return source if source.with_name(source.name + ".index").is_file() else None
+        own = (source / "checkpoint").is_file() or any(source.glob("*.index"))
+    else:
+        inside = source.is_file() and (source.suffix == ".index" or ".data-" in source.name)
+        own = inside or source.with_name(f"{source.name}.index").is_file()
+    if own:
+        raise TxlError(
+            f"{source}: is as TensorFlow writes it; make a file of it that is read here, where TensorFlow is: "
+            "python examples/tensorflow_checkpoint.py PREFIX OUT.safetensors (docs/how-to/import.md)"
+        )
+    if not source.is_file() or source.suffix != ".safetensors":
+        return None
+    try:
+        with safe_open(source, "pt") as file:
+            return source if any(name.startswith(_PREFIX) for name in file.keys()) else None  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise TxlError(f"{source}: cannot be read: {error}") from error
 
 
-def read(prefix: Path, lengths: Lengths) -> Foreign:
+def read(path: Path, lengths: Lengths) -> Foreign:
     """Its memory begins with zeros; same_length is a window of mem_len + 1 keys.
 
     Raises:
         TxlError: it is damaged, not of this model, or its memory's length is not given.
     """
     if lengths.mem_len is None:
-        raise TxlError(f"{prefix}: a TensorFlow checkpoint does not say how long its memory is: give --mem-len")
-    bundle = Bundle(prefix)
-    shapes = {name: entry.shape for name, entry in bundle.entries.items() if not _OPTIMIZERS.fullmatch(name)}
-    unknown = [name for name in shapes if not name.startswith(_PREFIX)]
+        raise TxlError(f"{path}: a TensorFlow checkpoint does not say how long its memory is: give --mem-len")
+    held = {name: x for name, x in pickles.tensors(path).items() if not _OPTIMIZERS.fullmatch(name)}
+    unknown = [name for name in held if not name.startswith(_PREFIX)]
     if unknown:
-        raise TxlError(f"{prefix}: unknown tensors: {', '.join(sorted(unknown)[:3])}")
+        raise TxlError(f"{path}: unknown tensors: {', '.join(sorted(unknown)[:3])}")
+    given = {name.removeprefix(_PREFIX): x for name, x in held.items()}
     try:
-        config = _config({name.removeprefix(_PREFIX): shape for name, shape in shapes.items()}, lengths, str(prefix))
+        config = _config({name: tuple(x.shape) for name, x in given.items()}, lengths, str(path))
     except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise TxlError(
-            f"{prefix}: its tensors are not those of the released model: {type(error).__name__}: {error}"
+            f"{path}: its tensors are not those of the released model: {type(error).__name__}: {error}"
         ) from error
-    given = {name.removeprefix(_PREFIX): bundle.tensor(name) for name in shapes}
     segment = lengths.segment or max(lengths.mem_len, 1)
-    return Foreign(config, _renamed(given, config, str(prefix)), False, segment, vocabulary.beside(prefix))
+    return Foreign(config, _renamed(given, config, str(path)), False, segment, vocabulary.beside(path))
 
 
 def _config(shapes: dict[str, tuple[int, ...]], lengths: Lengths, what: str) -> ModelConfig:

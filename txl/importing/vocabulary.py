@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from txl.errors import TxlError
-from txl.importing import torch_files
-from txl.importing.inert import Inert, unpickle
+from txl.importing import pickles
+from txl.importing.pickles import Inert
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, first_words
 
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
@@ -41,9 +41,9 @@ def read(path: Path) -> Vocabulary:
             raise TxlError(f"{path}: {error}") from error
         settings = _settings(path)
         return _of_words(listed, settings.get("lower") is True, path, settings)
-    if torch_files.is_one(path):
-        return of(torch_files.load(path, CLASSES), path)
-    return of(unpickle(path.read_bytes(), str(path)), path)
+    if pickles.is_one(path):
+        return of(pickles.load(path, CLASSES), path)
+    return of(pickles.unpickle(path.read_bytes(), str(path)), path)
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from txl.errors import TxlError
 from txl.model.config import Config, config_from_json
-from txl.text.rules import PrepareOptions
+from txl.text.datasets import PrepareOptions
 from txl.training.config import TrainConfig
 
 _FOLDER = Path(__file__).parent

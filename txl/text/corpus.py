@@ -14,12 +14,10 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.paths import AnyPath
-from txl.text.counting import make_vocabulary
-from txl.text.readers import SPLITS
-from txl.text.rules import PrepareOptions, choose
-from txl.text.sources import Source
+from txl.text.datasets import PrepareOptions, choose
+from txl.text.preparing import FORMAT, META, SENTENCES, VOCABULARY, checksum, finish, make_vocabulary, write_corpus
+from txl.text.readers import SPLITS, Source
 from txl.text.vocabulary import Tokens, Vocabulary, from_file
-from txl.text.writing import FORMAT, META, SENTENCES, VOCABULARY, checksum, finish, write_corpus
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, the bytes of the source read for it so far, and all there are."""

@@ -9,8 +9,7 @@ from command_helpers import in_process, one_line
 
 import txl
 from txl.errors import TxlError
-from txl.importing.checkpoint import convert
-from txl.importing.export import export
+from txl.importing.checkpoint import convert, export
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 from txl.training import checkpoint as checkpoints
 

@@ -97,7 +97,7 @@ def test_paths_may_be_strings(text: Path, corpus: data.Corpus, tmp_path: Path) -
 PEAK = """
 import re, sys
 from txl.text import corpus as data
-from txl.text.rules import PrepareOptions
+from txl.text.datasets import PrepareOptions
 data.prepare(sys.argv[1], sys.argv[2], PrepareOptions(rule=sys.argv[3]))
 print(re.search("VmHWM:\\\\s*([0-9]+) kB", open("/proc/self/status").read())[1])
 """

@@ -11,7 +11,7 @@ from txl.commands import prepare as command
 from txl.commands.cli import app
 from txl.errors import TxlError
 from txl.text import corpus as data
-from txl.text import rules
+from txl.text import datasets
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_text(txl, text: Path, tmp_path: Path) -> None:
 def test_published_sizes_are_compared(txl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, content in {"train": "a b\n", "valid": "a\n", "test": "b\n"}.items():
         (tmp_path / f"wiki.{name}.tokens").write_text(content)
-    monkeypatch.setitem(rules.RULES["wikitext-103"].counts, "valid", 2)
+    monkeypatch.setitem(datasets.RULES["wikitext-103"].counts, "valid", 2)
     output = txl(tmp_path / "c", "--data", tmp_path)
     assert " train:             3 tokens (published: 103,227,021)\n" in output
     assert " valid:             2 tokens (as published)\n" in output

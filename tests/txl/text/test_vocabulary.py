@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txl.errors import TxlError
-from txl.text.tokens import token_dtype
-from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, first_words, from_file
+from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, first_words, from_file, token_dtype
 
 WORDS = ("<eos>", "the", "cat", "<unk>", "sat")
 

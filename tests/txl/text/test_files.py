@@ -1,4 +1,5 @@
-"""Compressed files: read as the text they hold, or refused in one line that says what they are."""
+"""Files as text: compressed ones and archives are read as what they hold, or refused in one line
+that says what they are; pipes are read while somebody writes."""
 
 import bz2
 import gzip
@@ -7,6 +8,8 @@ import os
 import random
 import sys
 import tarfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +17,8 @@ import pytest
 from packed import tarred, zipped
 
 from txl.errors import TxlError
-from txl.text import compressed, rules
 from txl.text import corpus as data
-from txl.text.pieces import Stream
+from txl.text import datasets, files
 
 TEXT = b"".join(b"line %d of a text that is to be read\n" % n for n in range(3000))
 # One raw block of 3 bytes, so that there is a file where nothing can write one.
@@ -52,7 +54,7 @@ SPLITS = ("train", "valid", "test")
 
 
 def streamed(path: Path) -> bytes:
-    with Stream(path) as stream:
+    with files.Stream(path) as stream:
         return b"".join(stream.pieces())
 
 
@@ -73,14 +75,14 @@ def test_the_text_is_what_is_read_whatever_the_name(packer: str, tmp_path: Path)
 def test_several_streams_one_after_the_other(packer: str, tmp_path: Path) -> None:
     """As parallel compressors write them."""
     path = written(tmp_path / "a", PACKERS[packer](TEXT[:500]) + PACKERS[packer](TEXT[500:]))
-    assert compressed.read(path).data == TEXT
+    assert files.read(path) == TEXT
     assert streamed(path) == TEXT
 
 
 def test_plain_text_is_left_alone(tmp_path: Path) -> None:
     for head in (b"BZh9 is how bzip2 begins. ", b"PK, said he. ", b"LZIP too. ", b"x" * 257 + b"ustar"):
         path = written(tmp_path / "a.bz2", head + TEXT)
-        assert compressed.read(path) == (head + TEXT, "a.bz2", None)
+        assert files.read(path) == head + TEXT
         assert streamed(path) == head + TEXT
 
 
@@ -95,7 +97,7 @@ def test_plain_text_is_left_alone(tmp_path: Path) -> None:
     ids=lambda value: value if isinstance(value, str) else "",  # the bytes hold the time of day
 )
 def test_standard_splits(name: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "STANDARD_BYTES", 20_000)
+    monkeypatch.setattr(datasets, "STANDARD_BYTES", 20_000)
     corpus = data.prepare(written(tmp_path / name, content), tmp_path / "corpus")
     assert [len(corpus.split(n)) for n in SPLITS] == [18_000, 1_000, 1_000]
     assert "standard splits" in corpus.source
@@ -154,7 +156,7 @@ def test_archives_are_no_text_to_read_at_once(tmp_path: Path) -> None:
         "a.tar.gz": "holds tar data within gzip, not text",
     }.items():
         with pytest.raises(TxlError, match=message):
-            compressed.read(written(tmp_path / name, REFUSED[name][0]))
+            files.read(written(tmp_path / name, REFUSED[name][0]))
 
 
 @pytest.mark.parametrize("packer", PACKERS)
@@ -163,19 +165,19 @@ def test_broken_files(packer: str, harm: str, tmp_path: Path) -> None:
     whole = PACKERS[packer](random.Random(0).randbytes(4000) + TEXT)
     broken = whole[: len(whole) // 2] if harm == "truncated" else damaged(whole)
     path = written(tmp_path / "a", broken)
-    for reading in (compressed.read, streamed):
+    for reading in (files.read, streamed):
         with pytest.raises(TxlError, match=rf"its {NAMES.get(packer, packer)} data is truncated or damaged: "):
             reading(path)
 
 
 @pytest.mark.parametrize("packer", PACKERS)
 def test_a_bomb_is_stopped_at_the_limit(packer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compressed, "LARGEST_BYTES", 3_000_000)
+    monkeypatch.setattr(files, "LARGEST_BYTES", 3_000_000)
     path = written(tmp_path / "bomb", PACKERS[packer](b"a" * 3_000_000))
-    assert len(compressed.read(path).data) == 3_000_000
+    assert len(files.read(path)) == 3_000_000
     written(path, PACKERS[packer](b"a" * 3_000_001))
     with pytest.raises(TxlError, match=r"holds more than 0.003 GB without its compression; .*pass the plain file"):
-        compressed.read(path)
+        files.read(path)
     assert len(streamed(path)) == 3_000_001  # no limit where memory does not grow
 
 
@@ -183,12 +185,12 @@ def test_zstd_without_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name in ("compression.zstd", "backports.zstd"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(TxlError, match=r"is zstd data, which takes a package: pip install backports\.zstd"):
-        compressed.read(written(tmp_path / "a.txt", ZSTD))
+        files.read(written(tmp_path / "a.txt", ZSTD))
 
 
 def test_zstd_written_by_hand(tmp_path: Path) -> None:
     pytest.importorskip("backports.zstd")
-    assert compressed.read(written(tmp_path / "a.txt", ZSTD)).data == b"abc"
+    assert files.read(written(tmp_path / "a.txt", ZSTD)) == b"abc"
 
 
 def test_a_pipe_is_read_once(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, gzip.compress(TEXT))
     os.close(writing)
-    assert compressed.read(f"/dev/fd/{reading}").data == TEXT
+    assert files.read(f"/dev/fd/{reading}") == TEXT
     os.close(reading)
 
 
@@ -228,3 +230,119 @@ def test_a_pipe_is_not_prepared(tmp_path: Path) -> None:
     with pytest.raises(TxlError, match=rf"^/dev/fd/{reading}: is no regular file; .*write it to one first"):
         data.prepare(f"/dev/fd/{reading}", tmp_path / "corpus")
     os.close(reading)
+
+
+FILES = [
+    (f"folder/{name}.txt", random.Random(name).randbytes(3000).hex().encode()) for name in ("train", "valid", "test")
+]
+ARCHIVES = {
+    "zip": zipped(("folder/", b""), *FILES),
+    "tar": tarred(*FILES),
+    "tar.gz": tarred(*FILES, mode="w:gz"),
+    "tar.bz2": tarred(*FILES, mode="w:bz2", form=tarfile.PAX_FORMAT),
+    "tar.xz": tarred(*FILES, mode="w:xz"),
+}
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_members_in_order(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(ARCHIVES[kind])
+    assert [(name, b"".join(pieces)) for name, pieces in files.members(tmp_path / "a")] == FILES
+    assert files.names(tmp_path / "a") == [name for name, _ in FILES]
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_a_truncated_archive_is_one_line(kind: str, tmp_path: Path) -> None:
+    whole = ARCHIVES[kind]
+    contents = sum(512 + -(-len(content) // 512) * 512 for _, content in FILES)
+    cuts = {len(whole) * n // 8 for n in range(1, 8)} | {len(whole) - 1}
+    if kind == "tar":  # ending anywhere but in the zeros that follow its last file
+        cuts = {cut for cut in cuts if cut < contents} | {512, 512 + 6144, 512 + 6144 + 100, contents}
+    for cut in cuts:
+        (tmp_path / "a").write_bytes(whole[:cut])
+        with pytest.raises(TxlError, match=rf"^{tmp_path}/a: .*truncated or damaged") as raised:
+            data.prepare(tmp_path / "a", tmp_path / "c")
+        assert "\n" not in str(raised.value)
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_damaged_header_does_not_end_a_tar_archive(pack: type[bytes], tmp_path: Path) -> None:
+    whole = bytearray(ARCHIVES["tar"])
+    second = 512 + 6144
+    assert whole[second : second + 6] == b"folder"
+    whole[second + 150] ^= 0x15
+    (tmp_path / "a").write_bytes(pack(bytes(whole)))
+    with pytest.raises(TxlError, match="its tar data is truncated or damaged"):
+        data.prepare(tmp_path / "a", tmp_path / "c")
+
+
+def test_encrypted_members(tmp_path: Path) -> None:
+    archive = bytearray(ARCHIVES["zip"])
+    at = -1
+    while (at := archive.find(b"PK\1\2", at + 1)) >= 0:
+        archive[at + 8] |= 1
+    (tmp_path / "a").write_bytes(archive)
+    with pytest.raises(TxlError, match="a: the zip archive is encrypted"):
+        data.prepare(tmp_path / "a", tmp_path / "c")
+
+
+def test_what_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"text")
+    assert files.names(tmp_path / "a") is None
+    with pytest.raises(TxlError, match="a: is no archive"):
+        list(files.members(tmp_path / "a"))
+
+
+def written_slowly(path: Path, parts: list[bytes]) -> None:
+    with path.open("wb") as file:
+        for part in parts:
+            file.write(part)
+            file.flush()
+            time.sleep(0.3)
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p")
+    writer = threading.Thread(target=written_slowly, args=(tmp_path / "p", [b"one ", b"two ", b"three"]))
+    writer.start()
+    assert files.read(tmp_path / "p") == b"one two three"
+    writer.join()
+
+
+def test_a_pipe_that_nobody_writes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PATIENCE_S", 0.5)
+    os.mkfifo(tmp_path / "p")
+    with pytest.raises(TxlError, match=r"is a pipe, and nobody wrote to it for 0\.5 seconds"):
+        files.read(tmp_path / "p")
+    with pytest.raises(TxlError, match="is no regular file"):
+        data.prepare(tmp_path / "p", tmp_path / "c")
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/null", "/dev/tty"])
+def test_devices(name: str, tmp_path: Path) -> None:
+    if not os.path.exists(name):
+        pytest.skip(f"{name} is not there")
+    with pytest.raises(TxlError, match=r"is a device or a socket|cannot be read"):
+        files.read(name)
+    with pytest.raises(TxlError):
+        data.prepare(name, tmp_path / "c")
+
+
+def test_pipes_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LARGEST_BYTES", 10)
+    os.mkfifo(tmp_path / "p")
+    writer = threading.Thread(target=lambda: (tmp_path / "p").write_bytes(b"x" * 50))
+    writer.start()
+    with pytest.raises(TxlError, match="a pipe of more than 1e-08 GB"):
+        files.read(tmp_path / "p")
+    writer.join()
+
+
+def test_a_split_that_is_a_pipe_is_refused_at_once(corpus: data.Corpus, tmp_path: Path) -> None:
+    for path in corpus.folder.iterdir():
+        if path.name != "train.bin":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    os.mkfifo(tmp_path / "train.bin")
+    with pytest.raises(TxlError, match="the prepared corpus is damaged"):
+        data.load(tmp_path)

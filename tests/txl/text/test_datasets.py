@@ -10,8 +10,8 @@ from packed import tarred, zipped
 
 from txl.errors import TxlError
 from txl.text import corpus as data
-from txl.text import rules
-from txl.text.rules import PrepareOptions
+from txl.text import datasets
+from txl.text.datasets import PrepareOptions
 
 Files = dict[str, str]
 
@@ -91,7 +91,7 @@ def test_penn_treebank_counts_all_splits_in_lower_case(packed: bool, tmp_path: P
 
 @pytest.mark.parametrize("piece", [1, 5, 1000])
 def test_one_billion_word_counted(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txl.text.pieces.PIECE_BYTES", piece)
+    monkeypatch.setattr("txl.text.files.PIECE_BYTES", piece)
     corpus = prepared(written(tmp_path / "in", ONE_BILLION), tmp_path / "c", rule="one-billion-word")
     assert corpus.vocabulary.words == ("<S>", "b", ".", "a", "<UNK>")  # shards by name: b b . first
     assert tokens(corpus) == [[0, 1, 1, 2, 0, 3, 3, 2, 0, 1, 3, 2, 0], [1, 2, 0], [3, 4, 2, 0]]
@@ -126,7 +126,7 @@ def test_one_billion_word_with_its_vocabulary(tmp_path: Path) -> None:
 
 @pytest.fixture
 def standard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "STANDARD_BYTES", 200)
+    monkeypatch.setattr(datasets, "STANDARD_BYTES", 200)
 
 
 @pytest.mark.usefixtures("standard")
@@ -140,7 +140,7 @@ def test_enwik8_with_and_without_newlines(tmp_path: Path) -> None:
     assert tokens(dropped)[1] == [1, 3, 0, 4, 2, 0, 0, 0]
     assert dropped.vocabulary.encode(b"<a\n>").tolist() == [1, 3, 2]
     assert data.load(tmp_path / "d").vocabulary == dropped.vocabulary
-    assert rules.RULES["enwik8"].published(PrepareOptions(newline="drop")) == {"vocabulary": 204}
+    assert datasets.RULES["enwik8"].published(PrepareOptions(newline="drop")) == {"vocabulary": 204}
 
 
 @pytest.mark.usefixtures("standard")
@@ -149,7 +149,7 @@ def test_enwik8_with_and_without_newlines(tmp_path: Path) -> None:
 def test_text8_is_stripped_at_the_edges_of_its_splits(
     name: str, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txl.text.pieces.PIECE_BYTES", piece)
+    monkeypatch.setattr("txl.text.files.PIECE_BYTES", piece)
     text = b" " + b"ab c" * 44 + b"d  " + b" efgh    i" + b"  xyz  u \n"
     content = {"text8": text, "text8.zip": zipped(("text8", text)), "text8.bz2": bz2.compress(text)}[name]
     (tmp_path / name).write_bytes(content)
@@ -222,7 +222,7 @@ def test_pieces_may_end_anywhere(rule: str, tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     whole = prepared(tmp_path / "a.txt", tmp_path / "c", rule=rule)
     for size in (1, 7, 64):
-        monkeypatch.setattr("txl.text.pieces.PIECE_BYTES", size)
+        monkeypatch.setattr("txl.text.files.PIECE_BYTES", size)
         small = prepared(tmp_path / "a.txt", tmp_path / "d", rule=rule)
         assert small.fingerprint == whole.fingerprint
 
@@ -291,8 +291,8 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 
 
 def test_a_word_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txl.text.counting.LONGEST_WORD", 100)
-    monkeypatch.setattr("txl.text.pieces.PIECE_BYTES", 64)
+    monkeypatch.setattr("txl.text.preparing.LONGEST_WORD", 100)
+    monkeypatch.setattr("txl.text.files.PIECE_BYTES", 64)
     (tmp_path / "a.txt").write_text("x" * 1000)
     with pytest.raises(TxlError, match="a word of more than 100 bytes; this is no text of words"):
         prepared(tmp_path / "a.txt", tmp_path / "c", rule="words")

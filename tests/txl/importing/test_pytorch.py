@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 
 import txl
 from txl.errors import TxlError
-from txl.importing import nvidia, pytorch, torch_files
+from txl.importing import pickles, pytorch
 from txl.importing.checkpoint import convert
-from txl.importing.inert import Inert
+from txl.importing.pickles import Inert
 from txl.text.vocabulary import WordVocabulary
 
 pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")
@@ -178,7 +178,7 @@ def test_a_file_that_claims_more_than_it_has(files: Path, tmp_path: Path) -> Non
             bomb.writestr(entry.filename, whole.read(entry), compress_type=zipfile.ZIP_DEFLATED)
     with pytest.raises(TxlError, match=r"torch\.save compresses nothing"):
         convert(tmp_path / "model.pt", out)
-    held = torch_files.load(files / "zip" / "checkpoint_last.pt", nvidia.CLASSES)
+    held = pickles.load(files / "zip" / "checkpoint_last.pt", pytorch.NVIDIA_CLASSES)
     rows, last = 2**31 - 36, "word_emb.emb_layers.3.weight"
     held["model_config"]["n_token"] = 35 + rows
     width = held["model_state"][last].size(1)
@@ -215,7 +215,7 @@ def test_hostile_pickles_of_the_older_format(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(head.getvalue()[:none] + b"\x80\x02" + content + pickle.dumps([], 2))
     with pytest.raises(TxlError, match=f"model.pt: not a whole file of tensors and data .*({message})"):
-        torch_files.load(path, pytorch.CLASSES)
+        pickles.load(path, pytorch.CLASSES)
     assert not vars(torch._utils._rebuild_tensor_v2)
 
 
@@ -244,7 +244,7 @@ def test_a_key_without_bounds_in_a_zip(tmp_path: Path) -> None:
         archive.writestr("a/data.pkl", b"\x80\x02}" + b")" + b"\x85" * 1_000_000 + b"K\x01s.")
         archive.writestr("a/version", "3")
     with pytest.raises(TxlError, match="a key that is tuple"):
-        torch_files.load(tmp_path / "vocab.bin")
+        pickles.load(tmp_path / "vocab.bin")
 
 
 def test_modules_without_end(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_modules_without_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", ["7", None, -5, 2**70, 1.5, [1]], ids=str)
 def test_a_segment_of_no_length(length: Any, files: Path, tmp_path: Path) -> None:
-    held = torch_files.load(files / "zip" / "checkpoint_last.pt", nvidia.CLASSES)
+    held = pickles.load(files / "zip" / "checkpoint_last.pt", pytorch.NVIDIA_CLASSES)
     held = {name: held[name] for name in ("model_config", "model_state")}
     held["model_config"]["tgt_len"] = length
     torch.save(held, tmp_path / "checkpoint_last.pt")
@@ -278,7 +278,7 @@ def test_a_segment_of_no_length(length: Any, files: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("first", [True, False])
 def test_a_parameter_under_two_names(first: bool, files: Path, tmp_path: Path) -> None:
     """The original's name for it beside NVIDIA's, in either order."""
-    held = torch_files.load(files / "zip" / "checkpoint_last.pt", nvidia.CLASSES)
+    held = pickles.load(files / "zip" / "checkpoint_last.pt", pytorch.NVIDIA_CLASSES)
     state, more = held["model_state"], {"crit.out_layers.0.bias": torch.zeros(10)}
     held = {"model_config": held["model_config"], "model_state": more | state if first else state | more}
     torch.save(held, tmp_path / "checkpoint_last.pt")

@@ -1,9 +1,11 @@
-"""The second reading of a source: tokens written beside a corpus, which they replace at the end."""
+"""Two readings of a source: its vocabulary is counted, then its tokens are written beside a corpus,
+which they replace at the end."""
 
 import fcntl
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,16 +15,105 @@ from typing import IO, Any
 import numpy as np
 
 from txl.errors import TxlError
-from txl.text.counting import whole_words
-from txl.text.pieces import Watch
-from txl.text.readers import SPLITS, Reader
-from txl.text.rules import PrepareOptions, Rule
-from txl.text.tokens import Tokens, token_dtype
-from txl.text.vocabulary import Vocabulary, WordVocabulary
+from txl.text.datasets import PrepareOptions, Rule
+from txl.text.files import Watch
+from txl.text.readers import SPLITS, Pieces, Reader
+from txl.text.vocabulary import (
+    ByteVocabulary,
+    Tokens,
+    Vocabulary,
+    WordVocabulary,
+    first_words,
+    lacking,
+    token_dtype,
+    words_of,
+)
 
 META, VOCABULARY, SENTENCES = "corpus.json", "vocabulary.txt", "sentences.bin"
 _NAMES = (*(f"{split}.bin" for split in SPLITS), SENTENCES, VOCABULARY)
 FORMAT = 3
+LONGEST_WORD = 1 << 20  # bytes; more is no text of words, and would not fit the memory promised
+
+
+def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: Watch) -> Vocabulary:
+    """The vocabulary of a source, from the file given or from one reading.
+
+    Raises:
+        TxlError: the source is no such text, or the file is damaged or lacks words.
+    """
+    if rule.unit == "bytes":
+        used: set[int] = set()
+        for _, piece in reader.pieces(watch):
+            used.update(piece.translate(None, delete=bytes(used)))
+        dropped = b"\n" if options.newline == "drop" else b""
+        return ByteVocabulary(bytes(sorted(used - set(dropped))), dropped)
+    lower = rule.lower or bool(options.lower)
+    given = options.vocabulary and _read_words(options.vocabulary, lower=lower, end=rule.end)
+    if given and given.unknown is not None:
+        return given
+    counts = _count(reader, lower, rule.end, watch)
+    vocabulary = given or _counted(counts, rule, options, lower)
+    missing = [] if vocabulary.unknown is not None else vocabulary.missing(word for split in counts for word in split)
+    if missing:
+        raise TxlError(f"{reader.description}: {lacking(missing)}")
+    return vocabulary
+
+
+def _read_words(path: Path, *, lower: bool, end: str) -> WordVocabulary:
+    """A user's vocabulary file: the first word of each line, in its order."""
+    try:
+        return WordVocabulary(first_words(Path(path).read_bytes()), lower=lower, end=end)
+    except OSError as error:
+        raise TxlError(f"{path}: cannot be read: {error.strerror}") from error
+    except TxlError as error:
+        raise TxlError(f"{path}: {error}") from error
+
+
+def _whole_words(pieces: Pieces, source: str) -> Iterator[tuple[int, str]]:
+    """Text cut at white space. Each split's last piece must end with a line end.
+
+    Raises:
+        TxlError: it is not UTF-8, or a word is longer than LONGEST_WORD.
+    """
+    carry, at = b"", [0, 0, 0]
+    for split, piece in pieces:
+        piece = carry + piece
+        cut = max(piece.rfind(space) for space in (b" ", b"\n", b"\t")) + 1
+        carry = piece[cut:]
+        if len(carry) > LONGEST_WORD:
+            raise TxlError(f"{source}: a word of more than {LONGEST_WORD:,} bytes; this is no text of words")
+        try:
+            yield split, piece[:cut].decode("utf-8")
+        except UnicodeDecodeError as error:
+            where = f"byte {at[split] + error.start:,} of {SPLITS[split]}"
+            raise TxlError(f"{source}: is not UTF-8 ({where}), which words need; bytes do not") from error
+        at[split] += cut
+
+
+def _count(reader: Reader, lower: bool, end: str, watch: Watch) -> list[Counter[str]]:
+    """Of each split, in order of first appearance: the order of ties."""
+    counts: list[Counter[str]] = [Counter(), Counter(), Counter()]
+    for split, text in _whole_words(reader.pieces(watch), reader.description):
+        counts[split].update(words_of(text, lower, end))
+    return counts
+
+
+def _counted(counts: list[Counter[str]], rule: Rule, options: PrepareOptions, lower: bool) -> WordVocabulary:
+    """The word that ends a line, then by falling count; ties by first appearance."""
+    total: Counter[str] = Counter()
+    for split in rule.counted:
+        total.update(counts[split])
+    del total[rule.end]
+    words = [(word, count) for word, count in total.most_common() if word != rule.unknown]
+    least = max(rule.min_count, options.min_count)
+    kept = [(word, count) for word, count in words[: options.max_words] if count >= least]
+    if rule.unknown is not None:
+        known = {word for word, _ in kept} | {rule.end}
+        if rule.always_unknown or any(word not in known for split in counts for word in split):
+            dropped = sum(count for _, count in words) - sum(count for _, count in kept)
+            kept.append((rule.unknown, total[rule.unknown] + dropped))
+            kept.sort(key=lambda item: -item[1])
+    return WordVocabulary([rule.end, *(word for word, _ in kept)], lower=lower, end=rule.end)
 
 
 @dataclass
@@ -173,7 +264,7 @@ def _encoded(reader: Reader, vocabulary: Vocabulary, watch: Watch) -> Iterator[t
     """Tokens piece by piece."""
     pieces = reader.pieces(watch)
     if isinstance(vocabulary, WordVocabulary):
-        for n, text in whole_words(pieces, reader.description):
+        for n, text in _whole_words(pieces, reader.description):
             yield n, vocabulary.encode_text(text)
         return
     for n, piece in pieces:

@@ -6,10 +6,8 @@ from pathlib import Path
 
 from txl.errors import TxlError
 from txl.text import readers
-from txl.text.readers import CutFile, Layout, Reader
-from txl.text.sources import Source
-from txl.text.tokens import Unit
-from txl.text.words import LINE_END, SENTENCE
+from txl.text.readers import CutFile, Layout, Reader, Source
+from txl.text.vocabulary import LINE_END, SENTENCE, Unit
 
 STANDARD_BYTES = 100_000_000  # of enwik8 and text8
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txl.errors import TxlError
-from txl.importing.inert import Inert, unpickle
+from txl.importing.pickles import Inert, unpickle
 
 DATA = {"idx2sym": ["<eos>", "<unk>", "a"], "sym2idx": collections.OrderedDict(a=2), "counter": collections.Counter("aab"),
         "numbers": [1, -2, 2**70, 1.5, None, True, (1, 2, 3), {4}, b"bytes", bytearray(b"more")]}  # fmt: skip
@@ -92,7 +92,7 @@ def test_nothing_happens(name: str, tmp_path: Path) -> None:
     file.write_bytes(hostile(mark)[name])
     script = (
         "import resource, sys, collections; before = dict(vars(collections.Counter)), set(sys.modules)\n"
-        "from txl.errors import TxlError; from txl.importing.inert import unpickle\n"
+        "from txl.errors import TxlError; from txl.importing.pickles import unpickle\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))\n"
         "try: unpickle(open(sys.argv[1], 'rb').read(), 'it')\n"
         "except TxlError as error: assert str(error).startswith('it: ')\n"

@@ -1,0 +1,371 @@
+"""Pickles and files of torch.save read without executing anything: data and tensors come out, of
+everything else an inert stand-in."""
+
+import io
+import pickle
+import warnings
+import zipfile
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from txl.errors import TxlError
+
+_CONTAINERS: dict[tuple[str, str], type] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "Counter"): Counter,
+}
+_REFUSED = (
+    pickle.PERSID, pickle.BINPERSID, pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.BYTEARRAY8, pickle.NEXT_BUFFER,
+    pickle.READONLY_BUFFER,
+)  # fmt: skip
+_WIDEST_KEY = 2**61 - 1  # beyond it integers that differ may have one hash
+
+_NUMBER, _VERSION = 0x1950A86A20F9469CFC6C, 1001  # of torch.save's older format
+_BEGINS = pickle.dumps(_NUMBER, 2)
+_DTYPES = {
+    "FloatStorage": torch.float32, "DoubleStorage": torch.float64, "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32, "ShortStorage": torch.int16,
+    "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
+}  # fmt: skip
+_LOOKED_AT = 2**24  # bytes of a file's beginning, or of the pickle inside
+
+
+class Inert:
+    """Stands for an object or function of a pickle. Takes what a pickle does to it, and keeps its
+    state.
+
+    Attributes:
+        kind: full name of what it stands for.
+        state: what the pickle would have set; None if nothing.
+    """
+
+    kind = ""
+    state: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def append(self, *values: Any) -> None:
+        """Of what is like a container: nothing that anyone looks at."""
+
+    extend = add = __setitem__ = append
+
+
+def _check_keys(keys: Iterable[Any]) -> None:
+    """Raises UnpicklingError: a key whose hash has no bounds."""
+    for key in keys:
+        plain = key is None or type(key) in (str, bytes, bool, float) or (type(key) is int and abs(key) < _WIDEST_KEY)
+        if not plain and not isinstance(key, Inert):
+            raise pickle.UnpicklingError(f"a key that is {type(key).__name__}")
+
+
+def _checked(load: str, keys: slice) -> Callable[[Any], None]:
+    """A step of the unpickler's, once the keys that it finds on the stack are known to be plain."""
+
+    def step(it: Any) -> None:
+        _check_keys(it.stack[keys])
+        getattr(it, load)()
+
+    return step
+
+
+class Unpickler(pickle._Unpickler):
+    """Of pickles of data: Python's own unpickler, the one written in Python, with changes.
+
+    A name is never imported but becomes `Inert`, or is one of a few containers; nothing outside the
+    file is asked for (no persistent ids, extensions, buffers); nothing is allocated or copied
+    beyond what the file holds; keys of dictionaries and members of sets are plain, since hashing
+    what is nested has no bounds.
+    """
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) not in _REFUSED
+    }
+
+    def __init__(self, file: Any, budget: int, **options: Any) -> None:
+        """budget: elements that may be copied from container to container."""
+        super().__init__(file, **options)
+        self.budget = budget
+        self._classes: dict[tuple[str, str], Any] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Never a class that anyone else has: a pickle can set attributes of classes."""
+        if (module, name) not in self._classes:
+            self._classes[module, name] = self._stand_in(module, name)
+        return self._classes[module, name]
+
+    def _stand_in(self, module: str, name: str) -> Any:
+        """What takes the place of a name."""
+        container = _CONTAINERS.get((module, name))
+        if container is not None:
+            return self._counted(name, container)
+        return type("Inert", (Inert,), {"kind": f"{module}.{name}"})
+
+    def _counted(self, name: str, container: type) -> type:
+        """The container, of plain keys, filled with no more than the budget."""
+
+        def init(it: Any, *args: Any) -> None:
+            for given in args:
+                self.budget -= len(given)
+                if self.budget < 0:
+                    raise pickle.UnpicklingError("copies of copies")
+                _check_keys(given if isinstance(given, dict) or container is Counter else (pair[0] for pair in given))
+            container.__init__(it, *args)  # type: ignore[misc]
+
+        return type(name, (container,), {"__init__": init})
+
+    dispatch |= {
+        pickle.SETITEM[0]: _checked("load_setitem", slice(-2, -1)),
+        pickle.SETITEMS[0]: _checked("load_setitems", slice(None, None, 2)),
+        pickle.DICT[0]: _checked("load_dict", slice(None, None, 2)),
+        pickle.ADDITEMS[0]: _checked("load_additems", slice(None)),
+        pickle.FROZENSET[0]: _checked("load_frozenset", slice(None)),
+    }
+
+
+def unpickle(data: bytes, what: str) -> Any:
+    """The object in a pickle.
+
+    Raises:
+        TxlError: it is damaged, truncated, or does what no data needs; begins with `what`.
+    """
+    try:
+        # Strings of Python 2 are bytes, and stay so.
+        return Unpickler(io.BytesIO(data), len(data), encoding="bytes").load()
+    except RecursionError as error:
+        raise TxlError(f"{what}: no pickle of data: nested too deeply") from error
+    except Exception as error:  # what a damaged pickle raises is anything
+        raise TxlError(f"{what}: not a whole pickle of data ({type(error).__name__}: {error})") from error
+
+
+class _Fixed:
+    """What a pickle gets in place of a function or a storage's type, and cannot change."""
+
+    __slots__ = ("call", "dtype")
+    call: Callable[..., Any] | None
+    dtype: torch.dtype | None
+
+    def __init__(self, call: Callable[..., Any] | None = None, dtype: torch.dtype | None = None) -> None:
+        object.__setattr__(self, "call", call)
+        object.__setattr__(self, "dtype", dtype)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise pickle.UnpicklingError(f"sets {name} of a function")
+
+    def __call__(self, *args: Any) -> Any:
+        if self.call is None:
+            raise pickle.UnpicklingError("calls a storage's type")
+        return self.call(*args)
+
+
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Tensor:
+    return torch._utils._rebuild_tensor_v2(storage, offset, size, stride, False, None)  # type: ignore[no-any-return]
+
+
+def _parameter(data: Tensor, *rest: Any) -> Tensor:
+    if type(data) is not Tensor:
+        raise pickle.UnpicklingError("a parameter of no tensor")
+    return data
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch.nn.parameter.Parameter": _parameter,
+}
+
+
+class _Legacy(Unpickler):
+    """Of torch.save's older format, also of modules pickled whole, which torch reads as code or not
+    at all.
+
+    Attributes:
+        names: of classes that become inert; besides these, tensors and plain containers are read.
+        storages: bytes by key.
+    """
+
+    names: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, file: Any, budget: int, **options: Any) -> None:
+        super().__init__(file, budget, **options)
+        self.storages: dict[str, torch.UntypedStorage] = {}
+        self._left = budget
+
+    def _stand_in(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}"
+        if full in _FUNCTIONS:
+            return _Fixed(call=_FUNCTIONS[full])
+        if module == "torch" and name in _DTYPES:
+            return _Fixed(dtype=_DTYPES[name])
+        if full in ("__builtin__.set", "builtins.set"):
+            return _Fixed(call=lambda *args: None)
+        if (module, name) in _CONTAINERS or full in self.names:
+            return super()._stand_in(module, name)
+        raise pickle.UnpicklingError(f"Unsupported class {full}")
+
+    def _persistent(self) -> None:
+        """A class, its source not looked at, or a storage that the file can hold."""
+        given = self.stack.pop()  # type: ignore[attr-defined]
+        if not isinstance(given, tuple) or len(given) < 5 - (given[:1] == ("module",)):
+            raise pickle.UnpicklingError("a persistent id of no known form")
+        if given[0] == "module":
+            self.append(given[1])  # type: ignore[attr-defined]
+        else:
+            self.append(self._storage(*given[:6]))  # type: ignore[attr-defined]
+
+    def _storage(self, what: Any, kind: Any, key: Any, place: Any, count: Any, view: Any = None) -> Any:
+        dtype = kind.dtype if isinstance(kind, _Fixed) else None
+        if what != "storage" or dtype is None or not isinstance(key, str) or view is not None:
+            raise pickle.UnpicklingError("a persistent id of no known form")
+        if type(count) is not int or not 0 <= count * dtype.itemsize <= self._left:
+            raise pickle.UnpicklingError(f"a storage of {count} elements")
+        if key not in self.storages:
+            self._left -= count * dtype.itemsize
+            self.storages[key] = torch.UntypedStorage(count * dtype.itemsize)
+        if self.storages[key].nbytes() != count * dtype.itemsize:
+            raise pickle.UnpicklingError(f"storage {key} has two sizes")
+        return torch.storage.TypedStorage(wrap_storage=self.storages[key], dtype=dtype, _internal=True)
+
+    dispatch: ClassVar[dict[int, Any]] = Unpickler.dispatch | {pickle.BINPERSID[0]: _persistent}
+
+
+def _load_legacy(path: Path, classes: Iterable[str]) -> Any:
+    """What a file of the older format holds: five pickles (a number, a version, sizes of integers,
+    the object, keys of its storages), then each storage, its length first.
+
+    Raises anything where it is damaged or holds other names.
+    """
+    size = path.stat().st_size
+    kind: Any = type("Unpickler", (_Legacy,), {"names": frozenset(classes)})
+    with path.open("rb") as file:
+        number, version, sizes = (kind(file, size).load() for _ in range(3))
+        if number != _NUMBER or version != _VERSION or not sizes.get("little_endian"):
+            raise pickle.UnpicklingError(f"version {version} is not {_VERSION}, or big-endian")
+        reader = kind(file, size, encoding="utf-8")
+        found = reader.load()
+        keys = kind(file, size).load()
+        if sorted(keys) != sorted(reader.storages):
+            raise pickle.UnpicklingError("its storages are not those that it lists")
+        for key in keys:
+            _fill(reader.storages[key], file)
+    return found
+
+
+def _fill(storage: torch.UntypedStorage, file: BinaryIO) -> None:
+    """From what follows: the number of elements, then their bytes."""
+    count = int.from_bytes(file.read(8), "little")
+    data = file.read(storage.nbytes())
+    if len(data) != storage.nbytes() or (count == 0) != (len(data) == 0) or (count and len(data) % count):
+        raise pickle.UnpicklingError("a storage is cut off, or of another size")
+    if data:
+        torch.tensor([], dtype=torch.uint8).set_(storage).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+def is_one(path: Path) -> bool:
+    """Whether a file is one of torch.save by its looks."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_BEGINS)) == _BEGINS or zipfile.is_zipfile(path)
+
+
+def mentions(path: Path, *texts: bytes) -> bool:
+    """Whether its pickle holds all of these, by its looks."""
+    if not is_one(path):
+        return False
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            head = file.read(_LOOKED_AT)
+    else:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                name = next((x for x in archive.namelist() if x.endswith("/data.pkl")), None)
+                if name is None:
+                    return False
+                with archive.open(name) as pickled:
+                    head = pickled.read(_LOOKED_AT)
+        except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, ValueError):
+            return False
+    return all(text in head for text in texts)
+
+
+def load(path: Path, classes: Iterable[str] = ()) -> Any:
+    """What a file holds, on the CPU.
+
+    Args:
+        classes: full names of what may stand in it besides tensors and data; each comes out as an
+            `Inert`, and nothing of it runs.
+
+    Raises:
+        TxlError: it is damaged, holds anything else, or more than its bytes say.
+    """
+    classes = tuple(classes)
+    inert = [(type("Inert", (Inert,), {"kind": name, "dump_patches": False}), name) for name in classes]
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals(inert):  # type: ignore[arg-type]
+            warnings.simplefilter("ignore")  # of a class's source, which is not looked at
+            if not zipfile.is_zipfile(path):
+                return _load_legacy(path, classes)
+            _look_through(path)
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except TxlError:
+        raise
+    except Exception as error:  # what a damaged pickle raises is anything
+        raise TxlError(f"{path}: not a whole file of tensors and data ({_reason(error)})") from error
+
+
+class _Look(Unpickler):
+    """Goes through a pickle of torch's as of data, for what torch's reader has no bounds for."""
+
+    def _persistent(self) -> None:
+        self.stack[-1] = None  # type: ignore[attr-defined]
+
+    dispatch: ClassVar[dict[int, Any]] = Unpickler.dispatch | {pickle.BINPERSID[0]: _persistent}
+
+
+def _look_through(path: Path) -> None:
+    """Raises: the archive claims more than its bytes, or its pickle is none of plain data."""
+    with zipfile.ZipFile(path) as archive:
+        # torch.save stores what it writes as it is; what says otherwise could ask for any memory.
+        claimed, have = sum(entry.file_size for entry in archive.infolist()), path.stat().st_size
+        if claimed > have or any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise TxlError(f"{path}: claims {claimed:,} bytes, has {have:,}; torch.save compresses nothing")
+        for name in archive.namelist():
+            if name.endswith(".pkl"):
+                data = archive.read(name)
+                _Look(io.BytesIO(data), len(data)).load()
+
+
+def _reason(error: Exception) -> str:
+    """In a line: of torch's advice, which is long, what was found."""
+    text = str(error)
+    found = next((line for line in text.splitlines() if "nsupported" in line), text if len(text) < 200 else "")
+    return f"{type(error).__name__}: {' '.join(found.split())}" if found else type(error).__name__
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """Of a file of safetensors or torch.save, by name.
+
+    Raises:
+        TxlError: it is damaged, or holds anything else.
+    """
+    if path.suffix == ".safetensors":
+        try:
+            found: Any = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise TxlError(f"{path}: cannot be read: {error}") from error
+    else:
+        found = load(path)
+    if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
+        raise TxlError(f"{path}: must hold tensors by name, got {type(found).__name__}")
+    return {str(name): x for name, x in found.items()}
