@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import torch
 from model_helpers import small_config
 
+from txl import precision
 from txl.distributed.world import World
 from txl.evaluation import precision as evaluated
 from txl.text import corpus as data
-from txl.training import precision, timing
+from txl.training import timing
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
 

@@ -9,8 +9,8 @@ from txl.distributed.world import World
 from txl.errors import TxlError
 from txl.evaluation.window import sliding_losses
 from txl.model.networks import Network
+from txl.precision import PRECISIONS, autocast_dtype, faster, may_help
 from txl.text.vocabulary import Tokens
-from txl.training.precision import PRECISIONS, autocast_dtype, faster, may_help
 
 
 def check_precision(asked: str) -> None:

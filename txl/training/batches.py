@@ -12,9 +12,9 @@ from txl.model.config import ModelConfig
 from txl.model.host_memory import HostStates
 from txl.model.memory import HiddenMemory, Remembered, on_device
 from txl.model.networks import Config
+from txl.precision import autocast_dtype
 from txl.text.streams import OrderedStreams, ShuffledStreams
 from txl.training.config import TrainConfig
-from txl.training.precision import autocast_dtype
 
 
 class Chunk(NamedTuple):

@@ -10,13 +10,13 @@ from txl.distributed.world import World
 from txl.errors import TxlError
 from txl.model.networks import Network
 from txl.model.transformer import TransformerXL
+from txl.precision import autocast_dtype
 from txl.training.average import WeightAverage
 from txl.training.batches import Batches
 from txl.training.config import TrainConfig
 from txl.training.losses import layers_that_predict
 from txl.training.optimizer import make_optimizers
 from txl.training.parallel import Parallel, Past, Replicated
-from txl.training.precision import autocast_dtype
 from txl.training.schedule import learning_rate
 from txl.training.shards import NEEDS_SHARDS, torch_has_shards
 

@@ -13,12 +13,13 @@ from command_helpers import SMALL, Run, one_line
 from model_helpers import small_config
 from training_helpers import trainer
 
+from txl import precision
 from txl.distributed.world import World
 from txl.evaluation.precision import evaluation_dtype, sliding_part
 from txl.model.transformer import TransformerXL
+from txl.precision import ENOUGH_S, FASTER, autocast_dtype, faster, may_help
 from txl.text.corpus import Corpus
-from txl.training import precision, timing
-from txl.training.precision import ENOUGH_S, FASTER, autocast_dtype, faster, may_help
+from txl.training import timing
 from txl.training.run_folder import read_record
 from txl.training.timing import with_precision
 from txl.training.trainer import Trainer
