@@ -8,8 +8,7 @@ from torch import Tensor
 
 from txl.attention.terms import Terms, score_terms
 from txl.errors import TxlError
-from txl.evaluation.reader import check_clamp_len
-from txl.evaluation.segments import seeing
+from txl.evaluation.readers import check_clamp_len, seeing
 from txl.model.memory import on_device
 from txl.model.networks import Network, as_transformer
 from txl.model.transformer import TransformerXL

@@ -14,8 +14,8 @@ from txl.attention.moment import Moment
 from txl.attention.page import write_page
 from txl.attention.reading import check_attention, read_terms
 from txl.commands.console import EvaluationProgress
+from txl.commands.evaluate import split_of
 from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, pick_device, say
-from txl.commands.splits import split_of
 from txl.errors import TxlError
 from txl.language_model import load
 from txl.model.transformer import TransformerXL

@@ -1,6 +1,6 @@
 """Plots of a run as PNG files, made from records after a run, never during it."""
 
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.paths import AnyPath
 from txl.pictures import new_figure, save
 from txl.report import curves

@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from txl.commands.evaluate import split_of
 from txl.commands.measuring import losses_of
 from txl.commands.options import Device, console, in_panel, say
 from txl.commands.processes import Devices, processes, start_processes
-from txl.commands.splits import split_of
 from txl.distributed.reading import agree_on_reading
 from txl.errors import TxlError
 from txl.language_model import LanguageModel, load

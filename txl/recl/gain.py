@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from txl.errors import TxlError
-from txl.evaluation.score import perplexity
+from txl.evaluation.evaluate import perplexity
 
 Array = npt.NDArray[np.float64]
 

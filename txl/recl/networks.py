@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.evaluation.reader import check_clamp_len
-from txl.evaluation.segments import seeing
+from txl.evaluation.readers import check_clamp_len, seeing
 from txl.evaluation.window import learned_positions
 from txl.language_model import LanguageModel
 from txl.model.config import ModelConfig

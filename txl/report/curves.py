@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.pictures import new_figure
 
 MOST = 1e100  # of what can be drawn

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.evaluation.speed import Speedup
 from txl.paths import replace_text
 

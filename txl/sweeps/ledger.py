@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from txl.errors import TxlError
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.paths import AnyPath, replace_text
 
 FORMAT = "txl-sweep-1"

@@ -16,7 +16,8 @@ def next_length(
 
     From training's length upward until a step gains less than `gain`, relatively; then the lengths
     that are wanted in any case; then from training's length downward as long as the perplexity is
-    within `gain` of the best so far. See `txl.evaluation.score.init_and_best` for what is reported.
+    within `gain` of the best so far. See `txl.evaluation.evaluate.init_and_best` for what is
+    reported.
 
     Args:
         ppl: perplexities by attention length.

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from txl.commands.header import header
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.sweeps.terminal import scored_line
 from txl.training.trainer import Interrupted, Report, Trainer
 

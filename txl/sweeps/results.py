@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import txl_kernels
-from txl.evaluation.score import Lengths, Score, init_and_best
+from txl.evaluation.evaluate import Lengths, Score, init_and_best
 from txl.paths import replace_text
 from txl.sweeps.ledger import Ledger, Progress
 from txl.sweeps.plan import Plan

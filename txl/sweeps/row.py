@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 
 from txl.errors import TxlError
-from txl.evaluation.evaluate import evaluate
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Reading as HowRead
+from txl.evaluation.evaluate import Score, evaluate
 from txl.model.transformer import count_parameters
 from txl.sweeps.ledger import Ledger, Progress
 from txl.sweeps.lengths import next_length
@@ -94,11 +94,10 @@ def _score(ledger: Ledger, plan: Plan, progress: Progress, corpus: Corpus, devic
     corpus.verify(reading.split)
     while (attn_len := _next(reading, progress)) is not None:
         with watch.scoring(plan.name, attn_len, min(len(tokens), reading.limit or len(tokens))) as told:
+            how = HowRead(attn_len, reading.clamp_len, method=reading.method, segment=reading.segment(attn_len))
             score = evaluate(
-                model, tokens, corpus.vocabulary.start, attn_len, method=reading.method,
-                segment=reading.segment(attn_len), batch=reading.batch, limit=reading.limit,
-                clamp_len=reading.clamp_len, progress=told,
-            )  # fmt: skip
+                model, tokens, corpus.vocabulary.start, how, batch=reading.batch, limit=reading.limit, progress=told
+            )
         if not math.isfinite(score.nats):
             raise TxlError(f"the loss at attention length {attn_len} is {score.nats}")
         progress = dataclasses.replace(progress, scores=(*progress.scores, score))

@@ -7,7 +7,7 @@ from txl.commands.console import EvaluationProgress, TrainingProgress
 from txl.commands.header import header
 from txl.commands.interrupt import stop_on_ctrl_c
 from txl.commands.options import console, say
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.training.trainer import Report, Trainer
 
 

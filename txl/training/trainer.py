@@ -11,8 +11,7 @@ import torch
 from txl.distributed.same import agree_on
 from txl.distributed.world import SharedError, World
 from txl.errors import TxlError
-from txl.evaluation.evaluate import default_method, evaluate
-from txl.evaluation.score import Score, perplexity
+from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, perplexity
 from txl.model.config import PLACES
 from txl.model.networks import Config, Network, make_network
 from txl.model.recurrent_config import RecurrentConfig
@@ -235,10 +234,9 @@ class Trainer:
         # By segments as in training; a window slides by half of itself.
         segment = {"cached": 128, "segments": self.config.scored, "sliding": max(self.segment // 2, 1)}[method]
         attn_len = self.attn_len if method == "cached" else model.config.mem_len + self.segment
-        return evaluate(
-            model, self.corpus.valid, self.corpus.vocabulary.start, attn_len, method=method, segment=segment,
-            limit=self.config.eval_tokens, world=self.world,
-        )  # fmt: skip
+        reading, start = Reading(attn_len, method=method, segment=segment), self.corpus.vocabulary.start
+        limit = self.config.eval_tokens
+        return self.world.first_does(lambda: evaluate(model, self.corpus.valid, start, reading, limit=limit))
 
     def _evaluate(self, report: Report | None) -> None:
         model = self._validated()

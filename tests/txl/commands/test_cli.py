@@ -13,7 +13,7 @@ from command_helpers import SMALL, Run, one_line
 from training_helpers import trainer
 
 from txl.commands import demo
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.report.kept import Evaluation
 from txl.text.corpus import Corpus
 
@@ -111,7 +111,7 @@ BAD = {
     "train nothing": "0 text files found",
     "eval {run} --data {corpus} --attn-len 0": "--attn-len must be >= 1",
     "eval {run} --data {corpus} --attn-len 4,x": "--attn-len takes whole numbers",
-    "eval {run} --data {corpus} --segment 0": "--segment must be >= 1, got 0",
+    "eval {run} --data {corpus} --segment 0": "segment must be an integer >= 1, got 0",
     "eval {run} --data {corpus} --split dev": "split must be one of train, valid, test, got 'dev'",
     "eval {run} --data missing.txt": "missing.txt: not a prepared corpus",
     "eval missing": "missing: no such checkpoint",
@@ -120,7 +120,7 @@ BAD = {
     "generate {run} --prompt Ωa": "bytes that the training data never did: 0xa9, 0xce",
     "generate {run} --prompt \udcff": "bytes that the training data never did: 0xff",
     "generate {run} --prompt @missing.txt": "missing.txt: cannot be read",
-    "generate {run} --count 0": "--count must be >= 1, got 0",
+    "generate {run} --count 0": "count must be an integer >= 1, got 0",
     "generate {run} --attn-len 0": "attn_len must be an integer >= 1, got 0",
     "generate {run} --temperature -1": "temperature must be >= 0",
     "generate {run} --device cuda:77": "device 'cuda:77' cannot be used",

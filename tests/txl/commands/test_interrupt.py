@@ -14,7 +14,7 @@ from command_helpers import SMALL, Run
 from training_helpers import assert_same_run, trainer
 
 from txl.commands.interrupt import stop_on_ctrl_c
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.trainer import Interrupted

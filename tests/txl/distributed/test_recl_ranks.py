@@ -39,7 +39,7 @@ def found(begun: Losses, tmp_path_factory: pytest.TempPathFactory) -> list[dict[
         "whole": {}, "limited": {"limit": 14}, "limit of its own": {"limit": 16}, "begun": {"begun": begun},
         "part": {"rounds": 3},
     }  # fmt: skip
-    given: dict[str, Any] = {"cases": {}, "measurements": measurements}
+    given: dict[str, Any] = {"measurements": measurements}
     ranks: list[dict[str, Any]] = run_ranks("rank_readings:readings", 2, given, tmp_path_factory.mktemp("ranks"))
     return ranks
 

@@ -12,7 +12,7 @@ from browser import opened
 from training_helpers import trainer
 
 from txl.errors import TxlError
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.evaluation.speed import Speedup
 from txl.pictures import new_figure
 from txl.report import kept

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from txl.errors import TxlError
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.sweeps import ledger as ledgers
 from txl.sweeps.ledger import Ledger, Progress
 

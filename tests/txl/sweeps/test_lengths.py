@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from txl.evaluation.score import Lengths, Score, init_and_best
+from txl.evaluation.evaluate import Lengths, Score, init_and_best
 from txl.sweeps import tables
 from txl.sweeps.lengths import next_length
 

@@ -10,7 +10,7 @@ import pytest
 from training_helpers import assert_same_run
 
 from txl.errors import TxlError
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.sweeps import ledger as ledgers
 from txl.sweeps import row as rows
 from txl.sweeps.ledger import Progress
@@ -111,9 +111,10 @@ def test_a_row_killed_before_its_first_checkpoint(
 def test_a_row_is_scored_as_its_plan_says(run_sweep: RunSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate, asked = rows.evaluate, []
 
-    def watched(model: Any, tokens: Any, start: int, attn_len: int, **how: Any) -> Score:
-        asked.append({name: how[name] for name in ("clamp_len", "limit", "method", "batch")})
-        return evaluate(model, tokens, start, attn_len, **how)
+    def watched(model: Any, tokens: Any, start: int, reading: Any, **how: Any) -> Score:
+        told = {"clamp_len": reading.clamp_len, "method": reading.method}
+        asked.append(told | {name: how[name] for name in ("limit", "batch")})
+        return evaluate(model, tokens, start, reading, **how)
 
     monkeypatch.setattr(rows, "evaluate", watched)
     run_sweep(tmp_path / "r", "151m")
@@ -126,11 +127,11 @@ def test_scores_are_kept_as_soon_as_they_are_measured(
 ) -> None:
     evaluate, asked = rows.evaluate, []
 
-    def third_is_interrupted(model: Any, tokens: Any, start: int, attn_len: int, **how: Any) -> Score:
-        asked.append(attn_len)
+    def third_is_interrupted(model: Any, tokens: Any, start: int, reading: Any, **how: Any) -> Score:
+        asked.append(reading.attn_len)
         if len(asked) == 3:
             raise KeyboardInterrupt
-        return evaluate(model, tokens, start, attn_len, **how)
+        return evaluate(model, tokens, start, reading, **how)
 
     monkeypatch.setattr(rows, "evaluate", third_is_interrupted)
     with pytest.raises(KeyboardInterrupt):
