@@ -126,19 +126,16 @@ class LanguageModel:
         *,
         seed: int | None = None,
         stop: Stop = (),
-        progress: Callable[[int], None] | None = None,
     ) -> Iterator[bytes]:
         """As `generate`, each token's bytes as soon as it is drawn, or as soon as it is known not
         to begin a stop string.
 
         With relative positions and recurrence memory and time a token are constant however long the
         text gets; otherwise each token reads its window anew.
-
-        progress: called with the number of tokens drawn so far.
         """
         tokens, text = self._begin(prompt, stop_strings(stop))
         drawn = self._drawn(tokens.unsqueeze(0), count, sampling, _reading(reading), self._generator(seed))
-        return pieces(drawn, text, progress)
+        return pieces(drawn, text)
 
     def generate_batch(
         self,

@@ -164,19 +164,11 @@ class GrowingText:
         return self._shown.rest()
 
 
-def pieces(
-    drawn: Iterator[Tensor], text: GrowingText, progress: Callable[[int], None] | None = None
-) -> Iterator[bytes]:
+def pieces(drawn: Iterator[Tensor], text: GrowingText) -> Iterator[bytes]:
     """The bytes of one text from its tokens [1], as soon as they can be shown; draws no token after
-    a stop string.
-
-    progress: called with the number of tokens drawn so far.
-    """
-    for n, token in enumerate(drawn, 1):
-        piece = text.add(int(token))
-        if progress:
-            progress(n)
-        if piece:
+    a stop string."""
+    for token in drawn:
+        if piece := text.add(int(token)):
             yield piece
         if text.stopped:
             return

@@ -113,6 +113,11 @@ def test_zeros_before_a_text_are_as_many_as_evaluation_remembers(method: str) ->
     zeros = tuple(torch.zeros(1, 20, 16, dtype=torch.float64) for _ in range(2))
     logits, _ = model(torch.tensor([[7]]), zeros)
     assert score.nats == pytest.approx(-float(logits[0, 0].log_softmax(-1)[TEXT[0]]), rel=1e-9)
+    other = frozen(mem_len=3, window=21).train()
+    asked = Reading(21, zeros=True, method=method, segment=1)
+    assert evaluate(other, TEXT[:1], 7, asked, batch=1).nats == score.nats
+    assert other.training
+    assert other.config.initial_memory == "empty"
 
 
 @pytest.mark.parametrize("method", ["cached", "segments", "sliding"])
