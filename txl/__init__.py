@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from txl.evaluation.engine import Engine
+from txl.evaluation.readers import Engine
 from txl.model.config import ModelConfig
 from txl.model.transformer import TransformerXL
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.evaluation.reader import check_clamp_len
-from txl.evaluation.segments import seeing
+from txl.evaluation.readers import check_clamp_len, seeing
 from txl.model import Network, as_transformer
 from txl.model.transformer import TransformerXL
 from txl.paths import replace_text

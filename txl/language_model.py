@@ -9,24 +9,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl.distributed import World
 from txl.errors import TxlError
-from txl.evaluation.continuation import GrowingText, by_length, pieces
 from txl.evaluation.decoding import generation_engine
-from txl.evaluation.evaluate import METHODS, Method, default_method, evaluate
-from txl.evaluation.generate import Sampling, generate, starting_with
-from txl.evaluation.reader import Reader
-from txl.evaluation.score import Score
-from txl.evaluation.segments import SegmentReader
-from txl.evaluation.stopping import Stop, stop_strings
-from txl.evaluation.window import WindowReader
-from txl.model import Network
+from txl.evaluation.evaluate import (
+    Method,
+    Reading,
+    Score,
+    check_positive,
+    default_method,
+    evaluate,
+    make_reader,
+    starting_with,
+)
+from txl.evaluation.generate import GrowingText, Sampling, Stop, by_length, encoded, generate, pieces, stop_strings
+from txl.evaluation.readers import Reader
+from txl.model import Network, as_transformer
+from txl.model.config import ModelConfig
 from txl.model.recurrent import RecurrentNetwork
 from txl.paths import AnyPath
 from txl.text.corpus import as_tensor
 from txl.text.streams import Counting
 from txl.text.vocabulary import SENTENCE, Tokens, Vocabulary, WordVocabulary
 from txl.training import checkpoint as checkpoints
+
+Prompt = str | bytes | Tokens | None  # None for the start of a text; tokens as `Corpus.split` has them
 
 
 @dataclass(frozen=True)
@@ -51,44 +57,32 @@ class LanguageModel:
     def evaluate(
         self,
         text: str | bytes | Tokens,
-        attn_len: int | None = None,
+        reading: Reading | int | None = None,
         *,
-        method: Method | None = None,
-        segment: int | None = None,
         batch: int = 8,
         limit: int | None = None,
-        clamp_len: int | None = None,
         counting: Counting = "all",
         progress: Callable[[int], None] | None = None,
-        world: World = World(),  # noqa: B008 - frozen
     ) -> Score:
         """Scores a text, or tokens as `Corpus.split` has them.
 
         Args:
-            attn_len: most keys a token sees, itself included; None for `self.attn_len`.
-            method: None for cached keys where the model has recurrence and relative positions; else
-                see `txl.evaluation.evaluate`.
-            segment: tokens a step; None for 128 cached, 1 sliding, training's by segments.
-            batch, limit, clamp_len, counting, progress, world: as in `txl.evaluation.evaluate`.
+            reading: how; a number is its attn_len. What it leaves open: `self.attn_len`; cached
+                keys where the model has recurrence and relative positions, else see
+                `default_method`; 128 tokens a step cached, 1 sliding, training's by segments.
+            batch, limit, counting, progress: as in `txl.evaluation.evaluate`.
 
         Raises:
             TxlError: the text is empty or holds what the vocabulary lacks, or an argument does not
                 fit the model.
         """
-        for name, value in (("attn_len", attn_len), ("segment", segment), ("batch", batch), ("limit", limit)):
-            _positive(name, value)
+        for name, value in (("batch", batch), ("limit", limit)):
+            check_positive(name, value)
+        asked = _reading(reading)
         tokens = self._encoded(text) if isinstance(text, (str, bytes)) else self._checked(text)
-        how = default_method(self.model) if method is None else method
-        if how not in METHODS:
-            raise TxlError(f"method must be one of {', '.join(METHODS)}, got {how!r}")
-        if attn_len is not None and how != "sliding":
-            self._refuse_for_recurrent("attn_len", attn_len)
-        if segment is None:
-            segment = {"cached": 128, "sliding": 1, "segments": self.segment}[how]
         score = evaluate(
-            self.model, tokens, self.vocabulary.start, self.attn_len if attn_len is None else attn_len, method=how,
-            segment=segment, batch=batch, limit=limit, clamp_len=clamp_len, counting=counting, progress=progress,
-            world=world,
+            self.model, tokens, self.vocabulary.start, self._whole(asked, default_method(self.model), self.attn_len),
+            batch=batch, limit=limit, counting=counting, progress=progress,
         )  # fmt: skip
         if score.tokens != len(tokens):
             return score
@@ -96,13 +90,11 @@ class LanguageModel:
 
     def generate(
         self,
-        prompt: str | bytes | Tokens | None = None,
+        prompt: Prompt = None,
         count: int = 500,
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+        reading: Reading | int | None = None,
         *,
-        attn_len: int | None = None,
-        clamp_len: int | None = None,
-        zeros: bool | None = None,
         seed: int | None = None,
         stop: Stop = (),
     ) -> str:
@@ -111,10 +103,9 @@ class LanguageModel:
         Args:
             prompt: None for the start of a text; tokens as `Corpus.split` has them.
             count: tokens to generate: bytes, or words.
-            attn_len: keys a token sees; None as in training.
-            clamp_len: largest distance told apart; None for the model's own.
-            zeros: whether zero states precede the prompt, as many as a token sees, and are
-                attended; None for the model's own.
+            reading: how; a number is its attn_len. What it leaves open is as in training, but that
+                models with absolute positions or without recurrence read a window, by default as
+                long as training's segments, anew for each token.
             seed: for the same text again; None for another each time.
             stop: a string or several; the text ends before the first of them that it comes to.
 
@@ -122,45 +113,36 @@ class LanguageModel:
             TxlError: the prompt is empty or holds what the vocabulary lacks, an argument does not
                 fit the model, or the model's predictions are not finite.
         """
-        shown = self.stream(
-            prompt, count, sampling, attn_len=attn_len, clamp_len=clamp_len, zeros=zeros, seed=seed, stop=stop
-        )
+        shown = self.stream(prompt, count, sampling, reading, seed=seed, stop=stop)
         return b"".join(shown).decode("utf-8", errors="replace")
 
     def stream(
         self,
-        prompt: str | bytes | Tokens | None = None,
+        prompt: Prompt = None,
         count: int = 500,
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+        reading: Reading | int | None = None,
         *,
-        attn_len: int | None = None,
-        clamp_len: int | None = None,
-        zeros: bool | None = None,
         seed: int | None = None,
         stop: Stop = (),
-        progress: Callable[[int], None] | None = None,
     ) -> Iterator[bytes]:
         """As `generate`, each token's bytes as soon as it is drawn, or as soon as it is known not
         to begin a stop string.
 
         With relative positions and recurrence memory and time a token are constant however long the
         text gets; otherwise each token reads its window anew.
-
-        progress: called with the number of tokens drawn so far.
         """
         tokens, text = self._begin(prompt, stop_strings(stop))
-        drawn = self._drawn(tokens.unsqueeze(0), count, sampling, attn_len, clamp_len, zeros, self._generator(seed))
-        return pieces(drawn, text, progress)
+        drawn = self._drawn(tokens.unsqueeze(0), count, sampling, _reading(reading), self._generator(seed))
+        return pieces(drawn, text)
 
     def generate_batch(
         self,
-        prompts: Sequence[str | bytes | Tokens],
+        prompts: Sequence[Prompt],
         count: int = 500,
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+        reading: Reading | int | None = None,
         *,
-        attn_len: int | None = None,
-        clamp_len: int | None = None,
-        zeros: bool | None = None,
         seed: int | None = None,
         stop: Stop = (),
     ) -> list[str]:
@@ -179,20 +161,20 @@ class LanguageModel:
                 begun.append(self._begin(prompt, stops))
             except TxlError as error:
                 raise TxlError(f"prompts[{n}]: {error}") from error
-        generator = self._generator(seed)
+        generator, asked = self._generator(seed), _reading(reading)
 
         def draw(block: Tensor) -> Iterator[Tensor]:
-            return self._drawn(block, count, sampling, attn_len, clamp_len, zeros, generator)
+            return self._drawn(block, count, sampling, asked, generator)
 
         texts = by_length([tokens for tokens, _ in begun], [text for _, text in begun], draw)
         return [text.decode("utf-8", errors="replace") for text in texts]
 
-    def _begin(self, prompt: str | bytes | Tokens | None, stops: tuple[bytes, ...]) -> tuple[Tensor, GrowingText]:
+    def _begin(self, prompt: Prompt, stops: tuple[bytes, ...]) -> tuple[Tensor, GrowingText]:
         """A prompt's tokens [n], and the text that is to follow them."""
         if prompt is None:
             tokens, apart = torch.tensor([self.vocabulary.start]), True
         elif isinstance(prompt, (str, bytes)):
-            tokens, apart = as_tensor(self._encoded(prompt)), _bytes(prompt)[-1:].isspace()
+            tokens, apart = as_tensor(self._encoded(prompt)), encoded(prompt, "the text")[-1:].isspace()
         else:
             tokens, apart = as_tensor(self._checked(prompt, "prompt")), False
         if not len(tokens):
@@ -200,20 +182,12 @@ class LanguageModel:
         return tokens, GrowingText(self.vocabulary, int(tokens[-1]), apart, stops)
 
     def _drawn(
-        self,
-        prompts: Tensor,
-        count: int,
-        sampling: Sampling,
-        attn_len: int | None,
-        clamp_len: int | None,
-        zeros: bool | None,
-        generator: torch.Generator,
+        self, prompts: Tensor, count: int, sampling: Sampling, asked: Reading, generator: torch.Generator
     ) -> Iterator[Tensor]:
         """Tokens [B] after prompts [B, n]."""
-        for name, value in (("count", count), ("attn_len", attn_len), ("clamp_len", clamp_len)):
-            _positive(name, value)
+        check_positive("count", count)
         batch, length = prompts.shape
-        reader = self._reader(attn_len, length + count, batch, clamp_len, zeros)
+        reader = self._reader(asked, batch, length + count)
         return generate(reader, prompts.to(self.model.device), count, sampling, generator)
 
     def _generator(self, seed: int | None) -> torch.Generator:
@@ -223,7 +197,7 @@ class LanguageModel:
         return generator
 
     def _encoded(self, text: str | bytes) -> Tokens:
-        return self.vocabulary.encode(_bytes(text))
+        return self.vocabulary.encode(encoded(text, "the text"))
 
     def _checked(self, tokens: Tokens, name: str = "text") -> Tokens:
         """Tokens as they are; TxlError for what are none of the vocabulary's."""
@@ -235,31 +209,33 @@ class LanguageModel:
             )
         return tokens
 
-    def _reader(
-        self, attn_len: int | None, longest: int, batch: int, clamp_len: int | None, zeros: bool | None
-    ) -> Reader:
-        """Cached; or a window, with absolute positions or without recurrence, by default as long as
-        training's segments. An LSTM or QRNN carries its state, whatever attn_len.
-
-        longest: tokens that a text will have.
-        """
-        for name, value in (("attn_len", attn_len), ("zeros", zeros)):
-            if value is not None:
-                self._refuse_for_recurrent(name, value)
-        model = starting_with(self.model, zeros)
-        if isinstance(model, RecurrentNetwork):
-            return SegmentReader(model, batch, 1, 128, clamp_len)
-        if attn_len is not None and model.config.initial_memory == "empty":  # no token sees more than there is
-            attn_len = min(attn_len, longest)
-        if default_method(model) == "cached":
-            return generation_engine(model, batch, self.attn_len if attn_len is None else attn_len, 128, clamp_len)
-        return WindowReader(model, batch, self.segment if attn_len is None else attn_len, 1, clamp_len)
-
-    def _refuse_for_recurrent(self, name: str, value: object) -> None:
-        """Raises TxlError if the model is an LSTM or QRNN."""
+    def _reader(self, asked: Reading, batch: int, longest: int) -> Reader:
+        """For `longest` tokens: cached; or a window, with absolute positions or without recurrence.
+        An LSTM or QRNN carries its state, whatever attn_len."""
+        usual = default_method(self.model)
         if isinstance(self.model, RecurrentNetwork):
-            kind = self.model.config.network
-            raise TxlError(f"{name} is for Transformers; a network of kind {kind!r} reads all before, got {value!r}")
+            asked = dataclasses.replace(asked, segment=asked.segment or 128)
+        elif usual != "cached":
+            if asked.zeros:
+                raise TxlError("zeros are for a Transformer with recurrence and relative positions, which this is not")
+            usual = "sliding"
+        whole = self._whole(asked, usual, self.segment)
+        model = starting_with(self.model, asked.zeros)
+        if asked.attn_len and isinstance(model.config, ModelConfig) and model.config.initial_memory == "empty":
+            # No token sees more than there is.
+            whole = dataclasses.replace(whole, attn_len=min(asked.attn_len, longest))
+        if whole.method == "cached":
+            return generation_engine(as_transformer(model, "a cache of keys"), batch, *whole.sizes, whole.clamp_len)
+        return make_reader(model, batch, whole)
+
+    def _whole(self, asked: Reading, usual: Method, window: int) -> Reading:
+        """A reading that leaves nothing open. usual: the method. window: attn_len of sliding."""
+        method = asked.method or usual
+        if asked.attn_len is not None and method != "sliding":
+            as_transformer(self.model, "attn_len")
+        attn_len = asked.attn_len or (window if method == "sliding" else self.attn_len)
+        segment = asked.segment or {"cached": 128, "sliding": 1, "segments": self.segment}[method]
+        return dataclasses.replace(asked, attn_len=attn_len, method=method, segment=segment)
 
     def _sentences(self, tokens: Tokens) -> int | None:
         """Of One Billion Word and its like, whose sentences `<S>` bounds."""
@@ -268,16 +244,8 @@ class LanguageModel:
         return int((tokens == self.vocabulary.start).sum())
 
 
-def _bytes(text: str | bytes) -> bytes:
-    try:
-        return text.encode("utf-8", errors="surrogateescape") if isinstance(text, str) else text
-    except UnicodeEncodeError as error:
-        raise TxlError(f"the text cannot be encoded: {error}") from error
-
-
-def _positive(name: str, value: int | None) -> None:
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise TxlError(f"{name} must be an integer >= 1, got {value!r}")
+def _reading(asked: Reading | int | None) -> Reading:
+    return asked if isinstance(asked, Reading) else Reading(asked)
 
 
 def load(path: AnyPath, device: torch.device | str = "cpu") -> LanguageModel:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.evaluation.score import perplexity
+from txl.evaluation.evaluate import perplexity
 from txl.evaluation.window import learned_positions
 from txl.language_model import LanguageModel
 from txl.model.config import ModelConfig

@@ -21,7 +21,7 @@ from filelock import FileLock
 
 import txl_kernels
 from txl.errors import TxlError
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.evaluation.speed import Speedup
 from txl.model import make_network
 from txl.model.config import RecurrentConfig

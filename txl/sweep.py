@@ -8,8 +8,7 @@ from typing import Any
 
 from txl import recipes
 from txl.errors import TxlError
-from txl.evaluation.evaluate import Method
-from txl.evaluation.score import Score, init_and_best
+from txl.evaluation.evaluate import Method, Reading, Score, init_and_best
 from txl.model.config import PLACES, ModelConfig
 from txl.paths import replace_text
 from txl.text.corpus import Corpus
@@ -85,7 +84,7 @@ class Job:
 
     Attributes:
         model, train: fields of `ModelConfig` and `TrainConfig`.
-        method, stride, clamp_len: of `txl.evaluation.evaluate`; stride None: an eighth of a length.
+        method, stride, clamp_len: of `Reading`; stride None: segments of an eighth of a length.
         limit: tokens scored of `split`; None for all.
         init: training's attention length. step, longest, also: see `next_length`.
     """
@@ -107,8 +106,9 @@ class Job:
     def model_config(self) -> ModelConfig:
         return ModelConfig(**self.model)
 
-    def segment(self, attn_len: int) -> int:
-        return max(attn_len // 8, 1) if self.stride is None else self.stride
+    def reading(self, attn_len: int) -> Reading:
+        segment = max(attn_len // 8, 1) if self.stride is None else self.stride
+        return Reading(attn_len, self.clamp_len, method=self.method, segment=segment)
 
     def to_json(self) -> dict[str, Any]:
         values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
@@ -218,7 +218,7 @@ def next_length(
 
     From training's length upward until a step gains less than `gain`, relatively; then the lengths
     that are wanted in any case; then from training's length downward as long as the perplexity is
-    within `gain` of the best so far. See `txl.evaluation.score.init_and_best` for what is reported.
+    within `gain` of the best so far. What is reported: `init_and_best`.
 
     Args:
         ppl: perplexities by attention length.

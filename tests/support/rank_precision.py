@@ -6,35 +6,32 @@ from types import SimpleNamespace
 import torch
 from model_helpers import small_config
 
+from txl import precision
 from txl.distributed import World
-from txl.evaluation import precision as evaluated
 from txl.text import corpus as data
-from txl.training import precision, timing
+from txl.training import timing
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 
 
-def decide(world: World, corpus: Path, cases: dict[str, list[tuple[str, float]]]) -> dict[str, tuple[str, bool]]:
-    """In each case the precision of training, and whether an evaluation takes bfloat16.
+def decide(world: World, corpus: Path, cases: dict[str, list[tuple[str, float]]]) -> dict[str, str]:
+    """In each case the precision of training.
 
-    cases: of each rank its instruction set, and the seconds of an update or a part in bfloat16;
-    float32 takes 1.
+    cases: of each rank its instruction set, and the seconds of an update in bfloat16; float32
+    takes 1.
     """
     text = data.load(corpus)
     model = small_config(vocab_size=len(text.vocabulary))
     now, takes = [0.0], [1.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    timing.time = evaluated.time = clock  # type: ignore[assignment]
+    timing.time = clock  # type: ignore[assignment]
     advance = Trainer.advance
 
     def advanced(trial: Trainer, updates: int) -> None:
         advance(trial, updates)
         now[0] += updates * (takes[0] if trial.config.precision == "bf16" else 1.0)
-
-    def part() -> None:
-        now[0] += takes[0] if torch.is_autocast_enabled("cpu") else 1.0
 
     Trainer.advance = advanced  # type: ignore[method-assign]
     found = {}
@@ -43,6 +40,5 @@ def decide(world: World, corpus: Path, cases: dict[str, list[tuple[str, float]]]
         precision.instruction_set = lambda isa=isa: isa  # type: ignore[misc]
         config = TrainConfig(steps=4, batch=4, tgt_len=16)
         trained, _ = timing.with_precision(text, model, config, CPU, world)
-        dtype, _ = evaluated.evaluation_dtype("auto", CPU, part, world)
-        found[name] = (trained.precision, dtype is not None)
+        found[name] = trained.precision
     return found

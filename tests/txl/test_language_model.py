@@ -9,7 +9,7 @@ from training_helpers import trainer
 
 import txl
 from txl.errors import TxlError
-from txl.evaluation.evaluate import evaluate
+from txl.evaluation.evaluate import Reading, evaluate
 from txl.evaluation.generate import Sampling
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
@@ -36,13 +36,15 @@ def test_what_is_loaded(loaded: txl.LanguageModel, run: Path, corpus: Corpus) ->
 
 def test_a_text_is_scored_as_its_tokens(loaded: txl.LanguageModel, corpus: Corpus) -> None:
     text = bytes(corpus.vocabulary.decode(corpus.test.tolist()))
-    want = evaluate(loaded.model, corpus.test, corpus.vocabulary.start, 40)
+    want = evaluate(loaded.model, corpus.test, corpus.vocabulary.start, Reading(40))
     for given in (corpus.test, text, text.decode()):
         score = loaded.evaluate(given)
         assert (score.nats, score.tokens, score.attn_len) == (want.nats, len(text), 40)
     assert loaded.evaluate(text, 8).nats != want.nats
-    by_segments = evaluate(loaded.model, corpus.test, corpus.vocabulary.start, 40, method="segments", segment=16)
-    assert loaded.evaluate(text, method="segments").nats == by_segments.nats
+    by_segments = evaluate(
+        loaded.model, corpus.test, corpus.vocabulary.start, Reading(40, method="segments", segment=16)
+    )
+    assert loaded.evaluate(text, Reading(method="segments")).nats == by_segments.nats
 
 
 def test_the_likeliest_text(loaded: txl.LanguageModel, corpus: Corpus) -> None:
@@ -80,6 +82,6 @@ def test_mistakes(loaded: txl.LanguageModel, tmp_path: Path) -> None:
     with pytest.raises(TxlError, match=r"the text cannot be encoded: .*surrogates not allowed"):
         loaded.generate("\ud800")
     with pytest.raises(TxlError, match="method must be one of cached, segments, sliding, got 'fast'"):
-        loaded.evaluate("00", method="fast")
+        loaded.evaluate("00", Reading(method="fast"))
     with pytest.raises(TxlError):
         txl.load(tmp_path)

@@ -13,7 +13,7 @@ from training_helpers import trainer
 
 from txl import report
 from txl.errors import TxlError
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.evaluation.speed import Speedup
 from txl.pictures import new_figure
 from txl.report import Evaluation, write_report

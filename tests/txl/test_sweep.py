@@ -11,7 +11,7 @@ import torch
 
 from txl import TransformerXL, recipes
 from txl.errors import TxlError
-from txl.evaluation.score import Lengths, Score, init_and_best
+from txl.evaluation.evaluate import Lengths, Score, init_and_best
 from txl.model.transformer import count_parameters
 from txl.sweep import SCALES, TABLES, Job, Kept, check_corpus, fitted, make_job, next_length
 from txl.text import corpus as data
@@ -75,7 +75,7 @@ def test_at_scale_paper_a_row_is_its_recipe(table: str, row: str) -> None:
     assert plan.train == recipe.train | plan.row.train
     evaluate = recipe.evaluate
     assert plan.method == evaluate.get("method", "cached")
-    assert plan.segment(1000) == evaluate.get("segment", 128)
+    assert plan.reading(1000).segment == evaluate.get("segment", 128)
     assert plan.clamp_len == evaluate.get("clamp_len")
     assert plan.limit is None
     if plan.row.length is not None and plan.longest is not None:
@@ -96,7 +96,7 @@ def test_a_smaller_scale_keeps_what_a_row_is_about(table: str, row: str, scale: 
         assert small.table_len == large.table_len // divide
     assert len(small.cutoffs) == len(large.cutoffs)
     assert plan.method == ("cached" if large.mem_len else "sliding")
-    assert [plan.segment(n) for n in (4, 16, 44)] == ([128] * 3 if large.mem_len else [1, 2, 5])
+    assert [plan.reading(n).segment for n in (4, 16, 44)] == ([128] * 3 if large.mem_len else [1, 2, 5])
     json.dumps(plan.to_json())
 
 

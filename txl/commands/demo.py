@@ -5,7 +5,7 @@ import math
 import shlex
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -17,12 +17,11 @@ from txl import recipes, report
 from txl.commands import options
 from txl.commands.console import MeasuringProgress
 from txl.commands.options import console
-from txl.commands.prompt import prompt_of
 from txl.commands.training import draw_loss, header, run_training
 from txl.errors import TxlError
-from txl.evaluation.engine import Engine
-from txl.evaluation.evaluate import evaluate
+from txl.evaluation.evaluate import Reading, evaluate
 from txl.evaluation.generate import Sampling, generate
+from txl.evaluation.readers import Engine
 from txl.evaluation.speed import Speedup, measure_speedup
 from txl.model import as_transformer
 from txl.model.config import ModelConfig
@@ -38,6 +37,7 @@ from txl.training.trainer import Trainer
 EVAL_TOKENS = 32768
 SPEED_LENGTHS = (800, 3800)  # the ends of the paper's Table 9
 SAMPLE_BYTES = 400
+_LOOKED_AT, _SHORTEST, _LONGEST = 20_000, 8, 24  # for a prompt: tokens; characters of it
 
 
 def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: str = "auto") -> None:
@@ -92,18 +92,19 @@ def _attention_lengths(model: TransformerXL, digest: str, corpus: data.Corpus, t
     stride = max(tgt_len // 16, 1)
     with MeasuringProgress(console, "what memory is worth", len(lengths) + 2) as measuring:
 
-        def score(told: str, attn_len: int, what: str = "", **how: Any) -> Evaluation:
+        def score(told: str, reading: Reading, what: str = "", carry_memory: bool = True) -> Evaluation:
             progress = measuring.next(told, min(EVAL_TOKENS, len(corpus.test)))
             found = evaluate(
-                model, corpus.test, corpus.vocabulary.start, attn_len, limit=EVAL_TOKENS, progress=progress, **how
+                model, corpus.test, corpus.vocabulary.start, reading, limit=EVAL_TOKENS, carry_memory=carry_memory,
+                progress=progress,
             )  # fmt: skip
-            return Evaluation(found, "test", how.get("method", "cached"), what, not what, digest)
+            return Evaluation(found, "test", reading.method or "cached", what, not what, digest)
 
         apart, window = f"no memory, segments of {tgt_len}", f"no memory, a window of {tgt_len} sliding by {stride}"
         scores = [
-            score("no memory", tgt_len, apart, segment=tgt_len, carry_memory=False),
-            score("a sliding window", tgt_len, window, method="sliding", segment=stride),
-            *[score(f"attention length {n}", n) for n in lengths],
+            score("no memory", Reading(tgt_len, segment=tgt_len), apart, carry_memory=False),
+            score("a sliding window", Reading(tgt_len, method="sliding", segment=stride), window),
+            *[score(f"attention length {n}", Reading(n)) for n in lengths],
         ]
     _show_lengths(scores, trained)
     return scores
@@ -179,6 +180,34 @@ def _sample(model: TransformerXL, corpus: data.Corpus, attn_len: int) -> dict[st
     console.print(made, markup=False, highlight=False)
     console.rule()
     return {"context": read, "generation": made, "reference": followed}
+
+
+def prompt_of(corpus: data.Corpus) -> str | None:
+    """A prompt that a model can read: whole words of a line of the test split, or what fits of one;
+    None where no line will do."""
+    tokens = [int(token) for token in corpus.test[:_LOOKED_AT]]
+    text = corpus.vocabulary.decode(tokens).decode("utf-8", "replace")
+    for line in text.splitlines()[1:]:  # the first may begin within a character or a word
+        prompt = _beginning(line.strip())
+        if len(prompt) >= _SHORTEST and prompt[0].isalnum() and prompt.isprintable() and _known(corpus, prompt):
+            return prompt
+    return None
+
+
+def _beginning(line: str) -> str:
+    if len(line) <= _LONGEST:
+        return line
+    cut = line.rfind(" ", _SHORTEST, _LONGEST + 1)
+    return line[: cut if cut > 0 else _LONGEST]
+
+
+def _known(corpus: data.Corpus, prompt: str) -> bool:
+    """Not so of the mark that stands for bytes that are not UTF-8, unless the text has that."""
+    try:
+        corpus.vocabulary.encode(prompt.encode())
+    except TxlError:
+        return False
+    return True
 
 
 def demo_command(

@@ -1,8 +1,8 @@
 """`txl eval`: the loss of a split at each attention length."""
 
-import dataclasses
 import functools
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -10,20 +10,28 @@ from rich.table import Table
 from rich.text import Text
 
 from txl.commands.console import EvaluationProgress
-from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, say
-from txl.commands.processes import Devices, processes, start_processes
-from txl.commands.splits import split_of
-from txl.distributed.reading import agree_on_reading
+from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, pick_device, say
 from txl.errors import TxlError
-from txl.evaluation.evaluate import METHODS, default_method
-from txl.evaluation.precision import check_precision, evaluation_dtype, in_dtype, sliding_part
-from txl.evaluation.score import Score, init_and_best
+from txl.evaluation.evaluate import (
+    Reading,
+    Score,
+    check_positive,
+    default_method,
+    evaluation_dtype,
+    in_dtype,
+    init_and_best,
+    sliding_part,
+)
 from txl.language_model import LanguageModel, load
-from txl.model import Network
 from txl.model.recurrent import RecurrentNetwork
-from txl.model.transformer import TransformerXL
+from txl.precision import PRECISIONS
 from txl.report import Evaluation, keep_evaluations
+from txl.text import corpus as data
+from txl.text import files
+from txl.text.readers import SPLITS
 from txl.text.streams import Counting
+from txl.text.vocabulary import Tokens
+from txl.training.run import read_record
 
 _TEXT, _READING = "What is scored", "How it is read"
 _TRIAL = 4096  # tokens of a trial in either precision
@@ -81,84 +89,67 @@ def evaluate_command(
         str, in_panel(_READING, help="fp32; bf16; or auto: bf16 where a GPU has it or a CPU is measured faster in it.")
     ] = "fp32",
     device: Device = "auto",
-    devices: Devices = None,
 ) -> None:
     """Bits per token, perplexity and speed at each attention length."""
-    if devices is not None:
-        start_processes(devices, device)
-        return
-    with processes(device) as (world, where):
-        with world.together():
-            for name, value in (("segment", segment), ("batch", batch), ("limit", limit)):
-                if value is not None and value < 1:
-                    raise TxlError(f"--{name} must be >= 1, got {value}")
-            if method not in (None, *METHODS):
-                raise TxlError(f"--method must be one of {', '.join(METHODS)}, got {method!r}")
-            check_precision(precision)
-            counted = _counting(counting)
-            lengths = _attention_lengths(attn_len) if attn_len else None
-            language_model = load(checkpoint, where)
-            model = language_model.model
-            how = default_method(model) if method is None else method
-            _begin_with(model, zeros, lengths if how != "sliding" else None)
-            tokens = split_of(language_model, source, split)
-        options = {
-            "--split": split, "--limit": limit, "--attn-len": lengths, "--method": how, "--segment": segment,
-            "--clamp-len": clamp_len, "--zeros": zeros, "--batch": batch, "--counting": counted, "--precision": precision,
-        }  # fmt: skip
-        agree_on_reading(world, {"": language_model.digest}, tokens, options)
-        score_at = functools.partial(
-            language_model.evaluate, tokens, method=how, segment=segment, batch=batch, clamp_len=clamp_len,
-            counting=counted, world=world,
-        )  # fmt: skip
-        longest = max(lengths) if lengths else None
-        if how == "sliding":
-            length = longest or language_model.attn_len
-            start = language_model.vocabulary.start
-            part = sliding_part(model, tokens[:limit], start, length, segment or 1, batch, clamp_len)
-        else:
-            few = min(len(tokens), limit or len(tokens), max(_TRIAL, 2 * batch))
-            part = functools.partial(score_at, longest, limit=few)
-        dtype, measured = evaluation_dtype(precision, where, part, world)
-        if measured is not None:
-            say(measured)
-        scores = []
-        for n in lengths or [language_model.attn_len]:
-            title, total = f"attention length {n}", min(len(tokens), limit or len(tokens))
-            with world.together(), EvaluationProgress(console, title, total) as progress, in_dtype(where, dtype):
-                scores.append(score_at(n if lengths else None, limit=limit, progress=progress.update))
-        _print(scores, language_model, how, how if dtype is None else f"{how} in bfloat16")
-        if world.first and checkpoint.is_dir() and source is None:
-            asked = {"clamp_len": clamp_len, "segment": segment, "zeros": zeros}
-            told = [f"{name} {value}" for name, value in asked.items() if value is not None]
-            told += [] if dtype is None else ["bfloat16"]
-            told += [] if counted == "all" else [f"counting {counted}"]
-            told += ["all before"] if isinstance(model, RecurrentNetwork) and how == "segments" else []
-            what = ", ".join([how, *told]) if told else ""
-            memory, mark = how != "sliding", language_model.digest
-            _keep(checkpoint, [Evaluation(s, split, how, what, memory, mark, batch) for s in scores])
+    if precision not in PRECISIONS:
+        raise TxlError(f"--precision must be {', '.join(PRECISIONS)}, got {precision!r}")
+    for name, value in (("batch", batch), ("limit", limit)):
+        check_positive(name, value)
+    counted = _counting(counting)
+    lengths = _attention_lengths(attn_len) if attn_len else None
+    asked = Reading(None, clamp_len, zeros, method, segment)  # type: ignore[arg-type]
+    where = pick_device(device)
+    language_model = load(checkpoint, where)
+    model = language_model.model
+    how = method or default_method(model)
+    tokens = split_of(language_model, source, split)
+    score_at = functools.partial(language_model.evaluate, tokens, batch=batch, counting=counted)
+    if how == "sliding":
+        whole = replace(asked, attn_len=max(lengths or [language_model.attn_len]), segment=segment or 1)
+        part = sliding_part(model, tokens[:limit], language_model.vocabulary.start, whole, batch)
+    else:
+        few = min(len(tokens), limit or len(tokens), max(_TRIAL, 2 * batch))
+        part = functools.partial(score_at, replace(asked, attn_len=max(lengths) if lengths else None), limit=few)
+    dtype, measured = evaluation_dtype(precision, where, part)
+    if measured is not None:
+        say(measured)
+    scores = []
+    for n in lengths or (None,):
+        title = f"attention length {n or language_model.attn_len}"
+        total = min(len(tokens), limit or len(tokens))
+        with EvaluationProgress(console, title, total) as progress, in_dtype(where, dtype):
+            scores.append(score_at(replace(asked, attn_len=n), limit=limit, progress=progress.update))
+    _print(scores, language_model, how, how if dtype is None else f"{how} in bfloat16")
+    if checkpoint.is_dir() and source is None:
+        given = {"clamp_len": clamp_len, "segment": segment, "zeros": zeros}
+        told = [f"{name} {value}" for name, value in given.items() if value is not None]
+        told += [] if dtype is None else ["bfloat16"]
+        told += [] if counted == "all" else [f"counting {counted}"]
+        told += ["all before"] if isinstance(model, RecurrentNetwork) and how == "segments" else []
+        what = ", ".join([how, *told]) if told else ""
+        memory, mark = how != "sliding", language_model.digest
+        with suppress(OSError):  # for the run's page; a folder that cannot be written does not matter
+            keep_evaluations(checkpoint, [Evaluation(s, split, how, what, memory, mark, batch) for s in scores])
 
 
-def _begin_with(model: Network, zeros: bool | None, lengths: list[int] | None) -> None:
-    """Sets what precedes a text, where it is asked for.
+def split_of(saved: LanguageModel, source: Path | None, split: str) -> Tokens:
+    """Tokens of a text.
+
+    source: a corpus, or a file, which is taken whole; None for the run's corpus.
 
     Raises:
-        TxlError: that, or lengths, are given of a network that reads all before.
+        TxlError: there is none, or the corpus has another vocabulary than the model.
     """
-    if isinstance(model, RecurrentNetwork) and (zeros is not None or lengths):
-        raise TxlError(
-            f"a network of kind {model.config.network!r} reads all that is before a token: --zeros and --empty are not for "
-            "it, --attn-len only with --method sliding"
-        )
-    if zeros is not None:
-        assert isinstance(model, TransformerXL)
-        model.config = dataclasses.replace(model.config, initial_memory="zeros" if zeros else "empty")
-
-
-def _keep(folder: Path, found: list[Evaluation]) -> None:
-    """For the run's page; a folder that cannot be written does not matter."""
-    with suppress(OSError):
-        keep_evaluations(folder, found)
+    if split not in SPLITS:
+        raise TxlError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    source = source or read_record(saved.path.parent).corpus
+    if source.exists() and not source.is_dir():  # a pipe, too
+        return saved.vocabulary.encode(files.read(source))
+    corpus = data.load(source)
+    if corpus.vocabulary != saved.vocabulary:
+        raise TxlError(f"{source}: its vocabulary is not the one {saved.path} was trained with")
+    corpus.verify(split)
+    return corpus.split(split)
 
 
 def _counting(name: str) -> Counting:

@@ -14,10 +14,10 @@ from rich.text import Text
 
 from txl import attention, recl
 from txl.commands.console import EvaluationProgress
+from txl.commands.evaluate import split_of
 from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, pick_device, say
-from txl.commands.splits import split_of
 from txl.errors import TxlError
-from txl.evaluation.score import perplexity
+from txl.evaluation.evaluate import perplexity
 from txl.language_model import LanguageModel, load
 from txl.paths import make_folder, replace_bytes, replace_text
 from txl.pictures import missing

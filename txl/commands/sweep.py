@@ -16,8 +16,7 @@ from txl.commands.console import EvaluationProgress, tell
 from txl.commands.options import Device, console, in_panel, pick_device, say
 from txl.commands.training import header, train_on_terminal
 from txl.errors import Interrupted, TxlError
-from txl.evaluation.evaluate import evaluate
-from txl.evaluation.score import init_and_best
+from txl.evaluation.evaluate import evaluate, init_and_best
 from txl.paths import make_folder
 from txl.sweep import (
     NO_REPRODUCTION,
@@ -158,9 +157,8 @@ def _run(job: Job, kept: Kept, corpus: Corpus, device: torch.device, minutes: fl
         title, total = f"{job.row.name}: attention length {attn_len}", min(len(tokens), job.limit or len(tokens))
         with EvaluationProgress(console, title, total) as progress:
             score = evaluate(
-                model, tokens, corpus.vocabulary.start, attn_len, method=job.method, segment=job.segment(attn_len),
-                batch=64 if job.method == "sliding" else 8, limit=job.limit, clamp_len=job.clamp_len,
-                progress=progress.update,
+                model, tokens, corpus.vocabulary.start, job.reading(attn_len), batch=64 if job.method == "sliding" else 8,
+                limit=job.limit, progress=progress.update,
             )  # fmt: skip
         if not math.isfinite(score.nats):
             raise TxlError(f"the loss at attention length {attn_len} is {score.nats}")

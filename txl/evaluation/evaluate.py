@@ -1,27 +1,144 @@
-"""The loss of a split, every token scored once, read in one of three ways."""
+"""The loss of a split, every token scored once, read in one of three ways, and its measures."""
 
+import copy
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from txl.distributed import World
 from txl.errors import TxlError
-from txl.evaluation.engine import Engine
-from txl.evaluation.reader import Reader
-from txl.evaluation.score import Score
-from txl.evaluation.segments import SegmentReader
+from txl.evaluation.readers import Engine, Reader, SegmentReader
 from txl.evaluation.window import WindowReader, sliding_losses
-from txl.model import Network
+from txl.model import Network, as_transformer
 from txl.model.config import ModelConfig, RecurrentConfig
 from txl.model.recurrent import RecurrentNetwork
+from txl.precision import autocast_dtype, faster, may_help
 from txl.text.streams import Counting, scored_segments
 from txl.text.vocabulary import Tokens
 
 Method = Literal["cached", "segments", "sliding"]
 METHODS: tuple[Method, ...] = get_args(Method)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a text is read. None is for what the model or a `LanguageModel` has of its own.
+
+    Attributes:
+        attn_len: most keys a token sees, itself included. A window of the model's own gives way.
+        clamp_len: largest distance told apart.
+        zeros: whether zero states precede a text, as many as a token sees, and are attended.
+        method: "cached": each token sees exactly attn_len keys, and the score does not depend on
+            `segment`. "segments": a memory of attn_len - segment hidden states, as the released
+            evaluation with mem_len; tokens see from attn_len - segment + 1 keys on; an LSTM or
+            QRNN carries its state, whatever attn_len. "sliding": a window of attn_len tokens read
+            anew for every `segment` tokens, as the released evaluation without memory;
+            segment = 1 is Al-Rfou et al.'s. None: `default_method`.
+        segment: tokens a step; None for 128.
+
+    Raises:
+        TxlError: a number is below 1, or there is no such method.
+    """
+
+    attn_len: int | None = None
+    clamp_len: int | None = None
+    zeros: bool | None = None
+    method: Method | None = None
+    segment: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("attn_len", "clamp_len", "segment"):
+            check_positive(name, getattr(self, name))
+        if self.method not in (None, *METHODS):
+            raise TxlError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Keys a token sees, and tokens a step.
+
+        Raises:
+            TxlError: attn_len is None, which only a `LanguageModel` has a value for.
+        """
+        if self.attn_len is None:
+            raise TxlError("a reading needs attn_len, the keys that a token sees")
+        return self.attn_len, self.segment or 128
+
+
+def check_positive(name: str, value: int | None) -> None:
+    """Raises TxlError if it is neither None nor an integer >= 1."""
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise TxlError(f"{name} must be an integer >= 1, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Result of an evaluation.
+
+    Attributes:
+        attn_len: most keys that a token saw.
+        tokens: scored. nats: mean loss of one.
+        sentences: of a corpus of shuffled sentences; None for others.
+    """
+
+    attn_len: int
+    tokens: int
+    nats: float
+    seconds: float
+    sentences: int | None = None
+
+    @property
+    def bpc(self) -> float:
+        """Bits a token: nats / ln 2; bits per character where tokens are bytes."""
+        return self.nats / math.log(2)
+
+    @property
+    def ppl(self) -> float:
+        """e^nats a token."""
+        return perplexity(self.nats)
+
+    @property
+    def ppl_with_starts(self) -> float | None:
+        """As the TensorFlow code counts One Billion Word: it also scores the `<S>` that opens each
+        sentence, after the one that closes the last. Taken here at no cost, so a lower bound."""
+        return perplexity(self.nats * self.tokens / (self.tokens + self.sentences)) if self.sentences else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+def perplexity(nats: float) -> float:
+    """e^nats, infinite where a float ends."""
+    return math.exp(nats) if nats < 700 else math.inf
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What the paper's Table 6 reports: perplexity at training's attention length ("init"), the
+    best, and the shortest length whose perplexity is within 0.1% of the best."""
+
+    init: Score
+    best: Score
+    shortest: Score
+
+
+def init_and_best(scores: Sequence[Score], trained: int, gain: float = 1e-3) -> Lengths:
+    """Of scores at several attention lengths, among them the one of training.
+
+    Raises:
+        ValueError: training's length is not among them.
+    """
+    ordered = sorted(scores, key=lambda s: s.attn_len)
+    init = next((s for s in ordered if s.attn_len == trained), None)
+    if init is None:
+        raise ValueError(f"scores must hold training's attention length {trained}, got {[s.attn_len for s in ordered]}")
+    best = min(ordered, key=lambda s: s.nats)
+    shortest = next(s for s in ordered if s.ppl <= best.ppl * (1 + gain))
+    return Lengths(init, best, shortest)
 
 
 def default_method(model: Network) -> Method:
@@ -38,45 +155,55 @@ def default_method(model: Network) -> Method:
     return "segments" if model.config.absolute else "cached"
 
 
+def starting_with(model: Network, zeros: bool | None) -> Network:
+    """The model, or one of the same parameters whose texts begin otherwise; see `Reading`.
+
+    Raises:
+        TxlError: zeros is not None, and the model is an LSTM or QRNN.
+    """
+    if zeros is None:
+        return model
+    other = copy.copy(as_transformer(model, "zeros"))  # shares the parameters
+    other.config = replace(other.config, initial_memory="zeros" if zeros else "empty")
+    return other
+
+
+def make_reader(model: Network, batch: int, reading: Reading) -> Reader:
+    """What reads `batch` texts side by side, from the model's own start."""
+    (attn_len, segment), clamp_len = reading.sizes, reading.clamp_len
+    method = reading.method or default_method(model)
+    if method == "cached":
+        return Engine(model, batch, attn_len, segment, clamp_len)
+    if method == "segments":
+        mem_len = 1 if isinstance(model, RecurrentNetwork) else attn_len - segment
+        return SegmentReader(model, batch, mem_len, segment, clamp_len)
+    return WindowReader(model, batch, attn_len, segment, clamp_len)
+
+
 @torch.inference_mode()
 def evaluate(
     model: Network,
     tokens: Tokens,
     start: int,
-    attn_len: int,
+    reading: Reading,
     *,
-    method: Method | None = None,
-    segment: int = 128,
     batch: int = 8,
     limit: int | None = None,
-    clamp_len: int | None = None,
     carry_memory: bool = True,
     counting: Counting = "all",
     progress: Callable[[int], None] | None = None,
-    world: World = World(),  # noqa: B008 - frozen
 ) -> Score:
     """Scores a split.
 
     Args:
         tokens: the split. start: the token before its first.
-        attn_len: most keys a token sees, itself included.
-            A window of the model's own gives way to it.
-        method: "cached": each token sees exactly attn_len keys, and the score does not depend on
-            `segment`. "segments": a memory of attn_len - segment hidden states, as the released
-            evaluation with mem_len; tokens see from attn_len - segment + 1 keys on; an LSTM or
-            QRNN carries its state, whatever attn_len. "sliding": a
-            window of attn_len tokens read anew for every `segment` tokens, as the released
-            evaluation without memory; segment = 1 is Al-Rfou et al.'s. None: `default_method`.
-        segment: tokens a step.
+        reading: how; with an attn_len.
         batch: parallel streams, each beginning without memory, so that few of them score long
             contexts best; for "sliding" windows side by side, of which the score is independent.
         limit: score only the first so many tokens.
-        clamp_len: largest distance told apart; None for the model's own.
         carry_memory: False forgets everything at each segment.
         counting: which tokens are scored, see `scored_segments`.
         progress: called with the number of tokens scored so far.
-        world: processes that share the work, streams or windows dealt to them; the score is that of
-            one process, in all of them.
 
     Raises:
         TxlError: the split is empty, or an argument does not fit the model.
@@ -84,70 +211,89 @@ def evaluate(
     tokens, began = tokens[:limit], time.perf_counter()
     training, total, scored = model.training, 0.0, 0
     try:
-        with world.together():  # an error of one is found before the others wait for its sum
-            for losses, count in _own_losses(
-                model, tokens, start, attn_len, method, segment, batch, clamp_len, carry_memory, counting, world
-            ):
-                total += float(losses.double().sum())
-                scored += count
-                if progress:
-                    progress(min(scored * world.size, len(tokens)))
-        total, scored = _together(total, scored, world, model.device)
+        for losses, count in _losses(model, tokens, start, reading, batch, carry_memory, counting):
+            total += float(losses.double().sum())
+            scored += count
+            if progress:
+                progress(scored)
     finally:
         model.train(training)
-    return Score(attn_len, scored, total / scored, time.perf_counter() - began)
+    return Score(reading.sizes[0], scored, total / scored, time.perf_counter() - began)
 
 
-def _own_losses(
-    model: Network, tokens: Tokens, start: int, attn_len: int, method: Method | None, segment: int, batch: int,
-    clamp_len: int | None, carry_memory: bool, counting: Counting, world: World,
-) -> Iterator[tuple[Tensor, int]]:  # fmt: skip
-    """Losses of this process's streams or windows, step by step, and how many of them count."""
+def _losses(
+    model: Network, tokens: Tokens, start: int, reading: Reading, batch: int, carry_memory: bool, counting: Counting
+) -> Iterator[tuple[Tensor, int]]:
+    """Losses step by step, and how many of them count."""
     if len(tokens) == 0:
         raise TxlError("the split to evaluate is empty")
-    method = default_method(model) if method is None else method
-    if method not in METHODS:
-        raise TxlError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    carries = isinstance(model, RecurrentNetwork) and method == "segments"
-    segment = segment if carries or method == "cached" else min(segment, attn_len)
-    reach = attn_len
+    model, method = starting_with(model, reading.zeros), reading.method or default_method(model)
+    reach, segment = reading.sizes
+    if method == "sliding" or (method == "segments" and not isinstance(model, RecurrentNetwork)):
+        segment = min(segment, reach)
     zeros = isinstance(model.config, ModelConfig) and model.config.initial_memory == "zeros"
     if not zeros:  # no token sees more than there is
-        reach, segment = min(attn_len, len(tokens)), min(segment, len(tokens))
+        reach, segment = min(reach, len(tokens)), min(segment, len(tokens))
     if method == "sliding":
         if counting != "all":
             raise TxlError("method 'sliding' scores every token: it goes with counting 'all' only")
-        for losses in sliding_losses(model, tokens, start, reach, segment, batch, clamp_len, world):
+        for losses in sliding_losses(model, tokens, start, reach, segment, batch, reading.clamp_len):
             yield losses, len(losses)
         return
     batch = min(batch, len(tokens))
-    rows = world.rows(batch)
-    # A process without a stream has nothing to read.
-    reader = make_reader(model, method, max(rows.stop - rows.start, 1), reach, segment, clamp_len)
+    reader = make_reader(model, batch, replace(reading, attn_len=reach, method=method, segment=segment))
     for block in scored_segments(tokens, start, batch, segment, None, counting):
-        if rows.start == rows.stop:
-            return
         if not carry_memory:
             reader.reset()
-        inputs, targets = (x[rows].to(model.device) for x in block)
+        inputs, targets = (x.to(model.device) for x in block)
         yield reader.nll(inputs, targets), int((targets >= 0).sum())
 
 
-def _together(total: float, scored: int, world: World, device: torch.device) -> tuple[float, int]:
-    """Sums over all processes."""
-    if world.size == 1:
-        return total, scored
-    both = world.total(torch.tensor([total, scored], dtype=torch.float64, device=device)).tolist()
-    return both[0], int(both[1])
+def in_dtype(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
+    """Computes in dtype by torch.autocast; in the parameters' own for None."""
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
-def make_reader(
-    model: Network, method: Method, batch: int, attn_len: int, segment: int, clamp_len: int | None = None
-) -> Reader:
-    """What reads a text so that a token sees at most attn_len keys; arguments as in `evaluate`."""
-    if method == "cached":
-        return Engine(model, batch, attn_len, segment, clamp_len)
-    if method == "segments":
-        mem_len = 1 if isinstance(model, RecurrentNetwork) else attn_len - segment
-        return SegmentReader(model, batch, mem_len, segment, clamp_len)
-    return WindowReader(model, batch, attn_len, segment, clamp_len)
+def sliding_part(model: Network, tokens: Tokens, start: int, reading: Reading, batch: int) -> Callable[[], object]:
+    """What "sliding" does all the time: windows of attn_len tokens side by side; arguments as
+    `evaluate` has them. It is fewer and shorter ones where there are not as many tokens.
+
+    Raises:
+        TxlError: there is no token.
+    """
+    if len(tokens) == 0:
+        raise TxlError("the split to evaluate is empty")
+    attn_len, segment = reading.sizes
+    attn_len = min(attn_len, len(tokens))
+    segment = min(segment, attn_len)
+    first = max(min(attn_len, len(tokens) - segment), 0)
+    tokens = tokens[: first + segment * batch]
+
+    def score() -> None:
+        for _ in sliding_losses(model, tokens, start, attn_len, segment, batch, reading.clamp_len, first):
+            pass
+
+    return score
+
+
+def evaluation_dtype(
+    asked: str, device: torch.device, part: Callable[[], object]
+) -> tuple[torch.dtype | None, str | None]:
+    """In what to evaluate (None: the parameters' own dtype), and what was measured, in words.
+
+    asked: one of `PRECISIONS`. part: scores a few tokens; "auto" on CPUs that multiply bfloat16
+    times it in either precision, in turns, and takes what is `faster`.
+    """
+    if asked != "auto" or not may_help(device):
+        return autocast_dtype(asked, device), None
+
+    def seconds(name: str) -> float:
+        began = time.perf_counter()
+        with in_dtype(device, autocast_dtype(name, device)):
+            part()
+        return time.perf_counter() - began
+
+    for name in ("fp32", "bf16"):
+        seconds(name)  # the first of each prepares
+    name, words = faster(seconds, "a part")
+    return autocast_dtype(name, device), words

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from txl.evaluation.engine import Engine
+from txl.evaluation.readers import Engine
 from txl.model.config import ModelConfig
 from txl.model.transformer import TransformerXL
 

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from txl.distributed import World
 from txl.errors import TxlError
-from txl.evaluation.reader import Reader, check_attn_len, check_clamp_len
-from txl.evaluation.segments import seeing
+from txl.evaluation.readers import Reader, check_attn_len, check_clamp_len, seeing
 from txl.model import Network
 from txl.model.config import PLACES, ModelConfig
 from txl.text.corpus import as_tensor
@@ -77,7 +75,6 @@ def sliding_losses(
     stride: int,
     batch: int,
     clamp_len: int | None = None,
-    world: World = World(),  # noqa: B008 - frozen
     first: int = 0,
 ) -> Iterator[Tensor]:
     """Losses of a split, windows of attn_len tokens side by side, the last `stride` of each scored.
@@ -85,9 +82,9 @@ def sliding_losses(
     Windows do not depend on each other, so no text is cut: each token sees as much as it can, and
     those near the start all that is before them (`start` first).
 
-    world: processes that windows are dealt to in turn. first: leaves out tokens before this one.
+    first: leaves out tokens before this one.
 
-    Yields: losses, flat, in order of the tokens, of this process's windows.
+    Yields: losses, flat, in order of the tokens.
 
     Raises:
         TxlError: as `check_window`.
@@ -110,8 +107,7 @@ def sliding_losses(
         return model.softmax.nll(hidden, targets).flatten()
 
     full: list[tuple[int, int]] = []
-    ends = range(first + stride, count - (count - first) % stride + 1, stride)
-    for end in ends[world.rank :: world.size]:
+    for end in range(first + stride, count - (count - first) % stride + 1, stride):
         if end <= attn_len:  # at the start windows are shorter, each of another length
             yield losses([(0, end)], stride)
             continue
@@ -121,5 +117,5 @@ def sliding_losses(
             full = []
     if full:
         yield losses(full, stride)
-    if (rest := (count - first) % stride) and world.first:
+    if rest := (count - first) % stride:
         yield losses([(max(count - attn_len, 0), count)], rest)

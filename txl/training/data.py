@@ -10,10 +10,10 @@ from txl.distributed import World
 from txl.errors import TxlError
 from txl.model.config import Config, ModelConfig
 from txl.model.transformer import HiddenMemory
+from txl.precision import autocast_dtype
 from txl.text.streams import OrderedStreams, ShuffledStreams
 from txl.training.checkpoint import Saved
 from txl.training.config import TrainConfig
-from txl.training.precision import autocast_dtype
 
 
 class Chunk(NamedTuple):

@@ -12,9 +12,9 @@ import torch
 
 from txl.distributed import SharedError, World
 from txl.model.config import Config
+from txl.precision import faster, may_help
 from txl.text.corpus import Corpus
 from txl.training.config import TrainConfig
-from txl.training.precision import faster, may_help
 from txl.training.trainer import Trainer
 from txl.training.update import NotFinite
 

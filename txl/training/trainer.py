@@ -13,8 +13,7 @@ from torch import Tensor
 
 from txl.distributed import SharedError, World, agree_on
 from txl.errors import Interrupted, TxlError
-from txl.evaluation.evaluate import default_method, evaluate
-from txl.evaluation.score import Score, perplexity
+from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, perplexity
 from txl.model import Network, make_network
 from txl.model.config import PLACES, Config, RecurrentConfig
 from txl.paths import AnyPath
@@ -256,8 +255,8 @@ class Trainer:
         attn_len = self.attn_len if method == "cached" else model.config.mem_len + self.segment
         return self.world.first_does(
             lambda: evaluate(
-                model, self.corpus.valid, self.corpus.vocabulary.start, attn_len, method=method, segment=segment,
-                limit=self.config.eval_tokens,
+                model, self.corpus.valid, self.corpus.vocabulary.start,
+                Reading(attn_len, method=method, segment=segment), limit=self.config.eval_tokens,
             )
         )  # fmt: skip
 

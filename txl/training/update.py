@@ -14,11 +14,11 @@ from txl.distributed import World
 from txl.model import Network, as_transformer
 from txl.model.adaptive import IGNORED, AdaptiveSoftmax
 from txl.model.transformer import HiddenMemory, TransformerXL
+from txl.precision import autocast_dtype
 from txl.training.checkpoint import Saved, check_shapes
 from txl.training.config import TrainConfig
 from txl.training.data import Batches
 from txl.training.optimizer import WeightAverage, learning_rate, make_optimizers
-from txl.training.precision import autocast_dtype
 
 SECOND_TARGET_WEIGHT = 0.5
 

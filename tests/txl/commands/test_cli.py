@@ -13,7 +13,7 @@ from command_helpers import SMALL, Run, one_line
 from training_helpers import trainer
 
 from txl.commands import demo
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.report import Evaluation
 from txl.text.corpus import Corpus
 

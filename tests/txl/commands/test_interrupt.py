@@ -15,7 +15,7 @@ from training_helpers import assert_same_run, trainer
 
 from txl.commands.interrupt import stop_on_ctrl_c
 from txl.errors import Interrupted
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Score
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 

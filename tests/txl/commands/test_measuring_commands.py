@@ -167,8 +167,8 @@ def test_eval_of_an_lstm(txl: Run, runs: dict[str, Path]) -> None:
     done = txl("eval", runs["lstm"], "--split", "valid")
     assert done.returncode == 0, done.stderr
     assert "all before" in done.stdout
-    one_line(txl("eval", runs["lstm"], "--attn-len", "8"), "reads all that is before a token")
-    one_line(txl("eval", runs["lstm"], "--zeros"), "reads all that is before a token")
+    one_line(txl("eval", runs["lstm"], "--attn-len", "8"), "attn_len is for Transformers")
+    one_line(txl("eval", runs["lstm"], "--zeros"), "zeros is for Transformers")
     windows = txl("eval", runs["lstm"], "--attn-len", "8", "--method", "sliding", "--limit", "50")
     assert windows.returncode == 0, windows.stderr
 

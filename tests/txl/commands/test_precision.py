@@ -13,12 +13,13 @@ from command_helpers import SMALL, Run, one_line
 from model_helpers import small_config
 from training_helpers import trainer
 
+from txl import precision
 from txl.distributed import World
-from txl.evaluation.precision import evaluation_dtype, sliding_part
+from txl.evaluation.evaluate import Reading, evaluation_dtype, sliding_part
 from txl.model.transformer import TransformerXL
+from txl.precision import ENOUGH_S, FASTER, autocast_dtype, faster, may_help
 from txl.text.corpus import Corpus
-from txl.training import precision, timing
-from txl.training.precision import ENOUGH_S, FASTER, autocast_dtype, faster, may_help
+from txl.training import timing
 from txl.training.run import read_record
 from txl.training.timing import with_precision
 from txl.training.trainer import Trainer
@@ -231,8 +232,8 @@ def test_evaluation_is_measured_too(half: float, chosen: torch.dtype | None, mon
     def part() -> None:
         now[0] += half if torch.is_autocast_enabled("cpu") else 1.0
 
-    monkeypatch.setattr("txl.evaluation.precision.time.perf_counter", lambda: now[0])
-    dtype, said = evaluation_dtype("auto", CPU, part, World())
+    monkeypatch.setattr("txl.evaluation.evaluate.time.perf_counter", lambda: now[0])
+    dtype, said = evaluation_dtype("auto", CPU, part)
     assert dtype == chosen
     assert said == f"precision: {'fp32' if chosen is None else 'bf16'} (a part takes 1 s in fp32, {half:.3g} s in bf16)"
 
@@ -241,10 +242,10 @@ def test_evaluation_takes_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     def part() -> None:
         raise AssertionError("nothing is to be measured")
 
-    assert evaluation_dtype("fp32", CPU, part, World()) == (None, None)
-    assert evaluation_dtype("bf16", CPU, part, World()) == (torch.bfloat16, None)
+    assert evaluation_dtype("fp32", CPU, part) == (None, None)
+    assert evaluation_dtype("bf16", CPU, part) == (torch.bfloat16, None)
     monkeypatch.setattr(precision, "instruction_set", lambda: "avx2")
-    assert evaluation_dtype("auto", CPU, part, World()) == (None, None)
+    assert evaluation_dtype("auto", CPU, part) == (None, None)
 
 
 @pytest.mark.parametrize(("count", "windows"), [(100, 4), (14, 2), (9, 1), (3, 1)])
@@ -258,7 +259,7 @@ def test_a_part_of_sliding_is_one_block_of_whole_windows(
         "read",
         lambda block, **rest: (read.append(tuple(block.shape)), TransformerXL.read(model, block, **rest))[1],
     )
-    sliding_part(model, np.arange(count) % 11, 0, attn_len=8, segment=3, batch=4, clamp_len=None)()
+    sliding_part(model, np.arange(count) % 11, 0, Reading(8, segment=3), batch=4)()
     if count >= 11:
         assert read[0] == (min(windows, 4), 8)
     assert sum(rows for rows, _ in read) == windows

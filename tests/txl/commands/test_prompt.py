@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from txl.commands.prompt import prompt_of
+from txl.commands.demo import prompt_of
 from txl.text import corpus as data
 
 TEXTS = {

@@ -18,7 +18,7 @@ from training_helpers import assert_same_run
 
 from txl.commands import sweep
 from txl.errors import TxlError
-from txl.evaluation.score import Score
+from txl.evaluation.evaluate import Reading, Score
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
 from txl.training.trainer import Trainer
@@ -162,11 +162,11 @@ def test_scores_are_kept_as_soon_as_they_are_measured(
 ) -> None:
     evaluate, asked = sweep.evaluate, []
 
-    def third_is_interrupted(model: Any, tokens: Any, start: int, attn_len: int, **how: Any) -> Score:
-        asked.append(attn_len)
+    def third_is_interrupted(model: Any, tokens: Any, start: int, reading: Reading, **how: Any) -> Score:
+        asked.append(reading.attn_len)
         if len(asked) == 3:
             raise KeyboardInterrupt
-        return evaluate(model, tokens, start, attn_len, **how)
+        return evaluate(model, tokens, start, reading, **how)
 
     monkeypatch.setattr(sweep, "evaluate", third_is_interrupted)
     assert txl(*command(tmp_path / "r", words, "--row", ROW)).returncode == 130

@@ -76,7 +76,7 @@ def test_init_best_and_methods(txl: Run, run: Path) -> None:
     for zeros in ("--zeros", "--empty"):
         assert txl("eval", run, zeros, "--limit", "64").returncode == 0
     assert "996" in txl("eval", run, "--counting", "released", "--batch", "12").stdout  # 1,008 less one a stream
-    one_line(txl("eval", run, "--method", "guess"), "--method must be one of cached, segments, sliding")
+    one_line(txl("eval", run, "--method", "guess"), "method must be one of cached, segments, sliding")
     one_line(txl("eval", run, "--counting", "some"), "--counting must be all or released")
 
 

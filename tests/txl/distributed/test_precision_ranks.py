@@ -14,11 +14,11 @@ CASES = {
     "the first without units": [("avx2", 0.5), ("amx", 0.5)],
 }
 FOUND = {
-    "both faster": ("bf16", True),
-    "the second slower": ("fp32", False),
-    "the first slower": ("fp32", False),
-    "the second without units": ("auto", False),
-    "the first without units": ("auto", False),
+    "both faster": "bf16",
+    "the second slower": "fp32",
+    "the first slower": "fp32",
+    "the second without units": "auto",
+    "the first without units": "auto",
 }
 
 

@@ -1,19 +1,228 @@
-"""Evaluation: the score of a split does not depend on how it is cut into steps."""
+"""The score of a split: as windows, segments and caches each say, for every encoding, however it is
+cut into steps; and its measures by their formulas."""
 
 import math
 
 import numpy as np
 import pytest
+import torch
 from model_helpers import small_model
 
-from txl.evaluation.evaluate import evaluate
+from txl import TransformerXL
+from txl.errors import TxlError
+from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, init_and_best
+from txl.evaluation.generate import Sampling, generate
+from txl.evaluation.readers import SegmentReader
+from txl.evaluation.window import WindowReader, sliding_losses
+
+SYSTEMS: dict[str, dict[str, object]] = {
+    "relative": {},
+    "shaw": {"encoding": "shaw", "table_len": 5},
+    "shaw-released": {"encoding": "shaw-released", "table_len": 5},
+    "sinusoid": {"encoding": "sinusoid"},
+    "learned": {"encoding": "learned", "table_len": 9},
+    "bins": {"cutoffs": (4, 9), "div_val": 2},
+}
+TEXT = np.random.default_rng(0).integers(0, 31, 40).astype(np.uint8)
+
+
+def frozen(**options: object) -> TransformerXL:
+    return small_model(**options).requires_grad_(False)
+
+
+def of_one_window(model: torch.nn.Module, end: int, attn_len: int) -> float:
+    """The loss of token end - 1 after a window of attn_len tokens, or of all there are."""
+    before = [7, *TEXT[: end - 1].tolist()][-attn_len:]
+    with torch.no_grad():
+        logits, _ = model(torch.tensor([before]))
+    return -float(logits[0, -1].log_softmax(-1)[TEXT[end - 1]])
+
+
+@pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
+def test_stride_1_equals_independent_windows(options: dict[str, object]) -> None:
+    model = frozen(mem_len=0, **options)
+    want = [of_one_window(model, end, 9) for end in range(1, 41)]
+    got = torch.cat(list(sliding_losses(model, TEXT, 7, 9, 1, batch=4)))
+    np.testing.assert_allclose(got.numpy(), want, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
+@pytest.mark.parametrize("stride", [2, 3, 9])
+def test_any_stride_scores_each_token_once(options: dict[str, object], stride: int) -> None:
+    """By hand: windows that end every `stride` tokens, each scoring its last `stride`."""
+    model = frozen(mem_len=0, **options)
+    whole, want = [7, *TEXT.tolist()], []
+    for end in [*range(stride, 41, stride), *([40] if 40 % stride else [])]:
+        window = torch.tensor([whole[max(end - 9, 0) : end]])
+        log_probs = model(window)[0][0].log_softmax(-1)
+        for n in range(len(want), end):
+            want.append(-float(log_probs[n - end, whole[n + 1]]))
+    got = torch.cat(list(sliding_losses(model, TEXT, 7, 9, stride, batch=3)))
+    np.testing.assert_allclose(got.detach().numpy(), want, rtol=0, atol=1e-11)
+
+
+def test_the_cached_engine_with_a_window_is_not_a_sliding_one() -> None:
+    """With N layers a window of keys reaches N times as far back as a window of tokens."""
+    model = frozen(mem_len=0)
+    cached = evaluate(model, TEXT, 7, Reading(9, method="cached"), batch=1)
+    sliding = evaluate(model, TEXT, 7, Reading(9, method="sliding", segment=1))
+    assert cached.tokens == sliding.tokens == 40
+    assert abs(cached.nats - sliding.nats) > 1e-4
+    one = frozen(mem_len=0, n_layer=1)
+    assert evaluate(one, TEXT, 7, Reading(9, method="cached"), batch=1).nats == pytest.approx(
+        evaluate(one, TEXT, 7, Reading(9, method="sliding", segment=1)).nats, rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
+def test_a_window_reader_gives_the_same_as_windows_side_by_side(options: dict[str, object]) -> None:
+    model = frozen(mem_len=0, **options)
+    reader = WindowReader(model, 1, 9, 2)
+    tokens = torch.tensor([[7, *TEXT.tolist()[:-1]]])
+    targets = torch.tensor([TEXT.tolist()])
+    got = [reader.nll(x, y) for x, y in zip(tokens.split(2, 1), targets.split(2, 1), strict=True)]
+    want = torch.cat(list(sliding_losses(model, TEXT, 7, 9, 2, batch=5)))
+    torch.testing.assert_close(torch.cat(got, 1)[0], want, rtol=0, atol=1e-11)
+    assert reader.window.size(1) == 9
+
+
+@pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
+def test_segments_are_the_models_own_memory(options: dict[str, object]) -> None:
+    model = frozen(mem_len=6, **options)
+    memory, total = None, 0.0
+    whole = torch.tensor([7, *TEXT.tolist()])
+    for first in range(0, 40, 5):
+        logits, memory = model(whole[None, first : first + 5], memory)
+        total -= float(logits[0].log_softmax(-1).gather(1, whole[first + 1 : first + 6, None]).sum())
+    score = evaluate(model, TEXT, 7, Reading(11, method="segments", segment=5), batch=1)
+    assert score.nats == pytest.approx(total / 40, rel=1e-9)
+
+
+def test_memory_of_another_length_than_in_training() -> None:
+    model, longer = frozen(mem_len=6), frozen(mem_len=12)
+    a = evaluate(model, TEXT, 7, Reading(17, method="segments", segment=5), batch=1)
+    b = evaluate(longer, TEXT, 7, Reading(17, method="segments", segment=5), batch=1)
+    assert a.nats == b.nats
+
+
+@pytest.mark.parametrize("method", ["cached", "segments"])
+def test_zeros_before_a_text_are_as_many_as_evaluation_remembers(method: str) -> None:
+    """TensorFlow and Hugging Face start with zeros of the evaluation's mem_len, not training's."""
+    model = frozen(mem_len=3, initial_memory="zeros", window=21)
+    score = evaluate(model, TEXT[:1], 7, Reading(21, method=method, segment=1), batch=1)
+    zeros = tuple(torch.zeros(1, 20, 16, dtype=torch.float64) for _ in range(2))
+    logits, _ = model(torch.tensor([[7]]), zeros)
+    assert score.nats == pytest.approx(-float(logits[0, 0].log_softmax(-1)[TEXT[0]]), rel=1e-9)
+    other = frozen(mem_len=3, window=21).train()
+    asked = Reading(21, zeros=True, method=method, segment=1)
+    assert evaluate(other, TEXT[:1], 7, asked, batch=1).nats == score.nats
+    assert other.training
+    assert other.config.initial_memory == "empty"
+
+
+@pytest.mark.parametrize("method", ["cached", "segments", "sliding"])
+def test_clamp_len_at_evaluation_is_that_of_a_model_that_has_it(method: str) -> None:
+    model, clamped = frozen(), frozen(clamp_len=3)
+    plain = evaluate(model, TEXT, 7, Reading(11, method=method, segment=4), batch=1)
+    got = evaluate(model, TEXT, 7, Reading(11, method=method, segment=4, clamp_len=3), batch=1)
+    want = evaluate(clamped, TEXT, 7, Reading(11, method=method, segment=4), batch=1)
+    assert got.nats == want.nats != plain.nats
+    assert model.layers[0].attention.clamp_len is None
+
+
+def test_counting_as_released() -> None:
+    """41 tokens, 4 streams of 10: the last is left out, the first of each is an input only."""
+    model = frozen()
+    tokens = np.append(TEXT, 3).astype(np.uint8)
+    score = evaluate(model, tokens, 7, Reading(9, segment=4), batch=4, counting="released")
+    assert score.tokens == 36
+    want = [evaluate(model, tokens[n + 1 : n + 10], int(tokens[n]), Reading(9), batch=1) for n in (0, 10, 20, 30)]
+    assert score.nats == pytest.approx(sum(s.nats for s in want) / 4, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_generates(name: str) -> None:
+    model = frozen(mem_len=0, **SYSTEMS[name])
+    reader = WindowReader(model, 2, 9)
+    prompt = torch.tensor([TEXT[:12].tolist(), TEXT[12:24].tolist()])
+    drawn = torch.stack(list(generate(reader, prompt, 15, Sampling(0.0))), 1)
+    text = prompt
+    for n in range(15):  # each token is the likeliest after the last nine
+        likeliest = model(text[:, -9:])[0][:, -1].argmax(-1)
+        assert torch.equal(likeliest, drawn[:, n])
+        text = torch.cat([text, drawn[:, n : n + 1]], 1)
+
+
+def test_methods_when_nothing_is_said() -> None:
+    assert default_method(frozen()) == "cached"
+    assert default_method(frozen(encoding="shaw", table_len=3)) == "cached"
+    assert default_method(frozen(mem_len=0)) == "sliding", "without recurrence keys must not carry over"
+    assert default_method(frozen(encoding="sinusoid")) == "segments"
+    assert default_method(frozen(encoding="sinusoid", mem_len=0)) == "sliding"
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "message"),
+    [
+        ({"encoding": "sinusoid"}, {"method": "cached"}, "encoding 'sinusoid' puts places into the hidden states"),
+        ({"encoding": "shaw", "table_len": 3}, {"clamp_len": 3}, "clamp_len is for encoding 'relative', not 'shaw'"),
+        ({}, {"clamp_len": 0}, "clamp_len must be an integer >= 1, got 0"),
+        ({}, {"method": "guess"}, "method must be one of cached, segments, sliding, got 'guess'"),
+        ({}, {"method": "sliding", "counting": "released"}, "scores every token"),
+        ({}, {"attn_len": None}, "a reading needs attn_len, the keys that a token sees"),
+        (
+            {"encoding": "learned", "table_len": 6, "mem_len": 0},
+            {},
+            r"a window of 9 tokens is beyond the model's 6 learned positions \(table_len\)",
+        ),
+    ],
+)
+def test_bad_evaluations(options: dict[str, object], arguments: dict[str, object], message: str) -> None:
+    how = dict(arguments)
+    counting = how.pop("counting", "all")
+    with pytest.raises(TxlError, match=message):
+        evaluate(frozen(**options), TEXT, 7, Reading(**({"attn_len": 9} | how)), counting=counting)
+
+
+def test_bad_readers() -> None:
+    model = frozen(encoding="sinusoid")
+    with pytest.raises(TxlError, match="stride must be from 1 to the window's 4 tokens, got 5"):
+        WindowReader(model, 1, 4, 5)
+    with pytest.raises(TxlError, match="mem_len must be >= 0, got -1"):
+        SegmentReader(model, 1, -1, 4)
+    with pytest.raises(TxlError, match="a segment has at most max_segment = 4 tokens, got 5"):
+        SegmentReader(model, 1, 3, 4)(torch.zeros(1, 5, dtype=torch.long))
+    with pytest.raises(TxlError, match="the prompt is empty"):
+        WindowReader(model, 1, 4).feed(torch.zeros(1, 0, dtype=torch.long))
+
+
+def test_evaluation_leaves_the_model_as_it_was() -> None:
+    model = frozen().train()
+    for method in ("cached", "segments", "sliding"):
+        score = evaluate(model, TEXT, 7, Reading(9, method=method, segment=3))
+        assert model.training
+        assert math.isfinite(score.nats)
+
+
+@pytest.mark.parametrize("name", ["relative", "shaw", "sinusoid"])
+def test_a_models_own_window_gives_way_to_the_length_asked_for(name: str) -> None:
+    """Else every length beyond the window would be reported with the window's score."""
+    own, free = (frozen(mem_len=6, window=w, **SYSTEMS[name]) for w in (4, None))
+    for attn_len in (6, 11):
+        a = evaluate(own, TEXT, 7, Reading(attn_len, method="segments", segment=5), batch=1)
+        wide = frozen(mem_len=6, window=attn_len, **SYSTEMS[name])
+        assert a.nats == evaluate(wide, TEXT, 7, Reading(attn_len, method="segments", segment=5), batch=1).nats
+    assert own.layers[0].attention.window == 4
+    assert evaluate(own, TEXT, 7, Reading(9, method="sliding", segment=3)).nats == pytest.approx(
+        evaluate(free, TEXT, 7, Reading(9, method="sliding", segment=3)).nats
+    )
 
 
 @pytest.mark.parametrize("segment", [1, 5, 64])
 def test_score_does_not_depend_on_the_segment(segment: int) -> None:
     model, tokens = small_model(), np.random.default_rng(0).integers(0, 31, 150).astype(np.uint8)
-    score = evaluate(model, tokens, 0, 7, segment=segment, batch=2)
-    want = evaluate(model, tokens, 0, 7, segment=33, batch=2)
+    score = evaluate(model, tokens, 0, Reading(7, segment=segment), batch=2)
+    want = evaluate(model, tokens, 0, Reading(7, segment=33), batch=2)
     assert score.tokens == 150
     assert math.isclose(score.nats, want.nats, rel_tol=1e-6)
     assert math.isclose(score.bpc, score.nats / math.log(2))
@@ -22,7 +231,39 @@ def test_score_does_not_depend_on_the_segment(segment: int) -> None:
 def test_forgetting_at_every_segment() -> None:
     model, tokens = small_model(), np.random.default_rng(0).integers(0, 31, 64).astype(np.uint8)
     want = [
-        evaluate(model, tokens[n : n + 8], int(tokens[n - 1]) if n else 0, 8, batch=1).nats for n in range(0, 64, 8)
+        evaluate(model, tokens[n : n + 8], int(tokens[n - 1]) if n else 0, Reading(8), batch=1).nats
+        for n in range(0, 64, 8)
     ]
-    got = evaluate(model, tokens, 0, 8, segment=8, batch=1, carry_memory=False)
+    got = evaluate(model, tokens, 0, Reading(8, segment=8), batch=1, carry_memory=False)
     assert math.isclose(got.nats, sum(want) / 8, rel_tol=1e-6)
+
+
+def score(attn_len: int, nats: float, **more: int) -> Score:
+    return Score(attn_len, tokens=100, nats=nats, seconds=2.0, **more)
+
+
+def test_measures() -> None:
+    s = score(8, 2.0, sentences=25)
+    assert s.bpc == pytest.approx(2 / math.log(2))
+    assert s.ppl == pytest.approx(math.exp(2))
+    assert s.ppl_with_starts == pytest.approx(math.exp(2 * 100 / 125))
+    assert s.tokens_per_s == 50
+    assert score(8, 2.0).ppl_with_starts is None
+    assert score(8, 1000.0).ppl == math.inf
+
+
+def test_one_billion_words_two_counts_as_published() -> None:
+    """21.8 in TensorFlow's counting is about 24.5 in PyTorch's: a sentence has some 26 tokens."""
+    nats = math.log(24.5)
+    s = Score(32, tokens=159_658, nats=nats, seconds=1.0, sentences=6_075)
+    assert s.ppl == pytest.approx(24.5)
+    assert s.ppl_with_starts == pytest.approx(21.8, abs=0.3)
+
+
+def test_init_best_and_shortest() -> None:
+    """Table 6's columns; 26.77 at 500 keys, where 460 have 26.79, within 0.1% of it."""
+    ppl = {128: 27.02, 256: 26.90, 460: 26.79, 500: 26.77, 600: 26.78}
+    found = init_and_best([score(n, math.log(p)) for n, p in ppl.items()], trained=128)
+    assert (found.init.attn_len, found.best.attn_len, found.shortest.attn_len) == (128, 500, 460)
+    with pytest.raises(ValueError, match=r"must hold training's attention length 64, got \[128, 256"):
+        init_and_best([score(n, math.log(p)) for n, p in ppl.items()], trained=64)

@@ -1,4 +1,4 @@
-"""What training and evaluation compute in."""
+"""In what precision training and evaluation compute."""
 
 import statistics
 from collections.abc import Callable

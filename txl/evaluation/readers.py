@@ -1,0 +1,196 @@
+"""What reads a text with a model, segment by segment, at constant cost: memory and time a token do
+not depend on the length of the text."""
+
+import abc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from txl.errors import TxlError
+from txl.model import Network, as_transformer
+from txl.model.config import ModelConfig
+from txl.model.recurrent import RecurrentNetwork
+from txl.model.transformer import HiddenMemory
+from txl_kernels import RelAttention
+from txl_kernels.segment_attention import SegmentAttention
+
+
+class Reader(abc.ABC):
+    """Goes through `batch` texts side by side; parameters must not change while it lives.
+
+    Args:
+        model: switched to evaluation mode.
+        batch: texts run side by side.
+        max_segment: most tokens of one call.
+    """
+
+    def __init__(self, model: Network, batch: int, max_segment: int) -> None:
+        if batch < 1 or max_segment < 1:
+            raise TxlError(f"batch and max_segment must be >= 1, got {batch} and {max_segment}")
+        self.model = model.eval()
+        self.batch, self.max_segment = batch, max_segment
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Back to the start of a text."""
+
+    @abc.abstractmethod
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Advances by tokens [B, L <= max_segment].
+
+        Returns: what the softmax takes, [B, L, d_model].
+        """
+
+    @torch.inference_mode()
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Advances by tokens [B, L <= max_segment].
+
+        Returns: logits [B, L, vocab_size] of the tokens that follow.
+        """
+        return self.model.logits(self.hidden(tokens))
+
+    @torch.inference_mode()
+    def nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Advances by tokens [B, L <= max_segment]; the losses [B, L] of targets (see `nll` of the
+        softmax)."""
+        return self.model.softmax.nll(self.hidden(tokens), targets)
+
+    @torch.inference_mode()
+    def feed(self, tokens: Tensor) -> Tensor:
+        """Advances by tokens [B, any L >= 1] in segments.
+
+        Returns: logits [B, vocab_size] of the token after the last.
+        """
+        if tokens.size(1) == 0:
+            raise TxlError("the prompt is empty: at least one token is needed to predict the next")
+        for part in tokens.split(self.max_segment, 1):
+            last = self.hidden(part)[:, -1:]
+        return self.model.logits(last)[:, 0]
+
+    def _check_segment(self, tokens: Tensor) -> None:
+        """Raises TxlError if there are more than max_segment."""
+        if tokens.size(1) > self.max_segment:
+            raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
+
+
+def check_attn_len(attn_len: int) -> None:
+    """Raises TxlError if it is below 1."""
+    if attn_len < 1:
+        raise TxlError(f"the attention length must be >= 1 (a token sees at least itself), got {attn_len}")
+
+
+def check_clamp_len(model: Network, clamp_len: int | None) -> None:
+    """Raises TxlError if it is below 1, or the model has no sinusoids of distances to clamp."""
+    if clamp_len is None:
+        return
+    if clamp_len < 1:
+        raise TxlError(f"clamp_len must be None or >= 1, got {clamp_len}")
+    if not isinstance(model.config, ModelConfig):
+        raise TxlError(f"clamp_len is for Transformers, not for a network of kind {model.config.network!r}")
+    if model.config.encoding != "relative":
+        raise TxlError(f"clamp_len is for encoding 'relative', not {model.config.encoding!r}")
+
+
+class Engine(Reader):
+    """Runs a model over a text by segments; parameters must not change while it lives.
+
+    Every token attends to exactly the last `attn_len` positions, itself included (fewer at the
+    start), however the text is cut into segments. Exactly what recomputing the keys from
+    hidden-state memory gives (paper, section 3.2).
+
+    Args:
+        model: switched to evaluation mode; its positions must be relative ("relative" or Shaw's).
+        batch: texts run side by side.
+        attn_len: keys a token sees.
+        max_segment: most tokens of one call.
+        clamp_len: largest distance told apart; None for the model's own.
+
+    Raises:
+        TxlError: a size is below 1, or the model has absolute positions or no attention.
+    """
+
+    def __init__(
+        self, model: Network, batch: int, attn_len: int, max_segment: int, clamp_len: int | None = None
+    ) -> None:
+        super().__init__(model, batch, max_segment)
+        self._transformer = model = as_transformer(model, "a cache of keys")
+        check_attn_len(attn_len)
+        check_clamp_len(model, clamp_len)
+        if model.config.absolute:
+            raise TxlError(
+                f"encoding {model.config.encoding!r} puts places into the hidden states, so keys cannot be cached: use "
+                "a sliding window or segments"
+            )
+        self.attention: list[SegmentAttention] = [block.attention for block in model.layers]  # type: ignore[misc]
+        self.caches = [
+            attention.new_cache(batch, attn_len - 1, max_segment, window=attn_len, clamp_len=clamp_len)
+            for attention in self.attention
+        ]
+        self.reset()
+
+    @torch.inference_mode()
+    def reset(self) -> None:
+        """Back to the start of a text: no memory, or zeros of the engine's own length."""
+        self._transformer.begin(self.caches)
+
+    @torch.inference_mode()
+    def hidden(self, tokens: Tensor) -> Tensor:
+        return self._transformer.read_cached(self._transformer.embed(tokens), self.caches)
+
+
+class SegmentReader(Reader):
+    """The released evaluation: a segment sees its memory of mem_len states and itself.
+
+    So its tokens see from mem_len + 1 to mem_len + L keys, and the score depends on L.
+
+    Args:
+        mem_len: states each layer remembers; 0 for none. An LSTM or QRNN carries its state unless
+            it is 0.
+        clamp_len: largest distance told apart; None for the model's own.
+    """
+
+    def __init__(
+        self, model: Network, batch: int, mem_len: int, max_segment: int, clamp_len: int | None = None
+    ) -> None:
+        super().__init__(model, batch, max_segment)
+        if mem_len < 0:
+            raise TxlError(f"mem_len must be >= 0, got {mem_len}")
+        check_clamp_len(model, clamp_len)
+        self.mem_len, self.clamp_len = mem_len, clamp_len
+        self.reset()
+
+    def reset(self) -> None:
+        self.memory: HiddenMemory | None = None
+
+    @torch.inference_mode()
+    def hidden(self, tokens: Tensor) -> Tensor:
+        self._check_segment(tokens)
+        with seeing(self.model, self.mem_len + self.max_segment, self.clamp_len):
+            states = self.model.read(tokens, self.memory, mem_len=self.mem_len)
+        self.memory = states.memory
+        return states.hidden
+
+
+@contextmanager
+def seeing(model: Network, attn_len: int, clamp_len: int | None, always: bool = False) -> Iterator[None]:
+    """The model with another clamp_len (None changes nothing), and where it has a window of its own
+    with one of attn_len keys; an LSTM or QRNN as it is.
+
+    always: where it has none, too.
+    """
+    layers = [] if isinstance(model, RecurrentNetwork) else [block.attention for block in model.layers]
+    own = [(attention.window, getattr(attention, "clamp_len", None)) for attention in layers]
+    for attention in layers:
+        if always or attention.window is not None:
+            attention.window = attn_len
+        if clamp_len is not None and isinstance(attention, RelAttention):
+            attention.clamp_len = clamp_len
+    try:
+        yield
+    finally:
+        for attention, (window, clamp) in zip(layers, own, strict=True):
+            attention.window = window
+            if isinstance(attention, RelAttention):
+                attention.clamp_len = clamp
