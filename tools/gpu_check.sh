@@ -73,7 +73,7 @@ if [ "${INTERPRETER:-0}" = 1 ]; then
   marked=(-m triton --backends triton) on=interpreter seconds=30
   smoke=($kernels/api/test_values.py -k "matches_the_definition and window")
   right=($kernels/triton/test_triton.py -k "descriptors or parts")
-  longer=($kernels/api/test_values.py -k "matches_the_definition or gradients")
+  longer=($kernels/api/test_values.py -k "matches_the_definition and episodes")
 else
   marked=(-m gpu --backends triton) on=cuda seconds=240
   smoke=($kernels/triton/test_device.py -k "head_widths and 64 or graphs")
@@ -92,7 +92,7 @@ case $number in
     device models 60 "${many[@]}" -m gpu tests/txl/evaluation tests/txl/training/test_host_memory.py
     ;;
   2)
-    step "API" 240 "${many[@]}" "${marked[@]}" "${longer[@]}"
+    step API 240 "${many[@]}" "${marked[@]}" "${longer[@]}"
     device "same bits" 60 "${alone[@]}" "${marked[@]}" $kernels/triton $kernels/cuda -k "same_bits or fixed_order"
     device "driver built" 90 nvcc -std=c++17 -arch=native -I csrc/cuda -x cu tests/txl_kernels/cuda/driver.cpp \
       csrc/cuda/launch.cu -o "$scratch/driver"
