@@ -5,6 +5,9 @@ DOCS_VENV ?= .venv-docs
 WHEELS_VENV ?= .venv-wheels
 PEERS ?= .peers
 EXTRAS ?= test
+# Of the machine with the borrowed GPU.
+GPU_TRITON ?= 3.6.0
+GPU_PYTHON ?= python3.12
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 PARALLEL := -n auto
@@ -41,8 +44,28 @@ aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with th
 	$(BIN)/python tools/aot.py check
 	$(BIN)/python tools/cuda_lint.py --if-built
 
-gpu-kit: $(VENV)/installed ## what a borrowed GPU needs for tools/gpu_check.sh, in gpu-kit/; no GPU needed
-	PYTHONPATH=.:tools $(BIN)/python -m gpu_kit prepare
+gpu-kit: gpu-kit/site gpu-kit/triton/triton-key ## what a borrowed GPU needs for tools/gpu_check.sh, in gpu-kit/; no GPU needed
+	git describe --always --dirty --abbrev=10 --exclude '*' > gpu-kit/commit
+	$(MAKE) gpu-kit/wheel || echo "no wheel, so the device's machine builds"
+	du -sh gpu-kit/*
+
+# Only pure Python: the device's may be another.
+gpu-kit/site: | $(VENV)/installed
+	$(BIN)/pip install -q --no-deps --target gpu-kit/setuptools "setuptools>=77"
+	$(BIN)/pip install -q --no-deps --target $@ pytest-timeout pytest-xdist execnet pytest-benchmark py-cpuinfo
+
+build/gpu-kit/triton-$(GPU_TRITON): | $(VENV)/installed
+	$(BIN)/pip install -q --no-deps --target $@ triton==$(GPU_TRITON)
+
+# A kernel's list of its files holds paths from here, where tools/gpu_check.sh finds them.
+gpu-kit/triton/triton-key: $(shell find txl_kernels/backends/triton -name '*.py') tools/gpu_kernels.py | build/gpu-kit/triton-$(GPU_TRITON)
+	rm -rf $(@D)
+	PYTHONPATH=build/gpu-kit/triton-$(GPU_TRITON):. TRITON_STORE_BINARY_ONLY=1 TRITON_CACHE_DIR=$(@D) $(BIN)/python tools/gpu_kernels.py fill
+
+gpu-kit/wheel: $(SOURCES) CMakeLists.txt setup.py
+	rm -rf $@ build/$@
+	TXL_KERNELS_CUDA=on CMAKE_ARGS=-DCMAKE_CUDA_ARCHITECTURES=90a-real $(GPU_PYTHON) -m pip wheel -q --no-deps -w build/$@ .
+	$(GPU_PYTHON) -m zipfile -e build/$@/*.whl $@
 
 bench: $(VENV)/installed ## every benchmark
 	$(BIN)/pytest benchmarks/ --benchmark-only
@@ -59,7 +82,7 @@ lint: $(VENV)/installed ## ruff, mypy, clang-format; whether the report fits its
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/*.h tests/txl_kernels/cuda/ptx_launch/* tools/gpu_kit/rates.cu
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/*.h tests/txl_kernels/cuda/ptx_launch/*
 	PYTHONPATH=benchmarks $(BIN)/python -m report --check
 
 # The documentation, site/index.html. Its tools get an environment of their own, without torch.

@@ -1,0 +1,147 @@
+"""What a borrowed GPU is checked with, without one: steps that end as they should not, a CUDA
+context that is lost, and carried kernels that are found."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_kernels import NAME, SAME_BITS, WIDTHS, Work, adopt, predictions
+from triton.runtime import cache
+
+ROOT = Path(__file__).parents[2]
+PATH = os.pathsep.join([str(ROOT), str(ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+CONFTEST = """
+import torch
+
+broken = False
+
+def synchronize():
+    if broken:
+        raise RuntimeError("an illegal memory access was encountered")
+
+torch.cuda.is_available = lambda: True
+torch.cuda.synchronize = synchronize
+"""
+TESTS = """
+import pytest
+import conftest
+
+@pytest.mark.parametrize("n", range(6))
+def test_one(n):
+    assert not conftest.broken
+    conftest.broken = n == 2
+    assert n != 4
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 0])
+def test_a_lost_context_costs_one_test(tmp_path: Path, processes: int) -> None:
+    """Without processes to replace it ends the run."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_it.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-p", "gpu_plugin", "-n", str(processes), "-q", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": PATH}, capture_output=True, text=True)
+    assert "failed: test_it.py::test_one[2]\n" in done.stdout
+    assert "the CUDA context is lost: an illegal memory access was encountered\n" in done.stdout
+    assert ("failed: test_it.py::test_one[4]\n" in done.stdout) == bool(processes)
+    assert (" 5 passed" if processes else " 3 passed") in done.stdout.replace("\n", " "), done.stdout
+
+
+SCRIPT = """#!/bin/sh
+case "$*" in
+*api/test_values*) echo here; sleep 60 ;;
+*"-m txl_kernels") echo why; exit 3 ;;
+esac
+"""
+
+
+def test_a_step_that_fails_or_hangs_leaves_its_reason(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(SCRIPT)
+    python.chmod(0o755)
+    env = os.environ | {"INTERPRETER": "1", "PYTHON": str(python), "SECONDS_TOTAL": "7"}
+    command = ["bash", str(ROOT / "tools/gpu_check.sh"), "1", str(tmp_path / "out")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=50)
+    told = (tmp_path / "out/call1.txt").read_text()
+    assert done.returncode == 1
+    assert done.stdout == told
+    failed, hung, late = told.splitlines()
+    assert failed == "versions: exit status 3 after 0 s: why"
+    assert hung.startswith("smoke: at its limit after ")
+    assert late == "Triton: not run, the time is up"
+    assert "=== smoke\nhere\n" in (tmp_path / "out/call1.log").read_text()
+
+
+@pytest.mark.slow
+def test_rehearsal_in_the_interpreter(tmp_path: Path) -> None:
+    env = os.environ | {"INTERPRETER": "1", "PYTHON": sys.executable}
+    command = ["bash", str(ROOT / "tools/gpu_check.sh"), "1", str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + (tmp_path / "call1.log").read_text()[-3000:]
+
+
+def test_whose_kernels_can_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "triton_key", lambda: "3.6.0a-b-c")
+    assert adopt(tmp_path) == "no kernels were carried"
+    for theirs in ("3.6.0a-x-y", "3.6.0a-x", "3.7.0a-x-c"):
+        (tmp_path / NAME).write_text(theirs)
+        assert "2 of its files differ" in adopt(tmp_path)
+        assert cache.triton_key() == "3.6.0a-b-c"
+    (tmp_path / NAME).write_text("3.6.0a-x-c")
+    assert adopt(tmp_path) == "carried kernels are used"
+    assert cache.triton_key() == "3.6.0a-x-c"
+
+
+CARRY = """
+import json, sys
+from pathlib import Path
+
+import triton
+from triton.runtime import cache
+
+from gpu_kernels import NAME, Work, adopt, compile_one
+
+works = [Work(2, 3, 200, 300, 64), Work(1, 8, 1, 700, 64, backward=False)]
+folder, hits = Path("kit/triton"), []
+if sys.argv[1] == "fill":
+    key = cache.triton_key() + "of another Python"
+    folder.mkdir(parents=True)
+    (folder / NAME).write_text(key)
+adopt(folder)
+triton.knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
+assert [compile_one(work) for work in works] == [None, None]
+print(json.dumps(hits))
+"""
+
+
+@pytest.mark.slow
+def test_carried_kernels_are_found(tmp_path: Path) -> None:
+    """Compiled in one tree; in another nothing is compiled again."""
+
+    def hits(what: str, tree: Path, folder: object) -> list[bool]:
+        env = os.environ | {"PYTHONPATH": PATH, "TRITON_CACHE_DIR": str(folder), "TRITON_STORE_BINARY_ONLY": "1"}
+        command = [sys.executable, "-c", CARRY, what]
+        done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, check=True)
+        found: list[bool] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    made = hits("fill", here, "kit/triton")
+    assert made.count(False) >= 4
+    here.rename(there)
+    assert set(hits("look", there, there / "kit/triton")) == {True}
+
+
+def test_a_tile_of_pairs() -> None:
+    """Four blocks of queries: 4 x 2 tiles of the memory, and a triangle of 10."""
+    assert Work(B=1, H=2, L=256, M=128, D=64).tiles == 2 * (8 + 10)
+
+
+def test_every_timed_kernel_has_a_prediction() -> None:
+    kernels = ("forward", "backward_queries", "backward_keys", SAME_BITS, "backward_table")
+    assert all(predictions()[width, kernel] > 0 for width in WIDTHS for kernel in kernels)

@@ -1,0 +1,206 @@
+"""The Triton kernels before there is a GPU, and on one.
+
+    python tools/gpu_kernels.py fill    compiles for sm_90 what the benchmarks launch
+    python tools/gpu_kernels.py times   microseconds of each kernel, a line of JSON each
+
+`fill` needs no GPU and leaves its kernels in TRITON_CACHE_DIR. `times` also tells the clocks of a
+64 x 64 tile of pairs, beside those of tools/ptx/predictions.json.
+
+Triton names a compiled kernel by its source, arguments, options and environment, and by its own
+files. Of those only the compiled library differs between Pythons, so a Triton that differs in
+nothing else takes the name of the one that filled the cache.
+"""
+
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from host_time import on_hopper
+from torch import Tensor
+from torch.utils import deterministic
+from triton.runtime import cache
+
+from txl_kernels import rel_attention
+
+PREDICTIONS = Path(__file__).with_name("ptx") / "predictions.json"
+NAME = "triton-key"  # of the file in the cache's folder that holds the name of its Triton
+WIDTHS = (64, 128)
+SAME_BITS = "backward_queries, the same bits"
+KERNELS = {False: ("forward", "backward_queries", "backward_keys"), True: ("backward_queries", "backward_table")}
+PROFILED = 5  # calls
+
+
+class Work(NamedTuple):
+    """Sizes and options of a causal bfloat16 call. bounded: the segment's second half is a document
+    of its own. same_bits: every time, as with torch's deterministic algorithms."""
+
+    B: int
+    H: int
+    L: int
+    M: int
+    D: int
+    backward: bool = True
+    bounded: bool = False
+    dropout_p: float = 0.0
+    same_bits: bool = False
+
+    @property
+    def tiles(self) -> int:
+        """64 x 64 tiles of pairs of which some is visible, L and M multiples of 64."""
+        rows, columns = self.L // 64, self.M // 64
+        return self.B * self.H * (rows * columns + rows * (rows + 1) // 2)
+
+
+def benchmarked() -> Iterator[Work]:
+    """The benchmarks' shapes on a GPU, and the small ones that they check values on."""
+    for b, h, n, d in ((8, 16, 2048, 64), (22, 8, 512, 64), (8, 8, 1024, 128), (4, 16, 256, 64)):
+        base = Work(b, h, n, n, d)
+        yield from (base, base._replace(L=70, M=90, B=min(b, 8)), base._replace(backward=False))
+    for d in WIDTHS:
+        base = Work(8, 16, 512, 512, d)
+        yield from (base._replace(bounded=True), base._replace(dropout_p=0.1), base._replace(same_bits=True))
+    yield from (Work(1, 8, 128, 3800, 64), Work(1, 8, 70, 90, 64))
+    for b, n, m in itertools.product((1, 8, 64), (1, 2, 4, 8, 16), (800, 1200, 3800, 32768)):
+        yield Work(b, 8, n, m, 64, backward=False)
+
+
+def call_of(work: Work, device: str) -> Callable[[], None]:
+    """The call, with gradients if it is to have them. On a CPU, where nothing is launched, tensors
+    hold anything."""
+    make = partial(torch.empty if device == "cpu" else torch.randn, device=device, dtype=torch.bfloat16)
+    B, H, L, M, D = work[:5]
+    given = [make(B, H, L, D) for _ in "qkv"] + [make(H, M + L, D), make(H, D), make(H, D)]
+    memory, dout = (make(B, H, M, D), make(B, H, M, D)), make(B, H, L, D)
+    leaves = [x.requires_grad_(work.backward) for x in (*given, *memory)]
+    options: dict[str, Any] = {}
+    if work.bounded:
+        second = 2 * torch.arange(L, device=device) >= L
+        options["start"] = torch.where(second, M + L // 2, 0).int().expand(B, L).contiguous()
+    if work.dropout_p:
+        options |= {"dropout_p": work.dropout_p, "dropout_seed": torch.tensor([1234], device=device)}
+
+    def run() -> None:
+        with same_bits(work.same_bits):
+            out: Tensor = rel_attention(*given, memory, backend="triton", **options)
+            if work.backward:
+                torch.autograd.grad(out, leaves, dout)
+
+    return run
+
+
+@contextlib.contextmanager
+def same_bits(wanted: bool) -> Iterator[None]:
+    """Every time, where it is wanted; memory that is not written is not filled for that."""
+    before = deterministic.fill_uninitialized_memory
+    deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(wanted)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        deterministic.fill_uninitialized_memory = before
+
+
+def compile_one(work: Work) -> str | None:
+    """Into Triton's cache, launching nothing; why not, or None."""
+    with on_hopper(lambda *_: None):
+        try:
+            call_of(work, "cpu")()
+        except Exception as error:
+            return f"{work}: {type(error).__name__}: {error}"[:400]
+    return None
+
+
+def fill() -> int:
+    """1 if a kernel could not be compiled."""
+    begun, folder = time.monotonic(), Path(os.environ["TRITON_CACHE_DIR"])
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+        failed = list(filter(None, pool.imap_unordered(compile_one, list(benchmarked()), chunksize=1)))
+    print(*failed, f"{len(list(folder.glob('*/*.cubin')))} kernels, {time.monotonic() - begun:.0f} s", sep="\n")
+    if failed:
+        return 1
+    (folder / NAME).write_text(cache.triton_key())
+    return 0
+
+
+def adopt(folder: Path) -> str:
+    """From now on this process finds the kernels of `folder`, if its own Triton differs from theirs
+    in the compiled library alone; says what it did."""
+    if not (folder / NAME).exists():
+        return "no kernels were carried"
+    theirs = (folder / NAME).read_text()
+    pairs = itertools.zip_longest(cache.triton_key().split("-"), theirs.split("-"))
+    different = sum(a != b for a, b in pairs)
+    if different > 1:
+        return f"carried kernels are of another Triton: {different} of its files differ"
+    cache.triton_key = lambda: theirs
+    return "carried kernels are used"
+
+
+def microseconds(run: Callable[[], None]) -> dict[str, float]:
+    """Of each kernel in a call, by the profiler."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        for _ in range(PROFILED):
+            run()
+        torch.cuda.synchronize()
+    total: Counter[str] = Counter()
+    for event in found.events():
+        if event.device_type == DeviceType.CUDA:
+            total[event.name] += event.time_range.elapsed_us() / PROFILED
+    return dict(total)
+
+
+def mhz_under(run: Callable[[], None]) -> int:
+    """The multiprocessors' clock while calls are worked off."""
+    for _ in range(100):
+        run()
+    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "--id=0"]
+    said = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    torch.cuda.synchronize()
+    return int(said)
+
+
+def predictions() -> dict[tuple[int, str], float]:
+    """Clocks by (head width, kernel): sm_90, bfloat16."""
+    rows = json.loads(PREDICTIONS.read_text(encoding="utf-8"))["rows"]
+    return {(x["width"], x["kernel"]): x["clocks"] for x in rows if (x["capability"], x["dtype"]) == (90, "bfloat16")}
+
+
+def times() -> int:
+    """Clocks of a tile: seconds x the multiprocessors' clock x their number / tiles."""
+    predicted = predictions()
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    for length, width, fixed in itertools.product((2048, 512), WIDTHS, (False, True)):
+        work = Work(8, 16, length, length, width, same_bits=fixed)
+        run = call_of(work, "cuda")
+        run()  # compiles
+        us, mhz = microseconds(run), mhz_under(run)
+        for kernel in KERNELS[fixed]:
+            took = sum(t for name, t in us.items() if name.startswith(f"{kernel}_kernel"))
+            name = SAME_BITS if fixed and kernel == "backward_queries" else kernel
+            row = {"D": width, "L": length, "kernel": name, "us": round(took, 1), "sm_mhz": mhz}
+            row["clocks"] = round(took * mhz * multiprocessors / work.tiles, 1)
+            print(json.dumps(row | {"predicted": predicted.get((width, name))}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in (["fill"], ["times"]):
+        sys.exit(__doc__)
+    if sys.argv[1] == "times":
+        print(adopt(Path(os.environ.get("TRITON_CACHE_DIR", "."))), file=sys.stderr)
+    sys.exit({"fill": fill, "times": times}[sys.argv[1]]())
