@@ -103,7 +103,7 @@ $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOU
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q "$$(grep ^torch== requirements.txt)"
 	$(BIN)/pip install -q -r requirements.txt
-	TXL_KERNELS_CUDA=$${TXL_KERNELS_CUDA:-$$($(BIN)/python -c 'import torch; print("auto" if torch.version.cuda else "off")')} \
+	TXL_KERNELS_EMULATED=on TXL_KERNELS_CUDA=$${TXL_KERNELS_CUDA:-$$($(BIN)/python -c 'import torch; print("auto" if torch.version.cuda else "off")')} \
 		$(BIN)/pip install -q -e ".[$(EXTRAS)]"
 	touch $@
 

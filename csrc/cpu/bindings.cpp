@@ -6,12 +6,10 @@
 #include <vector>
 
 #include "../python/call.h"
-#include "../python/gil.h"
-#include "../python/signature.h"
+#include "../python/interpreter.h"
 #include "dispatch.h"
 #include "intervals.h"
-#include "parallel.h"
-#include "probes.h"
+#include "runtime.h"
 
 namespace py = pybind11;
 
@@ -67,19 +65,19 @@ class Plan {
 
 // Floating-point operations done in about `iterations` rounds on each thread.
 double busy(int64_t iterations, int threads, bool bf16) {
-  const txl::Probes probes = txl::probes();
+  const txl::Probes& probes = txl::kernels().probes;
   double operations = 0;
   txl::without_gil([&] { operations = (bf16 ? probes.pairs : probes.fma)(iterations, threads); });
   return operations;
 }
 
 void read_once(int64_t data, int64_t floats, int threads) {
-  const txl::Probes probes = txl::probes();
+  const txl::Probes& probes = txl::kernels().probes;
   txl::without_gil([&] { probes.read(reinterpret_cast<const float*>(data), floats, threads); });
 }
 
 void exp_of(int64_t x, int64_t y, int64_t n) {
-  txl::probes().exp(reinterpret_cast<const float*>(x), reinterpret_cast<float*>(y), n);
+  txl::kernels().probes.exp(reinterpret_cast<const float*>(x), reinterpret_cast<float*>(y), n);
 }
 
 // Of a bool mask [B, L, S] whose last axis is contiguous; start and end: int32 [B, L], contiguous.

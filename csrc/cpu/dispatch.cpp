@@ -16,30 +16,49 @@
 
 namespace txl {
 
-#define TXL_DECLARE_ISA(name)                        \
+// One that multiplies both types, and one that multiplies pairs of bfloat16 alone (isa.cpp).
+#define TXL_DECLARE_VECTORS(name)                    \
   namespace isa_##name {                             \
     void forward(const Problem&);                    \
     void backward(const Problem&, const Gradients&); \
+    double fma(int64_t, int);                        \
+    void read(const float*, int64_t, int);           \
+    void exp(const float*, float*, int64_t);         \
+  }
+#define TXL_DECLARE_PAIRS(name)                      \
+  namespace isa_##name {                             \
+    void forward(const Problem&);                    \
+    void backward(const Problem&, const Gradients&); \
+    double pairs(int64_t, int);                      \
   }
 
+// The rest of a row of Kernels: vectors alone; pairs, and the vectors that float32 is multiplied by.
 #define TXL_CALLS_OF(name) {isa_##name::forward, isa_##name::backward}
+#define TXL_BY_VECTORS(name) \
+  TXL_CALLS_OF(name), TXL_CALLS_OF(name), { isa_##name::fma, isa_##name::fma, isa_##name::read, isa_##name::exp }
+#define TXL_BY_PAIRS(name, vectors)                                                \
+  TXL_CALLS_OF(vectors), TXL_CALLS_OF(name), {                                     \
+    isa_##vectors::fma, isa_##name::pairs, isa_##vectors::read, isa_##vectors::exp \
+  }
 
-TXL_DECLARE_ISA(baseline)
-TXL_DECLARE_ISA(emulated_bf16)
-TXL_DECLARE_ISA(emulated_amx)
+TXL_DECLARE_VECTORS(baseline)
+#if defined(TXL_EMULATED)
+TXL_DECLARE_PAIRS(emulated_bf16)
+TXL_DECLARE_PAIRS(emulated_amx)
+#endif
 #if defined(__x86_64__)
-TXL_DECLARE_ISA(avx2)
-TXL_DECLARE_ISA(avx512)
-TXL_DECLARE_ISA(avx512_bf16)
-TXL_DECLARE_ISA(amx)
+TXL_DECLARE_VECTORS(avx2)
+TXL_DECLARE_VECTORS(avx512)
+TXL_DECLARE_PAIRS(avx512_bf16)
+TXL_DECLARE_PAIRS(amx)
 #elif defined(__aarch64__)
-TXL_DECLARE_ISA(neon)
+TXL_DECLARE_VECTORS(neon)
 #endif
 
 namespace {
 
 bool always() { return true; }
-bool never() { return false; }
+[[maybe_unused]] bool never() { return false; }
 
 #if defined(__x86_64__)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
@@ -98,16 +117,18 @@ std::string refused() {
 const std::vector<Kernels>& all_kernels() {
   static const std::vector<Kernels> all = {
 #if defined(__x86_64__)
-      {"amx", has_amx, always, TXL_CALLS_OF(avx512), TXL_CALLS_OF(amx)},
-      {"avx512_bf16", has_avx512_bf16, doubles_by_bf16, TXL_CALLS_OF(avx512), TXL_CALLS_OF(avx512_bf16)},
-      {"avx512", has_avx512, always, TXL_CALLS_OF(avx512), TXL_CALLS_OF(avx512)},
-      {"avx2", has_avx2, always, TXL_CALLS_OF(avx2), TXL_CALLS_OF(avx2)},
+      {"amx", has_amx, always, TXL_BY_PAIRS(amx, avx512)},
+      {"avx512_bf16", has_avx512_bf16, doubles_by_bf16, TXL_BY_PAIRS(avx512_bf16, avx512)},
+      {"avx512", has_avx512, always, TXL_BY_VECTORS(avx512)},
+      {"avx2", has_avx2, always, TXL_BY_VECTORS(avx2)},
 #elif defined(__aarch64__)
-      {"neon", always, always, TXL_CALLS_OF(neon), TXL_CALLS_OF(neon)},
+      {"neon", always, always, TXL_BY_VECTORS(neon)},
 #endif
-      {"baseline", always, always, TXL_CALLS_OF(baseline), TXL_CALLS_OF(baseline)},
-      {"emulated_bf16", always, never, TXL_CALLS_OF(baseline), TXL_CALLS_OF(emulated_bf16)},
-      {"emulated_amx", always, never, TXL_CALLS_OF(baseline), TXL_CALLS_OF(emulated_amx)},
+      {"baseline", always, always, TXL_BY_VECTORS(baseline)},
+#if defined(TXL_EMULATED)
+      {"emulated_bf16", always, never, TXL_BY_PAIRS(emulated_bf16, baseline)},
+      {"emulated_amx", always, never, TXL_BY_PAIRS(emulated_amx, baseline)},
+#endif
   };
   return all;
 }

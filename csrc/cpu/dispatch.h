@@ -14,11 +14,21 @@ struct Calls {
   void (*backward)(const Problem&, const Gradients&);
 };
 
+// What the machine itself can do, for benchmarks to put beside a kernel; and the kernels' exp, for a test of its
+// accuracy.
+struct Probes {
+  double (*fma)(int64_t iterations, int threads);                // keeps the float32 units busy; operations done
+  double (*pairs)(int64_t iterations, int threads);              // the same of those that bfloat16 is multiplied by
+  void (*read)(const float* data, int64_t floats, int threads);  // reads memory once
+  void (*exp)(const float* x, float* y, int64_t n);              // the kernels' own
+};
+
 struct Kernels {
   const char* isa;
   bool (*supported)();
   bool (*chosen)();  // of its own accord, if supported
   Calls f32, bf16;
+  Probes probes;
 
   const Calls& of(const Problem& p) const { return p.type == Type::bf16 ? bf16 : f32; }
 };

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "parallel.h"
+#include "runtime.h"
 
 namespace txl {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "../python/call.h"
-#include "../python/gil.h"
+#include "../python/interpreter.h"
 #include "launch.h"
 
 #ifndef TXL_MODULE

@@ -38,4 +38,9 @@ Attention attention_of(const pybind11::tuple& call, const pybind11::handle& out,
 // Sets where the tensors lie; lse may be None.
 void point_to(Attention& a, const pybind11::tuple& call, const pybind11::handle& out, const pybind11::handle& lse);
 
+// What of a call decides whether it is valid, as one string of bytes:
+// m.signature(call, ordinary types, strided layout) -> bytes or None; see
+// txl_kernels.operators.fast_path.
+void define_signature(pybind11::module_& m);
+
 }  // namespace txl

@@ -1,4 +1,5 @@
-"""Compilers that the user names, and sources that cannot be written to."""
+"""Compilers that the user names, what is built for tests alone, and sources that cannot be written
+to."""
 
 import os
 import shutil
@@ -21,9 +22,9 @@ def script(path: Path, text: str) -> Path:
 
 
 def build(folder: Path, cxx: str | None) -> tuple[subprocess.CompletedProcess[str], str | None]:
-    """What `build_ext` printed, and its note on why there is no module; cmake only says what CXX it
-    was given."""
-    script(folder / "bin" / "cmake", 'echo "cmake with [${CXX-unset}]"')
+    """What `build_ext` printed, and its note on why there is no module; cmake only says what it was
+    given."""
+    script(folder / "bin" / "cmake", 'echo "cmake with [${CXX-unset}]" "$@"')
     environment = dict(os.environ, PATH=f"{folder / 'bin'}:{os.environ['PATH']}", TXL_KERNELS_CUDA="off")
     environment.pop("CXX", None)
     if cxx is not None:
@@ -75,6 +76,24 @@ def test_a_compiler_that_is_no_command(tmp_path: Path) -> None:
     done, _ = build(tmp_path, "g++ 'x")
     assert done.returncode == 1
     assert done.stderr == "CXX is no command: No closing quotation: g++ 'x\n"
+
+
+@pytest.mark.parametrize(("setting", "said"), [(None, "OFF"), ("off", "OFF"), ("on", "ON")])
+def test_emulated_units_are_built_where_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str | None, said: str
+) -> None:
+    monkeypatch.delenv("TXL_KERNELS_EMULATED", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("TXL_KERNELS_EMULATED", setting)
+    done, _ = build(tmp_path, None)
+    assert f"-DTXL_EMULATED={said}" in done.stdout.split()
+
+
+def test_a_setting_of_emulated_units_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXL_KERNELS_EMULATED", "1")
+    done, _ = build(tmp_path, None)
+    assert done.returncode == 1
+    assert done.stderr == "TXL_KERNELS_EMULATED must be on or off, got '1'\n"
 
 
 def test_a_source_tree_that_cannot_be_written_to(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-_SUFFIXES = (".cpp", ".h", ".inl", ".cu", ".cuh")
+_SUFFIXES = (".cpp", ".h", ".cu", ".cuh")
 _FOLDERS = {"_native": "cpu", "_cuda": "cuda"}  # of each module, in csrc; what is elsewhere both share
 
 

@@ -1,5 +1,5 @@
 """The C++ kernels without Python around them: on an emulated Arm processor, under ThreadSanitizer,
-in vectors of 16.
+in vectors of 16; what their objects hold.
 
 Torch is not instrumented and its OpenMP runtime looks like a race to ThreadSanitizer; the driver
 starts threads of its own. `TESTS_REQUIRE_TOOLS=1` (CI) makes a missing compiler or emulator a
@@ -7,6 +7,7 @@ failure instead of a skip.
 """
 
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,9 +21,12 @@ from txl_kernels import rel_attention
 from txl_kernels.call import dropout
 
 ROOT = Path(__file__).resolve().parents[3]
-KERNELS = [x for x in sorted((ROOT / "csrc" / "cpu").glob("*.cpp")) if x.name != "bindings.cpp"]
-SOURCES = [Path(__file__).with_name("driver.cpp"), *KERNELS]
-FLAGS = ["-std=c++17", "-I", str(ROOT / "csrc"), "-fno-math-errno", "-Wno-psabi", "-DTXL_POISON", "-pthread"]
+CPU = ROOT / "csrc" / "cpu"
+SOURCES = [Path(__file__).with_name("driver.cpp"), CPU / "dispatch.cpp", CPU / "runtime.cpp"]
+NEWER = ["avx2", "avx512", "avx512_bf16", "amx"]  # than every x86-64 processor
+ISAS = ["baseline", "neon", *NEWER, "emulated_bf16", "emulated_amx"]
+FLAGS = ["-std=c++17", "-I", str(ROOT / "csrc"), "-fno-math-errno", "-Wno-psabi", "-pthread"]
+FLAGS += ["-DTXL_POISON", "-DTXL_EMULATED"]
 BUILDS = {  # name: compiler and flags, what runs the program, instruction sets
     "aarch64": (
         ["aarch64-linux-gnu-g++", "-O2", "-static"],
@@ -52,13 +56,22 @@ def need(tool: str) -> None:
         pytest.skip(message)
 
 
+def compile_isa(compiler: list[str], isa: str, folder: Path, source: Path = CPU / "isa.cpp") -> Path:
+    """The object of one instruction set; empty where the architecture lacks it."""
+    target = folder / f"{isa}.o"
+    subprocess.run([*compiler, *FLAGS, f"-DTXL_ISA_{isa}", "-c", str(source), "-o", str(target)], check=True)
+    return target
+
+
 @pytest.fixture(scope="module", params=BUILDS)
 def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
     compiler, runner, isas = BUILDS[request.param]
     for tool in (compiler[0], *runner):
         need(tool)
-    program = tmp_path_factory.mktemp("driver") / "driver"
-    subprocess.run([*compiler, *FLAGS, *map(str, SOURCES), "-o", str(program)], check=True)
+    folder = tmp_path_factory.mktemp("driver")
+    program = folder / "driver"
+    objects = [compile_isa(compiler, isa, folder) for isa in ISAS]
+    subprocess.run([*compiler, *FLAGS, *map(str, [*SOURCES, *objects]), "-o", str(program)], check=True)
     return [*runner, str(program)], isas
 
 
@@ -123,7 +136,7 @@ def test_a_race_would_be_seen(tmp_path: Path) -> None:
     need("g++")
     source = tmp_path / "race.cpp"
     source.write_text(
-        '#include "cpu/parallel.h"\n'
+        '#include "cpu/runtime.h"\n'
         "#include <atomic>\n"
         "int main() {\n"
         "  long sum = 0;\n"
@@ -138,9 +151,57 @@ def test_a_race_would_be_seen(tmp_path: Path) -> None:
     )
     program = tmp_path / "race"
     compiler = BUILDS["thread-sanitizer"][0]
-    files = [str(source), str(ROOT / "csrc" / "cpu" / "parallel.cpp")]
+    files = [str(source), str(CPU / "runtime.cpp")]
     subprocess.run([*compiler, *FLAGS, *files, "-o", str(program)], check=True)
     environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
     done = subprocess.run([str(program)], capture_output=True, env=environment, timeout=60)
     assert done.returncode != 0
     assert b"data race" in done.stderr
+
+
+def weak_code(file: Path) -> list[str]:
+    """Functions of an object that the linker may give to others in place of theirs."""
+    done = subprocess.run(["nm", "--demangle", "--format=sysv", str(file)], capture_output=True, text=True, check=True)
+    rows = [[cell.strip() for cell in line.split("|")] for line in done.stdout.splitlines() if line.count("|") >= 6]
+    return [row[0] for row in rows if row[2] in "WVu" and row[-1].startswith(".text")]
+
+
+x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="all instruction sets but the baseline are x86-64's")
+
+
+@x86_64
+@pytest.mark.parametrize("isa", NEWER)
+def test_no_code_of_a_newer_processor_is_linked_elsewhere(isa: str, tmp_path: Path) -> None:
+    """Unoptimised, nothing is inlined: whatever inline function or template of a header is used
+    between the pragmas shows."""
+    need("g++")
+    target = compile_isa(["g++", "-O0"], isa, tmp_path)
+    names = subprocess.run(["nm", "--demangle", str(target)], capture_output=True, text=True, check=True).stdout
+    assert f"T txl::isa_{isa}::forward(" in names
+    assert weak_code(target) == []
+
+
+@x86_64
+def test_such_code_would_be_seen(tmp_path: Path) -> None:
+    need("g++")
+    source = tmp_path / "planted.cpp"
+    planted = (
+        '#include "{CPU}/generic/instruction_set.h"\n#include <algorithm>\nTXL_BEGIN_TARGET\n{code}\nTXL_END_TARGET\n'
+    )
+    for code, seen in (
+        ("int planted(int a, int b) { return a < b ? b : a; }", []),
+        ("int planted(int a, int b) { return std::max(a, b); }", ["int const& std::max<int>(int const&, int const&)"]),
+    ):
+        source.write_text(planted.format(CPU=CPU, code=code))
+        assert weak_code(compile_isa(["g++", "-O0"], "avx2", tmp_path, source)) == seen
+
+
+def test_headers_stand_alone(tmp_path: Path) -> None:
+    """Each includes what it uses, whichever comes first."""
+    need("g++")
+    source = tmp_path / "alone.cpp"
+    for header in sorted(CPU.rglob("*.h")):
+        source.write_text(f'#include "{header}"\n#include "{header}"\n')
+        for isa in ("baseline", "emulated_amx"):
+            command = ["g++", *FLAGS, "-fsyntax-only", f"-DTXL_ISA_{isa}", str(source)]
+            subprocess.run(command, check=True)

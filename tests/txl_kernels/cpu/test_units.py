@@ -11,9 +11,8 @@ from oracle import CASES, TENSORS, Case, as_call, gradients, make_inputs
 from txl_kernels import rel_attention
 from txl_kernels.backends import cpu
 
-ISAS = cpu.native.module.isas(True)
-UNITS = [name for name in ISAS if "bf16" in name or "amx" in name]
 EMULATED = {"avx512_bf16": "emulated_bf16", "amx": "emulated_amx"}
+UNITS = [*EMULATED, *EMULATED.values()]
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +21,15 @@ def restore() -> Iterator[None]:
     cpu.native.module.force_isa("")
 
 
-def run(case: Case, isa: str) -> list[torch.Tensor]:
+def use(isa: str) -> None:
+    if isa not in ["", *cpu.native.module.isas(True)]:
+        emulated = isa.startswith("emulated")
+        pytest.skip("built without TXL_KERNELS_EMULATED=on" if emulated else f"this processor has no {isa}")
     cpu.native.module.force_isa(isa)
+
+
+def run(case: Case, isa: str) -> list[torch.Tensor]:
+    use(isa)
     inputs = make_inputs(case, torch.bfloat16)
     out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="native")
     return [out, lse, *gradients(out, lse, inputs).values()]
@@ -32,7 +38,7 @@ def run(case: Case, isa: str) -> list[torch.Tensor]:
 @pytest.mark.parametrize("isa", UNITS)
 @pytest.mark.parametrize("case", SHAPES, ids=str)
 def test_error_is_at_most_twice_that_of_eager(case: Case, isa: str) -> None:
-    cpu.native.module.force_isa(isa)
+    use(isa)
     require_at_most_twice_eager(case, torch.bfloat16, "native")
 
 
@@ -64,8 +70,6 @@ def test_the_contract_in_bfloat16(case: Case, isa: str) -> None:
 )
 def test_a_unit_computes_what_its_emulation_does(isa: str, case: Case) -> None:
     """The same roundings to bfloat16; another order of sums, which may turn one."""
-    if isa not in ISAS:
-        pytest.skip(f"this processor has no {isa}")
     for got, want in zip(run(case, isa), run(case, EMULATED[isa]), strict=True):
         seen = want.isfinite()
         scale = float(want.detach().float().abs().where(seen, 0.0).max())
@@ -74,17 +78,15 @@ def test_a_unit_computes_what_its_emulation_does(isa: str, case: Case) -> None:
         torch.testing.assert_close(got[seen].float(), want[seen].float(), rtol=0, atol=unit * scale)
 
 
-def test_float32_is_that_of_the_vectors() -> None:
+@pytest.mark.parametrize("isa", UNITS)
+def test_float32_is_that_of_the_vectors(isa: str) -> None:
     """A unit changes bfloat16 alone."""
     inputs = make_inputs(Case("", L=70, M=90, D=24), torch.float32)
-    for unit, vectors in (("emulated_bf16", "baseline"), ("emulated_amx", "baseline"), ("amx", "avx512")):
-        if unit not in ISAS:
-            continue
-        results = []
-        for isa in (unit, vectors):
-            cpu.native.module.force_isa(isa)
-            results.append(rel_attention(**as_call(inputs), backend="native"))
-        assert torch.equal(*results)
+    results = []
+    for name in (isa, "baseline" if isa.startswith("emulated") else "avx512"):
+        use(name)
+        results.append(rel_attention(**as_call(inputs), backend="native"))
+    assert torch.equal(*results)
 
 
 def test_tile_registers_are_left_as_others_had_them() -> None:

@@ -1,4 +1,9 @@
 // Vectors of TXL_LANES floats, element types, exp and log.
+#pragma once
+#include "instruction_set.h"
+
+namespace txl::TXL_ISA {
+namespace {
 
 constexpr int LANES = TXL_LANES;
 
@@ -9,16 +14,6 @@ typedef uint16_t vh __attribute__((vector_size(2 * TXL_LANES)));
 typedef vf vf_any __attribute__((aligned(4), may_alias));  // at any address
 typedef vh vh_any __attribute__((aligned(2), may_alias));
 typedef vu vu_any __attribute__((aligned(4), may_alias));
-
-// Before a loop over registers, which must be gone before the compiler decides what lives in
-// memory.
-#ifdef __clang__
-#define TXL_UNROLL(n) _Pragma("unroll")
-#elif defined(__GNUC__)
-#define TXL_PRAGMA(x) _Pragma(#x)
-#define TXL_UNROLL(n) TXL_PRAGMA(GCC unroll n)
-#endif
-#define TXL_INLINE static inline __attribute__((always_inline))
 
 struct bf16 {
   uint16_t bits;
@@ -187,3 +182,6 @@ TXL_INLINE vf exp_for_bf16(vf x) {
 }
 TXL_INLINE float exp_of(float x) { return exp_of(splat(x))[0]; }
 TXL_INLINE float log_of(float x) { return __builtin_logf(x); }
+
+}  // namespace
+}  // namespace txl::TXL_ISA

@@ -2,6 +2,11 @@
 // rows, a group of those: it finishes dk and dv of its keys, tile by tile, while dr, du and dw are sums
 // over its batch rows, added up afterwards in a fixed order; so is dq where there are several chunks.
 // How many items is a function of shapes, so threads change no bit.
+#pragma once
+#include "scores.h"
+
+namespace txl::TXL_ISA {
+namespace {
 
 constexpr int64_t BACKWARD_ITEMS = 32;  // chunks of keys are made until there are as many items
 constexpr int64_t MAX_CHUNKS = 16;      // each has a dq of its own
@@ -58,3 +63,35 @@ TXL_INLINE T* key_gradient(const Problem& p, const View& memory, const View& seg
 TXL_INLINE bool wants_keys(const Problem& p, const View& memory, const View& segment, int64_t low, int64_t high) {
   return (low < p.M && memory.data) || (high > p.M && segment.data);
 }
+
+// Whether some block sees a key of [low, high).
+static bool sees_any(const Range* hulls, int64_t blocks, int64_t low, int64_t high) {
+  for (int64_t x = 0; x < blocks; ++x)
+    if (max_of(hulls[x].low, low) < min_of(hulls[x].high, high)) return true;
+  return false;
+}
+
+// Which chunks of keys each batch row sees, and which keys each block of its queries.
+struct Seen {
+  int64_t blocks;
+  Buffer hull_memory, live_memory;
+  Range* hulls;   // [B][blocks]
+  int32_t* live;  // [B][chunks]
+
+  Seen(const Problem& p, const BackwardPlan& z)
+      : blocks(div_up(p.L, BLOCK_L)),
+        hull_memory(p.B * blocks * sizeof(Range) / sizeof(float)),
+        live_memory(p.B * z.chunks),
+        hulls(reinterpret_cast<Range*>(hull_memory.data)),
+        live(reinterpret_cast<int32_t*>(live_memory.data)) {
+    for (int64_t x = 0; x < p.B * blocks; ++x) {
+      const int64_t i0 = x % blocks * BLOCK_L;
+      hulls[x] = BlockRanges<BLOCK_L>(p, x / blocks, i0, min_of(BLOCK_L, p.L - i0), {0, p.M + p.L}).all;
+    }
+    for (int64_t x = 0; x < p.B * z.chunks; ++x)
+      live[x] = sees_any(hulls + x / z.chunks * blocks, blocks, x % z.chunks * z.chunk, (x % z.chunks + 1) * z.chunk);
+  }
+};
+
+}  // namespace
+}  // namespace txl::TXL_ISA

@@ -1,7 +1,45 @@
-// See ../probes.h. Included after kernels.inl, whose vectors it uses.
-namespace txl {
-namespace TXL_ISA {
+// Kernels and probes of one instruction set: the build compiles this file once for each. They are chosen at run time
+// (dispatch.h), so only what lies between TXL_BEGIN_TARGET and TXL_END_TARGET may use the instructions, and every
+// header from elsewhere stands before. Between them no template of the standard library is instantiated: the linker
+// could give that code to callers that run on an older processor.
+#include "generic/instruction_set.h"
+#include "problem.h"
+#include "runtime.h"
 
+#ifdef TXL_ISA
+TXL_BEGIN_TARGET
+#include "generic/backward.h"
+#include "generic/forward.h"
+
+namespace txl::TXL_ISA {
+
+void forward(const Problem& p) {
+  if (p.B * p.H * p.L == 0) return;
+#ifndef TXL_PAIRS
+  if (p.type == Type::f32) return run_forward<float>(p);
+#endif
+  run_forward<bf16>(p);
+}
+
+void backward(const Problem& p, const Gradients& g) {
+#ifndef TXL_PAIRS
+  if (p.type == Type::f32) return run_backward<float>(p, g);
+#endif
+  run_backward<bf16>(p, g);
+}
+
+// For benchmarks and tests: Probes of dispatch.h.
+
+#ifdef TXL_PAIRS
+double pairs(int64_t iterations, int threads) {
+  parallel_for(threads, threads, [&](int64_t, int) {
+    [[maybe_unused]] const Unit unit;
+    busy(iterations);
+  });
+  return operations_of(iterations) * threads;
+}
+
+#else
 // Multiplications and additions of independent registers on every thread.
 double fma(int64_t iterations, int threads) {
   volatile float factor = 0.999f, term = 1e-6f, sink = 0;
@@ -44,6 +82,8 @@ void read(const float* data, int64_t floats, int threads) {
 void exp(const float* x, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] = exp_of(x[i]);
 }
+#endif
 
-}  // namespace TXL_ISA
-}  // namespace txl
+}  // namespace txl::TXL_ISA
+TXL_END_TARGET
+#endif

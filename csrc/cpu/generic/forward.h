@@ -2,6 +2,12 @@
 // and Gimelshein 2018). Each tile is packed where it is used, so that it stays in the cache. Few
 // items: the keys are split into parts, whose results are merged by log-sum-exp in order; how many
 // parts is a function of shapes, so threads change no bit.
+#pragma once
+#include "decode.h"
+#include "scores.h"
+
+namespace txl::TXL_ISA {
+namespace {
 
 constexpr int64_t GROUP = MR % 4 ? 2 * MR : MR;  // queries of whole strips and whole groups of four (dropout)
 constexpr int64_t RANGE_L = 384;                 // queries of an item, at most; a multiple of GROUP
@@ -89,6 +95,14 @@ struct ForwardPlan {
   }
   int64_t entry() const { return rows * (Dp + 2); }  // floats of a range's result: out, then maxima, then sums
 };
+
+#ifdef TXL_PAIRS
+// Forward's weights, rounded.
+TXL_INLINE bf16* weights_of(Arena& a, float*) { return a.take<bf16>(MR * BLOCK_S); }
+#else
+// Forward's weights take the place of the scores.
+TXL_INLINE float* weights_of(Arena&, float* scores) { return scores; }
+#endif
 
 // One thread's working memory.
 struct ForwardScratch {
@@ -229,3 +243,6 @@ static void run_forward(const Problem& p) {
   else
     run_tiles<T>(p);
 }
+
+}  // namespace
+}  // namespace txl::TXL_ISA

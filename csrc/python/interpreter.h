@@ -1,4 +1,4 @@
-// Work without Python's global lock that survives the end of the interpreter.
+// Python's objects and its global lock.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -8,6 +8,20 @@
 #include <exception>
 
 namespace txl {
+
+// x.name; throws what Python raised.
+inline pybind11::object attribute(const pybind11::handle& x, PyObject* name) {
+  PyObject* result = PyObject_GetAttr(x.ptr(), name);
+  if (!result) throw pybind11::error_already_set();
+  return pybind11::reinterpret_steal<pybind11::object>(result);
+}
+
+// x.name(); throws what Python raised.
+inline pybind11::object call_method(const pybind11::handle& x, PyObject* name) {
+  PyObject* result = PyObject_CallMethodNoArgs(x.ptr(), name);
+  if (!result) throw pybind11::error_already_set();
+  return pybind11::reinterpret_steal<pybind11::object>(result);
+}
 
 inline bool finalizing() {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -33,7 +47,7 @@ inline void take_gil(PyThreadState* state) {
 #endif
 }
 
-// Runs f without the GIL.
+// Runs f without the GIL; survives the end of the interpreter.
 template <class F>
 void without_gil(const F& f) {
   std::exception_ptr error;

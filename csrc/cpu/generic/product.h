@@ -1,0 +1,177 @@
+// The products that everything is built from, and how rows are laid out for them.
+#pragma once
+#include "unit.h"
+
+namespace txl::TXL_ISA {
+namespace {
+
+constexpr int64_t BLOCK_S = 192;  // keys of a tile: a multiple of MR, of DEPTH and of NR
+
+// Cells of a row in panels.
+TXL_INLINE int64_t deep(int64_t D) { return round_up(D, DEPTH); }
+
+#ifndef TXL_PAIRS
+// In float32. Rows are laid out as
+//
+//   panels  [rows / NR][D][NR]   for a product over D    (times_panels)
+//   rows    [rows][Dp]           for a product over rows (add_times_rows)
+
+typedef float Cell;  // what is multiplied
+
+constexpr int64_t BLOCK_L = 48;  // queries of a block in backward: a multiple of MR and of 4 (dropout)
+
+// Weights are written so many at a time.
+constexpr int WEIGHTS = LANES;
+
+TXL_INLINE vf weight_of(vf score) { return exp_of(score); }
+TXL_INLINE void store_weights(float* p, const vf x[1]) { store(p, x[0]); }
+
+// c[MR][panels * NR] = a[MR][D] . packed panels of [D][NR].
+static __attribute__((noinline)) void times_panels(const float* a, int64_t lda, const float* panels, int64_t D,
+                                                   int64_t count, float* c, int64_t ldc) {
+  for (int64_t p = 0; p < count; ++p) micro<false>(a, lda, 1, panels + p * D * NR, NR, D, c + p * NR, ldc);
+}
+
+// c[MR][width] += a[MR][n] . b[n][width], width a multiple of NR.
+static __attribute__((noinline)) void add_times_rows(const float* a, int64_t lda, const float* b, int64_t n,
+                                                     int64_t width, float* c) {
+  for (int64_t x = 0; x < width; x += NR) micro<true>(a, lda, 1, b + x, width, n, c + x, width);
+}
+
+// c[MR][width] += transposed(a[n][MR]) . b[n][width], width a multiple of NR.
+static __attribute__((noinline)) void add_transposed_times_rows(const float* a, int64_t lda, const float* b, int64_t n,
+                                                                int64_t width, float* c) {
+  for (int64_t x = 0; x < width; x += NR) micro<true>(a, 1, lda, b + x, width, n, c + x, width);
+}
+
+template <class T>
+static void pack_panel(const T* const source[NR], int64_t D, float* panel) {
+  int64_t d = 0;
+  for (; d + LANES <= D; d += LANES) {
+    TXL_UNROLL(2)
+    for (int n = 0; n < NR; n += LANES) {
+      vf x[LANES];
+      TXL_UNROLL(16)
+      for (int z = 0; z < LANES; ++z) x[z] = source[n + z] ? load(source[n + z] + d) : vf{};
+      transpose(x);
+      TXL_UNROLL(16)
+      for (int z = 0; z < LANES; ++z) store(panel + (d + z) * NR + n, x[z]);
+    }
+  }
+  for (; d < D; ++d)
+    for (int n = 0; n < NR; ++n) panel[d * NR + n] = source[n] ? to_float(source[n][d]) : 0.f;
+}
+
+template <class T>
+static void pack_row(const T* row, int64_t D, int64_t Dp, float* out) {
+  int64_t d = 0;
+  if (row) {
+    for (; d + LANES <= D; d += LANES) store(out + d, load(row + d));
+    for (; d < D; ++d) out[d] = to_float(row[d]);
+  }
+  for (; d < Dp; ++d) out[d] = 0.f;
+}
+
+template <class T>
+TXL_INLINE void pack_rows(const T* const source[NR], int64_t D, int64_t Dp, float* rows) {
+  for (int n = 0; n < NR; ++n) pack_row<T>(source[n], D, Dp, rows + n * Dp);
+}
+
+#else
+// In pairs of bfloat16. Dk: D rounded up to DEPTH. Rows are laid out as
+//
+//   panels  [rows / NR][Dk / 2][NR][2]   for a product over D
+//   rows    [rows / 2][Dp][2]            for a product over rows
+
+typedef bf16 Cell;  // what is multiplied
+
+constexpr int64_t BLOCK_L = 96;  // queries of a block in backward: a multiple of MR, of NR and of 4 (dropout)
+static_assert(BLOCK_L % MR == 0 && BLOCK_L % NR == 0, "blocks are whole tiles");
+
+// Weights are written so many at a time: whole rows of a tile, or what reads them waits for the halves.
+constexpr int WEIGHTS = 2 * LANES;
+
+TXL_INLINE vf weight_of(vf score) { return exp_for_bf16(score); }
+TXL_INLINE void store_weights(bf16* p, const vf x[2]) {
+#ifdef TXL_ROUNDS_BF16
+  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]);
+  memcpy(p, &both, 64);
+#else
+  store(p, x[0]);
+  store(p + LANES, x[1]);
+#endif
+}
+
+// c[MR][panels * NR] = a[MR][Dk] . packed panels of [Dk / 2][NR][2].
+static __attribute__((noinline)) void times_panels(const bf16* a, int64_t lda, const bf16* panels, int64_t Dk,
+                                                   int64_t count, float* c, int64_t ldc) {
+  for (int64_t p = 0; p < count; ++p) micro<false>(a, lda, panels + p * Dk * NR, NR, Dk, c + p * NR, ldc);
+}
+
+// c[MR][width] += a[MR][n] . paired rows b[n / 2][width][2], width a multiple of NR, n of DEPTH.
+static __attribute__((noinline)) void add_times_rows(const bf16* a, int64_t lda, const bf16* b, int64_t n,
+                                                     int64_t width, float* c) {
+  for (int64_t x = 0; x < width; x += NR) micro<true>(a, lda, b + 2 * x, width, n, c + x, width);
+}
+
+static_assert(sizeof(bf16) == 2 && DEPTH % 2 == 0, "a pair is a word of 32 bits");
+
+TXL_INLINE vu load_words(const bf16* p) { return *reinterpret_cast<const vu_any*>(p); }
+TXL_INLINE void store_words(bf16* p, vu x) { *reinterpret_cast<vu_any*>(p) = x; }
+
+// The pairs (a[n], b[n]) of LANES columns.
+TXL_INLINE vu paired(const bf16* a, const bf16* b) {
+  return widen(*reinterpret_cast<const vh_any*>(a)) | (widen(*reinterpret_cast<const vh_any*>(b)) << 16);
+}
+
+// Pairs of columns of NR rows, transposed; a null row is zeros.
+static void pack_panel(const bf16* const source[NR], int64_t D, bf16* panel) {
+  int64_t d = 0;
+  for (; d + 2 * LANES <= D; d += 2 * LANES) {
+    for (int n = 0; n < NR; n += LANES) {
+      vf x[LANES];
+      TXL_UNROLL(16)
+      for (int z = 0; z < LANES; ++z) x[z] = source[n + z] ? (vf)load_words(source[n + z] + d) : vf{};
+      transpose(x);
+      TXL_UNROLL(16)
+      for (int z = 0; z < LANES; ++z) store_words(panel + (d + 2 * z) * NR + 2 * n, (vu)x[z]);
+    }
+  }
+  for (; d < deep(D); d += 2)
+    for (int n = 0; n < NR; ++n)
+      for (int z = 0; z < 2; ++z) panel[d * NR + 2 * n + z] = source[n] && d + z < D ? source[n][d + z] : bf16{};
+}
+
+template <class T>
+TXL_INLINE void pack_panel(const T* const source[NR], int64_t D, bf16* panel) {
+  pack_panel(source, D, panel);
+}
+
+// A row as it is, zeros behind D.
+template <class T>
+static void pack_row(const T* row, int64_t D, int64_t Dp, bf16* out) {
+  if (row) memcpy(out, row, sizeof(bf16) * D);
+  memset(out + (row ? D : 0), 0, sizeof(bf16) * (Dp - (row ? D : 0)));
+}
+
+template <class T>
+static void pack_rows(const T* const source[NR], int64_t D, int64_t Dp, bf16* rows) {
+  for (int n = 0; n < NR; n += 2, rows += 2 * Dp) {
+    const T *a = source[n], *b = source[n + 1];
+    int64_t d = 0;
+    if (a && b)
+      for (; d + LANES <= D; d += LANES) store_words(rows + 2 * d, paired(a + d, b + d));
+    for (; d < D; ++d) {
+      rows[2 * d] = a ? a[d] : bf16{};
+      rows[2 * d + 1] = b ? b[d] : bf16{};
+    }
+    memset(rows + 2 * d, 0, 2 * sizeof(bf16) * (Dp - d));
+  }
+}
+
+#endif
+
+constexpr int64_t STEP = WEIGHTS > DEPTH ? WEIGHTS : DEPTH;  // columns of weights are multiples of it
+
+}  // namespace
+}  // namespace txl::TXL_ISA

@@ -1,0 +1,161 @@
+// Which keys a query sees, and rows of keys, values, queries and gradients: Cells, Dp = D rounded up to NR
+// wide, with zeros behind D.
+#pragma once
+#include "../problem.h"
+#include "../runtime.h"
+#include "product.h"
+
+namespace txl::TXL_ISA {
+namespace {
+
+// Working memory laid out once: the same code that takes the pieces tells, on a dry run, how much
+// they need.
+class Arena {
+ public:
+  explicit Arena(float* at) : at_(at) {}  // null for a dry run
+
+  // The next `count` floats, from a multiple of 64 bytes on; null on a dry run.
+  float* take(int64_t count) {
+    float* const piece = at_ ? at_ + used_ : nullptr;
+    used_ += round_up(count, 16);
+    return piece;
+  }
+  // The same for elements of another size.
+  template <class C>
+  C* take(int64_t count) {
+    return reinterpret_cast<C*>(take(div_up(count * static_cast<int64_t>(sizeof(C)), sizeof(float))));
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  float* at_;
+  int64_t used_ = 0;
+};
+
+// Floats that a `Layout(Arena&, arguments...)` takes.
+template <class Layout, class... Arguments>
+static int64_t floats_of(const Arguments&... arguments) {
+  Arena dry(nullptr);
+  Layout(dry, arguments...);
+  return dry.used();
+}
+
+// Keys [low, high) that query i of batch row b sees; low == high if none.
+struct Range {
+  int64_t low, high;
+  bool any() const { return low < high; }
+};
+
+TXL_INLINE Range visible(const Problem& p, int64_t b, int64_t i) {
+  const int64_t S = p.M + p.L, at = p.M + i;
+  int64_t low = p.window ? max_of(0, at - p.window + 1) : 0, high = min_of(at + p.ahead + 1, S);
+  if (p.start.data) low = max_of(low, p.start.data[b * p.start.s0 + i * p.start.s1]);
+  if (p.end.data) high = min_of(high, p.end.data[b * p.end.s0 + i * p.end.s1]);
+  return low < high ? Range{low, high} : Range{0, 0};
+}
+
+// Keys of each batch row, and distances, that some query meets. Rows nobody meets must not enter a
+// product: a memory that is not filled yet may hold anything, and 0 * NaN is NaN.
+struct InUse {
+  Buffer memory;  // int32: [B][S + 1] counts of queries a key, then one count a distance -(L - 1) .. S
+  int32_t *keys, *distances;
+  int64_t B, S, first_distance;
+
+  explicit InUse(const Problem& p)
+      : memory(p.B * (p.M + p.L + 1) + p.M + 2 * p.L + 1),
+        keys(reinterpret_cast<int32_t*>(memory.data)),
+        distances(keys + p.B * (p.M + p.L + 1)),
+        B(p.B),
+        S(p.M + p.L),
+        first_distance(1 - p.L) {
+    // Where counts change, then their running sums.
+    memset(keys, 0, sizeof(int32_t) * (B * (S + 1) + S + p.L + 1));
+    for (int64_t b = 0; b < B; ++b)
+      for (int64_t i = 0; i < p.L; ++i) {
+        const Range seen = visible(p, b, i);
+        if (!seen.any()) continue;
+        const int64_t at = p.M + i;
+        ++keys[b * (S + 1) + seen.low], --keys[b * (S + 1) + seen.high];
+        ++distances[at - seen.high + 1 - first_distance], --distances[at - seen.low + 1 - first_distance];
+      }
+    for (int64_t b = 0; b < B; ++b)
+      for (int64_t j = 1; j <= S; ++j) keys[b * (S + 1) + j] += keys[b * (S + 1) + j - 1];
+    for (int64_t d = 1; d < S + p.L + 1; ++d) distances[d] += distances[d - 1];
+  }
+
+  bool key(int64_t b, int64_t j) const { return j < S && keys[b * (S + 1) + j] > 0; }
+  bool distance(int64_t d) const { return d >= first_distance && d < S && distances[d - first_distance] > 0; }
+};
+
+template <class T>
+TXL_INLINE const T* row_of(const View& x, int64_t i0, int64_t i1, int64_t i2) {
+  return static_cast<const T*>(x.data) + i0 * x.s0 + i1 * x.s1 + i2 * x.s2;
+}
+
+// Key row j of the memory or of the segment; null past the end.
+template <class T>
+TXL_INLINE const T* key_row(const Problem& p, const View& memory, const View& segment, int64_t b, int64_t h,
+                            int64_t j) {
+  if (j < p.M) return row_of<T>(memory, b, h, j);
+  return j < p.M + p.L ? row_of<T>(segment, b, h, j - p.M) : nullptr;
+}
+
+// Packs rows [first, first + count), multiples of NR, into either layout or both, from where
+// `panels` and `rows` point; row(j) gives the source row, null for zeros.
+template <class T, class Row>
+TXL_INLINE void pack(const Row& row, int64_t first, int64_t count, int64_t D, int64_t Dp, Cell* panels, Cell* rows) {
+  for (int64_t j = 0; j < count; j += NR) {
+    const T* source[NR];
+    for (int n = 0; n < NR; ++n) source[n] = row(first + j + n);
+    if (panels) pack_panel<T>(source, D, panels + j * deep(D));
+    if (rows) pack_rows<T>(source, D, Dp, rows + j * Dp);
+  }
+}
+
+// The keys or values [first, first + count) of (b, h), zeros where nobody sees them.
+template <class T>
+static void pack_keys(const Problem& p, const InUse& in_use, const View& memory, const View& segment, int64_t b,
+                      int64_t h, int64_t first, int64_t count, int64_t Dp, Cell* panels, Cell* rows) {
+  auto row = [&](int64_t j) { return in_use.key(b, j) ? key_row<T>(p, memory, segment, b, h, j) : nullptr; };
+  pack<T>(row, first, count, p.D, Dp, panels, rows);
+}
+
+// A float row times a factor, rounded to T.
+template <class T>
+TXL_INLINE void write_row(T* out, const float* x, float factor, int64_t D) {
+  int64_t d = 0;
+  for (; d + LANES <= D; d += LANES) store(out + d, load(x + d) * factor);
+  for (; d < D; ++d) put(out + d, x[d] * factor);
+}
+
+template <class T>
+TXL_INLINE void clear_row(T* out, int64_t D) {
+  memset(static_cast<void*>(out), 0, sizeof(T) * D);
+}
+
+// (q + u) and (q + w) of queries [i0, i0 + count), times scale: [count][Dp], zeros behind D and for
+// queries that see nothing; sees(i) of the query's place in the block.
+template <class T, class Sees>
+static void pack_queries(const Problem& p, int64_t b, int64_t h, int64_t i0, int64_t count, const Sees& sees,
+                         int64_t Dp, Cell* qu, Cell* qw) {
+  const T *u = row_of<T>(p.u, h, 0, 0), *w = row_of<T>(p.w, h, 0, 0);
+  for (int64_t i = 0; i < count; ++i, qu += Dp, qw += Dp) {
+    int64_t d = 0;
+    if (sees(i)) {
+      const T* q = row_of<T>(p.q, b, h, i0 + i);
+      for (; d + LANES <= p.D; d += LANES) {
+        const vf x = load(q + d);
+        store(qu + d, (x + load(u + d)) * p.scale);
+        store(qw + d, (x + load(w + d)) * p.scale);
+      }
+      for (; d < p.D; ++d) {
+        put(qu + d, (to_float(q[d]) + to_float(u[d])) * p.scale);
+        put(qw + d, (to_float(q[d]) + to_float(w[d])) * p.scale);
+      }
+    }
+    for (; d < Dp; ++d) qu[d] = qw[d] = Cell{};
+  }
+}
+
+}  // namespace
+}  // namespace txl::TXL_ISA

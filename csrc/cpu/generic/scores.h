@@ -1,0 +1,179 @@
+// The scores of a block of queries against a tile of keys: the table r, both products, dropout.
+#pragma once
+#include "rows.h"
+
+namespace txl::TXL_ISA {
+namespace {
+
+// The table r, in reverse. A key and a query meet at the coordinate
+// rho = L - 1 - i + j + const, and r is packed by rho: for one query consecutive keys are
+// consecutive rho, so the relative shift is an offset.
+
+// L - 1 + const: a multiple of NR, less 1, so that blocks start at multiples of NR; and large enough
+// for the rows that pad the last block of queries to have rho >= 0.
+TXL_INLINE int64_t rho_origin(const Problem& p) { return round_up(p.L, NR) + BLOCK_L - 1; }
+TXL_INLINE int64_t rho_of(const Problem& p, int64_t i, int64_t j) { return rho_origin(p) - i + j; }
+TXL_INLINE int64_t distance_of(const Problem& p, int64_t rho) { return p.M + rho_origin(p) - rho; }
+
+// The row of r for rho; null where r has none, or no query meets it.
+template <class T>
+TXL_INLINE const T* rho_row(const Problem& p, const InUse& in_use, int64_t h, int64_t rho) {
+  const int64_t distance = distance_of(p, rho), row = p.zero_row + distance;
+  return row >= 0 && row < p.T && in_use.distance(distance) ? row_of<T>(p.r, h, row, 0) : nullptr;
+}
+
+// The part [first, end) of the reversed table that is at hand, multiples of NR; both layouts, or
+// panels alone. Upwards it grows: what is asked for is packed, what lies behind is dropped when the room
+// runs out. Downwards it starts anew.
+struct Table {
+  int64_t capacity;
+  Cell *panels, *rows;
+  int64_t first = 0, end = 0;
+
+  // row_cells: 0 for panels alone.
+  Table(Arena& a, int64_t room, int64_t D, int64_t row_cells)
+      : capacity(room),
+        panels(a.take<Cell>(room * deep(D))),
+        rows(row_cells ? a.take<Cell>(room * row_cells) : nullptr) {}
+
+  // Rows of room for windows of `count` rows: twice that, so that moving the window to the front is
+  // rare.
+  static int64_t room(int64_t count) { return 2 * round_up(count + 2 * NR, NR); }
+
+  // Has rows [from, to) at hand.
+  template <class T>
+  void cover(const Problem& p, const InUse& in_use, int64_t h, int64_t from, int64_t to, int64_t Dp) {
+    from = from / NR * NR, to = round_up(to, NR);
+    if (from >= end || from < first) first = end = from;
+    if (to - first > capacity) {
+      memmove(panels, panels + (from - first) * deep(p.D), sizeof(Cell) * (end - from) * deep(p.D));
+      if (rows) memmove(rows, rows + (from - first) * Dp, sizeof(Cell) * (end - from) * Dp);
+      first = from;
+    }
+    if (to <= end) return;
+    pack<T>([&](int64_t rho) { return rho_row<T>(p, in_use, h, rho); }, end, to - end, p.D, Dp,
+            panels + (end - first) * deep(p.D), rows ? rows + (end - first) * Dp : nullptr);
+    end = to;
+  }
+};
+
+// The scores of a strip of MR queries against a tile of keys.
+
+// The ranges of N queries from i0 on, cut to the keys of `part`; the union of each strip's and of
+// all.
+template <int64_t N>
+struct BlockRanges {
+  Range row[N], strip[N / MR], all{INT64_MAX, 0};
+
+  BlockRanges(const Problem& p, int64_t b, int64_t i0, int64_t count, Range part) {
+    for (int64_t i = 0; i < round_up(count, MR); ++i) {
+      row[i] = i < count ? visible(p, b, i0 + i) : Range{0, 0};
+      row[i] = {max_of(row[i].low, part.low), min_of(row[i].high, part.high)};
+      Range& s = strip[i / MR];
+      if (i % MR == 0) s = {INT64_MAX, 0};
+      if (row[i].any()) s = {min_of(s.low, row[i].low), max_of(s.high, row[i].high)};
+    }
+    for (int64_t x = 0; x < div_up(count, MR); ++x)
+      all = {min_of(all.low, strip[x].low), max_of(all.high, strip[x].high)};
+  }
+};
+
+// Batch rows that share an item: those of small calls, as many as leave so many items. Large ones have
+// items of their own, for machines of many cores.
+constexpr int64_t SMALL_ITEM = 1 << 22;  // products of numbers, 8 a pair
+
+TXL_INLINE int64_t batch_rows_of_item(const Problem& p, int64_t items) {
+  const int64_t each = 8 * max_of(p.L, 1) * max_of(p.M + p.L, 1) * p.D;
+  return clamp(min_of(p.B * p.H / items, SMALL_ITEM / each), 1, max_of(p.B, 1));
+}
+
+// The part of a range inside the tile that starts at key j0, relative to j0; low >= high if none.
+TXL_INLINE Range within(const Range& r, int64_t j0) {
+  return {clamp(r.low - j0, 0, BLOCK_S), clamp(r.high - j0, 0, BLOCK_S)};
+}
+
+// Columns of a strip's positional products: a tile, MR - 1 more, and what alignment to panels adds
+// at both ends.
+constexpr int64_t POSITION_LD = BLOCK_S + 2 * NR;
+
+// content[MR][BLOCK_S] and position[MR][POSITION_LD] of the strip whose first query is i, for the
+// keys j0 + n with from <= n < to, from a multiple of NR. The score of row x is
+// content[x][n] + position[x][offset - x + n]; returns offset. k_panels: of the tile.
+static int64_t strip_scores(const Problem& p, int64_t Dp, const Cell* qu, const Cell* qw, int64_t i, int64_t j0,
+                            int64_t from, int64_t to, const Cell* k_panels, const Table& table, float* content,
+                            float* position) {
+  const int64_t D = deep(p.D), rho = rho_of(p, i + MR - 1, j0 + from), shift = rho % NR;  // of the last row, first key
+  times_panels(qu, Dp, k_panels + from * D, D, div_up(to - from, NR), content + from, BLOCK_S);
+  times_panels(qw, Dp, table.panels + (rho - shift - table.first) * D, D, div_up(shift + MR - 1 + to - from, NR),
+               position, POSITION_LD);
+  return shift + MR - 1 - from;
+}
+
+// Philox-4x32-10 (Salmon et al. 2011): entry (b, h, i, j) is word i % 4 of the block with counter
+// (j, i / 4, b * H + h, 0) under the key seed. The mask is a function of these alone.
+
+constexpr int PHILOX_ROUNDS = 10;
+
+typedef uint64_t vw __attribute__((vector_size(4 * TXL_LANES)));
+
+// Products of the even lanes of x, read as 64-bit lanes, with a 32-bit number.
+TXL_INLINE vw times_even(vw x, uint32_t by) {
+#if defined(__x86_64__) && TXL_LANES == 8 && !defined(__clang__)
+  // GCC forms a full 64-bit product otherwise.
+  typedef int v8si __attribute__((vector_size(32)));
+  return (vw)__builtin_ia32_pmuludq256((v8si)x, (v8si)(vu{} + by));
+#else
+  return (x & 0xFFFFFFFFull) * static_cast<uint64_t>(by);
+#endif
+}
+
+// x * by, the low and the high halves.
+TXL_INLINE void times_wide(vu x, uint32_t by, vu& low, vu& high) {
+  const vw even = times_even((vw)x, by), odd = times_even((vw)x >> 32, by);
+  low = (vu)((even & 0xFFFFFFFFull) | (odd << 32));
+  high = (vu)((even >> 32) | (odd & ~0xFFFFFFFFull));
+}
+
+// The blocks of keys j .. j + LANES - 1.
+TXL_INLINE void philox_blocks(uint32_t j, uint32_t group, uint32_t bh, uint64_t seed, vu out[4]) {
+  vu c0, c1 = vu{} + group, c2 = vu{} + bh, c3 = {};
+  for (int z = 0; z < LANES; ++z) c0[z] = j + static_cast<uint32_t>(z);
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < PHILOX_ROUNDS; ++round) {
+    vu low0, high0, low2, high2;
+    times_wide(c0, 0xD2511F53u, low0, high0);
+    times_wide(c2, 0xCD9E8D57u, low2, high2);
+    c0 = high2 ^ c1 ^ k0;
+    c2 = high0 ^ c3 ^ k1;
+    c1 = low2;
+    c3 = low0;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+}
+
+// factor[row * BLOCK_S + n] = 0 if entry (bh, i0 + row, j0 + n) is dropped, else 1 / (1 - p), for
+// the keys that some query of the row's group of four sees; i0 is a multiple of 4. `ranges`: of the
+// `count` rows.
+static void dropout_factors(const Problem& p, const Range* ranges, int64_t count, int64_t bh, int64_t i0, int64_t j0,
+                            float* factor) {
+  for (int64_t group = 0; group < count; group += 4) {
+    const int64_t rows = min_of(4, count - group);
+    int64_t from = BLOCK_S, to = 0;
+    for (int64_t i = group; i < group + rows; ++i) {
+      const Range seen = within(ranges[i], j0);
+      if (seen.any()) from = min_of(from, seen.low), to = max_of(to, seen.high);
+    }
+    for (int64_t n = from / LANES * LANES; n < to; n += LANES) {
+      vu word[4];
+      philox_blocks(static_cast<uint32_t>(j0 + n), static_cast<uint32_t>((i0 + group) / 4), static_cast<uint32_t>(bh),
+                    p.seed, word);
+      for (int64_t z = 0; z < rows; ++z)
+        store(factor + (group + z) * BLOCK_S + n, word[z] < p.drop_below ? vf{} : splat(p.keep_scale));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace txl::TXL_ISA
