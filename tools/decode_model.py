@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     a = parser.parse_args()
     if cuda.native.module is None:
-        raise SystemExit(cuda.native.missing())
+        raise SystemExit(cuda.native.missing)
     cases = [(B, 1, M) for M in (800, 3800, 32768) for B in (1, 8, 64)] + [(8, 4, 3800), (8, 16, 3800)]
     rows = [model(B, a.heads, L, M, a.width) for B, L, M in cases]
     print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))

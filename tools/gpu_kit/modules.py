@@ -51,7 +51,7 @@ def put(path: Path, data: bytes) -> None:
 
 def missing() -> str | None:
     """Why the CUDA module cannot be loaded, asked in a process of its own."""
-    code = "from txl_kernels.backends import cuda; print(cuda.native.missing() or '')"
+    code = "from txl_kernels.backends import cuda; print(cuda.native.missing or '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     said = (done.stdout if done.returncode == 0 else done.stderr).strip()
     return said.splitlines()[-1] if said else None

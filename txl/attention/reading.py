@@ -15,7 +15,7 @@ from txl.model.networks import Network, as_transformer
 from txl.model.transformer import TransformerXL
 from txl.text.corpus import as_tensor
 from txl.text.tokens import Tokens
-from txl_kernels.segment_attention import SegmentAttention
+from txl_kernels.layer import SegmentAttention
 
 SEGMENT = 128
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from txl_kernels.segment_attention import SegmentAttention
+from txl_kernels.layer import SegmentAttention
 
 
 class Terms(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.evaluation.reader import Reader, check_attn_len, check_clamp_len
 from txl.model.networks import Network, as_transformer
-from txl_kernels.segment_attention import SegmentAttention
+from txl_kernels.layer import SegmentAttention
 
 
 class Engine(Reader):

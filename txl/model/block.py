@@ -11,7 +11,7 @@ from txl.model.dropout import hidden_dropout
 from txl.model.memory import Remembered, on_device
 from txl.model.shaw import ReleasedShawAttention, ShawAttention
 from txl_kernels import RelAttention
-from txl_kernels.segment_attention import SegmentAttention
+from txl_kernels.layer import SegmentAttention
 
 Biases = tuple[nn.Parameter, nn.Parameter]  # u and v of the paper, shared by all layers
 

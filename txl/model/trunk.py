@@ -12,7 +12,7 @@ from txl.model.dropout import hidden_dropout
 from txl.model.embedding import AdaptiveEmbedding
 from txl.model.memory import HiddenMemory, on_device, remember
 from txl_kernels import KeyValueCache, RelAttention, sinusoid
-from txl_kernels.segment_attention import SegmentAttention
+from txl_kernels.layer import SegmentAttention
 
 
 class States(NamedTuple):

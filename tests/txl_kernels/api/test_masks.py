@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracle import Case, make_inputs
 from torch import Tensor
 
-from txl_kernels import intervals, masks, rel_attention, rel_attention_weights
+from txl_kernels import bounds, intervals, rel_attention, rel_attention_weights
 
 
 def interval_of(row: list[bool]) -> tuple[int, int, bool]:
@@ -29,7 +29,7 @@ def test_scan_by_definition(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         mask = mask.transpose(1, 2).contiguous().transpose(1, 2)  # keys are not contiguous
     want = [interval_of((row == visible).tolist()) for row in mask.flatten(0, 1)]
-    for function in (masks._on_cpu, masks._in_torch):
+    for function in (bounds._on_cpu, bounds._in_torch):
         start, end, hole = function(mask, visible)
         assert (start.flatten().tolist(), end.flatten().tolist()) == ([w[0] for w in want], [w[1] for w in want])
         assert int(hole) == next((n for n, w in enumerate(want) if w[2]), -1)
