@@ -10,7 +10,6 @@ machine code.
 
 import argparse
 import concurrent.futures
-import importlib
 import json
 import os
 import re
@@ -28,7 +27,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from txl_kernels.backends.triton import config
+from txl_kernels.backends.triton import config, passes
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 TABLE = Path(__file__).with_name("aot_table.json")
@@ -96,7 +95,7 @@ def shipped() -> list[Variant]:
 def compile_variant(v: Variant, chosen: config.Config, far: Collection[str] = ()) -> Any:
     """The compiled kernel. far: strides that are passed as 64 bits, as those from 2**31 on are."""
     name = "forward" if v.kernel == "decode" else v.kernel
-    function = getattr(importlib.import_module(f"txl_kernels.backends.triton.kernels.{name}"), f"{name}_kernel")
+    function = getattr(passes, f"{name}_kernel")
     dtype = "fp32" if v.dtype == "tf32" else v.dtype
     block_d = max(16, triton.next_power_of_2(v.width))
     constants: dict[str, Any] = {

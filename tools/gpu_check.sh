@@ -50,7 +50,7 @@ device() { [ "${INTERPRETER:-0}" = 1 ] || step "$@"; }
 
 has() { "$python" -c "import $1" 2>>"$log"; }
 
-loaded() { "$python" -c 'import sys; from txl_kernels.backends import cuda; sys.exit(cuda.native.missing())'; }
+loaded() { "$python" -c 'import sys; from txl_kernels.backends import cuda; sys.exit(cuda.native.missing)'; }
 
 # The compiled modules: those of the carried wheel, put beside their Python, or built here.
 modules() {

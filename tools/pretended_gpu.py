@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 from txl_kernels.backends import triton as backend
-from txl_kernels.backends.triton import launch_backward, launch_forward, plan
+from txl_kernels.backends.triton import passes, plan
 
 
 @contextlib.contextmanager
@@ -16,7 +16,7 @@ def pretended_gpu(capability: int, multiprocessors: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch(backend, "_absent_from", return_value=None))
         stack.enter_context(patch(plan, "capability", lambda device: divmod(capability, 10)))
-        for module in (plan, launch_forward, launch_backward):
+        for module in (plan, passes):
             stack.enter_context(patch(module, "multiprocessors", lambda device: multiprocessors))
         plan.forget()
         stack.callback(plan.forget)

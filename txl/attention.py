@@ -20,7 +20,7 @@ from txl.paths import replace_text
 from txl.pictures import new_figure, save
 from txl.text.corpus import as_tensor
 from txl.text.vocabulary import ByteVocabulary, Tokens, Vocabulary
-from txl_kernels.segment_attention import SegmentAttention
+from txl_kernels.layer import SegmentAttention
 
 SEGMENT = 128
 # The paper leaves out (c), the prior of each key.

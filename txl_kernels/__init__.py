@@ -1,12 +1,10 @@
 """Transformer-XL relative-position attention (Dai et al. 2019), exact and linear in memory."""
 
-from txl_kernels.attention_weights import rel_attention_weights
 from txl_kernels.backends import available_backends
-from txl_kernels.bounds import end_from_lengths, start_from_done, start_from_lengths
+from txl_kernels.bounds import end_from_lengths, intervals, start_from_done, start_from_lengths
 from txl_kernels.cache import KeyValueCache
-from txl_kernels.functional import rel_attention
+from txl_kernels.functional import rel_attention, rel_attention_weights
 from txl_kernels.layer import RelAttention
-from txl_kernels.masks import intervals
 from txl_kernels.positions import sinusoid
 
 __version__ = "0.1.0"

@@ -1,10 +1,113 @@
-"""`start` and `end` of `rel_attention` from what one has: ends of episodes, lengths."""
+"""`start` and `end` of `rel_attention` from what one has: a mask [.., L, S] of either polarity, the
+ends of episodes, lengths."""
 
 import torch
 from torch import Tensor
 
-from txl_kernels.checks.bounds import to_int32
-from txl_kernels.checks.settings import check_integer
+from txl_kernels.backends import cpu
+from txl_kernels.checks import check_integer, to_int32
+
+_library = torch.library.Library("txl_kernels", "FRAGMENT")
+_library.define("intervals(Tensor mask, bool visible) -> (Tensor, Tensor, Tensor)")
+
+
+def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tensor, Tensor]:
+    """The interval of keys that each query sees by a mask.
+
+    On a CPU one pass over the mask's bytes. Where all queries of a text share a row that `expand`
+    repeats, it is read once.
+
+    Args:
+        mask: bool [B, S] (padding, the same for all queries), [B, L, S] or [B, 1, L, S]; B and L
+            may be 1.
+        visible: the value that says that a query sees a key: True for an attention mask of
+            `scaled_dot_product_attention` or transformers, False for `key_padding_mask` and
+            `attn_mask` of `torch.nn.MultiheadAttention`. Libraries differ, so it has no default.
+        check: look for hidden keys between visible ones, of which an interval knows nothing. On a
+            GPU that waits for the device; under torch.compile it is an assertion when the graph
+            runs. Without it such keys are taken for visible.
+
+    Returns:
+        start, end: int32 [B, L], or [B, 1] where all queries share a row; 0 and 0 for a query that
+        sees nothing.
+
+    Raises:
+        TypeError: mask is no bool tensor, or visible not True or False.
+        ValueError: it is of another shape, or has a hole; names the first text and query.
+    """
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"mask must be a bool tensor, got {got}; for an additive mask of 0 and -inf pass mask == 0")
+    if not isinstance(visible, bool):
+        raise TypeError(f"visible must be True or False, got {type(visible).__name__}")
+    start, end, hole = scan(mask, visible)
+    if not check:
+        return start, end
+    if torch.compiler.is_compiling():
+        torch._assert_async(hole < 0, "mask has a hidden key between visible ones")
+    elif int(hole) >= 0:
+        text, query = divmod(int(hole), start.size(1))
+        raise ValueError(
+            f"mask must hide no key between visible ones (a query sees one interval), got a hole for text {text}, query "
+            f"{query}"
+        )
+    return start, end
+
+
+def scan(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(start, end, hole): hole is int64 [], the first b * L + i whose row has one, or -1."""
+    rows = _rows(mask)
+    start, end, hole = torch.ops.txl_kernels.intervals(rows, visible)
+    return start, end, hole
+
+
+def _rows(mask: Tensor) -> Tensor:
+    """The mask as [B, L or 1, S]."""
+    if mask.dim() == 2:
+        return mask.unsqueeze(1)
+    if mask.dim() == 4 and mask.size(1) == 1:
+        mask = mask[:, 0]
+    if mask.dim() != 3:
+        raise ValueError(f"mask must be [B, S], [B, L, S] or [B, 1, L, S], got shape {list(mask.shape)}")
+    return mask[:, :1] if mask.size(1) > 1 and mask.stride(1) == 0 else mask
+
+
+def _in_torch(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """On any device."""
+    seen = mask if visible else ~mask
+    batch, length, keys = mask.shape
+    if keys == 0:
+        none = torch.zeros(batch, length, dtype=torch.int32, device=mask.device)
+        return none, none.clone(), torch.full((), -1, device=mask.device)
+    flags = seen.to(torch.int8)
+    count = flags.sum(-1, dtype=torch.int32)
+    start = flags.argmax(-1).to(torch.int32)
+    end = (keys - flags.flip(-1).argmax(-1)).to(torch.int32).masked_fill(count == 0, 0)
+    holes = (end - start != count).flatten()
+    number = torch.arange(batch * length, device=mask.device)
+    first = torch.where(holes, number, batch * length).amin() if batch * length else number.sum() + batch * length
+    return start, end, torch.where(first < batch * length, first, -1)
+
+
+def _on_cpu(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
+    if cpu.native.module is None:
+        return _in_torch(mask, visible)
+    if mask.size(-1) > 1 and mask.stride(-1) != 1:
+        mask = mask.contiguous()
+    batch, length, keys = mask.shape
+    start, end = (torch.empty(batch, length, dtype=torch.int32) for _ in range(2))
+    hole = cpu.prepare().intervals(mask, batch, length, keys, visible, start, end, torch.get_num_threads())
+    return start, end, torch.tensor(hole)
+
+
+_library.impl("intervals", _in_torch, "CompositeExplicitAutograd")
+_library.impl("intervals", _on_cpu, "CPU")
+
+
+@torch.library.register_fake("txl_kernels::intervals")
+def _fake(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
+    start = mask.new_empty(mask.shape[:2], dtype=torch.int32)
+    return start, torch.empty_like(start), mask.new_empty((), dtype=torch.int64)
 
 
 def start_from_done(done: Tensor, memory_len: int = 0, memory_done: Tensor | None = None) -> Tensor:

@@ -30,7 +30,7 @@ def _origin(native: NativeModule) -> str:
 
 def _native_lines() -> list[str]:
     if cpu.native.module is None:
-        return [f"  {cpu.native.missing()}"]
+        return [f"  {cpu.native.missing}"]
     module = cpu.prepare()
     refused = module.refused()
     others = [isa for isa in module.isas(False) if isa not in module.isas(True) and not (refused and isa == "amx")]
@@ -47,7 +47,7 @@ def _native_lines() -> list[str]:
 
 def _cuda_lines() -> list[str]:
     if cuda.native.module is None:
-        return [f"  {cuda.native.missing()}"]
+        return [f"  {cuda.native.missing}"]
     module = cuda.native.module
     built = f"compiled by {module.compiler} for {module.architectures}"
     lines = [

@@ -1,44 +1,35 @@
-"""`rel_attention`: checks its arguments once, chooses a backend, calls it."""
+"""Attention as functions: `rel_attention` checks its arguments once, chooses a backend, calls it;
+`rel_attention_weights` is for who wants to look at the weights themselves."""
 
+import functools
 import math
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from txl_kernels import backends, checks, forms
+from txl_kernels import backends, checks, forms, operators
 from txl_kernels.backends import cpu, reference
-from txl_kernels.backends.devices import autocast_dtype
-from txl_kernels.call import Call
-from txl_kernels.call.dropout import new_seed
-from txl_kernels.call.span import Window, span
-from txl_kernels.checks.bounds import broadcast_bound
-from txl_kernels.checks.tensors import KeyValuePair, memory_pair
+from txl_kernels.backends.protocol import autocast_dtype
+from txl_kernels.call import INPUTS, Call, inputs_of, new_seed
+from txl_kernels.checks import KeyValuePair, Window, broadcast_bound, memory_pair, span
 from txl_kernels.forms import Chunk
-from txl_kernels.operators import autograd, fast_path
+
+
+# For type checkers, what comes back; the arguments are listed once, below.
+@overload
+def rel_attention(
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, *more: Any, return_lse: Literal[False] = ..., **settings: Any
+) -> Tensor: ...
 
 
 @overload
 def rel_attention(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
-    memory: KeyValuePair | None = ..., *, causal: bool = ..., window: Window = ..., chunk: Chunk = ..., prefix: int = ...,
-    start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., r_descending: bool = ...,
-    clamp: bool = ..., r_bias: Tensor | None = ..., scale: float | None = ...,
-    dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[False] = ..., backend: str | None = ...,
-) -> Tensor: ...  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, *more: Any, return_lse: Literal[True], **settings: Any
+) -> tuple[Tensor, Tensor]: ...
 
 
-@overload
-def rel_attention(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
-    memory: KeyValuePair | None = ..., *, causal: bool = ..., window: Window = ..., chunk: Chunk = ..., prefix: int = ...,
-    start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., r_descending: bool = ...,
-    clamp: bool = ..., r_bias: Tensor | None = ..., scale: float | None = ...,
-    dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[True], backend: str | None = ...,
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
-
-
-def rel_attention(
+def rel_attention(  # type: ignore[misc]
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -130,42 +121,48 @@ def rel_attention(
     """
     if not isinstance(q, Tensor):
         raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
-    if (
-        r_descending is not False or clamp is not False or r_bias is not None or chunk is not None
-        or type(prefix) is not int or prefix != 0 or forms.is_special(q, v, r)
-    ):  # fmt: skip
-        form = forms.Form(
-            q, k, v, r, content_bias, position_bias, memory, causal, window, chunk, prefix, start, end, zero_row,
-            r_descending, clamp, r_bias, scale, dropout_p, dropout_seed, backend,
-        )  # fmt: skip
-        merged, its_lse = forms.attend(form, rel_attention)
-        return (merged, its_lse) if return_lse else merged
     if content_bias is None:
         content_bias = _zeros(q)
     if position_bias is None:
         position_bias = _zeros(q)
     k_mem, v_mem = (None, None) if memory is None else memory_pair(memory)
-    dtype = autocast_dtype(q.device.type)
-    if dtype is not None:
-        tensors = (q, k, v, r, content_bias, position_bias, k_mem, v_mem)
-        q, k, v, r, content_bias, position_bias, k_mem, v_mem = (cast_for_autocast(x, dtype) for x in tensors)
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.shape[-1], 1)) if q.dim() else 1.0
-    if (start is not None or end is not None) and q.dim() == 4:
-        start, end = broadcast_bound("start", start, q), broadcast_bound("end", end, q)
     ahead, back = span(causal, window)
     call = Call(
-        q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, None, ahead, back, zero_row, scale, dropout_p
+        q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, dropout_seed, ahead, back, zero_row, scale,
+        dropout_p,
     )  # fmt: skip
-    plans = fast_path.check(call)
-    checks.check_seed(dropout_seed, q)
-    if dropout_p > 0:
-        if dropout_seed is None:
-            dropout_seed = new_seed(q.device)
-        call = Call(
-            q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, dropout_seed,
-            ahead, back, zero_row, scale, dropout_p,
-        )  # fmt: skip
+    if (
+        r_descending is not False or clamp is not False or r_bias is not None or chunk is not None
+        or type(prefix) is not int or prefix != 0 or forms.is_special(q, v, r)
+    ):  # fmt: skip
+        if chunk is not None:
+            chunk = forms.check_chunk(chunk, causal)
+        plain = functools.partial(_plain, backend=backend, need_lse=True)
+        out, lse = forms.attend(call, plain, chunk, prefix, r_descending, clamp, r_bias)
+    else:
+        out, lse = _plain(call, backend, return_lse)
+    return (out, lse) if return_lse else out
+
+
+def _plain(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any]:
+    """(out, lse) of a call as `rel_attention` was given it, without forms that kernels do not know.
+    Without `need_lse`, lse may be left out (None)."""
+    q = call.q
+    dtype = autocast_dtype(q.device.type)
+    if dtype is not None:
+        call = Call(*(_cast_for_autocast(x, dtype) for x in inputs_of(call)), *call[len(INPUTS) :])
+    if (call.start is not None or call.end is not None) and q.dim() == 4:
+        start, end = broadcast_bound("start", call.start, q), broadcast_bound("end", call.end, q)
+        call = call._replace(start=start, end=end)
+    plans = operators.check(call)
+    checks.check_seed(call.seed, call.q)
+    if call.dropout_p > 0:
+        if call.seed is None:
+            call = call._replace(seed=new_seed(q.device))
+    elif call.seed is not None:
+        call = call._replace(seed=None)
     backends.check_name(backend)
     name = None if plans is None else plans.get(("backend", backend))
     if name is None:
@@ -175,24 +172,94 @@ def rel_attention(
     if name == reference.NAME:
         if not torch.compiler.is_compiling():
             checks.check_bound_values(call)
-        result: autograd.Results = reference.forward(call)
-    else:
-        result = autograd.rel_attention(call, name, plans, return_lse)
-    out, lse = result
-    if not return_lse:
-        return out
-    assert lse is not None
-    return out, lse
+        return reference.forward(call)
+    return operators.rel_attention(call, name, plans, need_lse)
 
 
 def _zeros(q: Tensor) -> Tensor:
     """A bias of zeros, [H, D]; nothing for a q that is refused anyway."""
-    ordinary = not q.is_nested and q.dim() == 4 and q.is_floating_point()
-    return torch.zeros(q.shape[1::2] if ordinary else (0,), dtype=q.dtype if ordinary else None, device=q.device)
+    shape = q.shape[1::2] if not q.is_nested and q.dim() == 4 else (0,)
+    return torch.zeros(shape, dtype=q.dtype if q.is_floating_point() else None, device=q.device)
 
 
-def cast_for_autocast(x: Any, dtype: torch.dtype) -> Any:
+def _cast_for_autocast(x: Any, dtype: torch.dtype) -> Any:
     """What autocast does to an argument of scaled_dot_product_attention: float64 and what is no
     float are left alone."""
     eligible = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
     return x.to(dtype) if eligible else x
+
+
+def rel_attention_weights(
+    q: Tensor,
+    k: Tensor,
+    r: Tensor,
+    content_bias: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    k_mem: Tensor | None = None,
+    *,
+    rows: Tensor | None = None,
+    causal: bool = True,
+    window: Window = None,
+    start: Tensor | None = None,
+    end: Tensor | None = None,
+    zero_row: int = 0,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(score) of `rel_attention`, before any dropout, in memory for all pairs that are asked
+    for; differentiable.
+
+    In plain PyTorch on any device: to look at, or for what else needs them. `rel_attention` neither
+    needs nor stores them.
+
+    Args:
+        q, k, content_bias, position_bias, causal, window, start, end, zero_row, scale: as in
+            `rel_attention`.
+        r: [H, T, D], or [1, T, D] for all heads.
+        k_mem: None, or the memory's keys, [B, H, M, D].
+        rows: None for all queries, or int64 [R], the queries whose weights are wanted, each from
+            -L to L - 1.
+
+    Returns:
+        [B, H, L or R, M + L], float32 (float64 for float64); rows of zeros for queries that see no
+        key.
+
+    Raises:
+        TypeError, ValueError: an argument, by name.
+    """
+    if not isinstance(q, Tensor) or q.dim() != 4:
+        raise ValueError(
+            f"q must be a tensor [B, H, L, D], got {list(q.shape) if isinstance(q, Tensor) else type(q).__name__}"
+        )
+    ahead, back = span(causal, window)
+    dtype = autocast_dtype(q.device.type)
+    if dtype is not None:
+        q, k, r, content_bias, position_bias, k_mem = (
+            _cast_for_autocast(x, dtype) for x in (q, k, r, content_bias, position_bias, k_mem)
+        )
+    if isinstance(r, Tensor) and r.dim() == 3 and r.size(0) == 1:
+        r = r.expand(q.size(1), -1, -1)
+    zeros = q.new_zeros(q.shape[1::2])
+    u, w = (zeros if x is None else x for x in (content_bias, position_bias))
+    start, end = broadcast_bound("start", start, q), broadcast_bound("end", end, q)
+    if scale is None:
+        scale = 1.0 / math.sqrt(max(q.size(-1), 1))
+    call = Call(q, k, k, r, u, w, k_mem, k_mem, start, end, None, ahead, back, zero_row, scale, 0.0)
+    checks.check(call)
+    if not torch.compiler.is_compiling():
+        checks.check_bound_values(call)
+        _check_rows(rows, q)
+    p, _, _ = reference.weights(call, rows)
+    return p
+
+
+def _check_rows(rows: Any, q: Tensor) -> None:
+    if rows is None:
+        return
+    if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.dim() != 1 or rows.device != q.device:
+        got = f"{rows.dtype} {list(rows.shape)} on {rows.device}" if isinstance(rows, Tensor) else type(rows).__name__
+        raise TypeError(f"rows must be None or an int64 tensor [R] on {q.device}, got {got}")
+    length = q.size(2)
+    if rows.numel() and not -length <= int(rows.min()) <= int(rows.max()) < length:
+        raise ValueError(
+            f"rows must be queries from {-length} to {length - 1}, got values from {int(rows.min())} to {int(rows.max())}"
+        )

@@ -1,15 +1,333 @@
-"""`RelAttention`: a Transformer-XL attention layer that owns its projections and biases."""
+"""Attention layers over a segment and its memory: projections, heads, caches and checks; and
+`RelAttention`, the paper's, that owns its projections and biases."""
 
-from typing import Any
+import abc
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl_kernels.call.span import Window
-from txl_kernels.checks.settings import check_integer
-from txl_kernels.forms import Chunk
+from txl_kernels import backends
+from txl_kernels.backends.protocol import autocast_dtype
+from txl_kernels.cache import KeyValueCache
+from txl_kernels.checks import WINDOW, Window, broadcast_bound, check_integer, check_number, span
+from txl_kernels.forms import Chunk, check_chunk
+from txl_kernels.functional import rel_attention, rel_attention_weights
 from txl_kernels.positions import sinusoid
-from txl_kernels.segment_attention import SegmentAttention
+
+
+def _later(own: Tensor | None, start: Tensor | None, q: Tensor) -> Tensor | None:
+    """The later of a cache's own start [B, 1] and the one given, for each query."""
+    if own is None or start is None:
+        return start if own is None else own
+    given = broadcast_bound("start", start, q)
+    if given is None:
+        return None
+    return torch.where(given < 0, given, torch.maximum(own, given))  # what is out of range stays so
+
+
+class Projections(NamedTuple):
+    """Of a layer: q and k [B, H, L, D], k_mem [B, H, M, D] or None, and the table r [H, T, D]."""
+
+    q: Tensor
+    k: Tensor
+    k_mem: Tensor | None
+    r: Tensor
+
+
+class SegmentAttention(nn.Module, abc.ABC):
+    """What attention layers share whose positions are a table of vectors a distance, r.
+
+    A subclass says what the table is and which biases there are: `RelAttention` the paper's.
+    Arguments as in `RelAttention`.
+
+    Attributes:
+        scale: of the scores; None for 1 / sqrt of the heads' width.
+    """
+
+    scale: float | None = None
+
+    def __init__(
+        self,
+        d_model: int,
+        n_head: int,
+        d_head: int | None = None,
+        *,
+        attn_dropout: float = 0.0,
+        causal: bool = True,
+        window: Window = None,
+        chunk: Chunk = None,
+        clamp_len: int | None = None,
+        batch_first: bool = True,
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("d_model", d_model), ("n_head", n_head)):
+            check_integer(name, size, 1, ">= 1")
+        if d_head is None:
+            if d_model % n_head:
+                raise ValueError(
+                    f"d_model must be a multiple of n_head when d_head is not given, got {d_model}, {n_head}"
+                )
+            d_head = d_model // n_head
+        check_integer("d_head", d_head, 1, ">= 1")
+        check_number("attn_dropout", attn_dropout, 0, 1, "in [0, 1)")
+        if clamp_len is not None:
+            check_integer("clamp_len", clamp_len, 0, "None or >= 0")
+        span(causal, window)  # checks them
+        if chunk is not None:
+            check_chunk(chunk, causal)
+        backends.check_name(backend)
+        self.d_model, self.n_head, self.d_head = d_model, n_head, d_head
+        self.attn_dropout, self.causal, self.window, self.clamp_len = attn_dropout, causal, window, clamp_len
+        self.chunk, self.batch_first, self.backend = chunk, batch_first, backend
+        width = n_head * d_head
+        self.qkv = nn.Linear(d_model, 3 * width, bias=False, device=device, dtype=dtype)  # rows: q, then k, then v
+        self.out = nn.Linear(width, d_model, bias=False, device=device, dtype=dtype)
+
+    @abc.abstractmethod
+    def positions(self, length: int, memory_len: int, clamp_len: int | None = None) -> Tensor:
+        """What `project_positions` takes, for every distance that a segment of this length meets;
+        the first row's distance is 0, or -(length - 1) if not causal.
+
+        clamp_len: None for the layer's own.
+        """
+
+    @abc.abstractmethod
+    def project_positions(self, positions: Tensor) -> Tensor:
+        """The table r, [H, T, kernel_width], of T positions."""
+
+    @abc.abstractmethod
+    def biases(self) -> tuple[Tensor, Tensor]:
+        """Content and position bias, [H, kernel_width] each."""
+
+    @property
+    def kernel_width(self) -> int:
+        """The heads' width as the kernel sees them."""
+        return self.d_head
+
+    def extra_repr(self) -> str:
+        shown = (
+            "d_model", "n_head", "d_head", "attn_dropout", "causal", "window", "chunk", "clamp_len", "batch_first",
+            "backend",
+        )  # fmt: skip
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, L, H * D] or [L, B, H * D] -> [B, H, L, D], a view."""
+        x = x.unflatten(-1, (self.n_head, self.d_head))
+        return x.permute(0, 2, 1, 3) if self.batch_first else x.permute(1, 2, 0, 3)
+
+    def _merge(self, x: Tensor) -> Tensor:
+        """Back from [B, H, L, D]; no copy where the kernel kept q's strides."""
+        return (x.permute(0, 2, 1, 3) if self.batch_first else x.permute(2, 0, 1, 3)).flatten(-2)
+
+    def distances(self, length: int, memory_len: int, clamp_len: int | None, device: torch.device) -> Tensor:
+        """The distances [T] that a segment of this length meets, clamped."""
+        first = 0 if self.causal else 1 - length
+        distances = torch.arange(min(first, 0), memory_len + length, device=device)
+        clamp_len = self.clamp_len if clamp_len is None else clamp_len
+        return distances if clamp_len is None else distances.clamp(-clamp_len, clamp_len)
+
+    @torch.no_grad()
+    def new_cache(
+        self, batch: int, mem_len: int, max_segment: int, *, window: int | None = None, clamp_len: int | None = None
+    ) -> KeyValueCache:
+        """An empty key/value cache, holding W_kR R of the parameters as they are now.
+
+        A layer with chunks takes one chunk at a time, which sees itself whole: max_segment is their
+        size, and with mem_len = left * size the stream's outputs are those of all at once.
+
+        window, clamp_len: None for the layer's own.
+
+        Raises:
+            TypeError, ValueError: an argument, by name; the layer looks ahead without chunks.
+        """
+        if window is not None:
+            check_integer("window", window, 1, WINDOW)
+        if clamp_len is not None:
+            check_integer("clamp_len", clamp_len, 0, "None or >= 0")
+        if not self.causal and self.chunk is None:
+            raise ValueError("a key/value cache needs causal=True, or chunks: an earlier position would see later ones")
+        if self.chunk is not None and max_segment != self.chunk[0]:
+            raise ValueError(f"max_segment must be the size of a chunk, {self.chunk[0]}, got {max_segment}")
+        r = self.project_positions(self.positions(max_segment, mem_len, clamp_len)).contiguous()
+        zero_row = 0 if self.causal else max_segment - 1
+        cache = KeyValueCache(r, batch, mem_len, max_segment, self.window if window is None else window, zero_row)
+        self._own(cache)
+        return cache
+
+    @torch.no_grad()
+    def fill_cache(self, cache: KeyValueCache, memory: Tensor) -> None:
+        """Adds the keys and values of hidden states [B, M, d_model] (or [M, B, d_model]) to the
+        cache.
+
+        Raises:
+            ValueError: memory is not three-dimensional or of another width; of another batch than
+                the cache's; the cache is another layer's.
+        """
+        if memory.dim() != 3 or memory.size(-1) != self.d_model:
+            raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
+        if memory.size(self._batch_axis) != cache.batch:
+            raise ValueError(f"memory must have the cache's batch {cache.batch}, got shape {list(memory.shape)}")
+        self._own(cache)
+        k, v = self._project_memory(memory)
+        for first in range(0, k.size(2), cache.max_segment):
+            part = slice(first, first + cache.max_segment)
+            cache.append(k[:, :, part], v[:, :, part])
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        start: Tensor | None = None,
+        end: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        **unknown: Any,
+    ) -> Tensor:
+        """Attention of a segment over its memory and itself.
+
+        Args:
+            x: [B, L, d_model] (or [L, B, d_model], see `batch_first`).
+            memory: None, or the hidden states [B, M, d_model] before x; detach them as the paper
+                does.
+            positions: None for sinusoids, or the encodings [T, d_model] of distances 0, 1, .. (with
+                dropout, say), shared between layers; from -(L - 1) on if not causal.
+            start, end: as in `rel_attention`.
+            cache: None, or this layer's cache from `new_cache`: its keys are the memory, and x's
+                are added to it. Evaluation only; equal to passing the hidden states as `memory`.
+                Rows that `cache.reset(rows)` began anew do not see what went before. `start` and
+                `end` then count the len(cache) positions held first. Each layer needs its own.
+
+        Returns:
+            Of x's shape.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: an argument, by name; a mask is not taken, but
+                `intervals` makes start and end of one.
+        """
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__} takes no {', '.join(unknown)}: what a query sees is said by start and end, and "
+                "txl_kernels.intervals(mask, visible=...) makes both of a mask"
+            )
+        self._check_input(x)
+        width = self.n_head * self.d_head
+        if cache is not None:
+            self._check_cache(cache, x, memory, positions)
+        elif memory is not None:
+            self._check_memory(memory, x)
+        q, k, v = (self._heads(part) for part in self.qkv(x).split(width, -1))
+        length = q.size(2)
+        dropout_p = self.attn_dropout if self.training else 0.0
+        if cache is not None:
+            k_and_v: tuple[Tensor, Tensor] | None = cache.memory
+            r, zero_row, window = cache.r, cache.zero_row, cache.window
+            start = _later(cache.start, start, q)
+        else:
+            k_and_v = None if memory is None else self._project_memory(memory)
+            window = self.window
+            if positions is None:
+                positions = self.positions(length, 0 if k_and_v is None else k_and_v[0].size(2))
+            r, zero_row = self.project_positions(positions), 0 if self.causal else max(length - 1, 0)
+        out = rel_attention(
+            q, k, v, r, *self.biases(), k_and_v, causal=self.causal, window=window, chunk=self.chunk, start=start,
+            end=end, zero_row=zero_row, scale=self.scale, dropout_p=dropout_p, backend=self.backend,
+        )  # fmt: skip
+        if cache is not None:
+            cache.append(k, v)
+        projected: Tensor = self.out(self._merge(out))
+        return projected
+
+    def weights(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        """What `forward` weighs the values with, before any dropout: float32 [B, H, L, M + L].
+
+        x, memory: as in `forward`; errors too, and a layer with chunks is refused.
+        """
+        if self.chunk is not None:
+            raise ValueError(f"chunk must be None, got a layer with chunk={self.chunk}")
+        q, k, k_mem, r = self.projections(x, memory)
+        return rel_attention_weights(
+            q, k, r, *self.biases(), k_mem, causal=self.causal, window=self.window,
+            zero_row=0 if self.causal else max(q.size(2) - 1, 0), scale=self.scale,
+        )  # fmt: skip
+
+    def projections(self, x: Tensor, memory: Tensor | None = None) -> Projections:
+        """What the scores are made of, with `biases`; x, memory and errors as in `forward`."""
+        self._check_input(x)
+        if memory is not None:
+            self._check_memory(memory, x)
+        q, k, _ = (self._heads(part) for part in self.qkv(x).split(self.n_head * self.d_head, -1))
+        k_mem = None if memory is None else self._project_memory(memory)[0]
+        r = self.project_positions(self.positions(q.size(2), 0 if k_mem is None else k_mem.size(2)))
+        return Projections(q, k, k_mem, r)
+
+    @property
+    def _batch_axis(self) -> int:
+        return 0 if self.batch_first else 1
+
+    def _check_input(self, x: Tensor) -> None:
+        if x.dim() != 3 or x.size(-1) != self.d_model:
+            layout = "[B, L, d_model]" if self.batch_first else "[L, B, d_model]"
+            raise ValueError(f"x must be {layout} with d_model={self.d_model}, got shape {list(x.shape)}")
+
+    def _check_memory(self, memory: Tensor, x: Tensor) -> None:
+        if memory.dim() != 3 or memory.size(self._batch_axis) != x.size(self._batch_axis):
+            raise ValueError(f"memory must be like x but for its length, got {list(memory.shape)} for {list(x.shape)}")
+        if memory.size(-1) != self.d_model:
+            raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
+        if memory.device != x.device:
+            raise ValueError(f"memory must be on x's device {x.device}, got {memory.device}")
+        if memory.dtype != x.dtype and autocast_dtype(x.device.type) is None:
+            raise TypeError(
+                f"memory must have x's dtype {x.dtype}, got {memory.dtype}; convert it or use torch.autocast"
+            )
+
+    def _check_cache(self, cache: KeyValueCache, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> None:
+        if memory is not None or positions is not None:
+            raise ValueError("cache holds the memory and the encodings; pass neither memory nor positions with it")
+        if torch.is_grad_enabled():
+            raise RuntimeError("cache is for evaluation: call the layer under torch.no_grad() or inference_mode()")
+        if self.training and self.attn_dropout > 0:
+            raise RuntimeError(
+                f"cache is for evaluation: in training mode this layer drops weights with attn_dropout={self.attn_dropout}; "
+                "call eval() on it first"
+            )
+        if (cache.r.size(0), cache.r.size(2)) != (self.n_head, self.kernel_width):
+            raise ValueError(
+                f"cache must be this layer's, with H={self.n_head} and D={self.kernel_width}, got one "
+                f"with H={cache.r.size(0)} and D={cache.r.size(2)}"
+            )
+        if cache.r.device != x.device:
+            raise ValueError(f"cache must be on x's device {x.device}, got {cache.r.device}")
+        if cache.r.dtype != x.dtype and autocast_dtype(x.device.type) is None:
+            raise TypeError(f"cache must have x's dtype {x.dtype}, got {cache.r.dtype}; make a new one with new_cache")
+        if x.size(self._batch_axis) != cache.batch:
+            raise ValueError(f"x must have the cache's batch {cache.batch}, got shape {list(x.shape)}")
+        if x.size(1 - self._batch_axis) > cache.max_segment:
+            raise ValueError(
+                f"x must be a segment of at most max_segment={cache.max_segment} positions, for which the cache was made, "
+                f"got shape {list(x.shape)}"
+            )
+        self._own(cache)
+
+    def _own(self, cache: KeyValueCache) -> None:
+        """Refuses a cache that holds another layer's keys."""
+        if cache.owner not in (None, id(self)):
+            raise ValueError(
+                "cache must be this layer's own, got another layer's: make one for each with its new_cache"
+            )
+        cache.owner = id(self)
+
+    def _project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        width = self.n_head * self.d_head
+        k, v = F.linear(memory, self.qkv.weight[width:]).split(width, -1)
+        return self._heads(k), self._heads(v)
 
 
 class RelAttention(SegmentAttention):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import txl_kernels.segment_attention
+import txl_kernels.layer
 from txl_kernels.backends import cpu, triton
 from txl_kernels.call import Call
 
@@ -48,7 +48,7 @@ def native_kernel(tensors: list[Tensor]) -> Callable[[], object]:
 @contextlib.contextmanager
 def attention_of_the_layer(replacement: Callable[..., Tensor]) -> Iterator[None]:
     """`RelAttention` calls the replacement instead of rel_attention."""
-    with _replaced(txl_kernels.segment_attention, "rel_attention", replacement):
+    with _replaced(txl_kernels.layer, "rel_attention", replacement):
         yield
 
 

@@ -8,16 +8,15 @@ import pytest
 import torch
 from oracle import CASES, Case, as_call, make_inputs, oracle
 
-from txl_kernels import rel_attention
+from txl_kernels import operators, rel_attention
 from txl_kernels.backends import cuda
-from txl_kernels.operators import fast_path
 
 
 def use(
     monkeypatch: pytest.MonkeyPatch, module: Any, multiprocessors: int = 8, capability: tuple[int, int] = (9, 0)
 ) -> None:
     """The backend takes cpu tensors to the emulation; what another module planned is forgotten."""
-    monkeypatch.setattr(fast_path, "_known", {})
+    monkeypatch.setattr(operators, "_known", {})
     monkeypatch.setattr(cuda, "_capability", lambda device: capability)
     monkeypatch.setattr(cuda.native, "module", module)
     monkeypatch.setattr(cuda, "_absent_from", lambda device: None)

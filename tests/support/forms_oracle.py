@@ -8,7 +8,7 @@ import torch
 from oracle import cast, randn
 from torch import Tensor
 
-from txl_kernels.call import dropout
+from txl_kernels.call import keep_mask
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def form_oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
         keep = torch.ones(H, L, S, dtype=torch.float64)
         if x.get("dropout_p"):
             seed = x["dropout_seed"] + b if each_text else x["dropout_seed"]
-            drawn = dropout.keep_mask(seed, B, H, L, S, x["dropout_p"])[0 if each_text else b]
+            drawn = keep_mask(seed, B, H, L, S, x["dropout_p"])[0 if each_text else b]
             keep = drawn.double() / (1 - x["dropout_p"])
         for i in range(L):
             scores, values = [], []

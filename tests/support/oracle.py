@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.call import Call, dropout
-from txl_kernels.call.fields import INPUTS as TENSORS
-from txl_kernels.call.span import span
+from txl_kernels.call import INPUTS as TENSORS
+from txl_kernels.call import Call, keep_mask
+from txl_kernels.checks import span
 
 # What each backend's values are compared in: the most precise dtype it takes.
 DTYPES = {"reference": torch.float64, "native": torch.float32, "triton": torch.float32}
@@ -187,7 +187,7 @@ def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
     scale = D**-0.5 if x["scale"] is None else x["scale"]
     keep = torch.ones(B, H, L, S, dtype=torch.float64)
     if x["dropout_p"]:
-        keep = dropout.keep_mask(x["dropout_seed"], B, H, L, S, x["dropout_p"]).double() / (1 - x["dropout_p"])
+        keep = keep_mask(x["dropout_seed"], B, H, L, S, x["dropout_p"]).double() / (1 - x["dropout_p"])
     out, lse = torch.zeros_like(q), q.new_full((B, H, L), -torch.inf)
     rows_out, rows_lse = [], []
     for b in range(B):

@@ -18,8 +18,8 @@ from txl.evaluation.readers import Engine
 from txl.model import Network
 from txl.model.transformer import TransformerXL
 from txl_kernels.backends import BACKENDS, choose_unasked
-from txl_kernels.cache_frame import CacheFrame
-from txl_kernels.segment_attention import SegmentAttention
+from txl_kernels.cache import CacheFrame
+from txl_kernels.layer import SegmentAttention
 
 LAP = 32  # a move of the memory in as many tokens; up to twice as many graphs
 

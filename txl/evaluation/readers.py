@@ -14,7 +14,7 @@ from txl.model.config import ModelConfig
 from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import HiddenMemory
 from txl_kernels import RelAttention
-from txl_kernels.segment_attention import SegmentAttention
+from txl_kernels.layer import SegmentAttention
 
 
 class Reader(abc.ABC):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from txl.errors import TxlError
 from txl.model.config import ModelConfig
 from txl_kernels import RelAttention
-from txl_kernels.segment_attention import SegmentAttention
+from txl_kernels.layer import SegmentAttention
 
 Biases = tuple[nn.Parameter, nn.Parameter]  # u and v of the paper, shared by all layers
 

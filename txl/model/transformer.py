@@ -12,7 +12,7 @@ from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_tables
 from txl.model.attention import Biases, ReleasedShawAttention, ShawAttention, make_attention
 from txl.model.config import PLACES, ModelConfig, NetworkConfig
 from txl_kernels import KeyValueCache, RelAttention, sinusoid
-from txl_kernels.segment_attention import SegmentAttention
+from txl_kernels.layer import SegmentAttention
 
 # The hidden states each layer read last, n_layer of [B, M, d_model], M <= mem_len. Detached.
 HiddenMemory = tuple[Tensor, ...]

@@ -8,8 +8,7 @@ import torch
 
 from txl_kernels.backends import cpu, cuda, reference, triton
 from txl_kernels.backends.protocol import Backend, Kernels
-from txl_kernels.call import Call
-from txl_kernels.call.fields import needs_gradients
+from txl_kernels.call import Call, needs_gradients
 
 # Fastest first.
 KERNELS: dict[str, Kernels] = {cpu.NAME: cpu, cuda.NAME: cuda, triton.NAME: triton}
@@ -95,5 +94,5 @@ def _warn_once(device: str, reason: str) -> None:
     warnings.warn(
         f"txl_kernels uses the slow reference backend on the {device}: {reason}. Run `python -m txl_kernels` for details.",
         RuntimeWarning,
-        stacklevel=5,
+        stacklevel=6,
     )

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from txl_kernels.backends import native_modules
 from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
-from txl_kernels.call import Call, dropout
-from txl_kernels.call.fields import ALL, Wanted, empty_gradients, empty_like_rows
+from txl_kernels.call import ALL, Call, Wanted, drop_threshold, empty_gradients, empty_like_rows
 
 NAME = "native"
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of txl::Type
@@ -26,7 +25,7 @@ def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -
     can."""
     if device.type != "cpu":
         return f"{NAME} runs on the cpu, not on {device.type}"
-    return unsupported(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or native.missing()
+    return unsupported(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or native.missing
 
 
 def refuses(call: Call) -> str | None:
@@ -72,7 +71,7 @@ def backward(
 
 def make_plan(call: Call, out: Tensor) -> Any:
     """The call as the module knows it, without pointers: what calls of one signature share."""
-    drop_below = dropout.drop_threshold(call.dropout_p) if call.seed is not None else 0
+    drop_below = drop_threshold(call.dropout_p) if call.seed is not None else 0
     return prepare().Plan(call, out, DTYPES.index(call.q.dtype), drop_below)
 
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends import native_modules
-from txl_kernels.backends.devices import gpu_lacks
-from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
-from txl_kernels.call import Call, dropout
-from txl_kernels.call.fields import (
+from txl_kernels.backends.protocol import HeadWidths, Plans, gpu_lacks, unsupported
+from txl_kernels.call import (
     ALL,
     INPUTS,
+    Call,
     Wanted,
+    drop_threshold,
     empty_gradients,
     empty_like_rows,
     inputs_of,
@@ -59,7 +59,7 @@ def _absent_from(device: torch.device) -> str | None:
     """Why the kernels do not run on a device at all."""
     if device.type != "cuda":
         return f"cuda runs on CUDA devices, not on {device.type}"
-    return native.missing() or gpu_lacks(device) or _driver_lacks()
+    return native.missing or gpu_lacks(device) or _driver_lacks()
 
 
 @functools.cache
@@ -219,7 +219,7 @@ def long_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
 
 
 def _drop_below(call: Call) -> int:
-    return dropout.drop_threshold(call.dropout_p) if call.seed is not None else 0
+    return drop_threshold(call.dropout_p) if call.seed is not None else 0
 
 
 def _capability(device: torch.device) -> tuple[int, int]:

@@ -21,16 +21,11 @@ SOURCES = PACKAGE.parent / "csrc"  # in a source tree
 
 @dataclass
 class NativeModule:
-    """txl_kernels.<name> and the file it came from; both None where it cannot be used, then `error`
-    says why."""
+    """txl_kernels.<name> and the file it came from; both None where it cannot be used, and why."""
 
     module: Any = None
     file: Path | None = None
-    error: str = ""
-
-    def missing(self) -> str | None:
-        """Why it is not there; None if it is."""
-        return None if self.module is not None else self.error
+    missing: str | None = None
 
 
 def load(name: str, language: str) -> NativeModule:
@@ -52,7 +47,7 @@ def load(name: str, language: str) -> NativeModule:
         if _is_of_this_source(name, module):
             return NativeModule(module, file)
         errors.append(_left_behind(language, file))
-    return NativeModule(error=errors[0] if errors else _nowhere(language))
+    return NativeModule(missing=errors[0] if errors else _nowhere(language))
 
 
 def _file_of(name: str, folder: Path) -> Path | None:

@@ -1,13 +1,15 @@
-"""What a backend is. Modules implement it: their functions are its methods, their constants its
-attributes."""
+"""What a backend is, and what several of them ask of a device.
 
+Modules implement it: their functions are its methods, their constants its attributes.
+"""
+
+import functools
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from txl_kernels.call import Call
-from txl_kernels.call.fields import ALL, Wanted
+from txl_kernels.call import ALL, Call, Wanted
 
 # What a backend may keep between calls of one signature (shapes, strides, dtypes, settings), by any
 # key.
@@ -88,3 +90,30 @@ def unsupported(
         multiples = f" that are multiples of {widths.multiple_of}" if widths.multiple_of > 1 else ""
         return f"{name} takes head widths{multiples} up to {widths.most}, not {head_width}"
     return None
+
+
+@functools.cache
+def gpu_lacks(device: torch.device) -> str | None:
+    """Why kernels for NVIDIA GPUs from sm_80 on do not run on a CUDA device; None if they do."""
+    if torch.version.hip is not None:
+        return "the kernels here are for NVIDIA GPUs; ROCm is not supported"
+    if not torch.cuda.is_available():
+        return "no CUDA device is available"
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= 8 else f"a GPU of compute capability 8.0 or newer is needed, {device} has {major}.{minor}"
+
+
+def can_autocast(device_type: str) -> bool:
+    """Whether torch.autocast knows the device."""
+    return torch.amp.is_autocast_available(device_type)
+
+
+# torch.compile asks once, while it traces: that of torch 2.6 cannot follow the question.
+setattr(can_autocast, "_dynamo_marked_constant", True)  # noqa: B010
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """What torch.autocast casts to on the device; None where it is off."""
+    if not can_autocast(device_type) or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)

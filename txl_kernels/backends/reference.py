@@ -6,11 +6,8 @@ It builds the L x S scores in memory; float16 and bfloat16 are computed in float
 import torch
 from torch import Tensor
 
-from txl_kernels.backends.devices import can_autocast
-from txl_kernels.backends.protocol import HeadWidths, Plans
-from txl_kernels.call import Call, dropout
-from txl_kernels.call.fields import is_bounded, memory_len_of
-from txl_kernels.call.intervals import intervals
+from txl_kernels.backends.protocol import HeadWidths, Plans, can_autocast
+from txl_kernels.call import Call, intervals, is_bounded, keep_mask, memory_len_of
 
 NAME = "reference"
 DTYPES = None
@@ -44,7 +41,7 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
     p, lse, used = weights(call)
     if call.seed is not None and call.dropout_p > 0:
         batch, heads, length, keys = p.shape
-        keep = dropout.keep_mask(call.seed, batch, heads, length, keys, call.dropout_p)
+        keep = keep_mask(call.seed, batch, heads, length, keys, call.dropout_p)
         p = p * keep / (1.0 - call.dropout_p)
     out = (p @ v.where(used, 0.0)).to(call.q.dtype)
     return out, lse

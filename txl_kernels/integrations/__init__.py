@@ -5,12 +5,10 @@ parameters, buffers, hooks, state_dict names and isinstance stay as they were. W
 what the kernels do not do (weights, additive masks, masks with holes) the original runs, counted.
 """
 
-from txl_kernels.integrations.accelerate import accelerate, restore
-from txl_kernels.integrations.accelerated import Accelerated
+from txl_kernels.integrations.accelerate import Report, Row, accelerate, restore
 from txl_kernels.integrations.attention import attend, mask_bounds, merge_heads, project_table
-from txl_kernels.integrations.peer import Peer, source_hash
+from txl_kernels.integrations.peer import Accelerated, Peer, source_hash
 from txl_kernels.integrations.registry import peers, register
-from txl_kernels.integrations.report import Report, Row
 
 __all__ = [
     "Accelerated", "Peer", "Report", "Row", "accelerate", "attend", "mask_bounds", "merge_heads", "peers", "project_table",

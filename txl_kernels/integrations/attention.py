@@ -1,20 +1,23 @@
 """What adapters call: masks to intervals, encodings to a table, and the attention itself."""
 
+import threading
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl_kernels.call.dropout import new_seed
-from txl_kernels.forms.merge import merged
+from txl_kernels.bounds import scan
+from txl_kernels.call import new_seed
+from txl_kernels.forms import merged
 from txl_kernels.functional import rel_attention
-from txl_kernels.integrations.shared import holds, once
-from txl_kernels.masks import scan
 
 Bounds = tuple[Tensor | None, Tensor | None]
 ALL: Bounds = (None, None)
+T = TypeVar("T")
+_last = threading.local()
 
 
 def mask_bounds(mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = None) -> Bounds | None:
@@ -121,6 +124,16 @@ def attend(
     return out
 
 
+def attend_table(
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor | None, w: Tensor | None, *bounds: Bounds,
+    past: int | None = None, **settings: Any,
+) -> Tensor:  # fmt: skip
+    """`attend` with a table r whose last row is of distance `past`; None for S - 1, the largest
+    there is, where libraries' tables end."""
+    past = k.size(2) - 1 if past is None else past
+    return attend(q, k, v, r, u, w, *bounds, zero_row=r.size(-2) - 1 - past, **settings)
+
+
 def dropout_of(dropout: nn.Module) -> float:
     """What a Dropout module drops now: it may be in another mode than the attention around it."""
     return float(dropout.p) if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
@@ -155,3 +168,33 @@ def same_for_all(x: Tensor, axis: int = 0) -> bool:
         return holds((x == x.narrow(axis, 0, 1)).all(), message)
 
     return once("encodings", x, axis, compare)
+
+
+# What values decide: asked of tensors, once for all layers of a forward that share them.
+
+
+def holds(condition: Tensor, message: str) -> bool:
+    """Whether a condition, bool [], is met; while compiling, True, and asserted when the graph
+    runs."""
+    if torch.compiler.is_compiling():
+        torch._assert_async(condition, message)
+        return True
+    return bool(condition)
+
+
+def once(kind: str, x: Tensor, key: Any, compute: Callable[[], T]) -> T:
+    """compute(), or what it gave when this thread asked for the same tensor and key last.
+
+    A tensor changed in place is another, but for changes that its version does not tell: through
+    `.data` or memory that it shares. Inference tensors tell none, and are worked out each time.
+    """
+    if torch.compiler.is_compiling() or x.is_inference():
+        return compute()
+    last = _last.__dict__.get(kind)
+    if last is not None and last[0]() is x and last[1] == x._version and last[2] == key:
+        result: T = last[3]
+        return result
+    with torch.inference_mode(False):  # what comes of it may be used in training
+        result = compute()
+    _last.__dict__[kind] = (weakref.ref(x), x._version, key, result)
+    return result

@@ -1,9 +1,16 @@
-"""Which classes are known."""
+"""Which classes are known; and the accelerated ones, made when first asked for, so that pickles
+find them by name here.
 
-from txl_kernels.integrations.accelerated import Accelerated
+`Accelerated<name of the peer>`: a subclass of the peer's adapter and of the original class.
+"""
+
+import sys
+from typing import Any
+
 from txl_kernels.integrations.adapters import KNOWN
-from txl_kernels.integrations.peer import Peer
+from txl_kernels.integrations.peer import Accelerated, Peer
 
+PREFIX = "Accelerated"
 _peers: dict[str, Peer] = {peer.path: peer for peer in KNOWN}
 
 
@@ -36,3 +43,21 @@ def register(peer: Peer) -> None:
     if other is not None and other.path != peer.path:
         raise ValueError(f"peer.name must be another than that of {other.path}, got {peer.name!r}")
     _peers[peer.path] = peer
+
+
+def accelerated_class(peer: Peer, original: type) -> type:
+    """The one class for an original."""
+    name = PREFIX + peer.name
+    found = globals().get(name)
+    if found is None or found.original is not original or not issubclass(found, peer.adapter):
+        found = type(name, (peer.adapter, original), {"__module__": __name__, "original": original, "peer": peer})
+        setattr(sys.modules[__name__], name, found)
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    """For unpickling: imports the peer's package."""
+    peer = by_name(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
+    if peer is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return accelerated_class(peer, peer.original())

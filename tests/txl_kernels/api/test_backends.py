@@ -15,8 +15,7 @@ from oracle import Case, as_fields, make_inputs
 
 from txl_kernels.backends import BACKENDS, KERNELS, cpu, cuda, native_modules
 from txl_kernels.backends.source_hash import source_hash
-from txl_kernels.call import Call
-from txl_kernels.call.fields import BOUNDS, INPUTS, SETTINGS, TENSORS, inputs_of, settings_of, tensors_of
+from txl_kernels.call import BOUNDS, INPUTS, SETTINGS, TENSORS, Call, inputs_of, settings_of, tensors_of
 
 CPU = torch.device("cpu")
 
@@ -59,7 +58,7 @@ def test_a_module_of_another_version_is_not_used(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(native_modules, "_import", _module(**values))
         loaded = native_modules.load("_native", "C++")
         assert loaded.module is None
-        assert f"{tmp_path / '_native.so'} was built from another version of the source" in str(loaded.missing())
+        assert f"{tmp_path / '_native.so'} was built from another version of the source" in str(loaded.missing)
 
 
 def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +79,7 @@ def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monke
         (tmp_path / file).write_text("after")
         loaded = native_modules.load("_native", "C++")
         assert loaded.module is None
-        assert "was built from another version of the source; install the package again" in loaded.error
+        assert "was built from another version of the source; install the package again" in loaded.missing
         (tmp_path / file).write_text("before")
     (tmp_path / "cpu" / ".#kernel.cpp").symlink_to("nobody@nowhere")  # an editor's lock
     assert native_modules.load("_native", "C++").module is not None

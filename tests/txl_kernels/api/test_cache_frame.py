@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from txl_kernels import KeyValueCache, RelAttention
-from txl_kernels.cache_frame import CacheFrame
+from txl_kernels.cache import CacheFrame
 
 MEM, SEGMENT = 6, 4  # a buffer of 16 rows
 

@@ -25,7 +25,7 @@ def test_says_what_runs_here() -> None:
 
 def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu.native, "module", None)
-    monkeypatch.setattr(cpu.native, "error", "the C++ module could not be loaded: it is not there")
+    monkeypatch.setattr(cpu.native, "missing", "the C++ module could not be loaded: it is not there")
     text = diagnosis.report()
     assert "native     does not run: the C++ module could not be loaded: it is not there" in text
     assert "backend=None takes reference" in text

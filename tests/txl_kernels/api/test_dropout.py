@@ -5,7 +5,7 @@ import torch
 from oracle import Case, as_call, make_inputs
 
 from txl_kernels import rel_attention
-from txl_kernels.call import dropout
+from txl_kernels.call import keep_mask, philox
 
 # Known answers published with Random123 (Salmon et al. 2011): counter, key, result.
 KNOWN = [
@@ -21,7 +21,7 @@ KNOWN = [
 
 @pytest.mark.parametrize(("counter", "key", "want"), KNOWN)
 def test_philox_known_answers(counter: tuple[int, ...], key: tuple[int, ...], want: tuple[int, ...]) -> None:
-    words = dropout.philox(tuple(torch.tensor(c) for c in counter), tuple(torch.tensor(k) for k in key))
+    words = philox(tuple(torch.tensor(c) for c in counter), tuple(torch.tensor(k) for k in key))
     assert tuple(int(w) for w in words) == want
 
 
@@ -41,13 +41,13 @@ def dropped_entries(case: Case, backend: str, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**40 + 3])
 def test_mask_is_the_same_function_of_seed_and_indices(seed: int, backend: str) -> None:
     case = Case("", B=2, H=2, L=21, M=31, dropout_p=0.4)
-    keep = dropout.keep_mask(torch.tensor([seed]), case.B, case.H, case.L, case.S, case.dropout_p)
+    keep = keep_mask(torch.tensor([seed]), case.B, case.H, case.L, case.S, case.dropout_p)
     visible = torch.ones(case.L, case.S, dtype=torch.bool).tril(case.M)
     assert torch.equal(dropped_entries(case, backend, seed), keep & visible)
 
 
 def test_share_of_dropped_entries() -> None:
-    keep = dropout.keep_mask(torch.tensor([5]), 4, 4, 64, 256, 0.3)
+    keep = keep_mask(torch.tensor([5]), 4, 4, 64, 256, 0.3)
     assert abs(keep.float().mean() - 0.7) < 4 * (0.3 * 0.7 / keep.numel()) ** 0.5
 
 

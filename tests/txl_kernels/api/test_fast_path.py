@@ -11,9 +11,8 @@ from oracle import Case, as_call, as_fields, here, make_inputs
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from txl_kernels import rel_attention
+from txl_kernels import operators, rel_attention
 from txl_kernels.backends import cpu
-from txl_kernels.operators import fast_path
 
 CASE = Case("", L=9, M=7)
 
@@ -53,7 +52,7 @@ def test_the_profiler_sees_the_operator(kernel_backend: str) -> None:
 
 
 def test_without_a_watcher_the_dispatcher_is_skipped(kernel_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txl_kernels.operators.library._forward", None)
+    monkeypatch.setattr("txl_kernels.operators._forward", None)
     monkeypatch.setattr(torch.ops.txl_kernels, "rel_attention", None)
     monkeypatch.setattr(torch.ops.txl_kernels, "rel_attention_backward", None)
     rel_attention(**call_of(backend=kernel_backend)).sum().backward()
@@ -113,8 +112,8 @@ def test_what_was_valid_once_does_not_pass_as_its_equal(kernel_backend: str) -> 
 @pytest.mark.parametrize("change", ["dtype", "shape", "stride", "subclass", "sparse"])
 def test_every_property_is_part_of_the_signature(change: str) -> None:
     call = as_fields(make_inputs(CASE, torch.float32))
-    before = fast_path.signature(call)
-    assert before == fast_path.signature(call._replace(q=call.q.clone()))
+    before = operators.signature(call)
+    assert before == operators.signature(call._replace(q=call.q.clone()))
     k = call.k.detach()
     other = {
         "dtype": k.bfloat16(),
@@ -123,7 +122,7 @@ def test_every_property_is_part_of_the_signature(change: str) -> None:
         "subclass": k.as_subclass(type("Own", (torch.Tensor,), {})),
         "sparse": k.to_sparse(),
     }[change]
-    after = fast_path.signature(call._replace(k=other))
+    after = operators.signature(call._replace(k=other))
     assert after != before
     assert (after is None) == (change in ("subclass", "sparse"))
 
@@ -133,28 +132,28 @@ def test_settings_are_part_of_the_signature() -> None:
     bound = torch.zeros(2, 9, dtype=torch.int32)
     others = [{"ahead": None}, {"window": 3}, {"zero_row": 1}, {"scale": 0.25}, {"dropout_p": 0.5}, {"start": bound},
               {"end": bound}, {"k_mem": None, "v_mem": None}]  # fmt: skip
-    keys = [fast_path.signature(call), *(fast_path.signature(call._replace(**o)) for o in others)]
+    keys = [operators.signature(call), *(operators.signature(call._replace(**o)) for o in others)]
     assert None not in keys
     assert len(set(keys)) == len(keys)
-    assert fast_path.signature(call._replace(scale=2)) != fast_path.signature(call._replace(scale=2.0))
-    assert fast_path.signature(call._replace(window=10**30)) is None
+    assert operators.signature(call._replace(scale=2)) != operators.signature(call._replace(scale=2.0))
+    assert operators.signature(call._replace(window=10**30)) is None
 
 
 def test_memory_of_signatures_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_path, "_MOST_SIGNATURES", 3)
-    monkeypatch.setattr(fast_path, "_known", {})
+    monkeypatch.setattr(operators, "_MOST_SIGNATURES", 3)
+    monkeypatch.setattr(operators, "_known", {})
     call = call_of()
     for window in range(1, 9):
         rel_attention(**call | {"window": window})
-        assert len(fast_path._known) <= 3
+        assert len(operators._known) <= 3
 
 
 def test_without_the_module_every_call_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu.native, "module", None)
     call = as_fields(make_inputs(CASE, torch.float32))
-    assert fast_path.check(call) is None
+    assert operators.check(call) is None
     with pytest.raises(ValueError, match="k must be"):
-        fast_path.check(call._replace(k=call.k[:, :, 1:]))
+        operators.check(call._replace(k=call.k[:, :, 1:]))
 
 
 def test_batched_gradients_are_those_one_by_one(kernel_backend: str) -> None:
@@ -198,7 +197,7 @@ def test_zeros_without_memory(kernel_backend: str) -> None:
 @pytest.mark.parametrize("name", ["_C._is_tracing", "autograd.forward_ad", "Tensor._is_zerotensor"])
 def test_a_torch_without_one_private_name_takes_the_dispatcher(name: str) -> None:
     """The package imports, and calls give the same result, by the operators."""
-    assert name in fast_path._NAMES
+    assert name in operators._NAMES
     code = f"""
 import builtins, torch
 real = getattr
@@ -207,9 +206,9 @@ def without_it(owner, name, *default):
 builtins.getattr = without_it
 from txl_kernels import rel_attention
 builtins.getattr = real
-from txl_kernels.operators import fast_path
-assert not fast_path.AVAILABLE
-assert not fast_path.is_open()
+from txl_kernels import operators
+assert not operators.AVAILABLE
+assert not operators.is_open()
 q = torch.arange(24.).view(1, 2, 3, 4).requires_grad_()
 r, u = torch.ones(2, 3, 4), torch.zeros(2, 4)
 out = rel_attention(q, q, q, r, u, u, backend="native")

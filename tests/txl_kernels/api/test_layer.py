@@ -242,7 +242,7 @@ def test_what_does_not_fit_a_cache_is_refused_before_it_is_computed(monkeypatch:
     """In the layer's own words: its user has never seen k, v or r."""
     it, other = layer(), RelAttention(WIDTH, 2, dtype=torch.float64).eval()
     cache = it.new_cache(B, 4, 3)
-    monkeypatch.setattr("txl_kernels.segment_attention.rel_attention", None)
+    monkeypatch.setattr("txl_kernels.layer.rel_attention", None)
     with torch.no_grad():
         with pytest.raises(ValueError, match=r"x must be a segment of at most max_segment=3 .*got shape \[2, 4, 12\]"):
             it(hidden(4), cache=cache)

@@ -18,7 +18,7 @@ import torch
 from oracle import Case, as_call, make_inputs
 
 from txl_kernels import rel_attention
-from txl_kernels.call import dropout
+from txl_kernels.call import drop_threshold
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = ROOT / "csrc" / "cpu"
@@ -105,7 +105,7 @@ def test_driver_agrees_with_the_reference(build: tuple[list[str], list[str]], ca
         0 if case.causal else case.S,
         case.window or 0,
     ]
-    settings += [dtype == torch.bfloat16, 3, dropout.drop_threshold(drop) if drop else 0]
+    settings += [dtype == torch.bfloat16, 3, drop_threshold(drop) if drop else 0]
     settings += [int(x["dropout_seed"]) if drop else 0, x["start"] is not None, x["end"] is not None]
     given = np.array(settings, dtype=np.int64).tobytes()
     given += np.array([case.D**-0.5, 1 / (1 - drop)], dtype=np.float32).tobytes()

@@ -18,7 +18,7 @@ from txl_kernels.backends import cuda, native_modules, triton
 from txl_kernels.diagnosis import report
 
 ROOT = Path(__file__).resolve().parents[3]
-built = pytest.mark.skipif(cuda.native.module is None, reason=f"needs the CUDA module: {cuda.native.missing()}")
+built = pytest.mark.skipif(cuda.native.module is None, reason=f"needs the CUDA module: {cuda.native.missing}")
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_missing_module_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr("txl_kernels.backends.native_modules.SOURCES", tmp_path)
     (tmp_path / "_cuda_missing.txt").write_text("built without it\n")
     monkeypatch.setattr(cuda, "native", native_modules.load("_cuda", "CUDA"))
-    assert cuda.native.missing() == "built without it"
+    assert cuda.native.missing == "built without it"
     assert "built without it" in report()
     assert cuda.cannot_run(torch.device("cuda"), torch.float32) == "built without it"
 

@@ -243,7 +243,7 @@ def test_threads_may_call_at_once(native: Native) -> None:
 
 def test_a_workspace_that_is_not_aligned_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """An allocator could give it; what was compiled for aligned pointers would read elsewhere."""
-    from txl_kernels.backends.triton.operands import Workspace
+    from txl_kernels.backends.triton.launch import Workspace
 
     workspace, real = Workspace(0), torch.empty
     workspace.add(torch.float32, 3)
@@ -270,20 +270,20 @@ def drawn(generator: random.Random) -> dict[str, Any]:
 def test_calls_with_the_same_key_are_compiled_the_same(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Triton compiles for (types, multiples of 16, ones) is a function of the key alone, for
     tensors at other addresses: machine code for other arguments would give wrong numbers."""
-    from txl_kernels.backends.triton import launch_backward, launch_forward, plan
+    from txl_kernels.backends.triton import passes, plan
 
     key: list[Any] = []
     found: dict[Any, Any] = {}
 
     def keyed(real: Callable[..., Any]) -> Callable[..., Any]:
-        def laid_out(*args: Any) -> Any:
+        def lay_out(*args: Any) -> Any:
             key.append(args)
             return real(*args)
 
-        return laid_out
+        return lay_out
 
-    for module in (launch_forward, launch_backward):
-        monkeypatch.setattr(module, "laid_out", keyed(module.laid_out))
+    for name in ("lay_out_forward", "lay_out_backward"):
+        monkeypatch.setattr(passes, name, keyed(getattr(passes, name)))
     generator = random.Random(0)
     for _ in range(100):
         options, dlse = drawn(generator), generator.random() < 0.5

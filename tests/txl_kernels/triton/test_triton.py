@@ -80,13 +80,13 @@ def test_tile_sizes(case: Case, tile: tuple[int, int], monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["causal", "bidirectional", "window", "bounds", "dropout", "few queries"])
 def test_descriptors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads through tensor descriptors: the default on sm_90, tried by the interpreter here."""
-    from txl_kernels.backends.triton import operands
+    from txl_kernels.backends.triton import launch
 
     if triton.interpreted():
         monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
     made = []
-    real = operands.TensorDescriptor
-    monkeypatch.setattr(operands, "TensorDescriptor", lambda *args: made.append(args) or real(*args))
+    real = launch.TensorDescriptor
+    monkeypatch.setattr(launch, "TensorDescriptor", lambda *args: made.append(args) or real(*args))
     assert_equals_reference(CASES[name])
     assert made or not config.has_descriptors(torch.cuda.get_device_capability())
 
@@ -139,12 +139,12 @@ def test_unaligned_rows_take_pointers() -> None:
 @ON_TRITON
 @pytest.mark.parametrize("wanted", [1, 4, 1000])
 def test_number_of_parts_changes_rounding_only(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from txl_kernels.backends.triton import launch_forward as launch
+    from txl_kernels.backends.triton import passes
 
     parts = []
-    real = launch.parts_of_keys
-    monkeypatch.setattr(launch, "multiprocessors", lambda device: wanted)
-    monkeypatch.setattr(launch, "parts_of_keys", lambda *args: parts.append(real(*args)) or parts[-1])
+    real = passes.parts_of_keys
+    monkeypatch.setattr(passes, "multiprocessors", lambda device: wanted)
+    monkeypatch.setattr(passes, "parts_of_keys", lambda *args: parts.append(real(*args)) or parts[-1])
     for case in (CASES["few queries"], CASES["bounds"], dataclasses.replace(CASES["few queries"], dropout_p=0.3)):
         assert_equals_reference(case)
     assert (max(parts) == 1) == (wanted == 1)
@@ -171,7 +171,7 @@ def test_atomics_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("width", [16, 41])
 def test_sums_that_finish_backward(width: int, shares: int) -> None:
     """Of more parts than one tile holds; rows of dr that no query uses lie around those in use."""
-    from txl_kernels.backends.triton.kernels.finish import finish_kernel
+    from txl_kernels.backends.triton.kernels.backward_queries import finish_kernel
 
     batch, heads, block, table, rows, first = 3, 2, 16, 20, 37, 5
     generator = torch.Generator("cpu").manual_seed(0)
@@ -270,7 +270,7 @@ def test_values_between_intervals_may_hold_anything(block_n: int, monkeypatch: p
 @ON_TRITON
 def test_rows_gigabytes_apart() -> None:
     """Offsets inside a tile that do not fit in 32 bits."""
-    from txl_kernels.backends.triton import form, plan
+    from txl_kernels.backends.triton import launch, plan
 
     case = Case("", B=1, H=1, L=5, M=0, D=8)
     inputs = make_inputs(case, torch.float32)
@@ -279,7 +279,7 @@ def test_rows_gigabytes_apart() -> None:
     want = rel_attention(**as_call(inputs), backend="triton")
     spread = as_call(inputs) | {"k": far, "memory": None}
     assert spread["k"].stride(2) * 128 > 2**31
-    assert plan.wide(form.Form(far.shape, far.stride(), far.dtype))
+    assert plan.wide(launch.Form(far.shape, far.stride(), far.dtype))
     torch.testing.assert_close(rel_attention(**spread, backend="triton"), want)
 
 

@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.backends.devices import gpu_lacks
-from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
-from txl_kernels.backends.triton.interpreter import interpreted as interpreted
-from txl_kernels.call import Call
-from txl_kernels.call.fields import ALL, Wanted
+from txl_kernels.backends.protocol import HeadWidths, Plans, gpu_lacks, unsupported
+from txl_kernels.backends.triton.config import interpreted as interpreted
+from txl_kernels.call import ALL, Call, Wanted
 
 NAME = "triton"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -71,8 +69,8 @@ setattr(_absent_from, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @functools.cache
-def _launches(direction: str) -> Any:
-    return importlib.import_module(f"txl_kernels.backends.triton.{direction}")
+def _passes() -> Any:
+    return importlib.import_module("txl_kernels.backends.triton.passes")
 
 
 def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
@@ -80,7 +78,7 @@ def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tu
 
     plans and need_lse: not used.
     """
-    result: tuple[Tensor, Tensor] = _launches("launch_forward").forward(call)
+    result: tuple[Tensor, Tensor] = _passes().forward(call)
     return result
 
 
@@ -95,5 +93,5 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of the call's inputs, in their order; empty where there is no input or none is
     wanted. All are computed."""
-    result: tuple[Tensor, ...] = _launches("launch_backward").backward(call, out, lse, dout, dlse, wanted)
+    result: tuple[Tensor, ...] = _passes().backward(call, out, lse, dout, dlse, wanted)
     return result

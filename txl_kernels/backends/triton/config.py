@@ -161,3 +161,8 @@ def dr_by_atomics() -> bool:
     bits every run.
     """
     return os.environ.get(ATOMICS, "1") != "0" and not torch.are_deterministic_algorithms_enabled()
+
+
+def interpreted() -> bool:
+    """Whether kernels run on the cpu. Triton reads the variable when kernels are first imported."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"

@@ -1,6 +1,6 @@
-"""Sizes and settings of calls that are alike, as kernels take them, and how tiles are loaded."""
+"""Sizes and settings of calls that are alike, as kernels take them, how tiles are loaded, and what
+launches pass by name."""
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
@@ -9,11 +9,9 @@ import torch
 import triton
 
 from txl_kernels.backends.triton import config
-from txl_kernels.backends.triton.form import ALIGNMENT, Form
-from txl_kernels.backends.triton.interpreter import interpreted
-from txl_kernels.backends.triton.operands import Operand, Tile
-from txl_kernels.call import Call, dropout
-from txl_kernels.call.fields import is_bounded
+from txl_kernels.backends.triton.config import interpreted
+from txl_kernels.backends.triton.launch import ALIGNMENT, Form, Operand, Tile
+from txl_kernels.call import Call, drop_threshold, is_bounded
 
 LOG2E = 1.4426950408889634
 MAX_KEYS = 2**30  # positions are computed in 32 bits
@@ -48,13 +46,6 @@ def multiprocessors(device: torch.device) -> int:
 @functools.cache
 def capability(device: torch.device) -> config.Capability:
     return config.INTERPRETER if interpreted() else torch.cuda.get_device_capability(device)
-
-
-def on_device(device: torch.device) -> Any:
-    """Triton launches on the current device."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
-    return torch.cuda.device(device)
 
 
 def wide(*forms: Form) -> bool:
@@ -181,7 +172,7 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
         # 0.
         sign=float((call.scale > 0) - (call.scale < 0)),
         scale_log2=abs(call.scale) * LOG2E if call.scale else 1.0,
-        drop_below=dropout.drop_threshold(call.dropout_p) - 2**31,
+        drop_below=drop_threshold(call.dropout_p) - 2**31,
         keep_scale=1.0 / (1.0 - call.dropout_p),
         kind=kind,
         block_d=block_d,
@@ -189,3 +180,46 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
         constants=constants,
         descriptors=config.has_descriptors(capability(device)) and all(map(describable, loaded)),
     )  # fmt: skip
+
+
+_AXES = {4: ("batch", "head", "row"), 3: ("head", "row"), 2: ("head",)}
+
+
+@functools.lru_cache(4096)  # a dozen a call, mostly the same
+def _named(name: str, steps: tuple[int, ...]) -> dict[str, int]:
+    axes = _AXES[len(steps)]
+    return {f"{name}_{axis}": step for axis, step in zip(axes, steps[:-1], strict=True)}  # the last axis has 1
+
+
+def strides(name: str, x: Operand) -> dict[str, int]:
+    """`k` [B, H, L, D] -> k_batch, k_head, k_row; r [H, T, D] has head and row, a bias head.
+
+    The same dict for the same strides: not to be changed.
+    """
+    return _named(name, x.form.strides)
+
+
+def bounds(plan: Plan) -> dict[str, Any]:
+    """`start` and `end` [B, L] or None, and their strides."""
+    start, end = plan.call.start, plan.call.end
+    start_steps = (0, 0) if start is None else start.form.strides
+    end_steps = (0, 0) if end is None else end.form.strides
+    return {
+        "START": start, "start_batch": start_steps[0], "start_query": start_steps[1],
+        "END": end, "end_batch": end_steps[0], "end_query": end_steps[1],
+    }  # fmt: skip
+
+
+def shared(plan: Plan) -> dict[str, Any]:
+    """What all kernels of forward and backward take, but for k, v, r and the memory themselves."""
+    return {
+        "H": plan.H, "L": plan.L, "M": plan.M, "T": plan.T, "zero_row": plan.zero_row, "back": plan.back,
+        "ahead": plan.ahead, "SEED": plan.call.seed, "scale_log2": plan.scale_log2, "drop_below": plan.drop_below,
+        "keep_scale": plan.keep_scale, **bounds(plan), **strides("k", plan.call.k), **strides("v", plan.call.v),
+        **strides("km", plan.k_mem), **strides("vm", plan.v_mem), **strides("r", plan.r), **plan.constants,
+    }  # fmt: skip
+
+
+def options(chosen: config.Config) -> dict[str, int]:
+    """Triton's own."""
+    return {"num_warps": chosen.warps, "num_stages": chosen.stages}

@@ -5,10 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.integrations.accelerated import Accelerated
-from txl_kernels.integrations.attention import Bounds, attend, bounds_of, dropout_of
-from txl_kernels.integrations.peer import Peer
-from txl_kernels.integrations.shared import holds, once
+from txl_kernels.integrations.attention import Bounds, attend, bounds_of, dropout_of, holds, once
+from txl_kernels.integrations.peer import Accelerated, Peer
 
 
 class DIEngine(Accelerated):

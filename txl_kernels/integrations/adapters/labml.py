@@ -5,9 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from txl_kernels.integrations.accelerated import Accelerated
-from txl_kernels.integrations.attention import attend, dropout_of, mask_bounds
-from txl_kernels.integrations.peer import Peer
+from txl_kernels.integrations.attention import attend_table, dropout_of, mask_bounds
+from txl_kernels.integrations.peer import Accelerated, Peer
 
 
 class Labml(Accelerated):
@@ -26,10 +25,9 @@ class Labml(Accelerated):
         rows = slice(self.P - keys + 1, self.P + length)  # row P - d, for distances keys - 1 .. 1 - length
         r = self.key_pos_embeddings[rows].flip(0).transpose(0, 1)
         numbers = self.key_pos_bias[rows].flip(0).transpose(0, 1)
-        out = attend(
-            q, k, v, r, self.query_pos_bias, None, bounds, r_bias=numbers, scale=self.scale, zero_row=length - 1,
-            dropout_p=dropout_p,
-        )  # fmt: skip
+        out = attend_table(
+            q, k, v, r, self.query_pos_bias, None, bounds, r_bias=numbers, scale=self.scale, dropout_p=dropout_p
+        )
         self.attn = None  # the original stores its weights here
         return self.output(out.permute(2, 0, 1, 3).flatten(-2))  # type: ignore[no-any-return]
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.integrations.accelerated import Accelerated
 from txl_kernels.integrations.attention import (
-    attend,
+    attend_table,
     dropout_of,
     mask_bounds,
     merge_heads,
@@ -20,7 +19,7 @@ from txl_kernels.integrations.attention import (
     split_heads,
     unhidden,
 )
-from txl_kernels.integrations.peer import Peer
+from txl_kernels.integrations.peer import Accelerated, Peer
 from txl_kernels.integrations.streaming import again, keep, worth_keeping
 
 
@@ -51,10 +50,7 @@ class NeMo(Accelerated):
             k, v = self._keys_and_values(key, value, before, frames)
             project = self.linear_pos
             (r,) = again(self, "r", (project,), pos_emb, frames, lambda: (project_table(project, pos_emb, self.h),))
-            out = attend(
-                q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, zero_row=r.size(-2) - k.size(2),
-                dropout_p=dropout_p,
-            )  # fmt: skip
+            out = attend_table(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, dropout_p=dropout_p)
             out = self.linear_out(merge_heads(out))
         if cache is None:
             return out

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.integrations.accelerated import Accelerated
 from txl_kernels.integrations.attention import attend, merge_heads
-from txl_kernels.integrations.peer import Peer
+from txl_kernels.integrations.peer import Accelerated, Peer
 
 
 class RLlib(Accelerated):

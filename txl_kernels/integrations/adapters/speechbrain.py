@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl_kernels.integrations.accelerated import Accelerated
-from txl_kernels.integrations.attention import attend, dropout_of, mask_bounds, merge_heads, project_table
-from txl_kernels.integrations.peer import Peer
+from txl_kernels.integrations.attention import attend_table, dropout_of, mask_bounds, merge_heads, project_table
+from txl_kernels.integrations.peer import Accelerated, Peer
 
 
 class SpeechBrain(Accelerated):
@@ -35,18 +34,7 @@ class SpeechBrain(Accelerated):
             v = v + self.value_bias_weight.view(1, heads, 1, self.vhead_dim)
         r = project_table(self.linear_pos, pos_embs, heads)
         u, w = (bias.view(heads, width) for bias in (self.pos_bias_u, self.pos_bias_v))  # stored [D, H], read so
-        out = attend(
-            q,
-            k,
-            v,
-            r,
-            u,
-            w,
-            bounds,
-            scale=self.scale,
-            zero_row=r.size(-2) // 2,
-            dropout_p=dropout_p,
-        )
+        out = attend_table(q, k, v, r, u, w, bounds, scale=self.scale, dropout_p=dropout_p)
         projected = self.out_proj(merge_heads(out))
         return (projected, None) if return_attn_weights else projected
 

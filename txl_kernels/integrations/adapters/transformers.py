@@ -1,14 +1,38 @@
-"""What transformers' speech encoders have in common."""
+"""transformers: its speech encoders, and XLNet (Yang et al. 2019)."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from txl_kernels.integrations.attention import AdditiveMask, Bounds, four_axes, mask_bounds, visible
+from txl_kernels.integrations.attention import (
+    ALL,
+    AdditiveMask,
+    Bounds,
+    attend_table,
+    bounds_of,
+    dropout_of,
+    four_axes,
+    holds,
+    mask_bounds,
+    merge_heads,
+    nonzero,
+    once,
+    pad,
+    project_table,
+    same_for_all,
+    split_heads,
+    visible,
+)
+from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.streaming import again
 
 DISTRIBUTION = "transformers"
 MODELS = "transformers.models"
+SEGMENTS = 8  # told apart in a text; features are added in eights
 
 
 def attentions_wanted(module: Any, kwargs: dict[str, Any]) -> bool:
@@ -45,3 +69,247 @@ def bounds_or_reason(mask: Any) -> Bounds | str:
     except AdditiveMask:
         return "an additive mask of other numbers than 0 and -inf"
     return "a mask with holes" if bounds is None else bounds
+
+
+class HFConformer(Accelerated):
+    """Wav2Vec2-Conformer, Wav2Vec2-BERT, SeamlessM4T v1 and v2.
+
+    "relative" is the paper's attention. "relative_key" is Shaw's: one table for all heads, clamped,
+    no biases; row left + (j - i) of `distance_embedding` holds key j for query i.
+    """
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        relative_position_embeddings: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        given = dict(kwargs)
+        if relative_position_embeddings is not None:
+            given["relative_position_embeddings"] = relative_position_embeddings
+        dropout_p = float(self.dropout.p) if self.training else 0.0
+        why = own_way(self, kwargs) or self.hindrance(hidden_states, dropout_p)
+        bounds = bounds_or_reason(attention_mask) if why is None else why
+        if isinstance(bounds, str):
+            return self.fall_back(bounds, hidden_states, attention_mask, **given)  # type: ignore[no-any-return]
+        heads = self.num_heads
+        q, k, v = (split_heads(f(hidden_states), heads) for f in (self.linear_q, self.linear_k, self.linear_v))
+        settings = {"scale": self.head_size**-0.5, "dropout_p": dropout_p}
+        if self.position_embeddings_type == "relative_key":
+            r = self.distance_embedding.weight.to(q.dtype).unsqueeze(0).flip(-2)
+            past = self.left_max_position_embeddings
+            out = attend_table(q, k, v, r, None, None, bounds, past=past, clamp=True, **settings)
+        else:
+            if relative_position_embeddings is None:
+                raise ValueError(
+                    "relative_position_embeddings must be given where position_embeddings_type is 'relative'"
+                )
+            r = project_table(self.linear_pos, relative_position_embeddings, heads)
+            out = attend_table(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, **settings)
+        return self.linear_out(merge_heads(out)), None
+
+
+def _refuses(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+    kind = module.position_embeddings_type
+    return None if kind in ("relative", "relative_key") else f"position_embeddings_type is {kind!r}"
+
+
+class Parakeet(Accelerated):
+    """Parakeet's encoder, and Nemotron's, which streams with a cache of keys and values."""
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        position_embeddings: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        given = dict(kwargs)
+        if past_key_values is not None:
+            given["past_key_values"] = past_key_values
+        dropout_p = float(self.attention_dropout) if self.training else 0.0
+        why = own_way(self, kwargs) or self.hindrance(hidden_states, dropout_p)
+        if isinstance(attention_mask, Tensor) and attention_mask.dtype != torch.bool:
+            why = "a mask of numbers"
+        bounds = bounds_or_reason(attention_mask) if why is None else why
+        if isinstance(bounds, str):
+            return self.fall_back(bounds, hidden_states, position_embeddings, attention_mask, **given)  # type: ignore[no-any-return]
+        width = self.head_dim
+        q, k, v = (
+            f(hidden_states).unflatten(-1, (-1, width)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        r = self._table(position_embeddings, q.size(1), q.size(2))
+        k, v = (self._for_each_head(x) for x in (k, v))
+        out = attend_table(q, k, v, r, self.bias_u, self.bias_v, bounds, scale=self.scaling, dropout_p=dropout_p)
+        return self.o_proj(merge_heads(out)), None
+
+    def _table(self: Any, encodings: Tensor, heads: int, frames: int) -> Tensor:
+        """r [H, T, D], or [B, H, T, D] where positions are dropped for each text."""
+        dropped = self.training and getattr(self.config, "dropout_positions", 0.0) > 0
+        if not dropped and same_for_all(encodings):
+            encodings = encodings[:1]
+        project = self.relative_k_proj
+        (r,) = again(self, "r", (project,), encodings, frames, lambda: (project_table(project, encodings, heads),))
+        return r
+
+    def _for_each_head(self: Any, x: Tensor) -> Tensor:
+        """Grouped keys and values, repeated."""
+        groups = self.num_key_value_groups
+        return x if groups == 1 else x.repeat_interleave(groups, 1)
+
+
+class FastSpeech2(Accelerated):
+    """FastSpeech2-Conformer."""
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        pos_emb: Tensor | None = None,
+        output_attentions: bool | None = False,
+    ) -> tuple[Tensor, None]:
+        dropout_p = dropout_of(self.dropout)
+        why = self.hindrance(hidden_states, dropout_p)
+        if output_attentions and self.setting("weights") == "fallback":
+            why = "attention weights asked for"
+        bounds = mask_bounds(attention_mask, nonzero) if why is None else None
+        if bounds is None or pos_emb is None:
+            why = why or "a mask with holes"
+            return self.fall_back(why, hidden_states, attention_mask, pos_emb, output_attentions)  # type: ignore[no-any-return]
+        heads = self.num_heads
+        q, k, v = (split_heads(f(hidden_states), heads) for f in (self.linear_q, self.linear_k, self.linear_v))
+        r = project_table(self.linear_pos, pos_emb, heads)
+        out = attend_table(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, dropout_p=dropout_p)
+        return self.linear_out(merge_heads(out)), None
+
+
+class XLNet(Accelerated):
+    """XLNet (Yang et al. 2019).
+
+    Its third term depends on whether query and key are of one segment: e_s(i, j) = (q_i + s) . E_s
+    with s = 0 or 1. e_1 is the same for all keys of a query and cancels in the softmax; what is
+    left, (e_0 - e_1)_i for keys of i's own segment, is a product of one more feature a segment,
+    one-hot.
+    """
+
+    @staticmethod
+    def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
+        """Whether the model above feeds other encodings to halves of the batch."""
+        return {"bi_data": any(getattr(getattr(m, "config", None), "bi_data", False) for m in ancestors)}
+
+    def rel_attn_core(
+        self: Any,
+        q_head: Tensor,
+        k_head_h: Tensor,
+        v_head_h: Tensor,
+        k_head_r: Tensor,
+        seg_mat: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> Any:
+        given = (q_head, k_head_h, v_head_h, k_head_r, seg_mat, attn_mask, output_attentions)
+        dropout_p = dropout_of(self.dropout)
+        why = self.hindrance(q_head, dropout_p)
+        if output_attentions:  # a pair is unpacked by the caller
+            why = "attention weights asked for"
+        keys, length = k_head_h.size(0), q_head.size(0)
+        if attn_mask is None and k_head_r.size(0) < keys + length:
+            why = "no mask, and no encodings of keys ahead"
+        intervals: list[Bounds] | None = [ALL]
+        if why is None and attn_mask is not None:
+            intervals = once("mask", attn_mask, "xlnet", lambda: _intervals(attn_mask))
+        features = None
+        if why is None and seg_mat is not None:
+            features = _segments(seg_mat[..., 0])
+            why = "more segments in a text than 8" if features is None else None
+        if why is not None or intervals is None:
+            return self._core_fall_back(why or "a mask with holes", *given)
+        # Row 0 is a distance that nobody is at.
+        each_text = self.setting("bi_data") or (self.training and self.dropout.p > 0) or not same_for_all(k_head_r, 1)
+        r = k_head_r[1:] if each_text else k_head_r[1:, :1]
+        r = r.flip(0).permute(1, 2, 0, 3)  # [B or 1, H, T, D]
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (q_head, k_head_h, v_head_h))
+        u, w = self.r_w_bias, self.r_r_bias
+        if features is not None:
+            of_queries, of_keys = features
+            e = torch.einsum("bhid,shd->bhis", q + self.r_s_bias[:, None], self.seg_embed)
+            own = (e[..., 0] - e[..., 1]).unsqueeze(-1) * of_queries.unsqueeze(1).to(q.dtype)
+            q = torch.cat([q, own], -1)
+            k = torch.cat([k, of_keys.unsqueeze(1).expand(-1, k.size(1), -1, -1).to(k.dtype)], -1)
+            r, u, w = (pad(x, SEGMENTS) for x in (r, u, w))
+        out = attend_table(q, k, v, r if each_text else r[0], u, w, *intervals, scale=self.scale, dropout_p=dropout_p)
+        return out.permute(2, 0, 1, 3)
+
+    def _core_fall_back(self: Any, why: str, *given: Any) -> Any:
+        self.count(why)
+        return self.original.rel_attn_core(self, *given)
+
+
+def _intervals(mask: Tensor) -> list[Bounds] | None:
+    """Disjoint intervals of keys that queries see, of a mask [q, k, B, 1], non-zero: hidden.
+
+    None if there are more than these: one of the memory, one of the segment, and the query's own
+    key, which XLNet leaves to tokens of padding.
+    """
+    seen = (mask[..., 0] == 0).permute(2, 0, 1)  # [B, q, k]
+    whole = None if torch.compiler.is_compiling() else bounds_of(seen)
+    if whole is not None:
+        return [whole]
+    length, keys = seen.shape[1:]
+    earlier, own = seen[..., : keys - length], seen[..., keys - length :]
+    alone = (own.sum(1) == 1) & own.diagonal(dim1=1, dim2=2)  # [B, q]: keys that only their own query sees
+    rest, before = bounds_of(own & ~torch.diag_embed(alone)), bounds_of(earlier)
+    if rest is None or before is None:
+        return None
+    at = torch.arange(keys - length, keys, dtype=torch.int32, device=mask.device)
+    nobody = torch.zeros_like(at)
+    itself = torch.where(alone, at, nobody), torch.where(alone, at + 1, nobody)
+    start, end = (nobody[:1] if x is None else x + (keys - length) for x in rest)
+    found: list[Bounds] = [(start, end), itself]
+    return found if keys == length else [before, *found]
+
+
+def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
+    """One-hot segments of queries [B, q, 8] and of keys [B, k, 8]; None if there are more.
+
+    matrix: [q, k, B], non-zero where query and key are of one segment.
+    """
+    same = matrix != 0
+    length = same.size(0)
+    own = same[:, same.size(1) - length :]
+    leader = own.to(torch.int8).argmax(1)  # [q, B]: the first query of its segment
+    leads = leader == torch.arange(length, device=same.device).unsqueeze(1)
+    number = (leads.cumsum(0) - 1).gather(0, leader)
+    message = "a text has more than 8 segments, of which a compiled txl_kernels knows nothing"
+    if not holds((number < SEGMENTS).all(), message):
+        return None
+    of_queries = F.one_hot(number.clamp(max=SEGMENTS - 1), SEGMENTS).to(torch.float32)
+    leaders = leads.unsqueeze(-1) * of_queries  # [q, B, 8]
+    of_keys = torch.einsum("qkb,qbc->bkc", same.to(torch.float32), leaders)
+    return of_queries.transpose(0, 1), of_keys
+
+
+PEERS = (
+    Peer("Wav2Vec2Conformer", f"{MODELS}.wav2vec2_conformer.modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention",
+         HFConformer, DISTRIBUTION, {"5.23.0": "1faca184490a5beb"}, refuses=_refuses),
+    Peer("Wav2Vec2Bert", f"{MODELS}.wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
+         HFConformer, DISTRIBUTION, {"5.23.0": "2b5400e530c09c95"}, refuses=_refuses),
+    Peer("SeamlessM4T", f"{MODELS}.seamless_m4t.modeling_seamless_m4t.SeamlessM4TConformerSelfAttention",
+         HFConformer, DISTRIBUTION, {"5.23.0": "72fe5de633ceeab2"}, refuses=_refuses),
+    Peer("SeamlessM4Tv2", f"{MODELS}.seamless_m4t_v2.modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention",
+         HFConformer, DISTRIBUTION, {"5.23.0": "178f996e199a2445"}, refuses=_refuses),
+    Peer("ParakeetEncoder", f"{MODELS}.parakeet.modeling_parakeet.ParakeetEncoderAttention", Parakeet, DISTRIBUTION,
+         {"5.23.0": "43da59579bfecd9f"}),
+    Peer("NemotronStreaming",
+         f"{MODELS}.nemotron_asr_streaming.modeling_nemotron_asr_streaming.NemotronAsrStreamingEncoderAttention",
+         Parakeet, DISTRIBUTION, {"5.23.0": "888fcac59116de2e"}),
+    Peer("FastSpeech2Conformer",
+         f"{MODELS}.fastspeech2_conformer.modeling_fastspeech2_conformer.FastSpeech2ConformerAttention",
+         FastSpeech2, DISTRIBUTION, {"5.23.0": "f1a5f3baae50146f"}),
+    Peer("XLNet", f"{MODELS}.xlnet.modeling_xlnet.XLNetRelativeAttention", XLNet, DISTRIBUTION,
+         {"5.23.0": "8401f1111d0f641c"}),
+)  # fmt: skip

@@ -1,21 +1,30 @@
-"""Backward, dk and dv: a block of keys walks the queries that see it. 6 products a tile.
-
-Tiles are transposed, [keys, queries], so that the products with p and dS take them as they are. The
-bias u needs no product: its gradient is the sum over keys of (the key's column sum of dS) times k.
-"""
+"""Backward by blocks that walk queries: of keys for dk and dv, and of distances for dr without
+atomics."""
 
 import triton
 import triton.language as tl
 
-from txl_kernels.backends.triton.kernels.arguments import Bounds, Dropout, Layout, Sizes
-from txl_kernels.backends.triton.kernels.dropout import kept_transposed
-from txl_kernels.backends.triton.kernels.products import dot
-from txl_kernels.backends.triton.kernels.reach import span
-from txl_kernels.backends.triton.kernels.rows import load_rows, packed_rows, place_of, rows_of, store_rows
-from txl_kernels.backends.triton.kernels.skew import skew_transposed
-from txl_kernels.backends.triton.kernels.table import load_distances, table_of
-from txl_kernels.backends.triton.kernels.visible import interval
-from txl_kernels.backends.triton.kernels.weights import weights
+from txl_kernels.backends.triton.kernels.arguments import Bounds, Dropout, Layout, Place, Rows, Sizes
+from txl_kernels.backends.triton.kernels.tiles import (
+    dot,
+    kept_transposed,
+    load_distances,
+    load_rows,
+    packed_rows,
+    place_of,
+    rows_of,
+    skew_transposed,
+    store_rows,
+    table_of,
+    weights,
+)
+from txl_kernels.backends.triton.kernels.visible import interval, span
+
+# dk and dv: a block of keys walks the queries that see it. 6 products a tile.
+#
+# Tiles are transposed, [keys, queries], so that the products with p and dS take them as they are.
+# The bias u needs no product: its gradient is the sum over keys of (the key's column sum of dS)
+# times k.
 
 
 @triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
@@ -124,3 +133,107 @@ def backward_keys_kernel(
     du = tl.sum(column[:, None] * k.to(tl.float32), 0) * scale
     d = tl.arange(0, BLOCK_D)
     tl.store(DU + (place.bh * blocks + block) * D + d, du, mask=d < D)
+
+
+# dr without atomics: a block of distances walks the diagonals of every batch row.
+#
+# 6 products a tile. Tiles are [distances c, queries m]; the key of a pair is M + i - d, so content
+# scores and dP come skewed from two blocks of keys, and the positional product is the plain one.
+# Batch rows are dealt to `shares` programs whose sums are added up in order afterwards.
+
+
+@triton.jit
+def _load_keys(memory, segment, key0, M, BLOCK: tl.constexpr, layout):
+    """[BLOCK, BLOCK_D] of keys or values from key0 on: a block never straddles the memory's end."""
+    inside = key0 < M
+    at = tl.where(inside, memory.at, segment.at)
+    row0 = tl.where(inside, key0, key0 - M)
+    stride = tl.where(inside, memory.stride, segment.stride)
+    first = tl.where(inside, memory.first, segment.first)
+    last = tl.where(inside, memory.last, segment.last)
+    rows = Rows(at, stride, first, last, segment.b, segment.h)
+    return load_rows(rows, row0, None, BLOCK, layout)
+
+
+@triton.jit(do_not_specialize=["B", "H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
+def backward_table_kernel(
+    QU, QW, K, V, K_MEM, V_MEM, R, START, END, ROW_FIRST, ROW_LAST, SEED, DOUT, DELTA, LSE2, DR,
+    k_batch, k_head, k_row, v_batch, v_head, v_row, km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row,
+    start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row,
+    B, H, L, M, T, zero_row, back, ahead, scale, scale_log2, drop_below, keep_scale,
+    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """Program (block of distances of one head, share of the batch). DR: float32 [shares, H, T, D].
+
+    With TMA, QU, QW, DOUT and R are descriptors.
+    """
+    sizes = Sizes(H, L, M, T, zero_row, back, ahead)
+    bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
+    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA)
+    plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
+    low_blocks = tl.cdiv(zero_row, BLOCK)  # of negative distances
+    blocks = low_blocks + tl.cdiv(tl.maximum(T - zero_row, 0), BLOCK)
+    pid = tl.program_id(0)
+    d0 = (pid % blocks - low_blocks) * BLOCK
+    h = (pid // blocks).to(tl.int64)
+    share = tl.program_id(1)
+    shares = tl.num_programs(1)
+    row = zero_row + d0 + tl.arange(0, BLOCK)
+    table = table_of(R, r_head, r_row, h, sizes, layout)
+    r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
+    seed = 0
+    if DROPOUT:
+        seed = tl.load(SEED)
+    unseen = tl.maximum(M - back, 0)  # keys of the memory before any window: not read
+    dr = tl.zeros((BLOCK, BLOCK_D), tl.float32)
+    for b_index in range(share, B, shares):
+        b = tl.cast(b_index, tl.int64)
+        place = Place(b * H + h, b, h)
+        dropout = Dropout(seed, place.bh, drop_below, keep_scale)
+        # The queries that see some key at one of these distances.
+        if ROW_FIRST is not None:
+            from_query, to_query, _ = span(ROW_FIRST + b * T, ROW_LAST + b * T, row, T)
+        else:
+            from_query = tl.maximum(d0 - M, 0)
+            to_query = tl.minimum(d0 + BLOCK - 1 + L, L)
+            to_query = tl.where((d0 > back) | (d0 + BLOCK - 1 < 1 - ahead), 0, to_query)
+        keys = rows_of(K, (k_batch, k_head, k_row), place, 0, L, plain)
+        values = rows_of(V, (v_batch, v_head, v_row), place, 0, L, plain)
+        mem_keys = rows_of(K_MEM, (km_batch, km_head, km_row), place, unseen, M, plain)
+        mem_values = rows_of(V_MEM, (vm_batch, vm_head, vm_row), place, unseen, M, plain)
+        qu_rows = packed_rows(QU, place, L, layout)
+        qw_rows = packed_rows(QW, place, L, layout)
+        do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, layout)
+        for m0 in range(from_query // BLOCK * BLOCK, to_query, BLOCK):
+            i = m0 + tl.arange(0, BLOCK)
+            key0 = M + m0 - d0  # key of query m0 at distance d0; the others are up to BLOCK - 1 before and after
+            qu = load_rows(qu_rows, m0, None, BLOCK, layout)  # [BLOCK, BLOCK_D], as are k, v, qw and dout
+            k = _load_keys(mem_keys, keys, key0, M, BLOCK, plain)
+            above = dot(k, tl.trans(qu), None, PRECISION)  # [keys, queries]
+            k = _load_keys(mem_keys, keys, key0 - BLOCK, M, BLOCK, plain)
+            below = dot(k, tl.trans(qu), None, PRECISION)
+            qw = load_rows(qw_rows, m0, None, BLOCK, layout)
+            s = dot(r, tl.trans(qw), None, PRECISION)  # [distances, queries]
+            s += skew_transposed(above, below, BLOCK)
+            dout = load_rows(do_rows, m0, None, BLOCK, layout)
+            v = _load_keys(mem_values, values, key0, M, BLOCK, plain)
+            above = dot(v, tl.trans(dout), None, PRECISION)  # [keys, queries]
+            v = _load_keys(mem_values, values, key0 - BLOCK, M, BLOCK, plain)
+            below = dot(v, tl.trans(dout), None, PRECISION)
+            if DROPOUT:  # in key coordinates, where four queries share their bits
+                stays = kept_transposed(dropout, m0, key0, BLOCK, BLOCK)
+                above = tl.where(stays, above * keep_scale, 0.0)
+                stays = kept_transposed(dropout, m0, key0 - BLOCK, BLOCK, BLOCK)
+                below = tl.where(stays, below * keep_scale, 0.0)
+            dp = skew_transposed(above, below, BLOCK)  # [distances, queries], as all that follow
+            lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
+            delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
+            ds = weights(s, scale_log2, lse2[None, :]) * (dp - delta[None, :])
+            low, high, _ = interval(bounds, b, i, sizes)
+            key = key0 + tl.arange(0, BLOCK)[None, :] - tl.arange(0, BLOCK)[:, None]
+            ds = tl.where((key >= low[None, :]) & (key < high[None, :]), ds, 0.0)
+            dr = dot(ds.to(qw.dtype), qw, dr, PRECISION)
+    dr *= tl.abs(scale)
+    first = (share * tl.cast(tl.num_programs(0) // blocks, tl.int64) + h) * T  # row of DR
+    store_rows(Rows(DR + first * D, D, 0, T, 0, h), zero_row + d0, dr, BLOCK, plain)

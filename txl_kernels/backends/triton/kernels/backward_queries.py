@@ -3,6 +3,9 @@
 5 products a tile, 6 with dr by atomics. Scores come from lse. The tile's dS, joined with the one
 before, is skewed into distance coordinates: G[m, c] is the gradient of the score at distance d0 +
 c, complete for these queries, so dq through positions is G @ r, one product.
+
+Before it `prepare_kernel` computes what backward needs of every query, once instead of per tile;
+after all, `finish_kernel` adds up what programs left, in one order: the same bits every time.
 """
 
 import triton
@@ -18,14 +21,71 @@ from txl_kernels.backends.triton.kernels.arguments import (
     TableGradient,
     Upstream,
 )
-from txl_kernels.backends.triton.kernels.dropout import kept
-from txl_kernels.backends.triton.kernels.products import dot
-from txl_kernels.backends.triton.kernels.rows import add_rows, load_rows, packed_rows, place_of, rows_of, store_rows
-from txl_kernels.backends.triton.kernels.skew import laid_out_as, skew
-from txl_kernels.backends.triton.kernels.sources import memory_source, segment_source, tile_starts
-from txl_kernels.backends.triton.kernels.table import load_distances, table_of
-from txl_kernels.backends.triton.kernels.visible import partly, sees, visible_to
-from txl_kernels.backends.triton.kernels.weights import weights
+from txl_kernels.backends.triton.kernels.tiles import (
+    add_rows,
+    dot,
+    kept,
+    laid_out_as,
+    load_bias,
+    load_distances,
+    load_rows,
+    packed_rows,
+    place_of,
+    rows_of,
+    skew,
+    store_rows,
+    table_of,
+    weights,
+)
+from txl_kernels.backends.triton.kernels.visible import (
+    memory_source,
+    partly,
+    sees,
+    segment_source,
+    tile_starts,
+    visible_to,
+)
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["H", "L"])
+def prepare_kernel(
+    Q, U, W, OUT, DOUT, LSE, DLSE, QU, QW, DELTA, LSE2,
+    q_batch, q_head, q_row, u_head, w_head, out_batch, out_head, out_row, do_batch, do_head, do_row, H, L, sign,
+    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Program (block of queries of one (b, h)): q + u, q + w, delta, and lse in base 2.
+
+    QU, QW: [B * H, L, D], rounded to q's dtype, with the scale's sign, zero for a query that sees
+    nothing. DELTA, LSE2: [B * H, L], +inf in LSE2 for such a query, so that its probabilities come
+    out as zero.
+    """
+    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
+    blocks = tl.cdiv(L, BLOCK)
+    pid = tl.program_id(0)
+    m0 = pid % blocks * BLOCK
+    place = place_of(pid // blocks, H)
+    i = m0 + tl.arange(0, BLOCK)
+    at = place.bh * L + i  # [BLOCK]
+    lse = tl.load(LSE + at, mask=i < L, other=float("-inf"))
+    sees = lse != float("-inf")
+    u, w = load_bias(U, u_head, place.h, layout), load_bias(W, w_head, place.h, layout)  # [BLOCK_D]
+    q_rows = rows_of(Q, (q_batch, q_head, q_row), place, 0, L, layout)
+    q = load_rows(q_rows, m0, sees, BLOCK, layout).to(tl.float32)  # [BLOCK, BLOCK_D]
+    qu = tl.where(sees[:, None], (q + u[None, :]) * sign, 0.0)
+    qw = tl.where(sees[:, None], (q + w[None, :]) * sign, 0.0)
+    store_rows(packed_rows(QU, place, L, layout), m0, qu, BLOCK, layout)
+    store_rows(packed_rows(QW, place, L, layout), m0, qw, BLOCK, layout)
+    out_rows = rows_of(OUT, (out_batch, out_head, out_row), place, 0, L, layout)
+    out = load_rows(out_rows, m0, sees, BLOCK, layout)  # [BLOCK, BLOCK_D]
+    do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, layout)
+    dout = load_rows(do_rows, m0, sees, BLOCK, layout)  # [BLOCK, BLOCK_D]
+    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)  # [BLOCK]
+    if DLSE is not None:
+        delta -= tl.load(DLSE + at, mask=sees & (i < L), other=0.0)
+    tl.store(DELTA + at, delta, mask=i < L)
+    tl.store(LSE2 + at, tl.where(sees, lse * LOG2E, float("inf")), mask=i < L)
 
 
 @triton.jit
@@ -187,3 +247,50 @@ def backward_queries_kernel(
     store_rows(rows_of(DQ, (dq_batch, dq_head, dq_row), place, 0, L, plain), m0, dq, BLOCK, plain)
     d = tl.arange(0, BLOCK_D)
     tl.store(DQ_SUM + (place.bh * blocks + block) * D + d, tl.sum(dq, 0), mask=d < D)
+
+
+@triton.jit
+def _sum_of_head(PARTS, h, B, H, blocks, BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """float32 [BLOCK_D]: the sum over b and blocks of PARTS, float32 [B, H, blocks, D]."""
+    d = tl.arange(0, BLOCK_D)
+    acc = tl.zeros((BLOCK, BLOCK_D), tl.float32)
+    for part in range(0, B * blocks, BLOCK):
+        n = (part + tl.arange(0, BLOCK)).to(tl.int64)  # b * blocks + block
+        at = (n // blocks * H + h) * blocks + n % blocks
+        acc += tl.load(
+            PARTS + at[:, None] * D + d[None, :], mask=(n < B * blocks)[:, None] & (d < D)[None, :], other=0.0
+        )
+    return tl.sum(acc, 0)
+
+
+@triton.jit(do_not_specialize=["B", "H", "T", "rows", "first_row", "query_blocks", "key_blocks", "shares"])
+def finish_kernel(
+    DQ_SUM, DU_SUM, DR_SUM, DU, DW, DR, du_head, dw_head, dr_head, dr_row,
+    B, H, T, rows, first_row, query_blocks, key_blocks, shares,
+    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Program (head): du and dw [H, D]. After those, program (block of rows of a head): dr.
+
+    DQ_SUM: float32 [B, H, query_blocks, D], of dq; DU_SUM: float32 [B, H, key_blocks, D]; dw is the
+    first's sum less du. DR_SUM: float32 [shares, H, T, D], of dr's rows from first_row on; others
+    are zero. DR: [H, rows, D].
+    """
+    pid = tl.program_id(0)
+    d = tl.arange(0, BLOCK_D)
+    if pid < H:
+        h = pid.to(tl.int64)
+        du = _sum_of_head(DU_SUM, h, B, H, key_blocks, BLOCK, D, BLOCK_D)
+        dw = _sum_of_head(DQ_SUM, h, B, H, query_blocks, BLOCK, D, BLOCK_D) - du
+        tl.store(DU + h * du_head + d, du.to(DU.dtype.element_ty), mask=d < D)
+        tl.store(DW + h * dw_head + d, dw.to(DW.dtype.element_ty), mask=d < D)
+    else:
+        h = ((pid - H) % H).to(tl.int64)
+        row = (pid - H) // H * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+        t = row - first_row
+        used = ((t >= 0) & (t < T))[:, None] & (d < D)[None, :]
+        dr = tl.zeros((BLOCK, BLOCK_D), tl.float32)
+        for share in range(shares):
+            at = (share * H + h) * T + t  # [BLOCK]
+            dr += tl.load(DR_SUM + at[:, None] * D + d[None, :], mask=used, other=0.0)
+        pointers = DR + h * dr_head + row[:, None] * dr_row + d[None, :]
+        tl.store(pointers, dr.to(DR.dtype.element_ty), mask=(row < rows)[:, None] & (d < D)[None, :])

@@ -1,11 +1,17 @@
-"""Scores so large that float32 cannot hold their differences: no weight of backward is above 1, so
-that no gradient is beyond its bound; and on a CPU each query's weights still sum to 1.
+"""How far kernels may be off: against float64 at most twice as far as the same algorithm in eager
+PyTorch (2022, Dao); and with scores so large that float32 cannot hold their differences no weight
+of backward is above 1, so that no gradient is beyond its bound, and on a CPU each query's weights
+still sum to 1.
 """
 
 import pytest
 import torch
+from error_budget import SHAPES, require_at_most_twice_eager
+from oracle import Case
 
 from txl_kernels import rel_attention
+from txl_kernels.backends import triton
+from txl_kernels.backends.triton import config
 
 LENGTHS = [1, 2, 3, 4, 5, 17, 70]
 SIZES = pytest.mark.parametrize("size", [1.0, 3e4, 1e7, 1e9])
@@ -74,3 +80,15 @@ def test_huge_terms_that_cancel(backend: str, length: int) -> None:
 def test_weights_sum_to_one_in_backward(host: str, length: int, memory: int, size: float) -> None:
     _, dv = gradients(inputs(length, memory, size), host)
     torch.testing.assert_close(dv.sum(2), torch.full((2, 2, 16), float(length)), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_error_is_at_most_twice_that_of_eager(
+    case: Case, dtype: torch.dtype, kernel_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if triton.interpreted():
+        # The interpreter spends its time by the tile, and truncates where a GPU rounds to bfloat16.
+        monkeypatch.setattr(config, "choose", lambda *args: config.Config(64, 64, 4, 1))
+        dtype = torch.float16 if dtype == torch.bfloat16 else dtype
+    require_at_most_twice_eager(case, dtype, kernel_backend)

@@ -1,4 +1,10 @@
-"""From a checked call and what came of it to backward's launches. No tensor's value is read."""
+"""From a checked call, and for backward what came of it, to its launches.
+
+Nothing here reads a tensor's values or waits for the device, so calls can be captured in a CUDA
+graph. What is launched depends on the forms of tensors, settings, the device and what
+`environment_of` takes from the environment alone, and is laid out once for all calls that are alike
+in these.
+"""
 
 from typing import Any
 
@@ -7,32 +13,103 @@ import triton
 from torch import Tensor
 
 from txl_kernels.backends.triton import config
-from txl_kernels.backends.triton.form import addresses_of, environment_of, forms_of
-from txl_kernels.backends.triton.interpreter import interpreted
-from txl_kernels.backends.triton.kernels.backward_keys import backward_keys_kernel
-from txl_kernels.backends.triton.kernels.backward_queries import backward_queries_kernel
-from txl_kernels.backends.triton.kernels.backward_table import backward_table_kernel
-from txl_kernels.backends.triton.kernels.finish import finish_kernel
-from txl_kernels.backends.triton.kernels.prepare import prepare_kernel
-from txl_kernels.backends.triton.kernels.reach import reach_kernel
-from txl_kernels.backends.triton.launch import Launch, Launches
-from txl_kernels.backends.triton.launch_arguments import bounds, options, shared, strides
-from txl_kernels.backends.triton.operands import Operand, Workspace
+from txl_kernels.backends.triton.config import interpreted
+from txl_kernels.backends.triton.kernels.backward_keys import backward_keys_kernel, backward_table_kernel
+from txl_kernels.backends.triton.kernels.backward_queries import (
+    backward_queries_kernel,
+    finish_kernel,
+    prepare_kernel,
+)
+from txl_kernels.backends.triton.kernels.forward import forward_kernel, merge_kernel
+from txl_kernels.backends.triton.kernels.visible import reach_kernel
+from txl_kernels.backends.triton.launch import (
+    Launch,
+    Launches,
+    Operand,
+    Workspace,
+    addresses_of,
+    environment_of,
+    forms_of,
+)
 from txl_kernels.backends.triton.plan import (
     Plan,
+    bounds,
     describable,
     make_plan,
     multiprocessors,
     once_for_all_alike,
     operands,
+    options,
+    shared,
+    strides,
     wide,
 )
-from txl_kernels.call import Call
-from txl_kernels.call.fields import INPUTS, TENSORS, Wanted, empty_gradients, is_bounded
+from txl_kernels.call import INPUTS, TENSORS, Call, Wanted, empty_gradients, empty_like_rows, is_bounded
 
+MAX_PARTS = 128
+MERGE_CHUNK = 16
 REACH_CELLS, REACH_CHUNK = 128, 32
 FINISH_CELLS = 4096  # of a tile that is added up
 REACH = ("KEY_FIRST", "KEY_LAST", "ROW_FIRST", "ROW_LAST")
+
+
+def parts_of_keys(programs: int, tiles: int, wanted: int) -> int:
+    """Parts into which each program's keys are split so that about twice `wanted` programs run."""
+    if programs >= wanted:
+        return 1
+    return int(max(1, min(tiles, triton.cdiv(2 * wanted, programs), MAX_PARTS)))
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    """See `txl_kernels.backends.triton.forward`."""
+    q, device = call.q, call.q.device
+    out = empty_like_rows(q)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device)
+    if q.numel():
+        tensors: list[Any] = [*call[: len(TENSORS)], out, lse]
+        addresses = addresses_of(tensors)
+        launches = lay_out_forward(device, forms_of(tensors, addresses), call[len(TENSORS) :], environment_of(q.dtype))
+        launches.run(device, tensors, addresses)
+    return out, lse
+
+
+@once_for_all_alike
+def lay_out_forward(
+    device: torch.device, forms: tuple[Any, ...], settings: tuple[Any, ...], environment: Any
+) -> Launches:
+    """Launches that fill out and lse; in parts of the keys where queries alone leave
+    multiprocessors idle.
+
+    forms: of TENSORS, out, lse. The rest as `make_plan` takes it.
+    """
+    plan = make_plan(device, forms[: len(TENSORS)], settings, environment[0])
+    out, lse = operands(forms[len(TENSORS) :], len(TENSORS))
+    workspace = Workspace(len(forms))
+    chosen = plan.tile("decode" if plan.L < config.DECODE_LENGTH else "forward", plan.descriptors)
+    programs = triton.cdiv(plan.L, chosen.block_m) * plan.bh
+    keys_seen = min(plan.M + plan.L, plan.back + plan.ahead + chosen.block_m)
+    parts = parts_of_keys(programs, triton.cdiv(keys_seen, chosen.block_n), multiprocessors(device))
+    into, into_lse, into_strides = out, lse, strides("out", out)
+    if parts > 1:
+        into = workspace.add(torch.float32, parts, plan.bh, plan.L, plan.D)
+        into_lse = workspace.add(torch.float32, parts, plan.bh, plan.L)
+        into_strides = {"out_batch": 0, "out_head": 0, "out_row": plan.D}
+    q, u, w = plan.call.q, plan.call.content_bias, plan.call.position_bias
+    launches = [
+        Launch(
+            forward_kernel, (programs, parts), Q=q, U=u, W=w, OUT=into, LSE=into_lse, sign=plan.sign,
+            **strides("q", q), **strides("u", u), **strides("w", w), **into_strides,
+            **plan.sources(chosen.block_n, "V"), **shared(plan), **options(chosen),
+            BM=chosen.block_m, BN=chosen.block_n, SPLIT=parts > 1, WIDE=plan.wide, TMA=plan.descriptors,
+        )
+    ]  # fmt: skip
+    if parts > 1:
+        merge = Launch(
+            merge_kernel, (plan.bh * plan.L,), PARTS=into, PART_LSE=into_lse, OUT=out, LSE=lse, **strides("out", out),
+            H=plan.H, L=plan.L, parts=parts, D=plan.D, BLOCK_D=plan.block_d, CHUNK=MERGE_CHUNK, num_warps=2,
+        )  # fmt: skip
+        launches.append(merge)
+    return Launches(launches, workspace)
 
 
 def backward(
@@ -46,13 +123,13 @@ def backward(
     tensors: list[Any] = [*call[: len(TENSORS)], out, lse, dout, dlse, *grads]
     addresses = addresses_of(tensors)
     environment = environment_of(call.q.dtype)
-    launches = laid_out(device, forms_of(tensors, addresses), settings, environment, config.dr_by_atomics())
+    launches = lay_out_backward(device, forms_of(tensors, addresses), settings, environment, config.dr_by_atomics())
     launches.run(device, tensors, addresses)
     return tuple(x if want else x.new_empty(0) for x, want in zip(grads, wanted, strict=True))
 
 
 @once_for_all_alike
-def laid_out(
+def lay_out_backward(
     device: torch.device, forms: tuple[Any, ...], settings: tuple[Any, ...], environment: Any, atomics: bool
 ) -> Launches:
     """Launches that fill the gradients.

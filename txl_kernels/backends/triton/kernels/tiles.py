@@ -1,0 +1,248 @@
+"""Tiles: [ROWS, BLOCK_D] from memory and back, by pointers or by descriptors; their products; what
+is done to scores."""
+
+import triton
+import triton.language as tl
+
+from txl_kernels.backends.triton.config import interpreted
+from txl_kernels.backends.triton.kernels.arguments import Place, Rows, Table
+
+INTERPRETED = tl.constexpr(interpreted())
+
+
+@triton.jit
+def place_of(bh, H):
+    """The `Place` of a program."""
+    bh = bh.to(tl.int64)
+    return Place(bh, bh // H, bh % H)
+
+
+@triton.jit
+def rows_of(x, strides, place, first, last, layout):
+    """`Rows` of x [B, H, rows, D] at a place. strides: of batch, head and row."""
+    if not layout.TMA:
+        x += place.b * strides[0] + place.h * strides[1]
+    return Rows(x, strides[2], first, last, place.b, place.h)
+
+
+@triton.jit
+def packed_rows(x, place, L, layout):
+    """`Rows` of a contiguous x [B * H, L, D]; a descriptor has [B, H, L, D]."""
+    if not layout.TMA:
+        x += place.bh * (tl.cast(L, tl.int64) * layout.D)
+    return Rows(x, layout.D, 0, L, place.b, place.h)
+
+
+@triton.jit
+def _mask(rows, row0, ROWS: tl.constexpr, layout):
+    """[ROWS, BLOCK_D]: rows inside [first, last) and, if BLOCK_D is not D, columns below D."""
+    row = row0 + tl.arange(0, ROWS)
+    mask = ((row >= rows.first) & (row < rows.last))[:, None]
+    if layout.D != layout.BLOCK_D:
+        mask = mask & (tl.arange(0, layout.BLOCK_D) < layout.D)[None, :]
+    return mask
+
+
+@triton.jit
+def _pointers(rows, row0, ROWS: tl.constexpr, layout):
+    """[ROWS, BLOCK_D] pointers from row0 on; offsets of 64 bits where 32 could overflow."""
+    first = rows.at + tl.cast(row0, tl.int64) * rows.stride
+    row = tl.arange(0, ROWS)
+    if layout.WIDE:
+        row = row.to(tl.int64)
+    return first + (row[:, None] * rows.stride + tl.arange(0, layout.BLOCK_D)[None, :])
+
+
+@triton.jit
+def load_by_pointers(rows, row0, keep, ROWS: tl.constexpr, layout):
+    """`load_rows` of `Rows` or a `Table` without descriptors."""
+    mask = _mask(rows, row0, ROWS, layout)
+    if keep is not None:
+        mask = mask & keep[:, None]
+    return tl.load(_pointers(rows, row0, ROWS, layout), mask=mask, other=0.0)
+
+
+@triton.jit
+def load_rows(rows, row0, keep, ROWS: tl.constexpr, layout):
+    """[ROWS, BLOCK_D] from row0 on; zeros outside [first, last), and where keep is False.
+
+    keep: bool [ROWS]; or None, as it must be with a descriptor.
+    """
+    if layout.TMA:
+        tl.static_assert(keep is None)
+        tile = rows.at.load([rows.b.to(tl.int32), rows.h.to(tl.int32), row0 - rows.first, 0])
+        value = tl.reshape(tile, (ROWS, layout.BLOCK_D))
+    else:
+        value = load_by_pointers(rows, row0, keep, ROWS, layout)
+    return value
+
+
+@triton.jit
+def store_rows(rows, row0, value, ROWS: tl.constexpr, layout):
+    """Writes value [ROWS, BLOCK_D] from row0 on, inside [first, last), in the rows' dtype."""
+    mask = _mask(rows, row0, ROWS, layout)
+    pointers = _pointers(rows, row0, ROWS, layout)
+    tl.store(pointers, value.to(rows.at.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def add_rows(rows, row0, value, ROWS: tl.constexpr, layout):
+    """Adds value, float32 [ROWS, BLOCK_D], from row0 on, inside [first, last), by atomics."""
+    pointers = _pointers(rows, row0, ROWS, layout)
+    tl.atomic_add(pointers, value, mask=_mask(rows, row0, ROWS, layout), sem="relaxed")
+
+
+@triton.jit
+def table_of(R, r_head, r_row, h, sizes, layout):
+    """`Table` of r [H, T, D] at a head."""
+    if not layout.TMA:
+        R += tl.cast(sizes.zero_row, tl.int64) * r_row + h * r_head
+    return Table(R, r_row, -sizes.zero_row, sizes.T - sizes.zero_row, h)
+
+
+@triton.jit
+def load_distances(table, d0, keep, ROWS: tl.constexpr, layout):
+    """[ROWS, BLOCK_D] of r from distance d0 on; zeros where r has none, and where keep is False.
+
+    keep: bool [ROWS], or None.
+    """
+    if layout.TMA:
+        tile = table.at.load([table.h.to(tl.int32), d0 - table.first, 0])
+        value = tl.reshape(tile, (ROWS, layout.BLOCK_D))
+        if keep is not None:
+            value = tl.where(keep[:, None], value, 0.0)
+    else:
+        value = load_by_pointers(table, d0, keep, ROWS, layout)
+    return value
+
+
+@triton.jit
+def load_bias(U, head_stride, h, layout):
+    """[BLOCK_D] float32 of a bias [H, D]; zeros from column D on."""
+    d = tl.arange(0, layout.BLOCK_D)
+    return tl.load(U + h * head_stride + d, mask=d < layout.D, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def dot(a, b, acc, PRECISION: tl.constexpr):
+    """a @ b (+ acc), float32. PRECISION: of float32 operands, "ieee" or "tf32"."""
+    if INTERPRETED:  # its product of bfloat16 takes the raw bits for integers
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+# The relative shift inside a tile: from products with distances to keys of queries, and back.
+#
+# A tile holds queries m of [0, BM) against keys n of [0, BN), BM <= BN; d0 is the distance of (m,
+# n) = (0, 0). Its pairs are at distances d0 + m - n, so they need the products with two blocks of
+# BN distances: `above` starts at d0, `below` at d0 - BN. Pair (m, n) wants column (m - n) mod BN,
+# of `above` where n <= m and of `below` where n > m. In row m these are the columns up to m of
+# `above` and the rest of `below`, so the two are one block before anything is moved.
+#
+# A rank-1 gather is one store to shared memory, a barrier and one load (a gather of rank 2 becomes
+# shuffles, many more instructions). Flat addresses put the low bits so that neither the store nor
+# the load has bank conflicts in the matrix units' layout of 4-byte results, and wrap around in
+# their highest bits, which a single "and" does.
+
+
+@triton.jit
+def _late():
+    """0, which the compiler does not know: what is computed with it inside a loop is not computed
+    before, where it would take registers for as long as the loop runs."""
+    if INTERPRETED:  # noqa: SIM108
+        zero = 0
+    else:
+        zero = tl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], tl.int32, False, 1)
+    return zero
+
+
+@triton.jit
+def laid_out_as(x, like):
+    """x in the layout of `like`, both float32 [BM, BN]."""
+    if not INTERPRETED:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f,f", [x, like], tl.float32, True, 1)
+    return x
+
+
+@triton.jit
+def skew(above, below, BM: tl.constexpr, BN: tl.constexpr):
+    """[BM, BN]: out[m, n] = [below | above][m, m - n + BN].
+
+    Also its own inverse, up to which tile is new: with (ds, ds of the tile before) it gives G[m,
+    c], the entries at distance d0 + c.
+    """
+    late = _late()
+    both = tl.where(tl.arange(0, BN)[None, :] > (tl.arange(0, BM) + late)[:, None], below, above)
+    mh = (tl.arange(0, BM // 8) + late)[:, None, None, None]
+    ml = tl.arange(0, 8)[None, :, None, None]
+    nh = tl.arange(0, BN // 8)[None, None, :, None]
+    nl = tl.arange(0, 8)[None, None, None, :]
+    t = ml - nl
+    c = t & 7
+    # address bits from low to high: m0 m1 m2 | c1 c2 | c0 | m_high | c_high
+    at = (mh - nh + (t >> 3)) * (BM // 8 * 64) + mh * 64 + (c & 1) * 32 + (c >> 1) * 8 + ml
+    at = at & (BM * BN - 1)
+    both = tl.reshape(both, (BM // 8, 8, BN // 8, 4, 2))  # m_high m_low c_high c21 c0
+    flat = tl.reshape(tl.permute(both, (2, 0, 4, 3, 1)), (BM * BN,))
+    return tl.reshape(tl.gather(flat, tl.reshape(at, (BM * BN,)), axis=0), (BM, BN))
+
+
+@triton.jit
+def skew_transposed(above, below, BLOCK: tl.constexpr):
+    """The same for transposed square tiles: out[n, m] = [below ; above][m - n + BLOCK, m]."""
+    late = _late()
+    both = tl.where((tl.arange(0, BLOCK) + late)[:, None] > tl.arange(0, BLOCK)[None, :], below, above)
+    nh = (tl.arange(0, BLOCK // 8) + late)[:, None, None, None]
+    nl = tl.arange(0, 8)[None, :, None, None]
+    mh = tl.arange(0, BLOCK // 8)[None, None, :, None]
+    ml = tl.arange(0, 8)[None, None, None, :]
+    t = ml - nl
+    # address bits from low to high: c0 c1 c2 | m1 m2 | m0 | m_high | c_high
+    at = (mh - nh + (t >> 3)) * (BLOCK // 8 * 64) + mh * 64 + (ml & 1) * 32 + (ml >> 1) * 8 + (t & 7)
+    at = at & (BLOCK * BLOCK - 1)
+    both = tl.reshape(both, (BLOCK // 8, 8, BLOCK // 8, 4, 2))  # c_high c_low m_high m21 m0
+    flat = tl.reshape(tl.permute(both, (0, 2, 4, 3, 1)), (BLOCK * BLOCK,))
+    return tl.reshape(tl.gather(flat, tl.reshape(at, (BLOCK * BLOCK,)), axis=0), (BLOCK, BLOCK))
+
+
+@triton.jit
+def weights(s, scale_log2, lse2):
+    """exp2(s * scale_log2 - lse2), at most 1.
+
+    s: scores, float32. Forward's tiles may have summed a score in another order: of huge ones the
+    difference is no longer small, and exp2 of it has no bound. NaN stays.
+    """
+    return tl.math.exp2(tl.minimum(s * scale_log2 - lse2, 0.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+# Dropout bits, a function of seed, place, query and key: see `txl_kernels.call`.
+
+
+@triton.jit
+def _kept_words(dropout, group, key):
+    """Four bools for each (group of four queries, key): not dropped.
+
+    drop_below: less 2**31, so that it is an int32.
+    """
+    zero = tl.zeros_like(group + key)
+    w0, w1, w2, w3 = tl.philox(dropout.seed, zero + key, zero + group, zero + dropout.bh.to(tl.int32), zero)
+    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    return (words ^ 0x80000000).to(tl.int32, bitcast=True) >= dropout.drop_below
+
+
+@triton.jit
+def kept(dropout, m0, key0, BM: tl.constexpr, BN: tl.constexpr):
+    """[BM, BN] bool: what dropout leaves of the tile at query m0 (a multiple of 4) and key0."""
+    group = (m0 // 4 + tl.arange(0, BM // 4))[:, None]  # [BM / 4, 1]
+    key = (key0 + tl.arange(0, BN))[None, :]  # [1, BN]
+    words = tl.reshape(_kept_words(dropout, group, key), (BM // 4, BN, 4))
+    return tl.reshape(tl.permute(words, (0, 2, 1)), (BM, BN))
+
+
+@triton.jit
+def kept_transposed(dropout, m0, key0, BM: tl.constexpr, BN: tl.constexpr):
+    """The same as [BN, BM]."""
+    group = (m0 // 4 + tl.arange(0, BM // 4))[None, :]  # [1, BM / 4]
+    key = (key0 + tl.arange(0, BN))[:, None]  # [BN, 1]
+    return tl.reshape(_kept_words(dropout, group, key), (BN, BM))

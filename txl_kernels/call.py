@@ -1,0 +1,171 @@
+"""One call of `rel_attention`: its fields, which keys its queries see, which weights it drops."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Call(NamedTuple):
+    """What every backend receives, checked. Shapes as in `rel_attention`.
+
+    The order is the operators' schema. `csrc/python/call.h` holds it too, and a compiled module
+    whose order differs is not loaded.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    r: Tensor
+    content_bias: Tensor
+    position_bias: Tensor
+    k_mem: Tensor | None
+    v_mem: Tensor | None
+    start: Tensor | None  # int32 [B, L]
+    end: Tensor | None  # int32 [B, L]
+    seed: Tensor | None  # int64 [1]; present if dropout_p > 0
+    ahead: int | None  # keys seen after a query's own; None for all
+    window: int | None
+    zero_row: int
+    scale: float
+    dropout_p: float
+
+
+INPUTS = Call._fields[: Call._fields.index("start")]
+BOUNDS = ("start", "end")
+TENSORS = (*INPUTS, *BOUNDS, "seed")
+SETTINGS = Call._fields[len(TENSORS) :]
+Wanted = Sequence[bool]  # which of INPUTS' gradients
+ALL: Wanted = (True,) * len(INPUTS)
+
+
+# Functions, not properties: torch.compile of torch 2.6 does not follow those of named tuples.
+def memory_len_of(call: Call) -> int:
+    return 0 if call.k_mem is None else call.k_mem.size(2)
+
+
+def inputs_of(call: Call) -> tuple[Tensor | None, ...]:
+    """The tensors that have gradients, named by INPUTS."""
+    return (call.q, call.k, call.v, call.r, call.content_bias, call.position_bias, call.k_mem, call.v_mem)
+
+
+def tensors_of(call: Call) -> tuple[Tensor | None, ...]:
+    """Inputs, bounds and seed, named by TENSORS."""
+    return (*inputs_of(call), call.start, call.end, call.seed)
+
+
+def settings_of(call: Call) -> tuple[Any, ...]:
+    """What is no tensor, named by SETTINGS."""
+    return (call.ahead, call.window, call.zero_row, call.scale, call.dropout_p)
+
+
+def is_bounded(call: Call) -> bool:
+    """Whether `start` or `end` is given."""
+    return call.start is not None or call.end is not None
+
+
+def needs_gradients(call: Call) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs_of(call))
+
+
+def empty_like_rows(x: Tensor) -> Tensor:
+    """Uninitialised, of x's shape and dtype, with x's strides where they leave the last axis
+    contiguous."""
+    y = torch.empty_like(x)
+    # empty_like sorts the strides of a tensor that overlaps itself (expanded, unfolded) in its own
+    # way.
+    return y if y.stride(-1) == 1 or y.shape[-1] <= 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def empty_gradients(call: Call, wanted: Wanted = ALL) -> tuple[Tensor, ...]:
+    """Uninitialised gradients of the call's inputs, as the backward operator returns them; empty
+    where there is no input or none is wanted."""
+    return tuple(
+        empty_like_rows(x) if x is not None and want else call.q.new_empty(0)  # each its own: outputs may not alias
+        for x, want in zip(inputs_of(call), wanted, strict=True)
+    )
+
+
+# Which keys a query sees: one interval a query, and the distances those intervals reach. Query i
+# stands at key position p_i = M + i; key j is at distance d = p_i - j. A query sees the keys
+# low <= j < high, the intersection of `ahead`, `window`, `start` and `end`.
+
+
+def intervals(call: Call) -> tuple[Tensor, Tensor]:
+    """First and one-past-last visible key of each query, both int64 [B or 1, L], within [0, S];
+    low >= high: none."""
+    memory_len, length = memory_len_of(call), call.q.size(2)
+    keys = memory_len + length
+    at = torch.arange(memory_len, keys, device=call.q.device).unsqueeze(0)
+    low = torch.zeros_like(at) if call.window is None else (at - call.window + 1).clamp(min=0)
+    high = torch.full_like(at, keys) if call.ahead is None else (at + call.ahead + 1).clamp(max=keys)
+    if call.start is not None:
+        low = torch.maximum(low, call.start.long())
+    if call.end is not None:
+        high = torch.minimum(high, call.end.long())
+    return low, high
+
+
+def distance_range(call: Call) -> tuple[int, int]:
+    """Smallest and largest distance that `ahead` and `window` let any query see; (0, -1) without
+    keys or queries."""
+    length = call.q.size(2)
+    keys = memory_len_of(call) + length
+    if length == 0:
+        return 0, -1
+    farthest = keys - 1 if call.window is None else min(keys, call.window) - 1
+    ahead = length - 1 if call.ahead is None else min(call.ahead, length - 1)
+    return -ahead, farthest
+
+
+# Dropout bits: Philox-4x32-10 (Salmon et al. 2011), a function of seed and (b, h, i, j) alone.
+# Entry (b, h, i, j) takes word i % 4 of the block with counter (j, i // 4, b * H + h, 0) under
+# the 64-bit key `seed`, and is dropped if that word is below round(p * 2**32). Every backend draws
+# these same bits. Four neighbouring queries share a block because blocks of queries start at
+# multiples of four, while tiles of keys start where the memory's length puts them.
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+def drop_threshold(dropout_p: float) -> int:
+    """Words below this are dropped: p as a fraction of 2**32, at most 2**32 - 1."""
+    return min(round(dropout_p * 2**32), _MASK)
+
+
+def new_seed(device: torch.device) -> Tensor:
+    """int64 [1], drawn from torch's generator of the device."""
+    return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
+
+
+def _high_low(x: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    # 32 x 32 -> 64 bits in int64, which would overflow: split x into 16-bit halves.
+    low, high = (x & 0xFFFF) * multiplier, (x >> 16) * multiplier
+    middle = high + (low >> 16)
+    return (middle >> 16) & _MASK, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Four words for each counter; everything int64 holding 32-bit values, broadcast together."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = _high_low(c0, _MULTIPLIERS[0])
+        high1, low1 = _high_low(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def keep_mask(seed: Tensor, batch: int, heads: int, length: int, keys: int, dropout_p: float) -> Tensor:
+    """Which entries stay: bool [batch, heads, length, keys]. seed: int64, one element."""
+    device = seed.device
+    bh = torch.arange(batch * heads, device=device).view(-1, 1, 1)
+    group = torch.arange((length + 3) // 4, device=device).view(1, -1, 1)
+    j = torch.arange(keys, device=device).view(1, 1, -1)
+    seed = seed.reshape(())
+    words = philox((j, group, bh, torch.zeros_like(j)), (seed & _MASK, (seed >> 32) & _MASK))
+    bits = torch.stack(torch.broadcast_tensors(*words), dim=2).flatten(1, 2)[:, :length]
+    return (bits >= drop_threshold(dropout_p)).view(batch, heads, length, keys)

@@ -1,0 +1,314 @@
+"""What a call must be, before any kernel runs. `check` reads no tensor's values;
+`check_bound_values` does."""
+
+import numbers
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl_kernels.call import BOUNDS, INPUTS, Call, distance_range, inputs_of, intervals, is_bounded, memory_len_of
+
+KeyValuePair = tuple[Tensor, Tensor]
+Window = int | tuple[int | None, int | None] | None
+_WIDEST = 2**31  # wider than any distance
+_SIDE = "None or an integer >= 0"
+ZERO_ROW = "an integer from 0 to 2**31 - 1 (the row of r that holds distance 0)"
+FLOAT32_RANGE = 3.4028235e38
+AHEAD = "None or an integer >= 0 (keys seen after the query's own)"
+WINDOW = "None or an integer >= 1 (keys seen, the query's own included)"
+
+
+def check(call: Call) -> None:
+    """All that shapes, dtypes, devices, strides and settings decide; the seed apart, which changes
+    at every call.
+
+    Raises:
+        TypeError, ValueError: an argument, by name, with what was given and what is accepted.
+    """
+    check_tensors(call)
+    check_bounds(call)
+    check_settings(call)
+    check_table(call)
+
+
+def check_tensors(call: Call) -> None:
+    """Dense tensors of q's dtype and device whose shapes fit each other and whose last axis is
+    contiguous."""
+    if (call.k_mem is None) != (call.v_mem is None):
+        raise TypeError("k_mem and v_mem must both be given or both be None, got one of them")
+    inputs: dict[str, Any] = dict(zip(INPUTS, inputs_of(call), strict=True))
+    given = {name: x for name, x in inputs.items() if x is not None or name not in ("k_mem", "v_mem")}
+    _check_kind(given, call.q)
+    _check_shapes(call)
+    _check_last_axis(given)
+
+
+def memory_pair(memory: Any) -> KeyValuePair:
+    """The (k_mem, v_mem) pair, as such.
+
+    Raises:
+        TypeError: it is no pair of tensors.
+    """
+    if not isinstance(memory, (tuple, list)) or len(memory) != 2:
+        got = f"{type(memory).__name__}" + (f" of length {len(memory)}" if isinstance(memory, (tuple, list)) else "")
+        raise TypeError(f"memory must be None or a pair (k_mem, v_mem) of [B, H, M, D] tensors, got {got}")
+    for name, x in zip(("k_mem", "v_mem"), memory, strict=True):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    return memory[0], memory[1]
+
+
+def _check_kind(given: dict[str, Any], q: Tensor) -> None:
+    for name, x in given.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if not q.dtype.is_floating_point:
+        raise TypeError(f"q must have a floating-point dtype, got {q.dtype}")
+    for name, x in given.items():
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} must have q's dtype {q.dtype}, got {x.dtype}; convert it or use torch.autocast")
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}")
+        if x.layout != torch.strided:
+            raise TypeError(f"{name} must be a dense (strided) tensor, got layout {x.layout}")
+
+
+def _check_shapes(call: Call) -> None:
+    q = call.q
+    if q.dim() != 4:
+        raise ValueError(f"q must be [B, H, L, D], got shape {list(q.shape)}")
+    batch, heads, _, width = q.shape
+    if width == 0:
+        raise ValueError(f"q must have a head width D >= 1, got shape {list(q.shape)}")
+    for name, x in (("k", call.k), ("v", call.v)):
+        if x.shape != q.shape:
+            raise ValueError(f"{name} must be [B, H, L, D] = {list(q.shape)} like q, got shape {list(x.shape)}")
+    if call.k_mem is not None and call.v_mem is not None:
+        for name, x in (("k_mem", call.k_mem), ("v_mem", call.v_mem)):
+            if x.dim() != 4 or (x.size(0), x.size(1), x.size(3)) != (batch, heads, width):
+                wanted = f"[B, H, M, D] = [{batch}, {heads}, M, {width}]"
+                raise ValueError(f"{name} must be {wanted}, got shape {list(x.shape)}")
+        if call.k_mem.size(2) != call.v_mem.size(2):
+            lengths = f"{call.k_mem.size(2)} and {call.v_mem.size(2)}"
+            raise ValueError(f"k_mem and v_mem must have the same length M, got {lengths}")
+    if call.r.dim() != 3 or (call.r.size(0), call.r.size(2)) != (heads, width):
+        raise ValueError(f"r must be [H, T, D] = [{heads}, T, {width}], got shape {list(call.r.shape)}")
+    for name, x in (("content_bias", call.content_bias), ("position_bias", call.position_bias)):
+        if x.shape != (heads, width):
+            raise ValueError(f"{name} must be [H, D] = [{heads}, {width}], got shape {list(x.shape)}")
+
+
+def _check_last_axis(given: dict[str, Tensor]) -> None:
+    for name, x in given.items():
+        if x.size(-1) > 1 and x.stride(-1) != 1:
+            raise ValueError(
+                f"{name} must be contiguous along its last axis (stride 1), got stride {x.stride(-1)}; pass "
+                f"{name}.contiguous()"
+            )
+
+
+def check_settings(call: Call) -> None:
+    """`ahead`, `window`, `zero_row`, `scale`, `dropout_p`."""
+    if call.ahead is not None:
+        check_integer("ahead", call.ahead, 0, AHEAD)
+    if call.window is not None:
+        check_integer("window", call.window, 1, WINDOW)
+    check_integer("zero_row", call.zero_row, 0, ZERO_ROW)
+    if call.zero_row >= 2**31:
+        raise ValueError(f"zero_row must be {ZERO_ROW}, got {call.zero_row}")
+    check_number("scale", call.scale, -FLOAT32_RANGE, FLOAT32_RANGE, "None or a finite number in float32's range")
+    check_number("dropout_p", call.dropout_p, 0.0, 1.0, "a number in [0, 1)")
+
+
+def check_integer(name: str, value: Any, least: int, accepted: str) -> None:
+    """An integer, which while tracing may be a symbol, of at least `least`; no bool, although bools
+    are integers."""
+    # The first test is all that torch.compile has to follow; NumPy's integers pass the second.
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):  # noqa: SIM102
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"{name} must be {accepted}, got {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be {accepted}, got {value}")
+
+
+def check_number(name: str, value: Any, low: float, high: float, accepted: str) -> None:
+    """A real number in [low, high); no bool."""
+    symbols = (torch.SymInt, torch.SymFloat)
+    if isinstance(value, bool) or not isinstance(value, (float, int, *symbols)):  # noqa: SIM102
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name} must be {accepted}, got {type(value).__name__}")
+    if not low <= value < high:
+        raise ValueError(f"{name} must be {accepted}, got {value}")
+
+
+def check_seed(seed: Any, q: Tensor, name: str = "dropout_seed") -> None:
+    """A seed, if one is given: an int64 tensor of one element on q's device.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if seed is None:
+        return
+    if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != q.device:
+        got = f"{seed.dtype} {list(seed.shape)} on {seed.device}" if isinstance(seed, Tensor) else type(seed).__name__
+        raise TypeError(f"{name} must be None or an int64 tensor of one element on {q.device}, got {got}")
+
+
+def span(causal: Any, window: Any) -> tuple[int | None, int | None]:
+    """(ahead, window) of a `Call`: keys after a query's own, None for all; keys up to and including
+    its own, None for all.
+
+    Raises:
+        TypeError, ValueError: causal or window is something else than `rel_attention` takes.
+    """
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be True or False, got {type(causal).__name__}")
+    ahead: int | None = 0 if causal else None
+    if window is None:
+        return ahead, None
+    if isinstance(window, (tuple, list)):
+        return _two_sided(causal, window)
+    check_integer("window", window, 1, WINDOW)
+    return ahead, min(window, _WIDEST)
+
+
+def _two_sided(causal: bool, window: Any) -> tuple[int | None, int | None]:
+    if len(window) != 2:
+        raise ValueError(f"window must be an integer or a pair (left, right), got {len(window)} values")
+    left, right = window
+    for name, side in (("window[0]", left), ("window[1]", right)):
+        if side is not None:
+            check_integer(name, side, 0, _SIDE)
+    ahead = 0 if causal else right
+    if ahead is not None and ahead >= _WIDEST:
+        ahead = None
+    return ahead, None if left is None else min(left + 1, _WIDEST)
+
+
+def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
+    """What a user gave as `start` or `end`, as an int32 [B, L] view.
+
+    Raises:
+        TypeError, ValueError: not an integer tensor on q's device that broadcasts to [B, L], or of
+            one axis where that could be the batch as well as the queries.
+    """
+    if bound is None:
+        return None
+    if not isinstance(bound, Tensor):
+        raise TypeError(f"{name} must be None or an int32 tensor broadcastable to [B, L], got {type(bound).__name__}")
+    if bound.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 (or int64), got {bound.dtype}")
+    if bound.layout != torch.strided or bound.is_nested:
+        raise TypeError(f"{name} must be a dense (strided) tensor, got layout {bound.layout}")
+    if bound.device != q.device:
+        raise ValueError(f"{name} must be on q's device {q.device}, got {bound.device}")
+    target = (q.size(0), q.size(2))
+    if bound.dim() > 2 or any(a not in (1, b) for a, b in zip(bound.shape[::-1], target[::-1], strict=False)):
+        raise ValueError(
+            f"{name} must broadcast to [B, L] = {list(target)}, got shape {list(bound.shape)}{_of_lengths(name, bound, q)}"
+        )
+    if bound.dim() == 1 and target[0] == target[1] > 1 and bound.size(0) > 1:
+        raise ValueError(
+            f"{name} must say whether it holds a value for each text or for each query where B = L = {target[0]}: pass "
+            f"{name}[:, None] or {name}[None, :], got shape {list(bound.shape)}{_of_lengths(name, bound, q)}"
+        )
+    view: Tensor = to_int32(bound).expand(target)
+    return view
+
+
+def _of_lengths(name: str, bound: Tensor, q: Tensor) -> str:
+    return f"; for lengths [B] take {name}_from_lengths(lengths)" if bound.shape == q.shape[:1] else ""
+
+
+def to_int32(bound: Tensor) -> Tensor:
+    """An int32 or int64 bound as int32; what does not fit in 32 bits stays out of range."""
+    return bound if bound.dtype == torch.int32 else bound.clamp(-1, 2**31 - 1).to(torch.int32)
+
+
+def check_bounds(call: Call) -> None:
+    """int32 [B, L] on q's device."""
+    shape = (call.q.size(0), call.q.size(2))
+    for name, bound in zip(BOUNDS, (call.start, call.end), strict=True):
+        if bound is None:
+            continue
+        if bound.dtype != torch.int32 or bound.device != call.q.device:
+            raise TypeError(f"{name} must be int32 on {call.q.device}, got {bound.dtype} on {bound.device}")
+        if bound.shape != shape:
+            raise ValueError(f"{name} must be [B, L] = {list(shape)}, got shape {list(bound.shape)}")
+
+
+def check_table(call: Call) -> None:
+    """r reaches as far as `ahead` and `window` alone let a query see; with bounds their values
+    decide."""
+    if not is_bounded(call):
+        _require_rows(call, *distance_range(call))
+
+
+def check_bound_values(call: Call) -> None:
+    """Reads `start` and `end`: values in [0, S], and no visible distance without a row in r.
+
+    Raises:
+        ValueError: with the argument, the value given, and what is accepted.
+    """
+    if not is_bounded(call):
+        return
+    keys = memory_len_of(call) + call.q.size(2)
+    for name, bound in zip(BOUNDS, (call.start, call.end), strict=True):
+        if bound is not None and bound.numel() and (int(bound.min()) < 0 or int(bound.max()) > keys):
+            raise ValueError(
+                f"{name} must hold key indices in [0, M + L] = [0, {keys}], got values from {int(bound.min())} to "
+                f"{int(bound.max())}"
+            )
+    if _has_rows(call, *distance_range(call)):
+        return
+    low, high = intervals(call)
+    at = torch.arange(memory_len_of(call), keys, device=call.q.device)
+    seen = low < high
+    if bool(seen.any()):
+        nearest = int((at - high + 1).expand_as(seen)[seen].min())
+        farthest = int((at - low).expand_as(seen)[seen].max())
+        _require_rows(call, nearest, farthest)
+
+
+def _has_rows(call: Call, nearest: int, farthest: int) -> bool:
+    """Whether r has a row for every distance of [nearest, farthest]."""
+    return nearest > farthest or (nearest + call.zero_row >= 0 and farthest + call.zero_row < call.r.size(1))
+
+
+def _require_rows(call: Call, nearest: int, farthest: int) -> None:
+    if not _has_rows(call, nearest, farthest):
+        need_zero = max(call.zero_row, -nearest)
+        raise ValueError(
+            f"r has {call.r.size(1)} rows with distance 0 in row zero_row={call.zero_row}, so distances "
+            f"{-call.zero_row} to {call.r.size(1) - 1 - call.zero_row}, but distances {nearest} to {farthest} are "
+            f"visible: r needs {need_zero + farthest + 1} rows with zero_row={need_zero}"
+        )
+
+
+def check_gradients(
+    call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Checks them; returns dout and dlse as kernels read them.
+
+    That is dout in q's dtype with a contiguous last axis, dlse contiguous and float32.
+
+    Raises:
+        ValueError: a shape or a device, by name, or results that the forward operator did not
+            return.
+    """
+    for name, x, shape in (
+        ("out", out, call.q.shape),
+        ("dout", dout, call.q.shape),
+        ("lse", lse, call.q.shape[:3]),
+        ("dlse", dlse, call.q.shape[:3]),
+    ):
+        if x is not None and (x.shape != shape or x.device != call.q.device):
+            raise ValueError(f"{name} must be {list(shape)} on {call.q.device}, got {list(x.shape)} on {x.device}")
+    rows = out.size(-1) <= 1 or out.stride(-1) == 1
+    if out.dtype != call.q.dtype or not rows or lse.dtype != torch.float32 or not lse.is_contiguous():
+        raise ValueError("out and lse must be as the forward operator returned them")
+    dout = dout.to(call.q.dtype)
+    if dout.size(-1) > 1 and dout.stride(-1) != 1:
+        dout = dout.contiguous()
+    return dout, None if dlse is None else dlse.float().contiguous()

@@ -1,0 +1,358 @@
+"""Forms of the attention that the kernels do not know, each told to them in terms they know.
+
+`attend` takes one apart, form by form: each step takes a call as `rel_attention` was given it, and
+returns one without its form. What is left is a plain call. So every backend has them all, exactly,
+and the kernels one formula.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from txl_kernels.call import Call, memory_len_of, new_seed
+from txl_kernels.checks import ZERO_ROW, broadcast_bound, check_integer, check_seed
+
+Chunk = tuple[int, int | None] | None
+Attend = Callable[[Call], tuple[Tensor, Tensor]]
+LANES = 8  # head widths stay multiples of it, for aligned rows
+
+
+def attend(
+    call: Call, plain: Attend, chunk: Chunk, prefix: int, r_descending: bool, clamp: bool, r_bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(out, lse). plain: (out, lse) of a plain call. The rest as in `rel_attention`.
+
+    Raises:
+        TypeError, ValueError: an argument, by name.
+    """
+    _check(call)
+    check_seed(call.seed, call.q)
+    _check_prefix(call, prefix)
+    width = call.v.size(3)
+    call = _without_chunk(call, chunk)
+    for name, value in (("r_descending", r_descending), ("clamp", clamp)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+    _check_numbers(call, r_bias)
+    if r_descending:
+        call, r_bias = _ascending(call, r_bias)
+    if clamp:
+        call, r_bias = _clamped(call, r_bias, prefix)
+    if r_bias is not None:
+        call = _with_numbers(call, r_bias)
+    call = _common_width(call)
+    if call.r.dim() == 4:
+        out, lse = _each_text(call, prefix, plain)
+    else:
+        out, lse = _one_table(call, prefix, plain)
+    return out[..., :width], lse
+
+
+def _one_table(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
+    call = call._replace(r=call.r.expand(call.q.size(1), -1, -1))
+    return _with_prefix(call, prefix, plain) if prefix else plain(call)
+
+
+def _each_text(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
+    """A call for each text, whose table r[b] is. Text b drops what a text 0 of seed + b would."""
+    batch = call.q.size(0)
+    tables = call.r.expand(batch, -1, -1, -1)
+    of_texts = {
+        name: getattr(call, name) for name in ("q", "k", "v", "k_mem", "v_mem") if getattr(call, name) is not None
+    }
+    parts = [
+        _one_table(
+            call._replace(
+                **{name: x[b : b + 1] for name, x in of_texts.items()},
+                r=tables[b],
+                start=_of_text(call.start, b),
+                end=_of_text(call.end, b),
+                seed=None if call.seed is None else call.seed + b,
+            ),
+            prefix,
+            plain,
+        )
+        for b in range(batch)
+    ]
+    if not parts:
+        return call.q.new_empty(call.v.shape), call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
+    out, lse = zip(*parts, strict=True)
+    return torch.cat(out), torch.cat(lse)
+
+
+def _of_text(bound: Tensor | None, b: int) -> Tensor | None:
+    """Bounds [B or 1, L] of one text, [1, L]."""
+    return bound if bound is None or bound.size(0) == 1 else bound[b : b + 1]
+
+
+def is_special(q: Tensor, v: object, r: object) -> bool:
+    """Whether tensors' shapes alone ask for more than a plain call: v of a width of its own, r
+    shared by the heads or for each text."""
+    if not isinstance(v, Tensor) or not isinstance(r, Tensor) or v.is_nested or r.is_nested:
+        return False  # the plain call refuses it
+    if q.dim() != 4 or v.dim() != 4:
+        return False
+    return v.size(3) != q.size(3) or r.dim() == 4 or (r.dim() == 3 and r.size(0) == 1 != q.size(1))
+
+
+def _check(call: Call) -> None:
+    """What this package relies on; all else is checked in the plain calls.
+
+    Raises:
+        TypeError, ValueError: an argument, by name.
+    """
+    tensors = {"k": call.k, "v": call.v, "r": call.r}
+    if call.k_mem is not None and call.v_mem is not None:
+        tensors["k_mem"], tensors["v_mem"] = call.k_mem, call.v_mem
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    tensors["q"] = call.q
+    for name, x in tensors.items():
+        if x.layout != torch.strided or x.is_nested or x.is_quantized:
+            kind = "nested" if x.is_nested else "quantized" if x.is_quantized else f"of layout {x.layout}"
+            raise TypeError(f"{name} must be a dense (strided) tensor, got one that is {kind}")
+        if x.device != call.q.device:
+            raise ValueError(f"{name} must be on q's device {call.q.device}, got {x.device}")
+    for name, x in tensors.items():
+        if name != "r" and (x.dim() != 4 or x.size(3) == 0):
+            shape = "[B, H, M, D]" if name.endswith("mem") else "[B, H, L, D]"
+            raise ValueError(f"{name} must be {shape} with D >= 1, got shape {list(x.shape)}")
+    batch, heads, length, width = call.q.shape
+    if call.v.shape[:3] != call.q.shape[:3]:
+        raise ValueError(
+            f"v must be [B, H, L, any] = [{batch}, {heads}, {length}, any], got shape {list(call.v.shape)}"
+        )
+    for name, x in (("k", call.k), ("k_mem", tensors.get("k_mem", call.k))):
+        if x.size(3) != width:
+            raise ValueError(f"{name} must be of q's width {width}, got shape {list(x.shape)}")
+    if tensors.get("v_mem", call.v).size(3) != call.v.size(3):
+        raise ValueError(f"v_mem must be of v's width {call.v.size(3)}, got shape {list(tensors['v_mem'].shape)}")
+    table = call.r.shape
+    sizes = (batch, heads)[-max(len(table) - 2, 0) :]
+    if (
+        len(table) not in (3, 4)
+        or table[-1] != width
+        or any(n not in (1, m) for n, m in zip(table, sizes, strict=False))
+    ):
+        raise ValueError(
+            f"r must be [H, T, D] = [{heads}, T, {width}], [1, T, {width}] or [{batch}, {heads}, T, {width}], got shape "
+            f"{list(table)}"
+        )
+    for name, bias in (("content_bias", call.content_bias), ("position_bias", call.position_bias)):
+        if not isinstance(bias, Tensor) or bias.shape != (heads, width):
+            got = f"shape {list(bias.shape)}" if isinstance(bias, Tensor) else type(bias).__name__
+            raise ValueError(f"{name} must be None or [H, D] = [{heads}, {width}], got {got}")
+
+
+# Chunked streaming encoders: a query sees its own chunk and some before it.
+
+
+def check_chunk(chunk: Any, causal: Any) -> tuple[int, int | None]:
+    """(size, left).
+
+    Raises:
+        TypeError, ValueError: chunk is something else, or the attention causal.
+    """
+    if not isinstance(chunk, (tuple, list)) or len(chunk) != 2:
+        raise TypeError(f"chunk must be None or a pair (size, left), got {chunk!r}")
+    size, left = chunk
+    check_integer("chunk[0]", size, 1, "an integer >= 1 (queries of a chunk)")
+    if left is not None:
+        check_integer("chunk[1]", left, 0, "None or an integer >= 0 (chunks seen before a query's own)")
+    if causal is not False:
+        raise ValueError("chunk needs causal=False: a query sees its chunk ahead of itself, too; got causal=True")
+    return size, left
+
+
+def _without_chunk(call: Call, chunk: Chunk) -> Call:
+    """The same with `start` and `end`, both within [0, M + L], int32 [B or 1, L].
+
+    Raises:
+        TypeError, ValueError: `start` or `end`.
+    """
+    given_start, given_end = broadcast_bound("start", call.start, call.q), broadcast_bound("end", call.end, call.q)
+    call = call._replace(start=given_start, end=given_end)
+    if chunk is None:
+        return call
+    size, left = chunk
+    length, memory_len = call.q.size(2), memory_len_of(call)
+    own = torch.arange(length, device=call.q.device, dtype=torch.int32) // size
+    end = (memory_len + (own + 1) * size).clamp(max=memory_len + length).unsqueeze(0)
+    if given_end is not None:
+        end = torch.where(given_end > memory_len + length, given_end, torch.minimum(end, given_end))
+    start = given_start
+    if left is not None:
+        start = (memory_len + (own - left) * size).clamp(min=0).unsqueeze(0)
+        if given_start is not None:  # what is out of range stays so
+            start = torch.where(given_start < 0, given_start, torch.maximum(start, given_start))
+    return call._replace(start=start, end=end)
+
+
+# Tables of positions in another order, too short, or with numbers beside the vectors.
+
+
+def _ascending(call: Call, numbers: Tensor | None) -> tuple[Call, Tensor | None]:
+    """Row `zero_row + d` holds distance d, in a copy of r and `r_bias`.
+
+    Raises:
+        TypeError, ValueError: `zero_row`.
+    """
+    rows = _rows(call, "r_descending")
+    call = call._replace(r=call.r.flip(-2), zero_row=rows - 1 - call.zero_row)
+    return call, None if numbers is None else numbers.flip(-1)
+
+
+def _rows(call: Call, setting: str) -> int:
+    """How many r has, of which `zero_row` is one, as the setting needs.
+
+    Raises:
+        TypeError, ValueError: it is not, or r has none.
+    """
+    rows = call.r.size(-2)
+    check_integer("zero_row", call.zero_row, 0, ZERO_ROW)
+    if rows == 0:
+        raise ValueError(f"r must have a row where {setting}=True, got shape {list(call.r.shape)}")
+    if call.zero_row >= rows:
+        raise ValueError(f"zero_row must be a row of r (0 to {rows - 1}) where {setting}=True, got {call.zero_row}")
+    return rows
+
+
+def _check_numbers(call: Call, numbers: Any) -> None:
+    if numbers is None:
+        return
+    if not isinstance(numbers, Tensor):
+        raise TypeError(f"r_bias must be None or a torch.Tensor, got {type(numbers).__name__}")
+    heads, rows = call.q.size(1), call.r.size(-2)
+    if call.r.dim() != 3 or list(numbers.shape) not in ([heads, rows], [1, rows]):
+        raise ValueError(
+            f"r_bias must be [H, T] = [{heads}, {rows}] or [1, {rows}] beside an r [H or 1, T, D], got shape "
+            f"{list(numbers.shape)} beside {list(call.r.shape)}"
+        )
+    if numbers.dtype != call.r.dtype or numbers.device != call.r.device:
+        raise TypeError(
+            f"r_bias must have r's dtype {call.r.dtype} and device {call.r.device}, got {numbers.dtype} on "
+            f"{numbers.device}"
+        )
+
+
+def _clamped(call: Call, numbers: Tensor | None, prefix: int) -> tuple[Call, Tensor | None]:
+    """Enough copies of the first and last rows of r and `r_bias` for every distance that settings
+    let a query see."""
+    rows, length = _rows(call, "clamp"), call.q.size(2)
+    keys = memory_len_of(call) + length
+    # A prefix is seen at any distance.
+    past = keys - 1 if call.window is None or prefix else min(keys, call.window) - 1
+    future = length - 1 if call.ahead is None or prefix else min(call.ahead, length - 1)
+    before, after = max(future - call.zero_row, 0), max(call.zero_row + past + 1 - rows, 0)
+    if numbers is not None:
+        numbers = _extended(numbers.unsqueeze(-1), before, after).squeeze(-1)
+    return call._replace(r=_extended(call.r, before, after), zero_row=call.zero_row + before), numbers
+
+
+def _extended(x: Tensor, before: int, after: int) -> Tensor:
+    """x [.., T, D] with its first and last row repeated, whose gradients are sums in a fixed
+    order."""
+    if not before and not after:
+        return x
+    first, last = x[..., :1, :], x[..., -1:, :]
+    shape = x.shape[:-2]
+    return torch.cat([first.expand(*shape, before, -1), x, last.expand(*shape, after, -1)], -2)
+
+
+def _with_numbers(call: Call, numbers: Tensor) -> Call:
+    """`r_bias` as one more feature of r, which a position bias of 1 adds to the score: queries and
+    keys hold 0 there."""
+    more = LANES - call.q.size(3) % LANES
+    tables = max(call.r.size(0), numbers.size(0))
+    table = torch.cat([call.r.expand(tables, -1, -1), numbers.expand(tables, -1).unsqueeze(-1)], -1)
+    position_bias = torch.cat([call.position_bias, call.position_bias.new_ones(call.q.size(1), 1)], -1)
+    return call._replace(
+        q=F.pad(call.q, (0, more)),
+        k=F.pad(call.k, (0, more)),
+        r=F.pad(table, (0, more - 1)),
+        content_bias=F.pad(call.content_bias, (0, more)),
+        position_bias=F.pad(position_bias, (0, more - 1)),
+        k_mem=None if call.k_mem is None else F.pad(call.k_mem, (0, more)),
+    )
+
+
+def _common_width(call: Call) -> Call:
+    """The narrower of values and of queries and keys filled up with zeros, which add nothing to a
+    score or a value."""
+    more = call.q.size(3) - call.v.size(3)
+    if not more:
+        return call
+    narrow = ("v", "v_mem") if more > 0 else ("q", "k", "r", "content_bias", "position_bias", "k_mem")
+    given = {name: getattr(call, name) for name in narrow}
+    filled: dict[str, Any] = {name: F.pad(x, (0, abs(more))) for name, x in given.items() if x is not None}
+    return call._replace(**filled)
+
+
+# Keys that every query sees besides its interval: two intervals, merged.
+
+
+def _check_prefix(call: Call, prefix: Any) -> None:
+    keys = memory_len_of(call) + call.q.size(2)
+    check_integer("prefix", prefix, 0, f"an integer from 0 to M + L = {keys}")
+    if prefix > keys:
+        raise ValueError(f"prefix must be an integer from 0 to M + L = {keys}, got {prefix}")
+
+
+def _with_prefix(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
+    """(out, lse). One call where every interval begins at key 0, as a causal one does."""
+    low, high, valid = _interval(call)
+    if call.dropout_p and call.seed is None:
+        call = call._replace(seed=new_seed(call.q.device))  # one for both calls
+    call = call._replace(ahead=None, window=None)
+    if low is None:
+        return plain(call._replace(start=None, end=torch.where(valid, high.clamp(min=prefix), high)))
+    joined = (low <= prefix) | (low >= high)  # then it is one interval, from key 0 on
+    first = torch.where(joined & valid, 0, low)
+    last = torch.where(joined & valid, torch.where(low < high, high, 0).clamp(min=prefix), high)
+    none = torch.zeros_like(low)
+    return merged(
+        [
+            plain(call._replace(start=first, end=last)),
+            plain(call._replace(start=none, end=torch.where(joined, none, prefix))),
+        ]
+    )
+
+
+def _interval(call: Call) -> tuple[Tensor | None, Tensor, Tensor]:
+    """First and one-past-last key that settings and bounds let each query see, int32 [B or 1, L],
+    the first None where it is 0; and where the bounds are in range."""
+    memory_len, length = memory_len_of(call), call.q.size(2)
+    keys = memory_len + length
+    at = torch.arange(memory_len, keys, device=call.q.device, dtype=torch.int32).unsqueeze(0)
+    high = torch.full_like(at, keys) if call.ahead is None else (at + min(call.ahead, keys) + 1).clamp(max=keys)
+    low = None if call.window is None else (at - min(call.window - 1, keys)).clamp(min=0)
+    valid = torch.ones_like(at, dtype=torch.bool)
+    if call.start is not None:
+        valid = valid & (call.start >= 0) & (call.start <= keys)
+        low = call.start if low is None else torch.where(valid, torch.maximum(low, call.start), call.start)
+    if call.end is not None:
+        in_range = (call.end >= 0) & (call.end <= keys)
+        high = torch.where(in_range, torch.minimum(high, call.end), call.end)
+        valid = valid & in_range
+    if low is not None:
+        low, high, valid = torch.broadcast_tensors(low, high, valid)
+    return low, high, valid
+
+
+def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """(out, lse) over disjoint ranges of keys from those of each, weighted by each range's share of
+    the softmax's denominator."""
+    sums = torch.stack([lse for _, lse in parts])
+    # A query that sees no key: of nothing but -inf neither difference nor gradient is a number.
+    nothing = torch.isneginf(sums).all(0)
+    sums = sums.masked_fill(nothing, 0.0)
+    lse = sums.logsumexp(0)
+    shares = (sums - lse).exp().unsqueeze(-1)
+    out = parts[0][0] * shares[0]
+    for (x, _), share in zip(parts[1:], shares[1:], strict=True):
+        out = out + x * share
+    return out.to(parts[0][0].dtype), lse.masked_fill(nothing, -torch.inf)

@@ -1,0 +1,344 @@
+"""How torch sees a call: operators for whoever watches, and a fast path for ordinary calls that
+nobody does.
+
+`txl_kernels::rel_attention` and `txl_kernels::rel_attention_backward` take the fields of `Call` and
+a backend's name; backward also `output_mask`, which of the gradients are wanted (None: all). Anyone
+can call them, so they check what `rel_attention` has checked already.
+
+torch.library's Python path costs more than a small kernel. It is needed for tracing, transforms,
+modes, profiling and tensor subclasses; a call without any of these gives the same results, and the
+same autograd graph, without it, and what was checked once holds again.
+
+The derivative is there once, for the three ways in which torch asks for it: the operators carry it
+for whoever watches, an autograd function with `setup_context` for torch.func.grad, which those of
+torch.library lack, and one without operators for ordinary calls.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl_kernels import checks
+from txl_kernels.backends import KERNELS, cpu
+from txl_kernels.backends.protocol import Kernels, Plans
+from txl_kernels.call import (
+    ALL,
+    INPUTS,
+    Call,
+    Wanted,
+    empty_gradients,
+    empty_like_rows,
+    needs_gradients,
+    settings_of,
+    tensors_of,
+)
+
+Results = tuple[Tensor, Tensor | None]
+
+_ORDINARY = (Tensor, torch.nn.Parameter)
+_MOST_SIGNATURES = 4096
+_known: dict[bytes, Plans] = {}
+
+
+def _find(path: str) -> Any:
+    """torch.<path>; None where this torch has no such private name."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+# Who may watch a call: private names of torch, any of which another version may lack. Then no call
+# is ordinary and every one takes the dispatcher, which is slower by some microseconds and always
+# right.
+_NAMES = (
+    "_C._are_functorch_transforms_active", "_C._len_torch_dispatch_stack",
+    "_ops._len_torch_dispatch_stack_pre_dispatch", "_C._is_tracing", "_C._autograd._profiler_enabled", "_C._has_storage",
+    "autograd.forward_ad", "autograd.forward_ad._current_level", "Tensor._is_zerotensor",
+)  # fmt: skip
+_found = [_find(name) for name in _NAMES]
+in_functorch, _modes, _pre_dispatch_modes, _tracing, _profiling, _has_storage, _forward_ad, *_ = _found
+AVAILABLE = None not in _found
+
+
+def is_open() -> bool:
+    """Whether no tracer, transform, dispatch mode or profiler wants to see operators.
+
+    A TorchFunctionMode does not count: torch.set_default_device is one.
+    """
+    return AVAILABLE and not (
+        torch.compiler.is_compiling()
+        or in_functorch()
+        or _modes()
+        or _pre_dispatch_modes()
+        or _tracing()
+        or _profiling()
+        or _forward_ad._current_level >= 0
+    )
+
+
+def ordinary(*tensors: Tensor | None) -> bool:
+    """Whether all are dense tensors of no subclass, whose memory holds their values.
+
+    Torch has views that negate, zeros without memory, and batches (of torch.autograd.grad) that
+    look like one tensor.
+    """
+    return AVAILABLE and all(
+        x is None
+        or (
+            type(x) in _ORDINARY
+            and x.layout is torch.strided
+            and not x.is_neg()
+            and not x._is_zerotensor()
+            and _has_storage(x)
+        )
+        for x in tensors
+    )
+
+
+def signature(call: Call) -> bytes | None:
+    """All that decides whether a call is valid, but for the values in its tensors; None for what is
+    not ordinary.
+
+    None, too, without the C++ module: then every call is checked anew.
+    """
+    module = cpu.native.module
+    if module is None or not AVAILABLE:
+        return None
+    key: bytes | None = module.signature(call, _ORDINARY, torch.strided)
+    return key
+
+
+def known(call: Call) -> Plans | None:
+    """What `check` returned for a call of this signature; None if there was none, or it is not
+    ordinary."""
+    key = None if torch.compiler.is_compiling() else signature(call)
+    return None if key is None else _known.get(key)
+
+
+def check(call: Call) -> Plans | None:
+    """`checks.check`, remembered: what else is remembered of such calls; None if the call is not
+    ordinary.
+
+    Raises:
+        TypeError, ValueError: as `checks.check`.
+    """
+    if torch.compiler.is_compiling():
+        checks.check(call)
+        return None
+    key = signature(call)
+    plans = None if key is None else _known.get(key)
+    if plans is None:
+        checks.check(call)
+        if key is None:
+            return None
+        if len(_known) >= _MOST_SIGNATURES:
+            _known.clear()
+        plans = _known[key] = {}
+    return plans
+
+
+_SCHEMA_TYPES = {
+    Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "SymInt", int | None: "SymInt?", float: "float",
+}  # fmt: skip
+_FIELDS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in Call.__annotations__.items())
+_GRADIENTS = ", ".join(["Tensor"] * 8)
+_CHECKED = "checked: "  # the key of plans under which a backend's own checks are remembered
+
+_operators = torch.ops.txl_kernels
+_library = torch.library.Library("txl_kernels", "DEF")
+_library.define(f"rel_attention({_FIELDS}, str backend) -> (Tensor, Tensor)")
+_library.define(
+    "rel_attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, "
+    f"{_FIELDS}, str backend, bool[8]? output_mask=None) -> ({_GRADIENTS})"
+)
+
+
+def checked(call: Call, backend: str) -> tuple[Kernels, Plans | None]:
+    """The kernels for a call that anyone may have made, and what `check` returned for it.
+
+    Raises:
+        TypeError, ValueError: an argument, as `rel_attention` would say.
+        RuntimeError: the backend cannot run here or does not take the call, with the reason.
+    """
+    if backend not in KERNELS:
+        raise ValueError(f"backend must be one of {', '.join(KERNELS)}, got {backend!r}")
+    kernels = KERNELS[backend]
+    plans = known(call)
+    if plans is None or _CHECKED + backend not in plans:
+        plans = _check(kernels, call)
+        if plans is not None:
+            plans[_CHECKED + backend] = True
+    if kernels.READS_BOUNDS:
+        checks.check_bound_values(call)
+    return kernels, plans
+
+
+def _check(kernels: Kernels, call: Call) -> Plans | None:
+    """All of `checked` that a call's signature decides."""
+    reason = kernels.cannot_run(call.q.device, call.q.dtype, call.q.size(-1) if call.q.dim() else 1)
+    if reason is not None:
+        raise RuntimeError(reason)
+    plans = check(call)
+    if call.seed is None and call.dropout_p > 0:
+        raise TypeError("seed must be an int64 tensor of one element where dropout_p > 0, got None")
+    checks.check_seed(call.seed, call.q, "seed")
+    reason = kernels.refuses(call)
+    if reason is not None:
+        raise RuntimeError(reason)
+    return plans
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor | None]:
+    *fields, backend = arguments
+    call = Call(*fields)
+    kernels, _ = checked(call, backend)
+    return kernels.forward(call)
+
+
+def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    call, backend, wanted = _parts(arguments)
+    kernels, _ = checked(call, backend)
+    dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
+    return kernels.backward(call, out, lse, dout, dlse, wanted)
+
+
+def _parts(arguments: tuple[Any, ...]) -> tuple[Call, str, Wanted]:
+    """The call, the backend and which gradients are wanted; the dispatcher leaves out a mask of
+    None."""
+    fields, (backend, *rest) = arguments[: len(Call._fields)], arguments[len(Call._fields) :]
+    mask = rest[0] if rest else None
+    if mask is not None and len(mask) != len(ALL):
+        raise ValueError(f"output_mask must be None or {len(ALL)} bools, for {', '.join(INPUTS)}; got {len(mask)}")
+    return Call(*fields), backend, ALL if mask is None else mask
+
+
+_library.impl("rel_attention", _forward, "CompositeExplicitAutograd")
+_library.impl("rel_attention_backward", _backward, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("txl_kernels::rel_attention")
+def _forward_fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return empty_like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.register_fake("txl_kernels::rel_attention_backward")
+def _backward_fake(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    call, _, wanted = _parts(arguments)
+    return empty_gradients(call, wanted)
+
+
+def rel_attention(call: Call, backend: str, plans: Plans | None, need_lse: bool) -> Results:
+    """(out, lse) of a checked call that the backend can run. plans: what `check` returned
+    for it.
+
+    Without `need_lse`, lse may be left out (None) where no gradient will want it.
+    """
+    result: Results
+    if plans is not None and is_open():
+        kernels = KERNELS[backend]
+        if kernels.READS_BOUNDS:
+            checks.check_bound_values(call)
+        if not needs_gradients(call):
+            return kernels.forward(call, plans, need_lse)
+        result = _FastPath.apply(*call, backend, plans)  # type: ignore[no-untyped-call]
+    elif _inside_functorch():
+        result = _ForwardForFunctorch.apply(*call, backend)  # type: ignore[no-untyped-call]
+    else:
+        result = _operators.rel_attention.default(*call, backend)
+    return result
+
+
+def _inside_functorch() -> bool:
+    # A torch without this private name gives its own error for torch.func.grad.
+    return in_functorch is not None and not torch.compiler.is_compiling() and bool(in_functorch())
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    *fields, ctx.backend = inputs
+    call = Call(*fields)
+    ctx.settings = settings_of(call)
+    ctx.save_for_backward(*tensors_of(call), *output)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients of what the operator took: the call's fields and the backend's name."""
+    *tensors, out, lse = ctx.saved_tensors
+    call = Call(*tensors, *ctx.settings)
+    others = (None,) * (len(call) + 1 - len(INPUTS))
+    if dout is None and dlse is None:
+        return (None,) * len(INPUTS) + others
+    if dout is None:
+        dout = torch.zeros_like(out)
+    wanted = list(ctx.needs_input_grad[: len(INPUTS)])
+    plans = _fast_plans(call, ctx.backend, dout, dlse, out, lse)
+    if plans is not None:
+        dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
+        grads = KERNELS[ctx.backend].backward(call, out, lse, dout, dlse, wanted, plans)
+    elif _inside_functorch():
+        grads = _BackwardForFunctorch.apply(dout, dlse, out, lse, *call, ctx.backend, wanted)  # type: ignore[no-untyped-call]
+    else:
+        grads = _operators.rel_attention_backward(dout, dlse, out, lse, *call, ctx.backend, wanted)
+    given = (gradient if want else None for want, gradient in zip(wanted, grads, strict=True))
+    return (*given, *others)
+
+
+def _fast_plans(call: Call, backend: str, *others: Tensor | None) -> Plans | None:
+    """The plans of a backward that needs no operator, its call checked; None if it needs one."""
+    # With grad mode on (create_graph=True) the operator is there to say that it has no second
+    # derivative.
+    if torch.is_grad_enabled() or not is_open() or not ordinary(*others):
+        return None
+    # Checked again: `.data` can be set, and hooks can return anything, between forward and
+    # backward. What forward saved may be no ordinary tensor: then its memory is not its values.
+    return checked(call, backend)[1]
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> None:
+    raise NotImplementedError(
+        "rel_attention: this backend has no second derivative; call rel_attention(..., backend='reference')"
+    )
+
+
+torch.library.register_autograd("txl_kernels::rel_attention", _gradients, setup_context=_setup_context)
+torch.library.register_autograd("txl_kernels::rel_attention_backward", _no_second_derivative)
+
+
+class _ForwardForFunctorch(torch.autograd.Function):
+    setup_context = staticmethod(_setup_context)
+    backward = staticmethod(_gradients)
+
+    @staticmethod
+    def forward(*args: Any) -> Results:
+        result: Results = _operators.rel_attention.default(*args)
+        return result
+
+
+class _BackwardForFunctorch(torch.autograd.Function):
+    backward = staticmethod(_no_second_derivative)
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        result: tuple[Tensor, ...] = _operators.rel_attention_backward.default(*args)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Nothing to keep: there is no second derivative."""
+
+
+class _FastPath(torch.autograd.Function):
+    """The operator's autograd without the operator."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return (*_gradients(ctx, *grads), None)  # nothing for the plans
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Results:
+        *fields, backend, plans = args
+        result = KERNELS[backend].forward(Call(*fields), plans)
+        _setup_context(ctx, args[:-1], result)
+        return result
