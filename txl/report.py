@@ -24,12 +24,11 @@ from txl.errors import TxlError
 from txl.evaluation.score import Score
 from txl.evaluation.speed import Speedup
 from txl.model.networks import make_network
-from txl.model.recurrent_config import RecurrentConfig
 from txl.model.transformer import count_parameters
 from txl.paths import AnyPath, replace_text
 from txl.pictures import missing, new_figure, save
 from txl.training import checkpoint as checkpoints
-from txl.training import log
+from txl.training.log import read as read_log
 from txl.training.run_folder import read_record
 
 EVALUATIONS, SPEED, SAMPLES = "evaluations.json", "speed.json", "samples.json"
@@ -123,12 +122,12 @@ def points(entries: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
     return [(e["step"], e[name]) for e in entries if isinstance(e.get(name), float) and abs(e[name]) < MOST]
 
 
-def loss_curve(folder: AnyPath, path: AnyPath, bytewise: bool = True) -> None:
+def loss_curve(log: AnyPath, path: AnyPath, bytewise: bool = True) -> None:
     """Training and validation loss against the update, from a run's `log.jsonl`.
 
     bytewise: in bits per character; else the perplexity of a word.
     """
-    entries, _ = log.read(folder)
+    entries, _ = read_log(log)
     unit = "bpc" if bytewise else "ppl"
     train, valid = points(entries, unit), points(entries, f"valid_{unit}")
     figure = new_figure()
@@ -208,7 +207,7 @@ def write_report(folder: Path) -> Path:
         raise TxlError(reason)
     saved = checkpoints.load(folder)
     bytewise = saved.vocabulary.unit == "bytes"
-    entries, _ = log.read(folder / "log.jsonl")
+    entries, _ = read_log(folder / "log.jsonl")
     loss_curve(folder / "log.jsonl", folder / "loss.png", bytewise)
     with torch.device("meta"):
         size = count_parameters(make_network(saved.config)) / 1e6
@@ -263,7 +262,7 @@ def _lengths(folder: Path, saved: checkpoints.Checkpoint, bytewise: bool) -> _Pa
         names = ["read", "split", "attention length", "tokens", "bpc" if bytewise else "bits", "perplexity", "tokens/s"]
         part.rows = [names, *map(_row, found)]
     cached = [e for e in found if e.memory and not e.what and e.method == "cached"]
-    if cached and not isinstance(saved.config, RecurrentConfig):
+    if cached:
         last = cached[-1]
         alike = [e for e in found if (e.split, e.score.tokens) == (last.split, last.score.tokens)]
         plain = sorted((e.score for e in alike if e in cached and e.batch == last.batch), key=lambda s: s.attn_len)
