@@ -15,9 +15,7 @@ import numpy as np
 import torch
 
 import txl
-from txl.recl import Plan, effective_context, measure
-from txl.recl.losses import finish
-from txl.recl.networks import NetworkLosses
+from txl.recl import Layout, NetworkLosses, effective_context, measure
 from txl.text.corpus import load
 from txl.training.run import read_record
 
@@ -52,13 +50,13 @@ class NGram:
 
 def main(run, samples=500, step=32, contexts=8, order=3):
     language_model, corpus = txl.load(run), load(read_record(run).corpus)
-    plan = Plan(len(corpus.test), samples, step, contexts)
+    layout = Layout(len(corpus.test), samples, step, contexts)
     group = {
         Path(run).name: NetworkLosses(language_model),
         f"{order}-gram": NGram(corpus.train[:1_000_000], order, len(corpus.vocabulary)),
     }
-    losses = {name: finish(measure(predict, corpus.test, plan)).values for name, predict in group.items()}
-    found = effective_context(losses, plan.lengths)
+    losses = {name: measure(predict, corpus.test, layout) for name, predict in group.items()}
+    found = effective_context(losses, layout.lengths)
     for name, effective in found.items():
         more = "at least " if effective.reached_end else ""
         print(f"{name}: {more}{effective.length} tokens; perplexity {np.exp(losses[name].mean(1)).round(3)}")

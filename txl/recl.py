@@ -310,7 +310,7 @@ def measure(
     Returns:
         values, in nats, [C, N].
     """
-    values = nothing_measured(layout) if values is None else values
+    values = np.full((layout.contexts, len(layout.positions())), np.nan) if values is None else values
     runs, done = layout.runs(limit), 0
     for (ends, first), group in groupby(runs, key=lambda run: (run.ends, run.first)):
         alike, steps = list(group), np.arange(len(ends))
@@ -328,11 +328,6 @@ def measure(
     return values
 
 
-def nothing_measured(layout: Layout) -> Array:
-    """[C, N] of NaN."""
-    return np.full((layout.contexts, len(layout.positions())), np.nan)
-
-
 def fingerprint(checkpoint: str, tokens: Tokens, layout: Layout) -> str:
     """SHA-256 of all that measured losses depend on; checkpoint: the digest of what was loaded."""
     values = [checkpoint, content(tokens), LONGEST_CHAIN, *astuple(layout)]
@@ -346,16 +341,17 @@ def keep_losses(path: Path, values: Array) -> None:
     replace_bytes(path, file.getvalue())
 
 
-def kept_losses(path: Path, layout: Layout) -> Array | None:
-    """What `keep_losses` wrote, [C, N]; None if the file is not there or damaged."""
+def kept_losses(path: Path, layout: Layout) -> Array:
+    """What `keep_losses` wrote, [C, N]; all NaN if the file is not there or damaged."""
+    nothing = np.full((layout.contexts, len(layout.positions())), np.nan)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
             values: Array = kept["values"].astype(np.float64)
     except (
         OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error
     ):  # fmt: skip
-        return None
-    return values if values.shape == (layout.contexts, len(layout.positions())) else None
+        return nothing
+    return values if values.shape == nothing.shape else nothing
 
 
 def draw_gains(found: Mapping[str, Effective], contexts: Sequence[int], ratio: float, path: AnyPath) -> None:

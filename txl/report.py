@@ -24,7 +24,6 @@ from txl.errors import TxlError
 from txl.evaluation.evaluate import Score
 from txl.evaluation.speed import Speedup
 from txl.model import make_network
-from txl.model.config import RecurrentConfig
 from txl.model.transformer import count_parameters
 from txl.paths import AnyPath, replace_text
 from txl.pictures import missing, new_figure, save
@@ -262,7 +261,7 @@ def _lengths(folder: Path, saved: checkpoints.Checkpoint, bytewise: bool) -> _Pa
         names = ["read", "split", "attention length", "tokens", "bpc" if bytewise else "bits", "perplexity", "tokens/s"]
         part.rows = [names, *map(_row, found)]
     cached = [e for e in found if e.memory and not e.what and e.method == "cached"]
-    if cached and not isinstance(saved.config, RecurrentConfig):
+    if cached:
         last = cached[-1]
         alike = [e for e in found if (e.split, e.score.tokens) == (last.split, last.score.tokens)]
         plain = sorted((e.score for e in alike if e in cached and e.batch == last.batch), key=lambda s: s.attn_len)

@@ -112,13 +112,21 @@ def _png() -> bytes:
     return content.getvalue()
 
 
-@pytest.mark.parametrize("name", [report.EVALUATIONS, report.SPEED, report.SAMPLES, "recl/recl.json", "log.jsonl"])
 @pytest.mark.parametrize("content", DAMAGED)
-def test_what_is_damaged_is_left_out(folder: Path, tmp_path: Path, name: str, content: str) -> None:
+def test_what_is_damaged_is_left_out(folder: Path, tmp_path: Path, content: str) -> None:
     copy = tmp_path / "run"
     shutil.copytree(folder, copy)
-    (copy / name).parent.mkdir(exist_ok=True)
-    (copy / name).write_text(content, encoding="latin-1")
+    names = [
+        report.EVALUATIONS,
+        report.SPEED,
+        report.SAMPLES,
+        "recl/recl.json",
+        "attention/attention.json",
+        "log.jsonl",
+    ]
+    for name in names:
+        (copy / name).parent.mkdir(exist_ok=True)
+        (copy / name).write_text(content, encoding="latin-1")
     assert "<h2>Training</h2>" in write_report(copy).read_text(encoding="utf-8")
 
 

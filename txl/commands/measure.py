@@ -27,6 +27,7 @@ from txl.text.vocabulary import Tokens
 _TEXT, _HOW = "Text", "How"
 SAVE_EVERY_S = 20.0
 FIGURE_RATIO = 0.1  # of figure 3
+TARGETS = 64  # of figure 6 and of the page, in the middle of the text
 
 Data = Annotated[Path | None, in_panel(_TEXT, "--data", help="A corpus, or a text file. Default: the (first) run's.")]
 Split = Annotated[str, in_panel(_TEXT, help="train, valid or test, of a corpus.")]
@@ -119,10 +120,10 @@ def _losses(name: str, model: LanguageModel, tokens: Tokens, layout: recl.Layout
     predict = recl.NetworkLosses(model)
     cost, kept = layout.cost(predict.limit), folder / f"{recl.fingerprint(model.digest, tokens, layout)}.npz"
     values = recl.kept_losses(kept, layout)
-    told = "" if values is None else f", {np.isfinite(values).mean():.0%} of the losses kept"
+    told = f", {np.isfinite(values).mean():.0%} of the losses kept" if np.isfinite(values).any() else ""
     limited = "" if predict.limit is None else f"; longer contexts than its {predict.limit} are that one"
     say(f"{name}: {cost:,} tokens to read{told}{limited}")
-    values, saved = recl.nothing_measured(layout) if values is None else values, time.perf_counter()
+    saved = time.perf_counter()
     with EvaluationProgress(console, name, cost) as progress:
 
         def watch(done: int) -> None:
@@ -169,10 +170,6 @@ def attention_command(
             "layer the one with the widest attention.",
         ),
     ] = None,
-    at: Annotated[
-        int | None, in_panel(_HOW, help="First target of figure 6 and of the page. Default: in the middle.")
-    ] = None,
-    targets: Annotated[int, in_panel(_HOW, help="Targets of figure 6 and of the page.")] = 64,
     out: Annotated[Path | None, typer.Option(help="Folder for the pictures. Default: attention in the run's.")] = None,
     device: Device = "auto",
 ) -> None:
@@ -183,7 +180,7 @@ def attention_command(
     reason = missing()
     if reason is not None:
         raise TxlError(reason)
-    for name, value, least in (("window", window, 2), ("targets", targets, 1), ("limit", limit, 1)):
+    for name, value, least in (("window", window, 2), ("limit", limit, 1)):
         if value is not None and value < least:
             raise TxlError(f"--{name} must be >= {least}, got {value}")
     language_model = load(checkpoint, pick_device(device))
@@ -194,17 +191,15 @@ def attention_command(
         raise TxlError(f"--heads must be from 1 to {layers * n_head}, got {heads}")
     window = max(language_model.attn_len, 2) if window is None else window
     tokens = split_of(language_model, source, split)[:limit]
-    if len(tokens) < window + targets:
+    if len(tokens) < window + TARGETS:
         raise TxlError(
-            f"the text has {len(tokens):,} tokens; a window of {window:,} and {targets:,} targets need "
-            f"{window + targets:,}: use a longer text, or smaller --window or --targets"
+            f"the text has {len(tokens):,} tokens; a window of {window:,} and {TARGETS} targets need "
+            f"{window + TARGETS:,}: use a longer text, or a smaller --window"
         )
-    first = (len(tokens) + window - targets) // 2 if at is None else at
-    if not window <= first <= len(tokens) - targets:
-        raise TxlError(f"--at must be from {window} to {len(tokens) - targets}, got {first}")
+    first = (len(tokens) + window - TARGETS) // 2
     folder = out or language_model.path.parent / "attention"
     make_folder(folder, "--out")
-    found = attention.Attention(layers, n_head, window, first, targets)
+    found = attention.Attention(layers, n_head, window, first, TARGETS)
     with EvaluationProgress(console, "attention", len(tokens)) as progress:
         for parts in attention.read_terms(model, tokens, language_model.vocabulary.start, window, clamp_len):
             found.add(parts)
@@ -216,12 +211,12 @@ def attention_command(
     attention.draw_means(found, attention.TERMS, folder / "figure-7.png")
     about = (
         f"{language_model.path}: {layers} layers of {n_head} heads, a window of {window:,}; targets {first:,} to "
-        f"{first + targets - 1:,} of {source if source is not None and source.is_file() else f'the {split} split'}"
+        f"{first + TARGETS - 1:,} of {source if source is not None and source.is_file() else f'the {split} split'}"
     )
     title = f"Attention of {language_model.path.parent.name or language_model.path.name}"
     attention.write_page(folder / "attention.html", found, tokens, language_model.vocabulary, title, about)
     settings = {"checkpoint": language_model.digest, "window": window, "clamp_len": clamp_len, "tokens": len(tokens)}
-    settings |= {"heads_of_figure_6": [head + 1 for head in chosen], "first_target": first, "targets": targets}
+    settings |= {"heads_of_figure_6": [head + 1 for head in chosen], "first_target": first, "targets": TARGETS}
     replace_text(folder / "attention.json", json.dumps(settings, indent=2) + "\n")
     drawn: dict[str, Any] = {name: x.numpy() for name, x in attention.figures(found, chosen).items()}
     file = io.BytesIO()

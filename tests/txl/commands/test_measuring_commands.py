@@ -18,7 +18,7 @@ from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
 
 RECL = "--samples 30 --step 8 --contexts 4 --split train".split()
-ATTENTION = "--window 16 --targets 8 --limit 200".split()
+ATTENTION = "--window 16 --limit 200".split()
 
 
 @pytest.fixture(scope="session")
@@ -192,7 +192,7 @@ BAD = {
     "recl {run} --ratio few": "--ratio takes numbers in (0, 1] separated by commas, got 'few'",
     "recl {run} {run}/best.safetensors": "a model is given twice",
     "recl {run} --step 4 --out {text}": "--out must name a folder that can be written",
-    "attention {run} --window 16 --targets 8 --out {text}": "--out must name a folder that can be written",
+    "attention {run} --window 16 --out {text}": "--out must name a folder that can be written",
     "attention {run} --split nonsense --data {text}": "split must be one of train, valid, test, got 'nonsense'",
     "generate {lstm} --attn-len 5": "attn_len is for Transformers",
     "generate {lstm} --empty": "zeros is for Transformers",
@@ -202,11 +202,9 @@ BAD = {
     "recl {begun}": "no such checkpoint",
     "attention {run} --window 1": "--window must be >= 2, got 1",
     "attention {run} --window 100000": "the text has",
-    "attention {run} --targets 0": "--targets must be >= 1, got 0",
     "attention {run} --limit 0": "--limit must be >= 1, got 0",
     "attention {run} --heads 3": "--heads must be from 1 to 2, got 3",
     "attention {run} --heads x": "--heads takes whole numbers separated by commas, got 'x'",
-    "attention {run} --at 3": "--at must be from",
     "attention {run} --clamp-len 0": "clamp_len must be None or >= 1, got 0",
     "attention {lstm}": "a picture of attention is for Transformers, not for a network of kind 'lstm'",
     "attention {sinusoid}": "encoding 'sinusoid' has no positions in its scores",
