@@ -18,8 +18,8 @@ from dataclasses import replace
 
 import torch
 
+from harness.case import Shape
 from harness.machine import Machine
-from harness.shapes import Shape
 from implementations.attention import OTHERS, rel_attention_on
 from implementations.attention_entry import entry
 

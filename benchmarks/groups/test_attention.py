@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from harness.case import DIRECTIONS, Case, Direction
+from harness.case import DIRECTIONS, Case, Direction, Shape
 from harness.checks import require
 from harness.comparison import Comparison, Entry, Implementation, comparisons
 from harness.limits import arithmetic, memory
 from harness.machine import Machine
-from harness.shapes import Shape
 from implementations.attention import BASELINE, COMPILED, DENSE, EAGER, FLEX, ORIGINAL, Attention, ours
 from implementations.attention_entry import timed
 

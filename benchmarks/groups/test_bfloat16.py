@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 
-from harness.case import DIRECTIONS, Case
+from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, comparisons
 from harness.limits import arithmetic
 from harness.machine import Machine
-from harness.shapes import Shape
 from implementations.attention import BASELINE, rel_attention_on
 from implementations.attention_entry import timed
 

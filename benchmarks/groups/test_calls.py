@@ -11,11 +11,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from harness.case import DIRECTIONS, Case
+from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons
 from harness.internals import native_kernel
 from harness.machine import Machine
-from harness.shapes import Shape
 from implementations.attention import BASELINE, fused, rel_attention_on
 from implementations.attention_entry import check, entry
 from implementations.inputs import NAMES, Inputs, make_inputs

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from harness import paper
-from harness.case import Case
+from harness.case import SPEED_UP, Case
 from harness.comparison import Comparison, Entry, Implementation, comparisons
 from harness.machine import Machine
 from implementations.evaluators import EVALUATORS, HUGGING_FACE, ORIGINAL, OURS, check_evaluator
@@ -20,7 +19,7 @@ from implementations.models import ENWIK8_BASE, ENWIK8_LARGE, text
 from implementations.vanilla import VANILLA, check_vanilla, vanilla
 from txl import ModelConfig, TransformerXL
 
-ATTENTION_LENGTHS = tuple(paper.SPEED_UP)
+ATTENTION_LENGTHS = tuple(SPEED_UP)
 SEGMENT, LONG_SEGMENT = 128, 512
 
 
@@ -54,7 +53,7 @@ def window(algorithm: str, config: ModelConfig, machine: Machine, attn_len: int)
     slow = machine.kind == "cpu" and attn_len > 800 and not compiled  # seconds, and nothing to compile
     check = functools.partial(check_vanilla, algorithm, machine.dtype, machine.device)
     most = 2 if machine.kind == "cpu" and attn_len > 1800 and eager else None
-    extra = {"paper_speedup": paper.SPEED_UP[attn_len]}
+    extra = {"paper_speedup": SPEED_UP[attn_len]}
     return Entry(lambda: predict(tokens), check, warm_up=not slow, most=most, extra=extra)
 
 

@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.case import DIRECTIONS, Case
+from harness.case import DIRECTIONS, Case, Shape
 from harness.checks import require
 from harness.comparison import Comparison, Entry, Implementation, Role, comparisons
 from harness.machine import Machine
-from harness.shapes import Shape
 from txl_kernels import rel_attention
 
 SMALL = Shape(2, 2, 12, 7, 8)

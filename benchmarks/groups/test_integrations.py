@@ -8,10 +8,9 @@ peak memory in a process of its own.
 import functools
 from typing import Any
 
-from harness.case import DIRECTIONS, Case
+from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, Implementation, Role, comparisons
 from harness.machine import Machine
-from harness.shapes import Shape
 from implementations import peers
 
 WAYS: dict[str, Role] = {peers.ACCELERATED: "ours", peers.ORIGINAL: "other"}

@@ -4,11 +4,10 @@ softmax. Each is measured in a process of its own."""
 import functools
 from typing import Any
 
-from harness.case import Case
+from harness.case import Case, Shape
 from harness.comparison import Comparison, Implementation, comparisons
 from harness.machine import Machine
 from harness.probe import probe
-from harness.shapes import Shape
 from implementations.attention import BASELINE, DENSE, EAGER, ORIGINAL, Attention, ours
 from implementations.attention_entry import check
 from implementations.models import ENWIK8_BASE, WT103_WORDS

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from harness.case import DIRECTIONS, Case
+from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons
 from harness.machine import Machine
-from harness.shapes import Shape
 from implementations.attention import DENSE, Attention, Compute, ours
 from implementations.attention_entry import entry
 from implementations.padding import check_padded, padded, padded_dense, padded_eager, padded_inputs, padded_plain

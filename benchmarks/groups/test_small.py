@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
-from harness.case import DIRECTIONS, Case
+from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons
 from harness.limits import arithmetic, memory
 from harness.machine import Machine
-from harness.shapes import Shape
 from implementations.attention import BASELINE, Attention, rel_attention_on
 from implementations.attention_entry import timed
 from implementations.inputs import NAMES, make_inputs

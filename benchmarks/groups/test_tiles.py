@@ -10,11 +10,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from harness.case import Case
+from harness.case import Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, Unavailable, comparisons
 from harness.internals import triton_pointers, triton_same_bits, triton_table_tile, triton_tile
 from harness.machine import Machine
-from harness.shapes import Shape
 from implementations.attention import rel_attention_on
 from implementations.attention_entry import check, entry
 

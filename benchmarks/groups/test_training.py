@@ -5,10 +5,9 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-from harness.case import Case
+from harness.case import Case, Shape
 from harness.comparison import Comparison, Implementation, comparisons
 from harness.machine import Machine
-from harness.shapes import Shape
 from implementations.models import ENWIK8_BASE
 from implementations.training import BOUND, ORIGINAL, OURS, TRAINED, entry, without_attention
 

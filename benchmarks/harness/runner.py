@@ -8,10 +8,9 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.case import SCHEMA
+from harness.case import SCHEMA, add_shares
 from harness.comparison import Comparison, Entry, Row, Unavailable
 from harness.machine import Machine
-from harness.shares import add_shares
 from harness.turns import take_turns
 
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from harness.case import disturbed
 from harness.comparison import Comparison
 from harness.machine import Machine
-from harness.shares import disturbed
 
 Row = dict[str, Any]
 

@@ -5,10 +5,10 @@ import functools
 import torch
 from torch import Tensor
 
+from harness.case import Shape
 from harness.checks import require
 from harness.comparison import Entry, Implementation
 from harness.machine import Machine
-from harness.shapes import Shape
 from implementations.attention import Attention, Compute, fused
 from implementations.inputs import Inputs, make_inputs
 

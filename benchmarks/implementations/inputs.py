@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from harness.shapes import Shape
+from harness.case import Shape
 
 Inputs = dict[str, Tensor]
 NAMES = ("q", "k", "v", "r", "content_bias", "position_bias")

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from harness.case import Shape
 from harness.checks import require
 from harness.machine import Machine
-from harness.shapes import Shape
 from implementations.attention import Compute
 from implementations.attention_entry import split_gradients
 from implementations.inputs import NAMES, Inputs, make_inputs

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.shapes import Shape
+from harness.case import Shape
 from implementations.attention import BASELINE, FLEX, OTHERS, Attention, fused, plain_sdpa
 from implementations.attention_entry import check
 from implementations.inputs import Inputs
