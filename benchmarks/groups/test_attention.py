@@ -13,12 +13,10 @@ from typing import Any
 import torch
 
 from harness.case import DIRECTIONS, Case, Direction, Shape
-from harness.checks import require
-from harness.comparison import Comparison, Entry, Implementation, comparisons
+from harness.comparison import Comparison, Entry, Implementation, comparisons, require
 from harness.limits import arithmetic, memory
 from harness.machine import Machine
-from implementations.attention import BASELINE, COMPILED, DENSE, EAGER, FLEX, ORIGINAL, Attention, ours
-from implementations.attention_entry import timed
+from implementations.attention import BASELINE, COMPILED, DENSE, EAGER, FLEX, ORIGINAL, Attention, ours, timed
 
 QUICK = (ORIGINAL, EAGER, DENSE, BASELINE)
 Others = tuple[Attention, ...]

@@ -9,8 +9,7 @@ from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, comparisons
 from harness.limits import arithmetic
 from harness.machine import Machine
-from implementations.attention import BASELINE, rel_attention_on
-from implementations.attention_entry import timed
+from implementations.attention import BASELINE, rel_attention_on, timed
 
 
 def bfloat16(machine: Machine, full: bool) -> list[Comparison]:

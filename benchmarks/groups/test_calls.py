@@ -15,9 +15,7 @@ from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons
 from harness.internals import native_kernel
 from harness.machine import Machine
-from implementations.attention import BASELINE, fused, rel_attention_on
-from implementations.attention_entry import check, entry
-from implementations.inputs import NAMES, Inputs, make_inputs
+from implementations.attention import BASELINE, NAMES, Inputs, check, entry, fused, make_inputs, rel_attention_on
 from txl_kernels import rel_attention
 
 SMALL_CALL = Shape(1, 2, 8, 8, 64)

@@ -14,9 +14,17 @@ import torch
 from harness.case import SPEED_UP, Case
 from harness.comparison import Comparison, Entry, Implementation, comparisons
 from harness.machine import Machine
-from implementations.evaluators import EVALUATORS, HUGGING_FACE, ORIGINAL, OURS, check_evaluator
+from implementations.evaluators import (
+    EVALUATORS,
+    HUGGING_FACE,
+    ORIGINAL,
+    OURS,
+    VANILLA,
+    check_evaluator,
+    check_vanilla,
+    vanilla,
+)
 from implementations.models import ENWIK8_BASE, ENWIK8_LARGE, text
-from implementations.vanilla import VANILLA, check_vanilla, vanilla
 from txl import ModelConfig, TransformerXL
 
 ATTENTION_LENGTHS = tuple(SPEED_UP)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from harness.case import DIRECTIONS, Case, Shape
-from harness.checks import require
-from harness.comparison import Comparison, Entry, Implementation, Role, comparisons
+from harness.comparison import Comparison, Entry, Implementation, Role, comparisons, require
 from harness.machine import Machine
 from txl_kernels import rel_attention
 

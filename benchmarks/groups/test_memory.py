@@ -7,12 +7,10 @@ from typing import Any
 from harness.case import Case, Shape
 from harness.comparison import Comparison, Implementation, comparisons
 from harness.machine import Machine
-from harness.probe import probe
-from implementations.attention import BASELINE, DENSE, EAGER, ORIGINAL, Attention, ours
-from implementations.attention_entry import check
+from implementations.attention import BASELINE, DENSE, EAGER, ORIGINAL, Attention, check, ours
+from implementations.memory import probe
 from implementations.models import ENWIK8_BASE, WT103_WORDS
-from implementations.softmax import SOFTMAXES, checked, note
-from implementations.softmax_check import SMALL
+from implementations.softmax import SMALL, SOFTMAXES, checked, note
 from implementations.training import TRAINED
 from implementations.training import check as check_training
 

@@ -5,14 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from harness.case import DIRECTIONS, Case, Shape
-from harness.comparison import Comparison, Entry, Implementation, comparisons
+from harness.comparison import Comparison, Entry, Implementation, comparisons, require
 from harness.machine import Machine
-from implementations.attention import DENSE, Attention, Compute, ours
-from implementations.attention_entry import entry
-from implementations.padding import check_padded, padded, padded_dense, padded_eager, padded_inputs, padded_plain
-from implementations.window import WINDOW, check_window, windowed
+from implementations.attention import DENSE, NAMES, Attention, Compute, Inputs, check, entry, fused, ours
+from implementations.original import shift_both
+from txl_kernels import rel_attention
+
+WINDOW = 128
 
 
 def window(machine: Machine, full: bool) -> list[Comparison]:
@@ -24,7 +27,7 @@ def window(machine: Machine, full: bool) -> list[Comparison]:
     for direction in DIRECTIONS:
         backward, runs = direction == "forward+backward", []
         for attention in ours(machine):
-            inside = replace(attention, compute=functools.partial(windowed, backend=attention.backend))
+            inside = replace(attention, compute=functools.partial(fused, backend=attention.backend, window=WINDOW))
             for label, call, shape in (
                 (f"window {WINDOW} of 640 keys", inside, few),
                 (f"window {WINDOW} of 8,192 keys", inside, many),
@@ -40,14 +43,58 @@ def window(machine: Machine, full: bool) -> list[Comparison]:
 
 def _timed(call: Attention, machine: Machine, shape: Shape, backward: bool, windowed: bool) -> Entry:
     made = entry(call, machine, shape, backward)
-    # Unlike the full call, a window is not what the check of attention computes.
-    check = functools.partial(check_window, call.compute, machine, backward) if windowed else made.check
-    return Entry(made.run, check)
+    if windowed:  # not what the check of attention computes
+        made.check = functools.partial(check, call.compute, backward, machine.dtype, machine.device, shape, WINDOW)
+    return Entry(made.run, made.check)
 
 
 @comparisons(window)
 def test_window(run: Any, comparison: Comparison, implementation: str) -> None:
     run(comparison, implementation)
+
+
+def padded_inputs(batch: int, heads: int, length: int, width: int, machine: Machine) -> Inputs:
+    """q, k, v [B, H, L, D], r [H, 2 L - 1, D], biases [H, D], int32 lengths [B] from L / 4 to L."""
+    g = torch.Generator().manual_seed(0)
+    sizes = dict.fromkeys("qkv", (batch, heads, length, width)) | {"r": (heads, 2 * length - 1, width)}
+    sizes |= {"content_bias": (heads, width), "position_bias": (heads, width)}
+    x = {name: torch.randn(*size, generator=g).to(machine.device, machine.dtype) for name, size in sizes.items()}
+    lengths = torch.linspace(length / 4, length, batch).round().int()
+    return x | {"lengths": lengths.to(machine.device)}
+
+
+def padded(x: Inputs, backend: str | None = None, told: bool = True) -> Tensor:
+    end = x["lengths"][:, None] if told else None
+    zero_row = x["q"].size(2) - 1
+    return rel_attention(*(x[n] for n in NAMES), causal=False, zero_row=zero_row, end=end, backend=backend)
+
+
+def _scores(x: Inputs) -> Tensor:
+    """Positional scores of a Conformer layer, hidden at padding: [B, H, L, L]."""
+    position = shift_both((x["q"] + x["position_bias"][:, None]) @ x["r"].flip(1).mT) * x["q"].size(-1) ** -0.5
+    keys = torch.arange(position.size(-1), device=position.device)
+    return position.masked_fill(keys >= x["lengths"][:, None, None, None], -torch.inf)
+
+
+def padded_eager(x: Inputs) -> Tensor:
+    content = (x["q"] + x["content_bias"][:, None]) @ x["k"].mT * x["q"].size(-1) ** -0.5
+    return (content + _scores(x)).softmax(-1) @ x["v"]
+
+
+def padded_dense(x: Inputs) -> Tensor:
+    return F.scaled_dot_product_attention(x["q"] + x["content_bias"][:, None], x["k"], x["v"], attn_mask=_scores(x))
+
+
+def padded_plain(x: Inputs) -> Tensor:
+    return F.scaled_dot_product_attention(x["q"], x["k"], x["v"])
+
+
+def check_padded(call: Compute, machine: Machine) -> None:
+    """Refuses what differs from the float64 reference that is told of the padding."""
+    small = padded_inputs(3, 2, 50, 64, machine)
+    exact = {n: t if n == "lengths" else t.double() for n, t in small.items()}
+    with torch.no_grad():
+        require(call(small), padded(exact, "reference"), "out")
 
 
 def padding(machine: Machine, full: bool) -> list[Comparison]:

@@ -10,9 +10,7 @@ from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons
 from harness.limits import arithmetic, memory
 from harness.machine import Machine
-from implementations.attention import BASELINE, Attention, rel_attention_on
-from implementations.attention_entry import timed
-from implementations.inputs import NAMES, make_inputs
+from implementations.attention import BASELINE, NAMES, Attention, make_inputs, rel_attention_on, timed
 
 SHAPES = (Shape(1, 8, 128, 128, 64), Shape(32, 4, 20, 50, 64), Shape(64, 4, 1, 256, 64))
 MEMORY = ("k_mem", "v_mem")

@@ -8,8 +8,7 @@ from harness.case import Case
 from harness.comparison import Comparison, Implementation, comparisons
 from harness.machine import Machine
 from implementations.models import WT103_WORDS
-from implementations.softmax import SOFTMAXES, entry, note
-from implementations.softmax_check import SMALL
+from implementations.softmax import SMALL, SOFTMAXES, entry, note
 
 
 def _over(vocab_size: int, machine: Machine, brief: Comparison | None = None) -> Comparison:

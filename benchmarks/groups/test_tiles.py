@@ -14,8 +14,7 @@ from harness.case import Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, Unavailable, comparisons
 from harness.internals import triton_pointers, triton_same_bits, triton_table_tile, triton_tile
 from harness.machine import Machine
-from implementations.attention import rel_attention_on
-from implementations.attention_entry import check, entry
+from implementations.attention import check, entry, rel_attention_on
 
 KERNELS = ("forward", "backward_queries", "backward_keys")
 TABLE = "backward_table"

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from hugging_face_model import SIZES, transfo_xl
-from hugging_face_names import their_names
 from model_helpers import small_config, small_model
 
+from implementations.hugging_face import their_names
 from txl import TransformerXL
 from txl.attention.averages import Averages
 from txl.attention.figures import marked
