@@ -7,7 +7,6 @@ model's window holds.
 """
 
 import functools
-from typing import Any
 
 import torch
 
@@ -65,9 +64,8 @@ def window(algorithm: str, config: ModelConfig, machine: Machine, attn_len: int)
     return Entry(lambda: predict(tokens), check, warm_up=not slow, most=most, extra=extra)
 
 
-def table_9(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind == "interpreter" or not machine.backends:
-        return []
+@comparisons("cpu", "cuda")
+def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
     configs = {"enwik8-base": ENWIK8_BASE} | ({"enwik8-large": ENWIK8_LARGE} if full else {})
     shortest, longest = min(ATTENTION_LENGTHS), max(ATTENTION_LENGTHS)
     found = []
@@ -92,15 +90,9 @@ def table_9(machine: Machine, full: bool) -> list[Comparison]:
     return found
 
 
-@comparisons(table_9)
-def test_table_9(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def generation(machine: Machine, full: bool) -> list[Comparison]:
+@comparisons("cpu", "cuda")
+def test_generation(machine: Machine, full: bool) -> list[Comparison]:
     """One token a call."""
-    if machine.kind == "interpreter" or not machine.backends:
-        return []
     config, found = ENWIK8_BASE, []
     for attn_len in (512, 1601, 3800):  # 1,601: the authors' script for samples
         runs = []
@@ -111,8 +103,3 @@ def generation(machine: Machine, full: bool) -> list[Comparison]:
         case = Case(unit="token", model="enwik8-base", layers=config.n_layer, attn_len=attn_len)
         found.append(Comparison("generation", case, runs, clock="wall", seconds=10, least=3, most=30))
     return found
-
-
-@comparisons(generation)
-def test_generation(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

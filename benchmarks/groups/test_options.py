@@ -2,7 +2,6 @@
 
 import functools
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +17,8 @@ from txl_kernels import rel_attention
 WINDOW = 128
 
 
-def window(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind == "interpreter":
-        return []
+@comparisons("cpu", "cuda", backend=None)
+def test_window(machine: Machine, full: bool) -> list[Comparison]:
     batch, heads = machine.pick(cpu=(1, 8), cuda=(8, 16), interpreter=(1, 1))
     few, many = (Shape(batch, heads, 512, memory_len, 64) for memory_len in (128, 7680))
     found = []
@@ -46,11 +44,6 @@ def _timed(call: Attention, machine: Machine, shape: Shape, backward: bool, wind
     if windowed:  # not what the check of attention computes
         made.check = functools.partial(check, call.compute, backward, machine.dtype, machine.device, shape, WINDOW)
     return Entry(made.run, made.check)
-
-
-@comparisons(window)
-def test_window(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
 
 
 def padded_inputs(batch: int, heads: int, length: int, width: int, machine: Machine) -> Inputs:
@@ -97,10 +90,9 @@ def check_padded(call: Compute, machine: Machine) -> None:
         require(call(small), padded(exact, "reference"), "out")
 
 
-def padding(machine: Machine, full: bool) -> list[Comparison]:
+@comparisons("cpu", "cuda")
+def test_padding(machine: Machine, full: bool) -> list[Comparison]:
     """Lengths from a quarter of the longest to all of it."""
-    if machine.kind == "interpreter" or not machine.backends:
-        return []
     batch, heads, length = machine.pick(cpu=(8, 4, 512), cuda=(32, 8, 1024), interpreter=(1, 1, 1))
 
     def prepare(call: Compute, right: bool) -> Entry:
@@ -126,8 +118,3 @@ def padding(machine: Machine, full: bool) -> list[Comparison]:
     shape = Shape(batch, heads, length, 0, 64)
     case = Case(direction="forward", shape=shape, note="bidirectional, 1/4 to all of it filled")
     return [Comparison("padding", case, runs, seconds=4)]
-
-
-@comparisons(padding)
-def test_padding(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

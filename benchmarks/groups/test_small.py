@@ -2,7 +2,6 @@
 saves when a gradient is not wanted."""
 
 import functools
-from typing import Any
 
 import torch
 
@@ -22,9 +21,8 @@ WANTED = {
 }
 
 
-def small(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind != "cpu" or "native" not in machine.backends:
-        return []
+@comparisons("cpu", backend="native")
+def test_small(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for shape in SHAPES:
         for direction in DIRECTIONS:
@@ -36,15 +34,8 @@ def small(machine: Machine, full: bool) -> list[Comparison]:
     return found
 
 
-@comparisons(small)
-def test_small(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def wanted(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind != "cpu" or "native" not in machine.backends:
-        return []
-
+@comparisons("cpu", backend="native")
+def test_wanted_gradients(machine: Machine, full: bool) -> list[Comparison]:
     def entry(attention: Attention, shape: Shape, names: tuple[str, ...]) -> Entry:
         inputs = make_inputs(shape, torch.float32, machine.device)
         for name, x in inputs.items():
@@ -67,8 +58,3 @@ def wanted(machine: Machine, full: bool) -> list[Comparison]:
         case = Case(direction="forward+backward", shape=shape)
         found.append(Comparison("wanted gradients", case, runs, clock="wall", seconds=3))
     return found
-
-
-@comparisons(wanted)
-def test_wanted_gradients(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

@@ -2,7 +2,6 @@
 full."""
 
 import functools
-from typing import Any
 
 from harness.case import Case
 from harness.comparison import Comparison, Implementation, comparisons
@@ -20,12 +19,6 @@ def _over(vocab_size: int, machine: Machine, brief: Comparison | None = None) ->
     return Comparison("softmax", case, runs, clock="wall", seconds=45, least=4, most=30, brief=brief)
 
 
-def softmax(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind == "interpreter":
-        return []
+@comparisons("cpu", "cuda", backend=None)
+def test_softmax(machine: Machine, full: bool) -> list[Comparison]:
     return [_over(WT103_WORDS, machine, brief=_over(SMALL, machine))]
-
-
-@comparisons(softmax)
-def test_softmax(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

@@ -33,9 +33,8 @@ def under(change: Change, run: Callable[..., Any], *arguments: Any) -> Any:
         raise
 
 
-def tiles(machine: Machine, full: bool) -> list[Comparison]:
-    if "triton" not in machine.backends:
-        return []
+@comparisons("cuda", "interpreter", backend="triton")
+def test_tiles(machine: Machine, full: bool) -> list[Comparison]:
     shape = machine.pick(cpu=None, cuda=Shape(8, 16, 1024, 1024, 64), interpreter=Shape(1, 1, 32, 32, 16))
     ours = rel_attention_on("triton")
 
@@ -62,8 +61,3 @@ def tiles(machine: Machine, full: bool) -> list[Comparison]:
         case = Case(direction="forward+backward", shape=shape, note=what)
         found.append(Comparison("tiles", case, runs, seconds=2, least=2))
     return found
-
-
-@comparisons(tiles)
-def test_tiles(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

@@ -118,12 +118,23 @@ class Comparison:
         return f"{self.group}, {self.case}"
 
 
-def comparisons(listed: Callable[[Machine, bool], list[Comparison]]) -> Callable[[Any], Any]:
-    """Makes a test function one test for each implementation of each comparison in listed(machine,
-    full)."""
+def comparisons(*kinds: str, backend: str | None = "any") -> Callable[[Any], Any]:
+    """Makes a function (machine, full) that lists comparisons one test for each implementation of
+    each.
 
-    def decorate(test: Any) -> Any:
-        test.comparisons = listed
+    kinds: of machines that it is for. backend: of ours that must be there; None if none need.
+    """
+
+    def decorate(listed: Callable[[Machine, bool], list[Comparison]]) -> Any:
+        def test(run: Any, comparison: Comparison, implementation: str) -> None:
+            run(comparison, implementation)
+
+        def on_this(machine: Machine, full: bool) -> list[Comparison]:
+            there = backend is None or (backend in machine.backends if backend != "any" else machine.backends)
+            return listed(machine, full) if machine.kind in kinds and there else []
+
+        test.comparisons = on_this
+        test.__doc__ = listed.__doc__
         return test
 
     return decorate
