@@ -18,9 +18,7 @@ import pytest
 
 from harness.comparison import Comparison
 from harness.machine import Machine
-from harness.runner import DeviceLost, Runner
-from harness.terminal import header, table
-from harness.turns import CLOCK, replay
+from harness.runner import CLOCK, DeviceLost, Runner, header, replay, table
 
 MACHINE, RUNNER = pytest.StashKey[Machine](), pytest.StashKey[Runner]()
 DEVICES = ["auto", "cpu", "cuda", "interpreter"]

@@ -11,10 +11,155 @@ the median ratio. A case has regressed if its median ratio is above 1.10 and its
 
 import argparse
 import contextlib
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from compare.compare import Failed, built, compare
+from compare.worker import CASES
+
+ROOT = Path(__file__).parents[2]
+MOST = 1.10
+
+
+class Failed(Exception):
+    """A side cannot be built or run."""
+
+
+class Refused(Exception):
+    """A side cannot run a case."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one case: median of head's time over base's, its 95% interval, both median times."""
+
+    case: str
+    ratio: float
+    low: float
+    high: float
+    base_ms: float
+    head_ms: float
+
+    @property
+    def regressed(self) -> bool:
+        return self.ratio > MOST and self.low > 1.0
+
+
+def judge(case: str, base: list[float], head: list[float]) -> Verdict:
+    """From the seconds of the same rounds on both sides."""
+    ratios = [b / a for a, b in zip(base, head, strict=True)]
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
+    times = statistics.median(base) * 1e3, statistics.median(head) * 1e3
+    return Verdict(case, statistics.median(ratios), medians[25], medians[974], *times)
+
+
+class Side:
+    """A process that uses the packages in `site`."""
+
+    def __init__(self, site: Path) -> None:
+        self.site = site
+        environment = os.environ | {"PYTHONPATH": str(site)}
+        probe = "import txl, txl_kernels; print(txl_kernels.__path__[0], txl.__path__[0], sep='\\n')"
+        found = subprocess.run([sys.executable, "-c", probe], env=environment, cwd="/", capture_output=True, text=True)
+        if found.returncode != 0:
+            raise Failed(f"the packages in {site} cannot be imported: {found.stderr.strip().splitlines()[-1]}")
+        for path in found.stdout.split():
+            if not Path(path).resolve().is_relative_to(site.resolve()):
+                raise Failed(f"PYTHONPATH={site} finds {path} instead of its own package")
+        worker = [sys.executable, str(Path(__file__).with_name("worker.py"))]
+        self.process = subprocess.Popen(
+            worker, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+        )
+
+    def seconds(self, case: str) -> float:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(case + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise Failed(f"{case}: the process died")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Refused(f"{self.site}: {answer['error']}")
+        return float(answer["seconds"])
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def measure(base: Side, head: Side, case: str, seconds: float) -> Verdict:
+    """Rounds of both sides in turn, at least 11, for so long."""
+    times: dict[Side, list[float]] = {base: [], head: []}
+    end = time.monotonic() + seconds
+    while len(times[head]) < 11 or (time.monotonic() < end and len(times[head]) < 300):
+        for side in (base, head) if len(times[head]) % 2 else (head, base):
+            time.sleep(0.005)  # the other side's threads stop spinning
+            times[side].append(side.seconds(case))
+    return judge(case, times[base], times[head])
+
+
+@contextlib.contextmanager
+def built(revision: str) -> Iterator[tuple[Path, Path]]:
+    """Folders with the packages of the revision and of the working tree, both built now."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree, sites = Path(folder, "tree"), (Path(folder, "base"), Path(folder, "head"))
+        _command(["git", "-C", str(ROOT), "worktree", "add", "--detach", "--quiet", str(tree), revision])
+        try:
+            for source, site in zip((tree, ROOT), sites, strict=True):
+                print(f"building {source}", flush=True)
+                _command(
+                    [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(source)]
+                )
+            yield sites
+        finally:
+            subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(tree)], capture_output=True)
+
+
+def _command(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Failed(f"{' '.join(command)}\n{done.stderr.strip()[-2000:]}")
+
+
+def compare(base_site: Path, head_site: Path, only: str, seconds: float) -> bool:
+    """Prints a line a case; whether none has regressed."""
+    names = [name for name in CASES if re.search(only, name)]
+    if not names:
+        raise Failed(f"no case matches {only!r}; there are: {', '.join(CASES)}")
+    base = Side(base_site)
+    try:
+        head = Side(head_site)
+        try:
+            verdicts = []
+            print(f"{'case':<52}{'base ms':>10}{'head ms':>10}{'head/base':>11}   95% interval")
+            for name in names:
+                try:
+                    v = measure(base, head, name, seconds)
+                except Refused as error:  # an older base may lack what a case uses
+                    print(f"{name:<52}not compared: {error}")
+                    continue
+                verdicts.append(v)
+                line = f"{name:<52}{v.base_ms:>10.3f}{v.head_ms:>10.3f}{v.ratio:>11.3f}   [{v.low:.3f}, {v.high:.3f}]"
+                print(line + ("  SLOWER" if v.regressed else ""), flush=True)
+            if not verdicts:
+                raise Failed("no case runs on both sides")
+            return not any(v.regressed for v in verdicts)
+        finally:
+            head.close()
+    finally:
+        base.close()
 
 
 def main() -> None:

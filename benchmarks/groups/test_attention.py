@@ -12,14 +12,11 @@ from typing import Any
 
 import torch
 
-from harness.case import DIRECTIONS, Case, Direction
-from harness.checks import require
-from harness.comparison import Comparison, Entry, Implementation, comparisons
+from harness.case import DIRECTIONS, Case, Direction, Shape
+from harness.comparison import Comparison, Entry, Implementation, comparisons, require
 from harness.limits import arithmetic, memory
 from harness.machine import Machine
-from harness.shapes import Shape
-from implementations.attention import BASELINE, COMPILED, DENSE, EAGER, FLEX, ORIGINAL, Attention, ours
-from implementations.attention_entry import timed
+from implementations.attention import BASELINE, COMPILED, DENSE, EAGER, FLEX, ORIGINAL, Attention, ours, timed
 
 QUICK = (ORIGINAL, EAGER, DENSE, BASELINE)
 Others = tuple[Attention, ...]
@@ -47,9 +44,8 @@ def both_ways(machine: Machine, shape: Shape, others: Others = QUICK, **options:
     return found
 
 
-def training(machine: Machine, full: bool) -> list[Comparison]:
-    if not machine.backends:
-        return []
+@comparisons("cpu", "cuda", "interpreter")
+def test_training_shape(machine: Machine, full: bool) -> list[Comparison]:
     if machine.kind == "interpreter":
         return both_ways(machine, Shape(1, 2, 32, 32, 16), (EAGER, DENSE, BASELINE), least=2, most=2)
     if machine.kind == "cpu":
@@ -59,16 +55,10 @@ def training(machine: Machine, full: bool) -> list[Comparison]:
     return found + both_ways(machine, Shape(22, 8, 512, 512, 64))
 
 
-@comparisons(training)
-def test_training_shape(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def decode(machine: Machine, full: bool) -> list[Comparison]:
+@comparisons("cpu", "cuda", "interpreter")
+def test_decode(machine: Machine, full: bool) -> list[Comparison]:
     """One query (on a GPU also a few): the work is reading keys, values and r once; other layers
     have filled the caches."""
-    if not machine.backends:
-        return []
     sizes = machine.pick(
         cpu=[(1, 3800), (1, 16000), (8, 3800)],
         cuda=[(b, m) for m in (3800, 800, 32768) for b in (1, 8, 64)],
@@ -119,26 +109,14 @@ def _capture(prepare: Callable[[], Entry], machine: Machine) -> Entry:
     return Entry(replay, check, bytes=made.bytes)
 
 
-@comparisons(decode)
-def test_decode(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def evaluation(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind == "interpreter" or not machine.backends:
-        return []
+@comparisons("cpu", "cuda")
+def test_long_memory_short_segment(machine: Machine, full: bool) -> list[Comparison]:
     return both_ways(machine, Shape(1, 8, 128, 3800, 64))
 
 
-@comparisons(evaluation)
-def test_long_memory_short_segment(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def lengths(machine: Machine, full: bool) -> list[Comparison]:
+@comparisons("cpu", "cuda", "interpreter")
+def test_length(machine: Machine, full: bool) -> list[Comparison]:
     """Speed against length: L = M."""
-    if not machine.backends:
-        return []
     batch, heads, steps = machine.pick(
         cpu=(1, 8, [128, 256, 512, 1024] + [2048, 4096] * full),
         cuda=(4, 16, [256, 512, 1024, 2048, 4096]),
@@ -154,20 +132,9 @@ def lengths(machine: Machine, full: bool) -> list[Comparison]:
     return found
 
 
-@comparisons(lengths)
-def test_length(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def slow_to_start(machine: Machine, full: bool) -> list[Comparison]:
+@comparisons("cuda")
+def test_slow_to_start(machine: Machine, full: bool) -> list[Comparison]:
     """On a GPU last of all: what must be compiled first, wide heads, and the longest."""
-    if machine.kind != "cuda" or not machine.backends:
-        return []
     found = both_ways(machine, Shape(8, 8, 1024, 1024, 128), (DENSE, BASELINE))
     found += both_ways(machine, Shape(8, 16, 8192, 8192, 64), (BASELINE,))
     return found + both_ways(machine, Shape(8, 16, 512, 512, 64), (FLEX, COMPILED, BASELINE))
-
-
-@comparisons(slow_to_start)
-def test_slow_to_start(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

@@ -1,22 +1,17 @@
 """rel_attention in bfloat16 on a CPU, beside float32 and plain SDPA, and the peak of the units that
 multiply it."""
 
-from typing import Any
-
 import torch
 
-from harness.case import DIRECTIONS, Case
+from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, comparisons
 from harness.limits import arithmetic
 from harness.machine import Machine
-from harness.shapes import Shape
-from implementations.attention import BASELINE, rel_attention_on
-from implementations.attention_entry import timed
+from implementations.attention import BASELINE, rel_attention_on, timed
 
 
-def bfloat16(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind != "cpu" or "native" not in machine.backends:
-        return []
+@comparisons("cpu", backend="native")
+def test_bfloat16(machine: Machine, full: bool) -> list[Comparison]:
     found, native, half = [], rel_attention_on("native"), torch.bfloat16
     for shape in (Shape(4, 8, 512, 512, 64), Shape(1, 8, 128, 3800, 64)):
         for direction in DIRECTIONS:
@@ -26,8 +21,3 @@ def bfloat16(machine: Machine, full: bool) -> list[Comparison]:
             case = Case(direction=direction, shape=shape)
             found.append(Comparison("bfloat16", case, [*runs, arithmetic(machine, half)]))
     return found
-
-
-@comparisons(bfloat16)
-def test_bfloat16(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

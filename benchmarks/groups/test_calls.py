@@ -11,24 +11,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from harness.case import DIRECTIONS, Case
+from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons
 from harness.internals import native_kernel
 from harness.machine import Machine
-from harness.shapes import Shape
-from implementations.attention import BASELINE, fused, rel_attention_on
-from implementations.attention_entry import check, entry
-from implementations.inputs import NAMES, Inputs, make_inputs
+from implementations.attention import BASELINE, NAMES, Inputs, check, entry, fused, make_inputs, rel_attention_on
 from txl_kernels import rel_attention
 
 SMALL_CALL = Shape(1, 2, 8, 8, 64)
 _CALLS = 200  # of a small call in one timing
 
 
-def overhead(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind == "interpreter" or not machine.backends:
-        return []
-
+@comparisons("cpu", "cuda")
+def test_call_overhead(machine: Machine, full: bool) -> list[Comparison]:
     def inputs() -> Inputs:
         return {n: t.detach() for n, t in make_inputs(SMALL_CALL, machine.dtype, machine.device).items()}
 
@@ -66,11 +61,6 @@ def overhead(machine: Machine, full: bool) -> list[Comparison]:
     return [Comparison("call overhead", Case(direction="forward", shape=SMALL_CALL), runs, clock="wall", seconds=2)]
 
 
-@comparisons(overhead)
-def test_call_overhead(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
 _FIRST_CALL = """
 import torch, txl_kernels
 q, k, v = torch.randn(3, 1, 8, 128, 64, device="{device}")
@@ -79,10 +69,9 @@ txl_kernels.rel_attention(q, k, v, r, *biases).sum().item()
 """
 
 
-def start_up(machine: Machine, full: bool) -> list[Comparison]:
+@comparisons("cpu", "cuda", backend=None)
+def test_start_up(machine: Machine, full: bool) -> list[Comparison]:
     """Whole processes, from the launch of Python to its end."""
-    if machine.kind == "interpreter":
-        return []
 
     def process(code: str) -> Entry:
         def run() -> None:
@@ -104,14 +93,10 @@ def start_up(machine: Machine, full: bool) -> list[Comparison]:
     return [Comparison("start-up", case, runs, clock="wall", seconds=1, least=3)]
 
 
-@comparisons(start_up)
-def test_start_up(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def threads(machine: Machine, full: bool) -> list[Comparison]:
+@comparisons("cpu", backend="native")
+def test_threads(machine: Machine, full: bool) -> list[Comparison]:
     most = torch.get_num_threads()
-    if machine.kind != "cpu" or "native" not in machine.backends or most < 2:
+    if most < 2:
         return []
 
     shape, native = Shape(4, 8, 512, 512, 64), rel_attention_on("native")
@@ -142,15 +127,9 @@ def threads(machine: Machine, full: bool) -> list[Comparison]:
     return found
 
 
-@comparisons(threads)
-def test_threads(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def pool(machine: Machine, full: bool) -> list[Comparison]:
+@comparisons("cpu", backend="native")
+def test_one_thread_pool(machine: Machine, full: bool) -> list[Comparison]:
     """Two pools that spin against each other would make the whole slower than its parts."""
-    if machine.kind != "cpu" or "native" not in machine.backends:
-        return []
     times, shape = 10, Shape(1, 8, 128, 384, 64)
 
     def repeat(*calls: Callable[[], object]) -> Entry:
@@ -175,8 +154,3 @@ def pool(machine: Machine, full: bool) -> list[Comparison]:
     ]
     case = Case(direction="forward", shape=shape, note="[512, 512] @ [512, 2048]")
     return [Comparison("one thread pool", case, runs, seconds=2)]
-
-
-@comparisons(pool)
-def test_one_thread_pool(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

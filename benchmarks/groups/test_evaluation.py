@@ -7,20 +7,26 @@ model's window holds.
 """
 
 import functools
-from typing import Any
 
 import torch
 
-from harness import paper
-from harness.case import Case
+from harness.case import SPEED_UP, Case
 from harness.comparison import Comparison, Entry, Implementation, comparisons
 from harness.machine import Machine
-from implementations.evaluators import EVALUATORS, HUGGING_FACE, ORIGINAL, OURS, check_evaluator
+from implementations.evaluators import (
+    EVALUATORS,
+    HUGGING_FACE,
+    ORIGINAL,
+    OURS,
+    VANILLA,
+    check_evaluator,
+    check_vanilla,
+    vanilla,
+)
 from implementations.models import ENWIK8_BASE, ENWIK8_LARGE, text
-from implementations.vanilla import VANILLA, check_vanilla, vanilla
 from txl import ModelConfig, TransformerXL
 
-ATTENTION_LENGTHS = tuple(paper.SPEED_UP)
+ATTENTION_LENGTHS = tuple(SPEED_UP)
 SEGMENT, LONG_SEGMENT = 128, 512
 
 
@@ -54,13 +60,12 @@ def window(algorithm: str, config: ModelConfig, machine: Machine, attn_len: int)
     slow = machine.kind == "cpu" and attn_len > 800 and not compiled  # seconds, and nothing to compile
     check = functools.partial(check_vanilla, algorithm, machine.dtype, machine.device)
     most = 2 if machine.kind == "cpu" and attn_len > 1800 and eager else None
-    extra = {"paper_speedup": paper.SPEED_UP[attn_len]}
+    extra = {"paper_speedup": SPEED_UP[attn_len]}
     return Entry(lambda: predict(tokens), check, warm_up=not slow, most=most, extra=extra)
 
 
-def table_9(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind == "interpreter" or not machine.backends:
-        return []
+@comparisons("cpu", "cuda")
+def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
     configs = {"enwik8-base": ENWIK8_BASE} | ({"enwik8-large": ENWIK8_LARGE} if full else {})
     shortest, longest = min(ATTENTION_LENGTHS), max(ATTENTION_LENGTHS)
     found = []
@@ -85,15 +90,9 @@ def table_9(machine: Machine, full: bool) -> list[Comparison]:
     return found
 
 
-@comparisons(table_9)
-def test_table_9(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def generation(machine: Machine, full: bool) -> list[Comparison]:
+@comparisons("cpu", "cuda")
+def test_generation(machine: Machine, full: bool) -> list[Comparison]:
     """One token a call."""
-    if machine.kind == "interpreter" or not machine.backends:
-        return []
     config, found = ENWIK8_BASE, []
     for attn_len in (512, 1601, 3800):  # 1,601: the authors' script for samples
         runs = []
@@ -104,8 +103,3 @@ def generation(machine: Machine, full: bool) -> list[Comparison]:
         case = Case(unit="token", model="enwik8-base", layers=config.n_layer, attn_len=attn_len)
         found.append(Comparison("generation", case, runs, clock="wall", seconds=10, least=3, most=30))
     return found
-
-
-@comparisons(generation)
-def test_generation(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

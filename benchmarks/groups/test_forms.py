@@ -6,11 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.case import DIRECTIONS, Case
-from harness.checks import require
-from harness.comparison import Comparison, Entry, Implementation, Role, comparisons
+from harness.case import DIRECTIONS, Case, Shape
+from harness.comparison import Comparison, Entry, Implementation, Role, comparisons, require
 from harness.machine import Machine
-from harness.shapes import Shape
 from txl_kernels import rel_attention
 
 SMALL = Shape(2, 2, 12, 7, 8)
@@ -72,9 +70,8 @@ def _entry(form: str, shape: Shape, machine: Machine, backward: bool) -> Entry:
     return Entry(run, functools.partial(_check, form, machine))
 
 
-def forms(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind == "interpreter" or not machine.backends:
-        return []
+@comparisons("cpu", "cuda")
+def test_forms(machine: Machine, full: bool) -> list[Comparison]:
     shape = machine.pick(cpu=Shape(4, 8, 512, 512, 64), cuda=Shape(8, 16, 1024, 1024, 64), interpreter=SMALL)
     found = []
     for direction in DIRECTIONS:
@@ -87,8 +84,3 @@ def forms(machine: Machine, full: bool) -> list[Comparison]:
         case = Case(direction=direction, shape=shape, note="bidirectional")
         found.append(Comparison("forms", case, runs, seconds=3))
     return found
-
-
-@comparisons(forms)
-def test_forms(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

@@ -5,7 +5,6 @@ PEERS=.peers pytest benchmarks/groups/test_generation.py --benchmark-only
 """
 
 import functools
-from typing import Any
 
 from harness.case import Case
 from harness.comparison import Comparison, Implementation, comparisons
@@ -13,9 +12,8 @@ from harness.machine import Machine
 from implementations import generation
 
 
-def both(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind != "cpu":
-        return []
+@comparisons("cpu", backend=None)
+def test_generation(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for mem_len, batch in ((512, 1), (512, 8), (3800, 1)) if full else ((512, 1),):
         implementations = [
@@ -26,8 +24,3 @@ def both(machine: Machine, full: bool) -> list[Comparison]:
         case = Case(unit="token", model="enwik8-base", layers=12, note=note)
         found.append(Comparison("generate()", case, implementations, clock="own", seconds=20, least=3, most=20))
     return found
-
-
-@comparisons(both)
-def test_generation(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

@@ -8,10 +8,9 @@ peak memory in a process of its own.
 import functools
 from typing import Any
 
-from harness.case import DIRECTIONS, Case
+from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, Implementation, Role, comparisons
 from harness.machine import Machine
-from harness.shapes import Shape
 from implementations import peers
 
 WAYS: dict[str, Role] = {peers.ACCELERATED: "ours", peers.ORIGINAL: "other"}
@@ -29,9 +28,8 @@ def _shape(title: str, length: int) -> Shape:
     return Shape(peers.BATCHES[length], peers.HEADS, length, memory, peers.D_MODEL // peers.HEADS)
 
 
-def layers(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind != "cpu":
-        return []
+@comparisons("cpu", backend=None)
+def test_layers(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for title in peers.LAYERS if full else peers.SHORT:
         for length in peers.BATCHES:
@@ -43,14 +41,8 @@ def layers(machine: Machine, full: bool) -> list[Comparison]:
     return found
 
 
-@comparisons(layers)
-def test_layers(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def memory(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind != "cpu":
-        return []
+@comparisons("cpu", backend=None)
+def test_layers_memory(machine: Machine, full: bool) -> list[Comparison]:
     lengths, found = tuple(peers.BATCHES)[1:], []
     for title in peers.LAYERS if full else peers.SHORT[:4]:
         for length in lengths:
@@ -60,14 +52,8 @@ def memory(machine: Machine, full: bool) -> list[Comparison]:
     return found
 
 
-@comparisons(memory)
-def test_layers_memory(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def streaming(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind != "cpu":
-        return []
+@comparisons("cpu", backend=None)
+def test_streaming(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for held, new in peers.STEPS:
         runs = _both(peers.stream_entry, after=(held, new))
@@ -79,14 +65,8 @@ def streaming(machine: Machine, full: bool) -> list[Comparison]:
     return found
 
 
-@comparisons(streaming)
-def test_streaming(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def encoders(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind != "cpu":
-        return []
+@comparisons("cpu", backend=None)
+def test_encoders(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for title in peers.ENCODERS:
         for seconds in (10, 30, 120) if full else (10, 30):
@@ -96,8 +76,3 @@ def encoders(machine: Machine, full: bool) -> list[Comparison]:
                 Comparison("other libraries' encoders", case, runs, clock="wall", seconds=12, least=3, most=20)
             )
     return found
-
-
-@comparisons(encoders)
-def test_encoders(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

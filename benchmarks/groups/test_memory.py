@@ -2,25 +2,20 @@
 softmax. Each is measured in a process of its own."""
 
 import functools
-from typing import Any
 
-from harness.case import Case
+from harness.case import Case, Shape
 from harness.comparison import Comparison, Implementation, comparisons
 from harness.machine import Machine
-from harness.probe import probe
-from harness.shapes import Shape
-from implementations.attention import BASELINE, DENSE, EAGER, ORIGINAL, Attention, ours
-from implementations.attention_entry import check
+from implementations.attention import BASELINE, DENSE, EAGER, ORIGINAL, Attention, check, ours
+from implementations.memory import probe
 from implementations.models import ENWIK8_BASE, WT103_WORDS
-from implementations.softmax import SOFTMAXES, checked, note
-from implementations.softmax_check import SMALL
+from implementations.softmax import SMALL, SOFTMAXES, checked, note
 from implementations.training import TRAINED
 from implementations.training import check as check_training
 
 
-def attention(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind == "interpreter" or not machine.backends:
-        return []
+@comparisons("cpu", "cuda")
+def test_attention_memory(machine: Machine, full: bool) -> list[Comparison]:
     for_all, for_ours = machine.pick(
         cpu=((512, 1024, 2048) + (4096,) * full, (4096,) * (not full) + (8192, 16384) * full),
         cuda=((1024, 2048, 4096, 8192), (32768,)),
@@ -43,14 +38,8 @@ def attention(machine: Machine, full: bool) -> list[Comparison]:
     return found
 
 
-@comparisons(attention)
-def test_attention_memory(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def training_step(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind == "interpreter" or not machine.backends:
-        return []
+@comparisons("cpu", "cuda")
+def test_training_step_memory(machine: Machine, full: bool) -> list[Comparison]:
     layers, length = 2, 2048
     runs = []
     for algorithm, (name, role, make) in TRAINED.items():
@@ -62,15 +51,8 @@ def training_step(machine: Machine, full: bool) -> list[Comparison]:
     return [Comparison("peak memory", case, runs, clock="own", least=1)]
 
 
-@comparisons(training_step)
-def test_training_step_memory(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def softmax(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind == "interpreter":
-        return []
-
+@comparisons("cpu", "cuda", backend=None)
+def test_softmax_memory(machine: Machine, full: bool) -> list[Comparison]:
     def over(vocab_size: int, brief: Comparison | None = None) -> Comparison:
         runs = []
         for algorithm, x in SOFTMAXES.items():
@@ -81,8 +63,3 @@ def softmax(machine: Machine, full: bool) -> list[Comparison]:
         return Comparison("peak memory", case, runs, clock="own", least=1, brief=brief)
 
     return [over(WT103_WORDS, brief=over(SMALL))]
-
-
-@comparisons(softmax)
-def test_softmax_memory(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

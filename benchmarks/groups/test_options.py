@@ -2,30 +2,30 @@
 
 import functools
 from dataclasses import replace
-from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from harness.case import DIRECTIONS, Case
-from harness.comparison import Comparison, Entry, Implementation, comparisons
+from harness.case import DIRECTIONS, Case, Shape
+from harness.comparison import Comparison, Entry, Implementation, comparisons, require
 from harness.machine import Machine
-from harness.shapes import Shape
-from implementations.attention import DENSE, Attention, Compute, ours
-from implementations.attention_entry import entry
-from implementations.padding import check_padded, padded, padded_dense, padded_eager, padded_inputs, padded_plain
-from implementations.window import WINDOW, check_window, windowed
+from implementations.attention import DENSE, NAMES, Attention, Compute, Inputs, check, entry, fused, ours
+from implementations.original import shift_both
+from txl_kernels import rel_attention
+
+WINDOW = 128
 
 
-def window(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind == "interpreter":
-        return []
+@comparisons("cpu", "cuda", backend=None)
+def test_window(machine: Machine, full: bool) -> list[Comparison]:
     batch, heads = machine.pick(cpu=(1, 8), cuda=(8, 16), interpreter=(1, 1))
     few, many = (Shape(batch, heads, 512, memory_len, 64) for memory_len in (128, 7680))
     found = []
     for direction in DIRECTIONS:
         backward, runs = direction == "forward+backward", []
         for attention in ours(machine):
-            inside = replace(attention, compute=functools.partial(windowed, backend=attention.backend))
+            inside = replace(attention, compute=functools.partial(fused, backend=attention.backend, window=WINDOW))
             for label, call, shape in (
                 (f"window {WINDOW} of 640 keys", inside, few),
                 (f"window {WINDOW} of 8,192 keys", inside, many),
@@ -41,20 +41,58 @@ def window(machine: Machine, full: bool) -> list[Comparison]:
 
 def _timed(call: Attention, machine: Machine, shape: Shape, backward: bool, windowed: bool) -> Entry:
     made = entry(call, machine, shape, backward)
-    # Unlike the full call, a window is not what the check of attention computes.
-    check = functools.partial(check_window, call.compute, machine, backward) if windowed else made.check
-    return Entry(made.run, check)
+    if windowed:  # not what the check of attention computes
+        made.check = functools.partial(check, call.compute, backward, machine.dtype, machine.device, shape, WINDOW)
+    return Entry(made.run, made.check)
 
 
-@comparisons(window)
-def test_window(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
+def padded_inputs(batch: int, heads: int, length: int, width: int, machine: Machine) -> Inputs:
+    """q, k, v [B, H, L, D], r [H, 2 L - 1, D], biases [H, D], int32 lengths [B] from L / 4 to L."""
+    g = torch.Generator().manual_seed(0)
+    sizes = dict.fromkeys("qkv", (batch, heads, length, width)) | {"r": (heads, 2 * length - 1, width)}
+    sizes |= {"content_bias": (heads, width), "position_bias": (heads, width)}
+    x = {name: torch.randn(*size, generator=g).to(machine.device, machine.dtype) for name, size in sizes.items()}
+    lengths = torch.linspace(length / 4, length, batch).round().int()
+    return x | {"lengths": lengths.to(machine.device)}
 
 
-def padding(machine: Machine, full: bool) -> list[Comparison]:
+def padded(x: Inputs, backend: str | None = None, told: bool = True) -> Tensor:
+    end = x["lengths"][:, None] if told else None
+    zero_row = x["q"].size(2) - 1
+    return rel_attention(*(x[n] for n in NAMES), causal=False, zero_row=zero_row, end=end, backend=backend)
+
+
+def _scores(x: Inputs) -> Tensor:
+    """Positional scores of a Conformer layer, hidden at padding: [B, H, L, L]."""
+    position = shift_both((x["q"] + x["position_bias"][:, None]) @ x["r"].flip(1).mT) * x["q"].size(-1) ** -0.5
+    keys = torch.arange(position.size(-1), device=position.device)
+    return position.masked_fill(keys >= x["lengths"][:, None, None, None], -torch.inf)
+
+
+def padded_eager(x: Inputs) -> Tensor:
+    content = (x["q"] + x["content_bias"][:, None]) @ x["k"].mT * x["q"].size(-1) ** -0.5
+    return (content + _scores(x)).softmax(-1) @ x["v"]
+
+
+def padded_dense(x: Inputs) -> Tensor:
+    return F.scaled_dot_product_attention(x["q"] + x["content_bias"][:, None], x["k"], x["v"], attn_mask=_scores(x))
+
+
+def padded_plain(x: Inputs) -> Tensor:
+    return F.scaled_dot_product_attention(x["q"], x["k"], x["v"])
+
+
+def check_padded(call: Compute, machine: Machine) -> None:
+    """Refuses what differs from the float64 reference that is told of the padding."""
+    small = padded_inputs(3, 2, 50, 64, machine)
+    exact = {n: t if n == "lengths" else t.double() for n, t in small.items()}
+    with torch.no_grad():
+        require(call(small), padded(exact, "reference"), "out")
+
+
+@comparisons("cpu", "cuda")
+def test_padding(machine: Machine, full: bool) -> list[Comparison]:
     """Lengths from a quarter of the longest to all of it."""
-    if machine.kind == "interpreter" or not machine.backends:
-        return []
     batch, heads, length = machine.pick(cpu=(8, 4, 512), cuda=(32, 8, 1024), interpreter=(1, 1, 1))
 
     def prepare(call: Compute, right: bool) -> Entry:
@@ -80,8 +118,3 @@ def padding(machine: Machine, full: bool) -> list[Comparison]:
     shape = Shape(batch, heads, length, 0, 64)
     case = Case(direction="forward", shape=shape, note="bidirectional, 1/4 to all of it filled")
     return [Comparison("padding", case, runs, seconds=4)]
-
-
-@comparisons(padding)
-def test_padding(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

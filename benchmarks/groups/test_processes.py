@@ -4,7 +4,6 @@ pytest benchmarks/groups/test_processes.py --benchmark-only
 """
 
 import functools
-from typing import Any
 
 from harness.case import Case
 from harness.comparison import Comparison, Implementation, comparisons
@@ -12,9 +11,8 @@ from harness.machine import Machine
 from implementations.processes import entry
 
 
-def trainings(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind != "cpu":
-        return []
+@comparisons("cpu", backend=None)
+def test_processes(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for model, layers, batch, length in (("laptop", 4, 8, 128), ("enwik8-base", 2, 4, 512)):
         ways = [
@@ -32,8 +30,3 @@ def trainings(machine: Machine, full: bool) -> list[Comparison]:
         case = Case(unit="token", model=model, layers=layers, note=f"an update, batch {batch}, segments of {length}")
         found.append(Comparison("processes", case, implementations, clock="wall", seconds=12, least=3, most=60))
     return found
-
-
-@comparisons(trainings)
-def test_processes(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

@@ -2,18 +2,14 @@
 saves when a gradient is not wanted."""
 
 import functools
-from typing import Any
 
 import torch
 
-from harness.case import DIRECTIONS, Case
+from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons
 from harness.limits import arithmetic, memory
 from harness.machine import Machine
-from harness.shapes import Shape
-from implementations.attention import BASELINE, Attention, rel_attention_on
-from implementations.attention_entry import timed
-from implementations.inputs import NAMES, make_inputs
+from implementations.attention import BASELINE, NAMES, Attention, make_inputs, rel_attention_on, timed
 
 SHAPES = (Shape(1, 8, 128, 128, 64), Shape(32, 4, 20, 50, 64), Shape(64, 4, 1, 256, 64))
 MEMORY = ("k_mem", "v_mem")
@@ -25,9 +21,8 @@ WANTED = {
 }
 
 
-def small(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind != "cpu" or "native" not in machine.backends:
-        return []
+@comparisons("cpu", backend="native")
+def test_small(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for shape in SHAPES:
         for direction in DIRECTIONS:
@@ -39,15 +34,8 @@ def small(machine: Machine, full: bool) -> list[Comparison]:
     return found
 
 
-@comparisons(small)
-def test_small(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)
-
-
-def wanted(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind != "cpu" or "native" not in machine.backends:
-        return []
-
+@comparisons("cpu", backend="native")
+def test_wanted_gradients(machine: Machine, full: bool) -> list[Comparison]:
     def entry(attention: Attention, shape: Shape, names: tuple[str, ...]) -> Entry:
         inputs = make_inputs(shape, torch.float32, machine.device)
         for name, x in inputs.items():
@@ -70,8 +58,3 @@ def wanted(machine: Machine, full: bool) -> list[Comparison]:
         case = Case(direction="forward+backward", shape=shape)
         found.append(Comparison("wanted gradients", case, runs, clock="wall", seconds=3))
     return found
-
-
-@comparisons(wanted)
-def test_wanted_gradients(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

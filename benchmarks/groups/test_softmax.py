@@ -2,14 +2,12 @@
 full."""
 
 import functools
-from typing import Any
 
 from harness.case import Case
 from harness.comparison import Comparison, Implementation, comparisons
 from harness.machine import Machine
 from implementations.models import WT103_WORDS
-from implementations.softmax import SOFTMAXES, entry, note
-from implementations.softmax_check import SMALL
+from implementations.softmax import SMALL, SOFTMAXES, entry, note
 
 
 def _over(vocab_size: int, machine: Machine, brief: Comparison | None = None) -> Comparison:
@@ -21,12 +19,6 @@ def _over(vocab_size: int, machine: Machine, brief: Comparison | None = None) ->
     return Comparison("softmax", case, runs, clock="wall", seconds=45, least=4, most=30, brief=brief)
 
 
-def softmax(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind == "interpreter":
-        return []
+@comparisons("cpu", "cuda", backend=None)
+def test_softmax(machine: Machine, full: bool) -> list[Comparison]:
     return [_over(WT103_WORDS, machine, brief=_over(SMALL, machine))]
-
-
-@comparisons(softmax)
-def test_softmax(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

@@ -10,13 +10,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from harness.case import Case
+from harness.case import Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, Unavailable, comparisons
 from harness.internals import triton_pointers, triton_same_bits, triton_table_tile, triton_tile
 from harness.machine import Machine
-from harness.shapes import Shape
-from implementations.attention import rel_attention_on
-from implementations.attention_entry import check, entry
+from implementations.attention import check, entry, rel_attention_on
 
 KERNELS = ("forward", "backward_queries", "backward_keys")
 TABLE = "backward_table"
@@ -35,9 +33,8 @@ def under(change: Change, run: Callable[..., Any], *arguments: Any) -> Any:
         raise
 
 
-def tiles(machine: Machine, full: bool) -> list[Comparison]:
-    if "triton" not in machine.backends:
-        return []
+@comparisons("cuda", "interpreter", backend="triton")
+def test_tiles(machine: Machine, full: bool) -> list[Comparison]:
     shape = machine.pick(cpu=None, cuda=Shape(8, 16, 1024, 1024, 64), interpreter=Shape(1, 1, 32, 32, 16))
     ours = rel_attention_on("triton")
 
@@ -64,8 +61,3 @@ def tiles(machine: Machine, full: bool) -> list[Comparison]:
         case = Case(direction="forward+backward", shape=shape, note=what)
         found.append(Comparison("tiles", case, runs, seconds=2, least=2))
     return found
-
-
-@comparisons(tiles)
-def test_tiles(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

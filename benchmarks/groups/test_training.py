@@ -3,19 +3,16 @@ memory."""
 
 import functools
 from dataclasses import replace
-from typing import Any
 
-from harness.case import Case
+from harness.case import Case, Shape
 from harness.comparison import Comparison, Implementation, comparisons
 from harness.machine import Machine
-from harness.shapes import Shape
 from implementations.models import ENWIK8_BASE
 from implementations.training import BOUND, ORIGINAL, OURS, TRAINED, entry, without_attention
 
 
-def training(machine: Machine, full: bool) -> list[Comparison]:
-    if machine.kind == "interpreter" or not machine.backends:
-        return []
+@comparisons("cpu", "cuda")
+def test_training_step(machine: Machine, full: bool) -> list[Comparison]:
     sizes = machine.pick(cpu=[(2, 8)] + [(1, 22)] * full, cuda=[(12, 22)], interpreter=[])
     found = []
     for layers, batch in sizes:
@@ -33,8 +30,3 @@ def training(machine: Machine, full: bool) -> list[Comparison]:
         case = Case(unit="token", model="enwik8-base", layers=layers, shape=shape)
         found.append(Comparison("training step", case, runs, clock="wall", seconds=15, least=3, most=30))
     return found
-
-
-@comparisons(training)
-def test_training_step(run: Any, comparison: Comparison, implementation: str) -> None:
-    run(comparison, implementation)

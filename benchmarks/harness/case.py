@@ -1,13 +1,43 @@
-"""What a comparison's implementations all do, in fields: nothing is read out of a title."""
+"""What records say: in fields what a comparison's implementations all do, so that nothing is read
+out of a title, and the shares of the machine's limits."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from harness.shapes import Shape
+from typing import Any, Literal, NamedTuple
 
 SCHEMA = 2  # of the records: one more with every change of their fields
 Direction = Literal["forward", "forward+backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "forward+backward")
+Row = dict[str, Any]
+MOST_DISTURBED = 1.2  # the median of a limit over its fastest round
+# Speed-up of Table 9 of the paper (per token, one GPU, over the vanilla model) by attention length.
+SPEED_UP = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+
+
+class Shape(NamedTuple):
+    """Sizes of a causal call with all of its memory visible."""
+
+    B: int
+    H: int
+    L: int
+    M: int
+    D: int
+
+    def __str__(self) -> str:
+        return f"B{self.B} H{self.H} L{self.L} M{self.M} D{self.D}"
+
+    def product(self) -> float:
+        """Operations of one product over the visible pairs; attention with positions takes 3
+        forward, 8 backward."""
+        pairs = self.L * self.M + self.L * (self.L + 1) // 2
+        return 2.0 * self.B * self.H * pairs * self.D
+
+    def dense_product(self) -> float:
+        """Operations of one product over all pairs."""
+        return 2.0 * self.B * self.H * self.L * (self.L + self.M) * self.D
+
+    def read_bytes(self, element: int) -> float:
+        """Size of the keys, the values and r."""
+        return float(element * self.D * self.H * (self.M + self.L) * (2 * self.B + 1))
 
 
 @dataclass(frozen=True)
@@ -63,3 +93,32 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.work}, one token" if self.unit == "token" else self.work
+
+
+def add_shares(rows: list[Row]) -> None:
+    """Adds the shares of the limits measured in the same comparison, or marks the limit as
+    disturbed and adds none.
+
+    A limit does the same in every round: where its median is far above its fastest round, something
+    else ran meanwhile.
+    """
+    limits = [row for row in rows if "limit" in row]
+    for row in limits:
+        slowed = row["median_ms"] / row["fastest_ms"]
+        if slowed > MOST_DISTURBED:
+            row["disturbed"] = slowed
+    if disturbed(rows):
+        return
+    for what, rate in (("operations", "gflops"), ("bytes", "gb_per_s")):
+        limit = next((row for row in limits if row["limit"] == what), None)
+        for row in rows:
+            # Units have a peak for each dtype; memory is read at one rate.
+            same = limit is not None and (what == "bytes" or row.get("dtype") == limit.get("dtype"))
+            if limit is not None and same and rate in row and "limit" not in row:
+                row[f"share_of_{what}"] = row[rate] / limit[rate]
+
+
+def disturbed(rows: list[Row]) -> str:
+    """Why a comparison gives no shares of its limit; an empty string if it was not disturbed."""
+    slowed = max((row.get("disturbed", 0.0) for row in rows), default=0.0)
+    return f"the limit's median is {slowed:.2f} times its fastest round, so no shares" if slowed else ""

@@ -1,19 +1,34 @@
-"""A comparison: implementations that do the same work, and what a record says of each."""
+"""A comparison: implementations that do the same work, the one measure of right and wrong, and what
+a record says of each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.case import Case
+import torch
+from torch import Tensor
+
+from harness.case import Case, Row
 from harness.machine import Machine, Run
 
-Row = dict[str, Any]
+# Most of what rounding explains: several times what right implementations show.
+MOST = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 Role = Literal["ours", "part", "other", "baseline", "limit"]
 
 
 class Unavailable(Exception):
     """An implementation cannot take part here (not installed, no such operator): the reason. It is
     skipped, not failed."""
+
+
+def require(got: Tensor, want: Tensor, name: str, most: float | None = None) -> None:
+    """Raises AssertionError if got differs from want, in float64, by more than its dtype explains
+    (or than `most`), or is NaN: the relative error, by norms."""
+    most = MOST[got.dtype] if most is None else most
+    error = float(((got.double() - want).norm() / want.norm()).detach())
+    if not error <= most:
+        dtype = str(got.dtype).removeprefix("torch.")
+        raise AssertionError(f"{name} is wrong: relative error {error:.2g}, at most {most:g} is rounding in {dtype}")
 
 
 @dataclass
@@ -103,12 +118,23 @@ class Comparison:
         return f"{self.group}, {self.case}"
 
 
-def comparisons(listed: Callable[[Machine, bool], list[Comparison]]) -> Callable[[Any], Any]:
-    """Makes a test function one test for each implementation of each comparison in listed(machine,
-    full)."""
+def comparisons(*kinds: str, backend: str | None = "any") -> Callable[[Any], Any]:
+    """Makes a function (machine, full) that lists comparisons one test for each implementation of
+    each.
 
-    def decorate(test: Any) -> Any:
-        test.comparisons = listed
+    kinds: of machines that it is for. backend: of ours that must be there; None if none need.
+    """
+
+    def decorate(listed: Callable[[Machine, bool], list[Comparison]]) -> Any:
+        def test(run: Any, comparison: Comparison, implementation: str) -> None:
+            run(comparison, implementation)
+
+        def on_this(machine: Machine, full: bool) -> list[Comparison]:
+            there = backend is None or (backend in machine.backends if backend != "any" else machine.backends)
+            return listed(machine, full) if machine.kind in kinds and there else []
+
+        test.comparisons = on_this
+        test.__doc__ = listed.__doc__
         return test
 
     return decorate

@@ -1,18 +1,23 @@
-"""Runs comparisons: each implementation is checked, all are timed in turns, rows are recorded."""
+"""Runs comparisons: each implementation is checked, all are timed in turns, rows are recorded and
+printed.
+
+On a shared machine only times taken in turns can be compared: all implementations of a comparison
+run round by round in one process. pytest-benchmark then gets each one's times through a clock that
+replays them, so that its tables, records and comparisons work as usual.
+"""
 
 import json
 import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from harness.case import SCHEMA
-from harness.comparison import Comparison, Entry, Row, Unavailable
+from harness.case import SCHEMA, Row, add_shares, disturbed
+from harness.comparison import Comparison, Entry, Unavailable
 from harness.machine import Machine
-from harness.shares import add_shares
-from harness.turns import take_turns
 
 
 class DeviceLost(Exception):
@@ -128,3 +133,94 @@ def _rates(entry: Entry, times: list[float]) -> Row:
     seconds = (min(times) if entry.limit else statistics.median(times)) * entry.per
     rates = {"gflops": entry.operations / seconds / 1e9, "gb_per_s": entry.bytes / seconds / 1e9}
     return {name: rate for name, rate in rates.items() if rate} | ({"limit": entry.limit} if entry.limit else {})
+
+
+def take_turns(
+    runs: Mapping[str, Callable[[], float]], *, seconds: float, least: int, most: Mapping[str, int]
+) -> tuple[dict[str, list[float]], dict[str, Exception]]:
+    """What each run returned (its seconds), in rounds spread evenly over the run; and who failed.
+
+    Each is given the same share of `seconds`, but no fewer than `least` rounds and no more than its
+    `most`: a slow one sits out some rounds. They come warmed up; one that raises drops out.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    errors: dict[str, Exception] = {}
+    rounds: dict[str, int] = {}
+
+    def once(name: str) -> float:
+        begin = time.perf_counter()
+        if name not in errors:
+            try:
+                times[name].append(runs[name]())
+            except Exception as error:
+                errors[name] = error
+        return time.perf_counter() - begin
+
+    for name in runs:
+        cost = once(name)
+        share = round(seconds / len(runs) / max(cost, 1e-9))
+        rounds[name] = min(most[name], max(least, share)) - 1
+    total = max(1, *rounds.values()) if rounds else 0
+    for turn in range(total):
+        for name in runs:
+            if (turn + 1) * rounds[name] // total > turn * rounds[name] // total:
+                once(name)
+    return {name: found for name, found in times.items() if name not in errors}, errors
+
+
+class Replay:
+    """A clock for pytest-benchmark, which moves by recorded times."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.recorded: Iterator[float] = iter(())
+
+    def __call__(self) -> float:
+        return self.now
+
+    def run(self) -> None:
+        self.now += next(self.recorded)
+
+
+CLOCK = Replay()
+
+
+def replay(benchmark: Any, times: list[float]) -> None:
+    """Hands recorded times to pytest-benchmark, in a test marked `benchmark(timer=CLOCK)`."""
+    CLOCK.recorded = iter(times)
+    benchmark.pedantic(CLOCK.run, rounds=len(times), iterations=1)
+
+
+def header(machine: Machine) -> str:
+    """What is compared with what, on which device and dtype, and how it is timed."""
+    dtype = str(machine.dtype).removeprefix("torch.")
+    ours = ", ".join(machine.backends_for_few_queries) or "no backend of its own here"
+    threads = "" if machine.kind == "cuda" else f", {machine.threads} threads"
+    others = "the original algorithm, SDPA and whole models"
+    where = f"{machine.name}{threads}, {dtype}"
+    return f"benchmarks: rel_attention ({ours}) against {others}; {where}; timed in turns, medians"
+
+
+def table(comparison: Comparison, rows: dict[str, Row]) -> list[str]:
+    """A line for each implementation."""
+    first = next(iter(rows.values())).get("median_ms")
+    per_token = comparison.case.unit == "token"
+    lines = ["", comparison.title]
+    lines += [f"  {name:<52}{_line(row, first, per_token)}" for name, row in rows.items()]
+    said = disturbed(list(rows.values()))
+    return [*lines, f"  disturbed: {said}"] if said else lines
+
+
+def _line(row: Row, first: float | None, per_token: bool) -> str:
+    if "median_ms" not in row:
+        return f"{row['status']}: {row['error'].splitlines()[0][:120]}"
+    low, high = row["quartiles_ms"]
+    parts = [f"{row['median_ms']:>11.4g} ms  [{low:.4g}, {high:.4g}]"]
+    parts += [f"{row['median_ms'] / first:>7.2f}x"] if first else []
+    parts += [f"{row[key]:.0f} {unit}" for key, unit in (("gflops", "GFLOP/s"), ("gb_per_s", "GB/s")) if key in row]
+    shares = (("share_of_operations", "of the peak"), ("share_of_bytes", "of a plain read"))
+    parts += [f"{row[key]:.0%} {words}" for key, words in shares if key in row]
+    parts += [f"(the paper: {row['paper_speedup']:,}x)"] if "paper_speedup" in row else []
+    parts += [f"{row['peak_mib']:.0f} MiB"] if "peak_mib" in row else []
+    parts += [f"{1e3 / row['median_ms']:,.4g} tokens/s"] if per_token else []
+    return "  ".join(parts)

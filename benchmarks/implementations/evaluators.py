@@ -1,18 +1,21 @@
 """Transformer-XL evaluated segment by segment: ours, the original algorithm, and Hugging Face's, on
-the same weights."""
+the same weights; and the vanilla model of Al-Rfou et al., a window that slides one token at a time,
+computed in several ways."""
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from harness.checks import require
-from harness.comparison import Role
+from harness.comparison import require
+from implementations.attention import compiler
 from implementations.hugging_face import hugging_face, hugging_face_logits
-from implementations.models import MOST, SMALL, small
-from implementations.original_model import OriginalTransformerXL
+from implementations.models import MOST, SMALL, Named, small
+from implementations.original import OriginalTransformerXL, original_absolute_qkbh
 from txl import Engine, TransformerXL
+from txl.evaluation.speed import predict, vanilla_config
 
 
 class Evaluator(Protocol):
@@ -78,14 +81,6 @@ class HuggingFaceEvaluator:
         self.memory = [states.transpose(0, 1).contiguous()] * len(self.memory)
 
 
-class Named(NamedTuple):
-    """An evaluator: its name, its role, and how it is made."""
-
-    name: str
-    role: Role
-    make: MakeEvaluator
-
-
 OURS, ORIGINAL, HUGGING_FACE = "rel_attention", "original", "hugging-face"
 EVALUATORS = {
     OURS: Named("ours, cached keys and values", "ours", CachedEvaluator),
@@ -106,3 +101,45 @@ def check_evaluator(make: MakeEvaluator, dtype: torch.dtype, device: torch.devic
         block.attention.window = attn_len
     with torch.inference_mode():
         require(got, exact(tokens)[0], "logits", MOST[dtype])
+
+
+# Algorithm: its title.
+VANILLA = {
+    "vanilla-eager": "vanilla, eager as published",
+    "vanilla-flash": "vanilla, flash SDPA",
+    "vanilla-compiled": "vanilla, flash SDPA, compiled",
+    "vanilla-last": "vanilla, compiled, last layer for one token",
+}
+
+
+def vanilla(model: TransformerXL, algorithm: str) -> Callable[[Tensor], Tensor]:
+    """A vanilla model of these sizes, untrained: predict(window [B, W]) -> logits [B, vocab_size].
+
+    algorithm: "vanilla-eager": scores built in full in the original's layout; "vanilla-flash":
+    torch's fused attention; "vanilla-compiled": that, each layer under torch.compile;
+    "vanilla-last": that, and the last layer computes only what the last token needs.
+    """
+    torch.manual_seed(1)
+    # Weights that any dtype holds, so that models of two dtypes are the same.
+    it = TransformerXL(vanilla_config(model.config)).bfloat16().to(model.device, model.softmax.bias.dtype).eval()
+    if algorithm == "vanilla-eager":
+        for block in it.layers:
+            block.attention.attend = _eager_attend
+    if algorithm in ("vanilla-compiled", "vanilla-last"):
+        compiler()
+        for block in it.layers:
+            block.compile(dynamic=True)
+    read = functools.partial(predict, it, last_layer_in_full=algorithm != "vanilla-last")
+    ready: Callable[[Tensor], Tensor] = torch.inference_mode()(read)
+    return ready
+
+
+def _eager_attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.permute(2, 0, 1, 3) for x in (q, k, v))
+    return original_absolute_qkbh(q, k, v).permute(1, 2, 0, 3)
+
+
+def check_vanilla(algorithm: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuses a vanilla model whose logits differ from the eager one's in float64."""
+    model, exact, tokens = small(dtype, device)
+    require(vanilla(model, algorithm)(tokens), vanilla(exact, "vanilla-eager")(tokens), "logits", MOST[dtype])

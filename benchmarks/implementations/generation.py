@@ -1,22 +1,31 @@
-"""`generate()` of transformers' old TransfoXL and of `txl.hf`'s, on the same weights."""
+"""`generate()` of transformers' old TransfoXL and of `txl.hf`'s, on the same weights: each in a
+process of its own, since both transformers cannot be in one.
+
+    python -m implementations.generation old|new FOLDER; the new one needs PEERS
+
+A process reads a line "SCORES FILE" or "GENERATE BATCH NEW" at a time; answers each by a line of
+JSON.
+"""
 
 import atexit
 import functools
 import json
+import logging
 import os
 import subprocess
 import sys
 import tempfile
+import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import bare_peers
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from harness.checks import require
-from harness.comparison import Entry, Unavailable
+from harness.comparison import Entry, Unavailable, require
+from implementations import bare_peers
 from implementations.models import ENWIK8_BASE
 from txl import TransformerXL
 from txl.importing.checkpoint import export
@@ -24,7 +33,7 @@ from txl.text.vocabulary import ByteVocabulary
 from txl.training import checkpoint as checkpoints
 
 OLD, NEW = "transformers 4.37.2", "txl.hf"
-TOKENS = 64
+PROMPT, TOKENS = 128, 64
 _HERE = Path(__file__).parents[1]
 
 
@@ -44,9 +53,8 @@ class Worker:
 
     def __init__(self, way: str, mem_len: int) -> None:
         """Raises Unavailable: its transformers is not installed."""
-        tests = _HERE.parent / "tests"
-        paths = [_HERE, tests / "support", tests / "integrations", *filter(None, [os.environ.get("PYTHONPATH")])]
-        command = [sys.executable, _HERE / "implementations" / "generate_worker.py", way, saved(mem_len)]
+        paths = [_HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
+        command = [sys.executable, "-m", "implementations.generation", way, saved(mem_len)]
         self._process = subprocess.Popen(
             command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
@@ -84,7 +92,6 @@ def _require() -> None:
 @functools.cache
 def _exact(mem_len: int) -> torch.Tensor:
     """Scores of `txl`'s own model, of two segments."""
-    from implementations.generate_worker import prompt
     from txl.importing.checkpoint import convert
 
     with tempfile.TemporaryDirectory() as folder:
@@ -107,3 +114,46 @@ def entry(way: str, mem_len: int, batch: int) -> Entry:
             require(load_file(f"{folder}/scores")["scores"], _exact(mem_len), way, 1e-4)
 
     return Entry(lambda: float(running.ask(f"GENERATE {batch} {TOKENS}")["seconds"]), check, per=batch * TOKENS)
+
+
+def load(way: str, folder: Path) -> Any:
+    warnings.simplefilter("ignore")
+    if way == "new":
+        bare_peers.use()
+        from txl.hf.modeling import TransfoXLLMHeadModel
+    else:
+        from transformers import TransfoXLLMHeadModel
+    model = TransfoXLLMHeadModel.from_pretrained(folder).eval()
+    model.generation_config.eos_token_id = None
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # of the mask that is not given
+    return model
+
+
+def prompt(batch: int, vocab_size: int) -> torch.Tensor:
+    return torch.randint(vocab_size, (batch, PROMPT), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def answer(model: Any, line: str) -> dict[str, Any]:
+    what, *arguments = line.split()
+    if what == "SCORES":
+        tokens = prompt(2, model.config.vocab_size)
+        first = model(tokens)
+        after = model(tokens.flip(1), mems=first.mems)
+        save_file({"scores": torch.stack([first.prediction_scores, after.prediction_scores])}, arguments[0])
+        return {"saved": arguments[0]}
+    batch, new = map(int, arguments)
+    tokens = prompt(batch, model.config.vocab_size)
+    began = time.perf_counter()
+    model.generate(tokens, max_new_tokens=new, do_sample=False)
+    return {"seconds": time.perf_counter() - began}
+
+
+if __name__ == "__main__":
+    try:
+        model = load(sys.argv[1], Path(sys.argv[2]))
+    except ImportError as error:
+        sys.exit(print(json.dumps({"missing": str(error)})))
+    print(json.dumps({"missing": ""}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(model, line)), flush=True)

@@ -1,11 +1,14 @@
 """The paper's model sizes, and the small model that whole models are checked on."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from harness.comparison import Role
 from txl import ModelConfig, TransformerXL, recipes
 
 ENWIK8_BASE = ModelConfig(vocab_size=204)
@@ -13,6 +16,14 @@ ENWIK8_LARGE = ModelConfig(vocab_size=204, n_layer=24, d_model=1024, d_head=128,
 SMALL = ModelConfig(vocab_size=50, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, dropout=0.0)
 WT103_WORDS = 267_735
 MOST = {torch.float32: 1e-5, torch.bfloat16: 4e-2}  # relative error of its logits, after two layers
+
+
+class Named(NamedTuple):
+    """A way to train or evaluate a model: its name, its role, and how it is made."""
+
+    name: str
+    role: Role
+    make: Callable[..., Any]
 
 
 @functools.cache

@@ -8,15 +8,13 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import bare_peers
-import peer_cases
 import torch
 from torch import Tensor, nn
 
-from harness.checks import require
-from harness.comparison import Entry, Unavailable
+from harness.comparison import Entry, Unavailable, require
 from harness.machine import Machine
-from harness.probe import probe
+from implementations import bare_peers, peer_cases
+from implementations.memory import probe
 from txl_kernels.integrations import accelerate
 
 bare_peers.use()

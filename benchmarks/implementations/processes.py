@@ -1,18 +1,35 @@
-"""Updates of one training by one process or several, each with its share of this machine's
-cores."""
+"""Updates of one training by one process or several, each with its share of this machine's cores.
+
+    python -m implementations.processes MODEL BATCH LENGTH SHARD
+
+A process, started as torchrun would start it, makes an update for each line it reads; the first
+process answers each by a line of JSON with the loss.
+"""
 
 import atexit
 import functools
 import json
 import os
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ranks import free_port
+import numpy as np
+import torch
 
 from harness.comparison import Entry
+from implementations.models import ENWIK8_BASE
+from txl import recipes
+from txl.distributed import World, joined
+from txl.model import make_network
+from txl.model.config import config_from_json
+from txl.text.streams import OrderedStreams
+from txl.training.config import TrainConfig
+from txl.training.data import Batches
+from txl.training.update import Updater
 
 _HERE = Path(__file__).parents[1]
 
@@ -21,12 +38,21 @@ class Processes:
     """A training on its way; `update` waits for one more."""
 
     def __init__(self, count: int, threads: int, model: str, batch: int, length: int, shard: bool) -> None:
-        port = str(free_port())
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
         kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         paths = os.pathsep.join(map(str, [_HERE, *filter(None, [os.environ.get("PYTHONPATH")])]))
         common = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": paths, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        script = str(_HERE / "implementations" / "process_worker.py")
-        command = [sys.executable, script, model, str(batch), str(length), "shard" if shard else "whole"]
+        command = [
+            sys.executable,
+            "-m",
+            "implementations.processes",
+            model,
+            str(batch),
+            str(length),
+            "shard" if shard else "whole",
+        ]
         self._started = []
         for rank in range(count):
             world = {} if count == 1 else {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
@@ -72,3 +98,33 @@ def entry(count: int, threads: int, model: str, batch: int, length: int, shard: 
                 raise AssertionError(f"losses {ours.losses[:4]}, of one process {other.losses[:4]}")
 
     return Entry(ours.update, check, per=batch * length)
+
+
+def train(model: str, batch: int, length: int, shard: bool, world: World) -> None:
+    if model == "laptop":
+        sizes = config_from_json(recipes.load(model).model | {"vocab_size": 204})
+    else:
+        sizes = replace(ENWIK8_BASE, n_layer=2, dropout=0.0, mem_len=length)
+    config = TrainConfig(steps=100_000, batch=batch, tgt_len=length, precision="fp32")
+    torch.manual_seed(0)
+    device = torch.device("cpu")
+    updater = Updater(make_network(sizes), config, world, device, shard)
+    tokens = np.random.default_rng(0).integers(0, 204, 1 << 22).astype(np.uint16)
+    batches = Batches(OrderedStreams(tokens, batch, length), config, sizes, world, device)
+    step = 0
+    while step * length < sizes.mem_len:  # until memory is full
+        loss = updater.update(step, batches).loss
+        step += 1
+    while True:
+        if world.first:
+            print(json.dumps({"loss": loss}), flush=True)
+        if not sys.stdin.readline():
+            return
+        loss = updater.update(step, batches).loss
+        step += 1
+
+
+if __name__ == "__main__":
+    name, batch, length, shard = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "shard"
+    with joined(torch.device("cpu"), always=shard) as world:
+        train(name, batch, length, shard, world)

@@ -3,20 +3,18 @@ are compared."""
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from hugging_face_names import their_names
 from torch import Tensor, nn
 
-from harness.checks import require
-from harness.comparison import Entry, Role
+from harness.comparison import Entry, require
 from harness.internals import attention_of_the_layer
 from implementations.hugging_face import hugging_face as hugging_face_model
-from implementations.hugging_face import hugging_face_logits
-from implementations.models import text
-from implementations.original_model import OriginalTransformerXL
+from implementations.hugging_face import hugging_face_logits, their_names
+from implementations.models import Named, text
+from implementations.original import OriginalTransformerXL
 from txl import ModelConfig, TransformerXL
 
 # What is trained, and its logits [B, L, vocab_size] for tokens [B, L] after a full memory.
@@ -46,14 +44,6 @@ def hugging_face(model: TransformerXL, batch: int) -> Trained:
     memory = [x.transpose(0, 1).contiguous() for x in memory_states(model, batch)]
     theirs = hugging_face_model(model, model.config.mem_len).train()
     return theirs, lambda tokens: hugging_face_logits(theirs, tokens, memory)[0]
-
-
-class Named(NamedTuple):
-    """Something to train: its name, its role, and how it is made."""
-
-    name: str
-    role: Role
-    make: MakeTrained
 
 
 OURS, ORIGINAL, HUGGING_FACE, BOUND = "rel_attention", "original", "hugging-face", "without-attention"

@@ -1,5 +1,4 @@
-"""Turns the records in benchmarks/results/ into REPORT.md, its plots, and the figures of
-the README and docs/speed.md.
+"""Turns the records in benchmarks/results/ into REPORT.md, its plots, and the documents' figures.
 
     make report, or PYTHONPATH=benchmarks python -m report [--check]
 
@@ -17,17 +16,9 @@ from report.records import load, present, published
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the documents differ")
-    if parser.parse_args().check:
-        check()
+    if not parser.parse_args().check:
+        print(*write(load(present())) or ["nothing to change"], sep="\n")
         return
-    changed = write(load(present()))
-    for path in changed:
-        print(path)
-    if not changed:
-        print("nothing to change")
-
-
-def check() -> None:
     for path, text in texts(load(published())).items():
         found = path.read_text(encoding="utf-8") if path.exists() else ""
         if found != text:

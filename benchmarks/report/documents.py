@@ -1,10 +1,13 @@
-"""The documents made from records: what each should hold, and writing those that do not hold it
-yet."""
+"""The documents made from records: the report's tables, and the figures of the README and docs."""
 
+import re
+import textwrap
+from dataclasses import replace
 from pathlib import Path
 
-from report import generation, headline, libraries, plots, sections, summary
-from report.records import Device
+from harness.case import SPEED_UP, Row
+from report import charts
+from report.records import Device, Measured, ratio
 
 HERE = Path(__file__).parents[1]
 REPORT, PLOTS = HERE / "REPORT.md", HERE / "plots"
@@ -12,37 +15,213 @@ README, DOCS = HERE.parent / "README.md", HERE.parent / "docs"
 SPEED, ACCELERATE = DOCS / "speed.md", DOCS / "how-to" / "accelerate.md"
 TRANSFORMERS = DOCS / "how-to" / "transformers.md"
 BEGIN, END = "<!-- figures: written by `make report` -->", "<!-- end of figures -->"
+INTRODUCTION = """# Benchmarks
+
+Written by `make report` from the records in `results/`; not edited by hand. How to measure:
+`pytest benchmarks/ --benchmark-only` (`--full` for the paper's sizes), in which implementations run
+in turns, each compared with a float64 reference before it is timed.
+"""
+LEGEND = """A cell is the median of its rounds, milliseconds, with quartiles in brackets; the time as a multiple
+of the first implementation's; and the share of the limit measured in the same comparison:
+multiply-adds in registers (on a GPU, the library's matrix product) for the useful operations,
+visible pairs only; a plain read (a copy) for the bytes that must be read. A limit does the same in
+every round: where its median is over 1.2 times its fastest round, the comparison was disturbed, and
+no shares are given. MiB are the peak beyond the inputs (of a model, beyond the parameters).
+"""
+# Of two implementations each, another library's and ours.
+_LAYERS = "other libraries' layers"
+LIBRARIES = (_LAYERS, f"peak memory of {_LAYERS}", f"streaming steps of {_LAYERS}", "other libraries' encoders")
+GENERATE = ("generate()",)
+# What docs/speed.md shows beside the evaluation.
+SHOWN = ("attention", "decode", "training step", "softmax", "peak memory", "padding", "call overhead", "start-up")
 
 
 def texts(devices: list[Device]) -> dict[Path, str]:
-    """What the report, the README and docs/speed.md should say, and the pages on other
-    libraries."""
-    lines = [sections.INTRODUCTION]
-    for device in devices:
-        lines += sections.section(device)
+    """What the report, the README and the pages with figures should say."""
     return {
-        REPORT: "\n".join(lines).rstrip() + "\n",
-        README: _with_figures(README, headline.lines(devices)),
-        SPEED: _with_figures(SPEED, summary.lines(devices)),
-        ACCELERATE: _with_figures(ACCELERATE, libraries.lines(devices)),
-        TRANSFORMERS: _with_figures(TRANSFORMERS, generation.lines(devices)),
+        REPORT: _joined([INTRODUCTION, LEGEND, *(line for device in devices for line in section(device))]),
+        README: _with_figures(README, headline(devices)),
+        SPEED: _with_figures(SPEED, [LEGEND, *(line for device in devices for line in summary(device))]),
+        ACCELERATE: _with_figures(ACCELERATE, libraries(devices, LIBRARIES)),
+        TRANSFORMERS: _with_figures(TRANSFORMERS, libraries(devices, GENERATE)),
     }
 
 
 def _with_figures(path: Path, lines: list[str]) -> str:
     """A document's text with these figures between its marks."""
     before, rest = path.read_text(encoding="utf-8").split(BEGIN)
-    figures = "\n".join(lines)
-    return f"{before}{BEGIN}\n{figures}\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n\n{_joined(lines)}\n{END}{rest.split(END)[1]}"
+
+
+def _joined(lines: list[str]) -> str:
+    """With single blank lines."""
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"
 
 
 def write(devices: list[Device]) -> list[Path]:
     """Writes the documents and plots that differ from what they should hold; returns those."""
     wanted = {path: text.encode() for path, text in texts(devices).items()}
     for device in devices:
-        wanted |= {PLOTS / name: png for name, png in plots.draw(device).items()}
+        wanted |= {PLOTS / name: png for name, png in charts.draw(device).items()}
     changed = [path for path, data in wanted.items() if not path.exists() or path.read_bytes() != data]
     for path in changed:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(wanted[path])
     return changed
+
+
+def number(x: float) -> str:
+    """Three significant digits."""
+    return f"{x:,.0f}" if x >= 100 else f"{x:#.3g}".rstrip(".")
+
+
+def prose(text: str, indent: str = "") -> list[str]:
+    """Lines of at most 100 columns; indent: of all but the first."""
+    return textwrap.wrap(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def pivot(head: str, cells: dict[tuple[str, str], str]) -> list[str]:
+    """A table of cells by their rows and columns, in the order in which these first appear."""
+    rows, columns = (dict.fromkeys(key[n] for key in cells) for n in (0, 1))
+    lines = [[head, *columns], ["---", *("---:" for _ in columns)]]
+    lines += [[row, *(cells.get((row, column), "") for column in columns)] for row in rows]
+    return ["", *("| " + " | ".join(line) + " |" for line in lines), ""]
+
+
+def sources(found: list[Measured]) -> str:
+    """Dates, commits and versions behind figures."""
+    said = (
+        f"{about['date'][:10]}, commit {about['commit']}{' with changes' * about['uncommitted_changes']}, "
+        f"torch {about['torch']}, {about['dtype']}"
+        for about in (measured.about for measured in found)
+    )
+    return "; ".join(dict.fromkeys(said))
+
+
+def section(device: Device) -> list[str]:
+    """Everything measured on one machine, with its plots."""
+    lines, pictures = ["", f"## {device.name}"], charts.names(device)
+    for group in dict.fromkeys(measured.group for measured in device.comparisons):
+        found = device.group(group)
+        lines += ["", f"### {group[0].upper()}{group[1:]}", "", *prose(f"{sources(found)} where nothing else is said.")]
+        lines += speed_ups(found) if group == "evaluation speed" else []
+        lines += pairs(found) if group in LIBRARIES + GENERATE else in_full(found)
+        lines += [f"\n![{group}](plots/{name})" for name in pictures.get(group, [])]
+    return lines
+
+
+def summary(device: Device) -> list[str]:
+    """One machine in docs/speed.md."""
+    base = [x for x in device.group("evaluation speed") if x.case.model == "enwik8-base"]
+    found = [x for group in SHOWN for x in device.group(group) if group != "peak memory" or x.case.model]
+    lines = ["", *prose(f"**{device.name}** ({sources([*base, *found])}; medians, implementations in turns)")]
+    return [*lines, *speed_ups(base), *in_full(found)]
+
+
+def in_full(found: list[Measured]) -> list[str]:
+    """Tables of comparisons, those of one group, direction and model beside each other: a row an
+    implementation, the failed ones too."""
+    tables: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
+    lines = []
+    for measured in found:
+        case, first = measured.case, next(iter(measured.rows.values()))
+        cells = tables.setdefault((measured.group, str(case.direction), str(case.network)), {})
+        cells |= {(name, str(case)): _cell(row, first) for name, row in measured.rows.items()}
+        if measured.disturbed:
+            lines += [*prose(f"*disturbed: {case}: {measured.disturbed}.*"), ""]
+    return [line for (group, *_), cells in tables.items() for line in pivot(group, cells)] + lines
+
+
+def _cell(row: Row, first: Row) -> str:
+    """Time or peak memory, as a multiple of the first implementation's too, and the share of the
+    limit; or what happened instead."""
+    if "median_ms" not in row:
+        return f"{row['status']}: {row['error'].splitlines()[0][:100]}".replace("|", "/")
+    key = "peak_mib" if "peak_mib" in row else "median_ms"
+    spread = "[{}, {}]".format(*map(number, row["quartiles_ms"]))
+    parts = [f"{number(row[key])} {'MiB' if key == 'peak_mib' else spread}"]
+    parts += [f"{number(row[key] / first[key])}x"] if first.get(key) and row is not first and "limit" not in row else []
+    parts += [f"{row[name]:.0%}" for name in ("share_of_operations", "share_of_bytes") if name in row]
+    parts += [f"{number(row['gflops'])} GFLOP/s"] if row.get("limit") == "operations" else []
+    parts += [f"{number(row['gb_per_s'])} GB/s"] if row.get("limit") == "bytes" else []
+    return ", ".join(parts)
+
+
+def speed_ups(found: list[Measured]) -> list[str]:
+    """Table 9 of each model: the paper's column, then speed-ups over each implementation of ours
+    that may be compared with it."""
+    lines = []
+    for network in dict.fromkeys(measured.case.network for measured in found):
+        cells: dict[tuple[str, str], str] = {}
+        chosen = [measured for measured in found if measured.case.network == network]
+        for measured in chosen:
+            length = f"{measured.case.attn_len:,}"
+            cells[length, "the paper"] = f"{SPEED_UP[measured.case.attn_len]:,}x"
+            for name, row in measured.rows.items():
+                if row["role"] != "ours":
+                    said = " / ".join(f"{number(x)}x" for x in measured.speed_ups(row))
+                    cells[length, f"over {name}"] = said or str(row["status"])
+        segments = " / ".join(str(mine["segment"]) for mine in chosen[0].ours())
+        title = f"Evaluation, {network}, speed-up per token (Table 9), ours in segments of {segments} tokens:"
+        lines += ["", *prose(title), *pivot("attention length", cells)]
+    return lines
+
+
+def pairs(found: list[Measured]) -> list[str]:
+    """Another library's and ours: a table for each group and direction, a row a model."""
+    tables: dict[str, dict[tuple[str, str], str]] = {}
+    for measured in found:
+        case, key = measured.case, "peak_mib" if measured.group.startswith("peak memory") else "median_ms"
+        theirs, ours = measured.find(role="other"), measured.find(role="ours")
+        if theirs and ours:
+            cell = f"{theirs['status']} / {ours['status']}"
+            if key in theirs and key in ours:
+                cell = f"{number(theirs[key])} / {number(ours[key])} ({number(theirs[key] / ours[key])}x)"
+            what = f"{case.direction or 'a token'}, {'MiB' if key == 'peak_mib' else 'milliseconds'}"
+            cells = tables.setdefault(f"{measured.group}, {what}, theirs / ours (as a multiple)", {})
+            cells[case.network, replace(case, model=None, layers=None, direction=None).work] = cell
+    return [line for title, cells in tables.items() for line in ("", f"{title}:", *pivot("", cells))]
+
+
+def libraries(devices: list[Device], groups: tuple[str, ...]) -> list[str]:
+    """For the documentation, of each machine where the libraries were there."""
+    lines = []
+    for device in devices:
+        found = [x for x in device.comparisons if x.group in groups and any("median_ms" in y for y in x.rows.values())]
+        lines += ["", *prose(f"{device.name} ({sources(found)}):"), *pairs(found)] if found else []
+    return lines
+
+
+def headline(devices: list[Device]) -> list[str]:
+    """The README's picture and three figures, each of the longest, of the machine that they were
+    measured on last."""
+    device = next((device for device in devices if device.group(charts.LENGTH)), devices[0])
+    base = [measured for measured in device.group("evaluation speed") if measured.case.model == "enwik8-base"]
+    quoted, said = [], []
+    for longest in device.group(charts.LENGTH, "forward+backward")[-1:]:
+        mine, plain = longest.find(role="ours"), longest.find(algorithm="sdpa")
+        gain = ratio(longest.find(algorithm="original-qkbh"), mine)
+        if gain and ratio(plain, mine):
+            quoted.append(longest)
+            said.append(
+                f"Attention ({longest.case.work}): {number(mine['median_ms'])} ms, where plain SDPA, which has no "
+                f"positions, takes {number(plain['median_ms'])} ms; {number(gain)}x the speed of the paper's PyTorch code."
+            )
+    for longest in base[-1:]:
+        gains, length = longest.speed_ups(longest.find(algorithm="vanilla-flash")), longest.case.attn_len
+        if gains:
+            quoted.append(longest)
+            said.append(
+                f"Evaluation of the paper's 12-layer enwik8 model at {length:,} keys: {number(min(gains))}x to "
+                f"{number(max(gains))}x the speed of a vanilla model with flash SDPA (Table 9 of the paper: "
+                f"{SPEED_UP[length]:,}x)."
+            )
+    for step in device.group("peak memory"):
+        mine, theirs = ((step.find(**x) or {}).get("peak_mib") for x in ({"role": "ours"}, {"algorithm": "original"}))
+        if step.case.model and mine and theirs:
+            quoted.append(step)
+            less = f"{number(mine)} MiB against {number(theirs)}, {theirs / mine:.1f} times less"
+            said.append(f"Peak memory ({step.case.work}): {less}.")
+    picture = [f"![{charts.LENGTH}](benchmarks/plots/{x})" for x in charts.names(device).get(charts.LENGTH, [])[-1:]]
+    machine = prose(f"{device.name} ({sources(quoted)}; medians, implementations in turns):")
+    return [*picture, "", *machine, "", *(line for text in said for line in prose(f"- {text}", "  "))]

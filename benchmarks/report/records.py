@@ -12,18 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.case import SCHEMA, Case
-from harness.shares import disturbed
+from harness.case import SCHEMA, Case, Row, disturbed
 
-Row = dict[str, Any]
-# What implementations were called in older records.
-NAMES = {
-    "original, [q, k, b, h]": "the paper's PyTorch code",
-    "original, [B, H, L, S]": "the paper's algorithm, [B, H, L, S]",
-    "original, [B, H, L, S], compiled": "the paper's algorithm, [B, H, L, S], compiled",
-    "original algorithm, [q, k, b, h]": "the paper's PyTorch code",
-}
 RESULTS = Path(__file__).parents[1] / "results"
+
+
+def ratio(slower: Row | None, faster: Row | None) -> float | None:
+    """How many times as long the first takes; None if one was not measured."""
+    if slower is None or faster is None or "median_ms" not in slower or "median_ms" not in faster:
+        return None
+    return float(slower["median_ms"] / faster["median_ms"])
 
 
 @dataclass
@@ -43,23 +41,16 @@ class Measured:
     def ours(self) -> list[Row]:
         return [row for row in self.rows.values() if row["role"] == "ours"]
 
+    def speed_ups(self, row: Row | None) -> list[float]:
+        """How many times as long a row takes as each of ours that reads the text in segments as it
+        does; all of ours if it knows none, as vanilla models."""
+        mine = [x for x in self.ours() if row is not None and row.get("segment") in (None, x["segment"])]
+        return [found for x in mine if (found := ratio(row, x)) is not None]
+
     @property
     def disturbed(self) -> str:
         """Why it gives no shares; empty if it was not disturbed."""
         return disturbed(list(self.rows.values()))
-
-
-def ratio(slower: Row | None, faster: Row | None) -> float | None:
-    """How many times as long the first takes; None if one was not measured."""
-    if slower is None or faster is None or "median_ms" not in slower or "median_ms" not in faster:
-        return None
-    return float(slower["median_ms"] / faster["median_ms"])
-
-
-def comparable(row: Row, mine: Row) -> bool:
-    """Whether an implementation reads the text in segments as ours does, or knows no segments, as
-    vanilla models."""
-    return row.get("segment") in (None, mine["segment"])
 
 
 @dataclass
@@ -106,7 +97,6 @@ def load(paths: list[Path]) -> list[Device]:
         threads = f", {about['threads']} threads, {about['isa']}" if about["kind"] == "cpu" else ""
         fresh: dict[tuple[str, Case], Measured] = {}
         for row in record["rows"]:
-            row["implementation"] = NAMES.get(row["implementation"], row["implementation"])
             key = row["group"], Case.from_json(row["case"])
             fresh.setdefault(key, Measured(*key, {}, about)).rows[row["implementation"]] = row
         newest.setdefault(f"{about['device']}{threads}", {}).update(fresh)

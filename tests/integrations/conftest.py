@@ -1,8 +1,9 @@
 """The peers' packages before all others, for a run of these tests alone (`make test-integrations`):
 another transformers than the one that other tests compare with."""
 
-import bare_peers
 import pytest
+
+from implementations import bare_peers
 
 bare_peers.use()
 

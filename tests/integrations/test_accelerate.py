@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from peer_cases import MAKERS, Sizes, answer, make
 from torch import Tensor, nn
 
+from implementations.peer_cases import MAKERS, Sizes, answer, make
 from txl_kernels import integrations
 from txl_kernels.integrations import Accelerated, Peer, Report, accelerate, peers, registry, restore, source_hash
 
@@ -75,7 +75,7 @@ def test_replicas() -> None:
 
 
 def _rotary() -> nn.Module:
-    import bare_peers
+    from implementations import bare_peers
 
     m = bare_peers.transformers("wav2vec2_bert")
     config = m.Wav2Vec2BertConfig(hidden_size=64, num_attention_heads=4, position_embeddings_type="rotary")
@@ -102,7 +102,7 @@ def _own_forward() -> nn.Module:
 
 
 def _simplified() -> nn.Module:
-    import bare_peers
+    from implementations import bare_peers
 
     module: nn.Module = bare_peers.espnet_transducer().RelPositionMultiHeadedAttention(4, 64, 0.0, True)
     return module

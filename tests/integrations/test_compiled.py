@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from peer_cases import answer, make
 from torch import Tensor, nn
 
+from implementations.peer_cases import answer, make
 from txl_kernels.integrations import accelerate
 
 pytestmark = pytest.mark.peers

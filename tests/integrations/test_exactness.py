@@ -7,9 +7,9 @@ from unittest import mock
 
 import pytest
 import torch
-from peer_cases import PeerCase, make
 from torch import Tensor, nn
 
+from implementations.peer_cases import PeerCase, make
 from txl_kernels.integrations import accelerate, restore
 
 pytestmark = pytest.mark.peers

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from peer_cases import HEADS, answer, make
 from torch import Tensor, nn
 
+from implementations.peer_cases import HEADS, answer, make
 from txl_kernels.integrations import accelerate
 
 pytestmark = pytest.mark.peers
@@ -35,7 +35,7 @@ def in_training(name: str, dropout: float) -> Any:
 
 
 def own_function(name: str) -> Any:
-    import bare_peers
+    from implementations import bare_peers
 
     interface = bare_peers.transformers(name).ALL_ATTENTION_FUNCTIONS
     interface.register("mine", lambda module, query, key, value, *args, **kwargs: (value.transpose(1, 2) * 0.5, None))
@@ -103,7 +103,7 @@ def test_hugging_face_falls_back(name: str) -> None:
 
 
 def test_weights_that_a_model_collects() -> None:
-    import bare_peers
+    from implementations import bare_peers
 
     m = bare_peers.transformers("parakeet")
     config = m.ParakeetEncoderConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2,

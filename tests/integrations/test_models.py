@@ -4,11 +4,11 @@ tokens or frames are real, and no call that falls back."""
 from collections.abc import Callable
 from typing import Any
 
-import bare_peers
 import pytest
 import torch
 from torch import Tensor, nn
 
+from implementations import bare_peers
 from txl_kernels.integrations import accelerate, restore
 
 pytestmark = pytest.mark.peers

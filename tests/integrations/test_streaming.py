@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import bare_peers
 import pytest
 import torch
-from peer_cases import make, sinusoids
 from torch import Tensor, nn
 
+from implementations import bare_peers
+from implementations.peer_cases import make, sinusoids
 from txl_kernels.integrations import accelerate, restore, streaming
 
 pytestmark = pytest.mark.peers

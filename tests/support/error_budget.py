@@ -3,8 +3,8 @@
 
 import torch
 from oracle import TENSORS, Case, as_call, gradients, make_inputs
-from original import original_bhls
 
+from implementations.original import original_bhls
 from txl_kernels import rel_attention
 
 SHAPES = [

@@ -14,9 +14,9 @@ import pytest
 import torch
 from browser import opened
 from hugging_face_model import SIZES, transfo_xl
-from hugging_face_names import their_names
 from model_helpers import small_config, small_model
 
+from implementations.hugging_face import their_names
 from txl import TransformerXL
 from txl.attention import Attention, Part, Terms, marked, read_terms, score_terms, show, write_page
 from txl.errors import TxlError

@@ -10,7 +10,7 @@ import pytest
 
 import txl
 import txl_kernels
-from compare.compare import judge
+from compare.__main__ import judge
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from harness.case import Case
-from harness.shapes import Shape
+from harness.case import Case, Shape
 
 CASES = {
     "": Case(),

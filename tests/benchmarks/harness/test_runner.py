@@ -5,16 +5,35 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmark_machine import FakeMachine
 
+import harness.runner
 from harness.case import Case
 from harness.comparison import Comparison, Entry, Implementation, Unavailable
-from harness.runner import Runner
-from harness.terminal import table
+from harness.runner import Runner, table, take_turns
 from report.records import load
+
+
+class FakeMachine:
+    """As little of a machine as a comparison needs."""
+
+    kind = "cpu"
+
+    def about(self) -> dict[str, Any]:
+        return {"date": "2000-01-01", "kind": "cpu", "device": "A processor", "threads": 2, "isa": "avx2"}
+
+    def on_device(self, run: Callable[[], object]) -> float:
+        run()
+        return 0.25
+
+    def synchronize(self) -> None:
+        pass
+
+    def free_memory(self) -> None:
+        pass
 
 
 def test_who_fails_gets_no_time_and_stops_nobody(tmp_path: Path) -> None:
@@ -86,3 +105,34 @@ def test_two_of_one_name_are_refused() -> None:
     twice = [Implementation("a", "a", lambda: Entry(lambda: None))] * 2
     with pytest.raises(ValueError, match="group, : implementations need different names"):
         Comparison("group", Case(), twice)
+
+
+def test_equal_shares_of_the_time_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    now = 0.0
+    monkeypatch.setattr(harness.runner, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    def take(name: str, seconds: float) -> float:
+        nonlocal now
+        now += seconds
+        order.append(name)
+        return seconds
+
+    runs = {"fast": lambda: take("fast", 0.002), "slow": lambda: take("slow", 0.02)}
+    times, errors = take_turns(runs, seconds=0.4, least=3, most={"fast": 50, "slow": 50})
+    assert not errors
+    assert times["slow"] == [0.02] * len(times["slow"])
+    assert len(times["slow"]) == 10
+    assert len(times["fast"]) == 50
+    gaps = [b - a for a, b in zip(_places(order, "slow"), _places(order, "slow")[1:], strict=False)][1:]
+    assert max(gaps) <= 2 * min(gaps)  # after the first round, which measures what each costs
+
+
+def _places(order: list[str], name: str) -> list[int]:
+    return [n for n, x in enumerate(order) if x == name]
+
+
+def test_least_and_most() -> None:
+    runs = {"a": lambda: 1.0, "b": lambda: 2.0}
+    times, _ = take_turns(runs, seconds=0, least=4, most={"a": 10, "b": 2})
+    assert times == {"a": [1.0] * 4, "b": [2.0] * 2}

@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.shapes import Shape
-from implementations.attention import BASELINE, FLEX, OTHERS, Attention, fused, plain_sdpa
-from implementations.attention_entry import check
-from implementations.inputs import Inputs
+from harness.case import Shape
+from implementations.attention import BASELINE, FLEX, OTHERS, Attention, Inputs, check, fused, plain_sdpa
 
 CPU = torch.device("cpu")
 

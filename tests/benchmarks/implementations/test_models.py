@@ -5,11 +5,10 @@ import torch
 from torch import Tensor
 
 from harness.comparison import Unavailable
-from implementations.evaluators import EVALUATORS, HUGGING_FACE, CachedEvaluator, check_evaluator
+from implementations.evaluators import EVALUATORS, HUGGING_FACE, CachedEvaluator, check_evaluator, check_vanilla
 from implementations.training import HUGGING_FACE as HUGGING_FACE_TRAINED
 from implementations.training import TRAINED, Trained
 from implementations.training import check as check_training
-from implementations.vanilla import check_vanilla
 from txl import TransformerXL
 
 CPU = torch.device("cpu")

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from implementations.models import WT103_WORDS, words, wt103
-from implementations.softmax import OURS, OURS_4, SOFTMAXES, TORCH_4, checked
-from implementations.softmax_check import SMALL, check, log_probs
+from implementations.softmax import OURS, OURS_4, SMALL, SOFTMAXES, TORCH_4, check, checked, log_probs
 
 CPU = torch.device("cpu")
 

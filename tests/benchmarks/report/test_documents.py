@@ -7,7 +7,7 @@ import matplotlib
 import pytest
 from benchmark_records import ours, row, write
 
-from report import documents, plots
+from report import charts, documents
 from report.documents import PLOTS, README, texts
 from report.records import load, published
 
@@ -34,15 +34,17 @@ def test_report(folder: Path, elsewhere: Path) -> None:
     documents.write(load(sorted(folder.glob("*.json"))))
     text = (elsewhere / "REPORT.md").read_text()
     for line in (
-        "| other | 5.00 [5.00, 5.00] | 2.50 |",
-        "| ours | 2.00 [2.00, 2.00] | 1.00 | 50% |",
+        "| other | 5.00 [5.00, 5.00], 2.50x |",
+        "| ours | 2.00 [2.00, 2.00], 50% |",
         "| wrong | failed: AssertionError: out is wrong |",
+        "| FMA peak | 1.00 [1.00, 1.00], 100 GFLOP/s |",
         "*disturbed: forward+backward, B1 H1 L1 M1 D1: the limit's median is 1.50 times its fastest round",
-        "| 3,800 | 1,874x | 1.00 | 3,800x |",
-        "| ours | 512 | 1,024 |",
-        "| full-softmax | 12.0 [12.0, 12.0] | 6.00 | 83.3 | 5 |",
-        "| wt103-base, softmax | MiB beyond the parameters |",
-        "| full-softmax | 2,000 |",
+        "| 3,800 | 1,874x | 1,900x / 3,800x | 4.00x |",
+        "| peak memory | forward+backward, B1 H1 L512 M512 D1 | forward+backward, B1 H1 L1024 M1024 D1 |",
+        "| ours | 512 MiB | 1,024 MiB |",
+        "| full-softmax | 12.0 [12.0, 12.0], 6.00x |",
+        "| peak memory | wt103-base, softmax |",
+        "| full-softmax | 2,000 MiB, 4.00x |",
         "2026-01-01, commit abc",
         "2026-02-02, commit def",
     ):
@@ -60,14 +62,11 @@ def test_speed(folder: Path, elsewhere: Path) -> None:
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     for line in (
-        "| ours | 2.00 (50%) | 3.00 |",
-        "disturbed: forward+backward: the limit's median is 1.50 times its fastest round",
-        "| 800 | 363x |  | 200x / 400x |  | 4.00x |",
-        "- Softmax of a training step (wt103-base, forward+backward, 267,735 words): 6.0 times the tokens a\n"
-        "  second of a full softmax, 1.5 times those of `nn.AdaptiveLogSoftmaxWithLoss` (0.9 times with\n"
-        "  div_val 4).",
-        "- Peak memory (wt103-base, softmax): 500 MiB against 2,000 of a full softmax, 4.0 times less.",
-        "- `import txl_kernels`: 0.20 s more than `import torch` (1.3 s).",
+        "| attention | forward, B1 H1 L1 M1 D1 |",
+        "| ours | 2.00 [2.00, 2.00], 50% |",
+        "| 800 | 363x | 200x / 400x | 4.00x |",
+        "| full-softmax | 2,000 MiB, 4.00x |",
+        "| import torch | 1,300 [1,300, 1,300], 0.867x |",
     ):
         assert line in text
 
@@ -97,16 +96,6 @@ def test_readme(tmp_path: Path, elsewhere: Path) -> None:
     )
 
 
-def test_an_import_that_costs_no_more_than_torch(tmp_path: Path, elsewhere: Path) -> None:
-    processes = {"unit": "process", "note": "whole processes"}
-    rows = [
-        ours("start-up", processes, "import txl_kernels", 2200.0),
-        row("start-up", processes, "import torch", 2500.0),
-    ]
-    documents.write(load([write(tmp_path, "2026-01-01", rows)]))
-    assert "- `import txl_kernels`: no more than torch itself (2.5 s)." in (elsewhere / "speed.md").read_text()
-
-
 def test_without_a_new_record_no_file_changes(folder: Path, elsewhere: Path) -> None:
     devices = load(sorted(folder.glob("*.json")))
 
@@ -130,7 +119,7 @@ LAYERS = "other libraries' layers"
 
 
 def test_other_libraries(tmp_path: Path, elsewhere: Path) -> None:
-    """A row a layer, a column a length: its time and the accelerated one's."""
+    """A row a layer, a column a shape: its time and the accelerated one's."""
     rows = []
     for length, slow, fast in ((256, 30.0, 20.0), (1000, 400.0, 100.0)):
         case = {"unit": "call", "direction": "forward", "model": "Someone's"}
@@ -139,7 +128,8 @@ def test_other_libraries(tmp_path: Path, elsewhere: Path) -> None:
         rows += [row(LAYERS, case, "original", slow, algorithm="original")]
     documents.write(load([write(tmp_path, "2026-01-01", rows)]))
     text = (elsewhere / "accelerate.md").read_text()
-    assert "| layer | 256 frames | 1,000 frames |" in text
+    assert "other libraries' layers, forward, milliseconds, theirs / ours (as a multiple):" in text
+    assert "|  | B1 H8 L256 M0 D64 | B1 H8 L1000 M0 D64 |" in text
     assert "| Someone's | 30.0 / 20.0 (1.50x) | 400 / 100 (4.00x) |" in text
 
 
@@ -153,7 +143,7 @@ def test_documents_say_what_the_published_records_say() -> None:
 def test_published_plots_are_those_of_the_published_records() -> None:
     """Byte for byte with the matplotlib they were drawn with, the one in requirements.txt."""
     listed = subprocess.run(["git", "ls-files", "."], capture_output=True, text=True, cwd=PLOTS, check=True)
-    drawn = {name: png for device in load(published()) for name, png in plots.draw(device).items()}
+    drawn = {name: png for device in load(published()) for name, png in charts.draw(device).items()}
     assert drawn.keys() == set(listed.stdout.split())
     if f"matplotlib=={matplotlib.__version__}\n" in (README.parent / "requirements.txt").read_text():
         assert [name for name, png in drawn.items() if (PLOTS / name).read_bytes() != png] == []

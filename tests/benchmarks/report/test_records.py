@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmark_records import ABOUT, SHAPE, ours, write
 
-from harness.shares import MOST_DISTURBED
+from harness.case import MOST_DISTURBED
 from report import records
 from report.records import Measured, load, published, ratio
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from hugging_face_model import SIZES, transfo_xl
-from hugging_face_names import their_names
 from torch import Tensor
 
+from implementations.hugging_face import their_names
 from txl import Engine, ModelConfig, TransformerXL
 
 transformers = pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")

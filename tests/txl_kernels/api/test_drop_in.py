@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from original import original_qkbh
 from torch import Tensor, nn
 
+from implementations.original import original_qkbh
 from txl_kernels import rel_attention, sinusoid
 from txl_kernels.backends import cpu
 from txl_kernels.call import Call

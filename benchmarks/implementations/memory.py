@@ -1,5 +1,5 @@
-"""Peak memory of one implementation, in a process of its own: memory_probe.py WORK ALGORITHM
-BACKEND LENGTHS DEVICE.
+"""Peak memory of one implementation, in a process of its own: python -m implementations.memory WORK
+ALGORITHM BACKEND LENGTHS DEVICE.
 
 WORK: "attention" (forward and backward, B1 H8 D64, L = M), "step" (a training step of two layers
 of enwik8-base's sizes, B1), "softmax" (a training step's, of as many words as the length says) or
@@ -10,18 +10,62 @@ Prints a line of JSON for each: length, seconds, and peak_mib beyond what was th
 beyond the inputs or the parameters (before_mib).
 """
 
+import functools
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from harness.case import Shape
+from harness.comparison import Entry
 from harness.machine import Machine
-from harness.shapes import Shape
-from implementations.attention import OTHERS, rel_attention_on
-from implementations.attention_entry import entry
+from implementations.attention import OTHERS, entry, rel_attention_on
+
+_BENCHMARKS = Path(__file__).parents[1]
+
+
+@functools.cache
+def probed(
+    kind: str, algorithm: str, backend: str, lengths: tuple[int, ...], device: str
+) -> tuple[dict[int, Any], str]:
+    """What the process measured for each length, and how it ended if before the last."""
+    command = [
+        sys.executable,
+        "-m",
+        "implementations.memory",
+        kind,
+        algorithm,
+        backend,
+        ",".join(map(str, lengths)),
+        device,
+    ]
+    path = os.pathsep.join([str(_BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    reason = (done.stderr.strip().splitlines() or ["killed: out of memory?"])[-1]
+    return {line.pop("length"): line for line in lines}, f"exit status {done.returncode}: {reason}"
+
+
+def probe(
+    kind: str, algorithm: str, backend: str, lengths: tuple[int, ...], length: int, machine: Machine, checked: Any
+) -> Entry:
+    extra: dict[str, Any] = {}
+
+    def run() -> float:
+        found, end = probed(kind, algorithm, backend, lengths, machine.kind)
+        if length not in found:
+            raise RuntimeError(end)
+        extra.update(found[length])
+        return float(extra.pop("seconds"))
+
+    return Entry(run, checked, warm_up=False, most=1, extra=extra)
 
 
 def work(kind: str, algorithm: str, backend: str, length: int, machine: Machine) -> Callable[[], object]:

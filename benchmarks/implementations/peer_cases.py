@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import bare_peers as bare
 import torch
 from torch import Tensor, nn
+
+from implementations import bare_peers as bare
 
 D_MODEL, HEADS, T, B = 64, 4, 45, 3
 CHUNK, LEFT = 8, 2
