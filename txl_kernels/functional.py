@@ -16,20 +16,27 @@ from txl_kernels.checks import KeyValuePair, Window, broadcast_bound, memory_pai
 from txl_kernels.forms import Chunk
 
 
-# For type checkers, what comes back; the arguments are listed once, below.
 @overload
 def rel_attention(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, *more: Any, return_lse: Literal[False] = ..., **settings: Any
-) -> Tensor: ...
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
+    memory: KeyValuePair | None = ..., *, causal: bool = ..., window: Window = ..., chunk: Chunk = ..., prefix: int = ...,
+    start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., r_descending: bool = ...,
+    clamp: bool = ..., r_bias: Tensor | None = ..., scale: float | None = ...,
+    dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[False] = ..., backend: str | None = ...,
+) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def rel_attention(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, *more: Any, return_lse: Literal[True], **settings: Any
-) -> tuple[Tensor, Tensor]: ...
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
+    memory: KeyValuePair | None = ..., *, causal: bool = ..., window: Window = ..., chunk: Chunk = ..., prefix: int = ...,
+    start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., r_descending: bool = ...,
+    clamp: bool = ..., r_bias: Tensor | None = ..., scale: float | None = ...,
+    dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[True], backend: str | None = ...,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
-def rel_attention(  # type: ignore[misc]
+def rel_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,

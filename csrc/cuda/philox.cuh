@@ -1,4 +1,4 @@
-// Dropout bits, as txl_kernels/call/dropout.py defines them: Philox-4x32-10, counter (j, i / 4,
+// Dropout bits, as txl_kernels/call.py defines them: Philox-4x32-10, counter (j, i / 4,
 // b * H + h, 0), word i % 4.
 #pragma once
 #include "problem.h"

@@ -40,7 +40,7 @@ void point_to(Attention& a, const pybind11::tuple& call, const pybind11::handle&
 
 // What of a call decides whether it is valid, as one string of bytes:
 // m.signature(call, ordinary types, strided layout) -> bytes or None; see
-// txl_kernels.operators.fast_path.
+// txl_kernels.operators.
 void define_signature(pybind11::module_& m);
 
 }  // namespace txl

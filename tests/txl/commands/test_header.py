@@ -6,7 +6,7 @@ import pytest
 import torch
 from training_helpers import trainer
 
-from txl.commands.header import header
+from txl.commands.training import header
 from txl.text.corpus import Corpus
 from txl_kernels.backends import choose_unasked
 
@@ -28,7 +28,7 @@ def test_bfloat16_is_named_and_has_its_own_backend(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr("txl.commands.header.choose_unasked", lambda device, dtype, width: f"{device}'s {dtype}")
+    monkeypatch.setattr("txl.commands.training.choose_unasked", lambda device, dtype, width: f"{device}'s {dtype}")
     assert "; cpu's torch.bfloat16 backend, 1 thread, bfloat16; " in header(trainer(tmp_path, corpus, precision="bf16"))
 
 

@@ -13,7 +13,7 @@ import pytest
 from command_helpers import SMALL, Run
 from training_helpers import assert_same_run, trainer
 
-from txl.commands.interrupt import stop_on_ctrl_c
+from txl.commands.training import stop_on_ctrl_c
 from txl.errors import Interrupted
 from txl.evaluation.evaluate import Score
 from txl.text.corpus import Corpus
@@ -136,7 +136,7 @@ def test_sigterm_leaves_seconds_for_an_error_on_its_way(then: str, said: str, co
     """torchrun ends the others as soon as one process fails, perhaps before they have told it."""
     program = f"""
 import os, signal, time
-from txl.commands.interrupt import last_words
+from txl.commands.training import _last_words as last_words
 with last_words():
     os.kill(os.getpid(), signal.SIGTERM)
     {then}
