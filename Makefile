@@ -77,11 +77,12 @@ bench-compare: $(VENV)/installed ## BASE=main: is the working tree slower than a
 report: $(VENV)/installed ## benchmarks/REPORT.md and the figures of README and docs, from benchmarks/results/
 	PYTHONPATH=benchmarks $(BIN)/python -m report
 
-lint: $(VENV)/installed ## ruff, mypy, clang-format; whether the report fits its records
+lint: $(VENV)/installed ## ruff, mypy, layers of imports, clang-format; whether the report fits its records
 	$(BIN)/pip install -q -r requirements-lint.txt
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/*.h tests/txl_kernels/cuda/ptx_launch/*
 	PYTHONPATH=benchmarks $(BIN)/python -m report --check
 

@@ -13,13 +13,13 @@ from txl_kernels.backends.triton import config
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    # "cuda" takes short calls only: tests/txl_kernels/cuda.
-    any_call = ",".join(name for name in BACKENDS if name != "cuda")
+    # "cuda" takes short calls only: tests/txl_kernels/cuda. "triton" needs a GPU or its interpreter.
+    runs = torch.cuda.is_available() or triton.interpreted()
+    any_call = ",".join(name for name in BACKENDS if name != "cuda" and (runs or name != "triton"))
     parser.addoption("--backends", default=any_call, help="Backends the kernel tests run against.")
     parser.addoption(
         "--fuzz-minutes", type=float, default=0.0, help="Of new inputs for each fuzzer; 0: a few, the same."
     )
-    parser.addoption("--shard", default="1/1", help="K/N: every N-th test from the K-th on, to share them out by hand.")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -39,29 +39,10 @@ def _marks(backend: str) -> list[pytest.MarkDecorator]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    first, step = map(int, config.getoption("--shard").split("/"))
-    items[:] = items[first - 1 :: step]
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is False"))
-
-
-class ShowFailures:
-    """Prints a failure at once: a run may be cut off before its summary."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.writer = config.get_terminal_writer()
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.writer.line(f"\nfailed: {report.nodeid}\n{report.longreprtext[-3000:]}")
-            self.writer.flush()
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    if os.environ.get("TESTS_SHOW_FAILURES") == "1":
-        session.config.pluginmanager.register(ShowFailures(session.config))
 
 
 @pytest.fixture(autouse=True)

@@ -216,7 +216,7 @@ def write_report(folder: Path) -> Path:
         _Part("Training", "txl train --resume", pictures=_pictures(folder, {"loss.png": "Loss"})),
         _lengths(folder, saved, bytewise),
         _speed(folder),
-        _Part("Samples", "txl generate RUN --preset paper --out RUN/samples.json", samples=samples),
+        _Part("Samples", "txl demo", samples=samples),
         _recl(folder / "recl", saved.digest),
         _attention(folder / "attention", saved.digest),
     ]  # fmt: skip
