@@ -13,7 +13,7 @@ from txl_kernels.backends.triton import config
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    # "cuda" takes short calls only: tests/txl_kernels/cuda. "triton" needs a GPU or its interpreter.
+    # "cuda" takes short calls only: tests/txl_kernels/cuda. "triton": on a GPU or interpreted.
     runs = torch.cuda.is_available() or triton.interpreted()
     any_call = ",".join(name for name in BACKENDS if name != "cuda" and (runs or name != "triton"))
     parser.addoption("--backends", default=any_call, help="Backends the kernel tests run against.")

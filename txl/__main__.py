@@ -4,7 +4,7 @@ import importlib.util
 import sys
 
 # Dependencies that the kernels alone do without; `pip install --no-deps` leaves them out.
-NEEDED = ("jinja2", "numpy", "rich", "safetensors", "typer")
+NEEDED = ("filelock", "jinja2", "numpy", "rich", "safetensors", "typer")
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ def _result(name: str, run: Path, folder: Path) -> Any:
             return None
         if name == "resume":
             return checkpoints.load(copy / "last.safetensors").tensors
-        rows = re.findall(r"│([^│]*)│([^│]*)│([^│]*)│([^│]*)│([^│]*)│[^│]*│", done.stdout)  # but for tokens per second
+        rows = re.findall(r"│([^│]*)│([^│]*)│([^│]*)│[^│]*│", done.stdout)  # but for tokens per second
         return str([[x.strip() for x in row] for row in rows]) if name == "eval" else done.stdout
     finally:
         shutil.rmtree(copy)

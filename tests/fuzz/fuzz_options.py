@@ -47,7 +47,7 @@ def attempt(random: Random, folder: Path) -> None:
     new = folder / "new"
     name = random.choice(list(BASES))
     arguments = list(BASES[name])
-    options = [x for x in typer.main.get_command(app).commands[name].params if x.opts[0] not in SLOW]
+    options = [x for x in typer.main.get_command(app).get_command(None, name).params if x.opts[0] not in SLOW]
     for option in random.sample(options, min(len(options), random.choice((1, 1, 2, 3)))):
         flag = random.choice([*option.opts, *option.secondary_opts])
         if not flag.startswith("-"):  # an argument

@@ -29,7 +29,8 @@ def test_minutes_set_the_updates(txl: Run, corpus: Corpus, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     train = read_record(tmp_path / "r").train
     assert train["steps"] > 5
-    assert train["eval_every"] == -(-train["steps"] // 4)
+    assert 1 < train["eval_every"] < train["steps"]  # a quarter of what the trial told
+    assert checkpoints.load(tmp_path / "r" / "last.safetensors").state["step"] == train["steps"]
     one_line(txl("train", "--run", tmp_path / "s", "--minutes", "-1"), "--minutes must be > 0")
     one_line(txl("train", "--run", tmp_path / "s", "--minutes", "1", "--steps", "3"), "goes neither with --steps")
 

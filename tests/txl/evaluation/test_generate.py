@@ -14,9 +14,9 @@ from model_helpers import small_model
 
 from txl import Engine, LanguageModel
 from txl.errors import TxlError
+from txl.evaluation import generate as sampling
 from txl.evaluation.evaluate import Reading
 from txl.evaluation.generate import Sampling, UpToStop, generate, stop_strings
-from txl.evaluation.generate import generate as sampling
 from txl.model import Network
 from txl.model.config import RecurrentConfig
 from txl.model.recurrent import RecurrentNetwork

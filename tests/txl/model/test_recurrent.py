@@ -8,7 +8,7 @@ from training_helpers import assert_same_run
 
 from txl import recipes
 from txl.errors import TxlError
-from txl.evaluation.evaluate import evaluate
+from txl.evaluation.evaluate import Reading, evaluate
 from txl.model import make_network
 from txl.model.config import RecurrentConfig, config_from_json
 from txl.model.recurrent import QRNNLayer, RecurrentNetwork, by_doubling, by_steps, linear_recurrence
@@ -111,7 +111,7 @@ def test_training_takes_another_recipe_and_resumes(network, corpus, tmp_path):
 def test_evaluation_carries_the_state_of_each_stream(network, segment):
     model = small(network)
     text = np.random.default_rng(0).integers(0, 31, 50).astype(np.uint8)
-    score = evaluate(model, text, 5, 1, segment=segment, batch=2)
+    score = evaluate(model, text, 5, Reading(1, segment=segment), batch=2)
     total = 0.0
     for first, last in ((0, 25), (25, 50)):
         known = np.concatenate([[5] if first == 0 else text[first - 1 : first], text[first : last - 1]])

@@ -9,7 +9,7 @@ from model_helpers import small_model
 from training_helpers import assert_same_run, trainer
 
 from txl.errors import Interrupted, TxlError
-from txl.evaluation.evaluate import evaluate
+from txl.evaluation.evaluate import Reading, evaluate
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
@@ -186,7 +186,7 @@ def test_a_recurrent_model_with_a_window_is_validated_with_its_memory(tmp_path: 
     t.run()
     score = t.validate()
     assert score.attn_len == 32
-    want = evaluate(t.model, corpus.valid, corpus.vocabulary.start, 32, method="segments", segment=16)
+    want = evaluate(t.model, corpus.valid, corpus.vocabulary.start, Reading(32, method="segments", segment=16))
     assert score.nats == want.nats
     saved = checkpoints.load(t.best)
     assert (saved.attn_len, saved.segment) == (16, 16)
