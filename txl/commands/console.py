@@ -111,7 +111,7 @@ class TrainingProgress(_Shown):
             TimeRemainingColumn(),
         )
         self._task = self._bar.add_task("train", total=trainer.config.steps, completed=trainer.step, status="starting")
-        self._steps, self._last_line = trainer.config.steps, -math.inf
+        self._trainer, self._last_line = trainer, -math.inf
 
     def report(self, entry: dict[str, Any]) -> None:
         """Takes what `Trainer.run` reports. A reader that is gone does not end the training."""
@@ -125,9 +125,9 @@ class TrainingProgress(_Shown):
             status = (
                 f"loss {entry['loss']:.4f}  {self._unit} {entry[self._unit]:.4f}  {entry['tokens_per_s']:,.0f} tokens/s"
             )
-            self._bar.update(self._task, completed=entry["step"], status=status)
-            now = time.monotonic()
-            if self._bar.disable and (now - self._last_line >= self.SECONDS or entry["step"] == self._steps):
+            steps, now = self._trainer.config.steps, time.monotonic()  # steps may follow the clock
+            self._bar.update(self._task, completed=entry["step"], total=steps, status=status)
+            if self._bar.disable and (now - self._last_line >= self.SECONDS or entry["step"] == steps):
                 self._last_line = now
                 self._line(entry, status.replace("  ", ", "))
         else:
@@ -135,7 +135,8 @@ class TrainingProgress(_Shown):
             self._line(entry, f"validation loss {entry['valid_loss']:.4f}, {told}")
 
     def _line(self, entry: dict[str, Any], text: str) -> None:
-        self._console.print(f"step {entry['step']} of {self._steps}: {text}", highlight=False, soft_wrap=True)
+        steps = self._trainer.config.steps
+        self._console.print(f"step {entry['step']} of {steps}: {text}", highlight=False, soft_wrap=True)
 
 
 class EvaluationProgress(_Shown):

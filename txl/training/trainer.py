@@ -1,4 +1,4 @@
-"""The training loop: one run folder, resumable bit for bit."""
+"""Trainer: the loop of updates, validations and checkpoints, resumable bit for bit."""
 
 import dataclasses
 import hashlib
@@ -29,7 +29,7 @@ from txl.training.update import NotFinite, Updated, Updater
 
 _DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
 _SETTLED = 0.05  # of the time that is given, before the clock counts
-Report = Callable[[dict[str, Any]], None]  # takes an entry of the log
+OnEntry = Callable[[dict[str, Any]], None]  # takes an entry of the log
 
 
 class Trainer:
@@ -163,7 +163,7 @@ class Trainer:
         for _ in range(updates):
             self._update()
 
-    def run(self, report: Report | None = None, seconds: float | None = None) -> None:
+    def run(self, report: OnEntry | None = None, seconds: float | None = None) -> None:
         """Trains to `config.steps`.
 
         report: called after each logged update and each evaluation with what goes into the log.
@@ -202,10 +202,8 @@ class Trainer:
                 raise Interrupted
             if self.step % c.eval_every == 0 or self.step == c.steps:
                 paused = time.perf_counter()
-                if (
-                    self.saved_step is None and self._writing is None
-                ):  # whatever ends the run from here on, it can be resumed
-                    self.validation_due = True
+                if self.saved_step is None and self._writing is None:
+                    self.validation_due = True  # whatever ends the run from here on, it can be resumed
                     self.save()
                     self.validation_due = False
                 self._evaluate(report)
@@ -260,7 +258,7 @@ class Trainer:
             )
         )  # fmt: skip
 
-    def _evaluate(self, report: Report | None) -> None:
+    def _evaluate(self, report: OnEntry | None) -> None:
         model = self._validated()
         score = self._score(model)
         self.updater.average.validated(score.nats)
@@ -273,7 +271,7 @@ class Trainer:
                 if self.world.first:
                     checkpoints.save(self.best, model, self.corpus.vocabulary, state, {})
 
-    def _log(self, entry: dict[str, Any], report: Report | None) -> None:
+    def _log(self, entry: dict[str, Any], report: OnEntry | None) -> None:
         if not self.world.first:
             return
         runs.append_log(self.folder / "log.jsonl", entry)
