@@ -90,7 +90,7 @@ class Bar(Progress):
 
 
 class TrainingProgress(_Shown):
-    """A bar with step, loss, bpc or perplexity, tokens/s and time left; a line an evaluation.
+    """A bar with step, share, bpc or perplexity, tokens/s and time left; a line an evaluation.
 
     Without a terminal, a line about every `SECONDS` and at the end.
     """
@@ -107,8 +107,7 @@ class TrainingProgress(_Shown):
             BarColumn(bar_width=None),
             TaskProgressColumn(),
             TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
         )
         self._task = self._bar.add_task("train", total=trainer.config.steps, completed=trainer.step, status="starting")
         self._trainer, self._last_line = trainer, -math.inf
@@ -122,14 +121,12 @@ class TrainingProgress(_Shown):
 
     def _report(self, entry: dict[str, Any]) -> None:
         if "loss" in entry:
-            status = (
-                f"loss {entry['loss']:.4f}  {self._unit} {entry[self._unit]:.4f}  {entry['tokens_per_s']:,.0f} tokens/s"
-            )
+            measure, rate = f"{self._unit} {entry[self._unit]:.4f}", f"{entry['tokens_per_s']:,.0f} tokens/s"
             steps, now = self._trainer.config.steps, time.monotonic()  # steps may follow the clock
-            self._bar.update(self._task, completed=entry["step"], total=steps, status=status)
+            self._bar.update(self._task, completed=entry["step"], total=steps, status=f"{measure}  {rate}")
             if self._bar.disable and (now - self._last_line >= self.SECONDS or entry["step"] == steps):
                 self._last_line = now
-                self._line(entry, status.replace("  ", ", "))
+                self._line(entry, f"loss {entry['loss']:.4f}, {measure}, {rate}")
         else:
             told = f"{self._unit} {entry[f'valid_{self._unit}']:.4f}"
             self._line(entry, f"validation loss {entry['valid_loss']:.4f}, {told}")
