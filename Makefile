@@ -22,7 +22,7 @@ demo: $(VENV)/installed ## a small model trained on 2 cores, what memory and cac
 	$(BIN)/txl demo --run runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(VENV)/installed ## every test that needs no GPU, but for slow proofs
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "not slow" $(PARALLEL)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "not slow and not triton and not peers and not gpu" $(PARALLEL)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels/triton -m triton --backends triton $(PARALLEL)
 
 test-slow: $(VENV)/installed ## slow proofs: GPU code on a CPU, planted faults, thread sanitizer
