@@ -53,7 +53,7 @@ class Terms(NamedTuple):
 
 
 def score_terms(attention: SegmentAttention, x: Tensor, memory: Tensor, window: int) -> Terms:
-    """Of queries that see whole windows.
+    """The terms of a layer's scores, for queries that see whole windows.
 
     Args:
         x: [1, L, d_model], what the layer's projections take.

@@ -301,7 +301,7 @@ def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, 
 
 @cache
 def code_digest() -> str:
-    """Of every source file of both packages, whatever their version says."""
+    """Digest of every source file of both packages, whatever their version says."""
     digest = hashlib.sha256()
     for root in (Path(__file__).parent, Path(str(txl_kernels.__file__)).parent):
         for path in sorted(root.rglob("*.py")):

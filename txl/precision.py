@@ -1,4 +1,4 @@
-"""In what precision training and evaluation compute."""
+"""Precision in which training and evaluation compute."""
 
 import statistics
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def may_help(device: torch.device) -> bool:
 
 
 def instruction_set() -> str | None:
-    """Of the CPU kernels; None where they are not built."""
+    """Instruction set of the CPU kernels; None where they are not built."""
     return None if cpu.native.module is None else cpu.native.module.isa()
 
 

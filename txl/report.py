@@ -56,7 +56,7 @@ class Evaluation:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """A later one of the same key takes its place."""
+        """What tells evaluations apart; a later one of the same key takes its place."""
         return (self.checkpoint, self.split, self.method, self.what, self.score.attn_len, self.score.tokens, self.batch)
 
 
@@ -96,7 +96,7 @@ def keep_speed(folder: Path, speeds: Sequence[Speedup]) -> None:
 
 
 def keep_samples(folder: Path, samples: Sequence[dict[str, Any]]) -> None:
-    """samples: objects with "context", "generation" and "reference", texts or absent."""
+    """Keeps samples: objects with "context", "generation" and "reference", texts or absent."""
     _write(folder / SAMPLES, list(samples))
 
 

@@ -20,8 +20,8 @@ WINDOW = "None or an integer >= 1 (keys seen, the query's own included)"
 
 
 def check(call: Call) -> None:
-    """All that shapes, dtypes, devices, strides and settings decide; the seed apart, which changes
-    at every call.
+    """Checks all that shapes, dtypes, devices, strides and settings decide; the seed apart, which
+    changes at every call.
 
     Raises:
         TypeError, ValueError: an argument, by name, with what was given and what is accepted.
@@ -33,8 +33,8 @@ def check(call: Call) -> None:
 
 
 def check_tensors(call: Call) -> None:
-    """Dense tensors of q's dtype and device whose shapes fit each other and whose last axis is
-    contiguous."""
+    """Checks that tensors are dense, of q's dtype and device, of shapes that fit each other, their
+    last axis contiguous."""
     if (call.k_mem is None) != (call.v_mem is None):
         raise TypeError("k_mem and v_mem must both be given or both be None, got one of them")
     inputs: dict[str, Any] = dict(zip(INPUTS, inputs_of(call), strict=True))
@@ -109,7 +109,7 @@ def _check_last_axis(given: dict[str, Tensor]) -> None:
 
 
 def check_settings(call: Call) -> None:
-    """`ahead`, `window`, `zero_row`, `scale`, `dropout_p`."""
+    """Checks `ahead`, `window`, `zero_row`, `scale`, `dropout_p`."""
     if call.ahead is not None:
         check_integer("ahead", call.ahead, 0, AHEAD)
     if call.window is not None:
@@ -227,7 +227,7 @@ def to_int32(bound: Tensor) -> Tensor:
 
 
 def check_bounds(call: Call) -> None:
-    """int32 [B, L] on q's device."""
+    """Checks that bounds are int32 [B, L] on q's device."""
     shape = (call.q.size(0), call.q.size(2))
     for name, bound in zip(BOUNDS, (call.start, call.end), strict=True):
         if bound is None:
@@ -239,8 +239,8 @@ def check_bounds(call: Call) -> None:
 
 
 def check_table(call: Call) -> None:
-    """r reaches as far as `ahead` and `window` alone let a query see; with bounds their values
-    decide."""
+    """Checks that r reaches as far as `ahead` and `window` alone let a query see; with bounds their
+    values decide."""
     if not is_bounded(call):
         _require_rows(call, *distance_range(call))
 

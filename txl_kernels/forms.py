@@ -23,7 +23,8 @@ LANES = 8  # head widths stay multiples of it, for aligned rows
 def attend(
     call: Call, plain: Attend, chunk: Chunk, prefix: int, r_descending: bool, clamp: bool, r_bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse). plain: (out, lse) of a plain call. The rest as in `rel_attention`.
+    """Attention in any form: (out, lse). plain: the same of a plain call; the rest as in
+    `rel_attention`.
 
     Raises:
         TypeError, ValueError: an argument, by name.
@@ -152,7 +153,7 @@ def _check(call: Call) -> None:
 
 
 def check_chunk(chunk: Any, causal: Any) -> tuple[int, int | None]:
-    """(size, left).
+    """The (size, left) that `chunk` is.
 
     Raises:
         TypeError, ValueError: chunk is something else, or the attention causal.

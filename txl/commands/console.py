@@ -39,7 +39,7 @@ def tell(text: str) -> None:
 
 
 def one_line(why: str) -> str:
-    """What is said of an error, whatever file names hold."""
+    """An error as one line, whatever file names hold."""
     return "error: " + why.replace("\n", "\\n").replace("\r", "\\r")
 
 
@@ -50,7 +50,7 @@ def output_is_gone() -> None:
 
 
 class PatientConsole(Console):
-    """Goes on when nobody reads its output; rich's own ends the program."""
+    """Console that goes on when nobody reads its output; rich's own ends the program."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -78,8 +78,8 @@ def shows_bars(console: Console) -> bool:
 
 
 class Bar(Progress):
-    """Only where lines can be drawn over; with room for the ^C that a terminal shows, which would
-    begin a line."""
+    """Progress bar, shown only where lines can be drawn over; with room for the ^C that a terminal
+    shows, which would begin a line."""
 
     def __init__(self, console: Console, *columns: ProgressColumn, transient: bool = False) -> None:
         self._shown_on = console  # rich's own attribute is not there when it first asks what to show

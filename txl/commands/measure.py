@@ -231,7 +231,7 @@ def attention_command(
 def report_command(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     """Write RUN/report.html: curves, attention lengths, speed, samples, RECL and attention.
 
-    Of what has been measured: `txl eval`, `txl generate`, `txl recl` and `txl attention` leave
-    their results in the run's folder.
+    Of what has been measured: `txl demo`, `txl eval`, `txl recl` and `txl attention` leave their
+    results in the run's folder.
     """
     say(write_report(run))

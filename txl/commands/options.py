@@ -22,7 +22,7 @@ Checkpoint = Annotated[Path, typer.Argument(help="A run folder (its best checkpo
 
 
 def pick_device(name: str) -> torch.device:
-    """Raises TxlError on a name torch does not know or a device that is not there."""
+    """The device of a name; TxlError if torch does not know it or it is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -44,5 +44,5 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 def say(text: object) -> None:
-    """A line as it is, file names and all."""
+    """Prints a line as it is, file names and all."""
     console.print(str(text), markup=False, highlight=False, soft_wrap=True)

@@ -17,7 +17,7 @@ _DEFAULT_VOCABULARY = 204  # of a recipe that belongs to no data set
 
 
 def parameters(recipe: recipes.Recipe) -> int:
-    """Of its model with the data set's own vocabulary, counted without making it."""
+    """Parameters of a recipe's model with its data set's vocabulary, counted without making it."""
     config = recipe.model_config(None if recipe.data else _DEFAULT_VOCABULARY)
     with torch.device("meta"):
         return count_parameters(make_network(config))

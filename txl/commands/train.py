@@ -149,7 +149,7 @@ class Run:
 
 
 def new_run(folder: Path, given: Given, world: World) -> Run:
-    """Raises TxlError where the folder is used, or the options do not go together."""
+    """A new run; TxlError where the folder is used, or the options do not go together."""
     recipe = recipes.load(given.recipe or recipes.DEFAULT)
     refuse_used_folder(folder)
     begun = None if given.init is None else checkpoints.load(given.init)
@@ -172,7 +172,7 @@ def new_run(folder: Path, given: Given, world: World) -> Run:
 
 
 def run_to_go_on(folder: Path, given: Given) -> Run:
-    """Raises TxlError where there is none, or an option would make it another."""
+    """The run in a folder; TxlError where there is none, or an option would make it another."""
     if given.init is not None:
         raise TxlError("--resume continues the run with its own parameters; leave --init out")
     if given.recipe is not None:

@@ -102,8 +102,9 @@ class Score:
 
     @property
     def ppl_with_starts(self) -> float | None:
-        """As the TensorFlow code counts One Billion Word: it also scores the `<S>` that opens each
-        sentence, after the one that closes the last. Taken here at no cost, so a lower bound."""
+        """Perplexity as the TensorFlow code counts One Billion Word: it also scores the `<S>` that
+        opens each sentence, after the one that closes the last. Taken here at no cost, so a lower
+        bound."""
         return perplexity(self.nats * self.tokens / (self.tokens + self.sentences)) if self.sentences else None
 
     @property
@@ -127,7 +128,7 @@ class Lengths:
 
 
 def init_and_best(scores: Sequence[Score], trained: int, gain: float = 1e-3) -> Lengths:
-    """Of scores at several attention lengths, among them the one of training.
+    """`Lengths` of scores at several attention lengths, among them the one of training.
 
     Raises:
         ValueError: training's length is not among them.
@@ -142,7 +143,7 @@ def init_and_best(scores: Sequence[Score], trained: int, gain: float = 1e-3) -> 
 
 
 def default_method(model: Network) -> Method:
-    """How a model is read when nothing is said.
+    """The method by which a model is read when nothing is said.
 
     With recurrence cached where positions are relative, by segments as in training where they are
     absolute; without recurrence by a sliding window. An LSTM or QRNN by segments, its state
@@ -255,8 +256,8 @@ def in_dtype(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
 
 
 def sliding_part(model: Network, tokens: Tokens, start: int, reading: Reading, batch: int) -> Callable[[], object]:
-    """What "sliding" does all the time: windows of attn_len tokens side by side; arguments as
-    `evaluate` has them. It is fewer and shorter ones where there are not as many tokens.
+    """A part of a "sliding" evaluation, to be timed: windows of attn_len tokens side by side, fewer
+    and shorter ones where there are not as many tokens; arguments as `evaluate` has them.
 
     Raises:
         TxlError: there is no token.
@@ -279,7 +280,7 @@ def sliding_part(model: Network, tokens: Tokens, start: int, reading: Reading, b
 def evaluation_dtype(
     asked: str, device: torch.device, part: Callable[[], object]
 ) -> tuple[torch.dtype | None, str | None]:
-    """In what to evaluate (None: the parameters' own dtype), and what was measured, in words.
+    """The dtype to evaluate in (None: the parameters' own), and what was measured, in words.
 
     asked: one of `PRECISIONS`. part: scores a few tokens; "auto" on CPUs that multiply bfloat16
     times it in either precision, in turns, and takes what is `faster`.

@@ -51,14 +51,14 @@ class TransfoXLCache:
         return self._seen
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Rows in the order of the beams."""
+        """Puts rows into the order of the beams."""
         for cache in self.layers:
             cache.reorder(beam_idx.long())
 
 
 @dataclass
 class TransfoXLModelOutput(ModelOutput):  # type: ignore[misc]
-    """Of `TransfoXLModel`.
+    """Output of `TransfoXLModel`.
 
     Attributes:
         last_hidden_state: [B, L, d_model].
@@ -77,7 +77,7 @@ class TransfoXLModelOutput(ModelOutput):  # type: ignore[misc]
 
 @dataclass
 class TransfoXLLMHeadModelOutput(ModelOutput):  # type: ignore[misc]
-    """Of `TransfoXLLMHeadModel`; the rest as in `TransfoXLModelOutput`.
+    """Output of `TransfoXLLMHeadModel`; the rest as in `TransfoXLModelOutput`.
 
     Attributes:
         loss: mean of the losses of labels that are not -100.

@@ -22,8 +22,8 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Of a folder with tokenizer.json, or with vocab.pkl, vocab.bin or vocab.txt, which are
-        read without executing anything.
+        """The tokenizer of a folder with tokenizer.json, or with vocab.pkl, vocab.bin or vocab.txt,
+        which are read without executing anything.
 
         Raises:
             OSError: neither is there.
@@ -41,7 +41,7 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
 
     @classmethod
     def from_vocabulary(cls, words: Vocabulary, **options: Any) -> "TransfoXLTokenizer":
-        """Of a vocabulary of `txl`; options as transformers' tokenizers take them."""
+        """The tokenizer of a vocabulary of `txl`; options as transformers' tokenizers take them."""
         plain = {"clean_up_tokenization_spaces": False} | options
         if isinstance(words, ByteVocabulary):
             return cls(tokenizer_object=_of_bytes(words), **plain)

@@ -155,7 +155,7 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         super().save_pretrained(save_directory, *args, state_dict=state, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Of either names."""
+        """Loads parameters by their old names or their own."""
         if _are_theirs(state_dict):
             state_dict = _to_ours(state_dict, self, self.config.model_config())
         result = super().load_state_dict(state_dict, *args, **kwargs)

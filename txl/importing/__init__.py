@@ -1,1 +1,2 @@
-"""Checkpoints of other code: the original's, Hugging Face's. Nothing in a file is executed."""
+"""Checkpoints of other code: the original's, Hugging Face's, NVIDIA's. Nothing in a file is
+executed."""

@@ -90,7 +90,7 @@ def _parts(index: Path) -> list[Path]:
 
 
 def unprefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By the original's names."""
+    """Tensors by the original's names, from Hugging Face's."""
     found = {str(name).removeprefix("transformer."): x for name, x in tensors.items()}
     if len(found) < len(tensors):
         raise TxlError("tensors are there with and without the prefix 'transformer.'")
@@ -98,13 +98,14 @@ def unprefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def prefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """From the original's names to Hugging Face's."""
+    """Tensors by Hugging Face's names, from the original's."""
     return {name if name.startswith("crit.") else f"transformer.{name}": x for name, x in tensors.items()}
 
 
 def from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
-    """Its memory begins with zeros, as its code has it, unless `initial_memory`, a field of ours,
-    says otherwise; same_length is a window of mem_len keys.
+    """Our configuration from the fields of config.json. Memory begins with zeros, as their code has
+    it, unless `initial_memory`, a field of ours, says otherwise; same_length is a window of mem_len
+    keys.
 
     Raises:
         TxlError: a field is missing, or asks for what the paper's model is not; begins with `what`.
@@ -144,7 +145,7 @@ def _from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
 
 
 def to_theirs(config: ModelConfig, what: str) -> dict[str, Any]:
-    """Fields of its config.json.
+    """Fields of config.json from our configuration.
 
     Raises:
         TxlError: the model is none of its class; begins with `what`, names the field.

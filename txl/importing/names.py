@@ -196,7 +196,8 @@ def _without_softmax(named: Mapping[str, Part]) -> dict[str, Part]:
 
 
 def original(parameters: Mapping[str, Tensor], config: ModelConfig, softmax: bool = True) -> dict[str, Tensor]:
-    """The other way: theirs from our parameters, clusters in natural order; none twice."""
+    """Their parameters from ours, the other way than `translate`; clusters in natural order, none
+    twice."""
     named, _ = parts(config, flipped_clusters=False)
     found: dict[str, Tensor] = {}
     rows = [count for count, _ in table_shapes(config)]

@@ -80,7 +80,7 @@ def _checked(load: str, keys: slice) -> Callable[[Any], None]:
 
 
 class Unpickler(pickle._Unpickler):
-    """Of pickles of data: Python's own unpickler, the one written in Python, with changes.
+    """Unpickler of data: Python's own, the one written in Python, with changes.
 
     A name is never imported but becomes `Inert`, or is one of a few containers; nothing outside the
     file is asked for (no persistent ids, extensions, buffers); nothing is allocated or copied
@@ -354,7 +354,7 @@ def _reason(error: Exception) -> str:
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """Of a file of safetensors or torch.save, by name.
+    """The tensors in a file of safetensors or torch.save, by name.
 
     Raises:
         TxlError: it is damaged, or holds anything else.

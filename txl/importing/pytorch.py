@@ -45,7 +45,7 @@ def find(source: Path) -> Path | None:
 
 
 def read(path: Path, lengths: Lengths) -> Foreign:
-    """Its memory begins empty; same_length is a window of mem_len keys.
+    """The checkpoint in a file. Its memory begins empty; same_length is a window of mem_len keys.
 
     Raises:
         TxlError: it is damaged, of another kind, or a model that the paper does not describe.
@@ -137,7 +137,8 @@ def find_nvidia(source: Path) -> Path | None:
 
 
 def read_nvidia(path: Path, lengths: Lengths) -> Foreign:
-    """NVIDIA's. Its memory begins empty; same_length is a window of mem_len + 1 keys.
+    """NVIDIA's checkpoint in a file. Its memory begins empty; same_length is a window of
+    mem_len + 1 keys.
 
     Raises:
         TxlError: it is damaged, of another kind, or a model that the paper does not describe.

@@ -57,7 +57,8 @@ def find(source: Path) -> Path | None:
 
 
 def read(path: Path, lengths: Lengths) -> Foreign:
-    """Its memory begins with zeros; same_length is a window of mem_len + 1 keys.
+    """The checkpoint in a file. Its memory begins with zeros; same_length is a window of
+    mem_len + 1 keys.
 
     Raises:
         TxlError: it is damaged, not of this model, or its memory's length is not given.

@@ -25,7 +25,7 @@ def beside(path: Path) -> Callable[[], Vocabulary] | None:
 
 
 def read(path: Path) -> Vocabulary:
-    """Of a file as `FILES`: a pickle, one of torch.save, or a text with a word a line.
+    """The vocabulary in a file as `FILES`: a pickle, one of torch.save, or a text, a word a line.
 
     Words that are all numbers of bytes, as the original prepares enwik8, are the bytes themselves.
 
@@ -56,7 +56,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def of(found: Any, path: Path) -> Vocabulary:
-    """Of an object of a file, as `read`."""
+    """The vocabulary of an object that was unpickled; errors as in `read`."""
     fields = _fields(found, path)
     words = fields.get("idx2sym")
     if not isinstance(words, list) or not words:

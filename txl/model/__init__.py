@@ -9,7 +9,7 @@ Network = TransformerXL | RecurrentNetwork
 
 
 def make_network(config: Config) -> Network:
-    """With initial parameters drawn from torch's generator."""
+    """The network of a configuration, initial parameters drawn from torch's generator."""
     return RecurrentNetwork(config) if isinstance(config, RecurrentConfig) else TransformerXL(config)
 
 

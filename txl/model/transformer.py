@@ -73,7 +73,7 @@ class VariationalDropout(nn.Module):
 
 
 def hidden_dropout(config: NetworkConfig, p: float | None = None) -> nn.Module:
-    """Of hidden states [B, L, d] with rate p, None for config.dropout."""
+    """Dropout of hidden states [B, L, d] with rate p, None for config.dropout."""
     p = config.dropout if p is None else p
     return VariationalDropout(p) if config.variational_dropout else nn.Dropout(p)
 

@@ -46,7 +46,7 @@ class Recipe:
         return self.model.get("network")
 
     def model_config(self, vocab_size: int | None = None) -> Config:
-        """vocab_size: None for the published one.
+        """The model's configuration; vocab_size: None for the published one.
 
         Raises:
             TxlError: the recipe is of no data set and none is given.

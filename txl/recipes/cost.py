@@ -11,7 +11,7 @@ TRAINING = 3  # forward, and twice that backward
 
 @dataclass(frozen=True)
 class Cost:
-    """Of training a model.
+    """Operations of training a model.
 
     Attributes:
         tokens: scored in all.
@@ -24,7 +24,7 @@ class Cost:
     total: float
 
     def hours(self, rate: float) -> float:
-        """rate: operations a second that a machine sustains."""
+        """Hours of training; rate: operations a second that a machine sustains."""
         return self.total / rate / 3600
 
 
@@ -49,8 +49,8 @@ def segment_products(config: Config, training: TrainConfig) -> float:
 
 
 def layer_products(config: ModelConfig, length: int, mem_len: int, batch: int) -> float:
-    """Of a Transformer's layer over a segment after a memory of hidden states, whose keys and
-    values are projected anew."""
+    """Multiply-adds of a Transformer's layer over a segment after a memory of hidden states, whose
+    keys and values are projected anew."""
     width = config.n_head * config.d_head
     projections = float(config.d_model * width * (4 * length + 2 * mem_len))
     if config.encoding == "relative":  # W_kR R, once for the batch
@@ -61,19 +61,20 @@ def layer_products(config: ModelConfig, length: int, mem_len: int, batch: int) -
 
 
 def visible_pairs(length: int, mem_len: int, window: int | None) -> int:
-    """Of queries and keys, with a full memory."""
+    """Pairs of queries and keys, with a full memory."""
     return sum(min(mem_len + i + 1, window or mem_len + length) for i in range(length))
 
 
 def recurrent_products(config: RecurrentConfig) -> float:
-    """Of one token through an LSTM's or QRNN's layers."""
+    """Multiply-adds of one token through an LSTM's or QRNN's layers."""
     if config.network == "lstm":
         return sum(4 * d_out * (d_in + d_out) for d_in, d_out in config.widths)
     return sum(3 * d_out * d_in * (2 if i == 0 else 1) for i, (d_in, d_out) in enumerate(config.widths))
 
 
 def softmax_products(bins: Bins, d_model: int) -> float:
-    """Of one target: the head, and each tail as often as Zipf's law has a word in it."""
+    """Multiply-adds of one target: the head, and each tail as often as Zipf's law has a word in
+    it."""
     head = bins.widths[0] * bins.head_size + (0 if bins.widths[0] == d_model else d_model * bins.widths[0])
     harmonic = [math.log(bound) + 0.5772 if bound else 0.0 for bound in bins.bounds]
     products = float(head)

@@ -255,7 +255,7 @@ def _write(
 
 
 def checksum(meta: dict[str, Any]) -> str:
-    """Of all that `corpus.json` says."""
+    """Checksum of all that `corpus.json` says."""
     said = {key: value for key, value in meta.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 

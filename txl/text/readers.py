@@ -64,7 +64,7 @@ class Source:
 
     @cached_property
     def text(self) -> tuple[str, str | None, int]:
-        """Of a file: the name it was packed under, its compression, its bytes without it."""
+        """Name that a file was packed under, its compression, its bytes without it."""
         with Stream(self.file, self.watch) as stream:
             if stream.compression is None:
                 return stream.name, None, self.file.stat().st_size

@@ -61,7 +61,7 @@ class Saved(abc.ABC):
     @property
     @abc.abstractmethod
     def sizes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """Of each tensor, by name."""
+        """Shape and dtype of each tensor, by name."""
 
     def under(self, prefix: str) -> list[str]:
         """Names of the tensors `prefix.*`, without the prefix."""
@@ -112,7 +112,7 @@ def make_header(config: Config, vocabulary: Vocabulary, state: dict[str, Any]) -
 
 
 def vocabulary_tensor(vocabulary: Vocabulary) -> Tensor:
-    """The bytes of its file."""
+    """The bytes of a vocabulary's file, uint8."""
     return torch.frombuffer(bytearray(vocabulary.to_file()), dtype=torch.uint8)
 
 

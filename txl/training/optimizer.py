@@ -16,7 +16,7 @@ from txl.training.config import TrainConfig
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Of update `step`, from 0 on: linear warm-up, then as `config.schedule` says."""
+    """Learning rate of update `step`, from 0 on: linear warm-up, then as `config.schedule` says."""
     warmup = config.warmup_updates
     if step < warmup:
         return config.lr * (step + 1) / warmup
@@ -38,7 +38,7 @@ def layer_matrices(model: Network) -> list[nn.Parameter]:
 
 
 def make_optimizers(model: Network, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """One, or two with Muon: for the matrices of the layers, and for the rest.
+    """One optimizer, or two with Muon: for the matrices of the layers, and for the rest.
 
     Raises:
         TxlError: this torch has no Muon, or Muon is asked for an LSTM or QRNN.

@@ -36,7 +36,8 @@ def refuse_used_folder(folder: AnyPath) -> None:
 
 
 def write_record(folder: Path, model: dict[str, Any], train: dict[str, Any], corpus: Path) -> None:
-    """A corpus inside the folder is named relative to it, so that both can be moved."""
+    """Writes `run.json`. A corpus inside the folder is named relative to it, so that both can be
+    moved."""
     text = corpus.resolve()
     inside = text.is_relative_to(folder.resolve())
     where = text.relative_to(folder.resolve()) if inside else text

@@ -46,7 +46,8 @@ NEEDS_SHARDS = (
 
 
 class Sharded:
-    """Each process holds a part of every parameter, of its gradient and of the optimizer's state.
+    """`Parallel` where each process holds a part of every parameter, of its gradient and of the
+    optimizer's state.
 
     A layer's parameters are gathered for as long as it computes. Layers that share parameters
     (`untie_r` off), or have some outside forward (learned places), are gathered all at once.

@@ -27,7 +27,8 @@ def timed(
     shard: bool = False,
 ) -> TrainConfig:  # fmt: skip
     """The configuration with as many updates as fill the time, evaluated and saved four times;
-    warm-up is a thirtieth of them at most. Judged by a trial of a few updates."""
+    warm-up is a thirtieth of them at most. Judged by a trial of a few updates; a `Trainer.run` that
+    is given the seconds, too, follows the clock from there."""
     with _trial(corpus, model, config, device, world, shard) as trial:
         trial.advance(_UNTIMED)
         seconds = _seconds(trial, _TIMED, world)

@@ -124,7 +124,7 @@ class Parallel(Protocol):
 
 
 class Replicated:
-    """Each process holds all parameters; alone, nothing has to come together."""
+    """`Parallel` where each process holds all parameters; alone, nothing has to come together."""
 
     def __init__(self, network: Network, world: World, device: torch.device) -> None:
         self.module: nn.Module = SegmentTraining(network)

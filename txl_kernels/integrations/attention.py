@@ -145,12 +145,12 @@ def pad(x: Tensor, more: int) -> Tensor:
 
 
 def nonzero(mask: Tensor) -> Tensor:
-    """Non-zero: seen."""
+    """Keys that a mask shows, bool: where it is not zero."""
     return mask if mask.dtype == torch.bool else mask != 0
 
 
 def unhidden(mask: Tensor) -> Tensor:
-    """Non-zero: hidden."""
+    """Keys that a mask shows, bool: where it is zero."""
     return ~mask if mask.dtype == torch.bool else mask == 0
 
 

@@ -76,7 +76,7 @@ def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def new_state(**settings: Any) -> dict[str, Any]:
-    """Of a module that is about to be accelerated."""
+    """State of a module that is about to be accelerated."""
     return {"fallbacks": Counter(), **settings}
 
 

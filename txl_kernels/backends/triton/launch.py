@@ -35,7 +35,7 @@ class Form(NamedTuple):
 
 
 def addresses_of(tensors: Sequence[Tensor | None]) -> list[int]:
-    """0 for None."""
+    """Addresses of tensors, 0 for None."""
     return [0 if x is None else x.data_ptr() for x in tensors]
 
 
@@ -125,7 +125,7 @@ class Workspace:
         return memory
 
     def addresses(self, memory: Tensor | None) -> list[int]:
-        """Of its parts."""
+        """Addresses of the parts."""
         if memory is None:
             return []
         base = memory.data_ptr()
@@ -195,14 +195,14 @@ class Launch:
         return self._compiled is not None and not self.function.pre_run_hooks
 
     def first(self, tensors: Sequence[Tensor | None]) -> None:
-        """Through Triton's front."""
+        """Launches through Triton's front."""
         values = [x.of(tensors) if isinstance(x, (Operand, Tile)) else x for x in self._values]
         compiled = self.function[self.grid](*values, **self._options)
         if isinstance(compiled, CompiledKernel) and knobs.runtime.add_stages_inspection_hook is None:
             self._compiled = compiled
 
     def again(self, addresses: list[int], stream: int, told: bool) -> None:
-        """As the front launches what it has found. Integers are pointers to a launcher, too.
+        """Launches as the front does what it has found. Integers are pointers to a launcher, too.
 
         told: launch hooks are, with what Triton says of a launch, which takes a while to say.
         """
@@ -225,7 +225,7 @@ class Launches:
         self.launches, self.workspace = tuple(launches), workspace
 
     def run(self, device: torch.device, tensors: list[Tensor | None], addresses: list[int]) -> None:
-        """On the current stream. Both lists get what lies in the workspace, too."""
+        """Launches on the current stream. Both lists get what lies in the workspace, too."""
         memory = self.workspace.allocate(device)
         addresses += self.workspace.addresses(memory)
         with on_device(device):

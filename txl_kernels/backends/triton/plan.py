@@ -30,7 +30,8 @@ def once_for_all_alike(lay_out: _F) -> _F:
 
 
 def forget() -> None:
-    """For whoever replaces what layouts are made of: tile sizes, kernels, what a device can do."""
+    """Forgets all layouts, for whoever replaces what they are made of: tile sizes, kernels, what a
+    device can do."""
     for cached in _caches:
         cached.cache_clear()
 
@@ -221,5 +222,5 @@ def shared(plan: Plan) -> dict[str, Any]:
 
 
 def options(chosen: config.Config) -> dict[str, int]:
-    """Triton's own."""
+    """Triton's own options."""
     return {"num_warps": chosen.warps, "num_stages": chosen.stages}
