@@ -89,7 +89,7 @@ case $number in
     step smoke 120 "${many[@]}" "${marked[@]}" "${smoke[@]}"
     device "CUDA C++" 150 "${many[@]}" "${marked[@]}" $kernels/cuda
     step Triton 240 "${many[@]}" "${marked[@]}" "${right[@]}"
-    device models 60 "${many[@]}" -m gpu tests/txl/evaluation tests/txl/training/test_host_memory.py
+    device models 60 "${many[@]}" -m gpu tests/txl/evaluation
     ;;
   2)
     step API 240 "${many[@]}" "${marked[@]}" "${longer[@]}"

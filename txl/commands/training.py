@@ -44,7 +44,9 @@ def run_training(trainer: Trainer, kept: list[str], seconds: float | None = None
         train_on_terminal(trainer, seconds)
     except Interrupted:
         if trainer.world.first:
-            command = ["txl", "train", "--run", str(trainer.folder), "--resume", *kept]
+            size = str(trainer.world.size)
+            command = ["txl"] if size == "1" else ["torchrun", "--nproc-per-node", size, "-m", "txl"]
+            command += ["train", "-r", str(trainer.folder), "--resume", *kept]
             tell(f"interrupted: {trainer.step:,} of {trainer.config.steps:,} updates are in {trainer.last}")
             tell(f"go on with: {shlex.join(command)}")
             draw_loss(trainer)

@@ -52,7 +52,7 @@ def test_ctrl_c_saves_and_tells_how_to_go_on(txl: Run, corpus: Corpus, tmp_path:
     finishing, interrupted, way_on = errors.splitlines()
     assert finishing == FINISHING
     assert interrupted == f"interrupted: {step:,} of 1,000,000 updates are in {run / 'last.safetensors'}"
-    assert way_on == f"go on with: txl train --run '{run}' --resume --device cpu"
+    assert way_on == f"go on with: txl train -r '{run}' --resume --device cpu"
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     command = shlex.split(way_on.removeprefix("go on with: "))[1:]
     done = txl(*command, "--steps", step + 1)

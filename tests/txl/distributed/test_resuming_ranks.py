@@ -200,9 +200,10 @@ def test_ctrl_c_saves_once_and_tells_how_to_go_on(corpus: Corpus, tmp_path: Path
     assert last.is_dir()
     told = [line for line in errors.splitlines() if line.startswith(("interrupted: ", "go on with: ", "finishing"))]
     assert [line.split(":")[0].split(" this")[0] for line in told] == ["finishing", "interrupted", "go on with"]
-    assert told[2] == f"go on with: txl train --run {run} --resume --device cpu --devices 2 --shard"
+    assert told[2] == f"go on with: torchrun --nproc-per-node 2 -m txl train -r {run} --resume --device cpu --shard"
     step = checkpoints.load(last).state["step"]
-    command = [sys.executable, "-m", *told[2].removeprefix("go on with: ").split(), "--steps", str(step + 1)]
+    again = told[2].removeprefix("go on with: torchrun ").split()
+    command = [sys.executable, "-m", "torch.distributed.run", *again, "--steps", str(step + 1)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
     assert done.returncode == 0, done.stderr
     assert checkpoints.load(run).state["step"] == step + 1
