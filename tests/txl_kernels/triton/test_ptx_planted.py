@@ -41,9 +41,18 @@ Change = Callable[[str, str], str]
 @functools.cache
 def inputs() -> tuple[dict[str, object], torch.Tensor]:
     case = Case("", B=1, H=1, L=70, M=70, D=64)
-    given = make_inputs(case, torch.bfloat16)
+    given = {n: _amid_nan(x) if torch.is_tensor(x) else x for n, x in make_inputs(case, torch.bfloat16).items()}
     exact = {n: x.detach().double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in given.items()}
     return given, rel_attention(**as_call(exact), backend="reference")
+
+
+def _amid_nan(x: torch.Tensor) -> torch.Tensor:
+    """A tensor with NaN in the memory before and after it, so that what lies there is noticed."""
+    if not x.is_floating_point():
+        return x
+    around = torch.full((x.numel() + 2 * 8192,), torch.nan, dtype=x.dtype)
+    held = around[8192 : 8192 + x.numel()].view(x.shape)
+    return held.copy_(x)
 
 
 @contextlib.contextmanager
