@@ -1,7 +1,7 @@
 """Tries inputs made from seeds in child processes, and says which crashed, hung, or were wrong.
 
-python tests/fuzz/campaign.py calls --minutes 60     # new seeds each time
-python tests/fuzz/campaign.py calls --only 1234      # one input, in this process
+python tests/fuzz/campaign.py arguments --minutes 60     # new seeds each time
+python tests/fuzz/campaign.py arguments --only 1234      # one input, in this process
 """
 
 import argparse
@@ -23,7 +23,7 @@ from random import Random
 HERE = Path(__file__).resolve().parent
 # Each is a module fuzz_<name> with `prepare(folder)`, called once, and `attempt(random, folder)`,
 # which raises for a finding.
-FUZZERS = ("calls", "arguments", "options", "files", "kills")
+FUZZERS = ("arguments", "options", "files", "kills")
 MEMORY = 16 * 2**30  # bytes of address space: what asks for more gets an error, not the machine
 
 

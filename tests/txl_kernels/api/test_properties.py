@@ -1,35 +1,43 @@
 """Random shapes, strides, intervals and dtypes: every backend against the float64 reference."""
 
+from dataclasses import replace
+
 import torch
 from against_reference import matches_the_reference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle import Case
 
+# At the ends of tiles and of strips, and one beyond.
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 15, 16, 17, 47, 48, 49, 95, 97, 130)
+MEMORIES = (0, 1, 2, 15, 47, 64, 90, 143, 191, 192, 193, 300, 511, 513, 700)
+WIDTHS = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 41, 48, 64, 65, 80, 96, 128, 129)
+ANY = {"B": st.integers(0, 3), "H": st.integers(1, 5), "L": st.sampled_from(LENGTHS), "M": st.sampled_from(MEMORIES)}
+# Compiled anew for every width, or interpreted.
+FEW = {"B": st.integers(1, 2), "H": st.integers(1, 3), "L": st.integers(1, 40), "M": st.integers(0, 50)}
 
-def cases(length: int, memory: int, widths: st.SearchStrategy[int]) -> st.SearchStrategy[Case]:
-    """Calls of up to `length` queries and `memory` keys before them."""
-    return st.builds(
+
+def cases(sizes: dict[str, st.SearchStrategy[int]], widths: tuple[int, ...]) -> st.SearchStrategy[Case]:
+    """Calls of such sizes; without a key there are none to draw intervals among."""
+    built = st.builds(
         Case,
         name=st.just(""),
-        B=st.integers(1, 2),
-        H=st.integers(1, 3),
-        L=st.integers(1, length),
-        M=st.integers(0, memory),
-        D=widths,
+        **sizes,
+        D=st.sampled_from(widths),
         causal=st.booleans(),
-        window=st.none() | st.integers(1, 300),
+        window=st.none() | st.sampled_from((1, 2, 47, 192, 10**12)) | st.integers(1, 800),
         intervals=st.sampled_from(["", "random", "padded", "filled", "episodes", "empty"]),
-        dropout_p=st.sampled_from([0.0, 0.2]),
+        dropout_p=st.sampled_from([0.0, 0.1, 0.5]),
         layout=st.sampled_from(["bhld", "lbhd", "fused"]),
+        scale=st.sampled_from((None, None, 0.0, 1e-6, 0.3, -0.2)),
+        extra_rows=st.sampled_from((0, 0, 1, 50)),
         seed=st.integers(0, 2**16),
     )
+    return built.map(lambda case: case if case.S else replace(case, intervals=""))
 
 
 def test_kernels_match_the_reference(kernel_backend: str) -> None:
-    examples, calls = 60, cases(120, 420, st.integers(1, 70))
-    if kernel_backend == "triton":  # compiled anew for every width, or interpreted
-        examples, calls = 10, cases(40, 50, st.sampled_from([16, 41, 64]))
+    examples, calls = (10, cases(FEW, (16, 41, 64))) if kernel_backend == "triton" else (150, cases(ANY, WIDTHS))
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(case=calls, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
