@@ -3,21 +3,21 @@
 import importlib.util
 import sys
 
-# Dependencies that the kernels alone do without; `pip install --no-deps` leaves them out.
-NEEDED = ("filelock", "jinja2", "numpy", "rich", "safetensors", "typer")
+from txl.errors import NEEDED
 
 
 def main() -> None:
     """Runs the command; exit code 1 where a package is missing."""
     try:
         from txl.commands import cli
+
+        cli.main()
     except ModuleNotFoundError as error:
         if error.name is None or "." in error.name:  # a fault of some package, not a missing one
             raise
         names = sorted({error.name, *(name for name in NEEDED if importlib.util.find_spec(name) is None)})
         print(f"error: txl needs {', '.join(names)}: pip install {' '.join(names)}", file=sys.stderr)
         sys.exit(1)
-    cli.main()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """Errors that are the user's to mend, shown as one line without a traceback; the end of a training
 that was asked to stop."""
 
+# Dependencies that the kernels alone do without; `pip install --no-deps` leaves them out.
+NEEDED = ("filelock", "jinja2", "numpy", "rich", "safetensors", "typer")
+
 
 class TxlError(Exception):
     """What is wrong and what would be accepted, in one line."""

@@ -73,8 +73,9 @@ def evaluations(folder: Path) -> list[Evaluation]:
     found = []
     for entry in _read_list(folder / EVALUATIONS):
         try:
-            each = Evaluation(**(entry | {"score": Score(**entry["score"])}))
-        except (TypeError, KeyError):
+            score = {name: x for name, x in entry["score"].items() if name != "words"}  # of earlier versions
+            each = Evaluation(**(entry | {"score": Score(**score)}))
+        except (TypeError, KeyError, AttributeError):
             continue
         if _can_be_shown(each):
             found.append(each)

@@ -275,6 +275,8 @@ class Kept:
         if path.exists():
             try:
                 values = json.loads(path.read_text(encoding="utf-8"))
+                if "train_seconds" in values:
+                    raise TxlError(f"{path}: is of an earlier version; choose another folder with --run")
                 before, self.train = dict(values["about"]), values["train"]
                 self.trained, self.finished = bool(values["trained"]), bool(values["finished"])
                 self.scores = [Score(**score) for score in values["scores"]]

@@ -45,9 +45,9 @@ for backend in txl_kernels.available_backends("cpu"):
     assert "reference" in done.stdout.split()
 
 
-@pytest.mark.parametrize("packages", [("safetensors",), NEEDED], ids="+".join)
+@pytest.mark.parametrize("packages", [("safetensors",), ("jinja2",), NEEDED], ids="+".join)
 def test_the_command_says_what_is_missing(packages: tuple[str, ...]) -> None:
-    done = run_without(packages, "import txl.__main__\nsys.argv = ['txl', '--help']\ntxl.__main__.main()")
+    done = run_without(packages, "import txl.__main__\nsys.argv = ['txl', 'train', '--help']\ntxl.__main__.main()")
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == f"error: txl needs {', '.join(packages)}: pip install {' '.join(packages)}\n"

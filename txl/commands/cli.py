@@ -16,7 +16,7 @@ import typer.main
 import txl_kernels
 from txl.commands import last_resort
 from txl.commands.console import discard, one_line, tell
-from txl.errors import Interrupted, TxlError
+from txl.errors import NEEDED, Interrupted, TxlError
 
 COMMANDS = {
     "prepare": (
@@ -53,6 +53,8 @@ class _Commands(typer.core.TyperGroup):
     def get_command(self, ctx: Any, name: str) -> Any:
         if name not in COMMANDS:
             return None
+        if name != "train" and os.environ.get("RANK") and os.environ.get("WORLD_SIZE", "1") != "1":
+            raise TxlError(f"txl {name} runs in one process; torchrun is for txl train")
         module, function, help_text = COMMANDS[name]
         command = getattr(importlib.import_module(f"txl.commands.{module}"), function)
         alone = typer.Typer(**_STYLE)
@@ -124,6 +126,8 @@ def main() -> None:
     except OSError as error:
         _refuse(str(error))
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
+            raise  # `txl.__main__` says how to install it
         known = last_resort.memory_summary(error)
         if known is not None:
             _refuse(known)

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table as Grid
 
 from txl import recipes
+from txl.commands import last_resort
 from txl.commands.console import EvaluationProgress, tell
 from txl.commands.options import Device, console, in_panel, pick_device, say
 from txl.commands.training import header, train_on_terminal
@@ -34,6 +35,7 @@ from txl.text import corpus as corpora
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
+from txl.training.run import unlock
 from txl.training.timing import timed
 from txl.training.trainer import Trainer
 
@@ -108,11 +110,17 @@ def sweep_command(
             if job.row in chosen and not kept[name].finished:
                 try:
                     _run(job, kept[name], corpus, where, minutes)
-                except (TxlError, OSError) as error:
-                    errors[name] = error
-                    tell(f"{name} failed: {error}".replace("\n", "\\n"))
-                else:
                     say(f"{name}: done")
+                except Interrupted:
+                    raise
+                except Exception as error:  # the other rows go on
+                    errors[name] = error
+                    why = str(error) if isinstance(error, (TxlError, OSError)) else last_resort.memory_summary(error)
+                    if why is None:
+                        last_resort.report(error)
+                    tell(f"{name} failed: {why or type(error).__name__}".replace("\n", "\\n"))
+                finally:
+                    unlock(run / name)
     except (Interrupted, KeyboardInterrupt):
         tell(f"interrupted; go on with: {shlex.join(['txl', *sys.argv[1:]])}")
         raise Interrupted from None
@@ -150,6 +158,8 @@ def _run(job: Job, kept: Kept, corpus: Corpus, device: torch.device, minutes: fl
         train_on_terminal(trainer)
         kept.trained = True
         kept.write()
+        if trainer.stop_requested:  # during the last update
+            raise Interrupted
     model, _ = checkpoints.restore(folder / "best.safetensors", device)
     tokens = corpus.split(job.split)
     corpus.verify(job.split)

@@ -135,9 +135,9 @@ class TrainConfig:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TrainConfig":
         """Raises TxlError on a field this version does not know, or a value of another type."""
+        if values.get("offload_memory") is True:
+            raise TxlError("offload_memory is an option of earlier versions; finish the run with the one that began it")
         try:
-            if values.get("offload_memory") is False:  # of an earlier version
-                values = {name: x for name, x in values.items() if name != "offload_memory"}
-            return cls(**values)
+            return cls(**{name: x for name, x in values.items() if name != "offload_memory"})
         except (TypeError, ValueError) as error:
             raise TxlError(f"the options of training are damaged: {error}") from error

@@ -17,7 +17,7 @@ from txl.training.checkpoint import find_last
 # What may differ when a run is resumed: how long it is, what is looked at, how it is computed.
 CHANGEABLE = ("steps", "eval_every", "save_every", "log_every", "batch_chunk", "compile", "recompute")
 
-_locks: dict[str, FileLock] = {}  # held, by folder
+_locks: dict[str, tuple[FileLock, int]] = {}  # held, by folder; the file's inode
 
 
 @dataclass(frozen=True)
@@ -80,21 +80,22 @@ def lock(folder: Path) -> None:
         TxlError: another process trains there.
     """
     key, path = str(folder.resolve()), folder / ".lock"
-    if key in _locks and path.exists():  # not so where the folder was removed and made anew
-        return
-    taken = FileLock(path, mode=0o666)
+    held = _locks.get(key)
+    if held is not None and path.exists() and path.stat().st_ino == held[1]:
+        return  # not so where the folder was removed and made anew
+    taken = FileLock(path)
     try:
         taken.acquire(timeout=0)
     except Timeout as error:
         raise TxlError(f"{folder}: another process is training there") from error
-    _locks[key] = taken
+    _locks[key] = taken, path.stat().st_ino
 
 
 def unlock(folder: Path) -> None:
     """Gives a folder back; one that was not taken is left alone."""
-    taken = _locks.pop(str(folder.resolve()), None)
-    if taken is not None:
-        taken.release(force=True)
+    held = _locks.pop(str(folder.resolve()), None)
+    if held is not None:
+        held[0].release(force=True)
 
 
 def append_log(path: Path, entry: dict[str, Any]) -> None:

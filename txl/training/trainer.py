@@ -119,7 +119,7 @@ class Trainer:
         self._board = None
         with world.together():
             if world.first:
-                runs.write_record(folder, model_config.to_json(), config.to_json(), corpus.folder)
+                self._write_record()
                 if not resume:
                     (folder / "log.jsonl").write_text("", encoding="utf-8")
                 self._board = _summary_writer(folder) if tensorboard else None
@@ -183,15 +183,16 @@ class Trainer:
         while self.step < (c := self.config).steps:
             updated = self._update()
             updates += 1
-            if self.step % c.log_every == 0 or self.step == c.steps:
-                if seconds is not None:
-                    c = self._follow_clock(first, time.perf_counter() - began, seconds)
+            rate_of_learning, logged = learning_rate(self.step - 1, c), self.step % c.log_every == 0
+            if seconds is not None and (logged or self.world.size == 1 or self.step == c.steps):
+                c = self._follow_clock(first, time.perf_counter() - began, seconds)
+            if logged or self.step == c.steps:
                 now = time.perf_counter()
                 rate = updates * c.batch * c.scored * c.accumulate / (now - since)
                 loss = updated.loss
                 entry = {"step": self.step, "loss": loss, "bpc": loss / math.log(2), "ppl": perplexity(loss)}
                 entry["grad_norm"] = updated.norm
-                entry |= {"lr": learning_rate(self.step - 1, c), "tokens_per_s": rate}
+                entry |= {"lr": rate_of_learning, "tokens_per_s": rate}
                 self._log(entry, report)
                 since, updates = now, 0
             # Of several processes none acts by its own flag, which may have been raised since.
@@ -212,15 +213,15 @@ class Trainer:
                 self.save(wait=self.step == c.steps)
 
     def _follow_clock(self, first: int, taken: float, seconds: float) -> TrainConfig:
-        """Sets `config.steps` to what fits into so many seconds, by those taken since step `first`;
-        the first process's clock."""
+        """Sets `config.steps` to what fits into so many seconds, by those taken since step `first`,
+        and before the first checkpoint the steps between two to a quarter; by the first process's
+        clock."""
         taken = self.world.gather(taken)[0]
-        if taken > _SETTLED * seconds:
-            fits = first + int((self.step - first) * seconds / taken)
-            self.config = dataclasses.replace(self.config, steps=max(fits, self.step))
+        if taken > _SETTLED * seconds or self.step == self.config.steps:
+            steps = max(first + int((self.step - first) * seconds / taken), self.step)
+            every = max(-(-steps // 4), self.step) if self.saved_step is None else self.config.eval_every
+            self.config = dataclasses.replace(self.config, steps=steps, eval_every=every, save_every=every)
             self.updater.config = self.config
-            if self.world.first:
-                runs.write_record(self.folder, self.model.config.to_json(), self.config.to_json(), self.corpus.folder)
         return self.config
 
     def _update(self) -> Updated:
@@ -291,6 +292,8 @@ class Trainer:
             TxlError: it cannot be written, or the one before could not.
         """
         self._wait()
+        with self.world.together():
+            self._write_record()
         state, tensors = self._state(), self.updater.state_dict() | self.batches.state_dict(gathered=not self.shard)
         for own in [self._rng()] if self.shard else self.world.gather(self._rng()):
             tensors |= own
@@ -321,6 +324,11 @@ class Trainer:
         with self.world.together():
             end_save(folder, begun)
         self.saved_step = step
+
+    def _write_record(self) -> None:
+        """Writes run.json: the steps may have followed the clock."""
+        if self.world.first:
+            runs.write_record(self.folder, self.model.config.to_json(), self.config.to_json(), self.corpus.folder)
 
     def _state(self) -> dict[str, Any]:
         """What JSON holds of a run."""

@@ -91,6 +91,12 @@ def test_closed_outputs(run: Path, closed: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_one_process_where_torchrun_started_several(txl: Run, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    one_line(txl("eval", run), "txl eval runs in one process; torchrun is for txl train")
+
+
 def test_help_without_docstrings() -> None:
     done = subprocess.run([sys.executable, "-OO", "-m", "txl", "train", "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -142,7 +142,14 @@ def fail(_: Trainer) -> None:
     raise TxlError("the loss became nan")
 
 
-@pytest.mark.parametrize(("step", "action"), [(6, fail), (1, Trainer.request_stop), (3, Trainer.request_stop)])
+def no_memory(_: Trainer) -> None:
+    raise RuntimeError("CUDA out of memory")
+
+
+STOP = Trainer.request_stop
+
+
+@pytest.mark.parametrize(("step", "action"), [(6, fail), (6, no_memory), (1, STOP), (3, STOP), (8, STOP)])
 def test_a_row_that_failed_or_stopped_goes_on(
     txl: Run, words: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int,
     action: Callable[[Trainer], None],
@@ -150,8 +157,9 @@ def test_a_row_that_failed_or_stopped_goes_on(
     with monkeypatch.context() as patched:
         at_update(patched, step, action)
         done = txl(*command(tmp_path / "r", words, "--row", ROW))
-        assert done.returncode == (1 if action is fail else 130), done.stderr
-    assert kept(tmp_path / "r")["trained"] is False
+        assert done.returncode == (130 if action is STOP else 1), done.stderr
+    assert kept(tmp_path / "r")["trained"] is (step == 8)  # asked to stop during the last update
+    assert kept(tmp_path / "r")["scores"] == []
     at_update(monkeypatch, min(step, 4), fail)  # an update that is in the checkpoint
     assert txl(*command(tmp_path / "r", words, "--row", ROW)).returncode == 0
     assert_same_row(tmp_path / "r", whole)

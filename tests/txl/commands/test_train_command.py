@@ -1,17 +1,22 @@
 """`txl train`: recipes, minutes, other lengths on resume, and what it tells."""
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from command_helpers import SMALL, Run, one_line
 
-from txl import recipes
+from txl import ModelConfig, recipes
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
+from txl.training.config import TrainConfig
 from txl.training.run import read_record
+from txl.training.timing import timed
+from txl.training.trainer import Trainer
 
 
 def test_the_default_is_what_the_demo_trains(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
@@ -33,6 +38,32 @@ def test_minutes_set_the_updates(txl: Run, corpus: Corpus, tmp_path: Path) -> No
     assert checkpoints.load(tmp_path / "r" / "last.safetensors").state["step"] == train["steps"]
     one_line(txl("train", "--run", tmp_path / "s", "--minutes", "-1"), "--minutes must be > 0")
     one_line(txl("train", "--run", tmp_path / "s", "--minutes", "1", "--steps", "3"), "goes neither with --steps")
+
+
+@pytest.mark.parametrize(("trial", "run"), [(0.002, 0.02), (0.02, 0.002)])
+def test_a_training_by_the_clock(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trial: float, run: float
+) -> None:
+    """Ten times slower or faster than its trial told: it takes the time it is given, with
+    validations and checkpoints on the way."""
+    took, update = trial, Trainer._update
+
+    def slow(self: Trainer) -> Any:
+        time.sleep(took)
+        return update(self)
+
+    monkeypatch.setattr(Trainer, "_update", slow)
+    sizes = {"n_layer": 1, "d_model": 16, "n_head": 1, "d_head": 16, "d_inner": 16, "mem_len": 8}
+    model = ModelConfig(vocab_size=len(corpus.vocabulary), **sizes)
+    config = TrainConfig(batch=2, tgt_len=8, eval_tokens=200, log_every=1000)
+    config = timed(0.05, corpus, model, config, torch.device("cpu"))
+    took, entries = run, []
+    trainer = Trainer(tmp_path / "r", corpus, model, config)
+    began = time.perf_counter()
+    trainer.run(entries.append, seconds=3.0)
+    assert 2.5 < time.perf_counter() - began < 5.0
+    assert sum("valid_loss" in entry for entry in entries) >= 2
+    assert read_record(tmp_path / "r").train["steps"] == trainer.step == trainer.config.steps
 
 
 def test_more_updates_on_resume(txl: Run, corpus: Corpus, tmp_path: Path) -> None:

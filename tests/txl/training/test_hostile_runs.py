@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from txl.errors import TxlError
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
-from txl.training.run import read_log, read_record
+from txl.training.run import lock, read_log, read_record
 
 
 @pytest.fixture
@@ -45,6 +46,23 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path, corpu
     other.kill()
     other.communicate()
     trainer(tmp_path / "run", corpus, steps=6).advance(1)  # the system released it
+
+
+def test_a_folder_made_anew_is_not_held(tmp_path: Path) -> None:
+    """Removed under the process that held it, made again and held by another."""
+    run = tmp_path / "run"
+    run.mkdir()
+    lock(run)
+    shutil.rmtree(run)
+    run.mkdir()
+    other = subprocess.Popen([sys.executable, "-c", HOLD, run], stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"held\n"
+    with pytest.raises(TxlError, match="another process is training there"):
+        lock(run)
+    other.kill()
+    other.communicate()
+    lock(run)
+    assert (run / ".lock").stat().st_mode & 0o022 == 0, "nobody else may hold it"
 
 
 def test_a_run_that_is_resumed_is_refused_to_others(finished: Path, corpus: Corpus) -> None:
