@@ -61,7 +61,7 @@ def test_a_training_by_the_clock(
     trainer = Trainer(tmp_path / "r", corpus, model, config)
     began = time.perf_counter()
     trainer.run(entries.append, seconds=3.0)
-    assert 2.5 < time.perf_counter() - began < 5.0
+    assert 2.5 < time.perf_counter() - began < 9.0  # on a busy machine, too
     assert sum("valid_loss" in entry for entry in entries) >= 2
     assert read_record(tmp_path / "r").train["steps"] == trainer.step == trainer.config.steps
 
