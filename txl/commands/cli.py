@@ -6,7 +6,7 @@ import io
 import os
 import platform
 import sys
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -118,24 +118,15 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         tell("interrupted")
         sys.exit(130)
-    except TxlError as error:
-        _refuse(str(error))
     except BrokenPipeError:  # the reader of our output is gone, as in `txl generate | head`
         discard(sys.stdout.fileno())
         sys.exit(0)
-    except OSError as error:
-        _refuse(str(error))
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
             raise  # `txl.__main__` says how to install it
-        known = last_resort.memory_summary(error)
-        if known is not None:
-            _refuse(known)
-        last_resort.report(error)
+        known = last_resort.reason(error)
+        if known is None:
+            last_resort.report(error)
+        else:
+            tell(one_line(known))
         sys.exit(1)
-
-
-def _refuse(why: str) -> NoReturn:
-    """One line, whatever file names hold, and exit code 1."""
-    tell(one_line(why))
-    sys.exit(1)

@@ -5,6 +5,8 @@ import sys
 import tempfile
 import traceback
 
+from txl.errors import TxlError
+
 
 def report(error: BaseException) -> None:
     """Names the error on stderr, and the file that its traceback was written to."""
@@ -18,6 +20,11 @@ def report(error: BaseException) -> None:
         where = "its traceback could not be written"
     summary = " ".join(str(error).split())[:500]
     print(f"error: {type(error).__name__}: {summary or 'no more is known'} ({where})", file=sys.stderr)
+
+
+def reason(error: BaseException) -> str | None:
+    """What to say of an error that was foreseen; None for one that nobody did."""
+    return str(error) if isinstance(error, (TxlError, OSError)) else memory_summary(error)
 
 
 def memory_summary(error: BaseException) -> str | None:

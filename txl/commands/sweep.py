@@ -33,6 +33,7 @@ from txl.sweep import (
 )
 from txl.text import corpus as corpora
 from txl.text.corpus import Corpus
+from txl.text.preparing import META
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 from txl.training.run import unlock
@@ -115,7 +116,7 @@ def sweep_command(
                     raise
                 except Exception as error:  # the other rows go on
                     errors[name] = error
-                    why = str(error) if isinstance(error, (TxlError, OSError)) else last_resort.memory_summary(error)
+                    why = last_resort.reason(error)
                     if why is None:
                         last_resort.report(error)
                     tell(f"{name} failed: {why or type(error).__name__}".replace("\n", "\\n"))
@@ -135,11 +136,12 @@ def _corpus(table: Table, scale: str, source: Path | None, folder: Path) -> Corp
     """What is given, if it is prepared; else the sweep's own, which it is prepared as."""
     make_folder(folder, "--run")
     own = folder / "corpus"
-    if source is None and scale == "paper" and not own.exists():
+    held = (own / META).is_file()  # not so where its preparation was killed
+    if source is None and scale == "paper" and not held:
         rule = prepare_options(table, scale).rule
         raise TxlError(f"--data must be given at --scale paper: a prepared corpus, or the files of {rule}; got none")
-    prepared = source is not None and (source / "corpus.json").is_file()
-    corpus = corpora.open_corpus(source if prepared or not own.exists() else own, own, prepare_options(table, scale))
+    prepared = source is not None and (source / META).is_file()
+    corpus = corpora.open_corpus(own if held and not prepared else source, own, prepare_options(table, scale))
     data = recipes.load(table.rows[0].recipe).data
     if scale == "paper" and (corpus.rule, len(corpus.vocabulary)) != (data["rule"], data["vocab_size"]):
         say(

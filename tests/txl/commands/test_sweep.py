@@ -255,6 +255,16 @@ def test_ctrl_c_and_a_second_sweep(txl: Run, words: Path, tmp_path: Path) -> Non
     assert not (run / "recurrence-shaw").exists()
 
 
+def test_a_corpus_whose_preparation_was_killed_is_prepared_again(txl: Run, words: Path, tmp_path: Path) -> None:
+    half = tmp_path / "s" / "corpus"
+    half.mkdir(parents=True)
+    (half / ".train.bin.tmp").write_bytes(b"half of it")
+    (half / "left.txt").write_text("no text of this sweep\n" * 2000)
+    for folder in ("s", "whole"):
+        assert txl(*command(tmp_path / folder, words, "--row", ROW)).returncode == 0
+    assert_same_row(tmp_path / "s", tmp_path / "whole")
+
+
 def test_another_sweep_is_refused(txl: Run, words: Path, tmp_path: Path) -> None:
     row = ("--row", "recurrence")
     assert txl(*command(tmp_path / "s", words, *row)).returncode == 0
