@@ -105,7 +105,7 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "C++ kernels of txl_kernels. Call them through txl_kernels.rel_attention, which checks its arguments.";
   m.attr("FIELDS") = txl::field_names();
   m.attr("SOURCE_HASH") = TXL_SOURCE_HASH;
-  py::class_<Plan>(m, "Plan")
+  py::class_<Plan>(m, "Plan", py::module_local())
       .def(py::init<const py::tuple&, const py::handle&, int, uint32_t>(), py::arg("call"), py::arg("out"),
            py::arg("type"), py::arg("drop_below"))
       .def("forward", &Plan::forward)

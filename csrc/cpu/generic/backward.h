@@ -34,8 +34,8 @@ struct BackwardScratch {
         table(a, Table::room(BLOCK_S + BLOCK_L), D, z.Dp) {}
 };
 
-// One row over [from, to) of a tile: p (with dropout) and dS, both zero outside [low, high). WHOLE:
-// low is from and high is to.
+// One row over [from, to) of a tile: p (with dropout) and dS, both zero outside [low, high).
+// WHOLE: low is from and high is to.
 template <bool WHOLE, bool DROP>
 static void gradient_row(const float* score, const float* position, const float* dp, const float* factor, float lse,
                          float delta, int64_t low, int64_t high, int64_t from, int64_t to, const WeightRow& row) {

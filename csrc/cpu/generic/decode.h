@@ -92,7 +92,7 @@ static void weighted_rows(const float* weight, const T* values, int64_t stride, 
     for (int64_t n = 0; n < count; ++n) out[d] += weight[n] * to_float(values[n * stride + d]);
 }
 
-// A part of one query: out[D] (not yet divided), then its maximum and its sum.
+// A part of one query: out[D] (not yet divided), then the reference of its weights and their sum.
 template <class T>
 static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, const Cell* qu, const Cell* qw,
                         float* out) {

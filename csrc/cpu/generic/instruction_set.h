@@ -39,7 +39,7 @@
 
 #elif defined(TXL_ISA_avx512_bf16) && defined(__x86_64__)
 #define TXL_ISA isa_avx512_bf16
-#define TXL_TARGET "avx512f,avx512bf16,avx2,fma"
+#define TXL_TARGET "avx512f,avx512dq,avx512bf16,avx2,fma"
 #define TXL_LANES 16
 #define TXL_AVX512
 #define TXL_ROUNDS_BF16
@@ -47,7 +47,7 @@
 
 #elif defined(TXL_ISA_amx) && defined(__x86_64__)  // whose processors have AVX512_BF16, too
 #define TXL_ISA isa_amx
-#define TXL_TARGET "avx512f,avx512bf16,amx-tile,amx-bf16,avx2,fma"
+#define TXL_TARGET "avx512f,avx512dq,avx512bf16,amx-tile,amx-bf16,avx2,fma"
 #define TXL_LANES 16
 #define TXL_AVX512
 #define TXL_ROUNDS_BF16
