@@ -26,7 +26,7 @@ _SIDE = "None or an integer >= 0"
 ZERO_ROW = "an integer from 0 to 2**31 - 1 (the row of r that holds distance 0)"
 FLOAT32_RANGE = 3.4028235e38
 AHEAD = "None or an integer >= 0 (keys seen after the query's own)"
-SOFTCAP = "0.0 for none, or a positive number in float32's range"
+SOFTCAP, CAPS = "0.0 for none, or a number from 1e-30 to 1e30", (1e-30, 1e30)
 WINDOW = "None or an integer >= 1 (keys seen, the query's own included)"
 
 
@@ -139,6 +139,8 @@ def check_settings(call: Call) -> None:
     check_number("scale", call.scale, -FLOAT32_RANGE, FLOAT32_RANGE, "None or a finite number in float32's range")
     check_number("dropout_p", call.dropout_p, 0.0, 1.0, "a number in [0, 1)")
     check_number("softcap", call.softcap, 0.0, FLOAT32_RANGE, SOFTCAP)
+    if call.softcap and not CAPS[0] <= call.softcap <= CAPS[1]:
+        raise ValueError(f"softcap must be {SOFTCAP}, got {call.softcap}")
 
 
 def check_integer(name: str, value: Any, least: int, accepted: str) -> None:
