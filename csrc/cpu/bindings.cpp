@@ -36,7 +36,7 @@ class Plan {
                 uint64_t seed) const {
     const txl::Problem p = problem(call, out, lse, threads, seed);
     txl::Gradients g;
-    txl::View* const views[txl::INPUTS] = {&g.dq, &g.dk, &g.dv, &g.dr, &g.du, &g.dw, &g.dk_mem, &g.dv_mem};
+    txl::View* const views[txl::INPUTS] = {&g.dq, &g.dk, &g.dv, &g.dr, &g.du, &g.dw, &g.dk_mem, &g.dv_mem, &g.dr_bias};
     for (size_t i = 0; i < txl::INPUTS; ++i)
       if (wanted[i]) *views[i] = view(gradients[i]);
     g.dout = view(dout);

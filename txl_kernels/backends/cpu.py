@@ -11,7 +11,7 @@ from torch import Tensor
 
 from txl_kernels.backends import native_modules
 from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
-from txl_kernels.call import ALL, Call, Wanted, drop_threshold, empty_gradients, empty_like_rows
+from txl_kernels.call import ALL, Call, Wanted, drop_threshold, empty_gradients, empty_out
 
 NAME = "native"
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of txl::Type
@@ -29,14 +29,20 @@ def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -
 
 
 def refuses(call: Call) -> str | None:
-    """Takes every call."""
+    """What of the formula this backend does not take yet, if the call has it."""
+    if call.softcap:
+        return f"{NAME} does not take softcap yet, got {call.softcap}"
+    if call.r is None or call.r_bias is not None:
+        return f"{NAME} does not take r_bias yet"
+    if call.v.size(3) != call.q.size(3):
+        return f"{NAME} does not take values of another width than q's yet, got {call.v.size(3)} and {call.q.size(3)}"
     return None
 
 
 def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked
     call."""
-    out = empty_like_rows(call.q)
+    out = empty_out(call.q, call.v)
     lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32) if need_lse else None
     plan = None if plans is None else plans.get(NAME)
     if plan is None:
