@@ -29,13 +29,7 @@ def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -
 
 
 def refuses(call: Call) -> str | None:
-    """What of the formula this backend does not take yet, if the call has it."""
-    if call.softcap:
-        return f"{NAME} does not take softcap yet, got {call.softcap}"
-    if call.r is None or call.r_bias is not None:
-        return f"{NAME} does not take r_bias yet"
-    if call.v.size(3) != call.q.size(3):
-        return f"{NAME} does not take values of another width than q's yet, got {call.v.size(3)} and {call.q.size(3)}"
+    """Takes every call."""
     return None
 
 

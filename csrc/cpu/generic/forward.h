@@ -14,12 +14,12 @@ constexpr int64_t RANGE_L = 384;                 // queries of an item, at most;
 constexpr int64_t FORWARD_ITEMS = 32;            // parts are made until there are as many items
 constexpr int64_t PART_TILES = 4;                // tiles of a part, at least
 
-// One row over [from, to) of a tile, multiples of STEP: weight = e^(score + position - shift), 0 outside
-// [low, high), times the dropout factors if there are any. WHOLE: low is from and high is to. score may be weight. Adds
-// the weights before dropout to the lanes of `sum`, and raises those of `top` to the scores.
-template <bool WHOLE, bool DROP>
-static void weigh(const float* score, const float* position, float shift, const float* factor, int64_t low,
-                  int64_t high, int64_t from, int64_t to, Cell* weight, vf& sum, vf& top) {
+// One row over [from, to) of a tile, multiples of STEP: weight = e^(score + position - shift), 0 outside [low, high),
+// the score capped first if CAPPED, times the dropout factors if there are any. WHOLE: low is from and high is to.
+// score may be weight. Tells the sums of the weights before dropout and the largest scores, by lanes.
+template <bool WHOLE, bool DROP, bool CAPPED>
+static void weigh(const float* score, const float* position, const Cap& cap, float shift, const float* factor,
+                  int64_t low, int64_t high, int64_t from, int64_t to, Cell* weight, vf& sum, vf& top) {
   vf added = {}, largest = splat(-INF);
   for (int64_t n = from; n < to; n += WEIGHTS) {
     vf kept[WEIGHTS / LANES];
@@ -27,6 +27,7 @@ static void weigh(const float* score, const float* position, float shift, const 
     for (int z = 0; z < WEIGHTS / LANES; ++z) {
       const int64_t at = n + z * LANES;
       vf x = load(score + at) + load(position + at);
+      if (CAPPED) x = cap(x);
       if (!WHOLE) x = lanes_within(at, low, high) ? x : splat(-INF);
       largest = max_of(x, largest);
       const vf e = weight_of(x - splat(shift));
@@ -82,18 +83,25 @@ struct Softmax {
   }
 };
 
+// weigh of a call.
+TXL_INLINE auto* weigh_of(const Problem& p, bool whole) {
+  if (p.softcap) return p.drop_below ? weigh<false, true, true> : weigh<false, false, true>;
+  return p.drop_below ? weigh<false, true, false> : whole ? weigh<true, false, false> : weigh<false, false, false>;
+}
+
 // The largest of the first scores that a row sees, to begin with.
-TXL_INLINE float first_score(const float* score, const float* position, Range own) {
+TXL_INLINE float first_score(const float* score, const float* position, const Cap& cap, Range own) {
   const int64_t n = own.low / LANES * LANES;
-  const vf x = load(score + n) + load(position + n);
+  vf x = load(score + n) + load(position + n);
+  if (cap.cap) x = cap(x);
   return max_lane(lanes_within(n, own.low, own.high) ? x : splat(-INF));
 }
 
 // How the work is cut: items are (b, h), a range of queries, a part of the keys.
 struct ForwardPlan {
-  int64_t Dp, range, ranges, part, parts, rows;  // range: queries; part: keys; rows: a range rounded up to MR
+  int64_t Dp, Dvp, range, ranges, part, parts, rows;  // range: queries; part: keys; rows: a range rounded up to MR
 
-  explicit ForwardPlan(const Problem& p) : Dp(round_up(p.D, NR)) {
+  explicit ForwardPlan(const Problem& p) : Dp(round_up(p.D, NR)), Dvp(round_up(p.Dv, NR)) {
     const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S);
     ranges = div_up(p.L, RANGE_L);
     range = round_up(div_up(p.L, ranges), GROUP);
@@ -103,7 +111,7 @@ struct ForwardPlan {
     parts = div_up(S, part);
     rows = min_of(range, round_up(p.L, MR));
   }
-  int64_t entry() const { return rows * (Dp + 2); }  // floats of a range's result: out, then maxima, then sums
+  int64_t entry() const { return rows * (Dvp + 2); }  // floats of a range's result: out, then maxima, then sums
 };
 
 #ifdef TXL_PAIRS
@@ -126,13 +134,13 @@ struct ForwardScratch {
       : qu(a.take<Cell>(z.rows * z.Dp)),
         qw(a.take<Cell>(z.rows * z.Dp)),
         k_panels(a.take<Cell>(BLOCK_S * deep(p.D))),
-        v_rows(a.take<Cell>(BLOCK_S * z.Dp)),
+        v_rows(a.take<Cell>(BLOCK_S * z.Dvp)),
         content(a.take(MR * BLOCK_S)),
         position(a.take(MR * POSITION_LD)),
         weights(weights_of(a, content)),
         factor(a.take(GROUP * BLOCK_S)),
         result(a.take(z.entry())),
-        table(a, Table::room(BLOCK_S + z.rows), p.D, 0) {}
+        table(a, Table::room(BLOCK_S + z.rows), p, 0) {}
 };
 
 // out (not yet divided), maxima and sums of queries [i0, i0 + count) over the keys of a part, into
@@ -140,18 +148,20 @@ struct ForwardScratch {
 template <class T>
 static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
                           int64_t count, Range part, ForwardScratch& s, float* result) {
-  const int64_t b = bh / p.H, h = bh % p.H, Dp = z.Dp, rows = round_up(count, MR);
+  const int64_t b = bh / p.H, h = bh % p.H, Dp = z.Dp, Dvp = z.Dvp, rows = round_up(count, MR);
+  const Cap cap(p);
   const BlockRanges<RANGE_L> ranges(p, b, i0, count, part);
-  float *out = result, *maximum = out + z.rows * Dp, *total = maximum + z.rows;
-  memset(out, 0, sizeof(float) * rows * Dp);
+  float *out = result, *maximum = out + z.rows * Dvp, *total = maximum + z.rows;
+  memset(out, 0, sizeof(float) * rows * Dvp);
   for (int64_t i = 0; i < rows; ++i) maximum[i] = -INF, total[i] = 0;
   pack_queries<T>(p, b, h, i0, rows, [&](int64_t i) { return ranges.row[i].any(); }, Dp, s.qu, s.qw);
 
   for (int64_t j0 = ranges.all.low / BLOCK_S * BLOCK_S; j0 < ranges.all.high; j0 += BLOCK_S) {
     const Range tile = within(ranges.all, j0);
     const int64_t first = tile.low / NR * NR, last = round_up(tile.high, NR);
-    pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0 + first, last - first, Dp, s.k_panels + first * deep(p.D), nullptr);
-    pack_keys<T>(p, in_use, p.v_mem, p.v, b, h, j0 + first, last - first, Dp, nullptr, s.v_rows + first * Dp);
+    pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0 + first, last - first, p.D, Dp, s.k_panels + first * deep(p.D),
+                 nullptr);
+    pack_keys<T>(p, in_use, p.v_mem, p.v, b, h, j0 + first, last - first, p.Dv, Dvp, nullptr, s.v_rows + first * Dvp);
     s.table.template cover<T>(p, in_use, h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Dp);
     for (int64_t i = 0; i < rows; i += MR) {
       if (p.drop_below && i % GROUP == 0)
@@ -161,35 +171,34 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
       const int64_t from = seen.low / NR * NR, to = round_up(seen.high, STEP);
       Softmax softmax(maximum + i);
       for (bool raised = true; raised;) {
-        const int64_t offset = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, from, to, s.k_panels,
-                                            s.table, s.content, s.position);
+        const Positions positions = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, from, to, s.k_panels,
+                                                 s.table, s.content, s.position);
         for (int64_t x = 0; x < MR; ++x) {
           const Range own = within(ranges.row[i + x], j0);
           Cell* const weights = s.weights + x * BLOCK_S;
           float* const score = s.content + x * BLOCK_S;
-          const float* const position = s.position + x * POSITION_LD + offset - x;
+          const float* const position = positions.row(x);
           if (!own.any()) {
             memset(weights + from, 0, sizeof(Cell) * (to - from));
             continue;
           }
-          if (softmax.reference[x] == -INF) softmax.reference[x] = first_score(score, position, own);
+          if (softmax.reference[x] == -INF) softmax.reference[x] = first_score(score, position, cap, own);
           const bool whole = own.low == from && own.high == to;
-          auto* const weigh_row = p.drop_below ? weigh<false, true> : whole ? weigh<true, false> : weigh<false, false>;
-          weigh_row(score, position, softmax.shift(x), s.factor + (i % GROUP + x) * BLOCK_S, own.low, own.high, from,
-                    to, weights, softmax.sum[x], softmax.top[x]);
+          weigh_of(p, whole)(score, position, cap, softmax.shift(x), s.factor + (i % GROUP + x) * BLOCK_S, own.low,
+                             own.high, from, to, weights, softmax.sum[x], softmax.top[x]);
         }
         raised = softmax.raise();
         for (int64_t x = 0; raised && x < MR; ++x) {
           if (softmax.rescale[x] == 1.f) continue;
           total[i + x] *= softmax.rescale[x];
-          for (int64_t d = 0; d < Dp; d += LANES)
-            store(out + (i + x) * Dp + d, load(out + (i + x) * Dp + d) * softmax.rescale[x]);
+          for (int64_t d = 0; d < Dvp; d += LANES)
+            store(out + (i + x) * Dvp + d, load(out + (i + x) * Dvp + d) * softmax.rescale[x]);
         }
         if (raised) softmax.clear();
       }
       memcpy(maximum + i, softmax.reference, sizeof(float) * MR);
       softmax.add_up(total + i);
-      add_times_rows(s.weights + from, BLOCK_S, s.v_rows + from * Dp, to - from, Dp, out + i * Dp);
+      add_times_rows(s.weights + from, BLOCK_S, s.v_rows + from * Dvp, to - from, Dvp, out + i * Dvp);
     }
   }
 }
@@ -198,23 +207,23 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
 template <class T>
 static void write_range(const Problem& p, const ForwardPlan& z, int64_t bh, int64_t i0, int64_t count, float* result,
                         int64_t step) {
-  const int64_t maxima = z.rows * z.Dp, sums = maxima + z.rows;
+  const int64_t maxima = z.rows * z.Dvp, sums = maxima + z.rows;
   for (int64_t i = 0; i < count; ++i) {
     float top = -INF, total = 0;
     for (int64_t n = 0; n < z.parts; ++n) top = max_of(splat(result[n * step + maxima + i]), splat(top))[0];
-    float* out = result + i * z.Dp;
+    float* out = result + i * z.Dvp;
     for (int64_t n = 0; n < z.parts; ++n) {
       const float* from = result + n * step;
       if (from[sums + i] == 0) continue;  // sees none of this part's keys
       const float factor = exp_of(from[maxima + i] - top);
       total += from[sums + i] * factor;
       if (n == 0 && factor == 1.f) continue;
-      for (int64_t d = 0; d < z.Dp; d += LANES)
-        store(out + d, (n ? load(out + d) : vf{}) + load(from + i * z.Dp + d) * factor);
+      for (int64_t d = 0; d < z.Dvp; d += LANES)
+        store(out + d, (n ? load(out + d) : vf{}) + load(from + i * z.Dvp + d) * factor);
     }
     const bool empty = !visible(p, bh / p.H, i0 + i).any();
     T* to = const_cast<T*>(row_of<T>(p.out, bh / p.H, bh % p.H, i0 + i));
-    write_row(to, out, empty ? 0.f : 1.f / total, p.D);
+    write_row(to, out, empty ? 0.f : 1.f / total, p.Dv);
     if (p.lse) p.lse[bh * p.L + i0 + i] = empty ? -INF : top + log_of(total);
   }
 }

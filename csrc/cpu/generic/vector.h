@@ -1,4 +1,4 @@
-// Vectors of TXL_LANES floats, element types, exp and log.
+// Vectors of TXL_LANES floats, element types, exp, tanh and log.
 #pragma once
 #include "instruction_set.h"
 
@@ -145,8 +145,17 @@ TXL_INLINE vf max_each(vf x[LANES]) {
   return x[0];
 }
 
-// e^x for x <= 88, within (1 + |x|) / 2^24 of itself (tested); 0 below -87.7, NaN for NaN: 2^(n + f), |f| <= 1/2, by
-// a polynomial of degree 6 with the least relative error that is 1 at f = 0.
+// 2^f = 1 + f * powers(f) for |f| <= 1/2: of degree 6, with the least relative error that is 1 at f = 0.
+TXL_INLINE vf powers(vf f) {
+  vf y = splat(1.535336207e-4f);
+  y = y * f + 1.339887456e-3f;
+  y = y * f + 9.618437358e-3f;
+  y = y * f + 5.550332471e-2f;
+  y = y * f + 2.402264791e-1f;
+  return y * f + 6.931472029e-1f;
+}
+
+// e^x for x <= 88, within (1 + |x|) / 2^24 of itself (tested); 0 below -87.7, NaN for NaN: 2^(n + f), |f| <= 1/2.
 constexpr float LOG2E = 1.44269504f;
 TXL_INLINE vf exp_of(vf natural) {
   const vf x = natural * LOG2E;
@@ -158,13 +167,7 @@ TXL_INLINE vf exp_of(vf natural) {
   const vf clamped = x < low ? low : x, shifted = clamped + magic;
   const vf f = clamped - (shifted - magic);
 #endif
-  vf y = splat(1.535336207e-4f);
-  y = y * f + 1.339887456e-3f;
-  y = y * f + 9.618437358e-3f;
-  y = y * f + 5.550332471e-2f;
-  y = y * f + 2.402264791e-1f;
-  y = y * f + 6.931472029e-1f;
-  y = y * f + 1.f;
+  const vf y = powers(f) * f + 1.f;
 #ifdef TXL_AVX512
   const __mmask16 normal = _mm512_cmp_ps_mask((__m512)n, (__m512)splat(-127.f), _CMP_NLE_UQ);  // no denormals
   return (vf)_mm512_maskz_scalef_ps(normal, (__m512)y, (__m512)n);
@@ -184,6 +187,15 @@ TXL_INLINE vf exp_for_bf16(vf natural) {
 #else
   return exp_of(natural);
 #endif
+}
+
+// tanh(x) by t / (t + 2), t = e^|2x| - 1 = 2^n (2^f - 1) + 2^n - 1, which is exact where x is small. NaN for NaN.
+TXL_INLINE vf tanh_of(vf x) {
+  const vf limit = splat(10.f), size = (vf)((vi)x & 0x7FFFFFFF), y = (size > limit ? limit : size) * (2 * LOG2E);
+  const vf magic = splat(12583039.f), shifted = y + magic, f = y - (shifted - magic);
+  const vf power = (vf)((vi)shifted << 23);
+  const vf t = power * (powers(f) * f) + (power - 1.f), tanh = t / (t + 2.f);
+  return (vf)((vi)tanh | ((vi)x & ~0x7FFFFFFF));
 }
 TXL_INLINE float exp_of(float x) { return exp_of(splat(x))[0]; }
 TXL_INLINE float log_of(float x) { return __builtin_logf(x); }
