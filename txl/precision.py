@@ -22,7 +22,7 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 def may_help(device: torch.device) -> bool:
     """Whether this is a CPU whose units multiply bfloat16 faster than float32, so that measuring is
     worth its time."""
-    return device.type == "cpu" and instruction_set() in ("amx", "avx512_bf16")
+    return device.type == "cpu" and instruction_set() in ("amx", "avx512_bf16", "neon_bf16")
 
 
 def instruction_set() -> str | None:

@@ -42,6 +42,10 @@ TXL_INLINE void store(float* p, vf x) { *reinterpret_cast<vf_any*>(p) = x; }
 TXL_INLINE void store(bf16* p, vf x) {  // round to nearest even; a NaN stays one
 #ifdef TXL_ROUNDS_BF16
   *reinterpret_cast<vh_any*>(p) = (vh)_mm512_cvtneps_pbh(x);  // what is below 2^-126 becomes 0
+#elif defined(TXL_ARM_BF16)
+  vh rounded;
+  asm("bfcvtn %0.4h, %1.4s" : "=w"(rounded) : "w"(x));
+  *reinterpret_cast<vh_any*>(p) = rounded;
 #else
   const vu bits = (vu)x;
   const vu rounded = x == x ? (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 : vu{} + 0x7FC0;

@@ -52,7 +52,10 @@ def test_rule() -> None:
     assert autocast_dtype("bf16", CPU) == torch.bfloat16
 
 
-@pytest.mark.parametrize(("isa", "helps"), [("amx", True), ("avx512_bf16", True), ("avx512", False), ("avx2", False)])
+@pytest.mark.parametrize(
+    ("isa", "helps"),
+    [("amx", True), ("avx512_bf16", True), ("neon_bf16", True), ("avx512", False), ("avx2", False), ("neon", False)],
+)
 def test_where_measuring_is_worth_it(isa: str, helps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "instruction_set", lambda: isa)
     assert may_help(CPU) == helps

@@ -155,6 +155,7 @@ def test_same_bits_at_any_thread_count(case: Case) -> None:
 def test_runs_on_the_openmp_pool_of_torch() -> None:
     assert cpu.prepare().threading() == "torch-openmp"
     assert "/torch/lib/" in str(cpu.library_at(cpu.find_openmp()))
+    assert cpu.library_at(0) is None
 
 
 @pytest.fixture
@@ -176,7 +177,25 @@ def test_own_threads_give_the_same_bits() -> None:
         assert torch.equal(a, b)
 
 
-def test_several_python_threads_at_once() -> None:
+def tasks() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.usefixtures("own_threads")
+def test_own_threads_are_kept() -> None:
+    before = tasks()
+    cpu.native.module.fma(1000, 9)  # more than any test has asked for
+    kept = tasks()
+    assert kept > before
+    for count in (2, 9, 5):
+        cpu.native.module.fma(1000, count)
+        assert tasks() == kept
+
+
+@pytest.mark.parametrize("pool", ["torch's", "own"])
+def test_several_python_threads_at_once(pool: str, request: pytest.FixtureRequest) -> None:
+    if pool == "own":  # the first has them, the others run alone
+        request.getfixturevalue("own_threads")
     want = run()
     results: list[list[torch.Tensor]] = []
 
@@ -194,11 +213,17 @@ def test_several_python_threads_at_once() -> None:
 
 def _forward_in_child(call: dict[str, Any], queue: "multiprocessing.Queue[bytes]") -> None:
     # Only the kernel: torch's own parallel loops hang in a forked child.
-    queue.put(rel_attention(**call, backend="native").numpy().tobytes())
+    out = rel_attention(**call, backend="native")
+    cpu.native.module.fma(1000, 3)
+    own = len(tasks())  # before the queue starts one
+    queue.put(out.numpy().tobytes() if own >= 3 else f"{own} threads".encode())
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_fork_after_use() -> None:
+@pytest.mark.parametrize("pool", ["torch's", "own"])
+def test_fork_after_use(pool: str, request: pytest.FixtureRequest) -> None:
+    if pool == "own":
+        request.getfixturevalue("own_threads")
     with torch.no_grad():
         call = as_call(make_inputs(CASE, torch.float32))
         want = rel_attention(**call, backend="native")
