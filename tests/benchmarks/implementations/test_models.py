@@ -21,7 +21,7 @@ def test_the_models_are_right(dtype: torch.dtype) -> None:
             check_evaluator(make, dtype, CPU)
         except Unavailable:
             assert algorithm == HUGGING_FACE
-    for algorithm in ("vanilla-eager", "vanilla-flash"):
+    for algorithm in ("vanilla-eager", "vanilla-flash", "vanilla-flash-last"):
         check_vanilla(algorithm, dtype, CPU)
 
 
