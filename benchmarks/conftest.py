@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from harness.case import sdpa_note
 from harness.comparison import Comparison
 from harness.machine import Machine
 from harness.runner import CLOCK, DeviceLost, Runner, header, replay, table
@@ -98,6 +99,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if not runner.rows:
         return
     terminalreporter.section("medians [quartiles], times taken in turns")
+    if note := sdpa_note(runner.about["device"], runner.about["isa"]):
+        terminalreporter.write_line(note)
     for title, rows in runner.rows.items():
         for line in table(runner.done[title], rows):
             terminalreporter.write_line(line)

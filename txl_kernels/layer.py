@@ -5,7 +5,6 @@ import abc
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels import backends
@@ -14,6 +13,7 @@ from txl_kernels.cache import KeyValueCache
 from txl_kernels.checks import WINDOW, Window, broadcast_bound, check_integer, check_number, span
 from txl_kernels.forms import Chunk, check_chunk
 from txl_kernels.functional import rel_attention, rel_attention_weights
+from txl_kernels.linear import Linear, linear
 from txl_kernels.positions import sinusoid
 
 
@@ -85,8 +85,8 @@ class SegmentAttention(nn.Module, abc.ABC):
         self.attn_dropout, self.causal, self.window, self.clamp_len = attn_dropout, causal, window, clamp_len
         self.chunk, self.batch_first, self.backend = chunk, batch_first, backend
         width = n_head * d_head
-        self.qkv = nn.Linear(d_model, 3 * width, bias=False, device=device, dtype=dtype)  # rows: q, then k, then v
-        self.out = nn.Linear(width, d_model, bias=False, device=device, dtype=dtype)
+        self.qkv = Linear(d_model, 3 * width, bias=False, device=device, dtype=dtype)  # rows: q, then k, then v
+        self.out = Linear(width, d_model, bias=False, device=device, dtype=dtype)
 
     @abc.abstractmethod
     def positions(self, length: int, memory_len: int, clamp_len: int | None = None) -> Tensor:
@@ -326,7 +326,7 @@ class SegmentAttention(nn.Module, abc.ABC):
 
     def _project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         width = self.n_head * self.d_head
-        k, v = F.linear(memory, self.qkv.weight[width:]).split(width, -1)
+        k, v = linear(memory, self.qkv.weight[width:]).split(width, -1)
         return self._heads(k), self._heads(v)
 
 
@@ -378,7 +378,7 @@ class RelAttention(SegmentAttention):
             "batch_first": batch_first, "backend": backend, "device": device, "dtype": dtype,
         }  # fmt: skip
         super().__init__(d_model, n_head, d_head, **options)
-        self.r = nn.Linear(d_model, self.n_head * self.d_head, bias=False, device=device, dtype=dtype)
+        self.r = Linear(d_model, self.n_head * self.d_head, bias=False, device=device, dtype=dtype)
         self.content_bias = self._bias("content_bias", content_bias)
         self.position_bias = self._bias("position_bias", position_bias)
 

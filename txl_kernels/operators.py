@@ -62,8 +62,8 @@ in_functorch, _modes, _pre_dispatch_modes, _tracing, _profiling, _has_storage, _
 AVAILABLE = None not in _found
 
 
-def is_open() -> bool:
-    """Whether no tracer, transform, dispatch mode or profiler wants to see operators.
+def is_plain() -> bool:
+    """Whether no tracer, transform or dispatch mode has a part in what operators do.
 
     A TorchFunctionMode does not count: torch.set_default_device is one.
     """
@@ -73,9 +73,13 @@ def is_open() -> bool:
         or _modes()
         or _pre_dispatch_modes()
         or _tracing()
-        or _profiling()
         or _forward_ad._current_level >= 0
     )
+
+
+def is_open() -> bool:
+    """Whether nobody wants to see operators, the profiler included."""
+    return is_plain() and not _profiling()
 
 
 def ordinary(*tensors: Tensor | None) -> bool:

@@ -40,7 +40,8 @@ def both_ways(machine: Machine, shape: Shape, others: Others = QUICK, **options:
     for direction in DIRECTIONS:
         runs = implementations(machine, shape, direction, others if direction == "forward" else with_backward)
         case = Case(direction=direction, shape=shape)
-        found.append(Comparison("attention", case, [*runs, arithmetic(machine)], **options))
+        limits = [arithmetic(machine), *([arithmetic(machine, torch.bfloat16)] if machine.kind == "cpu" else [])]
+        found.append(Comparison("attention", case, [*runs, *limits], **options))
     return found
 
 

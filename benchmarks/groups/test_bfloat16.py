@@ -1,5 +1,5 @@
-"""rel_attention in bfloat16 on a CPU, beside float32 and plain SDPA, and the peak of the units that
-multiply it."""
+"""rel_attention in bfloat16 on a CPU, beside float32 and plain SDPA, and the peaks of the units
+that multiply both."""
 
 import torch
 
@@ -19,5 +19,5 @@ def test_bfloat16(machine: Machine, full: bool) -> list[Comparison]:
             runs = [timed(x, machine, shape, backward, half) for x in (native, BASELINE)]
             runs += [timed(x, machine, shape, backward, torch.float32) for x in (native, BASELINE)]
             case = Case(direction=direction, shape=shape)
-            found.append(Comparison("bfloat16", case, [*runs, arithmetic(machine, half)]))
+            found.append(Comparison("bfloat16", case, [*runs, arithmetic(machine, half), arithmetic(machine)]))
     return found

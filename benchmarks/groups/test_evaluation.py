@@ -12,6 +12,7 @@ import torch
 
 from harness.case import SPEED_UP, Case
 from harness.comparison import Comparison, Entry, Implementation, comparisons
+from harness.limits import arithmetic
 from harness.machine import Machine
 from implementations.evaluators import (
     EVALUATORS,
@@ -21,7 +22,9 @@ from implementations.evaluators import (
     VANILLA,
     check_evaluator,
     check_vanilla,
+    operations,
     vanilla,
+    vanilla_operations,
 )
 from implementations.models import ENWIK8_BASE, ENWIK8_LARGE, text
 from txl import ModelConfig, TransformerXL
@@ -49,7 +52,8 @@ def evaluator(
         for _ in range(calls):
             evaluate(tokens)
 
-    return Entry(run, functools.partial(check_evaluator, make, machine.dtype, machine.device), per=segment * calls)
+    check, tokens_read = functools.partial(check_evaluator, make, machine.dtype, machine.device), segment * calls
+    return Entry(run, check, per=tokens_read, operations=tokens_read * operations(config, attn_len))
 
 
 def window(algorithm: str, config: ModelConfig, machine: Machine, attn_len: int) -> Entry:
@@ -61,7 +65,8 @@ def window(algorithm: str, config: ModelConfig, machine: Machine, attn_len: int)
     check = functools.partial(check_vanilla, algorithm, machine.dtype, machine.device)
     most = 2 if machine.kind == "cpu" and attn_len > 1800 and eager else None
     extra = {"paper_speedup": SPEED_UP[attn_len]}
-    return Entry(lambda: predict(tokens), check, warm_up=not slow, most=most, extra=extra)
+    work = vanilla_operations(config, algorithm, attn_len)
+    return Entry(lambda: predict(tokens), check, operations=work, warm_up=not slow, most=most, extra=extra)
 
 
 @comparisons("cpu", "cuda")
@@ -86,6 +91,7 @@ def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
                     continue  # the strongest, which is compiled too, is measured everywhere
                 runs.append(Implementation(name, algorithm, functools.partial(window, algorithm, *size)))
             case = Case(unit="token", model=model, layers=config.n_layer, attn_len=attn_len)
+            runs.append(arithmetic(machine))
             found.append(Comparison("evaluation speed", case, runs, clock="wall", seconds=6, least=3, most=30))
     return found
 

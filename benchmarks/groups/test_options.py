@@ -9,6 +9,7 @@ from torch import Tensor
 
 from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons, require
+from harness.limits import arithmetic
 from harness.machine import Machine
 from implementations.attention import DENSE, NAMES, Attention, Compute, Inputs, check, entry, fused, ours
 from implementations.original import shift_both
@@ -95,9 +96,11 @@ def test_padding(machine: Machine, full: bool) -> list[Comparison]:
     """Lengths from a quarter of the longest to all of it."""
     batch, heads, length = machine.pick(cpu=(8, 4, 512), cuda=(32, 8, 1024), interpreter=(1, 1, 1))
 
-    def prepare(call: Compute, right: bool) -> Entry:
-        run = torch.no_grad()(functools.partial(call, padded_inputs(batch, heads, length, 64, machine)))
-        return Entry(run, functools.partial(check_padded, call, machine) if right else None)
+    def prepare(call: Compute, right: bool, products: int = 3) -> Entry:
+        inputs = padded_inputs(batch, heads, length, 64, machine)
+        run = torch.no_grad()(functools.partial(call, inputs))
+        work = products * 2.0 * heads * 64 * length * float(inputs["lengths"].sum())  # over the keys that are filled
+        return Entry(run, functools.partial(check_padded, call, machine) if right else None, operations=work)
 
     runs = []
     for x in ours(machine):
@@ -111,9 +114,10 @@ def test_padding(machine: Machine, full: bool) -> list[Comparison]:
         Implementation(
             "baseline: plain SDPA over the padding too",
             "sdpa",
-            functools.partial(prepare, padded_plain, False),
+            functools.partial(prepare, padded_plain, False, 2),
             "baseline",
         ),
+        arithmetic(machine),
     ]
     shape = Shape(batch, heads, length, 0, 64)
     case = Case(direction="forward", shape=shape, note="bidirectional, 1/4 to all of it filled")

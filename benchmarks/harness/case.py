@@ -110,12 +110,27 @@ def add_shares(rows: list[Row]) -> None:
     if disturbed(rows):
         return
     for what, rate in (("operations", "gflops"), ("bytes", "gb_per_s")):
-        limit = next((row for row in limits if row["limit"] == what), None)
+        # Units have a peak for each dtype; memory is read at one rate.
+        rates = {_unit(row) if what == "operations" else "": row[rate] for row in limits if row["limit"] == what}
         for row in rows:
-            # Units have a peak for each dtype; memory is read at one rate.
-            same = limit is not None and (what == "bytes" or row.get("dtype") == limit.get("dtype"))
-            if limit is not None and same and rate in row and "limit" not in row:
-                row[f"share_of_{what}"] = row[rate] / limit[rate]
+            limit = rates.get(_unit(row) if what == "operations" else "")
+            if limit is not None and rate in row and "limit" not in row:
+                row[f"share_of_{what}"] = row[rate] / limit
+
+
+def _unit(row: Row) -> str:
+    """Which peak counts; a row without dtype is in the record's, as its limit is."""
+    return str(row.get("dtype", "float32"))
+
+
+def sdpa_note(device: str, isa: str | None) -> str:
+    """What to know of multiples of torch's SDPA on this machine; empty where there is nothing."""
+    if "AMD" not in device or "avx512" not in (isa or ""):
+        return ""
+    return (
+        "torch's own float32 products, SDPA's too, are MKL's, which is slow on AMD's processors with AVX-512: read a "
+        "multiple of them beside both shares of the peak."
+    )
 
 
 def disturbed(rows: list[Row]) -> str:

@@ -222,5 +222,5 @@ def _line(row: Row, first: float | None, per_token: bool) -> str:
     parts += [f"{row[key]:.0%} {words}" for key, words in shares if key in row]
     parts += [f"(the paper: {row['paper_speedup']:,}x)"] if "paper_speedup" in row else []
     parts += [f"{row['peak_mib']:.0f} MiB"] if "peak_mib" in row else []
-    parts += [f"{1e3 / row['median_ms']:,.4g} tokens/s"] if per_token else []
+    parts += [f"{1e3 / row['median_ms']:,.4g} tokens/s"] if per_token and "limit" not in row else []
     return "  ".join(parts)

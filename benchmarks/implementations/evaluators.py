@@ -14,7 +14,7 @@ from implementations.attention import compiler
 from implementations.hugging_face import hugging_face, hugging_face_logits
 from implementations.models import MOST, SMALL, Named, small
 from implementations.original import OriginalTransformerXL, original_absolute_qkbh
-from txl import Engine, TransformerXL
+from txl import Engine, ModelConfig, TransformerXL
 from txl.evaluation.speed import predict, vanilla_config
 
 
@@ -103,11 +103,35 @@ def check_evaluator(make: MakeEvaluator, dtype: torch.dtype, device: torch.devic
         require(got, exact(tokens)[0], "logits", MOST[dtype])
 
 
+def operations(config: ModelConfig, attn_len: int) -> float:
+    """Useful operations for a token of Transformer-XL whose memory is kept projected."""
+    return _outside(config) + config.n_layer * 6.0 * attn_len * config.n_head * config.d_head
+
+
+def vanilla_operations(config: ModelConfig, algorithm: str, attn_len: int) -> float:
+    """Useful operations for a token of a vanilla model that reads its window anew."""
+    width = config.n_head * config.d_head
+    attention = 2.0 * attn_len * attn_len * width  # of a layer: 2 products, pairs to the left
+    softmax = 2.0 * config.d_model * config.vocab_size
+    layer = (_outside(config) - softmax) / config.n_layer
+    if not algorithm.endswith("-last"):
+        return config.n_layer * (attn_len * layer + attention) + softmax
+    last = layer + 4.0 * (attn_len - 1) * config.d_model * width + 4.0 * attn_len * width  # keys, values of all
+    return (config.n_layer - 1) * (attn_len * layer + attention) + last + softmax
+
+
+def _outside(config: ModelConfig) -> float:
+    """Operations for a token outside attention: projections, feed-forward nets, softmax."""
+    layer = 4 * config.d_model * config.n_head * config.d_head + 2 * config.d_model * config.d_inner
+    return 2.0 * (config.n_layer * layer + config.d_model * config.vocab_size)
+
+
 # Algorithm: its title.
 VANILLA = {
     "vanilla-eager": "vanilla, eager as published",
     "vanilla-flash": "vanilla, flash SDPA",
     "vanilla-compiled": "vanilla, flash SDPA, compiled",
+    "vanilla-flash-last": "vanilla, flash SDPA, last layer for one token",
     "vanilla-last": "vanilla, compiled, last layer for one token",
 }
 
@@ -116,8 +140,8 @@ def vanilla(model: TransformerXL, algorithm: str) -> Callable[[Tensor], Tensor]:
     """A vanilla model of these sizes, untrained: predict(window [B, W]) -> logits [B, vocab_size].
 
     algorithm: "vanilla-eager": scores built in full in the original's layout; "vanilla-flash":
-    torch's fused attention; "vanilla-compiled": that, each layer under torch.compile;
-    "vanilla-last": that, and the last layer computes only what the last token needs.
+    torch's fused attention; "vanilla-compiled": that, each layer under torch.compile, which
+    multiplies by MKL; "..-last": those, and the last layer computes only what the last token needs.
     """
     torch.manual_seed(1)
     # Weights that any dtype holds, so that models of two dtypes are the same.
@@ -129,7 +153,7 @@ def vanilla(model: TransformerXL, algorithm: str) -> Callable[[Tensor], Tensor]:
         compiler()
         for block in it.layers:
             block.compile(dynamic=True)
-    read = functools.partial(predict, it, last_layer_in_full=algorithm != "vanilla-last")
+    read = functools.partial(predict, it, last_layer_in_full=not algorithm.endswith("-last"))
     ready: Callable[[Tensor], Tensor] = torch.inference_mode()(read)
     return ready
 

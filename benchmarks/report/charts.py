@@ -88,7 +88,7 @@ def _table_9(axes: Any, found: list[Measured], key: str) -> None:
     points: Lines = {}
     for measured in sorted(found, key=lambda measured: measured.case.attn_len):
         for name, row in measured.rows.items():
-            if row["role"] != "ours" and (speed_ups := measured.speed_ups(row)):
+            if row["role"] not in ("ours", "limit") and (speed_ups := measured.speed_ups(row)):
                 points.setdefault(f"over {name}", []).append((measured.case.attn_len, speed_ups[-1]))
     points = {name: line for name, line in points.items() if len(line) > 1}
     styles: dict[str, dict[str, Any]] = {name: {"color": OURS, "marker": "o", "ms": 4} for name in points}

@@ -100,7 +100,7 @@ def sources(found: list[Measured]) -> str:
 
 def section(device: Device) -> list[str]:
     """Everything measured on one machine, with its plots."""
-    lines, pictures = ["", f"## {device.name}"], charts.names(device)
+    lines, pictures = ["", f"## {device.name}", "", *prose(device.note)], charts.names(device)
     for group in dict.fromkeys(measured.group for measured in device.comparisons):
         found = device.group(group)
         lines += ["", f"### {group[0].upper()}{group[1:]}", "", *prose(f"{sources(found)} where nothing else is said.")]
@@ -115,7 +115,7 @@ def summary(device: Device) -> list[str]:
     base = [x for x in device.group("evaluation speed") if x.case.model == "enwik8-base"]
     found = [x for group in SHOWN for x in device.group(group) if group != "peak memory" or x.case.model]
     lines = ["", *prose(f"**{device.name}** ({sources([*base, *found])}; medians, implementations in turns)")]
-    return [*lines, *speed_ups(base), *in_full(found)]
+    return [*lines, "", *prose(device.note), *speed_ups(base), *in_full(found)]
 
 
 def in_full(found: list[Measured]) -> list[str]:
@@ -141,15 +141,20 @@ def _cell(row: Row, first: Row) -> str:
     spread = "[{}, {}]".format(*map(number, row["quartiles_ms"]))
     parts = [f"{number(row[key])} {'MiB' if key == 'peak_mib' else spread}"]
     parts += [f"{number(row[key] / first[key])}x"] if first.get(key) and row is not first and "limit" not in row else []
-    parts += [f"{row[name]:.0%}" for name in ("share_of_operations", "share_of_bytes") if name in row]
+    parts += _share(row)
     parts += [f"{number(row['gflops'])} GFLOP/s"] if row.get("limit") == "operations" else []
     parts += [f"{number(row['gb_per_s'])} GB/s"] if row.get("limit") == "bytes" else []
     return ", ".join(parts)
 
 
+def _share(row: Row) -> list[str]:
+    """Of the machine's limit, in at most one word."""
+    return [f"{row[name]:.0%}" for name in ("share_of_operations", "share_of_bytes") if name in row]
+
+
 def speed_ups(found: list[Measured]) -> list[str]:
-    """Table 9 of each model: the paper's column, then speed-ups over each implementation of ours
-    that may be compared with it."""
+    """Table 9 of each model: the paper's column, the share of the peak that ours has, then
+    speed-ups over each implementation of ours that may be compared with it, with its share."""
     lines = []
     for network in dict.fromkeys(measured.case.network for measured in found):
         cells: dict[tuple[str, str], str] = {}
@@ -157,10 +162,12 @@ def speed_ups(found: list[Measured]) -> list[str]:
         for measured in chosen:
             length = f"{measured.case.attn_len:,}"
             cells[length, "the paper"] = f"{SPEED_UP[measured.case.attn_len]:,}x"
+            if shares := [share for mine in measured.ours() for share in _share(mine)]:
+                cells[length, "ours, of the peak"] = " / ".join(shares)
             for name, row in measured.rows.items():
-                if row["role"] != "ours":
+                if row["role"] not in ("ours", "limit"):
                     said = " / ".join(f"{number(x)}x" for x in measured.speed_ups(row))
-                    cells[length, f"over {name}"] = said or str(row["status"])
+                    cells[length, f"over {name}"] = ", ".join([said or str(row["status"]), *_share(row)])
         segments = " / ".join(str(mine["segment"]) for mine in chosen[0].ours())
         title = f"Evaluation, {network}, speed-up per token (Table 9), ours in segments of {segments} tokens:"
         lines += ["", *prose(title), *pivot("attention length", cells)]
@@ -203,17 +210,22 @@ def headline(devices: list[Device]) -> list[str]:
         gain = ratio(longest.find(algorithm="original-qkbh"), mine)
         if gain and ratio(plain, mine):
             quoted.append(longest)
+            shares = [share for x in (mine, plain) for share in _share(x)]
+            of_peak = f" ({shares[0]} of the machine's peak against {shares[1]})" if len(shares) == 2 else ""
             said.append(
                 f"Attention ({longest.case.work}): {number(mine['median_ms'])} ms, where plain SDPA, which has no "
-                f"positions, takes {number(plain['median_ms'])} ms; {number(gain)}x the speed of the paper's PyTorch code."
+                f"positions, takes {number(plain['median_ms'])} ms{of_peak}; {number(gain)}x the speed of the paper's "
+                "PyTorch code."
             )
     for longest in base[-1:]:
         gains, length = longest.speed_ups(longest.find(algorithm="vanilla-flash")), longest.case.attn_len
         if gains:
             quoted.append(longest)
+            shares = [share for mine in longest.ours() for share in _share(mine)]
+            of_peak = f", at {' and '.join(shares)} of the machine's peak" if shares else ""
             said.append(
                 f"Evaluation of the paper's 12-layer enwik8 model at {length:,} keys: {number(min(gains))}x to "
-                f"{number(max(gains))}x the speed of a vanilla model with flash SDPA (Table 9 of the paper: "
+                f"{number(max(gains))}x the speed of a vanilla model with flash SDPA{of_peak} (Table 9 of the paper: "
                 f"{SPEED_UP[length]:,}x)."
             )
     for step in device.group("peak memory"):
@@ -224,4 +236,5 @@ def headline(devices: list[Device]) -> list[str]:
             said.append(f"Peak memory ({step.case.work}): {less}.")
     picture = [f"![{charts.LENGTH}](benchmarks/plots/{x})" for x in charts.names(device).get(charts.LENGTH, [])[-1:]]
     machine = prose(f"{device.name} ({sources(quoted)}; medians, implementations in turns):")
-    return [*picture, "", *machine, "", *(line for text in said for line in prose(f"- {text}", "  "))]
+    listed = (line for text in said for line in prose(f"- {text}", "  "))
+    return [*picture, "", *machine, "", *listed, "", *prose(device.note)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.case import SCHEMA, Case, Row, disturbed
+from harness.case import SCHEMA, Case, Row, disturbed, sdpa_note
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -59,6 +59,12 @@ class Device:
 
     name: str
     comparisons: list[Measured] = field(default_factory=list)
+
+    @property
+    def note(self) -> str:
+        """What to know of multiples of torch's SDPA here; empty where there is nothing."""
+        about = self.comparisons[0].about
+        return sdpa_note(about["device"], about.get("isa"))
 
     def group(self, group: str, direction: str | None = None) -> list[Measured]:
         """Those of a group; direction: those of one direction only."""

@@ -57,9 +57,7 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     config = recipe.model_config(len(corpus.vocabulary))
     assert isinstance(config, ModelConfig)
     training = dataclasses.replace(recipe.train_config(), eval_tokens=16384)
-    training, measured = with_precision(corpus, config, training, device)
-    if measured is not None:
-        options.say(measured)
+    training = with_precision(training, device)
     trainer = Trainer(folder, corpus, config, timed(minutes, corpus, config, training, device), device=device)
     tgt_len = trainer.config.tgt_len
     console.print(f"[bold]Model[/]: {escape(header(trainer))}, about {minutes:g} minutes", soft_wrap=True)

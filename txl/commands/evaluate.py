@@ -20,7 +20,6 @@ from txl.evaluation.evaluate import (
     evaluation_dtype,
     in_dtype,
     init_and_best,
-    sliding_part,
 )
 from txl.language_model import LanguageModel, load
 from txl.model.recurrent import RecurrentNetwork
@@ -34,7 +33,6 @@ from txl.text.vocabulary import Tokens
 from txl.training.run import read_record
 
 _TEXT, _READING = "What is scored", "How it is read"
-_TRIAL = 4096  # tokens of a trial in either precision
 
 
 def evaluate_command(
@@ -86,7 +84,7 @@ def evaluate_command(
     ] = None,
     batch: Annotated[int, in_panel(_READING, help="Parallel streams; each starts without memory.")] = 8,
     precision: Annotated[
-        str, in_panel(_READING, help="fp32; bf16; or auto: bf16 where a GPU has it or a CPU is measured faster in it.")
+        str, in_panel(_READING, help="fp32; bf16; or auto: bf16 where the device multiplies it faster.")
     ] = "fp32",
     device: Device = "auto",
 ) -> None:
@@ -104,15 +102,7 @@ def evaluate_command(
     how = method or default_method(model)
     tokens = split_of(language_model, source, split)
     score_at = functools.partial(language_model.evaluate, tokens, batch=batch, counting=counted)
-    if how == "sliding":
-        whole = replace(asked, attn_len=max(lengths or [language_model.attn_len]), segment=segment or 1)
-        part = sliding_part(model, tokens[:limit], language_model.vocabulary.start, whole, batch)
-    else:
-        few = min(len(tokens), limit or len(tokens), max(_TRIAL, 2 * batch))
-        part = functools.partial(score_at, replace(asked, attn_len=max(lengths) if lengths else None), limit=few)
-    dtype, measured = evaluation_dtype(precision, where, part)
-    if measured is not None:
-        say(measured)
+    dtype = evaluation_dtype(precision, where)
     scores = []
     for n in lengths or (None,):
         title = f"attention length {n or language_model.attn_len}"

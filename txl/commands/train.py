@@ -75,9 +75,7 @@ def train(
             asked = run_to_go_on(run, given) if resume else new_run(run, given, world)
         config = asked.train
         if not resume:
-            config, measured = with_precision(asked.corpus, asked.model, config, where, world, shard)
-            if measured is not None:
-                say(measured)
+            config = with_precision(config, where, world)
         if minutes is not None:
             config = timed(minutes, asked.corpus, asked.model, config, where, world, shard)
         trainer = Trainer(
@@ -185,7 +183,7 @@ def run_to_go_on(folder: Path, given: Given) -> Run:
     asked = dict(given.train)
     if asked.get("precision") == "auto":
         del asked["precision"]
-        say(f"precision: {record.train['precision']}, as when the run began; only a new run measures")
+        say(f"precision: {record.train['precision']}, as when the run began")
     train = TrainConfig.from_json(record.train | asked)
     return Run(corpus, model, train, steps_before=record.train["steps"])
 

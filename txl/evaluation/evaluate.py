@@ -16,7 +16,7 @@ from txl.evaluation.window import WindowReader, sliding_losses
 from txl.model import Network, as_transformer
 from txl.model.config import ModelConfig, RecurrentConfig
 from txl.model.recurrent import RecurrentNetwork
-from txl.precision import autocast_dtype, faster, may_help
+from txl.precision import autocast_dtype, multiplies_bf16
 from txl.text.streams import Counting, scored_segments
 from txl.text.vocabulary import Tokens
 
@@ -255,46 +255,9 @@ def in_dtype(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
-def sliding_part(model: Network, tokens: Tokens, start: int, reading: Reading, batch: int) -> Callable[[], object]:
-    """A part of a "sliding" evaluation, to be timed: windows of attn_len tokens side by side, fewer
-    and shorter ones where there are not as many tokens; arguments as `evaluate` has them.
+def evaluation_dtype(asked: str, device: torch.device) -> torch.dtype | None:
+    """The dtype to evaluate in (None: the parameters' own).
 
-    Raises:
-        TxlError: there is no token.
+    asked: one of `PRECISIONS`; "auto" is bfloat16 where the device multiplies it faster.
     """
-    if len(tokens) == 0:
-        raise TxlError("the split to evaluate is empty")
-    attn_len, segment = reading.sizes
-    attn_len = min(attn_len, len(tokens))
-    segment = min(segment, attn_len)
-    first = max(min(attn_len, len(tokens) - segment), 0)
-    tokens = tokens[: first + segment * batch]
-
-    def score() -> None:
-        for _ in sliding_losses(model, tokens, start, attn_len, segment, batch, reading.clamp_len, first):
-            pass
-
-    return score
-
-
-def evaluation_dtype(
-    asked: str, device: torch.device, part: Callable[[], object]
-) -> tuple[torch.dtype | None, str | None]:
-    """The dtype to evaluate in (None: the parameters' own), and what was measured, in words.
-
-    asked: one of `PRECISIONS`. part: scores a few tokens; "auto" on CPUs that multiply bfloat16
-    times it in either precision, in turns, and takes what is `faster`.
-    """
-    if asked != "auto" or not may_help(device):
-        return autocast_dtype(asked, device), None
-
-    def seconds(name: str) -> float:
-        began = time.perf_counter()
-        with in_dtype(device, autocast_dtype(name, device)):
-            part()
-        return time.perf_counter() - began
-
-    for name in ("fp32", "bf16"):
-        seconds(name)  # the first of each prepares
-    name, words = faster(seconds, "a part")
-    return autocast_dtype(name, device), words
+    return autocast_dtype("bf16" if asked == "auto" and multiplies_bf16(device) else asked, device)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from txl.model.config import NetworkConfig
+from txl_kernels.linear import linear
 
 IGNORED = -100  # a target that is not scored
 
@@ -194,17 +195,18 @@ class AdaptiveSoftmax(nn.Module):
         several their log-probabilities."""
         if len(self.bins) > 1:
             return self.log_probs(hidden)
-        return F.linear(self._project(0, hidden), self.tables[0], self.bias)
+        return linear(self._project(0, hidden), self.tables[0], self.bias)
 
     def _scores(self, hidden: list[Tensor]) -> list[Tensor]:
         """Of states [N_i, d_model] a bin: head [N_0, c_1 + bins - 1], then tails [N_i, tokens of
         bin i]; float32 or float64."""
         bounds, projected = self.bins.bounds, [self._project(i, h) for i, h in enumerate(hidden)]
-        if len(self.tables) == 1 < len(self.bins):
+        if len(self.tables) == 1 < len(self.bins) and torch.is_grad_enabled():
             scores = list(ScoresOfRows.apply(self.tables[0], self.bias, bounds, *projected))  # type: ignore[no-untyped-call]
         else:
-            biases = self.bias.split([b - a for a, b in pairwise(bounds)])
-            scores = [F.linear(h, *x) for h, *x in zip(projected, self.tables, biases, strict=True)]
+            sizes = [b - a for a, b in pairwise(bounds)]
+            tables = self.tables[0].split(sizes) if len(self.tables) == 1 else self.tables
+            scores = [linear(h, *x) for h, *x in zip(projected, tables, self.bias.split(sizes), strict=True)]
         if len(self.bins) > 1:
             clusters = F.linear(projected[0], self.cluster_weight, self.cluster_bias)
             scores[0] = torch.cat([scores[0], clusters], -1)

@@ -11,6 +11,7 @@ from txl.errors import TxlError
 from txl.model.config import ModelConfig
 from txl_kernels import RelAttention
 from txl_kernels.layer import SegmentAttention
+from txl_kernels.linear import Linear, linear
 
 Biases = tuple[nn.Parameter, nn.Parameter]  # u and v of the paper, shared by all layers
 
@@ -104,8 +105,8 @@ class AbsoluteAttention(nn.Module):
         super().__init__()
         self.n_head, self.d_head, self.attn_dropout, self.window = n_head, d_head, attn_dropout, window
         width = n_head * d_head
-        self.qkv = nn.Linear(d_model, 3 * width, bias=False)  # rows: q, then k, then v
-        self.out = nn.Linear(width, d_model, bias=False)
+        self.qkv = Linear(d_model, 3 * width, bias=False)  # rows: q, then k, then v
+        self.out = Linear(width, d_model, bias=False)
         self.attend: Callable[[Tensor, Tensor, Tensor], Tensor] = self._fused
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -129,9 +130,9 @@ class AbsoluteAttention(nn.Module):
         width = self.n_head * self.d_head
         q, k, v = self.qkv(x).split(width, -1)
         if queries is not None:
-            q = F.linear(queries, self.qkv.weight[:width])
+            q = linear(queries, self.qkv.weight[:width])
         if memory is not None:
-            k_mem, v_mem = F.linear(memory, self.qkv.weight[width:]).split(width, -1)
+            k_mem, v_mem = linear(memory, self.qkv.weight[width:]).split(width, -1)
             k, v = torch.cat([k_mem, k], 1), torch.cat([v_mem, v], 1)
         parts = q, k, v
         q, k, v = (part.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2) for part in parts)

@@ -13,6 +13,7 @@ from txl.model.attention import Biases, ReleasedShawAttention, ShawAttention, ma
 from txl.model.config import PLACES, ModelConfig, NetworkConfig
 from txl_kernels import KeyValueCache, RelAttention, sinusoid
 from txl_kernels.layer import SegmentAttention
+from txl_kernels.linear import Linear
 
 # The hidden states each layer read last, n_layer of [B, M, d_model], M <= mem_len. Detached.
 HiddenMemory = tuple[Tensor, ...]
@@ -83,10 +84,10 @@ class FeedForward(nn.Sequential):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(
-            nn.Linear(config.d_model, config.d_inner),
+            Linear(config.d_model, config.d_inner),
             nn.ReLU(),
             hidden_dropout(config),
-            nn.Linear(config.d_inner, config.d_model),
+            Linear(config.d_inner, config.d_model),
             hidden_dropout(config),
         )
 

@@ -42,7 +42,7 @@ class TrainConfig:
         eval_tokens: tokens of the validation split scored at each evaluation; None for all.
         save_every: updates between checkpoints; one is also written at the end and on Ctrl-C.
         precision: "fp32"; "bf16", by torch.autocast; "auto": bf16 on a GPU that multiplies it, else
-            fp32. The commands put what they have measured for "auto" on a CPU in its place.
+            fp32. The commands decide "auto" on a CPU (`txl.training.timing.with_precision`).
         compile: the layers, by torch.compile. recompute: each layer's activations in backward
             (activation checkpointing), for less memory.
     """
@@ -75,7 +75,7 @@ class TrainConfig:
     log_every: int = option(10, _KEEPING, "Updates between lines of the log.")
     seed: int = option(0, _TRAINING, "Of initialisation, dropout and shuffling.", min=0, max=2**63 - 1)
     precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto", _TRAINING, "auto (bf16 where a GPU has it, or a CPU is measured faster in it), fp32 or bf16."
+        "auto", _TRAINING, "auto (bf16 where the device multiplies it faster), fp32 or bf16."
     )
     compile: bool = option(False, _TRAINING, "The layers by torch.compile.", "--compile")
     recompute: bool = option(False, _TRAINING, "Activations in backward, to save memory.", "--recompute")

@@ -1,4 +1,4 @@
-"""What a few updates tell before a run: how many fill a time, which precision is faster."""
+"""What is decided before a run: how many updates fill a time, by a trial, and its precision."""
 
 import contextlib
 import dataclasses
@@ -10,16 +10,14 @@ from pathlib import Path
 
 import torch
 
-from txl.distributed import SharedError, World
+from txl.distributed import World
 from txl.model.config import Config
-from txl.precision import faster, may_help
+from txl.precision import multiplies_bf16
 from txl.text.corpus import Corpus
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
-from txl.training.update import NotFinite
 
 _UNTIMED, _TIMED = 4, 16  # updates of a trial
-_PREPARING = 2  # updates before a precision is timed: one without memory and one with it
 
 
 def timed(
@@ -38,36 +36,16 @@ def timed(
     return dataclasses.replace(config, steps=steps, warmup=warmup, eval_every=every, save_every=every)
 
 
-def with_precision(
-    corpus: Corpus, model: Config, config: TrainConfig, device: torch.device, world: World = World(),  # noqa: B008 - frozen
-    shard: bool = False,
-) -> tuple[TrainConfig, str | None]:  # fmt: skip
-    """The configuration with "auto" decided where CPUs multiply bfloat16, and what was measured, in
-    words; else as it was and None.
+def with_precision(config: TrainConfig, device: torch.device, world: World = World()) -> TrainConfig:  # noqa: B008 - frozen
+    """The configuration with "auto" decided on a CPU: bf16 where that of every process multiplies
+    it faster, else fp32.
 
-    Updates of two trial runs, in turns; bfloat16 is taken where the median is `FASTER`. A trial is
-    no longer than the run, and one that fails ends in float32. The configuration holds the
-    decision, so a run that goes on keeps it. Several processes decide alike, by the times of the
-    slowest; where one of them has no such CPU, none tries.
+    The configuration holds the decision, so a run that goes on keeps it wherever it goes on.
     """
-    asked = world.gather((config.precision, may_help(device)))
-    if any(one != ("auto", True) for one in asked):  # options that differ are the trainer's to refuse
-        return config, None
-    both = {name: dataclasses.replace(config, precision=name) for name in ("fp32", "bf16")}
-    most = config.steps - _PREPARING
-    if most < 1:
-        return both["fp32"], f"precision: fp32 (a run of {config.steps} updates is too short to measure bf16)"
-    try:
-        with contextlib.ExitStack() as stack:
-            trials = {n: stack.enter_context(_trial(corpus, model, c, device, world, shard)) for n, c in both.items()}
-            for trial in trials.values():
-                trial.advance(_PREPARING)
-            name, words = faster(lambda name: _seconds(trials[name], 1, world), "an update", most)
-    except SharedError as error:  # of all processes
-        if not isinstance(error.__cause__, NotFinite):
-            raise
-        return both["fp32"], f"precision: fp32 (in a trial of both {error.__cause__})"
-    return both[name], words
+    all_asked = world.gather((config.precision, device.type, multiplies_bf16(device)))
+    if any((precision, kind) != ("auto", "cpu") for precision, kind, _ in all_asked):
+        return config  # what differs is the trainer's to refuse
+    return dataclasses.replace(config, precision="bf16" if all(helps for *_, helps in all_asked) else "fp32")
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from harness.case import Case, Shape
+from harness.case import Case, Shape, add_shares
 
 CASES = {
     "": Case(),
@@ -24,3 +24,20 @@ def test_there_and_back(title: str, case: Case) -> None:
 def test_unknown_fields_are_refused() -> None:
     with pytest.raises(TypeError, match="length"):
         Case.from_json({"length": 3})
+
+
+def test_a_share_is_of_the_peak_of_its_dtype() -> None:
+    rows = [
+        {"gflops": 30.0, "gb_per_s": 4.0},
+        {"gflops": 30.0, "dtype": "float32"},
+        {"gflops": 30.0, "dtype": "bfloat16", "gb_per_s": 2.0},
+        {"gflops": 30.0, "dtype": "float16"},
+        {"gflops": 60.0, "limit": "operations"},
+        {"gflops": 120.0, "limit": "operations", "dtype": "bfloat16"},
+        {"gb_per_s": 8.0, "limit": "bytes"},
+    ]
+    for row in rows:
+        row |= {"median_ms": 1.0, "fastest_ms": 1.0}
+    add_shares(rows)
+    assert [row.get("share_of_operations") for row in rows] == [0.5, 0.5, 0.25, None, None, None, None]
+    assert [row.get("share_of_bytes") for row in rows] == [0.5, None, 0.25, None, None, None, None]

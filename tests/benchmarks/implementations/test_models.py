@@ -3,9 +3,21 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from harness.comparison import Unavailable
-from implementations.evaluators import EVALUATORS, HUGGING_FACE, CachedEvaluator, check_evaluator, check_vanilla
+from implementations.evaluators import (
+    EVALUATORS,
+    HUGGING_FACE,
+    CachedEvaluator,
+    check_evaluator,
+    check_vanilla,
+    operations,
+    vanilla,
+    vanilla_operations,
+)
+from implementations.models import SMALL
 from implementations.training import HUGGING_FACE as HUGGING_FACE_TRAINED
 from implementations.training import TRAINED, Trained
 from implementations.training import check as check_training
@@ -21,7 +33,7 @@ def test_the_models_are_right(dtype: torch.dtype) -> None:
             check_evaluator(make, dtype, CPU)
         except Unavailable:
             assert algorithm == HUGGING_FACE
-    for algorithm in ("vanilla-eager", "vanilla-flash"):
+    for algorithm in ("vanilla-eager", "vanilla-flash", "vanilla-flash-last"):
         check_vanilla(algorithm, dtype, CPU)
 
 
@@ -53,3 +65,20 @@ def test_a_wrong_training_step_is_refused() -> None:
             assert algorithm == HUGGING_FACE_TRAINED
     with pytest.raises(AssertionError, match="wrong"):
         check_training(without_memory, CPU)
+
+
+def test_operations_are_those_that_torch_counts() -> None:
+    """torch counts all pairs of plain attention by products, of ours none."""
+    attn_len, width = 13, SMALL.n_head * SMALL.d_head
+    model = TransformerXL(SMALL).eval()
+    engine = CachedEvaluator(model, 1, attn_len, 4)
+    with FlopCounterMode(display=False) as counted:
+        engine(torch.zeros(1, 4, dtype=torch.long))
+    assert operations(SMALL, attn_len) - 6 * attn_len * width * SMALL.n_layer == counted.get_total_flops() / 4
+    window = torch.zeros(1, attn_len, dtype=torch.long)
+    for algorithm, whole_layers in (("vanilla-flash", SMALL.n_layer), ("vanilla-flash-last", SMALL.n_layer - 1)):
+        predict = vanilla(model, algorithm)
+        with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
+            predict(window)
+        hidden_pairs = 2 * attn_len * attn_len * width * whole_layers
+        assert vanilla_operations(SMALL, algorithm, attn_len) + hidden_pairs == counted.get_total_flops()

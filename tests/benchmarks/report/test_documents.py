@@ -76,12 +76,13 @@ def test_readme(tmp_path: Path, elsewhere: Path) -> None:
     rows = []
     for length in (1, 8):
         case = {"unit": "call", "direction": "forward+backward", "shape": {"B": 1, "H": 1, "L": length, "M": 1, "D": 1}}
-        rows.append(ours("speed against length", case, "ours", 2.0 * length))
-        rows.append(row("speed against length", case, "sdpa", 1.6 * length))
+        rows.append(ours("speed against length", case, "ours", 2.0 * length, share_of_operations=0.6))
+        rows.append(row("speed against length", case, "sdpa", 1.6 * length, share_of_operations=0.3))
         rows.append(row("speed against length", case, "original-qkbh", 9.0 * length))
     for length in (800, 3800):
         case = {"unit": "token", "model": "enwik8-base", "attn_len": length}
-        rows += [ours("evaluation speed", case, f"ours {n}", 1.0 / n, segment=n) for n in (1, 2)]
+        share = {"share_of_operations": 0.5}
+        rows += [ours("evaluation speed", case, f"ours {n}", 1.0 / n, segment=n, **share) for n in (1, 2)]
         rows.append(row("evaluation speed", case, "vanilla-flash", 500.0))
     documents.write(load([write(tmp_path, "2026-01-01", rows)]))
     text = (elsewhere / "README.md").read_text()
@@ -89,11 +90,31 @@ def test_readme(tmp_path: Path, elsewhere: Path) -> None:
     assert text.endswith("after\n")
     assert "![speed against length](benchmarks/plots/a-processor-2-threads-avx2-length-backward.png)" in text
     joined = " ".join(text.split())
-    assert "16.0 ms, where plain SDPA, which has no positions, takes 12.8 ms; 4.50x the speed of the paper's" in joined
     assert (
-        "at 3,800 keys: 500x to 1,000x the speed of a vanilla model with flash SDPA (Table 9 of the paper: 1,874x)"
-        in joined
+        "16.0 ms, where plain SDPA, which has no positions, takes 12.8 ms (60% of the machine's peak against 30%); 4.50x "
+        "the speed of the paper's" in joined
     )
+    assert (
+        "at 3,800 keys: 500x to 1,000x the speed of a vanilla model with flash SDPA, at 50% and 50% of the machine's peak "
+        "(Table 9 of the paper: 1,874x)" in joined
+    )
+    assert "SDPA's too" not in joined
+
+
+def test_shares_stand_beside_ratios_and_a_slow_sdpa_is_told(tmp_path: Path, elsewhere: Path) -> None:
+    case = {"unit": "token", "model": "enwik8-base", "layers": 12, "attn_len": 3800}
+    where = ("evaluation speed", case)
+    rows = [ours(*where, f"ours in {n}s", 256.0 / n, segment=n, share_of_operations=n / 512) for n in (128, 256)]
+    rows += [row(*where, "vanilla-flash", 3800.0, share_of_operations=0.4)]
+    rows += [row(*where, "FMA peak", 1.0, role="limit", gflops=100.0, limit="operations")]
+    record = write(tmp_path, "2026-01-01", rows, device="AMD EPYC", isa="avx512")
+    documents.write(load([record]))
+    for file in ("REPORT.md", "speed.md"):
+        text = (elsewhere / file).read_text()
+        assert "| 3,800 | 1,874x | 25% / 50% | 1,900x / 3,800x, 40% |" in text
+        assert "over FMA peak" not in text
+    for file in ("README.md", "REPORT.md", "speed.md"):
+        assert "SDPA's too, are MKL's, which is slow on AMD's" in " ".join((elsewhere / file).read_text().split())
 
 
 def test_without_a_new_record_no_file_changes(folder: Path, elsewhere: Path) -> None:

@@ -21,6 +21,7 @@ def test_says_what_runs_here() -> None:
         "instruction set",
     ):
         assert words in done.stdout
+    assert ("bfloat16 by VDPBF16PS: " in done.stdout) == (cpu.native.module.pairs_over_floats() > 0)
 
 
 def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

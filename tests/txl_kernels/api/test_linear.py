@@ -1,0 +1,116 @@
+"""`linear`: whose product it is, and that both are the same."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from txl_kernels import linear as module
+from txl_kernels.linear import Linear, linear, onednn_gain
+
+onednn = pytest.mark.skipif(module._onednn() is None, reason="torch was built without oneDNN")
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Shapes that oneDNN multiplied; here it is the faster one."""
+    found: list[torch.Size] = []
+    product = module._onednn()
+
+    def counted(x: Tensor, *rest: Any) -> Tensor:
+        found.append(x.shape)
+        return product(x, *rest)
+
+    monkeypatch.setattr(module, "_onednn", lambda: counted)
+    monkeypatch.setattr(module, "onednn_gain", lambda: 2.0)
+    return found
+
+
+def inputs(*rows: int, d_in: int = 300, d_out: int = 500, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    x, weight, bias = torch.randn(*rows, d_in), torch.randn(d_out, d_in), torch.randn(d_out)
+    return [t.to(dtype) for t in (x, weight, bias)]
+
+
+@onednn
+@pytest.mark.parametrize("rows", [(40,), (1, 37), (2, 3, 11)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_both_are_the_product(rows: tuple[int, ...], with_bias: bool, products: list[torch.Size]) -> None:
+    x, weight, bias = inputs(*rows)
+    given = bias if with_bias else None
+    exact = F.linear(x.double(), weight.double(), None if given is None else given.double())
+    with torch.no_grad():
+        for way in (x, x.transpose(0, 1).contiguous().transpose(0, 1), x.repeat_interleave(2, -1)[..., ::2]):
+            torch.testing.assert_close(linear(way, weight, given).double(), exact, rtol=0, atol=2e-4)
+    assert products == [x.shape] * 3
+
+
+@onednn
+def test_a_layer_is_the_product_of_its_parameters(products: list[torch.Size]) -> None:
+    layer, x = Linear(300, 500), torch.randn(64, 300)
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias))
+    assert len(products) == 1
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+    assert len(products) == 1
+
+
+@onednn
+def test_what_is_torchs_own(products: list[torch.Size], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = inputs(64)
+    linear(x, weight, bias)  # gradients could be wanted
+    with torch.no_grad():
+        linear(x[:10], weight, bias)
+        linear(x, weight.t().contiguous().t(), bias)
+        linear(*inputs(64, dtype=torch.float64))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert linear(x, weight, bias).dtype == torch.bfloat16
+        with FlopCounterMode(display=False) as counter:
+            linear(x, weight, bias)
+        assert counter.get_total_flops() == 2 * 64 * 300 * 500
+        torch.func.vmap(lambda row: linear(row, weight, bias))(x.expand(2, 64, 300))
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.backends.mkldnn, "enabled", False)
+            linear(x, weight, bias)
+        torch.use_deterministic_algorithms(True)
+        try:
+            linear(x, weight, bias)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            linear(x[:, :-1], weight, bias)
+    assert products == []
+
+
+@onednn
+def test_the_faster_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, _ = inputs(64)
+    for gain, taken in ((0.9, False), (1.4, False), (1.6, True)):
+        monkeypatch.setattr(module, "onednn_gain", lambda gain=gain: gain)
+        with torch.no_grad():
+            assert module._by_onednn(x, weight, None) == taken
+
+
+@onednn
+def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow products of either kind, on a clock of their own."""
+    now, took = [0.0], {"torch": 3.0, "onednn": 1.5}
+
+    def product(name: str) -> Any:
+        return lambda *_: now.__setitem__(0, now[0] + took[name])
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(module.F, "linear", product("torch"))
+    monkeypatch.setattr(module, "_onednn", lambda: product("onednn"))
+    onednn_gain.cache_clear()
+    try:
+        assert onednn_gain() == 2
+        passed = now[0]
+        assert onednn_gain() == 2
+        assert now[0] == passed
+    finally:
+        onednn_gain.cache_clear()

@@ -1,0 +1,90 @@
+"""Linear layers, whose float32 products without gradients are made by the library that is faster on
+this processor.
+
+torch multiplies float32 matrices by MKL, which on a Zen 5 reaches about 40% of the processor's
+peak; oneDNN, which torch has for its other types, 75% to 90%.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl_kernels.backends.protocol import autocast_dtype
+from txl_kernels.operators import is_plain, ordinary
+
+_LEAST = 2**22  # multiply-adds of a call: below, oneDNN's own overhead is what counts
+_FASTER = 1.5  # far from what is met: 2 on a Zen 5; where MKL is at home there is little to gain
+_ROUNDS = 8
+
+
+def _onednn() -> Any:
+    """oneDNN's product (x, weight, bias, "none", [], "") for plain tensors; None where torch has no
+    such operator."""
+    if not torch.backends.mkldnn.is_available():
+        return None
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+@functools.cache
+def onednn_gain() -> float:
+    """How many times as fast as torch's own float32 product oneDNN's is: short ones in turns, the
+    best of each, measured once a process; 0 where torch has none."""
+    product = _onednn()
+    if product is None:
+        return 0.0
+    x, weight = torch.full((128, 512), 0.5), torch.full((512, 512), 0.5)
+    best = [float("inf")] * 2
+    ways: list[Callable[[], Tensor]] = [
+        lambda: F.linear(x, weight), lambda: product(x, weight, None, "none", [], ""),
+    ]  # fmt: skip
+    for n in range(_ROUNDS + 1):
+        for z, way in enumerate(ways):
+            began = time.perf_counter()
+            way()
+            if n:  # the first prepares
+                best[z] = min(best[z], time.perf_counter() - began)
+    return best[0] / best[1]
+
+
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether a product of x [.., in] and weight [out, in] is oneDNN's."""
+    return (
+        not torch.is_grad_enabled()
+        and x.dtype == weight.dtype == torch.float32
+        and x.device.type == weight.device.type == "cpu"
+        and x.dim() > 1
+        and x.numel() * weight.size(0) >= _LEAST
+        and x.size(-1) == weight.size(1)
+        and is_plain()
+        and ordinary(x, weight, bias)
+        and weight.is_contiguous()
+        and autocast_dtype("cpu") is None
+        and bool(torch.backends.mkldnn.enabled)
+        and not torch.are_deterministic_algorithms_enabled()
+        and onednn_gain() >= _FASTER
+    )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `torch.nn.functional.linear`, errors too; [.., in] to [.., out].
+
+    Without gradients a product of float32 on a CPU is oneDNN's, where that is measured to be
+    faster: the same but for rounding. `torch.use_deterministic_algorithms(True)` and
+    `torch.backends.mkldnn.enabled = False` leave it to torch.
+    """
+    if not _by_onednn(x, weight, bias):
+        return F.linear(x, weight, bias)
+    product: Tensor = _onednn()(x, weight, bias, "none", [], "")
+    return product
+
+
+class Linear(nn.Linear):
+    """As `nn.Linear`, parameters and errors too, computed by `linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
