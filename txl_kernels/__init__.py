@@ -1,15 +1,22 @@
 """Transformer-XL relative-position attention (Dai et al. 2019), exact and linear in memory."""
 
 from txl_kernels.backends import available_backends
-from txl_kernels.bounds import end_from_lengths, intervals, start_from_done, start_from_lengths
+from txl_kernels.bounds import (
+    bounds_from_cu_seqlens,
+    end_from_lengths,
+    intervals,
+    start_from_done,
+    start_from_lengths,
+)
 from txl_kernels.cache import KeyValueCache
 from txl_kernels.functional import rel_attention, rel_attention_weights
 from txl_kernels.layer import RelAttention
-from txl_kernels.positions import sinusoid
+from txl_kernels.positions import alibi_slopes, sinusoid, t5_buckets
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "KeyValueCache", "RelAttention", "__version__", "available_backends", "end_from_lengths", "intervals", "rel_attention",
-    "rel_attention_weights", "sinusoid", "start_from_done", "start_from_lengths",
+    "KeyValueCache", "RelAttention", "__version__", "alibi_slopes", "available_backends", "bounds_from_cu_seqlens",
+    "end_from_lengths", "intervals", "rel_attention", "rel_attention_weights", "sinusoid", "start_from_done",
+    "start_from_lengths", "t5_buckets",
 ]  # fmt: skip

@@ -1,5 +1,5 @@
 """`start` and `end` of `rel_attention` from what one has: a mask [.., L, S] of either polarity, the
-ends of episodes, lengths."""
+ends of episodes, lengths, texts packed in a row."""
 
 import torch
 from torch import Tensor
@@ -204,3 +204,39 @@ def _check_lengths(lengths: Tensor, most: int | None) -> None:
     if low < 0 or (most is not None and high > most):
         accepted = ">= 0" if most is None else f"from 0 to total={most}"
         raise ValueError(f"lengths must be {accepted}, got values from {low} to {high}")
+
+
+def bounds_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """`start` and `end` of texts packed one behind the other in one row (B = 1): each sees itself.
+
+    Tiles between texts are not visited, so packed texts cost what their own pairs do.
+
+    Args:
+        cu_seqlens: int32 or int64 [texts + 1], where each text begins, and the last ends: from 0,
+            never decreasing, to at most total. Positions after the last text see nothing.
+        total: L, positions of the row.
+
+    Returns:
+        start, end: int32 [1, total].
+
+    Raises:
+        TypeError, ValueError: an argument, by name; values only where they are on the CPU.
+    """
+    check_integer("total", total, 0, "an integer >= 0")
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        got = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
+        raise TypeError(f"cu_seqlens must be an int32 or int64 tensor [texts + 1], got {got}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.size(0) == 0:
+        raise ValueError(f"cu_seqlens must be [texts + 1], got shape {list(cu_seqlens.shape)}")
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, last = int(cu_seqlens[0]), int(cu_seqlens[-1])
+        if low != 0 or last > total or bool((cu_seqlens.diff() < 0).any()):
+            raise ValueError(
+                f"cu_seqlens must rise from 0 to at most total={total}, got {low} to {last}"
+                + ("" if low or last > total else ", with a step down")
+            )
+    at = torch.arange(total, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    past = torch.searchsorted(cu_seqlens, at, right=True)  # where the position's text ends, in cu_seqlens
+    ends = torch.cat([cu_seqlens, cu_seqlens.new_zeros(1)])[past]
+    starts = torch.where(past < cu_seqlens.size(0), cu_seqlens[past - 1], 0)
+    return starts.to(torch.int32).unsqueeze(0), ends.to(torch.int32).unsqueeze(0)

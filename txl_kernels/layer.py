@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from txl_kernels import backends
 from txl_kernels.backends.protocol import autocast_dtype
+from txl_kernels.bounds import bounds_from_cu_seqlens
 from txl_kernels.cache import KeyValueCache
 from txl_kernels.checks import WINDOW, Window, broadcast_bound, check_integer, check_number, span
 from txl_kernels.forms import Chunk, check_chunk
@@ -25,6 +26,14 @@ def _later(own: Tensor | None, start: Tensor | None, q: Tensor) -> Tensor | None
     if given is None:
         return None
     return torch.where(given < 0, given, torch.maximum(own, given))  # what is out of range stays so
+
+
+def _longest(cu_seqlens: Tensor | None, length: int) -> int:
+    """Positions that attention meets at once: of the longest packed text, where that is known
+    without waiting for a device."""
+    if cu_seqlens is None or cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
+        return length
+    return int(cu_seqlens.diff().max()) if cu_seqlens.size(0) > 1 else 0
 
 
 class Projections(NamedTuple):
@@ -187,6 +196,7 @@ class SegmentAttention(nn.Module, abc.ABC):
         positions: Tensor | None = None,
         start: Tensor | None = None,
         end: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
         cache: KeyValueCache | None = None,
         **unknown: Any,
     ) -> Tensor:
@@ -199,6 +209,10 @@ class SegmentAttention(nn.Module, abc.ABC):
             positions: None for sinusoids, or the encodings [T, d_model] of distances 0, 1, .. (with
                 dropout, say), shared between layers; from -(L - 1) on if not causal.
             start, end: as in `rel_attention`.
+            cu_seqlens: None, or int32 or int64 [texts + 1]: x is a row, B = 1, of texts packed one
+                behind the other, each of which sees itself alone, as `bounds_from_cu_seqlens` says.
+                The result is that of each text on its own. Without memory, cache, `start`, `end`
+                and chunks, which count from the row's start.
             cache: None, or this layer's cache from `new_cache`: its keys are the memory, and x's
                 are added to it. Evaluation only; equal to passing the hidden states as `memory`.
                 Rows that `cache.reset(rows)` began anew do not see what went before. `start` and
@@ -218,6 +232,10 @@ class SegmentAttention(nn.Module, abc.ABC):
             )
         self._check_input(x)
         width = self.n_head * self.d_head
+        if cu_seqlens is not None:
+            given = {"memory": memory, "cache": cache, "start": start, "end": end, "chunk": self.chunk}
+            self._check_packed(x, given)
+            start, end = bounds_from_cu_seqlens(cu_seqlens, x.size(1 - self._batch_axis))
         if cache is not None:
             self._check_cache(cache, x, memory, positions)
         elif memory is not None:
@@ -232,9 +250,11 @@ class SegmentAttention(nn.Module, abc.ABC):
         else:
             k_and_v = None if memory is None else self._project_memory(memory)
             window = self.window
+            reach = length
             if positions is None:
-                positions = self.positions(length, 0 if k_and_v is None else k_and_v[0].size(2))
-            r, zero_row = self.project_positions(positions), 0 if self.causal else max(length - 1, 0)
+                reach = _longest(cu_seqlens, length)
+                positions = self.positions(reach, 0 if k_and_v is None else k_and_v[0].size(2))
+            r, zero_row = self.project_positions(positions), 0 if self.causal else max(reach - 1, 0)
         out = rel_attention(
             q, k, v, r, *self.biases(), k_and_v, causal=self.causal, window=window, chunk=self.chunk, start=start,
             end=end, zero_row=zero_row, scale=self.scale, dropout_p=dropout_p, backend=self.backend,
@@ -275,6 +295,13 @@ class SegmentAttention(nn.Module, abc.ABC):
         if x.dim() != 3 or x.size(-1) != self.d_model:
             layout = "[B, L, d_model]" if self.batch_first else "[L, B, d_model]"
             raise ValueError(f"x must be {layout} with d_model={self.d_model}, got shape {list(x.shape)}")
+
+    def _check_packed(self, x: Tensor, given: dict[str, Any]) -> None:
+        for name, what in given.items():
+            if what is not None:
+                raise ValueError(f"{name} must be None with cu_seqlens: packed texts see themselves alone")
+        if x.size(self._batch_axis) != 1:
+            raise ValueError(f"x must be one row (B = 1) with cu_seqlens, got shape {list(x.shape)}")
 
     def _check_memory(self, memory: Tensor, x: Tensor) -> None:
         if memory.dim() != 3 or memory.size(self._batch_axis) != x.size(self._batch_axis):

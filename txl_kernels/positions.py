@@ -1,7 +1,13 @@
-"""The sinusoidal encodings R of relative distances (paper, section 3.3; Vaswani et al. 2017)."""
+"""What stands for relative distances: sinusoidal encodings R (paper, section 3.3; Vaswani et al.
+2017), and the numbers of T5 and ALiBi."""
+
+import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from txl_kernels.checks import check_integer
 
 
 def sinusoid(distances: Tensor, d_model: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -25,3 +31,69 @@ def sinusoid(distances: Tensor, d_model: int, dtype: torch.dtype = torch.float32
     inv_freq = 10000.0 ** -(torch.arange(0, d_model, 2, device=distances.device, dtype=exact) / d_model)
     angle = distances.to(exact).unsqueeze(1) * inv_freq
     return torch.cat([angle.sin(), angle.cos()], 1).to(dtype)
+
+
+# Positions as a number a distance, `r_bias` of `rel_attention`.
+
+
+def t5_buckets(table: Tensor, distances: Tensor, *, bidirectional: bool = True, max_distance: int = 128) -> Tensor:
+    """T5's relative positions (Raffel et al. 2020) as `r_bias` [H, T], a view; differentiable in
+    the table.
+
+    Half of the buckets (of each sign's, where bidirectional) hold a distance each, the others
+    distances up to `max_distance` in logarithmic steps, and the last whatever is beyond. T5 scales
+    no score: pass scale=1.0 to `rel_attention`.
+
+    Args:
+        table: [buckets, H], T5's `relative_attention_bias.weight`.
+        distances: integers [T], of the rows of `r_bias`: torch.arange(M + L) if causal, with
+            zero_row=0; torch.arange(1 - L, M + L) with zero_row=L - 1 else.
+        bidirectional: True for T5's encoder, whose later keys have buckets of their own; False for
+            its decoder, where they share that of distance 0.
+        max_distance: of the configuration's `relative_attention_max_distance`.
+
+    Raises:
+        TypeError, ValueError: an argument, by name.
+    """
+    if not isinstance(table, Tensor) or not table.is_floating_point() or table.dim() != 2:
+        got = f"{table.dtype} {list(table.shape)}" if isinstance(table, Tensor) else type(table).__name__
+        raise TypeError(f"table must be a floating-point tensor [buckets, H], got {got}")
+    if not isinstance(distances, Tensor) or distances.dtype not in (torch.int32, torch.int64) or distances.dim() != 1:
+        got = (
+            f"{distances.dtype} {list(distances.shape)}" if isinstance(distances, Tensor) else type(distances).__name__
+        )
+        raise TypeError(f"distances must be an int32 or int64 tensor [T], got {got}")
+    if not isinstance(bidirectional, bool):
+        raise TypeError(f"bidirectional must be True or False, got {type(bidirectional).__name__}")
+    buckets = table.size(0) // 2 if bidirectional else table.size(0)
+    exact = buckets // 2
+    if exact < 1:
+        raise ValueError(f"table must have at least {4 if bidirectional else 2} buckets, got shape {list(table.shape)}")
+    check_integer("max_distance", max_distance, exact + 1, f"an integer > {exact}, the distances with a bucket each")
+    size = distances.abs() if bidirectional else distances.clamp(min=0)
+    steps = torch.log(size.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (buckets - exact)
+    bucket = torch.where(size < exact, size, (exact + steps.long()).clamp(max=buckets - 1))
+    if bidirectional:
+        bucket = bucket + (distances < 0) * buckets
+    return F.embedding(bucket, table).t()
+
+
+def alibi_slopes(
+    n_head: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+) -> Tensor:
+    """ALiBi's slopes (Press et al. 2022), [H]: a key at distance d loses slope * d of its score.
+
+    Of n heads, a power of two, 2^(-8 / n), 2^(-16 / n), .., 2^-8; of another number those of the
+    next lower power, and every other one of its double's. As `r_bias`, to which the scale applies:
+    -alibi_slopes(H)[:, None] * distances / scale.
+
+    Raises:
+        TypeError, ValueError: n_head is no positive integer.
+    """
+    check_integer("n_head", n_head, 1, "an integer >= 1")
+    lower = 2 ** (int(n_head).bit_length() - 1)
+
+    def of(n: int) -> Tensor:
+        return torch.exp2(torch.arange(1, n + 1, device=device, dtype=torch.float64) * (-8.0 / n))
+
+    return torch.cat([of(lower), of(2 * lower)[::2][: n_head - lower]]).to(dtype)

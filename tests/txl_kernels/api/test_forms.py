@@ -4,55 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from forms_oracle import FORMS, FormCase, form_oracle, leaves, make_form
-from oracle import DTYPES, randn
+from forms_oracle import FORMS, FormCase, attend, call, close, make_form, matches_the_definition
+from oracle import DTYPES
 from torch import Tensor
-
-from txl_kernels import rel_attention
-
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
-
-
-def call(x: dict[str, Any], **more: Any) -> tuple[Tensor, Tensor]:
-    """Skips the test where the backend refuses what a form leaves, which it has to by name."""
-    given = {name: y for name, y in x.items() if name not in ("k_mem", "v_mem")}
-    try:
-        out, lse = rel_attention(**given, memory=(x["k_mem"], x["v_mem"]), return_lse=True, **more)
-    except RuntimeError as error:
-        if f"{more.get('backend')} does not take" in str(error):
-            pytest.skip(str(error))
-        raise
-    return out, lse
-
-
-def gradients(out: Tensor, lse: Tensor, x: dict[str, Any]) -> dict[str, Tensor]:
-    g = torch.Generator("cpu").manual_seed(7)
-    loss = (out.double() * randn(*out.shape, generator=g)).sum()
-    loss = loss + (lse.where(lse.isfinite(), 0.0).double() * randn(*lse.shape, generator=g)).sum()
-    tensors = leaves(x)
-    found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
-    return {n: torch.zeros_like(x[n]) if y is None else y for n, y in zip(tensors, found, strict=True)}
-
-
-def close(got: Tensor, want: Tensor, what: str) -> None:
-    want = want.detach()
-    size = float(want.where(want.isfinite(), 0.0).abs().amax()) if want.numel() else 0.0
-    torch.testing.assert_close(
-        got.detach().double(), want, rtol=0, atol=TOLERANCE[got.dtype] * max(1.0, size),
-        msg=lambda m: f"{what}: {m}",
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FORMS, ids=str)
 def test_matches_the_definition(case: FormCase, backend: str) -> None:
-    x, exact = make_form(case, DTYPES[backend]), make_form(case)
-    out, lse = call(x, backend=backend)
-    want_out, want_lse = form_oracle(exact)
-    close(out, want_out, "out")
-    close(lse, want_lse, "lse")
-    got, want = gradients(out, lse, x), gradients(want_out, want_lse, exact)
-    for name in want:
-        close(got[name], want[name], f"gradient of {name}")
+    matches_the_definition(case, backend)
 
 
 @pytest.mark.filterwarnings("ignore:txl_kernels uses the slow reference")  # where the kernels refuse a form
@@ -60,8 +19,8 @@ def test_matches_the_definition(case: FormCase, backend: str) -> None:
 def test_compiles_without_a_break(case: FormCase) -> None:
     torch.compiler.reset()
     x = make_form(case, torch.float32)
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    for got, want in zip(compiled(x), call(x), strict=True):
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for got, want in zip(compiled(x), attend(x), strict=True):
         close(got, want.detach().double(), case.name)
 
 

@@ -1,12 +1,15 @@
 """Random shapes, strides, intervals and dtypes: every backend against the float64 reference."""
 
+import contextlib
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
 from against_reference import matches_the_reference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracle import Case
+from oracle import Case, skipping_refusals
 
 # At the ends of tiles and of strips, and one beyond.
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 15, 16, 17, 47, 48, 49, 95, 97, 130)
@@ -34,6 +37,27 @@ def cases(sizes: dict[str, st.SearchStrategy[int]], widths: tuple[int, ...]) -> 
         seed=st.integers(0, 2**16),
     )
     return built.map(lambda case: case if case.S else replace(case, intervals=""))
+
+
+def test_terms_beyond_the_papers_match_the_reference(kernel_backend: str) -> None:
+    """Values of any width, softcap, numbers a distance, at the ends of tiles."""
+    examples, sizes, widths = (8, FEW, (16, 41)) if kernel_backend == "triton" else (80, ANY, WIDTHS)
+    more = st.fixed_dictionaries(
+        {
+            "Dv": st.sampled_from(widths),
+            "tables": st.sampled_from(("r", "r_bias", "both")),
+            "softcap": st.sampled_from((0.0, 0.0, 0.5, 30.0)),
+        }
+    )
+
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(case=cases(sizes, widths), more=more, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+    def check(case: Case, more: dict[str, Any], dtype: torch.dtype) -> None:
+        # A refusal by name is not what this is about.
+        with contextlib.suppress(pytest.skip.Exception), skipping_refusals(kernel_backend):
+            matches_the_reference(replace(case, **more), dtype, kernel_backend)
+
+    check()
 
 
 def test_kernels_match_the_reference(kernel_backend: str) -> None:

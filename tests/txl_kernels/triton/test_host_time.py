@@ -110,12 +110,13 @@ def both_ways(call: Call, dlse: bool = False) -> None:
 def call_of(
     B: int = 8, H: int = 16, L: int = 70, M: int = 40, D: int = 64, dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu", offset: int = 0, gap: int = 0, dropout: float = 0.0, bounds: str = "", unused_rows: int = 0,
-    packed: bool = False, scale: float = 0.125, causal: bool = True, window: int | None = None,
+    packed: bool = False, scale: float = 0.125, causal: bool = True, window: int | None = None, Dv: int = 0,
+    tables: str = "r", softcap: float = 0.0,
 ) -> Call:  # fmt: skip
     """offset: elements before a tensor in its storage; gap: between its rows. packed: stored as
-    [B, H, L, D]. unused_rows: of r, before distance 0."""
+    [B, H, L, D]. unused_rows: of r, before distance 0. Dv: 0 for D. tables: r, r_bias or both."""
 
-    def rows(n: int) -> torch.Tensor:
+    def rows(n: int, D: int = D) -> torch.Tensor:
         shape = (B, H, n, D) if packed else (B, n, H, D)
         steps = (*itertools.accumulate((*shape[:0:-1],), lambda a, b: a * b, initial=1),)[::-1]
         steps = (*(step // D * (D + gap) for step in steps[:-1]), 1)
@@ -126,19 +127,24 @@ def call_of(
     def given(name: str) -> torch.Tensor | None:
         return torch.zeros(B, L, dtype=torch.int32, device=device) if name in bounds else None
 
-    r = torch.zeros(H, (M + L) * (1 if causal else 2) + unused_rows, D, dtype=dtype, device=device)
+    r: torch.Tensor | None = torch.zeros(H, (M + L) * (1 if causal else 2) + unused_rows, D, dtype=dtype, device=device)
+    numbers = None if tables == "r" else r[..., 0].contiguous()
+    if tables == "r_bias":
+        r = None
     bias = torch.zeros(H * D + offset, dtype=dtype, device=device)[offset:].view(H, D)
-    memory = (rows(M), rows(M)) if M else (None, None)
+    memory = (rows(M), rows(M, Dv or D)) if M else (None, None)
     seed = torch.zeros(1, dtype=torch.int64, device=device) if dropout else None
-    settings = (0 if causal else None, window, unused_rows if causal else L - 1, scale, dropout, 0.0)
-    return Call(rows(L), rows(L), rows(L), r, bias, bias, *memory, None, given("start"), given("end"), seed, *settings)
+    settings = (0 if causal else None, window, unused_rows if causal else L - 1, scale, dropout, softcap)
+    inputs = (rows(L), rows(L), rows(L, Dv or D), r, bias, bias, *memory, numbers)
+    return Call(*inputs, given("start"), given("end"), seed, *settings)
 
 
 CALLS: dict[str, dict[str, Any]] = {
     "memory": {}, "no memory": {"M": 0}, "pointers": {"D": 41}, "bounds": {"bounds": "start end"},
     "dropout": {"dropout": 0.1}, "parts": {"B": 1, "L": 3, "M": 700}, "window": {"window": 20},
     "both directions": {"causal": False}, "rows before the table": {"unused_rows": 5},
-    "rows before the table, pointers": {"unused_rows": 5, "D": 41},
+    "rows before the table, pointers": {"unused_rows": 5, "D": 41}, "values": {"Dv": 128}, "softcap": {"softcap": 9.0},
+    "numbers": {"tables": "both", "unused_rows": 5}, "numbers alone": {"tables": "r_bias", "Dv": 32},
 }  # fmt: skip
 
 
@@ -259,7 +265,8 @@ def drawn(generator: random.Random) -> dict[str, Any]:
     options = {
         "B": pick([1, 2]), "H": pick([1, 3]), "L": pick([1, 16, 17]), "M": pick([0, 1, 48]), "D": pick([8, 41, 64]),
         "packed": pick([True, False]), "device": "cpu", "bounds": pick(["", "start", "start end"]),
-        "dropout": pick([0.0, 0.1]), "scale": pick([1.0, -0.5]), "dtype": pick([torch.bfloat16, torch.float32]),
+        "dropout": pick([0.0, 0.1]), "softcap": pick([0.0, 2.0]), "tables": pick(["r", "r", "r_bias", "both"]),
+        "scale": pick([1.0, -0.5]), "dtype": pick([torch.bfloat16, torch.float32]),
     }  # fmt: skip
     kind = pick(["plain", "offset", "gap", "huge"])
     if kind == "huge":

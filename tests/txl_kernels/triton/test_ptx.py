@@ -20,6 +20,26 @@ CASES = [  # several options each: compiling takes longer than running
         torch.bfloat16,
     ),
     (Case("one query", B=2, H=1, L=1, M=9, D=64, dropout_p=0.2), torch.bfloat16),
+    (
+        Case("numbers alone, wide values, softcap", B=1, H=2, L=70, M=60, D=64, Dv=128, tables="r_bias", softcap=3.0),
+        torch.bfloat16,
+    ),
+    (
+        Case(
+            "numbers beside r, narrow values, softcap, bounds",
+            B=2,
+            H=1,
+            L=66,
+            M=70,
+            D=64,
+            Dv=40,
+            tables="both",
+            softcap=2.0,
+            causal=False,
+            intervals="random",
+        ),
+        torch.float16,
+    ),
 ]
 
 
@@ -39,6 +59,8 @@ def test_contract(case: Case, dtype: torch.dtype, architecture: int) -> None:
     [
         Case("", B=2, H=1, L=70, M=20, D=64),
         Case("bounds", B=2, H=1, L=70, M=20, D=80, intervals="random", dropout_p=0.3, causal=False),
+        Case("numbers alone", B=2, H=1, L=70, M=20, D=64, tables="r_bias", softcap=3.0),
+        Case("numbers beside r", B=2, H=1, L=70, M=20, D=64, tables="both", causal=False),
     ],
     ids=str,
 )

@@ -290,6 +290,50 @@ def test_values_between_intervals_may_hold_anything(block_n: int, monkeypatch: p
     assert torch.equal(rel_attention(**as_call(inputs) | bounds, backend="triton"), want)
 
 
+@pytest.mark.skipif(not triton.interpreted(), reason="counts products in the interpreter")
+@ON_TRITON
+@pytest.mark.parametrize("tables", ["r", "r_bias"])
+@pytest.mark.parametrize("reach", ["window", "packed texts"])
+def test_no_tile_without_a_visible_pair_is_visited(reach: str, tables: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the products of each pass: of a window to both sides, and of texts packed in a row."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    from txl_kernels import bounds_from_cu_seqlens
+
+    length, tile, products = 416, 32, 0
+    real = InterpreterBuilder.create_dot
+
+    def counted(*args: Any) -> Any:
+        nonlocal products
+        products += 1
+        return real(*args)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", counted)
+    window = (40, 20) if reach == "window" else None
+    inputs = make_inputs(
+        Case("", B=1, H=1, L=length, M=0, D=16, causal=False, window=window, tables=tables), torch.float32
+    )
+    apart = torch.arange(length)[:, None] - torch.arange(length)
+    seen = (apart <= 40) & (apart >= -20)
+    if reach == "packed texts":
+        ends = torch.tensor([0, 50, 64, 200, 200, 290, 400])
+        inputs["start"], inputs["end"] = bounds_from_cu_seqlens(ends, length)
+        text = torch.searchsorted(ends, torch.arange(length), right=True)
+        seen = (text[:, None] == text) & (text < len(ends))
+    blocks = length // tile
+    tiles = int(seen.view(blocks, tile, blocks, tile).any(3).any(1).sum())
+    assert tiles < blocks**2 / 2
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="triton")
+    # Parts of the keys each form the block of distances above their first tile anew.
+    of_tile, of_program = (3, 8) if tables == "r" else (2, 0)
+    assert of_tile * tiles <= products <= of_tile * tiles + of_program * blocks
+    products = 0
+    gradients(out, lse, inputs)
+    # Of a tile queries form 3 products and 3 more with r, keys 4 and 1; of a block r needs 3.
+    of_tile, of_program = (6 + 5, 3) if tables == "r" else (3 + 4, 0)
+    assert products == of_tile * tiles + of_program * blocks
+
+
 @ON_TRITON
 def test_rows_gigabytes_apart() -> None:
     """Offsets inside a tile that do not fit in 32 bits."""
