@@ -130,37 +130,44 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
                             s.factor + (i + x) * BLOCK_S, p.lse[row], delta[row], own.low, own.high, from, to,
                             s.weights.row(i + x));
     }
-    const int64_t first = BLOCK_L - MR - i + from, column = first / DEPTH * DEPTH;  // of the strip's rho
     float* dq = sums.dq + (i0 + i) * Dp;
-    if (z.content)
-      add_and_sum(s.weights.by_key(i) + from, Weights::KEY_LD, s.k_rows + from * Dp, to - from, Dp, s.step, dq,
-                  sums.du);
-    if (z.position)
+    if (z.content) {
+      const int64_t key = seen.low / DEPTH * DEPTH;
+      add_and_sum(s.weights.by_key(i) + key, Weights::KEY_LD, s.k_rows + key * Dp, round_up(seen.high - key, DEPTH), Dp,
+                  s.step, dq, sums.du);
+    }
+    if (z.position) {  // the columns of the strip's rho that some query meets
+      const int64_t column = max_of(BLOCK_L - MR - i + seen.low, z.rhos_met.low - rho0) / DEPTH * DEPTH;
+      const int64_t past = min_of(BLOCK_L - 1 - i + seen.high, z.rhos_met.high - rho0);
       add_and_sum(s.weights.skew + i * SKEW_LD + column, SKEW_LD, s.table.rows + (rho0 + column - s.table.first) * Dp,
-                  round_up(first + MR - 1 + to - from, DEPTH) - column, Dp, s.step, dq, sums.dw);
+                  round_up(past - column, DEPTH), Dp, s.step, dq, sums.dw);
+    }
   }
-  const int64_t row0 = rho0 - z.first_rho(p, at.low);  // the item's row of the tables for column 0
-  s.keys.add(s.weights, s.qu, s.qw, s.dout, rows, block.low, block.high, z.dr ? sums.dr : nullptr, row0);
-  if (z.dr_bias) add_skewed(s.weights, rows, block.low, block.high, sums.dr_bias + row0);
+  const int64_t row0 = rho0 - z.first_rho(p, at.low);  // the item's row of the tables for column 0; may be negative
+  const Range columns = {max_of(block.low, z.rhos_met.low - rho0),
+                         min_of(block.high + BLOCK_L - 1, z.rhos_met.high - rho0)};
+  s.keys.add(s.weights, s.qu, s.qw, s.dout, rows, block.low, block.high, columns, z.dr ? sums.dr : nullptr, row0);
+  if (z.dr_bias) add_skewed(s.weights, rows, columns, sums.dr_bias + row0);
 }
 
 // dk and dv of a chunk's keys, and what its batch row adds to the sums. hulls: the keys each block of the
 // batch row sees.
 template <class T>
 static void backward_part(const Problem& p, const Gradients& g, const BackwardPlan& z, const InUse& in_use,
-                          const Range* hulls, const float* delta, const Part& at, BackwardScratch& s,
+                          const Range* hulls, Range met_by, const float* delta, const Part& at, BackwardScratch& s,
                           const Sums& sums) {
-  const int64_t D = p.D, Dv = p.Dv, Dp = z.Dp, Dvp = z.Dvp, blocks = div_up(p.L, BLOCK_L);
+  const int64_t D = p.D, Dv = p.Dv, Dp = z.Dp, Dvp = z.Dvp;
   for (int64_t j0 = at.low; j0 < at.high; j0 += BLOCK_S) {
     const int64_t keys = min_of(BLOCK_S, at.high - j0), packed = round_up(keys, NR);
-    const bool met = sees_any(hulls, blocks, j0, j0 + keys);
+    const bool met = sees_any(hulls, met_by, j0, j0 + keys);
     const bool dk = wants_keys(p, g.dk_mem, g.dk, j0, j0 + keys), dv = wants_keys(p, g.dv_mem, g.dv, j0, j0 + keys);
     s.keys.start_tile(met && dk, met && dv, packed);
     if (met) {
       pack_keys<T>(p, in_use, p.k_mem, p.k, at.b, at.h, j0, packed, D, Dp, s.k_panels, s.k_rows);
       pack_keys<T>(p, in_use, p.v_mem, p.v, at.b, at.h, j0, packed, Dv, Dvp, s.v_panels, nullptr);
     }
-    for (int64_t block = met ? blocks - 1 : -1; block >= 0; --block) {  // downwards: so the table moves upwards
+    for (int64_t block = met_by.high - 1; met && block >= met_by.low;
+         --block) {  // downwards: so the table moves upwards
       if (!within(hulls[block], j0).any()) continue;
       const int64_t i0 = block * BLOCK_L;
       const BlockRanges<BLOCK_L> ranges(p, at.b, i0, min_of(BLOCK_L, p.L - i0), {j0, j0 + BLOCK_S});
@@ -212,15 +219,16 @@ static void add_up_items(const Problem& p, const Gradients& g, const BackwardPla
   auto of_head = [&](int64_t h, int64_t n) {
     const int64_t first = n / z.chunks * z.group, chunk = n % z.chunks;
     bool live = false;
-    for (int64_t b = first; b < min_of(first + z.group, p.B); ++b) live |= seen.live[b * z.chunks + chunk] != 0;
+    for (int64_t b = first; b < min_of(first + z.group, p.B); ++b) live |= seen.live(b, chunk);
     return live ? items + ((n / z.chunks * p.H + h) * z.chunks + chunk) * z.item_floats() : nullptr;
   };
   parallel_for(p.threads, queries + of_heads, [&](int64_t x, int thread) {
     float* sum = scratch + thread * per_thread;
     if (x < queries) {
-      const int64_t bh = x / seen.blocks, i0 = x % seen.blocks * BLOCK_L;
+      const int64_t bh = x / seen.blocks, block = x % seen.blocks, i0 = block * BLOCK_L;
       auto part = [&](int64_t c) {
-        return seen.live[bh / p.H * z.chunks + c] ? dq_parts + (bh * z.chunks + c) * z.dq_floats() : nullptr;
+        const Range blocks = seen.blocks_of(bh / p.H, c);
+        return block >= blocks.low && block < blocks.high ? dq_parts + (bh * z.chunks + c) * z.dq_floats() : nullptr;
       };
       for (int64_t i = i0; i < min_of(i0 + BLOCK_L, p.L); ++i)
         add_up(part, z.chunks, i * Dp, p.scale, z, D, sum, const_cast<T*>(row_of<T>(g.dq, bh / p.H, bh % p.H, i)));
@@ -260,8 +268,8 @@ static void add_up_items(const Problem& p, const Gradients& g, const BackwardPla
 
 template <class T>
 static void run_backward(const Problem& p, const Gradients& g) {
-  const BackwardPlan z(p, g);
   const InUse in_use(p);
+  const BackwardPlan z(p, g, in_use);
   const Seen seen(p, z);
   const int64_t S = p.M + p.L, Dp = z.Dp, BH = p.B * p.H;
   const bool few = decode_fits(p);
@@ -279,7 +287,7 @@ static void run_backward(const Problem& p, const Gradients& g) {
     const int64_t b1 = min_of(b0 + z.group, p.B);
     float* const left = items.data + item * z.item_floats();
     bool any = false;
-    for (int64_t b = b0; b < b1; ++b) any |= seen.live[b * z.chunks + chunk] != 0;
+    for (int64_t b = b0; b < b1; ++b) any |= seen.live(b, chunk);
     if (any && z.dr) {
       const Range met = z.met(p, chunk * z.chunk, min_of((chunk + 1) * z.chunk, S));
       memset(left + met.low * Dp, 0, sizeof(float) * (met.high - met.low) * Dp);
@@ -289,7 +297,9 @@ static void run_backward(const Problem& p, const Gradients& g) {
     for (int64_t b = b0; b < b1; ++b) {
       const Part at{b, h, chunk * z.chunk, min_of((chunk + 1) * z.chunk, S)};
       const Sums sums(z, own_dq ? own_dq : dq_parts.data + (at.bh(p) * z.chunks + chunk) * z.dq_floats(), left);
-      if (seen.live[b * z.chunks + chunk] || own_dq) memset(sums.dq, 0, sizeof(float) * z.dq_floats());
+      const Range blocks = own_dq ? Range{0, seen.blocks} : seen.blocks_of(b, chunk);  // of which dq is written
+      const int64_t first = blocks.low * BLOCK_L, past = min_of(blocks.high * BLOCK_L, z.rows);
+      if (blocks.any()) memset(sums.dq + first * Dp, 0, sizeof(float) * (past - first) * Dp);
       part(at, sums);
       if (own_dq && g.dq.data)
         for (int64_t i = 0; i < p.L; ++i)
@@ -312,7 +322,8 @@ static void run_backward(const Problem& p, const Gradients& g) {
     run_item(
         item, s.dq, [&] { s.keys.start_item(); },
         [&](const Part& at, const Sums& sums) {
-          backward_part<T>(p, g, z, in_use, seen.hulls + at.b * seen.blocks, deltas.data, at, s, sums);
+          backward_part<T>(p, g, z, in_use, seen.hulls + at.b * seen.blocks, seen.blocks_of(at.b, at.low / z.chunk),
+                           deltas.data, at, s, sums);
         },
         [&](float* left) { s.keys.finish_item(left); });
   });

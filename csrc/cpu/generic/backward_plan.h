@@ -15,13 +15,16 @@ struct BackwardPlan {
   int64_t Dp, Dvp, chunk, chunks, group, groups, rows, rhos;  // chunk: keys; group: batch rows
   bool content, position, dr, dr_bias;                        // what is wanted: of q, by its two halves; of the tables
 
-  BackwardPlan(const Problem& p, const Gradients& g)
+  Range rhos_met;  // by all keys and queries
+
+  BackwardPlan(const Problem& p, const Gradients& g, const InUse& in_use)
       : Dp(round_up(p.D, NR)),
         Dvp(round_up(p.Dv, NR)),
         content(g.dq.data || g.du.data),
         position(p.r.data && (g.dq.data || g.dw.data)),
         dr(g.dr.data),
-        dr_bias(g.dr_bias.data) {
+        dr_bias(g.dr_bias.data),
+        rhos_met(TXL_ISA::rhos_met(p, in_use)) {
     const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S), BH = max_of(p.B * p.H, 1);
     chunks = clamp(div_up(BACKWARD_ITEMS, BH), 1, clamp(tiles, 1, MAX_CHUNKS));
     chunk = max_of(div_up(tiles, chunks), 1) * BLOCK_S;
@@ -29,16 +32,18 @@ struct BackwardPlan {
     group = chunks > 1 ? 1 : batch_rows_of_item(p, BACKWARD_ITEMS);
     groups = div_up(p.B, group);
     rows = round_up(p.L, MR);
-    rhos = p.ahead ? chunk + p.L : min_of(chunk + p.L, S);
+    rhos = min_of(p.ahead ? chunk + p.L : min_of(chunk + p.L, S), rhos_met.high - rhos_met.low);
     rhos = dr || dr_bias ? round_up(rhos + 2 * BLOCK_L + 3 * NR, NR) : 0;  // blocks stand out at both ends
   }
   int64_t items(const Problem& p) const { return groups * p.H * chunks; }
   // Of the chunk that starts at key j0.
-  int64_t first_rho(const Problem& p, int64_t j0) const { return rho_of(p, p.L - 1 + BLOCK_L - 1, j0) / NR * NR; }
+  int64_t first_rho(const Problem& p, int64_t j0) const {
+    return max_of(rho_of(p, p.L - 1 + BLOCK_L - 1, j0), max_of(rhos_met.low - MR - NR, 0)) / NR * NR;
+  }
   // The rows of the tables that the keys [low, high) of a chunk meet; the others are never read.
   Range met(const Problem& p, int64_t low, int64_t high) const {
-    const int64_t first = first_rho(p, low), nearest = p.M + rho_origin(p) + p.ahead;  // rho of distance -ahead
-    return {rho_of(p, p.L - 1, low) - first, min_of(rho_of(p, 0, high), nearest + 1) - first};
+    const int64_t first = first_rho(p, low);
+    return {max_of(rho_of(p, p.L - 1, low), rhos_met.low) - first, min_of(rho_of(p, 0, high), rhos_met.high) - first};
   }
   int64_t dq_floats() const { return rows * Dp; }
   int64_t dr_rows() const { return dr ? rhos : 0; }
@@ -70,33 +75,40 @@ TXL_INLINE bool wants_keys(const Problem& p, const View& memory, const View& seg
   return (low < p.M && memory.data) || (high > p.M && segment.data);
 }
 
-// Whether some block sees a key of [low, high).
-static bool sees_any(const Range* hulls, int64_t blocks, int64_t low, int64_t high) {
-  for (int64_t x = 0; x < blocks; ++x)
+// Whether some of the blocks sees a key of [low, high).
+static bool sees_any(const Range* hulls, Range blocks, int64_t low, int64_t high) {
+  for (int64_t x = blocks.low; x < blocks.high; ++x)
     if (max_of(hulls[x].low, low) < min_of(hulls[x].high, high)) return true;
   return false;
 }
 
-// Which chunks of keys each batch row sees, and which keys each block of its queries.
+// Which keys each block of queries sees, and which blocks each chunk of keys is seen by.
 struct Seen {
-  int64_t blocks;
-  Buffer hull_memory, live_memory;
-  Range* hulls;   // [B][blocks]
-  int32_t* live;  // [B][chunks]
+  int64_t blocks, chunks;
+  Buffer hull_memory, met_memory;
+  Range* hulls;  // [B][blocks]: keys
+  Range* met;    // [B][chunks]: from the first block to past the last
 
   Seen(const Problem& p, const BackwardPlan& z)
       : blocks(div_up(p.L, BLOCK_L)),
+        chunks(z.chunks),
         hull_memory(p.B * blocks * sizeof(Range) / sizeof(float)),
-        live_memory(p.B * z.chunks),
+        met_memory(p.B * chunks * sizeof(Range) / sizeof(float)),
         hulls(reinterpret_cast<Range*>(hull_memory.data)),
-        live(reinterpret_cast<int32_t*>(live_memory.data)) {
+        met(reinterpret_cast<Range*>(met_memory.data)) {
+    for (int64_t x = 0; x < p.B * chunks; ++x) met[x] = {blocks, 0};
     for (int64_t x = 0; x < p.B * blocks; ++x) {
-      const int64_t i0 = x % blocks * BLOCK_L;
-      hulls[x] = BlockRanges<BLOCK_L>(p, x / blocks, i0, min_of(BLOCK_L, p.L - i0), {0, p.M + p.L}).all;
+      const int64_t b = x / blocks, block = x % blocks, i0 = block * BLOCK_L;
+      const Range keys = BlockRanges<BLOCK_L>(p, b, i0, min_of(BLOCK_L, p.L - i0), {0, p.M + p.L}).all;
+      hulls[x] = keys;
+      for (int64_t c = keys.low / z.chunk; keys.any() && c < div_up(keys.high, z.chunk); ++c) {
+        Range& of_chunk = met[b * chunks + c];
+        of_chunk = {min_of(of_chunk.low, block), max_of(of_chunk.high, block + 1)};
+      }
     }
-    for (int64_t x = 0; x < p.B * z.chunks; ++x)
-      live[x] = sees_any(hulls + x / z.chunks * blocks, blocks, x % z.chunks * z.chunk, (x % z.chunks + 1) * z.chunk);
   }
+  Range blocks_of(int64_t b, int64_t chunk) const { return met[b * chunks + chunk]; }
+  bool live(int64_t b, int64_t chunk) const { return blocks_of(b, chunk).any(); }
 };
 
 }  // namespace

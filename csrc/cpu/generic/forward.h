@@ -198,7 +198,9 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
       }
       memcpy(maximum + i, softmax.reference, sizeof(float) * MR);
       softmax.add_up(total + i);
-      add_times_rows(s.weights + from, BLOCK_S, s.v_rows + from * Dvp, to - from, Dvp, out + i * Dvp);
+      const int64_t first = seen.low / DEPTH * DEPTH;
+      add_times_rows(s.weights + first, BLOCK_S, s.v_rows + first * Dvp, round_up(seen.high - first, DEPTH), Dvp,
+                     out + i * Dvp);
     }
   }
 }

@@ -60,17 +60,17 @@ struct KeyGradients {
     if (wants_dv) memset(dv, 0, sizeof(float) * keys * Dvp);
   }
 
-  // From a block whose weights are complete in `rows` rows, for keys [from, to); dr: of the item, row
-  // `rho` belonging to column 0; null if it is not wanted.
+  // From a block whose weights are complete in `rows` rows, for keys [from, to) and, skewed, `columns`; dr: of the
+  // item, row `rho` belonging to column 0; null if it is not wanted.
   void add(const Weights& w, const float* qu, const float* qw, const float* dout, int64_t rows, int64_t from,
-           int64_t to, float* dr, int64_t rho) {
+           int64_t to, Range columns, float* dr, int64_t rho) {
     // MR divides BLOCK_S, so groups of MR stay inside the tile.
     for (int64_t n = from / MR * MR; n < to; n += MR) {
       if (wants_dv) add_transposed_times_rows(w.p + n, BLOCK_S, dout, rows, Dvp, dv + n * Dvp);
       if (wants_dk) add_transposed_times_rows(w.by_key(0) + n, Weights::KEY_LD, qu, rows, Dp, dk + n * Dp);
     }
     if (!dr) return;
-    for (int64_t c = from / MR * MR; c < to + BLOCK_L - 1; c += MR) {
+    for (int64_t c = columns.low / MR * MR; c < columns.high; c += MR) {
       const int64_t first = max_of(0, BLOCK_L - 1 - (c + MR - 1) + from);  // rows with a column of this group
       const int64_t last = min_of(rows, BLOCK_L - 1 - c + to);
       if (first < last)
@@ -176,12 +176,12 @@ struct KeyGradients {
     for (int64_t d = 0; wants_dv && d < Dvp; ++d) memset(dv_columns + d * BLOCK_S, 0, sizeof(float) * keys);
   }
 
-  // From a block whose weights are complete in `rows` rows, for keys [from, to); `rho`: the item's row
-  // of dr that belongs to column 0. dr: null if it is not wanted.
+  // From a block whose weights are complete in `rows` rows, for keys [from, to) and, skewed, `columns`; `rho`: the
+  // item's row of dr that belongs to column 0. dr: null if it is not wanted.
   void add(const Weights& w, const bf16* qu, const bf16* qw, const bf16* dout, int64_t rows, int64_t from, int64_t to,
-           const float* dr, int64_t rho) {
+           Range columns, const float* dr, int64_t rho) {
     from = from / NR * NR, to = round_up(to, NR);
-    const int64_t end = min_of(round_up(to + BLOCK_L - 1, NR), SKEW_LD);
+    columns = {columns.low / NR * NR, min_of(round_up(columns.high, NR), SKEW_LD)};
     if (wants_dv) {
       pair_rows(w.p, BLOCK_S, rows, from, to, p_pairs);
       transpose_rows(dout, Dvp, rows, dout_columns);
@@ -193,9 +193,9 @@ struct KeyGradients {
       add_columns(Dp, qu_columns, ds_pairs, BLOCK_S, 0, rows, from, to, dk_columns, BLOCK_S);
     }
     if (!dr) return;
-    pair_rows(w.skew, SKEW_LD, rows, from, end, skew_pairs);
+    pair_rows(w.skew, SKEW_LD, rows, columns.low, columns.high, skew_pairs);
     transpose_rows(qw, Dp, rows, qw_columns);
-    for (int64_t c = from; c < end; c += NR) {
+    for (int64_t c = columns.low; c < columns.high; c += NR) {
       const int64_t first =
           max_of(0, BLOCK_L - 1 - (c + NR - 1) + from) / DEPTH * DEPTH;  // rows with a column of these
       const int64_t last = min_of(rows, round_up(BLOCK_L - 1 - c + to, DEPTH));
@@ -229,10 +229,9 @@ struct KeyGradients {
 
 #endif
 
-// numbers[c] += the sum of `rows` rows of a skewed tile, for the columns of keys [from, to).
-static void add_skewed(const Weights& w, int64_t rows, int64_t from, int64_t to, float* numbers) {
-  from = from / LANES * LANES;
-  for (int64_t c = from; c < min_of(round_up(to + BLOCK_L - 1, LANES), SKEW_LD); c += LANES) {
+// numbers[c] += the sum of `rows` rows of a skewed tile, for its `columns`.
+static void add_skewed(const Weights& w, int64_t rows, Range columns, float* numbers) {
+  for (int64_t c = columns.low / LANES * LANES; c < columns.high; c += LANES) {
     vf sum = load(numbers + c);
     for (int64_t i = 0; i < rows; ++i) sum += load(w.skew + i * SKEW_LD + c);
     store(numbers + c, sum);

@@ -60,6 +60,7 @@ struct InUse {
   Buffer memory;  // int32: [B][S + 1] counts of queries a key, then one count a distance -(L - 1) .. S
   int32_t *keys, *distances;
   int64_t B, S, first_distance;
+  Range met{0, 0};  // distances, from the first that some query meets to past the last
 
   explicit InUse(const Problem& p)
       : memory(p.B * (p.M + p.L + 1) + p.M + 2 * p.L + 1),
@@ -81,6 +82,8 @@ struct InUse {
     for (int64_t b = 0; b < B; ++b)
       for (int64_t j = 1; j <= S; ++j) keys[b * (S + 1) + j] += keys[b * (S + 1) + j - 1];
     for (int64_t d = 1; d < S + p.L + 1; ++d) distances[d] += distances[d - 1];
+    for (int64_t d = 0; d < S + p.L; ++d)
+      if (distances[d] > 0) met = {met.any() ? met.low : d + first_distance, d + first_distance + 1};
   }
 
   bool key(int64_t b, int64_t j) const { return j < S && keys[b * (S + 1) + j] > 0; }

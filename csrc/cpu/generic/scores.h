@@ -15,6 +15,12 @@ TXL_INLINE int64_t rho_origin(const Problem& p) { return round_up(p.L, NR) + BLO
 TXL_INLINE int64_t rho_of(const Problem& p, int64_t i, int64_t j) { return rho_origin(p) - i + j; }
 TXL_INLINE int64_t distance_of(const Problem& p, int64_t rho) { return p.M + rho_origin(p) - rho; }
 
+// From the first rho at which some query meets a key to past the last.
+TXL_INLINE Range rhos_met(const Problem& p, const InUse& in_use) {
+  const int64_t zero = p.M + rho_origin(p);
+  return {zero - in_use.met.high + 1, zero - in_use.met.low + 1};
+}
+
 // The row of the tables for rho; -1 where they have none, or no query meets it.
 TXL_INLINE int64_t rho_row(const Problem& p, const InUse& in_use, int64_t rho) {
   const int64_t distance = distance_of(p, rho), row = p.zero_row + distance;
@@ -35,6 +41,7 @@ struct Table {
   Cell *panels, *rows;  // null without r
   float* numbers;       // null without r_bias
   int64_t first = 0, end = 0;
+  Range met{0, 0};  // rhos at which some query meets a key
 
   // row_cells: 0 for panels alone.
   Table(Arena& a, int64_t room, const Problem& p, int64_t row_cells)
@@ -47,10 +54,13 @@ struct Table {
   // rare.
   static int64_t room(int64_t count) { return 2 * round_up(count + 2 * NR, NR); }
 
-  // Has rows [from, to) at hand.
+  // Has rows [from, to) at hand, but for those further from what is met than a strip reads.
   template <class T>
   void cover(const Problem& p, const InUse& in_use, int64_t h, int64_t from, int64_t to, int64_t Dp) {
-    from = from / NR * NR, to = round_up(to, NR);
+    met = rhos_met(p, in_use);
+    from = max_of(from, max_of(met.low - MR - NR - DEPTH, 0)) / NR * NR;
+    to = min_of(round_up(to, NR), round_up(met.high + MR + STEP + DEPTH, NR) + NR);
+    if (from >= to) return;
     if (from >= end || from < first) first = end = from;
     if (to - first > capacity) {
       if (panels) memmove(panels, panels + (from - first) * deep(p.D), sizeof(Cell) * (end - from) * deep(p.D));
@@ -130,11 +140,13 @@ static Positions strip_scores(const Problem& p, int64_t Dp, const Cell* qu, cons
   times_panels(qu, Dp, k_panels + from * D, D, div_up(to - from, NR), content + from, BLOCK_S);
   const float* const numbers = table.numbers ? table.numbers + (rho - shift - table.first) : nullptr;
   if (!table.panels) return {numbers + shift + MR - 1 - from, -1};
-  const int64_t panels = div_up(shift + MR - 1 + to - from, NR);
-  times_panels(qw, Dp, table.panels + (rho - shift - table.first) * D, D, panels, position, POSITION_LD);
+  const int64_t low = max_of(table.met.low - (rho - shift), 0) / NR * NR;  // columns that no query meets are left out
+  const int64_t high = min_of(shift + MR - 1 + to - from, table.met.high - (rho - shift));
+  times_panels(qw, Dp, table.panels + (rho - shift + low - table.first) * D, D, div_up(high - low, NR), position + low,
+               POSITION_LD);
   if (numbers)
     for (int64_t x = 0; x < MR; ++x)
-      for (int64_t c = 0; c < panels * NR; c += LANES)
+      for (int64_t c = low; c < high; c += LANES)
         store(position + x * POSITION_LD + c, load(position + x * POSITION_LD + c) + load(numbers + c));
   return {position + shift + MR - 1 - from, POSITION_LD - 1};
 }
