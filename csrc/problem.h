@@ -23,17 +23,20 @@ struct Bounds {
 struct Attention {
   Type type = Type::f32;
   int64_t B = 0, H = 0, L = 0, M = 0, D = 0;  // S = M + L
-  int64_t T = 0, zero_row = 0;                // r has T rows; row zero_row + d is distance d
+  int64_t Dv = 0;                             // width of values and out
+  int64_t T = 0, zero_row = 0;                // r and r_bias have T rows; row zero_row + d is distance d
   int64_t ahead = 0;                          // keys seen after a query's own, at most S
   int64_t window = 0;                         // 0: no window
   float scale = 1;
+  float softcap = 0;           // a score is softcap * tanh(score / softcap); 0: as it is
   uint32_t drop_below = 0;     // an entry whose Philox word is below this is dropped; 0: no dropout
   float keep_scale = 1;        // 1 / (1 - p)
-  View q, k, v, k_mem, v_mem;  // [B, H, rows, D]
-  View r;                      // [H, T, D]: s0 head, s1 row
+  View q, k, v, k_mem, v_mem;  // [B, H, rows, D], values Dv
+  View r;                      // [H, T, D]: s0 head, s1 row; not given: r_bias alone
+  View r_bias;                 // [H, T]: s0 head, s1 row; not given: zeros
   View u, w;                   // [H, D]: s0 head (content and position bias)
   Bounds start, end;
-  View out;              // [B, H, L, D]: written by forward, read by backward
+  View out;              // [B, H, L, Dv]: written by forward, read by backward
   float* lse = nullptr;  // [B, H, L] contiguous: written by forward unless null, read by backward
 };
 

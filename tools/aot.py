@@ -36,8 +36,9 @@ SHARED_LIMIT = {80: 163, 86: 99, 90: 227, 100: 227}  # KiB a program may have
 GROWTH = 1.05  # of the inner loop's instructions
 POINTERS = dict.fromkeys(["LSE", "LSE2", "DELTA", "DLSE", "DQ_SUM", "DU", "DR", "PARTS", "PART_LSE"], "*fp32")
 BOUNDS = ["START", "END", "KEY_FIRST", "KEY_LAST", "ROW_FIRST", "ROW_LAST"]
-POINTERS |= dict.fromkeys(BOUNDS, "*i32") | {"SEED": "*i64"}
-FLOATS = {"sign", "scale", "scale_log2", "keep_scale"}
+POINTERS |= dict.fromkeys(BOUNDS, "*i32") | {"SEED": "*i64", "DB": "*fp32"}
+FLOATS = {"sign", "scale", "scale_log2", "to_cap", "keep_scale"}
+VALUES = {"V", "V_MEM", "DOUT"}
 KINDS = {"bf16": "half", "fp16": "half", "tf32": "tf32", "fp32": "float32"}
 
 
@@ -52,13 +53,18 @@ class Variant(NamedTuple):
     bounds: bool = False
     dropout: bool = False
     atomics: bool = False
+    value_width: int = 0  # 0: width
+    tables: str = "r"  # or r_bias, or both
+    softcap: bool = False
 
     def __str__(self) -> str:
-        options = [x for x in ("tma", "bounds", "dropout", "atomics") if getattr(self, x)]
+        options = [x for x in ("tma", "bounds", "dropout", "atomics", "softcap") if getattr(self, x)]
+        options += [f"values {self.value_width}"] if self.value_width else []
+        options += {"r": [], "r_bias": ["r_bias"], "both": ["r and r_bias"]}[self.tables]
         return " ".join([self.kernel, f"sm_{self.capability}", self.dtype, f"D{self.width}", *options])
 
     def config(self) -> config.Config:
-        block_d = triton.next_power_of_2(self.width)
+        block_d = triton.next_power_of_2(max(self.width, self.value_width))
         return config.choose(
             self.kernel, divmod(self.capability, 10), KINDS[self.dtype], block_d, self.tma, self.dropout
         )
@@ -87,6 +93,10 @@ def shipped() -> list[Variant]:
             Variant(kernel, 90, "bf16", 128, True, bounds=True),
             Variant(kernel, 90, "fp32", 64, True, bounds=True),
         ]
+    for kernel in config.KERNELS:  # terms beyond the paper's, each alone
+        plain = Variant(kernel, 90, "bf16", 64, True)
+        variants += [plain._replace(value_width=128), plain._replace(tables="r_bias"), plain._replace(softcap=True)]
+        variants += [plain._replace(tables="both")]
     by_atomics = [v._replace(atomics=v.kernel == "backward_queries") for v in variants]
     same_bits = [Variant("backward_queries", c, "bf16", width, tma=c == 90) for c in (80, 90) for width in (64, 128)]
     return by_atomics + same_bits
@@ -97,15 +107,19 @@ def compile_variant(v: Variant, chosen: config.Config, far: Collection[str] = ()
     name = "forward" if v.kernel == "decode" else v.kernel
     function = getattr(passes, f"{name}_kernel")
     dtype = "fp32" if v.dtype == "tf32" else v.dtype
-    block_d = max(16, triton.next_power_of_2(v.width))
+    value_width = v.value_width or v.width
+    block_d, block_dv = (max(16, triton.next_power_of_2(x)) for x in (v.width, value_width))
     constants: dict[str, Any] = {
-        "D": v.width, "BLOCK_D": block_d, "DROPOUT": v.dropout, "WIDE": False, "TMA": v.tma, "BM": chosen.block_m,
-        "BN": chosen.block_n, "BLOCK": chosen.block_m, "SPLIT": v.kernel == "decode",
-        "PRECISION": "tf32" if v.dtype == "tf32" else "ieee",
+        "D": v.width, "BLOCK_D": block_d, "D_V": value_width, "BLOCK_DV": block_dv, "DROPOUT": v.dropout,
+        "WIDE": False, "TMA": v.tma, "BM": chosen.block_m, "BN": chosen.block_n, "BLOCK": chosen.block_m,
+        "SPLIT": v.kernel == "decode", "PRECISION": "tf32" if v.dtype == "tf32" else "ieee",
     }  # fmt: skip
     constants |= {} if v.bounds else dict.fromkeys(BOUNDS)
     constants |= {} if v.dropout else {"SEED": None}
-    constants |= {} if v.atomics or v.kernel != "backward_queries" else {"DR": None}
+    constants |= {} if v.atomics or v.kernel != "backward_queries" else {"DR": None, "DB": None}
+    constants |= {} if v.softcap else {"to_cap": None}
+    constants |= dict.fromkeys(["R_BIAS", "rb_head", "rb_row", "DB"]) if v.tables == "r" else {}
+    constants |= dict.fromkeys(["R", "QW", "r_head", "r_row", "DR"]) if v.tables == "r_bias" else {}
     constants = {name: x for name, x in constants.items() if name in function.arg_names}
     walks_keys = v.kernel in ("forward", "decode", "backward_queries")
     described = {"K", "V", "K_MEM", "V_MEM", "R"} if walks_keys else {"QU", "QW", "DOUT", "R"}
@@ -118,7 +132,8 @@ def compile_variant(v: Variant, chosen: config.Config, far: Collection[str] = ()
             signature[name] = "constexpr"
         elif v.tma and name in described:
             blocks = 2 if (v.kernel, name) == ("backward_keys", "R") else 1
-            signature[name] = f"tensordesc<{dtype}[{'' if name == 'R' else '1,'}1,{rows * blocks},{block_d}]>"
+            axes = ([] if name == "R" else [1]) + [1, rows * blocks, block_dv if name in VALUES else block_d]
+            signature[name] = f"tensordesc<{dtype}[{','.join(map(str, axes))}]>"
         elif name.isupper() and name not in ("B", "H", "L", "M", "T"):
             signature[name] = "*fp32" if name == "OUT" and v.kernel == "decode" else POINTERS.get(name, "*" + dtype)
             aligned.append(name)

@@ -104,7 +104,9 @@ def call_of(memory: int = 0, bounds: bool = False, dropout: float = 0.0) -> Call
     start = torch.zeros(B, L, dtype=torch.int32) if bounds else None
     r, bias = torch.zeros(H, memory + L, D, dtype=torch.bfloat16), torch.zeros(H, D, dtype=torch.bfloat16)
     seed = torch.zeros(1, dtype=torch.int64) if dropout else None
-    return Call(rows(L), rows(L), rows(L), r, bias, bias, *earlier, start, None, seed, 0, None, 0, 0.125, dropout)
+    return Call(
+        rows(L), rows(L), rows(L), r, bias, bias, *earlier, None, start, None, seed, 0, None, 0, 0.125, dropout, 0.0
+    )
 
 
 def _nothing(*args: Any) -> None:

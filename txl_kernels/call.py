@@ -17,11 +17,12 @@ class Call(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    r: Tensor
+    r: Tensor | None
     content_bias: Tensor
     position_bias: Tensor
     k_mem: Tensor | None
     v_mem: Tensor | None
+    r_bias: Tensor | None  # [H, T], any strides; r or r_bias is given
     start: Tensor | None  # int32 [B, L]
     end: Tensor | None  # int32 [B, L]
     seed: Tensor | None  # int64 [1]; present if dropout_p > 0
@@ -30,6 +31,7 @@ class Call(NamedTuple):
     zero_row: int
     scale: float
     dropout_p: float
+    softcap: float  # 0.0: none
 
 
 INPUTS = Call._fields[: Call._fields.index("start")]
@@ -45,9 +47,18 @@ def memory_len_of(call: Call) -> int:
     return 0 if call.k_mem is None else call.k_mem.size(2)
 
 
+def table_len_of(call: Call) -> int:
+    """T, of r or of `r_bias`."""
+    if call.r is not None:
+        return call.r.size(1)
+    return 0 if call.r_bias is None else call.r_bias.size(1)
+
+
 def inputs_of(call: Call) -> tuple[Tensor | None, ...]:
     """The tensors that have gradients, named by INPUTS."""
-    return (call.q, call.k, call.v, call.r, call.content_bias, call.position_bias, call.k_mem, call.v_mem)
+    return (
+        call.q, call.k, call.v, call.r, call.content_bias, call.position_bias, call.k_mem, call.v_mem, call.r_bias,
+    )  # fmt: skip
 
 
 def tensors_of(call: Call) -> tuple[Tensor | None, ...]:
@@ -57,7 +68,7 @@ def tensors_of(call: Call) -> tuple[Tensor | None, ...]:
 
 def settings_of(call: Call) -> tuple[Any, ...]:
     """What is no tensor, named by SETTINGS."""
-    return (call.ahead, call.window, call.zero_row, call.scale, call.dropout_p)
+    return (call.ahead, call.window, call.zero_row, call.scale, call.dropout_p, call.softcap)
 
 
 def is_bounded(call: Call) -> bool:
@@ -76,6 +87,11 @@ def empty_like_rows(x: Tensor) -> Tensor:
     # empty_like sorts the strides of a tensor that overlaps itself (expanded, unfolded) in its own
     # way.
     return y if y.stride(-1) == 1 or y.shape[-1] <= 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def empty_out(q: Tensor, v: Tensor) -> Tensor:
+    """Uninitialised, [B, H, L, D of v]: like q, or like v where that is of another width."""
+    return empty_like_rows(q if q.size(3) == v.size(3) else v)
 
 
 def empty_gradients(call: Call, wanted: Wanted = ALL) -> tuple[Tensor, ...]:

@@ -7,7 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.call import BOUNDS, INPUTS, Call, distance_range, inputs_of, intervals, is_bounded, memory_len_of
+from txl_kernels.call import (
+    BOUNDS,
+    INPUTS,
+    Call,
+    distance_range,
+    inputs_of,
+    intervals,
+    is_bounded,
+    memory_len_of,
+    table_len_of,
+)
 
 KeyValuePair = tuple[Tensor, Tensor]
 Window = int | tuple[int | None, int | None] | None
@@ -16,6 +26,7 @@ _SIDE = "None or an integer >= 0"
 ZERO_ROW = "an integer from 0 to 2**31 - 1 (the row of r that holds distance 0)"
 FLOAT32_RANGE = 3.4028235e38
 AHEAD = "None or an integer >= 0 (keys seen after the query's own)"
+SOFTCAP, CAPS = "0.0 for none, or a number from 1e-30 to 1e30", (1e-30, 1e30)
 WINDOW = "None or an integer >= 1 (keys seen, the query's own included)"
 
 
@@ -34,14 +45,15 @@ def check(call: Call) -> None:
 
 def check_tensors(call: Call) -> None:
     """Checks that tensors are dense, of q's dtype and device, of shapes that fit each other, their
-    last axis contiguous."""
+    last axis contiguous (but for `r_bias`, whose strides may be any)."""
     if (call.k_mem is None) != (call.v_mem is None):
         raise TypeError("k_mem and v_mem must both be given or both be None, got one of them")
     inputs: dict[str, Any] = dict(zip(INPUTS, inputs_of(call), strict=True))
-    given = {name: x for name, x in inputs.items() if x is not None or name not in ("k_mem", "v_mem")}
+    may_lack = {"k_mem", "v_mem", "r_bias"} | ({"r"} if call.r_bias is not None else set())
+    given = {name: x for name, x in inputs.items() if x is not None or name not in may_lack}
     _check_kind(given, call.q)
     _check_shapes(call)
-    _check_last_axis(given)
+    _check_last_axis({name: x for name, x in given.items() if name != "r_bias"})
 
 
 def memory_pair(memory: Any) -> KeyValuePair:
@@ -78,22 +90,29 @@ def _check_shapes(call: Call) -> None:
     q = call.q
     if q.dim() != 4:
         raise ValueError(f"q must be [B, H, L, D], got shape {list(q.shape)}")
-    batch, heads, _, width = q.shape
+    batch, heads, length, width = q.shape
     if width == 0:
         raise ValueError(f"q must have a head width D >= 1, got shape {list(q.shape)}")
-    for name, x in (("k", call.k), ("v", call.v)):
-        if x.shape != q.shape:
-            raise ValueError(f"{name} must be [B, H, L, D] = {list(q.shape)} like q, got shape {list(x.shape)}")
+    if call.k.shape != q.shape:
+        raise ValueError(f"k must be [B, H, L, D] = {list(q.shape)} like q, got shape {list(call.k.shape)}")
+    if call.v.dim() != 4 or call.v.shape[:3] != q.shape[:3] or call.v.size(3) == 0:
+        wanted = f"[B, H, L, any] = [{batch}, {heads}, {length}, any]"
+        raise ValueError(f"v must be {wanted}, got shape {list(call.v.shape)}")
     if call.k_mem is not None and call.v_mem is not None:
-        for name, x in (("k_mem", call.k_mem), ("v_mem", call.v_mem)):
-            if x.dim() != 4 or (x.size(0), x.size(1), x.size(3)) != (batch, heads, width):
-                wanted = f"[B, H, M, D] = [{batch}, {heads}, M, {width}]"
+        for name, x, wide in (("k_mem", call.k_mem, width), ("v_mem", call.v_mem, call.v.size(3))):
+            if x.dim() != 4 or (x.size(0), x.size(1), x.size(3)) != (batch, heads, wide):
+                wanted = f"[B, H, M, D] = [{batch}, {heads}, M, {wide}]" + (" of v's width" if name == "v_mem" else "")
                 raise ValueError(f"{name} must be {wanted}, got shape {list(x.shape)}")
         if call.k_mem.size(2) != call.v_mem.size(2):
             lengths = f"{call.k_mem.size(2)} and {call.v_mem.size(2)}"
             raise ValueError(f"k_mem and v_mem must have the same length M, got {lengths}")
-    if call.r.dim() != 3 or (call.r.size(0), call.r.size(2)) != (heads, width):
-        raise ValueError(f"r must be [H, T, D] = [{heads}, T, {width}], got shape {list(call.r.shape)}")
+    r, numbers = call.r, call.r_bias
+    if r is not None and (r.dim() != 3 or (r.size(0), r.size(2)) != (heads, width)):
+        raise ValueError(f"r must be [H, T, D] = [{heads}, T, {width}], got shape {list(r.shape)}")
+    if numbers is not None and (numbers.dim() != 2 or numbers.size(0) != heads):
+        raise ValueError(f"r_bias must be [H, T] = [{heads}, T], got shape {list(numbers.shape)}")
+    if r is not None and numbers is not None and numbers.size(1) != r.size(1):
+        raise ValueError(f"r_bias must be [H, T] = [{heads}, {r.size(1)}] beside r, got shape {list(numbers.shape)}")
     for name, x in (("content_bias", call.content_bias), ("position_bias", call.position_bias)):
         if x.shape != (heads, width):
             raise ValueError(f"{name} must be [H, D] = [{heads}, {width}], got shape {list(x.shape)}")
@@ -109,7 +128,7 @@ def _check_last_axis(given: dict[str, Tensor]) -> None:
 
 
 def check_settings(call: Call) -> None:
-    """Checks `ahead`, `window`, `zero_row`, `scale`, `dropout_p`."""
+    """Checks `ahead`, `window`, `zero_row`, `scale`, `dropout_p`, `softcap`."""
     if call.ahead is not None:
         check_integer("ahead", call.ahead, 0, AHEAD)
     if call.window is not None:
@@ -119,6 +138,9 @@ def check_settings(call: Call) -> None:
         raise ValueError(f"zero_row must be {ZERO_ROW}, got {call.zero_row}")
     check_number("scale", call.scale, -FLOAT32_RANGE, FLOAT32_RANGE, "None or a finite number in float32's range")
     check_number("dropout_p", call.dropout_p, 0.0, 1.0, "a number in [0, 1)")
+    check_number("softcap", call.softcap, 0.0, FLOAT32_RANGE, SOFTCAP)
+    if call.softcap and not CAPS[0] <= call.softcap <= CAPS[1]:
+        raise ValueError(f"softcap must be {SOFTCAP}, got {call.softcap}")
 
 
 def check_integer(name: str, value: Any, least: int, accepted: str) -> None:
@@ -273,16 +295,17 @@ def check_bound_values(call: Call) -> None:
 
 def _has_rows(call: Call, nearest: int, farthest: int) -> bool:
     """Whether r has a row for every distance of [nearest, farthest]."""
-    return nearest > farthest or (nearest + call.zero_row >= 0 and farthest + call.zero_row < call.r.size(1))
+    return nearest > farthest or (nearest + call.zero_row >= 0 and farthest + call.zero_row < table_len_of(call))
 
 
 def _require_rows(call: Call, nearest: int, farthest: int) -> None:
     if not _has_rows(call, nearest, farthest):
-        need_zero = max(call.zero_row, -nearest)
+        need_zero, rows = max(call.zero_row, -nearest), table_len_of(call)
+        table = "r_bias" if call.r is None else "r"
         raise ValueError(
-            f"r has {call.r.size(1)} rows with distance 0 in row zero_row={call.zero_row}, so distances "
-            f"{-call.zero_row} to {call.r.size(1) - 1 - call.zero_row}, but distances {nearest} to {farthest} are "
-            f"visible: r needs {need_zero + farthest + 1} rows with zero_row={need_zero}"
+            f"{table} has {rows} rows with distance 0 in row zero_row={call.zero_row}, so distances "
+            f"{-call.zero_row} to {rows - 1 - call.zero_row}, but distances {nearest} to {farthest} are "
+            f"visible: {table} needs {need_zero + farthest + 1} rows with zero_row={need_zero}"
         )
 
 
@@ -298,8 +321,8 @@ def check_gradients(
             return.
     """
     for name, x, shape in (
-        ("out", out, call.q.shape),
-        ("dout", dout, call.q.shape),
+        ("out", out, call.v.shape),
+        ("dout", dout, call.v.shape),
         ("lse", lse, call.q.shape[:3]),
         ("dlse", dlse, call.q.shape[:3]),
     ):

@@ -9,19 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from txl_kernels.call import Call, memory_len_of, new_seed
+from txl_kernels.call import Call, memory_len_of, new_seed, table_len_of
 from txl_kernels.checks import ZERO_ROW, broadcast_bound, check_integer, check_seed
 
 Chunk = tuple[int, int | None] | None
 Attend = Callable[[Call], tuple[Tensor, Tensor]]
-LANES = 8  # head widths stay multiples of it, for aligned rows
 
 
 def attend(
-    call: Call, plain: Attend, chunk: Chunk, prefix: int, r_descending: bool, clamp: bool, r_bias: Tensor | None
+    call: Call, plain: Attend, chunk: Chunk, prefix: int, r_descending: bool, clamp: bool
 ) -> tuple[Tensor, Tensor]:
     """Attention in any form: (out, lse). plain: the same of a plain call; the rest as in
     `rel_attention`.
@@ -32,35 +30,35 @@ def attend(
     _check(call)
     check_seed(call.seed, call.q)
     _check_prefix(call, prefix)
-    width = call.v.size(3)
     call = _without_chunk(call, chunk)
     for name, value in (("r_descending", r_descending), ("clamp", clamp)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
-    _check_numbers(call, r_bias)
     if r_descending:
-        call, r_bias = _ascending(call, r_bias)
+        call = _ascending(call)
     if clamp:
-        call, r_bias = _clamped(call, r_bias, prefix)
-    if r_bias is not None:
-        call = _with_numbers(call, r_bias)
-    call = _common_width(call)
-    if call.r.dim() == 4:
-        out, lse = _each_text(call, prefix, plain)
-    else:
-        out, lse = _one_table(call, prefix, plain)
-    return out[..., :width], lse
+        call = _clamped(call, prefix)
+    call = call._replace(r_bias=of_all_heads(call.r_bias, call.q.size(1)))
+    if call.r is not None and call.r.dim() == 4:
+        return _each_text(call, call.r, prefix, plain)
+    return _one_table(call, prefix, plain)
+
+
+def of_all_heads(table: Any, heads: int) -> Any:
+    """r [1, T, D] or `r_bias` [1, T] as a view for each head; anything else as it is."""
+    shared = isinstance(table, Tensor) and not table.is_nested and table.dim() in (2, 3) and table.size(0) == 1
+    return table.expand(heads, *table.shape[1:]) if shared else table
 
 
 def _one_table(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
-    call = call._replace(r=call.r.expand(call.q.size(1), -1, -1))
+    call = call._replace(r=of_all_heads(call.r, call.q.size(1)))
     return _with_prefix(call, prefix, plain) if prefix else plain(call)
 
 
-def _each_text(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
+def _each_text(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
     """A call for each text, whose table r[b] is. Text b drops what a text 0 of seed + b would."""
     batch = call.q.size(0)
-    tables = call.r.expand(batch, -1, -1, -1)
+    tables = r.expand(batch, -1, -1, -1)
     of_texts = {
         name: getattr(call, name) for name in ("q", "k", "v", "k_mem", "v_mem") if getattr(call, name) is not None
     }
@@ -89,14 +87,13 @@ def _of_text(bound: Tensor | None, b: int) -> Tensor | None:
     return bound if bound is None or bound.size(0) == 1 else bound[b : b + 1]
 
 
-def is_special(q: Tensor, v: object, r: object) -> bool:
-    """Whether tensors' shapes alone ask for more than a plain call: v of a width of its own, r
-    shared by the heads or for each text."""
-    if not isinstance(v, Tensor) or not isinstance(r, Tensor) or v.is_nested or r.is_nested:
-        return False  # the plain call refuses it
-    if q.dim() != 4 or v.dim() != 4:
+def is_special(q: Tensor, r: object, r_bias: object) -> bool:
+    """Whether tables' shapes alone ask for more than a plain call: shared by the heads, or r for
+    each text. What else is wrong with them the plain call refuses."""
+    if q.dim() != 4:
         return False
-    return v.size(3) != q.size(3) or r.dim() == 4 or (r.dim() == 3 and r.size(0) == 1 != q.size(1))
+    tables = [x for x in (r, r_bias) if isinstance(x, Tensor) and not x.is_nested]
+    return any(x.dim() == 4 or (x.dim() in (2, 3) and x.size(0) == 1 != q.size(1)) for x in tables)
 
 
 def _check(call: Call) -> None:
@@ -105,9 +102,11 @@ def _check(call: Call) -> None:
     Raises:
         TypeError, ValueError: an argument, by name.
     """
-    tensors = {"k": call.k, "v": call.v, "r": call.r}
-    if call.k_mem is not None and call.v_mem is not None:
-        tensors["k_mem"], tensors["v_mem"] = call.k_mem, call.v_mem
+    tensors: dict[str, Any] = {"k": call.k, "v": call.v, "r": call.r}
+    optional = {"k_mem": call.k_mem, "v_mem": call.v_mem, "r_bias": call.r_bias}
+    tensors |= {name: x for name, x in optional.items() if x is not None}
+    if call.r is None and call.r_bias is not None:
+        del tensors["r"]
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
@@ -119,7 +118,7 @@ def _check(call: Call) -> None:
         if x.device != call.q.device:
             raise ValueError(f"{name} must be on q's device {call.q.device}, got {x.device}")
     for name, x in tensors.items():
-        if name != "r" and (x.dim() != 4 or x.size(3) == 0):
+        if name not in ("r", "r_bias") and (x.dim() != 4 or x.size(3) == 0):
             shape = "[B, H, M, D]" if name.endswith("mem") else "[B, H, L, D]"
             raise ValueError(f"{name} must be {shape} with D >= 1, got shape {list(x.shape)}")
     batch, heads, length, width = call.q.shape
@@ -127,26 +126,33 @@ def _check(call: Call) -> None:
         raise ValueError(
             f"v must be [B, H, L, any] = [{batch}, {heads}, {length}, any], got shape {list(call.v.shape)}"
         )
-    for name, x in (("k", call.k), ("k_mem", tensors.get("k_mem", call.k))):
-        if x.size(3) != width:
-            raise ValueError(f"{name} must be of q's width {width}, got shape {list(x.shape)}")
-    if tensors.get("v_mem", call.v).size(3) != call.v.size(3):
-        raise ValueError(f"v_mem must be of v's width {call.v.size(3)}, got shape {list(tensors['v_mem'].shape)}")
-    table = call.r.shape
-    sizes = (batch, heads)[-max(len(table) - 2, 0) :]
-    if (
-        len(table) not in (3, 4)
-        or table[-1] != width
-        or any(n not in (1, m) for n, m in zip(table, sizes, strict=False))
-    ):
-        raise ValueError(
-            f"r must be [H, T, D] = [{heads}, T, {width}], [1, T, {width}] or [{batch}, {heads}, T, {width}], got shape "
-            f"{list(table)}"
-        )
+    _check_tables(call)
     for name, bias in (("content_bias", call.content_bias), ("position_bias", call.position_bias)):
         if not isinstance(bias, Tensor) or bias.shape != (heads, width):
             got = f"shape {list(bias.shape)}" if isinstance(bias, Tensor) else type(bias).__name__
             raise ValueError(f"{name} must be None or [H, D] = [{heads}, {width}], got {got}")
+
+
+def _check_tables(call: Call) -> None:
+    batch, heads, _, width = call.q.shape
+    if call.r is not None:
+        table = call.r.shape
+        sizes = (batch, heads)[-max(len(table) - 2, 0) :]
+        if (
+            len(table) not in (3, 4)
+            or table[-1] != width
+            or any(n not in (1, m) for n, m in zip(table, sizes, strict=False))
+        ):
+            raise ValueError(
+                f"r must be [H, T, D] = [{heads}, T, {width}], [1, T, {width}] or [{batch}, {heads}, T, {width}], got "
+                f"shape {list(table)}"
+            )
+    if call.r_bias is None:
+        return
+    rows = call.r.size(-2) if call.r is not None else "T"
+    numbers = list(call.r_bias.shape)
+    if len(numbers) != 2 or numbers[0] not in (1, heads) or (call.r is not None and numbers[1] != rows):
+        raise ValueError(f"r_bias must be [H, T] = [{heads}, {rows}] or [1, {rows}], got shape {numbers}")
 
 
 # Chunked streaming encoders: a query sees its own chunk and some before it.
@@ -196,15 +202,16 @@ def _without_chunk(call: Call, chunk: Chunk) -> Call:
 # Tables of positions in another order, too short, or with numbers beside the vectors.
 
 
-def _ascending(call: Call, numbers: Tensor | None) -> tuple[Call, Tensor | None]:
+def _ascending(call: Call) -> Call:
     """Row `zero_row + d` holds distance d, in a copy of r and `r_bias`.
 
     Raises:
         TypeError, ValueError: `zero_row`.
     """
     rows = _rows(call, "r_descending")
-    call = call._replace(r=call.r.flip(-2), zero_row=rows - 1 - call.zero_row)
-    return call, None if numbers is None else numbers.flip(-1)
+    r = None if call.r is None else call.r.flip(-2)
+    numbers = None if call.r_bias is None else call.r_bias.flip(-1)
+    return call._replace(r=r, r_bias=numbers, zero_row=rows - 1 - call.zero_row)
 
 
 def _rows(call: Call, setting: str) -> int:
@@ -213,34 +220,19 @@ def _rows(call: Call, setting: str) -> int:
     Raises:
         TypeError, ValueError: it is not, or r has none.
     """
-    rows = call.r.size(-2)
+    rows = table_len_of(call) if call.r is None else call.r.size(-2)
     check_integer("zero_row", call.zero_row, 0, ZERO_ROW)
+    table = "r_bias" if call.r is None else "r"
     if rows == 0:
-        raise ValueError(f"r must have a row where {setting}=True, got shape {list(call.r.shape)}")
+        raise ValueError(f"{table} must have a row where {setting}=True, got none")
     if call.zero_row >= rows:
-        raise ValueError(f"zero_row must be a row of r (0 to {rows - 1}) where {setting}=True, got {call.zero_row}")
+        raise ValueError(
+            f"zero_row must be a row of {table} (0 to {rows - 1}) where {setting}=True, got {call.zero_row}"
+        )
     return rows
 
 
-def _check_numbers(call: Call, numbers: Any) -> None:
-    if numbers is None:
-        return
-    if not isinstance(numbers, Tensor):
-        raise TypeError(f"r_bias must be None or a torch.Tensor, got {type(numbers).__name__}")
-    heads, rows = call.q.size(1), call.r.size(-2)
-    if call.r.dim() != 3 or list(numbers.shape) not in ([heads, rows], [1, rows]):
-        raise ValueError(
-            f"r_bias must be [H, T] = [{heads}, {rows}] or [1, {rows}] beside an r [H or 1, T, D], got shape "
-            f"{list(numbers.shape)} beside {list(call.r.shape)}"
-        )
-    if numbers.dtype != call.r.dtype or numbers.device != call.r.device:
-        raise TypeError(
-            f"r_bias must have r's dtype {call.r.dtype} and device {call.r.device}, got {numbers.dtype} on "
-            f"{numbers.device}"
-        )
-
-
-def _clamped(call: Call, numbers: Tensor | None, prefix: int) -> tuple[Call, Tensor | None]:
+def _clamped(call: Call, prefix: int) -> Call:
     """Enough copies of the first and last rows of r and `r_bias` for every distance that settings
     let a query see."""
     rows, length = _rows(call, "clamp"), call.q.size(2)
@@ -249,9 +241,9 @@ def _clamped(call: Call, numbers: Tensor | None, prefix: int) -> tuple[Call, Ten
     past = keys - 1 if call.window is None or prefix else min(keys, call.window) - 1
     future = length - 1 if call.ahead is None or prefix else min(call.ahead, length - 1)
     before, after = max(future - call.zero_row, 0), max(call.zero_row + past + 1 - rows, 0)
-    if numbers is not None:
-        numbers = _extended(numbers.unsqueeze(-1), before, after).squeeze(-1)
-    return call._replace(r=_extended(call.r, before, after), zero_row=call.zero_row + before), numbers
+    r = None if call.r is None else _extended(call.r, before, after)
+    numbers = None if call.r_bias is None else _extended(call.r_bias.unsqueeze(-1), before, after).squeeze(-1)
+    return call._replace(r=r, r_bias=numbers, zero_row=call.zero_row + before)
 
 
 def _extended(x: Tensor, before: int, after: int) -> Tensor:
@@ -262,35 +254,6 @@ def _extended(x: Tensor, before: int, after: int) -> Tensor:
     first, last = x[..., :1, :], x[..., -1:, :]
     shape = x.shape[:-2]
     return torch.cat([first.expand(*shape, before, -1), x, last.expand(*shape, after, -1)], -2)
-
-
-def _with_numbers(call: Call, numbers: Tensor) -> Call:
-    """`r_bias` as one more feature of r, which a position bias of 1 adds to the score: queries and
-    keys hold 0 there."""
-    more = LANES - call.q.size(3) % LANES
-    tables = max(call.r.size(0), numbers.size(0))
-    table = torch.cat([call.r.expand(tables, -1, -1), numbers.expand(tables, -1).unsqueeze(-1)], -1)
-    position_bias = torch.cat([call.position_bias, call.position_bias.new_ones(call.q.size(1), 1)], -1)
-    return call._replace(
-        q=F.pad(call.q, (0, more)),
-        k=F.pad(call.k, (0, more)),
-        r=F.pad(table, (0, more - 1)),
-        content_bias=F.pad(call.content_bias, (0, more)),
-        position_bias=F.pad(position_bias, (0, more - 1)),
-        k_mem=None if call.k_mem is None else F.pad(call.k_mem, (0, more)),
-    )
-
-
-def _common_width(call: Call) -> Call:
-    """The narrower of values and of queries and keys filled up with zeros, which add nothing to a
-    score or a value."""
-    more = call.q.size(3) - call.v.size(3)
-    if not more:
-        return call
-    narrow = ("v", "v_mem") if more > 0 else ("q", "k", "r", "content_bias", "position_bias", "k_mem")
-    given = {name: getattr(call, name) for name in narrow}
-    filled: dict[str, Any] = {name: F.pad(x, (0, abs(more))) for name, x in given.items() if x is not None}
-    return call._replace(**filled)
 
 
 # Keys that every query sees besides its interval: two intervals, merged.

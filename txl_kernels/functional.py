@@ -15,23 +15,25 @@ from txl_kernels.call import INPUTS, Call, inputs_of, new_seed
 from txl_kernels.checks import KeyValuePair, Window, broadcast_bound, memory_pair, span
 from txl_kernels.forms import Chunk
 
+_NO_TABLE = "position_bias must be None where r is None: it multiplies rows of r"
+
 
 @overload
 def rel_attention(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
     memory: KeyValuePair | None = ..., *, causal: bool = ..., window: Window = ..., chunk: Chunk = ..., prefix: int = ...,
     start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., r_descending: bool = ...,
-    clamp: bool = ..., r_bias: Tensor | None = ..., scale: float | None = ...,
+    clamp: bool = ..., r_bias: Tensor | None = ..., scale: float | None = ..., softcap: float = ...,
     dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[False] = ..., backend: str | None = ...,
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def rel_attention(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
     memory: KeyValuePair | None = ..., *, causal: bool = ..., window: Window = ..., chunk: Chunk = ..., prefix: int = ...,
     start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., r_descending: bool = ...,
-    clamp: bool = ..., r_bias: Tensor | None = ..., scale: float | None = ...,
+    clamp: bool = ..., r_bias: Tensor | None = ..., scale: float | None = ..., softcap: float = ...,
     dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[True], backend: str | None = ...,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
@@ -40,7 +42,7 @@ def rel_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    r: Tensor,
+    r: Tensor | None,
     content_bias: Tensor | None = None,
     position_bias: Tensor | None = None,
     memory: KeyValuePair | None = None,
@@ -56,6 +58,7 @@ def rel_attention(
     clamp: bool = False,
     r_bias: Tensor | None = None,
     scale: float | None = None,
+    softcap: float = 0.0,
     dropout_p: float = 0.0,
     dropout_seed: Tensor | None = None,
     return_lse: bool = False,
@@ -67,7 +70,9 @@ def rel_attention(
     Query i stands at key position M + i; key j of the S = M + L keys, memory first, is at distance
     d = M + i - j:
 
-        score[i, j] = scale * ((q_i + content_bias) . k_j + (q_i + position_bias) . r[zero_row + d])
+        score[i, j] = scale * ((q_i + content_bias) . k_j + (q_i + position_bias) . r[zero_row + d]
+                               + r_bias[zero_row + d])
+        score[i, j] = softcap * tanh(score[i, j] / softcap)                      where softcap > 0
         out_i = sum_j dropout(softmax_j(score[i, j])) v_j
 
     Nothing of size L x S is stored by any backend but `reference`. Differentiable in all tensors
@@ -76,12 +81,13 @@ def rel_attention(
     Args:
         q, k, v: [B, H, L, D], one floating dtype. Any strides with a contiguous last axis, as in
             all tensors here: [L, B, H, D] storage viewed by `permute(1, 2, 0, 3)` is taken without
-            a copy. v may be of another width, which is then out's, too; the narrower tensors are
-            copied to the wider width.
+            a copy. v may be of another width, which is then out's, too.
         r: [H, T, D], the projected encodings W_kR R; row `zero_row + d` belongs to distance d. It
             needs a row for every distance some query sees, no more. [1, T, D] for a table that all
-            heads share; [B, H, T, D] for one of each text's own, which takes a call for each.
-        content_bias, position_bias: [H, D], u and v of the paper; None for zeros.
+            heads share; [B, H, T, D] for one of each text's own, which takes a call for each. None
+            where `r_bias` alone says what a distance adds: then no product of positions is formed.
+        content_bias, position_bias: [H, D], u and v of the paper; None for zeros, as
+            position_bias must be where r is None.
         memory: None, or keys and values before the segment, ([B, H, M, D], [B, H, M, D]).
         causal: a query sees no key after its own position.
         window: None; or the number of most recent keys a query sees, its own included: distances
@@ -101,9 +107,13 @@ def rel_attention(
         zero_row: row of r that holds distance 0; L - 1 if row 0 holds distance -(L - 1).
         r_descending: row `zero_row - d` belongs to distance d, as in most published code, instead.
         clamp: distances beyond r's rows take its first or last row (Shaw et al. 2018).
-        r_bias: None, or [H, T] (or [1, T]), a number for each row of r, added inside the brackets
-            above.
+        r_bias: None, or [H, T] (or [1, T]) of any strides, a number for each row of r, or in place
+            of r: T5's and ALiBi's positions, see `t5_buckets` and `alibi_slopes`. It stands inside
+            the brackets above, so `scale` applies to it.
         scale: factor of the scores; None for 1 / sqrt(D).
+        softcap: 0.0, or a number (1e-30 to 1e30) that no score exceeds, by the tanh above, as in
+            Gemma.
+            lse is of the capped scores.
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
         dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element:
             the same seed drops the same entries in every backend. With r of each text's own,
@@ -132,22 +142,24 @@ def rel_attention(
         content_bias = _zeros(q)
     if position_bias is None:
         position_bias = _zeros(q)
+    elif r is None:
+        raise ValueError(_NO_TABLE)
     k_mem, v_mem = (None, None) if memory is None else memory_pair(memory)
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.shape[-1], 1)) if q.dim() else 1.0
     ahead, back = span(causal, window)
     call = Call(
-        q, k, v, r, content_bias, position_bias, k_mem, v_mem, start, end, dropout_seed, ahead, back, zero_row, scale,
-        dropout_p,
+        q, k, v, r, content_bias, position_bias, k_mem, v_mem, r_bias, start, end, dropout_seed, ahead, back, zero_row,
+        scale, dropout_p, softcap,
     )  # fmt: skip
     if (
-        r_descending is not False or clamp is not False or r_bias is not None or chunk is not None
-        or type(prefix) is not int or prefix != 0 or forms.is_special(q, v, r)
+        r_descending is not False or clamp is not False or chunk is not None
+        or type(prefix) is not int or prefix != 0 or forms.is_special(q, r, r_bias)
     ):  # fmt: skip
         if chunk is not None:
             chunk = forms.check_chunk(chunk, causal)
         plain = functools.partial(_plain, backend=backend, need_lse=True)
-        out, lse = forms.attend(call, plain, chunk, prefix, r_descending, clamp, r_bias)
+        out, lse = forms.attend(call, plain, chunk, prefix, r_descending, clamp)
     else:
         out, lse = _plain(call, backend, return_lse)
     return (out, lse) if return_lse else out
@@ -199,7 +211,7 @@ def _cast_for_autocast(x: Any, dtype: torch.dtype) -> Any:
 def rel_attention_weights(
     q: Tensor,
     k: Tensor,
-    r: Tensor,
+    r: Tensor | None,
     content_bias: Tensor | None = None,
     position_bias: Tensor | None = None,
     k_mem: Tensor | None = None,
@@ -210,7 +222,9 @@ def rel_attention_weights(
     start: Tensor | None = None,
     end: Tensor | None = None,
     zero_row: int = 0,
+    r_bias: Tensor | None = None,
     scale: float | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """softmax(score) of `rel_attention`, before any dropout, in memory for all pairs that are asked
     for; differentiable.
@@ -219,9 +233,9 @@ def rel_attention_weights(
     needs nor stores them.
 
     Args:
-        q, k, content_bias, position_bias, causal, window, start, end, zero_row, scale: as in
-            `rel_attention`.
-        r: [H, T, D], or [1, T, D] for all heads.
+        q, k, content_bias, position_bias, causal, window, start, end, zero_row, r_bias, scale,
+            softcap: as in `rel_attention`.
+        r: [H, T, D], or [1, T, D] for all heads; None beside `r_bias`.
         k_mem: None, or the memory's keys, [B, H, M, D].
         rows: None for all queries, or int64 [R], the queries whose weights are wanted, each from
             -L to L - 1.
@@ -240,17 +254,18 @@ def rel_attention_weights(
     ahead, back = span(causal, window)
     dtype = autocast_dtype(q.device.type)
     if dtype is not None:
-        q, k, r, content_bias, position_bias, k_mem = (
-            _cast_for_autocast(x, dtype) for x in (q, k, r, content_bias, position_bias, k_mem)
+        q, k, r, content_bias, position_bias, k_mem, r_bias = (
+            _cast_for_autocast(x, dtype) for x in (q, k, r, content_bias, position_bias, k_mem, r_bias)
         )
-    if isinstance(r, Tensor) and r.dim() == 3 and r.size(0) == 1:
-        r = r.expand(q.size(1), -1, -1)
+    if r is None and position_bias is not None:
+        raise ValueError(_NO_TABLE)
+    r, r_bias = forms.of_all_heads(r, q.size(1)), forms.of_all_heads(r_bias, q.size(1))
     zeros = q.new_zeros(q.shape[1::2])
     u, w = (zeros if x is None else x for x in (content_bias, position_bias))
     start, end = broadcast_bound("start", start, q), broadcast_bound("end", end, q)
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.size(-1), 1))
-    call = Call(q, k, k, r, u, w, k_mem, k_mem, start, end, None, ahead, back, zero_row, scale, 0.0)
+    call = Call(q, k, k, r, u, w, k_mem, k_mem, r_bias, start, end, None, ahead, back, zero_row, scale, 0.0, softcap)
     checks.check(call)
     if not torch.compiler.is_compiling():
         checks.check_bound_values(call)

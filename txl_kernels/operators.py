@@ -28,7 +28,7 @@ from txl_kernels.call import (
     Call,
     Wanted,
     empty_gradients,
-    empty_like_rows,
+    empty_out,
     needs_gradients,
     settings_of,
     tensors_of,
@@ -147,7 +147,7 @@ _SCHEMA_TYPES = {
     Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", int: "SymInt", int | None: "SymInt?", float: "float",
 }  # fmt: skip
 _FIELDS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in Call.__annotations__.items())
-_GRADIENTS = ", ".join(["Tensor"] * 8)
+_GRADIENTS = ", ".join(["Tensor"] * len(INPUTS))
 _CHECKED = "checked: "  # the key of plans under which a backend's own checks are remembered
 
 _operators = torch.ops.txl_kernels
@@ -155,7 +155,7 @@ _library = torch.library.Library("txl_kernels", "DEF")
 _library.define(f"rel_attention({_FIELDS}, str backend) -> (Tensor, Tensor)")
 _library.define(
     "rel_attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, "
-    f"{_FIELDS}, str backend, bool[8]? output_mask=None) -> ({_GRADIENTS})"
+    f"{_FIELDS}, str backend, bool[{len(INPUTS)}]? output_mask=None) -> ({_GRADIENTS})"
 )
 
 
@@ -223,8 +223,8 @@ _library.impl("rel_attention_backward", _backward, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("txl_kernels::rel_attention")
-def _forward_fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return empty_like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return empty_out(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.register_fake("txl_kernels::rel_attention_backward")

@@ -36,7 +36,7 @@ class Plan {
                 uint64_t seed) const {
     const txl::Problem p = problem(call, out, lse, threads, seed);
     txl::Gradients g;
-    txl::View* const views[txl::INPUTS] = {&g.dq, &g.dk, &g.dv, &g.dr, &g.du, &g.dw, &g.dk_mem, &g.dv_mem};
+    txl::View* const views[txl::INPUTS] = {&g.dq, &g.dk, &g.dv, &g.dr, &g.du, &g.dw, &g.dk_mem, &g.dv_mem, &g.dr_bias};
     for (size_t i = 0; i < txl::INPUTS; ++i)
       if (wanted[i]) *views[i] = view(gradients[i]);
     g.dout = view(dout);
@@ -105,7 +105,7 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "C++ kernels of txl_kernels. Call them through txl_kernels.rel_attention, which checks its arguments.";
   m.attr("FIELDS") = txl::field_names();
   m.attr("SOURCE_HASH") = TXL_SOURCE_HASH;
-  py::class_<Plan>(m, "Plan")
+  py::class_<Plan>(m, "Plan", py::module_local())
       .def(py::init<const py::tuple&, const py::handle&, int, uint32_t>(), py::arg("call"), py::arg("out"),
            py::arg("type"), py::arg("drop_below"))
       .def("forward", &Plan::forward)

@@ -6,6 +6,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include <algorithm>
@@ -55,6 +59,7 @@ TXL_DECLARE_PAIRS(avx512_bf16)
 TXL_DECLARE_PAIRS(amx)
 #elif defined(__aarch64__)
 TXL_DECLARE_VECTORS(neon)
+TXL_DECLARE_PAIRS(neon_bf16)
 #endif
 
 namespace {
@@ -102,6 +107,20 @@ bool knows_amx() { return false; }
 int amx_refusal() { return 0; }
 #endif
 bool has_amx() { return knows_amx() && amx_refusal() == 0; }
+
+#elif defined(__aarch64__)
+bool has_neon_bf16() {
+#if defined(__linux__)
+  constexpr unsigned long bf16 = 1ul << 14;  // HWCAP2_BF16
+  return getauxval(AT_HWCAP2) & bf16;
+#elif defined(__APPLE__)
+  int has = 0;
+  size_t bytes = sizeof has;
+  return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &bytes, nullptr, 0) == 0 && has;
+#else
+  return false;
+#endif
+}
 #endif
 
 const Kernels* find(const std::string& name) {
@@ -147,6 +166,7 @@ const std::vector<Kernels>& all_kernels() {
       {"avx512", has_avx512, always, TXL_BY_VECTORS(avx512)},
       {"avx2", has_avx2, always, TXL_BY_VECTORS(avx2)},
 #elif defined(__aarch64__)
+      {"neon_bf16", has_neon_bf16, always, TXL_BY_PAIRS(neon_bf16, neon)},
       {"neon", always, always, TXL_BY_VECTORS(neon)},
 #endif
       {"baseline", always, always, TXL_BY_VECTORS(baseline)},

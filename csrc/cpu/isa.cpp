@@ -42,22 +42,23 @@ double pairs(int64_t iterations, int threads) {
 #else
 // Multiplications and additions of independent registers on every thread.
 double fma(int64_t iterations, int threads) {
+  constexpr int sums = 2 * MR;  // as a tile has: Arm's largest cores have 16 under way
   volatile float factor = 0.999f, term = 1e-6f, sink = 0;
   parallel_for(threads, threads, [&](int64_t, int) {
     const vf x = splat(factor), y = splat(term);
-    vf acc[12];
-    TXL_UNROLL(12)
-    for (int z = 0; z < 12; ++z) acc[z] = splat(static_cast<float>(z));
+    vf acc[sums];
+    TXL_UNROLL(24)
+    for (int z = 0; z < sums; ++z) acc[z] = splat(static_cast<float>(z));
     for (int64_t n = 0; n < iterations; ++n) {
-      TXL_UNROLL(12)
-      for (int z = 0; z < 12; ++z) acc[z] = acc[z] * x + y;
+      TXL_UNROLL(24)
+      for (int z = 0; z < sums; ++z) acc[z] = acc[z] * x + y;
     }
     vf sum = acc[0];
-    for (int z = 1; z < 12; ++z) sum += acc[z];
+    for (int z = 1; z < sums; ++z) sum += acc[z];
     const float total = sum_lanes(sum);
     if (total == 1.25e-38f) sink = total;  // never: a store on every thread would be a race, none at all dead code
   });
-  return 2.0 * 12 * LANES * static_cast<double>(iterations) * threads;
+  return 2.0 * sums * LANES * static_cast<double>(iterations) * threads;
 }
 
 void read(const float* data, int64_t floats, int threads) {

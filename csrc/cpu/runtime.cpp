@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <new>
 #include <thread>
-#include <vector>
 
 namespace txl {
 namespace {
@@ -79,11 +81,6 @@ using GompParallel = void (*)(void (*fn)(void*), void* data, unsigned num_thread
 
 std::atomic<GompParallel> g_gomp{nullptr};
 
-// A forked child has none of the pool's threads, and the runtime would wait for them for ever.
-std::atomic<bool> g_forked{false};
-// Once the module is loaded, since others use the pool before the first kernel does.
-const int registered = pthread_atfork(nullptr, nullptr, [] { g_forked.store(true); });
-
 struct Loop {
   Body body;
   void* context;
@@ -101,6 +98,63 @@ void work(void* p) {
     loop.body(loop.context, item, thread);
   }
 }
+
+// Threads of our own. They are started when a loop first asks for so many, wait for the next one, and never end.
+class Pool {
+ public:
+  // Runs the loop on the caller and so many others, or fewer where the system gives no more: they still finish every
+  // item. A loop that finds the threads taken (by another caller, or by the loop it is called from) runs on its
+  // caller alone.
+  void run(Loop& loop, int others) {
+    if (taken_.exchange(true)) return work(&loop);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      try {
+        for (; threads_ < others; ++threads_) std::thread([this] { serve(); }).detach();
+      } catch (...) {
+      }
+      loop_ = &loop, seats_ = others;
+    }
+    for (int i = 0; i < others; ++i) start_.notify_one();
+    work(&loop);
+    std::unique_lock<std::mutex> lock(mutex_);
+    seats_ = 0;  // nobody waits for threads that come late
+    end_.wait(lock, [this] { return inside_ == 0; });
+    taken_ = false;
+  }
+
+ private:
+  void serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      start_.wait(lock, [this] { return seats_ > 0; });
+      --seats_, ++inside_;
+      Loop* const loop = loop_;
+      lock.unlock();
+      work(loop);
+      lock.lock();
+      if (--inside_ == 0) end_.notify_one();
+    }
+  }
+
+  std::atomic<bool> taken_{false};
+  std::mutex mutex_;  // of all below
+  std::condition_variable start_, end_;
+  Loop* loop_ = nullptr;
+  int threads_ = 0, seats_ = 0, inside_ = 0;  // seats: for threads to take; inside: those in the loop
+};
+
+// Never destroyed, since threads wait in it until the process ends.
+alignas(Pool) std::byte g_pool_memory[sizeof(Pool)];
+Pool* g_pool = new (g_pool_memory) Pool;
+
+// A forked child has none of its parent's threads: OpenMP would wait for them for ever, and a pool starts anew.
+std::atomic<bool> g_forked{false};
+// Once the module is loaded, since others use OpenMP before the first kernel does.
+const int registered = pthread_atfork(nullptr, nullptr, [] {
+  g_forked.store(true);
+  g_pool = new (g_pool_memory) Pool;
+});
 
 GompParallel usable_openmp() { return g_forked.load(std::memory_order_relaxed) ? nullptr : g_gomp.load(); }
 
@@ -124,16 +178,7 @@ void parallel_for(int threads, int64_t items, Body body, void* context) {
     // them anew for the next.
     gomp(work, &loop, static_cast<unsigned>(threads), 0);
   } else {
-    const int team = static_cast<int>(std::min<int64_t>(threads, items));
-    std::vector<std::thread> others;
-    others.reserve(static_cast<size_t>(team - 1));
-    try {
-      for (int i = 1; i < team; ++i) others.emplace_back(work, &loop);
-    } catch (...) {
-      // Fewer threads than asked for still finish every item.
-    }
-    work(&loop);
-    for (auto& t : others) t.join();
+    g_pool->run(loop, static_cast<int>(std::min<int64_t>(threads, items)) - 1);
   }
 }
 

@@ -24,7 +24,8 @@ class Buffer {
 
 using Body = void (*)(void* context, int64_t item, int thread);
 
-// Runs a loop on several threads: on torch's own OpenMP pool when Python found it, else on threads of our own.
+// Runs a loop on several threads: on torch's own OpenMP pool when Python found it, else on threads of our own,
+// which are kept; a loop that finds those taken by another runs on its caller alone.
 // Calls body(context, item, thread) once for each item in [0, items), thread in [0, threads). Items
 // are handed out in order; which thread takes which is not fixed, so a result must depend on its
 // item alone. The body must not throw.

@@ -12,7 +12,9 @@ namespace py = pybind11;
 namespace txl {
 namespace {
 
-std::array<View*, INPUTS> inputs_of(Attention& a) { return {&a.q, &a.k, &a.v, &a.r, &a.u, &a.w, &a.k_mem, &a.v_mem}; }
+std::array<View*, INPUTS> inputs_of(Attention& a) {
+  return {&a.q, &a.k, &a.v, &a.r, &a.u, &a.w, &a.k_mem, &a.v_mem, &a.r_bias};
+}
 
 int64_t size(const py::handle& tensor, size_t axis) {
   static PyObject* const name = PyUnicode_InternFromString("shape");
@@ -117,8 +119,8 @@ py::object signature(const py::tuple& call, const py::tuple& types, const py::ha
 }  // namespace
 
 py::tuple field_names() {
-  return py::make_tuple("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem", "start", "end", "seed",
-                        "ahead", "window", "zero_row", "scale", "dropout_p");
+  return py::make_tuple("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem", "r_bias", "start", "end",
+                        "seed", "ahead", "window", "zero_row", "scale", "dropout_p", "softcap");
 }
 
 View strides_of(const py::handle& tensor) {
@@ -139,16 +141,20 @@ Attention attention_of(const py::tuple& call, const py::handle& out, Type type, 
   Attention a;
   a.type = type;
   a.B = size(call[Q], 0), a.H = size(call[Q], 1), a.L = size(call[Q], 2), a.D = size(call[Q], 3);
+  a.Dv = size(call[V], 3);
   a.M = call[K_MEM].is_none() ? 0 : size(call[K_MEM], 2);
-  a.T = size(call[R], 1), a.zero_row = call[ZERO_ROW].cast<int64_t>();
+  a.T = size(call[call[R].is_none() ? R_BIAS : R], 1), a.zero_row = call[ZERO_ROW].cast<int64_t>();
   a.ahead = call[AHEAD].is_none() ? a.M + a.L : std::min(call[AHEAD].cast<int64_t>(), a.M + a.L);
   a.window = call[WINDOW].is_none() ? 0 : call[WINDOW].cast<int64_t>();
   a.scale = static_cast<float>(call[SCALE].cast<double>());
+  a.softcap = static_cast<float>(call[SOFTCAP].cast<double>());
   a.drop_below = drop_below;
   if (drop_below) a.keep_scale = static_cast<float>(1 / (1 - call[DROPOUT_P].cast<double>()));
   const auto inputs = inputs_of(a);
   for (size_t i = 0; i < INPUTS; ++i)
     if (!call[i].is_none()) *inputs[i] = strides_of(call[i]);
+  if (!call[R_BIAS].is_none())
+    a.r_bias.s1 = all_strides(call[R_BIAS])[1].cast<int64_t>();  // its last axis may be strided
   a.start = bounds_of(call[START]), a.end = bounds_of(call[END]);
   a.out = strides_of(out);
   return a;

@@ -10,13 +10,13 @@ namespace txl {
 // clang-format off
 enum Field : size_t {
   // inputs, which have gradients
-  Q, K, V, R, CONTENT_BIAS, POSITION_BIAS, K_MEM, V_MEM,
+  Q, K, V, R, CONTENT_BIAS, POSITION_BIAS, K_MEM, V_MEM, R_BIAS,
   // bounds
   START, END,
   // another at every call
   SEED,
   // settings
-  AHEAD, WINDOW, ZERO_ROW, SCALE, DROPOUT_P,
+  AHEAD, WINDOW, ZERO_ROW, SCALE, DROPOUT_P, SOFTCAP,
   // how many
   FIELDS
 };

@@ -81,7 +81,8 @@ def call_nowhere(
         return torch.empty(shape, dtype=dtype, device="meta")
 
     q, memory, bias = nowhere(B, H, L, D), nowhere(B, H, M, D), nowhere(H, D)
-    return Call(q, q, q, nowhere(H, M + L, D), bias, bias, memory, memory, None, None, None, 0, window, 0, 1.0, 0.0)
+    inputs = (q, q, q, nowhere(H, M + L, D), bias, bias, memory, memory, None)
+    return Call(*inputs, None, None, None, 0, window, 0, 1.0, 0.0, 0.0)
 
 
 def plan_of(*sizes: Any, module: Any = None, window: int | None = None, multiprocessors: int = 132) -> Any:

@@ -22,7 +22,7 @@ class FormCase:
     M: int = 5
     D: int = 8
     Dv: int = 8
-    r: tuple[int, ...] = (2,)  # leading axes
+    r: tuple[int, ...] | None = (2,)  # leading axes
     rows: int = 0  # of r; 0 for those needed
     zero_row: int = -1  # -1 for the row that L - 1 distances ahead leave
     biases: bool = True
@@ -49,6 +49,11 @@ FORMS = [
     FormCase("numbers for all heads, no biases", numbers=1, biases=False, D=7, Dv=7),
     FormCase("numbers, clamped, descending", numbers=2, rows=4, zero_row=2, r=(1,),
              settings={"clamp": True, "r_descending": True} | BOTH),
+    FormCase("numbers alone, clamped, descending", r=None, numbers=2, rows=4, zero_row=2,
+             settings={"clamp": True, "r_descending": True} | BOTH),
+    FormCase("numbers alone for all heads, prefix, softcap", r=None, numbers=1, Dv=3,
+             settings={"prefix": 2, "window": 2, "softcap": 1.5}),
+    FormCase("numbers and a table for each text, chunks", r=(2, 1), numbers=1, M=3, settings={"chunk": (2, 1)} | BOTH),
     FormCase("narrow values", Dv=3),
     FormCase("wide values", Dv=13, D=5, M=0),
     FormCase("wide values, numbers, no biases", Dv=20, numbers=2, biases=False),
@@ -69,7 +74,8 @@ FORMS = [
     FormCase("prefix, narrow values, numbers", Dv=4, numbers=2, settings={"prefix": 2, "window": 2}),
     FormCase("prefix of an end that hides all", M=0, end=True, settings={"prefix": 1}),
     FormCase("all at once", r=(1,), Dv=5, numbers=2, rows=5, zero_row=2, start=True, end=True,
-             settings={"prefix": 3, "window": (2, 2), "clamp": True, "r_descending": True, "scale": 0.3} | BOTH),
+             settings={"prefix": 3, "window": (2, 2), "clamp": True, "r_descending": True, "scale": 0.3, "softcap": 0.8,
+                       "causal": False}),
 ]  # fmt: skip
 
 
@@ -83,10 +89,13 @@ def make_form(case: FormCase, dtype: torch.dtype = torch.float64) -> dict[str, A
     if zero_row < 0:
         zero_row = M + L - 1 if case.settings.get("r_descending") else L - 1
     x = {"q": randn(B, H, L, case.D, generator=g), "k": randn(B, H, L, case.D, generator=g)}
-    x |= {"v": randn(B, H, L, case.Dv, generator=g), "r": randn(*case.r, rows, case.D, generator=g)}
+    x |= {"v": randn(B, H, L, case.Dv, generator=g)}
+    if case.r is not None:
+        x["r"] = randn(*case.r, rows, case.D, generator=g)
     x |= {"k_mem": randn(B, H, M, case.D, generator=g), "v_mem": randn(B, H, M, case.Dv, generator=g)}
     if case.biases:
-        x |= {name: randn(H, case.D, generator=g) for name in ("content_bias", "position_bias")}
+        names = ("content_bias", "position_bias")[: 2 if "r" in x else 1]
+        x |= {name: randn(H, case.D, generator=g) for name in names}
     if case.numbers:
         x["r_bias"] = randn(case.numbers, rows, generator=g)
     given: dict[str, Any] = {"zero_row": zero_row, **case.settings}
@@ -96,7 +105,7 @@ def make_form(case: FormCase, dtype: torch.dtype = torch.float64) -> dict[str, A
             given[name] = bound.to(torch.get_default_device())
     if given.get("dropout_p"):
         given["dropout_seed"] = torch.tensor([991])
-    return given | cast(x, dtype)
+    return given | {"r": None} | cast(x, dtype)
 
 
 def leaves(x: dict[str, Any]) -> dict[str, Tensor]:
@@ -111,10 +120,13 @@ def form_oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
     scale = x.get("scale") or D**-0.5
     zero = q.new_zeros(H, D)
     u, w = x.get("content_bias", zero), x.get("position_bias", zero)
-    each_text = x["r"].dim() == 4
+    each_text = x["r"] is not None and x["r"].dim() == 4
+    rows = x["r_bias"].size(1) if x["r"] is None else x["r"].size(-2)
     outs, sums = [], []
     for b in range(B):
-        table = (x["r"][b] if each_text else x["r"]).expand(H, -1, -1)
+        table = q.new_zeros(H, rows, D)
+        if x["r"] is not None:
+            table = x["r"].expand(B, -1, -1, -1)[b].expand(H, -1, -1) if each_text else x["r"].expand(H, -1, -1)
         keep = torch.ones(H, L, S, dtype=torch.float64)
         if x.get("dropout_p"):
             seed = x["dropout_seed"] + b if each_text else x["dropout_seed"]
@@ -126,12 +138,15 @@ def form_oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
                 distance = M + i - j
                 row = x["zero_row"] + (-distance if x.get("r_descending") else distance)
                 if x.get("clamp"):
-                    row = min(max(row, 0), table.size(1) - 1)
-                assert 0 <= row < table.size(1)
+                    row = min(max(row, 0), rows - 1)
+                assert 0 <= row < rows
                 score = ((q[b, :, i] + u) * k[b, :, j]).sum(-1) + ((q[b, :, i] + w) * table[:, row]).sum(-1)
                 if "r_bias" in x:
                     score = score + x["r_bias"][:, row]
-                scores.append(scale * score)
+                score = scale * score
+                if x.get("softcap"):
+                    score = x["softcap"] * torch.tanh(score / x["softcap"])
+                scores.append(score)
                 values.append((v[b, :, j], keep[:, i, j]))
             if not scores:
                 outs.append(v.new_zeros(H, v.size(-1)))

@@ -4,13 +4,15 @@ to try it on."""
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from txl_kernels.call import INPUTS as TENSORS
-from txl_kernels.call import Call, keep_mask
+from txl_kernels.backends import KERNELS
+from txl_kernels.call import INPUTS, Call, keep_mask
 from txl_kernels.checks import span
 
+TENSORS = tuple(name for name in INPUTS if name != "r_bias")  # of a call as the paper's is
 # What each backend's values are compared in: the most precise dtype it takes.
 DTYPES = {"reference": torch.float64, "native": torch.float32, "triton": torch.float32}
 
@@ -25,6 +27,9 @@ class Case:
     L: int = 6
     M: int = 5
     D: int = 8
+    Dv: int = 0  # 0: D
+    tables: str = "r"  # or r_bias, or both
+    softcap: float = 0.0
     causal: bool = True
     window: int | tuple[int | None, int | None] | None = None
     intervals: str = ""  # "", random, padded, filled, episodes, empty, nothing, ended
@@ -83,6 +88,22 @@ CASES = [
     Case("more queries than a block", L=53, M=11, B=1, H=1),
     Case("more keys than a tile", L=5, M=201, B=1, H=1),
 ]
+# Terms that not every backend has.
+MORE_TERMS = [
+    Case("wide values", Dv=13),
+    Case("narrow values, one query", L=1, M=9, D=19, Dv=3),
+    Case("wide values, fused, no memory", Dv=24, layout="fused", M=0, causal=False),
+    Case("numbers beside r", tables="both"),
+    Case("numbers beside r, dropout, random intervals", tables="both", dropout_p=0.3, intervals="random", scale=-0.5),
+    Case("numbers alone", tables="r_bias"),
+    Case("numbers alone, bidirectional", tables="r_bias", causal=False, extra_rows=2),
+    Case("numbers alone, one query", tables="r_bias", L=1, M=9),
+    Case("softcap", softcap=0.7),
+    Case("softcap of small and large scores", softcap=20.0, scale=3.0, window=5),
+    Case("softcap, dropout, negative scale", softcap=1.5, dropout_p=0.4, scale=-0.8, intervals="random", causal=False),
+    Case("numbers alone, softcap, wide values", tables="r_bias", softcap=2.0, Dv=20, causal=False, intervals="padded"),
+    Case("everything, more than a tile", tables="both", softcap=2.0, Dv=5, L=40, M=45, B=1, H=1, causal=False),
+]
 
 
 def here(x: Tensor) -> Tensor:
@@ -134,22 +155,28 @@ def _stored(shape: tuple[int, ...], layout: str, generator: torch.Generator) -> 
 
 def make_inputs(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     """Keyword arguments of `rel_attention`, with `k_mem` and `v_mem` beside the rest; leaves that
-    require gradients."""
+    require gradients. `r_bias` is there where the case has it; r and position_bias may be None."""
     g = torch.Generator("cpu").manual_seed(case.seed)
-    B, H, L, M, D = case.B, case.H, case.L, case.M, case.D
+    B, H, L, M, D, Dv = case.B, case.H, case.L, case.M, case.D, case.Dv or case.D
     left = case.window[0] if isinstance(case.window, tuple) else case.window and case.window - 1
     reach = case.S if left is None else min(case.S, left + 1)
     rows = (reach if case.causal else reach + case.zero_row) + case.extra_rows
-    tensors = {name: _stored((B, H, L, D), case.layout, g) for name in ("q", "k", "v")}
+    widths = {"q": D, "k": D, "v": Dv}
+    tensors = {name: _stored((B, H, L, n), case.layout, g) for name, n in widths.items()}
     tensors["r"] = randn(H, rows, D, generator=g)
     tensors |= {name: randn(H, D, generator=g) for name in ("content_bias", "position_bias")}
-    tensors |= {name: _stored((B, H, M, D), case.layout, g) for name in ("k_mem", "v_mem")}
+    tensors |= {name: _stored((B, H, M, n), case.layout, g) for name, n in (("k_mem", D), ("v_mem", Dv))}
+    absent: dict[str, Any] = {}
+    if case.tables != "r":
+        tensors["r_bias"] = randn(rows, H, generator=g).t()
+    if case.tables == "r_bias":
+        absent = dict.fromkeys(("r", "position_bias"))
     start, end = intervals_of(case, g)
     given: dict[str, Any] = {"start": start, "end": end, "causal": case.causal, "window": case.window}
-    given |= {"zero_row": case.zero_row, "scale": case.scale, "dropout_p": case.dropout_p}
+    given |= {"zero_row": case.zero_row, "scale": case.scale, "dropout_p": case.dropout_p, "softcap": case.softcap}
     if case.dropout_p:
         given["dropout_seed"] = torch.tensor([-(2**62) + 12345])
-    return given | cast(tensors, dtype)
+    return given | cast(tensors, dtype) | absent
 
 
 def cast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -171,12 +198,15 @@ def as_call(inputs: dict[str, Any]) -> dict[str, Any]:
 def as_fields(inputs: dict[str, Any]) -> Call:
     """The call that `rel_attention` would make of `make_inputs`' arguments, as backends and
     operators take it."""
-    B, _, L, D = inputs["q"].shape
+    B, H, L, D = inputs["q"].shape
     given = {name: x for name, x in inputs.items() if name in Call._fields}
     bounds = {name: None if inputs[name] is None else inputs[name].expand(B, L) for name in ("start", "end")}
     scale = D**-0.5 if inputs["scale"] is None else inputs["scale"]
     given["ahead"], given["window"] = span(inputs["causal"], inputs["window"])
-    return Call(**given | bounds | {"scale": scale, "seed": inputs.get("dropout_seed")})
+    if given["position_bias"] is None:
+        given["position_bias"] = inputs["q"].new_zeros(H, D)
+    given = {"r_bias": None} | given | bounds | {"scale": scale, "seed": inputs.get("dropout_seed")}
+    return Call(**given)
 
 
 def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -188,7 +218,7 @@ def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
     keep = torch.ones(B, H, L, S, dtype=torch.float64)
     if x["dropout_p"]:
         keep = keep_mask(x["dropout_seed"], B, H, L, S, x["dropout_p"]).double() / (1 - x["dropout_p"])
-    out, lse = torch.zeros_like(q), q.new_full((B, H, L), -torch.inf)
+    out, lse = q.new_zeros(B, H, L, v.size(3)), q.new_full((B, H, L), -torch.inf)
     rows_out, rows_lse = [], []
     for b in range(B):
         for i in range(L):
@@ -197,25 +227,26 @@ def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
                 rows_out.append(out[b, :, i])
                 rows_lse.append(lse[b, :, i])
                 continue
-            score = torch.stack(
-                [
-                    scale
-                    * (
-                        (q[b, :, i] * k[b, :, j]).sum(-1)
-                        + (q[b, :, i] * x["r"][:, x["zero_row"] + M + i - j]).sum(-1)
-                        + (x["content_bias"] * k[b, :, j]).sum(-1)
-                        + (x["position_bias"] * x["r"][:, x["zero_row"] + M + i - j]).sum(-1)
-                    )
-                    for j in seen
-                ],
-                -1,
-            )
+            score = torch.stack([scale * _score(x, q[b, :, i], k[b, :, j], M + i - j) for j in seen], -1)
+            if x["softcap"]:
+                score = x["softcap"] * torch.tanh(score / x["softcap"])
             p = score.softmax(-1) * keep[b, :, i, seen]
             rows_out.append((p.unsqueeze(-1) * v[b][:, seen]).sum(1))
             rows_lse.append(score.logsumexp(-1))
     if not rows_out:
         return out, lse
-    return torch.stack(rows_out).view(B, L, H, D).transpose(1, 2), torch.stack(rows_lse).view(B, L, H).transpose(1, 2)
+    return torch.stack(rows_out).view(B, L, H, -1).transpose(1, 2), torch.stack(rows_lse).view(B, L, H).transpose(1, 2)
+
+
+def _score(x: dict[str, Any], q: Tensor, k: Tensor, distance: int) -> Tensor:
+    """[H], before the scale; q, k: [H, D]."""
+    row = x["zero_row"] + distance
+    score = (q * k).sum(-1) + (x["content_bias"] * k).sum(-1)
+    if x["r"] is not None:
+        score = score + (q * x["r"][:, row]).sum(-1) + (x["position_bias"] * x["r"][:, row]).sum(-1)
+    if "r_bias" in x:
+        score = score + x["r_bias"][:, row]
+    return score
 
 
 def sees(x: dict[str, Any], b: int, i: int, j: int, M: int) -> bool:
@@ -231,11 +262,20 @@ def sees(x: dict[str, Any], b: int, i: int, j: int, M: int) -> bool:
 
 
 def gradients(out: Tensor, lse: Tensor, x: dict[str, Any], *, through_lse: bool = True) -> dict[str, Tensor]:
-    """Gradients of a fixed random functional of out and lse in all eight tensors."""
+    """Gradients of a fixed random functional of out and lse in all tensors that the call has."""
     g = torch.Generator("cpu").manual_seed(7)
     weight = randn(*out.shape, generator=g).to(out.device)
     loss = (out.double() * weight).sum()
     if through_lse:
         weight = randn(*lse.shape, generator=g).to(out.device)
         loss = loss + (torch.where(lse.isfinite(), lse, 0.0).double() * weight).sum()
-    return dict(zip(TENSORS, torch.autograd.grad(loss, [x[name] for name in TENSORS], allow_unused=True), strict=True))
+    names = [name for name in INPUTS if x.get(name) is not None]
+    return dict(zip(names, torch.autograd.grad(loss, [x[name] for name in names], allow_unused=True), strict=True))
+
+
+def require_takes(backend: str, call: Call) -> None:
+    """Skips the test where a backend refuses such a call, which it has to by name."""
+    reason = KERNELS[backend].refuses(call) if backend in KERNELS else None
+    if reason is not None:
+        assert f"{backend} does not take" in reason
+        pytest.skip(reason)

@@ -86,7 +86,16 @@ def _warn_of_reference(call: Call) -> None:
     device, dtype = call.q.device, call.q.dtype
     kernels, dtypes = _EXPECTED.get(device.type, (None, ()))
     if kernels is not None and dtype in dtypes:
-        _warn_once(device.type, str(kernels.cannot_run(device, dtype, call.q.shape[-1])))
+        reason = kernels.cannot_run(device, dtype, call.q.shape[-1]) or kernels.refuses(call)
+        _warn(device.type, str(reason))
+
+
+def _warn(device: str, reason: str) -> None:
+    _warn_once(device, reason)
+
+
+# torch.compile warns while it traces.
+setattr(_warn, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @functools.cache
@@ -94,5 +103,5 @@ def _warn_once(device: str, reason: str) -> None:
     warnings.warn(
         f"txl_kernels uses the slow reference backend on the {device}: {reason}. Run `python -m txl_kernels` for details.",
         RuntimeWarning,
-        stacklevel=6,
+        stacklevel=7,
     )

@@ -4,6 +4,7 @@ csrc/cpu."""
 import ctypes
 import functools
 import os
+import sys
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from txl_kernels.backends import native_modules
 from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
-from txl_kernels.call import ALL, Call, Wanted, drop_threshold, empty_gradients, empty_like_rows
+from txl_kernels.call import ALL, Call, Wanted, drop_threshold, empty_gradients, empty_out
 
 NAME = "native"
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of txl::Type
@@ -36,7 +37,7 @@ def refuses(call: Call) -> str | None:
 def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked
     call."""
-    out = empty_like_rows(call.q)
+    out = empty_out(call.q, call.v)
     lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32) if need_lse else None
     plan = None if plans is None else plans.get(NAME)
     if plan is None:
@@ -93,21 +94,28 @@ def find_openmp() -> int:
     know.
 
     Asked of torch's own library, whose dependencies the search follows: another package's copy
-    cannot be mistaken for it.
+    cannot be mistaken for it. GCC's runtime has it, and LLVM's, which torch brings for macOS.
     """
+    name = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
     try:
-        torch_cpu = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+        torch_cpu = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", name))
         return ctypes.cast(torch_cpu.GOMP_parallel, ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
         return 0
 
 
+class _Found(ctypes.Structure):  # Dl_info of dladdr(3)
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("at", ctypes.c_void_p),
+    )
+
+
 def library_at(address: int) -> str | None:
-    """Path of the shared library mapped at an address of this process."""
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        for line in maps:
-            fields = line.split(None, 5)
-            low, high = (int(x, 16) for x in fields[0].split("-"))
-            if low <= address < high and len(fields) == 6:
-                return fields[5].rstrip()
-    return None
+    """Path of the shared library that is loaded at an address of this process; None if there is
+    none."""
+    dladdr, found = ctypes.CDLL(None).dladdr, _Found()
+    dladdr.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    return os.fsdecode(found.file) if dladdr(address, ctypes.byref(found)) else None

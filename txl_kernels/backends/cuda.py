@@ -75,6 +75,9 @@ setattr(_absent_from, "_dynamo_marked_constant", True)  # noqa: B010
 
 def refuses(call: Call) -> str | None:
     """Why this call is none for these kernels; None if it is."""
+    reason = _beyond(call)
+    if reason is not None:
+        return f"it does not take {reason}; backend='triton' does"
     few, gradients = call.q.size(2) <= MOST_QUERIES, needs_gradients(call)
     is_long = not few or gradients
     if is_long:
@@ -89,6 +92,17 @@ def refuses(call: Call) -> str | None:
     most, what = (MOST_LONG_KEYS, "M + L") if is_long else (MOST_KEYS, "M + L, or the window")
     if keys > most:
         return f"it takes at most {most} keys ({what}), got {keys}; backend='triton' takes any number"
+    return None
+
+
+def _beyond(call: Call) -> str | None:
+    """What of the formula is in a call and not in these kernels."""
+    if call.softcap:
+        return f"softcap, got {call.softcap}"
+    if call.r is None or call.r_bias is not None:
+        return "r_bias"
+    if call.v.size(3) != call.q.size(3):
+        return f"values of another width than q's, got {call.v.size(3)} and {call.q.size(3)}"
     return None
 
 
@@ -184,7 +198,7 @@ def backward(
         floats, q_sums, q_parts, k_sums, k_parts = plan.backward_workspace
         workspace = call.q.new_empty(floats, dtype=torch.float32)
         dr = None
-        if given["r"].numel():
+        if call.r is not None and given["r"].numel():
             dr = call.q.new_zeros((max(slots * groups, 1), *call.r.shape), dtype=torch.float32)
         asked = tuple(given[n] if given[n].numel() else None for n in ("q", "k", "v", "k_mem", "v_mem"))
         dout = dout if _rows_apart(dout) else dout.clone(memory_format=torch.contiguous_format)

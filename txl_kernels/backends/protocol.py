@@ -51,8 +51,8 @@ class Backend(Protocol):
         """Why it does not take this call of tensors that it could take; None if it does."""
 
     def forward(self, call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-        """(out [B, H, L, D] in q's dtype, lse [B, H, L]) of a checked call; lse may be None where
-        nobody needs it."""
+        """(out [B, H, L, D of v] in q's dtype, lse [B, H, L]) of a checked call; lse may be None
+        where nobody needs it."""
 
 
 class Kernels(Backend, Protocol):

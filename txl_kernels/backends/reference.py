@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends.protocol import HeadWidths, Plans, can_autocast
-from txl_kernels.call import Call, intervals, is_bounded, keep_mask, memory_len_of
+from txl_kernels.call import Call, intervals, is_bounded, keep_mask, memory_len_of, table_len_of
 
 NAME = "reference"
 DTYPES = None
@@ -26,7 +26,10 @@ def refuses(call: Call) -> str | None:
 
 
 def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
-    """(out [B, H, L, D] in q's dtype, lse [B, H, L] in float32 or float64). Paper, section 3.3."""
+    """(out [B, H, L, D of v] in q's dtype, lse [B, H, L] in float32 or float64).
+
+    Paper, section 3.3.
+    """
     if can_autocast(call.q.device.type):
         with torch.autocast(call.q.device.type, enabled=False):
             return _attend(call)
@@ -59,7 +62,7 @@ def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
     rows: int64 [R], of the queries wanted, in place of all L.
     """
     dtype = exact(call.q.dtype)
-    q, k, r, u, w = (x.to(dtype) for x in (call.q, call.k, call.r, call.content_bias, call.position_bias))
+    q, k, u = (x.to(dtype) for x in (call.q, call.k, call.content_bias))
     if call.k_mem is not None:
         k = torch.cat([call.k_mem.to(dtype), k], 2)
     keys = k.size(2)
@@ -76,19 +79,26 @@ def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
     alive = seen.any(-1, keepdim=True)
     q = q.where(alive, 0.0)
     score = (q + u.unsqueeze(1)) @ k.mT
-    if r.size(1):
+    rows_of_table = table_len_of(call)
+    if rows_of_table:
         row = call.zero_row + at.unsqueeze(-1) - j  # [L, S]
-        outside = (row < 0) | (row >= r.size(1))
+        outside = (row < 0) | (row >= rows_of_table)
         if torch.compiler.is_compiling() and is_bounded(call):
             torch._assert_async(
                 (~(outside & seen)).all(), "r has no row for a distance that start and end leave visible"
             )
-        row = row.clamp(0, r.size(1) - 1)
-        met = torch.zeros(r.size(1), device=r.device, dtype=torch.bool)
+        row = row.clamp(0, rows_of_table - 1)
+        met = torch.zeros(rows_of_table, device=q.device, dtype=torch.bool)
         met = met.index_put((row,), seen.any(0)[0], accumulate=True)
-        r = r.where(met.unsqueeze(-1), 0.0)
-        score = score + ((q + w.unsqueeze(1)) @ r.mT).gather(3, row.expand(batch, heads, length, keys))
-    score = (score * float(call.scale)).masked_fill(~seen, -torch.inf)
+        if call.r is not None:
+            r, w = call.r.to(dtype).where(met.unsqueeze(-1), 0.0), call.position_bias.to(dtype)
+            score = score + ((q + w.unsqueeze(1)) @ r.mT).gather(3, row.expand(batch, heads, length, keys))
+        if call.r_bias is not None:
+            score = score + call.r_bias.to(dtype).where(met, 0.0)[:, row]
+    score = score * float(call.scale)
+    if call.softcap:
+        score = float(call.softcap) * (score / float(call.softcap)).tanh()
+    score = score.masked_fill(~seen, -torch.inf)
 
     # A query without keys: its row of -inf would make NaN in the softmax and in its gradient.
     score = score.masked_fill(~alive, 0.0)

@@ -16,13 +16,13 @@ struct BackwardScratch {
   KeyGradients keys;
   Table table;
 
-  BackwardScratch(Arena& a, int64_t D, const BackwardPlan& z)
-      : k_panels(a.take<Cell>(BLOCK_S * deep(D))),
+  BackwardScratch(Arena& a, const Problem& p, const BackwardPlan& z)
+      : k_panels(a.take<Cell>(BLOCK_S * deep(p.D))),
         k_rows(a.take<Cell>(BLOCK_S * z.Dp)),
-        v_panels(a.take<Cell>(BLOCK_S * deep(D))),
+        v_panels(a.take<Cell>(BLOCK_S * deep(p.Dv))),
         qu(a.take<Cell>(BLOCK_L * z.Dp)),
         qw(a.take<Cell>(BLOCK_L * z.Dp)),
-        dout(a.take<Cell>(BLOCK_L * z.Dp)),
+        dout(a.take<Cell>(BLOCK_L * z.Dvp)),
         content(a.take(MR * BLOCK_S)),
         position(a.take(MR * POSITION_LD)),
         dp(a.take(MR * BLOCK_S)),
@@ -30,26 +30,30 @@ struct BackwardScratch {
         step(a.take(MR * z.Dp)),
         dq(z.chunks == 1 ? a.take(z.dq_floats()) : nullptr),
         weights(a),
-        keys(a, z.Dp, z.rhos),
-        table(a, Table::room(BLOCK_S + BLOCK_L), D, z.Dp) {}
+        keys(a, z.Dp, z.Dvp, z.dr_rows()),
+        table(a, Table::room(BLOCK_S + BLOCK_L), p, z.Dp) {}
 };
 
-// One row over [from, to) of a tile: p (with dropout) and dS, both zero outside [low, high). WHOLE:
-// low is from and high is to.
-template <bool WHOLE, bool DROP>
-static void gradient_row(const float* score, const float* position, const float* dp, const float* factor, float lse,
-                         float delta, int64_t low, int64_t high, int64_t from, int64_t to, const WeightRow& row) {
+// One row over [from, to) of a tile: p (with dropout) and dS, both zero outside [low, high).
+// WHOLE: low is from and high is to.
+template <bool WHOLE, bool DROP, bool CAPPED>
+static void gradient_row(const float* score, const float* position, const Cap& cap, const float* dp,
+                         const float* factor, float lse, float delta, int64_t low, int64_t high, int64_t from,
+                         int64_t to, const WeightRow& row) {
   for (int64_t n = from; n < to; n += WEIGHTS) {
     vf kept[WEIGHTS / LANES], gradient[WEIGHTS / LANES];
     TXL_UNROLL(2)
     for (int z = 0; z < WEIGHTS / LANES; ++z) {
       const int64_t at = n + z * LANES;
-      const vf below = load(score + at) + load(position + at) - splat(lse);  // the largest score: NaN stays
+      vf x = load(score + at) + load(position + at), tanh;
+      if (CAPPED) tanh = cap.tanh(x), x = tanh * cap.cap;
+      const vf below = x - splat(lse);                   // the largest score: NaN stays
       const vf e = weight_of(below > 0 ? vf{} : below);  // at most 1, however huge scores were rounded
       vf dropped = load(dp + at);
       kept[z] = e;
       if (DROP) dropped *= load(factor + at), kept[z] *= load(factor + at);
       gradient[z] = e * (dropped - splat(delta));
+      if (CAPPED) gradient[z] *= 1.f - tanh * tanh;
       if (!WHOLE) {  // a hidden pair may hold anything
         const vi seen = lanes_within(at, low, high);
         kept[z] = seen ? kept[z] : vf{};
@@ -58,6 +62,13 @@ static void gradient_row(const float* score, const float* position, const float*
     }
     row.put(n, kept, gradient);
   }
+}
+
+// gradient_row of a call.
+TXL_INLINE auto* gradient_of(const Problem& p, bool whole) {
+  if (p.softcap) return p.drop_below ? gradient_row<false, true, true> : gradient_row<false, false, true>;
+  if (p.drop_below) return whole ? gradient_row<true, true, false> : gradient_row<false, true, false>;
+  return whole ? gradient_row<true, false, false> : gradient_row<false, false, false>;
 }
 
 // c[MR][width] += a[MR][n] . b[n][width], and the sum over the MR rows of what was added, to `sum`.
@@ -82,13 +93,14 @@ template <class T>
 static void backward_block(const Problem& p, const Gradients& g, const BackwardPlan& z, const InUse& in_use,
                            const float* delta, const Part& at, int64_t j0, const BlockRanges<BLOCK_L>& ranges,
                            int64_t i0, BackwardScratch& s, const Sums& sums) {
-  const int64_t b = at.b, h = at.h, D = p.D, Dp = z.Dp, rows = round_up(min_of(BLOCK_L, p.L - i0), MR);
+  const int64_t b = at.b, h = at.h, Dp = z.Dp, Dvp = z.Dvp, rows = round_up(min_of(BLOCK_L, p.L - i0), MR);
+  const Cap cap(p);
   const Range block = within(ranges.all, j0);
   const int64_t end = s.weights.reach(block.high);
   auto sees = [&](int64_t i) { return ranges.row[i].any(); };
   pack_queries<T>(p, b, h, i0, rows, sees, Dp, s.qu, s.qw);
   for (int64_t i = 0; i < rows; ++i)
-    pack_row<T>(sees(i) ? row_of<T>(g.dout, b, h, i0 + i) : nullptr, D, Dp, s.dout + i * Dp);
+    pack_row<T>(sees(i) ? row_of<T>(g.dout, b, h, i0 + i) : nullptr, p.Dv, Dvp, s.dout + i * Dvp);
   const int64_t rho0 = rho_of(p, i0 + BLOCK_L - 1, j0);  // of column 0 of the skewed tile, a multiple of NR
   s.table.template cover<T>(p, in_use, h, rho0, rho_of(p, i0, j0 + BLOCK_S), Dp);
   if (p.drop_below) dropout_factors(p, ranges.row, rows, at.bh(p), i0, j0, s.factor);
@@ -100,9 +112,9 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
       continue;
     }
     const int64_t from = seen.low / NR * NR, to = round_up(seen.high, STEP);
-    const int64_t offset = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, from, to, s.k_panels, s.table,
-                                        s.content, s.position);
-    times_panels(s.dout + i * Dp, Dp, s.v_panels + from * deep(D), deep(D), div_up(to - from, NR), s.dp + from,
+    const Positions positions = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, from, to, s.k_panels,
+                                             s.table, s.content, s.position);
+    times_panels(s.dout + i * Dvp, Dvp, s.v_panels + from * deep(p.Dv), deep(p.Dv), div_up(to - from, NR), s.dp + from,
                  BLOCK_S);
     for (int64_t x = 0; x < MR; ++x) {
       const Range own = within(ranges.row[i + x], j0);
@@ -114,11 +126,9 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
       }
       const int64_t row = at.bh(p) * p.L + i0 + i + x;
       const bool whole = own.low == from && own.high == to;
-      auto* const gradient = p.drop_below ? whole ? gradient_row<true, true> : gradient_row<false, true>
-                             : whole      ? gradient_row<true, false>
-                                          : gradient_row<false, false>;
-      gradient(s.content + x * BLOCK_S, s.position + x * POSITION_LD + offset - x, s.dp + x * BLOCK_S,
-               s.factor + (i + x) * BLOCK_S, p.lse[row], delta[row], own.low, own.high, from, to, s.weights.row(i + x));
+      gradient_of(p, whole)(s.content + x * BLOCK_S, positions.row(x), cap, s.dp + x * BLOCK_S,
+                            s.factor + (i + x) * BLOCK_S, p.lse[row], delta[row], own.low, own.high, from, to,
+                            s.weights.row(i + x));
     }
     const int64_t first = BLOCK_L - MR - i + from, column = first / DEPTH * DEPTH;  // of the strip's rho
     float* dq = sums.dq + (i0 + i) * Dp;
@@ -129,8 +139,9 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
       add_and_sum(s.weights.skew + i * SKEW_LD + column, SKEW_LD, s.table.rows + (rho0 + column - s.table.first) * Dp,
                   round_up(first + MR - 1 + to - from, DEPTH) - column, Dp, s.step, dq, sums.dw);
   }
-  s.keys.add(s.weights, s.qu, s.qw, s.dout, rows, block.low, block.high, z.dr ? sums.dr : nullptr,
-             rho0 - z.first_rho(p, at.low));
+  const int64_t row0 = rho0 - z.first_rho(p, at.low);  // the item's row of the tables for column 0
+  s.keys.add(s.weights, s.qu, s.qw, s.dout, rows, block.low, block.high, z.dr ? sums.dr : nullptr, row0);
+  if (z.dr_bias) add_skewed(s.weights, rows, block.low, block.high, sums.dr_bias + row0);
 }
 
 // dk and dv of a chunk's keys, and what its batch row adds to the sums. hulls: the keys each block of the
@@ -139,15 +150,15 @@ template <class T>
 static void backward_part(const Problem& p, const Gradients& g, const BackwardPlan& z, const InUse& in_use,
                           const Range* hulls, const float* delta, const Part& at, BackwardScratch& s,
                           const Sums& sums) {
-  const int64_t D = p.D, Dp = z.Dp, blocks = div_up(p.L, BLOCK_L);
+  const int64_t D = p.D, Dv = p.Dv, Dp = z.Dp, Dvp = z.Dvp, blocks = div_up(p.L, BLOCK_L);
   for (int64_t j0 = at.low; j0 < at.high; j0 += BLOCK_S) {
     const int64_t keys = min_of(BLOCK_S, at.high - j0), packed = round_up(keys, NR);
     const bool met = sees_any(hulls, blocks, j0, j0 + keys);
     const bool dk = wants_keys(p, g.dk_mem, g.dk, j0, j0 + keys), dv = wants_keys(p, g.dv_mem, g.dv, j0, j0 + keys);
     s.keys.start_tile(met && dk, met && dv, packed);
     if (met) {
-      pack_keys<T>(p, in_use, p.k_mem, p.k, at.b, at.h, j0, packed, Dp, s.k_panels, s.k_rows);
-      pack_keys<T>(p, in_use, p.v_mem, p.v, at.b, at.h, j0, packed, Dp, s.v_panels, nullptr);
+      pack_keys<T>(p, in_use, p.k_mem, p.k, at.b, at.h, j0, packed, D, Dp, s.k_panels, s.k_rows);
+      pack_keys<T>(p, in_use, p.v_mem, p.v, at.b, at.h, j0, packed, Dv, Dvp, s.v_panels, nullptr);
     }
     for (int64_t block = met ? blocks - 1 : -1; block >= 0; --block) {  // downwards: so the table moves upwards
       if (!within(hulls[block], j0).any()) continue;
@@ -160,7 +171,7 @@ static void backward_part(const Problem& p, const Gradients& g, const BackwardPl
       T* const dk_row = key_gradient<T>(p, g.dk_mem, g.dk, at, j0 + n);
       T* const dv_row = key_gradient<T>(p, g.dv_mem, g.dv, at, j0 + n);
       if (dk_row) met ? write_row(dk_row, s.keys.dk + n * Dp, 1.f, D) : clear_row(dk_row, D);
-      if (dv_row) met ? write_row(dv_row, s.keys.dv + n * Dp, 1.f, D) : clear_row(dv_row, D);
+      if (dv_row) met ? write_row(dv_row, s.keys.dv + n * Dvp, 1.f, Dv) : clear_row(dv_row, Dv);
     }
   }
 }
@@ -174,8 +185,8 @@ static float delta_of(const Problem& p, const Gradients& g, int64_t bh, int64_t 
   vf sum = {};
   float tail = 0;
   int64_t d = 0;
-  for (; d + LANES <= p.D; d += LANES) sum += load(out + d) * load(dout + d);
-  for (; d < p.D; ++d) tail += to_float(out[d]) * to_float(dout[d]);
+  for (; d + LANES <= p.Dv; d += LANES) sum += load(out + d) * load(dout + d);
+  for (; d < p.Dv; ++d) tail += to_float(out[d]) * to_float(dout[d]);
   return sum_lanes(sum) + tail - (g.dlse ? g.dlse[bh * p.L + i] : 0.f);
 }
 
@@ -191,12 +202,12 @@ TXL_INLINE void add_up(const Item& item, int64_t count, int64_t offset, float fa
   write_row(out, sum, factor, D);
 }
 
-// What the items left: dq over the chunks, if there are several; dr, du, dw over groups and chunks.
+// What the items left: dq over the chunks, if there are several; dr, dr_bias, du, dw over groups and chunks.
 template <class T>
 static void add_up_items(const Problem& p, const Gradients& g, const BackwardPlan& z, const Seen& seen,
                          const float* dq_parts, const float* items, float* scratch, int64_t per_thread) {
   const int64_t D = p.D, Dp = z.Dp, queries = z.chunks > 1 && g.dq.data ? p.B * p.H * seen.blocks : 0;
-  const int64_t table_tiles = z.dr ? div_up(p.T, BLOCK_S) : 0, of_heads = p.H * (table_tiles + 1),
+  const int64_t table_tiles = z.rhos ? div_up(p.T, BLOCK_S) : 0, of_heads = p.H * (table_tiles + 1),
                 parts = z.groups * z.chunks;
   auto of_head = [&](int64_t h, int64_t n) {
     const int64_t first = n / z.chunks * z.group, chunk = n % z.chunks;
@@ -218,20 +229,31 @@ static void add_up_items(const Problem& p, const Gradients& g, const BackwardPla
     const int64_t h = (x - queries) / (table_tiles + 1), tile = (x - queries) % (table_tiles + 1);
     if (tile == table_tiles) {
       auto item = [&](int64_t n) { return of_head(h, n); };
-      const int64_t du = z.rhos * Dp, dw = du + Dp;
+      const int64_t du = z.dr_rows() * Dp, dw = du + Dp;
       if (g.du.data) add_up(item, parts, du, p.scale, z, D, sum, const_cast<T*>(row_of<T>(g.du, h, 0, 0)));
       if (g.dw.data) add_up(item, parts, dw, p.scale, z, D, sum, const_cast<T*>(row_of<T>(g.dw, h, 0, 0)));
       return;
     }
     for (int64_t t = tile * BLOCK_S; t < min_of((tile + 1) * BLOCK_S, p.T); ++t) {
       const int64_t rho = p.M + rho_origin(p) - (t - p.zero_row);
-      auto with_rho = [&](int64_t n) {
+      auto row_in = [&](int64_t n) {  // of the item, -1 if it has none
         const int64_t low = n % z.chunks * z.chunk, row = rho - z.first_rho(p, low);
         const Range met = z.met(p, low, min_of(low + z.chunk, p.M + p.L));
-        const float* item = row >= met.low && row < met.high ? of_head(h, n) : nullptr;
+        return row >= met.low && row < met.high ? row : -1;
+      };
+      auto with_rho = [&](int64_t n) {
+        const int64_t row = row_in(n);
+        const float* item = row < 0 ? nullptr : of_head(h, n);
         return item ? item + row * Dp : nullptr;
       };
-      add_up(with_rho, parts, 0, 1.f, z, D, sum, const_cast<T*>(row_of<T>(g.dr, h, t, 0)));
+      if (z.dr) add_up(with_rho, parts, 0, 1.f, z, D, sum, const_cast<T*>(row_of<T>(g.dr, h, t, 0)));
+      float number = 0;
+      for (int64_t n = 0; z.dr_bias && n < parts; ++n) {
+        const int64_t row = row_in(n);
+        const float* item = row < 0 ? nullptr : of_head(h, n);
+        if (item) number += item[(z.dr_rows() + 2) * Dp + row];
+      }
+      if (z.dr_bias) put(const_cast<T*>(row_of<T>(g.dr_bias, h, 0, 0)) + t, number * p.scale);
     }
   });
 }
@@ -243,7 +265,7 @@ static void run_backward(const Problem& p, const Gradients& g) {
   const Seen seen(p, z);
   const int64_t S = p.M + p.L, Dp = z.Dp, BH = p.B * p.H;
   const bool few = decode_fits(p);
-  const int64_t per_thread = max_of(few ? floats_of<FewScratch>(p, z) : floats_of<BackwardScratch>(p.D, z), Dp);
+  const int64_t per_thread = max_of(few ? floats_of<FewScratch>(p, z) : floats_of<BackwardScratch>(p, z), Dp);
   Buffer scratch(p.threads * per_thread), items(z.items(p) * z.item_floats()), deltas(BH * p.L),
       dq_parts(z.chunks > 1 ? BH * z.chunks * z.dq_floats() : 0);
   parallel_for(p.threads, BH * seen.blocks, [&](int64_t x, int) {
@@ -263,7 +285,7 @@ static void run_backward(const Problem& p, const Gradients& g) {
       memset(left + met.low * Dp, 0, sizeof(float) * (met.high - met.low) * Dp);
       start();
     }
-    if (any) memset(left + z.rhos * Dp, 0, sizeof(float) * 2 * Dp);
+    if (any) memset(left + z.dr_rows() * Dp, 0, sizeof(float) * (z.item_floats() - z.dr_rows() * Dp));
     for (int64_t b = b0; b < b1; ++b) {
       const Part at{b, h, chunk * z.chunk, min_of((chunk + 1) * z.chunk, S)};
       const Sums sums(z, own_dq ? own_dq : dq_parts.data + (at.bh(p) * z.chunks + chunk) * z.dq_floats(), left);
@@ -285,7 +307,7 @@ static void run_backward(const Problem& p, const Gradients& g) {
       return;
     }
     [[maybe_unused]] const Unit unit;
-    BackwardScratch s(arena, p.D, z);
+    BackwardScratch s(arena, p, z);
     s.weights.start(min_of(BLOCK_L, round_up(p.L, MR)));
     run_item(
         item, s.dq, [&] { s.keys.start_item(); },

@@ -12,11 +12,16 @@ constexpr int64_t BACKWARD_ITEMS = 32;  // chunks of keys are made until there a
 constexpr int64_t MAX_CHUNKS = 16;      // each has a dq of its own
 
 struct BackwardPlan {
-  int64_t Dp, chunk, chunks, group, groups, rows, rhos;  // chunk: keys; group: batch rows
-  bool content, position, dr;                            // what is wanted: of q, by its two halves; of r
+  int64_t Dp, Dvp, chunk, chunks, group, groups, rows, rhos;  // chunk: keys; group: batch rows
+  bool content, position, dr, dr_bias;                        // what is wanted: of q, by its two halves; of the tables
 
   BackwardPlan(const Problem& p, const Gradients& g)
-      : Dp(round_up(p.D, NR)), content(g.dq.data || g.du.data), position(g.dq.data || g.dw.data), dr(g.dr.data) {
+      : Dp(round_up(p.D, NR)),
+        Dvp(round_up(p.Dv, NR)),
+        content(g.dq.data || g.du.data),
+        position(p.r.data && (g.dq.data || g.dw.data)),
+        dr(g.dr.data),
+        dr_bias(g.dr_bias.data) {
     const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S), BH = max_of(p.B * p.H, 1);
     chunks = clamp(div_up(BACKWARD_ITEMS, BH), 1, clamp(tiles, 1, MAX_CHUNKS));
     chunk = max_of(div_up(tiles, chunks), 1) * BLOCK_S;
@@ -25,25 +30,26 @@ struct BackwardPlan {
     groups = div_up(p.B, group);
     rows = round_up(p.L, MR);
     rhos = p.ahead ? chunk + p.L : min_of(chunk + p.L, S);
-    rhos = dr ? round_up(rhos + 2 * BLOCK_L + 3 * NR, NR) : 0;  // blocks stand out at both ends
+    rhos = dr || dr_bias ? round_up(rhos + 2 * BLOCK_L + 3 * NR, NR) : 0;  // blocks stand out at both ends
   }
   int64_t items(const Problem& p) const { return groups * p.H * chunks; }
   // Of the chunk that starts at key j0.
   int64_t first_rho(const Problem& p, int64_t j0) const { return rho_of(p, p.L - 1 + BLOCK_L - 1, j0) / NR * NR; }
-  // The rows of dr that the keys [low, high) of a chunk meet; the others are never read.
+  // The rows of the tables that the keys [low, high) of a chunk meet; the others are never read.
   Range met(const Problem& p, int64_t low, int64_t high) const {
     const int64_t first = first_rho(p, low), nearest = p.M + rho_origin(p) + p.ahead;  // rho of distance -ahead
     return {rho_of(p, p.L - 1, low) - first, min_of(rho_of(p, 0, high), nearest + 1) - first};
   }
   int64_t dq_floats() const { return rows * Dp; }
-  int64_t item_floats() const { return (rhos + 2) * Dp; }
+  int64_t dr_rows() const { return dr ? rhos : 0; }
+  int64_t item_floats() const { return (dr_rows() + 2) * Dp + (dr_bias ? rhos : 0); }
 };
 
-// Where a batch row of an item adds up: dq [rows][Dp], dr [rhos][Dp] from first_rho on, du, dw [Dp].
+// Where a batch row of an item adds up: dq [rows][Dp], dr [rhos][Dp] from first_rho on, du, dw [Dp], dr_bias [rhos].
 struct Sums {
-  float *dq, *dr, *du, *dw;
+  float *dq, *dr, *du, *dw, *dr_bias;
   Sums(const BackwardPlan& z, float* row_dq, float* item)
-      : dq(row_dq), dr(item), du(item + z.rhos * z.Dp), dw(du + z.Dp) {}
+      : dq(row_dq), dr(item), du(item + z.dr_rows() * z.Dp), dw(du + z.Dp), dr_bias(dw + z.Dp) {}
 };
 
 // A batch row and head against the keys of a chunk: [low, high).

@@ -23,11 +23,11 @@ TXL_INLINE void prefetch(const T* row, int64_t stride, int64_t d) {
 
 static bool decode_fits(const Problem& p) { return p.L <= DECODE_L && !p.drop_below; }
 
-// score[0..LANES) of the keys from j on, D summed in lanes: qu . k + qw . r. Keys past `last` count
+// score[0..LANES) of the keys from j on, D summed in lanes: qu . k, and if POSITIONS qw . r. Keys past `last` count
 // as the last one.
-template <class T>
-TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j, int64_t last,
-                              const Cell* qu, const Cell* qw, float* score) {
+template <bool POSITIONS, class T>
+TXL_INLINE void decode_products(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j, int64_t last,
+                                const Cell* qu, const Cell* qw, float* score) {
   vf sum[LANES];
   float tail[LANES];
   const int64_t k_stride = (j < p.M ? p.k_mem : p.k).s2;
@@ -38,7 +38,7 @@ TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i,
     for (int z = 0; z < 4; ++z) {
       const int64_t key = min_of(j + first + z, last);
       k[z] = key_row<T>(p, p.k_mem, p.k, b, h, key);
-      r[z] = row_of<T>(p.r, h, p.zero_row + p.M + i - key, 0);
+      if (POSITIONS) r[z] = row_of<T>(p.r, h, p.zero_row + p.M + i - key, 0);
     }
     int64_t d = 0;
     for (; d + LANES <= p.D; d += LANES) {
@@ -46,21 +46,34 @@ TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i,
       TXL_UNROLL(4)
       for (int z = 0; z < 4; ++z) {
         prefetch(k[z], k_stride, d);
-        prefetch(r[z], -p.r.s1, d);
         four[z] += u * load(k[z] + d);
-        four[z] += w * load(r[z] + d);
+        if (POSITIONS) prefetch(r[z], -p.r.s1, d), four[z] += w * load(r[z] + d);
       }
     }
     TXL_UNROLL(4)
     for (int z = 0; z < 4; ++z) {
       sum[first + z] = four[z];
       tail[first + z] = 0;
-      for (int64_t x = d; x < p.D; ++x)
-        tail[first + z] += to_float(qu[x]) * to_float(k[z][x]) + to_float(qw[x]) * to_float(r[z][x]);
+      for (int64_t x = d; x < p.D; ++x) {
+        tail[first + z] += to_float(qu[x]) * to_float(k[z][x]);
+        if (POSITIONS) tail[first + z] += to_float(qw[x]) * to_float(r[z][x]);
+      }
     }
   }
   const vf total = sum_each(sum) + load(tail);
   store(score, total);
+}
+
+// The same with r_bias, before the cap.
+template <class T>
+TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j, int64_t last,
+                              const Cell* qu, const Cell* qw, float* score) {
+  if (p.r.data)
+    decode_products<true, T>(p, b, h, i, j, last, qu, qw, score);
+  else
+    decode_products<false, T>(p, b, h, i, j, last, qu, qw, score);
+  for (int64_t z = 0; p.r_bias.data && z < LANES; ++z)
+    score[z] += number_of<T>(p, h, p.zero_row + p.M + i - min_of(j + z, last));
 }
 
 // out[0..N * LANES) += sum over n < count of weight[n] * values[n * stride], N vectors of
@@ -92,18 +105,20 @@ static void weighted_rows(const float* weight, const T* values, int64_t stride, 
     for (int64_t n = 0; n < count; ++n) out[d] += weight[n] * to_float(values[n * stride + d]);
 }
 
-// A part of one query: out[D] (not yet divided), then its maximum and its sum.
+// A part of one query: out[Dv] (not yet divided), then the reference of its weights and their sum.
 template <class T>
 static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, const Cell* qu, const Cell* qw,
                         float* out) {
-  const int64_t b = bh / p.H, h = bh % p.H, D = p.D;
+  const int64_t b = bh / p.H, h = bh % p.H, Dv = p.Dv;
   const int64_t n = keys.high - keys.low;
+  const Cap cap(p);
   float score[DECODE_PART];
   for (int64_t x = 0; x < n; x += LANES) decode_scores<T>(p, b, h, i, keys.low + x, keys.high - 1, qu, qw, score + x);
+  for (int64_t x = 0; p.softcap && x < n; x += LANES) store(score + x, cap(load(score + x)));
   for (int64_t x = n; x < round_up(n, LANES); ++x) score[x] = -INF;
   for (int64_t x = 0; x < min_of(n, AHEAD); ++x) {  // the first values, while the weights are computed
     const T* row = key_row<T>(p, p.v_mem, p.v, b, h, keys.low + x);
-    for (int64_t d = 0; d < D; d += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + d);
+    for (int64_t d = 0; d < Dv; d += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + d);
   }
   vf tops = splat(-INF);
   for (int64_t x = 0; x < n; x += LANES) tops = max_of(load(score + x), tops);
@@ -114,19 +129,20 @@ static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, con
     store(score + x, e);
     sum += e;
   }
-  for (int64_t d = 0; d < D; ++d) out[d] = 0;
+  for (int64_t d = 0; d < Dv; ++d) out[d] = 0;
   const int64_t in_memory = clamp(p.M - keys.low, 0, n);
-  if (in_memory) weighted_rows(score, row_of<T>(p.v_mem, b, h, keys.low), p.v_mem.s2, in_memory, D, out);
+  if (in_memory) weighted_rows(score, row_of<T>(p.v_mem, b, h, keys.low), p.v_mem.s2, in_memory, Dv, out);
   if (n > in_memory)
-    weighted_rows(score + in_memory, row_of<T>(p.v, b, h, keys.low + in_memory - p.M), p.v.s2, n - in_memory, D, out);
-  out[D] = top;
-  out[D + 1] = sum_lanes(sum);
+    weighted_rows(score + in_memory, row_of<T>(p.v, b, h, keys.low + in_memory - p.M), p.v.s2, n - in_memory, Dv, out);
+  out[Dv] = top;
+  out[Dv + 1] = sum_lanes(sum);
 }
 
 template <class T>
 static void run_decode(const Problem& p) {
-  const int64_t BH = p.B * p.H, D = p.D, queries = BH * p.L, parts = div_up(p.M + p.L, DECODE_PART), entry = D + 2;
-  Buffer partial(queries * parts * entry), shifted(queries * 2 * D), sums(D);
+  const int64_t BH = p.B * p.H, D = p.D, Dv = p.Dv, queries = BH * p.L, parts = div_up(p.M + p.L, DECODE_PART);
+  const int64_t entry = Dv + 2;
+  Buffer partial(queries * parts * entry), shifted(queries * 2 * D), sums(Dv);
   auto qu_of = [&](int64_t bh, int64_t i) {  // q + w: L rows on
     return reinterpret_cast<Cell*>(shifted.data) + (2 * bh * p.L + i) * D;
   };
@@ -154,20 +170,20 @@ static void run_decode(const Problem& p) {
     T* out = const_cast<T*>(row_of<T>(p.out, bh / p.H, bh % p.H, i));
     float* into = sums.data;
     float top = -INF, total = 0;
-    for (int64_t d = 0; d < D; ++d) into[d] = 0;
+    for (int64_t d = 0; d < Dv; ++d) into[d] = 0;
     for (int64_t part = 0; part < parts; ++part) {
       const Range keys = part_of(seen, part);
       if (!keys.any()) continue;
       const float* from = partial.data + (x * parts + part) * entry;
-      if (from[D + 1] == 0) continue;  // nothing but scores of -inf
-      const float raised = from[D] > top ? from[D] : top;
-      const float old_factor = exp_of(top - raised), new_factor = exp_of(from[D] - raised);
-      for (int64_t d = 0; d < D; ++d) into[d] = into[d] * old_factor + from[d] * new_factor;
-      total = total * old_factor + from[D + 1] * new_factor;
+      if (from[Dv + 1] == 0) continue;  // nothing but scores of -inf
+      const float raised = from[Dv] > top ? from[Dv] : top;
+      const float old_factor = exp_of(top - raised), new_factor = exp_of(from[Dv] - raised);
+      for (int64_t d = 0; d < Dv; ++d) into[d] = into[d] * old_factor + from[d] * new_factor;
+      total = total * old_factor + from[Dv + 1] * new_factor;
       top = raised;
     }
     const bool empty = !seen.any();
-    for (int64_t d = 0; d < D; ++d) put(out + d, empty ? 0.f : into[d] / total);
+    for (int64_t d = 0; d < Dv; ++d) put(out + d, empty ? 0.f : into[d] / total);
     if (p.lse) p.lse[x] = empty ? -INF : top + log_of(total);
   }
 }
@@ -180,28 +196,29 @@ constexpr int64_t FEW_PART = 512;  // keys at a time: read three times, from the
 struct FewScratch {
   float *dq, *p, *ds, *row;  // p, ds: [L][FEW_PART]
   Cell *qu, *qw;
-  float *qu_wide, *qw_wide, *dout;  // [L][Dp]
+  float *qu_wide, *qw_wide, *dout;  // [L][Dp], dout Dvp
 
   FewScratch(Arena& a, const Problem& call, const BackwardPlan& z)
       : dq(z.chunks == 1 ? a.take(z.dq_floats()) : nullptr),
         p(a.take(call.L * FEW_PART)),
         ds(a.take(call.L * FEW_PART)),
-        row(a.take(z.Dp)),
+        row(a.take(max_of(z.Dp, z.Dvp))),
         qu(a.take<Cell>(call.L * z.Dp)),
         qw(a.take<Cell>(call.L * z.Dp)),
         qu_wide(a.take(call.L * z.Dp)),
         qw_wide(a.take(call.L * z.Dp)),
-        dout(a.take(call.L * z.Dp)) {}
+        dout(a.take(call.L * z.Dvp)) {}
 };
 
 // p and dS of query i for the keys from j0 on that it sees, relative to j0.
 template <class T>
 static void few_weights(const Problem& p, const Part& at, int64_t i, int64_t j0, Range keys, float lse, float delta,
-                        const FewScratch& s, int64_t Dp) {
+                        const FewScratch& s, const BackwardPlan& plan) {
+  const Cap cap(p);
   float *weight = s.p + i * FEW_PART, *gradient = s.ds + i * FEW_PART;
   for (int64_t n = keys.low; n < keys.high; n += LANES) {
     float score[LANES];
-    decode_scores<T>(p, at.b, at.h, i, j0 + n, j0 + keys.high - 1, s.qu + i * Dp, s.qw + i * Dp, score);
+    decode_scores<T>(p, at.b, at.h, i, j0 + n, j0 + keys.high - 1, s.qu + i * plan.Dp, s.qw + i * plan.Dp, score);
     vf sums[LANES];
     float tail[LANES] = {};
     TXL_UNROLL(16)
@@ -209,11 +226,16 @@ static void few_weights(const Problem& p, const Part& at, int64_t i, int64_t j0,
       const T* v = key_row<T>(p, p.v_mem, p.v, at.b, at.h, j0 + min_of(n + z, keys.high - 1));
       int64_t d = 0;
       sums[z] = vf{};
-      for (; d + LANES <= p.D; d += LANES) sums[z] += load(s.dout + i * Dp + d) * load(v + d);
-      for (; d < p.D; ++d) tail[z] += s.dout[i * Dp + d] * to_float(v[d]);
+      for (; d + LANES <= p.Dv; d += LANES) sums[z] += load(s.dout + i * plan.Dvp + d) * load(v + d);
+      for (; d < p.Dv; ++d) tail[z] += s.dout[i * plan.Dvp + d] * to_float(v[d]);
     }
-    const vf dp = sum_each(sums) + load(tail), below = load(score) - splat(lse);
-    const vf e = exp_of(below > 0 ? vf{} : below), dS = e * (dp - splat(delta));
+    const vf dp = sum_each(sums) + load(tail);
+    vf x = load(score), slope = splat(1.f);
+    if (p.softcap) {
+      const vf tanh = cap.tanh(x);
+      x = tanh * cap.cap, slope = 1.f - tanh * tanh;
+    }
+    const vf below = x - splat(lse), e = exp_of(below > 0 ? vf{} : below), dS = e * (dp - splat(delta)) * slope;
     if (n + LANES <= keys.high) {
       store(weight + n, e);
       store(gradient + n, dS);
@@ -244,7 +266,7 @@ TXL_INLINE void add_to_both(const float* row, int64_t Dp, float* sum, float* dq)
   }
 }
 
-// What query i gets from those keys, and r from it.
+// What query i gets from those keys, and the tables from it.
 template <class T>
 static void few_query(const Problem& p, const BackwardPlan& z, const Part& at, int64_t i, int64_t j0, Range keys,
                       const FewScratch& s, const Sums& sums) {
@@ -264,6 +286,10 @@ static void few_query(const Problem& p, const BackwardPlan& z, const Part& at, i
     weighted_rows(gradient, row_of<T>(p.r, at.h, p.zero_row + p.M + i - first, 0), -p.r.s1, count, D, s.row);
     add_to_both(s.row, Dp, sums.dw, sums.dq + i * Dp);
   }
+  if (z.dr_bias) {
+    float* const numbers = sums.dr_bias + rho_of(p, i, first) - z.first_rho(p, at.low);
+    for (int64_t n = 0; n < count; ++n) numbers[n] += gradient[n];
+  }
   if (!z.dr) return;
   float* dr = sums.dr + (rho_of(p, i, first) - z.first_rho(p, at.low)) * Dp;
   for (int64_t n = 0; n < count; ++n, dr += Dp)
@@ -274,13 +300,13 @@ static void few_query(const Problem& p, const BackwardPlan& z, const Part& at, i
 template <class T>
 static void few_part(const Problem& p, const Gradients& g, const BackwardPlan& z, const float* delta, const Part& at,
                      const FewScratch& s, const Sums& sums) {
-  const int64_t D = p.D, Dp = z.Dp, L = p.L;
+  const int64_t D = p.D, Dp = z.Dp, Dv = p.Dv, Dvp = z.Dvp, L = p.L;
   auto sees = [&](int64_t i) { return visible(p, at.b, i).any(); };
   pack_queries<T>(p, at.b, at.h, 0, L, sees, Dp, s.qu, s.qw);
   for (int64_t i = 0; i < L; ++i) {
     const T* dout = sees(i) ? row_of<T>(g.dout, at.b, at.h, i) : nullptr;
+    for (int64_t d = 0; d < Dvp; ++d) s.dout[i * Dvp + d] = dout && d < Dv ? to_float(dout[d]) : 0.f;
     for (int64_t d = 0; d < Dp; ++d) {
-      s.dout[i * Dp + d] = dout && d < D ? to_float(dout[d]) : 0.f;
       s.qu_wide[i * Dp + d] = to_float(s.qu[i * Dp + d]);
       s.qw_wide[i * Dp + d] = to_float(s.qw[i * Dp + d]);
     }
@@ -293,14 +319,14 @@ static void few_part(const Problem& p, const Gradients& g, const BackwardPlan& z
       seen[i] = {clamp(all.low - j0, 0, count), clamp(all.high - j0, 0, count)};
       if (!seen[i].any()) continue;
       const int64_t row = at.bh(p) * L + i;
-      few_weights<T>(p, at, i, j0, seen[i], p.lse[row], delta[row], s, Dp);
+      few_weights<T>(p, at, i, j0, seen[i], p.lse[row], delta[row], s, z);
       few_query<T>(p, z, at, i, j0, seen[i], s, sums);
     }
     for (int64_t n = 0; n < count; ++n) {
       if (T* const dk = key_gradient<T>(p, g.dk_mem, g.dk, at, j0 + n))
         few_key(seen, L, n, s.ds, s.qu_wide, Dp, D, s.row, dk);
       if (T* const dv = key_gradient<T>(p, g.dv_mem, g.dv, at, j0 + n))
-        few_key(seen, L, n, s.p, s.dout, Dp, D, s.row, dv);
+        few_key(seen, L, n, s.p, s.dout, Dvp, Dv, s.row, dv);
     }
   }
 }

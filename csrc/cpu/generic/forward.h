@@ -14,76 +14,94 @@ constexpr int64_t RANGE_L = 384;                 // queries of an item, at most;
 constexpr int64_t FORWARD_ITEMS = 32;            // parts are made until there are as many items
 constexpr int64_t PART_TILES = 4;                // tiles of a part, at least
 
-// score += position for one row over [low, high) of a tile; -inf elsewhere in [from, to), which are
-// multiples of LANES. Returns the largest in each lane. WHOLE: low is from and high is to.
-template <bool WHOLE>
-static vf add_position(float* score, const float* position, int64_t low, int64_t high, int64_t from, int64_t to) {
-  vf top = splat(-INF);
-  for (int64_t n = from; n < to; n += LANES) {
-    vf x = load(score + n) + load(position + n);
-    if (!WHOLE) x = lanes_within(n, low, high) ? x : splat(-INF);
-    store(score + n, x);
-    top = max_of(x, top);
-  }
-  return top;
-}
-
-// weight = exp(score - maximum) for one row over [from, to), multiples of STEP, times the dropout factors
-// in [low, high) if there are any. score may be weight. Returns the sums of the lanes before dropout.
-template <bool DROP>
-static vf weigh(const float* score, float maximum, const float* factor, int64_t low, int64_t high, int64_t from,
-                int64_t to, Cell* weight) {
-  vf sum = {};
-  const vf shift = splat(maximum == -INF ? 0.f : maximum);  // scores that overflowed to -inf weigh nothing
+// One row over [from, to) of a tile, multiples of STEP: weight = e^(score + position - shift), 0 outside [low, high),
+// the score capped first if CAPPED, times the dropout factors if there are any. WHOLE: low is from and high is to.
+// score may be weight. Tells the sums of the weights before dropout and the largest scores, by lanes.
+template <bool WHOLE, bool DROP, bool CAPPED>
+static void weigh(const float* score, const float* position, const Cap& cap, float shift, const float* factor,
+                  int64_t low, int64_t high, int64_t from, int64_t to, Cell* weight, vf& sum, vf& top) {
+  vf added = {}, largest = splat(-INF);
   for (int64_t n = from; n < to; n += WEIGHTS) {
     vf kept[WEIGHTS / LANES];
     TXL_UNROLL(2)
     for (int z = 0; z < WEIGHTS / LANES; ++z) {
       const int64_t at = n + z * LANES;
-      const vf e = weight_of(load(score + at) - shift);
-      sum += e;
+      vf x = load(score + at) + load(position + at);
+      if (CAPPED) x = cap(x);
+      if (!WHOLE) x = lanes_within(at, low, high) ? x : splat(-INF);
+      largest = max_of(x, largest);
+      const vf e = weight_of(x - splat(shift));
+      added += e;
       kept[z] = e;
       if (DROP) kept[z] = lanes_within(at, low, high) ? e * load(factor + at) : vf{};  // beyond, none is known
     }
     store_weights(weight + n, kept);
   }
-  return sum;
+  sum = added, top = largest;
 }
 
-// The online softmax of a strip, all rows together where vectors would end in single numbers.
+// The online softmax of a strip, all rows together where vectors would end in single numbers. A row's weights are
+// e^(score - reference), the reference a score that it met. So that one pass over the scores will do, it may lie up to
+// SLACK below the largest, which costs no accuracy.
+constexpr float SLACK = 14;
+
 struct Softmax {
   static constexpr int ROWS = (MR + LANES - 1) / LANES * LANES;
-  vf lanes[ROWS];  // of each row: its largest scores, then its sums
-  float maximum[ROWS], rescale[ROWS], sum[ROWS];
+  vf top[ROWS], sum[ROWS];  // of each row, by lanes
+  float reference[ROWS], rescale[ROWS];
 
-  Softmax() {
-    for (int x = 0; x < ROWS; ++x) lanes[x] = splat(-INF), maximum[x] = -INF;
+  explicit Softmax(const float* references) {
+    for (int x = 0; x < ROWS; ++x) reference[x] = -INF;
+    memcpy(reference, references, sizeof(float) * MR);
+    clear();
   }
+  void clear() {
+    for (int x = 0; x < ROWS; ++x) top[x] = splat(-INF), sum[x] = vf{};
+  }
+  float shift(int64_t x) const { return reference[x] == -INF ? 0.f : reference[x]; }  // of -inf alone weighs nothing
 
-  // Raises the maxima of the strip and tells the factors for what came before.
-  void raise(float* running) {
-    memcpy(maximum, running, sizeof(float) * MR);
-    for (int x = 0; x < ROWS; x += LANES) {
-      const vf before = load(maximum + x), now = max_of(max_each(lanes + x), before);
-      store(rescale + x, now > before ? exp_of(before - now) : splat(1.f));
-      store(maximum + x, now);
-      for (int z = 0; z < LANES; ++z) lanes[x + z] = vf{};
+  // Whether some row met scores too far above its reference, which is raised; its weights are then to be formed
+  // anew, and rescale[x] tells the factors for what came before.
+  bool raise() {
+    float largest[ROWS];
+    bool some = false;
+    for (int x = 0; x < ROWS; x += LANES) store(largest + x, max_each(top + x));
+    for (int x = 0; x < MR; ++x) {
+      rescale[x] = 1.f;
+      if (!(largest[x] > reference[x] + SLACK)) continue;
+      rescale[x] = exp_of(reference[x] - largest[x]);
+      reference[x] = largest[x], some = true;
     }
-    memcpy(running, maximum, sizeof(float) * MR);
+    return some;
   }
 
   // Adds the sums of the strip to its totals.
   void add_up(float* total) {
-    for (int x = 0; x < ROWS; x += LANES) store(sum + x, sum_each(lanes + x));
-    for (int x = 0; x < MR; ++x) total[x] = total[x] * rescale[x] + sum[x];
+    float added[ROWS];
+    for (int x = 0; x < ROWS; x += LANES) store(added + x, sum_each(sum + x));
+    for (int x = 0; x < MR; ++x) total[x] += added[x];
   }
 };
 
+// weigh of a call.
+TXL_INLINE auto* weigh_of(const Problem& p, bool whole) {
+  if (p.softcap) return p.drop_below ? weigh<false, true, true> : weigh<false, false, true>;
+  return p.drop_below ? weigh<false, true, false> : whole ? weigh<true, false, false> : weigh<false, false, false>;
+}
+
+// The largest of the first scores that a row sees, to begin with.
+TXL_INLINE float first_score(const float* score, const float* position, const Cap& cap, Range own) {
+  const int64_t n = own.low / LANES * LANES;
+  vf x = load(score + n) + load(position + n);
+  if (cap.cap) x = cap(x);
+  return max_lane(lanes_within(n, own.low, own.high) ? x : splat(-INF));
+}
+
 // How the work is cut: items are (b, h), a range of queries, a part of the keys.
 struct ForwardPlan {
-  int64_t Dp, range, ranges, part, parts, rows;  // range: queries; part: keys; rows: a range rounded up to MR
+  int64_t Dp, Dvp, range, ranges, part, parts, rows;  // range: queries; part: keys; rows: a range rounded up to MR
 
-  explicit ForwardPlan(const Problem& p) : Dp(round_up(p.D, NR)) {
+  explicit ForwardPlan(const Problem& p) : Dp(round_up(p.D, NR)), Dvp(round_up(p.Dv, NR)) {
     const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S);
     ranges = div_up(p.L, RANGE_L);
     range = round_up(div_up(p.L, ranges), GROUP);
@@ -93,7 +111,7 @@ struct ForwardPlan {
     parts = div_up(S, part);
     rows = min_of(range, round_up(p.L, MR));
   }
-  int64_t entry() const { return rows * (Dp + 2); }  // floats of a range's result: out, then maxima, then sums
+  int64_t entry() const { return rows * (Dvp + 2); }  // floats of a range's result: out, then maxima, then sums
 };
 
 #ifdef TXL_PAIRS
@@ -116,13 +134,13 @@ struct ForwardScratch {
       : qu(a.take<Cell>(z.rows * z.Dp)),
         qw(a.take<Cell>(z.rows * z.Dp)),
         k_panels(a.take<Cell>(BLOCK_S * deep(p.D))),
-        v_rows(a.take<Cell>(BLOCK_S * z.Dp)),
+        v_rows(a.take<Cell>(BLOCK_S * z.Dvp)),
         content(a.take(MR * BLOCK_S)),
         position(a.take(MR * POSITION_LD)),
         weights(weights_of(a, content)),
         factor(a.take(GROUP * BLOCK_S)),
         result(a.take(z.entry())),
-        table(a, Table::room(BLOCK_S + z.rows), p.D, 0) {}
+        table(a, Table::room(BLOCK_S + z.rows), p, 0) {}
 };
 
 // out (not yet divided), maxima and sums of queries [i0, i0 + count) over the keys of a part, into
@@ -130,18 +148,20 @@ struct ForwardScratch {
 template <class T>
 static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
                           int64_t count, Range part, ForwardScratch& s, float* result) {
-  const int64_t b = bh / p.H, h = bh % p.H, Dp = z.Dp, rows = round_up(count, MR);
+  const int64_t b = bh / p.H, h = bh % p.H, Dp = z.Dp, Dvp = z.Dvp, rows = round_up(count, MR);
+  const Cap cap(p);
   const BlockRanges<RANGE_L> ranges(p, b, i0, count, part);
-  float *out = result, *maximum = out + z.rows * Dp, *total = maximum + z.rows;
-  memset(out, 0, sizeof(float) * rows * Dp);
+  float *out = result, *maximum = out + z.rows * Dvp, *total = maximum + z.rows;
+  memset(out, 0, sizeof(float) * rows * Dvp);
   for (int64_t i = 0; i < rows; ++i) maximum[i] = -INF, total[i] = 0;
   pack_queries<T>(p, b, h, i0, rows, [&](int64_t i) { return ranges.row[i].any(); }, Dp, s.qu, s.qw);
 
   for (int64_t j0 = ranges.all.low / BLOCK_S * BLOCK_S; j0 < ranges.all.high; j0 += BLOCK_S) {
     const Range tile = within(ranges.all, j0);
     const int64_t first = tile.low / NR * NR, last = round_up(tile.high, NR);
-    pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0 + first, last - first, Dp, s.k_panels + first * deep(p.D), nullptr);
-    pack_keys<T>(p, in_use, p.v_mem, p.v, b, h, j0 + first, last - first, Dp, nullptr, s.v_rows + first * Dp);
+    pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0 + first, last - first, p.D, Dp, s.k_panels + first * deep(p.D),
+                 nullptr);
+    pack_keys<T>(p, in_use, p.v_mem, p.v, b, h, j0 + first, last - first, p.Dv, Dvp, nullptr, s.v_rows + first * Dvp);
     s.table.template cover<T>(p, in_use, h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Dp);
     for (int64_t i = 0; i < rows; i += MR) {
       if (p.drop_below && i % GROUP == 0)
@@ -149,32 +169,36 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
       const Range seen = within(ranges.strip[i / MR], j0);
       if (!seen.any()) continue;
       const int64_t from = seen.low / NR * NR, to = round_up(seen.high, STEP);
-      const int64_t offset = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, from, to, s.k_panels,
-                                          s.table, s.content, s.position);
-      Softmax softmax;
-      for (int64_t x = 0; x < MR; ++x) {
-        const Range own = within(ranges.row[i + x], j0);
-        if (!own.any()) continue;
-        auto* const add = own.low == from && own.high == to ? add_position<true> : add_position<false>;
-        softmax.lanes[x] =
-            add(s.content + x * BLOCK_S, s.position + x * POSITION_LD + offset - x, own.low, own.high, from, to);
-      }
-      softmax.raise(maximum + i);
-      for (int64_t x = 0; x < MR; ++x) {
-        const Range own = within(ranges.row[i + x], j0);
-        Cell* weights = s.weights + x * BLOCK_S;
-        if (!own.any()) {
-          memset(weights + from, 0, sizeof(Cell) * (to - from));
-          continue;
+      Softmax softmax(maximum + i);
+      for (bool raised = true; raised;) {
+        const Positions positions = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, from, to, s.k_panels,
+                                                 s.table, s.content, s.position);
+        for (int64_t x = 0; x < MR; ++x) {
+          const Range own = within(ranges.row[i + x], j0);
+          Cell* const weights = s.weights + x * BLOCK_S;
+          float* const score = s.content + x * BLOCK_S;
+          const float* const position = positions.row(x);
+          if (!own.any()) {
+            memset(weights + from, 0, sizeof(Cell) * (to - from));
+            continue;
+          }
+          if (softmax.reference[x] == -INF) softmax.reference[x] = first_score(score, position, cap, own);
+          const bool whole = own.low == from && own.high == to;
+          weigh_of(p, whole)(score, position, cap, softmax.shift(x), s.factor + (i % GROUP + x) * BLOCK_S, own.low,
+                             own.high, from, to, weights, softmax.sum[x], softmax.top[x]);
         }
-        auto* const weigh_row = p.drop_below ? weigh<true> : weigh<false>;
-        softmax.lanes[x] = weigh_row(s.content + x * BLOCK_S, softmax.maximum[x], s.factor + (i % GROUP + x) * BLOCK_S,
-                                     own.low, own.high, from, to, weights);
-        if (const float rescale = softmax.rescale[x]; rescale != 1.f)
-          for (int64_t d = 0; d < Dp; d += LANES) store(out + (i + x) * Dp + d, load(out + (i + x) * Dp + d) * rescale);
+        raised = softmax.raise();
+        for (int64_t x = 0; raised && x < MR; ++x) {
+          if (softmax.rescale[x] == 1.f) continue;
+          total[i + x] *= softmax.rescale[x];
+          for (int64_t d = 0; d < Dvp; d += LANES)
+            store(out + (i + x) * Dvp + d, load(out + (i + x) * Dvp + d) * softmax.rescale[x]);
+        }
+        if (raised) softmax.clear();
       }
+      memcpy(maximum + i, softmax.reference, sizeof(float) * MR);
       softmax.add_up(total + i);
-      add_times_rows(s.weights + from, BLOCK_S, s.v_rows + from * Dp, to - from, Dp, out + i * Dp);
+      add_times_rows(s.weights + from, BLOCK_S, s.v_rows + from * Dvp, to - from, Dvp, out + i * Dvp);
     }
   }
 }
@@ -183,23 +207,23 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
 template <class T>
 static void write_range(const Problem& p, const ForwardPlan& z, int64_t bh, int64_t i0, int64_t count, float* result,
                         int64_t step) {
-  const int64_t maxima = z.rows * z.Dp, sums = maxima + z.rows;
+  const int64_t maxima = z.rows * z.Dvp, sums = maxima + z.rows;
   for (int64_t i = 0; i < count; ++i) {
     float top = -INF, total = 0;
     for (int64_t n = 0; n < z.parts; ++n) top = max_of(splat(result[n * step + maxima + i]), splat(top))[0];
-    float* out = result + i * z.Dp;
+    float* out = result + i * z.Dvp;
     for (int64_t n = 0; n < z.parts; ++n) {
       const float* from = result + n * step;
       if (from[sums + i] == 0) continue;  // sees none of this part's keys
       const float factor = exp_of(from[maxima + i] - top);
       total += from[sums + i] * factor;
       if (n == 0 && factor == 1.f) continue;
-      for (int64_t d = 0; d < z.Dp; d += LANES)
-        store(out + d, (n ? load(out + d) : vf{}) + load(from + i * z.Dp + d) * factor);
+      for (int64_t d = 0; d < z.Dvp; d += LANES)
+        store(out + d, (n ? load(out + d) : vf{}) + load(from + i * z.Dvp + d) * factor);
     }
     const bool empty = !visible(p, bh / p.H, i0 + i).any();
     T* to = const_cast<T*>(row_of<T>(p.out, bh / p.H, bh % p.H, i0 + i));
-    write_row(to, out, empty ? 0.f : 1.f / total, p.D);
+    write_row(to, out, empty ? 0.f : 1.f / total, p.Dv);
     if (p.lse) p.lse[bh * p.L + i0 + i] = empty ? -INF : top + log_of(total);
   }
 }

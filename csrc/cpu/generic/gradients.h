@@ -43,20 +43,21 @@ struct Weights {
   }
 };
 
-// dk and dv of a tile [BLOCK_S][Dp].
+// dk [BLOCK_S][Dp] and dv [BLOCK_S][Dvp] of a tile.
 struct KeyGradients {
-  int64_t Dp;
+  int64_t Dp, Dvp;
   bool wants_dk = false, wants_dv = false;
   float *dk, *dv;
 
-  KeyGradients(Arena& a, int64_t padded, int64_t) : Dp(padded), dk(a.take(BLOCK_S * Dp)), dv(a.take(BLOCK_S * Dp)) {}
+  KeyGradients(Arena& a, int64_t padded, int64_t padded_v, int64_t)
+      : Dp(padded), Dvp(padded_v), dk(a.take(BLOCK_S * Dp)), dv(a.take(BLOCK_S * Dvp)) {}
 
   void start_item() {}
   void start_tile(bool with_dk, bool with_dv, int64_t keys) {
     wants_dk = with_dk, wants_dv = with_dv;
     keys = min_of(keys + MR, BLOCK_S);  // the last group of keys
     if (wants_dk) memset(dk, 0, sizeof(float) * keys * Dp);
-    if (wants_dv) memset(dv, 0, sizeof(float) * keys * Dp);
+    if (wants_dv) memset(dv, 0, sizeof(float) * keys * Dvp);
   }
 
   // From a block whose weights are complete in `rows` rows, for keys [from, to); dr: of the item, row
@@ -65,7 +66,7 @@ struct KeyGradients {
            int64_t to, float* dr, int64_t rho) {
     // MR divides BLOCK_S, so groups of MR stay inside the tile.
     for (int64_t n = from / MR * MR; n < to; n += MR) {
-      if (wants_dv) add_transposed_times_rows(w.p + n, BLOCK_S, dout, rows, Dp, dv + n * Dp);
+      if (wants_dv) add_transposed_times_rows(w.p + n, BLOCK_S, dout, rows, Dvp, dv + n * Dvp);
       if (wants_dk) add_transposed_times_rows(w.by_key(0) + n, Weights::KEY_LD, qu, rows, Dp, dk + n * Dp);
     }
     if (!dr) return;
@@ -141,39 +142,38 @@ static void transpose_rows(const bf16* rows, int64_t width, int64_t count, bf16*
     }
 }
 
-// dk and dv of a tile and dr of an item are added up transposed, [Dp][keys or rhos]: so that pairs of
+// dk and dv of a tile and dr of an item are added up transposed, [Dp (dv: Dvp)][keys or rhos]: so that pairs of
 // queries lie side by side in what multiplies the weights, and weights need no transposition.
 struct KeyGradients {
-  int64_t Dp, rhos, dr_ld;
+  int64_t Dp, Dvp, rhos, dr_ld;
   bool wants_dk = false, wants_dv = false;
-  float *dk, *dv;                  // [BLOCK_S][Dp], of a finished tile
-  float *dk_columns, *dv_columns;  // [Dp][BLOCK_S]
+  float *dk, *dv;                  // [BLOCK_S][Dp or Dvp], of a finished tile
+  float *dk_columns, *dv_columns;  // [Dp or Dvp][BLOCK_S]
   float* dr_columns;               // [Dp][dr_ld]
   bf16 *p_pairs, *ds_pairs, *skew_pairs, *qu_columns, *qw_columns, *dout_columns;
 
-  KeyGradients(Arena& a, int64_t padded, int64_t rho_rows)
+  KeyGradients(Arena& a, int64_t padded, int64_t padded_v, int64_t rho_rows)
       : Dp(padded),
+        Dvp(padded_v),
         rhos(rho_rows),
         dr_ld(round_up(rho_rows, 2 * NR) + NR),  // rows far apart in the cache's sets
         dk(a.take(BLOCK_S * Dp)),
-        dv(a.take(BLOCK_S * Dp)),
+        dv(a.take(BLOCK_S * Dvp)),
         dk_columns(a.take(BLOCK_S * Dp)),
-        dv_columns(a.take(BLOCK_S * Dp)),
+        dv_columns(a.take(BLOCK_S * Dvp)),
         dr_columns(a.take(dr_ld * Dp)),
         p_pairs(a.take<bf16>(BLOCK_L * BLOCK_S)),
         ds_pairs(a.take<bf16>(BLOCK_L * BLOCK_S)),
         skew_pairs(a.take<bf16>(BLOCK_L * SKEW_LD)),
         qu_columns(a.take<bf16>(BLOCK_L * Dp)),
         qw_columns(a.take<bf16>(BLOCK_L * Dp)),
-        dout_columns(a.take<bf16>(BLOCK_L * Dp)) {}
+        dout_columns(a.take<bf16>(BLOCK_L * Dvp)) {}
 
   void start_item() { memset(dr_columns, 0, sizeof(float) * dr_ld * Dp); }
   void start_tile(bool with_dk, bool with_dv, int64_t keys) {
     wants_dk = with_dk, wants_dv = with_dv;
-    for (int64_t d = 0; d < Dp; ++d) {
-      if (wants_dk) memset(dk_columns + d * BLOCK_S, 0, sizeof(float) * keys);
-      if (wants_dv) memset(dv_columns + d * BLOCK_S, 0, sizeof(float) * keys);
-    }
+    for (int64_t d = 0; wants_dk && d < Dp; ++d) memset(dk_columns + d * BLOCK_S, 0, sizeof(float) * keys);
+    for (int64_t d = 0; wants_dv && d < Dvp; ++d) memset(dv_columns + d * BLOCK_S, 0, sizeof(float) * keys);
   }
 
   // From a block whose weights are complete in `rows` rows, for keys [from, to); `rho`: the item's row
@@ -184,13 +184,13 @@ struct KeyGradients {
     const int64_t end = min_of(round_up(to + BLOCK_L - 1, NR), SKEW_LD);
     if (wants_dv) {
       pair_rows(w.p, BLOCK_S, rows, from, to, p_pairs);
-      transpose_rows(dout, Dp, rows, dout_columns);
-      add_columns(dout_columns, p_pairs, BLOCK_S, 0, rows, from, to, dv_columns, BLOCK_S);
+      transpose_rows(dout, Dvp, rows, dout_columns);
+      add_columns(Dvp, dout_columns, p_pairs, BLOCK_S, 0, rows, from, to, dv_columns, BLOCK_S);
     }
     if (wants_dk) {
       pair_rows(w.ds, BLOCK_S, rows, from, to, ds_pairs);
       transpose_rows(qu, Dp, rows, qu_columns);
-      add_columns(qu_columns, ds_pairs, BLOCK_S, 0, rows, from, to, dk_columns, BLOCK_S);
+      add_columns(Dp, qu_columns, ds_pairs, BLOCK_S, 0, rows, from, to, dk_columns, BLOCK_S);
     }
     if (!dr) return;
     pair_rows(w.skew, SKEW_LD, rows, from, end, skew_pairs);
@@ -199,34 +199,45 @@ struct KeyGradients {
       const int64_t first =
           max_of(0, BLOCK_L - 1 - (c + NR - 1) + from) / DEPTH * DEPTH;  // rows with a column of these
       const int64_t last = min_of(rows, round_up(BLOCK_L - 1 - c + to, DEPTH));
-      if (first < last) add_columns(qw_columns, skew_pairs, SKEW_LD, first, last, c, c + NR, dr_columns + rho, dr_ld);
+      if (first < last)
+        add_columns(Dp, qw_columns, skew_pairs, SKEW_LD, first, last, c, c + NR, dr_columns + rho, dr_ld);
     }
   }
 
   void finish_tile(int64_t keys) {
-    if (wants_dk) transpose_back(dk_columns, BLOCK_S, keys, dk);
-    if (wants_dv) transpose_back(dv_columns, BLOCK_S, keys, dv);
+    if (wants_dk) transpose_back(Dp, dk_columns, BLOCK_S, keys, dk);
+    if (wants_dv) transpose_back(Dvp, dv_columns, BLOCK_S, keys, dv);
   }
-  void finish_item(float* dr) { transpose_back(dr_columns, dr_ld, rhos, dr); }
+  void finish_item(float* dr) { transpose_back(Dp, dr_columns, dr_ld, rhos, dr); }
 
  private:
-  // sums[d][n] += sum over the queries [first, last) of x[d][i] * weights[i][n], for n in [from, to).
-  void add_columns(const bf16* x, const bf16* pairs, int64_t ld, int64_t first, int64_t last, int64_t from, int64_t to,
-                   float* sums, int64_t sums_ld) {
+  // sums[d][n] += sum over the queries [first, last) of x[d][i] * weights[i][n], for d < width and n in [from, to).
+  void add_columns(int64_t width, const bf16* x, const bf16* pairs, int64_t ld, int64_t first, int64_t last,
+                   int64_t from, int64_t to, float* sums, int64_t sums_ld) {
     for (int64_t n = from; n < to; n += NR)
-      for (int64_t d = 0; d < Dp; d += MR)
+      for (int64_t d = 0; d < width; d += MR)
         micro<true>(x + d * BLOCK_L + first, BLOCK_L, pairs + first * ld + 2 * n, ld, last - first,
                     sums + d * sums_ld + n, sums_ld);
   }
 
-  // rows[n][Dp] of columns[Dp][ld], n < count.
-  void transpose_back(const float* columns, int64_t ld, int64_t count, float* rows) {
+  // rows[n][width] of columns[width][ld], n < count.
+  void transpose_back(int64_t width, const float* columns, int64_t ld, int64_t count, float* rows) {
     for (int64_t n = 0; n < count; n += LANES)
-      for (int64_t d = 0; d < Dp; d += LANES) transpose(columns + d * ld + n, ld, rows + n * Dp + d, Dp);
+      for (int64_t d = 0; d < width; d += LANES) transpose(columns + d * ld + n, ld, rows + n * width + d, width);
   }
 };
 
 #endif
+
+// numbers[c] += the sum of `rows` rows of a skewed tile, for the columns of keys [from, to).
+static void add_skewed(const Weights& w, int64_t rows, int64_t from, int64_t to, float* numbers) {
+  from = from / LANES * LANES;
+  for (int64_t c = from; c < min_of(round_up(to + BLOCK_L - 1, LANES), SKEW_LD); c += LANES) {
+    vf sum = load(numbers + c);
+    for (int64_t i = 0; i < rows; ++i) sum += load(w.skew + i * SKEW_LD + c);
+    store(numbers + c, sum);
+  }
+}
 
 }  // namespace
 }  // namespace txl::TXL_ISA

@@ -6,6 +6,7 @@
 //   TXL_LANES        floats in a vector register
 //   TXL_AVX512       AVX-512F's intrinsics may be used
 //   TXL_ROUNDS_BF16  so may those of AVX512_BF16
+//   TXL_ARM_BF16     so may the instructions of FEAT_BF16
 //   TXL_PAIRS        a unit multiplies pairs of bfloat16; only calls in bfloat16 are compiled
 #pragma once
 #include <cstdint>
@@ -26,6 +27,17 @@
 #define TXL_ISA isa_neon
 #define TXL_LANES 4
 
+#elif defined(TXL_ISA_neon_bf16) && defined(__aarch64__)
+#define TXL_ISA isa_neon_bf16
+#ifdef __clang__  // which learnt GCC's form in its 16th version
+#define TXL_TARGET "bf16"
+#else
+#define TXL_TARGET "arch=armv8.2-a+bf16"
+#endif
+#define TXL_LANES 4
+#define TXL_ARM_BF16
+#define TXL_PAIRS
+
 #elif defined(TXL_ISA_avx2) && defined(__x86_64__)
 #define TXL_ISA isa_avx2
 #define TXL_TARGET "avx2,fma"
@@ -39,7 +51,7 @@
 
 #elif defined(TXL_ISA_avx512_bf16) && defined(__x86_64__)
 #define TXL_ISA isa_avx512_bf16
-#define TXL_TARGET "avx512f,avx512bf16,avx2,fma"
+#define TXL_TARGET "avx512f,avx512dq,avx512bf16,avx2,fma"
 #define TXL_LANES 16
 #define TXL_AVX512
 #define TXL_ROUNDS_BF16
@@ -47,7 +59,7 @@
 
 #elif defined(TXL_ISA_amx) && defined(__x86_64__)  // whose processors have AVX512_BF16, too
 #define TXL_ISA isa_amx
-#define TXL_TARGET "avx512f,avx512bf16,amx-tile,amx-bf16,avx2,fma"
+#define TXL_TARGET "avx512f,avx512dq,avx512bf16,amx-tile,amx-bf16,avx2,fma"
 #define TXL_LANES 16
 #define TXL_AVX512
 #define TXL_ROUNDS_BF16

@@ -29,19 +29,19 @@ TXL_INLINE void store_weights(float* p, const vf x[1]) { store(p, x[0]); }
 // c[MR][panels * NR] = a[MR][D] . packed panels of [D][NR].
 static __attribute__((noinline)) void times_panels(const float* a, int64_t lda, const float* panels, int64_t D,
                                                    int64_t count, float* c, int64_t ldc) {
-  for (int64_t p = 0; p < count; ++p) micro<false>(a, lda, 1, panels + p * D * NR, NR, D, c + p * NR, ldc);
+  for (int64_t p = 0; p < count; ++p) micro<false>(a, lda, panels + p * D * NR, NR, D, c + p * NR, ldc);
 }
 
 // c[MR][width] += a[MR][n] . b[n][width], width a multiple of NR.
 static __attribute__((noinline)) void add_times_rows(const float* a, int64_t lda, const float* b, int64_t n,
                                                      int64_t width, float* c) {
-  for (int64_t x = 0; x < width; x += NR) micro<true>(a, lda, 1, b + x, width, n, c + x, width);
+  for (int64_t x = 0; x < width; x += NR) micro<true>(a, lda, b + x, width, n, c + x, width);
 }
 
 // c[MR][width] += transposed(a[n][MR]) . b[n][width], width a multiple of NR.
 static __attribute__((noinline)) void add_transposed_times_rows(const float* a, int64_t lda, const float* b, int64_t n,
                                                                 int64_t width, float* c) {
-  for (int64_t x = 0; x < width; x += NR) micro<true>(a, 1, lda, b + x, width, n, c + x, width);
+  for (int64_t x = 0; x < width; x += NR) micro<true, true>(a, lda, b + x, width, n, c + x, width);
 }
 
 template <class T>
@@ -96,6 +96,10 @@ TXL_INLINE void store_weights(bf16* p, const vf x[2]) {
 #ifdef TXL_ROUNDS_BF16
   const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]);
   memcpy(p, &both, 64);
+#elif defined(TXL_ARM_BF16)
+  vf both;
+  asm("bfcvtn %0.4h, %1.4s\n\tbfcvtn2 %0.8h, %2.4s" : "=&w"(both) : "w"(x[0]), "w"(x[1]));
+  memcpy(p, &both, 16);
 #else
   store(p, x[0]);
   store(p + LANES, x[1]);

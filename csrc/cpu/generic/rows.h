@@ -1,5 +1,5 @@
-// Which keys a query sees, and rows of keys, values, queries and gradients: Cells, Dp = D rounded up to NR
-// wide, with zeros behind D.
+// Which keys a query sees, and rows of keys, values, queries and gradients: Cells, their width D (or Dv, of values and
+// out) rounded up to NR, Dp (Dvp), with zeros behind D.
 #pragma once
 #include "../problem.h"
 #include "../runtime.h"
@@ -112,12 +112,12 @@ TXL_INLINE void pack(const Row& row, int64_t first, int64_t count, int64_t D, in
   }
 }
 
-// The keys or values [first, first + count) of (b, h), zeros where nobody sees them.
+// The keys or values [first, first + count) of (b, h), D wide, zeros where nobody sees them.
 template <class T>
 static void pack_keys(const Problem& p, const InUse& in_use, const View& memory, const View& segment, int64_t b,
-                      int64_t h, int64_t first, int64_t count, int64_t Dp, Cell* panels, Cell* rows) {
+                      int64_t h, int64_t first, int64_t count, int64_t D, int64_t Dp, Cell* panels, Cell* rows) {
   auto row = [&](int64_t j) { return in_use.key(b, j) ? key_row<T>(p, memory, segment, b, h, j) : nullptr; };
-  pack<T>(row, first, count, p.D, Dp, panels, rows);
+  pack<T>(row, first, count, D, Dp, panels, rows);
 }
 
 // A float row times a factor, rounded to T.

@@ -1,12 +1,12 @@
-// The scores of a block of queries against a tile of keys: the table r, both products, dropout.
+// The scores of a block of queries against a tile of keys: the tables r and r_bias, both products, the cap, dropout.
 #pragma once
 #include "rows.h"
 
 namespace txl::TXL_ISA {
 namespace {
 
-// The table r, in reverse. A key and a query meet at the coordinate
-// rho = L - 1 - i + j + const, and r is packed by rho: for one query consecutive keys are
+// The tables r and r_bias, in reverse. A key and a query meet at the coordinate
+// rho = L - 1 - i + j + const, and both are packed by rho: for one query consecutive keys are
 // consecutive rho, so the relative shift is an offset.
 
 // L - 1 + const: a multiple of NR, less 1, so that blocks start at multiples of NR; and large enough
@@ -15,26 +15,33 @@ TXL_INLINE int64_t rho_origin(const Problem& p) { return round_up(p.L, NR) + BLO
 TXL_INLINE int64_t rho_of(const Problem& p, int64_t i, int64_t j) { return rho_origin(p) - i + j; }
 TXL_INLINE int64_t distance_of(const Problem& p, int64_t rho) { return p.M + rho_origin(p) - rho; }
 
-// The row of r for rho; null where r has none, or no query meets it.
-template <class T>
-TXL_INLINE const T* rho_row(const Problem& p, const InUse& in_use, int64_t h, int64_t rho) {
+// The row of the tables for rho; -1 where they have none, or no query meets it.
+TXL_INLINE int64_t rho_row(const Problem& p, const InUse& in_use, int64_t rho) {
   const int64_t distance = distance_of(p, rho), row = p.zero_row + distance;
-  return row >= 0 && row < p.T && in_use.distance(distance) ? row_of<T>(p.r, h, row, 0) : nullptr;
+  return row >= 0 && row < p.T && in_use.distance(distance) ? row : -1;
 }
 
-// The part [first, end) of the reversed table that is at hand, multiples of NR; both layouts, or
-// panels alone. Upwards it grows: what is asked for is packed, what lies behind is dropped when the room
-// runs out. Downwards it starts anew.
+// scale * r_bias[row] of a head.
+template <class T>
+TXL_INLINE float number_of(const Problem& p, int64_t h, int64_t row) {
+  return to_float(*row_of<T>(p.r_bias, h, row, 0)) * p.scale;
+}
+
+// The part [first, end) of the reversed tables that is at hand, multiples of NR; r in both layouts, or
+// panels alone; of r_bias its numbers, times scale. Upwards it grows: what is asked for is packed, what lies behind is
+// dropped when the room runs out. Downwards it starts anew.
 struct Table {
   int64_t capacity;
-  Cell *panels, *rows;
+  Cell *panels, *rows;  // null without r
+  float* numbers;       // null without r_bias
   int64_t first = 0, end = 0;
 
   // row_cells: 0 for panels alone.
-  Table(Arena& a, int64_t room, int64_t D, int64_t row_cells)
+  Table(Arena& a, int64_t room, const Problem& p, int64_t row_cells)
       : capacity(room),
-        panels(a.take<Cell>(room * deep(D))),
-        rows(row_cells ? a.take<Cell>(room * row_cells) : nullptr) {}
+        panels(p.r.data ? a.take<Cell>(room * deep(p.D)) : nullptr),
+        rows(p.r.data && row_cells ? a.take<Cell>(room * row_cells) : nullptr),
+        numbers(p.r_bias.data ? a.take(room) : nullptr) {}
 
   // Rows of room for windows of `count` rows: twice that, so that moving the window to the front is
   // rare.
@@ -46,13 +53,23 @@ struct Table {
     from = from / NR * NR, to = round_up(to, NR);
     if (from >= end || from < first) first = end = from;
     if (to - first > capacity) {
-      memmove(panels, panels + (from - first) * deep(p.D), sizeof(Cell) * (end - from) * deep(p.D));
+      if (panels) memmove(panels, panels + (from - first) * deep(p.D), sizeof(Cell) * (end - from) * deep(p.D));
+      if (numbers) memmove(numbers, numbers + (from - first), sizeof(float) * (end - from));
       if (rows) memmove(rows, rows + (from - first) * Dp, sizeof(Cell) * (end - from) * Dp);
       first = from;
     }
     if (to <= end) return;
-    pack<T>([&](int64_t rho) { return rho_row<T>(p, in_use, h, rho); }, end, to - end, p.D, Dp,
-            panels + (end - first) * deep(p.D), rows ? rows + (end - first) * Dp : nullptr);
+    auto row = [&](int64_t rho) {
+      const int64_t at = rho_row(p, in_use, rho);
+      return at < 0 ? nullptr : row_of<T>(p.r, h, at, 0);
+    };
+    if (panels)
+      pack<T>(row, end, to - end, p.D, Dp, panels + (end - first) * deep(p.D),
+              rows ? rows + (end - first) * Dp : nullptr);
+    for (int64_t rho = end; numbers && rho < to; ++rho) {
+      const int64_t at = rho_row(p, in_use, rho);
+      numbers[rho - first] = at < 0 ? 0.f : number_of<T>(p, h, at);
+    }
     end = to;
   }
 };
@@ -83,7 +100,7 @@ struct BlockRanges {
 constexpr int64_t SMALL_ITEM = 1 << 22;  // products of numbers, 8 a pair
 
 TXL_INLINE int64_t batch_rows_of_item(const Problem& p, int64_t items) {
-  const int64_t each = 8 * max_of(p.L, 1) * max_of(p.M + p.L, 1) * p.D;
+  const int64_t each = 8 * max_of(p.L, 1) * max_of(p.M + p.L, 1) * max_of(p.D, p.Dv);
   return clamp(min_of(p.B * p.H / items, SMALL_ITEM / each), 1, max_of(p.B, 1));
 }
 
@@ -96,18 +113,39 @@ TXL_INLINE Range within(const Range& r, int64_t j0) {
 // at both ends.
 constexpr int64_t POSITION_LD = BLOCK_S + 2 * NR;
 
-// content[MR][BLOCK_S] and position[MR][POSITION_LD] of the strip whose first query is i, for the
-// keys j0 + n with from <= n < to, from a multiple of NR. The score of row x is
-// content[x][n] + position[x][offset - x + n]; returns offset. k_panels: of the tile.
-static int64_t strip_scores(const Problem& p, int64_t Dp, const Cell* qu, const Cell* qw, int64_t i, int64_t j0,
-                            int64_t from, int64_t to, const Cell* k_panels, const Table& table, float* content,
-                            float* position) {
+// What positions add to the scores of a strip: row(x)[n] for row x and key n of the tile.
+struct Positions {
+  const float* first;
+  int64_t step;
+  const float* row(int64_t x) const { return first + x * step; }
+};
+
+// content[MR][BLOCK_S] and, as position[MR][POSITION_LD] skewed by one a row, what positions add to it, of the strip
+// whose first query is i, for the keys j0 + n with from <= n < to, from a multiple of NR. Without r one row of numbers
+// serves all. k_panels: of the tile.
+static Positions strip_scores(const Problem& p, int64_t Dp, const Cell* qu, const Cell* qw, int64_t i, int64_t j0,
+                              int64_t from, int64_t to, const Cell* k_panels, const Table& table, float* content,
+                              float* position) {
   const int64_t D = deep(p.D), rho = rho_of(p, i + MR - 1, j0 + from), shift = rho % NR;  // of the last row, first key
   times_panels(qu, Dp, k_panels + from * D, D, div_up(to - from, NR), content + from, BLOCK_S);
-  times_panels(qw, Dp, table.panels + (rho - shift - table.first) * D, D, div_up(shift + MR - 1 + to - from, NR),
-               position, POSITION_LD);
-  return shift + MR - 1 - from;
+  const float* const numbers = table.numbers ? table.numbers + (rho - shift - table.first) : nullptr;
+  if (!table.panels) return {numbers + shift + MR - 1 - from, -1};
+  const int64_t panels = div_up(shift + MR - 1 + to - from, NR);
+  times_panels(qw, Dp, table.panels + (rho - shift - table.first) * D, D, panels, position, POSITION_LD);
+  if (numbers)
+    for (int64_t x = 0; x < MR; ++x)
+      for (int64_t c = 0; c < panels * NR; c += LANES)
+        store(position + x * POSITION_LD + c, load(position + x * POSITION_LD + c) + load(numbers + c));
+  return {position + shift + MR - 1 - from, POSITION_LD - 1};
 }
+
+// The cap on scores: x -> cap * tanh(x / cap), and what a gradient is multiplied by on its way back.
+struct Cap {
+  float cap, inverse;
+  explicit Cap(const Problem& p) : cap(p.softcap), inverse(p.softcap ? 1 / p.softcap : 0.f) {}
+  vf tanh(vf x) const { return tanh_of(x * inverse); }
+  vf operator()(vf x) const { return tanh(x) * cap; }
+};
 
 // Philox-4x32-10 (Salmon et al. 2011): entry (b, h, i, j) is word i % 4 of the block with counter
 // (j, i / 4, b * H + h, 0) under the key seed. The mask is a function of these alone.

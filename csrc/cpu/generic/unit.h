@@ -9,28 +9,65 @@ namespace {
 #if !defined(TXL_PAIRS)
 // In float32: the one register tile everything is built from.
 
+#ifdef TXL_ISA_neon
+constexpr int MR = 12;
+typedef float vf_half __attribute__((vector_size(8), aligned(4), may_alias));  // at any address
+#else
 constexpr int MR = LANES == 16 ? 12 : 6;
-constexpr int NR = 2 * LANES;  // columns: two vectors, so 12 of 16 registers accumulate
+#endif
+constexpr int NR = 2 * LANES;  // columns: two vectors, so 12 of 16 registers accumulate, or 24 of 32
 constexpr int DEPTH = 1;       // a product sums over a multiple of it
 
 struct Unit {};  // nothing to prepare
 
-// c[i][0..NR) (+)= sum over k < n of a[i * a_row + k * a_step] * b[k * ldb + 0..NR), for i < MR.
-template <bool ACCUMULATE>
-TXL_INLINE void micro(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t ldb, int64_t n, float* c,
-                      int64_t ldc) {
+// c[i][0..NR) (+)= sum over k < n of a[i][k] * b[k * ldb + 0..NR), for i < MR; a in rows of length lda, or
+// TRANSPOSED: in columns.
+template <bool ACCUMULATE, bool TRANSPOSED = false>
+TXL_INLINE void micro(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t n, float* c, int64_t ldc) {
   vf acc[MR][2];
   TXL_UNROLL(12)
   for (int i = 0; i < MR; ++i) {
     acc[i][0] = ACCUMULATE ? load(c + i * ldc) : vf{};
     acc[i][1] = ACCUMULATE ? load(c + i * ldc + LANES) : vf{};
   }
-  TXL_UNROLL(2)
-  for (int64_t k = 0; k < n; ++k) {
+  int64_t k = 0;
+#ifdef TXL_ISA_neon  // which multiplies by a lane: a load of a serves two steps, or four rows
+  for (; !TRANSPOSED && k + 2 <= n; k += 2) {
+    const float *row = a + k, *at = b + k * ldb, *next = at + ldb;
+    const vf b00 = load(at), b01 = load(at + LANES), b10 = load(next), b11 = load(next + LANES);
+    TXL_UNROLL(6)
+    for (int i = 0; i < MR; i += 2, row += 2 * lda) {
+      vf_half x = *reinterpret_cast<const vf_half*>(row), y = *reinterpret_cast<const vf_half*>(row + lda);
+      asm volatile("" : "+w"(x));
+      asm volatile("" : "+w"(y));  // one load each, and no earlier: 24 sums and b leave four registers
+      acc[i][0] += x[0] * b00;
+      acc[i][1] += x[0] * b01;
+      acc[i + 1][0] += y[0] * b00;
+      acc[i + 1][1] += y[0] * b01;
+      acc[i][0] += x[1] * b10;
+      acc[i][1] += x[1] * b11;
+      acc[i + 1][0] += y[1] * b10;
+      acc[i + 1][1] += y[1] * b11;
+    }
+  }
+  for (; TRANSPOSED && k < n; ++k) {
     const vf b0 = load(b + k * ldb), b1 = load(b + k * ldb + LANES);
     TXL_UNROLL(12)
     for (int i = 0; i < MR; ++i) {
-      const float x = a[i * a_row + k * a_step];
+      const vf x = load(a + k * lda + i / LANES * LANES);
+      acc[i][0] += x[i % LANES] * b0;
+      acc[i][1] += x[i % LANES] * b1;
+    }
+  }
+  TXL_UNROLL(1)  // what is left
+#else
+  TXL_UNROLL(2)
+#endif
+  for (; k < n; ++k) {
+    const vf b0 = load(b + k * ldb), b1 = load(b + k * ldb + LANES);
+    TXL_UNROLL(12)
+    for (int i = 0; i < MR; ++i) {
+      const float x = TRANSPOSED ? a[i + k * lda] : a[i * lda + k];
       acc[i][0] += x * b0;
       acc[i][1] += x * b1;
     }
@@ -183,6 +220,87 @@ static void busy(int64_t iterations) {
   }
 }
 static double operations_of(int64_t iterations) { return 2.0 * 2 * MR * 2 * LANES * static_cast<double>(iterations); }
+
+#elif defined(TXL_ISA_neon_bf16)
+// The unit's tile by BFMMLA (FEAT_BF16): [2][4] times transposed([2][4]) into [2][2] float32. Sums round to odd,
+// denormals are zero.
+
+constexpr int MR = 8;     // rows of a register tile
+constexpr int NR = 8;     // columns: 16 of 32 registers accumulate, 8 hold b
+constexpr int DEPTH = 8;  // a product sums over a multiple of it: a whole register of a row
+
+struct Unit {};  // nothing to prepare
+
+// The first and the second halves of two registers.
+TXL_INLINE vf first_halves(vf x, vf y) {
+  vf both;
+  asm("zip1 %0.2d, %1.2d, %2.2d" : "=w"(both) : "w"(x), "w"(y));
+  return both;
+}
+TXL_INLINE vf second_halves(vf x, vf y) {
+  vf both;
+  asm("zip2 %0.2d, %1.2d, %2.2d" : "=w"(both) : "w"(x), "w"(y));
+  return both;
+}
+TXL_INLINE vf load_pairs(const bf16* p) { return (vf) * reinterpret_cast<const vu_any*>(p); }
+TXL_INLINE void add_product(vf& c, vf a, vf b) { asm("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(c) : "w"(a), "w"(b)); }
+
+// c[i][0..NR) (+)= sum over k < n of a[i * lda + k] * b[k][0..NR), for i < MR; b in pairs of rows of
+// width ldb, n a multiple of DEPTH.
+template <bool ACCUMULATE>
+TXL_INLINE void micro(const bf16* a, int64_t lda, const bf16* b, int64_t ldb, int64_t n, float* c, int64_t ldc) {
+  vf acc[MR / 2][NR / 2];  // of two rows and two columns
+  TXL_UNROLL(4)
+  for (int i = 0; i < MR / 2; ++i) TXL_UNROLL(2)
+  for (int j = 0; j < NR / 2; j += 2) {
+    const float* at = c + 2 * i * ldc + 2 * j;
+    acc[i][j] = ACCUMULATE ? first_halves(load(at), load(at + ldc)) : vf{};
+    acc[i][j + 1] = ACCUMULATE ? second_halves(load(at), load(at + ldc)) : vf{};
+  }
+  for (int64_t k = 0; k < n; k += DEPTH) {
+    vf right[2][NR / 2];  // of two columns and four rows: pairs of them, interleaved
+    TXL_UNROLL(2)
+    for (int half = 0; half < 2; ++half) TXL_UNROLL(2)
+    for (int j = 0; j < NR / 2; j += 2) {
+      const bf16* at = b + (k + 4 * half) * ldb + 4 * j;
+      const vf upper = load_pairs(at), lower = load_pairs(at + 2 * ldb);
+      right[half][j] = interleave_low(upper, lower);
+      right[half][j + 1] = interleave_high(upper, lower);
+    }
+    TXL_UNROLL(4)
+    for (int i = 0; i < MR / 2; ++i) {
+      const vf upper = load_pairs(a + 2 * i * lda + k), lower = load_pairs(a + (2 * i + 1) * lda + k);
+      const vf left[2] = {first_halves(upper, lower), second_halves(upper, lower)};
+      TXL_UNROLL(2)
+      for (int half = 0; half < 2; ++half) TXL_UNROLL(4)
+      for (int j = 0; j < NR / 2; ++j) add_product(acc[i][j], left[half], right[half][j]);
+    }
+  }
+  TXL_UNROLL(4)
+  for (int i = 0; i < MR / 2; ++i) TXL_UNROLL(2)
+  for (int j = 0; j < NR / 2; j += 2) {
+    float* at = c + 2 * i * ldc + 2 * j;
+    store(at, first_halves(acc[i][j], acc[i][j + 1]));
+    store(at + ldc, second_halves(acc[i][j], acc[i][j + 1]));
+  }
+}
+
+// Keeps the unit busy: products of registers.
+constexpr int BUSY = 24;
+static void busy(int64_t iterations) {
+  const vf x = (vf)(vu{} + 0x3F803F80), y = (vf)(vu{} + 0x3A003A00);
+  vf acc[BUSY];
+  TXL_UNROLL(24)
+  for (int z = 0; z < BUSY; ++z) acc[z] = vf{};
+  for (int64_t n = 0; n < iterations; ++n) {
+    TXL_UNROLL(24)
+    for (int z = 0; z < BUSY; ++z) {
+      add_product(acc[z], x, y);
+      asm volatile("" : "+w"(acc[z]));  // used
+    }
+  }
+}
+static double operations_of(int64_t iterations) { return 2.0 * 16 * BUSY * static_cast<double>(iterations); }
 
 #else
 // The unit's tile in plain vector code, for any processor: what tests run where the unit is missing.

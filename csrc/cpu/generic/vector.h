@@ -1,4 +1,4 @@
-// Vectors of TXL_LANES floats, element types, exp and log.
+// Vectors of TXL_LANES floats, element types, exp, tanh and log.
 #pragma once
 #include "instruction_set.h"
 
@@ -42,6 +42,10 @@ TXL_INLINE void store(float* p, vf x) { *reinterpret_cast<vf_any*>(p) = x; }
 TXL_INLINE void store(bf16* p, vf x) {  // round to nearest even; a NaN stays one
 #ifdef TXL_ROUNDS_BF16
   *reinterpret_cast<vh_any*>(p) = (vh)_mm512_cvtneps_pbh(x);  // what is below 2^-126 becomes 0
+#elif defined(TXL_ARM_BF16)
+  vh rounded;
+  asm("bfcvtn %0.4h, %1.4s" : "=w"(rounded) : "w"(x));
+  *reinterpret_cast<vh_any*>(p) = rounded;
 #else
   const vu bits = (vu)x;
   const vu rounded = x == x ? (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 : vu{} + 0x7FC0;
@@ -145,40 +149,57 @@ TXL_INLINE vf max_each(vf x[LANES]) {
   return x[0];
 }
 
-// e^x for x <= 88, within 1 ulp from -87 to 1 (tested); 0 below -87.6, NaN for NaN. Cephes'
-// polynomial after x = n ln 2 + f, |f| <= ln 2 / 2.
-TXL_INLINE vf exp_of(vf x) {
-  const vf low = splat(-88.f);  // n = -127: the factor 2^n is then 0
-  // 1.5 * 2^23 + 127: adding it rounds to an integer, kept in the low bits with the exponent's
-  // bias.
-  const vf magic = splat(12583039.f);
-  const vf clamped = x < low ? low : x;
-  const vf shifted = clamped * 1.44269504f + magic;
-  const vf n = shifted - magic;
-  vf f = clamped - n * 0.693359375f;
-  f = f - n * -2.12194440e-4f;
-  vf y = splat(1.9875691500e-4f);
-  y = y * f + 1.3981999507e-3f;
-  y = y * f + 8.3334519073e-3f;
-  y = y * f + 4.1665795894e-2f;
-  y = y * f + 1.6666665459e-1f;
-  y = y * f + 5.0000001201e-1f;
-  y = y * (f * f) + f + 1.f;
-  return y * (vf)((vi)shifted << 23);
+// 2^f = 1 + f * powers(f) for |f| <= 1/2: of degree 6, with the least relative error that is 1 at f = 0.
+TXL_INLINE vf powers(vf f) {
+  vf y = splat(1.535336207e-4f);
+  y = y * f + 1.339887456e-3f;
+  y = y * f + 9.618437358e-3f;
+  y = y * f + 5.550332471e-2f;
+  y = y * f + 2.402264791e-1f;
+  return y * f + 6.931472029e-1f;
 }
-// The same within 4e-6, for what is rounded to bfloat16 (2e-3).
-TXL_INLINE vf exp_for_bf16(vf x) {
-  const vf low = splat(-88.f), magic = splat(12583039.f);
-  const vf clamped = x < low ? low : x;
-  const vf shifted = clamped * 1.44269504f + magic;
-  const vf f = clamped - (shifted - magic) * 0.693147181f;
-  vf y = splat(8.3334519073e-3f);
-  y = y * f + 4.1665795894e-2f;
-  y = y * f + 1.6666665459e-1f;
-  y = y * f + 5.0000001201e-1f;
-  y = y * f + 1.f;
-  y = y * f + 1.f;
+
+// e^x for x <= 88, within (1 + |x|) / 2^24 of itself (tested); 0 below -87.7, NaN for NaN: 2^(n + f), |f| <= 1/2.
+constexpr float LOG2E = 1.44269504f;
+TXL_INLINE vf exp_of(vf natural) {
+  const vf x = natural * LOG2E;
+#ifdef TXL_AVX512
+  const vf n = (vf)_mm512_roundscale_ps((__m512)x, 0), f = x - n;
+#else
+  // 1.5 * 2^23 + 127: adding it rounds to an integer, kept in the low bits with the exponent's bias, 0 for -127.
+  const vf magic = splat(12583039.f), low = splat(-127.f);
+  const vf clamped = x < low ? low : x, shifted = clamped + magic;
+  const vf f = clamped - (shifted - magic);
+#endif
+  const vf y = powers(f) * f + 1.f;
+#ifdef TXL_AVX512
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)n, (__m512)splat(-127.f), _CMP_NLE_UQ);  // no denormals
+  return (vf)_mm512_maskz_scalef_ps(normal, (__m512)y, (__m512)n);
+#else
   return y * (vf)((vi)shifted << 23);
+#endif
+}
+// The same within 9e-5, for what is rounded to bfloat16 (2e-3): 2^(n + f), 0 <= f < 1, by a cubic.
+TXL_INLINE vf exp_for_bf16(vf natural) {
+#ifdef TXL_ROUNDS_BF16
+  const vf x = natural * LOG2E, f = (vf)_mm512_reduce_ps((__m512)x, 1);  // x - floor(x)
+  vf y = splat(7.706706866e-2f);
+  y = y * f + 2.276449618e-1f;
+  y = y * f + 6.951167932e-1f;
+  y = y * f + 1.f;
+  return (vf)_mm512_scalef_ps((__m512)y, (__m512)x);  // y * 2^floor(x)
+#else
+  return exp_of(natural);
+#endif
+}
+
+// tanh(x) by t / (t + 2), t = e^|2x| - 1 = 2^n (2^f - 1) + 2^n - 1, which is exact where x is small. NaN for NaN.
+TXL_INLINE vf tanh_of(vf x) {
+  const vf limit = splat(10.f), size = (vf)((vi)x & 0x7FFFFFFF), y = (size > limit ? limit : size) * (2 * LOG2E);
+  const vf magic = splat(12583039.f), shifted = y + magic, f = y - (shifted - magic);
+  const vf power = (vf)((vi)shifted << 23);
+  const vf t = power * (powers(f) * f) + (power - 1.f), tanh = t / (t + 2.f);
+  return (vf)((vi)tanh | ((vi)x & ~0x7FFFFFFF));
 }
 TXL_INLINE float exp_of(float x) { return exp_of(splat(x))[0]; }
 TXL_INLINE float log_of(float x) { return __builtin_logf(x); }

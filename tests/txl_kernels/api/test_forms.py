@@ -14,9 +14,15 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
 def call(x: dict[str, Any], **more: Any) -> tuple[Tensor, Tensor]:
+    """Skips the test where the backend refuses what a form leaves, which it has to by name."""
     given = {name: y for name, y in x.items() if name not in ("k_mem", "v_mem")}
-    result: tuple[Tensor, Tensor] = rel_attention(**given, memory=(x["k_mem"], x["v_mem"]), return_lse=True, **more)
-    return result
+    try:
+        out, lse = rel_attention(**given, memory=(x["k_mem"], x["v_mem"]), return_lse=True, **more)
+    except RuntimeError as error:
+        if f"{more.get('backend')} does not take" in str(error):
+            pytest.skip(str(error))
+        raise
+    return out, lse
 
 
 def gradients(out: Tensor, lse: Tensor, x: dict[str, Any]) -> dict[str, Tensor]:
@@ -49,6 +55,7 @@ def test_matches_the_definition(case: FormCase, backend: str) -> None:
         close(got[name], want[name], f"gradient of {name}")
 
 
+@pytest.mark.filterwarnings("ignore:txl_kernels uses the slow reference")  # where the kernels refuse a form
 @pytest.mark.parametrize("case", [c for c in FORMS if "dropout_p" not in c.settings], ids=str)
 def test_compiles_without_a_break(case: FormCase) -> None:
     torch.compiler.reset()
@@ -82,16 +89,18 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "zero_row beyond a descending table": (
         {"r_descending": True, "zero_row": 16}, ValueError, r"zero_row must be a row of r \(0 to 15\) .*, got 16"),
     "r_bias of another length": (
-        {"r_bias": torch.zeros(2, 3)}, ValueError, r"r_bias must be \[H, T\] = \[2, 16\] or \[1, 16\] .*\[2, 3\]"),
+        {"r_bias": torch.zeros(2, 3)}, ValueError, r"r_bias must be \[H, T\] = \[2, 16\] beside r, .*\[2, 3\]"),
+    "r_bias of another length, for all heads": (
+        {"r_bias": torch.zeros(1, 3)}, ValueError, r"r_bias must be \[H, T\] = \[2, 16\] or \[1, 16\], got .*\[1, 3\]"),
     "r_bias of another dtype": (
-        {"r_bias": torch.zeros(2, 16).double()}, TypeError, r"r_bias must have r's dtype torch.float32 .*float64"),
+        {"r_bias": torch.zeros(2, 16).double()}, TypeError, r"r_bias must have q's dtype torch.float32, .*float64"),
     "r of other heads": (
         {"r": torch.zeros(3, 16, 8), "clamp": True}, ValueError, r"r must be \[H, T, D\] = .*got shape \[3, 16, 8\]"),
     "r of other texts": ({"r": torch.zeros(3, 2, 16, 8)}, ValueError, r"r must be .*, got shape \[3, 2, 16, 8\]"),
     "no row to repeat": ({"r": torch.zeros(2, 0, 8), "clamp": True}, ValueError, r"r must have a row where clamp=True"),
     "values of other keys": ({"v": torch.zeros(2, 2, 7, 4)}, ValueError, r"v must be \[B, H, L, any\] = \[2, 2, 6, any\]"),
     "memory of v's old width": (
-        {"v": torch.zeros(2, 2, 6, 4)}, ValueError, r"v_mem must be of v's width 4, got shape \[2, 2, 5, 8\]"),
+        {"v": torch.zeros(2, 2, 6, 4)}, ValueError, r"v_mem must be .* of v's width, got shape \[2, 2, 5, 8\]"),
     "bias of another width": (
         {"content_bias": torch.zeros(2, 4), "prefix": 1}, ValueError, r"content_bias must be None or \[H, D\] = \[2, 8\]"),
     "no tensor": ({"k": None, "prefix": 1}, TypeError, r"k must be a torch.Tensor, got NoneType"),

@@ -2,7 +2,19 @@
 
 import pytest
 import torch
-from oracle import CASES, DTYPES, TENSORS, Case, as_call, gradients, make_inputs, oracle
+from oracle import (
+    CASES,
+    DTYPES,
+    MORE_TERMS,
+    Case,
+    as_call,
+    as_fields,
+    gradients,
+    here,
+    make_inputs,
+    oracle,
+    require_takes,
+)
 
 from txl_kernels import rel_attention
 
@@ -20,9 +32,10 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
 
 
 @pytest.mark.usefixtures("nan_filled")
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + MORE_TERMS, ids=str)
 def test_matches_the_definition(case: Case, backend: str) -> None:
     inputs = make_inputs(case, DTYPES[backend])
+    require_takes(backend, as_fields(inputs))
     out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
     exact = make_inputs(case)
     want_out, want_lse = oracle(exact)
@@ -30,17 +43,18 @@ def test_matches_the_definition(case: Case, backend: str) -> None:
     assert_close(lse, want_lse, "lse")
     if out.numel():
         got, want = gradients(out, lse, inputs), gradients(want_out, want_lse, exact)
-        for name in TENSORS:
+        for name in want:
             expected = want[name] if want[name] is not None else torch.zeros_like(exact[name])
             assert_close(got[name], expected, f"gradient of {name}")
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.B * c.L], ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES + MORE_TERMS if c.B * c.L], ids=str)
 def test_gradients_without_lse(case: Case, backend: str) -> None:
     inputs, exact = make_inputs(case, DTYPES[backend]), make_inputs(case)
+    require_takes(backend, as_fields(inputs))
     got = gradients(*rel_attention(**as_call(inputs), return_lse=True, backend=backend), inputs, through_lse=False)
     want = gradients(*oracle(exact), exact, through_lse=False)
-    for name in TENSORS:
+    for name in want:
         expected = want[name] if want[name] is not None else torch.zeros_like(exact[name])
         assert_close(got[name], expected, f"gradient of {name}")
 
@@ -77,6 +91,22 @@ def test_large_scores_do_not_overflow(size: float, backend: str) -> None:
     assert out.isfinite().all()
     torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out.double(), want, rtol=0, atol=size * 1e-5)
+
+
+def test_softcap_of_scores_of_any_size(backend: str) -> None:
+    """Where each query sees one key, lse is its capped score: against torch's tanh in float64."""
+    sizes = torch.cat([torch.logspace(-12, 3, 96), torch.linspace(0.5, 0.7, 32)]).repeat_interleave(2)
+    sizes[::2] *= -1
+    inputs = make_inputs(Case("", B=1, H=1, L=256, M=0, D=1, window=1, scale=1.0, softcap=2.0), DTYPES[backend])
+    require_takes(backend, as_fields(inputs))
+    with torch.no_grad():
+        inputs["q"].copy_(2.0 * here(sizes).view(1, 1, -1, 1))
+        inputs["k"].fill_(1.0)
+        for name in ("r", "content_bias", "position_bias"):
+            inputs[name].zero_()
+    _, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
+    want = 2.0 * (inputs["q"].detach().double() / 2.0).tanh().flatten(2)
+    assert ((lse.double() - want).abs() <= 2e-6 * want.abs()).all()
 
 
 @pytest.mark.parametrize("payload", [0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0xFFFFFFFF], ids=hex)

@@ -130,8 +130,8 @@ def call_of(
     bias = torch.zeros(H * D + offset, dtype=dtype, device=device)[offset:].view(H, D)
     memory = (rows(M), rows(M)) if M else (None, None)
     seed = torch.zeros(1, dtype=torch.int64, device=device) if dropout else None
-    settings = (0 if causal else None, window, unused_rows if causal else L - 1, scale, dropout)
-    return Call(rows(L), rows(L), rows(L), r, bias, bias, *memory, given("start"), given("end"), seed, *settings)
+    settings = (0 if causal else None, window, unused_rows if causal else L - 1, scale, dropout, 0.0)
+    return Call(rows(L), rows(L), rows(L), r, bias, bias, *memory, None, given("start"), given("end"), seed, *settings)
 
 
 CALLS: dict[str, dict[str, Any]] = {

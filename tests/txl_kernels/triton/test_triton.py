@@ -91,6 +91,26 @@ def test_descriptors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert made or not config.has_descriptors(torch.cuda.get_device_capability())
 
 
+TERMS = {
+    "values": {"Dv": 40, "L": 40, "M": 41, "intervals": "episodes"},
+    "numbers": {"tables": "r_bias", "window": (20, 9), "causal": False, "L": 50},
+    "both tables": {"tables": "both", "dropout_p": 0.3, "extra_rows": 5, "scale": -0.4},
+    "softcap": {"softcap": 1.5, "causal": False, "L": 40, "intervals": "random"},
+    "few queries": {"tables": "r_bias", "softcap": 2.0, "Dv": 7, "L": 3, "M": 90},
+}
+
+
+@ON_TRITON
+@pytest.mark.parametrize("descriptors", [False, True], ids=["pointers", "descriptors"])
+@pytest.mark.parametrize("name", TERMS)
+def test_more_terms_with_the_same_bits(name: str, descriptors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without atomics, which the contract's cases take."""
+    monkeypatch.setenv(config.ATOMICS, "0")
+    if descriptors and triton.interpreted():
+        monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
+    assert_equals_reference(Case("", **({"B": 2, "H": 1, "L": 37, "M": 30, "D": 16} | TERMS[name])))
+
+
 @ON_TRITON
 @pytest.mark.parametrize("atomics", ["0", "1"])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
@@ -180,10 +200,12 @@ def test_sums_that_finish_backward(width: int, shares: int) -> None:
         for shape in ((batch, heads, 9), (batch, heads, 7), (shares, heads, table))
     )
     got = [torch.full((heads, width), torch.nan) for _ in range(2)] + [torch.full((heads, rows, width), torch.nan)]
+    db, got_db = dr[..., 0].contiguous(), torch.full((heads, rows), torch.nan)
     finish_kernel[(heads * (1 + -(-rows // block)),)](
-        DQ_SUM=dq, DU_SUM=du, DR_SUM=dr, DU=got[0], DW=got[1], DR=got[2], du_head=width, dw_head=width,
-        dr_head=rows * width, dr_row=width, B=batch, H=heads, T=table, rows=rows, first_row=first, query_blocks=9,
-        key_blocks=7, shares=shares, BLOCK=block, D=width, BLOCK_D=16 if width == 16 else 64,
+        DQ_SUM=dq, DU_SUM=du, DR_SUM=dr, DB_SUM=db, DU=got[0], DW=got[1], DR=got[2], DB=got_db, du_head=width,
+        dw_head=width, dr_head=rows * width, dr_row=width, db_head=rows, B=batch, H=heads, T=table, rows=rows,
+        first_row=first, query_blocks=9, key_blocks=7, shares=shares, BLOCK=block, D=width,
+        BLOCK_D=16 if width == 16 else 64,
     )  # fmt: skip
     du_sum = du.sum((0, 2))
     torch.testing.assert_close(got[0], du_sum)
@@ -191,6 +213,7 @@ def test_sums_that_finish_backward(width: int, shares: int) -> None:
     assert not got[2][:, :first].any()
     assert not got[2][:, first + table :].any()
     torch.testing.assert_close(got[2][:, first : first + table], dr.sum(0))
+    torch.testing.assert_close(got_db, got[2][..., 0])
 
 
 @ON_TRITON

@@ -20,7 +20,8 @@ from txl_kernels.call import ALL, Call, Wanted
 
 NAME = "triton"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-HEAD_WIDTHS = HeadWidths(most=256)
+_WIDEST = 256
+HEAD_WIDTHS = HeadWidths(most=_WIDEST)
 READS_BOUNDS = False
 # From here on gathers of rank 1, and float32 through descriptors, compile as the kernels need.
 OLDEST_TRITON = (3, 6)
@@ -46,8 +47,9 @@ def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -
 
 
 def refuses(call: Call) -> str | None:
-    """Takes every call."""
-    return None
+    """Why it does not take a call of tensors that it could take: values too wide."""
+    width = call.v.size(3)
+    return None if width <= _WIDEST else f"{NAME} does not take values wider than {_WIDEST}, got {width}"
 
 
 def _absent_from(device: torch.device) -> str | None:

@@ -44,7 +44,7 @@ from txl_kernels.backends.triton.plan import (
     strides,
     wide,
 )
-from txl_kernels.call import INPUTS, TENSORS, Call, Wanted, empty_gradients, empty_like_rows, is_bounded
+from txl_kernels.call import INPUTS, TENSORS, Call, Wanted, empty_gradients, empty_out, is_bounded
 
 MAX_PARTS = 128
 MERGE_CHUNK = 16
@@ -60,13 +60,18 @@ def parts_of_keys(programs: int, tiles: int, wanted: int) -> int:
     return int(max(1, min(tiles, triton.cdiv(2 * wanted, programs), MAX_PARTS)))
 
 
+def _with_rows(call: Call) -> Call:
+    """The same with `r_bias` as [H, T, 1]: rows are cut in the last axis but one."""
+    return call if call.r_bias is None else call._replace(r_bias=call.r_bias.unsqueeze(-1))
+
+
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     """See `txl_kernels.backends.triton.forward`."""
     q, device = call.q, call.q.device
-    out = empty_like_rows(q)
+    out = empty_out(q, call.v)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device)
     if q.numel():
-        tensors: list[Any] = [*call[: len(TENSORS)], out, lse]
+        tensors: list[Any] = [*_with_rows(call)[: len(TENSORS)], out, lse]
         addresses = addresses_of(tensors)
         launches = lay_out_forward(device, forms_of(tensors, addresses), call[len(TENSORS) :], environment_of(q.dtype))
         launches.run(device, tensors, addresses)
@@ -91,9 +96,9 @@ def lay_out_forward(
     parts = parts_of_keys(programs, triton.cdiv(keys_seen, chosen.block_n), multiprocessors(device))
     into, into_lse, into_strides = out, lse, strides("out", out)
     if parts > 1:
-        into = workspace.add(torch.float32, parts, plan.bh, plan.L, plan.D)
+        into = workspace.add(torch.float32, parts, plan.bh, plan.L, plan.D_V)
         into_lse = workspace.add(torch.float32, parts, plan.bh, plan.L)
-        into_strides = {"out_batch": 0, "out_head": 0, "out_row": plan.D}
+        into_strides = {"out_batch": 0, "out_head": 0, "out_row": plan.D_V}
     q, u, w = plan.call.q, plan.call.content_bias, plan.call.position_bias
     launches = [
         Launch(
@@ -106,7 +111,7 @@ def lay_out_forward(
     if parts > 1:
         merge = Launch(
             merge_kernel, (plan.bh * plan.L,), PARTS=into, PART_LSE=into_lse, OUT=out, LSE=lse, **strides("out", out),
-            H=plan.H, L=plan.L, parts=parts, D=plan.D, BLOCK_D=plan.block_d, CHUNK=MERGE_CHUNK, num_warps=2,
+            H=plan.H, L=plan.L, parts=parts, D=plan.D_V, BLOCK_D=plan.block_dv, CHUNK=MERGE_CHUNK, num_warps=2,
         )  # fmt: skip
         launches.append(merge)
     return Launches(launches, workspace)
@@ -116,11 +121,12 @@ def backward(
     call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted
 ) -> tuple[Tensor, ...]:
     """See `txl_kernels.backends.triton.backward`."""
-    grads = empty_gradients(call)
+    grads = list(empty_gradients(call))
     if call.q.numel() == 0:
         return tuple(x.zero_() for x in empty_gradients(call, wanted))
     device, settings = call.q.device, call[len(TENSORS) :]
-    tensors: list[Any] = [*call[: len(TENSORS)], out, lse, dout, dlse, *grads]
+    given = [*grads[:-1], grads[-1].unsqueeze(-1)]  # of r_bias, the last, as [H, T, 1]
+    tensors: list[Any] = [*_with_rows(call)[: len(TENSORS)], out, lse, dout, dlse, *given]
     addresses = addresses_of(tensors)
     environment = environment_of(call.q.dtype)
     launches = lay_out_backward(device, forms_of(tensors, addresses), settings, environment, config.dr_by_atomics())
@@ -154,7 +160,8 @@ class _Backward:
         self.grads = dict(zip(INPUTS, grads, strict=True))
         self.launches: list[Launch] = []
         dtype, sizes = plan.call.q.form.dtype, (plan.B, plan.H, plan.L)
-        self.qu, self.qw = (self.workspace.add(dtype, *sizes, plan.D) for _ in range(2))
+        self.qu = self.workspace.add(dtype, *sizes, plan.D)
+        self.qw = None if plan.r is None else self.workspace.add(dtype, *sizes, plan.D)
         self.delta, self.lse2 = (self._float32(*sizes) for _ in range(2))
         self.tma = plan.descriptors and describable(self.dout.form) and describable(self.qu.form)
         self.reach = self._reach()
@@ -163,12 +170,22 @@ class _Backward:
         self._prepare(out, lse, dlse)
         # The gradient of q is the sum of what comes through content and through positions, so w's
         # is its sum less u's.
-        dq_sum, dr_sum = self._queries()
+        dr_sum, db_sum = self._table_sums(1, zeros=True) if atomics else (None, None)
+        dq_sum = self._queries(dr_sum, db_sum)
         du_sum = self._keys()
-        self._finish(dq_sum, du_sum, self._table() if dr_sum is None else dr_sum)
+        if not atomics:
+            dr_sum, db_sum = self._table()
+        self._finish(dq_sum, du_sum, dr_sum, db_sum)
 
     def _float32(self, *shape: int, zeros: bool = False) -> Operand:
         return self.workspace.add(torch.float32, *shape, zeros=zeros)
+
+    def _table_sums(self, shares: int, zeros: bool = False) -> tuple[Operand | None, Operand | None]:
+        """For dr float32 [shares, H, T, D] and for the gradient of `r_bias` [shares, H, T]; None
+        for a table that there is not."""
+        plan, sizes = self.plan, (shares, self.plan.H, self.plan.T)
+        dr = None if plan.r is None else self._float32(*sizes, plan.D, zeros=zeros)
+        return dr, None if plan.r_bias is None else self._float32(*sizes, zeros=zeros)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
         self.launches.append(Launch(kernel, grid, **arguments))
@@ -198,12 +215,13 @@ class _Backward:
 
     def _prepare(self, out: Operand, lse: Operand, dlse: Operand | None) -> None:
         plan, call, block = self.plan, self.plan.call, 32 if interpreted() else 64
+        w = None if plan.r is None else call.position_bias
         self._launch(
-            prepare_kernel, (triton.cdiv(plan.L, block) * plan.bh,), Q=call.q, U=call.content_bias,
-            W=call.position_bias, OUT=out, DOUT=self.dout, LSE=lse, DLSE=dlse, QU=self.qu, QW=self.qw,
-            DELTA=self.delta, LSE2=self.lse2, **strides("q", call.q), **strides("u", call.content_bias),
-            **strides("w", call.position_bias), **strides("out", out), **strides("do", self.dout), H=plan.H, L=plan.L,
-            sign=plan.sign, BLOCK=block, D=plan.D, BLOCK_D=plan.block_d,
+            prepare_kernel, (triton.cdiv(plan.L, block) * plan.bh,), Q=call.q, U=call.content_bias, W=w, OUT=out,
+            DOUT=self.dout, LSE=lse, DLSE=dlse, QU=self.qu, QW=self.qw, DELTA=self.delta, LSE2=self.lse2,
+            **strides("q", call.q), **strides("u", call.content_bias), **strides("w", w, ("head",)),
+            **strides("out", out), **strides("do", self.dout), H=plan.H, L=plan.L, sign=plan.sign, BLOCK=block,
+            D=plan.D, BLOCK_D=plan.block_d, D_V=plan.D_V, BLOCK_DV=plan.block_dv,
             WIDE=wide(call.q.form, out.form, self.dout.form),
         )  # fmt: skip
 
@@ -213,22 +231,21 @@ class _Backward:
         far = self.plan.wide or wide(self.dout.form, *(x.form for x in written))
         return {"BLOCK": chosen.block_m, "WIDE": far, "TMA": tma, **options(chosen)}
 
-    def _queries(self) -> tuple[Operand, Operand | None]:
-        """dq; returns its sums over blocks of queries [B, H, blocks, D], and dr.
+    def _queries(self, dr_sum: Operand | None, db_sum: Operand | None) -> Operand:
+        """dq; returns its sums over blocks of queries [B, H, blocks, D].
 
-        dr: float32 [1, H, T, D] where atomics add it up, None otherwise.
+        dr_sum, db_sum: where atomics add up the tables' gradients, or None.
         """
         plan, tma, dq = self.plan, self.plan.descriptors, self.grads["q"]
         chosen = plan.tile("backward_queries", tma)
         blocks = triton.cdiv(plan.L, chosen.block_m)
         dq_sum = self._float32(plan.B, plan.H, blocks, plan.D)
-        dr_sum = self._float32(1, plan.H, plan.T, plan.D, zeros=True) if self.atomics else None
         self._launch(
             backward_queries_kernel, (blocks * plan.bh,), QU=self.qu, QW=self.qw, DOUT=self.dout,
-            DQ=dq, DQ_SUM=dq_sum, DR=dr_sum, **strides("dq", dq), **self._reached("KEY_LAST", "ROW_LAST"),
+            DQ=dq, DQ_SUM=dq_sum, DR=dr_sum, DB=db_sum, **strides("dq", dq), **self._reached("KEY_LAST", "ROW_LAST"),
             **plan.sources(chosen.block_m, "K"), **self.shared, **self._tiles(chosen, tma, dq),
         )  # fmt: skip
-        return dq_sum, dr_sum
+        return dq_sum
 
     def _streams(self, chosen: config.Config, r_blocks: int) -> dict[str, Any]:
         """q + u, q + w, dout, r, keys and values as the kernels that walk queries take them.
@@ -237,7 +254,10 @@ class _Backward:
         """
         plan = self.plan
         walked = {"QU": (self.qu, 1), "QW": (self.qw, 1), "DOUT": (self.dout, 1), "R": (plan.r, r_blocks)}
-        loaded = {name: plan.rows(x, 0, n * chosen.block_m, self.tma) for name, (x, n) in walked.items()}
+        loaded = {
+            name: None if x is None else plan.rows(x, 0, n * chosen.block_m, self.tma)
+            for name, (x, n) in walked.items()
+        }
         return loaded | {"K": plan.call.k, "V": plan.call.v, "K_MEM": plan.k_mem, "V_MEM": plan.v_mem}
 
     def _keys(self) -> Operand:
@@ -257,31 +277,35 @@ class _Backward:
         )  # fmt: skip
         return du_sum
 
-    def _table(self) -> Operand:
-        """dr as float32 [shares, H, T, D], to be added up."""
+    def _table(self) -> tuple[Operand | None, Operand | None]:
+        """What `_table_sums` says, to be added up."""
         plan = self.plan
         chosen = plan.tile("backward_table", self.tma)
         low_blocks = triton.cdiv(plan.zero_row, chosen.block_m)  # of negative distances
         programs = (low_blocks + triton.cdiv(max(plan.T - plan.zero_row, 0), chosen.block_m)) * plan.H
         shares = min(plan.B, triton.cdiv(2 * multiprocessors(plan.device), max(programs, 1)))
-        dr_sum = self._float32(shares, plan.H, plan.T, plan.D)
+        dr_sum, db_sum = self._table_sums(shares)
         if programs:
             self._launch(
-                backward_table_kernel, (programs, shares), DR=dr_sum, B=plan.B,
+                backward_table_kernel, (programs, shares), DR=dr_sum, DB=db_sum, B=plan.B,
                 **self._reached("ROW_FIRST", "ROW_LAST"), **self._streams(chosen, 1), **self.shared,
                 **self._tiles(chosen, self.tma),
             )  # fmt: skip
-        return dr_sum
+        return dr_sum, db_sum
 
-    def _finish(self, dq_sum: Operand, du_sum: Operand, dr_sum: Operand) -> None:
-        """dr, and du and dw, from what programs left."""
+    def _finish(self, dq_sum: Operand, du_sum: Operand, dr_sum: Operand | None, db_sum: Operand | None) -> None:
+        """The tables' gradients, and du and dw, from what programs left."""
         plan = self.plan
-        dr, du, dw = self.grads["r"], self.grads["content_bias"], self.grads["position_bias"]
+        du, dw = self.grads["content_bias"], self.grads["position_bias"]
+        dr = None if plan.r is None else self.grads["r"]
+        db = None if plan.r_bias is None else self.grads["r_bias"]
+        shares = next(x.form.shape[0] for x in (dr_sum, db_sum) if x is not None)
         block = FINISH_CELLS // plan.block_d
-        rows = dr.form.shape[1]
+        rows = next(x.form.shape[1] for x in (dr, db) if x is not None)
         self._launch(
             finish_kernel, (plan.H * (1 + triton.cdiv(rows, block)),), DQ_SUM=dq_sum, DU_SUM=du_sum, DR_SUM=dr_sum,
-            DU=du, DW=dw, DR=dr, **strides("du", du), **strides("dw", dw), **strides("dr", dr), B=plan.B, H=plan.H,
-            T=plan.T, rows=rows, first_row=plan.first_row, query_blocks=dq_sum.form.shape[2],
-            key_blocks=du_sum.form.shape[2], shares=dr_sum.form.shape[0], BLOCK=block, D=plan.D, BLOCK_D=plan.block_d,
+            DB_SUM=db_sum, DU=du, DW=dw, DR=dr, DB=db, **strides("du", du), **strides("dw", dw),
+            **strides("dr", dr, ("head", "row")), db_head=None if db is None else db.form.strides[0], B=plan.B,
+            H=plan.H, T=plan.T, rows=rows, first_row=plan.first_row, query_blocks=dq_sum.form.shape[2],
+            key_blocks=du_sum.form.shape[2], shares=shares, BLOCK=block, D=plan.D, BLOCK_D=plan.block_d,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from txl_kernels.backends.triton import config
 from txl_kernels.backends.triton.config import interpreted
 from txl_kernels.backends.triton.launch import ALIGNMENT, Form, Operand, Tile
 from txl_kernels.call import Call, drop_threshold, is_bounded
+from txl_kernels.checks import FLOAT32_RANGE
 
 LOG2E = 1.4426950408889634
 MAX_KEYS = 2**30  # positions are computed in 32 bits
@@ -70,8 +71,8 @@ def describable(x: Form) -> bool:
 class Plan(NamedTuple):
     """Sizes as in `rel_attention`, and what follows from calls' settings.
 
-    r is cut to the T rows that `ahead` and `window` let some query use: what lies beyond may hold
-    anything.
+    r and `r_bias` are cut to the T rows that `ahead` and `window` let some query use: what lies
+    beyond may hold anything.
     """
 
     device: torch.device
@@ -82,20 +83,24 @@ class Plan(NamedTuple):
     M: int
     T: int
     D: int
+    D_V: int  # width of values
     k_mem: Operand  # k and v in place of a memory nobody sees, of which nothing is read
     v_mem: Operand
     unseen: int  # rows of k_mem and v_mem before any window
-    r: Operand
-    first_row: int  # of the call's r
-    zero_row: int  # of this r
+    r: Operand | None
+    r_bias: Operand | None  # [H, T, 1]
+    first_row: int  # of the call's tables
+    zero_row: int  # of these
     back: int  # keys seen before a query's own position
     ahead: int  # keys seen from it on
     sign: float
-    scale_log2: float
+    scale_log2: float  # of scores, or of what the cap leaves of them
+    to_cap: float | None  # factor of scores before the cap; None without one
     drop_below: int
     keep_scale: float
     kind: str  # of products, see config
     block_d: int
+    block_dv: int
     wide: bool  # whether offsets inside a tile of q, k, v, the memory or r need 64 bits
     constants: dict[str, Any]  # other compile-time arguments of every kernel
     descriptors: bool  # whether k, v, r and the memory are loaded by descriptors
@@ -107,14 +112,15 @@ class Plan(NamedTuple):
     def tile(self, kernel: str, descriptors: bool) -> config.Config:
         """Tile sizes of one kernel of these calls."""
         dropped = bool(self.constants["DROPOUT"])
-        return config.choose(kernel, capability(self.device), self.kind, self.block_d, descriptors, dropped)
+        block_d = max(self.block_d, self.block_dv)
+        return config.choose(kernel, capability(self.device), self.kind, block_d, descriptors, dropped)
 
     def rows(self, x: Operand, first: int, block: int, tma: bool) -> Operand | Tile:
         """x itself, or its descriptor from row `first` on, which loads blocks of `block` rows."""
         if not tma:
             return x
         shape = x.form.shape
-        return Tile(x.rows(first, shape[-2]), (*(1,) * (len(shape) - 2), block, self.block_d))
+        return Tile(x.rows(first, shape[-2]), (*(1,) * (len(shape) - 2), block, padded(shape[-1])))
 
     def sources(self, block: int, left_out: str) -> dict[str, Any]:
         """k, v, the memory and r as the kernels that walk keys take them.
@@ -122,13 +128,20 @@ class Plan(NamedTuple):
         left_out: "K" or "V", of which bounds leave rows out that a kernel must not read, as a
         descriptor cannot: then these come by pointers.
         """
-        each = {"K": (self.call.k, 0), "V": (self.call.v, 0), "R": (self.r, 0)}
+        each = {"K": (self.call.k, 0), "V": (self.call.v, 0)}
+        if self.r is not None:
+            each["R"] = (self.r, 0)
         each |= {"K_MEM": (self.k_mem, self.unseen), "V_MEM": (self.v_mem, self.unseen)}
         bounded = is_bounded(self.call)
-        return {
+        return {"R": None} | {
             name: self.rows(x, first, block, self.descriptors and not (bounded and name[0] == left_out))
             for name, (x, first) in each.items()
         }
+
+
+def padded(width: int) -> int:
+    """Columns of a tile of rows of this width."""
+    return int(max(16, triton.next_power_of_2(width)))
 
 
 def operands(forms: Sequence[Any], first: int = 0) -> list[Any]:
@@ -143,6 +156,7 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     """
     call: Any = Call(*operands(forms), *settings)
     batch, heads, length, width = call.q.form.shape
+    value_width = call.v.form.shape[3]
     memory = 0 if call.k_mem is None else call.k_mem.form.shape[2]
     keys = memory + length
     if keys > MAX_KEYS:
@@ -152,31 +166,38 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     if memory and back:
         k_mem, v_mem, unseen = call.k_mem, call.v_mem, max(memory - back, 0)
     ahead = keys if call.ahead is None else min(call.ahead, keys)
-    rows = call.r.form.shape[1]
+    rows = (call.r_bias if call.r is None else call.r).form.shape[1]
     first_row = min(max(call.zero_row - min(ahead, max(length - 1, 0)), 0), rows)
     past_row = max(min(call.zero_row + min(back, keys - 1) + 1, rows), first_row)
-    r = call.r.rows(first_row, past_row)
-    loaded = [x.form for x in (call.k, call.v, k_mem, v_mem, r)]
-    block_d = max(16, triton.next_power_of_2(width))
+    r, r_bias = (None if x is None else x.rows(first_row, past_row) for x in (call.r, call.r_bias))
+    loaded = [x.form for x in (call.k, call.v, k_mem, v_mem, r) if x is not None]
+    block_d, block_dv = padded(width), padded(value_width)
     constants = {
         "D": width,
         "BLOCK_D": block_d,
+        "D_V": value_width,
+        "BLOCK_DV": block_dv,
         "DROPOUT": call.dropout_p > 0,
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
     }
+    scale_log2, to_cap = abs(call.scale) * LOG2E if call.scale else 1.0, None
+    if call.softcap:
+        scale_log2, to_cap = call.softcap * LOG2E, min(abs(call.scale) / call.softcap, FLOAT32_RANGE)
     return Plan(
-        device, call, batch, heads, length, memory, past_row - first_row, width, k_mem, v_mem, unseen, r, first_row,
-        zero_row=call.zero_row - first_row,
+        device, call, batch, heads, length, memory, past_row - first_row, width, value_width, k_mem, v_mem, unseen, r,
+        r_bias, first_row, zero_row=call.zero_row - first_row,
         back=back,
         ahead=ahead + 1,
         # Kernels see a positive scale and queries of the right sign; a scale of 0 makes all scores
         # 0.
         sign=float((call.scale > 0) - (call.scale < 0)),
-        scale_log2=abs(call.scale) * LOG2E if call.scale else 1.0,
+        scale_log2=scale_log2,
+        to_cap=to_cap,
         drop_below=drop_threshold(call.dropout_p) - 2**31,
         keep_scale=1.0 / (1.0 - call.dropout_p),
         kind=kind,
         block_d=block_d,
+        block_dv=block_dv,
         wide=wide(call.q.form, *loaded),
         constants=constants,
         descriptors=config.has_descriptors(capability(device)) and all(map(describable, loaded)),
@@ -187,16 +208,19 @@ _AXES = {4: ("batch", "head", "row"), 3: ("head", "row"), 2: ("head",)}
 
 
 @functools.lru_cache(4096)  # a dozen a call, mostly the same
-def _named(name: str, steps: tuple[int, ...]) -> dict[str, int]:
+def _named(name: str, steps: tuple[int, ...]) -> dict[str, int | None]:
     axes = _AXES[len(steps)]
     return {f"{name}_{axis}": step for axis, step in zip(axes, steps[:-1], strict=True)}  # the last axis has 1
 
 
-def strides(name: str, x: Operand) -> dict[str, int]:
-    """`k` [B, H, L, D] -> k_batch, k_head, k_row; r [H, T, D] has head and row, a bias head.
+def strides(name: str, x: Operand | None, axes: tuple[str, ...] = ()) -> dict[str, int | None]:
+    """`k` [B, H, L, D] -> k_batch, k_head, k_row; r [H, T, D] has head and row, a bias head. For no
+    tensor None, of `axes`.
 
     The same dict for the same strides: not to be changed.
     """
+    if x is None:
+        return {f"{name}_{axis}": None for axis in axes}
     return _named(name, x.form.strides)
 
 
@@ -213,11 +237,14 @@ def bounds(plan: Plan) -> dict[str, Any]:
 
 def shared(plan: Plan) -> dict[str, Any]:
     """What all kernels of forward and backward take, but for k, v, r and the memory themselves."""
+    table = ("head", "row")
     return {
         "H": plan.H, "L": plan.L, "M": plan.M, "T": plan.T, "zero_row": plan.zero_row, "back": plan.back,
         "ahead": plan.ahead, "SEED": plan.call.seed, "scale_log2": plan.scale_log2, "drop_below": plan.drop_below,
-        "keep_scale": plan.keep_scale, **bounds(plan), **strides("k", plan.call.k), **strides("v", plan.call.v),
-        **strides("km", plan.k_mem), **strides("vm", plan.v_mem), **strides("r", plan.r), **plan.constants,
+        "to_cap": plan.to_cap, "keep_scale": plan.keep_scale, "R_BIAS": plan.r_bias, **bounds(plan),
+        **strides("k", plan.call.k), **strides("v", plan.call.v), **strides("km", plan.k_mem),
+        **strides("vm", plan.v_mem), **strides("r", plan.r, table), **strides("rb", plan.r_bias, table),
+        **plan.constants,
     }  # fmt: skip
 
 

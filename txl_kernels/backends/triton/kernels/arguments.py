@@ -81,10 +81,32 @@ class Table(NamedTuple):
     h: Any
 
 
+class Numbers(NamedTuple):
+    """`r_bias` of one head, counted by distance. Those outside [first, last) are not read.
+
+    at: pointer to distance 0. sign: of the scale, which they get as queries do.
+    """
+
+    at: Any
+    stride: Any
+    first: Any
+    last: Any
+    sign: Any
+
+
 class TableGradient(NamedTuple):
     """dr of one head by atomics: `Rows` of float32 [T, D], and the scale of what they get."""
 
     rows: Any
+    scale: Any
+
+
+class NumbersGradient(NamedTuple):
+    """The same of `r_bias`: pointer to float32 at distance 0, and which there are."""
+
+    at: Any
+    first: Any
+    last: Any
     scale: Any
 
 
@@ -113,13 +135,17 @@ class Visible(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """A block of queries: qu and qw [BM, BLOCK_D]; the first, m0, stands at key position `at`."""
+    """A block of queries: qu and qw [BM, BLOCK_D]; the first, m0, stands at key position `at`.
+
+    scale_log2 is of what `capped` leaves, if there is a to_cap and not None.
+    """
 
     qu: Any
     qw: Any
     m0: Any
     at: Any
     scale_log2: Any
+    to_cap: Any
 
 
 class Upstream(NamedTuple):

@@ -6,13 +6,18 @@ import triton.language as tl
 
 from txl_kernels.backends.triton.kernels.arguments import Bounds, Dropout, Layout, Place, Rows, Sizes
 from txl_kernels.backends.triton.kernels.tiles import (
+    capped,
     dot,
     kept_transposed,
     load_distances,
+    load_numbers,
     load_rows,
+    numbers_of,
+    numbers_of_pairs_transposed,
     packed_rows,
     place_of,
     rows_of,
+    sign_of,
     skew_transposed,
     store_rows,
     table_of,
@@ -29,15 +34,15 @@ from txl_kernels.backends.triton.kernels.visible import interval, span
 
 @triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
 def backward_keys_kernel(
-    QU, QW, K, V, K_MEM, V_MEM, R, START, END, KEY_FIRST, KEY_LAST, SEED, DOUT, DELTA, LSE2,
+    QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, KEY_FIRST, KEY_LAST, SEED, DOUT, DELTA, LSE2,
     DK, DV, DK_MEM, DV_MEM, DU,
     k_batch, k_head, k_row, v_batch, v_head, v_row, km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row,
-    start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row,
+    rb_head, rb_row, start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row,
     dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     dkm_batch, dkm_head, dkm_row, dvm_batch, dvm_head, dvm_row,
-    H, L, M, T, zero_row, back, ahead, scale, scale_log2, drop_below, keep_scale,
-    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr,
+    H, L, M, T, zero_row, back, ahead, scale, scale_log2, to_cap, drop_below, keep_scale,
+    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
+    DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """Program (block of keys of one (b, h)).
 
@@ -48,6 +53,8 @@ def backward_keys_kernel(
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA)
     plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
+    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA)
+    plain_values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False)
     mem_blocks = tl.cdiv(M, BLOCK)
     blocks = mem_blocks + tl.cdiv(L, BLOCK)
     pid = tl.program_id(0)
@@ -70,33 +77,48 @@ def backward_keys_kernel(
     if key0 < M:
         km_rows = rows_of(K_MEM, (km_batch, km_head, km_row), place, unseen, M, plain)
         k = load_rows(km_rows, key0, seen, BLOCK, plain)  # [BLOCK, BLOCK_D]
-        vm_rows = rows_of(V_MEM, (vm_batch, vm_head, vm_row), place, unseen, M, plain)
-        v = load_rows(vm_rows, key0, seen, BLOCK, plain)
+        vm_rows = rows_of(V_MEM, (vm_batch, vm_head, vm_row), place, unseen, M, plain_values)
+        v = load_rows(vm_rows, key0, seen, BLOCK, plain_values)  # [BLOCK, BLOCK_DV]
     else:
         k_rows = rows_of(K, (k_batch, k_head, k_row), place, 0, L, plain)
         k = load_rows(k_rows, key0 - M, seen, BLOCK, plain)
-        v_rows = rows_of(V, (v_batch, v_head, v_row), place, 0, L, plain)
-        v = load_rows(v_rows, key0 - M, seen, BLOCK, plain)
+        v_rows = rows_of(V, (v_batch, v_head, v_row), place, 0, L, plain_values)
+        v = load_rows(v_rows, key0 - M, seen, BLOCK, plain_values)
     dropout = None
     if DROPOUT:
         dropout = Dropout(tl.load(SEED), place.bh, drop_below, keep_scale)
-    table = table_of(R, r_head, r_row, place.h, sizes, layout)
+    table = None
+    if R is not None:
+        table = table_of(R, r_head, r_row, place.h, sizes, layout)
+    numbers = None
+    if R_BIAS is not None:
+        numbers = numbers_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign_of(scale))
     qu_rows = packed_rows(QU, place, L, layout)
-    qw_rows = packed_rows(QW, place, L, layout)
-    do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, layout)
+    if R is not None:
+        qw_rows = packed_rows(QW, place, L, layout)
+    do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, values)
     dk = tl.zeros((BLOCK, BLOCK_D), tl.float32)
-    dv = tl.zeros((BLOCK, BLOCK_D), tl.float32)
+    dv = tl.zeros((BLOCK, BLOCK_DV), tl.float32)
     column = tl.zeros((BLOCK,), tl.float32)  # sums of dS over queries
     for m0 in range(from_query // BLOCK * BLOCK, to_query, BLOCK):
         i = m0 + tl.arange(0, BLOCK)
         d0 = M + m0 - key0
-        qw = load_rows(qw_rows, m0, None, BLOCK, layout)  # [BLOCK, BLOCK_D], as are r, qu and dout
-        r = load_distances(table, d0 - BLOCK, None, 2 * BLOCK, layout)  # [2 * BLOCK, BLOCK_D]
-        both = dot(r, tl.trans(qw), None, PRECISION)  # [distances, queries], those below d0 and from it on
-        below, above = tl.split(tl.permute(tl.reshape(both, (2, BLOCK, BLOCK)), (1, 2, 0)))
-        qu = load_rows(qu_rows, m0, None, BLOCK, layout)
-        s = dot(k, tl.trans(qu), None, PRECISION)  # [keys, queries], as all that follow
-        s += skew_transposed(above, below, BLOCK)
+        if R is not None:
+            qw = load_rows(qw_rows, m0, None, BLOCK, layout)  # [BLOCK, BLOCK_D], as are r and qu
+            r = load_distances(table, d0 - BLOCK, None, 2 * BLOCK, layout)  # [2 * BLOCK, BLOCK_D]
+            both = dot(r, tl.trans(qw), None, PRECISION)  # [distances, queries], those below d0 and from it on
+            if numbers is not None:
+                both += load_numbers(numbers, d0 - BLOCK, 2 * BLOCK)[:, None]
+            below, above = tl.split(tl.permute(tl.reshape(both, (2, BLOCK, BLOCK)), (1, 2, 0)))
+            qu = load_rows(qu_rows, m0, None, BLOCK, layout)
+            s = dot(k, tl.trans(qu), None, PRECISION)  # [keys, queries], as all that follow
+            s += skew_transposed(above, below, BLOCK)
+        else:
+            qu = load_rows(qu_rows, m0, None, BLOCK, layout)
+            s = dot(k, tl.trans(qu), None, PRECISION)
+            s += numbers_of_pairs_transposed(numbers, d0, BLOCK)
+        if to_cap is not None:
+            s = capped(s, to_cap)
         lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
         delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
         p = weights(s, scale_log2, lse2[None, :])
@@ -105,8 +127,11 @@ def backward_keys_kernel(
         whole = whole & (m0 + BLOCK <= L)
         if (KEY_FIRST is not None) or (not whole):
             low, high, _ = interval(bounds, place.b, i, sizes)
-            p = tl.where((key[:, None] >= low[None, :]) & (key[:, None] < high[None, :]), p, 0.0)
-        dout = load_rows(do_rows, m0, None, BLOCK, layout)
+            sees = (key[:, None] >= low[None, :]) & (key[:, None] < high[None, :])
+            p = tl.where(sees, p, 0.0)
+            if to_cap is not None:  # its slope may be NaN where nothing is seen
+                s = tl.where(sees, s, 0.0)
+        dout = load_rows(do_rows, m0, None, BLOCK, values)  # [BLOCK, BLOCK_DV]
         dp = dot(v, tl.trans(dout), None, PRECISION)
         if DROPOUT:
             stays = kept_transposed(dropout, m0, key0, BLOCK, BLOCK)
@@ -115,6 +140,8 @@ def backward_keys_kernel(
         else:
             dv = dot(p.to(dout.dtype), dout, dv, PRECISION)
         ds = p * (dp - delta[None, :])
+        if to_cap is not None:
+            ds *= 1.0 - s * s
         column += tl.sum(ds, 1)
         dk = dot(ds.to(qu.dtype), qu, dk, PRECISION)
 
@@ -123,19 +150,20 @@ def backward_keys_kernel(
     if key0 < M:
         dkm_rows = rows_of(DK_MEM, (dkm_batch, dkm_head, dkm_row), place, 0, M, plain)
         store_rows(dkm_rows, key0, dk, BLOCK, plain)
-        dvm_rows = rows_of(DV_MEM, (dvm_batch, dvm_head, dvm_row), place, 0, M, plain)
-        store_rows(dvm_rows, key0, dv, BLOCK, plain)
+        dvm_rows = rows_of(DV_MEM, (dvm_batch, dvm_head, dvm_row), place, 0, M, plain_values)
+        store_rows(dvm_rows, key0, dv, BLOCK, plain_values)
     else:
         dk_rows = rows_of(DK, (dk_batch, dk_head, dk_row), place, 0, L, plain)
         store_rows(dk_rows, key0 - M, dk, BLOCK, plain)
-        dv_rows = rows_of(DV, (dv_batch, dv_head, dv_row), place, 0, L, plain)
-        store_rows(dv_rows, key0 - M, dv, BLOCK, plain)
+        dv_rows = rows_of(DV, (dv_batch, dv_head, dv_row), place, 0, L, plain_values)
+        store_rows(dv_rows, key0 - M, dv, BLOCK, plain_values)
     du = tl.sum(column[:, None] * k.to(tl.float32), 0) * scale
     d = tl.arange(0, BLOCK_D)
     tl.store(DU + (place.bh * blocks + block) * D + d, du, mask=d < D)
 
 
-# dr without atomics: a block of distances walks the diagonals of every batch row.
+# dr and the gradient of `r_bias` without atomics: a block of distances walks the diagonals of every
+# batch row.
 #
 # 6 products a tile. Tiles are [distances c, queries m]; the key of a pair is M + i - d, so content
 # scores and dP come skewed from two blocks of keys, and the positional product is the plain one.
@@ -157,21 +185,24 @@ def _load_keys(memory, segment, key0, M, BLOCK: tl.constexpr, layout):
 
 @triton.jit(do_not_specialize=["B", "H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
 def backward_table_kernel(
-    QU, QW, K, V, K_MEM, V_MEM, R, START, END, ROW_FIRST, ROW_LAST, SEED, DOUT, DELTA, LSE2, DR,
+    QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, ROW_FIRST, ROW_LAST, SEED, DOUT, DELTA, LSE2, DR, DB,
     k_batch, k_head, k_row, v_batch, v_head, v_row, km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row,
-    start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row,
-    B, H, L, M, T, zero_row, back, ahead, scale, scale_log2, drop_below, keep_scale,
-    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr,
+    rb_head, rb_row, start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row,
+    B, H, L, M, T, zero_row, back, ahead, scale, scale_log2, to_cap, drop_below, keep_scale,
+    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
+    DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """Program (block of distances of one head, share of the batch). DR: float32 [shares, H, T, D].
 
-    With TMA, QU, QW, DOUT and R are descriptors.
+    DB: float32 [shares, H, T]. Either is None as R or R_BIAS is. With TMA, QU, QW, DOUT and R are
+    descriptors.
     """
     sizes = Sizes(H, L, M, T, zero_row, back, ahead)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA)
     plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
+    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA)
+    plain_values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False)
     low_blocks = tl.cdiv(zero_row, BLOCK)  # of negative distances
     blocks = low_blocks + tl.cdiv(tl.maximum(T - zero_row, 0), BLOCK)
     pid = tl.program_id(0)
@@ -180,8 +211,12 @@ def backward_table_kernel(
     share = tl.program_id(1)
     shares = tl.num_programs(1)
     row = zero_row + d0 + tl.arange(0, BLOCK)
-    table = table_of(R, r_head, r_row, h, sizes, layout)
-    r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
+    if R is not None:
+        table = table_of(R, r_head, r_row, h, sizes, layout)
+        r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
+    if R_BIAS is not None:
+        number = load_numbers(numbers_of(R_BIAS, rb_head, rb_row, h, sizes, sign_of(scale)), d0, BLOCK)
+    db = tl.zeros((BLOCK,), tl.float32)
     seed = 0
     if DROPOUT:
         seed = tl.load(SEED)
@@ -199,27 +234,35 @@ def backward_table_kernel(
             to_query = tl.minimum(d0 + BLOCK - 1 + L, L)
             to_query = tl.where((d0 > back) | (d0 + BLOCK - 1 < 1 - ahead), 0, to_query)
         keys = rows_of(K, (k_batch, k_head, k_row), place, 0, L, plain)
-        values = rows_of(V, (v_batch, v_head, v_row), place, 0, L, plain)
+        value_rows = rows_of(V, (v_batch, v_head, v_row), place, 0, L, plain_values)
         mem_keys = rows_of(K_MEM, (km_batch, km_head, km_row), place, unseen, M, plain)
-        mem_values = rows_of(V_MEM, (vm_batch, vm_head, vm_row), place, unseen, M, plain)
+        mem_values = rows_of(V_MEM, (vm_batch, vm_head, vm_row), place, unseen, M, plain_values)
         qu_rows = packed_rows(QU, place, L, layout)
-        qw_rows = packed_rows(QW, place, L, layout)
-        do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, layout)
+        if R is not None:
+            qw_rows = packed_rows(QW, place, L, layout)
+        do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, values)
         for m0 in range(from_query // BLOCK * BLOCK, to_query, BLOCK):
             i = m0 + tl.arange(0, BLOCK)
             key0 = M + m0 - d0  # key of query m0 at distance d0; the others are up to BLOCK - 1 before and after
-            qu = load_rows(qu_rows, m0, None, BLOCK, layout)  # [BLOCK, BLOCK_D], as are k, v, qw and dout
+            qu = load_rows(qu_rows, m0, None, BLOCK, layout)  # [BLOCK, BLOCK_D], as are k and qw
             k = _load_keys(mem_keys, keys, key0, M, BLOCK, plain)
             above = dot(k, tl.trans(qu), None, PRECISION)  # [keys, queries]
             k = _load_keys(mem_keys, keys, key0 - BLOCK, M, BLOCK, plain)
             below = dot(k, tl.trans(qu), None, PRECISION)
-            qw = load_rows(qw_rows, m0, None, BLOCK, layout)
-            s = dot(r, tl.trans(qw), None, PRECISION)  # [distances, queries]
-            s += skew_transposed(above, below, BLOCK)
-            dout = load_rows(do_rows, m0, None, BLOCK, layout)
-            v = _load_keys(mem_values, values, key0, M, BLOCK, plain)
+            if R is not None:
+                qw = load_rows(qw_rows, m0, None, BLOCK, layout)
+                s = dot(r, tl.trans(qw), None, PRECISION)  # [distances, queries]
+                s += skew_transposed(above, below, BLOCK)
+            else:
+                s = skew_transposed(above, below, BLOCK)
+            if R_BIAS is not None:
+                s += number[:, None]
+            if to_cap is not None:
+                s = capped(s, to_cap)
+            dout = load_rows(do_rows, m0, None, BLOCK, values)  # [BLOCK, BLOCK_DV], as is v
+            v = _load_keys(mem_values, value_rows, key0, M, BLOCK, plain_values)
             above = dot(v, tl.trans(dout), None, PRECISION)  # [keys, queries]
-            v = _load_keys(mem_values, values, key0 - BLOCK, M, BLOCK, plain)
+            v = _load_keys(mem_values, value_rows, key0 - BLOCK, M, BLOCK, plain_values)
             below = dot(v, tl.trans(dout), None, PRECISION)
             if DROPOUT:  # in key coordinates, where four queries share their bits
                 stays = kept_transposed(dropout, m0, key0, BLOCK, BLOCK)
@@ -230,10 +273,18 @@ def backward_table_kernel(
             lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
             delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
             ds = weights(s, scale_log2, lse2[None, :]) * (dp - delta[None, :])
+            if to_cap is not None:
+                ds *= 1.0 - s * s
             low, high, _ = interval(bounds, b, i, sizes)
             key = key0 + tl.arange(0, BLOCK)[None, :] - tl.arange(0, BLOCK)[:, None]
             ds = tl.where((key >= low[None, :]) & (key < high[None, :]), ds, 0.0)
-            dr = dot(ds.to(qw.dtype), qw, dr, PRECISION)
-    dr *= tl.abs(scale)
+            if R is not None:
+                dr = dot(ds.to(qw.dtype), qw, dr, PRECISION)
+            if R_BIAS is not None:
+                db += tl.sum(ds, 1)
     first = (share * tl.cast(tl.num_programs(0) // blocks, tl.int64) + h) * T  # row of DR
-    store_rows(Rows(DR + first * D, D, 0, T, 0, h), zero_row + d0, dr, BLOCK, plain)
+    if R is not None:
+        dr *= tl.abs(scale)
+        store_rows(Rows(DR + first * D, D, 0, T, 0, h), zero_row + d0, dr, BLOCK, plain)
+    if R_BIAS is not None:
+        tl.store(DB + first + row, db * scale, mask=(row >= 0) & (row < T))

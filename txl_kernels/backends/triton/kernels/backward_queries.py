@@ -15,6 +15,7 @@ from txl_kernels.backends.triton.kernels.arguments import (
     Bounds,
     Dropout,
     Layout,
+    NumbersGradient,
     Queries,
     Rows,
     Sizes,
@@ -23,15 +24,20 @@ from txl_kernels.backends.triton.kernels.arguments import (
 )
 from txl_kernels.backends.triton.kernels.tiles import (
     add_rows,
+    capped,
     dot,
     kept,
     laid_out_as,
     load_bias,
     load_distances,
+    load_numbers,
     load_rows,
+    numbers_of,
+    numbers_of_pairs,
     packed_rows,
     place_of,
     rows_of,
+    sign_of,
     skew,
     store_rows,
     table_of,
@@ -53,15 +59,17 @@ LOG2E = tl.constexpr(1.4426950408889634)
 def prepare_kernel(
     Q, U, W, OUT, DOUT, LSE, DLSE, QU, QW, DELTA, LSE2,
     q_batch, q_head, q_row, u_head, w_head, out_batch, out_head, out_row, do_batch, do_head, do_row, H, L, sign,
-    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Program (block of queries of one (b, h)): q + u, q + w, delta, and lse in base 2.
 
     QU, QW: [B * H, L, D], rounded to q's dtype, with the scale's sign, zero for a query that sees
-    nothing. DELTA, LSE2: [B * H, L], +inf in LSE2 for such a query, so that its probabilities come
-    out as zero.
+    nothing; QW and W None where there is no table. DELTA, LSE2: [B * H, L], +inf in LSE2 for a
+    query that sees nothing, so that its probabilities come out as zero.
     """
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
+    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False)
     blocks = tl.cdiv(L, BLOCK)
     pid = tl.program_id(0)
     m0 = pid % blocks * BLOCK
@@ -70,17 +78,24 @@ def prepare_kernel(
     at = place.bh * L + i  # [BLOCK]
     lse = tl.load(LSE + at, mask=i < L, other=float("-inf"))
     sees = lse != float("-inf")
-    u, w = load_bias(U, u_head, place.h, layout), load_bias(W, w_head, place.h, layout)  # [BLOCK_D]
-    q_rows = rows_of(Q, (q_batch, q_head, q_row), place, 0, L, layout)
-    q = load_rows(q_rows, m0, sees, BLOCK, layout).to(tl.float32)  # [BLOCK, BLOCK_D]
-    qu = tl.where(sees[:, None], (q + u[None, :]) * sign, 0.0)
-    qw = tl.where(sees[:, None], (q + w[None, :]) * sign, 0.0)
-    store_rows(packed_rows(QU, place, L, layout), m0, qu, BLOCK, layout)
-    store_rows(packed_rows(QW, place, L, layout), m0, qw, BLOCK, layout)
-    out_rows = rows_of(OUT, (out_batch, out_head, out_row), place, 0, L, layout)
-    out = load_rows(out_rows, m0, sees, BLOCK, layout)  # [BLOCK, BLOCK_D]
-    do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, layout)
-    dout = load_rows(do_rows, m0, sees, BLOCK, layout)  # [BLOCK, BLOCK_D]
+    if QW is not None:
+        u, w = load_bias(U, u_head, place.h, layout), load_bias(W, w_head, place.h, layout)  # [BLOCK_D]
+        q_rows = rows_of(Q, (q_batch, q_head, q_row), place, 0, L, layout)
+        q = load_rows(q_rows, m0, sees, BLOCK, layout).to(tl.float32)  # [BLOCK, BLOCK_D]
+        qu = tl.where(sees[:, None], (q + u[None, :]) * sign, 0.0)
+        qw = tl.where(sees[:, None], (q + w[None, :]) * sign, 0.0)
+        store_rows(packed_rows(QU, place, L, layout), m0, qu, BLOCK, layout)
+        store_rows(packed_rows(QW, place, L, layout), m0, qw, BLOCK, layout)
+    else:
+        u = load_bias(U, u_head, place.h, layout)
+        q_rows = rows_of(Q, (q_batch, q_head, q_row), place, 0, L, layout)
+        q = load_rows(q_rows, m0, sees, BLOCK, layout).to(tl.float32)
+        qu = tl.where(sees[:, None], (q + u[None, :]) * sign, 0.0)
+        store_rows(packed_rows(QU, place, L, layout), m0, qu, BLOCK, layout)
+    out_rows = rows_of(OUT, (out_batch, out_head, out_row), place, 0, L, values)
+    out = load_rows(out_rows, m0, sees, BLOCK, values)  # [BLOCK, BLOCK_DV]
+    do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, values)
+    dout = load_rows(do_rows, m0, sees, BLOCK, values)  # [BLOCK, BLOCK_DV]
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)  # [BLOCK]
     if DLSE is not None:
         delta -= tl.load(DLSE + at, mask=sees & (i < L), other=0.0)
@@ -115,24 +130,31 @@ def _skewed(ds, ds_before, s, BLOCK: tl.constexpr):
 
 @triton.jit
 def _through_positions(
-    dq, G, qw, table, row_last, gradient, d0, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout
+    dq, G, qw, table, row_last, gradient, number_gradient, d0, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout
 ):  # fmt: skip
-    """dq + G @ r for the block of distances at d0; with `gradient`, adds G^T @ qw to that.
+    """dq + G @ r for the block of distances at d0; with gradients, adds G^T @ qw and G's sums to
+    those.
 
     G: [BLOCK, BLOCK], in q's dtype.
     """
-    r = load_distances(table, d0, _in_use(row_last, table, d0, BLOCK), BLOCK, layout)  # [BLOCK, BLOCK_D]
-    dq = dot(G, r, dq, PRECISION)
-    if gradient is not None:
-        dr = dot(tl.trans(G), qw, None, PRECISION) * gradient.scale  # [BLOCK, BLOCK_D]
-        add_rows(gradient.rows, d0 - table.first, dr, BLOCK, layout)
+    if table is not None:
+        r = load_distances(table, d0, _in_use(row_last, table, d0, BLOCK), BLOCK, layout)  # [BLOCK, BLOCK_D]
+        dq = dot(G, r, dq, PRECISION)
+        if gradient is not None:
+            dr = dot(tl.trans(G), qw, None, PRECISION) * gradient.scale  # [BLOCK, BLOCK_D]
+            add_rows(gradient.rows, d0 - table.first, dr, BLOCK, layout)
+    if number_gradient is not None:
+        d = d0 + tl.arange(0, BLOCK)
+        sums = tl.sum(G.to(tl.float32), 0) * number_gradient.scale  # [BLOCK]
+        inside = (d >= number_gradient.first) & (d < number_gradient.last)
+        tl.atomic_add(number_gradient.at + d, sums, mask=inside, sem="relaxed")
     return dq
 
 
 @triton.jit
 def _walk(
-    state, source, key_last, table, row_last, gradient, queries, upstream, visible, dropout,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout, key_layout,
+    state, source, key_last, table, row_last, gradient, numbers, number_gradient, queries, upstream, visible, dropout,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout, key_layout, value_layout,
 ):  # fmt: skip
     """All tiles of one source.
 
@@ -147,47 +169,63 @@ def _walk(
         d0 = queries.at - key0
         seen = _in_use(key_last, source.k, row0, BLOCK)
         k = load_rows(source.k, row0, seen, BLOCK, key_layout)  # [BLOCK, BLOCK_D]
-        r = load_distances(table, d0 - BLOCK, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
-        v = load_rows(source.v, row0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
-        below = dot(queries.qw, tl.trans(r), None, PRECISION)  # [BLOCK, BLOCK], as all that follow
-        s = dot(queries.qu, tl.trans(k), None, PRECISION)
-        s += skew(above, below, BLOCK, BLOCK)
-        above = below
+        if table is not None:
+            r = load_distances(table, d0 - BLOCK, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
+            v = load_rows(source.v, row0, None, BLOCK, value_layout)  # [BLOCK, BLOCK_DV]
+            below = dot(queries.qw, tl.trans(r), None, PRECISION)  # [BLOCK, BLOCK], as all that follow
+            if numbers is not None:
+                below += load_numbers(numbers, d0 - BLOCK, BLOCK)[None, :]
+            s = dot(queries.qu, tl.trans(k), None, PRECISION)
+            s += skew(above, below, BLOCK, BLOCK)
+            above = below
+        else:
+            v = load_rows(source.v, row0, None, BLOCK, value_layout)
+            s = dot(queries.qu, tl.trans(k), None, PRECISION)
+            s += numbers_of_pairs(numbers, d0, BLOCK, BLOCK)
+        if queries.to_cap is not None:
+            s = capped(s, queries.to_cap)
         p = weights(s, queries.scale_log2, upstream.lse2[:, None])
         dp = dot(upstream.dout, tl.trans(v), None, PRECISION)
         if dropout is not None:
             dp = tl.where(kept(dropout, queries.m0, key0, BLOCK, BLOCK), dp * dropout.keep_scale, 0.0)
         ds = p * (dp - upstream.delta[:, None])
+        if queries.to_cap is not None:
+            ds *= 1.0 - s * s
         if partly(visible, key0, BLOCK):
             ds = tl.where(sees(visible, key), ds, 0.0)
         ds = ds.to(k.dtype)
         dq = dot(ds, k, dq, PRECISION)
-        G = _skewed(ds, ds_before, s, BLOCK)
-        dq = _through_positions(dq, G, queries.qw, table, row_last, gradient, d0, BLOCK, PRECISION, layout)
+        if (table is not None) or (number_gradient is not None):
+            G = _skewed(ds, ds_before, s, BLOCK)
+            dq = _through_positions(
+                dq, G, queries.qw, table, row_last, gradient, number_gradient, d0, BLOCK, PRECISION, layout
+            )
         ds_before = ds
     return dq, above, ds_before, d0
 
 
 @triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
 def backward_queries_kernel(
-    QU, QW, K, V, K_MEM, V_MEM, R, START, END, KEY_LAST, ROW_LAST, SEED, DOUT, DELTA, LSE2, DQ, DQ_SUM, DR,
+    QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, KEY_LAST, ROW_LAST, SEED, DOUT, DELTA, LSE2, DQ, DQ_SUM, DR, DB,
     k_batch, k_head, k_row, v_batch, v_head, v_row, km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row,
-    start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row, dq_batch, dq_head, dq_row,
-    H, L, M, T, zero_row, back, ahead, scale, scale_log2, drop_below, keep_scale,
-    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr,
+    rb_head, rb_row, start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row, dq_batch, dq_head, dq_row,
+    H, L, M, T, zero_row, back, ahead, scale, scale_log2, to_cap, drop_below, keep_scale,
+    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
+    DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """Program (block of queries of one (b, h)).
 
-    DQ_SUM: float32 [B * H, blocks, D], the block's sum of dq. DR: None, or float32 [H, T, D] of
-    zeros, to which dr is added by atomics. With TMA, V, V_MEM and R are descriptors, as K and K_MEM
-    are without bounds; see forward.
+    DQ_SUM: float32 [B * H, blocks, D], the block's sum of dq. DR and DB: None, or float32 [H, T, D]
+    and [H, T] of zeros, to which dr and the gradient of `r_bias` are added by atomics. With TMA, V,
+    V_MEM and R are descriptors, as K and K_MEM are without bounds; see forward.
     """
     sizes = Sizes(H, L, M, T, zero_row, back, ahead)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA)
     plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
     keys: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA and KEY_LAST is None)
+    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA)
+    plain_values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False)
     blocks = tl.cdiv(L, BLOCK)
     pid = tl.program_id(0)
     block = blocks - 1 - pid % blocks  # longest first
@@ -205,11 +243,13 @@ def backward_queries_kernel(
         row_last = ROW_LAST + place.b * T + zero_row
 
     qu = load_rows(packed_rows(QU, place, L, plain), m0, None, BLOCK, plain)  # [BLOCK, BLOCK_D]
-    qw = load_rows(packed_rows(QW, place, L, plain), m0, None, BLOCK, plain)
-    queries = Queries(qu, qw, m0, M + m0, scale_log2)
-    do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, plain)
+    qw = qu
+    if R is not None:
+        qw = load_rows(packed_rows(QW, place, L, plain), m0, None, BLOCK, plain)
+    queries = Queries(qu, qw, m0, M + m0, scale_log2, to_cap)
+    do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, plain_values)
     upstream = Upstream(
-        load_rows(do_rows, m0, None, BLOCK, plain),
+        load_rows(do_rows, m0, None, BLOCK, plain_values),
         tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf")),
         tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0),
     )
@@ -218,31 +258,46 @@ def backward_queries_kernel(
         dropout = Dropout(tl.load(SEED), place.bh, drop_below, keep_scale)
 
     mem_start, seg_start = tile_starts(visible, sizes, BLOCK)
-    table = table_of(R, r_head, r_row, place.h, sizes, layout)
+    table = None
+    if R is not None:
+        table = table_of(R, r_head, r_row, place.h, sizes, layout)
+    numbers = None
+    if R_BIAS is not None:
+        numbers = numbers_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign_of(scale))
+    number_gradient = None
+    if DB is not None:
+        number_gradient = NumbersGradient(DB + place.h * T + zero_row, -zero_row, T - zero_row, scale)
     gradient = None
     if DR is not None:
         dr_rows = Rows(DR + place.h * T * D, D, 0, T, place.b, place.h)
         gradient = TableGradient(dr_rows, tl.abs(scale))
     d0 = queries.at - tl.where(visible.first < M, mem_start, M + seg_start)
-    r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
-    above = dot(qw, tl.trans(r), None, PRECISION)
+    above = tl.zeros((1, 1), tl.float32)  # of nothing, without a table
+    if R is not None:
+        r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
+        above = dot(qw, tl.trans(r), None, PRECISION)
+        if numbers is not None:
+            above += load_numbers(numbers, d0, BLOCK)[None, :]
     state = (tl.zeros((BLOCK, BLOCK_D), tl.float32), above, tl.zeros((BLOCK, BLOCK), qu.dtype), d0)
     k_strides, v_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
-    memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, keys, layout)
+    memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, keys, values)
     state = _walk(
-        state, memory, key_last, table, row_last, gradient, queries, upstream, visible, dropout,
-        BLOCK, PRECISION, layout, keys,
+        state, memory, key_last, table, row_last, gradient, numbers, number_gradient, queries, upstream, visible,
+        dropout, BLOCK, PRECISION, layout, keys, values,
     )  # fmt: skip
     k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
-    segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, keys, layout)
+    segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, keys, values)
     state = _walk(
-        state, segment, segment_last, table, row_last, gradient, queries, upstream, visible, dropout,
-        BLOCK, PRECISION, layout, keys,
+        state, segment, segment_last, table, row_last, gradient, numbers, number_gradient, queries, upstream, visible,
+        dropout, BLOCK, PRECISION, layout, keys, values,
     )  # fmt: skip
     dq, _, ds, d0 = state
-    # What the last tile leaves below d0: nothing when causal, else the distances of later keys.
-    G = skew(tl.zeros((BLOCK, BLOCK), tl.float32), ds.to(tl.float32), BLOCK, BLOCK).to(ds.dtype)
-    dq = _through_positions(dq, G, qw, table, row_last, gradient, d0 - BLOCK, BLOCK, PRECISION, layout)
+    if (R is not None) or (DB is not None):
+        # What the last tile leaves below d0: nothing when causal, else the distances of later keys.
+        G = skew(tl.zeros((BLOCK, BLOCK), tl.float32), ds.to(tl.float32), BLOCK, BLOCK).to(ds.dtype)
+        dq = _through_positions(
+            dq, G, qw, table, row_last, gradient, number_gradient, d0 - BLOCK, BLOCK, PRECISION, layout
+        )
     dq *= scale
     store_rows(rows_of(DQ, (dq_batch, dq_head, dq_row), place, 0, L, plain), m0, dq, BLOCK, plain)
     d = tl.arange(0, BLOCK_D)
@@ -265,32 +320,41 @@ def _sum_of_head(PARTS, h, B, H, blocks, BLOCK: tl.constexpr, D: tl.constexpr, B
 
 @triton.jit(do_not_specialize=["B", "H", "T", "rows", "first_row", "query_blocks", "key_blocks", "shares"])
 def finish_kernel(
-    DQ_SUM, DU_SUM, DR_SUM, DU, DW, DR, du_head, dw_head, dr_head, dr_row,
+    DQ_SUM, DU_SUM, DR_SUM, DB_SUM, DU, DW, DR, DB, du_head, dw_head, dr_head, dr_row, db_head,
     B, H, T, rows, first_row, query_blocks, key_blocks, shares,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (head): du and dw [H, D]. After those, program (block of rows of a head): dr.
+    """Program (head): du and dw [H, D]. After those, program (block of rows of a head): dr and db.
 
     DQ_SUM: float32 [B, H, query_blocks, D], of dq; DU_SUM: float32 [B, H, key_blocks, D]; dw is the
     first's sum less du. DR_SUM: float32 [shares, H, T, D], of dr's rows from first_row on; others
-    are zero. DR: [H, rows, D].
+    are zero. DR: [H, rows, D]. Without a table DR is None and dw zero. DB_SUM, float32
+    [shares, H, T], and DB [H, rows]: the same of `r_bias`, or None.
     """
     pid = tl.program_id(0)
     d = tl.arange(0, BLOCK_D)
     if pid < H:
         h = pid.to(tl.int64)
         du = _sum_of_head(DU_SUM, h, B, H, key_blocks, BLOCK, D, BLOCK_D)
-        dw = _sum_of_head(DQ_SUM, h, B, H, query_blocks, BLOCK, D, BLOCK_D) - du
+        dw = tl.zeros_like(du)
+        if DR is not None:
+            dw = _sum_of_head(DQ_SUM, h, B, H, query_blocks, BLOCK, D, BLOCK_D) - du
         tl.store(DU + h * du_head + d, du.to(DU.dtype.element_ty), mask=d < D)
         tl.store(DW + h * dw_head + d, dw.to(DW.dtype.element_ty), mask=d < D)
     else:
         h = ((pid - H) % H).to(tl.int64)
         row = (pid - H) // H * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
         t = row - first_row
-        used = ((t >= 0) & (t < T))[:, None] & (d < D)[None, :]
-        dr = tl.zeros((BLOCK, BLOCK_D), tl.float32)
-        for share in range(shares):
-            at = (share * H + h) * T + t  # [BLOCK]
-            dr += tl.load(DR_SUM + at[:, None] * D + d[None, :], mask=used, other=0.0)
-        pointers = DR + h * dr_head + row[:, None] * dr_row + d[None, :]
-        tl.store(pointers, dr.to(DR.dtype.element_ty), mask=(row < rows)[:, None] & (d < D)[None, :])
+        if DR is not None:
+            used = ((t >= 0) & (t < T))[:, None] & (d < D)[None, :]
+            dr = tl.zeros((BLOCK, BLOCK_D), tl.float32)
+            for share in range(shares):
+                at = (share * H + h) * T + t  # [BLOCK]
+                dr += tl.load(DR_SUM + at[:, None] * D + d[None, :], mask=used, other=0.0)
+            pointers = DR + h * dr_head + row[:, None] * dr_row + d[None, :]
+            tl.store(pointers, dr.to(DR.dtype.element_ty), mask=(row < rows)[:, None] & (d < D)[None, :])
+        if DB is not None:
+            db = tl.zeros((BLOCK,), tl.float32)
+            for share in range(shares):
+                db += tl.load(DB_SUM + (share * H + h) * T + t, mask=(t >= 0) & (t < T), other=0.0)
+            tl.store(DB + h * db_head + row, db.to(DB.dtype.element_ty), mask=row < rows)

@@ -9,11 +9,15 @@ import triton.language as tl
 
 from txl_kernels.backends.triton.kernels.arguments import Bounds, Dropout, Layout, Queries, Sizes
 from txl_kernels.backends.triton.kernels.tiles import (
+    capped,
     dot,
     kept,
     load_bias,
     load_distances,
+    load_numbers,
     load_rows,
+    numbers_of,
+    numbers_of_pairs,
     place_of,
     rows_of,
     skew,
@@ -35,14 +39,15 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _walk(
-    state, source, from_tile, to_tile, table, queries, visible, dropout,
+    state, source, from_tile, to_tile, table, numbers, queries, visible, dropout,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, GAPS: tl.constexpr, layout, value_layout,
 ):  # fmt: skip
     """Tiles from_tile .. to_tile - 1 of one source.
 
-    state: sum of weights times values [BM, BLOCK_D], largest score and sum of weights [BM], and the
-    position scores of the block of distances above the next tile [BM, BN]; all float32. GAPS:
-    whether keys between seen ones may be seen by no query of the block.
+    state: sum of weights times values [BM, BLOCK_DV], largest score and sum of weights [BM], and
+    the position scores of the block of distances above the next tile [BM, BN], which without a
+    table mean nothing; all float32. GAPS: whether keys between seen ones may be seen by no query of
+    the block.
     """
     acc, top, total, above = state
     for tile in range(from_tile, to_tile):
@@ -50,11 +55,19 @@ def _walk(
         key0 = row0 + source.shift
         key = key0 + tl.arange(0, BN)
         k = load_rows(source.k, row0, None, BN, layout)  # [BN, BLOCK_D]
-        r = load_distances(table, queries.at - key0 - BN, None, BN, layout)  # [BN, BLOCK_D]
-        below = dot(queries.qw, tl.trans(r), None, PRECISION)  # [BM, BN]
-        s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BM, BN]
-        s += skew(above, below, BM, BN)
-        above = below
+        if table is not None:
+            r = load_distances(table, queries.at - key0 - BN, None, BN, layout)  # [BN, BLOCK_D]
+            below = dot(queries.qw, tl.trans(r), None, PRECISION)  # [BM, BN]
+            if numbers is not None:
+                below += load_numbers(numbers, queries.at - key0 - BN, BN)[None, :]
+            s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BM, BN]
+            s += skew(above, below, BM, BN)
+            above = below
+        else:
+            s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BM, BN]
+            s += numbers_of_pairs(numbers, queries.at - key0, BM, BN)
+        if queries.to_cap is not None:
+            s = capped(s, queries.to_cap)
         if partly(visible, key0, BN):
             s = tl.where(sees(visible, key), s, float("-inf"))
         # The maximum is kept scaled: were it scaled anew, rounding would make the factor of a tile
@@ -70,7 +83,7 @@ def _walk(
         keep = None
         if GAPS:  # values that no query sees may hold NaN
             keep = seen_by_some(visible, key0, BN)
-        v = load_rows(source.v, row0, keep, BN, value_layout)  # [BN, BLOCK_D]
+        v = load_rows(source.v, row0, keep, BN, value_layout)  # [BN, BLOCK_DV]
         acc = dot(p.to(v.dtype), v, acc * rescale[:, None], PRECISION)
     return acc, top, total, above
 
@@ -78,24 +91,27 @@ def _walk(
 # Sizes that change from call to call must not compile a kernel each.
 @triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
 def forward_kernel(
-    Q, K, V, K_MEM, V_MEM, R, U, W, START, END, SEED, OUT, LSE,
+    Q, K, V, K_MEM, V_MEM, R, R_BIAS, U, W, START, END, SEED, OUT, LSE,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
-    km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row, u_head, w_head,
+    km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row, rb_head, rb_row, u_head, w_head,
     start_batch, start_query, end_batch, end_query, out_batch, out_head, out_row,
-    H, L, M, T, zero_row, back, ahead, sign, scale_log2, drop_below, keep_scale,
-    BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DROPOUT: tl.constexpr,
-    SPLIT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    H, L, M, T, zero_row, back, ahead, sign, scale_log2, to_cap, drop_below, keep_scale,
+    BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr,
+    BLOCK_DV: tl.constexpr, DROPOUT: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """Program (block of BM queries of one (b, h), part of its keys).
 
-    With SPLIT, OUT is float32 [parts, B * H, L, D] and LSE [parts, B * H, L], for `merge_kernel`;
-    without, there is one part. With TMA, K, K_MEM and R are descriptors, as V and V_MEM are without
-    bounds (which leave rows out); those of the memory start at the first key that some query sees.
+    R or R_BIAS may be None. With SPLIT, OUT is float32 [parts, B * H, L, D_V] and LSE
+    [parts, B * H, L], for `merge_kernel`; without, there is one part. With TMA, K, K_MEM and R are
+    descriptors, as V and V_MEM are without bounds (which leave rows out); those of the memory start
+    at the first key that some query sees.
     """
     sizes = Sizes(H, L, M, T, zero_row, back, ahead)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA)
     plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
+    out_layout: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False)
     blocks = tl.cdiv(L, BM)
     pid = tl.program_id(0)
     m0 = (blocks - 1 - pid % blocks) * BM  # longest first
@@ -115,23 +131,36 @@ def forward_kernel(
 
     q_rows = rows_of(Q, (q_batch, q_head, q_row), place, 0, L, plain)
     q = load_rows(q_rows, m0, visible.low < visible.high, BM, plain)  # [BM, BLOCK_D]
-    u, w = load_bias(U, u_head, place.h, layout), load_bias(W, w_head, place.h, layout)
-    qu = ((q.to(tl.float32) + u[None, :]) * sign).to(q.dtype)
-    qw = ((q.to(tl.float32) + w[None, :]) * sign).to(q.dtype)
-    queries = Queries(qu, qw, m0, M + m0, scale_log2)
+    if R is not None:
+        u, w = load_bias(U, u_head, place.h, layout), load_bias(W, w_head, place.h, layout)
+        qu = ((q.to(tl.float32) + u[None, :]) * sign).to(q.dtype)
+        qw = ((q.to(tl.float32) + w[None, :]) * sign).to(q.dtype)
+    else:
+        u = load_bias(U, u_head, place.h, layout)
+        qu = ((q.to(tl.float32) + u[None, :]) * sign).to(q.dtype)
+        qw = qu
+    queries = Queries(qu, qw, m0, M + m0, scale_log2, to_cap)
     gaps: tl.constexpr = (START is not None) or (END is not None)
-    values: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA and not gaps)
+    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA and not gaps)
     dropout = None
     if DROPOUT:
         dropout = Dropout(tl.load(SEED), place.bh, drop_below, keep_scale)
 
-    table = table_of(R, r_head, r_row, place.h, sizes, layout)
-    seg_key = M + seg_start + (from_tile - mem_tiles) * BN
-    key0 = tl.where(from_tile < mem_tiles, mem_start + from_tile * BN, seg_key)
-    r = load_distances(table, queries.at - key0, None, BN, layout)  # [BN, BLOCK_D]
-    above = dot(qw, tl.trans(r), None, PRECISION)
+    numbers = None
+    if R_BIAS is not None:
+        numbers = numbers_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign)
+    table = None
+    above = tl.zeros((1, 1), tl.float32)
+    if R is not None:
+        table = table_of(R, r_head, r_row, place.h, sizes, layout)
+        seg_key = M + seg_start + (from_tile - mem_tiles) * BN
+        key0 = tl.where(from_tile < mem_tiles, mem_start + from_tile * BN, seg_key)
+        r = load_distances(table, queries.at - key0, None, BN, layout)  # [BN, BLOCK_D]
+        above = dot(qw, tl.trans(r), None, PRECISION)
+        if numbers is not None:
+            above += load_numbers(numbers, queries.at - key0, BN)[None, :]
     state = (
-        tl.zeros((BM, BLOCK_D), tl.float32),
+        tl.zeros((BM, BLOCK_DV), tl.float32),
         tl.full((BM,), float("-inf"), tl.float32),
         tl.where(bad, float("nan"), 0.0),
         above,
@@ -140,15 +169,17 @@ def forward_kernel(
     memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, layout, values)
     mem_end = tl.minimum(to_tile, mem_tiles)
     state = _walk(
-        state, memory, from_tile, mem_end, table, queries, visible, dropout, BM, BN, PRECISION, gaps, layout, values
-    )
+        state, memory, from_tile, mem_end, table, numbers, queries, visible, dropout,
+        BM, BN, PRECISION, gaps, layout, values,
+    )  # fmt: skip
     k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
     segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, layout, values)
     from_tile = tl.maximum(from_tile - mem_tiles, 0)
     to_tile -= mem_tiles
     state = _walk(
-        state, segment, from_tile, to_tile, table, queries, visible, dropout, BM, BN, PRECISION, gaps, layout, values
-    )
+        state, segment, from_tile, to_tile, table, numbers, queries, visible, dropout,
+        BM, BN, PRECISION, gaps, layout, values,
+    )  # fmt: skip
     acc, top, total, _ = state
 
     nothing = total == 0.0  # of these keys, which may be one part's
@@ -158,9 +189,9 @@ def forward_kernel(
     at = place.bh
     if SPLIT:
         at += tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // blocks)
-        OUT += at * L * D
+        OUT += at * L * D_V
         out_batch, out_head = 0, 0
-    store_rows(rows_of(OUT, (out_batch, out_head, out_row), place, 0, L, plain), m0, out, BM, plain)
+    store_rows(rows_of(OUT, (out_batch, out_head, out_row), place, 0, L, out_layout), m0, out, BM, out_layout)
     tl.store(LSE + at * L + i, lse, mask=i < L)
 
 

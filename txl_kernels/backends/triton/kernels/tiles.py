@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from txl_kernels.backends.triton.config import interpreted
-from txl_kernels.backends.triton.kernels.arguments import Place, Rows, Table
+from txl_kernels.backends.triton.kernels.arguments import Numbers, Place, Rows, Table
 
 INTERPRETED = tl.constexpr(interpreted())
 
@@ -117,6 +117,28 @@ def load_distances(table, d0, keep, ROWS: tl.constexpr, layout):
 
 
 @triton.jit
+def numbers_of(R_BIAS, rb_head, rb_row, h, sizes, sign):
+    """`Numbers` of `r_bias` [H, T] at a head."""
+    at = R_BIAS + h * rb_head + tl.cast(sizes.zero_row, tl.int64) * rb_row
+    return Numbers(at, rb_row, -sizes.zero_row, sizes.T - sizes.zero_row, sign)
+
+
+@triton.jit
+def sign_of(scale):
+    """1, 0 or -1: of a scale of 0 all scores are 0."""
+    return tl.where(scale > 0, 1.0, tl.where(scale < 0, -1.0, 0.0))
+
+
+@triton.jit
+def load_numbers(numbers, d0, COUNT: tl.constexpr):
+    """float32 [COUNT]: of distances from d0 on, zeros where there are none."""
+    d = d0 + tl.arange(0, COUNT)
+    pointers = numbers.at + d.to(tl.int64) * numbers.stride
+    value = tl.load(pointers, mask=(d >= numbers.first) & (d < numbers.last), other=0.0)
+    return value.to(tl.float32) * numbers.sign
+
+
+@triton.jit
 def load_bias(U, head_stride, h, layout):
     """[BLOCK_D] float32 of a bias [H, D]; zeros from column D on."""
     d = tl.arange(0, layout.BLOCK_D)
@@ -207,11 +229,42 @@ def skew_transposed(above, below, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def numbers_of_pairs(numbers, d0, BM: tl.constexpr, BN: tl.constexpr):
+    """[BM, BN]: the number at each pair's distance, d0 + m - n. BM <= BN."""
+    window = load_numbers(numbers, d0 - BN, 2 * BN)
+    at = (tl.arange(0, BM) + _late())[:, None] - tl.arange(0, BN)[None, :] + BN
+    return tl.reshape(tl.gather(window, tl.reshape(at, (BM * BN,)), axis=0), (BM, BN))
+
+
+@triton.jit
+def numbers_of_pairs_transposed(numbers, d0, BLOCK: tl.constexpr):
+    """[BLOCK, BLOCK]: the same, out[n, m]."""
+    window = load_numbers(numbers, d0 - BLOCK, 2 * BLOCK)
+    at = tl.arange(0, BLOCK)[None, :] - (tl.arange(0, BLOCK) + _late())[:, None] + BLOCK
+    return tl.reshape(tl.gather(window, tl.reshape(at, (BLOCK * BLOCK,)), axis=0), (BLOCK, BLOCK))
+
+
+@triton.jit
+def capped(s, to_cap):
+    """tanh(s * to_cap), float32, to a few units in the last place of any size; NaN stays."""
+    x = s * to_cap
+    size = tl.abs(x)
+    z = x * x
+    # Near 0 a polynomial, fitted to tanh(x) / x on [0, 0.6]: 1 - e would cancel.
+    p = ((-0.005893945 * z + 0.020794618) * z - 0.053783293) * z + 0.133319153
+    near = x + x * z * (p * z - 0.333332975)
+    e = tl.math.exp2(size * -2.8853900817779268)  # exp(-2 size)
+    far = (1.0 - e) / (1.0 + e)
+    return tl.where(size < 0.6, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
 def weights(s, scale_log2, lse2):
     """exp2(s * scale_log2 - lse2), at most 1.
 
-    s: scores, float32. Forward's tiles may have summed a score in another order: of huge ones the
-    difference is no longer small, and exp2 of it has no bound. NaN stays.
+    s: scores, float32, or what `capped` made of them. Forward's tiles may have summed a score in
+    another order: of huge ones the difference is no longer small, and exp2 of it has no bound. NaN
+    stays.
     """
     return tl.math.exp2(tl.minimum(s * scale_log2 - lse2, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
