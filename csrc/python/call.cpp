@@ -53,7 +53,7 @@ bool add_tensor(Key& key, const py::handle& x, const py::tuple& types) {
   key.add(facts.axes);
   key.add(facts.sizes, facts.axes);
   key.add(facts.strides, facts.axes);
-  key.add(int64_t{facts.dtype} << 32 | facts.layout);
+  key.add(int64_t{facts.dtype});
   key.add(int64_t{facts.device_type} << 32 | static_cast<uint32_t>(facts.device_index));
   return true;
 }

@@ -23,18 +23,15 @@ using Function = int32_t (*)(void* const* tensor, T* result);
 struct Functions {
   Function<int64_t> axes, storage_bytes;
   Function<int64_t*> sizes, strides;
-  Function<int32_t> dtype, layout, device_type, device_index;
+  Function<int32_t> dtype, device_type, device_index;
   Function<void*> data;
 };
 
-constexpr size_t kFunctions = 9;
+constexpr size_t kFunctions = 8;
 const char* const kNames[kFunctions] = {
-    "aoti_torch_get_dim",         "aoti_torch_get_storage_size", "aoti_torch_get_sizes",
-    "aoti_torch_get_strides",     "aoti_torch_get_dtype",        "aoti_torch_get_layout",
-    "aoti_torch_get_device_type", "aoti_torch_get_device_index", "aoti_torch_get_data_ptr",
+    "aoti_torch_get_dim",   "aoti_torch_get_storage_size", "aoti_torch_get_sizes",        "aoti_torch_get_strides",
+    "aoti_torch_get_dtype", "aoti_torch_get_device_type",  "aoti_torch_get_device_index", "aoti_torch_get_data_ptr",
 };
-
-constexpr int32_t kStrided = 0;  // c10::Layout
 
 Functions g_functions;
 bool g_complete = false;
@@ -48,7 +45,7 @@ void set_torch_functions(const std::vector<uint64_t>& addresses) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(addresses[next++]);
   };
   Functions& f = g_functions;
-  set(f.axes), set(f.storage_bytes), set(f.sizes), set(f.strides), set(f.dtype), set(f.layout);
+  set(f.axes), set(f.storage_bytes), set(f.sizes), set(f.strides), set(f.dtype);
   set(f.device_type), set(f.device_index), set(f.data);
 }
 
@@ -139,10 +136,10 @@ bool tell(const py::handle& tensor, Facts& facts) {
   const auto has = [x](auto function, auto& result) { return function(&x, &result) == 0; };
   const Functions& f = g_functions;
   int64_t *sizes = nullptr, *strides = nullptr;
-  const bool told = has(f.layout, facts.layout) && facts.layout == kStrided && has(f.axes, facts.axes) &&
-                    has(f.sizes, sizes) && has(f.strides, strides) && has(f.dtype, facts.dtype) &&
-                    has(f.device_type, facts.device_type) && has(f.device_index, facts.device_index) &&
-                    has(f.storage_bytes, facts.storage_bytes) && has(f.data, facts.data);
+  const bool told = has(f.axes, facts.axes) && has(f.sizes, sizes) && has(f.strides, strides) &&
+                    has(f.dtype, facts.dtype) && has(f.device_type, facts.device_type) &&
+                    has(f.device_index, facts.device_index) && has(f.storage_bytes, facts.storage_bytes) &&
+                    has(f.data, facts.data);
   facts.sizes = sizes, facts.strides = strides;
   return told;
 }

@@ -23,7 +23,7 @@ View view_of(const pybind11::handle& tensor);
 struct Facts {
   int64_t axes = 0, storage_bytes = 0;
   const int64_t *sizes = nullptr, *strides = nullptr;
-  int32_t dtype = 0, layout = 0, device_type = 0, device_index = 0;
+  int32_t dtype = 0, device_type = 0, device_index = 0;
   void* data = nullptr;
 };
 

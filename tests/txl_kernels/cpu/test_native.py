@@ -289,6 +289,8 @@ def test_torchs_c_functions_say_what_python_does(make: Callable[[], torch.Tensor
 def test_what_has_no_strides_has_no_facts() -> None:
     assert cpu.native.module.facts(torch.eye(3).to_sparse()) is None
     assert cpu.native.module.facts(torch.eye(3).to_sparse_csr()) is None
+    if torch.backends.mkldnn.is_available():
+        assert cpu.native.module.facts(torch.eye(3).to_mkldnn()) is None
     assert cpu.native.module.facts(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])) is None
 
 
