@@ -56,19 +56,17 @@ def table_len_of(call: Call) -> int:
 
 def inputs_of(call: Call) -> tuple[Tensor | None, ...]:
     """The tensors that have gradients, named by INPUTS."""
-    return (
-        call.q, call.k, call.v, call.r, call.content_bias, call.position_bias, call.k_mem, call.v_mem, call.r_bias,
-    )  # fmt: skip
+    return call[: len(INPUTS)]  # type: ignore[return-value]
 
 
 def tensors_of(call: Call) -> tuple[Tensor | None, ...]:
     """Inputs, bounds and seed, named by TENSORS."""
-    return (*inputs_of(call), call.start, call.end, call.seed)
+    return call[: len(TENSORS)]  # type: ignore[return-value]
 
 
 def settings_of(call: Call) -> tuple[Any, ...]:
     """What is no tensor, named by SETTINGS."""
-    return (call.ahead, call.window, call.zero_row, call.scale, call.dropout_p, call.softcap)
+    return call[len(TENSORS) :]
 
 
 def is_bounded(call: Call) -> bool:
@@ -77,7 +75,11 @@ def is_bounded(call: Call) -> bool:
 
 
 def needs_gradients(call: Call) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs_of(call))
+    if torch.is_grad_enabled():
+        for x in inputs_of(call):
+            if x is not None and x.requires_grad:
+                return True
+    return False
 
 
 def empty_like_rows(x: Tensor) -> Tensor:

@@ -65,10 +65,12 @@ def memory_pair(memory: Any) -> KeyValuePair:
     if not isinstance(memory, (tuple, list)) or len(memory) != 2:
         got = f"{type(memory).__name__}" + (f" of length {len(memory)}" if isinstance(memory, (tuple, list)) else "")
         raise TypeError(f"memory must be None or a pair (k_mem, v_mem) of [B, H, M, D] tensors, got {got}")
-    for name, x in zip(("k_mem", "v_mem"), memory, strict=True):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-    return memory[0], memory[1]
+    k_mem, v_mem = memory
+    if not isinstance(k_mem, Tensor):
+        raise TypeError(f"k_mem must be a torch.Tensor, got {type(k_mem).__name__}")
+    if not isinstance(v_mem, Tensor):
+        raise TypeError(f"v_mem must be a torch.Tensor, got {type(v_mem).__name__}")
+    return k_mem, v_mem
 
 
 def _check_kind(given: dict[str, Any], q: Tensor) -> None:

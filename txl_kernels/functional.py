@@ -10,7 +10,7 @@ from torch import Tensor
 
 from txl_kernels import backends, checks, forms, operators
 from txl_kernels.backends import cpu, reference
-from txl_kernels.backends.protocol import autocast_dtype
+from txl_kernels.backends.protocol import Plans, autocast_dtype
 from txl_kernels.call import INPUTS, Call, inputs_of, new_seed
 from txl_kernels.checks import KeyValuePair, Window, broadcast_bound, memory_pair, span
 from txl_kernels.forms import Chunk
@@ -152,30 +152,32 @@ def rel_attention(
         q, k, v, r, content_bias, position_bias, k_mem, v_mem, r_bias, start, end, dropout_seed, ahead, back, zero_row,
         scale, dropout_p, softcap,
     )  # fmt: skip
+    plans = operators.known(call)  # of a plain call: none is there for what only forms can say
     if (
         r_descending is not False or clamp is not False or chunk is not None
-        or type(prefix) is not int or prefix != 0 or forms.is_special(q, r, r_bias)
+        or type(prefix) is not int or prefix != 0 or (plans is None and forms.is_special(q, r, r_bias))
     ):  # fmt: skip
         if chunk is not None:
             chunk = forms.check_chunk(chunk, causal)
         plain = functools.partial(_plain, backend=backend, need_lse=True)
         out, lse = forms.attend(call, plain, chunk, prefix, r_descending, clamp)
     else:
-        out, lse = _plain(call, backend, return_lse)
+        out, lse = _plain(call, backend, return_lse, plans)
     return (out, lse) if return_lse else out
 
 
-def _plain(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any]:
+def _plain(call: Call, backend: str | None, need_lse: bool, plans: Plans | None = None) -> tuple[Tensor, Any]:
     """(out, lse) of a call as `rel_attention` was given it, without forms that kernels do not know.
-    Without `need_lse`, lse may be left out (None)."""
+    Without `need_lse`, lse may be left out (None). plans: what `operators.known` said of it."""
     q = call.q
     dtype = autocast_dtype(q.device.type)
     if dtype is not None:
-        call = Call(*(_cast_for_autocast(x, dtype) for x in inputs_of(call)), *call[len(INPUTS) :])
-    if (call.start is not None or call.end is not None) and q.dim() == 4:
-        start, end = broadcast_bound("start", call.start, q), broadcast_bound("end", call.end, q)
-        call = call._replace(start=start, end=end)
-    plans = operators.check(call)
+        call, plans = Call(*(_cast_for_autocast(x, dtype) for x in inputs_of(call)), *call[len(INPUTS) :]), None
+    if plans is None:
+        if (call.start is not None or call.end is not None) and q.dim() == 4:
+            start, end = broadcast_bound("start", call.start, q), broadcast_bound("end", call.end, q)
+            call = call._replace(start=start, end=end)
+        plans = operators.check(call)
     checks.check_seed(call.seed, call.q)
     if call.dropout_p > 0:
         if call.seed is None:

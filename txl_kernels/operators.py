@@ -14,6 +14,7 @@ for whoever watches, an autograd function with `setup_context` for torch.func.gr
 torch.library lack, and one without operators for ordinary calls.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from txl_kernels.call import (
     Wanted,
     empty_gradients,
     empty_out,
+    inputs_of,
     needs_gradients,
     settings_of,
     tensors_of,
@@ -38,7 +40,7 @@ Results = tuple[Tensor, Tensor | None]
 
 _ORDINARY = (Tensor, torch.nn.Parameter)
 _MOST_SIGNATURES = 4096
-_known: dict[bytes, Plans] = {}
+_known: dict[Any, Plans] = {}  # by signature; of backwards by that and the backend
 
 
 def _find(path: str) -> Any:
@@ -83,11 +85,8 @@ def is_open() -> bool:
 
 
 def ordinary(*tensors: Tensor | None) -> bool:
-    """Whether all are dense tensors of no subclass, whose memory holds their values.
-
-    Torch has views that negate, zeros without memory, and batches (of torch.autograd.grad) that
-    look like one tensor.
-    """
+    """Whether all are dense tensors of no subclass, whose memory holds their values: as `signature`
+    asks, of tensors that are no call's."""
     return AVAILABLE and all(
         x is None
         or (
@@ -101,16 +100,18 @@ def ordinary(*tensors: Tensor | None) -> bool:
     )
 
 
-def signature(call: Call) -> bytes | None:
-    """All that decides whether a call is valid, but for the values in its tensors; None for what is
-    not ordinary.
+def signature(call: Call, *others: Tensor | None) -> bytes | None:
+    """All that decides whether a call, with `others` beside it, is valid, but for the values in its
+    tensors; None for what is not ordinary.
 
-    None, too, without the C++ module: then every call is checked anew.
+    Ordinary tensors are dense, of no subclass, and their memory holds their values: torch has views
+    that negate, zeros without memory, and batches (of torch.autograd.grad) that look like one
+    tensor. None, too, without the C++ module: then every call is checked anew.
     """
     module = cpu.native.module
     if module is None or not AVAILABLE:
         return None
-    key: bytes | None = module.signature(call, _ORDINARY, torch.strided)
+    key: bytes | None = module.signature(call, _ORDINARY, others)
     return key
 
 
@@ -119,6 +120,13 @@ def known(call: Call) -> Plans | None:
     ordinary."""
     key = None if torch.compiler.is_compiling() else signature(call)
     return None if key is None else _known.get(key)
+
+
+def _remember(key: Any) -> Plans:
+    if len(_known) >= _MOST_SIGNATURES:
+        _known.clear()
+    plans = _known[key] = {}
+    return plans
 
 
 def check(call: Call) -> Plans | None:
@@ -135,11 +143,8 @@ def check(call: Call) -> Plans | None:
     plans = None if key is None else _known.get(key)
     if plans is None:
         checks.check(call)
-        if key is None:
-            return None
-        if len(_known) >= _MOST_SIGNATURES:
-            _known.clear()
-        plans = _known[key] = {}
+        if key is not None:
+            plans = _remember(key)
     return plans
 
 
@@ -149,6 +154,7 @@ _SCHEMA_TYPES = {
 _FIELDS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in Call.__annotations__.items())
 _GRADIENTS = ", ".join(["Tensor"] * len(INPUTS))
 _CHECKED = "checked: "  # the key of plans under which a backend's own checks are remembered
+_AS_GIVEN = "as given"  # the key of plans under which is whether kernels read dout and dlse as they come
 
 _operators = torch.ops.txl_kernels
 _library = torch.library.Library("txl_kernels", "DEF")
@@ -159,8 +165,8 @@ _library.define(
 )
 
 
-def checked(call: Call, backend: str) -> tuple[Kernels, Plans | None]:
-    """The kernels for a call that anyone may have made, and what `check` returned for it.
+def checked(call: Call, backend: str) -> Kernels:
+    """The kernels for a call that anyone may have made.
 
     Raises:
         TypeError, ValueError: an argument, as `rel_attention` would say.
@@ -176,7 +182,7 @@ def checked(call: Call, backend: str) -> tuple[Kernels, Plans | None]:
             plans[_CHECKED + backend] = True
     if kernels.READS_BOUNDS:
         checks.check_bound_values(call)
-    return kernels, plans
+    return kernels
 
 
 def _check(kernels: Kernels, call: Call) -> Plans | None:
@@ -197,15 +203,15 @@ def _check(kernels: Kernels, call: Call) -> Plans | None:
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor | None]:
     *fields, backend = arguments
     call = Call(*fields)
-    kernels, _ = checked(call, backend)
-    return kernels.forward(call)
+    return checked(call, backend).forward(call)
 
 
 def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     call, backend, wanted = _parts(arguments)
-    kernels, _ = checked(call, backend)
+    kernels = checked(call, backend)
     dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
-    return kernels.backward(call, out, lse, dout, dlse, wanted)
+    grads = kernels.backward(call, out, lse, dout, dlse, wanted)
+    return tuple(call.q.new_empty(0) if x is None else x for x in grads)  # each its own: outputs may not alias
 
 
 def _parts(arguments: tuple[Any, ...]) -> tuple[Call, str, Wanted]:
@@ -246,7 +252,8 @@ def rel_attention(call: Call, backend: str, plans: Plans | None, need_lse: bool)
             checks.check_bound_values(call)
         if not needs_gradients(call):
             return kernels.forward(call, plans, need_lse)
-        result = _FastPath.apply(*call, backend, plans)  # type: ignore[no-untyped-call]
+        out = _run_fast_path(*inputs_of(call), (call, backend, plans, need_lse))
+        result = out if need_lse else (out, None)
     elif _inside_functorch():
         result = _ForwardForFunctorch.apply(*call, backend)  # type: ignore[no-untyped-call]
     else:
@@ -259,45 +266,64 @@ def _inside_functorch() -> bool:
     return in_functorch is not None and not torch.compiler.is_compiling() and bool(in_functorch())
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
-    *fields, ctx.backend = inputs
-    call = Call(*fields)
-    ctx.settings = settings_of(call)
-    ctx.save_for_backward(*tensors_of(call), *output)
+def _keep(ctx: Any, call: Call, backend: str, out: Tensor, lse: Tensor | None) -> None:
+    ctx.settings, ctx.backend = settings_of(call), backend
+    ctx.save_for_backward(*tensors_of(call), out, lse)
     ctx.set_materialize_grads(False)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    *fields, backend = inputs
+    _keep(ctx, Call(*fields), backend, *output)
 
 
 def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     """Gradients of what the operator took: the call's fields and the backend's name."""
+    others = (None,) * (len(Call._fields) + 1 - len(INPUTS))
+    return (*_input_gradients(ctx, dout, dlse), *others)
+
+
+def _input_gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Sequence[Tensor | None]:
     *tensors, out, lse = ctx.saved_tensors
     call = Call(*tensors, *ctx.settings)
-    others = (None,) * (len(call) + 1 - len(INPUTS))
-    if dout is None and dlse is None:
-        return (None,) * len(INPUTS) + others
     if dout is None:
+        if dlse is None:
+            return (None,) * len(INPUTS)
         dout = torch.zeros_like(out)
-    wanted = list(ctx.needs_input_grad[: len(INPUTS)])
-    plans = _fast_plans(call, ctx.backend, dout, dlse, out, lse)
-    if plans is not None:
-        dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
-        grads = KERNELS[ctx.backend].backward(call, out, lse, dout, dlse, wanted, plans)
+    wanted = ctx.needs_input_grad[: len(INPUTS)]
+    # With grad mode on (create_graph=True) the operator is there to say that it has no second
+    # derivative.
+    key = None if torch.is_grad_enabled() or not is_open() else signature(call, out, lse, dout, dlse)
+    grads: Sequence[Tensor | None]
+    if key is not None:
+        grads = _fast_backward(key, call, ctx.backend, out, lse, dout, dlse, wanted)
     elif _inside_functorch():
         grads = _BackwardForFunctorch.apply(dout, dlse, out, lse, *call, ctx.backend, wanted)  # type: ignore[no-untyped-call]
     else:
         grads = _operators.rel_attention_backward(dout, dlse, out, lse, *call, ctx.backend, wanted)
-    given = (gradient if want else None for want, gradient in zip(wanted, grads, strict=True))
-    return (*given, *others)
+    return [gradient if want else None for want, gradient in zip(wanted, grads, strict=True)]
 
 
-def _fast_plans(call: Call, backend: str, *others: Tensor | None) -> Plans | None:
-    """The plans of a backward that needs no operator, its call checked; None if it needs one."""
-    # With grad mode on (create_graph=True) the operator is there to say that it has no second
-    # derivative.
-    if torch.is_grad_enabled() or not is_open() or not ordinary(*others):
-        return None
-    # Checked again: `.data` can be set, and hooks can return anything, between forward and
-    # backward. What forward saved may be no ordinary tensor: then its memory is not its values.
-    return checked(call, backend)[1]
+def _fast_backward(
+    key: bytes, call: Call, backend: str, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted
+) -> Sequence[Tensor | None]:
+    """key: the signature of the call and of what follows. They are checked again: `.data` can be
+    set, and hooks can return anything, between forward and backward."""
+    kernels = KERNELS[backend]
+    plans = _known.get((key, backend))
+    if plans is None:
+        checked(call, backend)
+        given = dout, dlse
+        dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
+        plans = _remember((key, backend))
+        plans[_AS_GIVEN] = dout is given[0] and dlse is given[1]
+    else:
+        checks.check_seed(call.seed, call.q, "seed")
+        if kernels.READS_BOUNDS:
+            checks.check_bound_values(call)
+        if not plans[_AS_GIVEN]:
+            dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
+    return kernels.backward(call, out, lse, dout, dlse, wanted, plans)
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:
@@ -334,15 +360,20 @@ class _BackwardForFunctorch(torch.autograd.Function):
 
 
 class _FastPath(torch.autograd.Function):
-    """The operator's autograd without the operator."""
+    """The operator's autograd without the operator. Takes the call's inputs, for their gradients,
+    and (call, backend, plans, need_lse)."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return (*_gradients(ctx, *grads), None)  # nothing for the plans
+    def forward(ctx: Any, *args: Any) -> Any:
+        call, backend, plans, need_lse = args[-1]
+        out, lse = KERNELS[backend].forward(call, plans)
+        _keep(ctx, call, backend, out, lse)
+        return (out, lse) if need_lse else out
 
     @staticmethod
-    def forward(ctx: Any, *args: Any) -> Results:
-        *fields, backend, plans = args
-        result = KERNELS[backend].forward(Call(*fields), plans)
-        _setup_context(ctx, args[:-1], result)
-        return result
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        return (*_input_gradients(ctx, dout, dlse), None)
+
+
+# Function.apply itself only asks for functorch, which `is_open` and `signature` have done.
+_run_fast_path: Any = super(torch.autograd.Function, _FastPath).apply

@@ -30,28 +30,21 @@ class Plan {
     txl::without_gil([&] { calls.forward(p); });
   }
 
-  // gradients: of the inputs, in their order; read where `wanted` is true. dlse may be None.
+  // gradients: of the inputs, in their order, each a tensor or None. dlse may be None.
   void backward(const py::tuple& call, const py::handle& out, const py::handle& lse, const py::handle& dout,
-                const py::handle& dlse, const py::tuple& gradients, const std::vector<bool>& wanted, int threads,
-                uint64_t seed) const {
+                const py::handle& dlse, const py::tuple& gradients, int threads, uint64_t seed) const {
     const txl::Problem p = problem(call, out, lse, threads, seed);
     txl::Gradients g;
     txl::View* const views[txl::INPUTS] = {&g.dq, &g.dk, &g.dv, &g.dr, &g.du, &g.dw, &g.dk_mem, &g.dv_mem, &g.dr_bias};
     for (size_t i = 0; i < txl::INPUTS; ++i)
-      if (wanted[i]) *views[i] = view(gradients[i]);
-    g.dout = view(dout);
+      if (!gradients[i].is_none()) *views[i] = txl::view_of(gradients[i]);
+    g.dout = txl::view_of(dout);
     g.dlse = static_cast<const float*>(txl::pointer_of(dlse));
     const txl::Calls& calls = txl::kernels().of(p);
     txl::without_gil([&] { calls.backward(p, g); });
   }
 
  private:
-  static txl::View view(const py::handle& tensor) {
-    txl::View x = txl::strides_of(tensor);
-    x.data = txl::pointer_of(tensor);
-    return x;
-  }
-
   txl::Problem problem(const py::tuple& call, const py::handle& out, const py::handle& lse, int threads,
                        uint64_t seed) const {
     txl::Problem p = problem_;
@@ -83,8 +76,8 @@ void exp_of(int64_t x, int64_t y, int64_t n) {
 // Of a bool mask [B, L, S] whose last axis is contiguous; start and end: int32 [B, L], contiguous.
 int64_t intervals_of(const py::handle& mask, int64_t B, int64_t L, int64_t S, bool visible, const py::handle& start,
                      const py::handle& end, int threads) {
-  const txl::View strides = txl::strides_of(mask);
-  const txl::Mask m{static_cast<const uint8_t*>(txl::pointer_of(mask)), B, L, S, strides.s0, strides.s1, visible};
+  const txl::View seen = txl::view_of(mask);
+  const txl::Mask m{static_cast<const uint8_t*>(seen.data), B, L, S, seen.s0, seen.s1, visible};
   auto* const from = static_cast<int32_t*>(txl::pointer_of(start));
   auto* const to = static_cast<int32_t*>(txl::pointer_of(end));
   int64_t hole = -1;
@@ -110,6 +103,7 @@ PYBIND11_MODULE(_native, m) {
            py::arg("type"), py::arg("drop_below"))
       .def("forward", &Plan::forward)
       .def("backward", &Plan::backward);
+  txl::define_facts(m);
   txl::define_signature(m);
   m.def("intervals", &intervals_of);
   m.def("fma", &busy, py::arg("iterations"), py::arg("threads"), py::arg("bf16") = false);

@@ -116,14 +116,14 @@ class LongPlan {
                 int64_t workspace, int64_t stream) const {
     txl_cuda::Problem p = problem_;
     txl::point_to(p, call, out, lse);
-    p.out = view_of(out);
+    p.out = txl::view_of(out);
     p.seed = static_cast<const int64_t*>(txl::pointer_of(call[txl::SEED]));
     txl_cuda::Gradients x;
-    x.dout = view_of(dout), x.dlse = static_cast<const float*>(txl::pointer_of(dlse));
+    x.dout = txl::view_of(dout), x.dlse = static_cast<const float*>(txl::pointer_of(dlse));
     x.dr = static_cast<float*>(txl::pointer_of(dr)), x.slots = slots;
     txl::View* const views[] = {&x.dq, &x.dk, &x.dv, &x.dk_mem, &x.dv_mem};
     for (size_t n = 0; n < 5; ++n)
-      if (!gradients[n].is_none()) *views[n] = view_of(gradients[n]);
+      if (!gradients[n].is_none()) *views[n] = txl::view_of(gradients[n]);
     x.workspace = reinterpret_cast<float*>(workspace);
     txl::without_gil([&] { txl_cuda::backward_long(p, x, reinterpret_cast<void*>(stream)); });
   }
@@ -131,12 +131,6 @@ class LongPlan {
   const txl_cuda::Problem& problem() const { return problem_; }
 
  private:
-  static txl::View view_of(const py::handle& tensor) {
-    txl::View view = txl::strides_of(tensor);
-    view.data = txl::pointer_of(tensor);
-    return view;
-  }
-
   txl_cuda::Problem problem_;
   int64_t workspace_ = 0;
 };
@@ -147,6 +141,7 @@ PYBIND11_MODULE(TXL_MODULE, m) {
   m.doc() = "CUDA kernels of txl_kernels for few queries; see txl_kernels/backends/cuda.py.";
   m.attr("FIELDS") = txl::field_names();
   m.attr("SOURCE_HASH") = TXL_SOURCE_HASH;
+  txl::define_facts(m);
   m.attr("compiler") = TXL_CUDA_COMPILER;
   m.attr("architectures") = TXL_CUDA_ARCHITECTURES;
   m.def("no_driver", &txl_cuda::no_driver, "Why no GPU can be used; empty if one can.");

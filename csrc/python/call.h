@@ -1,9 +1,10 @@
 // txl_kernels.call.Call in C++: the order of its fields, and how kernels get sizes, strides and
-// pointers from it. Python's own attribute access, no header of torch.
+// pointers from it.
 #pragma once
 #include <pybind11/pybind11.h>
 
 #include "../problem.h"
+#include "tensor.h"
 
 namespace txl {
 
@@ -26,21 +27,14 @@ constexpr size_t INPUTS = START;
 // The names, for Python to compare with its own.
 pybind11::tuple field_names();
 
-// Strides of a tensor [.., .., .., D]; missing axes have stride 0. data is left null.
-View strides_of(const pybind11::handle& tensor);
-
-// x.data_ptr(); null for None.
-void* pointer_of(const pybind11::handle& tensor);
-
 // All of a checked call but where its tensors lie. drop_below: 0 for no dropout.
 Attention attention_of(const pybind11::tuple& call, const pybind11::handle& out, Type type, uint32_t drop_below);
 
 // Sets where the tensors lie; lse may be None.
 void point_to(Attention& a, const pybind11::tuple& call, const pybind11::handle& out, const pybind11::handle& lse);
 
-// What of a call decides whether it is valid, as one string of bytes:
-// m.signature(call, ordinary types, strided layout) -> bytes or None; see
-// txl_kernels.operators.
+// What of a call, and of other tensors, decides whether it is valid, as one string of bytes:
+// m.signature(call, ordinary types, others) -> bytes or None; see txl_kernels.operators.
 void define_signature(pybind11::module_& m);
 
 }  // namespace txl

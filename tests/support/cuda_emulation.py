@@ -10,7 +10,7 @@ from typing import Any
 import pybind11
 import torch
 
-from txl_kernels.backends import cuda
+from txl_kernels.backends import cuda, native_modules
 from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import Call
 
@@ -19,7 +19,8 @@ HERE = ROOT / "tests" / "txl_kernels" / "cuda"
 CSRC = ROOT / "csrc" / "cuda"
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
 SOURCES = (
-    "../python/call.cpp", "bindings.cpp", "launch.cu", "decode_f32.cu", "decode_bf16.cu", "decode_f16.cu",
+    "../python/call.cpp", "../python/tensor.cpp", "bindings.cpp", "launch.cu",
+    "decode_f32.cu", "decode_bf16.cu", "decode_f16.cu",
     "hopper/launch.cu", "hopper/forward_bf16.cu", "hopper/forward_f16.cu",
     "hopper/backward_bf16.cu", "hopper/backward_f16.cu",
 )  # fmt: skip
@@ -60,6 +61,7 @@ def build(folder: Path, launches: Path | None = None) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    native_modules.connect(module)
     return module
 
 

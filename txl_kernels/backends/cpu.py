@@ -4,15 +4,15 @@ csrc/cpu."""
 import ctypes
 import functools
 import os
-import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from txl_kernels.backends import native_modules
 from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
-from txl_kernels.call import ALL, Call, Wanted, drop_threshold, empty_gradients, empty_out
+from txl_kernels.call import ALL, Call, Wanted, drop_threshold, empty_like_rows, empty_out, inputs_of
 
 NAME = "native"
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of txl::Type
@@ -37,14 +37,12 @@ def refuses(call: Call) -> str | None:
 def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked
     call."""
-    out = empty_out(call.q, call.v)
-    lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32) if need_lse else None
-    plan = None if plans is None else plans.get(NAME)
-    if plan is None:
-        plan = make_plan(call, out)
-        if plans is not None:
-            plans[NAME] = plan
-    plan.forward(call, out, lse, torch.get_num_threads(), _seed(call))
+    kept = None if plans is None else plans.get(NAME)
+    if kept is None:
+        kept = _keep(plans, call, empty_out(call.q, call.v))
+    out = kept.empty_like(call.v if kept.like_v else call.q)
+    lse = torch.empty(kept.lse_shape, dtype=torch.float32, device=call.q.device) if need_lse else None
+    kept.plan.forward(call, out, lse, torch.get_num_threads(), _seed(call))
     return out, lse
 
 
@@ -56,24 +54,44 @@ def backward(
     dlse: Tensor | None,
     wanted: Wanted = ALL,
     plans: Plans | None = None,
-) -> tuple[Tensor, ...]:
-    """Gradients of the call's inputs, in their order; empty where there is no input or none is
-    wanted."""
-    grads = empty_gradients(call, wanted)
-    key = (NAME, out.stride())  # forward's plan is of the strides that it gave
-    plan = None if plans is None else plans.get(key)
-    if plan is None:
-        plan = make_plan(call, out)
-        if plans is not None:
-            plans[key] = plan
-    plan.backward(call, out, lse, dout, dlse, grads, wanted, torch.get_num_threads(), _seed(call))
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the call's inputs, in their order; None where there is no input or none is
+    wanted. plans: of calls whose `out` has these strides."""
+    kept = None if plans is None else plans.get(NAME)
+    if kept is None:
+        kept = _keep(plans, call, out)
+    grads = tuple(
+        [
+            kept.empty_like(x) if want and x is not None else None
+            for x, want in zip(inputs_of(call), wanted, strict=True)
+        ]
+    )
+    kept.plan.backward(call, out, lse, dout, dlse, grads, torch.get_num_threads(), _seed(call))
     return grads
 
 
 def make_plan(call: Call, out: Tensor) -> Any:
-    """The call as the module knows it, without pointers: what calls of one signature share."""
+    """The call as the module knows it, without pointers."""
     drop_below = drop_threshold(call.dropout_p) if call.seed is not None else 0
     return prepare().Plan(call, out, DTYPES.index(call.q.dtype), drop_below)
+
+
+class _Kept(NamedTuple):
+    """What calls of one signature share."""
+
+    plan: Any
+    empty_like: Callable[[Tensor], Tensor]  # empty_like_rows, or what is the same for these inputs
+    lse_shape: tuple[int, ...]
+    like_v: bool  # out's shape is v's, not q's
+
+
+def _keep(plans: Plans | None, call: Call, out: Tensor) -> _Kept:
+    contiguous = all(x is None or x.is_contiguous() for x in inputs_of(call))
+    like = torch.empty_like if contiguous else empty_like_rows
+    kept = _Kept(make_plan(call, out), like, tuple(call.q.shape[:3]), call.q.size(3) != call.v.size(3))
+    if plans is not None:
+        plans[NAME] = kept
+    return kept
 
 
 def _seed(call: Call) -> int:
@@ -88,20 +106,10 @@ def prepare() -> Any:
     return native.module
 
 
-@functools.cache
 def find_openmp() -> int:
     """Address of GOMP_parallel in the OpenMP runtime that torch itself uses; 0 if it uses none we
-    know.
-
-    Asked of torch's own library, whose dependencies the search follows: another package's copy
-    cannot be mistaken for it. GCC's runtime has it, and LLVM's, which torch brings for macOS.
-    """
-    name = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
-    try:
-        torch_cpu = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", name))
-        return ctypes.cast(torch_cpu.GOMP_parallel, ctypes.c_void_p).value or 0
-    except (OSError, AttributeError):
-        return 0
+    know."""
+    return native_modules.address_of("GOMP_parallel")
 
 
 class _Found(ctypes.Structure):  # Dl_info of dladdr(3)

@@ -1,5 +1,6 @@
 """The compiled modules of this package, and why one is not there."""
 
+import ctypes
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
+
+import torch
 
 from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import Call
@@ -45,6 +48,7 @@ def load(name: str, language: str) -> NativeModule:
             errors.append(f"the {language} module could not be loaded: {error}")
             continue
         if _is_of_this_source(name, module):
+            connect(module)
             return NativeModule(module, file)
         errors.append(_left_behind(language, file))
     return NativeModule(missing=errors[0] if errors else _nowhere(language))
@@ -63,6 +67,33 @@ def _import(name: str, file: Path) -> Any:
     spec.loader.exec_module(module)
     sys.modules[spec.name] = module
     return module
+
+
+def torch_library() -> ctypes.CDLL | None:
+    """Torch's own library, which is loaded already: a search in it follows its dependencies, and no
+    other package's copy can be mistaken for them."""
+    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
+    try:
+        return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+    except OSError:
+        return None
+
+
+def address_of(name: str) -> int:
+    """Where a function of torch's library or its dependencies lies; 0 if there is none."""
+    function = getattr(torch_library(), name, None)
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def connect(module: Any) -> None:
+    """Tells a module where the C functions are by which torch describes tensors.
+
+    Without them, or if what they say of a tensor is not what Python says, it asks Python.
+    """
+    module.set_torch_functions([address_of(name) for name in module.TORCH_FUNCTIONS])
+    x = torch.frombuffer(bytearray(24), dtype=torch.float32)
+    if module.facts(x) != (tuple(x.shape), x.stride(), x.data_ptr()):
+        module.set_torch_functions([0] * len(module.TORCH_FUNCTIONS))
 
 
 def in_source_tree() -> bool:

@@ -4,6 +4,7 @@ Modules implement it: their functions are its methods, their constants its attri
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -68,9 +69,9 @@ class Kernels(Backend, Protocol):
         dlse: Tensor | None,
         wanted: Wanted = ALL,
         plans: Plans | None = None,
-    ) -> tuple[Tensor, ...]:
-        """Gradients of the call's inputs, in their order; empty where there is no input or none is
-        wanted."""
+    ) -> Sequence[Tensor | None]:
+        """Gradients of the call's inputs, in their order; None or empty where there is no input or
+        none is wanted."""
 
 
 def _join(names: list[str]) -> str:
@@ -114,6 +115,6 @@ setattr(can_autocast, "_dynamo_marked_constant", True)  # noqa: B010
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
     """What torch.autocast casts to on the device; None where it is off."""
-    if not can_autocast(device_type) or not torch.is_autocast_enabled(device_type):
+    if (device_type != "cpu" and not can_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
         return None
     return torch.get_autocast_dtype(device_type)

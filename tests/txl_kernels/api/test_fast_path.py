@@ -194,7 +194,68 @@ def test_zeros_without_memory(kernel_backend: str) -> None:
     assert not call["q"].grad.any()
 
 
-@pytest.mark.parametrize("name", ["_C._is_tracing", "autograd.forward_ad", "Tensor._is_zerotensor"])
+def test_a_slice_of_zeros_without_memory(kernel_backend: str) -> None:
+    """It lies at null plus an offset."""
+    call = call_of(Case("", D=1), backend=kernel_backend)
+    more = torch._efficientzerotensor((call["v"].size(0) + 1, *call["v"].shape[1:]), device=call["v"].device)
+    assert not rel_attention(**call | {"v": more[1:], "memory": None}).any()
+
+
+def test_a_tensor_that_outlived_its_transform(kernel_backend: str) -> None:
+    """Inside torch.func.grad it was a wrapper; it still is one, without memory, and says it is a
+    Tensor."""
+    call = {name: x.detach() if isinstance(x, torch.Tensor) else x for name, x in call_of().items()} | {
+        "backend": kernel_backend
+    }
+    kept = []
+
+    def keep(q: torch.Tensor) -> torch.Tensor:
+        kept.append(q * 1)
+        return q.sum()
+
+    want = rel_attention(**call)
+    torch.func.grad(keep)(call["q"])
+    r = call["r"].clone().requires_grad_()
+    assert not torch._C._has_storage(kept[0])
+    assert torch.equal(rel_attention(**call | {"q": kept[0]}), want)
+    out = rel_attention(**call | {"q": kept[0], "r": r})
+    assert torch.equal(out, want)
+    assert torch.autograd.grad(out.sum(), r)[0].any()
+
+
+def test_what_a_hook_gives_back_is_checked(kernel_backend: str) -> None:
+    """Of backward's own tensors, too: out and lse as forward made them."""
+    call = call_of(backend=kernel_backend)
+
+    def unpack(x: torch.Tensor) -> torch.Tensor:
+        return x[:, :, 1:] if x.shape == call["q"].shape[:3] else x  # lse
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+        out = rel_attention(**call)
+    with pytest.raises(ValueError, match=r"lse must be \[2, 2, 9\] on"):
+        out.sum().backward()
+
+
+def test_gradients_of_every_stride_after_one_of_the_usual(kernel_backend: str) -> None:
+    """What was remembered of a backward is not taken for another's."""
+    call = call_of(backend=kernel_backend)
+    out, lse = rel_attention(**call, return_lse=True)
+    plain, plain_lse = torch.randn_like(out), torch.randn_like(lse)
+    columns = plain.transpose(2, 3).contiguous().transpose(2, 3)  # its last axis is strided
+    expanded = plain[:, :, :1].expand_as(plain)
+    lse_columns = plain_lse.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def gradient(dout: torch.Tensor, dlse: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((out, lse), call["k"], (dout, dlse), retain_graph=True)[0]
+
+    want = gradient(plain, plain_lse)
+    for _ in range(2):
+        assert torch.equal(gradient(columns, lse_columns), want)
+        assert torch.equal(gradient(expanded, plain_lse), gradient(expanded.contiguous(), plain_lse))
+        assert torch.equal(gradient(plain, plain_lse), want)
+
+
+@pytest.mark.parametrize("name", ["_C._is_tracing", "autograd.forward_ad"])
 def test_a_torch_without_one_private_name_takes_the_dispatcher(name: str) -> None:
     """The package imports, and calls give the same result, by the operators."""
     assert name in operators._NAMES

@@ -7,16 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from oracle import Case, as_call, gradients, make_inputs
+from oracle import Case, as_call, as_fields, gradients, make_inputs
 
-from txl_kernels import rel_attention
-from txl_kernels.backends import cpu
+from txl_kernels import operators, rel_attention
+from txl_kernels.backends import cpu, native_modules
 
 ISAS = cpu.native.module.isas(True)
 CASE = Case("", B=2, H=3, L=130, M=210, D=40, intervals="filled", dropout_p=0.1)
@@ -298,7 +298,7 @@ def test_scores_that_overflow_to_minus_infinity_weigh_nothing(isa: str, length: 
 
 
 def test_exp_is_as_exact_as_its_argument(isa: str) -> None:
-    """Within 2^-24 of e^0, and what rounding x * log2(e) leaves elsewhere: less of the largest weight."""
+    """Within 2^-23 of e^0; elsewhere what rounding x * log2(e) leaves."""
     x = torch.cat([torch.linspace(-87, 0, 1_000_001), torch.linspace(-1, 1, 100_001)])
     y = torch.empty_like(x)
     cpu.native.module.exp(x.data_ptr(), y.data_ptr(), x.numel())
@@ -315,7 +315,8 @@ def test_exp_is_as_exact_as_its_argument(isa: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("height", [13.0, 15.0, 60.0, 300.0])
 def test_scores_that_rise_far_above_the_first_ones(isa: str, height: float, dtype: torch.dtype) -> None:
-    """Planted in other tiles, rows and lanes: weights are formed anew where a score is more than 14 above."""
+    """Planted in other tiles, rows and lanes: weights are formed anew where a score is more than 14
+    above."""
     torch.manual_seed(0)
     length, memory_len, width = 40, 600, 16
     q = torch.randn(1, 2, length, width)
@@ -336,11 +337,77 @@ def test_scores_that_rise_far_above_the_first_ones(isa: str, height: float, dtyp
     torch.testing.assert_close(got_lse.double(), want_lse, rtol=2e-6 if dtype == torch.float32 else 0.02, atol=1e-5)
 
 
+TENSORS = {
+    "dense": lambda: torch.randn(2, 3, 5),
+    "a slice, transposed": lambda: torch.randn(4, 6, 8)[1:, ::2, 3:].transpose(0, 1),
+    "expanded": lambda: torch.randn(1, 3).expand(4, 3),
+    "bfloat16": lambda: torch.zeros(7, dtype=torch.bfloat16)[2:],
+    "empty": lambda: torch.empty(2, 0, 3),
+    "a number": lambda: torch.tensor(1.0),
+    "a parameter": lambda: torch.nn.Parameter(torch.ones(2, 2)),
+}
+
+
+@pytest.mark.parametrize("make", TENSORS.values(), ids=TENSORS)
+def test_torchs_c_functions_say_what_python_does(make: Callable[[], torch.Tensor]) -> None:
+    x = make()
+    assert cpu.native.module.facts(x) == (tuple(x.shape), x.stride(), x.data_ptr())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
+def test_what_has_no_strides_has_no_facts() -> None:
+    assert cpu.native.module.facts(torch.eye(3).to_sparse()) is None
+    assert cpu.native.module.facts(torch.eye(3).to_sparse_csr()) is None
+    if torch.backends.mkldnn.is_available():
+        assert cpu.native.module.facts(torch.eye(3).to_mkldnn()) is None
+    assert cpu.native.module.facts(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])) is None
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_torch_without_the_c_functions(backward: bool) -> None:
+    """Python is asked instead, and every call takes the dispatcher: the same bits."""
+    module = cpu.native.module
+    inputs = make_inputs(Case("", L=9, M=7, layout="lbhd", intervals="filled", dropout_p=0.2), torch.float32)
+
+    def run() -> list[torch.Tensor]:
+        with torch.set_grad_enabled(backward):
+            out = rel_attention(**as_call(inputs), backend="native")
+        given = [inputs[name] for name in ("q", "k", "r", "content_bias", "v_mem")]
+        return [out, *(torch.autograd.grad(out.sum(), given) if backward else ())]
+
+    want = run()
+    try:
+        module.set_torch_functions([0] * len(module.TORCH_FUNCTIONS))
+        assert module.facts(inputs["q"]) is None
+        assert operators.signature(as_fields(inputs)) is None
+        got = run()
+    finally:
+        native_modules.connect(module)
+    assert module.facts(inputs["q"]) is not None
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_functions_of_another_torch_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them exchanged: what they say of a tensor is not what Python says."""
+    module = cpu.native.module
+    real = native_modules.address_of
+    swapped = {"aoti_torch_get_sizes": "aoti_torch_get_strides", "aoti_torch_get_strides": "aoti_torch_get_sizes"}
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(native_modules, "address_of", lambda name: real(swapped.get(name, name)))
+            native_modules.connect(module)
+        assert module.facts(torch.ones(2, 3)) is None
+    finally:
+        native_modules.connect(module)
+    assert module.facts(torch.ones(2, 3)) is not None
+
+
 # A program's beginning: `plan.forward(call, out, lse, threads, seed)` is one call of the module
 # alone.
 ONE_PLAN = """
 import torch
-from txl_kernels.backends import cpu
+from txl_kernels.backends import cpu, native_modules
 from txl_kernels.call import Call
 q = torch.randn(1, 4, 256, 64)
 bias = q[0, :, 0].contiguous()
@@ -394,7 +461,7 @@ def test_one_head_keeps_every_thread_busy(sizes: str) -> None:
     of the work."""
     code = f"""
 import time, torch
-from txl_kernels import rel_attention
+from txl_kernels import operators, rel_attention
 torch.set_num_threads(2)
 L, M, backward = {sizes}
 q, k, v = (torch.randn(1, 1, L, 64, requires_grad=backward) for _ in range(3))
@@ -420,7 +487,7 @@ def test_memory_grows_linearly() -> None:
     """L = M = 8192 with one head: scores alone would be 512 MiB."""
     code = """
 import resource, torch
-from txl_kernels import rel_attention
+from txl_kernels import operators, rel_attention
 L = 8192
 q, k, v, km, vm = (torch.randn(1, 1, L, 32, requires_grad=True) for _ in range(5))
 r, u = torch.randn(1, 2 * L, 32, requires_grad=True), torch.zeros(1, 32)
