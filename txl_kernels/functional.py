@@ -112,8 +112,7 @@ def rel_attention(
             the brackets above, so `scale` applies to it.
         scale: factor of the scores; None for 1 / sqrt(D).
         softcap: 0.0, or a number (1e-30 to 1e30) that no score exceeds, by the tanh above, as in
-            Gemma.
-            lse is of the capped scores.
+            Gemma; lse is of the capped scores.
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
         dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element:
             the same seed drops the same entries in every backend. With r of each text's own,

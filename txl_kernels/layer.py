@@ -236,6 +236,8 @@ class SegmentAttention(nn.Module, abc.ABC):
             given = {"memory": memory, "cache": cache, "start": start, "end": end, "chunk": self.chunk}
             self._check_packed(x, given)
             start, end = bounds_from_cu_seqlens(cu_seqlens, x.size(1 - self._batch_axis))
+            if start.device != x.device:
+                raise ValueError(f"cu_seqlens must be on x's device {x.device}, got {start.device}")
         if cache is not None:
             self._check_cache(cache, x, memory, positions)
         elif memory is not None:

@@ -91,14 +91,19 @@ def test_gradcheck_of_the_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [Case("causal"), Case("both", causal=False, intervals="random"), Case("none", M=0)], ids=str
-)
+    "case",
+    [
+        Case("causal"), Case("both", causal=False, intervals="random"), Case("none", M=0),
+        Case("numbers, capped", tables="r_bias", softcap=0.8),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_weights_of_values_that_tell_keys_apart(case: Case) -> None:
     """With the identity for values, the output is the weights."""
     x = make_inputs(case)
     keys = case.S
     names = ("q", "k", "r", "content_bias", "position_bias")
-    given = {n: x[n] for n in ("causal", "window", "start", "end", "zero_row")}
+    given = {n: x[n] for n in ("causal", "window", "start", "end", "zero_row", "softcap")} | {"r_bias": x.get("r_bias")}
     eye = torch.eye(keys, dtype=torch.float64).expand(case.B, case.H, keys, keys)
     memory = (x["k_mem"], eye[:, :, : case.M])
     tensors = {n: x[n] for n in names}

@@ -58,6 +58,7 @@ def test_a_compiled_layer() -> None:
         ({"end": torch.zeros(1, TOTAL, dtype=torch.int32)}, "end must be None with cu_seqlens"),
         ({"cache": "own"}, "cache must be None with cu_seqlens"),
         ({"x": torch.zeros(2, TOTAL, 16)}, r"x must be one row \(B = 1\) with cu_seqlens"),
+        ({"cu_seqlens": ENDS.to("meta")}, "cu_seqlens must be on x's device cpu, got meta"),
         ({"cu_seqlens": torch.tensor([0, TOTAL + 1])}, f"at most total={TOTAL}, got 0 to {TOTAL + 1}"),
         ({"cu_seqlens": torch.tensor([1, TOTAL])}, f"must rise from 0 .*, got 1 to {TOTAL}"),
         ({"cu_seqlens": torch.tensor([0, 9, 5])}, "must rise from 0 .*, with a step down"),

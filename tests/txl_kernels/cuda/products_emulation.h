@@ -7,6 +7,8 @@ namespace emulated {
 
 constexpr uint32_t NONE = ~0u;
 
+inline int64_t products = 0;  // of warpgroups, since the start: fibers run one at a time
+
 inline uint32_t address_of(uint64_t descriptor) { return static_cast<uint32_t>(descriptor & 0x3FFF) << 4; }
 
 // [count, depth] of a tile in shared memory.
@@ -48,10 +50,13 @@ void finish(float (&d)[N], int depth, bool add, uint32_t left, size_t left_bytes
     for (float& x : d) x = NAN;  // nobody reads it before
   product.values.push_back(add);
   simt::units().products[thread()].push_back(std::move(product));
+  if (thread() % GROUP == 0) ++products;
   group.meeting.wait();
 }
 
 }  // namespace emulated
+
+extern "C" __attribute__((visibility("default"), used)) inline int64_t txl_products() { return emulated::products; }
 
 template <Rows B, bool ADD, class E, int N, int K>
 void multiply_as(E, float (&d)[N], const uint32_t (&a)[K], uint64_t b) {

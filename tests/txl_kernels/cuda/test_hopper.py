@@ -1,6 +1,7 @@
 """The Hopper kernels against the float64 definition: their own source run by the emulation, and on
 a GPU."""
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -204,6 +205,30 @@ def test_gradients_that_come_as_one_row() -> None:
     got = torch.autograd.grad(out, leaves, dout, retain_graph=True)
     for one, other in zip(got, torch.autograd.grad(out, leaves, dout.contiguous()), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("window", [(100, 30), (20, 70), (448, 448)], ids=str)
+def test_no_tile_without_a_visible_pair_is_visited(
+    window: tuple[int, int], emulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the products of a window to both sides: forward and dq by 64 x 64 tiles, dk and dv by 64
+    queries and the 128 keys of a block."""
+    use(monkeypatch, emulated, multiprocessors=1)
+    counter = ctypes.CDLL(emulated.__file__).txl_products
+    counter.restype = ctypes.c_int64
+    blocks = 7
+    length = 64 * blocks
+    apart = torch.arange(length)[:, None] - torch.arange(length)
+    seen = ((apart <= window[0]) & (apart >= -window[1])).view(blocks, 64, length).any(1)
+    tiles = int(seen.view(blocks, -1, 64).any(2).sum())
+    wide = sum(int(seen[:, first : first + 128].any(1).sum()) for first in range(0, length, 128))
+    inputs = make_inputs(Case("", B=1, H=1, L=length, M=0, D=64, causal=False, window=window), torch.bfloat16)
+    start = counter()
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="cuda")
+    middle = counter()
+    gradients(out, lse, inputs)
+    assert middle - start == 3 * tiles + 2 * blocks
+    assert counter() - middle == 6 * tiles + 2 * 5 * wide + 4 * blocks
 
 
 @pytest.mark.usefixtures("kernels")

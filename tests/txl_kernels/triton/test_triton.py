@@ -406,7 +406,7 @@ def test_tracing_with_fake_cuda_tensors(monkeypatch: pytest.MonkeyPatch) -> None
 
     def both(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         out, lse = forward(*tensors)
-        settings = (None, None, None, True, None, 0, 0.35, 0.0, "triton")
+        settings = (None, None, None, None, 0, None, 0, 0.35, 0.0, 0.0, "triton")  # from r_bias on
         return torch.ops.txl_kernels.rel_attention_backward(out, None, out, lse, *tensors, *settings)
 
     class Attention(torch.nn.Module):
@@ -429,5 +429,5 @@ def test_tracing_with_fake_cuda_tensors(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(graphs) == 3
     assert all("txl_kernels.rel_attention.default" in graph.code for graph in graphs)
     assert "txl_kernels.rel_attention_backward.default" in graphs[-1].code
-    assert [tuple(x.shape) for x in gradients_of] == shapes
+    assert [tuple(x.shape) for x in gradients_of] == [*shapes, (0,)]  # no r_bias
     assert {x.device.type for x in gradients_of} == {"cuda"}

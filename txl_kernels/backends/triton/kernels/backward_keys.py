@@ -16,6 +16,7 @@ from txl_kernels.backends.triton.kernels.tiles import (
     numbers_of_pairs_transposed,
     packed_rows,
     place_of,
+    plus,
     rows_of,
     sign_of,
     skew_transposed,
@@ -108,7 +109,7 @@ def backward_keys_kernel(
             r = load_distances(table, d0 - BLOCK, None, 2 * BLOCK, layout)  # [2 * BLOCK, BLOCK_D]
             both = dot(r, tl.trans(qw), None, PRECISION)  # [distances, queries], those below d0 and from it on
             if numbers is not None:
-                both += load_numbers(numbers, d0 - BLOCK, 2 * BLOCK)[:, None]
+                both = plus(both, load_numbers(numbers, d0 - BLOCK, 2 * BLOCK)[:, None])
             below, above = tl.split(tl.permute(tl.reshape(both, (2, BLOCK, BLOCK)), (1, 2, 0)))
             qu = load_rows(qu_rows, m0, None, BLOCK, layout)
             s = dot(k, tl.trans(qu), None, PRECISION)  # [keys, queries], as all that follow
@@ -116,7 +117,7 @@ def backward_keys_kernel(
         else:
             qu = load_rows(qu_rows, m0, None, BLOCK, layout)
             s = dot(k, tl.trans(qu), None, PRECISION)
-            s += numbers_of_pairs_transposed(numbers, d0, BLOCK)
+            s = plus(s, numbers_of_pairs_transposed(numbers, d0, BLOCK))
         if to_cap is not None:
             s = capped(s, to_cap)
         lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
@@ -256,7 +257,7 @@ def backward_table_kernel(
             else:
                 s = skew_transposed(above, below, BLOCK)
             if R_BIAS is not None:
-                s += number[:, None]
+                s = plus(s, number[:, None])
             if to_cap is not None:
                 s = capped(s, to_cap)
             dout = load_rows(do_rows, m0, None, BLOCK, values)  # [BLOCK, BLOCK_DV], as is v

@@ -36,6 +36,7 @@ from txl_kernels.backends.triton.kernels.tiles import (
     numbers_of_pairs,
     packed_rows,
     place_of,
+    plus,
     rows_of,
     sign_of,
     skew,
@@ -174,14 +175,14 @@ def _walk(
             v = load_rows(source.v, row0, None, BLOCK, value_layout)  # [BLOCK, BLOCK_DV]
             below = dot(queries.qw, tl.trans(r), None, PRECISION)  # [BLOCK, BLOCK], as all that follow
             if numbers is not None:
-                below += load_numbers(numbers, d0 - BLOCK, BLOCK)[None, :]
+                below = plus(below, load_numbers(numbers, d0 - BLOCK, BLOCK)[None, :])
             s = dot(queries.qu, tl.trans(k), None, PRECISION)
             s += skew(above, below, BLOCK, BLOCK)
             above = below
         else:
             v = load_rows(source.v, row0, None, BLOCK, value_layout)
             s = dot(queries.qu, tl.trans(k), None, PRECISION)
-            s += numbers_of_pairs(numbers, d0, BLOCK, BLOCK)
+            s = plus(s, numbers_of_pairs(numbers, d0, BLOCK, BLOCK))
         if queries.to_cap is not None:
             s = capped(s, queries.to_cap)
         p = weights(s, queries.scale_log2, upstream.lse2[:, None])
@@ -277,7 +278,7 @@ def backward_queries_kernel(
         r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
         above = dot(qw, tl.trans(r), None, PRECISION)
         if numbers is not None:
-            above += load_numbers(numbers, d0, BLOCK)[None, :]
+            above = plus(above, load_numbers(numbers, d0, BLOCK)[None, :])
     state = (tl.zeros((BLOCK, BLOCK_D), tl.float32), above, tl.zeros((BLOCK, BLOCK), qu.dtype), d0)
     k_strides, v_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
     memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, keys, values)

@@ -19,6 +19,7 @@ from txl_kernels.backends.triton.kernels.tiles import (
     numbers_of,
     numbers_of_pairs,
     place_of,
+    plus,
     rows_of,
     skew,
     store_rows,
@@ -59,13 +60,13 @@ def _walk(
             r = load_distances(table, queries.at - key0 - BN, None, BN, layout)  # [BN, BLOCK_D]
             below = dot(queries.qw, tl.trans(r), None, PRECISION)  # [BM, BN]
             if numbers is not None:
-                below += load_numbers(numbers, queries.at - key0 - BN, BN)[None, :]
+                below = plus(below, load_numbers(numbers, queries.at - key0 - BN, BN)[None, :])
             s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BM, BN]
             s += skew(above, below, BM, BN)
             above = below
         else:
             s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BM, BN]
-            s += numbers_of_pairs(numbers, queries.at - key0, BM, BN)
+            s = plus(s, numbers_of_pairs(numbers, queries.at - key0, BM, BN))
         if queries.to_cap is not None:
             s = capped(s, queries.to_cap)
         if partly(visible, key0, BN):
@@ -158,7 +159,7 @@ def forward_kernel(
         r = load_distances(table, queries.at - key0, None, BN, layout)  # [BN, BLOCK_D]
         above = dot(qw, tl.trans(r), None, PRECISION)
         if numbers is not None:
-            above += load_numbers(numbers, queries.at - key0, BN)[None, :]
+            above = plus(above, load_numbers(numbers, queries.at - key0, BN)[None, :])
     state = (
         tl.zeros((BM, BLOCK_DV), tl.float32),
         tl.full((BM,), float("-inf"), tl.float32),

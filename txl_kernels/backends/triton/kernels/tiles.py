@@ -245,6 +245,16 @@ def numbers_of_pairs_transposed(numbers, d0, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def plus(scores, numbers):
+    """Their sum, which stays apart from the product that the scores are.
+
+    Numbers repeat in a tile. As the first sums of a product on sm_90 each copy would go to a
+    register of its own behind the fence that products need before them.
+    """
+    return tl.fma(scores, 1.0, numbers)
+
+
+@triton.jit
 def capped(s, to_cap):
     """tanh(s * to_cap), float32, to a few units in the last place of any size; NaN stays."""
     x = s * to_cap
