@@ -128,6 +128,13 @@ def labml() -> Any:
     return _alone("labml_nn.transformers.xl.relative_mha")
 
 
+def original(peer: Any) -> Any:
+    """The class of a peer of txl_kernels.integrations, its module loaded alone."""
+    for load in LOADERS.get(peer.distribution, ()):
+        load()
+    return peer.original()
+
+
 class SlimFC(nn.Module):
     """Of RLlib's what its attention uses."""
 
@@ -157,3 +164,18 @@ def rllib() -> Any:
     _module("ray.rllib.utils.torch_utils", sequence_mask=_sequence_mask)
     _module("ray.rllib.utils.typing", TensorType=torch.Tensor)
     return _alone("ray.rllib.models.torch.modules.relative_multi_head_attention")
+
+
+LOADERS: dict[str, tuple[Any, ...]] = {
+    "nemo-toolkit": (nemo, nemo_transformer),
+    "espnet": (espnet, espnet_transducer),
+    "funasr": (funasr,),
+    "cosyvoice2-eu": (cosyvoice,),
+    "indextts2-inference": (indextts,),
+    "fireredasr": (fireredasr,),
+    "speechbrain": (speechbrain,),
+    "enformer-pytorch": (enformer,),
+    "DI-engine": (ding,),
+    "ray": (rllib,),
+    "labml-nn": (labml,),
+}

@@ -1,7 +1,10 @@
 """Whole models of transformers, tiny and with random weights, accelerated: the same outputs where
 tokens or frames are real, and no call that falls back."""
 
+import runpy
+import wave
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,3 +166,22 @@ def test_gradient_checkpointing_and_training() -> None:
     for got, want in zip(plain, before, strict=True):
         torch.testing.assert_close(got, want, atol=1e-3 * float(want.abs().max()) + 1e-5, rtol=1e-3)
     assert len(gradients()) == len(before)
+
+
+def test_the_example_of_training(tmp_path: Path) -> None:
+    """On noise of other lengths: the losses of a few steps, with padding, are the original's."""
+    lengths = {"one": 16_000, "two": 11_000}
+    for name, n in lengths.items():
+        with wave.open(str(tmp_path / f"{name}.wav"), "wb") as file:
+            file.setparams((1, 2, 16_000, n, "NONE", ""))
+            noise = torch.randn(n, generator=torch.Generator().manual_seed(n)) * 3_000
+            file.writeframes(noise.to(torch.int16).numpy().tobytes())
+    lines = [f"<s> it's {name} </s> ({name})" for name in lengths]
+    (tmp_path / "transcription").write_text("\n".join(lines))
+    example = Path(__file__).parents[2] / "examples" / "training_parity.py"
+    found = runpy.run_path(str(example))["main"](tmp_path, tmp_path, steps=4, seeds=1, width=16, layers=1)
+    assert found["differences"]["float32, seed 0"]["accelerated"]["greatest"] < 1e-4
+    assert found["differences"]["bfloat16, seed 0"]["accelerated"]["greatest"] < 0.05
+    losses = found["losses"]["float32"]["0"]["accelerated"]
+    assert len(set(losses)) == 4
+    assert (tmp_path / "training_parity.png").stat().st_size > 1_000

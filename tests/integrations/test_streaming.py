@@ -187,10 +187,8 @@ def stream_nemotron(model: Any, features: Tensor, chunk: int) -> Tensor:
     while first < features.size(1):
         size = chunk * 8 - 7 if first == 0 else chunk * 8
         part = features[:, first : first + size]
-        result = model(
-            part, past_key_values=past, padding_cache=padding, use_cache=True, num_lookahead_tokens=chunk - 1
-        )
-        past, padding = result.past_key_values, result.padding_cache
+        result = model(part, cache=past, padding_cache=padding, use_cache=True, num_lookahead_tokens=chunk - 1)
+        past, padding = result.cache, result.padding_cache
         outs.append(result.last_hidden_state)
         first += size
     return torch.cat(outs, 1)

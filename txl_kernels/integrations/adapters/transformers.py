@@ -153,11 +153,13 @@ class Parakeet(Accelerated):
         position_embeddings: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
+        cache: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         given = dict(kwargs)
-        if past_key_values is not None:
-            given["past_key_values"] = past_key_values
+        for name, x in (("past_key_values", past_key_values), ("cache", cache)):  # since 5.24 it is the cache
+            if x is not None:
+                given[name] = x
         dropout_p = float(self.attention_dropout) if self.training else 0.0
         why = own_way(self, kwargs) or self.hindrance(hidden_states, dropout_p)
         if isinstance(attention_mask, Tensor) and attention_mask.dtype != torch.bool:
@@ -169,7 +171,9 @@ class Parakeet(Accelerated):
         q, k, v = (
             f(hidden_states).unflatten(-1, (-1, width)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj)
         )
-        if past_key_values is not None:
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx, kwargs=kwargs)
+        elif past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         window = self.setting("window")
         r, past = self._table(position_embeddings, k.size(2) - 1, q.size(1), q.size(2))
@@ -347,10 +351,10 @@ PEERS = (
     Peer("SeamlessM4Tv2", f"{MODELS}.seamless_m4t_v2.modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention",
          HFConformer, DISTRIBUTION, {"5.23.0": "2e07dc97a9562b4f"}, refuses=_refuses, other=_without_positions),
     Peer("ParakeetEncoder", f"{MODELS}.parakeet.modeling_parakeet.ParakeetEncoderAttention", Parakeet, DISTRIBUTION,
-         {"5.23.0": "1ea741de8ee28f81"}),
+         {"5.23.0": "1ea741de8ee28f81", "5.24.0": "c3b7b0db91e25282"}),
     Peer("NemotronStreaming",
          f"{MODELS}.nemotron_asr_streaming.modeling_nemotron_asr_streaming.NemotronAsrStreamingEncoderAttention",
-         Parakeet, DISTRIBUTION, {"5.23.0": "aa7fc1c2dde145e7"}),
+         Parakeet, DISTRIBUTION, {"5.23.0": "aa7fc1c2dde145e7", "5.24.0": "d5804ba7d4ad9cd6"}),
     Peer("FastSpeech2Conformer",
          f"{MODELS}.fastspeech2_conformer.modeling_fastspeech2_conformer.FastSpeech2ConformerAttention",
          FastSpeech2, DISTRIBUTION, {"5.23.0": "d6716cc37f98f115"}),
