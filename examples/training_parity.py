@@ -8,8 +8,8 @@ Five sentences of a LibriVox recording in one batch, a model of transformers' Pa
 wide) from the same weights, 300 steps, float32 and bfloat16 (autocast), three seeds. So few clips
 are learned by heart: that shows equality and stability, not quality. Nothing is dropped, as the two
 draw other random numbers. Training enlarges what rounding leaves: how much, a third run says, the
-original again from weights whose last bit is another. Writes training_parity.json and training_parity.png to the folder of
---out.
+original again from weights whose last bit is another. Writes training_parity.json and
+training_parity.png to the folder of --out.
 """
 
 import argparse
