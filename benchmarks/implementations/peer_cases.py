@@ -202,6 +202,23 @@ def _granite(model: str, prefix: str) -> Callable[..., PeerCase]:
     return maker
 
 
+def _granite5(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, context: int = 10) -> PeerCase:
+    m = bare.transformers("granite_speech5")
+    config = m.GraniteSpeech5EncoderConfig(
+        hidden_size=s.d, num_attention_heads=s.heads, num_key_value_heads=s.heads, head_dim=s.d // s.heads,
+        context_size=context, max_position_embeddings=2 * context, attention_dropout=dropout,
+    )  # fmt: skip
+    config._attn_implementation = "sdpa"
+    at, mask = torch.arange(context), None if seen is None else seen[:, 0].expand(s.B, s.T)
+    distances = at.unsqueeze(1) - at + 2 * context
+    valid = torch.ones_like(real)
+    if mask is not None:  # blocks with frames that are no padding
+        blocks = torch.nn.functional.pad(mask, (0, -s.T % context)).unflatten(1, (-1, context)).any(-1)
+        valid = blocks.repeat_interleave(context, 1)[:, : s.T]
+    module = m.GraniteSpeech5EncoderAttention(config, 0)
+    return PeerCase(module, lambda f, x: f(x, distances, attention_mask=mask)[0], x, valid)
+
+
 def _enformer(
     s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, values: int = 24, positions: float = 0.0
 ) -> PeerCase:
@@ -381,6 +398,7 @@ MAKERS: dict[str, Callable[..., PeerCase]] = {
     "nemo transformer": _nemo_transformer,
     "granite": _granite("granite_speech", "GraniteSpeech"),
     "granite plus": _granite("granite_speech_plus", "GraniteSpeechPlus"),
+    "granite 5": _granite5,
     "enformer": _enformer,
     "cosyvoice": _wenet(bare.cosyvoice),
     "fireredasr": _fireredasr,

@@ -30,6 +30,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     *(("nemo local", m, {"context": c}) for m in MASKS[:2] for c in ((9, 9), (9, 4), (3, 8), (64, 64))),
     ("nemo transformer", "right", {"norm": True}),
     *((name, "none", {"context": n}) for name in ("granite", "granite plus") for n in (10, 9, 64)),
+    *(("granite 5", m, {"context": n}) for m in MASKS[:3] for n in (10, 45, 64)),
     *(("enformer", "none", {"values": n}) for n in (24, 9)),
     ("enformer", "none", {"positions": 0.2}),
     *(("fastspeech2", masks, {}) for masks in MASKS[:3]),
