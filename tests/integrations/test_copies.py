@@ -61,6 +61,7 @@ def test_a_copy_is_known_by_source(change: Callable[[str], str], tmp_path: Path)
     assert "taken for espnet.nets" in explain(other)
     report = accelerate(other, strict=True)
     assert "accelerated, a copy of espnet.nets" in str(report)
+    assert "accelerated, as espnet.nets" in str(accelerate(other))
     torch.testing.assert_close(answer(case), before, atol=2e-6, rtol=1e-5)
     fast = answer(case)
     for again in (copy.deepcopy(other), pickle.loads(pickle.dumps(other))):

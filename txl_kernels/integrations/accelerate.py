@@ -161,7 +161,9 @@ def accelerate(
         excluded, included = spared.has(chain), chosen.has(chain) or not chosen.given
         selected = included and not excluded
         if isinstance(module, Accelerated):
-            rows.append(Row(name, path_of(module.original), None, module))
+            path = path_of(module.original)
+            note = "" if path == module.peer.path else f", as {module.peer.path}"
+            rows.append(Row(name, path, None, module, note))
             accelerated += [module] * selected
             continue
         above = [m for _, m in chain[:-1]]

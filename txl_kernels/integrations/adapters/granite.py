@@ -96,5 +96,5 @@ PEERS = (
          Granite, "transformers", {"5.23.0": "4d8e826731537b94"}),
     Peer("GraniteSpeech5",
          "transformers.models.granite_speech5.modeling_granite_speech5.GraniteSpeech5EncoderAttention",
-         Granite5, "transformers", {"5.24.0": "166b72684ddd4bda"}),
+         Granite5, "transformers", {"5.23.0": "166b72684ddd4bda"}),
 )  # fmt: skip
