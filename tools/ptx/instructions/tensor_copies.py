@@ -143,7 +143,7 @@ def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, 
         offset = (grid[inside] * np.array(given.strides)).sum(1) * item + given.address
         data[inside] = block.memory.read(offset.astype(np.uint64), item, np.zeros(len(offset), np.int64))
     if block.counts is not None:
-        block.counts.unit_copy(len(grid) * item)
+        block.counts.unit_copy(len(grid) * item, block.index, (given.address, *map(int, corner)))
         block.counts.box_started(bar)
     places = swizzled(to + np.arange(len(grid)) * item, 16 << given.swizzle)
     places = (places[:, None] + np.arange(item)).ravel()
