@@ -43,17 +43,21 @@ def grids(counts: dict[str, Counts]) -> dict[str, tuple[tuple[str, ...], int]]:
     return found
 
 
-def hopper_walks(width: int) -> dict[str, Walk]:
+def hopper_walks(widths: list[int]) -> dict[int, dict[str, Walk]]:
     """Of csrc/cuda/hopper, as nvcc compiles it."""
     with tempfile.TemporaryDirectory() as folder, hopper_tile.module_of(Path(folder)) as module:
-        cost = hopper_tile.costs(module, width)
-        calls: dict[str, tuple[Counter[str], Counter[str]]] = {}
-        for (short, long, _), names in ((MORE_KEYS, KERNELS[:2]), (MORE_QUERIES, KERNELS[2:])):
-            less, more = (hopper_tile.counted(module, *shape, width) for shape in (short, long))
-            calls |= {name: (less[name], more[name]) for name in names}
-        module.counts = {}
-        call_and_backward("cuda", width)
-        grid = grids(module.counts)
+        return {width: _hopper(module, width) for width in widths}
+
+
+def _hopper(module: Any, width: int) -> dict[str, Walk]:
+    cost = hopper_tile.costs(module, width)
+    calls: dict[str, tuple[Counter[str], Counter[str]]] = {}
+    for (short, long, _), names in ((MORE_KEYS, KERNELS[:2]), (MORE_QUERIES, KERNELS[2:])):
+        less, more = (hopper_tile.counted(module, *shape, width) for shape in (short, long))
+        calls |= {name: (less[name], more[name]) for name in names}
+    module.counts = {}
+    call_and_backward("cuda", width)
+    grid = grids(module.counts)
     steps = dict.fromkeys(KERNELS[:2], (4, 12)) | {KERNELS[2]: (2, 6)}
     return {name: walk_of(name, cost[name], calls[name], steps[name], *grid[name], slots=1) for name in KERNELS}
 

@@ -39,7 +39,8 @@ MOST_QUERIES, MOST_KEYS, MOST_HEADS = 16, 2**23, 65535
 # The kernels of more queries, and of gradients.
 HOPPER, HOPPER_DTYPES, HOPPER_WIDTH = (9, 0), (torch.bfloat16, torch.float16), 128
 ROW_BYTES = 16
-MOST_LONG_KEYS = 64 * 65534  # blocks of 64 keys of memory and segment in one axis of a grid
+MOST_LONG_KEYS = 2**26 - 128  # the rings' addresses, 32 times a key, are 32-bit integers
+MOST_TEXTS = 65535  # of many queries: the last axis of a grid
 MOST_TABLES = 16  # of dr, for the same bits at every run
 _LONG = "cuda, long"  # the key of a plan for many queries beside NAME's
 # What backend=None gives it once it is verified: beyond, Triton's matrix units have less arithmetic
@@ -84,6 +85,8 @@ def refuses(call: Call) -> str | None:
             return f"{reason}, as the kernels do that compute {what}; backend='triton' takes any call"
     if call.q.size(1) > MOST_HEADS:
         return f"it takes at most {MOST_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
+    if is_long and call.q.size(0) > MOST_TEXTS:
+        return f"it takes at most {MOST_TEXTS} batch rows (B), got {call.q.size(0)}; backend='triton' takes any number"
     keys = memory_len_of(call) + call.q.size(2)
     keys = keys if call.window is None or is_long else min(keys, call.window + call.q.size(2) - 1)
     most, what = (MOST_LONG_KEYS, "M + L") if is_long else (MOST_KEYS, "M + L, or the window")

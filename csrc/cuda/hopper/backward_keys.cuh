@@ -35,7 +35,7 @@ struct KeyBlock {
   const BackwardProblem& p;
   char* shared;
   Keys keys;
-  int b = block_x(), h = block_y(), tile = block_z() * S::GROUPS;
+  int b = block_z(), h = block_y(), tile = block_x() * S::GROUPS;
   int first, steps;     // first query, blocks of 64
   Stages<S::STAGES> q;  // its "clear" barriers: stats are there
   Stages<S::R_STAGES> r;
@@ -309,7 +309,7 @@ class KeysGroup {
     uint32_t k[S::WIDTH / 4];
     load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, row_, rows(), k);
     const int64_t blocks = (block_.keys.memory_tiles + (p_.L + SIDE - 1) / SIDE + S::GROUPS - 1) / S::GROUPS;
-    const int64_t part = ((block_.bh() * blocks + block_z()) * S::GROUPS + group_) * WARPS_A_GROUP + warp_;
+    const int64_t part = ((block_.bh() * blocks + block_x()) * S::GROUPS + group_) * WARPS_A_GROUP + warp_;
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 4; n += 2) {
       float total[2] = {};

@@ -65,18 +65,14 @@ void launch_backward(const Problem& p, const Gradients& gradients, void* stream)
   const auto queries = backward_queries_kernel<Q>;
   const auto keys = backward_keys_kernel<K>;
   load_backward_of<Q, K>();
-  if (blocks_of(p.L, Q::QUERIES) > MOST_GRID || key_blocks<Q, K>(p) > MOST_GRID)
-    throw std::invalid_argument("more queries or keys than a grid can have");
   BackwardProblem call = describe_backward<Q, K>(p, gradients);
-  const auto grid = [&](int64_t x, int64_t z) {
-    return dim3(static_cast<unsigned>(x), static_cast<unsigned>(p.H), static_cast<unsigned>(z));
-  };
+  const dim3 in_turns(static_cast<unsigned>(gradients.slots), static_cast<unsigned>(p.H), 1);
   const int64_t blocks = call.rows / Q::QUERIES, turns = call.slots ? blocks_of(p.B * blocks, call.slots) : 1;
   for (call.turn = 0; call.turn < turns; ++call.turn) {
-    TXL_LAUNCH(queries, call.slots ? grid(call.slots, 1) : grid(p.B, blocks), Q::THREADS, Q::shared, stream, call);
+    TXL_LAUNCH(queries, call.slots ? in_turns : grid_of(p, blocks), Q::THREADS, Q::shared, stream, call);
     check_launch();
   }
-  TXL_LAUNCH(keys, grid(p.B, key_blocks<Q, K>(p)), K::THREADS, K::shared, stream, call);
+  TXL_LAUNCH(keys, grid_of(p, key_blocks<Q, K>(p)), K::THREADS, K::shared, stream, call);
   check_launch();
 }
 

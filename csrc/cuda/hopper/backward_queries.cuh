@@ -103,8 +103,7 @@ class QueriesGroup {
 
   // Factors of the products; what the other kernel wants of these queries; what they see.
   TXL_DEVICE void prepare() {
-    load_queries<T, S::WIDTH>(p_, p_.w, block_.b, block_.h, first_, position_);
-    load_queries<T, S::WIDTH>(p_, p_.u, block_.b, block_.h, first_, content_);
+    load_queries<T, S::WIDTH>(p_, block_.b, block_.h, first_, position_, content_);
     load_rows<T, S::WIDTH>(p_, p_.dout, block_.b, block_.h, first_, p_.L, dout_);
     clear_unseeing(position_), clear_unseeing(content_), clear_unseeing(dout_);
     store_factor<S::WIDTH>(position_, tile(S::position));
@@ -380,13 +379,13 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void backward_queries_kernel(const TXL_CONSTANT BackwardProblem p) {
   TXL_SHARED_TILES(tiles);
-  int text = block_x(), z = block_z();
+  int text = block_z(), number = block_x();
   if (p.slots) {
-    const int64_t n = p.turn * p.slots + block_x();
-    if (n >= p.B * (p.rows / S::QUERIES)) return;
-    text = static_cast<int>(n % p.B), z = static_cast<int>(n / p.B);
+    const int64_t n = p.turn * p.slots + block_x(), blocks = p.rows / S::QUERIES;
+    if (n >= p.B * blocks) return;
+    text = static_cast<int>(n / blocks), number = static_cast<int>(n % blocks);
   }
-  const QueryBlock<S> block(p, tiles, text, z);
+  const QueryBlock<S> block(p, tiles, text, number);
   if (thread() >= S::GROUPS * GROUP) {
     if constexpr (S::GROUPS > 1) keep_registers<24>();
     const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;

@@ -73,8 +73,7 @@ class ForwardGroup {
   TXL_DEVICE void load_own() {
     const LongProblem& p = block_.p;
     const int first = block_.first + group_ * SIDE;
-    load_queries<T, S::WIDTH>(p, p.w, block_.b, block_.h, first, position_);
-    load_queries<T, S::WIDTH>(p, p.u, block_.b, block_.h, first, content_);
+    load_queries<T, S::WIDTH>(p, block_.b, block_.h, first, position_, content_);
   }
 
   TXL_DEVICE void ask_positions(float (&block)[32]) {
@@ -190,7 +189,7 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void forward_kernel(const TXL_CONSTANT LongProblem p) {
   TXL_SHARED_TILES(tiles);
-  const QueryBlock<S> block(p, tiles, block_x(), block_z());
+  const QueryBlock<S> block(p, tiles, block_z(), block_x());
   if (thread() >= S::GROUPS * GROUP) {
     keep_registers<24>();
     const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;

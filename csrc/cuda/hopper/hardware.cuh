@@ -112,6 +112,16 @@ TXL_DEVICE void add_pair(float* to, float x, float y) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 }
 
+// A word of global memory that the launch does not write; 0 where it is not there. No branch: other
+// loads may be on their way.
+TXL_DEVICE uint32_t load_word(const void* from, bool is_there) {
+  uint32_t x;
+  asm volatile("{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\nmov.b32 %0, 0;\n@there ld.global.nc.b32 %0, [%1];\n}"
+               : "=r"(x)
+               : "l"(from), "r"(static_cast<int>(is_there)));
+  return x;
+}
+
 TXL_DEVICE float power_of_2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -22,8 +22,7 @@ int64_t split_long(Problem& p, int multiprocessors) {
   const int64_t seen = p.window ? std::min(p.M + p.L, p.window + QUERIES) : p.M + p.L;
   const int64_t blocks = up(p.L, QUERIES), programs = blocks * p.B * p.H;
   p.parts = std::clamp<int64_t>(multiprocessors / programs, 1, std::min(MOST_PARTS, up(up(seen, SIDE), FEWEST_TILES)));
-  if (blocks * p.parts > MOST_GRID || p.H > MOST_GRID)
-    throw std::invalid_argument("more queries or heads than a grid can have");
+  if (p.B > MOST_GRID || p.H > MOST_GRID) throw std::invalid_argument("more batch rows or heads than a grid can have");
   return p.parts > 1 ? p.B * p.H * p.L * p.parts * (p.D + 2) : 0;
 }
 

@@ -21,12 +21,12 @@ struct QueryBlock {
   Stages<S::R_STAGES> r;
   int* seen;
 
-  // z: number of the block of queries of text b and its part of the keys.
-  TXL_DEVICE QueryBlock(const LongProblem& problem, char* memory, int text, int z)
+  // number: of the block of queries of text b and its part of the keys.
+  TXL_DEVICE QueryBlock(const LongProblem& problem, char* memory, int text, int number)
       : p(problem), shared(memory), keys(problem), b(text) {
     // The last queries see the most keys where attention is causal: they begin first.
     const int parts = static_cast<int>(p.parts), blocks = static_cast<int>((p.L + S::QUERIES - 1) / S::QUERIES);
-    part = z % parts, first = (blocks - 1 - z / parts) * S::QUERIES;
+    part = number % parts, first = (blocks - 1 - number / parts) * S::QUERIES;
     Barrier* const barriers = reinterpret_cast<Barrier*>(shared + S::barriers);
     k.first = barriers, v.first = k.first + k.BARRIERS, r.first = v.first + v.BARRIERS;
     seen = reinterpret_cast<int*>(shared + S::seen);

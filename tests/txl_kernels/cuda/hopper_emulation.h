@@ -211,6 +211,11 @@ void put_high(uint32_t at, uint32_t x) {
 inline void add_one(float* to, float x) { *to += x; }
 inline void add_pair(float* to, float x, float y) { to[0] += x, to[1] += y; }
 
+inline uint32_t load_word(const void* from, bool is_there) {
+  uint32_t x = 0;
+  if (is_there) __builtin_memcpy(&x, from, 4);
+  return x;
+}
 inline float power_of_2(float x) {
   const float y = exp2f(x);
   return y < 1.17549435e-38f ? 0.f : y;

@@ -175,12 +175,14 @@ def test_what_it_does_not_take(emulated: Any, monkeypatch: pytest.MonkeyPatch) -
         call(Case("", L=20, D=8, layout="fused"))
 
 
-def test_more_keys_than_a_grid_has_blocks(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_a_grid_or_an_address_holds(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, emulated)
     call = as_fields(make_inputs(Case("", L=20, D=8, B=1, H=1), torch.bfloat16))
-    keys = torch.empty(1, 1, 64 * 65534 - 19, 8, dtype=torch.bfloat16, device="meta")
-    assert "at most 4194176 keys (M + L), got 4194177" in str(cuda.refuses(call._replace(k_mem=keys, v_mem=keys)))
+    keys = torch.empty(1, 1, cuda.MOST_LONG_KEYS - 19, 8, dtype=torch.bfloat16, device="meta")
+    assert "at most 67108736 keys (M + L), got 67108737" in str(cuda.refuses(call._replace(k_mem=keys, v_mem=keys)))
     assert cuda.refuses(call._replace(k_mem=keys[:, :, 1:], v_mem=keys[:, :, 1:])) is None
+    texts = torch.empty(65536, 1, 20, 8, dtype=torch.bfloat16, device="meta")
+    assert "at most 65535 batch rows (B), got 65536" in str(cuda.refuses(call._replace(q=texts, k=texts, v=texts)))
 
 
 def test_a_raw_operators_gradients_are_refused_where_there_are_none(
@@ -218,12 +220,13 @@ def test_transforms_of_torch_func() -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_tensors_that_do_not_begin_at_16_bytes() -> None:
+@pytest.mark.parametrize("name", ["q", "k", "r", "content_bias", "position_bias"])
+def test_tensors_that_do_not_begin_at_16_bytes(name: str) -> None:
     """Also after a call of the same shapes and strides."""
     inputs = as_call(make_inputs(Case("", L=20, D=8), torch.bfloat16))
     with torch.no_grad():
         rel_attention(**inputs, backend="cuda")
-        k = inputs["k"]
-        moved = torch.empty(k.numel() + 1, dtype=k.dtype, device=k.device)[1:].view(k.shape).copy_(k)
+        x = inputs[name]
+        moved = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view(x.shape).copy_(x)
         with pytest.raises((RuntimeError, ValueError), match="multiples of 16 bytes"):
-            rel_attention(**inputs | {"k": moved}, backend="cuda")
+            rel_attention(**inputs | {name: moved}, backend="cuda")
