@@ -37,7 +37,7 @@ def readable(mangled: str) -> str:
     hopper = re.search(r"\d(forward|backward_queries|backward_keys)_kernel.*?(Bf16|F16)ELi(\d+)E", mangled)
     if hopper is not None:
         return f"hopper {hopper[1]} {hopper[2].lower()} width {hopper[3]}"
-    kind = re.search(r"(part|merge)_kernel", mangled)
+    kind = re.search(r"(part|merge|finish)_kernel", mangled)
     dtype = re.search(r"(Bf16|F16)", mangled)
     if kind is None:
         raise ValueError(f"not a kernel of csrc/cuda: {mangled}")

@@ -170,7 +170,6 @@ def backward(
     gradients = empty_gradients(call, wanted)
     if call.q.numel() == 0:
         return tuple(x.zero_() for x in gradients)
-    given = dict(zip(INPUTS, gradients, strict=True))
     with _on(call.q.device):
         plan = None if plans is None else plans.get(_LONG)
         if plan is None:
@@ -181,44 +180,38 @@ def backward(
             if plans is not None:
                 plan.load()
                 plans[_LONG] = plan
-        slots, groups = 0, 1
+        slots, tables = 0, 1
         if torch.are_deterministic_algorithms_enabled():
-            slots, groups = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MOST_TABLES), 2
-        floats, q_sums, q_parts, k_sums, k_parts = plan.backward_workspace
-        workspace = call.q.new_empty(floats, dtype=torch.float32)
-        dr = None
-        if given["r"].numel():
-            dr = call.q.new_zeros((max(slots * groups, 1), *call.r.shape), dtype=torch.float32)
-        asked = tuple(given[n] if given[n].numel() else None for n in ("q", "k", "v", "k_mem", "v_mem"))
+            slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MOST_TABLES)
+            tables = 2 * slots  # a block has two warpgroups at most
+        asked = tuple(x if x.numel() else None for x in gradients)
+        workspace = call.q.new_empty(plan.backward_workspace(asked, slots), dtype=torch.float32)
+        wants_r = gradients[INPUTS.index("r")].numel() > 0
+        dr = call.q.new_zeros((tables, *call.r.shape), dtype=torch.float32) if wants_r else None
         dout = dout if _rows_apart(dout) else dout.clone(memory_format=torch.contiguous_format)
         dlse = None if dlse is None else dlse.contiguous()
-        plan.backward(call, out, lse, dout, dlse, asked, dr, slots, workspace.data_ptr(), _stream(call.q.device))
-        if dr is not None:
-            given["r"].copy_(dr[0] if slots == 0 else dr.sum(0))
-        content = _sums(workspace, call, k_sums, k_parts)
-        if given["content_bias"].numel():
-            given["content_bias"].copy_(content)
-        if given["position_bias"].numel():
-            given["position_bias"].copy_(_sums(workspace, call, q_sums, q_parts) - content)
+        stream = _stream(call.q.device)
+        plan.backward(call, out, lse, dout, dlse, asked, dr, slots, tables, workspace.data_ptr(), stream)
     return gradients
-
-
-def _sums(workspace: Tensor, call: Call, first: int, parts: int) -> Tensor:
-    """[H, D]: the sum of partial sums [B, H, parts, D] of a workspace."""
-    B, H, _, D = call.q.shape
-    return workspace[first : first + B * H * parts * D].view(B, H, parts, D).sum((0, 2))
 
 
 def make_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
     """The call as the module knows it, without pointers: what calls of one signature share."""
     if call.q.size(2) > MOST_QUERIES:
         return long_plan(call, out, multiprocessors)
-    return native.module.Plan(call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors)
+    return native.module.Plan(call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors, _index(call))
 
 
 def long_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
     """The same for many queries, and for backward of any number."""
-    return native.module.LongPlan(call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors)
+    return native.module.LongPlan(
+        call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors, _index(call)
+    )
+
+
+def _index(call: Call) -> int:
+    """The GPU's number; -1 where torch's current one is meant."""
+    return -1 if call.q.device.index is None else call.q.device.index
 
 
 def _drop_below(call: Call) -> int:

@@ -70,12 +70,7 @@ class QueriesGroup {
   }
 
   TXL_DEVICE void run() {
-    Tiles own = tiles_of<S::QUERIES, SIDE>(block_.seen, group_ * SIDE);
-    if (own.from >= own.to) {
-      own.from = own.to = block_.tiles;
-    } else {
-      own.from -= block_.tile, own.to -= block_.tile;
-    }
+    const Tiles own = block_.tiles_of_group(group_);
     prepare();
     float dq[S::WIDTH / 2] = {};
     if (block_.tiles) pass_tiles(own, dq);
@@ -112,8 +107,7 @@ class QueriesGroup {
       store_factor<S::WIDTH>(dout_, tile(S::dout));
     }
     find_stats();
-    keep_queries(p_.content, content_);
-    keep_queries(p_.position, position_);
+    if (block_.part == 0) keep_queries(p_.content, content_), keep_queries(p_.position, position_);
     const uint32_t none[16] = {};
     unskew_.put(none, 0), unskew_.put(none, 1);
     fence_units();
@@ -149,7 +143,8 @@ class QueriesGroup {
       const bool none = low(h) >= high(h) || lse == -INFINITY;
       delta_[h] = none ? 0.f : delta[h] - (p_.dlse ? p_.dlse[at] : 0.f);
       base_[h] = none ? INFINITY : lse - LOG2_LN2;
-      if (thread() % 4 == 0) p_.stats[block_.bh() * p_.rows + i] = {none ? INFINITY : lse, delta_[h]};
+      if (thread() % 4 == 0 && block_.part == 0)
+        p_.stats[block_.bh() * p_.rows + i] = {none ? INFINITY : lse, delta_[h]};
     }
   }
 
@@ -337,9 +332,9 @@ class QueriesGroup {
 
   TXL_DEVICE void write(float (&dq)[S::WIDTH / 2]) const {
     const float scale = scale_of(p_);
-    const int column = own_column(), blocks = static_cast<int>(p_.rows / S::QUERIES);
-    const int64_t part =
-        ((block_.bh() * blocks + block_.first / S::QUERIES) * S::GROUPS + group_) * WARPS_A_GROUP + warp_;
+    const int column = own_column();
+    const int64_t blocks = p_.rows / S::QUERIES * p_.parts, block = block_.first / S::QUERIES * p_.parts + block_.part;
+    const int64_t sums_at = ((block_.bh() * blocks + block) * S::GROUPS + group_) * WARPS_A_GROUP + warp_;
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 2; n += 4) {
       const int x = n / 4 * 8 + column;
@@ -349,15 +344,21 @@ class QueriesGroup {
         const int i = query_ + 8 * h;
         const float one = scale * dq[n + 2 * h], two = scale * dq[n + 2 * h + 1];
         sums[0] += one, sums[1] += two;
-        if (p_.dq.data && i < p_.L && x < p_.D)
+        if (!p_.dq.data || i >= p_.L || x >= p_.D) continue;
+        if (p_.parts > 1) {
+          float* const to = p_.dq_parts + ((block_.part * p_.B * p_.H + block_.bh()) * p_.rows + i) * p_.D + x;
+          to[0] = one, to[1] = two;
+        } else {
           *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(p_.dq, block_.b, block_.h, i)) + x) =
               pack(T(), one, two);
+        }
       }
+      if (!p_.q_sums) continue;
       TXL_UNROLL
       for (int step = 4; step < WARP; step *= 2)
         sums[0] += shuffle_xor(sums[0], step), sums[1] += shuffle_xor(sums[1], step);
       if (thread() % WARP < 4 && x < p_.D)
-        p_.q_sums[part * p_.D + x] = sums[0], p_.q_sums[part * p_.D + x + 1] = sums[1];
+        p_.q_sums[sums_at * p_.D + x] = sums[0], p_.q_sums[sums_at * p_.D + x + 1] = sums[1];
     }
   }
 

@@ -32,11 +32,7 @@ class ForwardGroup {
   TXL_DEVICE void run() {
     const LongProblem& p = block_.p;
     const int first = block_.first + group_ * SIDE, row = own_row(warp_);
-    Tiles own = tiles_of<S::QUERIES, SIDE>(block_.seen, group_ * SIDE);
-    own.from = own.from > block_.tile ? own.from - block_.tile : 0;
-    own.to = own.to < block_.tile + block_.tiles ? own.to - block_.tile : block_.tiles;
-    if (own.from >= own.to) own.from = own.to = block_.tiles;
-
+    const Tiles own = block_.tiles_of_group(group_);
     int low[2], high[2];
     TXL_UNROLL
     for (int h = 0; h < 2; ++h) {
@@ -149,7 +145,7 @@ class ForwardGroup {
     const int D = static_cast<int>(p.D), column = own_column();
     TXL_UNROLL
     for (int h = 0; h < 2; ++h) {
-      const float sum = softmax.sum(h), top = softmax.top(h);
+      const float sum = softmax.sum(h), top = softmax.top(h), each = 1 / sum;
       const int i = query + 8 * h;
       if (i >= p.L) continue;
       const int64_t x = block_.bh() * p.L + i;
@@ -163,7 +159,7 @@ class ForwardGroup {
         if (p.parts > 1) {
           partial[at] = values[n], partial[at + 1] = values[n + 1];
         } else {
-          const float one = sum == 0 ? empty : values[n] / sum, two = sum == 0 ? empty : values[n + 1] / sum;
+          const float one = sum == 0 ? empty : values[n] * each, two = sum == 0 ? empty : values[n + 1] * each;
           *reinterpret_cast<uint32_t*>(out + at) = pack(T(), one, two);
         }
       }

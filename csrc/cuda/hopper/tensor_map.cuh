@@ -57,7 +57,9 @@ inline RowsMap map_rows(const Problem& p, const View& view, int64_t B, int64_t r
   const auto is_axis = [](int64_t size, int64_t stride) { return size > 1 && stride; };
   map.h = is_axis(p.H, head), map.n = is_axis(B, text);
   const int64_t sizes[4] = {p.D, rows, map.h ? p.H : 1, map.n ? B : 1};
-  const int64_t steps[4] = {ITEM, rows > 1 ? row * ITEM : 16, map.h ? head * ITEM : 16, map.n ? text * ITEM : 16};
+  const int64_t alone = p.D * ITEM;  // from an axis' only entry to the next: 16 bytes at least
+  const int64_t steps[4] = {ITEM, rows > 1 ? row * ITEM : alone, map.h ? head * ITEM : alone,
+                            map.n ? text * ITEM : alone};
   encode(map.map, p.type, view.data, sizes, steps);
   return map;
 }

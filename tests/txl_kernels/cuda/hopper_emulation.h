@@ -153,6 +153,7 @@ inline void copy_box(void* to, const TensorMap& map, Barrier* b, int x, int row,
   simt::mbarrier(b).copies.emplace_back(columns * rows * map.item, land);
 }
 
+inline void prefetch_map(const TensorMap&) {}
 inline void fence_units() {}
 inline void meet_warp() {
   simt::current.block->warps[static_cast<size_t>(simt::current.index / simt::WARP)]->barrier.wait();
