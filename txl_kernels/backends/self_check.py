@@ -91,7 +91,8 @@ def disagrees(kernels: Kernels, kind: Kind) -> str | None:
 def compare(kernels: Kernels, kind: Kind) -> str | None:
     """The small case by the kernels in their dtype and by the reference in float64."""
     exact = case_of(kind)
-    call = Call(*(x.to(kind.device, kind.dtype) if isinstance(x, Tensor) else x for x in exact))
+    moved = {name: x.to(kind.device, kind.dtype) for name, x in exact._asdict().items() if isinstance(x, Tensor)}
+    call = exact._replace(**moved)
     with torch.enable_grad():
         leaves = [x.requires_grad_(kind.gradients) for x in inputs_of(exact) if x is not None]
         out, lse = reference.forward(exact)
@@ -146,7 +147,7 @@ def _machine(device: torch.device) -> tuple[object, ...]:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         triton = ""
-    driver = torch._C._cuda_getDriverVersion()
+    driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     return properties.name, properties.major, properties.minor, driver, triton, torch.__version__
 
 

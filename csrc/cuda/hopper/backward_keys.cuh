@@ -186,6 +186,9 @@ class KeysGroup {
   TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + group_ * S::BYTES); }
   TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::BYTES); }
 
+  // For each tile of queries, keys as rows:
+  //   S^T = turn((q + w) r^T)^T + k (q + u)^T,  P^T = 2^(S^T - lse),  dS^T = P^T (v dout^T - delta)
+  //   dv += P^T dout,  dk += dS^T (q + u)
   TXL_DEVICE void walk(int step, float (&dk)[S::WIDTH / 2], float (&dv)[S::WIDTH / 2], float (&sums)[2]) {
     const int n = q_.take();
     float scores[32], weights[32];

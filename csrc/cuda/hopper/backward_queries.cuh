@@ -266,6 +266,9 @@ class QueriesGroup {
     r_again_.give_back();
   }
 
+  // For each tile of keys, with G = dS at distances (unshifted):
+  //   S = shift((q + w) r^T) + (q + u) k^T,  P = 2^(S - lse),  dS = P (dout v^T - delta)
+  //   dq += dS k + G r,  dr += G^T (q + w)
   // Tile t, whose position scores `scores` holds; dr of the block of distances that was whole at the tile
   // before is added up (0 in the first two steps), the next is asked for; and position scores of the tile after.
   template <bool FIRST>

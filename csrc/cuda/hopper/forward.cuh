@@ -85,6 +85,8 @@ class ForwardGroup {
     skew_.get(scores, t);  // giving a tile back puts this before what the next tile puts there
   }
 
+  // For each tile of keys, queries scaled to base 2:
+  //   S = shift((q + w) r^T) + (q + u) k^T,  P = 2^(S - top),  values = rescale values + P v
   TXL_DEVICE void walk(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
     float block[32], scores[32], rescale[2];
     uint32_t weights[16];

@@ -14,6 +14,7 @@ from oracle import TENSORS, Case, as_call, as_fields, gradients, make_inputs
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
+from txl_kernels.backends.self_check import Kind, compare
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -64,6 +65,17 @@ def test_gradients_of_r_in_a_fixed_order(width: int) -> None:
     for name, x in fixed.items():
         assert torch.equal(x, again[name]), name
         torch.testing.assert_close(x, free[name], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("width", [40, 64, 128])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_first_calls_small_case(dtype: torch.dtype, width: int, few: bool) -> None:
+    """Every gradient within a few percent of its own norm, sums that cancel (the biases') among
+    them."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    assert compare(cuda, Kind("cuda", device, dtype, width, few, True)) is None
 
 
 @pytest.mark.parametrize("case", SPLIT, ids=str)
