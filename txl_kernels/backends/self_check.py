@@ -12,7 +12,7 @@ import importlib.metadata
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,7 +91,9 @@ def disagrees(kernels: Kernels, kind: Kind) -> str | None:
 def compare(kernels: Kernels, kind: Kind) -> str | None:
     """The small case by the kernels in their dtype and by the reference in float64."""
     exact = case_of(kind)
-    moved = {name: x.to(kind.device, kind.dtype) for name, x in exact._asdict().items() if isinstance(x, Tensor)}
+    moved: dict[str, Any] = {
+        name: x.to(kind.device, kind.dtype) for name, x in exact._asdict().items() if isinstance(x, Tensor)
+    }
     call = exact._replace(**moved)
     with torch.enable_grad():
         leaves = [x.requires_grad_(kind.gradients) for x in inputs_of(exact) if x is not None]
