@@ -32,7 +32,7 @@ from txl_kernels.backends.triton import config, passes
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 TABLE = Path(__file__).with_name("aot_table.json")
 VERSION = ".".join(triton.__version__.split(".")[:2])
-SHARED_LIMIT = {80: 163, 86: 99, 90: 227, 100: 227}  # KiB a program may have
+SHARED_LIMIT = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227}  # KiB a program may have
 GROWTH = 1.05  # of the inner loop's instructions
 POINTERS = dict.fromkeys(["LSE", "LSE2", "DELTA", "DLSE", "DQ_SUM", "DU", "DR", "PARTS", "PART_LSE"], "*fp32")
 BOUNDS = ["START", "END", "KEY_FIRST", "KEY_LAST", "ROW_FIRST", "ROW_LAST"]

@@ -26,6 +26,8 @@ TABLE = Path(__file__).with_name("cuda_table.json")
 GROWTH = 1.05  # of instructions
 THREADS, REGISTERS = 128, 65536  # of a block, as in csrc/cuda/rows.cuh; of a multiprocessor
 ROWS = 4  # of a tile, in a thread
+NO_COUNTER = 7  # of an instruction that raises none
+MORE_TRIPS = 2  # than in the table: ptxas moves a load or two
 Kernels = dict[str, dict[str, Any]]
 
 
@@ -35,7 +37,7 @@ def readable(mangled: str) -> str:
     hopper = re.search(r"\d(forward|backward_queries|backward_keys)_kernel.*?(Bf16|F16)ELi(\d+)E", mangled)
     if hopper is not None:
         return f"hopper {hopper[1]} {hopper[2].lower()} width {hopper[3]}"
-    kind = re.search(r"(part|merge)_kernel", mangled)
+    kind = re.search(r"(part|merge|finish)_kernel", mangled)
     dtype = re.search(r"(Bf16|F16)", mangled)
     if kind is None:
         raise ValueError(f"not a kernel of csrc/cuda: {mangled}")
@@ -69,7 +71,7 @@ def _by_kernel(text: str) -> dict[str, str]:
 
 def measure(binary: Path) -> Kernels:
     """By kernel: registers, stack (bytes), instructions, wide (128-bit loads), ahead (of the first
-    barrier)."""
+    barrier), trips (to global memory)."""
 
     def told(option: str) -> dict[str, str]:
         done = subprocess.run([CUOBJDUMP, option, binary], capture_output=True, text=True, check=True)
@@ -95,11 +97,32 @@ def measure(binary: Path) -> Kernels:
             "instructions": len(code),
             "wide": len(wide),
             "ahead": sum(n < barrier for n in wide),
+            "trips": trips(sass[name]),
         }
         if products:
             found[name] |= {"products": len(products), "waits": sum("gsb0" in x for x in products)}
         found[name] |= _handed_over({int(at, 16): x for at, x in placed}, groups_of(name))
     return found
+
+
+def trips(sass: str) -> int:
+    """How often the code, read from top to bottom, waits for a load of global memory that began
+    after the last such wait. An instruction's second word says which of six counters it raises
+    until its result is there, and for which it waits."""
+    found = re.findall(r"\*/\s+(?:@!?U?P\w+ )?(\w+)[^;]*;\s+/\* 0x\w+ \*/\s+/\* 0x(\w{16}) \*/", sass)
+    began: dict[int, int] = {}  # by counter: the last load that raises it
+    count, resumed = 0, -1
+    for n, (op, word) in enumerate(found):
+        control = int(word, 16) >> 41
+        raises, awaited = control >> 5 & 7, control >> 11 & 63
+        over = [began.pop(x) for x in list(began) if awaited >> x & 1]
+        if any(x > resumed for x in over):
+            count, resumed = count + 1, n
+        if raises != NO_COUNTER:
+            began.pop(raises, None)
+            if op == "LDG":
+                began[raises] = n
+    return count
 
 
 def _handed_over(code: dict[int, str], groups: int) -> dict[str, int]:
@@ -167,6 +190,8 @@ def complaints(name: str, now: dict[str, Any], before: dict[str, Any] | None) ->
         return found
     if now["ahead"] < before["ahead"]:
         found.append(f"{now['ahead']} loads in flight before the first barrier, before {before['ahead']}")
+    if now["trips"] > before["trips"] + MORE_TRIPS:
+        found.append(f"{now['trips']} trips to global memory one after the other, before {before['trips']}")
     if blocks(now) < blocks(before):
         found.append(
             f"{now['registers']} registers, before {before['registers']}: {blocks(now)} blocks a multiprocessor"

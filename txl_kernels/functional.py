@@ -186,8 +186,8 @@ def _plain(call: Call, backend: str | None, need_lse: bool, plans: Plans | None 
     backends.check_name(backend)
     name = None if plans is None else plans.get(("backend", backend))
     if name is None:
-        name = backends.choose(backend, call)
-        if plans is not None and name == cpu.NAME:  # others depend on more than the call
+        name = backends.choose_once(backend, call, plans)
+        if plans is not None and name == cpu.NAME:  # others depend on more than the call's signature
             plans["backend", backend] = name
     if name == reference.NAME:
         if not torch.compiler.is_compiling():

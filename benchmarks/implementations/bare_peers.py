@@ -62,6 +62,40 @@ def nemo() -> Any:
     return _alone("nemo.collections.asr.parts.submodules.multi_head_attention")
 
 
+def nemo_transformer() -> Any:
+    nemo()
+    _module("nemo.core")
+    _module("nemo.core.classes")
+    _module("nemo.core.classes.module", freeze=None, unfreeze=None)
+    _module("nemo.utils.decorators", experimental=lambda c: c)
+    _module(
+        "nemo.collections.asr.parts.submodules.subsampling", FeatureStacking=nn.Module, StackingSubsampling=nn.Module
+    )
+    return _alone("nemo.collections.asr.modules.transformer_encoder")
+
+
+def enformer() -> Any:
+    _module("enformer_pytorch")
+    _module("enformer_pytorch.data", str_to_one_hot=None, seq_indices_to_one_hot=None)
+    return _alone("enformer_pytorch.modeling_enformer")
+
+
+def cosyvoice() -> Any:
+    return _alone("cosyvoice.transformer.attention")
+
+
+def chatterbox() -> Any:
+    return _alone("chatterbox.models.s3gen.transformer.attention")
+
+
+def indextts() -> Any:
+    return _alone("indextts.gpt.conformer.attention")
+
+
+def fireredasr() -> Any:
+    return _alone("fireredasr.models.module.conformer_encoder")
+
+
 def espnet() -> Any:
     return _alone("espnet.nets.pytorch_backend.transformer.attention")
 
@@ -94,6 +128,13 @@ def labml() -> Any:
     return _alone("labml_nn.transformers.xl.relative_mha")
 
 
+def original(peer: Any) -> Any:
+    """The class of a peer of txl_kernels.integrations, its module loaded alone."""
+    for load in LOADERS.get(peer.distribution, ()):
+        load()
+    return peer.original()
+
+
 class SlimFC(nn.Module):
     """Of RLlib's what its attention uses."""
 
@@ -123,3 +164,18 @@ def rllib() -> Any:
     _module("ray.rllib.utils.torch_utils", sequence_mask=_sequence_mask)
     _module("ray.rllib.utils.typing", TensorType=torch.Tensor)
     return _alone("ray.rllib.models.torch.modules.relative_multi_head_attention")
+
+
+LOADERS: dict[str, tuple[Any, ...]] = {
+    "nemo-toolkit": (nemo, nemo_transformer),
+    "espnet": (espnet, espnet_transducer),
+    "funasr": (funasr,),
+    "cosyvoice2-eu": (cosyvoice,),
+    "indextts2-inference": (indextts,),
+    "fireredasr": (fireredasr,),
+    "speechbrain": (speechbrain,),
+    "enformer-pytorch": (enformer,),
+    "DI-engine": (ding,),
+    "ray": (rllib,),
+    "labml-nn": (labml,),
+}

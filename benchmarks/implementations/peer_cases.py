@@ -166,6 +166,93 @@ def _nemo(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float
     return PeerCase(module, lambda f, x: f(x, x, x, mask, encodings.to(x.dtype)), x, _alive(seen, real) & real)
 
 
+def _nemo_local(
+    s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, context: tuple[int, int] = (9, 9)
+) -> PeerCase:
+    module = bare.nemo().RelPositionMultiHeadAttentionLongformer(s.heads, s.d, dropout, None, None, list(context))
+    encodings = sinusoids(context[0], -context[1], s.d)
+    return PeerCase(module, lambda f, x: f(x, x, x, ~real, encodings.to(x.dtype)), x, real)
+
+
+def _nemo_transformer(
+    s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, norm: bool = False
+) -> PeerCase:
+    m = bare.nemo_transformer()
+    module = m.MultiHeadAttention(m.TransformerEncoderConfig(d_model=s.d, n_heads=s.heads, qkv_bias=True, qk_norm=norm))
+    encodings = sinusoids(s.T - 1, 1 - s.T, s.d)
+    mask = None
+    if seen is not None:
+        shown = seen.expand(s.B, s.T, s.T)
+        mask = m.create_block_mask(lambda b, h, i, j: shown[b, i, j], B=s.B, H=1, Q_LEN=s.T, KV_LEN=s.T, device="cpu")
+    return PeerCase(module, lambda f, x: f(x, mask, encodings.to(x.dtype)), x, _alive(seen, real))
+
+
+def _granite(model: str, prefix: str) -> Callable[..., PeerCase]:
+    def maker(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, context: int = 10) -> PeerCase:
+        m = bare.transformers(model)
+        config = getattr(m, f"{prefix}EncoderConfig")(
+            hidden_dim=s.d, num_heads=s.heads, dim_head=s.d // s.heads, context_size=context, max_pos_emb=2 * context,
+            dropout=dropout,
+        )  # fmt: skip
+        at = torch.arange(context)
+        distances = at.unsqueeze(1) - at + 2 * context
+        module = getattr(m, f"{prefix}ConformerAttention")(config)
+        return PeerCase(module, lambda f, x: f(x, distances), x, torch.ones_like(real))
+
+    return maker
+
+
+def _granite5(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, context: int = 10) -> PeerCase:
+    m = bare.transformers("granite_speech5")
+    config = m.GraniteSpeech5EncoderConfig(
+        hidden_size=s.d, num_attention_heads=s.heads, num_key_value_heads=s.heads, head_dim=s.d // s.heads,
+        context_size=context, max_position_embeddings=2 * context, attention_dropout=dropout,
+    )  # fmt: skip
+    config._attn_implementation = "sdpa"
+    at, mask = torch.arange(context), None if seen is None else seen[:, 0].expand(s.B, s.T)
+    distances = at.unsqueeze(1) - at + 2 * context
+    valid = torch.ones_like(real)
+    if mask is not None:  # blocks with frames that are no padding
+        blocks = torch.nn.functional.pad(mask, (0, -s.T % context)).unflatten(1, (-1, context)).any(-1)
+        valid = blocks.repeat_interleave(context, 1)[:, : s.T]
+    module = m.GraniteSpeech5EncoderAttention(config, 0)
+    return PeerCase(module, lambda f, x: f(x, distances, attention_mask=mask)[0], x, valid)
+
+
+def _enformer(
+    s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, values: int = 24, positions: float = 0.0
+) -> PeerCase:
+    module = bare.enformer().Attention(
+        s.d, num_rel_pos_features=values * 2, heads=s.heads, dim_key=s.d // s.heads, dim_value=values, dropout=dropout,
+        pos_dropout=positions,
+    )  # fmt: skip
+    return PeerCase(module, lambda f, x: f(x), x, torch.ones_like(real))
+
+
+def _wenet(package: Callable[[], Any]) -> Callable[..., PeerCase]:
+    def maker(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, held: int = 0) -> PeerCase:
+        module = package().RelPositionMultiHeadedAttention(s.heads, s.d, dropout)
+        keys = held + s.T
+        encodings = sinusoids(keys - 1, 1 - keys, s.d)
+        cache = torch.randn(s.B, s.heads, held, 2 * s.d // s.heads) if held else torch.zeros(0, 0, 0, 0)
+        mask = (
+            torch.ones(0, 0, 0, dtype=torch.bool)
+            if seen is None
+            else torch.nn.functional.pad(seen, (held, 0), value=True)
+        )
+        return PeerCase(
+            module, lambda f, x: f(x, x, x, mask, encodings.to(x.dtype), cache.to(x.dtype))[0], x, _alive(seen, real)
+        )
+
+    return maker
+
+
+def _fireredasr(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
+    module = bare.fireredasr().RelPosMultiHeadAttention(s.heads, s.d, dropout)
+    encodings = sinusoids(s.T - 1, 1 - s.T, s.d)
+    return PeerCase(module, lambda f, x: f(x, x, x, encodings.to(x.dtype), mask=seen)[0], x, _alive(seen, real))
+
+
 def _espnet(package: str, zero_triu: bool = False) -> Callable[..., PeerCase]:
     def maker(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
         m = bare.funasr() if package == "funasr" else bare.espnet()
@@ -176,18 +263,34 @@ def _espnet(package: str, zero_triu: bool = False) -> Callable[..., PeerCase]:
     return maker
 
 
-def _espnet_legacy(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
-    module = bare.espnet().LegacyRelPositionMultiHeadedAttention(s.heads, s.d, dropout)
-    encodings = sinusoids(s.T - 1, 0, s.d)
-    return PeerCase(module, lambda f, x: f(x, x, x, encodings.to(x.dtype), seen), x, _alive(seen, real))
+def _legacy(package: Callable[[], Any]) -> Callable[..., PeerCase]:
+    def maker(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
+        module = package().LegacyRelPositionMultiHeadedAttention(s.heads, s.d, dropout)
+        encodings = sinusoids(s.T - 1, 0, s.d)
+        return PeerCase(module, lambda f, x: f(x, x, x, encodings.to(x.dtype), seen), x, _alive(seen, real))
+
+    return maker
 
 
-def _transducer(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
-    module = bare.espnet_transducer().RelPositionMultiHeadedAttention(s.heads, s.d, dropout)
-    encodings = sinusoids(s.T - 1, 1 - s.T, s.d)
-    # Its chunk mask is the same for all texts: that of a text without padding.
-    hidden = None if seen is None or seen.size(1) == 1 else ~seen[0]
-    return PeerCase(module, lambda f, x: f(x, x, x, encodings.to(x.dtype), ~real, hidden), x, _alive(seen, real))
+def _transducer(package: Callable[[], Any], name: str) -> Callable[..., PeerCase]:
+    """held: frames before the chunk, of a cache that streaming fills."""
+
+    def maker(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, held: int = 0) -> PeerCase:
+        module = getattr(package(), name)(s.heads, s.d, dropout)
+        encodings = sinusoids(held + s.T - 1, 1 - s.T, s.d)
+        before = torch.randn(s.B, held, s.d)
+        padding = torch.cat([torch.zeros(s.B, held, dtype=torch.bool), ~real], 1)
+        # Its chunk mask is the same for all texts: that of a text without padding.
+        hidden = None if seen is None or seen.size(1) == 1 else ~seen[0]
+
+        def call(f: nn.Module, x: Tensor) -> Tensor:
+            keys = torch.cat([before.to(x.dtype), x], 1)
+            out: Tensor = f(x, keys, keys, encodings.to(x.dtype), padding, hidden, left_context=held)
+            return out
+
+        return PeerCase(module, call, x, _alive(seen, real))
+
+    return maker
 
 
 def _speechbrain(
@@ -291,11 +394,21 @@ MAKERS: dict[str, Callable[..., PeerCase]] = {
                           "NemotronAsrStreamingEncoderConfig"),
     "fastspeech2": _fastspeech2,
     "nemo": _nemo,
+    "nemo local": _nemo_local,
+    "nemo transformer": _nemo_transformer,
+    "granite": _granite("granite_speech", "GraniteSpeech"),
+    "granite plus": _granite("granite_speech_plus", "GraniteSpeechPlus"),
+    "granite 5": _granite5,
+    "enformer": _enformer,
+    "cosyvoice": _wenet(bare.cosyvoice),
+    "fireredasr": _fireredasr,
     "espnet": _espnet("espnet"),
     "espnet zero_triu": _espnet("espnet", zero_triu=True),
     "funasr": _espnet("funasr"),
-    "espnet legacy": _espnet_legacy,
-    "espnet transducer": _transducer,
+    "espnet legacy": _legacy(bare.espnet),
+    "funasr legacy": _legacy(bare.funasr),
+    "espnet transducer": _transducer(bare.espnet_transducer, "RelPositionMultiHeadedAttention"),
+    "funasr chunk": _transducer(bare.funasr, "RelPositionMultiHeadedAttentionChunk"),
     "speechbrain": _speechbrain,
     "xlnet": _xlnet,
     "ding": _ding,

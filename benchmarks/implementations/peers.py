@@ -46,6 +46,11 @@ LAYERS = {
     "DI-engine GTrXL": Layer("ding", {}),
     "RLlib GTrXL": Layer("rllib", {}),
     "labml": Layer("labml", {}),
+    "NeMo, local attention": Layer("nemo local", {"context": (128, 128)}),
+    "transformers Granite Speech": Layer("granite", {"context": 200}),
+    "FunASR, legacy": Layer("funasr legacy", {}),
+    "CosyVoice": Layer("cosyvoice", {}),
+    "Enformer": Layer("enformer", {"values": 192}),
 }
 STEPS_OF_RUN = 50
 SHORT = tuple(LAYERS)[:7]  # what is run without --full

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "../python/call.h"
 #include "../python/interpreter.h"
@@ -14,6 +15,9 @@
 #ifndef TXL_CUDA_COMPILER
 #define TXL_CUDA_COMPILER "none"
 #define TXL_CUDA_ARCHITECTURES "none"
+#endif
+#ifndef TXL_CLOCK_LIMIT
+#define TXL_CLOCK_LIMIT 0  // waits have none
 #endif
 
 namespace py = pybind11;
@@ -30,7 +34,8 @@ bool rows_aligned(const txl::View& x, int64_t n0, int64_t n1, int64_t n2, int64_
 // are split twice, for rows that are read 16 bytes at a time and for rows that lie anywhere.
 class Plan {
  public:
-  Plan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below, int multiprocessors) {
+  Plan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below, int multiprocessors, int device)
+      : device_(device) {
     txl_cuda::Problem p;
     static_cast<txl::Attention&>(p) = txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
     const int64_t unit = p.type == txl::Type::f32 ? 4 : 8;
@@ -49,6 +54,7 @@ class Plan {
 
   // Loads the kernels that calls will run.
   void load() const {
+    const txl_cuda::OnDevice on(device_);
     txl_cuda::load(strided_);
     txl_cuda::load(anywhere_);
   }
@@ -62,7 +68,10 @@ class Plan {
     static_cast<txl::Attention&>(p) = given;
     p.seed = static_cast<const int64_t*>(txl::pointer_of(call[txl::SEED]));
     p.partial = reinterpret_cast<float*>(partial);
-    txl::without_gil([&] { txl_cuda::forward(p, reinterpret_cast<void*>(stream)); });
+    txl::without_gil([&] {
+      const txl_cuda::OnDevice on(device_);
+      txl_cuda::forward(p, reinterpret_cast<void*>(stream));
+    });
   }
 
   const txl_cuda::Problem& problem() const { return strided_; }
@@ -76,21 +85,27 @@ class Plan {
   }
 
   txl_cuda::Problem strided_, anywhere_;
+  int device_;  // the GPU's number; -1: the current one
   int64_t workspace_ = 0;
 };
 
 // The same for the Hopper kernels.
 class LongPlan {
  public:
-  LongPlan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below, int multiprocessors) {
+  LongPlan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below, int multiprocessors, int device)
+      : device_(device) {
     static_cast<txl::Attention&>(problem_) = txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
     workspace_ = txl_cuda::split_long(problem_, multiprocessors);
+    backward_parts_ = txl_cuda::split_backward(problem_, multiprocessors);
   }
 
   // Floats of workspace that forward needs.
   int64_t workspace() const { return workspace_; }
 
-  void load() const { txl_cuda::load_long(problem_); }
+  void load() const {
+    const txl_cuda::OnDevice on(device_);
+    txl_cuda::load_long(problem_);
+  }
 
   // Enqueues a call; partial: pointer to that workspace.
   void forward(const py::tuple& call, const py::handle& out, const py::handle& lse, int64_t partial,
@@ -99,40 +114,53 @@ class LongPlan {
     txl::point_to(p, call, out, lse);
     p.seed = static_cast<const int64_t*>(txl::pointer_of(call[txl::SEED]));
     p.partial = reinterpret_cast<float*>(partial);
-    txl::without_gil([&] { txl_cuda::forward_long(p, reinterpret_cast<void*>(stream)); });
+    txl::without_gil([&] {
+      const txl_cuda::OnDevice on(device_);
+      txl_cuda::forward_long(p, reinterpret_cast<void*>(stream));
+    });
   }
 
-  // (floats of workspace, where sums of queries' gradients lie in it, how many for each b and h, the
-  // same of their content part) for backward.
-  py::tuple backward_workspace() const {
-    const txl_cuda::Workspace x = txl_cuda::workspace_of(problem_);
-    return py::make_tuple(x.floats, x.q_sums, x.q_parts, x.k_sums, x.k_parts);
+  // Floats of workspace that backward needs; as for it.
+  int64_t backward_workspace(const py::tuple& gradients, int64_t slots) const {
+    return txl_cuda::workspace_of(problem_, gradients_of(gradients, slots));
   }
 
-  // Enqueues backward. gradients: of q, k, v, k_mem, v_mem, each a tensor or None; dr: float32 or None;
-  // slots: of its tables.
+  // Enqueues backward. gradients: of the call's inputs, in their order, each a tensor or None; dr: zeros,
+  // float32, as many tables [H, T, D] as it adds to, or None; slots: 0, or for the same bits.
   void backward(const py::tuple& call, const py::handle& out, const py::handle& lse, const py::handle& dout,
-                const py::handle& dlse, const py::tuple& gradients, const py::handle& dr, int64_t slots,
+                const py::handle& dlse, const py::tuple& gradients, const py::handle& dr, int64_t slots, int64_t tables,
                 int64_t workspace, int64_t stream) const {
     txl_cuda::Problem p = problem_;
     txl::point_to(p, call, out, lse);
     p.out = txl::view_of(out);
     p.seed = static_cast<const int64_t*>(txl::pointer_of(call[txl::SEED]));
-    txl_cuda::Gradients x;
+    txl_cuda::Gradients x = gradients_of(gradients, slots);
     x.dout = txl::view_of(dout), x.dlse = static_cast<const float*>(txl::pointer_of(dlse));
-    x.dr = static_cast<float*>(txl::pointer_of(dr)), x.slots = slots;
-    txl::View* const views[] = {&x.dq, &x.dk, &x.dv, &x.dk_mem, &x.dv_mem};
-    for (size_t n = 0; n < 5; ++n)
-      if (!gradients[n].is_none()) *views[n] = txl::view_of(gradients[n]);
+    x.dr = static_cast<float*>(txl::pointer_of(dr)), x.tables = tables;
     x.workspace = reinterpret_cast<float*>(workspace);
-    txl::without_gil([&] { txl_cuda::backward_long(p, x, reinterpret_cast<void*>(stream)); });
+    txl::without_gil([&] {
+      const txl_cuda::OnDevice on(device_);
+      txl_cuda::backward_long(p, x, reinterpret_cast<void*>(stream));
+    });
   }
 
   const txl_cuda::Problem& problem() const { return problem_; }
+  int64_t backward_parts() const { return backward_parts_; }
 
  private:
+  txl_cuda::Gradients gradients_of(const py::tuple& gradients, int64_t slots) const {
+    txl_cuda::Gradients x;
+    txl::View* const views[] = {&x.dq, &x.dk, &x.dv, &x.dr_out, &x.du, &x.dw, &x.dk_mem, &x.dv_mem};
+    if (gradients.size() != std::size(views)) throw py::value_error("not the gradients of a call's inputs");
+    for (size_t n = 0; n < std::size(views); ++n)
+      if (!gradients[n].is_none()) *views[n] = txl::view_of(gradients[n]);
+    x.parts = backward_parts_, x.slots = slots;
+    return x;
+  }
+
   txl_cuda::Problem problem_;
-  int64_t workspace_ = 0;
+  int device_;
+  int64_t workspace_ = 0, backward_parts_ = 1;
 };
 
 }  // namespace
@@ -144,21 +172,23 @@ PYBIND11_MODULE(TXL_MODULE, m) {
   txl::define_facts(m);
   m.attr("compiler") = TXL_CUDA_COMPILER;
   m.attr("architectures") = TXL_CUDA_ARCHITECTURES;
+  m.attr("clock_limit") = static_cast<int64_t>(TXL_CLOCK_LIMIT);
   m.def("no_driver", &txl_cuda::no_driver, "Why no GPU can be used; empty if one can.");
   py::class_<Plan>(m, "Plan")
-      .def(py::init<const py::tuple&, const py::handle&, int, uint32_t, int>(), py::arg("call"), py::arg("out"),
-           py::arg("type"), py::arg("drop_below"), py::arg("multiprocessors"))
+      .def(py::init<const py::tuple&, const py::handle&, int, uint32_t, int, int>(), py::arg("call"), py::arg("out"),
+           py::arg("type"), py::arg("drop_below"), py::arg("multiprocessors"), py::arg("device"))
       .def_property_readonly("parts", [](const Plan& x) { return x.problem().parts; })
       .def_property_readonly("part_keys", [](const Plan& x) { return x.problem().part_keys; })
       .def_property_readonly("workspace", &Plan::workspace)
       .def("load", &Plan::load)
       .def("forward", &Plan::forward);
   py::class_<LongPlan>(m, "LongPlan")
-      .def(py::init<const py::tuple&, const py::handle&, int, uint32_t, int>(), py::arg("call"), py::arg("out"),
-           py::arg("type"), py::arg("drop_below"), py::arg("multiprocessors"))
+      .def(py::init<const py::tuple&, const py::handle&, int, uint32_t, int, int>(), py::arg("call"), py::arg("out"),
+           py::arg("type"), py::arg("drop_below"), py::arg("multiprocessors"), py::arg("device"))
       .def_property_readonly("parts", [](const LongPlan& x) { return x.problem().parts; })
       .def_property_readonly("workspace", &LongPlan::workspace)
-      .def_property_readonly("backward_workspace", &LongPlan::backward_workspace)
+      .def_property_readonly("backward_parts", &LongPlan::backward_parts)
+      .def("backward_workspace", &LongPlan::backward_workspace)
       .def("load", &LongPlan::load)
       .def("forward", &LongPlan::forward)
       .def("backward", &LongPlan::backward);

@@ -61,6 +61,21 @@ void load(const Problem& p) {
   return load_f16(p);
 }
 
+OnDevice::OnDevice(int device) {
+#ifdef __CUDACC__
+  if (device < 0) return;
+  check(cudaGetDevice(&before_));
+  if (before_ != device) check(cudaSetDevice(device));
+#else
+  static_cast<void>(device);
+#endif
+}
+OnDevice::~OnDevice() {
+#ifdef __CUDACC__
+  if (before_ >= 0) static_cast<void>(cudaSetDevice(before_));
+#endif
+}
+
 const char* no_driver() {
 #ifdef __CUDACC__
   int devices = 0;

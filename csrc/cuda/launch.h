@@ -38,18 +38,19 @@ void load_long(const Problem& p);  // backward, too
 // Where a backward call's other tensors lie. Gradients without data are not written.
 struct Gradients {
   txl::View dout, dq, dk, dv, dk_mem, dv_mem;
-  const float* dlse = nullptr;  // [B, H, L] contiguous, or null
-  float* dr = nullptr;          // zeros: [slots * 2, H, T, D], with slots 0 [H, T, D]; or null
-  float* workspace = nullptr;   // see Workspace; at a multiple of 16 bytes
-  int64_t slots = 0;            // tables of dr for the same bits at every run; 0 for any order
+  const float* dlse = nullptr;    // [B, H, L] contiguous, or null
+  txl::View dr_out, du, dw;       // of r, and of what is added to queries for content and for position
+  float* dr = nullptr;            // zeros: [tables, H, T, D]; or null, as dr_out is then
+  float* workspace = nullptr;     // of workspace_of(..) floats; at a multiple of 16 bytes
+  int64_t slots = 0, tables = 1;  // for the same bits at every run: slots * 2 tables; slots 0 for any order
+  int64_t parts = 1;              // of the keys of a block of queries, see split_backward
 };
 
-// Floats of a backward call's workspace, and where in it [B, H, parts, D] partial sums lie: of the
-// gradients of queries, and of their content part.
-struct Workspace {
-  int64_t floats, q_sums, q_parts, k_sums, k_parts;
-};
-Workspace workspace_of(const Problem& p);
+// How many parts that is, by sizes and the number of multiprocessors alone.
+int64_t split_backward(const Problem& p, int multiprocessors);
+
+// Floats of a backward call's workspace; of the gradients only whether they have data matters.
+int64_t workspace_of(const Problem& p, const Gradients& gradients);
 
 // Enqueues it: p as for forward_long, with out and lse of forward.
 void backward_long(const Problem& p, const Gradients& gradients, void* stream);
@@ -62,6 +63,19 @@ void load_forward_bf16(const Problem& p);
 void load_forward_f16(const Problem& p);
 void load_backward_bf16(const Problem& p);
 void load_backward_f16(const Problem& p);
+
+// Makes a device current for the module's runtime, which may be another than torch's and then knows
+// nothing of its choice; -1: leaves it. Ends with the one before.
+class OnDevice {
+ public:
+  explicit OnDevice(int device);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = -1;
+};
 
 // Why no GPU can be used, or an empty string.
 const char* no_driver();

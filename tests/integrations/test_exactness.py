@@ -12,13 +12,27 @@ from torch import Tensor, nn
 from implementations.peer_cases import PeerCase, make
 from txl_kernels.integrations import accelerate, restore
 
-pytestmark = pytest.mark.peers
+pytestmark = [
+    pytest.mark.peers,
+    # FlexAttention's, on a CPU.
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 MASKS = ("none", "right", "left", "chunks", "chunks padded", "limited")
 ALL_MASKS = ("wav2vec2-conformer", "w2v-bert relative", "w2v-bert relative_key", "seamless", "seamless v2", "parakeet",
-             "nemotron", "nemo", "espnet", "espnet zero_triu", "funasr", "espnet legacy", "xlnet")  # fmt: skip
+             "nemotron", "nemo", "espnet", "espnet zero_triu", "funasr", "espnet legacy", "funasr legacy", "cosyvoice",
+             "fireredasr", "nemo transformer", "xlnet")  # fmt: skip
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *((name, masks, {}) for name in ALL_MASKS for masks in MASKS),
-    *((name, masks, {}) for name in ("espnet transducer", "speechbrain") for masks in MASKS if masks != "chunks padded"),
+    *((name, masks, {}) for name in ("espnet transducer", "funasr chunk", "speechbrain") for masks in MASKS
+      if masks != "chunks padded"),
+    *((name, m, {"held": 20}) for name in ("espnet transducer", "funasr chunk", "cosyvoice") for m in MASKS[:2]),
+    *(("nemo local", m, {"context": c}) for m in MASKS[:2] for c in ((9, 9), (9, 4), (3, 8), (64, 64))),
+    ("nemo transformer", "right", {"norm": True}),
+    *((name, "none", {"context": n}) for name in ("granite", "granite plus") for n in (10, 9, 64)),
+    *(("granite 5", m, {"context": n}) for m in MASKS[:3] for n in (10, 45, 64)),
+    *(("enformer", "none", {"values": n}) for n in (24, 9)),
+    ("enformer", "none", {"positions": 0.2}),
     *(("fastspeech2", masks, {}) for masks in MASKS[:3]),
     *((name, "none", {}) for name in ("ding", "rllib", "labml")),
     *((name, "right", {"additive": True}) for name in ("wav2vec2-conformer", "w2v-bert relative_key", "seamless v2")),
@@ -48,7 +62,10 @@ def run(case: PeerCase, module: nn.Module, dtype: torch.dtype = torch.float32) -
 
 
 def in_float64(name: str) -> contextlib.AbstractContextManager[Any]:
-    """SpeechBrain asks for a softmax in float32, whatever its parameters are in."""
+    """SpeechBrain asks for a softmax in float32, whatever its parameters are in; FlexAttention
+    refuses gradients on a CPU, which its plain code has."""
+    if name == "nemo transformer":
+        return mock.patch("torch.nn.attention.flex_attention._validate_device")
     if name != "speechbrain":
         return contextlib.nullcontext()
     softmax = torch.nn.functional.softmax
@@ -65,8 +82,9 @@ def test_as_near_to_float64_as_the_peer(name: str, masks: str, more: dict[str, A
     case.module.eval()
     with in_float64(name):
         exact = run(case, copy.deepcopy(case.module).double(), torch.float64)
-    own = run(case, case.module)
-    report = accelerate(case.module, strict=True)
+    with in_float64(name) if name == "nemo transformer" else contextlib.nullcontext():
+        own = run(case, case.module)
+    report = accelerate(case.module, strict=True, weights="none" if name == "fireredasr" else "fallback")
     ours = run(case, case.module)
     assert not report.fallbacks, str(report)
     assert own.keys() == exact.keys() == ours.keys()
@@ -79,7 +97,12 @@ def test_as_near_to_float64_as_the_peer(name: str, masks: str, more: dict[str, A
         assert error(ours[key], truth, scale) <= allowed, key
 
 
-@pytest.mark.parametrize("name", [*ALL_MASKS, "fastspeech2", "espnet transducer", "speechbrain", "ding", "labml"])
+WITHOUT_DROPOUT = ("fireredasr", "nemo transformer")  # of weights
+DROPPING = (*(name for name in ALL_MASKS if name not in WITHOUT_DROPOUT), "fastspeech2", "espnet transducer", "funasr chunk",
+            "speechbrain", "ding", "labml", "nemo local", "enformer")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DROPPING)
 def test_dropout_in_training(name: str) -> None:
     """Other entries are dropped than the peer drops, as many: the mean over seeds is the output
     without."""

@@ -1,7 +1,10 @@
 """Whole models of transformers, tiny and with random weights, accelerated: the same outputs where
 tokens or frames are real, and no call that falls back."""
 
+import runpy
+import wave
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,3 +166,86 @@ def test_gradient_checkpointing_and_training() -> None:
     for got, want in zip(plain, before, strict=True):
         torch.testing.assert_close(got, want, atol=1e-3 * float(want.abs().max()) + 1e-5, rtol=1e-3)
     assert len(gradients()) == len(before)
+
+
+def granite() -> tuple[Any, tuple[Any, ...]]:
+    m = bare_peers.transformers("granite_speech")
+    config = m.GraniteSpeechEncoderConfig(
+        input_dim=16, hidden_dim=32, num_layers=2, num_heads=2, dim_head=16, context_size=12, max_pos_emb=24, output_dim=10,
+        conv_kernel_size=5,
+    )  # fmt: skip
+    return _randomised(m.GraniteSpeechCTCEncoder(config)), (torch.randn(2, 40, 16),)
+
+
+def enformer() -> tuple[Any, tuple[Any, ...]]:
+    m = bare_peers.enformer()
+    config = m.EnformerConfig(
+        dim=48, depth=2, heads=4, target_length=-1, num_downsamples=3, dim_divisible_by=12, attn_dim_key=16,
+        output_heads={"human": 5},
+    )  # fmt: skip
+    letters = torch.nn.functional.one_hot(torch.randint(4, (2, 128)), 4).float()
+    return _randomised(m.Enformer(config)), (letters,)
+
+
+def nemo_transformer(mode: str) -> tuple[Any, tuple[Any, ...]]:
+    m = bare_peers.nemo_transformer()
+    model = m.TransformerEncoder(
+        feat_in=16,
+        d_model=64,
+        n_heads=4,
+        n_layers=2,
+        subsampling=None,
+        attn_mode=mode,
+        qk_norm=True,
+        pos_emb_max_len=64,
+    )
+    return _randomised(model), (torch.randn(3, 40, 64), torch.tensor([40, 29, 11]), True)  # encoded frames
+
+
+MODELS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
+    "Granite Speech": granite,
+    "Enformer": enformer,
+    "NeMo's Transformer": lambda: nemo_transformer("full"),
+    "NeMo's Transformer, causal": lambda: nemo_transformer("causal"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", MODELS)
+def test_other_models(name: str) -> None:
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+
+    def read() -> Tensor:
+        with torch.no_grad():
+            found = model(*inputs)
+        if name.startswith("NeMo"):
+            hidden, lengths = found
+            return torch.cat([hidden[b, :, : int(n)].flatten() for b, n in enumerate(lengths)])
+        out: Tensor = found["human"] if name == "Enformer" else found.last_hidden_state
+        return out
+
+    before = read()
+    report = accelerate(model, strict=True)
+    assert len(report.accelerated) == 2
+    torch.testing.assert_close(read(), before, atol=2e-4, rtol=1e-3)
+    assert not report.fallbacks, str(report)
+
+
+def test_the_example_of_training(tmp_path: Path) -> None:
+    """On noise of other lengths: the losses of a few steps, with padding, are the original's."""
+    lengths = {"one": 16_000, "two": 11_000}
+    for name, n in lengths.items():
+        with wave.open(str(tmp_path / f"{name}.wav"), "wb") as file:
+            file.setparams((1, 2, 16_000, n, "NONE", ""))
+            noise = torch.randn(n, generator=torch.Generator().manual_seed(n)) * 3_000
+            file.writeframes(noise.to(torch.int16).numpy().tobytes())
+    lines = [f"<s> it's {name} </s> ({name})" for name in lengths]
+    (tmp_path / "transcription").write_text("\n".join(lines))
+    example = Path(__file__).parents[2] / "examples" / "training_parity.py"
+    found = runpy.run_path(str(example))["main"](tmp_path, tmp_path, steps=4, seeds=1, width=16, layers=1)
+    assert found["differences"]["float32, seed 0"]["accelerated"]["greatest"] < 1e-4
+    assert found["differences"]["bfloat16, seed 0"]["accelerated"]["greatest"] < 0.05
+    losses = found["losses"]["float32"]["0"]["accelerated"]
+    assert len(set(losses)) == 4
+    assert (tmp_path / "training_parity.png").stat().st_size > 1_000

@@ -21,14 +21,16 @@ _CALLBACK = ctypes.CFUNCTYPE(
 _MAP = struct.Struct("Q4q4q4ii")  # TensorMap of hopper_emulation.h: innermost axis first, steps in bytes
 
 
-def compile_ptx(folder: Path, architecture: str, csrc: Path = CSRC, patterns: tuple[str, ...] = ()) -> list[str]:
+def compile_ptx(
+    folder: Path, architecture: str, csrc: Path = CSRC, patterns: tuple[str, ...] = (), options: tuple[str, ...] = ()
+) -> list[str]:
     """nvcc's PTX of the kernels of every dtype; patterns: of some sources of the folder `csrc`."""
     if not patterns:
         patterns = ("decode_*.cu", "hopper/*_*f16.cu") if architecture == "sm_90a" else ("decode_*.cu",)
     outputs = []
     for source in sorted(path for pattern in patterns for path in csrc.glob(pattern)):
         outputs.append(out := folder / f"{source.stem}.{architecture}.ptx")
-        command = ["nvcc", "-std=c++17", f"-arch={architecture}", "-ptx", "-I", csrc, source, "-o", out]
+        command = ["nvcc", "-std=c++17", f"-arch={architecture}", *options, "-ptx", "-I", csrc, source, "-o", out]
         subprocess.run(command, check=True)
     return [out.read_text() for out in outputs]
 

@@ -257,4 +257,13 @@ BACKWARD = [
         NARROW,
         "",
     ),
+    (
+        "rows that do not exist, read",
+        "queries",
+        "a[n] = load_word(row + factor_column(n), is_row && ",
+        "a[n] = load_word(row + factor_column(n) + (is_row ? 0 : i * rows.s2), ",
+        LONG,
+        "global memory",
+    ),
+    ("a meeting of columns of the biases", "finish", "  barrier();\n", "", NARROW, "race"),
 ]

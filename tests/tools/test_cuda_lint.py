@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-GOOD = {"registers": 104, "stack": 0, "shared": 0, "instructions": 2400, "wide": 24, "ahead": 12}
+GOOD = {"registers": 104, "stack": 0, "shared": 0, "instructions": 2400, "wide": 24, "ahead": 12, "trips": 5}
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +31,24 @@ def lint() -> ModuleType:
     ({"ahead": 4}, "4 loads in flight"),
     ({"ahead": 8}, "before 12"),
     ({"registers": 130}, "3 blocks a multiprocessor"),
+    ({"trips": 7}, None),
+    ({"trips": 8}, "8 trips to global memory one after the other, before 5"),
     ({"instructions": 2600}, "2600 instructions, before 2400"),
 ], ids=str)  # fmt: skip
 def test_complaints(lint: ModuleType, change: dict[str, Any], said: str | None) -> None:
     found = lint.complaints("sm_90 part bf16 width 64 queries 1", GOOD | change, GOOD)
     assert (not found) if said is None else any(said in x for x in found)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_trips_to_global_memory(lint: ModuleType, tmp_path: Path) -> None:
+    """Three loads that need each other's results, and three that do not."""
+    source, cubin = tmp_path / "loads.cu", tmp_path / "loads.cubin"
+    for body, wanted in (("a[a[a[i]]]", 3), ("a[i] + a[i + 99] + a[i + 999]", 1)):
+        source.write_text(f"__global__ void loads(const int* a, int* b, int i) {{ *b = {body}; }}")
+        subprocess.run(["nvcc", "-cubin", "-arch=sm_90a", source, "-o", cubin], check=True, capture_output=True)
+        sass = subprocess.run([lint.CUOBJDUMP, "-sass", cubin], capture_output=True, text=True, check=True).stdout
+        assert lint.trips(sass) == wanted
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

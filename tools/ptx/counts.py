@@ -1,6 +1,7 @@
 """What a launch cost, by instruction: issues, wavefronts of shared memory, sectors of global."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -9,8 +10,10 @@ from ptx.parse import Program
 
 BANKS, BANK = 32, 4
 SECTOR = 32
-# Clocks from a load's start to its end, if the L2 has it: by the copy engine, by cp.async.
-UNIT_LATENCY, COPY_LATENCY = 700, 300
+# Clocks from a load's start to its end, if the L2 has it: by the copy engine, by cp.async; and of
+# an ordinary load that goes to memory, as a block's first ones do: 479 on an H100, 262 from its L2
+# (Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024).
+UNIT_LATENCY, COPY_LATENCY, LOAD_LATENCY = 700, 300, 479
 UNIT_MACS = 2048  # of bfloat16 that asynchronous products do a clock
 _CLASSES = (
     ("tensor", ("mma", "wgmma.mma_async")),
@@ -38,6 +41,10 @@ class Counts:
         clock: instructions that a block's first warp has issued and clocks it has waited, for the
             time that went by.
         exposed: of them clocks that it waited for loads and asynchronous products.
+        trips: times that it waited for a load of global memory which it had asked for after it
+            last waited for one.
+        blocks: that have begun. ahead: their first warps' clocks up to the first product.
+        boxes: that the copy engine brought, as (tensor, corner), by block.
     """
 
     def __init__(self, program: Program, groups_apart: bool = False) -> None:
@@ -48,9 +55,12 @@ class Counts:
         self.tensor_macs = 0
         self.unit_bytes = 0
         self.clock = 0
-        self.exposed = 0
+        self.exposed = self.trips = self.blocks = self.ahead = 0
+        self.boxes: dict[tuple[int, ...], set[Any]] = {}
+        self._began: int | None = None  # of a block that has not multiplied yet
+        self._resumed = 0  # after the last wait for a load
         self._pc = 0
-        self._boxes: dict[int, int] = {}  # by mbarrier: when the last of its copies started
+        self._started: dict[int, int] = {}  # by mbarrier: when the last of its copies started
         self._products: tuple[int, int] | None = None  # when those under way started, and multiply-adds
         self._ends: list[int] = []  # with groups apart: when each committed group of products is done
 
@@ -59,13 +69,25 @@ class Counts:
         self.issues[pc] += len(lanes.warps)
         self.clock += int(lanes.warps[0] == 0)
 
+    def block_began(self) -> None:
+        self.blocks += 1
+        self._began = self.clock
+
+    def load_awaited(self, started: int) -> None:
+        """By the first warp, for a register that a load of global memory, begun then, writes."""
+        before = self.clock
+        self._wait(started, LOAD_LATENCY)
+        if self.clock > before:
+            self.trips += int(started >= self._resumed)
+            self._resumed = self.clock
+
     def box_started(self, mbarrier: int) -> None:
-        self._boxes[mbarrier] = self.clock
+        self._started[mbarrier] = self.clock
 
     def box_awaited(self, mbarrier: int) -> None:
         """By the first warp, which goes on."""
-        if mbarrier in self._boxes:
-            self._wait(self._boxes.pop(mbarrier), UNIT_LATENCY)
+        if mbarrier in self._started:
+            self._wait(self._started.pop(mbarrier), UNIT_LATENCY)
 
     def copies_awaited(self, started: int) -> None:
         """By the first warp. started: the last of its cp.async that it waits for."""
@@ -118,12 +140,16 @@ class Counts:
         """unit_bytes: of shared memory that it read by itself. group: the warpgroup whose it is."""
         self.tensor_macs += macs
         self.unit_bytes += unit_bytes
+        if self._began is not None and not group:
+            self.ahead += self.clock - self._began
+            self._began = None
         if unit_bytes and not (self.groups_apart and group):
             started, earlier = (self.clock, 0) if self._products is None else self._products
             self._products = started, earlier + macs
 
-    def unit_copy(self, size: int) -> None:
+    def unit_copy(self, size: int, block: tuple[int, ...], box: Any) -> None:
         """The copy engine moves bytes from global to shared memory."""
+        self.boxes.setdefault(block, set()).add(box)
         self.sectors[self._pc] += -(-size // SECTOR)
         self.unit_bytes += size
 
@@ -137,6 +163,12 @@ class Counts:
         found["wavefronts"], found["least wavefronts"] = int(self.wavefronts.sum()), int(self.least.sum())
         found["sectors"], found["tensor macs"] = int(self.sectors.sum()), self.tensor_macs
         found["unit bytes"], found["exposed"] = self.unit_bytes, self.exposed
+        found["clock"], found["trips"], found["blocks"], found["ahead"] = (
+            self.clock,
+            self.trips,
+            self.blocks,
+            self.ahead,
+        )
         return found
 
     def conflicts(self) -> list[tuple[int, str]]:

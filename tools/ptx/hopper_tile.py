@@ -7,8 +7,10 @@ nvcc compiles the kernels; their host code is built as the tests build it. A pro
 those of a block go on by themselves, and wait while others compute.
 """
 
+import contextlib
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -72,21 +74,25 @@ def show(width: int, found: dict[str, Cost]) -> float:
     return sum(clocks(cost, 90) for cost in found.values())
 
 
+@contextlib.contextmanager
+def module_of(folder: Path) -> Iterator[PtxModule]:
+    """The backend's module, whose launches run nvcc's PTX; loads start as soon as there is room."""
+    module = PtxModule(folder)
+    module.use(compile_ptx(folder, "sm_90a", patterns=("hopper/*_bf16.cu",)))
+    module.first = (2, 1)
+    pretended = {"_absent_from": None, "_multiprocessors": 1, "_stream": 0, "_capability": cuda.HOPPER}
+    with (
+        mock.patch.object(cuda.native, "module", module),
+        mock.patch.multiple(cuda, **{name: lambda device, x=x: x for name, x in pretended.items()}),
+        mock.patch.object(torch.cuda, "device"),
+        mock.patch.object(torch.cuda, "current_device", return_value=None),
+    ):
+        yield module
+
+
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        module = PtxModule(Path(folder))
-        module.use(compile_ptx(Path(folder), "sm_90a"))
-        module.first = (2, 1)  # a load starts as soon as there is room for it
-        pretended = {
-            "_absent_from": None, "_multiprocessors": 1, "_stream": 0, "_capability": cuda.HOPPER,
-        }  # fmt: skip
-        with (
-            mock.patch.object(cuda.native, "module", module),
-            mock.patch.multiple(cuda, **{name: lambda device, x=x: x for name, x in pretended.items()}),
-            mock.patch.object(torch.cuda, "device"),
-            mock.patch.object(torch.cuda, "current_device", return_value=None),
-        ):
-            ours = {width: costs(module, width) for width in GROUPS}
+    with tempfile.TemporaryDirectory() as folder, module_of(Path(folder)) as module:
+        ours = {width: costs(module, width) for width in GROUPS}
     print("| kernel | tensor | issue | shared memory | special | barriers | waits | programs | conflicts | clocks |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for width, found in ours.items():

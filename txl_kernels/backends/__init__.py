@@ -6,13 +6,14 @@ import warnings
 
 import torch
 
-from txl_kernels.backends import cpu, cuda, reference, triton
-from txl_kernels.backends.protocol import Backend, Kernels
-from txl_kernels.call import Call, needs_gradients
+from txl_kernels.backends import cpu, cuda, reference, self_check, triton
+from txl_kernels.backends.protocol import Backend, Kernels, Plans
+from txl_kernels.call import Call, inputs_of, needs_gradients
 
 # Fastest first.
 KERNELS: dict[str, Kernels] = {cpu.NAME: cpu, cuda.NAME: cuda, triton.NAME: triton}
 BACKENDS: dict[str, Backend] = {**KERNELS, reference.NAME: reference}
+ALIGNMENT = cuda.ROW_BYTES
 # Dtypes in which kernels can be expected on a device, so that falling back to the reference is
 # worth a warning.
 _EXPECTED = {
@@ -55,9 +56,25 @@ def choose(backend: str | None, call: Call) -> str:
         return name
     chosen = BACKENDS[backend]
     reason = chosen.cannot_run(call.q.device, call.q.dtype, call.q.shape[-1]) or chosen.refuses(call)
+    reason = reason or _disagrees(backend, call)
     if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run: {reason}")
     return backend
+
+
+def choose_once(backend: str | None, call: Call, plans: Plans | None) -> str:
+    """`choose`, remembered by what else decides among calls of one signature, whose plans these
+    are: whether gradients are wanted, and whether tensors begin where 16 bytes can be read."""
+    if plans is None:
+        return choose(backend, call)
+    aligned = all(x is None or x.data_ptr() % ALIGNMENT == 0 for x in inputs_of(call))
+    key = ("chosen", backend, needs_gradients(call), aligned)
+    name: str | None = plans.get(key)
+    if name is None:
+        name = choose(backend, call)
+        if name not in KERNELS or self_check.is_settled(self_check.kind_of(name, call)):
+            plans[key] = name
+    return name
 
 
 def choose_unasked(device: torch.device, dtype: torch.dtype, head_width: int = 64, call: Call | None = None) -> str:
@@ -70,7 +87,22 @@ def _unasked(name: str, device: torch.device, dtype: torch.dtype, head_width: in
     backend = BACKENDS[name]
     if backend.cannot_run(device, dtype, head_width) is not None or (name == cuda.NAME and not _cuda_unasked(call)):
         return False
-    return call is None or backend.refuses(call) is None
+    if call is None:
+        return True
+    if backend.refuses(call) is not None:
+        return False
+    wrong = _disagrees(name, call)
+    if wrong is not None:
+        _warn_once(device.type, f"backend={name!r} is left out: {wrong}")
+    return wrong is None
+
+
+def _disagrees(name: str, call: Call) -> str | None:
+    """What a small case on a GPU shows of a backend; None: nothing."""
+    if name not in KERNELS or call.q.numel() == 0:
+        return None
+    wrong = self_check.disagrees(KERNELS[name], self_check.kind_of(name, call))
+    return None if wrong is None else f"{wrong}. {self_check.SETTING}=off runs it nevertheless"
 
 
 def _cuda_unasked(call: Call | None) -> bool:
@@ -87,7 +119,8 @@ def _warn_of_reference(call: Call) -> None:
     kernels, dtypes = _EXPECTED.get(device.type, (None, ()))
     if kernels is not None and dtype in dtypes:
         reason = kernels.cannot_run(device, dtype, call.q.shape[-1]) or kernels.refuses(call)
-        _warn(device.type, str(reason))
+        if reason is not None:  # else they were left out, which was said
+            _warn(device.type, reason)
 
 
 def _warn(device: str, reason: str) -> None:

@@ -39,7 +39,8 @@ MOST_QUERIES, MOST_KEYS, MOST_HEADS = 16, 2**23, 65535
 # The kernels of more queries, and of gradients.
 HOPPER, HOPPER_DTYPES, HOPPER_WIDTH = (9, 0), (torch.bfloat16, torch.float16), 128
 ROW_BYTES = 16
-MOST_LONG_KEYS = 64 * 65534  # blocks of 64 keys of memory and segment in one axis of a grid
+MOST_LONG_KEYS = 2**26 - 128  # the rings' addresses, 32 times a key, are 32-bit integers
+MOST_TEXTS = 65535  # of many queries: the last axis of a grid
 MOST_TABLES = 16  # of dr, for the same bits at every run
 _LONG = "cuda, long"  # the key of a plan for many queries beside NAME's
 # What backend=None gives it once it is verified: beyond, Triton's matrix units have less arithmetic
@@ -87,6 +88,8 @@ def refuses(call: Call) -> str | None:
             return f"{reason}, as the kernels do that compute {what}; backend='triton' takes any call"
     if call.q.size(1) > MOST_HEADS:
         return f"it takes at most {MOST_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
+    if is_long and call.q.size(0) > MOST_TEXTS:
+        return f"it takes at most {MOST_TEXTS} batch rows (B), got {call.q.size(0)}; backend='triton' takes any number"
     keys = memory_len_of(call) + call.q.size(2)
     keys = keys if call.window is None or is_long else min(keys, call.window + call.q.size(2) - 1)
     most, what = (MOST_LONG_KEYS, "M + L") if is_long else (MOST_KEYS, "M + L, or the window")
@@ -181,7 +184,6 @@ def backward(
     gradients = empty_gradients(call, wanted)
     if call.q.numel() == 0:
         return tuple(x.zero_() for x in gradients)
-    given = dict(zip(INPUTS, gradients, strict=True))
     with _on(call.q.device):
         plan = None if plans is None else plans.get(_LONG)
         if plan is None:
@@ -192,44 +194,39 @@ def backward(
             if plans is not None:
                 plan.load()
                 plans[_LONG] = plan
-        slots, groups = 0, 1
+        slots, tables = 0, 1
         if torch.are_deterministic_algorithms_enabled():
-            slots, groups = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MOST_TABLES), 2
-        floats, q_sums, q_parts, k_sums, k_parts = plan.backward_workspace
-        workspace = call.q.new_empty(floats, dtype=torch.float32)
+            slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MOST_TABLES)
+            tables = 2 * slots  # a block has two warpgroups at most
+        asked = tuple(x if x.numel() else None for x in gradients[: INPUTS.index("r_bias")])
+        workspace = call.q.new_empty(plan.backward_workspace(asked, slots), dtype=torch.float32)
         dr = None
-        if call.r is not None and given["r"].numel():
-            dr = call.q.new_zeros((max(slots * groups, 1), *call.r.shape), dtype=torch.float32)
-        asked = tuple(given[n] if given[n].numel() else None for n in ("q", "k", "v", "k_mem", "v_mem"))
+        if call.r is not None and gradients[INPUTS.index("r")].numel():
+            dr = call.q.new_zeros((tables, *call.r.shape), dtype=torch.float32)
         dout = dout if _rows_apart(dout) else dout.clone(memory_format=torch.contiguous_format)
         dlse = None if dlse is None else dlse.contiguous()
-        plan.backward(call, out, lse, dout, dlse, asked, dr, slots, workspace.data_ptr(), _stream(call.q.device))
-        if dr is not None:
-            given["r"].copy_(dr[0] if slots == 0 else dr.sum(0))
-        content = _sums(workspace, call, k_sums, k_parts)
-        if given["content_bias"].numel():
-            given["content_bias"].copy_(content)
-        if given["position_bias"].numel():
-            given["position_bias"].copy_(_sums(workspace, call, q_sums, q_parts) - content)
+        stream = _stream(call.q.device)
+        plan.backward(call, out, lse, dout, dlse, asked, dr, slots, tables, workspace.data_ptr(), stream)
     return gradients
-
-
-def _sums(workspace: Tensor, call: Call, first: int, parts: int) -> Tensor:
-    """[H, D]: the sum of partial sums [B, H, parts, D] of a workspace."""
-    B, H, _, D = call.q.shape
-    return workspace[first : first + B * H * parts * D].view(B, H, parts, D).sum((0, 2))
 
 
 def make_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
     """The call as the module knows it, without pointers: what calls of one signature share."""
     if call.q.size(2) > MOST_QUERIES:
         return long_plan(call, out, multiprocessors)
-    return native.module.Plan(call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors)
+    return native.module.Plan(call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors, _index(call))
 
 
 def long_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
     """The same for many queries, and for backward of any number."""
-    return native.module.LongPlan(call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors)
+    return native.module.LongPlan(
+        call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors, _index(call)
+    )
+
+
+def _index(call: Call) -> int:
+    """The GPU's number; -1 where torch's current one is meant."""
+    return -1 if call.q.device.index is None else call.q.device.index
 
 
 def _drop_below(call: Call) -> int:

@@ -5,12 +5,14 @@ parameters, buffers, hooks, state_dict names and isinstance stay as they were. W
 what the kernels do not do (weights, additive masks, masks with holes) the original runs, counted.
 """
 
-from txl_kernels.integrations.accelerate import Report, Row, accelerate, restore
+from txl_kernels.integrations.accelerate import Report, Row, accelerate, is_accelerated, restore
 from txl_kernels.integrations.attention import attend, mask_bounds, merge_heads, project_table
-from txl_kernels.integrations.peer import Accelerated, Peer, source_hash
-from txl_kernels.integrations.registry import peers, register
+from txl_kernels.integrations.explain import explain
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer
+from txl_kernels.integrations.registry import peers, register, register_copy
+from txl_kernels.integrations.source import source_hash
 
 __all__ = [
-    "Accelerated", "Peer", "Report", "Row", "accelerate", "attend", "mask_bounds", "merge_heads", "peers", "project_table",
-    "register", "restore", "source_hash",
+    "Accelerated", "Draw", "Peer", "Report", "Row", "accelerate", "attend", "explain", "is_accelerated", "mask_bounds",
+    "merge_heads", "peers", "project_table", "register", "register_copy", "restore", "source_hash",
 ]  # fmt: skip

@@ -4,17 +4,22 @@ module."""
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from txl_kernels.checks import span
+from txl_kernels.integrations.attention import Window
 from txl_kernels.integrations.peer import STATE, Accelerated, Peer, has_kernel, new_state
-from txl_kernels.integrations.registry import accelerated_class, find
+from txl_kernels.integrations.registry import accelerated_class, find, look_alikes, of_known_source, path_of
+from txl_kernels.integrations.select import Chosen, Selection
 from txl_kernels.integrations.streaming import forget
+from txl_kernels.integrations.verify import difference
 
 Weights = Literal["fallback", "none"]
-Found = tuple[str, nn.Module, Sequence[nn.Module]]
+Export = Literal["original", "operator"]
+Chain = Sequence[tuple[str, nn.Module]]
 HEADER = ("module", "class", "what was done", "fallbacks")
 
 
@@ -26,17 +31,28 @@ class Row:
         name: in the model.
         kind: full name of its class.
         reason: why it was left alone; None if it was accelerated.
+        note: how it was known, where not by its own name.
+        concerns: False where nothing was to be done: no relative positions, or not selected.
     """
 
     name: str
     kind: str
     reason: str | None
     module: nn.Module = field(repr=False, compare=False)
+    note: str = ""
+    concerns: bool = True
 
     @property
     def fallbacks(self) -> dict[str, int]:
         """Calls so far that the original answered, by reason."""
         return dict(self.module.fallbacks) if isinstance(self.module, Accelerated) else {}
+
+    @property
+    def done(self) -> str:
+        """In words."""
+        if self.reason is None:
+            return f"accelerated{self.note}"
+        return f"left alone: {self.reason}" if self.concerns else f"nothing to do: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,7 @@ class Report:
 
     @property
     def left_alone(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.reason is not None)
+        return tuple(row for row in self.rows if row.reason is not None and row.concerns)
 
     @property
     def fallbacks(self) -> dict[str, int]:
@@ -69,34 +85,57 @@ class Report:
         lines = [HEADER]
         for row in self.rows:
             counts = "; ".join(f"{count} x {reason}" for reason, count in row.fallbacks.items())
-            done = "accelerated" if row.reason is None else f"left alone: {row.reason}"
-            lines.append((row.name or "(the model)", row.kind.rpartition(".")[2], done, counts or "-"))
+            lines.append((row.name or "(the model)", row.kind.rpartition(".")[2], row.done, counts or "-"))
         widths = [max(len(line[c]) for line in lines) for c in range(len(HEADER))]
         table = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
         ]
-        return "\n".join([*table, f"{len(self.accelerated)} of {len(self.rows)} accelerated"])
+        concerned = len(self.accelerated) + len(self.left_alone)
+        return "\n".join([*table, f"{len(self.accelerated)} of {concerned} accelerated"])
 
 
 def accelerate(
-    model: nn.Module, strict: bool = False, weights: Weights = "fallback", streaming: bool = False
+    model: nn.Module,
+    strict: bool = False,
+    weights: Weights = "fallback",
+    streaming: bool = False,
+    *,
+    include: Chosen = None,
+    exclude: Chosen = None,
+    window: Window = None,
+    verify: bool = False,
+    export: Export = "original",
 ) -> Report:
     """Runs the relative-position attention of a model's known modules on these kernels, in place.
 
     The modules' classes change, nothing else: parameters, state_dict names, hooks and isinstance
-    stay; copies, pickles and replicas are accelerated, too. Modules that are accelerated already
-    take over `weights` and `streaming`. A query that sees no key gives 0, where some libraries give
-    a mean over padding.
+    stay; copies, pickles and replicas are accelerated, too. Called again, it changes nothing but
+    the settings (`weights`, `streaming`, `window`, `export`) of the modules that it selects. A
+    query that sees no key gives 0, where some libraries give a mean over padding.
+
+    A module is known by its class' name and source, or by its source alone, wherever a copy of it
+    lives; see `explain`.
 
     Args:
         model: any module; its parts are searched.
-        strict: raise where a known module must be left alone, and where there is none; nothing is
-            changed then.
+        strict: raise where a known module must be left alone, and where there is none to
+            accelerate; nothing is changed then. Attention without relative positions is no reason.
         weights: for calls that ask for attention weights, "fallback" runs the original and returns
             them, "none" returns None in their place (SpeechBrain asks at every call).
         streaming: without gradients, on a CPU, keep what a streaming step projected for the next
             one: W_kR R, and keys and values of NeMo's cache. For parameters that stay as they are:
             a change through `.data` is not noticed.
+        include, exclude: None for all, or which modules: classes, names of classes, names of
+            modules with * for anything, one or several; each stands for what it holds, too.
+        window: None, or (left, right): frames before and after its own that a query sees at most,
+            each None for all, besides what the model's own masks hide. A model trained with more
+            context gives other results. Calls that the original must answer raise then.
+        verify: try a module out that looks like a known one and has another source (a changed copy,
+            another release), on small random inputs with masks and gradients, and accelerate it
+            where the two agree. In evaluation: dropout and caches are not tried.
+        export: what torch.export writes down, the "original" attention (with a warning) or the
+            "operator" of these kernels, which whoever runs it must have installed; see the page on
+            deployment. ONNX gets the original in any case.
 
     Returns:
         A report, to print: each known module, whether it was accelerated or why not, and how often
@@ -105,44 +144,147 @@ def accelerate(
     Raises:
         TypeError, ValueError: an argument; with `strict`, every module that would be left alone.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(streaming, bool):
-        raise TypeError(f"streaming must be True or False, got {type(streaming).__name__}")
-    if weights not in ("fallback", "none"):
-        raise ValueError(f"weights must be 'fallback' or 'none', got {weights!r}")
-    rows, todo, accelerated = [], [], []
-    for name, module, ancestors in _modules(model):
+    _check(model, streaming, weights, window, verify, export)
+    chosen, spared = Selection("include", include), Selection("exclude", exclude)
+    settings: dict[str, Any] = {
+        "weights": weights,
+        "streaming": streaming,
+        "window": window,
+        "export": export,
+        "told": {},
+    }
+    rows: list[Row] = []
+    todo: list[tuple[nn.Module, Peer, list[nn.Module]]] = []
+    accelerated: list[nn.Module] = []
+    for chain in _modules(model):
+        name, module = chain[-1]
+        excluded, included = spared.has(chain), chosen.has(chain) or not chosen.given
+        selected = included and not excluded
         if isinstance(module, Accelerated):
-            accelerated.append(module)
-            rows.append(Row(name, _path(module.original), None, module))
+            path = path_of(module.original)
+            note = "" if path == module.peer.path else f", as {module.peer.path}"
+            rows.append(Row(name, path, None, module, note))
+            accelerated += [module] * selected
             continue
-        kind = type(module)
-        peer, reason = find(_path(kind)), None
+        above = [m for _, m in chain[:-1]]
+        row, peer = judge(name, module, above, verify) if selected else (_unselected(name, module, excluded), None)
+        if row is not None:
+            rows.append(row)
         if peer is not None:
-            reason = _hindrance(peer, module, ancestors)
-        elif (base := _known_base(kind)) is not None:
-            reason = f"a subclass of {base}, whose own code is unknown"
-        else:
-            continue
-        if peer is not None and reason is None:
-            todo.append((module, peer, ancestors))
-        rows.append(Row(name, _path(kind), reason, module))
+            todo.append((module, peer, above))
+    for selection in (chosen, spared):
+        selection.check_all_used()
     report = Report(tuple(rows))
-    if strict and (report.left_alone or not rows):
+    if strict and (report.left_alone or not report.accelerated):
         raise ValueError(f"strict=True, and not every attention module can be accelerated:\n{report}")
     for module in accelerated:
-        module.__dict__[STATE] |= {"weights": weights, "streaming": streaming}
-    for module, peer, ancestors in todo:
-        module.__dict__[STATE] = new_state(
-            weights=weights, streaming=streaming, **peer.adapter.settings_from(ancestors)
-        )
+        module.__dict__[STATE] |= settings
+    for module, peer, above in todo:
+        module.__dict__[STATE] = new_state(**settings, **peer.adapter.settings_from(above))
         module.__class__ = accelerated_class(peer, type(module))
     for row in report.left_alone:
         warnings.warn(f"txl_kernels left {row.name or 'the model'} ({row.kind}) alone: {row.reason}", stacklevel=2)
     if not rows:
         warnings.warn(f"txl_kernels: {report}", stacklevel=2)
     return report
+
+
+def _check(model: Any, streaming: Any, weights: Any, window: Any, verify: Any, export: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    for name, value in (("streaming", streaming), ("verify", verify)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+    if weights not in ("fallback", "none"):
+        raise ValueError(f"weights must be 'fallback' or 'none', got {weights!r}")
+    if export not in ("original", "operator"):
+        raise ValueError(f"export must be 'original' or 'operator', got {export!r}")
+    if window is not None:
+        if not isinstance(window, (tuple, list)):
+            raise TypeError(f"window must be None or a pair (left, right), got {window!r}")
+        span(False, window)
+
+
+def judge(
+    name: str, module: nn.Module, above: Sequence[nn.Module], verify: bool = False
+) -> tuple[Row | None, Peer | None]:
+    """What is to become of a module that is not accelerated: its row in a report, None for one that
+    nobody knows; and the peer whose adapter it gets, or None.
+
+    above: the modules that hold it, outermost first.
+    """
+    path = path_of(type(module))
+    found = recognise(module)
+    if found is None:
+        return None, None
+    peer, reason, note = found
+    if reason is not None and verify:
+        tried = try_out(module, peer, above)
+        if isinstance(tried, Peer):
+            peer, reason, note = tried, None, f", tried out as {tried.name}"
+        else:
+            reason = f"{reason}; {tried}"
+    elif reason is not None:
+        reason += "; verify=True tries it out"
+    if reason is None:
+        try:
+            nothing = peer.other(module, above)
+        except AttributeError as error:
+            return Row(name, path, f"is not complete: {error}", module), None
+        if nothing is not None:
+            return Row(name, path, nothing, module, concerns=False), None
+        reason = _hindrance(peer, module, above)
+    return Row(name, path, reason, module, note), None if reason else peer
+
+
+def recognise(module: nn.Module) -> tuple[Peer, str | None, str] | None:
+    """The peer that a module is of or like; why that is not certain, or None; how it was known
+    where not by its own name. None for a module like nobody's."""
+    kind = type(module)
+    named = find(path_of(kind))
+    reason = None if named is None else named.unknown_source(kind)
+    if named is not None and reason is None:
+        return named, None, ""
+    copied = of_known_source(module)
+    if copied is not None:
+        return copied, None, f", a copy of {copied.path}"
+    if named is not None:
+        return named, reason, ""
+    alike = next(look_alikes(module), None)
+    base = next((x for x in map(find, map(path_of, kind.__mro__[1:])) if x is not None), None)
+    if base is not None:
+        return alike or base, f"a subclass of {base.path}, whose own code is unknown", ""
+    return None if alike is None else (alike, f"like {alike.path}, but with code of its own", "")
+
+
+def try_out(module: nn.Module, first: Peer, above: Sequence[nn.Module]) -> Peer | str:
+    """The first peer, of that and all that the module looks like, whose adapter computes what it
+    does; or how far off each is."""
+    said: dict[type[Accelerated], str] = {}
+    for peer in (first, *look_alikes(module)):
+        if peer.adapter not in said:
+            off = difference(module, peer, above)
+            if off is None:
+                return peer
+            said[peer.adapter] = f"tried out as {peer.name}, {off}"
+    return "; ".join(said.values())
+
+
+def _unselected(name: str, module: nn.Module, excluded: bool) -> Row | None:
+    if find(path_of(type(module))) is None:
+        return None
+    return Row(name, path_of(type(module)), "excluded" if excluded else "not included", module, concerns=False)
+
+
+def is_accelerated(model: nn.Module) -> bool:
+    """Whether a model, or any module in it, runs on these kernels now.
+
+    Raises:
+        TypeError: model is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    return any(isinstance(module, Accelerated) for module in model.modules())
 
 
 def restore(model: nn.Module) -> int:
@@ -159,7 +301,8 @@ def restore(model: nn.Module) -> int:
     for name, module in found:
         if type(module) is not accelerated_class(module.peer, module.original):
             raise RuntimeError(
-                f"{name or 'the model'} is now a {_path(type(module))}: undo what changed its class since it was accelerated"
+                f"{name or 'the model'} is now a {path_of(type(module))}: undo what changed its class since it was "
+                "accelerated"
             )
     for _, module in found:
         forget(module)
@@ -168,36 +311,24 @@ def restore(model: nn.Module) -> int:
     return len(found)
 
 
-def _modules(model: nn.Module) -> Iterator[Found]:
-    """Each once, with its name and the modules above it, outermost first."""
+def _modules(model: nn.Module) -> Iterator[Chain]:
+    """Each once, with the modules above it, by name, outermost first."""
     seen: set[int] = set()
 
-    def walk(
-        name: str, module: nn.Module, above: tuple[nn.Module, ...]
-    ) -> Iterator[tuple[str, nn.Module, Sequence[nn.Module]]]:
+    def walk(chain: tuple[tuple[str, nn.Module], ...]) -> Iterator[Chain]:
+        name, module = chain[-1]
         if id(module) in seen:
             return
         seen.add(id(module))
-        yield name, module, above
+        yield chain
         for child_name, child in module.named_children():
-            yield from walk(f"{name}.{child_name}" if name else child_name, child, (*above, module))
+            yield from walk((*chain, (f"{name}.{child_name}" if name else child_name, child)))
 
-    yield from walk("", model, ())
-
-
-def _path(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _known_base(kind: type) -> str | None:
-    return next((_path(base) for base in kind.__mro__[1:] if find(_path(base)) is not None), None)
+    yield from walk((("", model),))
 
 
 def _hindrance(peer: Peer, module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     """Why a module is left alone, or None."""
-    reason = peer.unknown_source(type(module))
-    if reason is not None:
-        return reason
     parameters = list(module.parameters())
     if not parameters:
         return "has no parameters yet"

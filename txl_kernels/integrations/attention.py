@@ -15,6 +15,7 @@ from txl_kernels.forms import merged
 from txl_kernels.functional import rel_attention
 
 Bounds = tuple[Tensor | None, Tensor | None]
+Window = tuple[int | None, int | None] | None  # keys before and after a query's own, each None for all
 ALL: Bounds = (None, None)
 T = TypeVar("T")
 _last = threading.local()
@@ -80,6 +81,23 @@ def project_table(project: nn.Module, encodings: Tensor, heads: int) -> Tensor:
     future first."""
     r: Tensor = project(encodings.flip(-2)).unflatten(-1, (heads, -1)).transpose(-3, -2)
     return r[0] if r.dim() == 4 and r.size(0) == 1 else r
+
+
+def within(window: Window, encodings: Tensor, past: int) -> tuple[Tensor, int]:
+    """The rows [.., T, d] of the distances that a window shows, of encodings whose first is of
+    distance `past`; and the distance of the first that is left."""
+    if window is None:
+        return encodings, past
+    left, right = window
+    first = 0 if left is None else max(past - left, 0)
+    last = encodings.size(-2) if right is None else past + right + 1
+    return encodings[..., first:last, :], past - first
+
+
+def narrower(own: tuple[int, int], window: Window) -> tuple[int, int]:
+    """A context of a module's own, within that of a window."""
+    left, right = window or (None, None)
+    return own[0] if left is None else min(own[0], left), own[1] if right is None else min(own[1], right)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -1,10 +1,8 @@
 """What is known of one attention class of another library, and what all accelerated modules share:
 when the original runs instead, and how that is counted."""
 
-import hashlib
 import importlib
-import inspect
-import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from txl_kernels.backends import KERNELS
+from txl_kernels.integrations.source import source_hash
 
 STATE = "_txl_kernels"  # of a module, an attribute beside its own
+EXPORTED = "exported or traced"
 
 
 class Accelerated:
@@ -24,15 +24,33 @@ class Accelerated:
 
     Attributes:
         original: the class that the module had.
+        method: of the original, that the adapter replaces.
+        needs: attributes by which a module is taken for one of the adapter's kind.
     """
 
     original: ClassVar[type]
     peer: ClassVar[Any]
+    method: ClassVar[str] = "forward"
+    needs: ClassVar[tuple[str, ...]] = ()
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
         """What calls need to know of the modules above, outermost first; see `setting`."""
         return {}
+
+    @staticmethod
+    def reach(module: Any) -> int:
+        """For `sample`: how many frames it takes to see all that the module does."""
+        return 13
+
+    @staticmethod
+    def sample(module: Any, draw: "Draw", seen: Tensor | None) -> "Sample | None":
+        """For `accelerate`'s verify: frames, and how a module is called with them for its output;
+        None if nobody has said how.
+
+        seen: None for all, or bool [B, T, T], the keys that queries see.
+        """
+        return None
 
     @property
     def fallbacks(self) -> "Counter[str]":
@@ -41,12 +59,36 @@ class Accelerated:
         return counts
 
     def fall_back(self, why: str, *args: Any, **kwargs: Any) -> Any:
-        """The original's result, counted."""
+        """The original's result, counted.
+
+        Raises:
+            RuntimeError: the context is limited by `accelerate`'s window, of which the original
+                knows nothing.
+        """
         self.count(why)
-        return self.original.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+        return getattr(self.original, self.method)(self, *args, **kwargs)
 
     def count(self, why: str) -> None:
-        """One more call that the original answers; none is counted while compiling."""
+        """One more call that the original answers; none is counted while compiling.
+
+        Raises:
+            RuntimeError: as `fall_back`.
+        """
+        window = self.setting("window")
+        if window is not None:
+            raise RuntimeError(
+                f"accelerate(model, window={window}) holds for the kernels alone, and here the original must answer "
+                f"({why}): accelerate(model) without a window lets it"
+            )
+        if why == EXPORTED and not torch.compiler.is_dynamo_compiling():
+            told = self.__dict__[STATE].get("told", {})
+            if not told.get("export"):
+                told["export"] = True
+                warnings.warn(
+                    "an accelerated model is exported: its original attention is written down, not txl_kernels' "
+                    "(accelerate(model, export='operator') exports the operator)",
+                    stacklevel=2,
+                )
         if not torch.compiler.is_compiling():
             self.fallbacks[why] += 1
 
@@ -60,14 +102,22 @@ class Accelerated:
 
     def hindrance(self, x: Tensor, dropout_p: float = 0.0) -> str | None:
         """Why no kernel takes tensors like x and this dropout now, or None."""
+        if torch._C._get_tracing_state() is not None or torch.onnx.is_in_onnx_export():
+            return EXPORTED
+        if exporting() and self.setting("export") != "operator":
+            return EXPORTED
         if dropout_p >= 1:
             return "everything is dropped"
-        if torch._C._get_tracing_state() is not None or torch.onnx.is_in_onnx_export():
-            return "traced or exported to ONNX"
         dtype = x.dtype
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
         return None if has_kernel(x.device, dtype) else f"no kernel for {dtype} on {x.device.type}"
+
+
+def exporting() -> bool:
+    """Whether torch.export is at work; False where torch cannot tell (before 2.7)."""
+    told: Callable[[], bool] | None = getattr(torch.compiler, "is_exporting", None)
+    return told is not None and told()
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
@@ -80,10 +130,36 @@ def new_state(**settings: Any) -> dict[str, Any]:
     return {"fallbacks": Counter(), **settings}
 
 
-Refuses = Callable[[nn.Module, Sequence[nn.Module]], str | None]
+Sample = tuple[Tensor, Callable[[Any, Tensor], Tensor]]
 
 
-def _takes_all(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+class Draw:
+    """Small random tensors, the same ones every time, of B texts of T frames."""
+
+    B = 2
+
+    def __init__(self, T: int) -> None:
+        self.T = T
+        self._generator = torch.Generator().manual_seed(0)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._generator)
+
+    def frames(self, width: int) -> Tensor:
+        """[B, T, width]."""
+        return self.normal(self.B, self.T, width)
+
+    def table(self, width: int, past: int | None = None, future: int | None = None) -> Tensor:
+        """Encodings [1, past + 1 + future, width], farthest past first: any will do; T - 1 on a
+        side if nothing is said."""
+        before, after = (self.T - 1 if n is None else n for n in (past, future))
+        return self.normal(1, before + 1 + after, width)
+
+
+Judgement = Callable[[nn.Module, Sequence[nn.Module]], str | None]
+
+
+def _nothing(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     return None
 
 
@@ -96,10 +172,12 @@ class Peer:
         path: full name of the original class.
         adapter: subclass of `Accelerated` with the `forward` that calls the kernels.
         distribution: the package that holds the class, as pip knows it.
-        hashes: by version of the distribution, `source_hash` of the class as tested; empty for any
-            source.
+        hashes: by version of the distribution (or the name of another that has a copy),
+            `source_hash` of the class as tested; empty for any source.
         refuses: why a module is to be left alone, or None; gets the modules above it, outermost
             first.
+        other: why there is nothing to accelerate, a module without relative positions say, or None;
+            as `refuses`, but no reason to warn, nor for `strict` to raise.
     """
 
     name: str
@@ -107,7 +185,8 @@ class Peer:
     adapter: type[Accelerated]
     distribution: str
     hashes: Mapping[str, str] = field(default_factory=dict)
-    refuses: Refuses = _takes_all
+    refuses: Judgement = _nothing
+    other: Judgement = _nothing
 
     def original(self) -> Any:
         """The class, its package imported."""
@@ -121,60 +200,17 @@ class Peer:
         try:
             found = source_hash(original)
         except (OSError, TypeError) as error:
-            return f"its source cannot be read ({error}); tested: {self._tested()}"
+            return f"its source cannot be read ({error}); tested: {self.tested()}"
         if found in self.hashes.values():
             return None
-        return f"source unknown ({self.distribution} {self._version()}, hash {found}); tested: {self._tested()}"
+        return f"source unknown ({self.distribution} {self.version()}, hash {found}); tested: {self.tested()}"
 
-    def _tested(self) -> str:
-        return ", ".join(f"{self.distribution} {version}" for version in self.hashes)
+    def tested(self) -> str:
+        return ", ".join(v if " " in v else f"{self.distribution} {v}" for v in self.hashes)
 
-    def _version(self) -> str:
+    def version(self) -> str:
+        """Of the distribution, as installed."""
         try:
             return metadata.version(self.distribution)
         except metadata.PackageNotFoundError:
             return "of unknown version"
-
-
-def source_hash(original: type) -> str:
-    """Sixteen digits of the sha256 of a class' source, of that of its bases outside torch, and of
-    the functions and classes beside them that their methods name.
-
-    Raises:
-        OSError, TypeError: there is no source.
-    """
-    found: dict[str, Any] = {}
-    for kind in original.__mro__:
-        if kind.__module__.partition(".")[0] not in _NOT_OF_PEERS:
-            _collect(kind, found)
-    lines = [line.rstrip() for part in found.values() for line in inspect.getsource(part).splitlines()]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-_NOT_OF_PEERS = ("torch", "abc", "builtins", "typing")
-
-
-def _collect(part: Any, found: dict[str, Any]) -> None:
-    """A class or function, and what it names of its own module, in the order met."""
-    name = f"{part.__module__}.{part.__qualname__}"
-    if name in found:
-        return
-    found[name] = part
-    beside = vars(sys.modules[part.__module__])
-    for used in _names(part):
-        other = beside.get(used)
-        if (inspect.isfunction(other) or inspect.isclass(other)) and other.__module__ == part.__module__:
-            _collect(other, found)
-
-
-def _names(part: Any) -> list[str]:
-    """Global names in the code of a function, or of a class' methods."""
-    members = vars(part).values() if inspect.isclass(part) else [part]
-    plain = [getattr(x, "__func__", getattr(x, "fget", x)) for x in members]
-    todo = [inspect.unwrap(x).__code__ for x in plain if inspect.isfunction(x)]
-    names: dict[str, None] = {}
-    while todo:
-        code = todo.pop(0)
-        names |= dict.fromkeys(code.co_names)
-        todo += [x for x in code.co_consts if inspect.iscode(x)]
-    return list(names)

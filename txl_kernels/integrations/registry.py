@@ -1,14 +1,22 @@
-"""Which classes are known; and the accelerated ones, made when first asked for, so that pickles
-find them by name here.
+"""Which classes are known, by name and by source; and the accelerated ones, made when first asked
+for, so that pickles find them by name here.
 
-`Accelerated<name of the peer>`: a subclass of the peer's adapter and of the original class.
+`Accelerated<name of the peer>`: a subclass of the peer's adapter and of the original class; of a
+copy `Accelerated<name>@<full name of its class, with : for .>`.
 """
 
+import dataclasses
+import importlib
+import inspect
 import sys
+from collections.abc import Iterator
 from typing import Any
+
+from torch import nn
 
 from txl_kernels.integrations.adapters import KNOWN
 from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.source import source_hash
 
 PREFIX = "Accelerated"
 _peers: dict[str, Peer] = {peer.path: peer for peer in KNOWN}
@@ -28,6 +36,51 @@ def by_name(name: str) -> Peer | None:
     return next((peer for peer in _peers.values() if peer.name == name), None)
 
 
+def path_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def look_alikes(module: nn.Module) -> Iterator[Peer]:
+    """Peers whose adapter takes what the module's method takes, and finds what it needs on it;
+    those whose class has its name first."""
+    name = "." + type(module).__name__
+    for peer in sorted(_peers.values(), key=lambda peer: not peer.path.endswith(name)):
+        adapter = peer.adapter
+        own = getattr(type(module), adapter.method, None)
+        if adapter.needs and own is not None and all(hasattr(module, name) for name in adapter.needs):
+            try:
+                fits = _fits(list(inspect.signature(own).parameters), getattr(adapter, adapter.method))
+            except (TypeError, ValueError):
+                fits = False
+            if fits:
+                yield peer
+
+
+def _fits(theirs: list[str], ours: Any) -> bool:
+    """Whether our method has their parameters in their order, and others with defaults only."""
+    left = iter(theirs)
+    following = next(left, None)
+    for name, parameter in inspect.signature(ours).parameters.items():
+        if name == following:
+            following = next(left, None)
+        elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
+            return False
+    return following is None
+
+
+def of_known_source(module: nn.Module) -> Peer | None:
+    """The peer of whose class this is a copy, wherever it lives, or None."""
+    hashed = None
+    for peer in look_alikes(module):
+        try:
+            hashed = hashed or source_hash(type(module))
+        except (OSError, TypeError):
+            return None
+        if hashed in peer.hashes.values():
+            return peer
+    return None
+
+
 def register(peer: Peer) -> None:
     """Adds an attention class of your own, or replaces one that is known.
 
@@ -45,9 +98,38 @@ def register(peer: Peer) -> None:
     _peers[peer.path] = peer
 
 
+def register_copy(kind: type[nn.Module], of: str) -> Peer:
+    """Takes a class of yours, as it is now, for a copy of one that is known.
+
+    Whether it computes the same nobody looks at here: `accelerate(model, verify=True)` does, and
+    needs no registration.
+
+    Args:
+        kind: the class.
+        of: name of the peer that it is a copy of, one of `peers()`.
+
+    Raises:
+        TypeError: kind is no subclass of torch.nn.Module.
+        ValueError: nobody has the name `of`.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise TypeError(f"kind must be a subclass of torch.nn.Module, got {kind!r}")
+    known = by_name(of)
+    if known is None:
+        raise ValueError(f"of must be one of {', '.join(peer.name for peer in peers())}, got {of!r}")
+    path = path_of(kind)
+    name = known.name + "_" + "".join(c if c.isalnum() else "_" for c in path)
+    copy = dataclasses.replace(known, name=name, path=path, hashes={f"{path} as registered": source_hash(kind)})
+    register(copy)
+    return copy
+
+
 def accelerated_class(peer: Peer, original: type) -> type:
     """The one class for an original."""
     name = PREFIX + peer.name
+    path = path_of(original)
+    if path != peer.path:
+        name += "@" + path.replace(".", ":")
     found = globals().get(name)
     if found is None or found.original is not original or not issubclass(found, peer.adapter):
         found = type(name, (peer.adapter, original), {"__module__": __name__, "original": original, "peer": peer})
@@ -56,8 +138,12 @@ def accelerated_class(peer: Peer, original: type) -> type:
 
 
 def __getattr__(name: str) -> Any:
-    """For unpickling: imports the peer's package."""
-    peer = by_name(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
+    """For unpickling: imports the package of the class."""
+    known, _, copy = name.removeprefix(PREFIX).partition("@")
+    peer = by_name(known) if name.startswith(PREFIX) else None
     if peer is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return accelerated_class(peer, peer.original())
+    if not copy:
+        return accelerated_class(peer, peer.original())
+    module, _, kind = copy.replace(":", ".").rpartition(".")
+    return accelerated_class(peer, getattr(importlib.import_module(module), kind))

@@ -7,18 +7,19 @@
 namespace txl::TXL_ISA {
 namespace {
 
-constexpr int64_t DECODE_L = 4;                   // above this, packing pays
-constexpr int64_t DECODE_PART = 512;              // keys of a part
-constexpr int64_t AHEAD = LANES < 8 ? 8 : LANES;  // rows of prefetch: three streams are more than the hardware follows
+constexpr int64_t DECODE_L = 4;       // above this, packing pays
+constexpr int64_t DECODE_PART = 512;  // keys of a part
+constexpr int64_t AHEAD =
+    LANES < 8 ? 8 : LANES;  // float rows of prefetch: three streams are more than the hardware follows
 
-// The cache line of column d of the row AHEAD further on, once a line. The address may be no row's;
-// it is not read.
+// The cache line of column d of the row as many bytes further on as AHEAD rows of floats, once a line. The address may
+// be no row's; it is not read.
 template <class T>
 TXL_INLINE void prefetch(const T* row, int64_t stride, int64_t d) {
   constexpr int64_t line = 64 / sizeof(T);
   if (d % line == 0)
     __builtin_prefetch(
-        reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(row + d) + AHEAD * stride * sizeof(T)));
+        reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(row + d) + AHEAD * stride * sizeof(float)));
 }
 
 static bool decode_fits(const Problem& p) { return p.L <= DECODE_L && !p.drop_below; }

@@ -35,7 +35,7 @@ struct KeyBlock {
   const BackwardProblem& p;
   char* shared;
   Keys keys;
-  int b = block_x(), h = block_y(), tile = block_z() * S::GROUPS;
+  int b = block_z(), h = block_y(), tile = block_x() * S::GROUPS;
   int first, steps;     // first query, blocks of 64
   Stages<S::STAGES> q;  // its "clear" barriers: stats are there
   Stages<S::R_STAGES> r;
@@ -47,6 +47,8 @@ struct KeyBlock {
     first = static_cast<int>(from) / SIDE * SIDE;
     steps = from < to && p.T ? static_cast<int>(to - first + SIDE - 1) / SIDE : 0;
     q.first = reinterpret_cast<Barrier*>(shared + S::barriers), r.first = q.first + q.BARRIERS;
+    if (thread() == S::GROUPS * GROUP)
+      for (const RowsMap* rows : {&p.position_rows, &p.content_rows, &p.dout_rows, &p.r_rows}) prefetch_map(rows->map);
     if (thread() == 0) {
       q.make(S::GROUPS * WARPS_A_GROUP), r.make(S::GROUPS * WARPS_A_GROUP);
       barriers_made();
@@ -176,7 +178,7 @@ class KeysGroup {
     }
     write(is_memory_ ? p_.dk_mem : p_.dk, dk, 0.6931471805599453f);  // queries are scaled in base 2
     write(is_memory_ ? p_.dv_mem : p_.dv, dv, 1);
-    write_sums(sums);
+    if (p_.k_sums) write_sums(sums);
   }
 
  private:
@@ -184,6 +186,9 @@ class KeysGroup {
   TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + group_ * S::BYTES); }
   TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::BYTES); }
 
+  // For each tile of queries, keys as rows:
+  //   S^T = turn((q + w) r^T)^T + k (q + u)^T,  P^T = 2^(S^T - lse),  dS^T = P^T (v dout^T - delta)
+  //   dv += P^T dout,  dk += dS^T (q + u)
   TXL_DEVICE void walk(int step, float (&dk)[S::WIDTH / 2], float (&dv)[S::WIDTH / 2], float (&sums)[2]) {
     const int n = q_.take();
     float scores[32], weights[32];
@@ -308,8 +313,8 @@ class KeysGroup {
     }
     uint32_t k[S::WIDTH / 4];
     load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, row_, rows(), k);
-    const int64_t blocks = (block_.keys.memory_tiles + (p_.L + SIDE - 1) / SIDE + S::GROUPS - 1) / S::GROUPS;
-    const int64_t part = ((block_.bh() * blocks + block_z()) * S::GROUPS + group_) * WARPS_A_GROUP + warp_;
+    const int64_t blocks = p_.k_parts / (S::GROUPS * WARPS_A_GROUP);
+    const int64_t part = ((block_.bh() * blocks + block_x()) * S::GROUPS + group_) * WARPS_A_GROUP + warp_;
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 4; n += 2) {
       float total[2] = {};

@@ -2,6 +2,7 @@
 #pragma once
 #include "backward_keys.cuh"
 #include "backward_queries.cuh"
+#include "finish.cuh"
 #include "launch.cuh"
 
 namespace txl_cuda {
@@ -22,33 +23,51 @@ int64_t key_blocks(const Problem& p) {
   return blocks_of(blocks_of(p.M, SIDE) + blocks_of(p.L, SIDE), K::GROUPS);
 }
 
+// Floats of a call's workspace; points `x` to where its parts lie in it.
 template <class Q, class K>
-Workspace workspace_as(const Problem& p) {
-  const int64_t heads = p.B * p.H, rows = blocks_of(p.L, Q::QUERIES) * Q::QUERIES;
-  Workspace x;
-  x.q_parts = rows / Q::QUERIES * Q::GROUPS * WARPS_A_GROUP;
-  x.k_parts = key_blocks<Q, K>(p) * K::GROUPS * WARPS_A_GROUP;
-  x.q_sums = heads * rows * (p.D + 2);  // after q + u and q + w in 16 bits, and two floats a query
-  x.k_sums = x.q_sums + heads * x.q_parts * p.D;
-  x.floats = x.k_sums + heads * x.k_parts * p.D;
-  return x;
+int64_t lay_out(BackwardProblem& x, float* workspace) {
+  const int64_t heads = x.B * x.H;
+  int64_t floats = 0;
+  const auto take = [&](int64_t count) {
+    float* const at = workspace + floats;
+    floats += (count + 3) / 4 * 4;
+    return at;
+  };
+  x.rows = blocks_of(x.L, Q::QUERIES) * Q::QUERIES;
+  x.q_parts = x.rows / Q::QUERIES * x.parts * Q::GROUPS * WARPS_A_GROUP;
+  x.k_parts = key_blocks<Q, K>(x) * K::GROUPS * WARPS_A_GROUP;
+  x.content = take(heads * x.rows * x.D / 2), x.position = take(heads * x.rows * x.D / 2);
+  x.stats = reinterpret_cast<Stats*>(take(heads * x.rows * 2));
+  if (x.du.data || x.dw.data) x.k_sums = take(heads * x.k_parts * x.D);
+  if (x.dw.data) x.q_sums = take(heads * x.q_parts * x.D);
+  if (x.parts > 1 && x.dq.data) x.dq_parts = take(x.parts * heads * x.rows * x.D);
+  x.workspace_bytes = floats * static_cast<int64_t>(sizeof(float));
+  return floats;
+}
+
+// Where gradients go, and how the work is split.
+inline void take_gradients(BackwardProblem& x, const Gradients& given) {
+  x.parts = given.slots ? 1 : given.parts;
+  x.dout = given.dout, x.dlse = given.dlse, x.dr = given.dr, x.slots = given.slots, x.tables = given.tables;
+  x.dq = given.dq, x.dk = given.dk, x.dv = given.dv, x.dk_mem = given.dk_mem, x.dv_mem = given.dv_mem;
+  x.dr_out = given.dr_out, x.du = given.du, x.dw = given.dw;
+}
+
+template <class Q, class K>
+int64_t workspace_as(const Problem& p, const Gradients& gradients) {
+  BackwardProblem x;
+  static_cast<Problem&>(x) = p;
+  take_gradients(x, gradients);
+  return lay_out<Q, K>(x, nullptr);
 }
 
 template <class Q, class K>
 BackwardProblem describe_backward(const Problem& p, const Gradients& gradients) {
   BackwardProblem x;
   static_cast<LongProblem&>(x) = describe_call(p);
-  x.parts = 1;
-  x.dout = gradients.dout, x.dlse = gradients.dlse, x.dr = gradients.dr, x.slots = gradients.slots;
-  x.dq = gradients.dq, x.dk = gradients.dk, x.dv = gradients.dv, x.dk_mem = gradients.dk_mem,
-  x.dv_mem = gradients.dv_mem;
-  const Workspace at = workspace_as<Q, K>(p);
-  x.rows = blocks_of(p.L, Q::QUERIES) * Q::QUERIES;
+  take_gradients(x, gradients);
+  lay_out<Q, K>(x, gradients.workspace);
   const int64_t row = p.D, head = x.rows * row, text = p.H * head;
-  x.content = gradients.workspace, x.position = gradients.workspace + p.B * text / 2;
-  x.stats = reinterpret_cast<Stats*>(gradients.workspace + p.B * text);
-  x.workspace_bytes = at.floats * static_cast<int64_t>(sizeof(float));
-  x.q_sums = gradients.workspace + at.q_sums, x.k_sums = gradients.workspace + at.k_sums;
   x.dout_rows = map_rows(p, x.dout, p.B, p.L);
   x.content_rows = map_rows(p, {x.content, text, head, row}, p.B, x.rows);
   x.position_rows = map_rows(p, {x.position, text, head, row}, p.B, x.rows);
@@ -57,6 +76,7 @@ BackwardProblem describe_backward(const Problem& p, const Gradients& gradients) 
 
 template <class Q, class K>
 void load_backward_of() {
+  load_kernel(finish_kernel<typename Q::T>);
   allow_shared(backward_queries_kernel<Q>, Q::shared), allow_shared(backward_keys_kernel<K>, K::shared);
 }
 
@@ -64,19 +84,23 @@ template <class Q, class K>
 void launch_backward(const Problem& p, const Gradients& gradients, void* stream) {
   const auto queries = backward_queries_kernel<Q>;
   const auto keys = backward_keys_kernel<K>;
+  const auto finish = finish_kernel<typename Q::T>;
   load_backward_of<Q, K>();
-  if (blocks_of(p.L, Q::QUERIES) > MOST_GRID || key_blocks<Q, K>(p) > MOST_GRID)
-    throw std::invalid_argument("more queries or keys than a grid can have");
   BackwardProblem call = describe_backward<Q, K>(p, gradients);
-  const auto grid = [&](int64_t x, int64_t z) {
-    return dim3(static_cast<unsigned>(x), static_cast<unsigned>(p.H), static_cast<unsigned>(z));
-  };
+  const dim3 in_turns(static_cast<unsigned>(gradients.slots), static_cast<unsigned>(p.H), 1);
   const int64_t blocks = call.rows / Q::QUERIES, turns = call.slots ? blocks_of(p.B * blocks, call.slots) : 1;
   for (call.turn = 0; call.turn < turns; ++call.turn) {
-    TXL_LAUNCH(queries, call.slots ? grid(call.slots, 1) : grid(p.B, blocks), Q::THREADS, Q::shared, stream, call);
+    TXL_LAUNCH(queries, call.slots ? in_turns : grid_of(p, blocks * call.parts), Q::THREADS, Q::shared, stream, call);
     check_launch();
   }
-  TXL_LAUNCH(keys, grid(p.B, key_blocks<Q, K>(p)), K::THREADS, K::shared, stream, call);
+  TXL_LAUNCH(keys, grid_of(p, key_blocks<Q, K>(p)), K::THREADS, K::shared, stream, call);
+  check_launch();
+  call.r_blocks = call.dr_out.data ? Finish::blocks(p.T * p.D) : 0;
+  call.q_blocks = call.dq_parts ? Finish::blocks(p.B * p.L * p.D) : 0;
+  const int64_t ends = call.r_blocks + call.q_blocks + (call.k_sums ? p.D / Finish::COLUMNS : 0);
+  if (!ends) return;
+  const dim3 all(static_cast<unsigned>(ends), static_cast<unsigned>(p.H), 1);
+  TXL_LAUNCH(finish, all, THREADS, sizeof(float) * 2 * THREADS, stream, call);
   check_launch();
 }
 

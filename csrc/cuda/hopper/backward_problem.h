@@ -19,8 +19,14 @@ struct BackwardProblem : LongProblem {
   // For the same bits at every run: launch `turn` has blocks slots * turn .. of all texts' queries, each
   // with a table of its own for each of its warpgroups, so that one addition a launch meets a number.
   int64_t slots = 0, turn = 0;
-  float *q_sums = nullptr,
-        *k_sums = nullptr;  // [B, H, blocks, 4 warps a group, D]: sums of dq, and of its content part
+  // [B, H, parts, D]: sums of dq by the warps of its blocks, and of its content part by those of keys;
+  // null: nobody wants what comes of them.
+  float *q_sums = nullptr, *k_sums = nullptr;
+  int64_t q_parts = 0, k_parts = 0;
+  float* dq_parts = nullptr;  // [parts, B, H, rows, D], where the keys of a block of queries are split
+  // Of the kernel that ends backward: how many tables dr has, what it writes, its blocks of r and of queries.
+  int64_t tables = 1, r_blocks = 0, q_blocks = 0;
+  View dr_out, du, dw;                           // [H, T, D], [H, D]
   void *content = nullptr, *position = nullptr;  // [B, H, rows, D]: q + u, q + w, scaled
   Stats* stats = nullptr;                        // [B, H, rows]
   int64_t workspace_bytes = 0;                   // from content on

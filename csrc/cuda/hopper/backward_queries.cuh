@@ -70,12 +70,7 @@ class QueriesGroup {
   }
 
   TXL_DEVICE void run() {
-    Tiles own = tiles_of<S::QUERIES, SIDE>(block_.seen, group_ * SIDE);
-    if (own.from >= own.to) {
-      own.from = own.to = block_.tiles;
-    } else {
-      own.from -= block_.tile, own.to -= block_.tile;
-    }
+    const Tiles own = block_.tiles_of_group(group_);
     prepare();
     float dq[S::WIDTH / 2] = {};
     if (block_.tiles) pass_tiles(own, dq);
@@ -103,8 +98,7 @@ class QueriesGroup {
 
   // Factors of the products; what the other kernel wants of these queries; what they see.
   TXL_DEVICE void prepare() {
-    load_queries<T, S::WIDTH>(p_, p_.w, block_.b, block_.h, first_, position_);
-    load_queries<T, S::WIDTH>(p_, p_.u, block_.b, block_.h, first_, content_);
+    load_queries<T, S::WIDTH>(p_, block_.b, block_.h, first_, position_, content_);
     load_rows<T, S::WIDTH>(p_, p_.dout, block_.b, block_.h, first_, p_.L, dout_);
     clear_unseeing(position_), clear_unseeing(content_), clear_unseeing(dout_);
     store_factor<S::WIDTH>(position_, tile(S::position));
@@ -113,8 +107,7 @@ class QueriesGroup {
       store_factor<S::WIDTH>(dout_, tile(S::dout));
     }
     find_stats();
-    keep_queries(p_.content, content_);
-    keep_queries(p_.position, position_);
+    if (block_.part == 0) keep_queries(p_.content, content_), keep_queries(p_.position, position_);
     const uint32_t none[16] = {};
     unskew_.put(none, 0), unskew_.put(none, 1);
     fence_units();
@@ -150,7 +143,8 @@ class QueriesGroup {
       const bool none = low(h) >= high(h) || lse == -INFINITY;
       delta_[h] = none ? 0.f : delta[h] - (p_.dlse ? p_.dlse[at] : 0.f);
       base_[h] = none ? INFINITY : lse - LOG2_LN2;
-      if (thread() % 4 == 0) p_.stats[block_.bh() * p_.rows + i] = {none ? INFINITY : lse, delta_[h]};
+      if (thread() % 4 == 0 && block_.part == 0)
+        p_.stats[block_.bh() * p_.rows + i] = {none ? INFINITY : lse, delta_[h]};
     }
   }
 
@@ -272,6 +266,9 @@ class QueriesGroup {
     r_again_.give_back();
   }
 
+  // For each tile of keys, with G = dS at distances (unshifted):
+  //   S = shift((q + w) r^T) + (q + u) k^T,  P = 2^(S - lse),  dS = P (dout v^T - delta)
+  //   dq += dS k + G r,  dr += G^T (q + w)
   // Tile t, whose position scores `scores` holds; dr of the block of distances that was whole at the tile
   // before is added up (0 in the first two steps), the next is asked for; and position scores of the tile after.
   template <bool FIRST>
@@ -338,9 +335,9 @@ class QueriesGroup {
 
   TXL_DEVICE void write(float (&dq)[S::WIDTH / 2]) const {
     const float scale = scale_of(p_);
-    const int column = own_column(), blocks = static_cast<int>(p_.rows / S::QUERIES);
-    const int64_t part =
-        ((block_.bh() * blocks + block_.first / S::QUERIES) * S::GROUPS + group_) * WARPS_A_GROUP + warp_;
+    const int column = own_column();
+    const int64_t blocks = p_.rows / S::QUERIES * p_.parts, block = block_.first / S::QUERIES * p_.parts + block_.part;
+    const int64_t sums_at = ((block_.bh() * blocks + block) * S::GROUPS + group_) * WARPS_A_GROUP + warp_;
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 2; n += 4) {
       const int x = n / 4 * 8 + column;
@@ -350,15 +347,21 @@ class QueriesGroup {
         const int i = query_ + 8 * h;
         const float one = scale * dq[n + 2 * h], two = scale * dq[n + 2 * h + 1];
         sums[0] += one, sums[1] += two;
-        if (p_.dq.data && i < p_.L && x < p_.D)
+        if (!p_.dq.data || i >= p_.L || x >= p_.D) continue;
+        if (p_.parts > 1) {
+          float* const to = p_.dq_parts + ((block_.part * p_.B * p_.H + block_.bh()) * p_.rows + i) * p_.D + x;
+          to[0] = one, to[1] = two;
+        } else {
           *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(p_.dq, block_.b, block_.h, i)) + x) =
               pack(T(), one, two);
+        }
       }
+      if (!p_.q_sums) continue;
       TXL_UNROLL
       for (int step = 4; step < WARP; step *= 2)
         sums[0] += shuffle_xor(sums[0], step), sums[1] += shuffle_xor(sums[1], step);
       if (thread() % WARP < 4 && x < p_.D)
-        p_.q_sums[part * p_.D + x] = sums[0], p_.q_sums[part * p_.D + x + 1] = sums[1];
+        p_.q_sums[sums_at * p_.D + x] = sums[0], p_.q_sums[sums_at * p_.D + x + 1] = sums[1];
     }
   }
 
@@ -380,13 +383,13 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void backward_queries_kernel(const TXL_CONSTANT BackwardProblem p) {
   TXL_SHARED_TILES(tiles);
-  int text = block_x(), z = block_z();
+  int text = block_z(), number = block_x();
   if (p.slots) {
-    const int64_t n = p.turn * p.slots + block_x();
-    if (n >= p.B * (p.rows / S::QUERIES)) return;
-    text = static_cast<int>(n % p.B), z = static_cast<int>(n / p.B);
+    const int64_t n = p.turn * p.slots + block_x(), blocks = p.rows / S::QUERIES;
+    if (n >= p.B * blocks) return;
+    text = static_cast<int>(n / blocks), number = static_cast<int>(n % blocks);
   }
-  const QueryBlock<S> block(p, tiles, text, z);
+  const QueryBlock<S> block(p, tiles, text, number);
   if (thread() >= S::GROUPS * GROUP) {
     if constexpr (S::GROUPS > 1) keep_registers<24>();
     const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;

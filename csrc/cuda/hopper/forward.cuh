@@ -32,11 +32,7 @@ class ForwardGroup {
   TXL_DEVICE void run() {
     const LongProblem& p = block_.p;
     const int first = block_.first + group_ * SIDE, row = own_row(warp_);
-    Tiles own = tiles_of<S::QUERIES, SIDE>(block_.seen, group_ * SIDE);
-    own.from = own.from > block_.tile ? own.from - block_.tile : 0;
-    own.to = own.to < block_.tile + block_.tiles ? own.to - block_.tile : block_.tiles;
-    if (own.from >= own.to) own.from = own.to = block_.tiles;
-
+    const Tiles own = block_.tiles_of_group(group_);
     int low[2], high[2];
     TXL_UNROLL
     for (int h = 0; h < 2; ++h) {
@@ -73,8 +69,7 @@ class ForwardGroup {
   TXL_DEVICE void load_own() {
     const LongProblem& p = block_.p;
     const int first = block_.first + group_ * SIDE;
-    load_queries<T, S::WIDTH>(p, p.w, block_.b, block_.h, first, position_);
-    load_queries<T, S::WIDTH>(p, p.u, block_.b, block_.h, first, content_);
+    load_queries<T, S::WIDTH>(p, block_.b, block_.h, first, position_, content_);
   }
 
   TXL_DEVICE void ask_positions(float (&block)[32]) {
@@ -90,6 +85,8 @@ class ForwardGroup {
     skew_.get(scores, t);  // giving a tile back puts this before what the next tile puts there
   }
 
+  // For each tile of keys, queries scaled to base 2:
+  //   S = shift((q + w) r^T) + (q + u) k^T,  P = 2^(S - top),  values = rescale values + P v
   TXL_DEVICE void walk(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
     float block[32], scores[32], rescale[2];
     uint32_t weights[16];
@@ -150,7 +147,7 @@ class ForwardGroup {
     const int D = static_cast<int>(p.D), column = own_column();
     TXL_UNROLL
     for (int h = 0; h < 2; ++h) {
-      const float sum = softmax.sum(h), top = softmax.top(h);
+      const float sum = softmax.sum(h), top = softmax.top(h), each = 1 / sum;
       const int i = query + 8 * h;
       if (i >= p.L) continue;
       const int64_t x = block_.bh() * p.L + i;
@@ -164,7 +161,7 @@ class ForwardGroup {
         if (p.parts > 1) {
           partial[at] = values[n], partial[at + 1] = values[n + 1];
         } else {
-          const float one = sum == 0 ? empty : values[n] / sum, two = sum == 0 ? empty : values[n + 1] / sum;
+          const float one = sum == 0 ? empty : values[n] * each, two = sum == 0 ? empty : values[n + 1] * each;
           *reinterpret_cast<uint32_t*>(out + at) = pack(T(), one, two);
         }
       }
@@ -190,7 +187,7 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void forward_kernel(const TXL_CONSTANT LongProblem p) {
   TXL_SHARED_TILES(tiles);
-  const QueryBlock<S> block(p, tiles, block_x(), block_z());
+  const QueryBlock<S> block(p, tiles, block_z(), block_x());
   if (thread() >= S::GROUPS * GROUP) {
     keep_registers<24>();
     const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;

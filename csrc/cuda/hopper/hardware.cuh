@@ -28,8 +28,23 @@ TXL_DEVICE void arrive_expecting(Barrier* b, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
                : "memory");
 }
-// Until the phase of this parity has ended.
+// Until the phase of this parity has ended. With TXL_CLOCK_LIMIT, for tests, a wait of that many clocks
+// stops the launch, where a wrong phase would let it hang for ever.
 TXL_DEVICE void await(Barrier* b, int parity) {
+#ifdef TXL_CLOCK_LIMIT
+  for (const long long begun = clock64();;) {
+    int done;
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, done;\n}"
+        : "=r"(done)
+        : "r"(shared_address(b)), "r"(parity)
+        : "memory");
+    if (done) return;
+    if (clock64() - begun > TXL_CLOCK_LIMIT) __trap();
+  }
+#else
   asm volatile(
       "{\n.reg .pred done;\n"
       "AGAIN:\n"
@@ -37,6 +52,7 @@ TXL_DEVICE void await(Barrier* b, int parity) {
       "@!done bra AGAIN;\n}" ::"r"(shared_address(b)),
       "r"(parity)
       : "memory");
+#endif
 }
 
 // The copy engine brings a box to shared memory at a multiple of 1024 bytes; x: first column. What
@@ -48,6 +64,9 @@ TXL_DEVICE void copy_box(void* to, const TensorMap& from, Barrier* b, int x, int
       "l"(&from), "r"(shared_address(b)), "r"(x), "r"(row), "r"(h), "r"(n)
       : "memory");
 }
+
+// Brings a tensor's map near, before its first box is asked for.
+TXL_DEVICE void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 
 // What this thread wrote to shared memory before, the copy engine and wgmma see.
 TXL_DEVICE void fence_units() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -110,6 +129,16 @@ TXL_DEVICE void add_one(float* to, float x) {
 }
 TXL_DEVICE void add_pair(float* to, float x, float y) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+}
+
+// A word of global memory that the launch does not write; 0 where it is not there. No branch: other
+// loads may be on their way.
+TXL_DEVICE uint32_t load_word(const void* from, bool is_there) {
+  uint32_t x;
+  asm volatile("{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\nmov.b32 %0, 0;\n@there ld.global.nc.b32 %0, [%1];\n}"
+               : "=r"(x)
+               : "l"(from), "r"(static_cast<int>(is_there)));
+  return x;
 }
 
 TXL_DEVICE float power_of_2(float x) {

@@ -11,19 +11,39 @@ namespace {
 
 constexpr int64_t QUERIES = 128;  // of a block
 constexpr int64_t FEWEST_TILES = 4, MOST_PARTS = 64;
+constexpr double ENOUGH = 0.8, NEARLY = 0.85;  // of the multiprocessors; of the best
 
 int64_t up(int64_t x, int64_t by) { return (x + by - 1) / by; }
+
+// In how many parts blocks split their tiles of keys: one, where blocks fill most of the multiprocessors;
+// else the fewest whose rounds of blocks are nearly as full as those of any, as FA2 splits them.
+int64_t parts_by_rounds(int64_t blocks, int64_t tiles, int64_t multiprocessors) {
+  if (static_cast<double>(blocks) >= ENOUGH * static_cast<double>(multiprocessors)) return 1;
+  const int64_t most = std::min(MOST_PARTS, up(tiles, FEWEST_TILES));
+  const auto fullness = [&](int64_t parts) {
+    return static_cast<double>(blocks * parts) /
+           static_cast<double>(up(blocks * parts, multiprocessors) * multiprocessors);
+  };
+  double best = 0;
+  for (int64_t parts = 1; parts <= most; ++parts) best = std::max(best, fullness(parts));
+  int64_t parts = 1;
+  while (parts < most && fullness(parts) < NEARLY * best) ++parts;
+  return up(tiles, up(tiles, parts));  // none without tiles
+}
+
+// Tiles of keys that a block of so many queries walks at most.
+int64_t tiles_of_block(const Problem& p, int64_t queries) {
+  return up(p.window ? std::min(p.M + p.L, p.window + queries) : p.M + p.L, SIDE);
+}
 
 }  // namespace
 
 int64_t split_long(Problem& p, int multiprocessors) {
   if (p.L < 1 || p.D < 8 || p.D > 128 || p.D % 8 || p.B < 1 || p.H < 1 || p.type == Type::f32)
     throw std::invalid_argument("sizes that the Hopper kernels do not take");
-  const int64_t seen = p.window ? std::min(p.M + p.L, p.window + QUERIES) : p.M + p.L;
-  const int64_t blocks = up(p.L, QUERIES), programs = blocks * p.B * p.H;
-  p.parts = std::clamp<int64_t>(multiprocessors / programs, 1, std::min(MOST_PARTS, up(up(seen, SIDE), FEWEST_TILES)));
-  if (blocks * p.parts > MOST_GRID || p.H > MOST_GRID)
-    throw std::invalid_argument("more queries or heads than a grid can have");
+  const int64_t blocks = up(p.L, QUERIES) * p.B * p.H;
+  p.parts = p.L > MOST_GRID ? 1 : parts_by_rounds(blocks, tiles_of_block(p, QUERIES), multiprocessors);
+  if (p.B > MOST_GRID || p.H > MOST_GRID) throw std::invalid_argument("more batch rows or heads than a grid can have");
   return p.parts > 1 ? p.B * p.H * p.L * p.parts * (p.D + 2) : 0;
 }
 
@@ -32,9 +52,14 @@ void forward_long(const Problem& p, void* stream) {
   return forward_long_f16(p, stream);
 }
 
-Workspace workspace_of(const Problem& p) {
-  return p.D <= 64 ? workspace_as<QueriesNarrow<Bf16>, KeysNarrow<Bf16>>(p)
-                   : workspace_as<QueriesWide<Bf16>, KeysWide<Bf16>>(p);
+int64_t split_backward(const Problem& p, int multiprocessors) {
+  const int64_t queries = p.D <= 64 ? QueriesNarrow<Bf16>::QUERIES : QueriesWide<Bf16>::QUERIES;
+  return parts_by_rounds(up(p.L, queries) * p.B * p.H, tiles_of_block(p, queries), multiprocessors);
+}
+
+int64_t workspace_of(const Problem& p, const Gradients& gradients) {
+  return p.D <= 64 ? workspace_as<QueriesNarrow<Bf16>, KeysNarrow<Bf16>>(p, gradients)
+                   : workspace_as<QueriesWide<Bf16>, KeysWide<Bf16>>(p, gradients);
 }
 
 void backward_long(const Problem& p, const Gradients& gradients, void* stream) {

@@ -14,6 +14,7 @@ using Wide = ForwardShape<T, 128, 2, 2, 4>;
 inline LongProblem describe_call(const Problem& p) {
   LongProblem x;
   static_cast<Problem&>(x) = p;
+  for (const View* view : {&p.q, &p.u, &p.w, &p.out}) require_start(*view);
   x.k_rows = map_rows(p, p.k, p.B, p.L), x.v_rows = map_rows(p, p.v, p.B, p.L);
   x.k_mem_rows = map_rows(p, p.k_mem, p.B, p.M), x.v_mem_rows = map_rows(p, p.v_mem, p.B, p.M);
   x.r_rows = map_rows(p, p.r, 0, p.T);
@@ -30,19 +31,23 @@ void allow_shared(Kernel kernel, int bytes) {
 #endif
 }
 
+// Blocks of one text and head lie next to each other: they run together, and what they read, keys and
+// values or queries, comes from memory once and else from the L2.
+inline dim3 grid_of(const Problem& p, int64_t blocks) {
+  return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.H), static_cast<unsigned>(p.B));
+}
+
 template <class S>
 void launch_long(const Problem& p, void* stream) {
   const auto kernel = forward_kernel<S>;
   allow_shared(kernel, S::shared);
-  const auto grid = [&](int64_t z) {
-    return dim3(static_cast<unsigned>(p.B), static_cast<unsigned>(p.H), static_cast<unsigned>(z));
-  };
   const LongProblem call = describe_call(p);
-  TXL_LAUNCH(kernel, grid((p.L + S::QUERIES - 1) / S::QUERIES * p.parts), S::THREADS, S::shared, stream, call);
+  TXL_LAUNCH(kernel, grid_of(p, (p.L + S::QUERIES - 1) / S::QUERIES * p.parts), S::THREADS, S::shared, stream, call);
   check_launch();
   if (p.parts == 1) return;
   const auto merge = merge_kernel<typename S::T>;
-  TXL_LAUNCH(merge, grid(p.L), THREADS, sizeof(float) * THREADS * 4, stream, p);
+  const dim3 queries(static_cast<unsigned>(p.B), static_cast<unsigned>(p.H), static_cast<unsigned>(p.L));
+  TXL_LAUNCH(merge, queries, THREADS, sizeof(float) * THREADS * 4, stream, p);
   check_launch();
 }
 

@@ -63,13 +63,6 @@ TXL_DEVICE uint64_t seen_rows(const Interval& interval) {
   return or_of_warp(bits);
 }
 
-// Two neighbouring elements of a row as floats; 0 beyond D.
-template <class T>
-TXL_DEVICE void load_pair(const T* row, int x, int D, float (&to)[2]) {
-  TXL_UNROLL
-  for (int e = 0; e < 2; ++e) to[e] = x < D ? to_float(row[x + e]) : 0.f;
-}
-
 // Two elements of a register.
 template <class T>
 TXL_DEVICE void unpack(T, uint32_t x, float (&to)[2]) {
@@ -85,33 +78,48 @@ TXL_DEVICE float scale_of(const Problem& p) { return p.scale * 1.442695040888963
 TXL_DEVICE int factor_row(int n) { return own_row(thread() % GROUP / WARP) + 8 * (n % 2); }
 TXL_DEVICE int factor_column(int n) { return n / 4 * 16 + n / 2 % 2 * 8 + own_column(); }
 
-// This thread's places of rows `first` .. + 63 of `count` as a left factor in registers; 0 beyond.
+// This thread's places of rows `first` .. + 63 of `count` as a left factor in registers; 0 beyond, and
+// beyond D. All are asked for before any is used.
 template <class T, int WIDTH>
 TXL_DEVICE void load_rows(const Problem& p, const View& rows, int64_t b, int64_t h, int first, int64_t count,
                           uint32_t (&a)[WIDTH / 4]) {
   TXL_UNROLL
-  for (int n = 0; n < WIDTH / 4; ++n) {
-    const int i = first + factor_row(n);
-    float x[2] = {};
-    if (i >= 0 && i < count) load_pair(row_of<T>(rows, b, h, i), factor_column(n), static_cast<int>(p.D), x);
-    a[n] = pack(T(), x[0], x[1]);
+  for (int lower = 0; lower < 2; ++lower) {
+    const int i = first + factor_row(lower);
+    const bool is_row = i >= 0 && i < count;
+    const T* const row = row_of<T>(rows, b, h, is_row ? i : 0);
+    TXL_UNROLL
+    for (int n = lower; n < WIDTH / 4; n += 2)
+      a[n] = load_word(row + factor_column(n), is_row && factor_column(n) < static_cast<int>(p.D));
   }
+}
+// A bias [H, D]: the words that meet words 2 n and 2 n + 1 of a row's.
+template <class T, int WIDTH>
+TXL_DEVICE void load_bias(const Problem& p, const View& bias, int64_t h, uint32_t (&a)[WIDTH / 8]) {
+  const T* const row = static_cast<const T*>(bias.data) + h * bias.s0;
+  TXL_UNROLL
+  for (int n = 0; n < WIDTH / 8; ++n)
+    a[n] = load_word(row + factor_column(2 * n), factor_column(2 * n) < static_cast<int>(p.D));
 }
 // Queries plus a bias, scaled.
 template <class T, int WIDTH>
-TXL_DEVICE void load_queries(const Problem& p, const View& bias, int64_t b, int64_t h, int first,
-                             uint32_t (&a)[WIDTH / 4]) {
-  const T* const add = static_cast<const T*>(bias.data) + h * bias.s0;
+TXL_DEVICE void add_bias(const Problem& p, const uint32_t (&queries)[WIDTH / 4], const uint32_t (&bias)[WIDTH / 8],
+                         uint32_t (&a)[WIDTH / 4]) {
   TXL_UNROLL
   for (int n = 0; n < WIDTH / 4; ++n) {
-    const int i = first + factor_row(n);
-    float q[2] = {}, u[2] = {};
-    if (i < p.L) {
-      load_pair(row_of<T>(p.q, b, h, i), factor_column(n), static_cast<int>(p.D), q);
-      load_pair(add, factor_column(n), static_cast<int>(p.D), u);
-    }
+    float q[2], u[2];
+    unpack(T(), queries[n], q), unpack(T(), bias[n / 2], u);
     a[n] = pack(T(), scale_of(p) * (q[0] + u[0]), scale_of(p) * (q[1] + u[1]));
   }
+}
+// Queries `first` .. + 63 plus w for positions, plus u for content.
+template <class T, int WIDTH>
+TXL_DEVICE void load_queries(const Problem& p, int64_t b, int64_t h, int first, uint32_t (&position)[WIDTH / 4],
+                             uint32_t (&content)[WIDTH / 4]) {
+  uint32_t u[WIDTH / 8], w[WIDTH / 8];
+  load_rows<T, WIDTH>(p, p.q, b, h, first, p.L, content);
+  load_bias<T, WIDTH>(p, p.u, h, u), load_bias<T, WIDTH>(p, p.w, h, w);
+  add_bias<T, WIDTH>(p, content, w, position), add_bias<T, WIDTH>(p, content, u, content);
 }
 
 // A left factor from registers to its tile in shared memory.

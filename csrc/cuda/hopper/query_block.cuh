@@ -21,15 +21,19 @@ struct QueryBlock {
   Stages<S::R_STAGES> r;
   int* seen;
 
-  // z: number of the block of queries of text b and its part of the keys.
-  TXL_DEVICE QueryBlock(const LongProblem& problem, char* memory, int text, int z)
+  // number: of the block of queries of text b and its part of the keys.
+  TXL_DEVICE QueryBlock(const LongProblem& problem, char* memory, int text, int number)
       : p(problem), shared(memory), keys(problem), b(text) {
     // The last queries see the most keys where attention is causal: they begin first.
     const int parts = static_cast<int>(p.parts), blocks = static_cast<int>((p.L + S::QUERIES - 1) / S::QUERIES);
-    part = z % parts, first = (blocks - 1 - z / parts) * S::QUERIES;
+    part = number % parts, first = (blocks - 1 - number / parts) * S::QUERIES;
     Barrier* const barriers = reinterpret_cast<Barrier*>(shared + S::barriers);
     k.first = barriers, v.first = k.first + k.BARRIERS, r.first = v.first + v.BARRIERS;
     seen = reinterpret_cast<int*>(shared + S::seen);
+    if (thread() == S::GROUPS * GROUP) {
+      for (const RowsMap* rows : {&p.k_rows, &p.v_rows, &p.r_rows}) prefetch_map(rows->map);
+      if (p.M) prefetch_map(p.k_mem_rows.map), prefetch_map(p.v_mem_rows.map);
+    }
     if (thread() == 0) {
       k.make(S::GROUPS * WARPS_A_GROUP), v.make(S::GROUPS * WARPS_A_GROUP), r.make(S::GROUPS * WARPS_A_GROUP);
       barriers_made();
@@ -40,6 +44,14 @@ struct QueryBlock {
     const int count = all.to > all.from ? all.to - all.from : 0, each = (count + parts - 1) / parts;
     tile = all.from + part * each;
     tiles = part * each >= count ? 0 : count - part * each < each ? count - part * each : each;
+  }
+
+  // Of the part's tiles, those that some of a warpgroup's queries see; none: both are `tiles`.
+  TXL_DEVICE Tiles tiles_of_group(int group) const {
+    Tiles own = tiles_of<S::QUERIES, SIDE>(seen, group * SIDE);
+    own.from = own.from > tile ? own.from - tile : 0;
+    own.to = own.to < tile + tiles ? own.to - tile : tiles;
+    return own.from < own.to ? own : Tiles{tiles, tiles};
   }
 
   TXL_DEVICE int64_t bh() const { return b * p.H + h; }

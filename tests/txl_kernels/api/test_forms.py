@@ -14,7 +14,6 @@ def test_matches_the_definition(case: FormCase, backend: str) -> None:
     matches_the_definition(case, backend)
 
 
-@pytest.mark.filterwarnings("ignore:txl_kernels uses the slow reference")  # where the kernels refuse a form
 @pytest.mark.parametrize("case", [c for c in FORMS if "dropout_p" not in c.settings], ids=str)
 def test_compiles_without_a_break(case: FormCase) -> None:
     torch.compiler.reset()

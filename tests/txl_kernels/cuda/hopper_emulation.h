@@ -153,6 +153,7 @@ inline void copy_box(void* to, const TensorMap& map, Barrier* b, int x, int row,
   simt::mbarrier(b).copies.emplace_back(columns * rows * map.item, land);
 }
 
+inline void prefetch_map(const TensorMap&) {}
 inline void fence_units() {}
 inline void meet_warp() {
   simt::current.block->warps[static_cast<size_t>(simt::current.index / simt::WARP)]->barrier.wait();
@@ -211,6 +212,11 @@ void put_high(uint32_t at, uint32_t x) {
 inline void add_one(float* to, float x) { *to += x; }
 inline void add_pair(float* to, float x, float y) { to[0] += x, to[1] += y; }
 
+inline uint32_t load_word(const void* from, bool is_there) {
+  uint32_t x = 0;
+  if (is_there) __builtin_memcpy(&x, from, 4);
+  return x;
+}
 inline float power_of_2(float x) {
   const float y = exp2f(x);
   return y < 1.17549435e-38f ? 0.f : y;

@@ -2,18 +2,20 @@
 a GPU."""
 
 import ctypes
+import math
 from typing import Any
 
 import pytest
 import torch
 from against_reference import matches_the_reference
-from cuda_cases import HOPPER, SPLIT, forward, use, within_the_error_budget
+from cuda_cases import HOPPER, SPLIT, use, within_the_error_budget
 from cuda_emulation import build, plan_of
 from error_budget import SHAPES, require_at_most_twice_eager
 from oracle import TENSORS, Case, as_call, as_fields, gradients, make_inputs
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
+from txl_kernels.backends.self_check import Kind, compare
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -66,20 +68,57 @@ def test_gradients_of_r_in_a_fixed_order(width: int) -> None:
         torch.testing.assert_close(x, free[name], rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("width", [40, 64, 128])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_first_calls_small_case(dtype: torch.dtype, width: int, few: bool) -> None:
+    """Every gradient within a few percent of its own norm, sums that cancel (the biases') among
+    them."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    assert compare(cuda, Kind("cuda", device, dtype, width, few, True)) is None
+
+
 @pytest.mark.parametrize("case", SPLIT, ids=str)
 def test_keys_are_split_where_there_are_few_programs(
     case: Case, emulated: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results, parts = [], set()
+    results, parts = [], []
     for multiprocessors in (1, 8, 132):
         use(monkeypatch, emulated, multiprocessors)
         plan = plan_of(1, 1, case.L, case.M, 64, torch.bfloat16, module=emulated, multiprocessors=multiprocessors)
-        parts.add(plan.parts)
-        results.append(forward(case, torch.bfloat16))
-    assert min(parts) == 1 < max(parts)
-    for out, lse in results[1:]:
-        torch.testing.assert_close(out, results[0][0], rtol=2e-2, atol=2e-3)
-        torch.testing.assert_close(lse, results[0][1], rtol=0, atol=1e-4)
+        parts.append((plan.parts, plan.backward_parts))
+        inputs = make_inputs(case, torch.bfloat16)
+        out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="cuda")
+        results.append((out, lse, gradients(out, lse, inputs)))
+    assert parts[0] == (1, 1) < min(parts[1:])
+    assert all(forward > 1 and backward > 1 for forward, backward in parts[1:])
+    whole_out, whole_lse, whole = results[0]
+    for out, lse, found in results[1:]:
+        torch.testing.assert_close(out, whole_out, rtol=2e-2, atol=2e-3)
+        torch.testing.assert_close(lse, whole_lse, rtol=0, atol=1e-4)
+        for name, x in found.items():
+            torch.testing.assert_close(x, whole[name], rtol=2e-2, atol=2e-2, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_parts_fill_the_rounds_of_blocks(emulated: Any) -> None:
+    """By the rule of FA2, computed here in Python: num_splits_heuristic of its
+    flash_api.cpp, for blocks of 128 queries."""
+
+    def parts(blocks: int, tiles: int, multiprocessors: int = 132) -> int:
+        if blocks >= 0.8 * multiprocessors:
+            return 1
+        fullness = {}
+        for n in range(1, min(64, -(-tiles // 4)) + 1):
+            rounds = blocks * n / multiprocessors
+            fullness[n] = rounds / math.ceil(rounds)
+        return next(n for n, x in fullness.items() if x >= 0.85 * max(fullness.values()))
+
+    for heads, memory in ((1, 4000), (8, 4000), (66, 4000), (67, 4000), (80, 8000), (105, 4000), (106, 4000)):
+        plan = plan_of(1, heads, 64, memory, 64, torch.bfloat16, module=emulated, multiprocessors=132)
+        tiles = -(-(memory + 64) // 64)
+        wanted = parts(heads, tiles)
+        assert plan.parts == -(-tiles // -(-tiles // wanted)), (heads, memory)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -176,12 +215,14 @@ def test_what_it_does_not_take(emulated: Any, monkeypatch: pytest.MonkeyPatch) -
         call(Case("", L=20, D=8, layout="fused"))
 
 
-def test_more_keys_than_a_grid_has_blocks(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_a_grid_or_an_address_holds(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, emulated)
     call = as_fields(make_inputs(Case("", L=20, D=8, B=1, H=1), torch.bfloat16))
-    keys = torch.empty(1, 1, 64 * 65534 - 19, 8, dtype=torch.bfloat16, device="meta")
-    assert "at most 4194176 keys (M + L), got 4194177" in str(cuda.refuses(call._replace(k_mem=keys, v_mem=keys)))
+    keys = torch.empty(1, 1, cuda.MOST_LONG_KEYS - 19, 8, dtype=torch.bfloat16, device="meta")
+    assert "at most 67108736 keys (M + L), got 67108737" in str(cuda.refuses(call._replace(k_mem=keys, v_mem=keys)))
     assert cuda.refuses(call._replace(k_mem=keys[:, :, 1:], v_mem=keys[:, :, 1:])) is None
+    texts = torch.empty(65536, 1, 20, 8, dtype=torch.bfloat16, device="meta")
+    assert "at most 65535 batch rows (B), got 65536" in str(cuda.refuses(call._replace(q=texts, k=texts, v=texts)))
 
 
 def test_a_raw_operators_gradients_are_refused_where_there_are_none(
@@ -243,12 +284,41 @@ def test_transforms_of_torch_func() -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_tensors_that_do_not_begin_at_16_bytes() -> None:
+@pytest.mark.parametrize("name", ["q", "k", "r", "content_bias", "position_bias"])
+def test_tensors_that_do_not_begin_at_16_bytes(name: str) -> None:
     """Also after a call of the same shapes and strides."""
     inputs = as_call(make_inputs(Case("", L=20, D=8), torch.bfloat16))
     with torch.no_grad():
         rel_attention(**inputs, backend="cuda")
-        k = inputs["k"]
-        moved = torch.empty(k.numel() + 1, dtype=k.dtype, device=k.device)[1:].view(k.shape).copy_(k)
+        x = inputs[name]
+        moved = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view(x.shape).copy_(x)
         with pytest.raises((RuntimeError, ValueError), match="multiples of 16 bytes"):
-            rel_attention(**inputs | {"k": moved}, backend="cuda")
+            rel_attention(**inputs | {name: moved}, backend="cuda")
+
+
+@pytest.mark.parametrize("name", ["q", "r", "content_bias"])
+def test_what_was_chosen_is_remembered_by_alignment_and_gradients(
+    name: str, emulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view that begins between two words has the same signature."""
+    use(monkeypatch, emulated)
+    asked = []
+    refuses = cuda.refuses
+    monkeypatch.setattr(cuda, "refuses", lambda call: asked.append(call) or refuses(call))
+    inputs = as_call(make_inputs(Case("", L=20, D=8, H=1), torch.bfloat16))
+
+    def run(**other: torch.Tensor) -> int:
+        rel_attention(**inputs | other, backend="cuda")
+        return len(asked)
+
+    with torch.no_grad():
+        before = run()
+        assert run() == before
+        x = inputs[name]
+        moved = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+        with pytest.raises(RuntimeError, match=f"rows of {name} apart, at multiples of 16 bytes"):
+            run(**{name: moved})
+        before = run()
+    assert run() > before  # gradients are wanted
+    before = run()
+    assert run() == before

@@ -1,6 +1,7 @@
 """What nvcc makes of the Hopper kernels, run by tools/ptx: values, gradients, races, bounds, loads
 and products that are not waited for; and whether faults planted in their source are noticed."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,15 @@ def kernels(module: PtxModule, compiled: list[str], monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("case", "dtype"), [(case, DTYPES[n % 2]) for n, case in enumerate(HOPPER)], ids=str)
 def test_contract(case: Case, dtype: torch.dtype) -> None:
     matches_the_reference(case, dtype, "cuda")
+
+
+def test_a_build_with_a_limit_stops_a_wait_that_lasts_longer(tmp_path: Path, compiled: list[str]) -> None:
+    """In every kernel that waits; that it stops in time only a device shows."""
+    limited = compile_ptx(tmp_path, "sm_90a", patterns=("hopper/*_bf16.cu",), options=("-DTXL_CLOCK_LIMIT=1000",))
+    kernels = [kernel for text in limited for kernel in text.split(".visible .entry")[1:]]
+    assert sum("mbarrier.try_wait" in x for x in kernels) == 6  # three of each width
+    assert all(("mbarrier.try_wait" in x) == bool(re.search(r"\btrap;", x)) for x in kernels)
+    assert not any(re.search(r"\btrap;", text) for text in compiled)
 
 
 @pytest.mark.parametrize("first", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (1, 0, 2)], ids=str)

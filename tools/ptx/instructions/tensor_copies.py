@@ -143,7 +143,7 @@ def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, 
         offset = (grid[inside] * np.array(given.strides)).sum(1) * item + given.address
         data[inside] = block.memory.read(offset.astype(np.uint64), item, np.zeros(len(offset), np.int64))
     if block.counts is not None:
-        block.counts.unit_copy(len(grid) * item)
+        block.counts.unit_copy(len(grid) * item, block.index, (given.address, *map(int, corner)))
         block.counts.box_started(bar)
     places = swizzled(to + np.arange(len(grid)) * item, 16 << given.swizzle)
     places = (places[:, None] + np.arange(item)).ravel()
@@ -152,3 +152,15 @@ def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, 
     barrier.copies.append(
         (len(places), lambda phase: block.shared.land_unit_copy(cells, places, data.ravel(), barrier.agent, phase))
     )
+
+
+@instruction("prefetch.tensormap")
+def prefetch(x: Instruction) -> Any:
+    """Of a descriptor, which must be one that was given."""
+    address = address_reader(x.operands[0], 64)
+
+    def run(block: Any, lanes: Any) -> None:
+        if any(int(at) - PARAM_BASE not in block.launch.tensor_maps for at in address(block, lanes)):
+            raise Fault("a prefetch of a descriptor that was not given")
+
+    return run

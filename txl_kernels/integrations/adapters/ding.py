@@ -10,6 +10,8 @@ from txl_kernels.integrations.peer import Accelerated, Peer
 
 
 class DIEngine(Accelerated):
+    needs = ("attention_kv", "attention_q", "project_pos", "head_num")
+
     def forward(
         self: Any,
         inputs: Tensor,
@@ -33,7 +35,8 @@ class DIEngine(Accelerated):
             y.unflatten(-1, (heads, width)).permute(1, 2, 0, 3) for y in (self.attention_q(inputs), keys, values)
         )
         r = self.project_pos(pos_embedding.flip(0)).squeeze(1).unflatten(-1, (heads, width)).transpose(0, 1)
-        out = attend(q, k, x, r, u, v, bounds, causal=True, scale=self.scale, dropout_p=dropout_p)
+        out = attend(q, k, x, r, u, v, bounds, causal=True, window=self.setting("window"),
+                     scale=self.scale, dropout_p=dropout_p)  # fmt: skip
         return self.dropout(self.project(out.permute(2, 0, 1, 3).flatten(-2)))  # type: ignore[no-any-return]
 
 
@@ -51,5 +54,5 @@ def _bounds(mask: Tensor) -> Bounds | None:
 
 PEERS = (
     Peer("DIEngineAttentionXL", "ding.torch_utils.network.gtrxl.AttentionXL", DIEngine, "DI-engine",
-         {"0.5.3": "26e853cdeee3eb66"}),
+         {"0.5.3": "5a63f91f291935d4"}),
 )  # fmt: skip

@@ -15,12 +15,20 @@ from txl_kernels.integrations.attention import (
     nonzero,
     pad,
     project_table,
+    within,
 )
-from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
 
 
 class ESPnet(Accelerated):
     """The newer relative attention, whose table has distances on both sides; FunASR's, too."""
+
+    needs = ("forward_qkv", "linear_pos", "pos_bias_u", "pos_bias_v", "zero_triu", "h")
+
+    @staticmethod
+    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+        table = draw.table(module.linear_pos.in_features)
+        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, seen)
 
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
@@ -31,11 +39,15 @@ class ESPnet(Accelerated):
         if bounds is None:
             return self.fall_back(why or "a mask with holes", query, key, value, pos_emb, mask)  # type: ignore[no-any-return]
         q, k, v = self.forward_qkv(query, key, value)
-        r = project_table(self.linear_pos, pos_emb, self.h)
-        length = q.size(2)
+        window = self.setting("window")
+        encodings, past = within(window, pos_emb, q.size(2) - 1)
+        r = project_table(self.linear_pos, encodings, self.h)
         if self.zero_triu:  # (b) and (d) are 0 for keys ahead
-            r = torch.cat([torch.zeros_like(r[..., : length - 1, :]), r[..., length - 1 :, :]], -2)
-        out = attend_table(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, dropout_p=dropout_p)
+            ahead = r.size(-2) - 1 - past
+            r = torch.cat([torch.zeros_like(r[..., :ahead, :]), r[..., ahead:, :]], -2)
+        out = attend_table(
+            q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
+        )
         self.attn = None  # the original stores its weights here
         return self.linear_out(merge_heads(out))  # type: ignore[no-any-return]
 
@@ -51,6 +63,13 @@ class ESPnetLegacy(Accelerated):
 
     so keys ahead meet the next query's features. Two queries in one of twice the width say that.
     """
+
+    needs = ESPnet.needs
+
+    @staticmethod
+    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+        table = draw.table(module.linear_pos.in_features, future=0)
+        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, seen)
 
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
@@ -71,13 +90,25 @@ class ESPnetLegacy(Accelerated):
         out = attend_table(
             torch.cat([q, following], -1), pad(k, width), v, torch.cat([own, ahead], -1), pad(self.pos_bias_u, width),
             torch.cat([self.pos_bias_v, self.pos_bias_v], -1), bounds, scale=width**-0.5, dropout_p=dropout_p,
+            window=self.setting("window"),
         )  # fmt: skip
         self.attn = None  # the original stores its weights here
         return self.linear_out(merge_heads(out))  # type: ignore[no-any-return]
 
 
 class ESPnetTransducer(Accelerated):
-    """ESPnet2's transducer encoder: a padding mask, a chunk mask, and frames of left context."""
+    """ESPnet2's transducer encoder, and FunASR's chunks: a padding mask, a chunk mask, and frames
+    of left context."""
+
+    needs = ("forward_qkv", "linear_pos", "num_heads", "compute_att_score")
+
+    @staticmethod
+    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+        table = draw.table(module.linear_pos.in_features)
+        padding, hidden = (
+            (torch.zeros(draw.B, draw.T, dtype=torch.bool), None) if seen is None else (~seen.any(1), ~seen[0])
+        )
+        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, padding, hidden)
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pos_enc: Tensor, mask: Tensor,
@@ -93,8 +124,12 @@ class ESPnetTransducer(Accelerated):
             why = why or "a mask with holes"
             return self.fall_back(why, query, key, value, pos_enc, mask, chunk_mask, left_context)  # type: ignore[no-any-return]
         q, k, v = self.forward_qkv(query, key, value)
-        r = project_table(self.linear_pos, pos_enc, self.num_heads)
-        out = attend_table(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, dropout_p=dropout_p)
+        window = self.setting("window")
+        encodings, past = within(window, pos_enc, k.size(2) - 1)
+        r = project_table(self.linear_pos, encodings, self.num_heads)
+        out = attend_table(
+            q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
+        )
         self.attn = None  # the original stores its weights here
         return self.linear_out(merge_heads(out))  # type: ignore[no-any-return]
 
@@ -105,12 +140,16 @@ def _refuses(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
 
 PEERS = (
     Peer("ESPnetRelPosition", "espnet.nets.pytorch_backend.transformer.attention.RelPositionMultiHeadedAttention",
-         ESPnet, "espnet", {"202511": "3312566e4cd442b6"}),
+         ESPnet, "espnet", {"202511": "2c32d1700ee6ff95"}),
     Peer("FunASRRelPosition", "funasr.models.transformer.attention.RelPositionMultiHeadedAttention", ESPnet, "funasr",
-         {"1.4.16": "4fb5ad69bc12f204"}),
+         {"1.4.16": "6e78447a905304cf"}),
     Peer("ESPnetLegacyRelPosition",
          "espnet.nets.pytorch_backend.transformer.attention.LegacyRelPositionMultiHeadedAttention",
-         ESPnetLegacy, "espnet", {"202511": "e5986b1e411caaaa"}),
+         ESPnetLegacy, "espnet", {"202511": "3820d7e3af19a0e7"}),
+    Peer("FunASRLegacyRelPosition", "funasr.models.transformer.attention.LegacyRelPositionMultiHeadedAttention",
+         ESPnetLegacy, "funasr", {"1.4.16": "6819d019dc601b45"}),
+    Peer("FunASRChunk", "funasr.models.transformer.attention.RelPositionMultiHeadedAttentionChunk", ESPnetTransducer,
+         "funasr", {"1.4.16": "664e042f54d49cf8"}, refuses=_refuses),
     Peer("ESPnetTransducer", "espnet2.asr_transducer.encoder.modules.attention.RelPositionMultiHeadedAttention",
-         ESPnetTransducer, "espnet", {"202511": "8c5dbb051fc7adcb"}, refuses=_refuses),
+         ESPnetTransducer, "espnet", {"202511": "27f7575a496d4222"}, refuses=_refuses),
 )  # fmt: skip

@@ -10,6 +10,8 @@ from txl_kernels.integrations.peer import Accelerated, Peer
 
 
 class Labml(Accelerated):
+    needs = ("key_pos_embeddings", "key_pos_bias", "query_pos_bias")
+
     def forward(self: Any, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
         why = self.reader_of_weights() or self.hindrance(query, dropout_p)
@@ -26,8 +28,9 @@ class Labml(Accelerated):
         r = self.key_pos_embeddings[rows].flip(0).transpose(0, 1)
         numbers = self.key_pos_bias[rows].flip(0).transpose(0, 1)
         out = attend_table(
-            q, k, v, r, self.query_pos_bias, None, bounds, r_bias=numbers, scale=self.scale, dropout_p=dropout_p
-        )
+            q, k, v, r, self.query_pos_bias, None, bounds, r_bias=numbers, scale=self.scale, dropout_p=dropout_p,
+            window=self.setting("window"),
+        )  # fmt: skip
         self.attn = None  # the original stores its weights here
         return self.output(out.permute(2, 0, 1, 3).flatten(-2))  # type: ignore[no-any-return]
 
@@ -39,5 +42,5 @@ def _visible(mask: Tensor) -> Tensor:
 
 PEERS = (
     Peer("LabmlRelative", "labml_nn.transformers.xl.relative_mha.RelativeMultiHeadAttention", Labml, "labml-nn",
-         {"0.5.1": "23f825dafe8283bb"}),
+         {"0.5.1": "f6d34b9b04176bbc"}),
 )  # fmt: skip

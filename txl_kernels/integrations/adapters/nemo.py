@@ -1,29 +1,46 @@
-"""NeMo: Conformer and FastConformer encoders, offline, with limited context, and cache-aware.
+"""NeMo: Conformer and FastConformer encoders, offline, with limited context, local, and
+cache-aware; and its Transformer encoder.
 
 The cache holds hidden frames; their keys and values are kept from step to step.
 """
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from txl_kernels.integrations.attention import (
+    ALL,
+    Bounds,
+    attend,
     attend_table,
+    bounds_of,
     dropout_of,
     mask_bounds,
     merge_heads,
+    narrower,
+    once,
     project_table,
     split_heads,
     unhidden,
+    within,
 )
-from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
 from txl_kernels.integrations.streaming import again, keep, worth_keeping
 
 
 class NeMo(Accelerated):
+    needs = ("linear_q", "linear_pos", "pos_bias_u", "pos_bias_v", "update_cache", "use_pytorch_sdpa")
+
+    @staticmethod
+    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+        table = draw.table(module.linear_pos.in_features)
+        hidden = None if seen is None else ~seen
+        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, hidden, table)
+
     def forward(
         self: Any,
         query: Tensor,
@@ -42,15 +59,15 @@ class NeMo(Accelerated):
         key, value, query, cache = self.update_cache(key=key, value=value, query=query, cache=cache)
         if torch.is_autocast_enabled():
             query, key, value = query.float(), key.float(), value.float()
-        without_float16 = getattr(
-            sys.modules[self.original.__module__], "avoid_float16_autocast_context", contextlib.nullcontext
-        )
-        with without_float16():
+        with _without_float16(self):
             q = split_heads(self.linear_q(query), self.h)
             k, v = self._keys_and_values(key, value, before, frames)
-            project = self.linear_pos
-            (r,) = again(self, "r", (project,), pos_emb, frames, lambda: (project_table(project, pos_emb, self.h),))
-            out = attend_table(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, dropout_p=dropout_p)
+            project, window = self.linear_pos, self.setting("window")
+            rows, past = within(window, pos_emb, k.size(2) - 1)
+            (r,) = again(self, "r", (project,), rows, frames, lambda: (project_table(project, rows, self.h),))
+            out = attend_table(
+                q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
+            )
             out = self.linear_out(merge_heads(out))
         if cache is None:
             return out
@@ -80,7 +97,141 @@ class NeMo(Accelerated):
             keep(self, "cache", both, cache, (k[:, :, last - held : last], v[:, :, last - held : last]))
 
 
+def _without_float16(module: Any) -> Any:
+    """What NeMo does against overflows, where there is one."""
+    own = vars(sys.modules[module.original.__module__]).get("avoid_float16_autocast_context", contextlib.nullcontext)
+    return own()
+
+
+class NeMoLocal(Accelerated):
+    """`rel_pos_local_attn`: attention to `att_context_size` frames, in overlapping chunks.
+
+    With w the larger side its scores have a column for each of the distances w .. -w, to the first
+    and the last of which it adds the terms of positions, as many as there are on a side: where the
+    sides differ, the shorter one's terms belong to distances farther away, and those between have
+    none.
+    """
+
+    needs = ("att_context_size", "global_tokens", "sliding_chunks_matmul_qk", "linear_pos", "pos_bias_u")
+
+    @staticmethod
+    def reach(module: Any) -> int:
+        return 2 * int(max(module.att_context_size)) + 5
+
+    @staticmethod
+    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+        hidden = torch.zeros(draw.B, draw.T, dtype=torch.bool) if seen is None else ~seen[:, 0]
+        table = draw.table(module.linear_pos.in_features, *module.att_context_size)
+        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, hidden, table)
+
+    def forward(
+        self: Any, query: Tensor, key: Tensor, value: Tensor, pad_mask: Tensor, pos_emb: Tensor, cache: Tensor | None = None
+    ) -> Any:  # fmt: skip
+        dropout_p = dropout_of(self.dropout)
+        why = self.hindrance(query, dropout_p)
+        left, right = self.att_context_size
+        if cache is not None:
+            why = "a cache"
+        elif min(left, right) < 0 or max(left, right) <= 0 or pos_emb.size(1) != left + right + 1:
+            why = "an unlimited context, or encodings of another"
+        bounds = mask_bounds(pad_mask, unhidden) if why is None else None
+        if bounds is None:
+            return self.fall_back(why or "a mask with holes", query, key, value, pad_mask, pos_emb, cache)
+        if torch.is_autocast_enabled():
+            query, key, value = query.float(), key.float(), value.float()
+        w = max(left, right)
+        with _without_float16(self):
+            q, k, v = (
+                split_heads(f(x), self.h)
+                for f, x in ((self.linear_q, query), (self.linear_k, key), (self.linear_v, value))
+            )
+            r = project_table(self.linear_pos, pos_emb, self.h)  # distances -right .. left
+            none = r.new_zeros(*r.shape[:-2], 2 * w - left - right, r.size(-1))
+            r = torch.cat([r[..., : right + 1, :], none, r[..., right + 1 :, :]], -2)  # -w .. w
+            out = attend(
+                q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, zero_row=w, dropout_p=dropout_p,
+                window=narrower((left, right), self.setting("window")),
+            )  # fmt: skip
+            return self.linear_out(merge_heads(out).masked_fill(pad_mask.unsqueeze(-1), 0.0))
+
+
+def _has_global_tokens(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+    return "has global tokens" if module.global_tokens else None
+
+
+class NeMoTransformer(Accelerated):
+    """The Transformer encoder's attention, whose masks are FlexAttention's; its dropout is
+    elsewhere."""
+
+    needs = ("w_qkv", "qk_norm", "linear_pos", "pos_bias_u", "_uses_rel_pos")
+
+    @staticmethod
+    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        mask = None
+        if seen is not None:
+            mask = create_block_mask(
+                lambda b, h, i, j: seen[b, i, j], B=draw.B, H=1, Q_LEN=draw.T, KV_LEN=draw.T, device="cpu"
+            )
+        table = draw.table(module.d_model)
+        return draw.frames(module.d_model), lambda m, x: m(x, block_mask=mask, pos_emb=table)
+
+    def forward(self: Any, x: Tensor, block_mask: Any = None, pos_emb: Tensor | None = None) -> Tensor:
+        why = self.hindrance(x)
+        if pos_emb is None:
+            why = "no encodings of positions"
+        bounds = None
+        if why is None:
+            bounds = ALL if block_mask is None else _of_block_mask(block_mask, x.size(1), x.device)
+        if bounds is None or pos_emb is None:
+            return self.fall_back(why or "a mask with holes, or of another kind", x, block_mask, pos_emb)  # type: ignore[no-any-return]
+        q, k, v = self.w_qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.qk_norm:
+            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+        window = self.setting("window")
+        encodings, past = within(window, pos_emb, x.size(1) - 1)
+        r = project_table(self.linear_pos, encodings, self.n_heads)
+        u, w = (bias.to(q.dtype) for bias in (self.pos_bias_u, self.pos_bias_v))
+        out = attend_table(q, k, v, r, u, w, bounds, past=past, window=window)
+        return self.out_proj(merge_heads(out))  # type: ignore[no-any-return]
+
+
+def _of_block_mask(mask: Any, length: int, device: torch.device) -> Bounds | None:
+    """Bounds of a BlockMask, from its function of indices: worked out for the blocks' tensors,
+    which are a new mask's own. None for masks of heads or with holes, or where blocks say
+    otherwise."""
+    return once("block mask", mask.kv_indices, (length, device), lambda: _from_function(mask, length, device))
+
+
+def _from_function(mask: Any, length: int, device: torch.device) -> Bounds | None:
+    blocks = mask.to_dense().bool()  # [B, H, queries / size, keys / size]
+    if blocks.size(1) != 1 or tuple(mask.seq_lengths) != (length, length):
+        return None
+    texts = torch.arange(blocks.size(0), device=device).view(-1, 1, 1)
+    at = torch.arange(length, device=device)
+    none = texts.new_zeros(1, 1, 1)
+    seen = mask.mask_mod(texts, none, at.view(1, -1, 1), at.view(1, 1, -1))
+    if seen.dtype != torch.bool or seen.dim() != 3:
+        return None
+    seen = seen.expand(blocks.size(0), -1, length)
+    rows, columns = mask.BLOCK_SIZE
+    any_of = nn.functional.pad(seen, (0, -length % columns)).unflatten(-1, (-1, columns)).any(-1)
+    if any_of.size(1) > 1:
+        any_of = nn.functional.pad(any_of, (0, 0, 0, -length % rows)).unflatten(1, (-1, rows)).any(2)
+    return bounds_of(seen) if torch.equal(any_of.expand_as(blocks[:, 0]), blocks[:, 0]) else None
+
+
+def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+    return None if module._uses_rel_pos else "no relative positions"
+
+
 PEERS = (
     Peer("NeMoRelPosition", "nemo.collections.asr.parts.submodules.multi_head_attention.RelPositionMultiHeadAttention",
-         NeMo, "nemo-toolkit", {"3.0.0": "b2dbb8feac2def2a"}),
+         NeMo, "nemo-toolkit", {"3.0.0": "b8a68208ace94f4d"}),
+    Peer("NeMoLocal",
+         "nemo.collections.asr.parts.submodules.multi_head_attention.RelPositionMultiHeadAttentionLongformer",
+         NeMoLocal, "nemo-toolkit", {"3.0.0": "9a9592235a79dedd"}, refuses=_has_global_tokens),
+    Peer("NeMoTransformer", "nemo.collections.asr.modules.transformer_encoder.MultiHeadAttention", NeMoTransformer,
+         "nemo-toolkit", {"3.0.0": "f6db2c1058357dc5"}, other=_without_positions),
 )  # fmt: skip

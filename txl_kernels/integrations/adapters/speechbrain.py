@@ -6,11 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl_kernels.integrations.attention import attend_table, dropout_of, mask_bounds, merge_heads, project_table
-from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.attention import attend_table, dropout_of, mask_bounds, merge_heads, project_table, within
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
 
 
 class SpeechBrain(Accelerated):
+    needs = ("in_proj_weight", "linear_pos", "pos_bias_u", "pos_bias_v", "vbias", "dropout_att")
+
+    @staticmethod
+    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+        table = draw.table(module.linear_pos.in_features)
+        padding, hidden = (None, None) if seen is None else (~seen.any(1), ~seen[0])  # the first is not padded
+        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, padding, hidden)[0]
+
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pos_embs: Tensor, key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None, return_attn_weights: bool = True,
@@ -32,9 +40,11 @@ class SpeechBrain(Accelerated):
         q, k, v = fused.chunk(3, -1)
         if self.vbias is not None:
             v = v + self.value_bias_weight.view(1, heads, 1, self.vhead_dim)
-        r = project_table(self.linear_pos, pos_embs, heads)
+        window = self.setting("window")
+        encodings, past = within(window, pos_embs, query.size(1) - 1)
+        r = project_table(self.linear_pos, encodings, heads)
         u, w = (bias.view(heads, width) for bias in (self.pos_bias_u, self.pos_bias_v))  # stored [D, H], read so
-        out = attend_table(q, k, v, r, u, w, bounds, scale=self.scale, dropout_p=dropout_p)
+        out = attend_table(q, k, v, r, u, w, bounds, past=past, window=window, scale=self.scale, dropout_p=dropout_p)
         projected = self.out_proj(merge_heads(out))
         return (projected, None) if return_attn_weights else projected
 
@@ -51,5 +61,5 @@ def _bounds(padding: Tensor | None, hidden: Tensor | None) -> Any:
 
 PEERS = (
     Peer("SpeechBrainRelPosition", "speechbrain.nnet.attention.RelPosMHAXL", SpeechBrain, "speechbrain",
-         {"1.1.2": "0a0e8f9b1725f7dc"}),
+         {"1.1.2": "74f6a56cfa5ef3cf"}),
 )  # fmt: skip

@@ -26,8 +26,9 @@ from txl_kernels.integrations.attention import (
     same_for_all,
     split_heads,
     visible,
+    within,
 )
-from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
 from txl_kernels.integrations.streaming import again
 
 DISTRIBUTION = "transformers"
@@ -78,6 +79,20 @@ class HFConformer(Accelerated):
     no biases; row left + (j - i) of `distance_embedding` holds key j for query i.
     """
 
+    needs = ("linear_q", "linear_out", "position_embeddings_type", "num_heads", "head_size")
+
+    @staticmethod
+    def reach(module: Any) -> int:
+        sides = (getattr(module, f"{side}_max_position_embeddings", 0) for side in ("left", "right"))
+        return 13 + int(max(sides))
+
+    @staticmethod
+    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+        given: dict[str, Any] = {} if seen is None else {"attention_mask": seen.unsqueeze(1)}
+        if module.position_embeddings_type == "relative":
+            given["relative_position_embeddings"] = draw.table(module.linear_q.in_features)
+        return draw.frames(module.linear_q.in_features), lambda m, x: m(x, **given)[0]
+
     def forward(
         self: Any,
         hidden_states: Tensor,
@@ -95,7 +110,8 @@ class HFConformer(Accelerated):
             return self.fall_back(bounds, hidden_states, attention_mask, **given)  # type: ignore[no-any-return]
         heads = self.num_heads
         q, k, v = (split_heads(f(hidden_states), heads) for f in (self.linear_q, self.linear_k, self.linear_v))
-        settings = {"scale": self.head_size**-0.5, "dropout_p": dropout_p}
+        window = self.setting("window")
+        settings = {"scale": self.head_size**-0.5, "dropout_p": dropout_p, "window": window}
         if self.position_embeddings_type == "relative_key":
             r = self.distance_embedding.weight.to(q.dtype).unsqueeze(0).flip(-2)
             past = self.left_max_position_embeddings
@@ -105,8 +121,9 @@ class HFConformer(Accelerated):
                 raise ValueError(
                     "relative_position_embeddings must be given where position_embeddings_type is 'relative'"
                 )
-            r = project_table(self.linear_pos, relative_position_embeddings, heads)
-            out = attend_table(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, **settings)
+            encodings, past = within(window, relative_position_embeddings, k.size(2) - 1)
+            r = project_table(self.linear_pos, encodings, heads)
+            out = attend_table(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, **settings)
         return self.linear_out(merge_heads(out)), None
 
 
@@ -115,8 +132,20 @@ def _refuses(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     return None if kind in ("relative", "relative_key") else f"position_embeddings_type is {kind!r}"
 
 
+def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+    return "no relative positions" if module.position_embeddings_type is None else None
+
+
 class Parakeet(Accelerated):
     """Parakeet's encoder, and Nemotron's, which streams with a cache of keys and values."""
+
+    needs = ("q_proj", "relative_k_proj", "bias_u", "bias_v", "head_dim", "num_key_value_groups")
+
+    @staticmethod
+    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+        mask = None if seen is None else seen.unsqueeze(1)
+        table = draw.table(module.relative_k_proj.in_features).expand(draw.B, -1, -1)
+        return draw.frames(module.q_proj.in_features), lambda m, x: m(x, table, attention_mask=mask)[0]
 
     def forward(
         self: Any,
@@ -124,11 +153,13 @@ class Parakeet(Accelerated):
         position_embeddings: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
+        cache: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         given = dict(kwargs)
-        if past_key_values is not None:
-            given["past_key_values"] = past_key_values
+        for name, x in (("past_key_values", past_key_values), ("cache", cache)):  # since 5.24 it is the cache
+            if x is not None:
+                given[name] = x
         dropout_p = float(self.attention_dropout) if self.training else 0.0
         why = own_way(self, kwargs) or self.hindrance(hidden_states, dropout_p)
         if isinstance(attention_mask, Tensor) and attention_mask.dtype != torch.bool:
@@ -140,21 +171,27 @@ class Parakeet(Accelerated):
         q, k, v = (
             f(hidden_states).unflatten(-1, (-1, width)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj)
         )
-        if past_key_values is not None:
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx, kwargs=kwargs)
+        elif past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        r = self._table(position_embeddings, q.size(1), q.size(2))
+        window = self.setting("window")
+        r, past = self._table(position_embeddings, k.size(2) - 1, q.size(1), q.size(2))
         k, v = (self._for_each_head(x) for x in (k, v))
-        out = attend_table(q, k, v, r, self.bias_u, self.bias_v, bounds, scale=self.scaling, dropout_p=dropout_p)
+        out = attend_table(q, k, v, r, self.bias_u, self.bias_v, bounds, past=past, window=window, scale=self.scaling,
+                           dropout_p=dropout_p)  # fmt: skip
         return self.o_proj(merge_heads(out)), None
 
-    def _table(self: Any, encodings: Tensor, heads: int, frames: int) -> Tensor:
-        """r [H, T, D], or [B, H, T, D] where positions are dropped for each text."""
+    def _table(self: Any, encodings: Tensor, past: int, heads: int, frames: int) -> tuple[Tensor, int]:
+        """r [H, T, D], or [B, H, T, D] where positions are dropped for each text; and the distance
+        of its last row."""
         dropped = self.training and getattr(self.config, "dropout_positions", 0.0) > 0
         if not dropped and same_for_all(encodings):
             encodings = encodings[:1]
+        encodings, past = within(self.setting("window"), encodings, past)
         project = self.relative_k_proj
         (r,) = again(self, "r", (project,), encodings, frames, lambda: (project_table(project, encodings, heads),))
-        return r
+        return r, past
 
     def _for_each_head(self: Any, x: Tensor) -> Tensor:
         """Grouped keys and values, repeated."""
@@ -164,6 +201,13 @@ class Parakeet(Accelerated):
 
 class FastSpeech2(Accelerated):
     """FastSpeech2-Conformer."""
+
+    needs = ("linear_q", "linear_pos", "pos_bias_u", "pos_bias_v", "num_heads")
+
+    @staticmethod
+    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+        table, mask = draw.table(module.linear_pos.in_features), None if seen is None else seen[:, :1]
+        return draw.frames(module.linear_q.in_features), lambda m, x: m(x, mask, table)[0]
 
     def forward(
         self: Any,
@@ -182,8 +226,12 @@ class FastSpeech2(Accelerated):
             return self.fall_back(why, hidden_states, attention_mask, pos_emb, output_attentions)  # type: ignore[no-any-return]
         heads = self.num_heads
         q, k, v = (split_heads(f(hidden_states), heads) for f in (self.linear_q, self.linear_k, self.linear_v))
-        r = project_table(self.linear_pos, pos_emb, heads)
-        out = attend_table(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, dropout_p=dropout_p)
+        window = self.setting("window")
+        encodings, past = within(window, pos_emb, k.size(2) - 1)
+        r = project_table(self.linear_pos, encodings, heads)
+        out = attend_table(
+            q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
+        )
         return self.linear_out(merge_heads(out)), None
 
 
@@ -195,6 +243,9 @@ class XLNet(Accelerated):
     left, (e_0 - e_1)_i for keys of i's own segment, is a product of one more feature a segment,
     one-hot.
     """
+
+    method = "rel_attn_core"
+    needs = ("r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
@@ -227,7 +278,7 @@ class XLNet(Accelerated):
             features = _segments(seg_mat[..., 0])
             why = "more segments in a text than 8" if features is None else None
         if why is not None or intervals is None:
-            return self._core_fall_back(why or "a mask with holes", *given)
+            return self.fall_back(why or "a mask with holes", *given)
         # Row 0 is a distance that nobody is at.
         each_text = self.setting("bi_data") or (self.training and self.dropout.p > 0) or not same_for_all(k_head_r, 1)
         r = k_head_r[1:] if each_text else k_head_r[1:, :1]
@@ -241,12 +292,9 @@ class XLNet(Accelerated):
             q = torch.cat([q, own], -1)
             k = torch.cat([k, of_keys.unsqueeze(1).expand(-1, k.size(1), -1, -1).to(k.dtype)], -1)
             r, u, w = (pad(x, SEGMENTS) for x in (r, u, w))
-        out = attend_table(q, k, v, r if each_text else r[0], u, w, *intervals, scale=self.scale, dropout_p=dropout_p)
+        out = attend_table(q, k, v, r if each_text else r[0], u, w, *intervals, scale=self.scale, dropout_p=dropout_p,
+                           window=self.setting("window"))  # fmt: skip
         return out.permute(2, 0, 1, 3)
-
-    def _core_fall_back(self: Any, why: str, *given: Any) -> Any:
-        self.count(why)
-        return self.original.rel_attn_core(self, *given)
 
 
 def _intervals(mask: Tensor) -> list[Bounds] | None:
@@ -295,21 +343,21 @@ def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
 
 PEERS = (
     Peer("Wav2Vec2Conformer", f"{MODELS}.wav2vec2_conformer.modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "1faca184490a5beb"}, refuses=_refuses),
+         HFConformer, DISTRIBUTION, {"5.23.0": "524dbb017d83847d"}, refuses=_refuses, other=_without_positions),
     Peer("Wav2Vec2Bert", f"{MODELS}.wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "2b5400e530c09c95"}, refuses=_refuses),
+         HFConformer, DISTRIBUTION, {"5.23.0": "b42642b814090788"}, refuses=_refuses, other=_without_positions),
     Peer("SeamlessM4T", f"{MODELS}.seamless_m4t.modeling_seamless_m4t.SeamlessM4TConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "72fe5de633ceeab2"}, refuses=_refuses),
+         HFConformer, DISTRIBUTION, {"5.23.0": "377086f18c872613"}, refuses=_refuses, other=_without_positions),
     Peer("SeamlessM4Tv2", f"{MODELS}.seamless_m4t_v2.modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "178f996e199a2445"}, refuses=_refuses),
+         HFConformer, DISTRIBUTION, {"5.23.0": "2e07dc97a9562b4f"}, refuses=_refuses, other=_without_positions),
     Peer("ParakeetEncoder", f"{MODELS}.parakeet.modeling_parakeet.ParakeetEncoderAttention", Parakeet, DISTRIBUTION,
-         {"5.23.0": "43da59579bfecd9f"}),
+         {"5.23.0": "1ea741de8ee28f81", "5.24.0": "c3b7b0db91e25282"}),
     Peer("NemotronStreaming",
          f"{MODELS}.nemotron_asr_streaming.modeling_nemotron_asr_streaming.NemotronAsrStreamingEncoderAttention",
-         Parakeet, DISTRIBUTION, {"5.23.0": "888fcac59116de2e"}),
+         Parakeet, DISTRIBUTION, {"5.23.0": "aa7fc1c2dde145e7", "5.24.0": "d5804ba7d4ad9cd6"}),
     Peer("FastSpeech2Conformer",
          f"{MODELS}.fastspeech2_conformer.modeling_fastspeech2_conformer.FastSpeech2ConformerAttention",
-         FastSpeech2, DISTRIBUTION, {"5.23.0": "f1a5f3baae50146f"}),
+         FastSpeech2, DISTRIBUTION, {"5.23.0": "d6716cc37f98f115"}),
     Peer("XLNet", f"{MODELS}.xlnet.modeling_xlnet.XLNetRelativeAttention", XLNet, DISTRIBUTION,
-         {"5.23.0": "8401f1111d0f641c"}),
+         {"5.23.0": "83046962db855bf2"}),
 )  # fmt: skip

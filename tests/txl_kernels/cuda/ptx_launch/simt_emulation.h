@@ -37,6 +37,9 @@ auto add_backward_spans(const Problem& p, const Add& add, int) -> decltype(stati
   add(p.dlse, end * 4);
   add(p.dr, (p.slots ? p.slots * 2 : 1) * p.H * p.T * p.D * 4);
   add(p.content, p.workspace_bytes);
+  if (p.dr_out.data) add(p.dr_out.data, ((p.H - 1) * p.dr_out.s0 + (p.T - 1) * p.dr_out.s1 + p.D) * item);
+  for (const auto* view : {&p.du, &p.dw})
+    if (view->data) add(view->data, ((p.H - 1) * view->s0 + p.D) * item);
 }
 template <class Problem, class Add>
 void add_backward_spans(const Problem&, const Add&, long) {}

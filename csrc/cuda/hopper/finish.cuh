@@ -1,0 +1,75 @@
+// Ends backward: what blocks left in float32 becomes gradients, added up in one order. Blocks of 128
+// threads, first of r's rows, then of queries where their keys were split, then of 8 columns of the
+// biases' gradients: that of w is the sum of dq less its content part, that of u the content part.
+#pragma once
+#include "backward_problem.h"
+#include "queries.cuh"
+
+namespace txl_cuda {
+
+struct Finish {
+  static constexpr int ELEMENTS = 4 * THREADS * 4;  // of a block, by four
+  static constexpr int COLUMNS = 8, GROUPS = THREADS / COLUMNS;
+
+  static int64_t blocks(int64_t elements) { return (elements + ELEMENTS - 1) / ELEMENTS; }
+};
+
+// Four elements: sums of `count` tables `step` apart, to 16 bits.
+template <class T>
+TXL_DEVICE void finish_four(const float* from, int64_t count, int64_t step, T* to) {
+  Four sum = load_four(from);
+  for (int64_t n = 1; n < count; ++n) {
+    const Four more = load_four(from + n * step);
+    TXL_UNROLL
+    for (int e = 0; e < 4; ++e) sum.x[e] += more.x[e];
+  }
+  TXL_UNROLL
+  for (int e = 0; e < 4; e += 2) reinterpret_cast<uint32_t*>(to)[e / 2] = pack(T(), sum.x[e], sum.x[e + 1]);
+}
+
+template <class T>
+TXL_HOPPER_KERNEL(THREADS)
+void finish_kernel(const TXL_CONSTANT BackwardProblem p) {
+  TXL_SHARED(shared);  // [2][GROUPS][COLUMNS]
+  const int h = block_y(), D = static_cast<int>(p.D);
+  int64_t block = block_x();
+  if (block < p.r_blocks) {
+    for (int n = 0; n < 4; ++n) {
+      const int64_t at = block * Finish::ELEMENTS + (n * THREADS + thread()) * 4, table = p.T * D;
+      if (at < table)
+        finish_four<T>(p.dr + h * table + at, p.tables, p.H * table,
+                       const_cast<T*>(row_of<T>(p.dr_out, h, at / D, 0)) + at % D);
+    }
+    return;
+  }
+  block -= p.r_blocks;
+  if (block < p.q_blocks) {
+    for (int n = 0; n < 4; ++n) {
+      const int64_t at = block * Finish::ELEMENTS + (n * THREADS + thread()) * 4, text = p.L * D;
+      if (at >= p.B * text) continue;
+      const int64_t b = at / text, i = at % text / D;
+      finish_four<T>(p.dq_parts + ((b * p.H + h) * p.rows + i) * D + at % D, p.parts, p.B * p.H * p.rows * D,
+                     const_cast<T*>(row_of<T>(p.dq, b, h, i)) + at % D);
+    }
+    return;
+  }
+  block -= p.q_blocks;
+  const int column = static_cast<int>(block) * Finish::COLUMNS + thread() % Finish::COLUMNS;
+  const int group = thread() / Finish::COLUMNS;
+  const auto sum_of = [&](const float* sums, int64_t parts) {
+    float sum = 0;
+    if (!sums) return sum;
+    for (int64_t b = 0; b < p.B; ++b)
+      for (int64_t n = group; n < parts; n += Finish::GROUPS) sum += sums[((b * p.H + h) * parts + n) * D + column];
+    return sum;
+  };
+  shared[thread()] = sum_of(p.q_sums, p.q_parts), shared[THREADS + thread()] = sum_of(p.k_sums, p.k_parts);
+  barrier();
+  if (group) return;
+  float all = 0, content = 0;
+  for (int n = thread(); n < THREADS; n += Finish::COLUMNS) all += shared[n], content += shared[THREADS + n];
+  if (p.du.data) put(const_cast<T*>(row_of<T>(p.du, h, 0, 0)) + column, content);
+  if (p.dw.data) put(const_cast<T*>(row_of<T>(p.dw, h, 0, 0)) + column, all - content);
+}
+
+}  // namespace txl_cuda

@@ -1,0 +1,116 @@
+"""`accelerate(model, window=...)`: what a model's own attention gives where a mask hides the
+rest."""
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from implementations import bare_peers
+from implementations.peer_cases import answer, make
+from txl_kernels.integrations import accelerate
+
+pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")]
+WINDOW = (9, 4)  # of the mask "limited"
+MASKED = ("wav2vec2-conformer", "w2v-bert relative_key", "seamless v2", "parakeet", "nemotron", "nemo", "espnet",
+          "espnet zero_triu", "funasr", "espnet legacy", "funasr legacy", "espnet transducer", "funasr chunk", "cosyvoice",
+          "speechbrain", "nemo transformer", "xlnet")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_as_with_a_mask(name: str) -> None:
+    masked = make(name, "limited")
+    masked.module.eval()
+    want = answer(masked)
+    case = make(name, "none")
+    case.module.eval()
+    assert not torch.allclose(answer(case)[case.valid], want[case.valid], atol=1e-3)
+    report = accelerate(case.module, strict=True, window=WINDOW)
+    torch.testing.assert_close(answer(case), want, atol=2e-5, rtol=1e-4)
+    assert not report.fallbacks
+    accelerate(case.module, strict=True, window=(None, None))
+    whole = answer(case)
+    accelerate(case.module, strict=True)
+    torch.testing.assert_close(answer(case), whole, atol=2e-6, rtol=1e-5)
+
+
+def test_a_window_and_the_models_own_mask() -> None:
+    """Padding and chunks hide what they hid."""
+    case = make("espnet", "chunks padded")
+    case.module.eval()
+    wide, at = answer(case), torch.arange(case.x.size(1))
+    accelerate(case.module, strict=True, window=(100, 100))
+    torch.testing.assert_close(answer(case)[case.valid], wide[case.valid], atol=2e-5, rtol=1e-4)
+    accelerate(case.module, strict=True, window=(0, 0))
+    alone = case.module.linear_out(case.module.linear_v(case.x))
+    shown = (at < torch.tensor([[45], [36], [27]])) & case.valid
+    torch.testing.assert_close(answer(case)[shown], alone[shown], atol=2e-5, rtol=1e-4)
+
+
+def test_enformer() -> None:
+    """Which takes no mask: its shift puts one on the scores."""
+    case = make("enformer")
+    case.module.eval()
+    m, at = bare_peers.enformer(), torch.arange(45)
+    hidden = ((at.unsqueeze(1) - at) > 9) | ((at.unsqueeze(1) - at) < -4)
+    shift = m.relative_shift
+    with mock.patch.object(m, "relative_shift", lambda x: shift(x).masked_fill(hidden, -torch.inf)):
+        want = answer(case)
+    accelerate(case.module, strict=True, window=WINDOW)
+    torch.testing.assert_close(answer(case), want, atol=2e-5, rtol=1e-4)
+
+
+def test_granite() -> None:
+    case = make("granite", context=12)
+    case.module.eval()
+    at = torch.arange(12)
+    hidden = ((at.unsqueeze(1) - at) > 9) | ((at.unsqueeze(1) - at) < -4)
+    own = torch.nn.functional.scaled_dot_product_attention
+
+    def masked(*args: Any, attn_mask: Tensor, **more: Any) -> Tensor:
+        return own(*args, attn_mask=attn_mask.masked_fill(hidden, -torch.inf), **more)
+
+    with mock.patch("torch.nn.functional.scaled_dot_product_attention", masked):
+        want = answer(case)
+    accelerate(case.module, strict=True, window=WINDOW)
+    torch.testing.assert_close(answer(case), want, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ding", "rllib", "labml", "nemo local", "fireredasr"])
+def test_far_frames_are_not_seen(name: str) -> None:
+    """Of those whose masks are their own: the last query does not change with a frame 6 before
+    it."""
+    case = make(name)
+    case.module.eval()
+    accelerate(case.module, strict=True, weights="none", window=(5, 1))
+    axis = 0 if name in ("ding", "labml") else 1
+    before, changed = answer(case), []
+    for distance in (6, 5):
+        x = case.x.clone()
+        x.select(axis, 44 - distance).add_(1.0)
+        with torch.no_grad():
+            changed.append(not torch.equal(case.call(case.module, x).select(axis, 44), before.select(axis, 44)))
+    assert changed == [False, True]
+
+
+def test_what_the_original_would_answer_raises() -> None:
+    case = make("espnet", "holes")
+    case.module.eval()
+    accelerate(case.module, strict=True, window=(8, 8))
+    with pytest.raises(RuntimeError, match=r"window=\(8, 8\)\) holds for the kernels alone.*a mask with holes"):
+        answer(case)
+
+
+@pytest.mark.parametrize(
+    ("window", "error", "message"),
+    [
+        (8, TypeError, r"window must be None or a pair \(left, right\), got 8"),
+        ((1, 2, 3), ValueError, r"window must be an integer or a pair \(left, right\), got 3 values"),
+        ((-1, 2), ValueError, r"window\[0\] must be"),
+    ],
+)
+def test_bad_windows(window: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        accelerate(nn.Linear(1, 1), window=window)

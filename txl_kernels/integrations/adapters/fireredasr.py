@@ -1,0 +1,53 @@
+"""FireRedASR's Conformer. It returns its weights always, which nobody reads; see `accelerate`'s
+`weights`."""
+
+from typing import Any
+
+from torch import Tensor
+
+from txl_kernels.integrations.attention import (
+    attend_table,
+    dropout_of,
+    mask_bounds,
+    merge_heads,
+    nonzero,
+    project_table,
+    within,
+)
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+
+
+class FireRed(Accelerated):
+    needs = ("forward_qkv", "layer_norm_q", "linear_pos", "pos_bias_u", "pos_bias_v", "attention", "fc")
+
+    @staticmethod
+    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+        table = draw.table(module.linear_pos.in_features)
+        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, mask=seen)[0]
+
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, pos_emb: Tensor, mask: Tensor | None = None) -> Any:
+        dropout_p = dropout_of(self.attention.dropout)
+        why = self.hindrance(q, dropout_p)
+        if self.setting("weights") == "fallback":
+            why = "attention weights asked for (accelerate(model, weights='none') answers None)"
+        elif q.size(1) != k.size(1):
+            why = "queries and keys of different lengths"
+        bounds = mask_bounds(mask, nonzero) if why is None else None
+        if bounds is None:
+            return self.fall_back(why or "a mask with holes", q, k, v, pos_emb, mask)
+        residual = q
+        q, k, v = self.forward_qkv(q, k, v)
+        window = self.setting("window")
+        encodings, past = within(window, pos_emb, k.size(2) - 1)
+        r = project_table(self.linear_pos, encodings, self.n_head)
+        out = attend_table(
+            q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, scale=self.scale,
+            dropout_p=dropout_p,
+        )  # fmt: skip
+        return self.dropout(self.fc(merge_heads(out))) + residual, None
+
+
+PEERS = (
+    Peer("FireRedASR", "fireredasr.models.module.conformer_encoder.RelPosMultiHeadAttention", FireRed, "fireredasr",
+         {"0.0.2": "28307756dedd8a29"}),
+)  # fmt: skip

@@ -1,0 +1,78 @@
+"""WeNet's attention where the table of positions is shifted, as in CosyVoice and what copied it:
+ESPnet's formula with a cache of keys and values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from txl_kernels.integrations.attention import (
+    attend_table,
+    dropout_of,
+    mask_bounds,
+    merge_heads,
+    nonzero,
+    project_table,
+    within,
+)
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+
+NO_MASK, NO_ENCODINGS, NO_CACHE = torch.ones((0, 0, 0), dtype=torch.bool), torch.empty(0), torch.zeros((0, 0, 0, 0))
+
+
+class WeNet(Accelerated):
+    needs = ("forward_qkv", "linear_pos", "pos_bias_u", "pos_bias_v", "rel_shift", "h", "d_k")
+
+    @staticmethod
+    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+        width, mask = module.linear_pos.in_features, NO_MASK if seen is None else seen
+        held = 5 if seen is None else 0
+        table = draw.table(width, draw.T - 1 + held, draw.T - 1 + held)
+        cache = draw.normal(draw.B, module.h, held, 2 * module.d_k) if held else NO_CACHE
+        return draw.frames(width), lambda m, x: m(x, x, x, mask, table, cache)[0]
+
+    def forward(
+        self: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor = NO_MASK, pos_emb: Tensor = NO_ENCODINGS,
+        cache: Tensor = NO_CACHE,
+    ) -> Any:  # fmt: skip
+        dropout_p = dropout_of(self.dropout)
+        why = self.hindrance(query, dropout_p)
+        held = cache.size(2) if cache.size(0) > 0 else 0
+        keys = held + key.size(1)
+        if query.size(1) != key.size(1):
+            why = "queries and keys of different lengths"
+        elif pos_emb.dim() != 3 or pos_emb.size(1) != 2 * keys - 1:
+            why = "encodings of other positions: with as many as keys it adds them without a shift"
+        bounds = None
+        if why is None:
+            bounds = (
+                mask_bounds(mask[:, :, :keys] if mask.size(2) > keys else mask, nonzero)
+                if mask.size(2)
+                else (None, None)
+            )
+        if bounds is None:
+            return self.fall_back(why or "a mask with holes", query, key, value, mask, pos_emb, cache)
+        q, k, v = self.forward_qkv(query, key, value)
+        if cache.size(0) > 0:
+            before = cache.chunk(2, -1)
+            k, v = (torch.cat([old, new], 2) for old, new in zip(before, (k, v), strict=True))
+        window = self.setting("window")
+        encodings, past = within(window, pos_emb, keys - 1)
+        r = project_table(self.linear_pos, encodings, self.h)
+        out = attend_table(
+            q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
+        )
+        return self.linear_out(merge_heads(out)), torch.cat((k, v), -1)
+
+
+def _unshifted(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+    return "no relative positions: WeNet's own adds encodings of absolute ones, without a shift"
+
+
+PEERS = (
+    Peer("CosyVoice", "cosyvoice.transformer.attention.RelPositionMultiHeadedAttention", WeNet, "cosyvoice2-eu",
+         {"0.2.8": "3b909f2c9ca39382", "chatterbox-tts 0.1.7": "083ed3b1aad87b0c"}),
+    Peer("WeNetUnshifted", "indextts.gpt.conformer.attention.RelPositionMultiHeadedAttention", WeNet,
+         "indextts2-inference", {"2.1.1": "154d90454687dff3"}, other=_unshifted),
+)  # fmt: skip

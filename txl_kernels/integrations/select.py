@@ -1,0 +1,61 @@
+"""Which modules of a model somebody means: by class, by its name, by the module's name."""
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+
+Chosen = type | str | Iterable[type | str] | None
+
+
+class Selection:
+    """Entries of `accelerate`'s include or exclude.
+
+    A class, the name of one (bare or full) or the name of a module, with * for anything; each
+    stands for the modules it fits and for all that they hold.
+
+    Raises:
+        TypeError: an entry is neither a class nor a string; names `argument`.
+    """
+
+    def __init__(self, argument: str, chosen: Chosen) -> None:
+        self.argument = argument
+        entries: Any = () if chosen is None else [chosen] if isinstance(chosen, (str, type)) else chosen
+        if not isinstance(entries, Iterable):
+            raise TypeError(f"{argument} must be None, a class, a name or several of them, got {chosen!r}")
+        self.entries = tuple(entries)
+        for entry in self.entries:
+            if not isinstance(entry, (str, type)):
+                raise TypeError(f"{argument} must hold classes and names, got {entry!r}")
+        self._unused = dict.fromkeys(self.entries)
+        self.given = chosen is not None
+
+    def has(self, chain: Sequence[tuple[str, nn.Module]]) -> bool:
+        """Whether an entry fits a module, or one above it. chain: names and modules, outermost
+        first."""
+        fitting = [entry for entry in self.entries if any(_fits(entry, name, module) for name, module in chain)]
+        for entry in fitting:
+            self._unused.pop(entry, None)
+        return bool(fitting)
+
+    def check_all_used(self) -> None:
+        """After every module was asked for.
+
+        Raises:
+            ValueError: an entry fits nothing in the model.
+        """
+        if self._unused:
+            (first, *_) = self._unused
+            said = first if isinstance(first, str) else first.__qualname__
+            raise ValueError(f"{self.argument} must hold classes and names of the model's modules, got {said!r}, "
+                             "which fits none")  # fmt: skip
+
+
+def _fits(entry: type | str, name: str, module: nn.Module) -> bool:
+    if isinstance(entry, type):
+        return isinstance(module, entry)
+    kinds = type(module).__mro__
+    return fnmatch.fnmatchcase(name, entry) or any(
+        entry in (kind.__name__, f"{kind.__module__}.{kind.__qualname__}") for kind in kinds
+    )

@@ -1,0 +1,101 @@
+"""What a class computes, as sixteen digits: a hash of its source that survives moving, renaming and
+reformatting, but no change of code."""
+
+import ast
+import hashlib
+import inspect
+import sys
+import textwrap
+from typing import Any
+
+_NOT_OF_PEERS = ("torch", "abc", "builtins", "typing")
+# What a reader adds for readers and tools; `ctx` says what the place in the tree says already.
+_SAYS_NOTHING = ("annotation", "returns", "type_comment", "type_params", "type_ignores", "kind", "ctx")
+
+
+def source_hash(original: type) -> str:
+    """Sixteen digits of the sha256 of a class' code, of that of its bases outside torch, and of the
+    functions, classes and numbers beside them that their methods name.
+
+    Comments, docstrings, annotations and layout do not count, nor do the names of these classes and
+    functions: a copy in another package has the same hash. What a module imports from others is
+    known by its name alone.
+
+    Raises:
+        OSError, TypeError: there is no source.
+    """
+    found = parts(original)
+    names = {part.__name__: f"#{n}" for n, part in enumerate(found)}
+    said = [canonical(part, names) for part in found]
+    numbers = {name: value for part in found for name, value in _numbers(part).items()}
+    return hashlib.sha256(repr((said, sorted(numbers.items()))).encode()).hexdigest()[:16]
+
+
+def parts(original: type) -> list[Any]:
+    """The class, its bases, and what their methods name in their own modules, in the order met."""
+    found: dict[str, Any] = {}
+    for kind in original.__mro__:
+        if kind.__module__.partition(".")[0] not in _NOT_OF_PEERS:
+            _collect(kind, found)
+    return list(found.values())
+
+
+def _collect(part: Any, found: dict[str, Any]) -> None:
+    name = f"{part.__module__}.{part.__qualname__}"
+    if name in found:
+        return
+    found[name] = part
+    beside = vars(sys.modules[part.__module__])
+    for used in _names(part):
+        other = beside.get(used)
+        if (inspect.isfunction(other) or inspect.isclass(other)) and other.__module__ == part.__module__:
+            _collect(other, found)
+
+
+def _numbers(part: Any) -> dict[str, Any]:
+    """Module constants that a part names."""
+    beside = vars(sys.modules[part.__module__])
+    return {
+        name: beside[name] for name in _names(part) if type(beside.get(name)) in (int, float, str, bool)
+    }  # fmt: skip
+
+
+def _names(part: Any) -> list[str]:
+    """Global names in the code of a function, or of a class' methods."""
+    members = vars(part).values() if inspect.isclass(part) else [part]
+    plain = [getattr(x, "__func__", getattr(x, "fget", x)) for x in members]
+    todo = [inspect.unwrap(x).__code__ for x in plain if inspect.isfunction(x)]
+    names: dict[str, None] = {}
+    while todo:
+        code = todo.pop(0)
+        names |= dict.fromkeys(code.co_names)
+        todo += [x for x in code.co_consts if inspect.iscode(x)]
+    return list(names)
+
+
+def canonical(part: Any, names: dict[str, str]) -> Any:
+    """The syntax tree of a class or function as nested tuples, the same in every Python.
+
+    names: what to write for the names of classes and functions.
+    """
+    return _plain(ast.parse(textwrap.dedent(inspect.getsource(part))), names)
+
+
+def _plain(node: Any, names: dict[str, str]) -> Any:
+    if isinstance(node, list):
+        return tuple(_plain(x, names) for x in node if not _is_text(x))
+    if not isinstance(node, ast.AST):
+        return node
+    fields = []
+    for name, value in ast.iter_fields(node):
+        if name in _SAYS_NOTHING or value is None or value == []:
+            continue
+        if name in ("id", "name") and isinstance(value, str):
+            value = names.get(value, value)
+        fields.append((name, _plain(value, names)))
+    return (type(node).__name__, *fields)
+
+
+def _is_text(node: Any) -> bool:
+    """A docstring, or another string that stands alone."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,0 +1,85 @@
+"""Whether an adapter computes what a module does, tried out: for modules that look like a known
+layer and have another source."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from txl_kernels.integrations.peer import STATE, Accelerated, Draw, Peer, new_state
+from txl_kernels.integrations.registry import accelerated_class
+
+TOLERANCE = 2e-4  # of the largest number of a tensor; another formula is off by much more
+
+
+def difference(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module]) -> str | None:
+    """In what a module differs from the peer's adapter on small random inputs, or None.
+
+    A float32 copy on the CPU, in evaluation, its parameters disturbed (many begin as zeros):
+    without a mask, with padding, with limited context; outputs, and gradients of input and
+    parameters. So dropout, caches and what else such calls do not reach is not looked at.
+    """
+    try:
+        slow = _disturbed(module)
+        fast = copy.deepcopy(slow)
+        fast.__dict__[STATE] = new_state(weights="none", **peer.adapter.settings_from(ancestors))
+        fast.__class__ = accelerated_class(peer, type(module))
+        frames = peer.adapter.reach(slow)
+        for said, seen in _masks(frames):
+            sample = peer.adapter.sample(slow, Draw(frames), seen)
+            if sample is None:
+                return f"there is no input to try {peer.name} with"
+            x, call = sample
+            theirs, ours = _run(slow, x, call), _run(fast, x, call)
+            for name, wanted in theirs.items():
+                found = ours.get(name)
+                if found is None or found.shape != wanted.shape:
+                    return f"{said}: no {name} like its own"
+                off = float((found - wanted).abs().max())
+                largest = float(wanted.abs().max())
+                if not off <= TOLERANCE * largest + 1e-5:
+                    return f"{said}: {name} is off by {off:.2g}, of at most {largest:.2g}"
+        if isinstance(fast, Accelerated) and fast.fallbacks:
+            return "its own code had to answer: " + "; ".join(fast.fallbacks)
+    except Exception as error:  # whatever a stranger's module raises, it is not taken
+        return f"it raises {type(error).__name__}: {error}"
+    return None
+
+
+def _disturbed(module: nn.Module) -> nn.Module:
+    draw = Draw(0)
+    slow = copy.deepcopy(module).to("cpu", torch.float32).eval()
+    with torch.no_grad():
+        for p in slow.parameters():
+            p.add_(0.3 * draw.normal(*p.shape) if p.dim() == 1 or not p.any() else 0.02 * draw.normal(*p.shape))
+            p.requires_grad_()
+    return slow
+
+
+def _masks(T: int) -> Iterator[tuple[str, Tensor | None]]:
+    at = torch.arange(T)
+    padding = (at < torch.tensor([T, T - 4]).view(-1, 1, 1)).expand(Draw.B, T, T)
+    distance = at.unsqueeze(1) - at
+    yield "without a mask", None
+    yield "with padding", padding
+    yield "with limited context", ((distance <= 4) & (distance >= -2)).expand(Draw.B, T, T)
+
+
+def _run(module: nn.Module, x: Tensor, call: Any) -> dict[str, Tensor]:
+    """Output and gradients, by name; no gradients of a module that has none on a CPU
+    (FlexAttention)."""
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        x = x.clone().requires_grad_()
+        try:
+            out = call(module, x)
+        except NotImplementedError:
+            with torch.no_grad():
+                return {"the output": call(module, x)}
+        named = {"the gradient of its input": x}
+        named |= {f"the gradient of {name}": p for name, p in module.named_parameters()}
+        weight = Draw(0).normal(*out.shape)
+        found = torch.autograd.grad((out * weight).sum(), list(named.values()), allow_unused=True)
+    gradients = {name: g for name, g in zip(named, found, strict=True) if g is not None}
+    return {"the output": out.detach(), **gradients}
