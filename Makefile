@@ -42,6 +42,7 @@ $(PEERS)/installed: tests/integrations/peers.txt | $(VENV)/installed
 
 aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with the tables in tools/
 	$(BIN)/python tools/aot.py check
+	PYTHONPATH=. $(BIN)/python tools/amd.py --only "bf16 D64"
 	$(BIN)/python tools/cuda_lint.py --if-built
 
 gpu-kit: gpu-kit/site gpu-kit/triton/triton-key ## what a borrowed GPU needs for tools/gpu_check.sh, in gpu-kit/; no GPU needed
@@ -94,11 +95,11 @@ docs: ## the documentation site, in site/ (Python 3.11 or newer)
 	$(DOCS_VENV)/bin/pip install -q -r requirements-docs.txt
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
-# manylinux wheels for x86-64 and aarch64, tested, in dist/. Needs docker; for the other machine's also qemu's binfmt.
-wheels: ## manylinux wheels for x86-64 and aarch64, in dist/
+# On Linux manylinux wheels, which needs docker; on a Mac its own. Tested with torch once built.
+wheels: ## wheels of this machine's kind for every Python, in dist/
 	test -x $(WHEELS_VENV)/bin/python || $(PYTHON) -m venv $(WHEELS_VENV)
 	$(WHEELS_VENV)/bin/pip install -q cibuildwheel==4.3.3
-	$(WHEELS_VENV)/bin/cibuildwheel --platform linux --output-dir dist
+	$(WHEELS_VENV)/bin/cibuildwheel --output-dir dist
 
 # torch first: whatever depends on it must find this one and not fetch another. A torch without CUDA
 # has no use for CUDA kernels, which take minutes to compile.

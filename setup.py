@@ -34,6 +34,11 @@ def compiler_asked() -> list[str]:
 def compiler_missing() -> str | None:
     """Why no C++ compiler can be used; None if there is one."""
     without, asked = "txl_kernels was installed without its C++ kernels", compiler_asked()
+    if sys.platform == "win32":
+        return (
+            f"{without}: they take GNU vector extensions, which MSVC lacks, and POSIX threads; on Windows the reference "
+            "backend runs, or all of it in WSL"
+        )
     commands = [asked] if asked else [["c++"], ["g++"], ["clang++"]]
     found = next((command for command in commands if shutil.which(command[0])), None)
     if found is None:

@@ -102,8 +102,13 @@ def shipped() -> list[Variant]:
     return by_atomics + same_bits
 
 
-def compile_variant(v: Variant, chosen: config.Config, far: Collection[str] = ()) -> Any:
-    """The compiled kernel. far: strides that are passed as 64 bits, as those from 2**31 on are."""
+def compile_variant(
+    v: Variant, chosen: config.Config, far: Collection[str] = (), target: GPUTarget | None = None
+) -> Any:
+    """The compiled kernel.
+
+    far: strides that are passed as 64 bits, as those from 2**31 on are. target: instead of v's.
+    """
     name = "forward" if v.kernel == "decode" else v.kernel
     function = getattr(passes, f"{name}_kernel")
     dtype = "fp32" if v.dtype == "tf32" else v.dtype
@@ -148,7 +153,7 @@ def compile_variant(v: Variant, chosen: config.Config, far: Collection[str] = ()
         {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     options = {"num_warps": chosen.warps, "num_stages": chosen.stages}
-    return triton.compile(source, target=GPUTarget("cuda", v.capability, 32), options=options)
+    return triton.compile(source, target=target or GPUTarget("cuda", v.capability, 32), options=options)
 
 
 def inner_loops(sass: str, capability: int) -> list[list[str]]:

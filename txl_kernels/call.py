@@ -42,7 +42,13 @@ Wanted = Sequence[bool]  # which of INPUTS' gradients
 ALL: Wanted = (True,) * len(INPUTS)
 
 
-# Functions, not properties: torch.compile of torch 2.6 does not follow those of named tuples.
+# Functions, not properties or `_replace`, and slices of plain tuples: torch.compile of torch 2.6 does
+# not follow those of named ones.
+def changed(call: Call, **fields: Any) -> Call:
+    """The call with other values in some fields."""
+    return Call(**{**dict(zip(Call._fields, call, strict=True)), **fields})
+
+
 def memory_len_of(call: Call) -> int:
     return 0 if call.k_mem is None else call.k_mem.size(2)
 
@@ -56,17 +62,17 @@ def table_len_of(call: Call) -> int:
 
 def inputs_of(call: Call) -> tuple[Tensor | None, ...]:
     """The tensors that have gradients, named by INPUTS."""
-    return call[: len(INPUTS)]  # type: ignore[return-value]
+    return tuple(call)[: len(INPUTS)]  # type: ignore[return-value]
 
 
 def tensors_of(call: Call) -> tuple[Tensor | None, ...]:
     """Inputs, bounds and seed, named by TENSORS."""
-    return call[: len(TENSORS)]  # type: ignore[return-value]
+    return tuple(call)[: len(TENSORS)]  # type: ignore[return-value]
 
 
 def settings_of(call: Call) -> tuple[Any, ...]:
     """What is no tensor, named by SETTINGS."""
-    return call[len(TENSORS) :]
+    return tuple(call)[len(TENSORS) :]
 
 
 def is_bounded(call: Call) -> bool:

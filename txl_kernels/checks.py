@@ -228,7 +228,7 @@ def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
     if bound.device != q.device:
         raise ValueError(f"{name} must be on q's device {q.device}, got {bound.device}")
     target = (q.size(0), q.size(2))
-    if bound.dim() > 2 or any(a not in (1, b) for a, b in zip(bound.shape[::-1], target[::-1], strict=False)):
+    if bound.dim() > 2 or any(a not in (1, b) for a, b in zip(bound.shape, target[2 - bound.dim() :], strict=True)):
         raise ValueError(
             f"{name} must broadcast to [B, L] = {list(target)}, got shape {list(bound.shape)}{_of_lengths(name, bound, q)}"
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.call import Call, memory_len_of, new_seed, table_len_of
+from txl_kernels.call import Call, changed, memory_len_of, new_seed, table_len_of
 from txl_kernels.checks import ZERO_ROW, broadcast_bound, check_integer, check_seed
 
 Chunk = tuple[int, int | None] | None
@@ -38,7 +38,7 @@ def attend(
         call = _ascending(call)
     if clamp:
         call = _clamped(call, prefix)
-    call = call._replace(r_bias=of_all_heads(call.r_bias, call.q.size(1)))
+    call = changed(call, r_bias=of_all_heads(call.r_bias, call.q.size(1)))
     if call.r is not None and call.r.dim() == 4:
         return _each_text(call, call.r, prefix, plain)
     return _one_table(call, prefix, plain)
@@ -51,7 +51,7 @@ def of_all_heads(table: Any, heads: int) -> Any:
 
 
 def _one_table(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
-    call = call._replace(r=of_all_heads(call.r, call.q.size(1)))
+    call = changed(call, r=of_all_heads(call.r, call.q.size(1)))
     return _with_prefix(call, prefix, plain) if prefix else plain(call)
 
 
@@ -64,7 +64,8 @@ def _each_text(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[Tenso
     }
     parts = [
         _one_table(
-            call._replace(
+            changed(
+                call,
                 **{name: x[b : b + 1] for name, x in of_texts.items()},
                 r=tables[b],
                 start=_of_text(call.start, b),
@@ -104,7 +105,7 @@ def _check(call: Call) -> None:
     """
     tensors: dict[str, Any] = {"k": call.k, "v": call.v, "r": call.r}
     optional = {"k_mem": call.k_mem, "v_mem": call.v_mem, "r_bias": call.r_bias}
-    tensors |= {name: x for name, x in optional.items() if x is not None}
+    tensors.update({name: x for name, x in optional.items() if x is not None})
     if call.r is None and call.r_bias is not None:
         del tensors["r"]
     for name, x in tensors.items():
@@ -141,7 +142,7 @@ def _check_tables(call: Call) -> None:
         if (
             len(table) not in (3, 4)
             or table[-1] != width
-            or any(n not in (1, m) for n, m in zip(table, sizes, strict=False))
+            or any(n not in (1, m) for n, m in zip(table[:-2], sizes, strict=True))
         ):
             raise ValueError(
                 f"r must be [H, T, D] = [{heads}, T, {width}], [1, T, {width}] or [{batch}, {heads}, T, {width}], got "
@@ -182,7 +183,7 @@ def _without_chunk(call: Call, chunk: Chunk) -> Call:
         TypeError, ValueError: `start` or `end`.
     """
     given_start, given_end = broadcast_bound("start", call.start, call.q), broadcast_bound("end", call.end, call.q)
-    call = call._replace(start=given_start, end=given_end)
+    call = changed(call, start=given_start, end=given_end)
     if chunk is None:
         return call
     size, left = chunk
@@ -196,7 +197,7 @@ def _without_chunk(call: Call, chunk: Chunk) -> Call:
         start = (memory_len + (own - left) * size).clamp(min=0).unsqueeze(0)
         if given_start is not None:  # what is out of range stays so
             start = torch.where(given_start < 0, given_start, torch.maximum(start, given_start))
-    return call._replace(start=start, end=end)
+    return changed(call, start=start, end=end)
 
 
 # Tables of positions in another order, too short, or with numbers beside the vectors.
@@ -211,7 +212,7 @@ def _ascending(call: Call) -> Call:
     rows = _rows(call, "r_descending")
     r = None if call.r is None else call.r.flip(-2)
     numbers = None if call.r_bias is None else call.r_bias.flip(-1)
-    return call._replace(r=r, r_bias=numbers, zero_row=rows - 1 - call.zero_row)
+    return changed(call, r=r, r_bias=numbers, zero_row=rows - 1 - call.zero_row)
 
 
 def _rows(call: Call, setting: str) -> int:
@@ -243,7 +244,7 @@ def _clamped(call: Call, prefix: int) -> Call:
     before, after = max(future - call.zero_row, 0), max(call.zero_row + past + 1 - rows, 0)
     r = None if call.r is None else _extended(call.r, before, after)
     numbers = None if call.r_bias is None else _extended(call.r_bias.unsqueeze(-1), before, after).squeeze(-1)
-    return call._replace(r=r, r_bias=numbers, zero_row=call.zero_row + before)
+    return changed(call, r=r, r_bias=numbers, zero_row=call.zero_row + before)
 
 
 def _extended(x: Tensor, before: int, after: int) -> Tensor:
@@ -270,18 +271,18 @@ def _with_prefix(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor
     """(out, lse). One call where every interval begins at key 0, as a causal one does."""
     low, high, valid = _interval(call)
     if call.dropout_p and call.seed is None:
-        call = call._replace(seed=new_seed(call.q.device))  # one for both calls
-    call = call._replace(ahead=None, window=None)
+        call = changed(call, seed=new_seed(call.q.device))  # one for both calls
+    call = changed(call, ahead=None, window=None)
     if low is None:
-        return plain(call._replace(start=None, end=torch.where(valid, high.clamp(min=prefix), high)))
+        return plain(changed(call, start=None, end=torch.where(valid, high.clamp(min=prefix), high)))
     joined = (low <= prefix) | (low >= high)  # then it is one interval, from key 0 on
     first = torch.where(joined & valid, 0, low)
     last = torch.where(joined & valid, torch.where(low < high, high, 0).clamp(min=prefix), high)
     none = torch.zeros_like(low)
     return merged(
         [
-            plain(call._replace(start=first, end=last)),
-            plain(call._replace(start=none, end=torch.where(joined, none, prefix))),
+            plain(changed(call, start=first, end=last)),
+            plain(changed(call, start=none, end=torch.where(joined, none, prefix))),
         ]
     )
 

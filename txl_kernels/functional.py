@@ -11,7 +11,7 @@ from torch import Tensor
 from txl_kernels import backends, checks, forms, operators
 from txl_kernels.backends import cpu, reference
 from txl_kernels.backends.protocol import Plans, autocast_dtype
-from txl_kernels.call import INPUTS, Call, inputs_of, new_seed
+from txl_kernels.call import INPUTS, Call, changed, inputs_of, new_seed
 from txl_kernels.checks import KeyValuePair, Window, broadcast_bound, memory_pair, span
 from txl_kernels.forms import Chunk
 
@@ -171,18 +171,18 @@ def _plain(call: Call, backend: str | None, need_lse: bool, plans: Plans | None 
     q = call.q
     dtype = autocast_dtype(q.device.type)
     if dtype is not None:
-        call, plans = Call(*(_cast_for_autocast(x, dtype) for x in inputs_of(call)), *call[len(INPUTS) :]), None
+        call, plans = Call(*(_cast_for_autocast(x, dtype) for x in inputs_of(call)), *tuple(call)[len(INPUTS) :]), None
     if plans is None:
         if (call.start is not None or call.end is not None) and q.dim() == 4:
             start, end = broadcast_bound("start", call.start, q), broadcast_bound("end", call.end, q)
-            call = call._replace(start=start, end=end)
+            call = changed(call, start=start, end=end)
         plans = operators.check(call)
     checks.check_seed(call.seed, call.q)
     if call.dropout_p > 0:
         if call.seed is None:
-            call = call._replace(seed=new_seed(q.device))
+            call = changed(call, seed=new_seed(q.device))
     elif call.seed is not None:
-        call = call._replace(seed=None)
+        call = changed(call, seed=None)
     backends.check_name(backend)
     name = None if plans is None else plans.get(("backend", backend))
     if name is None:

@@ -2,11 +2,13 @@
 to."""
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -70,6 +72,16 @@ def test_a_compiler_that_does_not_compile(tmp_path: Path, cxx: str, why: str) ->
     assert note.startswith("txl_kernels was installed without its C++ kernels: ")
     assert why in note
     assert done.stderr.strip().endswith(f"WARNING: {note}")
+
+
+def test_windows_installs_without_kernels() -> None:
+    """Whatever compilers there are."""
+    with mock.patch("setuptools.setup"):
+        compiler_missing = runpy.run_path(str(ROOT / "setup.py"))["compiler_missing"]
+    assert compiler_missing() is None
+    with mock.patch("sys.platform", "win32"):
+        why = compiler_missing()
+    assert why.startswith("txl_kernels was installed without its C++ kernels: they take GNU vector extensions")
 
 
 def test_a_compiler_that_is_no_command(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ is done to scores."""
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_hip
 
 from txl_kernels.backends.triton.config import interpreted
 from txl_kernels.backends.triton.kernels.arguments import Numbers, Place, Rows, Table
@@ -174,6 +175,8 @@ def _late():
     before, where it would take registers for as long as the loop runs."""
     if INTERPRETED:  # noqa: SIM108
         zero = 0
+    elif is_hip():
+        zero = tl.inline_asm_elementwise("v_mov_b32 $0, 0", "=v", [], tl.int32, False, 1)
     else:
         zero = tl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], tl.int32, False, 1)
     return zero
@@ -182,7 +185,9 @@ def _late():
 @triton.jit
 def laid_out_as(x, like):
     """x in the layout of `like`, both float32 [BM, BN]."""
-    if not INTERPRETED:
+    if is_hip():
+        x = tl.inline_asm_elementwise("v_mov_b32 $0, $1", "=v,v,v", [x, like], tl.float32, True, 1)
+    elif not INTERPRETED:
         x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f,f", [x, like], tl.float32, True, 1)
     return x
 
