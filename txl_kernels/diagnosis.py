@@ -33,7 +33,9 @@ def _native_lines() -> list[str]:
         return [f"  {cpu.native.missing}"]
     module = cpu.prepare()
     refused = module.refused()
-    others = [isa for isa in module.isas(False) if isa not in module.isas(True) and not (refused and isa == "amx")]
+    others = [
+        isa for isa in module.isas(False) if isa not in module.isas(True) and not (refused and isa.startswith("amx"))
+    ]
     lines = [_origin(cpu.native), f"  instruction set {module.isa()} (runs here: {', '.join(module.isas(True))})"]
     if others:
         lines.append(f"  not on this processor: {', '.join(others)}")
@@ -41,6 +43,8 @@ def _native_lines() -> list[str]:
         lines.append(f"  {refused}")
     if pairs := module.pairs_over_floats():
         lines.append(f"  bfloat16 by VDPBF16PS: {pairs:.2g} multiplications for one of float32, as measured just now")
+    if split := module.split_over_floats():
+        lines.append(f"  float32 by six products of AMX: {split:.2g} multiplications for one by vectors, likewise")
     pool = "torch's OpenMP pool" if module.threading() == "torch-openmp" else "threads of its own"
     where = cpu.library_at(cpu.find_openmp()) or "no OpenMP runtime found in torch"
     lines.append(f"  {torch.get_num_threads()} threads on {pool} ({where})")

@@ -27,6 +27,7 @@ struct Kernels {
   const char* isa;
   bool (*supported)();
   bool (*chosen)();  // of its own accord, if supported
+  bool splits;       // float32 into bfloat16, as many as Problem::planes says
   Calls f32, bf16;
   Probes probes;
 
@@ -43,6 +44,9 @@ const Kernels& kernels();
 // Multiplications of bfloat16 by VDPBF16PS for one of float32's, measured at the first call; 0 where the processor
 // lacks it, or has AMX.
 double pairs_over_floats();
+
+// Multiplications of float32 by AMX, each six of bfloat16, for one by vectors, measured likewise; 0 without AMX.
+double split_over_floats();
 
 // What this processor has and the system keeps from this process, and why; or an empty string.
 std::string refused();

@@ -44,7 +44,7 @@ def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tu
         plan = make_plan(call, out)
         if plans is not None:
             plans[NAME] = plan
-    plan.forward(call, out, lse, torch.get_num_threads(), _seed(call))
+    plan.forward(call, out, lse, torch.get_num_threads(), _seed(call), _planes(call))
     return out, lse
 
 
@@ -66,7 +66,7 @@ def backward(
         plan = make_plan(call, out)
         if plans is not None:
             plans[key] = plan
-    plan.backward(call, out, lse, dout, dlse, grads, wanted, torch.get_num_threads(), _seed(call))
+    plan.backward(call, out, lse, dout, dlse, grads, wanted, torch.get_num_threads(), _seed(call), _planes(call))
     return grads
 
 
@@ -78,6 +78,21 @@ def make_plan(call: Call, out: Tensor) -> Any:
 
 def _seed(call: Call) -> int:
     return 0 if call.seed is None else int(call.seed) & (2**64 - 1)
+
+
+PLANES = {"highest": 3, "high": 2, "medium": 1}
+
+
+def _planes(call: Call) -> int:
+    """How many bfloat16 a float32 is the sum of where units multiply those, by
+    `torch.set_float32_matmul_precision`."""
+    if call.q.dtype != torch.float32 or not native.module.splits():
+        return PLANES["highest"]
+    try:
+        return PLANES[torch.get_float32_matmul_precision()]
+    except RuntimeError:  # said by torch.backends.fp32_precision, which this function refuses to tell
+        matmul: Any = getattr(torch.backends.mkldnn, "matmul")  # noqa: B009 - torch's stubs lack it
+        return {"tf32": 2, "bf16": 1}.get(matmul.fp32_precision, 3)
 
 
 @functools.cache
