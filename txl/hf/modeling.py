@@ -18,7 +18,6 @@ from txl.model.adaptive import AdaptiveSoftmax
 from txl.model.transformer import HiddenMemory, States, Trunk
 from txl_kernels import KeyValueCache, RelAttention
 
-
 NAMES = ("cache", "past_key_values")  # of generate()'s cache: since transformers 5.24, and before
 
 
