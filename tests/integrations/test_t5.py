@@ -98,6 +98,19 @@ def test_a_window() -> None:
     torch.testing.assert_close(found[valid], want[valid], rtol=1e-4, atol=1e-5)
 
 
+def test_a_window_behind_a_cache() -> None:
+    """The same in a static cache, whose keys do not end with the queries."""
+    model, scores = model_of(), []
+    model.generation_config.eos_token_id = None
+    wanted = {"max_new_tokens": 14, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
+    for window in (None, (3, 0)):
+        accelerate(model, window=window)
+        for kind in ("dynamic", "static"):
+            scores.append(torch.stack(model.generate(**GIVEN, **wanted, cache_implementation=kind).scores))
+    torch.testing.assert_close(scores[3], scores[2], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(scores[2], scores[0], rtol=1e-2)
+
+
 def test_a_part_of_a_stack() -> None:
     """Layers of both kinds pass on what the others take."""
     model = model_of()

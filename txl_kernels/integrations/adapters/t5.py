@@ -61,13 +61,15 @@ class T5(Accelerated):
         causal = (
             mask is None and length > 1 and implementation == "sdpa" and bool(kwargs.get("is_causal", self.is_causal))
         )
-        if causal:  # into an empty static cache
-            k, v = k[:, :, :length], v[:, :, :length]
+        window = self.setting("window")
+        if causal or (window is not None and held is not None):  # not the room behind, in a static cache
+            keys = length if causal else int(seen) + length
+            k, v = k[:, :, :keys], v[:, :, :keys]
         if position_bias is None:
             position_bias = self._numbers(length, k.size(2), seen)
         out = attend(
             q, k, v, None, None, None, bounds, r_bias=position_bias[0], zero_row=length - 1, scale=1.0,
-            causal=causal, window=self.setting("window"), dropout_p=dropout_p,
+            causal=causal, window=window, dropout_p=dropout_p,
         )  # fmt: skip
         return self.o(merge_heads(out)), position_bias, None
 
