@@ -190,6 +190,16 @@ def enformer() -> tuple[Any, tuple[Any, ...]]:
     return _randomised(m.Enformer(config)), (letters,)
 
 
+def gemma() -> tuple[Any, tuple[Any, ...]]:
+    m = bare_peers.transformers("gemma3n")
+    config = m.Gemma3nAudioConfig(
+        hidden_size=32, conf_num_attention_heads=4, conf_num_hidden_layers=2, conf_attention_context_left=9,
+        conf_attention_chunk_size=8, sscp_conv_channel_size=(8, 4), input_feat_size=32,
+    )  # fmt: skip
+    padding = torch.arange(160) >= torch.tensor([[160], [90]])
+    return _randomised(m.Gemma3nAudioEncoder(config)), (torch.randn(2, 160, 32), padding)
+
+
 def nemo_transformer(mode: str) -> tuple[Any, tuple[Any, ...]]:
     m = bare_peers.nemo_transformer()
     model = m.TransformerEncoder(
@@ -208,6 +218,7 @@ def nemo_transformer(mode: str) -> tuple[Any, tuple[Any, ...]]:
 MODELS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "Granite Speech": granite,
     "Enformer": enformer,
+    "Gemma 3n": gemma,
     "NeMo's Transformer": lambda: nemo_transformer("full"),
     "NeMo's Transformer, causal": lambda: nemo_transformer("causal"),
 }
