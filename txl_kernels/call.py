@@ -42,8 +42,8 @@ Wanted = Sequence[bool]  # which of INPUTS' gradients
 ALL: Wanted = (True,) * len(INPUTS)
 
 
-# Functions, not properties or `_replace`, and slices of plain tuples: torch.compile of torch 2.6 does
-# not follow those of named ones.
+# Functions, not properties or `_replace`, and slices of plain tuples: torch.compile of torch 2.6
+# does not follow those of named ones.
 def changed(call: Call, **fields: Any) -> Call:
     """The call with other values in some fields."""
     return Call(**{**dict(zip(Call._fields, call, strict=True)), **fields})

@@ -173,7 +173,7 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 def _late():
     """0, which the compiler does not know: what is computed with it inside a loop is not computed
     before, where it would take registers for as long as the loop runs."""
-    if INTERPRETED:  # noqa: SIM108
+    if INTERPRETED:
         zero = 0
     elif is_hip():
         zero = tl.inline_asm_elementwise("v_mov_b32 $0, 0", "=v", [], tl.int32, False, 1)
