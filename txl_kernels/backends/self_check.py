@@ -61,9 +61,11 @@ def is_wanted() -> bool:
 def can_run_now(device: torch.device) -> bool:
     """Not inside of a graph's capture, and not under who would take the small case for the
     user's."""
-    if device.type != "cuda" or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda" or torch.compiler.is_compiling() or not torch.cuda.is_available():
         return False
-    return not torch._C._len_torch_dispatch_stack() and not torch._C._are_functorch_transforms_active()
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    return not torch.cuda.is_current_stream_capturing()
 
 
 def is_settled(kind: Kind) -> bool:
