@@ -58,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     found = listed(metafunc.config.stash[MACHINE], metafunc.config.getoption("--full"))
     if metafunc.config.getoption("--brief"):
-        found = [c.brief or c for c in found]
+        found = list({c.title: c for c in (x.brief or x for x in found)}.values())
     cases = [pytest.param(c, x.name, id=f"{c.title}-{x.name}") for c in found for x in c.implementations]
     metafunc.parametrize(("comparison", "implementation"), cases)
 

@@ -234,8 +234,8 @@ def rel_attention_weights(
     needs nor stores them.
 
     Args:
-        q, k, content_bias, position_bias, causal, window, start, end, zero_row, r_bias, scale,
-            softcap: as in `rel_attention`.
+        q, k, content_bias, position_bias: as in `rel_attention`.
+        causal, window, start, end, zero_row, r_bias, scale, softcap: likewise.
         r: [H, T, D], or [1, T, D] for all heads; None beside `r_bias`.
         k_mem: None, or the memory's keys, [B, H, M, D].
         rows: None for all queries, or int64 [R], the queries whose weights are wanted, each from

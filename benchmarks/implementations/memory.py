@@ -2,8 +2,9 @@
 ALGORITHM BACKEND LENGTHS DEVICE.
 
 WORK: "attention" (forward and backward, B1 H8 D64, L = M), "step" (a training step of two layers
-of enwik8-base's sizes, B1), "softmax" (a training step's, of as many words as the length says) or
-"peer" (another library's layer). BACKEND: of rel_attention, the layer's title, or empty. LENGTHS,
+of enwik8-base's sizes, B1), "softmax" (a training step's, of as many words as the length says),
+"peer" (another library's layer) or "audio" (a layer of Parakeet's size, forward). BACKEND: of
+rel_attention, the layer's title, the frames to either side that are seen, or empty. LENGTHS,
 separated by commas, are measured in this order after a tiny one, so that libraries loaded at the
 first use do not count.
 Prints a line of JSON for each: length, seconds, and peak_mib beyond what was there before, that is
@@ -76,6 +77,10 @@ def work(kind: str, algorithm: str, backend: str, length: int, machine: Machine)
         from implementations import peers  # BACKEND is the layer's title
 
         return peers.layer_step(backend, algorithm, max(length, min(peers.BATCHES)), backward=True)
+    if kind == "audio":
+        from implementations import audio  # BACKEND is the window
+
+        return audio.step(algorithm, int(backend) if backend else None, length)
     if kind == "softmax":
         from implementations import softmax  # not loaded for attention alone
 

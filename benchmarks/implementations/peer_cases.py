@@ -219,6 +219,54 @@ def _granite5(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: f
     return PeerCase(module, lambda f, x: f(x, distances, attention_mask=mask)[0], x, valid)
 
 
+def _gemma(
+    s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, left: int = 10, right: int = 0
+) -> PeerCase:
+    m = bare.transformers("gemma3n")
+    config = m.Gemma3nAudioConfig(
+        hidden_size=s.d, conf_num_attention_heads=s.heads, conf_attention_chunk_size=8, conf_attention_logit_cap=1.5,
+        conf_attention_context_left=left, conf_attention_context_right=right,
+    )  # fmt: skip
+    at = torch.arange(s.T)
+    distance = at.unsqueeze(1) - at
+    shown = (distance < left) & (distance >= -right) & real.unsqueeze(1)
+    return PeerCase(m.Gemma3nAudioAttention(config), lambda f, x: f(x, ~real).flatten(-2), x, shown.any(-1))
+
+
+def _t5(name: str, decoder: bool) -> Callable[..., PeerCase]:
+    """A stack of three layers; with dropout its attention alone, so that a mean says something."""
+
+    def maker(
+        s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, implementation: str = "sdpa"
+    ) -> PeerCase:
+        m = bare.transformers(name.lower())
+        config = getattr(m, f"{name}Config")(
+            vocab_size=8, d_model=s.d, d_kv=s.d // s.heads, d_ff=s.d, num_heads=s.heads, num_layers=1 if dropout else 3,
+            relative_attention_num_buckets=16, relative_attention_max_distance=30, dropout_rate=0.0, is_decoder=decoder,
+            use_cache=False, is_encoder_decoder=False,
+        )  # fmt: skip
+        config._attn_implementation = implementation
+        stack = getattr(m, f"{name}Stack")(config)
+        if dropout:
+            stack.block[0].layer[0].SelfAttention.dropout = dropout
+            stack.block[0].layer[-1], stack.final_layer_norm = nn.Identity(), nn.Identity()
+        mask: Any = None
+        if seen is not None:
+            full = _square(seen, s)
+            mask = real if seen.size(1) == 1 else full.unsqueeze(1)
+
+        def call(f: nn.Module, x: Tensor) -> Tensor:
+            out: Tensor = f(inputs_embeds=x, attention_mask=mask).last_hidden_state
+            return out
+
+        alive = _alive(seen, real)
+        if decoder and seen is not None and seen.size(1) == 1:
+            alive = real.int().cumsum(1) > 0
+        return PeerCase(stack, call, x, alive)
+
+    return maker
+
+
 def _enformer(
     s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, values: int = 24, positions: float = 0.0
 ) -> PeerCase:
@@ -399,6 +447,10 @@ MAKERS: dict[str, Callable[..., PeerCase]] = {
     "granite": _granite("granite_speech", "GraniteSpeech"),
     "granite plus": _granite("granite_speech_plus", "GraniteSpeechPlus"),
     "granite 5": _granite5,
+    "gemma": _gemma,
+    "t5": _t5("T5", False),
+    "t5 decoder": _t5("T5", True),
+    "mt5": _t5("MT5", False),
     "enformer": _enformer,
     "cosyvoice": _wenet(bare.cosyvoice),
     "fireredasr": _fireredasr,

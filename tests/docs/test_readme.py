@@ -15,8 +15,8 @@ def test_runs_as_printed(block: str) -> None:
 
 
 def test_first_screen_holds_install_commands_and_example() -> None:
-    first_screen = "\n".join(README.splitlines()[:32])
-    for words in ("make demo", "make test", "pip install .", "rel_attention(", "backward()"):
+    first_screen = "\n".join(README.splitlines()[:40])
+    for words in ("hour-of-audio.png", "make demo", "make test", "pip install .", "rel_attention(", "backward()"):
         assert words in first_screen
 
 

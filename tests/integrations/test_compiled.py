@@ -14,7 +14,7 @@ from txl_kernels.integrations import accelerate
 pytestmark = pytest.mark.peers
 COMPILED = ("wav2vec2-conformer", "w2v-bert relative_key", "seamless v2", "parakeet", "fastspeech2", "nemo", "espnet",
             "espnet legacy", "espnet transducer", "speechbrain", "ding", "labml", "rllib",
-            "nemotron", "xlnet", "nemo local", "cosyvoice", "enformer", "granite")  # fmt: skip
+            "nemotron", "xlnet", "nemo local", "cosyvoice", "enformer", "granite", "gemma", "t5", "t5 decoder")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COMPILED)

@@ -21,7 +21,7 @@ pytestmark = [
 MASKS = ("none", "right", "left", "chunks", "chunks padded", "limited")
 ALL_MASKS = ("wav2vec2-conformer", "w2v-bert relative", "w2v-bert relative_key", "seamless", "seamless v2", "parakeet",
              "nemotron", "nemo", "espnet", "espnet zero_triu", "funasr", "espnet legacy", "funasr legacy", "cosyvoice",
-             "fireredasr", "nemo transformer", "xlnet")  # fmt: skip
+             "fireredasr", "nemo transformer", "xlnet", "t5")  # fmt: skip
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *((name, masks, {}) for name in ALL_MASKS for masks in MASKS),
     *((name, masks, {}) for name in ("espnet transducer", "funasr chunk", "speechbrain") for masks in MASKS
@@ -31,6 +31,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("nemo transformer", "right", {"norm": True}),
     *((name, "none", {"context": n}) for name in ("granite", "granite plus") for n in (10, 9, 64)),
     *(("granite 5", m, {"context": n}) for m in MASKS[:3] for n in (10, 45, 64)),
+    *((name, m, {"implementation": way}) for name in ("t5 decoder", "mt5") for m in MASKS[:3] for way in ("sdpa", "eager")),
+    ("t5", "left", {"implementation": "eager"}),
+    *(("gemma", m, {"right": n}) for m in MASKS[:3] for n in (0, 3)),
+    ("gemma", "right", {"left": 1}),
     *(("enformer", "none", {"values": n}) for n in (24, 9)),
     ("enformer", "none", {"positions": 0.2}),
     *(("fastspeech2", masks, {}) for masks in MASKS[:3]),
@@ -62,11 +66,11 @@ def run(case: PeerCase, module: nn.Module, dtype: torch.dtype = torch.float32) -
 
 
 def in_float64(name: str) -> contextlib.AbstractContextManager[Any]:
-    """SpeechBrain asks for a softmax in float32, whatever its parameters are in; FlexAttention
-    refuses gradients on a CPU, which its plain code has."""
+    """SpeechBrain and Gemma ask for a softmax in float32, whatever their parameters are in;
+    FlexAttention refuses gradients on a CPU, which its plain code has."""
     if name == "nemo transformer":
         return mock.patch("torch.nn.attention.flex_attention._validate_device")
-    if name != "speechbrain":
+    if name not in ("speechbrain", "gemma"):
         return contextlib.nullcontext()
     softmax = torch.nn.functional.softmax
     return mock.patch("torch.nn.functional.softmax", lambda x, dim, dtype: softmax(x, dim))
@@ -97,9 +101,9 @@ def test_as_near_to_float64_as_the_peer(name: str, masks: str, more: dict[str, A
         assert error(ours[key], truth, scale) <= allowed, key
 
 
-WITHOUT_DROPOUT = ("fireredasr", "nemo transformer")  # of weights
+WITHOUT_DROPOUT = ("fireredasr", "nemo transformer", "gemma")  # of weights
 DROPPING = (*(name for name in ALL_MASKS if name not in WITHOUT_DROPOUT), "fastspeech2", "espnet transducer", "funasr chunk",
-            "speechbrain", "ding", "labml", "nemo local", "enformer")  # fmt: skip
+            "speechbrain", "ding", "labml", "nemo local", "enformer", "t5 decoder")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DROPPING)

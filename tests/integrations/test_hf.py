@@ -88,12 +88,50 @@ def test_the_cache_is_of_constant_size(plain: Any) -> None:
     before = sum(layer._buffer.numel() for layer in cache.layers)
     tokens = torch.arange(30)[None] % 50
     plain.generation_config.eos_token_id = None
-    found = plain.generate(tokens, past_key_values=cache, max_new_tokens=60, do_sample=False)
+    found = plain.generate(tokens, cache=cache, max_new_tokens=60, do_sample=False)
     assert found.shape == (1, 90)
     assert cache.get_seq_length() == 89
     assert sum(layer._buffer.numel() for layer in cache.layers) == before
     with pytest.raises(ValueError, match="input_ids must begin with the 89 tokens"):
-        plain.generate(tokens, past_key_values=cache, max_new_tokens=2)
+        plain.generate(tokens, cache=cache, max_new_tokens=2)
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_each_token_is_read_once(name: str, plain: Any) -> None:
+    """By the cache under its new name and its old one; it comes out of generate()."""
+    import transformers
+
+    plain.generation_config.eos_token_id = None
+    cache, lengths = plain.transformer.new_cache(1), []
+    plain.transformer.register_forward_pre_hook(lambda m, args: lengths.append(args[0].size(1)))
+    found = plain.generate(
+        torch.arange(5)[None], max_new_tokens=4, do_sample=False, return_dict_in_generate=True, **{name: cache}
+    )
+    assert lengths == [5, 1, 1, 1]
+    told = "cache" if transformers.__version__ >= "5.24" else "past_key_values"
+    assert getattr(found, told) is cache
+    with torch.no_grad():
+        output = plain(torch.tensor([[1]]), **{name: cache})
+    assert output.cache is cache
+    assert output["cache"] is cache
+    assert output.past_key_values is cache
+    assert output.mems is None
+
+
+def test_a_transformers_that_names_its_cache_otherwise(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    from txl.hf.modeling import name_in_generation
+
+    def renamed(self: Any, input_ids: Any, remembered: Any = None, **kwargs: Any) -> None: ...
+
+    name_in_generation.cache_clear()
+    monkeypatch.setattr(transformers.GenerationMixin, "prepare_inputs_for_generation", renamed)
+    with pytest.raises(RuntimeError, match="names its cache neither cache nor past_key_values"):
+        plain.generate(torch.arange(5)[None], max_new_tokens=2)
+    with pytest.raises(ValueError, match="remembered"):
+        plain.generate(torch.arange(5)[None], max_new_tokens=2, remembered=plain.transformer.new_cache(1))
 
 
 def test_beams_and_samples(plain: Any) -> None:
@@ -204,6 +242,8 @@ def _config(folder: Path, **fields: Any) -> None:
 
 def test_refused(hf: Any, tmp_path: Path, plain: Any) -> None:
     """Before anything is computed, by name."""
+    import transformers
+
     from txl.errors import TxlError
 
     folder = shutil.copytree(HERE / "plain", tmp_path / "plain")
@@ -227,7 +267,8 @@ def test_refused(hf: Any, tmp_path: Path, plain: Any) -> None:
     for options, message in (
         ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}, "padding before a text is not supported"),
         ({"attention_mask": torch.ones(1, 5)}, r"attention_mask must be \[1, 6\]"),
-        ({"past_key_values": cache, "output_attentions": True}, "goes with neither mems"),
+        ({"cache": cache, "output_attentions": True}, "goes with neither mems"),
+        ({"cache": cache, "past_key_values": cache}, "either cache or past_key_values"),
         ({"labels": tokens[:, 1:]}, r"labels must be \[1, 6\]"),
         ({"inputs_embeds": torch.zeros(1, 6, 24)}, "either input_ids or inputs_embeds"),
     ):
@@ -235,11 +276,13 @@ def test_refused(hf: Any, tmp_path: Path, plain: Any) -> None:
             plain(tokens, **options)
     plain.train()
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"call model\.eval"):
-        plain(tokens, past_key_values=cache)
+        plain(tokens, cache=cache)
     with pytest.raises(NotImplementedError, match="fixed sizes"):
         plain.resize_token_embeddings(60)
-    with pytest.raises(TypeError, match="past_key_values must be a TransfoXLCache, got list"):
-        plain(tokens, past_key_values=[])
+    with pytest.raises(TypeError, match="cache must be a TransfoXLCache, got list"):
+        plain(tokens, cache=[])
+    with pytest.raises(TypeError, match="cache must be a TransfoXLCache, got DynamicCache"):
+        plain.eval().generate(tokens, cache=transformers.DynamicCache(), max_new_tokens=2)
     with pytest.raises(OSError, match=r"holds no config\.json"):
         hf.TransfoXLLMHeadModel.from_pretrained(tmp_path)
     with pytest.raises(OSError, match=r"holds no tokenizer\.json and no vocabulary"):

@@ -31,7 +31,7 @@ class TransfoXLConfig(PretrainedConfig):  # type: ignore[misc]
     """
 
     model_type = MODEL_TYPE
-    keys_to_ignore_at_inference = ["losses", "mems", "past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference = ["losses", "mems", "cache", "past_key_values"]  # noqa: RUF012
     attribute_map = {  # noqa: RUF012
         "n_token": "vocab_size",
         "hidden_size": "d_model",

@@ -1,10 +1,13 @@
 """TransfoXL for transformers, on our kernels: the model without a softmax, the language model, what
 they return, and the cache of `generate()`."""
 
+import functools
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.utils import ModelOutput
@@ -15,19 +18,47 @@ from txl.model.adaptive import AdaptiveSoftmax
 from txl.model.transformer import HiddenMemory, States, Trunk
 from txl_kernels import KeyValueCache, RelAttention
 
+NAMES = ("cache", "past_key_values")  # of generate()'s cache: since transformers 5.24, and before
+
+
+@functools.cache
+def name_in_generation() -> str:
+    """Where the `generate()` of this transformers keeps what a step leaves for the next one.
+
+    Raises:
+        RuntimeError: under a name of which this module knows nothing.
+    """
+    taken = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    for name in NAMES:
+        if name in taken:
+            return name
+    raise RuntimeError(
+        f"generate() of transformers {transformers.__version__} names its cache neither {' nor '.join(NAMES)}, so that "
+        "txl.hf cannot follow it: use transformers 5.24.0"
+    )
+
+
+def one_cache(cache: Any, past_key_values: Any) -> Any:
+    """Of two arguments that mean the same."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError("pass either cache or past_key_values, which is its older name")
+    return past_key_values if cache is None else cache
+
 
 class TransfoXLCache:
     """The last mem_len keys and values of each layer, preallocated: time and memory a token do not
     grow with the text.
 
-    Passed as `past_key_values`; `generate()` makes its own.
+    Passed as `cache`, or by its older name `past_key_values`; `generate()` makes its own.
 
     Attributes:
         layers: a cache a layer.
         max_segment: most tokens of one call; more are read in several.
     """
 
+    # What generate() asks of a cache.
     is_compileable = False
+    is_croppable = False
 
     def __init__(self, trunk: Trunk, batch: int, max_segment: int = 128) -> None:
         """At the start of a text: no memory, or zeros of mem_len (`config.initial_memory`)."""
@@ -41,6 +72,11 @@ class TransfoXLCache:
 
     def __len__(self) -> int:
         return len(self.layers)
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Of each layer whether its attention is linear."""
+        return [False] * len(self)
 
     def saw(self, count: int) -> None:
         """Counts tokens read."""
@@ -63,16 +99,20 @@ class TransfoXLModelOutput(ModelOutput):  # type: ignore[misc]
     Attributes:
         last_hidden_state: [B, L, d_model].
         mems: a tensor [M, B, d_model] a layer, for the segment that follows; None with a cache.
-        past_key_values: the cache that was given, with this segment in it.
+        cache: the cache that was given, with this segment in it; `past_key_values`, too.
         hidden_states: [B, L, d_model], what each layer got, then what the last made.
         attentions: [B, H, L, M + L] a layer.
     """
 
     last_hidden_state: Tensor | None = None
     mems: list[Tensor] | None = None
-    past_key_values: TransfoXLCache | None = None
+    cache: TransfoXLCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+
+    @property
+    def past_key_values(self) -> TransfoXLCache | None:
+        return self.cache
 
 
 @dataclass
@@ -90,9 +130,13 @@ class TransfoXLLMHeadModelOutput(ModelOutput):  # type: ignore[misc]
     losses: Tensor | None = None
     prediction_scores: Tensor | None = None
     mems: list[Tensor] | None = None
-    past_key_values: TransfoXLCache | None = None
+    cache: TransfoXLCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+
+    @property
+    def past_key_values(self) -> TransfoXLCache | None:
+        return self.cache
 
     @property
     def logits(self) -> Tensor | None:
@@ -122,7 +166,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         return self.trunk.embedding
 
     def new_cache(self, batch: int, max_segment: int = 128) -> TransfoXLCache:
-        """For `past_key_values`, at the start of a text."""
+        """For `cache`, at the start of a text."""
         return TransfoXLCache(self.trunk, batch, max_segment)
 
     def forward(
@@ -136,6 +180,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         use_cache: bool | None = None,
+        cache: TransfoXLCache | None = None,
     ) -> Any:
         """A segment after its memory.
 
@@ -143,10 +188,11 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
             input_ids: [B, L]; or inputs_embeds [B, L, d_model], scaled embeddings.
             mems: of the call for the segment before, [M, B, d_model] a layer; None at the start of
                 a text.
-            past_key_values: keys and values in place of mems, evaluation only; from `new_cache`.
             attention_mask: [B, L]: ones, or zeros at a row's end, which nothing before them reads;
                 no mems come out then. Other padding is refused.
             use_cache: False for no mems; a cache comes out if one went in.
+            cache: keys and values in place of mems, evaluation only; from `new_cache`. Its older
+                name, past_key_values, means the same.
 
         Returns:
             `TransfoXLModelOutput`, or a tuple of what there is.
@@ -162,14 +208,15 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         embedded = self._embed(input_ids, inputs_embeds)
         padded = attention_mask is not None and _is_padded(attention_mask, embedded)
-        if past_key_values is not None:
-            if not isinstance(past_key_values, TransfoXLCache):
-                raise TypeError(f"past_key_values must be a TransfoXLCache, got {type(past_key_values).__name__}")
+        cache = one_cache(cache, past_key_values)
+        if cache is not None:
+            if not isinstance(cache, TransfoXLCache):
+                raise TypeError(f"cache must be a TransfoXLCache, got {type(cache).__name__}")
             if padded:
-                raise ValueError("attention_mask must be of ones with past_key_values: read texts of one length")
+                raise ValueError("attention_mask must be of ones with cache: read texts of one length")
             if mems is not None or attentions or hidden:
-                raise ValueError("past_key_values goes with neither mems, output_attentions nor output_hidden_states")
-            output = TransfoXLModelOutput(self._read_cached(embedded, past_key_values), None, past_key_values)
+                raise ValueError("cache goes with neither mems, output_attentions nor output_hidden_states")
+            output = TransfoXLModelOutput(self._read_cached(embedded, cache), None, cache)
         else:
             output = self._read(embedded, mems, attentions, hidden, keep=use_cache is not False and not padded)
         dictionary = self.config.return_dict if return_dict is None else return_dict
@@ -214,7 +261,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
 
     def _read_cached(self, embedded: Tensor, cache: TransfoXLCache) -> Tensor:
         if self.training:
-            raise RuntimeError("past_key_values is for evaluation: call model.eval()")
+            raise RuntimeError("cache is for evaluation: call model.eval()")
         parts = embedded.split(cache.max_segment, 1)
         read = [self.trunk.read_cached(part, cache.layers) for part in parts]
         cache.saw(embedded.size(1))
@@ -257,6 +304,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
+        cache: TransfoXLCache | None = None,
     ) -> Any:
         """As `TransfoXLModel.forward`.
 
@@ -273,12 +321,13 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
             input_ids,
             mems,
             inputs_embeds,
-            past_key_values,
+            None,
             attention_mask,
             output_attentions,
             output_hidden_states,
             True,
             use_cache,
+            one_cache(cache, past_key_values),
         )
         hidden = read.last_hidden_state
         loss = losses = scores = None
@@ -291,43 +340,61 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
             scored = (labels[:, 1:] != -100).sum().clamp(min=1)
             loss = losses.sum() / (scored if num_items_in_batch is None else num_items_in_batch)
         output = TransfoXLLMHeadModelOutput(
-            loss, losses, scores, read.mems, read.past_key_values, read.hidden_states, read.attentions
+            loss, losses, scores, read.mems, read.cache, read.hidden_states, read.attentions
         )
         dictionary = self.config.return_dict if return_dict is None else return_dict
         return output if dictionary else output.to_tuple()
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, past_key_values: TransfoXLCache | list[Tensor] | None = None, **kwargs: Any
+        self,
+        input_ids: Tensor,
+        past_key_values: TransfoXLCache | list[Tensor] | None = None,
+        cache: TransfoXLCache | list[Tensor] | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         """The tokens that the cache has not seen; a cache at the start, unless the text follows
         `mems`, or what only goes with those is wanted."""
+        name_in_generation()
         if input_ids.size(1) == 0:
             raise ValueError("input_ids must hold a token at least, to generate from")
+        past = one_cache(cache, past_key_values)
+        if past is not None and not isinstance(past, (TransfoXLCache, list)):
+            raise TypeError(f"cache must be a TransfoXLCache, got {type(past).__name__}")
         cached, mems = kwargs.get("use_cache") is not False, kwargs.get("mems")
         shown = {name: kwargs.get(name) for name in ("output_attentions", "output_hidden_states")}
-        cache = past_key_values if isinstance(past_key_values, TransfoXLCache) else None
-        if cached and mems is None and past_key_values is None and not self.training and not any(shown.values()):
+        cache = past if isinstance(past, TransfoXLCache) else None
+        if cached and mems is None and past is None and not self.training and not any(shown.values()):
             cache = self.transformer.new_cache(input_ids.size(0))
-        elif cached and isinstance(past_key_values, list):  # the mems of the last step
-            mems, input_ids = past_key_values, input_ids[:, -1:]
+        elif cached and isinstance(past, list):  # the mems of the last step
+            mems, input_ids = past, input_ids[:, -1:]
         mask = kwargs.get("attention_mask")
         if cache is not None:
             seen = cache.get_seq_length()
             if seen >= input_ids.size(1):
                 raise ValueError(
-                    f"input_ids must begin with the {seen} tokens that past_key_values has seen and go on, got "
+                    f"input_ids must begin with the {seen} tokens that the cache has seen and go on, got "
                     f"{input_ids.size(1)}"
                 )
             input_ids, mask = input_ids[:, seen:], mask if seen == 0 else None
         return {
             "input_ids": input_ids,
-            "past_key_values": cache,
+            "cache": cache,
             "mems": mems,
             "attention_mask": mask,
             "use_cache": cached,
             **shown,
             "logits_to_keep": kwargs.get("logits_to_keep") or 1,
         }
+
+    def _update_model_kwargs_for_generation(
+        self, outputs: TransfoXLLMHeadModelOutput, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Where beams are put into order: the cache, or else the mems of this step."""
+        updated: dict[str, Any] = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
+        for name in NAMES:
+            updated.pop(name, None)
+        left = outputs.mems if outputs.cache is None else outputs.cache
+        return updated if left is None else updated | {name_in_generation(): left}
 
     def _expand_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         """For each of the beams; mems too, whose rows are their second axis."""

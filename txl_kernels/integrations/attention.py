@@ -112,7 +112,7 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor | None, w: Tensor | None, bounds: Bounds, *more: Bounds,
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, u: Tensor | None, w: Tensor | None, bounds: Bounds, *more: Bounds,
     **settings: Any,
 ) -> Tensor:  # fmt: skip
     """`rel_attention` of keys that include those before the queries: k, v [B, H, M + L, D].

@@ -14,8 +14,8 @@ constexpr int64_t SKEW_LD = BLOCK_S + BLOCK_L;
 struct WeightRow {
   float *p, *skewed;
   void put(int64_t n, const vf* weight, const vf* gradient) const {
-    store_weights(p + n, weight);
-    store_weights(skewed + n, gradient);
+    store_weights(weight, p + n);
+    store_weights(gradient, skewed + n);
   }
 };
 
@@ -25,7 +25,7 @@ struct Weights {
   float *p, *skew;
   int64_t written = 0;  // keys of a tile that were ever written
 
-  explicit Weights(Arena& a) : p(a.take(BLOCK_L * BLOCK_S)), skew(a.take(BLOCK_L * SKEW_LD)) {}
+  Weights(Arena& a, const Problem&) : p(a.take(BLOCK_L * BLOCK_S)), skew(a.take(BLOCK_L * SKEW_LD)) {}
 
   void start(int64_t rows) { memset(skew, 0, sizeof(float) * rows * SKEW_LD); }
   // Where zeros must begin to end, for a block that sees keys below `high`: behind the last group of keys
@@ -34,8 +34,8 @@ struct Weights {
     written = max_of(written, min_of(round_up(high + MR, NR), BLOCK_S));
     return written;
   }
-  WeightRow row(int64_t i) const { return {p + i * BLOCK_S, skew + i * SKEW_LD + BLOCK_L - 1 - i}; }
-  const float* by_key(int64_t i) const { return skew + BLOCK_L - 1 + i * KEY_LD; }
+  WeightRow row(int64_t i) const { return {p + i * BLOCK_S, skew + (i * SKEW_LD + BLOCK_L - 1 - i)}; }
+  float* by_key(int64_t i) const { return skew + BLOCK_L - 1 + i * KEY_LD; }
   // What is not seen must read as zero.
   void clear(int64_t i, int64_t from, int64_t to) {
     memset(row(i).p + from, 0, sizeof(float) * (to - from));
@@ -49,7 +49,7 @@ struct KeyGradients {
   bool wants_dk = false, wants_dv = false;
   float *dk, *dv;
 
-  KeyGradients(Arena& a, int64_t padded, int64_t padded_v, int64_t)
+  KeyGradients(Arena& a, const Problem&, int64_t padded, int64_t padded_v, int64_t)
       : Dp(padded), Dvp(padded_v), dk(a.take(BLOCK_S * Dp)), dv(a.take(BLOCK_S * Dvp)) {}
 
   void start_item() {}
@@ -86,60 +86,64 @@ struct KeyGradients {
 #else
 // Where a row's P and dS go, from key 0 of the tile on.
 struct WeightRow {
-  bf16 *p, *by_key, *skewed;
+  Cells p, by_key, skewed;
   void put(int64_t n, const vf* weight, const vf* gradient) const {
-    store_weights(p + n, weight);
-    store_weights(by_key + n, gradient);
-    store_weights(skewed + n, gradient);
+    store_weights(weight, p + n);
+    store_weights(gradient, by_key + n, skewed + n);
   }
 };
 
 // P [BLOCK_L][BLOCK_S], dS the same and skewed.
 struct Weights {
   static constexpr int64_t KEY_LD = BLOCK_S;
-  bf16 *p, *ds, *skew;
+  Cells p, ds, skew;
   int64_t written = 0;  // keys of a tile that were ever written
 
-  explicit Weights(Arena& a)
-      : p(a.take<bf16>(BLOCK_L * BLOCK_S)),
-        ds(a.take<bf16>(BLOCK_L * BLOCK_S)),
-        skew(a.take<bf16>(BLOCK_L * SKEW_LD)) {}
+  Weights(Arena& a, const Problem& call)
+      : p(take_cells(a, call, BLOCK_L * BLOCK_S)),
+        ds(take_cells(a, call, BLOCK_L * BLOCK_S)),
+        skew(take_cells(a, call, BLOCK_L * SKEW_LD)) {}
 
-  void start(int64_t rows) { memset(skew, 0, sizeof(bf16) * rows * SKEW_LD); }
+  void start(int64_t rows) { txl::TXL_ISA::clear(skew, rows * SKEW_LD); }
   // Where zeros must begin to end, for a block that sees keys below `high`.
   int64_t reach(int64_t high) {
     written = max_of(written, round_up(high, STEP > NR ? STEP : NR));
     return written;
   }
-  WeightRow row(int64_t i) const { return {p + i * BLOCK_S, ds + i * BLOCK_S, skew + i * SKEW_LD + BLOCK_L - 1 - i}; }
-  const bf16* by_key(int64_t i) const { return ds + i * BLOCK_S; }
+  WeightRow row(int64_t i) const { return {p + i * BLOCK_S, ds + i * BLOCK_S, skew + (i * SKEW_LD + BLOCK_L - 1 - i)}; }
+  Cells by_key(int64_t i) const { return ds + i * BLOCK_S; }
   // What is not seen must read as zero.
   void clear(int64_t i, int64_t from, int64_t to) {
     const WeightRow at = row(i);
-    bf16* const all[] = {at.p, at.by_key, at.skewed};
-    for (bf16* x : all) memset(x + from, 0, sizeof(bf16) * (to - from));
+    const Cells all[] = {at.p, at.by_key, at.skewed};
+    for (const Cells& x : all) txl::TXL_ISA::clear(x + from, to - from);
   }
 };
 
 // [rows / 2][columns][2]: rows of stride ld in pairs, columns [from, to), multiples of LANES.
-static void pair_rows(const bf16* rows, int64_t ld, int64_t count, int64_t from, int64_t to, bf16* pairs) {
-  for (int64_t i = 0; i < count; i += 2, rows += 2 * ld, pairs += 2 * ld)
-    for (int64_t n = from; n < to; n += LANES) store_words(pairs + 2 * n, paired(rows + n, rows + ld + n));
+static void pair_rows(Cells rows, int64_t ld, int64_t count, int64_t from, int64_t to, Cells pairs) {
+  for (int64_t s = 0; s < planes_of(rows); ++s)
+    for (int64_t i = 0; i < count; i += 2) {
+      const bf16* row = plane(rows, s) + i * ld;
+      for (int64_t n = from; n < to; n += LANES)
+        store_words(plane(pairs, s) + i * ld + 2 * n, paired(row + n, row + ld + n));
+    }
 }
 
 // [width][BLOCK_L] of [count][width], width a multiple of NR; rows up to a whole vector are read.
-static void transpose_rows(const bf16* rows, int64_t width, int64_t count, bf16* columns) {
+static void transpose_rows(Cells rows, int64_t width, int64_t count, Cells columns) {
   static_assert(BLOCK_L % (2 * LANES) == 0, "queries in whole vectors of pairs");
-  for (int64_t i = 0; i < count; i += 2 * LANES)
-    for (int64_t d = 0; d < width; d += LANES) {
-      vf x[LANES];
-      const bf16* from = rows + i * width + d;
-      TXL_UNROLL(16)
-      for (int z = 0; z < LANES; ++z) x[z] = (vf)paired(from + 2 * z * width, from + (2 * z + 1) * width);
-      transpose(x);
-      TXL_UNROLL(16)
-      for (int z = 0; z < LANES; ++z) store_words(columns + (d + z) * BLOCK_L + i, (vu)x[z]);
-    }
+  for (int64_t s = 0; s < planes_of(rows); ++s)
+    for (int64_t i = 0; i < count; i += 2 * LANES)
+      for (int64_t d = 0; d < width; d += LANES) {
+        vf x[LANES];
+        const bf16* from = plane(rows, s) + i * width + d;
+        TXL_UNROLL(16)
+        for (int z = 0; z < LANES; ++z) x[z] = (vf)paired(from + 2 * z * width, from + (2 * z + 1) * width);
+        transpose(x);
+        TXL_UNROLL(16)
+        for (int z = 0; z < LANES; ++z) store_words(plane(columns, s) + (d + z) * BLOCK_L + i, (vu)x[z]);
+      }
 }
 
 // dk and dv of a tile and dr of an item are added up transposed, [Dp (dv: Dvp)][keys or rhos]: so that pairs of
@@ -150,9 +154,9 @@ struct KeyGradients {
   float *dk, *dv;                  // [BLOCK_S][Dp or Dvp], of a finished tile
   float *dk_columns, *dv_columns;  // [Dp or Dvp][BLOCK_S]
   float* dr_columns;               // [Dp][dr_ld]
-  bf16 *p_pairs, *ds_pairs, *skew_pairs, *qu_columns, *qw_columns, *dout_columns;
+  Cells p_pairs, ds_pairs, skew_pairs, qu_columns, qw_columns, dout_columns;
 
-  KeyGradients(Arena& a, int64_t padded, int64_t padded_v, int64_t rho_rows)
+  KeyGradients(Arena& a, const Problem& call, int64_t padded, int64_t padded_v, int64_t rho_rows)
       : Dp(padded),
         Dvp(padded_v),
         rhos(rho_rows),
@@ -162,12 +166,12 @@ struct KeyGradients {
         dk_columns(a.take(BLOCK_S * Dp)),
         dv_columns(a.take(BLOCK_S * Dvp)),
         dr_columns(a.take(dr_ld * Dp)),
-        p_pairs(a.take<bf16>(BLOCK_L * BLOCK_S)),
-        ds_pairs(a.take<bf16>(BLOCK_L * BLOCK_S)),
-        skew_pairs(a.take<bf16>(BLOCK_L * SKEW_LD)),
-        qu_columns(a.take<bf16>(BLOCK_L * Dp)),
-        qw_columns(a.take<bf16>(BLOCK_L * Dp)),
-        dout_columns(a.take<bf16>(BLOCK_L * Dvp)) {}
+        p_pairs(take_cells(a, call, BLOCK_L * BLOCK_S)),
+        ds_pairs(take_cells(a, call, BLOCK_L * BLOCK_S)),
+        skew_pairs(take_cells(a, call, BLOCK_L * SKEW_LD)),
+        qu_columns(take_cells(a, call, BLOCK_L * Dp)),
+        qw_columns(take_cells(a, call, BLOCK_L * Dp)),
+        dout_columns(take_cells(a, call, BLOCK_L * Dvp)) {}
 
   void start_item() { memset(dr_columns, 0, sizeof(float) * dr_ld * Dp); }
   void start_tile(bool with_dk, bool with_dv, int64_t keys) {
@@ -178,8 +182,8 @@ struct KeyGradients {
 
   // From a block whose weights are complete in `rows` rows, for keys [from, to) and, skewed, `columns`; `rho`: the
   // item's row of dr that belongs to column 0. dr: null if it is not wanted.
-  void add(const Weights& w, const bf16* qu, const bf16* qw, const bf16* dout, int64_t rows, int64_t from, int64_t to,
-           Range columns, const float* dr, int64_t rho) {
+  void add(const Weights& w, Cells qu, Cells qw, Cells dout, int64_t rows, int64_t from, int64_t to, Range columns,
+           const float* dr, int64_t rho) {
     from = from / NR * NR, to = round_up(to, NR);
     columns = {columns.low / NR * NR, min_of(round_up(columns.high, NR), SKEW_LD)};
     if (wants_dv) {
@@ -212,8 +216,8 @@ struct KeyGradients {
 
  private:
   // sums[d][n] += sum over the queries [first, last) of x[d][i] * weights[i][n], for d < width and n in [from, to).
-  void add_columns(int64_t width, const bf16* x, const bf16* pairs, int64_t ld, int64_t first, int64_t last,
-                   int64_t from, int64_t to, float* sums, int64_t sums_ld) {
+  void add_columns(int64_t width, Cells x, Cells pairs, int64_t ld, int64_t first, int64_t last, int64_t from,
+                   int64_t to, float* sums, int64_t sums_ld) {
     for (int64_t n = from; n < to; n += NR)
       for (int64_t d = 0; d < width; d += MR)
         micro<true>(x + d * BLOCK_L + first, BLOCK_L, pairs + first * ld + 2 * n, ld, last - first,

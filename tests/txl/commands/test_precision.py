@@ -34,7 +34,15 @@ def test_rule() -> None:
 
 @pytest.mark.parametrize(
     ("isa", "helps"),
-    [("amx", True), ("avx512_bf16", True), ("neon_bf16", False), ("avx512", False), ("avx2", False), (None, False)],
+    [
+        ("amx_f32", True),
+        ("amx", True),
+        ("avx512_bf16", True),
+        ("neon_bf16", False),
+        ("avx512", False),
+        ("avx2", False),
+        (None, False),
+    ],
 )
 def test_auto_is_what_the_units_multiply_faster(isa: str, helps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "instruction_set", lambda: isa)

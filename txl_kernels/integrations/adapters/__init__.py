@@ -5,16 +5,18 @@ from txl_kernels.integrations.adapters import (
     enformer,
     espnet,
     fireredasr,
+    gemma,
     granite,
     labml,
     nemo,
     rllib,
     speechbrain,
+    t5,
     transformers,
     wenet,
 )
 
 KNOWN = (
-    *transformers.PEERS, *granite.PEERS, *nemo.PEERS, *espnet.PEERS, *wenet.PEERS, *fireredasr.PEERS, *speechbrain.PEERS,
-    *enformer.PEERS, *ding.PEERS, *rllib.PEERS, *labml.PEERS,
+    *transformers.PEERS, *t5.PEERS, *gemma.PEERS, *granite.PEERS, *nemo.PEERS, *espnet.PEERS, *wenet.PEERS,
+    *fireredasr.PEERS, *speechbrain.PEERS, *enformer.PEERS, *ding.PEERS, *rllib.PEERS, *labml.PEERS,
 )  # fmt: skip

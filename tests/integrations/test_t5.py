@@ -1,0 +1,175 @@
+"""T5 whole, encoder and decoder: what the original gives, by the same tokens, masks and caches."""
+
+import copy
+import pickle
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from txl_kernels.integrations import accelerate, explain, restore
+
+pytestmark = pytest.mark.peers
+TOKENS = torch.tensor([[5, 9, 3, 7, 2, 8, 4, 1], [6, 3, 9, 1, 0, 0, 0, 0]])
+GIVEN = {"input_ids": TOKENS, "attention_mask": (TOKENS != 0).long()}
+LABELS = torch.tensor([[4, 2, 7, 6, 1], [3, 3, 1, -100, -100]])
+
+
+def model_of(name: str = "T5", implementation: str = "sdpa") -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=12, d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=3, relative_attention_num_buckets=8,
+        relative_attention_max_distance=12, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0, eos_token_id=11,
+        attn_implementation=implementation,
+    )  # fmt: skip
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    for key, p in model.named_parameters():
+        if "relative_attention_bias" in key or "shared" in key:  # small: else a token follows itself
+            torch.nn.init.normal_(p, 0, 0.02 if "shared" in key else 1.0)
+    return model
+
+
+def loss_and_gradients(model: Any) -> dict[str, torch.Tensor]:
+    loss = model(**GIVEN, labels=LABELS).loss
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad(loss, list(named.values()))
+    return {"loss": loss.detach(), **dict(zip(named, found, strict=True))}
+
+
+def test_all_but_cross_attention_is_accelerated() -> None:
+    report = accelerate(model_of(), strict=True)
+    assert [row.name for row in report.accelerated] == [
+        f"{side}.block.{i}.layer.0.SelfAttention" for side in ("encoder", "decoder") for i in range(3)
+    ]
+    assert {row.reason for row in report.rows if row.reason} == {"cross-attention, which has no relative positions"}
+    assert not report.left_alone
+
+
+@pytest.mark.parametrize("name", ["T5", "MT5"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_loss_and_gradients(name: str, implementation: str, checkpointing: bool) -> None:
+    """Of the tables, too, which all layers share; no bias of all pairs is made."""
+    model = model_of(name, implementation)
+    exact = loss_and_gradients(copy.deepcopy(model).double())
+    own = loss_and_gradients(model)
+    report = accelerate(model, strict=True)
+    if checkpointing:
+        model.activation_checkpointing_enable()
+        model.train()
+    kind = type(model.encoder.block[0].layer[0].SelfAttention)
+    with mock.patch.object(kind, "compute_bias", side_effect=AssertionError("a bias of all pairs")):
+        ours = loss_and_gradients(model)
+    assert not report.fallbacks
+    for key, truth in exact.items():
+        allowed = 2 * float((own[key] - truth).abs().max()) + 2e-6 * float(truth.abs().max())
+        assert float((ours[key] - truth).abs().max()) <= allowed, key
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"use_cache": False}])
+def test_generation(options: dict[str, Any]) -> None:
+    """Token by token behind a cache, in the order of beams, in a cache with room left."""
+    model = model_of()
+    model.generation_config.eos_token_id = None
+    wanted = {"max_new_tokens": 14, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
+    want = model.generate(**GIVEN, **wanted, **options)
+    report = accelerate(model, strict=True)
+    found = model.generate(**GIVEN, **wanted, **options)
+    assert torch.equal(found.sequences, want.sequences)
+    assert want.sequences.unique().numel() > 3
+    torch.testing.assert_close(found.scores, want.scores, rtol=1e-4, atol=1e-5)
+    assert not report.fallbacks
+
+
+def test_a_window() -> None:
+    """As the original with a mask of four axes."""
+    model = model_of()
+    at = torch.arange(8)
+    distance = at.unsqueeze(1) - at
+    shown = (distance <= 3) & (distance >= -2) & (TOKENS != 0)[:, None]
+    with torch.no_grad():
+        want = model.encoder(TOKENS, attention_mask=shown.unsqueeze(1)).last_hidden_state
+        accelerate(model.encoder, strict=True, window=(3, 2))
+        found = model.encoder(**GIVEN).last_hidden_state
+    valid = shown.any(-1)
+    torch.testing.assert_close(found[valid], want[valid], rtol=1e-4, atol=1e-5)
+
+
+def test_a_window_behind_a_cache() -> None:
+    """The same in a static cache, whose keys do not end with the queries."""
+    model, scores = model_of(), []
+    model.generation_config.eos_token_id = None
+    wanted = {"max_new_tokens": 14, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
+    for window in (None, (3, 0)):
+        accelerate(model, window=window)
+        for kind in ("dynamic", "static"):
+            scores.append(torch.stack(model.generate(**GIVEN, **wanted, cache_implementation=kind).scores))
+    torch.testing.assert_close(scores[3], scores[2], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(scores[2], scores[0], rtol=1e-2)
+
+
+def test_a_part_of_a_stack() -> None:
+    """Layers of both kinds pass on what the others take."""
+    model = model_of()
+    want = loss_and_gradients(model)
+    report = accelerate(model, include="*.block.[02].*")
+    torch.testing.assert_close(loss_and_gradients(model), want, rtol=1e-4, atol=1e-6)
+    assert report.fallbacks == {
+        "another layer of its stack is not accelerated": 2,
+        "biases of all pairs, of a layer that the original answered": 2,
+    }
+    accelerate(model)
+    torch.testing.assert_close(loss_and_gradients(model), want, rtol=1e-4, atol=1e-6)
+    assert sum(report.fallbacks.values()) == 4
+    assert restore(model) == 6
+    torch.testing.assert_close(loss_and_gradients(model), want, rtol=0, atol=0)
+
+
+def test_one_layer_falls_back() -> None:
+    """It gets numbers, and gives its original a bias of all pairs; those behind it get numbers."""
+    model = model_of().train()
+    model.decoder.block[1].layer[0].SelfAttention.dropout = 1.0
+    want = loss_and_gradients(model)
+    report = accelerate(model, strict=True)
+    torch.testing.assert_close(loss_and_gradients(model), want, rtol=1e-4, atol=1e-6)
+    assert report.fallbacks == {"everything is dropped": 1}
+
+
+def test_weights_and_holes() -> None:
+    model = model_of(implementation="eager")
+    holes = torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0]])
+    calls = ({"output_attentions": True}, {"attention_mask": holes})
+    with torch.no_grad():
+        want = [model(**GIVEN | more, labels=LABELS) for more in calls]
+        report = accelerate(model, strict=True)
+        found = [model(**GIVEN | more, labels=LABELS) for more in calls]
+    torch.testing.assert_close([x.logits for x in found], [x.logits for x in want], rtol=1e-4, atol=1e-5)
+    for kind in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
+        assert all(torch.equal(a, b) for a, b in zip(found[0][kind], want[0][kind], strict=True))
+    assert report.fallbacks == {
+        "attention weights asked for": 6,
+        "a mask with holes": 1,
+        "biases of all pairs, of a layer that the original answered": 2,
+    }
+
+
+def test_copies() -> None:
+    """A copy's layers look at the copy's stack."""
+    model = model_of()
+    accelerate(model, strict=True)
+    want = loss_and_gradients(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        stack = other.encoder.block[0].layer[0].SelfAttention.setting("stack")
+        assert all(x is block.layer[0].SelfAttention for x, block in zip(stack, other.encoder.block, strict=True))
+        restore(model)
+        torch.testing.assert_close(loss_and_gradients(other), want, rtol=0, atol=0)
+
+
+def test_a_layer_alone_is_left_alone() -> None:
+    layer = model_of().encoder.block[0]
+    with pytest.warns(UserWarning, match="the stack whose layers share its biases is not at hand"):
+        assert not accelerate(layer).accelerated
+    assert "the stack whose layers share its biases is not at hand" in explain(layer.layer[0].SelfAttention)
