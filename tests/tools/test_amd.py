@@ -20,11 +20,11 @@ def test_a_kernel_compiles_for_both(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     *lines, last = done.stdout.splitlines()
-    assert last == "4 kernels, 0 of them not to be loaded"
-    assert [line.split()[0] for line in lines] == ["gfx942"] * 2 + ["gfx1100"] * 2
+    assert last == "2 kernels, 0 of them not to be loaded"
+    assert [line.split()[0] for line in lines] == ["gfx942", "gfx1100"]
     assert all(int(line.rpartition("products ")[2]) > 0 for line in lines)
 
 
 def test_rocm_is_refused_with_the_reason() -> None:
     with mock.patch.object(torch.version, "hip", "6.4"):
-        assert "never run" in (gpu_lacks.__wrapped__(torch.device("cuda")) or "")
+        assert "never run there" in (gpu_lacks.__wrapped__(torch.device("cuda")) or "")
