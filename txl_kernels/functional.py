@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels import backends, checks, forms, operators
-from txl_kernels.backends import cpu, reference
+from txl_kernels.backends import reference
 from txl_kernels.backends.protocol import Plans, autocast_dtype
 from txl_kernels.call import INPUTS, Call, changed, inputs_of, new_seed
 from txl_kernels.checks import KeyValuePair, Window, broadcast_bound, memory_pair, span
@@ -184,11 +184,7 @@ def _plain(call: Call, backend: str | None, need_lse: bool, plans: Plans | None 
     elif call.seed is not None:
         call = changed(call, seed=None)
     backends.check_name(backend)
-    name = None if plans is None else plans.get(("backend", backend))
-    if name is None:
-        name = backends.choose_once(backend, call, plans)
-        if plans is not None and name == cpu.NAME:  # others depend on more than the call's signature
-            plans["backend", backend] = name
+    name = backends.choose_once(backend, call, plans)
     if name == reference.NAME:
         if not torch.compiler.is_compiling():
             checks.check_bound_values(call)

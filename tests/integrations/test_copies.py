@@ -44,6 +44,16 @@ def moved(name: str, folder: Path, change: Callable[[str], str] = lambda s: s) -
     return case, other
 
 
+def replacing(old: str, new: str) -> Callable[[str], str]:
+    """What writes `new` for `old`, which must be there."""
+
+    def change(source: str) -> str:
+        assert old in source
+        return source.replace(old, new)
+
+    return change
+
+
 def reworded(source: str) -> str:
     """Other comments and layout, no other code."""
     return "# A copy.\n" + source.replace('"""', "'''").replace("    # ", "    #  not so: ")
@@ -94,12 +104,7 @@ CHANGES: dict[str, tuple[str, str, str]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_copy_that_computes_something_else_is_refused(name: str, tmp_path: Path) -> None:
     peer, old, new = CHANGES[name]
-
-    def change(source: str) -> str:
-        assert old in source
-        return source.replace(old, new)
-
-    _, other = moved(peer, tmp_path, change)
+    _, other = moved(peer, tmp_path, replacing(old, new))
     with pytest.warns(UserWarning, match=r"but with code of its own; tried out as .* is off by"):
         report = accelerate(other, verify=True)
     assert not report.accelerated
@@ -131,12 +136,7 @@ HARMLESS: dict[str, tuple[str, str, str]] = {
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_changed_copy_that_computes_the_same_is_taken(name: str, tmp_path: Path) -> None:
     peer, old, new = HARMLESS[name]
-
-    def change(source: str) -> str:
-        assert old in source
-        return source.replace(old, new)
-
-    case, other = moved(peer, tmp_path, change)
+    case, other = moved(peer, tmp_path, replacing(old, new))
     before = answer(case)
     with pytest.warns(UserWarning, match="verify=True tries it out"):
         assert not accelerate(other).accelerated

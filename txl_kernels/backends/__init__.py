@@ -64,15 +64,21 @@ def choose(backend: str | None, call: Call) -> str:
 
 def choose_once(backend: str | None, call: Call, plans: Plans | None) -> str:
     """`choose`, remembered by what else decides among calls of one signature, whose plans these
-    are: whether gradients are wanted, and whether tensors begin where 16 bytes can be read."""
+    are: nothing for the CPU's kernels; for others whether gradients are wanted, and whether tensors
+    begin where 16 bytes can be read."""
     if plans is None:
         return choose(backend, call)
+    name: str | None = plans.get(("chosen", backend))
+    if name is not None:
+        return name
     aligned = all(x is None or x.data_ptr() % ALIGNMENT == 0 for x in inputs_of(call))
     key = ("chosen", backend, needs_gradients(call), aligned)
-    name: str | None = plans.get(key)
+    name = plans.get(key)
     if name is None:
         name = choose(backend, call)
-        if name not in KERNELS or self_check.is_settled(self_check.kind_of(name, call)):
+        if name == cpu.NAME:
+            plans["chosen", backend] = name
+        elif name not in KERNELS or self_check.is_settled(self_check.kind_of(name, call)):
             plans[key] = name
     return name
 

@@ -45,15 +45,15 @@ static void gradient_row(const float* score, const float* position, const Cap& c
     TXL_UNROLL(2)
     for (int z = 0; z < WEIGHTS / LANES; ++z) {
       const int64_t at = n + z * LANES;
-      vf x = load(score + at) + load(position + at), tanh;
-      if (CAPPED) tanh = cap.tanh(x), x = tanh * cap.cap;
+      vf x = load(score + at) + load(position + at), slope;
+      if (CAPPED) x = cap(x, slope);
       const vf below = x - splat(lse);                   // the largest score: NaN stays
       const vf e = weight_of(below > 0 ? vf{} : below);  // at most 1, however huge scores were rounded
       vf dropped = load(dp + at);
       kept[z] = e;
       if (DROP) dropped *= load(factor + at), kept[z] *= load(factor + at);
       gradient[z] = e * (dropped - splat(delta));
-      if (CAPPED) gradient[z] *= 1.f - tanh * tanh;
+      if (CAPPED) gradient[z] *= slope;
       if (!WHOLE) {  // a hidden pair may hold anything
         const vi seen = lanes_within(at, low, high);
         kept[z] = seen ? kept[z] : vf{};
@@ -150,7 +150,7 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
 }
 
 // dk and dv of a chunk's keys, and what its batch row adds to the sums. hulls: the keys each block of the
-// batch row sees.
+// batch row sees; met_by: the blocks that see the chunk.
 template <class T>
 static void backward_part(const Problem& p, const Gradients& g, const BackwardPlan& z, const InUse& in_use,
                           const Range* hulls, Range met_by, const float* delta, const Part& at, BackwardScratch& s,
@@ -165,8 +165,8 @@ static void backward_part(const Problem& p, const Gradients& g, const BackwardPl
       pack_keys<T>(p, in_use, p.k_mem, p.k, at.b, at.h, j0, packed, D, Dp, s.k_panels, s.k_rows);
       pack_keys<T>(p, in_use, p.v_mem, p.v, at.b, at.h, j0, packed, Dv, Dvp, s.v_panels, Cells{});
     }
-    for (int64_t block = met_by.high - 1; met && block >= met_by.low;
-         --block) {  // downwards: so the table moves upwards
+    // Downwards, so that the table moves upwards.
+    for (int64_t block = met_by.high - 1; met && block >= met_by.low; --block) {
       if (!within(hulls[block], j0).any()) continue;
       const int64_t i0 = block * BLOCK_L;
       const BlockRanges<BLOCK_L> ranges(p, at.b, i0, min_of(BLOCK_L, p.L - i0), {j0, j0 + BLOCK_S});
@@ -243,24 +243,22 @@ static void add_up_items(const Problem& p, const Gradients& g, const BackwardPla
     }
     for (int64_t t = tile * BLOCK_S; t < min_of((tile + 1) * BLOCK_S, p.T); ++t) {
       const int64_t rho = p.M + rho_origin(p) - (t - p.zero_row);
-      auto row_in = [&](int64_t n) {  // of the item, -1 if it has none
+      auto with_rho = [&](int64_t n, int64_t width) -> const float* {  // the row of an item's table; null: not there
         const int64_t low = n % z.chunks * z.chunk, row = rho - z.first_rho(p, low);
         const Range met = z.met(p, low, min_of(low + z.chunk, p.M + p.L));
-        return row >= met.low && row < met.high ? row : -1;
+        const float* item = row >= met.low && row < met.high ? of_head(h, n) : nullptr;
+        return item ? item + row * width : nullptr;
       };
-      auto with_rho = [&](int64_t n) {
-        const int64_t row = row_in(n);
-        const float* item = row < 0 ? nullptr : of_head(h, n);
-        return item ? item + row * Dp : nullptr;
-      };
-      if (z.dr) add_up(with_rho, parts, 0, 1.f, z, D, sum, const_cast<T*>(row_of<T>(g.dr, h, t, 0)));
-      float number = 0;
-      for (int64_t n = 0; z.dr_bias && n < parts; ++n) {
-        const int64_t row = row_in(n);
-        const float* item = row < 0 ? nullptr : of_head(h, n);
-        if (item) number += item[(z.dr_rows() + 2) * Dp + row];
+      if (z.dr) {
+        auto row = [&](int64_t n) { return with_rho(n, Dp); };
+        add_up(row, parts, 0, 1.f, z, D, sum, const_cast<T*>(row_of<T>(g.dr, h, t, 0)));
       }
-      if (z.dr_bias) put(const_cast<T*>(row_of<T>(g.dr_bias, h, 0, 0)) + t, number * p.scale);
+      if (z.dr_bias) {
+        float number = 0;
+        for (int64_t n = 0; n < parts; ++n)
+          if (const float* from = with_rho(n, 1)) number += from[z.dr_bias_offset()];
+        put(const_cast<T*>(row_of<T>(g.dr_bias, h, 0, 0)) + t, number * p.scale);
+      }
     }
   });
 }

@@ -47,14 +47,15 @@ struct BackwardPlan {
   }
   int64_t dq_floats() const { return rows * Dp; }
   int64_t dr_rows() const { return dr ? rhos : 0; }
-  int64_t item_floats() const { return (dr_rows() + 2) * Dp + (dr_bias ? rhos : 0); }
+  int64_t dr_bias_offset() const { return (dr_rows() + 2) * Dp; }
+  int64_t item_floats() const { return dr_bias_offset() + (dr_bias ? rhos : 0); }
 };
 
 // Where a batch row of an item adds up: dq [rows][Dp], dr [rhos][Dp] from first_rho on, du, dw [Dp], dr_bias [rhos].
 struct Sums {
   float *dq, *dr, *du, *dw, *dr_bias;
   Sums(const BackwardPlan& z, float* row_dq, float* item)
-      : dq(row_dq), dr(item), du(item + z.dr_rows() * z.Dp), dw(du + z.Dp), dr_bias(dw + z.Dp) {}
+      : dq(row_dq), dr(item), du(item + z.dr_rows() * z.Dp), dw(du + z.Dp), dr_bias(item + z.dr_bias_offset()) {}
 };
 
 // A batch row and head against the keys of a chunk: [low, high).

@@ -7,10 +7,9 @@
 namespace txl::TXL_ISA {
 namespace {
 
-constexpr int64_t DECODE_L = 4;       // above this, packing pays
-constexpr int64_t DECODE_PART = 512;  // keys of a part
-constexpr int64_t AHEAD =
-    LANES < 8 ? 8 : LANES;  // float rows of prefetch: three streams are more than the hardware follows
+constexpr int64_t DECODE_L = 4;                   // above this, packing pays
+constexpr int64_t DECODE_PART = 512;              // keys of a part
+constexpr int64_t AHEAD = LANES < 8 ? 8 : LANES;  // rows of prefetch: three streams are more than the hardware follows
 
 // The cache line of column d of the row as many bytes further on as AHEAD rows of floats, once a line. The address may
 // be no row's; it is not read.
@@ -232,10 +231,7 @@ static void few_weights(const Problem& p, const Part& at, int64_t i, int64_t j0,
     }
     const vf dp = sum_each(sums) + load(tail);
     vf x = load(score), slope = splat(1.f);
-    if (p.softcap) {
-      const vf tanh = cap.tanh(x);
-      x = tanh * cap.cap, slope = 1.f - tanh * tanh;
-    }
+    if (p.softcap) x = cap(x, slope);
     const vf below = x - splat(lse), e = exp_of(below > 0 ? vf{} : below), dS = e * (dp - splat(delta)) * slope;
     if (n + LANES <= keys.high) {
       store(weight + n, e);

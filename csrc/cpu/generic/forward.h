@@ -111,7 +111,7 @@ struct ForwardPlan {
     parts = div_up(S, part);
     rows = min_of(range, round_up(p.L, MR));
   }
-  int64_t entry() const { return rows * (Dvp + 2); }  // floats of a range's result: out, then maxima, then sums
+  int64_t entry() const { return rows * (Dvp + 2); }  // floats of a range's result: out, then references, then sums
 };
 
 #ifdef TXL_PAIRS
@@ -143,7 +143,7 @@ struct ForwardScratch {
         table(a, Table::room(BLOCK_S + z.rows), p, 0) {}
 };
 
-// out (not yet divided), maxima and sums of queries [i0, i0 + count) over the keys of a part, into
+// out (not yet divided), references and sums of queries [i0, i0 + count) over the keys of a part, into
 // `result`.
 template <class T>
 static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
@@ -151,9 +151,9 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
   const int64_t b = bh / p.H, h = bh % p.H, Dp = z.Dp, Dvp = z.Dvp, rows = round_up(count, MR);
   const Cap cap(p);
   const BlockRanges<RANGE_L> ranges(p, b, i0, count, part);
-  float *out = result, *maximum = out + z.rows * Dvp, *total = maximum + z.rows;
+  float *out = result, *reference = out + z.rows * Dvp, *total = reference + z.rows;
   memset(out, 0, sizeof(float) * rows * Dvp);
-  for (int64_t i = 0; i < rows; ++i) maximum[i] = -INF, total[i] = 0;
+  for (int64_t i = 0; i < rows; ++i) reference[i] = -INF, total[i] = 0;
   pack_queries<T>(p, b, h, i0, rows, [&](int64_t i) { return ranges.row[i].any(); }, Dp, s.qu, s.qw);
 
   for (int64_t j0 = ranges.all.low / BLOCK_S * BLOCK_S; j0 < ranges.all.high; j0 += BLOCK_S) {
@@ -169,7 +169,7 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
       const Range seen = within(ranges.strip[i / MR], j0);
       if (!seen.any()) continue;
       const int64_t from = seen.low / NR * NR, to = round_up(seen.high, STEP);
-      Softmax softmax(maximum + i);
+      Softmax softmax(reference + i);
       for (bool raised = true; raised;) {
         const Positions positions = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, from, to, s.k_panels,
                                                  s.table, s.content, s.position);
@@ -196,7 +196,7 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
         }
         if (raised) softmax.clear();
       }
-      memcpy(maximum + i, softmax.reference, sizeof(float) * MR);
+      memcpy(reference + i, softmax.reference, sizeof(float) * MR);
       softmax.add_up(total + i);
       const int64_t first = seen.low / DEPTH * DEPTH;
       add_times_rows(s.weights + first, BLOCK_S, s.v_rows + first * Dvp, round_up(seen.high - first, DEPTH), Dvp,
@@ -209,15 +209,15 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
 template <class T>
 static void write_range(const Problem& p, const ForwardPlan& z, int64_t bh, int64_t i0, int64_t count, float* result,
                         int64_t step) {
-  const int64_t maxima = z.rows * z.Dvp, sums = maxima + z.rows;
+  const int64_t references = z.rows * z.Dvp, sums = references + z.rows;
   for (int64_t i = 0; i < count; ++i) {
     float top = -INF, total = 0;
-    for (int64_t n = 0; n < z.parts; ++n) top = max_of(splat(result[n * step + maxima + i]), splat(top))[0];
+    for (int64_t n = 0; n < z.parts; ++n) top = max_of(splat(result[n * step + references + i]), splat(top))[0];
     float* out = result + i * z.Dvp;
     for (int64_t n = 0; n < z.parts; ++n) {
       const float* from = result + n * step;
       if (from[sums + i] == 0) continue;  // sees none of this part's keys
-      const float factor = exp_of(from[maxima + i] - top);
+      const float factor = exp_of(from[references + i] - top);
       total += from[sums + i] * factor;
       if (n == 0 && factor == 1.f) continue;
       for (int64_t d = 0; d < z.Dvp; d += LANES)

@@ -150,12 +150,16 @@ static Positions strip_scores(const Problem& p, int64_t Dp, Cells qu, Cells qw, 
   return {position + shift + MR - 1 - from, POSITION_LD - 1};
 }
 
-// The cap on scores: x -> cap * tanh(x / cap), and what a gradient is multiplied by on its way back.
+// The cap on scores: x -> cap * tanh(x / cap); slope: what a gradient is multiplied by on its way back.
 struct Cap {
   float cap, inverse;
   explicit Cap(const Problem& p) : cap(p.softcap), inverse(p.softcap ? 1 / p.softcap : 0.f) {}
-  vf tanh(vf x) const { return tanh_of(x * inverse); }
-  vf operator()(vf x) const { return tanh(x) * cap; }
+  vf operator()(vf x) const { return tanh_of(x * inverse) * cap; }
+  vf operator()(vf x, vf& slope) const {
+    const vf tanh = tanh_of(x * inverse);
+    slope = 1.f - tanh * tanh;
+    return tanh * cap;
+  }
 };
 
 // Philox-4x32-10 (Salmon et al. 2011): entry (b, h, i, j) is word i % 4 of the block with counter
