@@ -25,7 +25,8 @@ class Launch:
 
     params: their bytes; tensor_maps: by offset in them, what the copy engine is told. strict: what
     PTX's manual forbids and compilers do nevertheless is a fault: products of what cp.async
-    copied without a fence.proxy.async, reads of registers that a product reads.
+    copied without a fence.proxy.async, writes of registers that a product reads or, after its
+    wgmma.fence, will read.
     """
 
     kernel: Kernel

@@ -32,8 +32,9 @@ from ptx.instructions.tensor_copies import TensorMap
 from ptx.parse import parse
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32", torch.int64: "i64"}
-# Older ones multiply what cp.async has copied without a fence.proxy.async, as CUTLASS does, and
-# store registers that a product still reads.
+# Older ones multiply what cp.async has copied without a fence.proxy.async, as CUTLASS does, store
+# registers that a product still reads, and write a product's factor after its wgmma.fence, where
+# ptxas puts another one (its remark C7519).
 STRICT = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 Change = Callable[[str, str], str]  # of (kernel, PTX) to PTX
 

@@ -137,7 +137,8 @@ class Multiply:
             add = adds[n * GROUP : n * GROUP + GROUP]
             if (add != add[0]).any():
                 raise Fault("threads of a warpgroup disagree on whether to add")
-            for slot in [*self.sources, *(self.results if add[0] else [])]:
+            sources = self.sources if block.launch.strict else []
+            for slot in [*sources, *(self.results if add[0] else [])]:
                 if block.unfenced[slot][_threads(g)].any() and not self._chained(block, slot, g):
                     raise Fault("a product uses a register written after the last wgmma.fence")
             if self.left is not None:
