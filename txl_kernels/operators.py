@@ -39,6 +39,7 @@ from txl_kernels.call import (
 Results = tuple[Tensor, Tensor | None]
 
 _ORDINARY = (Tensor, torch.nn.Parameter)
+_SETTING_TYPES = (type(None), bool, int, float)
 _MOST_SIGNATURES = 4096
 _known: dict[Any, Plans] = {}  # by signature; of backwards by that and the backend
 
@@ -85,8 +86,7 @@ def is_open() -> bool:
 
 
 def ordinary(*tensors: Tensor | None) -> bool:
-    """Whether all are dense tensors of no subclass, whose memory holds their values: as `signature`
-    asks, of tensors that are no call's."""
+    """Whether all are dense tensors of no subclass, whose memory holds their values."""
     return AVAILABLE and all(
         x is None
         or (
@@ -100,19 +100,24 @@ def ordinary(*tensors: Tensor | None) -> bool:
     )
 
 
-def signature(call: Call, *others: Tensor | None) -> bytes | None:
+def signature(call: Call, *others: Tensor | None) -> Any:
     """All that decides whether a call, with `others` beside it, is valid, but for the values in its
-    tensors; None for what is not ordinary.
+    tensors; hashable. None for what is not ordinary.
 
     Ordinary tensors are dense, of no subclass, and their memory holds their values: torch has views
     that negate, zeros without memory, and batches (of torch.autograd.grad) that look like one
-    tensor. None, too, without the C++ module: then every call is checked anew.
+    tensor. The C++ module tells in a microsecond what takes Python ten.
     """
-    module = cpu.native.module
-    if module is None or not AVAILABLE:
+    if not AVAILABLE:
         return None
-    key: bytes | None = module.signature(call, _ORDINARY, others)
-    return key
+    if cpu.native.module is not None:
+        return cpu.native.module.signature(call, _ORDINARY, others)
+    *tensors, _ = tensors_of(call)  # the seed is another at every call
+    settings = settings_of(call)
+    if not ordinary(*tensors, *others) or not all(type(x) in _SETTING_TYPES for x in settings):
+        return None
+    forms = [None if x is None else (x.dtype, x.device, x.shape, x.stride()) for x in (*tensors, *others)]
+    return (*forms, *((type(x), x) for x in settings))  # True, 1 and 1.0 are equal, but not equally valid
 
 
 def known(call: Call) -> Plans | None:
@@ -305,7 +310,7 @@ def _input_gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Sequ
 
 
 def _fast_backward(
-    key: bytes, call: Call, backend: str, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted
+    key: Any, call: Call, backend: str, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted
 ) -> Sequence[Tensor | None]:
     """key: the signature of the call and of what follows. They are checked again: `.data` can be
     set, and hooks can return anything, between forward and backward."""

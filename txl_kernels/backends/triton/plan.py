@@ -141,7 +141,7 @@ class Plan(NamedTuple):
 
 def padded(width: int) -> int:
     """Columns of a tile of rows of this width."""
-    return int(max(16, triton.next_power_of_2(width)))
+    return max(16, 1 << (width - 1).bit_length())
 
 
 def operands(forms: Sequence[Any], first: int = 0) -> list[Any]:
