@@ -25,11 +25,11 @@ enum class Rows { own, depth };
 TXL_DEVICE uint64_t describe(uint32_t tile) {
   return uint64_t{tile >> 4 & 0x3FFF} | uint64_t{TILE / 16} << 16 | uint64_t{8 * ROW / 16} << 32 | uint64_t{1} << 62;
 }
-// To the next 16 of the depth, in units of 16 bytes; and what the fifth step, in the next tile, takes more.
+// To the n-th 16 of a factor's depth, in units of 16 bytes: the fifth begins the next tile.
 template <Rows ROWS>
-constexpr int STEP = ROWS == Rows::own ? 32 / 16 : 16 * ROW / 16;
-template <Rows ROWS>
-constexpr int LEAP = ROWS == Rows::own ? (TILE - 4 * 32) / 16 : 0;
+TXL_DEVICE constexpr uint64_t part(int n) {
+  return static_cast<uint64_t>(ROWS == Rows::own ? n / 4 * (TILE / 16) + n % 4 * (32 / 16) : n * (16 * ROW / 16));
+}
 
 #ifdef __CUDACC__
 
@@ -41,93 +41,76 @@ constexpr int LEAP = ROWS == Rows::own ? (TILE - 4 * 32) / 16 : 0;
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define TXL_NEXT_32 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define TXL_D64 "n64", "{" TXL_FIRST_32 "}"
-#define TXL_D128 "n128", "{" TXL_FIRST_32 ", " TXL_NEXT_32 "}"
-#define TXL_A4(a, n) "r"(a[n]), "r"(a[n+1]), "r"(a[n+2]), "r"(a[n+3])
-#define TXL_A16(a) TXL_A4(a, 0), TXL_A4(a, 4), TXL_A4(a, 8), TXL_A4(a, 12)
-#define TXL_A32(a) TXL_A16(a), TXL_A4(a, 16), TXL_A4(a, 20), TXL_A4(a, 24), TXL_A4(a, 28)
-#define TXL_BEGIN(add, b) "{\n.reg .pred add;\n.reg .b64 a, b;\nsetp.ne.b32 add, " add ", 0;\nmov.b64 b, " b ";\n"
-#define TXL_FENCE "wgmma.fence.sync.aligned;\n"  // registers written before are seen by the products
-#define TXL_ONE(T, SHAPE, SUMS, LEFT, ORDERS) \
-  "wgmma.mma_async.sync.aligned.m64" SHAPE "k16.f32." T "." T " " SUMS ", " LEFT ", b, add, 1, 1, " ORDERS ";\n" \
-  "setp.eq.b32 add, 0, 0;\n"  // later steps always add
-#define TXL_MOVE(x, by) "add.s64 " x ", " x ", " by ";\n"
-#define TXL_END "wgmma.commit_group.sync.aligned;\n}"
 
-// Left factor in registers: operands after it are b, its step and leap, its order, whether to add.
-#define TXL_REGISTERS_4(T, D, a0, a1, a2, a3, b, step, order, add) \
-  TXL_REGISTERS_4_(T, D, a0, a1, a2, a3, b, step, order, add)
-#define TXL_REGISTERS_4_(T, SHAPE, SUMS, a0, a1, a2, a3, b, step, order, add) \
-  TXL_BEGIN(add, b) TXL_FENCE TXL_ONE(T, SHAPE, SUMS, a0, order) TXL_MOVE("b", step) TXL_ONE(T, SHAPE, SUMS, a1, order) \
-  TXL_MOVE("b", step) TXL_ONE(T, SHAPE, SUMS, a2, order) TXL_MOVE("b", step) TXL_ONE(T, SHAPE, SUMS, a3, order)
-// Left factor in shared memory: a descriptor and its step.
-#define TXL_SHARED_4(T, D, a, a_step, b, step, orders, add) TXL_SHARED_4_(T, D, a, a_step, b, step, orders, add)
-#define TXL_SHARED_4_(T, SHAPE, SUMS, a, a_step, b, step, orders, add) \
-  TXL_BEGIN(add, b) "mov.b64 a, " a ";\n" TXL_FENCE TXL_MORE_4(T, SHAPE, SUMS, a_step, step, orders)
-#define TXL_MORE_4(T, SHAPE, SUMS, a_step, step, orders) \
-  TXL_ONE(T, SHAPE, SUMS, "a", orders) TXL_MOVE("a", a_step) TXL_MOVE("b", step) \
-  TXL_ONE(T, SHAPE, SUMS, "a", orders) TXL_MOVE("a", a_step) TXL_MOVE("b", step) \
-  TXL_ONE(T, SHAPE, SUMS, "a", orders) TXL_MOVE("a", a_step) TXL_MOVE("b", step) TXL_ONE(T, SHAPE, SUMS, "a", orders)
+// The instruction: 64 rows, N columns, 16 of the depth; adds to the sums unless `add` is 0.
+#define TXL_WGMMA(T, N, SUMS, LEFT, RIGHT, ADD, ORDERS) \
+  "{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n" \
+  "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." T "." T " {" SUMS "}, " LEFT ", " RIGHT ", add, 1, 1, " ORDERS ";\n}"
 
-// The instructions for one type of element. multiply(d, a, b, ..): d = a b, or d + a b if ADD.
+// For one type of element: d (+)= a b, a in four registers or both by descriptors.
 #define TXL_PRODUCTS(Element, T) \
-  template <Rows B, bool ADD> \
-  TXL_DEVICE void multiply_as(Element, float (&d)[32], const uint32_t (&a)[16], uint64_t b) { \
-    asm volatile(TXL_REGISTERS_4(T, TXL_D64, "{%32, %33, %34, %35}", "{%36, %37, %38, %39}", "{%40, %41, %42, %43}", \
-                                 "{%44, %45, %46, %47}", "%48", "%49", "%50", "%51") TXL_END \
-                 : TXL_32(d) : TXL_A16(a), "l"(b), "n"(STEP<B>), "n"(B == Rows::depth), "n"(ADD)); \
+  template <Rows B> \
+  TXL_DEVICE void start(Element, float (&d)[32], const uint32_t* a, uint64_t b, int add) { \
+    asm volatile(TXL_WGMMA(T, "64", TXL_FIRST_32, "{%32, %33, %34, %35}", "%36", "%37", "%38") \
+                 : TXL_32(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(B == Rows::depth)); \
   } \
-  template <Rows B, bool ADD> \
-  TXL_DEVICE void multiply_as(Element, float (&d)[64], const uint32_t (&a)[16], uint64_t b) { \
-    asm volatile(TXL_REGISTERS_4(T, TXL_D128, "{%64, %65, %66, %67}", "{%68, %69, %70, %71}", "{%72, %73, %74, %75}", \
-                                 "{%76, %77, %78, %79}", "%80", "%81", "%82", "%83") TXL_END \
-                 : TXL_64(d) : TXL_A16(a), "l"(b), "n"(STEP<B>), "n"(B == Rows::depth), "n"(ADD)); \
+  template <Rows B> \
+  TXL_DEVICE void start(Element, float (&d)[64], const uint32_t* a, uint64_t b, int add) { \
+    asm volatile(TXL_WGMMA(T, "128", TXL_FIRST_32 ", " TXL_NEXT_32, "{%64, %65, %66, %67}", "%68", "%69", "%70") \
+                 : TXL_64(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(B == Rows::depth)); \
   } \
-  template <Rows B, bool ADD> \
-  TXL_DEVICE void multiply_as(Element, float (&d)[32], const uint32_t (&a)[32], uint64_t b) { \
-    asm volatile(TXL_REGISTERS_4(T, TXL_D64, "{%32, %33, %34, %35}", "{%36, %37, %38, %39}", "{%40, %41, %42, %43}", \
-                                 "{%44, %45, %46, %47}", "%64", "%65", "%66", "%67") \
-                 TXL_MOVE("b", "%65") TXL_MOVE("b", "%68") \
-                 TXL_ONE(T, "n64", "{" TXL_FIRST_32 "}", "{%48, %49, %50, %51}", "%66") TXL_MOVE("b", "%65") \
-                 TXL_ONE(T, "n64", "{" TXL_FIRST_32 "}", "{%52, %53, %54, %55}", "%66") TXL_MOVE("b", "%65") \
-                 TXL_ONE(T, "n64", "{" TXL_FIRST_32 "}", "{%56, %57, %58, %59}", "%66") TXL_MOVE("b", "%65") \
-                 TXL_ONE(T, "n64", "{" TXL_FIRST_32 "}", "{%60, %61, %62, %63}", "%66") TXL_END \
-                 : TXL_32(d) : TXL_A32(a), "l"(b), "n"(STEP<B>), "n"(B == Rows::depth), "n"(ADD), "n"(LEAP<B>)); \
+  template <Rows A, Rows B> \
+  TXL_DEVICE void start(Element, float (&d)[32], uint64_t a, uint64_t b, int add) { \
+    asm volatile(TXL_WGMMA(T, "64", TXL_FIRST_32, "%32", "%33", "%34", "%35, %36") \
+                 : TXL_32(d) : "l"(a), "l"(b), "r"(add), "n"(A == Rows::depth), "n"(B == Rows::depth)); \
   } \
-  template <Rows A, Rows B, bool ADD> \
-  TXL_DEVICE void multiply_as(Element, float (&d)[32], uint64_t a, uint64_t b) { \
-    asm volatile(TXL_SHARED_4(T, TXL_D64, "%32", "%33", "%34", "%35", "%36, %37", "%38") TXL_END \
-                 : TXL_32(d) : "l"(a), "n"(STEP<A>), "l"(b), "n"(STEP<B>), "n"(A == Rows::depth), "n"(B == Rows::depth), "n"(ADD)); \
-  } \
-  template <Rows A, Rows B, bool ADD> \
-  TXL_DEVICE void multiply_as(Element, float (&d)[64], uint64_t a, uint64_t b) { \
-    asm volatile(TXL_SHARED_4(T, TXL_D128, "%64", "%65", "%66", "%67", "%68, %69", "%70") TXL_END \
-                 : TXL_64(d) : "l"(a), "n"(STEP<A>), "l"(b), "n"(STEP<B>), "n"(A == Rows::depth), "n"(B == Rows::depth), "n"(ADD)); \
-  } \
-  template <Rows A, Rows B, bool ADD> \
-  TXL_DEVICE void multiply_deep_as(Element, float (&d)[32], uint64_t a, uint64_t b) { \
-    asm volatile(TXL_SHARED_4(T, TXL_D64, "%32", "%33", "%34", "%35", "%36, %37", "%38") \
-                 TXL_MOVE("a", "%33") TXL_MOVE("a", "%39") TXL_MOVE("b", "%35") TXL_MOVE("b", "%40") \
-                 TXL_MORE_4(T, "n64", "{" TXL_FIRST_32 "}", "%33", "%35", "%36, %37") TXL_END \
-                 : TXL_32(d) : "l"(a), "n"(STEP<A>), "l"(b), "n"(STEP<B>), "n"(A == Rows::depth), "n"(B == Rows::depth), "n"(ADD), \
-                   "n"(LEAP<A>), "n"(LEAP<B>)); \
+  template <Rows A, Rows B> \
+  TXL_DEVICE void start(Element, float (&d)[64], uint64_t a, uint64_t b, int add) { \
+    asm volatile(TXL_WGMMA(T, "128", TXL_FIRST_32 ", " TXL_NEXT_32, "%64", "%65", "%66", "%67, %68") \
+                 : TXL_64(d) : "l"(a), "l"(b), "r"(add), "n"(A == Rows::depth), "n"(B == Rows::depth)); \
   }
 TXL_PRODUCTS(Bf16, "bf16")
 TXL_PRODUCTS(F16, "f16")
 // clang-format on
+
+// Keeps the compiler from moving what is done to registers over a fence or a wait beside this.
+template <int N>
+TXL_DEVICE void results(float (&d)[N]) {
+  TXL_UNROLL
+  for (int n = 0; n < N; ++n) asm volatile("" : "+f"(d[n])::"memory");
+}
+template <int N>
+TXL_DEVICE void factors(const uint32_t (&a)[N]) {
+  TXL_UNROLL
+  for (int n = 0; n < N; ++n) asm volatile("" ::"r"(a[n]) : "memory");
+}
+// Registers written before it are seen by the products after it; those are a group until the next.
+TXL_DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TXL_DEVICE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <Rows B, bool ADD, class T, int N, int K>
+TXL_DEVICE void multiply_as(T, float (&d)[N], const uint32_t (&a)[K], uint64_t b) {
+  if (ADD) results(d);
+  factors(a);
+  begin_products();
+  TXL_UNROLL
+  for (int n = 0; n < K / 4; ++n) start<B>(T(), d, a + 4 * n, b + part<B>(n), ADD || n > 0);
+  end_products();
+}
+template <int D, Rows A, Rows B, bool ADD, class T, int N>
+TXL_DEVICE void multiply_shared(T, float (&d)[N], uint64_t a, uint64_t b) {
+  if (ADD) results(d);
+  begin_products();
+  TXL_UNROLL
+  for (int n = 0; n < D / 16; ++n) start<A, B>(T(), d, a + part<A>(n), b + part<B>(n), ADD || n > 0);
+  end_products();
+}
 
 // Until at most LEFT of this warpgroup's last products are under way.
 template <int LEFT>
 TXL_DEVICE void await_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
-// Keeps the compiler from reading results before the wait that precedes this.
-template <int N>
-TXL_DEVICE void results(float (&d)[N]) {
-  TXL_UNROLL
-  for (int n = 0; n < N; ++n) asm volatile("" : "+f"(d[n])::"memory");
-}
-
 #else
 
 }  // namespace txl_cuda
@@ -144,8 +127,7 @@ TXL_DEVICE void multiply(float (&d)[N], const uint32_t (&a)[K], uint32_t b) {
 // Both in shared memory, of depth D along rows, else 64.
 template <class T, int D, Rows A, Rows B, bool ADD, int N>
 TXL_DEVICE void multiply(float (&d)[N], uint32_t a, uint32_t b) {
-  if constexpr (D == 64) multiply_as<A, B, ADD>(T(), d, describe(a), describe(b));
-  if constexpr (D == 128) multiply_deep_as<A, B, ADD>(T(), d, describe(a), describe(b));
+  multiply_shared<D, A, B, ADD>(T(), d, describe(a), describe(b));
 }
 
 }  // namespace txl_cuda

@@ -85,15 +85,6 @@ void multiply_shared(E, float (&d)[N], uint64_t a, uint64_t b) {
   emulated::finish(d, DEPTH, ADD, emulated::address_of(a), static_cast<size_t>(left * TILE), emulated::address_of(b),
                    static_cast<size_t>(right * TILE));
 }
-template <Rows A, Rows B, bool ADD, class E, int N>
-void multiply_as(E e, float (&d)[N], uint64_t a, uint64_t b) {
-  multiply_shared<64, A, B, ADD>(e, d, a, b);
-}
-template <Rows A, Rows B, bool ADD, class E, int N>
-void multiply_deep_as(E e, float (&d)[N], uint64_t a, uint64_t b) {
-  multiply_shared<128, A, B, ADD>(e, d, a, b);
-}
-
 template <int LEFT>
 void await_products() {
   auto& products = simt::units().products[thread()];
