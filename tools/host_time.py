@@ -2,10 +2,11 @@
 
     python tools/host_time.py
 
-Kernels are compiled for sm_90 and go through Triton's own launcher in Python, up to its native
-part: that a kernel is launched and a descriptor encoded is left out. Tensors lie on the CPU, whose
-allocator stands for the device's. The zeros that atomics add to are left out, too: one kernel that
-torch launches.
+First the backend alone, then `rel_attention` as a model calls it, also as where there is no C++
+module, and with a memory that is longer at every call. Kernels are compiled for sm_90 and go
+through Triton's own launcher in Python, up to its native part: that a kernel is launched and a
+descriptor encoded is left out. Tensors lie on the CPU, whose allocator stands for the device's. The
+zeros that atomics add to are left out, too: one kernel that torch launches.
 """
 
 import contextlib
@@ -28,7 +29,10 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.compiler import CompiledKernel
 
+from txl_kernels import rel_attention
+from txl_kernels.backends import cpu
 from txl_kernels.backends import triton as backend
+from txl_kernels.backends.native_modules import NativeModule
 from txl_kernels.call import Call
 
 ROUNDS, CALLS = 40, 20
@@ -126,6 +130,42 @@ def microseconds(function: Callable[..., Any], *given: Any) -> str:
     return f"{statistics.median(times):.0f} ({min(times):.0f})"
 
 
+def whole_call() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """`rel_attention` without gradients, and with backward."""
+    call = call_of(memory=L)
+    *inputs, k_mem, v_mem = call[:8]
+    dout = torch.zeros_like(call.q)
+
+    def forward() -> torch.Tensor:
+        return rel_attention(*inputs, (k_mem, v_mem), backend="triton")
+
+    def both() -> None:
+        with torch.enable_grad():
+            for x in inputs:
+                x.requires_grad_()
+            out = forward()
+            torch.autograd.grad(out, inputs, dout)
+            for x in inputs:
+                x.requires_grad_(False)
+
+    return forward, both
+
+
+def growing() -> Callable[[], Any]:
+    """One query, with a memory that is a key longer at every call."""
+    last = torch.zeros(B, 1, H, D, dtype=torch.bfloat16).transpose(1, 2)
+    call = call_of(memory=4 * ROUNDS * CALLS)
+    k_mem, v_mem = call.k_mem, call.v_mem
+    keys = itertools.count(1)
+
+    def forward() -> torch.Tensor:
+        n = next(keys)
+        memory = k_mem[:, :, :n], v_mem[:, :, :n]
+        return rel_attention(last, last, last, call.r[:, : n + 1], *call[4:6], memory, backend="triton")
+
+    return forward
+
+
 def main() -> None:
     for option, value in ((M_TRIM_THRESHOLD, 2**31 - 1), (M_MMAP_MAX, 0)):
         ctypes.CDLL(None).mallopt(option, value)  # what is freed is kept, as a device's allocator does
@@ -142,6 +182,12 @@ def main() -> None:
                 with mock.patch.object(CompiledKernel, "run", _nothing):
                     cells.append(microseconds(function, *given))
             print(f"| {name} |", " | ".join(cells), "|")
+        print("\n| rel_attention | forward | forward and backward |\n|---|---|---|")
+        forward, both = whole_call()
+        print(f"| memory | {microseconds(forward)} | {microseconds(both)} |")
+        with mock.patch.object(cpu, "native", NativeModule(missing="no compiler")):
+            print(f"| without the C++ module | {microseconds(forward)} | {microseconds(both)} |")
+        print(f"| one query, a longer memory at every call | {microseconds(growing())} | |")
 
 
 if __name__ == "__main__":

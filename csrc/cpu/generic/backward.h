@@ -100,7 +100,7 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
   pack_queries<T>(p, b, h, i0, rows, sees, Dp, s.qu, s.qw);
   for (int64_t i = 0; i < rows; ++i)
     pack_row<T>(sees(i) ? row_of<T>(g.dout, b, h, i0 + i) : nullptr, p.Dv, Dvp, s.dout + i * Dvp);
-  const int64_t rho0 = rho_of(p, i0 + BLOCK_L - 1, j0);  // of column 0 of the skewed tile, a multiple of NR
+  const int64_t rho0 = rho_of(p, i0 + BLOCK_L - 1, j0);  // of column 0 of the unskewed tile, a multiple of NR
   s.table.template cover<T>(p, in_use, h, rho0, rho_of(p, i0, j0 + BLOCK_S), Dp);
   if (p.drop_below) dropout_factors(p, ranges.row, rows, at.bh(p), i0, j0, s.factor);
 
@@ -138,15 +138,16 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
     if (z.position) {  // the columns of the strip's rho that some query meets
       const int64_t column = max_of(BLOCK_L - MR - i + seen.low, z.rhos_met.low - rho0) / DEPTH * DEPTH;
       const int64_t past = min_of(BLOCK_L - 1 - i + seen.high, z.rhos_met.high - rho0);
-      add_and_sum(s.weights.skew + i * SKEW_LD + column, SKEW_LD, s.table.rows + (rho0 + column - s.table.first) * Dp,
-                  round_up(past - column, DEPTH), Dp, s.step, dq, sums.dw);
+      add_and_sum(s.weights.unskewed + i * UNSKEWED_LD + column, UNSKEWED_LD,
+                  s.table.rows + (rho0 + column - s.table.first) * Dp, round_up(past - column, DEPTH), Dp, s.step, dq,
+                  sums.dw);
     }
   }
   const int64_t row0 = rho0 - z.first_rho(p, at.low);  // the item's row of the tables for column 0; may be negative
   const Range columns = {max_of(block.low, z.rhos_met.low - rho0),
                          min_of(block.high + BLOCK_L - 1, z.rhos_met.high - rho0)};
   s.keys.add(s.weights, s.qu, s.qw, s.dout, rows, block.low, block.high, columns, z.dr ? sums.dr : nullptr, row0);
-  if (z.dr_bias) add_skewed(s.weights, rows, columns, sums.dr_bias + row0);
+  if (z.dr_bias) add_unskewed(s.weights, rows, columns, sums.dr_bias + row0);
 }
 
 // dk and dv of a chunk's keys, and what its batch row adds to the sums. hulls: the keys each block of the

@@ -5,41 +5,41 @@
 namespace txl::TXL_ISA {
 namespace {
 
-// dS of a block of queries against a tile of keys, kept skewed: row i of the block starts at column
+// dS of a block of queries against a tile of keys, kept unskewed: row i of the block starts at column
 // BLOCK_L - 1 - i, so a column is one rho. The margins are zero and stay so.
-constexpr int64_t SKEW_LD = BLOCK_S + BLOCK_L;
+constexpr int64_t UNSKEWED_LD = BLOCK_S + BLOCK_L;
 
 #ifndef TXL_PAIRS
 // Where a row's P and dS go, from key 0 of the tile on.
 struct WeightRow {
-  float *p, *skewed;
+  float *p, *unskewed;
   void put(int64_t n, const vf* weight, const vf* gradient) const {
     store_weights(weight, p + n);
-    store_weights(gradient, skewed + n);
+    store_weights(gradient, unskewed + n);
   }
 };
 
-// P [BLOCK_L][BLOCK_S] and dS. With a row stride one shorter the skewed dS reads as [query][key].
+// P [BLOCK_L][BLOCK_S] and dS. With a row stride one shorter the unskewed dS reads as [query][key].
 struct Weights {
-  static constexpr int64_t KEY_LD = SKEW_LD - 1;
-  float *p, *skew;
+  static constexpr int64_t KEY_LD = UNSKEWED_LD - 1;
+  float *p, *unskewed;
   int64_t written = 0;  // keys of a tile that were ever written
 
-  Weights(Arena& a, const Problem&) : p(a.take(BLOCK_L * BLOCK_S)), skew(a.take(BLOCK_L * SKEW_LD)) {}
+  Weights(Arena& a, const Problem&) : p(a.take(BLOCK_L * BLOCK_S)), unskewed(a.take(BLOCK_L * UNSKEWED_LD)) {}
 
-  void start(int64_t rows) { memset(skew, 0, sizeof(float) * rows * SKEW_LD); }
+  void start(int64_t rows) { memset(unskewed, 0, sizeof(float) * rows * UNSKEWED_LD); }
   // Where zeros must begin to end, for a block that sees keys below `high`: behind the last group of keys
   // that is read.
   int64_t reach(int64_t high) {
     written = max_of(written, min_of(round_up(high + MR, NR), BLOCK_S));
     return written;
   }
-  WeightRow row(int64_t i) const { return {p + i * BLOCK_S, skew + (i * SKEW_LD + BLOCK_L - 1 - i)}; }
-  float* by_key(int64_t i) const { return skew + BLOCK_L - 1 + i * KEY_LD; }
+  WeightRow row(int64_t i) const { return {p + i * BLOCK_S, unskewed + (i * UNSKEWED_LD + BLOCK_L - 1 - i)}; }
+  float* by_key(int64_t i) const { return unskewed + BLOCK_L - 1 + i * KEY_LD; }
   // What is not seen must read as zero.
   void clear(int64_t i, int64_t from, int64_t to) {
     memset(row(i).p + from, 0, sizeof(float) * (to - from));
-    memset(row(i).skewed + from, 0, sizeof(float) * (to - from));
+    memset(row(i).unskewed + from, 0, sizeof(float) * (to - from));
   }
 };
 
@@ -60,7 +60,7 @@ struct KeyGradients {
     if (wants_dv) memset(dv, 0, sizeof(float) * keys * Dvp);
   }
 
-  // From a block whose weights are complete in `rows` rows, for keys [from, to) and, skewed, `columns`; dr: of the
+  // From a block whose weights are complete in `rows` rows, for keys [from, to) and, unskewed, `columns`; dr: of the
   // item, row `rho` belonging to column 0; null if it is not wanted.
   void add(const Weights& w, const float* qu, const float* qw, const float* dout, int64_t rows, int64_t from,
            int64_t to, Range columns, float* dr, int64_t rho) {
@@ -74,7 +74,7 @@ struct KeyGradients {
       const int64_t first = max_of(0, BLOCK_L - 1 - (c + MR - 1) + from);  // rows with a column of this group
       const int64_t last = min_of(rows, BLOCK_L - 1 - c + to);
       if (first < last)
-        add_transposed_times_rows(w.skew + first * SKEW_LD + c, SKEW_LD, qw + first * Dp, last - first, Dp,
+        add_transposed_times_rows(w.unskewed + first * UNSKEWED_LD + c, UNSKEWED_LD, qw + first * Dp, last - first, Dp,
                                   dr + (rho + c) * Dp);
     }
   }
@@ -86,36 +86,38 @@ struct KeyGradients {
 #else
 // Where a row's P and dS go, from key 0 of the tile on.
 struct WeightRow {
-  Cells p, by_key, skewed;
+  Cells p, by_key, unskewed;
   void put(int64_t n, const vf* weight, const vf* gradient) const {
     store_weights(weight, p + n);
-    store_weights(gradient, by_key + n, skewed + n);
+    store_weights(gradient, by_key + n, unskewed + n);
   }
 };
 
-// P [BLOCK_L][BLOCK_S], dS the same and skewed.
+// P [BLOCK_L][BLOCK_S], dS the same and unskewed.
 struct Weights {
   static constexpr int64_t KEY_LD = BLOCK_S;
-  Cells p, ds, skew;
+  Cells p, ds, unskewed;
   int64_t written = 0;  // keys of a tile that were ever written
 
   Weights(Arena& a, const Problem& call)
       : p(take_cells(a, call, BLOCK_L * BLOCK_S)),
         ds(take_cells(a, call, BLOCK_L * BLOCK_S)),
-        skew(take_cells(a, call, BLOCK_L * SKEW_LD)) {}
+        unskewed(take_cells(a, call, BLOCK_L * UNSKEWED_LD)) {}
 
-  void start(int64_t rows) { txl::TXL_ISA::clear(skew, rows * SKEW_LD); }
+  void start(int64_t rows) { txl::TXL_ISA::clear(unskewed, rows * UNSKEWED_LD); }
   // Where zeros must begin to end, for a block that sees keys below `high`.
   int64_t reach(int64_t high) {
     written = max_of(written, round_up(high, STEP > NR ? STEP : NR));
     return written;
   }
-  WeightRow row(int64_t i) const { return {p + i * BLOCK_S, ds + i * BLOCK_S, skew + (i * SKEW_LD + BLOCK_L - 1 - i)}; }
+  WeightRow row(int64_t i) const {
+    return {p + i * BLOCK_S, ds + i * BLOCK_S, unskewed + (i * UNSKEWED_LD + BLOCK_L - 1 - i)};
+  }
   Cells by_key(int64_t i) const { return ds + i * BLOCK_S; }
   // What is not seen must read as zero.
   void clear(int64_t i, int64_t from, int64_t to) {
     const WeightRow at = row(i);
-    const Cells all[] = {at.p, at.by_key, at.skewed};
+    const Cells all[] = {at.p, at.by_key, at.unskewed};
     for (const Cells& x : all) txl::TXL_ISA::clear(x + from, to - from);
   }
 };
@@ -154,7 +156,7 @@ struct KeyGradients {
   float *dk, *dv;                  // [BLOCK_S][Dp or Dvp], of a finished tile
   float *dk_columns, *dv_columns;  // [Dp or Dvp][BLOCK_S]
   float* dr_columns;               // [Dp][dr_ld]
-  Cells p_pairs, ds_pairs, skew_pairs, qu_columns, qw_columns, dout_columns;
+  Cells p_pairs, ds_pairs, unskewed_pairs, qu_columns, qw_columns, dout_columns;
 
   KeyGradients(Arena& a, const Problem& call, int64_t padded, int64_t padded_v, int64_t rho_rows)
       : Dp(padded),
@@ -168,7 +170,7 @@ struct KeyGradients {
         dr_columns(a.take(dr_ld * Dp)),
         p_pairs(take_cells(a, call, BLOCK_L * BLOCK_S)),
         ds_pairs(take_cells(a, call, BLOCK_L * BLOCK_S)),
-        skew_pairs(take_cells(a, call, BLOCK_L * SKEW_LD)),
+        unskewed_pairs(take_cells(a, call, BLOCK_L * UNSKEWED_LD)),
         qu_columns(take_cells(a, call, BLOCK_L * Dp)),
         qw_columns(take_cells(a, call, BLOCK_L * Dp)),
         dout_columns(take_cells(a, call, BLOCK_L * Dvp)) {}
@@ -180,12 +182,12 @@ struct KeyGradients {
     for (int64_t d = 0; wants_dv && d < Dvp; ++d) memset(dv_columns + d * BLOCK_S, 0, sizeof(float) * keys);
   }
 
-  // From a block whose weights are complete in `rows` rows, for keys [from, to) and, skewed, `columns`; `rho`: the
+  // From a block whose weights are complete in `rows` rows, for keys [from, to) and, unskewed, `columns`; `rho`: the
   // item's row of dr that belongs to column 0. dr: null if it is not wanted.
   void add(const Weights& w, Cells qu, Cells qw, Cells dout, int64_t rows, int64_t from, int64_t to, Range columns,
            const float* dr, int64_t rho) {
     from = from / NR * NR, to = round_up(to, NR);
-    columns = {columns.low / NR * NR, min_of(round_up(columns.high, NR), SKEW_LD)};
+    columns = {columns.low / NR * NR, min_of(round_up(columns.high, NR), UNSKEWED_LD)};
     if (wants_dv) {
       pair_rows(w.p, BLOCK_S, rows, from, to, p_pairs);
       transpose_rows(dout, Dvp, rows, dout_columns);
@@ -197,14 +199,14 @@ struct KeyGradients {
       add_columns(Dp, qu_columns, ds_pairs, BLOCK_S, 0, rows, from, to, dk_columns, BLOCK_S);
     }
     if (!dr) return;
-    pair_rows(w.skew, SKEW_LD, rows, columns.low, columns.high, skew_pairs);
+    pair_rows(w.unskewed, UNSKEWED_LD, rows, columns.low, columns.high, unskewed_pairs);
     transpose_rows(qw, Dp, rows, qw_columns);
     for (int64_t c = columns.low; c < columns.high; c += NR) {
       const int64_t first =
           max_of(0, BLOCK_L - 1 - (c + NR - 1) + from) / DEPTH * DEPTH;  // rows with a column of these
       const int64_t last = min_of(rows, round_up(BLOCK_L - 1 - c + to, DEPTH));
       if (first < last)
-        add_columns(Dp, qw_columns, skew_pairs, SKEW_LD, first, last, c, c + NR, dr_columns + rho, dr_ld);
+        add_columns(Dp, qw_columns, unskewed_pairs, UNSKEWED_LD, first, last, c, c + NR, dr_columns + rho, dr_ld);
     }
   }
 
@@ -233,11 +235,11 @@ struct KeyGradients {
 
 #endif
 
-// numbers[c] += the sum of `rows` rows of a skewed tile, for its `columns`.
-static void add_skewed(const Weights& w, int64_t rows, Range columns, float* numbers) {
+// numbers[c] += the sum of `rows` rows of an unskewed tile, for its `columns`.
+static void add_unskewed(const Weights& w, int64_t rows, Range columns, float* numbers) {
   for (int64_t c = columns.low / LANES * LANES; c < columns.high; c += LANES) {
     vf sum = load(numbers + c);
-    for (int64_t i = 0; i < rows; ++i) sum += load(w.skew + i * SKEW_LD + c);
+    for (int64_t i = 0; i < rows; ++i) sum += load(w.unskewed + i * UNSKEWED_LD + c);
     store(numbers + c, sum);
   }
 }

@@ -4,8 +4,8 @@
 #pragma once
 #include "backward_problem.h"
 #include "loads.cuh"
+#include "skew_transposed.cuh"
 #include "softmax.cuh"
-#include "turn.cuh"
 
 namespace txl_cuda {
 
@@ -21,7 +21,8 @@ struct KeysShape {
   // text are one factor of 128 rows.
   static constexpr int R_BYTES = (R_STAGES + 1) * TILE;
 
-  static constexpr int turn = 0, position = turn + GROUPS * 2 * Turn::BYTES, content = position + STAGES * BYTES;
+  static constexpr int skew = 0, position = skew + GROUPS * 2 * SkewTransposed::BYTES,
+                       content = position + STAGES * BYTES;
   static constexpr int dout = content + STAGES * BYTES, r = dout + STAGES * BYTES, k = r + WIDTH / SIDE * R_BYTES;
   static constexpr int v = k + (IN_SHARED ? GROUPS * BYTES : 0), stats = v + (IN_SHARED ? GROUPS * BYTES : 0);
   static constexpr int reach = stats + STAGES * STATS;  // by stage: largest low, least high of its queries
@@ -157,7 +158,7 @@ class KeysGroup {
         stats_(block.q.clear(), block.q.empty()),
         r_(block.r.full(), block.r.empty()),
         r_below_(block.r.full(), block.r.empty()),
-        turn_(block.address(0), S::turn + group_ * 2 * Turn::BYTES, warp_) {}
+        skew_(block.address(0), S::skew + group_ * 2 * SkewTransposed::BYTES, warp_) {}
 
   TXL_DEVICE void run() {
     load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, row_, rows(), k_);
@@ -225,15 +226,15 @@ class KeysGroup {
     results(both);
     r_.skip();
     r_below_.give_back();
-    turn_.put(both, less, step);
+    skew_.put(both, less, step);
     multiply_rows(weights, v_, S::v, stage(S::dout, n));
     meet_group(group_);
-    float turned[32];
-    turn_.get(turned, step);
+    float skewed[32];
+    skew_.get(skewed, step);
     await_products<1>();
     results(scores);
     TXL_UNROLL
-    for (int m = 0; m < 32; ++m) scores[m] += turned[m];
+    for (int m = 0; m < 32; ++m) scores[m] += skewed[m];
   }
   // Products of keys or values with a tile of queries.
   TXL_DEVICE void multiply_rows(float (&d)[32], const uint32_t (&rows)[S::WIDTH / 4], int at, uint32_t queries) const {
@@ -341,7 +342,7 @@ class KeysGroup {
   int row_;  // of the first key in its tensor
   Reader<S::STAGES> q_, stats_;
   Reader<S::R_STAGES> r_, r_below_;
-  Turn turn_;
+  SkewTransposed skew_;
   uint32_t k_[S::WIDTH / 4], v_[S::WIDTH / 4];
 };
 

@@ -1,7 +1,7 @@
 // Gradients of queries and of r: a block of GROUPS x 64 queries walks its tiles of keys, as in
 // forward.cuh. Six products a tile; dS of a tile goes to distances (unskew.cuh), where a block of 64,
 // once whole, gives G.r to dq and G^T.(q + w) to dr, which is added up in global memory. With q + w in
-// registers dr comes turned: (q + w)^T.G reads only G from shared memory.
+// registers dr comes transposed: (q + w)^T.G reads only G from shared memory.
 #pragma once
 #include "backward_problem.h"
 #include "query_block.cuh"
@@ -112,7 +112,7 @@ class QueriesGroup {
     unskew_.put(none, 0), unskew_.put(none, 1);
     fence_units();
     meet_group(group_);
-    if constexpr (!S::IN_SHARED) load_turned(tile(S::position), turned_);
+    if constexpr (!S::IN_SHARED) load_transposed(tile(S::position), transposed_);
   }
 
   // Queries that see nothing may hold anything, and meet a dS of 0.
@@ -171,7 +171,7 @@ class QueriesGroup {
     if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, false>(block, tile(S::position), r);
     multiply<T, Rows::own, false>(block, position_, r);
   }
-  // Products of queries with k, added to what was shifted; of dout with v.
+  // Products of queries with k, added to what was skewed; of dout with v.
   TXL_DEVICE void ask_content(float (&scores)[32]) {
     const uint32_t k = stage(S::k, k_.take());
     if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, true>(scores, tile(S::content), k);
@@ -189,7 +189,7 @@ class QueriesGroup {
   TXL_DEVICE uint32_t slot(int t) const { return static_cast<uint32_t>(t & 1); }
   TXL_DEVICE void ask_distances(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
     multiply<T, 64, Rows::own, Rows::depth, true>(dq, distances(t), stage(S::r, r_again_.stage()));
-    if constexpr (!S::IN_SHARED) return multiply<T, Rows::depth, false>(dr, turned_, distances(t));
+    if constexpr (!S::IN_SHARED) return multiply<T, Rows::depth, false>(dr, transposed_, distances(t));
     multiply<T, 64, Rows::depth, Rows::depth, false>(dr, distances(t), tile(S::position));
   }
   TXL_DEVICE void add_to_r(const float (&dr)[S::WIDTH / 2], int t) const {
@@ -207,9 +207,9 @@ class QueriesGroup {
         }
       }
     } else if (D == S::WIDTH && row >= 0 && row + SIDE - 6 <= rows) {
-      add_turned<true>(to, dr, row, rows, D);
+      add_transposed<true>(to, dr, row, rows, D);
     } else {
-      add_turned<false>(to, dr, row, rows, D);
+      add_transposed<false>(to, dr, row, rows, D);
     }
   }
   template <bool WHOLE>
@@ -220,7 +220,7 @@ class QueriesGroup {
   }
   // Rows of dr are columns of r, its columns rows of r from `row` on. WHOLE: all of them exist.
   template <bool WHOLE>
-  TXL_DEVICE void add_turned(float* to, const float (&dr)[32], int row, int rows, int D) const {
+  TXL_DEVICE void add_transposed(float* to, const float (&dr)[32], int row, int rows, int D) const {
     const int columns = D - own_row(warp_), step = WHOLE ? S::WIDTH : D;
     TXL_UNROLL
     for (int n = 0; n < 32; n += 4) {
@@ -233,7 +233,7 @@ class QueriesGroup {
       row += 6, to += 6 * step;
     }
   }
-  TXL_DEVICE void shift(const float (&block)[32], float (&scores)[32], int t) {
+  TXL_DEVICE void skew(const float (&block)[32], float (&scores)[32], int t) {
     skew_.put(block, t);
     meet_warp();
     skew_.get(scores, t);  // giving a tile back puts this before what the next tile puts there
@@ -266,8 +266,8 @@ class QueriesGroup {
     r_again_.give_back();
   }
 
-  // For each tile of keys, with G = dS at distances (unshifted):
-  //   S = shift((q + w) r^T) + (q + u) k^T,  P = 2^(S - lse),  dS = P (dout v^T - delta)
+  // For each tile of keys, with G = unskew(dS):
+  //   S = skew((q + w) r^T) + (q + u) k^T,  P = 2^(S - lse),  dS = P (dout v^T - delta)
   //   dq += dS k + G r,  dr += G^T (q + w)
   // Tile t, whose position scores `scores` holds; dr of the block of distances that was whole at the tile
   // before is added up (0 in the first two steps), the next is asked for; and position scores of the tile after.
@@ -296,7 +296,7 @@ class QueriesGroup {
     meet_group(group_);
     await_products<1>();
     results(block);
-    shift(block, scores, t + 1);
+    skew(block, scores, t + 1);
     await_products<0>();
     results(dq);
     k_.give_back();
@@ -311,7 +311,7 @@ class QueriesGroup {
     ask_positions(block);
     await_products<0>();
     results(block);
-    shift(block, scores, own.from);
+    skew(block, scores, own.from);
     step<true>(scores, dq, dr, own.from);
     TXL_ROLLED
     for (int t = own.from + 1; t < own.to; ++t) step<false>(scores, dq, dr, t);
@@ -375,7 +375,7 @@ class QueriesGroup {
   int r_row_;  // this thread's first of the block that is whole after tile 0
   float* dr_;  // its row 0
   uint32_t content_[S::WIDTH / 4], position_[S::WIDTH / 4], dout_[S::WIDTH / 4];
-  uint32_t turned_[16];       // (q + w)^T
+  uint32_t transposed_[16];   // (q + w)^T
   float base_[2], delta_[2];  // lse, less log2 ln 2
 };
 

@@ -79,14 +79,14 @@ class ForwardGroup {
     multiply<T, Rows::own, true>(scores, content_, block_.address(S::k + k_.take() * S::BYTES));
   }
   // Tile t's new block goes to the ring, its scores come from there.
-  TXL_DEVICE void shift(const float (&block)[32], float (&scores)[32], int t) {
+  TXL_DEVICE void skew(const float (&block)[32], float (&scores)[32], int t) {
     skew_.put(block, t);
     meet_warp();
     skew_.get(scores, t);  // giving a tile back puts this before what the next tile puts there
   }
 
   // For each tile of keys, queries scaled to base 2:
-  //   S = shift((q + w) r^T) + (q + u) k^T,  P = 2^(S - top),  values = rescale values + P v
+  //   S = skew((q + w) r^T) + (q + u) k^T,  P = 2^(S - top),  values = rescale values + P v
   TXL_DEVICE void walk(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
     float block[32], scores[32], rescale[2];
     uint32_t weights[16];
@@ -100,7 +100,7 @@ class ForwardGroup {
     await_products<0>();
     results(block);
     r_.give_back();
-    shift(block, scores, own.from);
+    skew(block, scores, own.from);
 
     ask_content(scores);
     ask_positions(block);  // of the tile after
@@ -115,8 +115,8 @@ class ForwardGroup {
 
     TXL_ROLLED
     for (int t = own.from + 1; t < own.to; ++t) {
-      ask_values(values, weights);  // of the tile before, while this one's scores are shifted
-      shift(block, scores, t);
+      ask_values(values, weights);  // of the tile before, while this one's scores are skewed
+      skew(block, scores, t);
       ask_content(scores);
       ask_positions(block);
       await_products<1>();

@@ -33,6 +33,15 @@ TXL_DEVICE void load_tile(char* shared, int to, Barrier* full, const RowsMap& ro
   copy_tile<S>(shared, to, full, rows, row, h, b);
 }
 
+// A place in a ring of stages that several warpgroups walk in the same order.
+template <int STAGES>
+struct Walk {
+  int stage = 0, parity = 0;
+  TXL_DEVICE void next() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+};
+
 // A warpgroup's way through a ring: it waits for a tile, uses it, and gives it back by warp.
 template <int STAGES>
 class Reader {

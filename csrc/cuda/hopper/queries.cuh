@@ -128,8 +128,8 @@ TXL_DEVICE void store_factor(const uint32_t (&a)[WIDTH / 4], uint32_t tile) {
   TXL_UNROLL
   for (int n = 0; n < WIDTH / 4; ++n) put_shared(tile + in_tile(factor_row(n), factor_column(n)), a[n]);
 }
-// A tile of 64 x 64 turned, as a left factor in registers: row d has column d of the tile.
-TXL_DEVICE void load_turned(uint32_t tile, uint32_t (&a)[16]) {
+// A tile of 64 x 64 transposed, as a left factor in registers: row d has column d of the tile.
+TXL_DEVICE void load_transposed(uint32_t tile, uint32_t (&a)[16]) {
   TXL_UNROLL
   for (int n = 0; n < 16; ++n) {
     const int d = factor_row(n), pair = d / 2 * 2, shift = d % 2 * 16;

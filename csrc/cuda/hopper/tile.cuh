@@ -42,13 +42,4 @@ TXL_DEVICE void meet_group(int group) {
   meet_threads<3, GROUP>();
 }
 
-// A place in a ring of stages that several warpgroups walk in the same order.
-template <int STAGES>
-struct Walk {
-  int stage = 0, parity = 0;
-  TXL_DEVICE void next() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
-  }
-};
-
 }  // namespace txl_cuda

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-import triton
 
 from txl_kernels.backends.triton import config
 from txl_kernels.backends.triton.config import interpreted

@@ -1,7 +1,7 @@
 """Backward, dq: a block of queries walks its keys as forward does.
 
 5 products a tile, 6 with dr by atomics. Scores come from lse. The tile's dS, joined with the one
-before, is skewed into distance coordinates: G[m, c] is the gradient of the score at distance d0 +
+before, is unskewed into distance coordinates: G[m, c] is the gradient of the score at distance d0 +
 c, complete for these queries, so dq through positions is G @ r, one product.
 
 Before it `prepare_kernel` computes what backward needs of every query, once instead of per tile;
@@ -118,7 +118,7 @@ def _in_use(last, rows, row0, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _skewed(ds, ds_before, s, BLOCK: tl.constexpr):
+def _unskew(ds, ds_before, s, BLOCK: tl.constexpr):
     """G of this tile: [BLOCK, BLOCK], as all; s: scores, for their layout."""
     if ds.dtype.primitive_bitwidth == 16:
         # In 4 bytes, which have no bank conflicts, and in the layout that the next product takes.
@@ -197,7 +197,7 @@ def _walk(
         ds = ds.to(k.dtype)
         dq = dot(ds, k, dq, PRECISION)
         if (table is not None) or (number_gradient is not None):
-            G = _skewed(ds, ds_before, s, BLOCK)
+            G = _unskew(ds, ds_before, s, BLOCK)
             dq = _through_positions(
                 dq, G, queries.qw, table, row_last, gradient, number_gradient, d0, BLOCK, PRECISION, layout
             )

@@ -1,4 +1,4 @@
-// The relative shift with keys as rows: from products of queries and two blocks of distances to scores
+// The relative shift (skew.cuh) with keys as rows: from products of queries and two blocks of distances to scores
 // [keys, queries] of a warpgroup.
 //
 // Row m, column c of the blocks above and below the distance of the first query to the first key: key
@@ -11,12 +11,12 @@
 
 namespace txl_cuda {
 
-class Turn {
+class SkewTransposed {
  public:
   static constexpr int BYTES = 4 * SIDE * SIDE;
 
   // buffers: two, at a multiple of 32 KB from `memory`, which may begin anywhere; they take turns.
-  TXL_DEVICE Turn(uint32_t memory, int buffers, int warp) : memory_(memory) {
+  TXL_DEVICE SkewTransposed(uint32_t memory, int buffers, int warp) : memory_(memory) {
     const int lane = thread() % WARP, row = lane / 4, pair = lane % 4;
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
