@@ -55,7 +55,7 @@ FORWARD = [
         "race",
     ),
     ("a meeting before giving back", "loads", "give_back() {\n    meet_warp();", "give_back() {", NARROW, "race"),
-    ("a stage too few", "tile", "if (++stage == STAGES)", "if (++stage == STAGES + 1)", NARROW, ""),
+    ("a stage too few", "loads", "if (++stage == STAGES)", "if (++stage == STAGES + 1)", NARROW, ""),
     (
         "a tile too few of r",
         "query_block",
