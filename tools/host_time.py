@@ -134,6 +134,8 @@ def whole_call() -> tuple[Callable[[], Any], Callable[[], Any]]:
     """`rel_attention` without gradients, and with backward."""
     call = call_of(memory=L)
     *inputs, k_mem, v_mem = call[:8]
+    for x in inputs:
+        x.requires_grad_()
     dout = torch.zeros_like(call.q)
 
     def forward() -> torch.Tensor:
@@ -141,12 +143,7 @@ def whole_call() -> tuple[Callable[[], Any], Callable[[], Any]]:
 
     def both() -> None:
         with torch.enable_grad():
-            for x in inputs:
-                x.requires_grad_()
-            out = forward()
-            torch.autograd.grad(out, inputs, dout)
-            for x in inputs:
-                x.requires_grad_(False)
+            torch.autograd.grad(forward(), inputs, dout)
 
     return forward, both
 
