@@ -17,7 +17,7 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 def multiplies_bf16(device: torch.device) -> bool:
     """Whether this is a CPU whose units are known to multiply bfloat16 faster than float32: Arm's
     (`neon_bf16`) have run in an emulator only."""
-    return device.type == "cpu" and instruction_set() in ("amx_f32", "amx", "avx512_bf16")
+    return device.type == "cpu" and instruction_set() in ("amx", "avx512_bf16")
 
 
 def instruction_set() -> str | None:

@@ -33,9 +33,7 @@ def _native_lines() -> list[str]:
         return [f"  {cpu.native.missing}"]
     module = cpu.prepare()
     refused = module.refused()
-    others = [
-        isa for isa in module.isas(False) if isa not in module.isas(True) and not (refused and isa.startswith("amx"))
-    ]
+    others = [isa for isa in module.isas(False) if isa not in module.isas(True) and not (refused and isa == "amx")]
     lines = [_origin(cpu.native), f"  instruction set {module.isa()} (runs here: {', '.join(module.isas(True))})"]
     if others:
         lines.append(f"  not on this processor: {', '.join(others)}")

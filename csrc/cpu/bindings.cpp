@@ -24,17 +24,16 @@ class Plan {
   }
 
   // Tensors of the shapes and strides that the plan was made for; lse may be None.
-  void forward(const py::tuple& call, const py::handle& out, const py::handle& lse, int threads, uint64_t seed,
-               int planes) const {
-    const txl::Problem p = problem(call, out, lse, threads, seed, planes);
+  void forward(const py::tuple& call, const py::handle& out, const py::handle& lse, int threads, uint64_t seed) const {
+    const txl::Problem p = problem(call, out, lse, threads, seed);
     const txl::Calls& calls = txl::kernels().of(p);
     txl::without_gil([&] { calls.forward(p); });
   }
 
   // gradients: of the inputs, in their order, each a tensor or None. dlse may be None.
   void backward(const py::tuple& call, const py::handle& out, const py::handle& lse, const py::handle& dout,
-                const py::handle& dlse, const py::tuple& gradients, int threads, uint64_t seed, int planes) const {
-    const txl::Problem p = problem(call, out, lse, threads, seed, planes);
+                const py::handle& dlse, const py::tuple& gradients, int threads, uint64_t seed) const {
+    const txl::Problem p = problem(call, out, lse, threads, seed);
     txl::Gradients g;
     txl::View* const views[txl::INPUTS] = {&g.dq, &g.dk, &g.dv, &g.dr, &g.du, &g.dw, &g.dk_mem, &g.dv_mem, &g.dr_bias};
     for (size_t i = 0; i < txl::INPUTS; ++i)
@@ -46,11 +45,11 @@ class Plan {
   }
 
  private:
-  txl::Problem problem(const py::tuple& call, const py::handle& out, const py::handle& lse, int threads, uint64_t seed,
-                       int planes) const {
+  txl::Problem problem(const py::tuple& call, const py::handle& out, const py::handle& lse, int threads,
+                       uint64_t seed) const {
     txl::Problem p = problem_;
     txl::point_to(p, call, out, lse);
-    p.threads = threads, p.seed = seed, p.planes = planes;
+    p.threads = threads, p.seed = seed;
     return p;
   }
 
@@ -103,9 +102,9 @@ PYBIND11_MODULE(_native, m) {
       .def(py::init<const py::tuple&, const py::handle&, int, uint32_t>(), py::arg("call"), py::arg("out"),
            py::arg("type"), py::arg("drop_below"))
       .def("forward", &Plan::forward, py::arg("call"), py::arg("out"), py::arg("lse"), py::arg("threads"),
-           py::arg("seed"), py::arg("planes") = 3)
+           py::arg("seed"))
       .def("backward", &Plan::backward, py::arg("call"), py::arg("out"), py::arg("lse"), py::arg("dout"),
-           py::arg("dlse"), py::arg("gradients"), py::arg("threads"), py::arg("seed"), py::arg("planes") = 3);
+           py::arg("dlse"), py::arg("gradients"), py::arg("threads"), py::arg("seed"));
   txl::define_facts(m);
   txl::define_signature(m);
   m.def("intervals", &intervals_of);
@@ -113,7 +112,6 @@ PYBIND11_MODULE(_native, m) {
   m.def("read", &read_once, py::arg("pointer"), py::arg("floats"), py::arg("threads"));
   m.def("exp", &exp_of, py::arg("from_pointer"), py::arg("to_pointer"), py::arg("count"));
   m.def("isa", [] { return std::string(txl::kernels().isa); }, "The instruction set in use.");
-  m.def("splits", [] { return txl::kernels().splits; }, "Whether float32 is multiplied as sums of bfloat16.");
   m.def("isas", &isas, py::arg("only_supported"), "Instruction sets of this build, best first.");
   m.def("refused", &txl::refused, "What the processor has and the system keeps from this process; empty if nothing.");
   m.def("pairs_over_floats", &txl::pairs_over_floats,

@@ -22,8 +22,7 @@
 
 namespace txl {
 
-// One that multiplies both types, one that multiplies pairs of bfloat16 alone, and one that multiplies float32 alone,
-// by sums of those (isa.cpp).
+// One that multiplies both types, and one that multiplies pairs of bfloat16 alone (isa.cpp).
 #define TXL_DECLARE_VECTORS(name)                    \
   namespace isa_##name {                             \
     void forward(const Problem&);                    \
@@ -38,38 +37,26 @@ namespace txl {
     void backward(const Problem&, const Gradients&); \
     double pairs(int64_t, int);                      \
   }
-#define TXL_DECLARE_SPLIT(name)                      \
-  namespace isa_##name {                             \
-    void forward(const Problem&);                    \
-    void backward(const Problem&, const Gradients&); \
-    double fma(int64_t, int);                        \
-  }
 
-// The rest of a row of Kernels: vectors alone; pairs, and the vectors that float32 is multiplied by, or what splits it.
+// The rest of a row of Kernels: vectors alone; pairs, and the vectors that float32 is multiplied by.
 #define TXL_CALLS_OF(name) {isa_##name::forward, isa_##name::backward}
 #define TXL_BY_VECTORS(name) \
-  false, TXL_CALLS_OF(name), TXL_CALLS_OF(name), { isa_##name::fma, isa_##name::fma, isa_##name::read, isa_##name::exp }
+  TXL_CALLS_OF(name), TXL_CALLS_OF(name), { isa_##name::fma, isa_##name::fma, isa_##name::read, isa_##name::exp }
 #define TXL_BY_PAIRS(name, vectors)                                                \
-  false, TXL_CALLS_OF(vectors), TXL_CALLS_OF(name), {                              \
+  TXL_CALLS_OF(vectors), TXL_CALLS_OF(name), {                                     \
     isa_##vectors::fma, isa_##name::pairs, isa_##vectors::read, isa_##vectors::exp \
-  }
-#define TXL_BY_SPLIT(name, of_pairs, vectors)                                       \
-  true, TXL_CALLS_OF(name), TXL_CALLS_OF(of_pairs), {                               \
-    isa_##name::fma, isa_##of_pairs::pairs, isa_##vectors::read, isa_##vectors::exp \
   }
 
 TXL_DECLARE_VECTORS(baseline)
 #if defined(TXL_EMULATED)
 TXL_DECLARE_PAIRS(emulated_bf16)
 TXL_DECLARE_PAIRS(emulated_amx)
-TXL_DECLARE_SPLIT(emulated_amx_f32)
 #endif
 #if defined(__x86_64__)
 TXL_DECLARE_VECTORS(avx2)
 TXL_DECLARE_VECTORS(avx512)
 TXL_DECLARE_PAIRS(avx512_bf16)
 TXL_DECLARE_PAIRS(amx)
-TXL_DECLARE_SPLIT(amx_f32)
 #elif defined(__aarch64__)
 TXL_DECLARE_VECTORS(neon)
 TXL_DECLARE_PAIRS(neon_bf16)
@@ -88,15 +75,14 @@ bool has_avx512_bf16() {  // compilers take it to have the others, too
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-// How many times float32's vectors another unit multiplies: rates of short runs on this thread, in turns, a millisecond
-// in all; the best of each, which a busy machine hardly changes.
-double over_floats(double (*unit)(int64_t, int), int64_t iterations) {
-  constexpr int rounds = 16;
+// Rates of short runs on this thread, in turns; the best of each, which a busy machine hardly changes.
+double measured_pairs() {
+  constexpr int rounds = 16, iterations = 8000;  // a millisecond in all
   double best[2] = {0, 0};
   for (int n = 0; n < rounds; ++n)
     for (int z = 0; z < 2; ++z) {
       const auto began = std::chrono::steady_clock::now();
-      const double done = z ? unit(iterations, 1) : isa_avx512::fma(8000, 1);
+      const double done = (z ? isa_avx512_bf16::pairs : isa_avx512::fma)(iterations, 1);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
       best[z] = std::max(best[z], done / std::max(took.count(), 1e-9));
     }
@@ -142,9 +128,8 @@ const Kernels* find(const std::string& name) {
   for (const Kernels& k : all_kernels()) {
     if (name.empty() ? k.supported() && k.chosen() : name == k.isa) {
       if (!k.supported())
-        throw std::runtime_error(
-            "TXL_KERNELS_ISA=" + name + ": " +
-            (name.rfind("amx", 0) == 0 && !refused().empty() ? refused() : "this processor does not have it"));
+        throw std::runtime_error("TXL_KERNELS_ISA=" + name + ": " +
+                                 (name == "amx" && !refused().empty() ? refused() : "this processor does not have it"));
       return &k;
     }
     known += (known.empty() ? "" : ", ") + std::string(k.isa);
@@ -158,7 +143,7 @@ std::atomic<const Kernels*> g_chosen{nullptr};
 
 double pairs_over_floats() {
 #if defined(__x86_64__)
-  static const double ratio = has_avx512_bf16() && !knows_amx() ? over_floats(isa_avx512_bf16::pairs, 8000) : 0;
+  static const double ratio = has_avx512_bf16() && !knows_amx() ? measured_pairs() : 0;
   return ratio;
 #else
   return 0;
@@ -176,7 +161,6 @@ std::string refused() {
 const std::vector<Kernels>& all_kernels() {
   static const std::vector<Kernels> all = {
 #if defined(__x86_64__)
-      {"amx_f32", has_amx, never, TXL_BY_SPLIT(amx_f32, amx, avx512)},  // no AMX has run it
       {"amx", has_amx, always, TXL_BY_PAIRS(amx, avx512)},
       {"avx512_bf16", has_avx512_bf16, gains_by_pairs, TXL_BY_PAIRS(avx512_bf16, avx512)},
       {"avx512", has_avx512, always, TXL_BY_VECTORS(avx512)},
@@ -189,7 +173,6 @@ const std::vector<Kernels>& all_kernels() {
 #if defined(TXL_EMULATED)
       {"emulated_bf16", always, never, TXL_BY_PAIRS(emulated_bf16, baseline)},
       {"emulated_amx", always, never, TXL_BY_PAIRS(emulated_amx, baseline)},
-      {"emulated_amx_f32", always, never, TXL_BY_SPLIT(emulated_amx_f32, emulated_amx, baseline)},
 #endif
   };
   return all;

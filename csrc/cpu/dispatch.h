@@ -27,7 +27,6 @@ struct Kernels {
   const char* isa;
   bool (*supported)();
   bool (*chosen)();  // of its own accord, if supported
-  bool splits;       // float32 into bfloat16, as many as Problem::planes says
   Calls f32, bf16;
   Probes probes;
 

@@ -15,38 +15,28 @@ namespace txl::TXL_ISA {
 
 void forward(const Problem& p) {
   if (p.B * p.H * p.L == 0) return;
-#if !defined(TXL_PAIRS) || defined(TXL_SPLIT)
+#ifndef TXL_PAIRS
   if (p.type == Type::f32) return run_forward<float>(p);
 #endif
-#ifndef TXL_SPLIT
   run_forward<bf16>(p);
-#endif
 }
 
 void backward(const Problem& p, const Gradients& g) {
-#if !defined(TXL_PAIRS) || defined(TXL_SPLIT)
+#ifndef TXL_PAIRS
   if (p.type == Type::f32) return run_backward<float>(p, g);
 #endif
-#ifndef TXL_SPLIT
   run_backward<bf16>(p, g);
-#endif
 }
 
 // For benchmarks and tests: Probes of dispatch.h.
 
 #ifdef TXL_PAIRS
-#ifdef TXL_SPLIT
-constexpr double PRODUCTS_OF_ONE = PRODUCTS;  // of bfloat16 for one of float32
-double fma(int64_t iterations, int threads) {
-#else
-constexpr double PRODUCTS_OF_ONE = 1;
 double pairs(int64_t iterations, int threads) {
-#endif
   parallel_for(threads, threads, [&](int64_t, int) {
     [[maybe_unused]] const Unit unit;
     busy(iterations);
   });
-  return operations_of(iterations) * threads / PRODUCTS_OF_ONE;
+  return operations_of(iterations) * threads;
 }
 
 #else

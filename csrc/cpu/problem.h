@@ -7,7 +7,6 @@ namespace txl {
 struct Problem : Attention {
   int threads = 1;
   uint64_t seed = 0;
-  int planes = 3;  // bfloat16 of a float32, where units multiply those: 3, 2 or 1
 };
 
 struct Gradients {                  // what is out: data == nullptr where it is not wanted

@@ -42,7 +42,7 @@ def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tu
         kept = _keep(plans, call, empty_out(call.q, call.v))
     out = kept.empty_like(call.v if kept.like_v else call.q)
     lse = torch.empty(kept.lse_shape, dtype=torch.float32, device=call.q.device) if need_lse else None
-    kept.plan.forward(call, out, lse, torch.get_num_threads(), _seed(call), _planes(call))
+    kept.plan.forward(call, out, lse, torch.get_num_threads(), _seed(call))
     return out, lse
 
 
@@ -66,7 +66,7 @@ def backward(
             for x, want in zip(inputs_of(call), wanted, strict=True)
         ]
     )
-    kept.plan.backward(call, out, lse, dout, dlse, grads, torch.get_num_threads(), _seed(call), _planes(call))
+    kept.plan.backward(call, out, lse, dout, dlse, grads, torch.get_num_threads(), _seed(call))
     return grads
 
 
@@ -96,21 +96,6 @@ def _keep(plans: Plans | None, call: Call, out: Tensor) -> _Kept:
 
 def _seed(call: Call) -> int:
     return 0 if call.seed is None else int(call.seed) & (2**64 - 1)
-
-
-PLANES = {"highest": 3, "high": 2, "medium": 1}
-
-
-def _planes(call: Call) -> int:
-    """How many bfloat16 a float32 is the sum of where units multiply those, by
-    `torch.set_float32_matmul_precision`."""
-    if call.q.dtype != torch.float32 or not native.module.splits():
-        return PLANES["highest"]
-    try:
-        return PLANES[torch.get_float32_matmul_precision()]
-    except RuntimeError:  # said by torch.backends.fp32_precision, which this function refuses to tell
-        matmul: Any = getattr(torch.backends.mkldnn, "matmul")  # noqa: B009 - torch's stubs lack it
-        return {"tf32": 2, "bf16": 1}.get(matmul.fp32_precision, 3)
 
 
 @functools.cache

@@ -10,27 +10,27 @@ namespace {
 
 // One thread's working memory.
 struct BackwardScratch {
-  Cells k_panels, k_rows, v_panels, qu, qw, dout;
+  Cell *k_panels, *k_rows, *v_panels, *qu, *qw, *dout;
   float *content, *position, *dp, *factor, *step, *dq;
   Weights weights;
   KeyGradients keys;
   Table table;
 
   BackwardScratch(Arena& a, const Problem& p, const BackwardPlan& z)
-      : k_panels(take_cells(a, p, BLOCK_S * deep(p.D))),
-        k_rows(take_cells(a, p, BLOCK_S * z.Dp)),
-        v_panels(take_cells(a, p, BLOCK_S * deep(p.Dv))),
-        qu(take_cells(a, p, BLOCK_L * z.Dp)),
-        qw(take_cells(a, p, BLOCK_L * z.Dp)),
-        dout(take_cells(a, p, BLOCK_L * z.Dvp)),
+      : k_panels(a.take<Cell>(BLOCK_S * deep(p.D))),
+        k_rows(a.take<Cell>(BLOCK_S * z.Dp)),
+        v_panels(a.take<Cell>(BLOCK_S * deep(p.Dv))),
+        qu(a.take<Cell>(BLOCK_L * z.Dp)),
+        qw(a.take<Cell>(BLOCK_L * z.Dp)),
+        dout(a.take<Cell>(BLOCK_L * z.Dvp)),
         content(a.take(MR * BLOCK_S)),
         position(a.take(MR * POSITION_LD)),
         dp(a.take(MR * BLOCK_S)),
         factor(a.take(BLOCK_L * BLOCK_S)),
         step(a.take(MR * z.Dp)),
         dq(z.chunks == 1 ? a.take(z.dq_floats()) : nullptr),
-        weights(a, p),
-        keys(a, p, z.Dp, z.Dvp, z.dr_rows()),
+        weights(a),
+        keys(a, z.Dp, z.Dvp, z.dr_rows()),
         table(a, Table::room(BLOCK_S + BLOCK_L), p, z.Dp) {}
 };
 
@@ -72,7 +72,8 @@ TXL_INLINE auto* gradient_of(const Problem& p, bool whole) {
 }
 
 // c[MR][width] += a[MR][n] . b[n][width], and the sum over the MR rows of what was added, to `sum`.
-static void add_and_sum(Cells a, int64_t lda, Cells b, int64_t n, int64_t width, float* step, float* c, float* sum) {
+static void add_and_sum(const Cell* a, int64_t lda, const Cell* b, int64_t n, int64_t width, float* step, float* c,
+                        float* sum) {
   memset(step, 0, sizeof(float) * MR * width);
   add_times_rows(a, lda, b, n, width, step);
   for (int64_t d = 0; d < width; d += LANES) {
@@ -164,7 +165,7 @@ static void backward_part(const Problem& p, const Gradients& g, const BackwardPl
     s.keys.start_tile(met && dk, met && dv, packed);
     if (met) {
       pack_keys<T>(p, in_use, p.k_mem, p.k, at.b, at.h, j0, packed, D, Dp, s.k_panels, s.k_rows);
-      pack_keys<T>(p, in_use, p.v_mem, p.v, at.b, at.h, j0, packed, Dv, Dvp, s.v_panels, Cells{});
+      pack_keys<T>(p, in_use, p.v_mem, p.v, at.b, at.h, j0, packed, Dv, Dvp, s.v_panels, nullptr);
     }
     // Downwards, so that the table moves upwards.
     for (int64_t block = met_by.high - 1; met && block >= met_by.low; --block) {

@@ -19,7 +19,7 @@ constexpr int64_t PART_TILES = 4;                // tiles of a part, at least
 // score may be weight. Tells the sums of the weights before dropout and the largest scores, by lanes.
 template <bool WHOLE, bool DROP, bool CAPPED>
 static void weigh(const float* score, const float* position, const Cap& cap, float shift, const float* factor,
-                  int64_t low, int64_t high, int64_t from, int64_t to, Cells weight, vf& sum, vf& top) {
+                  int64_t low, int64_t high, int64_t from, int64_t to, Cell* weight, vf& sum, vf& top) {
   vf added = {}, largest = splat(-INF);
   for (int64_t n = from; n < to; n += WEIGHTS) {
     vf kept[WEIGHTS / LANES];
@@ -35,7 +35,7 @@ static void weigh(const float* score, const float* position, const Cap& cap, flo
       kept[z] = e;
       if (DROP) kept[z] = lanes_within(at, low, high) ? e * load(factor + at) : vf{};  // beyond, none is known
     }
-    store_weights(kept, weight + n);
+    store_weights(weight + n, kept);
   }
   sum = added, top = largest;
 }
@@ -116,28 +116,28 @@ struct ForwardPlan {
 
 #ifdef TXL_PAIRS
 // Forward's weights, rounded.
-TXL_INLINE Cells weights_of(Arena& a, const Problem& p, float*) { return take_cells(a, p, MR * BLOCK_S); }
+TXL_INLINE bf16* weights_of(Arena& a, float*) { return a.take<bf16>(MR * BLOCK_S); }
 #else
 // Forward's weights take the place of the scores.
-TXL_INLINE float* weights_of(Arena&, const Problem&, float* scores) { return scores; }
+TXL_INLINE float* weights_of(Arena&, float* scores) { return scores; }
 #endif
 
 // One thread's working memory.
 struct ForwardScratch {
-  Cells qu, qw, k_panels, v_rows;
+  Cell *qu, *qw, *k_panels, *v_rows;
   float *content, *position;
-  Cells weights;
+  Cell* weights;
   float *factor, *result;
   Table table;
 
   ForwardScratch(Arena& a, const Problem& p, const ForwardPlan& z)
-      : qu(take_cells(a, p, z.rows * z.Dp)),
-        qw(take_cells(a, p, z.rows * z.Dp)),
-        k_panels(take_cells(a, p, BLOCK_S * deep(p.D))),
-        v_rows(take_cells(a, p, BLOCK_S * z.Dvp)),
+      : qu(a.take<Cell>(z.rows * z.Dp)),
+        qw(a.take<Cell>(z.rows * z.Dp)),
+        k_panels(a.take<Cell>(BLOCK_S * deep(p.D))),
+        v_rows(a.take<Cell>(BLOCK_S * z.Dvp)),
         content(a.take(MR * BLOCK_S)),
         position(a.take(MR * POSITION_LD)),
-        weights(weights_of(a, p, content)),
+        weights(weights_of(a, content)),
         factor(a.take(GROUP * BLOCK_S)),
         result(a.take(z.entry())),
         table(a, Table::room(BLOCK_S + z.rows), p, 0) {}
@@ -160,8 +160,8 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
     const Range tile = within(ranges.all, j0);
     const int64_t first = tile.low / NR * NR, last = round_up(tile.high, NR);
     pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0 + first, last - first, p.D, Dp, s.k_panels + first * deep(p.D),
-                 Cells{});
-    pack_keys<T>(p, in_use, p.v_mem, p.v, b, h, j0 + first, last - first, p.Dv, Dvp, Cells{}, s.v_rows + first * Dvp);
+                 nullptr);
+    pack_keys<T>(p, in_use, p.v_mem, p.v, b, h, j0 + first, last - first, p.Dv, Dvp, nullptr, s.v_rows + first * Dvp);
     s.table.template cover<T>(p, in_use, h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Dp);
     for (int64_t i = 0; i < rows; i += MR) {
       if (p.drop_below && i % GROUP == 0)
@@ -175,11 +175,11 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
                                                  s.table, s.content, s.position);
         for (int64_t x = 0; x < MR; ++x) {
           const Range own = within(ranges.row[i + x], j0);
-          const Cells weights = s.weights + x * BLOCK_S;
+          Cell* const weights = s.weights + x * BLOCK_S;
           float* const score = s.content + x * BLOCK_S;
           const float* const position = positions.row(x);
           if (!own.any()) {
-            clear(weights + from, to - from);
+            memset(weights + from, 0, sizeof(Cell) * (to - from));
             continue;
           }
           if (softmax.reference[x] == -INF) softmax.reference[x] = first_score(score, position, cap, own);

@@ -14,8 +14,8 @@ constexpr int64_t UNSKEWED_LD = BLOCK_S + BLOCK_L;
 struct WeightRow {
   float *p, *unskewed;
   void put(int64_t n, const vf* weight, const vf* gradient) const {
-    store_weights(weight, p + n);
-    store_weights(gradient, unskewed + n);
+    store_weights(p + n, weight);
+    store_weights(unskewed + n, gradient);
   }
 };
 
@@ -25,7 +25,7 @@ struct Weights {
   float *p, *unskewed;
   int64_t written = 0;  // keys of a tile that were ever written
 
-  Weights(Arena& a, const Problem&) : p(a.take(BLOCK_L * BLOCK_S)), unskewed(a.take(BLOCK_L * UNSKEWED_LD)) {}
+  explicit Weights(Arena& a) : p(a.take(BLOCK_L * BLOCK_S)), unskewed(a.take(BLOCK_L * UNSKEWED_LD)) {}
 
   void start(int64_t rows) { memset(unskewed, 0, sizeof(float) * rows * UNSKEWED_LD); }
   // Where zeros must begin to end, for a block that sees keys below `high`: behind the last group of keys
@@ -49,7 +49,7 @@ struct KeyGradients {
   bool wants_dk = false, wants_dv = false;
   float *dk, *dv;
 
-  KeyGradients(Arena& a, const Problem&, int64_t padded, int64_t padded_v, int64_t)
+  KeyGradients(Arena& a, int64_t padded, int64_t padded_v, int64_t)
       : Dp(padded), Dvp(padded_v), dk(a.take(BLOCK_S * Dp)), dv(a.take(BLOCK_S * Dvp)) {}
 
   void start_item() {}
@@ -86,25 +86,26 @@ struct KeyGradients {
 #else
 // Where a row's P and dS go, from key 0 of the tile on.
 struct WeightRow {
-  Cells p, by_key, unskewed;
+  bf16 *p, *by_key, *unskewed;
   void put(int64_t n, const vf* weight, const vf* gradient) const {
-    store_weights(weight, p + n);
-    store_weights(gradient, by_key + n, unskewed + n);
+    store_weights(p + n, weight);
+    store_weights(by_key + n, gradient);
+    store_weights(unskewed + n, gradient);
   }
 };
 
 // P [BLOCK_L][BLOCK_S], dS the same and unskewed.
 struct Weights {
   static constexpr int64_t KEY_LD = BLOCK_S;
-  Cells p, ds, unskewed;
+  bf16 *p, *ds, *unskewed;
   int64_t written = 0;  // keys of a tile that were ever written
 
-  Weights(Arena& a, const Problem& call)
-      : p(take_cells(a, call, BLOCK_L * BLOCK_S)),
-        ds(take_cells(a, call, BLOCK_L * BLOCK_S)),
-        unskewed(take_cells(a, call, BLOCK_L * UNSKEWED_LD)) {}
+  explicit Weights(Arena& a)
+      : p(a.take<bf16>(BLOCK_L * BLOCK_S)),
+        ds(a.take<bf16>(BLOCK_L * BLOCK_S)),
+        unskewed(a.take<bf16>(BLOCK_L * UNSKEWED_LD)) {}
 
-  void start(int64_t rows) { txl::TXL_ISA::clear(unskewed, rows * UNSKEWED_LD); }
+  void start(int64_t rows) { memset(unskewed, 0, sizeof(bf16) * rows * UNSKEWED_LD); }
   // Where zeros must begin to end, for a block that sees keys below `high`.
   int64_t reach(int64_t high) {
     written = max_of(written, round_up(high, STEP > NR ? STEP : NR));
@@ -113,39 +114,34 @@ struct Weights {
   WeightRow row(int64_t i) const {
     return {p + i * BLOCK_S, ds + i * BLOCK_S, unskewed + (i * UNSKEWED_LD + BLOCK_L - 1 - i)};
   }
-  Cells by_key(int64_t i) const { return ds + i * BLOCK_S; }
+  const bf16* by_key(int64_t i) const { return ds + i * BLOCK_S; }
   // What is not seen must read as zero.
   void clear(int64_t i, int64_t from, int64_t to) {
     const WeightRow at = row(i);
-    const Cells all[] = {at.p, at.by_key, at.unskewed};
-    for (const Cells& x : all) txl::TXL_ISA::clear(x + from, to - from);
+    bf16* const all[] = {at.p, at.by_key, at.unskewed};
+    for (bf16* x : all) memset(x + from, 0, sizeof(bf16) * (to - from));
   }
 };
 
 // [rows / 2][columns][2]: rows of stride ld in pairs, columns [from, to), multiples of LANES.
-static void pair_rows(Cells rows, int64_t ld, int64_t count, int64_t from, int64_t to, Cells pairs) {
-  for (int64_t s = 0; s < planes_of(rows); ++s)
-    for (int64_t i = 0; i < count; i += 2) {
-      const bf16* row = plane(rows, s) + i * ld;
-      for (int64_t n = from; n < to; n += LANES)
-        store_words(plane(pairs, s) + i * ld + 2 * n, paired(row + n, row + ld + n));
-    }
+static void pair_rows(const bf16* rows, int64_t ld, int64_t count, int64_t from, int64_t to, bf16* pairs) {
+  for (int64_t i = 0; i < count; i += 2, rows += 2 * ld, pairs += 2 * ld)
+    for (int64_t n = from; n < to; n += LANES) store_words(pairs + 2 * n, paired(rows + n, rows + ld + n));
 }
 
 // [width][BLOCK_L] of [count][width], width a multiple of NR; rows up to a whole vector are read.
-static void transpose_rows(Cells rows, int64_t width, int64_t count, Cells columns) {
+static void transpose_rows(const bf16* rows, int64_t width, int64_t count, bf16* columns) {
   static_assert(BLOCK_L % (2 * LANES) == 0, "queries in whole vectors of pairs");
-  for (int64_t s = 0; s < planes_of(rows); ++s)
-    for (int64_t i = 0; i < count; i += 2 * LANES)
-      for (int64_t d = 0; d < width; d += LANES) {
-        vf x[LANES];
-        const bf16* from = plane(rows, s) + i * width + d;
-        TXL_UNROLL(16)
-        for (int z = 0; z < LANES; ++z) x[z] = (vf)paired(from + 2 * z * width, from + (2 * z + 1) * width);
-        transpose(x);
-        TXL_UNROLL(16)
-        for (int z = 0; z < LANES; ++z) store_words(plane(columns, s) + (d + z) * BLOCK_L + i, (vu)x[z]);
-      }
+  for (int64_t i = 0; i < count; i += 2 * LANES)
+    for (int64_t d = 0; d < width; d += LANES) {
+      vf x[LANES];
+      const bf16* from = rows + i * width + d;
+      TXL_UNROLL(16)
+      for (int z = 0; z < LANES; ++z) x[z] = (vf)paired(from + 2 * z * width, from + (2 * z + 1) * width);
+      transpose(x);
+      TXL_UNROLL(16)
+      for (int z = 0; z < LANES; ++z) store_words(columns + (d + z) * BLOCK_L + i, (vu)x[z]);
+    }
 }
 
 // dk and dv of a tile and dr of an item are added up transposed, [Dp (dv: Dvp)][keys or rhos]: so that pairs of
@@ -156,9 +152,9 @@ struct KeyGradients {
   float *dk, *dv;                  // [BLOCK_S][Dp or Dvp], of a finished tile
   float *dk_columns, *dv_columns;  // [Dp or Dvp][BLOCK_S]
   float* dr_columns;               // [Dp][dr_ld]
-  Cells p_pairs, ds_pairs, unskewed_pairs, qu_columns, qw_columns, dout_columns;
+  bf16 *p_pairs, *ds_pairs, *unskewed_pairs, *qu_columns, *qw_columns, *dout_columns;
 
-  KeyGradients(Arena& a, const Problem& call, int64_t padded, int64_t padded_v, int64_t rho_rows)
+  KeyGradients(Arena& a, int64_t padded, int64_t padded_v, int64_t rho_rows)
       : Dp(padded),
         Dvp(padded_v),
         rhos(rho_rows),
@@ -168,12 +164,12 @@ struct KeyGradients {
         dk_columns(a.take(BLOCK_S * Dp)),
         dv_columns(a.take(BLOCK_S * Dvp)),
         dr_columns(a.take(dr_ld * Dp)),
-        p_pairs(take_cells(a, call, BLOCK_L * BLOCK_S)),
-        ds_pairs(take_cells(a, call, BLOCK_L * BLOCK_S)),
-        unskewed_pairs(take_cells(a, call, BLOCK_L * UNSKEWED_LD)),
-        qu_columns(take_cells(a, call, BLOCK_L * Dp)),
-        qw_columns(take_cells(a, call, BLOCK_L * Dp)),
-        dout_columns(take_cells(a, call, BLOCK_L * Dvp)) {}
+        p_pairs(a.take<bf16>(BLOCK_L * BLOCK_S)),
+        ds_pairs(a.take<bf16>(BLOCK_L * BLOCK_S)),
+        unskewed_pairs(a.take<bf16>(BLOCK_L * UNSKEWED_LD)),
+        qu_columns(a.take<bf16>(BLOCK_L * Dp)),
+        qw_columns(a.take<bf16>(BLOCK_L * Dp)),
+        dout_columns(a.take<bf16>(BLOCK_L * Dvp)) {}
 
   void start_item() { memset(dr_columns, 0, sizeof(float) * dr_ld * Dp); }
   void start_tile(bool with_dk, bool with_dv, int64_t keys) {
@@ -184,8 +180,8 @@ struct KeyGradients {
 
   // From a block whose weights are complete in `rows` rows, for keys [from, to) and, unskewed, `columns`; `rho`: the
   // item's row of dr that belongs to column 0. dr: null if it is not wanted.
-  void add(const Weights& w, Cells qu, Cells qw, Cells dout, int64_t rows, int64_t from, int64_t to, Range columns,
-           const float* dr, int64_t rho) {
+  void add(const Weights& w, const bf16* qu, const bf16* qw, const bf16* dout, int64_t rows, int64_t from, int64_t to,
+           Range columns, const float* dr, int64_t rho) {
     from = from / NR * NR, to = round_up(to, NR);
     columns = {columns.low / NR * NR, min_of(round_up(columns.high, NR), UNSKEWED_LD)};
     if (wants_dv) {
@@ -218,8 +214,8 @@ struct KeyGradients {
 
  private:
   // sums[d][n] += sum over the queries [first, last) of x[d][i] * weights[i][n], for d < width and n in [from, to).
-  void add_columns(int64_t width, Cells x, Cells pairs, int64_t ld, int64_t first, int64_t last, int64_t from,
-                   int64_t to, float* sums, int64_t sums_ld) {
+  void add_columns(int64_t width, const bf16* x, const bf16* pairs, int64_t ld, int64_t first, int64_t last,
+                   int64_t from, int64_t to, float* sums, int64_t sums_ld) {
     for (int64_t n = from; n < to; n += NR)
       for (int64_t d = 0; d < width; d += MR)
         micro<true>(x + d * BLOCK_L + first, BLOCK_L, pairs + first * ld + 2 * n, ld, last - first,

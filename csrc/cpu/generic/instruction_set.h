@@ -8,8 +8,6 @@
 //   TXL_ROUNDS_BF16  so may those of AVX512_BF16
 //   TXL_ARM_BF16     so may the instructions of FEAT_BF16
 //   TXL_PAIRS        a unit multiplies pairs of bfloat16; only calls in bfloat16 are compiled
-//   TXL_SPLIT        of those alone in float32, whose numbers are sums of bfloat16 (planes.h)
-//   TXL_AMX          the unit is AMX
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -59,14 +57,8 @@
 #define TXL_ROUNDS_BF16
 #define TXL_PAIRS
 
-#elif (defined(TXL_ISA_amx) || defined(TXL_ISA_amx_f32)) && defined(__x86_64__)  // which has AVX512_BF16, too
-#ifdef TXL_ISA_amx
+#elif defined(TXL_ISA_amx) && defined(__x86_64__)  // whose processors have AVX512_BF16, too
 #define TXL_ISA isa_amx
-#else
-#define TXL_ISA isa_amx_f32
-#define TXL_SPLIT
-#endif
-#define TXL_AMX
 #define TXL_TARGET "avx512f,avx512dq,avx512bf16,amx-tile,amx-bf16,avx2,fma"
 #define TXL_LANES 16
 #define TXL_AVX512
@@ -80,13 +72,8 @@
 #define TXL_TILE_ROWS 8
 #define TXL_TILE_DEPTH 2
 
-#elif defined(TXL_ISA_emulated_amx) || defined(TXL_ISA_emulated_amx_f32)  // amx and amx_f32, the same
-#ifdef TXL_ISA_emulated_amx
+#elif defined(TXL_ISA_emulated_amx)  // amx, the same
 #define TXL_ISA isa_emulated_amx
-#else
-#define TXL_ISA isa_emulated_amx_f32
-#define TXL_SPLIT
-#endif
 #define TXL_LANES TXL_BASELINE_LANES
 #define TXL_PAIRS
 #define TXL_TILE_ROWS 32

@@ -16,13 +16,15 @@ TXL_INLINE int64_t deep(int64_t D) { return round_up(D, DEPTH); }
 //   panels  [rows / NR][D][NR]   for a product over D    (times_panels)
 //   rows    [rows][Dp]           for a product over rows (add_times_rows)
 
+typedef float Cell;  // what is multiplied
+
 constexpr int64_t BLOCK_L = 48;  // queries of a block in backward: a multiple of MR and of 4 (dropout)
 
 // Weights are written so many at a time.
 constexpr int WEIGHTS = LANES;
 
 TXL_INLINE vf weight_of(vf score) { return exp_of(score); }
-TXL_INLINE void store_weights(const vf x[1], float* to) { store(to, x[0]); }
+TXL_INLINE void store_weights(float* p, const vf x[1]) { store(p, x[0]); }
 
 // c[MR][panels * NR] = a[MR][D] . packed panels of [D][NR].
 static __attribute__((noinline)) void times_panels(const float* a, int64_t lda, const float* panels, int64_t D,
@@ -81,13 +83,16 @@ TXL_INLINE void pack_rows(const T* const source[NR], int64_t D, int64_t Dp, floa
 //   panels  [rows / NR][Dk / 2][NR][2]   for a product over D
 //   rows    [rows / 2][Dp][2]            for a product over rows
 
+typedef bf16 Cell;  // what is multiplied
+
 constexpr int64_t BLOCK_L = 96;  // queries of a block in backward: a multiple of MR, of NR and of 4 (dropout)
 static_assert(BLOCK_L % MR == 0 && BLOCK_L % NR == 0, "blocks are whole tiles");
 
 // Weights are written so many at a time: whole rows of a tile, or what reads them waits for the halves.
 constexpr int WEIGHTS = 2 * LANES;
 
-TXL_INLINE void store_pairs(bf16* p, const vf x[2]) {
+TXL_INLINE vf weight_of(vf score) { return exp_for_bf16(score); }
+TXL_INLINE void store_weights(bf16* p, const vf x[2]) {
 #ifdef TXL_ROUNDS_BF16
   const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]);
   memcpy(p, &both, 64);
@@ -101,34 +106,15 @@ TXL_INLINE void store_pairs(bf16* p, const vf x[2]) {
 #endif
 }
 
-#ifdef TXL_SPLIT
-TXL_INLINE vf weight_of(vf score) { return exp_of(score); }
-template <class... More>
-TXL_INLINE void store_weights(const vf x[2], Cells to, More... more) {
-  vf left[2] = {x[0], x[1]};
-  for (int64_t s = 0; s < to.planes; ++s) {
-    if (s) left[0] -= load(plane(to, s - 1)), left[1] -= load(plane(to, s - 1) + LANES);
-    store_pairs(plane(to, s), left);
-    (store_pairs(plane(more, s), left), ...);
-  }
-}
-#else
-TXL_INLINE vf weight_of(vf score) { return exp_for_bf16(score); }
-template <class... More>
-TXL_INLINE void store_weights(const vf x[2], More... to) {
-  (store_pairs(to, x), ...);
-}
-#endif
-
 // c[MR][panels * NR] = a[MR][Dk] . packed panels of [Dk / 2][NR][2].
-static __attribute__((noinline)) void times_panels(Cells a, int64_t lda, Cells panels, int64_t Dk, int64_t count,
-                                                   float* c, int64_t ldc) {
+static __attribute__((noinline)) void times_panels(const bf16* a, int64_t lda, const bf16* panels, int64_t Dk,
+                                                   int64_t count, float* c, int64_t ldc) {
   for (int64_t p = 0; p < count; ++p) micro<false>(a, lda, panels + p * Dk * NR, NR, Dk, c + p * NR, ldc);
 }
 
 // c[MR][width] += a[MR][n] . paired rows b[n / 2][width][2], width a multiple of NR, n of DEPTH.
-static __attribute__((noinline)) void add_times_rows(Cells a, int64_t lda, Cells b, int64_t n, int64_t width,
-                                                     float* c) {
+static __attribute__((noinline)) void add_times_rows(const bf16* a, int64_t lda, const bf16* b, int64_t n,
+                                                     int64_t width, float* c) {
   for (int64_t x = 0; x < width; x += NR) micro<true>(a, lda, b + 2 * x, width, n, c + x, width);
 }
 
@@ -160,52 +146,6 @@ static void pack_panel(const bf16* const source[NR], int64_t D, bf16* panel) {
       for (int z = 0; z < 2; ++z) panel[d * NR + 2 * n + z] = source[n] && d + z < D ? source[n][d + z] : bf16{};
 }
 
-#ifdef TXL_SPLIT
-// A row in planes, zeros behind D.
-template <class T>
-static void pack_row(const T* row, int64_t D, int64_t Dp, Cells out) {
-  int64_t d = 0;
-  for (; row && d + LANES <= D; d += LANES) store(out + d, load(row + d));
-  for (; row && d < D; ++d) put(out + d, row[d]);
-  clear(out + d, Dp - d);
-}
-
-// Columns [d, d + DEPTH) of NR rows in planes, zeros behind D and of a null row.
-struct Columns {
-  alignas(64) bf16 at[3 * NR * DEPTH];
-  template <class T>
-  Columns(const T* const source[NR], int64_t D, int64_t d, int64_t planes) {
-    const Cells rows = cells_at(at, NR * DEPTH, planes);
-    for (int n = 0; n < NR; ++n)
-      pack_row<T>(source[n] ? source[n] + d : nullptr, min_of(D - d, DEPTH), DEPTH, rows + n * DEPTH);
-  }
-  const bf16* row(int64_t s, int64_t n) const { return at + (s * NR + n) * DEPTH; }
-};
-
-template <class T>
-static void pack_panel(const T* const source[NR], int64_t D, Cells panel) {
-  for (int64_t d = 0; d < D; d += DEPTH) {
-    const Columns columns(source, D, d, panel.planes);
-    for (int64_t s = 0; s < panel.planes; ++s) {
-      const bf16* rows[NR];
-      for (int n = 0; n < NR; ++n) rows[n] = columns.row(s, n);
-      pack_panel(rows, DEPTH, plane(panel, s) + d * NR);
-    }
-  }
-}
-
-template <class T>
-static void pack_rows(const T* const source[NR], int64_t D, int64_t Dp, Cells rows) {
-  for (int64_t d = 0; d < D; d += DEPTH) {
-    const Columns columns(source, D, d, rows.planes);
-    for (int64_t s = 0; s < rows.planes; ++s)
-      for (int n = 0; n < NR; n += 2)
-        for (int z = 0; z < DEPTH; z += LANES)
-          store_words(plane(rows, s) + n * Dp + 2 * (d + z), paired(columns.row(s, n) + z, columns.row(s, n + 1) + z));
-  }
-}
-
-#else
 template <class T>
 TXL_INLINE void pack_panel(const T* const source[NR], int64_t D, bf16* panel) {
   pack_panel(source, D, panel);
@@ -232,7 +172,6 @@ static void pack_rows(const T* const source[NR], int64_t D, int64_t Dp, bf16* ro
     memset(rows + 2 * d, 0, 2 * sizeof(bf16) * (Dp - d));
   }
 }
-#endif
 
 #endif
 

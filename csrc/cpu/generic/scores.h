@@ -38,16 +38,16 @@ TXL_INLINE float number_of(const Problem& p, int64_t h, int64_t row) {
 // dropped when the room runs out. Downwards it starts anew.
 struct Table {
   int64_t capacity;
-  Cells panels, rows;  // null without r
-  float* numbers;      // null without r_bias
+  Cell *panels, *rows;  // null without r
+  float* numbers;       // null without r_bias
   int64_t first = 0, end = 0;
   Range met{0, 0};  // rhos at which some query meets a key
 
   // row_cells: 0 for panels alone.
   Table(Arena& a, int64_t room, const Problem& p, int64_t row_cells)
       : capacity(room),
-        panels(p.r.data ? take_cells(a, p, room * deep(p.D)) : Cells{}),
-        rows(p.r.data && row_cells ? take_cells(a, p, room * row_cells) : Cells{}),
+        panels(p.r.data ? a.take<Cell>(room * deep(p.D)) : nullptr),
+        rows(p.r.data && row_cells ? a.take<Cell>(room * row_cells) : nullptr),
         numbers(p.r_bias.data ? a.take(room) : nullptr) {}
 
   // Rows of room for windows of `count` rows: twice that, so that moving the window to the front is
@@ -63,9 +63,9 @@ struct Table {
     if (from >= to) return;
     if (from >= end || from < first) first = end = from;
     if (to - first > capacity) {
-      if (panels) move(panels, panels + (from - first) * deep(p.D), (end - from) * deep(p.D));
+      if (panels) memmove(panels, panels + (from - first) * deep(p.D), sizeof(Cell) * (end - from) * deep(p.D));
       if (numbers) memmove(numbers, numbers + (from - first), sizeof(float) * (end - from));
-      if (rows) move(rows, rows + (from - first) * Dp, (end - from) * Dp);
+      if (rows) memmove(rows, rows + (from - first) * Dp, sizeof(Cell) * (end - from) * Dp);
       first = from;
     }
     if (to <= end) return;
@@ -75,7 +75,7 @@ struct Table {
     };
     if (panels)
       pack<T>(row, end, to - end, p.D, Dp, panels + (end - first) * deep(p.D),
-              rows ? rows + (end - first) * Dp : Cells{});
+              rows ? rows + (end - first) * Dp : nullptr);
     for (int64_t rho = end; numbers && rho < to; ++rho) {
       const int64_t at = rho_row(p, in_use, rho);
       numbers[rho - first] = at < 0 ? 0.f : number_of<T>(p, h, at);
@@ -133,8 +133,9 @@ struct Positions {
 // content[MR][BLOCK_S] and, as position[MR][POSITION_LD] skewed by one a row, what positions add to it, of the strip
 // whose first query is i, for the keys j0 + n with from <= n < to, from a multiple of NR. Without r one row of numbers
 // serves all. k_panels: of the tile.
-static Positions strip_scores(const Problem& p, int64_t Dp, Cells qu, Cells qw, int64_t i, int64_t j0, int64_t from,
-                              int64_t to, Cells k_panels, const Table& table, float* content, float* position) {
+static Positions strip_scores(const Problem& p, int64_t Dp, const Cell* qu, const Cell* qw, int64_t i, int64_t j0,
+                              int64_t from, int64_t to, const Cell* k_panels, const Table& table, float* content,
+                              float* position) {
   const int64_t D = deep(p.D), rho = rho_of(p, i + MR - 1, j0 + from), shift = rho % NR;  // of the last row, first key
   times_panels(qu, Dp, k_panels + from * D, D, div_up(to - from, NR), content + from, BLOCK_S);
   const float* const numbers = table.numbers ? table.numbers + (rho - shift - table.first) : nullptr;

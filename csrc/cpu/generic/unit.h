@@ -1,7 +1,7 @@
 // The tile that a unit multiplies at once: its sizes, what must be prepared (Unit) and the product (micro).
 // In float32 the vectors are the unit; pairs of bfloat16 have units of their own, summed in float32.
 #pragma once
-#include "planes.h"
+#include "vector.h"
 
 namespace txl::TXL_ISA {
 namespace {
@@ -79,7 +79,7 @@ TXL_INLINE void micro(const float* a, int64_t lda, const float* b, int64_t ldb, 
   }
 }
 
-#elif defined(TXL_AMX)
+#elif defined(TXL_ISA_amx)
 // The unit's tile by AMX: eight registers of 16 rows of 64 bytes; TDPBF16PS multiplies [16][32] by
 // [16 pairs][16] into [16][16] float32. Rows that start at multiples of 64 bytes load at full speed.
 
@@ -122,7 +122,7 @@ struct Unit {
 // c[i][0..NR) (+)= sum over k < n of a[i * lda + k] * b[k][0..NR), for i < MR; b in pairs of rows of
 // width ldb, n a multiple of DEPTH.
 template <bool ACCUMULATE>
-TXL_INLINE void micro(Cells left, int64_t lda, Cells right, int64_t ldb, int64_t n, float* c, int64_t ldc) {
+TXL_INLINE void micro(const bf16* a, int64_t lda, const bf16* b, int64_t ldb, int64_t n, float* c, int64_t ldc) {
   float* const lower = c + 16 * ldc;
   if (ACCUMULATE) {
     TXL_TILE_LOAD(0, c, 4 * ldc);
@@ -135,18 +135,15 @@ TXL_INLINE void micro(Cells left, int64_t lda, Cells right, int64_t ldb, int64_t
     TXL_TILE_ZERO(2);
     TXL_TILE_ZERO(3);
   }
-  for (int64_t z = first_product(planes_of(left)); z < PRODUCTS; ++z) {
-    const bf16 *a = plane(left, LEFT[z]), *b = plane(right, RIGHT[z]);
-    for (int64_t k = 0; k < n; k += DEPTH) {
-      TXL_TILE_LOAD(4, a + k, 2 * lda);
-      TXL_TILE_LOAD(6, b + k * ldb, 4 * ldb);
-      TXL_TILE_LOAD(5, a + 16 * lda + k, 2 * lda);
-      TXL_TILE_LOAD(7, b + k * ldb + 32, 4 * ldb);
-      TXL_TILE_TIMES(0, 4, 6);
-      TXL_TILE_TIMES(1, 4, 7);
-      TXL_TILE_TIMES(2, 5, 6);
-      TXL_TILE_TIMES(3, 5, 7);
-    }
+  for (int64_t k = 0; k < n; k += DEPTH) {
+    TXL_TILE_LOAD(4, a + k, 2 * lda);
+    TXL_TILE_LOAD(6, b + k * ldb, 4 * ldb);
+    TXL_TILE_LOAD(5, a + 16 * lda + k, 2 * lda);
+    TXL_TILE_LOAD(7, b + k * ldb + 32, 4 * ldb);
+    TXL_TILE_TIMES(0, 4, 6);
+    TXL_TILE_TIMES(1, 4, 7);
+    TXL_TILE_TIMES(2, 5, 6);
+    TXL_TILE_TIMES(3, 5, 7);
   }
   TXL_TILE_STORE(0, c, 4 * ldc);
   TXL_TILE_STORE(1, c + 16, 4 * ldc);
@@ -317,22 +314,19 @@ struct Unit {};  // nothing to prepare
 // c[i][0..NR) (+)= sum over k < n of a[i * lda + k] * b[k][0..NR), for i < MR; b in pairs of rows of
 // width ldb, n a multiple of DEPTH.
 template <bool ACCUMULATE>
-static void micro(Cells left, int64_t lda, Cells right, int64_t ldb, int64_t n, float* c, int64_t ldc) {
+static void micro(const bf16* a, int64_t lda, const bf16* b, int64_t ldb, int64_t n, float* c, int64_t ldc) {
   for (int i = 0; i < MR; i += 4)
     for (int x = 0; x < NR; x += LANES) {
       vf acc[4];
       TXL_UNROLL(4)
       for (int z = 0; z < 4; ++z) acc[z] = ACCUMULATE ? load(c + (i + z) * ldc + x) : vf{};
-      for (int64_t y = first_product(planes_of(left)); y < PRODUCTS; ++y) {
-        const bf16 *a = plane(left, LEFT[y]), *b = plane(right, RIGHT[y]);
-        for (int64_t k = 0; k < n; k += 2) {
-          const vu pair = *reinterpret_cast<const vu_any*>(b + k * ldb + 2 * x);
-          const vf low = (vf)(pair << 16), high = (vf)(pair & 0xFFFF0000u);
-          TXL_UNROLL(4)
-          for (int z = 0; z < 4; ++z) {
-            acc[z] += to_float(a[(i + z) * lda + k]) * low;
-            acc[z] += to_float(a[(i + z) * lda + k + 1]) * high;
-          }
+      for (int64_t k = 0; k < n; k += 2) {
+        const vu pair = *reinterpret_cast<const vu_any*>(b + k * ldb + 2 * x);
+        const vf low = (vf)(pair << 16), high = (vf)(pair & 0xFFFF0000u);
+        TXL_UNROLL(4)
+        for (int z = 0; z < 4; ++z) {
+          acc[z] += to_float(a[(i + z) * lda + k]) * low;
+          acc[z] += to_float(a[(i + z) * lda + k + 1]) * high;
         }
       }
       TXL_UNROLL(4)
@@ -344,7 +338,7 @@ static void micro(Cells left, int64_t lda, Cells right, int64_t ldb, int64_t n, 
 static void busy(int64_t iterations) {
   alignas(64) bf16 a[MR * DEPTH] = {}, b[DEPTH * NR] = {};
   alignas(64) float c[MR * NR] = {};
-  for (int64_t n = 0; n < iterations; ++n) micro<true>(cells_at(a, 0, 1), DEPTH, cells_at(b, 0, 1), NR, DEPTH, c, NR);
+  for (int64_t n = 0; n < iterations; ++n) micro<true>(a, DEPTH, b, NR, DEPTH, c, NR);
 }
 static double operations_of(int64_t iterations) { return 2.0 * MR * NR * DEPTH * static_cast<double>(iterations); }
 

@@ -35,7 +35,6 @@ def test_rule() -> None:
 @pytest.mark.parametrize(
     ("isa", "helps"),
     [
-        ("amx_f32", True),
         ("amx", True),
         ("avx512_bf16", True),
         ("neon_bf16", False),

@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[3]
 CPU = ROOT / "csrc" / "cpu"
 SOURCES = [Path(__file__).with_name("driver.cpp"), CPU / "dispatch.cpp", CPU / "runtime.cpp"]
 # Instruction sets that not every processor of their architecture has: x86-64's and Arm's.
-NEWER = ["avx2", "avx512", "avx512_bf16", "amx", "amx_f32"]
+NEWER = ["avx2", "avx512", "avx512_bf16", "amx"]
 NEWER_ARM = ["neon_bf16"]
-ISAS = ["baseline", "neon", *NEWER, *NEWER_ARM, "emulated_bf16", "emulated_amx", "emulated_amx_f32"]
+ISAS = ["baseline", "neon", *NEWER, *NEWER_ARM, "emulated_bf16", "emulated_amx"]
 FLAGS = ["-std=c++17", "-I", str(ROOT / "csrc"), "-fno-math-errno", "-Wno-psabi", "-pthread"]
 FLAGS += ["-DTXL_POISON", "-DTXL_EMULATED"]
 BUILDS = {  # name: compiler and flags, what runs the program, instruction sets
@@ -40,7 +40,7 @@ BUILDS = {  # name: compiler and flags, what runs the program, instruction sets
     "sixteen lanes": (
         ["g++", "-O1", "-fsanitize=undefined", "-DTXL_BASELINE_LANES=16"],
         [],
-        ["baseline", "emulated_bf16", "emulated_amx", "emulated_amx_f32"],
+        ["baseline", "emulated_bf16", "emulated_amx"],
     ),
 }
 CASES = [
