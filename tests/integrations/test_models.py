@@ -266,8 +266,8 @@ def test_the_example_of_training(tmp_path: Path) -> None:
 
 
 def test_the_example_of_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four minutes of it: with fewer, what processes take to start hides what the original needs.
-    Each case compares itself with the original; what that is said to need is what it takes beyond ours."""
+    """Four minutes: of fewer, what processes take to start hides what the original needs. Each case
+    compares itself with the original; what that is said to need is what it takes beyond ours."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "hour_of_audio.py"))
     found = example["main"](tmp_path, minutes=(4,))
