@@ -65,7 +65,7 @@ def test_loss_and_gradients(name: str, implementation: str, checkpointing: bool)
         ours = loss_and_gradients(model)
     assert not report.fallbacks
     for key, truth in exact.items():
-        # What float32 leaves of sums that cancel: up to 2.8e-6 beyond twice the original's error, by processor.
+        # Sums that cancel in float32: 2.8e-6 beyond twice the original's error, by processor.
         allowed = 2 * float((own[key] - truth).abs().max()) + 1e-5 * float(truth.abs().max())
         assert float((ours[key] - truth).abs().max()) <= allowed, key
 
