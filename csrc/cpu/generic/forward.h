@@ -9,14 +9,10 @@
 namespace txl::TXL_ISA {
 namespace {
 
-constexpr int64_t GROUP = MR % 4 ? 2 * MR : MR;  // queries of whole strips and whole groups of four (dropout)
-#ifdef TXL_ISA_amx
-constexpr int64_t RANGE_L = 768;  // queries of an item, at most; a multiple of GROUP
-#else
-constexpr int64_t RANGE_L = 384;
-#endif
-constexpr int64_t FORWARD_ITEMS = 32;  // parts are made until there are as many items
-constexpr int64_t PART_S = 768;        // keys of a part, at least
+constexpr int64_t GROUP = MR % 4 ? 2 * MR : MR;       // queries of whole strips and whole groups of four (dropout)
+constexpr int64_t RANGE_L = DEPTH == 32 ? 768 : 384;  // queries of an item, at most; a multiple of GROUP
+constexpr int64_t FORWARD_ITEMS = 32;                 // parts are made until there are as many items
+constexpr int64_t PART_S = 768;                       // keys of a part, at least
 
 // One row over [from, to) of a tile, multiples of STEP: weight = e^(score + position - shift), 0 outside [low, high),
 // the score capped first if CAPPED, times the dropout factors if there are any. WHOLE: low is from and high is to.

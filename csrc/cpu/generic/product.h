@@ -5,8 +5,8 @@
 namespace txl::TXL_ISA {
 namespace {
 
-// Keys of a tile: a multiple of MR, of DEPTH and of NR.
-constexpr int64_t BLOCK_S = LANES == 16 ? 288 : 192;
+// Keys of a tile: a multiple of MR, of DEPTH (32: of AMX and its emulation) and of NR.
+constexpr int64_t BLOCK_S = LANES == 16 || DEPTH == 32 ? 288 : 192;
 
 // Cells of a row in panels.
 TXL_INLINE int64_t deep(int64_t D) { return round_up(D, DEPTH); }
