@@ -22,11 +22,11 @@ class KeyValueCache:
         r: [H, T, D], encodings of distances -zero_row and up.
         zero_row: row of r that holds distance 0: how far ahead a segment sees itself.
         window: keys a position sees, its own included; None for all that are there.
-        owner: id of the one layer whose keys it holds: the one that made it, else the first to use
-            it; None before.
+        owner: the identity of the one layer whose keys it holds: the one that made it, else the
+            first to use it; None before.
     """
 
-    owner: int | None = None
+    owner: object | None = None
     _begin: int  # of what is held, in the buffer
     _end: int
     _total: int  # positions ever added
@@ -64,7 +64,7 @@ class KeyValueCache:
         return self._buffer.size(1)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"owner": None}  # another process has other ids
+        return vars(self) | {"owner": None}  # a copied layer has an identity of its own
 
     def __len__(self) -> int:
         """Positions held, at most mem_len."""

@@ -131,6 +131,16 @@ def intervals(call: Call) -> tuple[Tensor, Tensor]:
     return low, high
 
 
+def seen_by_any(call: Call) -> Tensor:
+    """Keys that at least one query sees, bool [B or 1, S]."""
+    low, high = intervals(call)
+    keys = memory_len_of(call) + call.q.size(2)
+    counts = (low < high).to(torch.int32)  # +1 where an interval begins, -1 behind its end
+    steps = counts.new_zeros(low.size(0), keys + 1)
+    steps = steps.scatter_add(1, low.clamp(0, keys), counts).scatter_add(1, high.clamp(0, keys), -counts)
+    return steps.cumsum(1)[:, :-1] > 0
+
+
 def distance_range(call: Call) -> tuple[int, int]:
     """Smallest and largest distance that `ahead` and `window` let any query see; (0, -1) without
     keys or queries."""

@@ -30,7 +30,7 @@ def attend(
     _check(call)
     check_seed(call.seed, call.q)
     _check_prefix(call, prefix)
-    call = _without_chunk(call, chunk)
+    call = without_chunk(call, chunk)
     for name, value in (("r_descending", r_descending), ("clamp", clamp)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
@@ -176,7 +176,7 @@ def check_chunk(chunk: Any, causal: Any) -> tuple[int, int | None]:
     return size, left
 
 
-def _without_chunk(call: Call, chunk: Chunk) -> Call:
+def without_chunk(call: Call, chunk: Chunk) -> Call:
     """The same with `start` and `end`, both within [0, M + L], int32 [B or 1, L].
 
     Raises:

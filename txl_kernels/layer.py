@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from txl_kernels import backends
+from txl_kernels import backends, forms
 from txl_kernels.backends.protocol import autocast_dtype
 from txl_kernels.bounds import bounds_from_cu_seqlens
 from txl_kernels.cache import KeyValueCache
+from txl_kernels.call import Call, seen_by_any
 from txl_kernels.checks import WINDOW, Window, broadcast_bound, check_integer, check_number, span
 from txl_kernels.forms import Chunk, check_chunk
 from txl_kernels.functional import rel_attention, rel_attention_weights
-from txl_kernels.linear import Linear, linear
+from txl_kernels.linear import linear, plain_weight, project
 from txl_kernels.positions import sinusoid
 
 
@@ -93,16 +94,20 @@ class SegmentAttention(nn.Module, abc.ABC):
         self.d_model, self.n_head, self.d_head = d_model, n_head, d_head
         self.attn_dropout, self.causal, self.window, self.clamp_len = attn_dropout, causal, window, clamp_len
         self.chunk, self.batch_first, self.backend = chunk, batch_first, backend
+        self._identity = object()  # what a cache knows its layer by
         width = n_head * d_head
-        self.qkv = Linear(d_model, 3 * width, bias=False, device=device, dtype=dtype)  # rows: q, then k, then v
-        self.out = Linear(width, d_model, bias=False, device=device, dtype=dtype)
+        self.qkv = nn.Linear(d_model, 3 * width, bias=False, device=device, dtype=dtype)  # rows: q, then k, then v
+        self.out = nn.Linear(width, d_model, bias=False, device=device, dtype=dtype)
 
     @abc.abstractmethod
-    def positions(self, length: int, memory_len: int, clamp_len: int | None = None) -> Tensor:
-        """What `project_positions` takes, for every distance that a segment of this length meets;
-        the first row's distance is 0, or -(length - 1) if not causal.
+    def positions(
+        self, length: int, memory_len: int, clamp_len: int | None = None, *, like: Tensor | None = None
+    ) -> Tensor:
+        """The argument of `project_positions`, for every distance that a segment of this length
+        meets; the first row's distance is 0, or -(length - 1) if not causal.
 
         clamp_len: None for the layer's own.
+        like: hidden states, whose dtype and device the result has; None for those of the biases.
         """
 
     @abc.abstractmethod
@@ -143,7 +148,14 @@ class SegmentAttention(nn.Module, abc.ABC):
 
     @torch.no_grad()
     def new_cache(
-        self, batch: int, mem_len: int, max_segment: int, *, window: int | None = None, clamp_len: int | None = None
+        self,
+        batch: int,
+        mem_len: int,
+        max_segment: int,
+        *,
+        window: int | None = None,
+        clamp_len: int | None = None,
+        like: Tensor | None = None,
     ) -> KeyValueCache:
         """An empty key/value cache, holding W_kR R of the parameters as they are now.
 
@@ -151,9 +163,11 @@ class SegmentAttention(nn.Module, abc.ABC):
         size, and with mem_len = left * size the stream's outputs are those of all at once.
 
         window, clamp_len: None for the layer's own.
+        like: hidden states, whose dtype and device the cache has; None for those of the biases.
 
         Raises:
-            TypeError, ValueError: an argument, by name; the layer looks ahead without chunks.
+            TypeError, ValueError: an argument, by name; the layer looks ahead without chunks; the
+                biases are offloaded (on "meta") and `like` is None.
         """
         if window is not None:
             check_integer("window", window, 1, WINDOW)
@@ -163,7 +177,11 @@ class SegmentAttention(nn.Module, abc.ABC):
             raise ValueError("a key/value cache needs causal=True, or chunks: an earlier position would see later ones")
         if self.chunk is not None and max_segment != self.chunk[0]:
             raise ValueError(f"max_segment must be the size of a chunk, {self.chunk[0]}, got {max_segment}")
-        r = self.project_positions(self.positions(max_segment, mem_len, clamp_len)).contiguous()
+        if like is None:
+            like = self.biases()[0]
+            if like.is_meta and "forward" in vars(self):  # accelerate's hook, which loads parameters for a forward
+                raise ValueError("like must be given where the layer's parameters are offloaded: pass like=x")
+        r = self.project_positions(self.positions(max_segment, mem_len, clamp_len, like=like)).contiguous()
         zero_row = 0 if self.causal else max_segment - 1
         cache = KeyValueCache(r, batch, mem_len, max_segment, self.window if window is None else window, zero_row)
         self._own(cache)
@@ -183,7 +201,7 @@ class SegmentAttention(nn.Module, abc.ABC):
         if memory.size(self._batch_axis) != cache.batch:
             raise ValueError(f"memory must have the cache's batch {cache.batch}, got shape {list(memory.shape)}")
         self._own(cache)
-        k, v = self._project_memory(memory)
+        _, k, v = self._project_all(memory)
         for first in range(0, k.size(2), cache.max_segment):
             part = slice(first, first + cache.max_segment)
             cache.append(k[:, :, part], v[:, :, part])
@@ -231,7 +249,6 @@ class SegmentAttention(nn.Module, abc.ABC):
                 "txl_kernels.intervals(mask, visible=...) makes both of a mask"
             )
         self._check_input(x)
-        width = self.n_head * self.d_head
         if cu_seqlens is not None:
             given = {"memory": memory, "cache": cache, "start": start, "end": end, "chunk": self.chunk}
             self._check_packed(x, given)
@@ -242,20 +259,21 @@ class SegmentAttention(nn.Module, abc.ABC):
             self._check_cache(cache, x, memory, positions)
         elif memory is not None:
             self._check_memory(memory, x)
-        q, k, v = (self._heads(part) for part in self.qkv(x).split(width, -1))
+        if memory is not None and torch.is_grad_enabled():
+            memory = self._without_unseen(memory, x, start, end)
+        (q, k, v), k_and_v = self._project(x, memory)
         length = q.size(2)
         dropout_p = self.attn_dropout if self.training else 0.0
         if cache is not None:
-            k_and_v: tuple[Tensor, Tensor] | None = cache.memory
+            k_and_v = cache.memory
             r, zero_row, window = cache.r, cache.zero_row, cache.window
             start = _later(cache.start, start, q)
         else:
-            k_and_v = None if memory is None else self._project_memory(memory)
             window = self.window
             reach = length
             if positions is None:
                 reach = _longest(cu_seqlens, length)
-                positions = self.positions(reach, 0 if k_and_v is None else k_and_v[0].size(2))
+                positions = self.positions(reach, 0 if k_and_v is None else k_and_v[0].size(2), like=x)
             r, zero_row = self.project_positions(positions), 0 if self.causal else max(reach - 1, 0)
         out = rel_attention(
             q, k, v, r, *self.biases(), k_and_v, causal=self.causal, window=window, chunk=self.chunk, start=start,
@@ -263,8 +281,7 @@ class SegmentAttention(nn.Module, abc.ABC):
         )  # fmt: skip
         if cache is not None:
             cache.append(k, v)
-        projected: Tensor = self.out(self._merge(out))
-        return projected
+        return project(self.out, self._merge(out))
 
     def weights(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         """What `forward` weighs the values with, before any dropout: float32 [B, H, L, M + L].
@@ -284,9 +301,9 @@ class SegmentAttention(nn.Module, abc.ABC):
         self._check_input(x)
         if memory is not None:
             self._check_memory(memory, x)
-        q, k, _ = (self._heads(part) for part in self.qkv(x).split(self.n_head * self.d_head, -1))
-        k_mem = None if memory is None else self._project_memory(memory)[0]
-        r = self.project_positions(self.positions(q.size(2), 0 if k_mem is None else k_mem.size(2)))
+        (q, k, _), k_and_v = self._project(x, memory)
+        k_mem = None if k_and_v is None else k_and_v[0]
+        r = self.project_positions(self.positions(q.size(2), 0 if k_mem is None else k_mem.size(2), like=x))
         return Projections(q, k, k_mem, r)
 
     @property
@@ -347,16 +364,41 @@ class SegmentAttention(nn.Module, abc.ABC):
 
     def _own(self, cache: KeyValueCache) -> None:
         """Refuses a cache that holds another layer's keys."""
-        if cache.owner not in (None, id(self)):
+        if cache.owner is not None and cache.owner is not self._identity:
             raise ValueError(
                 "cache must be this layer's own, got another layer's: make one for each with its new_cache"
             )
-        cache.owner = id(self)
+        cache.owner = self._identity
 
-    def _project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        width = self.n_head * self.d_head
-        k, v = linear(memory, self.qkv.weight[width:]).split(width, -1)
-        return self._heads(k), self._heads(v)
+    def _project_all(self, x: Tensor) -> tuple[Tensor, ...]:
+        """q, k and v [B, H, L, D] of hidden states."""
+        return tuple(self._heads(part) for part in project(self.qkv, x).split(self.n_head * self.d_head, -1))
+
+    def _project(self, x: Tensor, memory: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor] | None]:
+        """(q, k, v) of a segment, and (k_mem, v_mem) of its memory or None."""
+        if memory is None:
+            return self._project_all(x), None
+        weight, width = plain_weight(self.qkv), self.n_head * self.d_head
+        if weight is not None:
+            k_mem, v_mem = linear(memory, weight[width:]).split(width, -1)
+            return self._project_all(x), (self._heads(k_mem), self._heads(v_mem))
+        # One call, which is what hooks, adapters, offload and FSDP expect of a module in a forward.
+        both = self._project_all(torch.cat([memory, x], 1 - self._batch_axis))
+        memory_len = both[0].size(2) - x.size(1 - self._batch_axis)
+        _, k_mem, v_mem = (part[:, :, :memory_len] for part in both)
+        return tuple(part[:, :, memory_len:] for part in both), (k_mem, v_mem)
+
+    def _without_unseen(self, memory: Tensor, x: Tensor, start: Tensor | None, end: Tensor | None) -> Tensor:
+        """The memory with zeros where no query sees it: its keys' gradients are zero, but the
+        projection's weight would get zero times whatever stands there, NaN included."""
+        ahead, window = span(self.causal, self.window)
+        q, k_mem = ((t if self.batch_first else t.transpose(0, 1)).unsqueeze(1) for t in (x, memory))
+        if start is None and end is None and self.chunk is None and (window is None or k_mem.size(2) < window):
+            return memory
+        fields: dict[str, Any] = {"q": q, "k_mem": k_mem, "start": start, "end": end, "ahead": ahead, "window": window}
+        call = forms.without_chunk(Call(**dict.fromkeys(Call._fields) | fields), self.chunk)  # type: ignore[arg-type]
+        seen = seen_by_any(call)[:, : k_mem.size(2)]
+        return torch.where((seen if self.batch_first else seen.t()).unsqueeze(-1), memory, memory.new_zeros(()))
 
 
 class RelAttention(SegmentAttention):
@@ -407,7 +449,7 @@ class RelAttention(SegmentAttention):
             "batch_first": batch_first, "backend": backend, "device": device, "dtype": dtype,
         }  # fmt: skip
         super().__init__(d_model, n_head, d_head, **options)
-        self.r = Linear(d_model, self.n_head * self.d_head, bias=False, device=device, dtype=dtype)
+        self.r = nn.Linear(d_model, self.n_head * self.d_head, bias=False, device=device, dtype=dtype)
         self.content_bias = self._bias("content_bias", content_bias)
         self.position_bias = self._bias("position_bias", position_bias)
 
@@ -444,15 +486,16 @@ class RelAttention(SegmentAttention):
                 f"positions must be [T, d_model] with d_model={self.d_model}, the same for all of the batch, got shape "
                 f"{list(positions.shape)}"
             )
-        projected: Tensor = self.r(positions)
-        return projected.view(-1, self.n_head, self.d_head).transpose(0, 1)
+        return project(self.r, positions).view(-1, self.n_head, self.d_head).transpose(0, 1)
 
-    def positions(self, length: int, memory_len: int, clamp_len: int | None = None) -> Tensor:
+    def positions(
+        self, length: int, memory_len: int, clamp_len: int | None = None, *, like: Tensor | None = None
+    ) -> Tensor:
         """Encodings [T, d_model] of every distance a segment of this length meets, the first row's
         distance 0 or -(length - 1).
 
         clamp_len: None for the layer's own.
+        like: hidden states, whose dtype and device the encodings have; None for the biases'.
         """
-        weight = self.r.weight
-        distances = self.distances(length, memory_len, clamp_len, weight.device)
-        return sinusoid(distances, self.d_model, weight.dtype)
+        like = self.content_bias if like is None else like
+        return sinusoid(self.distances(length, memory_len, clamp_len, like.device), self.d_model, like.dtype)

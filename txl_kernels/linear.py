@@ -1,5 +1,5 @@
-"""Linear layers, whose float32 products without gradients are made by the library that is faster on
-this processor.
+"""Products of linear layers: in float32 without gradients by the library that is faster on this
+processor; and when a layer's weight may be used without calling the layer.
 
 torch multiplies float32 matrices by MKL, which on a Zen 5 reaches about 40% of the processor's
 peak; oneDNN, which torch has for its other types, 75% to 90%.
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import _has_any_global_hook
 
 from txl_kernels.backends.protocol import autocast_dtype
 from txl_kernels.operators import is_plain, ordinary
@@ -20,6 +22,7 @@ from txl_kernels.operators import is_plain, ordinary
 _LEAST = 2**22  # multiply-adds of a call: below, oneDNN's own overhead is what counts
 _FASTER = 1.4  # far from what is met: 2 on a Zen 5; where MKL is at home there is little to gain
 _ROUNDS = 8
+_PLAIN = (nn.Parameter, Tensor, FakeTensor)
 
 
 def _onednn() -> Any:
@@ -83,8 +86,31 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product
 
 
-class Linear(nn.Linear):
-    """As `nn.Linear`, parameters and errors too, computed by `linear`."""
+def plain_weight(module: nn.Module) -> Tensor | None:
+    """The weight [out, in] of a module whose call is exactly `F.linear` by it; None for any other.
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+    Only such a weight may be sliced or multiplied by other means. Whatever wraps, replaces or
+    watches a linear layer (LoRA, hooks, parametrizations, pruning, quantized layers and tensors,
+    offloaded or sharded parameters) acts when the module is called, and is lost otherwise.
+    """
+    if (
+        type(module) is not nn.Linear
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or getattr(module.forward, "__func__", None) is not nn.Linear.forward  # replaced on the instance
+        or (not torch.compiler.is_compiling() and _has_any_global_hook())
+    ):
+        return None
+    weight, bias = module.weight, module.bias
+    plain = type(weight) in _PLAIN and (bias is None or type(bias) in _PLAIN)
+    return weight if plain else None
+
+
+def project(module: nn.Module, x: Tensor) -> Tensor:
+    """module(x) of a linear layer, by `linear` where that is the same."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or plain_weight(module) is None:
+        projected: Tensor = module(x)
+        return projected
+    return linear(x, module.weight, module.bias)  # type: ignore[arg-type]

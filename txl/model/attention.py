@@ -11,7 +11,7 @@ from txl.errors import TxlError
 from txl.model.config import ModelConfig
 from txl_kernels import RelAttention
 from txl_kernels.layer import SegmentAttention
-from txl_kernels.linear import Linear, linear
+from txl_kernels.linear import linear, plain_weight, project
 
 Biases = tuple[nn.Parameter, nn.Parameter]  # u and v of the paper, shared by all layers
 
@@ -34,10 +34,13 @@ class ShawAttention(SegmentAttention):
             raise TxlError(f"table_len must be >= 1, got {table_len}")
         self.table = nn.Parameter(torch.zeros(n_head, table_len, d_head))
 
-    def positions(self, length: int, memory_len: int, clamp_len: int | None = None) -> Tensor:
-        """Rows of the table [T] for distances 0, 1, .."""
+    def positions(
+        self, length: int, memory_len: int, clamp_len: int | None = None, *, like: Tensor | None = None
+    ) -> Tensor:
+        """Rows of the table [T] for distances 0, 1, ..; like: as in `SegmentAttention`."""
         longest = self.table.size(1) - 1
-        return self.distances(length, memory_len, clamp_len, self.table.device).clamp(max=longest)
+        device = self.table.device if like is None else like.device
+        return self.distances(length, memory_len, clamp_len, device).clamp(max=longest)
 
     def project_positions(self, positions: Tensor) -> Tensor:
         return self.table[:, positions]
@@ -105,8 +108,8 @@ class AbsoluteAttention(nn.Module):
         super().__init__()
         self.n_head, self.d_head, self.attn_dropout, self.window = n_head, d_head, attn_dropout, window
         width = n_head * d_head
-        self.qkv = Linear(d_model, 3 * width, bias=False)  # rows: q, then k, then v
-        self.out = Linear(width, d_model, bias=False)
+        self.qkv = nn.Linear(d_model, 3 * width, bias=False)  # rows: q, then k, then v
+        self.out = nn.Linear(width, d_model, bias=False)
         self.attend: Callable[[Tensor, Tensor, Tensor], Tensor] = self._fused
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -128,16 +131,23 @@ class AbsoluteAttention(nn.Module):
         queries: [B, L, d_model], what q is projected from; None for x.
         """
         width = self.n_head * self.d_head
-        q, k, v = self.qkv(x).split(width, -1)
-        if queries is not None:
-            q = linear(queries, self.qkv.weight[:width])
-        if memory is not None:
-            k_mem, v_mem = linear(memory, self.qkv.weight[width:]).split(width, -1)
-            k, v = torch.cat([k_mem, k], 1), torch.cat([v_mem, v], 1)
+        inputs = [t for t in (memory, x, queries) if t is not None]
+        weight = plain_weight(self.qkv) if len(inputs) > 1 else None
+        if weight is not None:
+            q, k, v = project(self.qkv, x).split(width, -1)
+            if queries is not None:
+                q = linear(queries, weight[:width])
+            if memory is not None:
+                k_mem, v_mem = linear(memory, weight[width:]).split(width, -1)
+                k, v = torch.cat([k_mem, k], 1), torch.cat([v_mem, v], 1)
+        else:  # one call, see `SegmentAttention`
+            together = inputs[0] if len(inputs) == 1 else torch.cat(inputs, 1)
+            q, k, v = project(self.qkv, together).split(width, -1)
+            keys = x.size(1) + (0 if memory is None else memory.size(1))
+            q, k, v = q[:, -x.size(1) :], k[:, :keys], v[:, :keys]
         parts = q, k, v
         q, k, v = (part.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2) for part in parts)
-        projected: Tensor = self.out(self.attend(q, k, v).transpose(1, 2).flatten(-2))
-        return projected
+        return project(self.out, self.attend(q, k, v).transpose(1, 2).flatten(-2))
 
 
 def make_attention(config: ModelConfig, biases: Biases | None) -> SegmentAttention | AbsoluteAttention:

@@ -13,7 +13,7 @@ from txl.model.attention import Biases, ReleasedShawAttention, ShawAttention, ma
 from txl.model.config import PLACES, ModelConfig, NetworkConfig
 from txl_kernels import KeyValueCache, RelAttention, sinusoid
 from txl_kernels.layer import SegmentAttention
-from txl_kernels.linear import Linear
+from txl_kernels.linear import project
 
 # The hidden states each layer read last, n_layer of [B, M, d_model], M <= mem_len. Detached.
 HiddenMemory = tuple[Tensor, ...]
@@ -84,12 +84,17 @@ class FeedForward(nn.Sequential):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(
-            Linear(config.d_model, config.d_inner),
+            nn.Linear(config.d_model, config.d_inner),
             nn.ReLU(),
             hidden_dropout(config),
-            Linear(config.d_inner, config.d_model),
+            nn.Linear(config.d_inner, config.d_model),
             hidden_dropout(config),
         )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for module in self:
+            hidden = project(module, hidden) if isinstance(module, nn.Linear) else module(hidden)
+        return hidden
 
 
 class Block(nn.Module):
@@ -284,7 +289,7 @@ class Trunk(nn.Module):
                 f"memory must be {c.n_layer} tensors for a batch of {embedded.size(0)}, got {len(memory)} for "
                 f"{memory[0].size(0) if memory else 0}"
             )
-        positions = self._positions(embedded.size(1), 0 if memory is None else memory[0].size(1))
+        positions = self._positions(embedded, 0 if memory is None else memory[0].size(1))
         hidden = self.embedding_dropout(embedded)
         kept, inputs, layers = [], [], []
         for i, block in enumerate(self.layers):
@@ -318,12 +323,12 @@ class Trunk(nn.Module):
             hidden = block.after_attention(hidden, block.attention(block.attention_input(hidden), cache=cache))
         return self.finish(hidden)
 
-    def _positions(self, length: int, memory_len: int) -> Tensor | None:
+    def _positions(self, embedded: Tensor, memory_len: int) -> Tensor | None:
         """Encodings of distances that the layers share; None where layers have their own."""
         attention = self.layers[0].attention
         if not isinstance(attention, RelAttention):
             return None
-        dropped: Tensor = self.position_dropout(attention.positions(length, memory_len))
+        dropped: Tensor = self.position_dropout(attention.positions(embedded.size(1), memory_len, like=embedded))
         return dropped
 
 

@@ -1,5 +1,7 @@
 """Each encoding against a float64 double loop, and against the others where they must agree."""
 
+import copy
+
 import encodings_loop
 import pytest
 import torch
@@ -156,3 +158,22 @@ def test_under_autocast(options: dict[str, object]) -> None:
     nll.mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     torch.testing.assert_close(nll.double(), exact.softmax.nll(exact.read(tokens).hidden, tokens), rtol=0.1, atol=0.5)
+
+
+@pytest.mark.parametrize("options", SYSTEMS.values(), ids=SYSTEMS)
+def test_a_hook_acts_on_the_memory_as_its_weight_would(options: dict[str, object]) -> None:
+    """A hook that doubles what a linear layer gives, against a weight twice as large."""
+    hooked = small_model(**options)
+    doubled = copy.deepcopy(hooked)
+    for module, other in zip(hooked.modules(), doubled.modules(), strict=True):
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda module, arguments, output: 2 * output)
+            with torch.no_grad():
+                for parameter in other.parameters():
+                    parameter.mul_(2)
+    tokens = torch.randint(31, (2, 9))
+    memory = expected = None
+    for part in tokens.split([5, 4], 1):
+        found, want = hooked.read(part, memory), doubled.read(part, expected)
+        torch.testing.assert_close(found.hidden, want.hidden, rtol=0, atol=1e-10)
+        memory, expected = found.memory, want.memory
