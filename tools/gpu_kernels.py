@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from host_time import on_hopper
+from pretended_gpu import on_hopper
 from torch import Tensor
 from torch.utils import deterministic
 from triton.runtime import cache

@@ -1,9 +1,16 @@
 """The `triton` backend takes tensors on the CPU as if they lay on a GPU; what launches is replaced
-by whoever pretends."""
+by whoever pretends, or (`on_hopper`) kernels are compiled for sm_90 and launched nowhere."""
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
 
 from txl_kernels.backends import triton as backend
 from txl_kernels.backends.triton import passes, plan
@@ -20,4 +27,58 @@ def pretended_gpu(capability: int, multiprocessors: int) -> Iterator[None]:
             stack.enter_context(patch(module, "multiprocessors", lambda device: multiprocessors))
         plan.forget()
         stack.callback(plan.forget)
+        yield
+
+
+STREAM = 7
+_DEVICES = itertools.count(1000)  # each driver's own: Triton keeps what it compiled by the device
+
+
+class _Driver:
+    """A device of sm_90 for Triton, of which `launch` is all that happens.
+
+    launch: takes what Triton's native launcher takes.
+    """
+
+    launcher_cls = nvidia.CudaLauncher
+
+    def __init__(self, launch: Callable[..., None]) -> None:
+        self.device = next(_DEVICES)
+        self.utils = SimpleNamespace(
+            launch=launch,
+            load_binary=lambda name, *rest: (1, name, 0, 0, 1024),  # module, function, registers, spills, threads
+            unload_module=lambda module: None,
+            get_device_properties=lambda device: {"max_shared_mem": 227 * 1024},
+            build_signature_metadata=tuple,
+            fill_tma_descriptor=lambda *args: args,  # Triton 3.6
+            fill_tma_descriptor_tiled=lambda *args: args,
+        )
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def get_current_stream(self, device: int) -> int:
+        return STREAM
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+@contextlib.contextmanager
+def on_hopper(launch: Callable[..., None]) -> Iterator[None]:
+    """The `triton` backend takes tensors that are not on a GPU as if they were; `launch` is called
+    for its kernels."""
+    patch = mock.patch.object
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch(triton.runtime.driver, "_active", _Driver(launch)))
+        if hasattr(nvidia, "compile_module_from_src"):  # Triton 3.6 compiles a launcher for each signature
+            compiled = SimpleNamespace(launch=launch)
+            stack.enter_context(patch(nvidia, "compile_module_from_src", lambda **source: compiled))
+            stack.enter_context(patch(nvidia, "library_dirs", list))
+        else:
+            stack.enter_context(patch(nvidia, "PyKernelArg", lambda nested_tuple, type: type))
+            stack.enter_context(patch(nvidia, "ARG_KERNEL", "argument"))
+            stack.enter_context(patch(nvidia, "ARG_CONSTEXPR", "constant"))
+        stack.enter_context(patch(torch.Tensor, "zero_", lambda x: x))
+        stack.enter_context(pretended_gpu(90, 132))
         yield

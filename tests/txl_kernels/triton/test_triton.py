@@ -254,13 +254,13 @@ def test_who_sees_what_is_found_once_and_by_backward_alone(
     from txl_kernels.backends.triton.launch import Launch
 
     launched: list[str] = []
-    real = Launch.first
+    real = Launch.run
 
-    def first(launch: Launch, tensors: Any) -> None:
+    def run(launch: Launch, tensors: Any) -> None:
         launched.append(launch.function.__name__)
         real(launch, tensors)
 
-    monkeypatch.setattr(Launch, "first", first)
+    monkeypatch.setattr(Launch, "run", run)
     inputs = make_inputs(CASES[name], torch.float32)
     out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="triton")
     assert set(launched) <= {"forward_kernel", "merge_kernel"}

@@ -1,9 +1,8 @@
 """From a checked call, and for backward what came of it, to its launches.
 
 Nothing here reads a tensor's values or waits for the device, so calls can be captured in a CUDA
-graph. What is launched depends on the forms of tensors, settings, the device and what
-`environment_of` takes from the environment alone, and is laid out once for all calls that are alike
-in these.
+graph. What is launched depends on the forms of tensors, settings, the device and how float32
+products are formed, and is laid out once for all calls that are alike in these.
 """
 
 from typing import Any
@@ -27,8 +26,6 @@ from txl_kernels.backends.triton.launch import (
     Launches,
     Operand,
     Workspace,
-    addresses_of,
-    environment_of,
     forms_of,
 )
 from txl_kernels.backends.triton.plan import (
@@ -72,22 +69,19 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device)
     if q.numel():
         tensors: list[Any] = [*_with_rows(call)[: len(TENSORS)], out, lse]
-        addresses = addresses_of(tensors)
-        launches = lay_out_forward(device, forms_of(tensors, addresses), call[len(TENSORS) :], environment_of(q.dtype))
-        launches.run(device, tensors, addresses)
+        launches = lay_out_forward(device, forms_of(tensors), call[len(TENSORS) :], config.kind_of(q.dtype))
+        launches.run(device, tensors)
     return out, lse
 
 
 @once_for_all_alike
-def lay_out_forward(
-    device: torch.device, forms: tuple[Any, ...], settings: tuple[Any, ...], environment: Any
-) -> Launches:
+def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tuple[Any, ...], kind: str) -> Launches:
     """Launches that fill out and lse; in parts of the keys where queries alone leave
     multiprocessors idle.
 
     forms: of TENSORS, out, lse. The rest as `make_plan` takes it.
     """
-    plan = make_plan(device, forms[: len(TENSORS)], settings, environment[0])
+    plan = make_plan(device, forms[: len(TENSORS)], settings, kind)
     out, lse = operands(forms[len(TENSORS) :], len(TENSORS))
     workspace = Workspace(len(forms))
     chosen = plan.tile("decode" if plan.L < config.DECODE_LENGTH else "forward", plan.descriptors)
@@ -127,23 +121,22 @@ def backward(
     device, settings = call.q.device, call[len(TENSORS) :]
     given = [*grads[:-1], grads[-1].unsqueeze(-1)]  # of r_bias, the last, as [H, T, 1]
     tensors: list[Any] = [*_with_rows(call)[: len(TENSORS)], out, lse, dout, dlse, *given]
-    addresses = addresses_of(tensors)
-    environment = environment_of(call.q.dtype)
-    launches = lay_out_backward(device, forms_of(tensors, addresses), settings, environment, config.dr_by_atomics())
-    launches.run(device, tensors, addresses)
+    kind = config.kind_of(call.q.dtype)
+    launches = lay_out_backward(device, forms_of(tensors), settings, kind, config.dr_by_atomics())
+    launches.run(device, tensors)
     return tuple(x if want else x.new_empty(0) for x, want in zip(grads, wanted, strict=True))
 
 
 @once_for_all_alike
 def lay_out_backward(
-    device: torch.device, forms: tuple[Any, ...], settings: tuple[Any, ...], environment: Any, atomics: bool
+    device: torch.device, forms: tuple[Any, ...], settings: tuple[Any, ...], kind: str, atomics: bool
 ) -> Launches:
     """Launches that fill the gradients.
 
     forms: of TENSORS, out, lse, dout, dlse, and of the gradients in the order of INPUTS. The rest
     as `make_plan` takes it.
     """
-    plan = make_plan(device, forms[: len(TENSORS)], settings, environment[0])
+    plan = make_plan(device, forms[: len(TENSORS)], settings, kind)
     backward = _Backward(plan, operands(forms[len(TENSORS) :], len(TENSORS)), Workspace(len(forms)), atomics)
     return Launches(backward.launches, backward.workspace)
 
