@@ -42,7 +42,6 @@ $(PEERS)/installed: tests/integrations/peers.txt | $(VENV)/installed
 
 aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with the tables in tools/
 	$(BIN)/python tools/aot.py check
-	PYTHONPATH=. $(BIN)/python tools/amd.py --only "bf16 D64"
 	$(BIN)/python tools/cuda_lint.py --if-built
 
 gpu-kit: gpu-kit/site gpu-kit/triton/triton-key ## what a borrowed GPU needs for tools/gpu_check.sh, in gpu-kit/; no GPU needed

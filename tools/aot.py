@@ -1,6 +1,7 @@
 """Compiles every shipped kernel configuration with no GPU and holds it against aot_table.json.
 
     python tools/aot.py check           fails on a new spill, serialisation, or growth
+    python tools/aot.py check --sample 60    of them 60: bf16 at width 64, and others by the date
     python tools/aot.py check --update  rewrites the table for the Triton at hand
     python tools/aot.py show forward --capability 90 --configs "64,64,4,2 64,64,8,2" --tma
 
@@ -10,6 +11,7 @@ machine code.
 
 import argparse
 import concurrent.futures
+import datetime
 import json
 import os
 import re
@@ -27,12 +29,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from txl_kernels.backends.triton import config, passes
+from txl_kernels.backends.triton import config, passes, plan
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 TABLE = Path(__file__).with_name("aot_table.json")
 VERSION = ".".join(triton.__version__.split(".")[:2])
-SHARED_LIMIT = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227}  # KiB a program may have
+SHARED_LIMIT = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB a program may have
 GROWTH = 1.05  # of the inner loop's instructions
 POINTERS = dict.fromkeys(["LSE", "LSE2", "DELTA", "DLSE", "DQ_SUM", "DU", "DR", "PARTS", "PART_LSE"], "*fp32")
 BOUNDS = ["START", "END", "KEY_FIRST", "KEY_LAST", "ROW_FIRST", "ROW_LAST"]
@@ -71,13 +73,17 @@ class Variant(NamedTuple):
 
 
 def shipped() -> list[Variant]:
-    """Kernel x dtype x width x architecture; options where they change the code most."""
+    """Kernel x width x architecture in bf16; other dtypes and options where they change the code
+    most."""
     variants = [
         Variant(kernel, capability, dtype, width, tma=config.has_descriptors(divmod(capability, 10)))
         for kernel in config.KERNELS
         for capability in SHARED_LIMIT
-        for dtype in ("bf16", "tf32", "fp32")
+        for dtype in (("bf16", "tf32", "fp32") if capability in (80, 90) else ("bf16",))
         for width in (64, 128, 256)
+    ]
+    variants += [  # rows of 80 bytes, which Triton's own alignment does not know
+        Variant(kernel, capability, "bf16", 40) for kernel in config.KERNELS for capability in (80, 120)
     ]
     for kernel in config.KERNELS:
         for capability in (80, 90):
@@ -113,11 +119,14 @@ def compile_variant(
     function = getattr(passes, f"{name}_kernel")
     dtype = "fp32" if v.dtype == "tf32" else v.dtype
     value_width = v.value_width or v.width
-    block_d, block_dv = (max(16, triton.next_power_of_2(x)) for x in (v.width, value_width))
+    least = 64 if v.capability == 90 and plan.TRITON_VERSION < (3, 8) else 16  # see `plan.padded`
+    block_d, block_dv = (max(least, triton.next_power_of_2(x)) for x in (v.width, value_width))
+    aligned_rows = v.width % 16 == 0
     constants: dict[str, Any] = {
         "D": v.width, "BLOCK_D": block_d, "D_V": value_width, "BLOCK_DV": block_dv, "DROPOUT": v.dropout,
         "WIDE": False, "TMA": v.tma, "BM": chosen.block_m, "BN": chosen.block_n, "BLOCK": chosen.block_m,
         "SPLIT": v.kernel == "decode", "PRECISION": "tf32" if v.dtype == "tf32" else "ieee",
+        "UNIT": 1 if aligned_rows else 8, "APART": v.capability // 10 == 10,
     }  # fmt: skip
     constants |= {} if v.bounds else dict.fromkeys(BOUNDS)
     constants |= {} if v.dropout else {"SEED": None}
@@ -144,7 +153,7 @@ def compile_variant(
             aligned.append(name)
         else:
             signature[name] = "fp32" if name in FLOATS else "i64" if name in far else "i32"
-            if re.search("_(batch|head|row)$", name) and name != "zero_row":
+            if aligned_rows and re.search("_(batch|head|row)$", name) and name != "zero_row":
                 aligned.append(name)
     source = ASTSource(
         function,
@@ -211,7 +220,20 @@ def measure(compiled: Any, capability: int) -> dict[str, Any]:
     }
 
 
+def sample(variants: list[Variant], count: int, day: int) -> list[Variant]:
+    """Every kernel and architecture in bf16 at width 64, and others up to `count`, which all have
+    their turn as the days go by."""
+    plain = [v for v in variants if v == Variant(v.kernel, v.capability, "bf16", 64, v.tma, atomics=v.atomics)]
+    others = [v for v in variants if v not in plain]
+    more = max(count - len(plain), 0)
+    return plain + [others[(day * more + n) % len(others)] for n in range(min(more, len(others)))]
+
+
 def examine(v: Variant) -> tuple[str, dict[str, Any]]:
+    """Its measurements; `refused` where the package does not compile it with this Triton."""
+    refusal = config.why_not_capability(divmod(v.capability, 10), plan.TRITON_VERSION)
+    if refusal is not None:
+        return str(v), {"refused": refusal}
     chosen = v.config()
     return str(v), {"config": list(chosen), **measure(compile_variant(v, chosen), v.capability)}
 
@@ -219,6 +241,10 @@ def examine(v: Variant) -> tuple[str, dict[str, Any]]:
 def complaints(name: str, now: dict[str, Any], before: dict[str, Any] | None) -> list[str]:
     capability = int(re.search(r"sm_(\d+)", name)[1])  # type: ignore[index]
     found = []
+    if "refused" in now:
+        return [] if before == now else [f"refused ({now['refused']}), the table has {before}"]
+    if before is not None and "refused" in before:
+        return [f"compiled, the table says: refused ({before['refused']})"]
     if now["shared"] > SHARED_LIMIT[capability] * 1024:
         found.append(f"{now['shared']} bytes of shared memory, the limit is {SHARED_LIMIT[capability]} KiB")
     if before is None:
@@ -234,9 +260,11 @@ def complaints(name: str, now: dict[str, Any], before: dict[str, Any] | None) ->
     return found
 
 
-def check(update: bool, jobs: int, only: str) -> int:
+def check(update: bool, jobs: int, only: str, count: int | None = None) -> int:
     table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     chosen = [v for v in shipped() if only in str(v)]
+    if count is not None:
+        chosen = sample(chosen, count, datetime.date.today().toordinal())
     with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
         found = dict(pool.map(examine, chosen, chunksize=4))
     bad = 0
@@ -253,8 +281,11 @@ def check(update: bool, jobs: int, only: str) -> int:
         table[VERSION] = {name: x for name, x in (before | found).items() if name in wanted}
         rows = {v: ",\n".join(f'  "{k}": {json.dumps(x)}' for k, x in t.items()) for v, t in sorted(table.items())}
         TABLE.write_text("{\n" + ",\n".join(f' "{v}": {{\n{x}\n }}' for v, x in rows.items()) + "\n}\n")
-    spilling = sum(x["spill"] > 0 for x in found.values())
-    print(f"Triton {triton.__version__}: {len(found)} configurations, {spilling} with spills, {bad} complaints")
+    spilling, refused = (sum(x.get(key, 0) != 0 for x in found.values()) for key in ("spill", "refused"))
+    print(
+        f"Triton {triton.__version__}: {len(found)} configurations, {refused} refused, {spilling} with spills, "
+        f"{bad} complaints"
+    )
     return 1 if bad else 0
 
 
@@ -266,6 +297,7 @@ def main() -> int:
     checking.add_argument(
         "--only", default="", help="configurations whose name holds this, as in 'backward_keys sm_90'"
     )
+    checking.add_argument("--sample", type=int, help="so many of them")
     checking.add_argument("--jobs", type=int, default=os.cpu_count())
     showing = commands.add_parser("show")
     showing.add_argument("kernels", help=f"comma-separated, of {', '.join(config.KERNELS)}")
@@ -277,7 +309,7 @@ def main() -> int:
         showing.add_argument(f"--{option}", action="store_true")
     a = parser.parse_args()
     if a.command == "check":
-        return check(a.update, a.jobs, a.only)
+        return check(a.update, a.jobs, a.only, a.sample)
     for kernel in a.kernels.split(","):
         v = Variant(kernel, a.capability, a.dtype, a.width, a.tma, a.bounds, a.dropout, a.atomics)
         for text in a.configs.split() if a.configs else [",".join(map(str, v.config()))]:

@@ -41,6 +41,27 @@ def test_what_is_not_in_the_table_is_a_complaint(aot: Any) -> None:
     assert "not in the table" in aot.complaints("forward sm_80 bf16 D64", GOOD, None)[0]
 
 
+def test_what_is_refused_must_be(aot: Any) -> None:
+    """With a Triton before 3.8 sm_100 is not compiled but refused, which the table says."""
+    name, refused = "forward sm_100 bf16 D64 tma", {"refused": "a reason"}
+    assert not aot.complaints(name, refused, refused)
+    assert "the table has" in aot.complaints(name, refused, GOOD)[0]
+    assert "the table says: refused" in aot.complaints(name, GOOD, refused)[0]
+    assert "needs Triton 3.8 or newer, which torch 2.14 brings; 3.7 is" in aot.config.why_not_capability(
+        (10, 3), (3, 7)
+    )
+    assert aot.config.why_not_capability((10, 0), (3, 8)) is None
+    assert aot.config.why_not_capability((12, 0), (3, 6)) is None
+
+
+def test_a_sample_has_every_kernel_and_architecture_and_comes_round(aot: Any) -> None:
+    variants = aot.shipped()
+    samples = [set(aot.sample(variants, 60, day)) for day in range(12)]
+    pairs = {(v.kernel, v.capability) for v in variants}
+    assert all(len(x) == 60 and {(v.kernel, v.capability) for v in x} == pairs for x in samples)
+    assert set().union(*samples) == set(variants)
+
+
 def test_a_spilling_tile_is_seen(aot: Any) -> None:
     """A tile known to be too large for the registers of sm_80."""
     variant = aot.Variant("backward_queries", 80, "bf16", 64)

@@ -97,9 +97,7 @@ def unsupported(
 def gpu_lacks(device: torch.device) -> str | None:
     """Why kernels for NVIDIA GPUs from sm_80 on do not run on a CUDA device; None if they do."""
     if torch.version.hip is not None:
-        return (
-            "ROCm is refused: kernels here are for NVIDIA GPUs; those of Triton compile for AMD's, but never ran there"
-        )
+        return "ROCm is refused: the kernels are for NVIDIA GPUs"
     if not torch.cuda.is_available():
         return "no CUDA device is available"
     major, minor = torch.cuda.get_device_capability(device)

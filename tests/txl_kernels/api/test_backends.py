@@ -13,11 +13,16 @@ import pytest
 import torch
 from oracle import Case, as_fields, make_inputs
 
-from txl_kernels.backends import BACKENDS, KERNELS, cpu, cuda, native_modules
+from txl_kernels.backends import BACKENDS, KERNELS, cpu, cuda, native_modules, protocol
 from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import BOUNDS, INPUTS, SETTINGS, TENSORS, Call, inputs_of, settings_of, tensors_of
 
 CPU = torch.device("cpu")
+
+
+def test_rocm_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "ROCm is refused" in (protocol.gpu_lacks.__wrapped__(torch.device("cuda")) or "")
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -247,6 +247,48 @@ def test_bounds_out_of_range_give_nan_and_only_there(change: dict[str, Any]) -> 
 
 
 @ON_TRITON
+@pytest.mark.parametrize("width", [36, 40, 41])
+def test_widths_whose_strides_are_no_multiples_of_16(width: int) -> None:
+    assert_equals_reference(Case("", B=1, H=3, L=20, M=15, D=width))
+
+
+@ON_TRITON
+@pytest.mark.parametrize("name", ["causal", "bidirectional", "bounds"])
+def test_accumulators_apart_for_the_two_parts_of_dq(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Blackwell."""
+    from txl_kernels.backends.triton import passes
+
+    monkeypatch.setattr(passes, "capability", lambda device: (10, 0))
+    assert_equals_reference(CASES[name])
+
+
+@pytest.mark.skipif(triton.missing() is not None, reason="Triton is not installed")
+def test_the_unit_of_strides() -> None:
+    from txl_kernels.backends.triton.launch import Form
+    from txl_kernels.backends.triton.plan import stride_unit
+
+    def unit(*steps: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        return stride_unit(Form((2, 3, 4, 5), (*steps, 1), dtype), Form((3, 4, 5), (160, 80, 1), dtype))
+
+    assert unit(320, 64, 16) == 1  # Triton finds it itself
+    assert unit(960, 40, 120) == 8
+    assert unit(960, 40, 120, dtype=torch.float32) == 4
+    assert unit(108, 36, 36) == 4
+    assert unit(123, 41, 41) == 1
+
+
+@pytest.mark.skipif(triton.missing() is not None, reason="Triton is not installed")
+def test_narrow_tiles_on_hopper_before_triton_3_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    from txl_kernels.backends.triton import plan
+
+    device = torch.device("cuda")
+    for capability, version, columns in (((9, 0), (3, 7), 64), ((9, 0), (3, 8), 16), ((8, 0), (3, 6), 16)):
+        monkeypatch.setattr(plan, "capability", lambda _, found=capability: found)
+        monkeypatch.setattr(plan, "TRITON_VERSION", version)
+        assert [plan.padded(width, device) for width in (8, 32, 64, 80)] == [columns, max(32, columns), 64, 128]
+
+
+@ON_TRITON
 @pytest.mark.parametrize(("name", "reaches"), [("causal", 0), ("bounds", 1)])
 def test_who_sees_what_is_found_once_and_by_backward_alone(
     name: str, reaches: int, monkeypatch: pytest.MonkeyPatch

@@ -36,7 +36,7 @@ _TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
             "forward": (Config(64, 64, 4, 2), Config(64, 64, 8, 1), Config(32, 32, 4, 1)),
             "decode": (Config(16, 64, 2, 2), Config(16, 64, 4, 2), Config(16, 32, 4, 2)),
             "backward_queries": (Config(32, 32, 4, 2), Config(16, 16, 2, 1), Config(16, 16, 4, 1)),
-            "backward_keys": (Config(32, 32, 2, 1), Config(64, 64, 8, 1), Config(32, 32, 8, 1)),
+            "backward_keys": (Config(32, 32, 2, 2), Config(32, 32, 4, 2), Config(32, 32, 8, 1)),
             "backward_table": (Config(32, 32, 2, 1), Config(32, 32, 4, 1), Config(32, 32, 8, 1)),
         },
         "tf32": {
@@ -117,6 +117,17 @@ def family(capability: Capability, descriptors: bool) -> str:
     if not has_descriptors(capability):
         return "ampere"
     return "hopper" if descriptors else "hopper by pointers"
+
+
+def why_not_capability(capability: Capability, triton_version: tuple[int, ...]) -> str | None:
+    """Why kernels are not compiled for a compute capability by this Triton, or None.
+
+    Before 3.8 Triton has races on Blackwell's data center GPUs (triton-lang/triton#9871).
+    """
+    if capability[0] == 10 and triton_version < (3, 8):
+        have, need = (".".join(map(str, x)) for x in (triton_version, capability))
+        return f"compute capability {need} needs Triton 3.8 or newer, which torch 2.14 brings; {have} is installed"
+    return None
 
 
 def has_descriptors(capability: Capability) -> bool:

@@ -31,6 +31,7 @@ from txl_kernels.backends.triton.launch import (
 from txl_kernels.backends.triton.plan import (
     Plan,
     bounds,
+    capability,
     describable,
     make_plan,
     multiprocessors,
@@ -39,7 +40,6 @@ from txl_kernels.backends.triton.plan import (
     options,
     shared,
     strides,
-    wide,
 )
 from txl_kernels.call import INPUTS, TENSORS, Call, Wanted, empty_gradients, empty_out, is_bounded
 
@@ -99,7 +99,7 @@ def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tupl
             forward_kernel, (programs, parts), Q=q, U=u, W=w, OUT=into, LSE=into_lse, sign=plan.sign,
             **strides("q", q), **strides("u", u), **strides("w", w), **into_strides,
             **plan.sources(chosen.block_n, "V"), **shared(plan), **options(chosen),
-            BM=chosen.block_m, BN=chosen.block_n, SPLIT=parts > 1, WIDE=plan.wide, TMA=plan.descriptors,
+            BM=chosen.block_m, BN=chosen.block_n, SPLIT=parts > 1, TMA=plan.descriptors, **plan.addressing(out.form),
         )
     ]  # fmt: skip
     if parts > 1:
@@ -215,14 +215,14 @@ class _Backward:
             **strides("q", call.q), **strides("u", call.content_bias), **strides("w", w, ("head",)),
             **strides("out", out), **strides("do", self.dout), H=plan.H, L=plan.L, sign=plan.sign, BLOCK=block,
             D=plan.D, BLOCK_D=plan.block_d, D_V=plan.D_V, BLOCK_DV=plan.block_dv,
-            WIDE=wide(call.q.form, out.form, self.dout.form),
+            **plan.addressing(out.form, self.dout.form),
         )  # fmt: skip
 
     def _tiles(self, chosen: config.Config, tma: bool, *written: Operand) -> dict[str, Any]:
         """How a kernel loads and stores rows. written: tensors whose rows may lie far apart,
         too."""
-        far = self.plan.wide or wide(self.dout.form, *(x.form for x in written))
-        return {"BLOCK": chosen.block_m, "WIDE": far, "TMA": tma, **options(chosen)}
+        addressing = self.plan.addressing(self.dout.form, *(x.form for x in written))
+        return {"BLOCK": chosen.block_m, "TMA": tma, **addressing, **options(chosen)}
 
     def _queries(self, dr_sum: Operand | None, db_sum: Operand | None) -> Operand:
         """dq; returns its sums over blocks of queries [B, H, blocks, D].
@@ -237,6 +237,7 @@ class _Backward:
             backward_queries_kernel, (blocks * plan.bh,), QU=self.qu, QW=self.qw, DOUT=self.dout,
             DQ=dq, DQ_SUM=dq_sum, DR=dr_sum, DB=db_sum, **strides("dq", dq), **self._reached("KEY_LAST", "ROW_LAST"),
             **plan.sources(chosen.block_m, "K"), **self.shared, **self._tiles(chosen, tma, dq),
+            APART=capability(plan.device)[0] == 10,
         )  # fmt: skip
         return dq_sum
 

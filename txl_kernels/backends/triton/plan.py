@@ -2,10 +2,12 @@
 launches pass by name."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+import triton
 
 from txl_kernels.backends.triton import config
 from txl_kernels.backends.triton.config import interpreted
@@ -36,6 +38,9 @@ def forget() -> None:
         cached.cache_clear()
 
 
+TRITON_VERSION = tuple(int(x) for x in triton.__version__.split(".")[:2])
+
+
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     """Programs that should run at once to fill the device; under the interpreter a number that
@@ -52,6 +57,15 @@ def capability(device: torch.device) -> config.Capability:
 def wide(*forms: Form) -> bool:
     """Whether offsets inside a tile of rows need 64 bits."""
     return any(x.strides[-2] * LARGEST_BLOCK >= 2**31 for x in forms)
+
+
+def stride_unit(*forms: Form) -> int:
+    """The largest power of two, of at most 16 bytes, of which all strides of rows are multiples;
+    1 where all are multiples of 16, which Triton finds itself."""
+    steps = [step for x in forms for step in x.strides[:-1]]
+    if all(step % 16 == 0 for step in steps):
+        return 1
+    return math.gcd(ALIGNMENT // max(x.dtype.itemsize for x in forms), *steps)
 
 
 def describable(x: Form) -> bool:
@@ -100,13 +114,18 @@ class Plan(NamedTuple):
     kind: str  # of products, see config
     block_d: int
     block_dv: int
-    wide: bool  # whether offsets inside a tile of q, k, v, the memory or r need 64 bits
+    loaded: tuple[Form, ...]  # q, k, v, the memory and r
     constants: dict[str, Any]  # other compile-time arguments of every kernel
     descriptors: bool  # whether k, v, r and the memory are loaded by descriptors
 
     @property
     def bh(self) -> int:
         return self.B * self.H
+
+    def addressing(self, *written: Form) -> dict[str, Any]:
+        """The constants of kernels that say how rows are addressed; written: further tensors."""
+        forms = (*self.loaded, *written)
+        return {"WIDE": wide(*forms), "UNIT": stride_unit(*forms)}
 
     def tile(self, kernel: str, descriptors: bool) -> config.Config:
         """Tile sizes of one kernel of these calls."""
@@ -119,7 +138,7 @@ class Plan(NamedTuple):
         if not tma:
             return x
         shape = x.form.shape
-        return Tile(x.rows(first, shape[-2]), (*(1,) * (len(shape) - 2), block, padded(shape[-1])))
+        return Tile(x.rows(first, shape[-2]), (*(1,) * (len(shape) - 2), block, padded(shape[-1], self.device)))
 
     def sources(self, block: int, left_out: str) -> dict[str, Any]:
         """k, v, the memory and r as the kernels that walk keys take them.
@@ -138,9 +157,14 @@ class Plan(NamedTuple):
         }
 
 
-def padded(width: int) -> int:
-    """Columns of a tile of rows of this width."""
-    return max(16, 1 << (width - 1).bit_length())
+def padded(width: int, device: torch.device) -> int:
+    """Columns of a tile of rows of this width: a power of two, at least 16.
+
+    At least 64 on sm_90 with Triton before 3.8, where kernels of narrower tiles are reported to
+    access memory illegally (triton-lang/triton#10573, #10486, #11366).
+    """
+    least = 64 if capability(device) == (9, 0) and TRITON_VERSION < (3, 8) else 16
+    return max(least, 1 << (width - 1).bit_length())
 
 
 def operands(forms: Sequence[Any], first: int = 0) -> list[Any]:
@@ -170,7 +194,7 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     past_row = max(min(call.zero_row + min(back, keys - 1) + 1, rows), first_row)
     r, r_bias = (None if x is None else x.rows(first_row, past_row) for x in (call.r, call.r_bias))
     loaded = [x.form for x in (call.k, call.v, k_mem, v_mem, r) if x is not None]
-    block_d, block_dv = padded(width), padded(value_width)
+    block_d, block_dv = padded(width, device), padded(value_width, device)
     constants = {
         "D": width,
         "BLOCK_D": block_d,
@@ -197,7 +221,7 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
         kind=kind,
         block_d=block_d,
         block_dv=block_dv,
-        wide=wide(call.q.form, *loaded),
+        loaded=(call.q.form, *loaded),
         constants=constants,
         descriptors=config.has_descriptors(capability(device)) and all(map(describable, loaded)),
     )  # fmt: skip

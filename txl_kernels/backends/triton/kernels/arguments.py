@@ -44,13 +44,15 @@ class Layout(NamedTuple):
     """Constants of tiles of rows: D columns in memory, BLOCK_D in a tile.
 
     WIDE: whether offsets inside a tile need 64 bits. TMA: whether descriptors load tiles; stores
-    always take pointers.
+    always take pointers. UNIT: elements of which all strides are multiples, for vectorized loads:
+    Triton itself looks for multiples of 16 only.
     """
 
     D: Any
     BLOCK_D: Any
     WIDE: Any
     TMA: Any
+    UNIT: Any
 
 
 class Rows(NamedTuple):

@@ -43,7 +43,7 @@ def backward_keys_kernel(
     dkm_batch, dkm_head, dkm_row, dvm_batch, dvm_head, dvm_row,
     H, L, M, T, zero_row, back, ahead, scale, scale_log2, to_cap, drop_below, keep_scale,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
-    DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Program (block of keys of one (b, h)).
 
@@ -52,10 +52,10 @@ def backward_keys_kernel(
     """
     sizes = Sizes(H, L, M, T, zero_row, back, ahead)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
-    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA)
-    plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
-    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA)
-    plain_values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False)
+    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA, UNIT)
+    plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
+    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA, UNIT)
+    plain_values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False, UNIT)
     mem_blocks = tl.cdiv(M, BLOCK)
     blocks = mem_blocks + tl.cdiv(L, BLOCK)
     pid = tl.program_id(0)
@@ -113,7 +113,7 @@ def backward_keys_kernel(
             below, above = tl.split(tl.permute(tl.reshape(both, (2, BLOCK, BLOCK)), (1, 2, 0)))
             qu = load_rows(qu_rows, m0, None, BLOCK, layout)
             s = dot(k, tl.trans(qu), None, PRECISION)  # [keys, queries], as all that follow
-            s += skew_transposed(above, below, BLOCK)
+            s += skew_transposed(above, below, m0, BLOCK)
         else:
             qu = load_rows(qu_rows, m0, None, BLOCK, layout)
             s = dot(k, tl.trans(qu), None, PRECISION)
@@ -191,7 +191,7 @@ def backward_table_kernel(
     rb_head, rb_row, start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row,
     B, H, L, M, T, zero_row, back, ahead, scale, scale_log2, to_cap, drop_below, keep_scale,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
-    DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Program (block of distances of one head, share of the batch). DR: float32 [shares, H, T, D].
 
@@ -200,10 +200,10 @@ def backward_table_kernel(
     """
     sizes = Sizes(H, L, M, T, zero_row, back, ahead)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
-    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA)
-    plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
-    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA)
-    plain_values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False)
+    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA, UNIT)
+    plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
+    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA, UNIT)
+    plain_values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False, UNIT)
     low_blocks = tl.cdiv(zero_row, BLOCK)  # of negative distances
     blocks = low_blocks + tl.cdiv(tl.maximum(T - zero_row, 0), BLOCK)
     pid = tl.program_id(0)
@@ -253,9 +253,9 @@ def backward_table_kernel(
             if R is not None:
                 qw = load_rows(qw_rows, m0, None, BLOCK, layout)
                 s = dot(r, tl.trans(qw), None, PRECISION)  # [distances, queries]
-                s += skew_transposed(above, below, BLOCK)
+                s += skew_transposed(above, below, m0, BLOCK)
             else:
-                s = skew_transposed(above, below, BLOCK)
+                s = skew_transposed(above, below, m0, BLOCK)
             if R_BIAS is not None:
                 s = plus(s, number[:, None])
             if to_cap is not None:
@@ -270,7 +270,7 @@ def backward_table_kernel(
                 above = tl.where(stays, above * keep_scale, 0.0)
                 stays = kept_transposed(dropout, m0, key0 - BLOCK, BLOCK, BLOCK)
                 below = tl.where(stays, below * keep_scale, 0.0)
-            dp = skew_transposed(above, below, BLOCK)  # [distances, queries], as all that follow
+            dp = skew_transposed(above, below, m0, BLOCK)  # [distances, queries], as all that follow
             lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
             delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
             ds = weights(s, scale_log2, lse2[None, :]) * (dp - delta[None, :])

@@ -61,7 +61,7 @@ def prepare_kernel(
     Q, U, W, OUT, DOUT, LSE, DLSE, QU, QW, DELTA, LSE2,
     q_batch, q_head, q_row, u_head, w_head, out_batch, out_head, out_row, do_batch, do_head, do_row, H, L, sign,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Program (block of queries of one (b, h)): q + u, q + w, delta, and lse in base 2.
 
@@ -69,8 +69,8 @@ def prepare_kernel(
     nothing; QW and W None where there is no table. DELTA, LSE2: [B * H, L], +inf in LSE2 for a
     query that sees nothing, so that its probabilities come out as zero.
     """
-    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
-    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False)
+    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
+    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False, UNIT)
     blocks = tl.cdiv(L, BLOCK)
     pid = tl.program_id(0)
     m0 = pid % blocks * BLOCK
@@ -118,14 +118,14 @@ def _in_use(last, rows, row0, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _unskew(ds, ds_before, s, BLOCK: tl.constexpr):
+def _unskew(ds, ds_before, s, varying, BLOCK: tl.constexpr):
     """G of this tile: [BLOCK, BLOCK], as all; s: scores, for their layout."""
     if ds.dtype.primitive_bitwidth == 16:
         # In 4 bytes, which have no bank conflicts, and in the layout that the next product takes.
-        G = skew(ds.to(tl.float32), ds_before.to(tl.float32), BLOCK, BLOCK)
+        G = skew(ds.to(tl.float32), ds_before.to(tl.float32), varying, BLOCK, BLOCK)
         G = laid_out_as(G, s).to(ds.dtype)
     else:
-        G = skew(ds, ds_before, BLOCK, BLOCK)
+        G = skew(ds, ds_before, varying, BLOCK, BLOCK)
     return G
 
 
@@ -155,15 +155,15 @@ def _through_positions(
 @triton.jit
 def _walk(
     state, source, key_last, table, row_last, gradient, numbers, number_gradient, queries, upstream, visible, dropout,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout, key_layout, value_layout,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, APART: tl.constexpr, layout, key_layout, value_layout,
 ):  # fmt: skip
     """All tiles of one source.
 
-    state: dq [BLOCK, BLOCK_D]; position scores of the block of distances above the next tile
-    [BLOCK, BLOCK], float32; dS of the tile before [BLOCK, BLOCK], in q's dtype; and its distance
-    d0.
+    state: dq [BLOCK, BLOCK_D]; with APART its part through positions, likewise; position scores of
+    the block of distances above the next tile [BLOCK, BLOCK], float32; dS of the tile before
+    [BLOCK, BLOCK], in q's dtype; and its distance d0.
     """
-    dq, above, ds_before, d0 = state
+    dq, dq_positions, above, ds_before, d0 = state
     for row0 in range(source.start, source.k.last, BLOCK):
         key0 = row0 + source.shift
         key = key0 + tl.arange(0, BLOCK)
@@ -177,7 +177,7 @@ def _walk(
             if numbers is not None:
                 below = plus(below, load_numbers(numbers, d0 - BLOCK, BLOCK)[None, :])
             s = dot(queries.qu, tl.trans(k), None, PRECISION)
-            s += skew(above, below, BLOCK, BLOCK)
+            s += skew(above, below, key0, BLOCK, BLOCK)
             above = below
         else:
             v = load_rows(source.v, row0, None, BLOCK, value_layout)
@@ -197,12 +197,17 @@ def _walk(
         ds = ds.to(k.dtype)
         dq = dot(ds, k, dq, PRECISION)
         if (table is not None) or (number_gradient is not None):
-            G = _unskew(ds, ds_before, s, BLOCK)
-            dq = _through_positions(
-                dq, G, queries.qw, table, row_last, gradient, number_gradient, d0, BLOCK, PRECISION, layout
-            )
+            G = _unskew(ds, ds_before, s, key0, BLOCK)
+            total = _through_positions(
+                dq_positions if APART else dq, G, queries.qw, table, row_last, gradient, number_gradient, d0, BLOCK,
+                PRECISION, layout,
+            )  # fmt: skip
+            if APART:
+                dq_positions = total
+            else:
+                dq = total
         ds_before = ds
-    return dq, above, ds_before, d0
+    return dq, dq_positions, above, ds_before, d0
 
 
 @triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
@@ -212,9 +217,14 @@ def backward_queries_kernel(
     rb_head, rb_row, start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row, dq_batch, dq_head, dq_row,
     H, L, M, T, zero_row, back, ahead, scale, scale_log2, to_cap, drop_below, keep_scale,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
-    DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
+    APART: tl.constexpr,
 ):  # fmt: skip
     """Program (block of queries of one (b, h)).
+
+    APART: dq's parts through content and through positions have accumulators of their own: on
+    Blackwell, where Triton gave wrong numbers of two products chained through one
+    (triton-lang/triton#10821).
 
     DQ_SUM: float32 [B * H, blocks, D], the block's sum of dq. DR and DB: None, or float32 [H, T, D]
     and [H, T] of zeros, to which dr and the gradient of `r_bias` are added by atomics. With TMA, V,
@@ -222,11 +232,11 @@ def backward_queries_kernel(
     """
     sizes = Sizes(H, L, M, T, zero_row, back, ahead)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
-    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA)
-    plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
-    keys: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA and KEY_LAST is None)
-    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA)
-    plain_values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False)
+    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA, UNIT)
+    plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
+    keys: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA and KEY_LAST is None, UNIT)
+    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA, UNIT)
+    plain_values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False, UNIT)
     blocks = tl.cdiv(L, BLOCK)
     pid = tl.program_id(0)
     block = blocks - 1 - pid % blocks  # longest first
@@ -279,23 +289,29 @@ def backward_queries_kernel(
         above = dot(qw, tl.trans(r), None, PRECISION)
         if numbers is not None:
             above = plus(above, load_numbers(numbers, d0, BLOCK)[None, :])
-    state = (tl.zeros((BLOCK, BLOCK_D), tl.float32), above, tl.zeros((BLOCK, BLOCK), qu.dtype), d0)
+    zeros = tl.zeros((BLOCK, BLOCK_D), tl.float32)
+    dq_positions = tl.zeros((1, 1), tl.float32)  # not used
+    if APART:
+        dq_positions = zeros
+    state = (zeros, dq_positions, above, tl.zeros((BLOCK, BLOCK), qu.dtype), d0)
     k_strides, v_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
     memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, keys, values)
     state = _walk(
         state, memory, key_last, table, row_last, gradient, numbers, number_gradient, queries, upstream, visible,
-        dropout, BLOCK, PRECISION, layout, keys, values,
+        dropout, BLOCK, PRECISION, APART, layout, keys, values,
     )  # fmt: skip
     k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
     segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, keys, values)
     state = _walk(
         state, segment, segment_last, table, row_last, gradient, numbers, number_gradient, queries, upstream, visible,
-        dropout, BLOCK, PRECISION, layout, keys, values,
+        dropout, BLOCK, PRECISION, APART, layout, keys, values,
     )  # fmt: skip
-    dq, _, ds, d0 = state
+    dq, dq_positions, _, ds, d0 = state
+    if APART:
+        dq += dq_positions
     if (R is not None) or (DB is not None):
         # What the last tile leaves below d0: nothing when causal, else the distances of later keys.
-        G = skew(tl.zeros((BLOCK, BLOCK), tl.float32), ds.to(tl.float32), BLOCK, BLOCK).to(ds.dtype)
+        G = skew(tl.zeros((BLOCK, BLOCK), tl.float32), ds.to(tl.float32), d0, BLOCK, BLOCK).to(ds.dtype)
         dq = _through_positions(
             dq, G, qw, table, row_last, gradient, number_gradient, d0 - BLOCK, BLOCK, PRECISION, layout
         )

@@ -62,7 +62,7 @@ def _walk(
             if numbers is not None:
                 below = plus(below, load_numbers(numbers, queries.at - key0 - BN, BN)[None, :])
             s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BM, BN]
-            s += skew(above, below, BM, BN)
+            s += skew(above, below, key0, BM, BN)
             above = below
         else:
             s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BM, BN]
@@ -99,7 +99,7 @@ def forward_kernel(
     H, L, M, T, zero_row, back, ahead, sign, scale_log2, to_cap, drop_below, keep_scale,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr,
     BLOCK_DV: tl.constexpr, DROPOUT: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Program (block of BM queries of one (b, h), part of its keys).
 
@@ -110,9 +110,9 @@ def forward_kernel(
     """
     sizes = Sizes(H, L, M, T, zero_row, back, ahead)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
-    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA)
-    plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False)
-    out_layout: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False)
+    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA, UNIT)
+    plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
+    out_layout: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False, UNIT)
     blocks = tl.cdiv(L, BM)
     pid = tl.program_id(0)
     m0 = (blocks - 1 - pid % blocks) * BM  # longest first
@@ -142,7 +142,7 @@ def forward_kernel(
         qw = qu
     queries = Queries(qu, qw, m0, M + m0, scale_log2, to_cap)
     gaps: tl.constexpr = (START is not None) or (END is not None)
-    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA and not gaps)
+    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA and not gaps, UNIT)
     dropout = None
     if DROPOUT:
         dropout = Dropout(tl.load(SEED), place.bh, drop_below, keep_scale)

@@ -3,7 +3,6 @@ is done to scores."""
 
 import triton
 import triton.language as tl
-from triton.language.target_info import is_hip
 
 from txl_kernels.backends.triton.config import interpreted
 from txl_kernels.backends.triton.kernels.arguments import Numbers, Place, Rows, Table
@@ -19,11 +18,19 @@ def place_of(bh, H):
 
 
 @triton.jit
+def multiple(stride, layout):
+    """A stride, which is a multiple of UNIT, as the compiler can tell that it is one."""
+    if layout.UNIT > 1:
+        stride = stride // layout.UNIT * layout.UNIT
+    return stride
+
+
+@triton.jit
 def rows_of(x, strides, place, first, last, layout):
     """`Rows` of x [B, H, rows, D] at a place. strides: of batch, head and row."""
     if not layout.TMA:
-        x += place.b * strides[0] + place.h * strides[1]
-    return Rows(x, strides[2], first, last, place.b, place.h)
+        x += place.b * multiple(strides[0], layout) + place.h * multiple(strides[1], layout)
+    return Rows(x, multiple(strides[2], layout), first, last, place.b, place.h)
 
 
 @triton.jit
@@ -97,8 +104,8 @@ def add_rows(rows, row0, value, ROWS: tl.constexpr, layout):
 def table_of(R, r_head, r_row, h, sizes, layout):
     """`Table` of r [H, T, D] at a head."""
     if not layout.TMA:
-        R += tl.cast(sizes.zero_row, tl.int64) * r_row + h * r_head
-    return Table(R, r_row, -sizes.zero_row, sizes.T - sizes.zero_row, h)
+        R += tl.cast(sizes.zero_row, tl.int64) * multiple(r_row, layout) + h * multiple(r_head, layout)
+    return Table(R, multiple(r_row, layout), -sizes.zero_row, sizes.T - sizes.zero_row, h)
 
 
 @triton.jit
@@ -170,38 +177,37 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _late():
+def _opaque_zero(varying):
     """0, which the compiler does not know: what is computed with it inside a loop is not computed
-    before, where it would take registers for as long as the loop runs."""
-    if INTERPRETED:
-        zero = 0
-    elif is_hip():
-        zero = tl.inline_asm_elementwise("v_mov_b32 $0, 0", "=v", [], tl.int32, False, 1)
-    else:
-        zero = tl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], tl.int32, False, 1)
+    before, where it would take registers for as long as the loop runs.
+
+    varying: an int32 that changes in the loop. The assembly has no side effects, as Triton's
+    pipeliner on Blackwell takes none.
+    """
+    zero = 0
+    if not INTERPRETED:
+        zero = tl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,r", [varying], tl.int32, True, 1)
     return zero
 
 
 @triton.jit
 def laid_out_as(x, like):
     """x in the layout of `like`, both float32 [BM, BN]."""
-    if is_hip():
-        x = tl.inline_asm_elementwise("v_mov_b32 $0, $1", "=v,v,v", [x, like], tl.float32, True, 1)
-    elif not INTERPRETED:
+    if not INTERPRETED:
         x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f,f", [x, like], tl.float32, True, 1)
     return x
 
 
 @triton.jit
-def skew(above, below, BM: tl.constexpr, BN: tl.constexpr):
+def skew(above, below, varying, BM: tl.constexpr, BN: tl.constexpr):
     """[BM, BN]: out[m, n] = [below | above][m, m - n + BN].
 
     Also its own inverse, up to which tile is new: with (ds, ds of the tile before) it gives G[m,
     c], the entries at distance d0 + c.
     """
-    late = _late()
-    both = tl.where(tl.arange(0, BN)[None, :] > (tl.arange(0, BM) + late)[:, None], below, above)
-    mh = (tl.arange(0, BM // 8) + late)[:, None, None, None]
+    zero = _opaque_zero(varying)
+    both = tl.where(tl.arange(0, BN)[None, :] > (tl.arange(0, BM) + zero)[:, None], below, above)
+    mh = (tl.arange(0, BM // 8) + zero)[:, None, None, None]
     ml = tl.arange(0, 8)[None, :, None, None]
     nh = tl.arange(0, BN // 8)[None, None, :, None]
     nl = tl.arange(0, 8)[None, None, None, :]
@@ -216,11 +222,11 @@ def skew(above, below, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def skew_transposed(above, below, BLOCK: tl.constexpr):
+def skew_transposed(above, below, varying, BLOCK: tl.constexpr):
     """The same for transposed square tiles: out[n, m] = [below ; above][m - n + BLOCK, m]."""
-    late = _late()
-    both = tl.where((tl.arange(0, BLOCK) + late)[:, None] > tl.arange(0, BLOCK)[None, :], below, above)
-    nh = (tl.arange(0, BLOCK // 8) + late)[:, None, None, None]
+    zero = _opaque_zero(varying)
+    both = tl.where((tl.arange(0, BLOCK) + zero)[:, None] > tl.arange(0, BLOCK)[None, :], below, above)
+    nh = (tl.arange(0, BLOCK // 8) + zero)[:, None, None, None]
     nl = tl.arange(0, 8)[None, :, None, None]
     mh = tl.arange(0, BLOCK // 8)[None, None, :, None]
     ml = tl.arange(0, 8)[None, None, None, :]
@@ -237,7 +243,7 @@ def skew_transposed(above, below, BLOCK: tl.constexpr):
 def numbers_of_pairs(numbers, d0, BM: tl.constexpr, BN: tl.constexpr):
     """[BM, BN]: the number at each pair's distance, d0 + m - n. BM <= BN."""
     window = load_numbers(numbers, d0 - BN, 2 * BN)
-    at = (tl.arange(0, BM) + _late())[:, None] - tl.arange(0, BN)[None, :] + BN
+    at = (tl.arange(0, BM) + _opaque_zero(d0))[:, None] - tl.arange(0, BN)[None, :] + BN
     return tl.reshape(tl.gather(window, tl.reshape(at, (BM * BN,)), axis=0), (BM, BN))
 
 
@@ -245,7 +251,7 @@ def numbers_of_pairs(numbers, d0, BM: tl.constexpr, BN: tl.constexpr):
 def numbers_of_pairs_transposed(numbers, d0, BLOCK: tl.constexpr):
     """[BLOCK, BLOCK]: the same, out[n, m]."""
     window = load_numbers(numbers, d0 - BLOCK, 2 * BLOCK)
-    at = tl.arange(0, BLOCK)[None, :] - (tl.arange(0, BLOCK) + _late())[:, None] + BLOCK
+    at = tl.arange(0, BLOCK)[None, :] - (tl.arange(0, BLOCK) + _opaque_zero(d0))[:, None] + BLOCK
     return tl.reshape(tl.gather(window, tl.reshape(at, (BLOCK * BLOCK,)), axis=0), (BLOCK, BLOCK))
 
 
