@@ -5,6 +5,7 @@ import abc
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels import backends, forms
@@ -17,6 +18,19 @@ from txl_kernels.forms import Chunk, check_chunk
 from txl_kernels.functional import rel_attention, rel_attention_weights
 from txl_kernels.linear import linear, plain_weight, project
 from txl_kernels.positions import sinusoid
+
+UNIT = 8  # elements of a 16-bit type in 16 bytes
+
+
+def loads_by_units(device: torch.device) -> bool:
+    """Whether kernels are much slower where rows are no multiples of UNIT elements: on a GPU, where
+    such widths (the paper's own 41) are padded once, when they are projected."""
+    return device.type == "cuda"
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Rows of x filled up with zeros to a multiple of UNIT."""
+    return F.pad(x, (0, -x.size(-1) % UNIT))
 
 
 def _later(own: Tensor | None, start: Tensor | None, q: Tensor) -> Tensor | None:
@@ -275,10 +289,17 @@ class SegmentAttention(nn.Module, abc.ABC):
                 reach = _longest(cu_seqlens, length)
                 positions = self.positions(reach, 0 if k_and_v is None else k_and_v[0].size(2), like=x)
             r, zero_row = self.project_positions(positions), 0 if self.causal else max(reach - 1, 0)
+        (u, w), scale, width = self.biases(), self.scale, q.size(-1)
+        if cache is None and width % UNIT and loads_by_units(q.device):
+            q, k, v, r, u, w = (_padded(x) for x in (q, k, v, r, u, w))
+            k_and_v = None if k_and_v is None else (_padded(k_and_v[0]), _padded(k_and_v[1]))
+            scale = width**-0.5 if scale is None else scale
         out = rel_attention(
-            q, k, v, r, *self.biases(), k_and_v, causal=self.causal, window=window, chunk=self.chunk, start=start,
-            end=end, zero_row=zero_row, scale=self.scale, dropout_p=dropout_p, backend=self.backend,
+            q, k, v, r, u, w, k_and_v, causal=self.causal, window=window, chunk=self.chunk, start=start, end=end,
+            zero_row=zero_row, scale=scale, dropout_p=dropout_p, backend=self.backend,
         )  # fmt: skip
+        if out.size(-1) > width:
+            out = out[..., :width]
         if cache is not None:
             cache.append(k, v)
         return project(self.out, self._merge(out))

@@ -1,12 +1,14 @@
 """RelAttention: layouts, memory, cache, biases, and what it refuses."""
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from txl_kernels import KeyValueCache, RelAttention, rel_attention, sinusoid
+from txl_kernels import layer as layers
 
 B, L, M, WIDTH, HEADS = 2, 6, 5, 12, 3
 
@@ -369,3 +371,25 @@ def test_rows_of_a_cache_in_another_order() -> None:
 def test_a_bad_order_of_rows(rows: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         layer().new_cache(3, 4, 3).reorder(rows)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"batch_first": False}], ids=str)
+def test_odd_widths_are_padded_where_a_gpu_wants_it(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    it, widths = RelAttention(82, 2, **options).double(), []
+    x, memory = (torch.randn(2, n, 82, dtype=torch.float64) for n in (5, 4))
+    if not it.batch_first:
+        x, memory = x.transpose(0, 1), memory.transpose(0, 1)
+    real = layers.rel_attention
+
+    def seen(q: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        widths.append(q.size(-1))
+        return real(q, *rest, **named)
+
+    monkeypatch.setattr(layers, "rel_attention", seen)
+    expected = it(x, memory)
+    want = torch.autograd.grad(expected.square().sum(), [*it.parameters()])
+    monkeypatch.setattr(layers, "loads_by_units", lambda device: True)
+    found = it(x, memory)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), [*it.parameters()]), want)
+    assert widths == [41, 48]
