@@ -79,9 +79,9 @@ class OrderedStreams(_Streams):
             tokens: [n].
             ext_len: tokens before a segment that are read again as its context.
             counting: "all": streams of (n - 1) // batch targets, the last of which is the next
-                stream's first token. "released": as the released code, n // batch tokens each, so
-                one target less, and the first token of a stream is an input only; where batch
-                divides n the streams begin elsewhere.
+                stream's first token. "released": as the released code, n // batch tokens each, of
+                which the first is an input only. So a stream has one target less, or, where batch
+                divides n, as many, but begins elsewhere.
 
         Raises:
             TxlError: the text is too short for so many streams, a size is too small, or counting is
