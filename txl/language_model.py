@@ -82,11 +82,12 @@ class LanguageModel:
         tokens = self._encoded(text) if isinstance(text, (str, bytes)) else self._checked(text)
         score = evaluate(
             self.model, tokens, self.vocabulary.start, self._whole(asked, default_method(self.model), self.attn_len),
-            batch=batch, limit=limit, counting=counting, progress=progress,
+            batch=batch, limit=limit, counting=counting, sentences=self._alone, progress=progress,
         )  # fmt: skip
         if score.tokens != len(tokens):
             return score
-        return dataclasses.replace(score, sentences=self._sentences(tokens))
+        sentences = int((tokens == self.vocabulary.start).sum()) if self._alone else None
+        return dataclasses.replace(score, sentences=sentences)
 
     def generate(
         self,
@@ -237,11 +238,11 @@ class LanguageModel:
         segment = asked.segment or {"cached": 128, "sliding": 1, "segments": self.segment}[method]
         return dataclasses.replace(asked, attn_len=attn_len, method=method, segment=segment)
 
-    def _sentences(self, tokens: Tokens) -> int | None:
-        """Of One Billion Word and its like, whose sentences `<S>` bounds."""
-        if not isinstance(self.vocabulary, WordVocabulary) or SENTENCE not in self.vocabulary.words:
-            return None
-        return int((tokens == self.vocabulary.start).sum())
+    @property
+    def _alone(self) -> bool:
+        """Whether texts are of sentences that stand alone, as One Billion Word's, which `<S>`
+        bounds."""
+        return isinstance(self.vocabulary, WordVocabulary) and self.vocabulary.end == SENTENCE
 
 
 def _reading(asked: Reading | int | None) -> Reading:

@@ -202,7 +202,7 @@ def check_corpus(job: Job, corpus: Corpus) -> None:
     """Raises TxlError: the corpus is too short to train a row or to score it."""
     training = TrainConfig(**job.train)
     try:
-        training_streams(corpus, training.batch, training.scored, training.context, training.seed)
+        training_streams(corpus, training.batch, training.scored, training.context, training.seed, training.streams)
     except TxlError as error:
         raise TxlError(f"--data: row {job.row.name}: {error}") from error
     if not len(corpus.split(job.split)):

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from model_helpers import small_model
 from training_helpers import trainer
 
 import txl
@@ -13,6 +14,7 @@ from txl.evaluation.evaluate import Reading, evaluate
 from txl.evaluation.generate import Sampling
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
+from txl.text.vocabulary import WordVocabulary
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +87,16 @@ def test_mistakes(loaded: txl.LanguageModel, tmp_path: Path) -> None:
         loaded.evaluate("00", Reading(method="fast"))
     with pytest.raises(TxlError):
         txl.load(tmp_path)
+
+
+def test_sentences_are_counted_as_the_released_code_counts_them() -> None:
+    """Three streams take sentences as they run out, in full segments of 4: 24 of 25 targets."""
+    words = WordVocabulary(["<S>", *(f"w{n}" for n in range(30))])
+    model = txl.LanguageModel(small_model().requires_grad_(False), words, 9, 4, Path("m"))
+    sentences = [[1, 2, 0], [3, 0], [4, 5, 6, 7, 8, 0], [9, 0], [10, 11, 12, 13, 0], [14, 15, 0], [16, 0], [17, 0]]
+    tokens = np.array([t for sentence in sentences for t in sentence], np.uint8)
+    score = model.evaluate(tokens, Reading(9, segment=4), batch=3, counting="released")
+    streams = [[1, 2, 0, 3, 0, 14, 15, 0], [4, 5, 6, 7, 8, 0, 16, 0], [9, 0, 10, 11, 12, 13, 0, 17]]
+    want = [evaluate(model.model, np.array(stream, np.uint8), 0, Reading(9), batch=1).nats for stream in streams]
+    assert (score.tokens, score.sentences) == (24, None)
+    assert score.nats == pytest.approx(sum(want) / 3, rel=1e-9)

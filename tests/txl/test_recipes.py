@@ -73,7 +73,7 @@ def test_the_published_learning_rates() -> None:
     large = recipes.load("wt103-large").train_config()
     assert (large.warmup, large.steps, large.batch * large.tgt_len) == (16_000, 4_000_000, 49_152)
     words = recipes.load("lm1b-base").train_config()  # by hand: at its warm-up's end the cosine is at 20,000 of 500,000
-    assert learning_rate(9_999, words) == pytest.approx(0.000125)
+    assert [learning_rate(n, words) for n in (0, 1, 10_000)] == pytest.approx([0.00025, 0.00025 / 20_000, 0.000125])
     assert learning_rate(20_000, words) == pytest.approx(0.00025 * 0.5 * (1 + math.cos(math.pi * 0.04)))
     assert recipes.load("text8-large").train_config().warmup == 0
     for name in ("wt103-large-tf", "lm1b-large-tf"):  # TensorFlow's cosine begins after the warm-up

@@ -45,7 +45,11 @@ def evaluate_command(
     limit: Annotated[int | None, in_panel(_TEXT, help="Score only the first so many tokens.")] = None,
     counting: Annotated[
         str,
-        in_panel(_TEXT, help="all: every token once. released: as the released code, without each stream's first."),
+        in_panel(
+            _TEXT,
+            help="all: every token once. released: as the released code, without each stream's first; or, of One Billion "
+            "Word, without the last --segment that is not full in all streams.",
+        ),
     ] = "all",
     attn_len: Annotated[
         str,

@@ -208,9 +208,10 @@ def _tell_schedule(trainer: Trainer, before: int | None) -> None:
             f"of {config.steps} updates, so the run differs from one that had them from the start"
         )
     if config.warmup_updates >= config.steps:
+        then = " after the first update" if config.schedule == "cosine-released" else ""
         say(
             f"warm-up takes {config.warmup_updates:,} updates and the run has {config.steps:,}: its learning rate never "
-            "reaches --lr; --warmup sets another"
+            f"reaches --lr{then}; --warmup sets another"
         )
 
 

@@ -192,6 +192,7 @@ def evaluate(
     limit: int | None = None,
     carry_memory: bool = True,
     counting: Counting = "all",
+    sentences: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Score:
     """Scores a split.
@@ -203,7 +204,7 @@ def evaluate(
             contexts best; for "sliding" windows side by side, of which the score is independent.
         limit: score only the first so many tokens.
         carry_memory: False forgets everything at each segment.
-        counting: which tokens are scored, see `scored_segments`.
+        counting, sentences: which tokens are scored, see `scored_segments`.
         progress: called with the number of tokens scored so far.
 
     Raises:
@@ -212,7 +213,7 @@ def evaluate(
     tokens, began = tokens[:limit], time.perf_counter()
     training, total, scored = model.training, 0.0, 0
     try:
-        for losses, count in _losses(model, tokens, start, reading, batch, carry_memory, counting):
+        for losses, count in _losses(model, tokens, start, reading, batch, carry_memory, counting, sentences):
             total += float(losses.double().sum())
             scored += count
             if progress:
@@ -223,7 +224,14 @@ def evaluate(
 
 
 def _losses(
-    model: Network, tokens: Tokens, start: int, reading: Reading, batch: int, carry_memory: bool, counting: Counting
+    model: Network,
+    tokens: Tokens,
+    start: int,
+    reading: Reading,
+    batch: int,
+    carry_memory: bool,
+    counting: Counting,
+    sentences: bool,
 ) -> Iterator[tuple[Tensor, int]]:
     """Losses step by step, and how many of them count."""
     if len(tokens) == 0:
@@ -243,7 +251,7 @@ def _losses(
         return
     batch = min(batch, len(tokens))
     reader = make_reader(model, batch, replace(reading, attn_len=reach, method=method, segment=segment))
-    for block in scored_segments(tokens, start, batch, segment, None, counting):
+    for block in scored_segments(tokens, start, batch, segment, None, counting, sentences):
         if not carry_memory:
             reader.reset()
         inputs, targets = (x.to(model.device) for x in block)

@@ -1,7 +1,7 @@
 """The order in which a split is read: streams to train on, segments to score."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +17,27 @@ Counting = Literal["all", "released"]
 
 
 class _Streams:
-    """`batch` streams of `pairs` (token, successor) each, read by segments of `length`."""
+    """`batch` streams of `stream_len` pairs (token, successor), read by segments of `length`.
 
-    def __init__(self, pairs: int, batch: int, length: int, ext_len: int) -> None:
+    Stream b begins at token b * `stride`.
+    """
+
+    def __init__(self, count: int, batch: int, length: int, ext_len: int, counting: Counting = "all") -> None:
         for name, value, least in (("batch", batch, 1), ("length", length, 1), ("ext_len", ext_len, 0)):
             if value < least:
                 raise TxlError(f"{name} must be >= {least}, got {value}")
+        _check_counting("streams", counting)
         self.batch, self.length, self.ext_len = batch, length, ext_len
-        self.stream_len = pairs // batch
+        if counting == "released":
+            self.stride, fewest = count // batch, 2 * batch
+            self.stream_len = self.stride - 1
+        else:
+            self.stride = self.stream_len = (count - 1) // batch
+            fewest = batch + 1
         self.segments = -(-self.stream_len // length)
-        if self.segments < 1:
+        if count < fewest:
             raise TxlError(
-                f"the training split has {pairs + 1} tokens; {batch} streams need at least {batch + 1}: "
+                f"the training split has {count} tokens; {batch} streams need at least {fewest}: "
                 "use a longer text or a smaller batch"
             )
 
@@ -51,7 +60,7 @@ class _Streams:
         first = n * self.length
         last = min(first + self.length, self.stream_len)
         places = np.arange(max(first - self.ext_len, 0), last + 1)
-        begins = np.arange(self.batch)[rows, None] * self.stream_len
+        begins = np.arange(self.batch)[rows, None] * self.stride
         block = torch.from_numpy(self._tokens(epoch, begins + places))
         return block[:, :-1], block[:, first - last :]
 
@@ -63,13 +72,22 @@ class _Streams:
 class OrderedStreams(_Streams):
     """A split cut into `batch` contiguous streams, read in order so that memory carries over."""
 
-    def __init__(self, tokens: Tokens, batch: int, length: int, ext_len: int = 0) -> None:
-        """tokens: [n]. ext_len: tokens before a segment that are read again as its context.
+    def __init__(self, tokens: Tokens, batch: int, length: int, ext_len: int = 0, counting: Counting = "all") -> None:
+        """The streams of a split.
+
+        Args:
+            tokens: [n].
+            ext_len: tokens before a segment that are read again as its context.
+            counting: "all": streams of (n - 1) // batch targets, the last of which is the next
+                stream's first token. "released": as the released code, n // batch tokens each, of
+                which the first is an input only. So a stream has one target less, or, where batch
+                divides n, as many, but begins elsewhere.
 
         Raises:
-            TxlError: there are fewer pairs of tokens than streams, or a size is too small.
+            TxlError: the text is too short for so many streams, a size is too small, or counting is
+                another word.
         """
-        super().__init__(len(tokens) - 1, batch, length, ext_len)
+        super().__init__(len(tokens), batch, length, ext_len, counting)
         self.tokens = tokens
 
     def _tokens(self, epoch: int, places: Indices) -> Indices:
@@ -82,7 +100,8 @@ class ShuffledStreams(_Streams):
 
     Inputs and targets are those of the released PyTorch code's iterator: a closing `<S>` is the
     next sentence's opening one, scored once. Its order is another: it shuffles the shards, then the
-    sentences of each. Memory: an index of the sentences, not the tokens.
+    sentences of each; a stream takes the next sentence when its own has ended; and the batch at a
+    shard's end that is not full is left out. Memory: an index of the sentences, not the tokens.
     """
 
     def __init__(
@@ -101,7 +120,7 @@ class ShuffledStreams(_Streams):
         """
         if not len(sentences):
             raise TxlError("the training split has no sentences to shuffle")
-        super().__init__(len(tokens) - 1 - int(sentences[0]), batch, length, ext_len)
+        super().__init__(len(tokens) - int(sentences[0]), batch, length, ext_len)
         self.tokens, self.sentences, self.seed = tokens, sentences, seed
         self._lengths = np.diff(sentences, append=len(tokens) - 1)
         self._epoch = -1
@@ -120,12 +139,21 @@ class ShuffledStreams(_Streams):
 
 
 def training_streams(
-    corpus: Corpus, batch: int, length: int, ext_len: int, seed: int
+    corpus: Corpus, batch: int, length: int, ext_len: int, seed: int, counting: Counting = "all"
 ) -> OrderedStreams | ShuffledStreams:
     """The training split of a corpus, its sentences shuffled where they are to be; arguments and
-    errors as in the streams."""
+    errors as in the streams.
+
+    Raises:
+        TxlError: counting is "released" and the sentences are to be shuffled.
+    """
     if corpus.sentences is None:
-        return OrderedStreams(corpus.train, batch, length, ext_len)
+        return OrderedStreams(corpus.train, batch, length, ext_len, counting)
+    if counting != "all":
+        raise TxlError(
+            f"streams {counting!r} is for text in order; {corpus.folder} holds sentences that are shuffled, which go with "
+            "streams 'all'"
+        )
     return ShuffledStreams(corpus.train, corpus.sentences, batch, length, seed, ext_len)
 
 
@@ -136,6 +164,7 @@ def scored_segments(
     length: int,
     limit: int | None = None,
     counting: Counting = "all",
+    sentences: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Segments (inputs, targets), int64 [batch, l <= length] each, that score a split.
 
@@ -145,19 +174,31 @@ def scored_segments(
         limit: only the first so many tokens.
         counting: "all" scores every token exactly once: each token's input is its predecessor, and
             targets are -100 (ignored) where a shorter stream has ended. "released" counts as the
-            released PyTorch and TensorFlow code: what exceeds a multiple of batch is left out, and
-            the first token of each stream is an input only.
+            released code: what exceeds a multiple of batch is left out, and the first token of each
+            stream is an input only.
+        sentences: the split is of sentences that stand alone, each ended by `start`. The released
+            code's streams then take the next sentence when their own has ended, and it leaves out
+            the last segment, which not all of them fill.
 
     Raises:
         TxlError: the split is empty or too short, or counting is another word.
     """
-    if counting not in ("all", "released"):
-        raise TxlError(f"counting must be all or released, got {counting!r}")
+    _check_counting("counting", counting)
     tokens = tokens[:limit]
     count = len(tokens)
     batch = min(batch, count)
-    if not count or (counting == "released" and count < 2 * batch):
-        raise TxlError(f"the split to score has {count} tokens, too few for {max(batch, 1)} streams")
+    too_few = TxlError(f"the split to score has {count} tokens, too few for {max(batch, 1)} streams")
+    if not count:
+        raise too_few
+    if counting == "released" and sentences:
+        block = None
+        for block in _dealt(tokens, start, batch, length):
+            yield block
+        if block is None:
+            raise too_few
+        return
+    if counting == "released" and count < 2 * batch:
+        raise too_few
     if counting == "all":
         per_stream = -(-count // batch)
         shift, scored = 0, per_stream
@@ -172,3 +213,27 @@ def scored_segments(
         inputs = np.where(inside, tokens[np.clip(before, 0, count - 1)].astype(np.int64), start)
         targets = np.where(places < count, tokens[np.minimum(places, count - 1)].astype(np.int64), -100)
         yield torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def _dealt(tokens: Tokens, start: int, batch: int, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Segments [batch, length] of sentences, dealt to the streams as these run out, until one
+    cannot be filled."""
+    ends = np.append(np.flatnonzero(tokens == start) + 1, len(tokens)).tolist()
+    sentences = map(range, [0, *ends], ends)
+    left: list[list[int]] = [[] for _ in range(batch)]  # places of each stream that are not scored yet
+    while True:
+        for places in left:
+            while len(places) < length:
+                sentence = next(sentences, None)
+                if sentence is None:
+                    return
+                places.extend(sentence)
+        targets = np.array([places[:length] for places in left])
+        left = [places[length:] for places in left]
+        inputs = np.where(targets > 0, tokens[targets - 1].astype(np.int64), start)
+        yield torch.from_numpy(inputs), torch.from_numpy(tokens[targets].astype(np.int64))
+
+
+def _check_counting(name: str, value: str) -> None:
+    if value not in get_args(Counting):
+        raise TxlError(f"{name} must be {' or '.join(get_args(Counting))}, got {value!r}")

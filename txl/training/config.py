@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 
 from txl.errors import TxlError
 from txl.fields import option
+from txl.text.streams import Counting
 
 Schedule = Literal["cosine", "cosine-released", "constant"]
 Average = Literal["none", "ema", "triggered"]
@@ -20,6 +21,8 @@ class TrainConfig:
     Attributes:
         steps: updates; each scores batch x tgt_len x accumulate tokens.
         batch: streams the corpus is cut into, each with its own memory.
+        streams: how it is cut, see `OrderedStreams`: "all" trains on every token, "released" as the
+            released code. Of sentences that are shuffled "all" only.
         batch_chunk: parts that the batch is computed in, one after the other, for less memory.
         tgt_len: tokens of a segment. ext_len: tokens before it that are read again as context.
         loss: "full", or "half": a segment is tgt_len tokens, of which the later half is scored;
@@ -30,8 +33,8 @@ class TrainConfig:
         weight_decay: of the layers' projections and feed-forward matrices, of nothing else.
         lr: peak learning rate. warmup: updates until it is reached; None for a thirtieth of steps.
         schedule: after warm-up. "cosine": half a cosine over the updates that are left (TensorFlow
-            code). "cosine-released": over all updates, warm-up included (PyTorch code).
-            "constant".
+            code). "cosine-released": over all updates, warm-up included, whose first update has the
+            peak rate and whose others are one update late (PyTorch code). "constant".
         min_lr_ratio: of the last learning rate to the peak (TensorFlow code: 0.004).
         clip: largest norm of the gradient.
         average: of the weights, for validation and the best checkpoint. "ema": exponential, with
@@ -49,6 +52,7 @@ class TrainConfig:
 
     steps: int = option(1000, _TRAINING, "Updates.")
     batch: int = option(16, _TRAINING, "Parallel streams of text.")
+    streams: Counting = option("all", _TRAINING, "How text is cut: all (every token), or released (as that code).")
     batch_chunk: int = option(1, _TRAINING, "Parts the batch is computed in, to save memory.")
     tgt_len: int = option(128, _TRAINING, "Tokens of a segment.")
     ext_len: int = option(0, _TRAINING, "Tokens before it that are read again.")
@@ -102,8 +106,8 @@ class TrainConfig:
         if not 0 < self.ema_decay < 1:
             raise TxlError(f"ema_decay must be in (0, 1), got {self.ema_decay}")
         choices = {
-            "loss": ("full", "half"), "optimizer": ("adam", "muon"), "schedule": get_args(Schedule),
-            "average": get_args(Average), "precision": ("auto", "fp32", "bf16"),
+            "loss": ("full", "half"), "streams": get_args(Counting), "optimizer": ("adam", "muon"),
+            "schedule": get_args(Schedule), "average": get_args(Average), "precision": ("auto", "fp32", "bf16"),
         }  # fmt: skip
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:

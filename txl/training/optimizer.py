@@ -16,13 +16,19 @@ from txl.training.config import TrainConfig
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Learning rate of update `step`, from 0 on: linear warm-up, then as `config.schedule` says."""
-    warmup = config.warmup_updates
+    """Learning rate of update `step`, from 0 on: linear warm-up, then as `config.schedule` says.
+
+    The released PyTorch code sets rates after updates, by their number. So with "cosine-released"
+    the first update has the peak rate, and the second the one of a warm-up's first.
+    """
+    warmup, released = config.warmup_updates, config.schedule == "cosine-released"
+    if released and step == 0:
+        return config.lr
     if step < warmup:
-        return config.lr * (step + 1) / warmup
+        return config.lr * (step if released else step + 1) / warmup
     if config.schedule == "constant":
         return config.lr
-    began = 0 if config.schedule == "cosine-released" else warmup
+    began = 0 if released else warmup
     done = (step - began) / max(config.steps - began, 1)
     cosine = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import math
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class Trainer:
             self._check(model_config)
         agree_on(world, corpus.fingerprint, model_config.to_json(), config.to_json(), shard)
         with world.together():
-            streams = training_streams(corpus, config.batch, config.scored, config.context, config.seed)
+            streams = training_streams(corpus, config.batch, config.scored, config.context, config.seed, config.streams)
             if shard:
                 from txl.training.sharded import check_shards
 
@@ -365,6 +366,7 @@ class Trainer:
             raise _damaged(saved, error) from error
         self.saved_step = self.step
         if self.world.first:
+            _tell_other_warm_up(saved, self.config)
             runs.truncate_log(self.folder / "log.jsonl", self.step, not self.validation_due)
 
     def _open(self) -> Saved:
@@ -423,6 +425,17 @@ def _rng_name(world: World) -> str:
 def _damaged(saved: Saved, error: Exception) -> TxlError:
     said = str(error) if isinstance(error, TxlError) else f"{type(error).__name__}: {error}"
     return TxlError(f"{saved.path}: the checkpoint is damaged: {said}")
+
+
+def _tell_other_warm_up(saved: Saved, config: TrainConfig) -> None:
+    """Warn where an earlier version began a warm-up that this one continues an update behind."""
+    step, warmup = saved.state["step"], config.warmup_updates
+    if config.schedule == "cosine-released" and "streams" not in saved.state["train"] and step < warmup:
+        warnings.warn(
+            f"{saved.path}: an earlier version began the warm-up of schedule 'cosine-released' one update ahead of the "
+            f"released code; updates {step + 1} to {warmup} take its rates",
+            stacklevel=2,
+        )
 
 
 def _check_fit(model: Config, training: TrainConfig, segment: int) -> None:

@@ -1,5 +1,6 @@
 """Streams and segments: every token a target once, context as it stood, orders that repeat."""
 
+import dataclasses
 from collections import Counter
 from itertools import pairwise
 
@@ -8,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from released import training as released
 
 from txl.errors import TxlError
 from txl.text.corpus import Corpus
-from txl.text.streams import OrderedStreams, ShuffledStreams, scored_segments
+from txl.text.streams import OrderedStreams, ShuffledStreams, scored_segments, training_streams
 
 S = 0  # `<S>`
 Sentences = list[list[int]]
@@ -66,6 +68,18 @@ def test_every_token_is_a_target_once_an_epoch(pairs: int, batch: int, length: i
         assert y.shape[1] == min(length, streams.stream_len - n * length) >= 1
         assert x.shape[1] == before + y.shape[1]
         assert torch.equal(x, torch.arange(x.shape[1]) + x[:, :1])  # as in the text, context too
+
+
+@given(st.integers(2, 200), st.integers(1, 9), st.integers(1, 30))
+def test_released_streams_are_its_ordered_iterators(count: int, batch: int, length: int) -> None:
+    count = max(count, 2 * batch)
+    tokens = np.arange(count).astype(np.uint8)
+    streams = OrderedStreams(tokens, batch, length, counting="released")
+    want = list(released.ordered(torch.arange(count), batch, length))
+    assert streams.segments == len(want)
+    for n, pair in enumerate(want * 2):  # two epochs
+        for x, y in zip(streams.segment(n), pair, strict=True):
+            assert torch.equal(x, y)
 
 
 @given(
@@ -133,9 +147,34 @@ def test_counted_as_released(count: int, batch: int, length: int) -> None:
     assert all(y.shape[1] <= length for y in targets)
 
 
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(1, 5), st.integers(1, 12))
+def test_sentences_counted_as_released(lengths: list[int], batch: int, length: int) -> None:
+    """As its iterator deals them; a validation or test split lacks the first `<S>`."""
+    sentences = numbered(lengths)
+    tokens = np.array([t for sentence in sentences for t in (*sentence, S)], np.uint16)
+    batch = min(batch, len(tokens))
+    want = list(released.shuffled([[S, *sentence, S] for sentence in sentences], batch, length))
+    found = scored_segments(tokens, S, batch, length, counting="released", sentences=True)
+    if not want:
+        with pytest.raises(TxlError, match=f"{len(tokens)} tokens, too few for {batch} streams"):
+            next(found)
+        return
+    for got, pair in zip(found, want, strict=True):
+        for x, y in zip(got, pair, strict=True):
+            assert torch.equal(x, y)
+
+
+def test_sentences_that_are_shuffled_go_with_all(corpus: Corpus) -> None:
+    shuffled = dataclasses.replace(corpus, sentences=np.array([0, 10]))
+    with pytest.raises(TxlError, match=r"streams 'released' is for text in order; .* go with streams 'all'"):
+        training_streams(shuffled, 2, 5, 0, 0, "released")
+
+
 def test_fewer_tokens_than_streams(corpus: Corpus) -> None:
     with pytest.raises(TxlError, match=r"^the training split has 8 tokens; 8 streams need at least 9: use a longer"):
         OrderedStreams(corpus.train[:8], 8, 50)
+    with pytest.raises(TxlError, match="15 tokens; 8 streams need at least 16"):
+        OrderedStreams(corpus.train[:15], 8, 50, counting="released")
     with pytest.raises(TxlError, match="3 tokens; 3 streams need at least 4"):
         ShuffledStreams(*stored([[1]]), 3, 5, seed=0)
     with pytest.raises(TxlError, match="no sentences to shuffle"):
@@ -150,3 +189,5 @@ def test_sizes_that_cannot_be(corpus: Corpus, values: tuple[int, int, int]) -> N
         OrderedStreams(corpus.train, *values)
     with pytest.raises(TxlError, match="counting must be all or released, got 'some'"):
         list(scored_segments(corpus.train, 0, 1, 1, counting="some"))  # type: ignore[arg-type]
+    with pytest.raises(TxlError, match="streams must be all or released, got 'some'"):
+        OrderedStreams(corpus.train, 1, 5, counting="some")  # type: ignore[arg-type]
