@@ -2,6 +2,7 @@
 torchao's quantization, FSDP2 units inside the layer."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,13 @@ def test_fsdp_units_inside_the_layer(alone: None) -> None:
     found = [p.grad.full_tensor() for p in it.parameters() if p.grad is not None]
     for gradient, other in zip(found, expected, strict=True):
         torch.testing.assert_close(gradient, other)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_runs_as_printed() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "lora-int8-onnx.md"
+    blocks = re.findall(r"```py\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(blocks) == 3
+    session: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), session)
