@@ -261,6 +261,33 @@ class ScoresOfRows(torch.autograd.Function):
         return (d_table, d_bias, None, *d_hidden)
 
 
+@torch.no_grad()
+def resize_vocabulary(module: AdaptiveEmbedding | AdaptiveSoftmax, config: NetworkConfig, mean: bool) -> None:
+    """Adds tokens to the last bin, or removes some.
+
+    Args:
+        config: with the new vocab_size, nothing else of it changed.
+        mean: what is added is the mean of the bin's embeddings and biases; False to draw
+            embeddings, with biases of zero.
+    """
+    first = config.bins.bounds[-2]
+
+    def resized(old: nn.Parameter, rows: int, skip: int, std: float) -> nn.Parameter:
+        new = old.new_empty(rows, *old.shape[1:])
+        kept = min(rows, old.size(0))
+        new[:kept] = old[:kept]
+        new[kept:] = old[skip:].mean(0) if mean else torch.zeros_like(new[kept:]).normal_(0.0, std)
+        return nn.Parameter(new, old.requires_grad)
+
+    tables = module.tables if isinstance(module, AdaptiveEmbedding) else module.own_tables
+    if len(tables):
+        rows = table_shapes(config)[-1][0]
+        tables[-1] = resized(tables[-1], rows, first if len(tables) == 1 else 0, config.init_std)
+    if isinstance(module, AdaptiveSoftmax):
+        module.bias = resized(module.bias, config.vocab_size, first, 0.0)
+    module.bins = config.bins
+
+
 def init_tables(module: AdaptiveEmbedding | AdaptiveSoftmax, config: NetworkConfig) -> None:
     """Draws all that embeddings or softmax hold."""
     if isinstance(module, AdaptiveEmbedding):
