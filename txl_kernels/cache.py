@@ -165,7 +165,27 @@ class KeyValueCache:
         if since is None:  # of all rows, what is held counts
             since = torch.full((self.batch,), self._total - len(self), dtype=torch.int64, device=rows.device)
         self._since = torch.where(rows, self._total, since)
-        self._last_reset = self._total
+        self._last_reset = max(self._total, self._last_reset)
+
+    def hide(self, counts: Tensor) -> None:
+        """Leaves out each row's first positions, counted from the oldest that is held; they may be
+        still to come, as the padding before a text is.
+
+        Until they are there, a segment must reach at least as far. Waits for the device.
+
+        counts: int64 [B] on the cache's device, positions >= 0.
+
+        Raises:
+            TypeError, ValueError: counts is something else.
+        """
+        self._check_rows(counts, torch.int64, "an int64 tensor [B]", "counts")
+        low, high = int(counts.min()), int(counts.max())
+        if low < 0:
+            raise ValueError(f"counts must be >= 0, got {low}")
+        oldest = self._total - len(self)
+        since = counts + oldest
+        self._since = since if self._since is None else torch.maximum(since, self._since)
+        self._last_reset = max(oldest + high, self._last_reset)
 
     @torch.no_grad()
     def reorder(self, rows: Tensor) -> None:
@@ -184,13 +204,13 @@ class KeyValueCache:
         if self._since is not None:
             self._since = self._since.index_select(0, rows)
 
-    def _check_rows(self, rows: Tensor, dtype: torch.dtype, what: str) -> None:
+    def _check_rows(self, rows: Tensor, dtype: torch.dtype, what: str, name: str = "rows") -> None:
         if not isinstance(rows, Tensor) or rows.dtype != dtype:
             got = rows.dtype if isinstance(rows, Tensor) else type(rows).__name__
-            raise TypeError(f"rows must be {what}, got {got}")
+            raise TypeError(f"{name} must be {what}, got {got}")
         if rows.shape != (self.batch,) or rows.device != self.r.device:
             raise ValueError(
-                f"rows must be [B] = [{self.batch}] on {self.r.device}, got shape {list(rows.shape)} on {rows.device}"
+                f"{name} must be [B] = [{self.batch}] on {self.r.device}, got shape {list(rows.shape)} on {rows.device}"
             )
 
     def clear(self) -> None:

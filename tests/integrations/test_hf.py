@@ -191,35 +191,6 @@ def test_the_tokenizer(hf: Any, tmp_path: Path) -> None:
     assert of_bytes.decode(of_bytes(sentence)["input_ids"]) == sentence
 
 
-def test_a_trainer(hf: Any, tmp_path: Path) -> None:
-    """transformers' own Trainer: learns, saves, evaluates, takes its best, resumes to the same
-    bits."""
-    from transformers import Trainer, TrainingArguments
-
-    config = hf.TransfoXLConfig(
-        vocab_size=50, n_layer=2, d_model=24, n_head=3, d_head=8, d_inner=40, mem_len=10, cutoffs=[10, 20], d_embed=24,
-        div_val=1, clamp_len=4, same_length=False, untie_r=False,
-    )  # fmt: skip
-    data = [dict.fromkeys(("input_ids", "labels"), torch.arange(n, n + 16) % 50) for n in range(64)]
-
-    def train(**options: Any) -> tuple[Any, Any]:
-        torch.manual_seed(0)
-        model = hf.TransfoXLLMHeadModel(config)
-        arguments = TrainingArguments(
-            str(tmp_path), max_steps=20, per_device_train_batch_size=8, learning_rate=1e-2, save_steps=10, eval_steps=10,
-            eval_strategy="steps", load_best_model_at_end=True, use_cpu=True, report_to=[],
-            disable_tqdm=True, logging_strategy="no",
-        )  # fmt: skip
-        trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data[:8])
-        trainer.train(**options)
-        return model, trainer.evaluate()["eval_loss"]
-
-    model, loss = train()
-    assert loss < 2.5  # from log(50) = 3.9
-    resumed, _ = train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
-    assert all(torch.equal(x, resumed.state_dict()[key]) for key, x in model.state_dict().items())
-
-
 def test_gradient_checkpointing(plain: Any) -> None:
     """The same gradients, the layers computed anew."""
     tokens, found = torch.arange(20)[None], []
@@ -265,7 +236,11 @@ def test_refused(hf: Any, tmp_path: Path, plain: Any) -> None:
     tokens = torch.arange(6)[None]
     cache = plain.transformer.new_cache(1)
     for options, message in (
-        ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}, "padding before a text is not supported"),
+        ({"attention_mask": torch.tensor([[0, 1, 1, 0, 1, 0]])}, "got some between ones"),
+        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0]]), "cache": cache}, "pad texts at their beginning"),
+        ({"mems": [torch.zeros(4, 1, 24), None]}, r"mems must be 3 tensors .* got \[\[4, 1, 24\], None\]"),
+        ({"mems": [torch.zeros(4, 2, 24)] * 3}, r"mems must be 3 tensors \[M, B, d_model\] = \[M, 1, 24\]"),
+        ({"mems": [torch.zeros(4, 1, 24)]}, "mems must be 3 tensors"),
         ({"attention_mask": torch.ones(1, 5)}, r"attention_mask must be \[1, 6\]"),
         ({"cache": cache, "output_attentions": True}, "goes with neither mems"),
         ({"cache": cache, "past_key_values": cache}, "either cache or past_key_values"),
@@ -277,8 +252,10 @@ def test_refused(hf: Any, tmp_path: Path, plain: Any) -> None:
     plain.train()
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"call model\.eval"):
         plain(tokens, cache=cache)
-    with pytest.raises(NotImplementedError, match="fixed sizes"):
-        plain.resize_token_embeddings(60)
+    with pytest.raises(IndexError, match="out of range"):
+        hf.TransfoXLLMHeadModel.from_pretrained(HERE / "bins")(torch.tensor([[1, 50, -7]]))
+    with pytest.raises(ValueError, match=r"new_num_tokens must be above the last of cutoffs, \[10, 20, 35\], got 35"):
+        hf.TransfoXLLMHeadModel.from_pretrained(HERE / "bins").resize_token_embeddings(35)
     with pytest.raises(TypeError, match="cache must be a TransfoXLCache, got list"):
         plain(tokens, cache=[])
     with pytest.raises(TypeError, match="cache must be a TransfoXLCache, got DynamicCache"):
@@ -312,6 +289,35 @@ def test_ways_to_load(hf: Any, plain: Any, tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
     with pytest.raises(OSError, match="is no name of a file beside it"):
         hf.TransfoXLLMHeadModel.from_pretrained(tmp_path / "sub")
+
+
+@pytest.mark.parametrize("options", [{"dtype": "auto"}, {"torch_dtype": "auto"}, {}], ids=str)
+def test_the_dtype_of_the_file(options: dict[str, str], hf: Any, tmp_path: Path) -> None:
+    """As the configuration says, else as the tensors have it; by the Auto class, too."""
+    import transformers
+
+    folder = shutil.copytree(HERE / "bins", tmp_path / "bins")
+    for loader in (hf.TransfoXLLMHeadModel, transformers.AutoModelForCausalLM):
+        assert loader.from_pretrained(HERE / "bins", **options).dtype == torch.float32
+        half = {name: x.half() for name, x in torch.load(HERE / "bins" / "pytorch_model.bin").items()}
+        torch.save(half, folder / "pytorch_model.bin")
+        fields = json.loads((HERE / "bins" / "config.json").read_text())
+        fields.pop("torch_dtype")
+        (folder / "config.json").write_text(json.dumps(fields))
+        assert loader.from_pretrained(folder, **options).dtype == torch.float16
+        _config(folder, dtype="bfloat16")
+        assert loader.from_pretrained(folder, **options).dtype == torch.bfloat16
+        assert loader.from_pretrained(folder, torch_dtype=torch.float64).dtype == torch.float64
+
+
+def test_mems_of_none(plain: Any) -> None:
+    """No memory, as the start of a text; in generation, too."""
+    tokens = torch.arange(6)[None]
+    with torch.no_grad():
+        assert torch.equal(plain(tokens, mems=[None, None]).logits, plain(tokens).logits)
+    for beams in (1, 2):
+        options = {"max_new_tokens": 3, "do_sample": False, "num_beams": beams}
+        assert torch.equal(plain.generate(tokens, mems=[None, None], **options), plain.generate(tokens, **options))
 
 
 def test_another_memory_length(hf: Any, tmp_path: Path) -> None:

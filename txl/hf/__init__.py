@@ -1,6 +1,7 @@
 """TransfoXL for today's transformers: `pip install ".[hf]"`, then `import txl.hf`.
 
-Importing it registers configuration, models and tokenizer with the Auto classes.
+Importing it registers configuration, models and tokenizer with the Auto classes, and the
+text-generation pipeline.
 """
 
 try:
@@ -13,31 +14,50 @@ if int(transformers.__version__.split(".")[0]) < 5:
         f"txl.hf needs transformers >= 5, which has no TransfoXL of its own; this is {transformers.__version__}"
     )
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
-
-from txl.hf.configuration import TransfoXLConfig
-from txl.hf.modeling import (
-    TransfoXLCache,
-    TransfoXLLMHeadModel,
-    TransfoXLLMHeadModelOutput,
-    TransfoXLModel,
-    TransfoXLModelOutput,
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
 )
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+)
+from transformers.pipelines import PIPELINE_REGISTRY
+
+from txl.hf.cache import TransfoXLCache
+from txl.hf.classification import TransfoXLForSequenceClassification, TransfoXLSequenceClassifierOutput
+from txl.hf.configuration import TransfoXLConfig
+from txl.hf.modeling import TransfoXLLMHeadModel, TransfoXLModel
+from txl.hf.outputs import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
+from txl.hf.pipeline import TransfoXLTextGenerationPipeline
 from txl.hf.tokenization import TransfoXLTokenizer
 from txl.hf.weights import TransfoXLPreTrainedModel
 
 __all__ = [
     "TransfoXLCache",
     "TransfoXLConfig",
+    "TransfoXLForSequenceClassification",
     "TransfoXLLMHeadModel",
     "TransfoXLLMHeadModelOutput",
     "TransfoXLModel",
     "TransfoXLModelOutput",
     "TransfoXLPreTrainedModel",
+    "TransfoXLSequenceClassifierOutput",
+    "TransfoXLTextGenerationPipeline",
     "TransfoXLTokenizer",
 ]
 
 AutoConfig.register(TransfoXLConfig.model_type, TransfoXLConfig)
 AutoModel.register(TransfoXLConfig, TransfoXLModel)
 AutoModelForCausalLM.register(TransfoXLConfig, TransfoXLLMHeadModel)
+AutoModelForSequenceClassification.register(TransfoXLConfig, TransfoXLForSequenceClassification)
 AutoTokenizer.register(TransfoXLConfig, fast_tokenizer_class=TransfoXLTokenizer)
+# Pipelines know a model's task by its class's name; Trainer, whether label smoothing shifts labels.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TransfoXLConfig.model_type] = TransfoXLLMHeadModel.__name__
+MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[TransfoXLConfig.model_type] = (
+    TransfoXLForSequenceClassification.__name__
+)
+PIPELINE_REGISTRY.supported_tasks["text-generation"]["impl"] = TransfoXLTextGenerationPipeline

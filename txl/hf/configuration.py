@@ -21,7 +21,8 @@ class TransfoXLConfig(PretrainedConfig):  # type: ignore[misc]
         proj_share_all_but_first, tie_projs: bins whose softmax uses the embedding's projection;
             tie_projs, a flag a bin, wins.
         untie_r: biases u and v of their own in each layer.
-        dropout, dropatt, layer_norm_epsilon, tie_word_embeddings: as everywhere.
+        dropout, dropatt, layer_norm_epsilon, tie_word_embeddings, eos_token_id, pad_token_id: as
+            everywhere.
         init_std, proj_init_std: of the initial parameters.
         initial_memory: "zeros", what the old class always began with, or "empty".
         attn_type, adaptive, sample_softmax: of old files; only 0, either, and -1 ever worked.
@@ -31,6 +32,7 @@ class TransfoXLConfig(PretrainedConfig):  # type: ignore[misc]
     """
 
     model_type = MODEL_TYPE
+    prefix = ""  # of prompts in pipelines, which else put a Russian story before those of TransfoXL
     keys_to_ignore_at_inference = ["losses", "mems", "cache", "past_key_values"]  # noqa: RUF012
     attribute_map = {  # noqa: RUF012
         "n_token": "vocab_size",
@@ -65,6 +67,7 @@ class TransfoXLConfig(PretrainedConfig):  # type: ignore[misc]
         proj_init_std: float = 0.01,
         layer_norm_epsilon: float = 1e-5,
         eos_token_id: int = 0,
+        pad_token_id: int | None = None,
         tie_projs: list[bool] | None = None,
         tie_word_embeddings: bool = True,
         initial_memory: str = "zeros",
@@ -83,8 +86,9 @@ class TransfoXLConfig(PretrainedConfig):  # type: ignore[misc]
         self.dropout, self.dropatt = dropout, dropatt
         self.init_std, self.proj_init_std, self.layer_norm_epsilon = init_std, proj_init_std, layer_norm_epsilon
         self.initial_memory = initial_memory
+        self.eos_token_id, self.pad_token_id = eos_token_id, pad_token_id
         self.is_decoder = True
-        super().__init__(eos_token_id=eos_token_id, tie_word_embeddings=tie_word_embeddings, **kwargs)
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 
     def model_config(self) -> ModelConfig:
         """As `txl` takes it.

@@ -1,22 +1,23 @@
-"""TransfoXL for transformers, on our kernels: the model without a softmax, the language model, what
-they return, and the cache of `generate()`."""
+"""TransfoXL for transformers, on our kernels: the model without a softmax, and the language
+model."""
 
 import functools
 import inspect
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 from transformers import GenerationMixin
-from transformers.utils import ModelOutput
 
+from txl.hf.cache import TransfoXLCache, one_cache
 from txl.hf.configuration import TransfoXLConfig
+from txl.hf.outputs import TransfoXLLMHeadModelOutput, TransfoXLModelOutput, left_padding, rotate
 from txl.hf.weights import TransfoXLPreTrainedModel
-from txl.model.adaptive import AdaptiveSoftmax
+from txl.model.adaptive import IGNORED, AdaptiveSoftmax
 from txl.model.transformer import HiddenMemory, States, Trunk
-from txl_kernels import KeyValueCache, RelAttention
+from txl_kernels import RelAttention
 
 NAMES = ("cache", "past_key_values")  # of generate()'s cache: since transformers 5.24, and before
 
@@ -36,111 +37,6 @@ def name_in_generation() -> str:
         f"generate() of transformers {transformers.__version__} names its cache neither {' nor '.join(NAMES)}, so that "
         "txl.hf cannot follow it: use transformers 5.24.0"
     )
-
-
-def one_cache(cache: Any, past_key_values: Any) -> Any:
-    """Of two arguments that mean the same."""
-    if cache is not None and past_key_values is not None:
-        raise ValueError("pass either cache or past_key_values, which is its older name")
-    return past_key_values if cache is None else cache
-
-
-class TransfoXLCache:
-    """The last mem_len keys and values of each layer, preallocated: time and memory a token do not
-    grow with the text.
-
-    Passed as `cache`, or by its older name `past_key_values`; `generate()` makes its own.
-
-    Attributes:
-        layers: a cache a layer.
-        max_segment: most tokens of one call; more are read in several.
-    """
-
-    # What generate() asks of a cache.
-    is_compileable = False
-    is_croppable = False
-
-    def __init__(self, trunk: Trunk, batch: int, max_segment: int = 128) -> None:
-        """At the start of a text: no memory, or zeros of mem_len (`config.initial_memory`)."""
-        self.max_segment, self._seen = max_segment, 0
-        self.layers: list[KeyValueCache] = []
-        with torch.no_grad():
-            for block in trunk.layers:
-                assert isinstance(block.attention, RelAttention)
-                self.layers.append(block.attention.new_cache(batch, trunk.config.mem_len, max_segment))
-            trunk.begin(self.layers)
-
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    @property
-    def is_linear(self) -> list[bool]:
-        """Of each layer whether its attention is linear."""
-        return [False] * len(self)
-
-    def saw(self, count: int) -> None:
-        """Counts tokens read."""
-        self._seen += count
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens read so far, those that were dropped included."""
-        return self._seen
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Puts rows into the order of the beams."""
-        for cache in self.layers:
-            cache.reorder(beam_idx.long())
-
-
-@dataclass
-class TransfoXLModelOutput(ModelOutput):  # type: ignore[misc]
-    """Output of `TransfoXLModel`.
-
-    Attributes:
-        last_hidden_state: [B, L, d_model].
-        mems: a tensor [M, B, d_model] a layer, for the segment that follows; None with a cache.
-        cache: the cache that was given, with this segment in it; `past_key_values`, too.
-        hidden_states: [B, L, d_model], what each layer got, then what the last made.
-        attentions: [B, H, L, M + L] a layer.
-    """
-
-    last_hidden_state: Tensor | None = None
-    mems: list[Tensor] | None = None
-    cache: TransfoXLCache | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-
-    @property
-    def past_key_values(self) -> TransfoXLCache | None:
-        return self.cache
-
-
-@dataclass
-class TransfoXLLMHeadModelOutput(ModelOutput):  # type: ignore[misc]
-    """Output of `TransfoXLLMHeadModel`; the rest as in `TransfoXLModelOutput`.
-
-    Attributes:
-        loss: mean of the losses of labels that are not -100.
-        losses: [B, L - 1], 0 where the label is -100; in order of the positions (the old class gave
-            them in order of the bins).
-        prediction_scores: log-probabilities [B, L, vocab_size]; None with labels.
-    """
-
-    loss: Tensor | None = None
-    losses: Tensor | None = None
-    prediction_scores: Tensor | None = None
-    mems: list[Tensor] | None = None
-    cache: TransfoXLCache | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-
-    @property
-    def past_key_values(self) -> TransfoXLCache | None:
-        return self.cache
-
-    @property
-    def logits(self) -> Tensor | None:
-        return self.prediction_scores
 
 
 class TransfoXLModel(TransfoXLPreTrainedModel):
@@ -172,7 +68,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        mems: list[Tensor] | None = None,
+        mems: Sequence[Tensor | None] | None = None,
         inputs_embeds: Tensor | None = None,
         past_key_values: TransfoXLCache | None = None,
         attention_mask: Tensor | None = None,
@@ -186,10 +82,11 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
 
         Args:
             input_ids: [B, L]; or inputs_embeds [B, L, d_model], scaled embeddings.
-            mems: of the call for the segment before, [M, B, d_model] a layer; None at the start of
-                a text.
-            attention_mask: [B, L]: ones, or zeros at a row's end, which nothing before them reads;
-                no mems come out then. Other padding is refused.
+            mems: of the call for the segment before, [M, B, d_model] a layer; None, or None for
+                each layer, at the start of a text.
+            attention_mask: [B, L]: ones, or zeros at a row's beginning or end, which are padding: a
+                row's text is read as if it stood alone, and no mems come out. With a cache only at
+                its start, and at rows' beginnings.
             use_cache: False for no mems; a cache comes out if one went in.
             cache: keys and values in place of mems, evaluation only; from `new_cache`. Its older
                 name, past_key_values, means the same.
@@ -207,18 +104,22 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         attentions = self.config.output_attentions if output_attentions is None else output_attentions
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         embedded = self._embed(input_ids, inputs_embeds)
-        padded = attention_mask is not None and _is_padded(attention_mask, embedded)
+        memory = self._memory(mems, embedded.size(0))
+        left = None if attention_mask is None else left_padding(attention_mask, embedded)
         cache = one_cache(cache, past_key_values)
         if cache is not None:
             if not isinstance(cache, TransfoXLCache):
                 raise TypeError(f"cache must be a TransfoXLCache, got {type(cache).__name__}")
-            if padded:
-                raise ValueError("attention_mask must be of ones with cache: read texts of one length")
-            if mems is not None or attentions or hidden:
+            if memory is not None or attentions or hidden:
                 raise ValueError("cache goes with neither mems, output_attentions nor output_hidden_states")
-            output = TransfoXLModelOutput(self._read_cached(embedded, cache), None, cache)
+            if left is not None and attention_mask is not None and not bool(attention_mask[:, -1].all()):
+                raise ValueError("attention_mask must end with ones with cache: pad texts at their beginning")
+            output = TransfoXLModelOutput(self._read_cached(embedded, cache, left), None, cache)
+        elif left is None:
+            output = self._read(embedded, memory, attentions, hidden, keep=use_cache is not False)
         else:
-            output = self._read(embedded, mems, attentions, hidden, keep=use_cache is not False and not padded)
+            output = self._read(rotate(embedded, left), memory, attentions, hidden, keep=False)
+            output = output.rotated(-left)
         dictionary = self.config.return_dict if return_dict is None else return_dict
         return output if dictionary else output.to_tuple()
 
@@ -234,10 +135,22 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
             raise ValueError(f"inputs_embeds must be [B, L, {d_model}], got shape {list(inputs_embeds.shape)}")
         return inputs_embeds
 
+    def _memory(self, mems: Sequence[Tensor | None] | None, batch: int) -> HiddenMemory | None:
+        """As `Trunk` takes it; raises ValueError: mems are of another model or batch."""
+        mems = known(mems)
+        if mems is None:
+            return None
+        shape = None if mems[0] is None else (mems[0].size(0), batch, self.config.d_model)
+        if len(mems) != self.config.n_layer or any(x is None or x.shape != shape for x in mems):
+            raise ValueError(
+                f"mems must be {self.config.n_layer} tensors [M, B, d_model] = [M, {batch}, {self.config.d_model}], or "
+                f"None, got {[None if x is None else list(x.shape) for x in mems]}"
+            )
+        return tuple(x.transpose(0, 1) for x in mems if x is not None)
+
     def _read(
-        self, embedded: Tensor, mems: list[Tensor] | None, attentions: bool, hidden: bool, keep: bool
+        self, embedded: Tensor, memory: HiddenMemory | None, attentions: bool, hidden: bool, keep: bool
     ) -> TransfoXLModelOutput:
-        memory = None if mems is None else tuple(x.transpose(0, 1) for x in mems)
         states = self.trunk.read_embedded(embedded, memory)
         kept = None if states.memory is None or not keep else [x.transpose(0, 1) for x in states.memory]
         return TransfoXLModelOutput(
@@ -259,25 +172,32 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
             found.append(block.attention.weights(block.attention_input(x), past))
         return tuple(found)
 
-    def _read_cached(self, embedded: Tensor, cache: TransfoXLCache) -> Tensor:
+    def _read_cached(self, embedded: Tensor, cache: TransfoXLCache, left: Tensor | None) -> Tensor:
+        """left: tokens of padding before each text [B], all in the first segment; None for none."""
         if self.training:
             raise RuntimeError("cache is for evaluation: call model.eval()")
-        parts = embedded.split(cache.max_segment, 1)
-        read = [self.trunk.read_cached(part, cache.layers) for part in parts]
+        first, *others = embedded.split(cache.max_segment, 1)
+        if left is None:
+            read = [self.trunk.read_cached(first, cache.layers)]
+        else:
+            cache.pad(left)
+            read = [self._read_padded(first, cache, left)]
+        read += [self.trunk.read_cached(part, cache.layers) for part in others]
         cache.saw(embedded.size(1))
         return read[0] if len(read) == 1 else torch.cat(read, 1)
 
+    def _read_padded(self, hidden: Tensor, cache: TransfoXLCache, left: Tensor) -> Tensor:
+        """As `Trunk.read_cached`; padding is zero states, as a memory of zeros has them."""
+        padding = (torch.arange(hidden.size(1), device=left.device) < left.unsqueeze(1)).unsqueeze(2)
+        for block, layer in zip(self.trunk.layers, cache.layers, strict=True):
+            hidden = hidden.masked_fill(padding, 0)
+            hidden = block.after_attention(hidden, block.attention(block.attention_input(hidden), cache=layer))
+        return self.trunk.finish(hidden)
 
-def _is_padded(mask: Tensor, embedded: Tensor) -> bool:
-    """Whether rows end with padding; raises ValueError for padding elsewhere."""
-    if mask.shape != embedded.shape[:2]:
-        raise ValueError(f"attention_mask must be {list(embedded.shape[:2])}, got shape {list(mask.shape)}")
-    seen = mask != 0
-    if bool(seen.all()):
-        return False
-    if bool((seen[:, 1:] & ~seen[:, :-1]).any()):
-        raise ValueError("attention_mask must have its zeros at the rows' ends: padding before a text is not supported")
-    return True
+
+def known(mems: Any) -> Any:
+    """mems, or None where they are None for every layer."""
+    return None if mems is None or all(x is None for x in mems) else mems
 
 
 class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: ignore[misc]
@@ -286,6 +206,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
     def __init__(self, config: TransfoXLConfig) -> None:
         """Raises TxlError: the configuration is of no such model."""
         super().__init__(config)
+        self.loss_type = "ForCausalLM"  # so Trainer counts the labels that are scored: all but the first of a row
         self.transformer = TransfoXLModel(config)
         self.crit = AdaptiveSoftmax(config.model_config(), self.transformer.trunk.embedding)
         self.post_init()
@@ -293,7 +214,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
     def forward(
         self,
         input_ids: Tensor | None = None,
-        mems: list[Tensor] | None = None,
+        mems: Sequence[Tensor | None] | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         past_key_values: TransfoXLCache | None = None,
@@ -310,7 +231,8 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
 
         Args:
             labels: [B, L], shifted here: the label of position n is scored by position n - 1; -100
-                is not scored. With them there are losses and no scores.
+                is not scored, nor is a row's first token after padding. With them there are losses
+                and no scores.
             logits_to_keep: positions at the end whose scores are wanted; 0 for all.
             num_items_in_batch: what the sum of the losses is divided by; None for those scored.
 
@@ -336,9 +258,15 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         else:
             if labels.shape != hidden.shape[:2]:
                 raise ValueError(f"labels must be {list(hidden.shape[:2])}, got shape {list(labels.shape)}")
-            losses = self.crit.nll(hidden[:, :-1], labels[:, 1:].long())
-            scored = (labels[:, 1:] != -100).sum().clamp(min=1)
-            loss = losses.sum() / (scored if num_items_in_batch is None else num_items_in_batch)
+            goals = labels[:, 1:].long()
+            if attention_mask is not None:
+                first = (attention_mask[:, :-1] == 0) & (attention_mask[:, 1:] != 0)
+                goals = goals.masked_fill(first, IGNORED)
+            losses = self.crit.nll(hidden[:, :-1], goals)
+            if isinstance(num_items_in_batch, Tensor):
+                num_items_in_batch = num_items_in_batch.to(losses.device)
+            scored = (goals != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+            loss = losses.sum() / scored
         output = TransfoXLLMHeadModelOutput(
             loss, losses, scores, read.mems, read.cache, read.hidden_states, read.attentions
         )
@@ -360,14 +288,14 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         past = one_cache(cache, past_key_values)
         if past is not None and not isinstance(past, (TransfoXLCache, list)):
             raise TypeError(f"cache must be a TransfoXLCache, got {type(past).__name__}")
-        cached, mems = kwargs.get("use_cache") is not False, kwargs.get("mems")
+        cached, mems = kwargs.get("use_cache") is not False, known(kwargs.get("mems"))
         shown = {name: kwargs.get(name) for name in ("output_attentions", "output_hidden_states")}
-        cache = past if isinstance(past, TransfoXLCache) else None
+        cache, mask = past if isinstance(past, TransfoXLCache) else None, kwargs.get("attention_mask")
         if cached and mems is None and past is None and not self.training and not any(shown.values()):
-            cache = self.transformer.new_cache(input_ids.size(0))
+            padded = mask is not None and not bool(mask.all())  # padding must be in one segment
+            cache = self.transformer.new_cache(input_ids.size(0), max(128, input_ids.size(1)) if padded else 128)
         elif cached and isinstance(past, list):  # the mems of the last step
-            mems, input_ids = past, input_ids[:, -1:]
-        mask = kwargs.get("attention_mask")
+            mems, input_ids, mask = past, input_ids[:, -1:], None
         if cache is not None:
             seen = cache.get_seq_length()
             if seen >= input_ids.size(1):
@@ -398,7 +326,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
 
     def _expand_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         """For each of the beams; mems too, whose rows are their second axis."""
-        mems, times = kwargs.get("mems"), kwargs.get("expand_size", 1)
+        mems, times = known(kwargs.get("mems")), kwargs.get("expand_size", 1)
         if mems is not None and times > 1:
             kwargs["mems"] = [x.repeat_interleave(times, 1) for x in mems]
         return super()._expand_inputs_for_generation(*args, **kwargs)

@@ -20,6 +20,11 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
 
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
+    @property
+    def of_words(self) -> bool:
+        """Whether its tokens are words, between which decoding puts spaces."""
+        return self.backend_tokenizer.decoder is None
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """The tokenizer of a folder with tokenizer.json, or with vocab.pkl, vocab.bin or vocab.txt,

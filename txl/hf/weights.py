@@ -15,10 +15,11 @@ from txl.errors import TxlError
 from txl.hf.configuration import TransfoXLConfig
 from txl.importing import huggingface
 from txl.importing.names import original, translate
-from txl.model.adaptive import draw
+from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, draw, resize_vocabulary
 from txl.model.config import ModelConfig
 from txl.model.transformer import Trunk, init_module
 
+HEAD = "score."  # of a classifier
 OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
 
 
@@ -59,14 +60,19 @@ def _are_theirs(state: Mapping[str, Any]) -> bool:
 
 
 def _to_ours(given: Mapping[str, Tensor], model: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
-    """The model's state_dict from Hugging Face's.
+    """The model's state_dict from Hugging Face's, in the dtype that all have there, else float32;
+    without a classifier's head where there is none.
 
     Raises:
         TxlError: a tensor is missing, unknown, of another shape, or repeats another and differs.
     """
-    softmax, shapes = False, {}
+    softmax, shapes, state = False, {}, model.state_dict()
+    head = {name: x for name, x in given.items() if name.startswith(HEAD)}
+    given = {name: x for name, x in given.items() if name not in head}
     names: dict[str, list[str]] = {}  # of the model's state, by those of `txl`: tied biases are there in each layer
-    for full, p in model.state_dict().items():
+    for full, p in state.items():
+        if full.startswith(HEAD):
+            continue
         name = _short(full)
         softmax |= name.startswith("softmax.")
         if not config.untie_r and "attention." in name and name.endswith("_bias"):
@@ -74,15 +80,21 @@ def _to_ours(given: Mapping[str, Tensor], model: nn.Module, config: ModelConfig)
         names.setdefault(name, []).append(full)
         shapes[name] = p.shape
     found = translate(huggingface.unprefixed(given), config, shapes, False, "the weights", softmax)
-    return {full: found[name] for name, all_names in names.items() for full in all_names}
+    dtypes = {x.dtype for x in given.values()}
+    if len(dtypes) == 1:
+        found = {name: x.to(next(iter(dtypes))) for name, x in found.items()}
+    ours = {full: found[name] for name, all_names in names.items() for full in all_names}
+    return ours | {name: x for name, x in head.items() if name in state}
 
 
 def _to_theirs(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Hugging Face's names and tensors, none twice; with the prefix where there is a softmax."""
+    """Hugging Face's names and tensors, none twice; with the prefix where there is a softmax or a
+    classifier's head."""
     short = {_short(name): x for name, x in state.items()}
-    softmax = any(name.startswith("softmax.") for name in short)
+    softmax, head = (any(name.startswith(kind) for name in short) for kind in ("softmax.", HEAD))
     found = original(short, config, softmax)
-    found = huggingface.prefixed(found) if softmax else found
+    found = huggingface.prefixed(found) if softmax or head else found
+    found |= {name: x for name, x in state.items() if name.startswith(HEAD)}
     return {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in found.items()}
 
 
@@ -126,9 +138,13 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         names = _files(kwargs.pop("use_safetensors", None), kwargs.pop("variant", None))
         folder = _folder_of(name, kwargs, names)
         config = kwargs.pop("config", None)
+        dtypes: dict[str, Any] = {
+            key: kwargs.pop(key) for key in ("dtype", "torch_dtype") if key in kwargs
+        }  # "auto" is no config's
         kwargs = {key: value for key, value in kwargs.items() if key not in OF_THE_HUB}
         if not isinstance(config, TransfoXLConfig):
             config, kwargs = TransfoXLConfig.from_pretrained(config or folder, return_unused_kwargs=True, **kwargs)
+        kwargs |= dtypes
         state = cls._ours(_read(folder, names) if given is None else given, config)
         result = super().from_pretrained(None, *args, config=config, state_dict=state, **kwargs)
         model = result[0] if isinstance(result, tuple) else result
@@ -176,11 +192,34 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         else:
             init_module(module, config)
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Refused, but for the size that it has."""
-        if new_num_tokens in (None, self.config.vocab_size):
-            return self.get_input_embeddings()
-        raise NotImplementedError("the vocabulary's bins have fixed sizes: resize_token_embeddings is not supported")
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """A vocabulary of another size: tokens are added or removed at the end of its last bin.
+
+        Args:
+            new_num_tokens: the size; None for the present one.
+            pad_to_multiple_of: None, or what the size is rounded up to a multiple of.
+            mean_resizing: new embeddings and biases are the mean of the bin's; False to draw them
+                as at first.
+
+        Returns:
+            The embedding.
+
+        Raises:
+            ValueError: nothing would be left of the last bin.
+        """
+        size = self.config.vocab_size if new_num_tokens is None else new_num_tokens
+        size += -size % (pad_to_multiple_of or 1)
+        if size <= max(self.config.cutoffs, default=0):
+            raise ValueError(f"new_num_tokens must be above the last of cutoffs, {self.config.cutoffs}, got {size}")
+        if size != self.config.vocab_size:
+            self._change(vocab_size=size)
+            for module in self.modules():
+                if isinstance(module, (AdaptiveEmbedding, AdaptiveSoftmax)):
+                    resize_vocabulary(module, self.config.model_config(), mean_resizing)
+        embedding: nn.Module = self.get_input_embeddings()
+        return embedding
 
     def reset_memory_length(self, mem_len: int) -> None:
         """Another mem_len from the next call on, in the configuration, too.
@@ -188,17 +227,25 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         Raises:
             TxlError: it is below 0, or 0 with same_length.
         """
-        changed = copy.deepcopy(self.config)
-        changed.mem_len = mem_len
-        found = changed.model_config()
-        self.config.mem_len = mem_len
+        found = self._change(mem_len=mem_len)
         for module in self.modules():
-            if isinstance(module, TransfoXLPreTrainedModel):
-                module.config.mem_len = mem_len
-            elif isinstance(module, Trunk):
-                module.config = found
+            if isinstance(module, Trunk):
                 for block in module.layers:
                     block.attention.window = found.window
+
+    def _change(self, **fields: Any) -> ModelConfig:
+        """Sets fields of every module's configuration, if together they are one."""
+        changed = copy.deepcopy(self.config)
+        for name, value in fields.items():
+            setattr(changed, name, value)
+        found: ModelConfig = changed.model_config()
+        for module in self.modules():
+            if isinstance(module, TransfoXLPreTrainedModel):
+                for name, value in fields.items():
+                    setattr(module.config, name, value)
+            elif isinstance(module, Trunk):
+                module.config = found
+        return found
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from txl.model.config import NetworkConfig
+from txl.model.config import Bins, NetworkConfig
 from txl_kernels.linear import linear
 
 IGNORED = -100  # a target that is not scored
@@ -38,15 +38,19 @@ class AdaptiveEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[B, L] integers -> [B, L, d_model]. Looks up the rows that are met, no others."""
+        """[B, L] integers -> [B, L, d_model]. Looks up the rows that are met, no others.
+
+        Raises:
+            IndexError: on a CPU, a token is out of range (on a GPU torch's assertion fails).
+        """
         kept = self._kept_rows()
         if len(self.tables) == 1:
             return self._embed(0, tokens, kept)
         flat = tokens.flatten()
-        bounds = self.bins.bounds
         result: Tensor = self.tables[0].new_zeros(len(flat), self.d_model)
+        which = bin_of(flat, self.bins)
         for i in range(len(self.tables)):
-            rows = ((flat >= bounds[i]) & (flat < bounds[i + 1])).nonzero().squeeze(1)
+            rows = (which == i).nonzero().squeeze(1)
             # A bin without tokens takes part too, so that every parameter gets a gradient.
             result = result.index_copy(0, rows, self._embed(i, flat[rows], kept))
         return result.view(*tokens.shape, self.d_model)
@@ -56,11 +60,11 @@ class AdaptiveEmbedding(nn.Module):
         bin: each bin embeds all of them. For a few tokens."""
         if len(self.tables) == 1:
             return self._embed(0, tokens, None)
-        bounds = self.bins.bounds
+        bounds, last = self.bins.bounds, len(self.tables) - 1
         result = self._embed(0, tokens.clamp(max=bounds[1] - 1), None)
-        for i in range(1, len(self.tables)):
-            embedded = self._embed(i, tokens.clamp(bounds[i], bounds[i + 1] - 1), None)
-            result = torch.where((tokens >= bounds[i]).unsqueeze(-1), embedded, result)
+        for i in range(1, last + 1):
+            own = tokens.clamp(bounds[i], None if i == last else bounds[i + 1] - 1)
+            result = torch.where((tokens >= bounds[i]).unsqueeze(-1), self._embed(i, own, None), result)
         return result
 
     def _embed(self, i: int, tokens: Tensor, kept: Tensor | None) -> Tensor:
@@ -78,6 +82,14 @@ class AdaptiveEmbedding(nn.Module):
         kept = 1 - self.word_dropout
         rows: Tensor = self.tables[0].new_empty(self.bins.vocab_size).bernoulli_(kept) / kept
         return rows
+
+
+def bin_of(tokens: Tensor, bins: Bins) -> Tensor:
+    """The bin of each token; of one out of range the first or the last, whose lookup refuses it."""
+    which = torch.zeros_like(tokens)
+    for cutoff in bins.cutoffs:
+        which += tokens >= cutoff
+    return which
 
 
 def table_shapes(config: NetworkConfig) -> list[tuple[int, int]]:
@@ -169,9 +181,7 @@ class AdaptiveSoftmax(nn.Module):
                 )
         flat, goal = hidden.flatten(0, -2), targets.flatten()
         first = self.bins.bounds[1]
-        which = torch.zeros_like(goal)  # bin of each target; 0 for those ignored
-        for cutoff in self.bins.cutoffs:
-            which += goal >= cutoff
+        which = bin_of(goal, self.bins)  # 0 for those ignored
         column = torch.where(which == 0, goal, first + which - 1)
         # A bin without targets takes part too, so that every parameter gets a gradient.
         rows = [(which == i).nonzero().squeeze(1) for i in range(1, len(self.bins))]
@@ -249,6 +259,33 @@ class ScoresOfRows(torch.autograd.Function):
             d_bias[rows] = grad.sum(0)
             d_hidden.append((grad @ weight).to(h.dtype))
         return (d_table, d_bias, None, *d_hidden)
+
+
+@torch.no_grad()
+def resize_vocabulary(module: AdaptiveEmbedding | AdaptiveSoftmax, config: NetworkConfig, mean: bool) -> None:
+    """Adds tokens to the last bin, or removes some.
+
+    Args:
+        config: with the new vocab_size, nothing else of it changed.
+        mean: what is added is the mean of the bin's embeddings and biases; False to draw
+            embeddings, with biases of zero.
+    """
+    first = config.bins.bounds[-2]
+
+    def resized(old: nn.Parameter, rows: int, skip: int, std: float) -> nn.Parameter:
+        new = old.new_empty(rows, *old.shape[1:])
+        kept = min(rows, old.size(0))
+        new[:kept] = old[:kept]
+        new[kept:] = old[skip:].mean(0) if mean else torch.zeros_like(new[kept:]).normal_(0.0, std)
+        return nn.Parameter(new, old.requires_grad)
+
+    tables = module.tables if isinstance(module, AdaptiveEmbedding) else module.own_tables
+    if len(tables):
+        rows = table_shapes(config)[-1][0]
+        tables[-1] = resized(tables[-1], rows, first if len(tables) == 1 else 0, config.init_std)
+    if isinstance(module, AdaptiveSoftmax):
+        module.bias = resized(module.bias, config.vocab_size, first, 0.0)
+    module.bins = config.bins
 
 
 def init_tables(module: AdaptiveEmbedding | AdaptiveSoftmax, config: NetworkConfig) -> None:

@@ -126,6 +126,23 @@ def test_word_dropout_takes_all_of_a_words_occurrences() -> None:
     assert sorted(factors.unique().tolist()) == [0.0, torch.tensor(1 / 0.6).item()]
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("div_val", [1, 2])
+def test_tokens_out_of_range(div_val: int, compiled: bool) -> None:
+    """An IndexError however many tables there are and wherever the token stands, also compiled."""
+    model = small_model(cutoffs=(10, 20), div_val=div_val)
+    torch._dynamo.reset()
+    for way in (model.embedding, model.embedding.of_any_bin, *(() if compiled else (model,))):
+        embed = torch.compile(way, backend="eager") if compiled else way
+        with torch.no_grad():
+            for wrong in ([1, 31, 2], [1, -1, 2], [-7, 1, 15], [5, 15, 10**12], [25, 15, -(10**12)]):
+                with pytest.raises(IndexError, match="out of range"):
+                    embed(torch.tensor([wrong]))
+            with pytest.raises(IndexError, match="out of range"):
+                embed(torch.tensor([[31, 1]], dtype=torch.int32))
+            embed(torch.tensor([[0, 9, 10, 19, 20, 30]]))
+
+
 def test_where_the_penn_treebank_model_drops() -> None:
     """Embeddings, attention output, feed-forward hidden units and output, final states."""
     model = TransformerXL(

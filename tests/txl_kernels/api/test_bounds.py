@@ -78,6 +78,8 @@ BAD = [
     (lambda: end_from_lengths(torch.tensor([-1])), ValueError, r"lengths must be >= 0, got values from -1 to -1"),
     (lambda: end_from_lengths(torch.tensor([[1]])), ValueError, r"lengths must be \[B\], got shape \[1, 1\]"),
     (lambda: cache().reset([0]), TypeError, r"rows must be None or a bool tensor \[B\], got list"),
+    (lambda: cache().hide(torch.tensor([1, -1])), ValueError, "counts must be >= 0, got -1"),
+    (lambda: cache().hide(torch.ones(2)), TypeError, r"counts must be an int64 tensor \[B\], got torch.float32"),
     (lambda: cache().reset(FLAGS[0]), ValueError, r"rows must be \[B\] = \[2\] on cpu, got shape \[3\]"),
 ]  # fmt: skip
 
@@ -127,6 +129,32 @@ def test_rows_that_begin_anew(given: bool) -> None:
                 torch.testing.assert_close(got[b : b + 1], layer(x[b : b + 1], cache=row, start=own))
     assert seen_start
     assert together.start is None, "once nothing held is older than a reset, bounds cost nothing"
+
+
+@pytest.mark.parametrize("held", [0, 3])
+def test_rows_after_padding(held: int) -> None:
+    """Each row as a cache of its own that never saw the padding, which is held in part already."""
+    layer, counts = RelAttention(16, 2, window=7).eval(), [4, 0, 2]
+    together, alone = layer.new_cache(3, 6, 4), [layer.new_cache(1, 6, 4) for _ in range(3)]
+    with torch.no_grad():
+        before = torch.randn(3, held, 16)
+        if held:
+            layer.fill_cache(together, before)
+        together.hide(torch.tensor(counts))
+        x = torch.randn(3, 4, 16)
+        got = layer(x, cache=together)
+        for b, row in enumerate(alone):
+            if counts[b] < held:
+                layer.fill_cache(row, before[b : b + 1, counts[b] :])
+            own = max(counts[b] - held, 0)
+            if own < 4:
+                torch.testing.assert_close(got[b : b + 1, own:], layer(x[b : b + 1, own:], cache=row))
+        for _ in range(8):
+            x = torch.randn(3, 2, 16)
+            got = layer(x, cache=together)
+            for b, row in enumerate(alone):
+                torch.testing.assert_close(got[b : b + 1], layer(x[b : b + 1], cache=row))
+    assert together.start is None, "once no padding is held, bounds cost nothing"
 
 
 def test_a_start_out_of_range_stays_so() -> None:
