@@ -8,18 +8,15 @@ from txl_kernels.integrations.registry import nearest, path_of
 
 
 def strangers(model: nn.Module) -> Iterator[str]:
-    """A line for each class whose name holds "Attention": where it is first met, how often, and why
-    it is not taken."""
-    found: dict[type, list[str]] = {}
-    modules: dict[type, nn.Module] = {}
+    """A line for each class of attention, by its name: where it is first met, how often, and why it
+    is not taken."""
+    found: dict[type, list[tuple[str, nn.Module]]] = {}
     for name, module in model.named_modules():
-        kind = type(module)
-        if "attention" in kind.__name__.lower():
-            found.setdefault(kind, []).append(name or "(the model)")
-            modules.setdefault(kind, module)
-    for kind, names in found.items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"{names[0]}{more} ({path_of(kind)}): {_why(modules[kind])}"
+        if any(word in type(module).__name__.lower() for word in ("attention", "attn", "mha")):
+            found.setdefault(type(module), []).append((name or "(the model)", module))
+    for kind, [(name, first), *others] in found.items():
+        more = f" and {len(others)} more" if others else ""
+        yield f"{name}{more} ({path_of(kind)}): {_why(first)}"
 
 
 def _why(module: nn.Module) -> str:
