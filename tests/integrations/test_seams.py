@@ -101,16 +101,18 @@ def parametrizations(module: nn.Module) -> None:
     """New and old ways in turns, the parameters no longer those of the weight that they make."""
     for n, name in enumerate(parts(module)):
         layer: Any = module.get_submodule(name)
-        if n % 4 == 0:
+        if n % 5 == 0:
             parametrize.register_parametrization(layer, "weight", Halved())
-        elif n % 4 == 1:
+        elif n % 5 == 1:
             torch.nn.utils.parametrizations.weight_norm(layer)
             layer.parametrizations.weight.original0.data.mul_(1.5)
-        elif n % 4 == 2:
+        elif n % 5 == 2:
             torch.nn.utils.weight_norm(layer)
             layer.weight_g.data.mul_(1.5)
-        else:
+        elif n % 5 == 3:
             prune.l1_unstructured(layer, "weight", 0.4)
+        else:
+            torch.nn.utils.parametrizations.spectral_norm(layer)
 
 
 def torchao(module: nn.Module) -> None:
