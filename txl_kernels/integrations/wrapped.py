@@ -35,11 +35,12 @@ def swaps_back(module: nn.Module) -> bool:
 def acts_on_calls(module: nn.Module) -> bool:
     """Whether anything happens when a module is called that does not where its attributes are read:
     hooks, a forward of the instance's, tensors that accelerate loads for a call."""
-    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    if hooked or is_replaced(module):
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return True
+    if "forward" not in module.__dict__:
+        return False
     tensors = [*module._parameters.values(), *module._buffers.values()]
-    return "forward" in module.__dict__ and any(x is not None and x.device.type == "meta" for x in tensors)
+    return is_replaced(module) or any(x is not None and x.device.type == "meta" for x in tensors)
 
 
 def _is_own(module: nn.Module, forward: object) -> bool:
