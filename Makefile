@@ -34,7 +34,7 @@ test-interpreter: $(VENV)/installed ## every kernel test on the Triton kernels, 
 test-integrations: $(VENV)/installed $(PEERS)/installed ## other libraries' attention layers, accelerated, against themselves
 	PEERS=$(PEERS) OMP_NUM_THREADS=1 $(BIN)/pytest tests/integrations $(PARALLEL)
 
-peers: $(PEERS)/installed ## the other libraries, in a folder of their own (350 MB)
+peers: $(PEERS)/installed ## the other libraries, in a folder of their own (500 MB)
 
 $(PEERS)/installed: tests/integrations/peers.txt | $(VENV)/installed
 	$(BIN)/python tools/get_peers.py $(PEERS)

@@ -2,10 +2,12 @@
 
     python tools/get_peers.py FOLDER
 
-Reads tests/integrations/peers.txt. Of Ray, which is large, one module is kept. Nothing that is
-installed elsewhere changes.
+Reads tests/integrations/peers.txt. Of Ray, which is large, one module is kept. A folder that holds
+an earlier list is replaced, as pip leaves what it finds there. Nothing that is installed elsewhere
+changes.
 """
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,8 @@ def pip(*arguments: str) -> None:
 def get(folder: Path) -> None:
     lines = [line for line in LIST.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     by_name = {line.split("==")[0]: line for line in lines}
+    if (folder / WITH_DEPENDENCIES).is_dir():
+        shutil.rmtree(folder)
     pip("install", "--target", str(folder), by_name.pop(WITH_DEPENDENCIES))
     parts = {name: by_name.pop(name) for name in IN_PART}
     pip("install", "--target", str(folder), "--no-deps", *by_name.values())

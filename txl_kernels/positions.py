@@ -65,17 +65,24 @@ def t5_buckets(table: Tensor, distances: Tensor, *, bidirectional: bool = True, 
         raise TypeError(f"distances must be an int32 or int64 tensor [T], got {got}")
     if not isinstance(bidirectional, bool):
         raise TypeError(f"bidirectional must be True or False, got {type(bidirectional).__name__}")
-    buckets = table.size(0) // 2 if bidirectional else table.size(0)
-    exact = buckets // 2
+    exact = table.size(0) // (4 if bidirectional else 2)
     if exact < 1:
         raise ValueError(f"table must have at least {4 if bidirectional else 2} buckets, got shape {list(table.shape)}")
     check_integer("max_distance", max_distance, exact + 1, f"an integer > {exact}, the distances with a bucket each")
+    return F.embedding(t5_bucket_numbers(table.size(0), distances, bidirectional, max_distance), table).t()
+
+
+def t5_bucket_numbers(buckets: int, distances: Tensor, bidirectional: bool, max_distance: int) -> Tensor:
+    """The row of `t5_buckets`' table for each distance, int64 [T]; arguments are not checked.
+
+    buckets: rows of the table.
+    """
+    each = buckets // 2 if bidirectional else buckets  # of a sign
+    exact = each // 2
     size = distances.abs() if bidirectional else distances.clamp(min=0)
-    steps = torch.log(size.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (buckets - exact)
-    bucket = torch.where(size < exact, size, (exact + steps.long()).clamp(max=buckets - 1))
-    if bidirectional:
-        bucket = bucket + (distances < 0) * buckets
-    return F.embedding(bucket, table).t()
+    steps = torch.log(size.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (each - exact)
+    bucket = torch.where(size < exact, size, (exact + steps.long()).clamp(max=each - 1))
+    return bucket + (distances < 0) * each if bidirectional else bucket
 
 
 def alibi_slopes(

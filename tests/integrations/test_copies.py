@@ -150,6 +150,20 @@ def test_a_changed_copy_that_computes_the_same_is_taken(name: str, tmp_path: Pat
     torch.testing.assert_close(answer(case), before, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["espnet", "granite", "granite 5", "gemma", "parakeet", "speechbrain"])
+def test_layers_are_tried_out_whatever_wraps_them(name: str, tmp_path: Path) -> None:
+    """How wide the input is, the wrapped layer says."""
+    case, other = moved(name, tmp_path, replacing(*HARMLESS[name][1:]))
+    before = answer(case)
+    for parent in list(other.modules()):
+        for leaf, layer in parent.named_children():
+            if isinstance(layer, nn.Linear):
+                setattr(parent, leaf, nn.Sequential(layer))
+    accelerate(other, strict=True, verify=True, weights="none")
+    case.module = other
+    torch.testing.assert_close(answer(case), before, atol=2e-5, rtol=1e-4)
+
+
 def test_wenets_own_is_not_relative() -> None:
     """It adds encodings of absolute positions without a shift; as in IndexTTS."""
     module = bare_peers.indextts().RelPositionMultiHeadedAttention(4, 64, 0.0)

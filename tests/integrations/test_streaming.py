@@ -73,10 +73,13 @@ def test_dropped_frames_are_projected_anew(nemo: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["weight in place", "weight replaced", "weight's data", "cache", "hook", "forward", "another text"]
+    "change",
+    ["weight in place", "weight replaced", "weight's data", "cache", "hook", "forward", "another text", "quantized"],
 )
 def test_nothing_kept_is_stale(nemo: nn.Module, change: str) -> None:
     """Every step against the original, whatever changes in between."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
     accelerate(nemo, strict=True, streaming=True)
     x = torch.randn(1, LENGTH, 64)
     module: Any = nemo
@@ -103,6 +106,11 @@ def test_nothing_kept_is_stale(nemo: nn.Module, change: str) -> None:
                 cache[0, -1] += 1.0
             elif change == "hook":
                 module.linear_k.register_forward_hook(lambda m, args, out: out * 2.0)
+            elif change == "quantized":  # weights of which none has an address
+                for name in ("linear_k", "linear_pos"):
+                    layer = nn.Linear(64, 64, bias=name == "linear_k").requires_grad_(False)
+                    quantize_(layer, Int8WeightOnlyConfig())
+                    setattr(module, name, layer)
             elif change == "forward":
                 module.linear_pos.forward = lambda x, own=module.linear_pos: nn.Linear.forward(own, x) * -1.5
             else:

@@ -2,6 +2,7 @@
 module."""
 
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,8 +15,10 @@ from txl_kernels.integrations.attention import Window
 from txl_kernels.integrations.peer import STATE, Accelerated, Peer, has_kernel, new_state
 from txl_kernels.integrations.registry import accelerated_class, find, look_alikes, of_known_source, path_of
 from txl_kernels.integrations.select import Chosen, Selection
+from txl_kernels.integrations.strangers import strangers
 from txl_kernels.integrations.streaming import forget
 from txl_kernels.integrations.verify import difference
+from txl_kernels.integrations.wrapped import is_replaced, swap, swaps_back
 
 Weights = Literal["fallback", "none"]
 Export = Literal["original", "operator"]
@@ -38,14 +41,20 @@ class Row:
     name: str
     kind: str
     reason: str | None
-    module: nn.Module = field(repr=False, compare=False)
+    reference: "weakref.ref[nn.Module]" = field(repr=False, compare=False)
     note: str = ""
     concerns: bool = True
 
     @property
+    def module(self) -> nn.Module | None:
+        """None once the model has dropped it: a report keeps no module alive."""
+        return self.reference()
+
+    @property
     def fallbacks(self) -> dict[str, int]:
         """Calls so far that the original answered, by reason."""
-        return dict(self.module.fallbacks) if isinstance(self.module, Accelerated) else {}
+        module = self.module
+        return dict(module.fallbacks) if isinstance(module, Accelerated) else {}
 
     @property
     def done(self) -> str:
@@ -58,9 +67,15 @@ class Row:
 @dataclass(frozen=True)
 class Report:
     """Printed, a table: what was accelerated, what was not and why, and calls that fell back so
-    far."""
+    far.
+
+    Attributes:
+        rows: one for each module that is known.
+        strangers: where there is none, of each other class of attention what is told of it.
+    """
 
     rows: tuple[Row, ...]
+    strangers: tuple[str, ...] = ()
 
     @property
     def accelerated(self) -> tuple[Row, ...]:
@@ -81,7 +96,8 @@ class Report:
 
     def __str__(self) -> str:
         if not self.rows:
-            return "nothing to accelerate: the model has no attention module that txl_kernels.integrations knows"
+            told = "nothing to accelerate: the model has no attention module that txl_kernels.integrations knows"
+            return "\n  ".join([told, *self.strangers])
         lines = [HEADER]
         for row in self.rows:
             counts = "; ".join(f"{count} x {reason}" for reason, count in row.fallbacks.items())
@@ -156,17 +172,19 @@ def accelerate(
     rows: list[Row] = []
     todo: list[tuple[nn.Module, Peer, list[nn.Module]]] = []
     accelerated: list[nn.Module] = []
+    before: list[tuple[Any, list[nn.Module]]] = []
     for chain in _modules(model):
         name, module = chain[-1]
+        above = [m for _, m in chain[:-1]]
         excluded, included = spared.has(chain), chosen.has(chain) or not chosen.given
         selected = included and not excluded
         if isinstance(module, Accelerated):
             path = path_of(module.original)
             note = "" if path == module.peer.path else f", as {module.peer.path}"
-            rows.append(Row(name, path, None, module, note))
+            rows.append(Row(name, path, None, weakref.ref(module), note))
             accelerated += [module] * selected
+            before.append((module, above))
             continue
-        above = [m for _, m in chain[:-1]]
         row, peer = judge(name, module, above, verify) if selected else (_unselected(name, module, excluded), None)
         if row is not None:
             rows.append(row)
@@ -174,14 +192,17 @@ def accelerate(
             todo.append((module, peer, above))
     for selection in (chosen, spared):
         selection.check_all_used()
-    report = Report(tuple(rows))
+    report = Report(tuple(rows), () if rows else tuple(strangers(model)))
     if strict and (report.left_alone or not report.accelerated):
         raise ValueError(f"strict=True, and not every attention module can be accelerated:\n{report}")
     for module in accelerated:
         module.__dict__[STATE] |= settings
     for module, peer, above in todo:
-        module.__dict__[STATE] = new_state(**settings, **peer.adapter.settings_from(above))
-        module.__class__ = accelerated_class(peer, type(module))
+        module.__dict__[STATE] = new_state(**settings)
+        swap(module, accelerated_class(peer, type(module)))
+        before.append((module, above))
+    for known, above in before:
+        known.__dict__[STATE] |= known.settings_from(above)
     for row in report.left_alone:
         warnings.warn(f"txl_kernels left {row.name or 'the model'} ({row.kind}) alone: {row.reason}", stacklevel=2)
     if not rows:
@@ -230,11 +251,11 @@ def judge(
         try:
             nothing = peer.other(module, above)
         except AttributeError as error:
-            return Row(name, path, f"is not complete: {error}", module), None
+            return Row(name, path, f"is not complete: {error}", weakref.ref(module)), None
         if nothing is not None:
-            return Row(name, path, nothing, module, concerns=False), None
+            return Row(name, path, nothing, weakref.ref(module), concerns=False), None
         reason = _hindrance(peer, module, above)
-    return Row(name, path, reason, module, note), None if reason else peer
+    return Row(name, path, reason, weakref.ref(module), note), None if reason else peer
 
 
 def recognise(module: nn.Module) -> tuple[Peer, str | None, str] | None:
@@ -273,7 +294,8 @@ def try_out(module: nn.Module, first: Peer, above: Sequence[nn.Module]) -> Peer 
 def _unselected(name: str, module: nn.Module, excluded: bool) -> Row | None:
     if find(path_of(type(module))) is None:
         return None
-    return Row(name, path_of(type(module)), "excluded" if excluded else "not included", module, concerns=False)
+    reason = "excluded" if excluded else "not included"
+    return Row(name, path_of(type(module)), reason, weakref.ref(module), concerns=False)
 
 
 def is_accelerated(model: nn.Module) -> bool:
@@ -292,13 +314,17 @@ def restore(model: nn.Module) -> int:
 
     Raises:
         TypeError: model is no module.
-        RuntimeError: a module's class was changed since (by a parametrization, say), by name;
-            nothing is restored.
+        RuntimeError: a module's class was changed since (by a parametrization, say), or its forward
+            replaced on the instance, but for accelerate's hooks; by name, nothing is restored.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, Accelerated)]
+    found: list[tuple[str, Any]] = [item for item in model.named_modules() if isinstance(item[1], Accelerated)]
     for name, module in found:
+        if not swaps_back(module):
+            raise RuntimeError(
+                f"{name or 'the model'} has a forward of the instance's, replaced since it was accelerated: undo that first"
+            )
         if type(module) is not accelerated_class(module.peer, module.original):
             raise RuntimeError(
                 f"{name or 'the model'} is now a {path_of(type(module))}: undo what changed its class since it was "
@@ -306,8 +332,9 @@ def restore(model: nn.Module) -> int:
             )
     for _, module in found:
         forget(module)
+        module.released()
+        swap(module, module.original)
         del module.__dict__[STATE]
-        module.__class__ = module.original
     return len(found)
 
 
@@ -329,16 +356,14 @@ def _modules(model: nn.Module) -> Iterator[Chain]:
 
 def _hindrance(peer: Peer, module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     """Why a module is left alone, or None."""
-    parameters = list(module.parameters())
-    if not parameters:
-        return "has no parameters yet"
-    for x in parameters:
+    for x in module.parameters():
         if isinstance(x, nn.parameter.UninitializedParameter):
             return "has parameters that are not initialised"
-        # What is on "meta" may be anywhere later; calls look again.
-        if x.is_floating_point() and x.device.type != "meta" and not has_kernel(x.device, x.dtype):
+        # "meta" may be anywhere later, and bytes are of quantized layers; calls look again.
+        elsewhere = x.device.type == "meta" or x.itemsize == 1
+        if x.is_floating_point() and not elsewhere and not has_kernel(x.device, x.dtype):
             return f"no kernel for {x.dtype} on {x.device.type}"
-    if "forward" in module.__dict__:
+    if is_replaced(module):
         return "its forward was replaced on the instance"
     if isinstance(module, torch.jit.ScriptModule):
         return "is a ScriptModule"

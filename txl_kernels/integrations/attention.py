@@ -1,5 +1,6 @@
 """What adapters call: masks to intervals, encodings to a table, and the attention itself."""
 
+import math
 import threading
 import weakref
 from collections.abc import Callable
@@ -153,8 +154,11 @@ def attend_table(
 
 
 def dropout_of(dropout: nn.Module) -> float:
-    """What a Dropout module drops now: it may be in another mode than the attention around it."""
-    return float(dropout.p) if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
+    """What a Dropout module drops now: it may be in another mode than the attention around it. NaN
+    for a module of another kind, of which nobody knows it."""
+    if type(dropout) is nn.Dropout:
+        return float(dropout.p) if dropout.training else 0.0
+    return 0.0 if type(dropout) is nn.Identity else math.nan
 
 
 def pad(x: Tensor, more: int) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from txl_kernels.backends import KERNELS
 from txl_kernels.integrations.source import source_hash
+from txl_kernels.integrations.wrapped import acts_on_calls
 
 STATE = "_txl_kernels"  # of a module, an attribute beside its own
 EXPORTED = "exported or traced"
@@ -26,17 +27,24 @@ class Accelerated:
         original: the class that the module had.
         method: of the original, that the adapter replaces.
         needs: attributes by which a module is taken for one of the adapter's kind.
+        skips: modules in it, by name, that the original calls and the adapter does not; where
+            something acts on their calls, hooks say, the original runs.
     """
 
     original: ClassVar[type]
     peer: ClassVar[Any]
     method: ClassVar[str] = "forward"
     needs: ClassVar[tuple[str, ...]] = ()
+    skips: ClassVar[tuple[str, ...]] = ()
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
-        """What calls need to know of the modules above, outermost first; see `setting`."""
+        """What calls need to know of the modules above, outermost first; see `setting`. Asked at
+        every `accelerate`, when the classes have changed; what it leaves out stays as it was."""
         return {}
+
+    def released(self) -> None:
+        """Called before `restore` gives the class back."""
 
     @staticmethod
     def reach(module: Any) -> int:
@@ -94,13 +102,21 @@ class Accelerated:
 
     def reader_of_weights(self: Any) -> str | None:
         """Of a class that stores its weights: who may read them after a call, or None."""
-        return "a forward hook, which may read the weights that the original stores" if self._forward_hooks else None
+        readers = [hook for hook in self._forward_hooks.values() if not _is_torchs(hook)]
+        return "a forward hook, which may read the weights that the original stores" if readers else None
 
     def setting(self, name: str) -> Any:
         """What `accelerate` was told, or found above the module."""
         return self.__dict__[STATE].get(name)
 
-    def hindrance(self, x: Tensor, dropout_p: float = 0.0) -> str | None:
+    def __prepare_scriptable__(self) -> Any:
+        """For torch.jit.script, which asks for this before it compiles."""
+        raise RuntimeError(
+            f"torch.jit.script cannot compile {type(self).__name__}: restore(model) first, or write the original's "
+            "attention down by torch.jit.trace or torch.export"
+        )
+
+    def hindrance(self: Any, x: Tensor, dropout_p: float = 0.0) -> str | None:
         """Why no kernel takes tensors like x and this dropout now, or None."""
         if torch._C._get_tracing_state() is not None or torch.onnx.is_in_onnx_export():
             return EXPORTED
@@ -108,10 +124,20 @@ class Accelerated:
             return EXPORTED
         if dropout_p >= 1:
             return "everything is dropped"
+        if dropout_p != dropout_p:
+            return "a dropout of another kind than torch's"
+        for name in self.skips:
+            if acts_on_calls(self.get_submodule(name)):
+                return f"hooks on its {name}, which the kernels do not call"
         dtype = x.dtype
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
         return None if has_kernel(x.device, dtype) else f"no kernel for {dtype} on {x.device.type}"
+
+
+def _is_torchs(hook: Any) -> bool:
+    """Whether a hook is of torch itself, FSDP's say, and reads no weights of attention."""
+    return str(getattr(hook, "__module__", "")).startswith("torch.")
 
 
 def exporting() -> bool:
@@ -123,6 +149,19 @@ def exporting() -> bool:
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a kernel takes tensors of such a device and dtype, of some head width."""
     return any(kernels.cannot_run(device, dtype) is None for name, kernels in KERNELS.items() if name != "cuda")
+
+
+def width_of(projection: nn.Module) -> int:
+    """How many features a linear layer takes, whatever it is wrapped in.
+
+    Raises:
+        AttributeError: there is none in it.
+    """
+    for part in projection.modules():
+        width: Any = getattr(part, "in_features", None)
+        if width is not None:
+            return int(width)
+    raise AttributeError(f"{type(projection).__name__} does not say how many features it takes")
 
 
 def new_state(**settings: Any) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from txl_kernels.linear import plain_weight
+
 FEW = 4  # times as many rows to project as new frames, to be worth keeping
 _kept: "weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Any, ...]]]" = weakref.WeakKeyDictionary()
 
@@ -79,14 +81,8 @@ def worth_keeping(module: Any, projections: tuple[nn.Module, ...], x: Tensor, fr
 
 
 def _plain(projection: nn.Module) -> bool:
-    """A linear layer that nobody has hooked, whose parameters tell their version."""
-    return (
-        type(projection) is nn.Linear
-        and "forward" not in projection.__dict__
-        and not projection._forward_hooks
-        and not projection._forward_pre_hooks
-        and not any(p.is_inference() for p in _own(projection))
-    )
+    """A linear layer that nothing wraps, whose parameters tell their version."""
+    return plain_weight(projection) is not None and not any(p.is_inference() for p in _own(projection))
 
 
 def _parameters(projections: tuple[nn.Module, ...]) -> tuple[Tensor, ...]:

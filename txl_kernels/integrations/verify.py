@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from txl_kernels.integrations.peer import STATE, Accelerated, Draw, Peer, new_state
 from txl_kernels.integrations.registry import accelerated_class
+from txl_kernels.integrations.wrapped import swap
 
 TOLERANCE = 2e-4  # of the largest number of a tensor; another formula is off by much more
 
@@ -25,7 +26,7 @@ def difference(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module]) ->
         slow = _disturbed(module)
         fast = copy.deepcopy(slow)
         fast.__dict__[STATE] = new_state(weights="none", **peer.adapter.settings_from(ancestors))
-        fast.__class__ = accelerated_class(peer, type(module))
+        swap(fast, accelerated_class(peer, type(module)))
         frames = peer.adapter.reach(slow)
         for said, seen in _masks(frames):
             sample = peer.adapter.sample(slow, Draw(frames), seen)

@@ -10,6 +10,7 @@ from txl_kernels.integrations.peer import Accelerated, Peer
 
 
 class DIEngine(Accelerated):
+    skips = ("dropout",)
     needs = ("attention_kv", "attention_q", "project_pos", "head_num")
 
     def forward(

@@ -4,20 +4,22 @@ another width, and basis functions of its own for positions. There are no masks.
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from txl_kernels.integrations.attention import ALL, attend_table, dropout_of, merge_heads, split_heads, within
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
 class Enformer(Accelerated):
+    skips = ("attn_dropout",)
     needs = ("to_rel_k", "rel_content_bias", "rel_pos_bias", "num_rel_pos_features", "use_tf_gamma")
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample | None:
         if module.use_tf_gamma:  # whose table is of 1,536 positions
             return None
-        return draw.frames(module.to_q.in_features), lambda m, x: m(x)
+        return draw.frames(width_of(module.to_q)), lambda m, x: m(x)
 
     def forward(self: Any, x: Tensor) -> Tensor:
         dropout_p = dropout_of(self.attn_dropout)
@@ -31,7 +33,7 @@ class Enformer(Accelerated):
             self.num_rel_pos_features,
             x.device,
             use_tf_gamma=self.use_tf_gamma,
-            dtype=self.to_rel_k.weight.dtype,
+            dtype=torch.float32 if torch.is_autocast_enabled(x.device.type) else x.dtype,
         )  # row 0: a key length - 1 before its query
         window = self.setting("window")
         features, past = within(window, self.pos_dropout(features), length - 1)

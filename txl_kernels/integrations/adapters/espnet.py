@@ -17,18 +17,19 @@ from txl_kernels.integrations.attention import (
     project_table,
     within,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
 class ESPnet(Accelerated):
     """The newer relative attention, whose table has distances on both sides; FunASR's, too."""
 
+    skips = ("dropout",)
     needs = ("forward_qkv", "linear_pos", "pos_bias_u", "pos_bias_v", "zero_triu", "h")
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(module.linear_pos.in_features)
-        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, seen)
+        table = draw.table(width_of(module.linear_pos))
+        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, seen)
 
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
@@ -64,12 +65,13 @@ class ESPnetLegacy(Accelerated):
     so keys ahead meet the next query's features. Two queries in one of twice the width say that.
     """
 
+    skips = ("dropout",)
     needs = ESPnet.needs
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(module.linear_pos.in_features, future=0)
-        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, seen)
+        table = draw.table(width_of(module.linear_pos), future=0)
+        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, seen)
 
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
@@ -100,15 +102,16 @@ class ESPnetTransducer(Accelerated):
     """ESPnet2's transducer encoder, and FunASR's chunks: a padding mask, a chunk mask, and frames
     of left context."""
 
+    skips = ("dropout",)
     needs = ("forward_qkv", "linear_pos", "num_heads", "compute_att_score")
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(module.linear_pos.in_features)
+        table = draw.table(width_of(module.linear_pos))
         padding, hidden = (
             (torch.zeros(draw.B, draw.T, dtype=torch.bool), None) if seen is None else (~seen.any(1), ~seen[0])
         )
-        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, padding, hidden)
+        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, padding, hidden)
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pos_enc: Tensor, mask: Tensor,

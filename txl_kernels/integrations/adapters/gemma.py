@@ -17,10 +17,11 @@ from txl_kernels.integrations.attention import (
     unhidden,
     within,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
 class Gemma3n(Accelerated):
+    skips = ("relative_position_embedding",)
     needs = ("per_dim_scale", "q_scale", "relative_position_embedding", "max_past_horizon", "max_future_horizon")
 
     @staticmethod
@@ -31,7 +32,7 @@ class Gemma3n(Accelerated):
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         padding = seen is not None and seen.all(1).any()  # it knows no other mask
         mask = ~seen[:, 0] if seen is not None and padding else torch.zeros(draw.B, draw.T, dtype=torch.bool)
-        return draw.frames(module.q_proj.in_features), lambda m, x: m(x, mask).flatten(-2)
+        return draw.frames(width_of(module.q_proj)), lambda m, x: m(x, mask).flatten(-2)
 
     def forward(self: Any, hidden_states: Tensor, mask: Tensor) -> Tensor:
         why = self.hindrance(hidden_states)

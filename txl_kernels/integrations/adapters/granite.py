@@ -8,7 +8,7 @@ from torch import Tensor
 
 from txl_kernels.integrations.adapters.transformers import own_way
 from txl_kernels.integrations.attention import ALL, Bounds, attend, holds, mask_bounds, merge_heads, once, split_heads
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
 class Granite(Accelerated):
@@ -18,7 +18,7 @@ class Granite(Accelerated):
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         size, at = module.context_size, torch.arange(module.context_size)
         distances = at.unsqueeze(1) - at + module.max_pos_emb
-        return draw.normal(draw.B, 2 * size + 3, module.to_q.in_features), lambda m, x: m(x, distances)
+        return draw.normal(draw.B, 2 * size + 3, width_of(module.to_q)), lambda m, x: m(x, distances)
 
     def forward(self: Any, hidden_states: Tensor, attention_dists: Tensor) -> Tensor:
         size, zero = self.context_size, self.max_pos_emb
@@ -47,7 +47,7 @@ class Granite5(Accelerated):
         at = torch.arange(module.context_size)
         distances = at.unsqueeze(1) - at + module.config.max_position_embeddings
         mask = seen[:, 0] if seen is not None and seen.all(1).any() else None  # it knows padding alone
-        return draw.frames(module.q_proj.in_features), lambda m, x: m(x, distances, attention_mask=mask)[0]
+        return draw.frames(width_of(module.q_proj)), lambda m, x: m(x, distances, attention_mask=mask)[0]
 
     def forward(
         self: Any, hidden_states: Tensor, position_embeddings: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
@@ -71,9 +71,11 @@ class Granite5(Accelerated):
 
 
 def _in_blocks(self: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, zero: int, **settings: Any) -> Tensor:
-    """Of a table whose row `zero` is of distance 0 the rows that a block needs."""
+    """Attention of blocks, with the rows that they need of a table whose row `zero` is of distance
+    0."""
     size = self.context_size
-    r = self.rel_pos_emb.weight[zero - size + 1 : zero + size].to(q.dtype).unsqueeze(0)  # 1 - size .. size - 1
+    rows = torch.arange(zero - size + 1, zero + size, device=q.device)  # of distances 1 - size .. size - 1
+    r = self.rel_pos_emb(rows).to(q.dtype).unsqueeze(0)
     window = self.setting("window")
     return attend(q, k, v, r, None, None, bounds, zero_row=size - 1, chunk=(size, 0), window=window, **settings)
 

@@ -10,6 +10,7 @@ from txl_kernels.integrations.peer import Accelerated, Peer
 
 
 class Labml(Accelerated):
+    skips = ("softmax", "dropout")
     needs = ("key_pos_embeddings", "key_pos_bias", "query_pos_bias")
 
     def forward(self: Any, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -7,17 +7,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from txl_kernels.integrations.attention import attend_table, dropout_of, mask_bounds, merge_heads, project_table, within
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
 class SpeechBrain(Accelerated):
+    skips = ("dropout_att",)
     needs = ("in_proj_weight", "linear_pos", "pos_bias_u", "pos_bias_v", "vbias", "dropout_att")
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(module.linear_pos.in_features)
+        table = draw.table(width_of(module.linear_pos))
         padding, hidden = (None, None) if seen is None else (~seen.any(1), ~seen[0])  # the first is not padded
-        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, padding, hidden)[0]
+        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, padding, hidden)[0]
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pos_embs: Tensor, key_padding_mask: Tensor | None = None,

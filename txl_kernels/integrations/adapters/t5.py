@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from txl_kernels.integrations.adapters.transformers import bounds_or_reason, own_way
 from txl_kernels.integrations.attention import attend, merge_heads
 from txl_kernels.integrations.peer import Accelerated, Peer
-from txl_kernels.positions import t5_buckets
+from txl_kernels.positions import t5_bucket_numbers
 
 
 class T5(Accelerated):
@@ -22,8 +22,20 @@ class T5(Accelerated):
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
-        """The self-attention of all layers of the stack."""
-        return {"stack": _stack(ancestors)}
+        """Whether all layers of the stack are accelerated: "whole" of a dict that they share, which
+        holds none of them."""
+        stack = _stack(ancestors)
+        if not stack:
+            return {}
+        found: list[dict[str, bool] | None] = [x.setting("layers") for x in stack if isinstance(x, T5)]
+        shared = next((layers for layers in found if layers is not None), {})
+        shared["whole"] = len(found) == len(stack)
+        return {"layers": shared}
+
+    def released(self) -> None:
+        layers = self.setting("layers")
+        if layers is not None:
+            layers["whole"] = False
 
     def forward(
         self: Any,
@@ -66,9 +78,9 @@ class T5(Accelerated):
             keys = length if causal else int(seen) + length
             k, v = k[:, :, :keys], v[:, :, :keys]
         if position_bias is None:
-            position_bias = self._numbers(length, k.size(2), seen)
+            position_bias = self._numbers(length, k.size(2), seen, q.device)
         out = attend(
-            q, k, v, None, None, None, bounds, r_bias=position_bias[0], zero_row=length - 1, scale=1.0,
+            q, k, v, None, None, None, bounds, r_bias=position_bias[0].to(q.dtype), zero_row=length - 1, scale=1.0,
             causal=causal, window=window, dropout_p=dropout_p,
         )  # fmt: skip
         return self.o(merge_heads(out)), position_bias, None
@@ -83,20 +95,18 @@ class T5(Accelerated):
             return None if bias.dim() == 3 else "biases of all pairs, of a layer that the original answered"
         if not self.has_relative_attention_bias:
             return "no table of biases"
-        stack = self.setting("stack")
-        return None if all(isinstance(x, T5) for x in stack) else "another layer of its stack is not accelerated"
+        layers = self.setting("layers")
+        return None if layers is not None and layers["whole"] else "another layer of its stack is not accelerated"
 
-    def _numbers(self: Any, length: int, keys: int, seen: int | Tensor) -> Tensor:
+    def _numbers(self: Any, length: int, keys: int, seen: int | Tensor, device: torch.device) -> Tensor:
         """[1, H, T], key ahead of its query first, as `attend` counts distances: as if the keys
         ended with the queries, behind which a static cache has room."""
-        at = torch.arange(1 - length, keys, device=self.relative_attention_bias.weight.device)
-        numbers = t5_buckets(
-            self.relative_attention_bias.weight,
-            at + (seen - (keys - length)),
-            bidirectional=not self.is_decoder,
-            max_distance=self.relative_attention_max_distance,
+        distances = torch.arange(1 - length, keys, device=device) + (seen - (keys - length))
+        buckets = t5_bucket_numbers(
+            self.relative_attention_num_buckets, distances, not self.is_decoder, self.relative_attention_max_distance
         )
-        return numbers.unsqueeze(0)
+        numbers: Tensor = self.relative_attention_bias(buckets)  # [T, H]
+        return numbers.t().unsqueeze(0)
 
 
 def _of_all_pairs(bias: Tensor | None, length: int) -> Tensor | None:

@@ -28,7 +28,7 @@ from txl_kernels.integrations.attention import (
     visible,
     within,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 from txl_kernels.integrations.streaming import again
 
 DISTRIBUTION = "transformers"
@@ -90,8 +90,8 @@ class HFConformer(Accelerated):
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         given: dict[str, Any] = {} if seen is None else {"attention_mask": seen.unsqueeze(1)}
         if module.position_embeddings_type == "relative":
-            given["relative_position_embeddings"] = draw.table(module.linear_q.in_features)
-        return draw.frames(module.linear_q.in_features), lambda m, x: m(x, **given)[0]
+            given["relative_position_embeddings"] = draw.table(width_of(module.linear_q))
+        return draw.frames(width_of(module.linear_q)), lambda m, x: m(x, **given)[0]
 
     def forward(
         self: Any,
@@ -113,8 +113,9 @@ class HFConformer(Accelerated):
         window = self.setting("window")
         settings = {"scale": self.head_size**-0.5, "dropout_p": dropout_p, "window": window}
         if self.position_embeddings_type == "relative_key":
-            r = self.distance_embedding.weight.to(q.dtype).unsqueeze(0).flip(-2)
             past = self.left_max_position_embeddings
+            rows = torch.arange(past + self.right_max_position_embeddings, -1, -1, device=q.device)
+            r = self.distance_embedding(rows).to(q.dtype).unsqueeze(0)
             out = attend_table(q, k, v, r, None, None, bounds, past=past, clamp=True, **settings)
         else:
             if relative_position_embeddings is None:
@@ -144,8 +145,8 @@ class Parakeet(Accelerated):
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         mask = None if seen is None else seen.unsqueeze(1)
-        table = draw.table(module.relative_k_proj.in_features).expand(draw.B, -1, -1)
-        return draw.frames(module.q_proj.in_features), lambda m, x: m(x, table, attention_mask=mask)[0]
+        table = draw.table(width_of(module.relative_k_proj)).expand(draw.B, -1, -1)
+        return draw.frames(width_of(module.q_proj)), lambda m, x: m(x, table, attention_mask=mask)[0]
 
     def forward(
         self: Any,
@@ -202,12 +203,13 @@ class Parakeet(Accelerated):
 class FastSpeech2(Accelerated):
     """FastSpeech2-Conformer."""
 
+    skips = ("dropout",)
     needs = ("linear_q", "linear_pos", "pos_bias_u", "pos_bias_v", "num_heads")
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table, mask = draw.table(module.linear_pos.in_features), None if seen is None else seen[:, :1]
-        return draw.frames(module.linear_q.in_features), lambda m, x: m(x, mask, table)[0]
+        table, mask = draw.table(width_of(module.linear_pos)), None if seen is None else seen[:, :1]
+        return draw.frames(width_of(module.linear_q)), lambda m, x: m(x, mask, table)[0]
 
     def forward(
         self: Any,
@@ -245,12 +247,14 @@ class XLNet(Accelerated):
     """
 
     method = "rel_attn_core"
+    skips = ("dropout",)
     needs = ("r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
         """Whether the model above feeds other encodings to halves of the batch."""
-        return {"bi_data": any(getattr(getattr(m, "config", None), "bi_data", False) for m in ancestors)}
+        configs = [m.config for m in ancestors if hasattr(m, "config")]
+        return {"bi_data": any(getattr(config, "bi_data", False) for config in configs)} if configs else {}
 
     def rel_attn_core(
         self: Any,

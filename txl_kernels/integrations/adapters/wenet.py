@@ -16,17 +16,18 @@ from txl_kernels.integrations.attention import (
     project_table,
     within,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 NO_MASK, NO_ENCODINGS, NO_CACHE = torch.ones((0, 0, 0), dtype=torch.bool), torch.empty(0), torch.zeros((0, 0, 0, 0))
 
 
 class WeNet(Accelerated):
+    skips = ("dropout",)
     needs = ("forward_qkv", "linear_pos", "pos_bias_u", "pos_bias_v", "rel_shift", "h", "d_k")
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        width, mask = module.linear_pos.in_features, NO_MASK if seen is None else seen
+        width, mask = width_of(module.linear_pos), NO_MASK if seen is None else seen
         held = 5 if seen is None else 0
         table = draw.table(width, draw.T - 1 + held, draw.T - 1 + held)
         cache = draw.normal(draw.B, module.h, held, 2 * module.d_k) if held else NO_CACHE

@@ -1,0 +1,352 @@
+"""What wraps a part of an attention module acts on it accelerated as it does on the original:
+adapters, hooks, parametrizations, quantization, offload and sharding of every linear layer and
+embedding in it."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
+
+from implementations.peer_cases import PeerCase, make
+from txl_kernels.integrations import Accelerated, accelerate, restore
+
+pytestmark = [
+    pytest.mark.peers,
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+    pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated"),
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel"),
+    pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated"),
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view"),
+]
+ONE_EACH = (
+    "wav2vec2-conformer",
+    "w2v-bert relative_key",
+    "parakeet",
+    "fastspeech2",
+    "nemo",
+    "nemo local",
+    "nemo transformer",
+    "granite",
+    "granite 5",
+    "gemma",
+    "t5",
+    "t5 decoder",
+    "enformer",
+    "cosyvoice",
+    "fireredasr",
+    "espnet",
+    "espnet legacy",
+    "espnet transducer",
+    "speechbrain",
+    "ding",
+    "rllib",
+    "labml",
+)  # of each adapter; XLNet has no layers in it
+UNMASKED = ("ding", "rllib", "labml", "enformer", "granite", "granite plus", "nemo transformer")
+NO_GRADIENTS = ("nemo transformer",)  # of the original, on a CPU
+
+
+def parts(module: nn.Module) -> list[str]:
+    """Names of layers, but those of T5's feed-forward part, whose weights the original reads."""
+    return [
+        name
+        for name, m in module.named_modules()
+        if isinstance(m, (nn.Linear, nn.Embedding)) and "DenseReluDense" not in name
+    ]
+
+
+def replace(
+    module: nn.Module, change: Callable[[nn.Module], nn.Module], kinds: Any = (nn.Linear, nn.Embedding)
+) -> None:
+    for name in parts(module, kinds):
+        parent, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(parent), leaf, change(module.get_submodule(name)))
+
+
+class Wrapped(nn.Module):
+    """A layer of somebody's, that has no weight of its own."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out * 1.5
+
+
+class Halved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+def lora(module: nn.Module) -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+
+    if names := parts(module):
+        inject_adapter_in_model(LoraConfig(r=4, target_modules=names, init_lora_weights=False), module)
+
+
+def hooks(module: nn.Module) -> None:
+    for name in parts(module):
+        module.get_submodule(name).register_forward_hook(lambda m, given, out: out * 1.5)
+
+
+def parametrizations(module: nn.Module) -> None:
+    """New and old ways in turns, the parameters no longer those of the weight that they make."""
+    for n, name in enumerate(parts(module)):
+        layer: Any = module.get_submodule(name)
+        if n % 5 == 0:
+            parametrize.register_parametrization(layer, "weight", Halved())
+        elif n % 5 == 1:
+            torch.nn.utils.parametrizations.weight_norm(layer)
+            layer.parametrizations.weight.original0.data.mul_(1.5)
+        elif n % 5 == 2:
+            torch.nn.utils.weight_norm(layer)
+            layer.weight_g.data.mul_(1.5)
+        elif n % 5 == 3:
+            prune.l1_unstructured(layer, "weight", 0.4)
+        else:
+            torch.nn.utils.parametrizations.spectral_norm(layer)
+
+
+def torchao(module: nn.Module) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(module, Int8WeightOnlyConfig())
+
+
+def dynamic(module: nn.Module) -> None:
+    torch.ao.quantization.quantize_dynamic(module, {nn.Linear}, inplace=True)
+
+
+def wrapped(module: nn.Module) -> None:
+    for name in parts(module):
+        parent, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(parent), leaf, Wrapped(module.get_submodule(name)))
+
+
+def sharded(module: nn.Module) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    for name in parts(module):
+        fully_shard(module.get_submodule(name))
+
+
+SEAMS: dict[str, Callable[[nn.Module], None]] = {
+    f.__name__: f for f in (lora, hooks, parametrizations, torchao, dynamic, wrapped, sharded)
+}
+ORIGINAL_READS_WEIGHTS = {"dynamic": ("enformer",), "wrapped": ("enformer",)}  # and fails
+
+
+def on_the_cpu(module: nn.Module, folder: Path) -> None:
+    from accelerate import cpu_offload
+
+    cpu_offload(module, execution_device=torch.device("cpu"), offload_buffers=True)
+
+
+def on_a_disk(module: nn.Module, folder: Path) -> None:
+    from accelerate import disk_offload
+
+    disk_offload(module, folder, execution_device=torch.device("cpu"))
+
+
+def dispatched(module: nn.Module, folder: Path) -> None:
+    from accelerate import dispatch_model
+
+    holder = nn.ModuleDict({"attention": module, "other": nn.Linear(2, 2)})
+    dispatch_model(
+        holder, {"attention": "disk", "other": "cpu"}, main_device="cpu", offload_dir=folder, force_hooks=True
+    )
+
+
+OFFLOADS = {f.__name__: f for f in (on_the_cpu, on_a_disk, dispatched)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process() -> Iterator[None]:
+    import torch.distributed as dist
+
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        yield
+        dist.destroy_process_group()
+
+
+def case_of(name: str) -> PeerCase:
+    case = make(name, "none" if name in UNMASKED else "right")
+    case.module.eval()
+    return case
+
+
+def run(case: PeerCase, module: nn.Module, gradients: bool = True) -> dict[str, Tensor]:
+    """The output where it counts, and gradients of all that requires them."""
+    x = case.x.clone().requires_grad_(gradients)
+    with torch.set_grad_enabled(gradients):
+        out = case.call(module, x)
+    found = {"out": out.detach()[case.valid]}
+    if not gradients:
+        return found
+    module.zero_grad()
+    (out * torch.linspace(-1, 1, out.size(-1)) * case.valid.unsqueeze(-1)).sum().backward()
+    named = {"x": x, **dict(module.named_parameters())}
+    found |= {n: p.grad for n, p in named.items() if p.grad is not None}
+    return {n: getattr(g, "full_tensor", lambda g=g: g)() for n, g in found.items()}
+
+
+def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float = 2e-4) -> None:
+    assert ours.keys() == theirs.keys()
+    largest = max(float(x.abs().max()) for x in theirs.values())
+    for name, want in theirs.items():
+        scale = max(float(want.abs().max()), 1e-3 * largest)  # 0 but for rounding: of a bias of keys
+        assert float((ours[name] - want).abs().max()) <= tolerance * scale, name
+
+
+@pytest.mark.parametrize("seam", SEAMS)
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_wrapped_parts(name: str, seam: str) -> None:
+    """Accelerated afterwards or before, the same as the original wrapped so."""
+    if name in ORIGINAL_READS_WEIGHTS.get(seam, ()):
+        pytest.skip("the original reads its layer's weight")
+    tolerance = 1e-2 if seam == "dynamic" else 2e-4  # which rounds what it is given to bytes
+    gradients = name not in NO_GRADIENTS and seam != "dynamic"
+    theirs, after, before = (case_of(name) for _ in range(3))
+    accelerate(before.module, strict=True, weights="none")
+    plain = run(before, before.module, False)["out"]
+    for case in (theirs, after, before):
+        torch.manual_seed(3)
+        SEAMS[seam](case.module)
+    report = accelerate(after.module, strict=True, weights="none")
+    want = run(theirs, theirs.module, gradients)
+    assert seam == "sharded" or not torch.allclose(plain, want["out"], rtol=1e-2)
+    compare(run(after, after.module, gradients), want, tolerance)
+    compare(run(before, before.module, False), {"out": want["out"]}, tolerance)
+    assert not report.fallbacks, str(report)
+    assert restore(after.module) > 0
+    compare(run(after, after.module, False), {"out": want["out"]}, tolerance)
+
+
+@pytest.mark.parametrize("offload", OFFLOADS)
+@pytest.mark.parametrize("name", [*ONE_EACH, "xlnet"])
+def test_offload(name: str, offload: str, tmp_path: Path) -> None:
+    """Parameters are nowhere until their module is called; accelerate's hooks hold the bound
+    forward that they found."""
+    from accelerate.hooks import remove_hook_from_module
+
+    first, last = case_of(name), case_of(name)
+    want = run(first, first.module, False)
+    report = accelerate(first.module, strict=True, weights="none")
+    for case in (first, last):
+        OFFLOADS[offload](case.module, tmp_path / str(case is first))
+    found = [run(first, first.module, False)]
+    later = accelerate(last.module, strict=True, weights="none")
+    found += [run(last, last.module, False)]
+    assert not report.fallbacks
+    assert not later.fallbacks
+    for case in (first, last):
+        assert restore(case.module) == len(report.accelerated)
+        found += [run(case, case.module, False)]
+        remove_hook_from_module(case.module, recurse=True)
+    for each in found:
+        compare(each, want)
+
+
+def test_offload_ends_before_the_kernels_do() -> None:
+    """What is left of accelerate's hooks when they are removed goes with `restore`."""
+    from accelerate import cpu_offload
+    from accelerate.hooks import remove_hook_from_module
+
+    case = case_of("nemo")
+    want = run(case, case.module, False)
+    accelerate(case.module, strict=True)
+    cpu_offload(case.module, execution_device=torch.device("cpu"))
+    remove_hook_from_module(case.module, recurse=True)
+    compare(run(case, case.module, False), want)
+    restore(case.module)
+    assert "forward" not in vars(case.module)
+    compare(run(case, case.module, False), want)
+
+
+def test_restore_refuses_a_forward_replaced_since() -> None:
+    case = case_of("nemo")
+    accelerate(case.module, strict=True)
+    inner = case.module.forward
+    case.module.forward = lambda *args: inner(*args)  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="the model has a forward of the instance's, replaced since"):
+        restore(case.module)
+    del case.module.forward
+    assert restore(case.module) == 1
+
+
+def test_hooks_on_what_the_kernels_do_not_call() -> None:
+    """Each of a dropout after the softmax, and of Gemma's scores of positions."""
+    tried = set()
+    for name in (*ONE_EACH, "xlnet"):
+        case = case_of(name)
+        report = accelerate(case.module, strict=True, weights="none")
+        kernel: Any = next(m for m in case.module.modules() if isinstance(m, Accelerated))
+        for part in kernel.skips:
+            handle = kernel.get_submodule(part).register_forward_hook(lambda m, given, out: out * 1.5)
+            found = run(case, case.module, False)
+            assert set(report.fallbacks) == {f"hooks on its {part}, which the kernels do not call"}
+            restore(case.module)
+            compare(found, run(case, case.module, False))
+            handle.remove()
+            report = accelerate(case.module, strict=True, weights="none")
+            tried.add(part)
+    assert tried == {
+        "dropout",
+        "dropout_att",
+        "attn_dropout",
+        "attention.dropout",
+        "softmax",
+        "relative_position_embedding",
+    }
+
+
+class Alternate(nn.Dropout):
+    """A dropout of somebody's: every other number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.arange(x.size(-1)) % 2) * 2
+
+
+@pytest.mark.parametrize("name", ["espnet", "xlnet", "speechbrain", "nemo"])
+def test_a_dropout_of_another_kind(name: str) -> None:
+    answers = []
+    for accelerated in (False, True):
+        case = case_of(name)
+        part = "dropout_att" if name == "speechbrain" else "dropout"
+        setattr(case.module, part, Alternate(0.5))
+        if accelerated:
+            report = accelerate(case.module, strict=True)
+        answers.append(run(case, case.module, False))
+    assert torch.equal(answers[0]["out"], answers[1]["out"])
+    assert list(report.fallbacks) == ["a dropout of another kind than torch's"]
+
+
+def test_sharding_reads_no_weights() -> None:
+    """FSDP's own hooks are no reason for the original of a class that stores its weights."""
+    from torch.distributed.fsdp import fully_shard
+
+    case = case_of("espnet")
+    want = run(case, case.module, False)
+    report = accelerate(case.module, strict=True)
+    fully_shard(case.module)
+    compare(run(case, case.module, False), want)
+    assert not report.fallbacks
+    case.module.register_forward_hook(lambda module, given, out: None)
+    run(case, case.module, False)
+    assert list(report.fallbacks) == ["a forward hook, which may read the weights that the original stores"]
+
+
+def test_jit_script_says_what_to_do() -> None:
+    case = case_of("espnet")
+    accelerate(case.module, strict=True)
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.script cannot compile AcceleratedESPnet.*restore\(model\)"):
+        torch.jit.script(case.module)
