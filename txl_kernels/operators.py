@@ -14,8 +14,8 @@ for whoever watches, an autograd function with `setup_context` for torch.func.gr
 torch.library lack, and one without operators for ordinary calls.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -161,8 +161,39 @@ _GRADIENTS = ", ".join(["Tensor"] * len(INPUTS))
 _CHECKED = "checked: "  # the key of plans under which a backend's own checks are remembered
 _AS_GIVEN = "as given"  # the key of plans under which is whether kernels read dout and dlse as they come
 
+class _Library(torch.library.Library):
+    """A library whose derivatives refuse forward-mode AD: what register_autograd makes drops the
+    tangents of inputs that do not require gradients."""
+
+    def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+        super().impl(op_name, _without_tangents(fn) if dispatch_key == "Autograd" else fn, dispatch_key, **options)
+
+
+def _without_tangents(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel, called where no argument has a tangent.
+
+    torch's transforms peel their wrappers off level by level, and only a kernel of the key Autograd
+    sees the tangents of each. To ask takes 10 us a tensor, so a plain call is not asked.
+    """
+
+    def autograd(keyset: Any, *arguments: Any) -> Any:
+        if not is_plain():
+            for x in arguments:  # torch.compile traces a level without telling `_current_level`: it is 0
+                if isinstance(x, Tensor) and torch.autograd.forward_ad.unpack_dual(x, level=0).tangent is not None:
+                    _no_forward_mode()
+        return kernel(keyset, *arguments)
+
+    return autograd
+
+
+def _no_forward_mode(*_: Any) -> NoReturn:
+    raise NotImplementedError(
+        "rel_attention: this backend has no forward-mode AD; call rel_attention(..., backend='reference')"
+    )
+
+
 _operators = torch.ops.txl_kernels
-_library = torch.library.Library("txl_kernels", "DEF")
+_library = _Library("txl_kernels", "DEF")
 _library.define(f"rel_attention({_FIELDS}, str backend) -> (Tensor, Tensor)")
 _library.define(
     "rel_attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, "
@@ -337,13 +368,17 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> None:
     )
 
 
-torch.library.register_autograd("txl_kernels::rel_attention", _gradients, setup_context=_setup_context)
-torch.library.register_autograd("txl_kernels::rel_attention_backward", _no_second_derivative)
+torch.library.register_autograd(
+    "txl_kernels::rel_attention", _gradients, setup_context=_setup_context, lib=_library
+)
+torch.library.register_autograd("txl_kernels::rel_attention_backward", _no_second_derivative, lib=_library)
 
 
 class _ForwardForFunctorch(torch.autograd.Function):
+    generate_vmap_rule = True
     setup_context = staticmethod(_setup_context)
     backward = staticmethod(_gradients)
+    jvp = staticmethod(_no_forward_mode)
 
     @staticmethod
     def forward(*args: Any) -> Results:
@@ -352,7 +387,9 @@ class _ForwardForFunctorch(torch.autograd.Function):
 
 
 class _BackwardForFunctorch(torch.autograd.Function):
+    generate_vmap_rule = True
     backward = staticmethod(_no_second_derivative)
+    jvp = staticmethod(_no_forward_mode)
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, ...]:
