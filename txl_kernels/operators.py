@@ -374,6 +374,27 @@ torch.library.register_autograd(
 torch.library.register_autograd("txl_kernels::rel_attention_backward", _no_second_derivative, lib=_library)
 
 
+def _one_by_one(operator: Any) -> Callable[..., Any]:
+    """The operator's rule for vmap: a call for each."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        if info.batch_size == 0:
+            raise ValueError(f"vmap of {operator} must be over at least one call, got none")
+        given = list(zip(arguments, in_dims, strict=True))
+        results = [
+            operator(*(x.select(axis, n) if isinstance(axis, int) else x for x, axis in given))
+            for n in range(info.batch_size)
+        ]
+        stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+        return stacked, (0,) * len(stacked)
+
+    return rule
+
+
+for _name in ("rel_attention", "rel_attention_backward"):
+    torch.library.register_vmap(f"txl_kernels::{_name}", _one_by_one(getattr(_operators, _name).default), lib=_library)
+
+
 class _ForwardForFunctorch(torch.autograd.Function):
     generate_vmap_rule = True
     setup_context = staticmethod(_setup_context)
