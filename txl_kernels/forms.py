@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.call import Call, changed, memory_len_of, new_seed, table_len_of
+from txl_kernels.call import Call, changed, memory_len_of, table_len_of
 from txl_kernels.checks import ZERO_ROW, broadcast_bound, check_integer, check_seed
+from txl_kernels.seed import new_seed
 
 Chunk = tuple[int, int | None] | None
 Attend = Callable[[Call], tuple[Tensor, Tensor]]
