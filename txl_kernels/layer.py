@@ -136,8 +136,8 @@ class SegmentAttention(nn.Module, abc.ABC):
 
     def distances(self, length: int, memory_len: int, clamp_len: int | None, device: torch.device) -> Tensor:
         """The distances [T] that a segment of this length meets, clamped."""
-        first = 0 if self.causal else 1 - length
-        distances = torch.arange(min(first, 0), memory_len + length, device=device)
+        first = 0 if self.causal else -max(length - 1, 0)
+        distances = torch.arange(first, memory_len + length, device=device)
         clamp_len = self.clamp_len if clamp_len is None else clamp_len
         return distances if clamp_len is None else distances.clamp(-clamp_len, clamp_len)
 
