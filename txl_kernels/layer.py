@@ -2,7 +2,7 @@
 `RelAttention`, the paper's, that owns its projections and biases."""
 
 import abc
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +117,13 @@ class SegmentAttention(nn.Module, abc.ABC):
     def kernel_width(self) -> int:
         """The heads' width as the kernel sees them."""
         return self.d_head
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Asked by torch.jit.script, of every module in a model."""
+        raise RuntimeError(
+            f"torch.jit.script does not take {type(self).__name__}, whose code is not TorchScript; use torch.export.export, "
+            "torch.compile or torch.jit.trace"
+        )
 
     def extra_repr(self) -> str:
         shown = (

@@ -120,10 +120,15 @@ def signature(call: Call, *others: Tensor | None) -> Any:
     return (*forms, *((type(x), x) for x in settings))  # True, 1 and 1.0 are equal, but not equally valid
 
 
+def _is_written_down() -> bool:
+    """Whether a compiler or tracer follows the call: then what is remembered would be missing there."""
+    return torch.compiler.is_compiling() or (AVAILABLE and _tracing())
+
+
 def known(call: Call) -> Plans | None:
     """What `check` returned for a call of this signature; None if there was none, or it is not
     ordinary."""
-    key = None if torch.compiler.is_compiling() else signature(call)
+    key = None if _is_written_down() else signature(call)
     return None if key is None else _known.get(key)
 
 
@@ -141,7 +146,7 @@ def check(call: Call) -> Plans | None:
     Raises:
         TypeError, ValueError: as `checks.check`.
     """
-    if torch.compiler.is_compiling():
+    if _is_written_down():
         checks.check(call)
         return None
     key = signature(call)

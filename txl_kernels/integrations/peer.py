@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,13 @@ class Accelerated:
         seen: None for all, or bool [B, T, T], the keys that queries see.
         """
         return None
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Asked by torch.jit.script, of every module in a model."""
+        raise RuntimeError(
+            "torch.jit.script does not take an accelerated model, whose code is not TorchScript: call restore(model) first, "
+            "or torch.jit.trace, which writes down the original's attention"
+        )
 
     @property
     def fallbacks(self) -> "Counter[str]":
