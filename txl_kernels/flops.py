@@ -34,19 +34,19 @@ def visible_pairs(length: int, memory_len: int, ahead: int | None, window: int |
     )
 
 
-def _forward(*fields: Any, **_: Any) -> int:
+def _forward(*shapes: Any, **_: Any) -> int:
     """Of the operator's arguments, shapes in place of tensors: a product with each key, with each
     row of r, and with each value."""
-    call = Call(*fields[: len(Call._fields)])
+    call: Any = Call(*shapes[: len(Call._fields)])
     tables = 1 if call.r is not None else 0
-    return _pairs(call) * 2 * ((1 + tables) * call.q[3] + call.v[3])
+    return _pairs(call) * 2 * int((1 + tables) * call.q[3] + call.v[3])
 
 
-def _backward(dout: Sequence[int], dlse: Any, out: Any, lse: Any, *fields: Any, **_: Any) -> int:
+def _backward(dout: Sequence[int], dlse: Any, out: Any, lse: Any, *shapes: Any, **_: Any) -> int:
     """The scores again, and two products for each of forward's."""
-    call = Call(*fields[: len(Call._fields)])
+    call: Any = Call(*shapes[: len(Call._fields)])
     tables = 1 if call.r is not None else 0
-    return _pairs(call) * 2 * (3 * (1 + tables) * call.q[3] + 2 * call.v[3])
+    return _pairs(call) * 2 * int(3 * (1 + tables) * call.q[3] + 2 * call.v[3])
 
 
 def _pairs(call: Any) -> int:
@@ -62,8 +62,8 @@ def _register(counter: ModuleType) -> None:
 
 
 class _WhenImported(MetaPathFinder, Loader):
-    """Registers the formulas when somebody imports the counter, which itself imports Triton: most of
-    a second."""
+    """Registers the formulas when somebody imports the counter, which itself imports Triton and so
+    takes most of a second."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname != _COUNTER or self not in sys.meta_path:

@@ -15,7 +15,7 @@ torch.library lack, and one without operators for ordinary calls.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,7 +121,7 @@ def signature(call: Call, *others: Tensor | None) -> Any:
 
 
 def _is_written_down() -> bool:
-    """Whether a compiler or tracer follows the call: then what is remembered would be missing there."""
+    """Whether a compiler or tracer follows the call, and would miss what is remembered."""
     return torch.compiler.is_compiling() or (AVAILABLE and _tracing())
 
 
@@ -166,12 +166,13 @@ _GRADIENTS = ", ".join(["Tensor"] * len(INPUTS))
 _CHECKED = "checked: "  # the key of plans under which a backend's own checks are remembered
 _AS_GIVEN = "as given"  # the key of plans under which is whether kernels read dout and dlse as they come
 
-class _Library(torch.library.Library):
-    """A library whose derivatives refuse forward-mode AD: what register_autograd makes drops the
-    tangents of inputs that do not require gradients."""
 
-    def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
-        super().impl(op_name, _without_tangents(fn) if dispatch_key == "Autograd" else fn, dispatch_key, **options)
+class _Derivatives(torch.library.Library):
+    """Derivatives that refuse forward-mode AD: what register_autograd makes drops the tangents of
+    inputs that do not require gradients."""
+
+    def impl(self, op_name: Any, fn: Any, *key: Any, **options: Any) -> None:
+        super().impl(op_name, _without_tangents(fn), *key, **options)  # type: ignore[no-untyped-call]
 
 
 def _without_tangents(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,14 +192,14 @@ def _without_tangents(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return autograd
 
 
-def _no_forward_mode(*_: Any) -> NoReturn:
+def _no_forward_mode(ctx: Any = None, *grads: Any) -> Any:
     raise NotImplementedError(
         "rel_attention: this backend has no forward-mode AD; call rel_attention(..., backend='reference')"
     )
 
 
 _operators = torch.ops.txl_kernels
-_library = _Library("txl_kernels", "DEF")
+_library = torch.library.Library("txl_kernels", "DEF")
 _library.define(f"rel_attention({_FIELDS}, str backend) -> (Tensor, Tensor)")
 _library.define(
     "rel_attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, "
@@ -373,10 +374,11 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> None:
     )
 
 
+_derivatives = _Derivatives("txl_kernels", "FRAGMENT")  # type: ignore[no-untyped-call]
 torch.library.register_autograd(
-    "txl_kernels::rel_attention", _gradients, setup_context=_setup_context, lib=_library
+    "txl_kernels::rel_attention", _gradients, setup_context=_setup_context, lib=_derivatives
 )
-torch.library.register_autograd("txl_kernels::rel_attention_backward", _no_second_derivative, lib=_library)
+torch.library.register_autograd("txl_kernels::rel_attention_backward", _no_second_derivative, lib=_derivatives)
 
 
 def _one_by_one(operator: Any) -> Callable[..., Any]:

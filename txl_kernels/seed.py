@@ -27,8 +27,8 @@ def _draw(device: torch.device) -> Tensor:
 
 
 def _draw_to_keep(device: torch.device) -> Tensor:
-    """`_draw`, whose node in a graph that is being traced is marked as one to be saved, as selective
-    activation checkpointing marks it."""
+    """`_draw`, whose node in a graph that is being traced is marked as one to be saved: the mark of
+    selective activation checkpointing."""
     meta = get_current_meta()
     before = meta.get("recompute")
     meta["recompute"] = CheckpointPolicy.MUST_SAVE
