@@ -96,9 +96,9 @@ KEEPING: dict[str, tuple[float, Callable[[Step, Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize(
-    ("keeping", "backend"), [*((keeping, "native") for keeping in KEEPING), ("half, once", "reference")]
+    ("keeping", "kernels"), [*((keeping, "native") for keeping in KEEPING), ("half, once", "reference")]
 )
-def test_compiled_backward_drops_what_forward_dropped(keeping: str, backend: str) -> None:
+def test_compiled_backward_drops_what_forward_dropped(keeping: str, kernels: str) -> None:
     """The output is linear in the values: their product with their gradient is the loss, if both
     had the same seeds. Each call has a seed of its own."""
     torch.compiler.reset()
@@ -108,7 +108,7 @@ def test_compiled_backward_drops_what_forward_dropped(keeping: str, backend: str
     v = inputs["v"].detach().requires_grad_()
 
     def step(v: Tensor) -> Tensor:
-        return rel_attention(v=v, **call, backend=backend)
+        return rel_attention(v=v, **call, backend=kernels)
 
     with functorch.patch(activation_memory_budget=budget):
         out = torch.compile(lambda v: around(step, v * 1.0), backend="aot_eager", fullgraph=True)(v)
