@@ -169,11 +169,6 @@ def drop_threshold(dropout_p: float) -> int:
     return min(round(dropout_p * 2**32), _MASK)
 
 
-def new_seed(device: torch.device) -> Tensor:
-    """int64 [1], drawn from torch's generator of the device."""
-    return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
-
-
 def _high_low(x: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
     # 32 x 32 -> 64 bits in int64, which would overflow: split x into 16-bit halves.
     low, high = (x & 0xFFFF) * multiplier, (x >> 16) * multiplier

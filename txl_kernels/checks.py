@@ -135,6 +135,11 @@ def check_settings(call: Call) -> None:
         check_integer("ahead", call.ahead, 0, AHEAD)
     if call.window is not None:
         check_integer("window", call.window, 1, WINDOW)
+    if isinstance(call.zero_row, Tensor) and torch.jit.is_tracing():
+        raise TypeError(
+            "zero_row must not depend on a length under torch.jit.trace, whose graph would hold this call's length for "
+            "all; torch.export.export takes it"
+        )
     check_integer("zero_row", call.zero_row, 0, ZERO_ROW)
     if call.zero_row >= 2**31:
         raise ValueError(f"zero_row must be {ZERO_ROW}, got {call.zero_row}")
@@ -264,8 +269,12 @@ def check_bounds(call: Call) -> None:
 
 def check_table(call: Call) -> None:
     """Checks that r reaches as far as `ahead` and `window` alone let a query see; with bounds their
-    values decide."""
-    if not is_bounded(call):
+    values decide.
+
+    While compiling lengths are symbols, of which a comparison would make a graph for some lengths:
+    what runs in the graph checks them.
+    """
+    if not is_bounded(call) and not torch.compiler.is_compiling():
         _require_rows(call, *distance_range(call))
 
 

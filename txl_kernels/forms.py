@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.call import Call, changed, memory_len_of, new_seed, table_len_of
+from txl_kernels.call import Call, changed, memory_len_of, table_len_of
 from txl_kernels.checks import ZERO_ROW, broadcast_bound, check_integer, check_seed
+from txl_kernels.seed import new_seed
 
 Chunk = tuple[int, int | None] | None
 Attend = Callable[[Call], tuple[Tensor, Tensor]]
@@ -242,6 +243,9 @@ def _clamped(call: Call, prefix: int) -> Call:
     past = keys - 1 if call.window is None or prefix else min(keys, call.window) - 1
     future = length - 1 if call.ahead is None or prefix else min(call.ahead, length - 1)
     before, after = max(future - call.zero_row, 0), max(call.zero_row + past + 1 - rows, 0)
+    if torch.compiler.is_compiling():  # for all lengths: how many are needed would be asked of each
+        before = length if call.ahead is None or prefix else call.ahead
+        after = keys if call.window is None or prefix else call.window
     r = None if call.r is None else _extended(call.r, before, after)
     numbers = None if call.r_bias is None else _extended(call.r_bias.unsqueeze(-1), before, after).squeeze(-1)
     return changed(call, r=r, r_bias=numbers, zero_row=call.zero_row + before)
@@ -262,7 +266,7 @@ def _extended(x: Tensor, before: int, after: int) -> Tensor:
 
 def _check_prefix(call: Call, prefix: Any) -> None:
     keys = memory_len_of(call) + call.q.size(2)
-    check_integer("prefix", prefix, 0, f"an integer from 0 to M + L = {keys}")
+    check_integer("prefix", prefix, 0, "an integer from 0 to M + L")  # written out, a symbol would be made a number
     if prefix > keys:
         raise ValueError(f"prefix must be an integer from 0 to M + L = {keys}, got {prefix}")
 

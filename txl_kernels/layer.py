@@ -2,7 +2,7 @@
 `RelAttention`, the paper's, that owns its projections and biases."""
 
 import abc
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -137,6 +137,13 @@ class SegmentAttention(nn.Module, abc.ABC):
         """The heads' width as the kernel sees them."""
         return self.d_head
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Asked by torch.jit.script, of every module in a model."""
+        raise RuntimeError(
+            f"torch.jit.script does not take {type(self).__name__}, whose code is not TorchScript; use torch.export.export, "
+            "torch.compile or torch.jit.trace"
+        )
+
     def extra_repr(self) -> str:
         shown = (
             "d_model", "n_head", "d_head", "attn_dropout", "causal", "window", "chunk", "clamp_len", "batch_first",
@@ -155,8 +162,8 @@ class SegmentAttention(nn.Module, abc.ABC):
 
     def distances(self, length: int, memory_len: int, clamp_len: int | None, device: torch.device) -> Tensor:
         """The distances [T] that a segment of this length meets, clamped."""
-        first = 0 if self.causal else 1 - length
-        distances = torch.arange(min(first, 0), memory_len + length, device=device)
+        first = 0 if self.causal else -max(length - 1, 0)
+        distances = torch.arange(first, memory_len + length, device=device)
         clamp_len = self.clamp_len if clamp_len is None else clamp_len
         return distances if clamp_len is None else distances.clamp(-clamp_len, clamp_len)
 

@@ -14,7 +14,7 @@ for whoever watches, an autograd function with `setup_context` for torch.func.gr
 torch.library lack, and one without operators for ordinary calls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -120,10 +120,15 @@ def signature(call: Call, *others: Tensor | None) -> Any:
     return (*forms, *((type(x), x) for x in settings))  # True, 1 and 1.0 are equal, but not equally valid
 
 
+def _is_written_down() -> bool:
+    """Whether a compiler or tracer follows the call, and would miss what is remembered."""
+    return torch.compiler.is_compiling() or (AVAILABLE and _tracing())
+
+
 def known(call: Call) -> Plans | None:
     """What `check` returned for a call of this signature; None if there was none, or it is not
     ordinary."""
-    key = None if torch.compiler.is_compiling() else signature(call)
+    key = None if _is_written_down() else signature(call)
     return None if key is None else _known.get(key)
 
 
@@ -141,7 +146,7 @@ def check(call: Call) -> Plans | None:
     Raises:
         TypeError, ValueError: as `checks.check`.
     """
-    if torch.compiler.is_compiling():
+    if _is_written_down():
         checks.check(call)
         return None
     key = signature(call)
@@ -160,6 +165,38 @@ _FIELDS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in Call.__ann
 _GRADIENTS = ", ".join(["Tensor"] * len(INPUTS))
 _CHECKED = "checked: "  # the key of plans under which a backend's own checks are remembered
 _AS_GIVEN = "as given"  # the key of plans under which is whether kernels read dout and dlse as they come
+
+
+class _Derivatives(torch.library.Library):
+    """Derivatives that refuse forward-mode AD: what register_autograd makes drops the tangents of
+    inputs that do not require gradients."""
+
+    def impl(self, op_name: Any, fn: Any, *key: Any, **options: Any) -> None:
+        super().impl(op_name, _without_tangents(fn), *key, **options)  # type: ignore[no-untyped-call]
+
+
+def _without_tangents(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel, called where no argument has a tangent.
+
+    torch's transforms peel their wrappers off level by level, and only a kernel of the key Autograd
+    sees the tangents of each. To ask takes 10 us a tensor, so a plain call is not asked.
+    """
+
+    def autograd(keyset: Any, *arguments: Any) -> Any:
+        if not is_plain():
+            for x in arguments:  # torch.compile traces a level without telling `_current_level`: it is 0
+                if isinstance(x, Tensor) and torch.autograd.forward_ad.unpack_dual(x, level=0).tangent is not None:
+                    _no_forward_mode()
+        return kernel(keyset, *arguments)
+
+    return autograd
+
+
+def _no_forward_mode(ctx: Any = None, *grads: Any) -> Any:
+    raise NotImplementedError(
+        "rel_attention: this backend has no forward-mode AD; call rel_attention(..., backend='reference')"
+    )
+
 
 _operators = torch.ops.txl_kernels
 _library = torch.library.Library("txl_kernels", "DEF")
@@ -337,13 +374,39 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> None:
     )
 
 
-torch.library.register_autograd("txl_kernels::rel_attention", _gradients, setup_context=_setup_context)
-torch.library.register_autograd("txl_kernels::rel_attention_backward", _no_second_derivative)
+_derivatives = _Derivatives("txl_kernels", "FRAGMENT")  # type: ignore[no-untyped-call]
+torch.library.register_autograd(
+    "txl_kernels::rel_attention", _gradients, setup_context=_setup_context, lib=_derivatives
+)
+torch.library.register_autograd("txl_kernels::rel_attention_backward", _no_second_derivative, lib=_derivatives)
+
+
+def _one_by_one(operator: Any) -> Callable[..., Any]:
+    """The operator's rule for vmap: a call for each."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        if info.batch_size == 0:
+            raise ValueError(f"vmap of {operator} must be over at least one call, got none")
+        given = list(zip(arguments, in_dims, strict=True))
+        results = [
+            operator(*(x.select(axis, n) if isinstance(axis, int) else x for x, axis in given))
+            for n in range(info.batch_size)
+        ]
+        stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+        return stacked, (0,) * len(stacked)
+
+    return rule
+
+
+for _name in ("rel_attention", "rel_attention_backward"):
+    torch.library.register_vmap(f"txl_kernels::{_name}", _one_by_one(getattr(_operators, _name).default), lib=_library)
 
 
 class _ForwardForFunctorch(torch.autograd.Function):
+    generate_vmap_rule = True
     setup_context = staticmethod(_setup_context)
     backward = staticmethod(_gradients)
+    jvp = staticmethod(_no_forward_mode)
 
     @staticmethod
     def forward(*args: Any) -> Results:
@@ -352,7 +415,9 @@ class _ForwardForFunctorch(torch.autograd.Function):
 
 
 class _BackwardForFunctorch(torch.autograd.Function):
+    generate_vmap_rule = True
     backward = staticmethod(_no_second_derivative)
+    jvp = staticmethod(_no_forward_mode)
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, ...]:

@@ -102,3 +102,20 @@ def test_a_window_is_not_exported_without_a_word() -> None:
     accelerate(model, strict=True, window=(4, 4))
     with pytest.raises(RuntimeError, match=r"window=\(4, 4\)\) holds for the kernels alone"):
         torch.export.export(model, (x,))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")
+def test_jit_script_says_what_it_does_not_take() -> None:
+    model, _, _ = model_of("nemo")
+    accelerate(model, strict=True)
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.script does not take an accelerated model.*restore\(model\)"):
+        torch.jit.script(model)
+
+
+@pytest.mark.parametrize("name", ["nemo", "wav2vec2-conformer", "t5"])
+def test_forward_mode_of_a_frozen_model_is_refused(name: str) -> None:
+    case = make(name, "none")
+    case.module.eval().requires_grad_(False)
+    accelerate(case.module, strict=True)
+    with pytest.raises(NotImplementedError, match="no forward-mode AD"):
+        torch.func.linearize(lambda x: case.call(case.module, x), case.x)

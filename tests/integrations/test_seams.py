@@ -343,10 +343,3 @@ def test_sharding_reads_no_weights() -> None:
     case.module.register_forward_hook(lambda module, given, out: None)
     run(case, case.module, False)
     assert list(report.fallbacks) == ["a forward hook, which may read the weights that the original stores"]
-
-
-def test_jit_script_says_what_to_do() -> None:
-    case = case_of("espnet")
-    accelerate(case.module, strict=True)
-    with pytest.raises(RuntimeError, match=r"torch\.jit\.script cannot compile AcceleratedESPnet.*restore\(model\)"):
-        torch.jit.script(case.module)

@@ -105,15 +105,21 @@ def _unasked(name: str, device: torch.device, dtype: torch.dtype, head_width: in
 
 def _disagrees(name: str, call: Call) -> str | None:
     """What a small case on a GPU shows of a backend; None: nothing."""
-    if name not in KERNELS or call.q.numel() == 0:
+    compiling = torch.compiler.is_compiling()
+    if name not in KERNELS or (not compiling and call.q.numel() == 0):
         return None
-    wrong = self_check.disagrees(KERNELS[name], self_check.kind_of(name, call))
-    return None if wrong is None else f"{wrong}. {self_check.SETTING}=off runs it nevertheless"
+    # One graph is for all lengths: none is asked for there.
+    kinds = self_check.all_kinds_of(name, call) if compiling else (self_check.kind_of(name, call),)
+    for kind in kinds:
+        wrong = self_check.disagrees(KERNELS[name], kind)
+        if wrong is not None:
+            return f"{wrong}. {self_check.SETTING}=off runs it nevertheless"
+    return None
 
 
 def _cuda_unasked(call: Call | None) -> bool:
     """Whether a device has shown that it is right and faster for such a call."""
-    if call is None:
+    if call is None or not (cuda.VERIFIED or cuda.HOPPER_VERIFIED):
         return False
     if call.q.size(2) > cuda.MOST_QUERIES or needs_gradients(call):
         return cuda.HOPPER_VERIFIED

@@ -50,6 +50,13 @@ def kind_of(backend: str, call: Call) -> Kind:
     return Kind(backend, q.device, q.dtype, q.size(3), q.size(2) <= FEW, needs_gradients(call))
 
 
+def all_kinds_of(backend: str, call: Call) -> tuple[Kind, Kind]:
+    """Of a call of any number of queries."""
+    q, gradients = call.q, needs_gradients(call)
+    many = Kind(backend, q.device, q.dtype, q.size(3), False, gradients)
+    return Kind(backend, q.device, q.dtype, q.size(3), True, gradients), many
+
+
 def is_wanted() -> bool:
     """Raises ValueError for a value of the setting that is none."""
     wanted = os.environ.get(SETTING, "on")

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels.bounds import scan
-from txl_kernels.call import new_seed
 from txl_kernels.forms import merged
 from txl_kernels.functional import rel_attention
+from txl_kernels.seed import new_seed
 
 Bounds = tuple[Tensor | None, Tensor | None]
 Window = tuple[int | None, int | None] | None  # keys before and after a query's own, each None for all

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,13 @@ class Accelerated:
         """
         return None
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Asked by torch.jit.script, of every module in a model."""
+        raise RuntimeError(
+            "torch.jit.script does not take an accelerated model, whose code is not TorchScript: call restore(model) first, "
+            "or torch.jit.trace, which writes down the original's attention"
+        )
+
     @property
     def fallbacks(self) -> "Counter[str]":
         """How often the original ran, by reason."""
@@ -108,13 +115,6 @@ class Accelerated:
     def setting(self, name: str) -> Any:
         """What `accelerate` was told, or found above the module."""
         return self.__dict__[STATE].get(name)
-
-    def __prepare_scriptable__(self) -> Any:
-        """For torch.jit.script, which asks for this before it compiles."""
-        raise RuntimeError(
-            f"torch.jit.script cannot compile {type(self).__name__}: restore(model) first, or write the original's "
-            "attention down by torch.jit.trace or torch.export"
-        )
 
     def hindrance(self: Any, x: Tensor, dropout_p: float = 0.0) -> str | None:
         """Why no kernel takes tensors like x and this dropout now, or None."""

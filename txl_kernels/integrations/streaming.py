@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from txl_kernels.linear import plain_weight
+from txl_kernels.operators import is_plain
 
 FEW = 4  # times as many rows to project as new frames, to be worth keeping
 _kept: "weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Any, ...]]]" = weakref.WeakKeyDictionary()
@@ -72,7 +73,7 @@ def worth_keeping(module: Any, projections: tuple[nn.Module, ...], x: Tensor, fr
     return (
         bool(module.setting("streaming"))
         and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
+        and is_plain()  # a tangent, say, changes neither address nor version
         and x.device.type == "cpu"
         and x.size(-2) >= FEW * frames
         and not torch.is_autocast_enabled("cpu")

@@ -1,8 +1,15 @@
 """Dropout: known answers of the generator, the same bits everywhere, and torch's seed in charge."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+import torch._functorch.config as functorch
 from oracle import Case, as_call, make_inputs
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from txl_kernels import rel_attention
 from txl_kernels.call import keep_mask, philox
@@ -66,3 +73,61 @@ def test_no_dropout_draws_no_random_number(backend: str) -> None:
     before = state()
     rel_attention(**as_call(inputs), backend=backend)
     assert torch.equal(state(), before)
+
+
+def selective(policy: CheckpointPolicy) -> Any:
+    return functools.partial(create_selective_checkpoint_contexts, lambda *args, **kwargs: policy)
+
+
+Step = Callable[[Tensor], Tensor]
+KEEPING: dict[str, tuple[float, Callable[[Step, Tensor], Tensor]]] = {
+    "all": (1.0, lambda step, v: step(step(v))),
+    "half": (0.5, lambda step, v: step(step(v))),
+    "little": (0.01, lambda step, v: step(step(v))),
+    "half, once": (0.5, lambda step, v: step(v)),
+    "checkpoint": (1.0, lambda step, v: checkpoint(lambda v: step(step(v)), v, use_reentrant=False)),
+    "checkpoint, half": (0.5, lambda step, v: checkpoint(lambda v: step(step(v)), v, use_reentrant=False)),
+    **{
+        policy.name: (1.0, lambda step, v, policy=policy: checkpoint(
+            lambda v: step(step(v)), v, use_reentrant=False, context_fn=selective(policy)))
+        for policy in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("keeping", "kernels"), [*((keeping, "native") for keeping in KEEPING), ("half, once", "reference")]
+)
+def test_compiled_backward_drops_what_forward_dropped(keeping: str, kernels: str) -> None:
+    """The output is linear in the values: their product with their gradient is the loss, if both
+    had the same seeds. Each call has a seed of its own."""
+    torch.compiler.reset()
+    budget, around = KEEPING[keeping]
+    inputs = make_inputs(Case("", causal=False, M=0), torch.float32)
+    call = {name: x for name, x in as_call(inputs).items() if name != "v"} | {"dropout_p": 0.5}
+    v = inputs["v"].detach().requires_grad_()
+
+    def step(v: Tensor) -> Tensor:
+        return rel_attention(v=v, **call, backend=kernels)
+
+    with functorch.patch(activation_memory_budget=budget):
+        out = torch.compile(lambda v: around(step, v * 1.0), backend="aot_eager", fullgraph=True)(v)
+        weights = torch.randn_like(out)
+        (dv,) = torch.autograd.grad((out * weights).sum(), v)
+    scale = (out * weights).abs().sum()
+    torch.testing.assert_close((dv * v).sum() / scale, (out * weights).sum() / scale, atol=1e-5, rtol=0)
+
+
+def test_compiled_calls_draw_the_seeds_of_eager_ones() -> None:
+    torch.compiler.reset()
+    call = as_call(make_inputs(Case(""), torch.float32)) | {"dropout_p": 0.5}
+
+    def twice() -> tuple[Tensor, Tensor]:
+        torch.manual_seed(3)
+        return rel_attention(**call), rel_attention(**call)
+
+    want = twice()
+    assert not torch.equal(*want)
+    torch.manual_seed(3)
+    got = torch.compile(lambda: (rel_attention(**call), rel_attention(**call)), backend="aot_eager", fullgraph=True)()
+    torch.testing.assert_close(got, want)

@@ -8,7 +8,7 @@ import torch
 from oracle import TENSORS, Case, as_call, as_fields, gradients, make_inputs
 from torch.utils.checkpoint import checkpoint
 
-from txl_kernels import rel_attention
+from txl_kernels import RelAttention, rel_attention
 from txl_kernels.backends import reference
 from txl_kernels.call import Call
 
@@ -93,6 +93,86 @@ def test_export_goes_through_the_operator(kernel_backend: str) -> None:
     exported = torch.export.export(Attention(), tensors)
     assert "txl_kernels.rel_attention.default" in exported.graph_module.code
     torch.testing.assert_close(exported.module()(*tensors), Attention()(*tensors))
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, q: Any, k: Any, v: Any, r: Any, k_mem: Any, v_mem: Any) -> torch.Tensor:
+        return rel_attention(q, k, v, r, memory=(k_mem, v_mem), **self.options)
+
+
+ONE_GRAPH: dict[str, dict[str, Any]] = {
+    "window": {"window": 20},
+    "chunk": {"causal": False, "chunk": (4, 2), "clamp": True, "zero_row": 3},
+    "prefix": {"prefix": 3, "window": 4, "clamp": True},
+    "reference": {"window": 20, "backend": "reference"},
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("options", ONE_GRAPH.values(), ids=ONE_GRAPH)
+def test_one_exported_graph_serves_all_lengths(options: dict[str, Any], strict: bool) -> None:
+    def make(length: int, memory: int) -> tuple[torch.Tensor, ...]:
+        sizes = (length, length, length, None, memory, memory)
+        return tuple(torch.randn(2, 20, 8) if n is None else torch.randn(1, 2, n, 8) for n in sizes)
+
+    length, memory = torch.export.Dim("length", max=4096), torch.export.Dim("memory", max=4096)
+    shapes = {
+        "q": {2: length},
+        "k": {2: length},
+        "v": {2: length},
+        "r": None,
+        "k_mem": {2: memory},
+        "v_mem": {2: memory},
+    }
+    attention = Attention(options)
+    program = torch.export.export(attention, make(8, 5), dynamic_shapes=shapes, strict=strict).module()
+    for sizes in ((1, 4), (15, 3), (16, 16), (17, 2), (33, 40)):
+        given = make(*sizes)
+        torch.testing.assert_close(program(*given), attention(*given))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_one_exported_graph_of_a_layer(causal: bool) -> None:
+    layer = RelAttention(8, 2, causal=causal, window=20 if causal else None).eval()
+    shapes = ({1: torch.export.Dim("length", max=4096)},)
+    program = torch.export.export(layer, (torch.randn(1, 8, 8),), dynamic_shapes=shapes).module()
+    for length in (1, 16, 17, 33):
+        x = torch.randn(1, length, 8)
+        torch.testing.assert_close(program(x), layer(x))
+
+
+def test_a_compiled_call_refuses_a_short_table() -> None:
+    torch.compiler.reset()
+    x = make_inputs(Case("", M=0), torch.float32)
+    call = as_call(x | {"r": x["r"][:, :2].detach()})
+    for backend, error in (("native", ValueError), ("reference", RuntimeError)):
+
+        def f(call: dict[str, Any], backend: str = backend) -> torch.Tensor:
+            return rel_attention(**call, backend=backend)
+
+        with pytest.raises(error, match=r"r needs 6 rows|r has no row for a distance"):
+            torch.compile(f, fullgraph=True, backend="aot_eager")(call)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python", "ignore:.*torch.jit.*is deprecated")
+def test_jit_trace_of_a_layer() -> None:
+    layer = RelAttention(8, 2, window=5)
+    traced = torch.jit.trace(layer, torch.randn(1, 6, 8))
+    for length in (6, 9, 20):
+        x = torch.randn(2, length, 8)
+        torch.testing.assert_close(traced(x), layer(x))
+    with pytest.raises(TypeError, match=r"zero_row must not depend on a length under torch\.jit\.trace"):
+        torch.jit.trace(RelAttention(8, 2, causal=False), torch.randn(1, 6, 8))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")
+def test_jit_script_says_what_it_does_not_take() -> None:
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.script does not take RelAttention"):
+        torch.jit.script(torch.nn.Sequential(RelAttention(8, 2)))
 
 
 def test_autocast_casts_like_sdpa(backend: str) -> None:

@@ -1,0 +1,164 @@
+"""Transforms of torch: forward-mode AD is refused whoever asks, vmap and what uses it give a loop's
+results."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from oracle import TENSORS, Case, as_call, as_fields, make_inputs
+from torch import Tensor
+
+from txl_kernels import RelAttention, rel_attention
+
+REFUSED = r"no forward-mode AD; call rel_attention\(\.\.\., backend='reference'\)"
+Function = Callable[[Tensor], Tensor]
+
+
+def plain(case: Case) -> dict[str, Any]:
+    return {name: x.detach() if isinstance(x, Tensor) else x for name, x in make_inputs(case, torch.float32).items()}
+
+
+def dual(f: Function, x: Tensor) -> Any:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+
+def dual_without_gradients(f: Function, x: Tensor) -> Any:
+    with torch.no_grad():
+        return dual(f, x)
+
+
+def compiled(f: Function, x: Tensor) -> Tensor:
+    torch.compiler.reset()
+    tangent = torch.ones_like(x)
+    return torch.compile(lambda x: torch.func.jvp(f, (x,), (tangent,))[1], backend="aot_eager")(x)
+
+
+WAYS: dict[str, Callable[[Function, Tensor], Tensor]] = {
+    "linearize": lambda f, x: torch.func.linearize(f, x)[1](torch.ones_like(x)),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "jacobian": lambda f, x: torch.autograd.functional.jacobian(f, x, strategy="forward-mode", vectorize=True),
+    "dual": dual,
+    "dual, no_grad": dual_without_gradients,
+    "dual, requires_grad": lambda f, x: dual(f, x.clone().requires_grad_()),
+    "forward over reverse": lambda f, x: torch.func.hessian(lambda x: f(x).square().sum())(x),
+    "compiled": compiled,
+}
+
+
+OPERATOR = [way for way in WAYS if way != "forward over reverse"]  # torch.func.grad needs the function
+
+
+@pytest.mark.parametrize(("way", "direct"), [*((way, False) for way in WAYS), *((way, True) for way in OPERATOR)])
+def test_forward_mode_is_refused(way: str, direct: bool) -> None:
+    inputs = plain(Case("", D=4, L=3, M=2, H=1, B=1))
+    fields = as_fields(inputs)
+
+    def f(q: Tensor) -> Tensor:
+        if direct:
+            return torch.ops.txl_kernels.rel_attention(*fields._replace(q=q), "native")[0]
+        return rel_attention(**as_call(inputs) | {"q": q})
+
+    with pytest.raises((NotImplementedError, RuntimeError), match=REFUSED):
+        WAYS[way](f, inputs["q"])
+
+
+@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("way", ["linearize", "dual, no_grad"])
+def test_forward_mode_is_refused_for_every_input(name: str, way: str) -> None:
+    inputs = plain(Case(""))
+    with pytest.raises((NotImplementedError, RuntimeError), match=REFUSED):
+        WAYS[way](lambda x: rel_attention(**as_call(inputs | {name: x})), inputs[name])
+
+
+@pytest.mark.parametrize("parameter", ["qkv.weight", "r.weight", "content_bias"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_forward_mode_of_a_frozen_layer_is_refused(parameter: str, cached: bool) -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = RelAttention(8, 2).eval().requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x, cache=self.layer.new_cache(1, 4, 4)) if cached else self.layer(x)
+
+    layer, x = Layer(), torch.randn(1, 4, 8)
+    weight = layer.get_parameter(f"layer.{parameter}")
+    with pytest.raises(NotImplementedError, match=REFUSED):
+        dual_without_gradients(lambda w: torch.func.functional_call(layer, {f"layer.{parameter}": w}, x), weight)
+
+
+def test_a_tangent_of_the_cotangent_is_refused() -> None:
+    inputs = make_inputs(Case(""), torch.float32)
+    out = rel_attention(**as_call(inputs))
+    with pytest.raises(NotImplementedError, match=REFUSED):
+        dual(lambda dout: torch.autograd.grad(out, inputs["q"], dout)[0], torch.ones_like(out))
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # by linearize, of its own graph
+def test_forward_mode_of_the_reference() -> None:
+    inputs = plain(Case("", D=4, L=3, M=2, H=1, B=1))
+
+    def f(q: Tensor) -> Tensor:
+        return rel_attention(**as_call(inputs) | {"q": q}, backend="reference")
+
+    want = torch.autograd.functional.jacobian(f, inputs["q"])
+    for way in ("jacfwd", "jacobian"):
+        torch.testing.assert_close(WAYS[way](f, inputs["q"]), want)
+    want = want.flatten(4).sum(-1)
+    for way in ("linearize", "jvp", "dual, no_grad", "compiled"):
+        torch.testing.assert_close(WAYS[way](f, inputs["q"]), want)
+
+
+@pytest.mark.parametrize("names", [("q",), ("r",), ("k_mem", "v_mem"), TENSORS], ids=str)
+@pytest.mark.filterwarnings("error")  # torch warns of an operator without a rule
+def test_vmap_is_a_loop(names: tuple[str, ...]) -> None:
+    inputs = plain(Case(""))
+    stacks = [torch.randn(3, *inputs[name].shape) for name in names]
+
+    def f(*given: Tensor) -> Tensor:
+        return rel_attention(**as_call(inputs | dict(zip(names, given, strict=True))))
+
+    def gradient(*given: Tensor) -> tuple[Tensor, ...]:
+        return torch.func.grad(lambda *x: f(*x).square().sum(), argnums=tuple(range(len(names))))(*given)
+
+    loop = list(zip(*stacks, strict=True))
+    torch.testing.assert_close(torch.func.vmap(f)(*stacks), torch.stack([f(*x) for x in loop]))
+    want = tuple(torch.stack(x) for x in zip(*(gradient(*x) for x in loop), strict=True))
+    torch.testing.assert_close(torch.func.vmap(gradient)(*stacks), want)
+
+
+def test_vmap_of_bounds_dropout_and_layers() -> None:
+    inputs = plain(Case(""))
+    start = torch.tensor([[[0]], [[2]], [[3]]], dtype=torch.int32)
+
+    def f(start: Tensor) -> Tensor:
+        return rel_attention(**as_call(inputs) | {"start": start})
+
+    torch.testing.assert_close(torch.func.vmap(f)(start), torch.stack([f(x) for x in start]))
+
+    layer, x = RelAttention(8, 2, attn_dropout=0.5), torch.randn(1, 4, 8).expand(2, -1, -1, -1)
+    for compile in (False, True):
+        torch.compiler.reset()
+        for randomness, equal in (("same", True), ("different", False)):
+
+            def g(x: Tensor, randomness: str = randomness) -> Tensor:
+                return torch.func.vmap(layer, randomness=randomness)(x)
+
+            first, second = (torch.compile(g, backend="aot_eager", fullgraph=True) if compile else g)(x)
+            assert torch.equal(first, second) is equal
+
+
+def test_jacobians_by_vmap() -> None:
+    inputs = plain(Case("", D=4, L=3, M=2, H=1, B=1))
+
+    def f(q: Tensor, backend: str | None = None) -> Tensor:
+        return rel_attention(**as_call(inputs) | {"q": q}, backend=backend)
+
+    want = torch.func.jacrev(lambda q: f(q, "reference"))(inputs["q"])
+    torch.testing.assert_close(torch.func.jacrev(f)(inputs["q"]), want)
+    with pytest.raises(ValueError, match=r"vmap of txl_kernels\.rel_attention\.default must be over at least one call"):
+        torch.func.vmap(f)(torch.zeros(0, *inputs["q"].shape))
