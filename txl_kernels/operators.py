@@ -171,7 +171,7 @@ _library.define(
 
 
 def checked(call: Call, backend: str, gradients: bool) -> Kernels:
-    """The kernels for a call that anyone may have made. gradients: whether they are to compute them.
+    """The kernels for a call that anyone may have made, of values or of gradients.
 
     Raises:
         TypeError, ValueError: an argument, as `rel_attention` would say.

@@ -138,7 +138,9 @@ def fails(name: str, call: Call, gradients: bool | None = None) -> str | None:
 
 def _why_not(*kind: Any) -> str | None:
     """`self_check.disagrees` of the kind with these fields."""
-    return self_check.disagrees(KERNELS[kind[0]], self_check.Kind(*kind))
+    name: str = kind[0]
+    reason: str | None = self_check.disagrees(KERNELS[name], self_check.Kind(*kind))
+    return reason
 
 
 # A constant to torch.compile, which would follow it into the kernels, and guard what is remembered.
@@ -159,7 +161,8 @@ def _why_reference(call: Call) -> str | None:
     kernels, dtypes = _EXPECTED.get(call.q.device.type, (None, ()))
     if kernels is None or call.q.dtype not in dtypes:
         return None
-    return kernels.cannot_run(call.q.device, call.q.dtype, call.q.shape[-1]) or kernels.refuses(call)
+    reason: str | None = kernels.cannot_run(call.q.device, call.q.dtype, call.q.shape[-1]) or kernels.refuses(call)
+    return reason
 
 
 def _warn(device: str, reason: str) -> None:

@@ -13,8 +13,8 @@ import torch
 
 _LONGEST = 300  # characters of an exception's text
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
-# Texts of errors that are the context's or the memory's: torch's own, and CUDA's names for them as Triton and the
-# CUDA C++ module give them.
+# Texts of errors of the context or of memory: torch's own, and CUDA's as Triton and the CUDA C++
+# module give them.
 _TRANSIENT = re.compile(
     r"^CUDA error:|^CUDA out of memory|^CUDA: out of memory|\[CUDA\]: out of memory|illegal memory access"
     r"|device-side assert|unspecified launch failure|misaligned address|uncorrectable ECC|context is destroyed"
@@ -22,10 +22,10 @@ _TRANSIENT = re.compile(
 _UNKNOWN_GPU = re.compile(r"gpu-name|no kernel image|recognized (processor|target)|unsupported.*(arch|sm_|toolchain)")
 
 
-def is_transient(error: BaseException, device: torch.device) -> bool:
-    """Whether an error says nothing about the backend: an interrupt, memory that is full, a CUDA
-    context that is lost. It is raised again, and the next call tries again."""
-    if not isinstance(error, Exception) or isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+def is_transient(error: Exception, device: torch.device) -> bool:
+    """Whether an error says nothing about the backend: memory that is full, a CUDA context that is
+    lost. It is raised again, and the next call tries again."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     lost = getattr(torch, "AcceleratorError", None)  # newer than torch 2.7
     if lost is not None and isinstance(error, lost):

@@ -1,5 +1,5 @@
-"""Check of a backend at the first call of a kind on a GPU: a small case runs by the same kernels and
-by the reference.
+"""Check of a backend at the first call of a kind on a GPU: a small case runs by the same kernels
+and by the reference.
 
 No silent wrong number on a GPU that nobody has tried, and no exception of a backend that nobody
 asked for: what the small case shows or raises is the reason why `backend=None` leaves the backend
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class Kind(NamedTuple):
-    """The part of a call that decides which kernels are compiled: what one small case stands for."""
+    """The part of a call that decides which kernels are compiled; one small case stands for it."""
 
     backend: str
     device: torch.device
@@ -62,8 +62,10 @@ _is_said = False
 
 
 def kind_of(backend: str, call: Call, gradients: bool | None = None) -> Kind:
-    """The kind of a call. Symbolic head widths become constants. gradients: None where the call says
-    whether it has any."""
+    """The kind of a call. Symbolic head widths become constants.
+
+    gradients: whether there are any; None where the call itself says so.
+    """
     q, gradients = call.q, needs_gradients(call) if gradients is None else gradients
     width, value_width = operator.index(q.size(3)), operator.index(call.v.size(3))
     return Kind(
@@ -134,7 +136,7 @@ def _in_a_thread(function: Callable[..., _T], *args: Any) -> _T:
 
 
 def _find(kernels: Kernels, kind: Kind) -> str | None:
-    """`disagrees`, not remembered. What agreed before is run all the same: it may no longer compile."""
+    """`disagrees`, not remembered. What agreed before is still run: it may no longer compile."""
     note = _note_of(kind)
     is_known = note is not None and note.exists()
     if not is_known:
@@ -144,10 +146,9 @@ def _find(kernels: Kernels, kind: Kind) -> str | None:
             _run(kernels, kind, _to_device(case_of(kind), kind), None)
             return None
         found = compare(kernels, kind)
-    except BaseException as error:
+    except Exception as error:
         if is_transient(error, kind.device):
             raise
-        assert isinstance(error, Exception)  # is_transient holds of all others
         logger.info("backend=%r is left out for %s", kind.backend, kind, exc_info=error)
         return reason_of(error)
     if found is not None:
@@ -172,9 +173,11 @@ def _say_once(kind: Kind) -> None:
 
 
 def compare(kernels: Kernels, kind: Kind) -> str | None:
-    """Error of the kernels in their dtype against the reference in float64, for two small cases: one
-    whose keys are split among programs, one with enough rows to fill the device without that. None
-    if it is allowed."""
+    """Error of the kernels in their dtype against the reference in float64, None if it is allowed.
+
+    Two small cases: one whose keys are split among programs, one with enough rows to fill the
+    device without that.
+    """
     for fills in (False, True):
         found = _compare(kernels, kind, case_of(kind, fills), with_dlse=not fills)
         if found is not None:
@@ -182,8 +185,13 @@ def compare(kernels: Kernels, kind: Kind) -> str | None:
     return None
 
 
+def _given(call: Call) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of the inputs that there are."""
+    yield from ((name, x) for name, x in zip(INPUTS, inputs_of(call), strict=True) if x is not None)
+
+
 def _compare(kernels: Kernels, kind: Kind, exact: Call, with_dlse: bool) -> str | None:
-    call, given = _to_device(exact, kind), {name: x for name, x in zip(INPUTS, inputs_of(exact)) if x is not None}
+    call, given = _to_device(exact, kind), dict(_given(exact))
     grads: tuple[Tensor | None, ...] = ()
     with torch.enable_grad():
         leaves = [x.requires_grad_(kind.gradients) for x in given.values()]
@@ -262,7 +270,7 @@ def case_of(kind: Kind, fills: bool = False) -> Call:
     return Call(
         rows(length, width), rows(length, width), rows(length, value_width),
         values(heads, keys, width) if kind.r else None,
-        values(heads, width), values(heads, width) if kind.r else torch.zeros(heads, width, dtype=torch.float64, device="cpu"),
+        values(heads, width), values(heads, width) * (1.0 if kind.r else 0.0),
         rows(memory, width), rows(memory, value_width),
         values(heads, keys) if kind.r_bias else None,
         (at - 37).contiguous() if kind.start else None,
