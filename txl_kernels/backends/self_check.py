@@ -11,7 +11,6 @@ import contextlib
 import functools
 import hashlib
 import logging
-import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -62,17 +61,26 @@ _is_said = False
 
 
 def kind_of(backend: str, call: Call, gradients: bool | None = None) -> Kind:
-    """The kind of a call. Symbolic head widths become constants.
+    """The kind of a call. torch.compile's symbols become constants.
 
     gradients: whether there are any; None where the call itself says so.
     """
     q, gradients = call.q, needs_gradients(call) if gradients is None else gradients
-    width, value_width = operator.index(q.size(3)), operator.index(call.v.size(3))
+    width, value_width = len(range(q.size(3))), len(range(call.v.size(3)))
     return Kind(
-        backend, q.device, q.dtype, width, bool(q.size(2) <= FEW), gradients, None if value_width == width else value_width,
-        call.r is not None, call.r_bias is not None, call.start is not None, call.end is not None, call.dropout_p > 0,
-        call.softcap > 0, gradients and torch.are_deterministic_algorithms_enabled(),
+        backend, q.device, q.dtype, width, _holds(q.size(2) <= FEW), gradients,
+        value_width=None if value_width == width else value_width,
+        r=call.r is not None, r_bias=call.r_bias is not None, start=call.start is not None, end=call.end is not None,
+        dropout=_holds(call.dropout_p > 0), softcap=_holds(call.softcap > 0),
+        deterministic=gradients and torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
+
+
+def _holds(condition: bool) -> bool:
+    """The condition as torch.compile's constant, of which it may have made a symbol."""
+    if condition:  # noqa: SIM103
+        return True
+    return False
 
 
 def is_wanted() -> bool:
@@ -116,7 +124,9 @@ def disagrees(kernels: Kernels, kind: Kind) -> str | None:
         return None
     with _lock:
         if kind not in _compared:
-            _compared[kind] = _in_a_thread(_find, kernels, kind)
+            _compared[kind] = found = _in_a_thread(_find, kernels, kind)
+            if found is None and kind.gradients:  # then forward agreed, too
+                _compared[kind._replace(gradients=False, deterministic=False)] = None
         return _compared[kind]
 
 
