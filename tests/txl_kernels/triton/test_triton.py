@@ -393,7 +393,10 @@ def test_triton_by_whatever_distribution(version: str, monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("asked_anew")
 def test_an_old_triton_names_the_torch_that_brings_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.8.0+cu128")
-    says = "triton 3.6 or newer is needed, 3.4.0 is installed; torch 2.10 is the oldest that brings it, this is torch 2.8.0+cu128"
+    says = (
+        "triton 3.6 or newer is needed, 3.4.0 is installed; torch 2.10 is the oldest that brings it, this is torch "
+        "2.8.0+cu128"
+    )
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.4.0"))
     assert triton.missing() == says
     triton.missing.cache_clear()
