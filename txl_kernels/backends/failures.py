@@ -32,10 +32,10 @@ def is_transient(error: Exception, device: torch.device) -> bool:
         return True
     if isinstance(error, RuntimeError) and _TRANSIENT.search(str(error)):
         return True
-    return _is_lost(device)
+    return is_lost(device)
 
 
-def _is_lost(device: torch.device) -> bool:
+def is_lost(device: torch.device) -> bool:
     """Whether the device's context answers every call with an error, as after an illegal access."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
