@@ -60,7 +60,7 @@ def misfit(clocks: int, capability: tuple[int, int]) -> str | None:
 
 
 class Nvml:
-    """NVML's functions by name, without "nvml"; each takes ctypes and gives None where it failed."""
+    """NVML's functions by name, without "nvml"; None is what one gives that failed."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         self._library = ctypes.CDLL(library)

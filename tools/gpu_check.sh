@@ -75,7 +75,7 @@ has xdist && many+=(-n "$((cores > 14 ? 12 : cores > 4 ? cores - 2 : 2))" --max-
 kernels=tests/txl_kernels
 if [ "${INTERPRETER:-0}" = 1 ]; then
   export TRITON_INTERPRET=1
-  marked=(-m triton --backends triton) on=interpreter seconds=30 calls=(--check cpu)
+  marked=(-m triton --backends triton) on=interpreter seconds=30 calls=(--check cpu --widths 16)
   smoke=($kernels/api/test_values.py -k "matches_the_definition and window")
   right=($kernels/triton/test_triton.py -k "descriptors or parts")
   longer=($kernels/api/test_values.py -k "matches_the_definition and episodes")

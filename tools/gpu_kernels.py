@@ -1,11 +1,11 @@
 """The Triton kernels before there is a GPU, and on one.
 
     python tools/gpu_kernels.py fill    compiles for sm_90 what the benchmarks launch
-    python tools/gpu_kernels.py times   microseconds of each kernel, a line of JSON each: Triton's, the
-                                        CUDA C++ kernels' where they run, and torch's flash and cuDNN SDPA
+    python tools/gpu_kernels.py times   microseconds of each kernel, a line of JSON each
 
 `fill` needs no GPU and leaves its kernels in TRITON_CACHE_DIR. `times` also tells the clocks of a
-64 x 64 tile of pairs, beside those of tools/ptx/predictions.json.
+64 x 64 tile of pairs, beside those of tools/ptx/predictions.json, and times the CUDA C++ kernels
+and torch's flash and cuDNN SDPA.
 
 Triton names a compiled kernel by its source, arguments, options and environment, and by its own
 files. Of those only the compiled library differs between Pythons, so a Triton that differs in

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels import backends
-from txl_kernels.backends import KERNELS, cuda
+from txl_kernels.backends import KERNELS, cuda, triton
 from txl_kernels.backends.failures import is_lost
 from txl_kernels.backends.self_check import MOST_WRONG
 from txl_kernels.call import Call
@@ -60,8 +60,8 @@ class Kind(NamedTuple):
 
 
 def kinds(device: torch.device) -> Iterator[Kind]:
-    """What is tried. Narrow heads are the last: with them compilers for Hopper have been reported to
-    lose the CUDA context, which ends the run."""
+    """What is tried. Narrow heads are the last: compilers for Hopper have been reported to lose the
+    CUDA context with them, which ends the run."""
     half = torch.bfloat16
     yield from _of_widths(WIDTHS[2:])
     for dtype in (torch.float32, torch.float16):
@@ -165,19 +165,23 @@ class Check:
             exact = arguments(kind)
             want = results(exact, "reference")
             given = moved_all(exact, self.device, kind.dtype)
-            for name in (None, *self._by_name(kind, given)):
-                if not self._try(kind, given, name, want):
-                    self.failures.append("the CUDA context is lost: nothing after it was run")
-                    return False
+            chosen = self._try(kind, given, None, want)
+            for name in (cuda.NAME, triton.NAME):
+                if name != chosen and self._fits(name, kind, given):
+                    self._try(kind, given, name, want)
+            if is_lost(self.device):
+                self.failures.append("the CUDA context is lost: nothing after it was run")
+                break
         return not self.failures
 
-    def _by_name(self, kind: Kind, given: dict[str, Any]) -> list[str]:
-        """Backends that backend=None does not take yet."""
-        fits = cuda.cannot_run(self.device, kind.dtype, kind.D) is None and not kind.compiled
-        return [cuda.NAME] if fits and cuda.refuses(call_of(given)) is None else []
+    def _fits(self, name: str, kind: Kind, given: dict[str, Any]) -> bool:
+        """Whether a backend runs the call that backend=None did not give it."""
+        kernels = KERNELS[name]
+        fits = kernels.cannot_run(self.device, kind.dtype, kind.D) is None and not kind.compiled
+        return fits and kernels.refuses(call_of(given)) is None
 
-    def _try(self, kind: Kind, given: dict[str, Any], name: str | None, want: list[Tensor]) -> bool:
-        """Whether more can be run after it."""
+    def _try(self, kind: Kind, given: dict[str, Any], name: str | None, want: list[Tensor]) -> str:
+        """Run one call and say what came of it; return the backend that ran it."""
         begun, chosen = time.perf_counter(), name or "?"
         attention = torch.compile(rel_attention) if kind.compiled else rel_attention
         self.count += 1
@@ -202,7 +206,7 @@ class Check:
                 f"{kind}, backend={name!r}:\n{''.join(traceback.format_exception(raised)[-4:])}".rstrip()
             )
         self.say(f"{kind!s:<{_WIDEST_LINE}} {ending}")
-        return not is_lost(self.device)
+        return chosen
 
 
 def moved_all(given: dict[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
