@@ -112,7 +112,7 @@ def _first_that_runs(
         if call is not None:
             reason = fails(name, call)
         elif name in KERNELS and self_check.concerns(device):
-            reason = _why_not(name, device, dtype, head_width, few, gradients)
+            reason = _why_not(False, name, device, dtype, head_width, few, gradients)
         else:
             reason = None
         if reason is None:
@@ -133,13 +133,19 @@ def fails(name: str, call: Call, gradients: bool | None = None) -> str | None:
     """
     if name not in KERNELS or not self_check.concerns(call.q.device) or call.q.numel() == 0:
         return None
-    return _why_not(*self_check.kind_of(name, call, gradients))
+    return _why_not(torch.compiler.is_compiling(), *self_check.kind_of(name, call, gradients))
 
 
-def _why_not(*kind: Any) -> str | None:
-    """`self_check.disagrees` of the kind with these fields."""
+def _why_not(is_traced: bool, *kind: Any) -> str | None:
+    """`self_check.disagrees` of the kind with these fields. What it raises while a call is traced,
+    where it would reach the user as the compiler's, it raises again when the graph first runs."""
     name: str = kind[0]
-    reason: str | None = self_check.disagrees(KERNELS[name], self_check.Kind(*kind))
+    try:
+        reason: str | None = self_check.disagrees(KERNELS[name], self_check.Kind(*kind))
+    except Exception:
+        if not is_traced:
+            raise
+        reason = None
     return reason
 
 

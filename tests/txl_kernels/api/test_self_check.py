@@ -392,13 +392,29 @@ def test_a_compiled_models_first_call(gradients: bool, dynamic: bool, monkeypatc
     q = inputs["q"]
     with torch.set_grad_enabled(gradients):
         want = rel_attention(**inputs, backend="reference")
-        compiled = torch.compile(lambda: rel_attention(**inputs), backend="aot_eager", fullgraph=True, dynamic=dynamic)
+        compiled = torch.compile(lambda: rel_attention(**inputs), backend="eager", fullgraph=True, dynamic=dynamic)
         with pytest.warns(RuntimeWarning, match="its out for a small case in float32"):
             got = compiled()
     torch.testing.assert_close(got, want)
     if gradients:
         torch.testing.assert_close(*(torch.autograd.grad(x.sum(), q) for x in (got, want)))
     assert [kind.gradients for kind in self_check._compared] == [gradients]
+
+
+@needs_native
+@pytest.mark.usefixtures("only_triton")
+def test_memory_that_is_full_while_a_model_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is the user's own error, and not remembered."""
+    torch.compiler.reset()
+    inputs = as_call(make_inputs(Case(""), torch.float32))
+    compiled = torch.compile(lambda: rel_attention(**inputs), backend="eager", fullgraph=True)
+    monkeypatch.setattr(triton, "forward", raising(torch.OutOfMemoryError("CUDA out of memory")))
+    with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
+        compiled()
+    assert not self_check._compared
+    monkeypatch.setattr(triton, "forward", cpu.forward)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(), rel_attention(**inputs, backend="reference"))
 
 
 @needs_native
