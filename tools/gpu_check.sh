@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # A borrowed GPU for half an hour, in three calls of at most nine minutes, after `make gpu-kit` on any machine:
 #     bash tools/gpu_check.sh 1|2|3 [output folder]
-# 1: whether it runs and is right; 2: what takes longer, sanitizers, the same bits; 3: benchmarks, whose gpu.json goes to
-# benchmarks/results/. Each leaves callN.txt, a line a step, and callN.log, all that was printed, whatever fails.
-# Needs torch with CUDA, triton and pytest; no network. Works without gpu-kit/, too, then everything is compiled there.
+# 1: each kind of call that users make, once, in one process, then the tests; 2: what takes longer, sanitizers, the same
+# bits; 3: benchmarks, whose gpu.json goes to benchmarks/results/, and microseconds of each kernel. Each leaves callN.txt, a line a step, and callN.log, all that was printed, whatever fails.
+# Needs torch with CUDA, triton and pytest; no network, no nvidia-smi. Works without gpu-kit/, too, then everything is compiled there.
 # INTERPRETER=1 tries it on a CPU, in Triton's interpreter; the CUDA C++ kernels take no part then.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -54,17 +54,14 @@ has() { "$python" -c "import $1" 2>>"$log"; }
 kit=gpu-kit/limited clocks=10000000000
 [ "$number" = 3 ] && kit=gpu-kit/wheel clocks=0
 
-loaded() {
-  "$python" -c 'import sys; from txl_kernels.backends import cuda
-sys.exit(cuda.native.missing or cuda.native.module.clock_limit != int(sys.argv[1]))' "$clocks"
-}
+loaded() { "$python" tools/gpu_card.py built "$clocks"; }
 
-# The compiled modules: those of the carried wheel, put beside their Python, or built here.
+# The compiled modules: those of the carried wheel where they fit the GPU, put beside their Python, or built here for it.
 modules() {
   loaded && return
   cp "$kit"/txl_kernels/_*.so txl_kernels/ && loaded && return
   PYTHONPATH=gpu-kit/setuptools:$PYTHONPATH TXL_KERNELS_CUDA=on \
-    CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=90a-real -DTXL_CLOCK_LIMIT=$clocks" \
+    CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=$("$python" tools/gpu_card.py architecture) -DTXL_CLOCK_LIMIT=$clocks" \
     "$python" setup.py -q build_ext --inplace && loaded
 }
 export -f loaded modules
@@ -78,36 +75,47 @@ has xdist && many+=(-n "$((cores > 14 ? 12 : cores > 4 ? cores - 2 : 2))" --max-
 kernels=tests/txl_kernels
 if [ "${INTERPRETER:-0}" = 1 ]; then
   export TRITON_INTERPRET=1
-  marked=(-m triton --backends triton) on=interpreter seconds=30
+  marked=(-m triton --backends triton) on=interpreter seconds=30 calls=(--check cpu --widths 16)
   smoke=($kernels/api/test_values.py -k "matches_the_definition and window")
   right=($kernels/triton/test_triton.py -k "descriptors or parts")
   longer=($kernels/api/test_values.py -k "matches_the_definition and episodes")
 else
-  marked=(-m gpu --backends triton) on=cuda seconds=240
+  marked=(-m gpu --backends triton) on=cuda seconds=240 calls=(--check cuda:0)
   smoke=($kernels/triton/test_device.py -k "head_widths and 64 or graphs")
   right=($kernels/triton)
   longer=($kernels/api)
 fi
 sanitizer() { echo compute-sanitizer --tool "$1" --target-processes all --error-exitcode 9; }
 
+device card 30 "$python" tools/gpu_card.py facts
 device modules 300 bash -c modules
+[ "$number" = 1 ] || export TXL_KERNELS_SELF_CHECK=off
 case $number in
   1)
-    step versions 60 "$python" -m txl_kernels
+    step calls 300 "$python" -m txl_kernels "${calls[@]}"
+    export TXL_KERNELS_SELF_CHECK=off # what follows compares by itself
     step smoke 120 "${many[@]}" "${marked[@]}" "${smoke[@]}"
     device "CUDA C++" 150 "${many[@]}" "${marked[@]}" $kernels/cuda
     step Triton 240 "${many[@]}" "${marked[@]}" "${right[@]}"
     device models 60 "${many[@]}" -m gpu tests/txl/evaluation
     ;;
   2)
-    step API 240 "${many[@]}" "${marked[@]}" "${longer[@]}"
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1 # or torch's pool hides what is out of bounds
+    device "memcheck, narrow heads" 90 $(sanitizer memcheck) "$python" -m txl_kernels "${calls[@]}" --widths 16,32
+    unset PYTORCH_NO_CUDA_MEMORY_CACHING
+    step API 180 "${many[@]}" "${marked[@]}" "${longer[@]}"
     device "same bits" 60 "${alone[@]}" "${marked[@]}" $kernels/triton $kernels/cuda -k "same_bits or fixed_order"
     device "driver built" 90 nvcc -std=c++17 -arch=native -I csrc/cuda -x cu tests/txl_kernels/cuda/driver.cpp \
       csrc/cuda/launch.cu -o "$scratch/driver"
-    device racecheck 60 $(sanitizer racecheck) "$scratch/driver"
-    export PYTORCH_NO_CUDA_MEMORY_CACHING=1 # or torch's pool hides what is out of bounds
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+    for tool in racecheck initcheck synccheck; do
+      device "$tool, CUDA C++" 40 $(sanitizer $tool) "$scratch/driver"
+    done
     device "memcheck, Triton" 60 $(sanitizer memcheck) "${alone[@]}" "${marked[@]}" $kernels/api/test_values.py \
       -k "matches_the_definition and (41 or episodes or block)"
+    for tool in racecheck synccheck; do
+      device "$tool, Triton" 40 $(sanitizer $tool) "$python" -m txl_kernels "${calls[@]}" --widths 64
+    done
     device "memcheck, CUDA C++" 60 $(sanitizer memcheck) "${alone[@]}" "${marked[@]}" $kernels/cuda/test_hopper.py \
       -k values_and_gradients
     ;;
@@ -115,7 +123,7 @@ case $number in
     groups=(benchmarks/groups/test_{attention,evaluation,memory,training,options,calls}.py)
     timed=("${alone[@]}" --benchmark-only --device "$on")
     step benchmarks $((seconds + 50)) "${timed[@]}" --deadline "$seconds" --record "$out/gpu.json" "${groups[@]}"
-    device kernels 60 bash -c '"$python" tools/gpu_kernels.py times | tee "$1"' - "$out/kernels.jsonl"
+    device kernels 90 bash -c '"$python" tools/gpu_kernels.py times | tee "$1"' - "$out/kernels.jsonl"
     device tiles 120 "${timed[@]}" --deadline 90 --record "$out/tiles.json" benchmarks/groups/test_tiles.py
     ;;
 esac

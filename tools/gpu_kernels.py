@@ -4,7 +4,8 @@
     python tools/gpu_kernels.py times   microseconds of each kernel, a line of JSON each
 
 `fill` needs no GPU and leaves its kernels in TRITON_CACHE_DIR. `times` also tells the clocks of a
-64 x 64 tile of pairs, beside those of tools/ptx/predictions.json.
+64 x 64 tile of pairs, beside those of tools/ptx/predictions.json, and times the CUDA C++ kernels
+and torch's flash and cuDNN SDPA.
 
 Triton names a compiled kernel by its source, arguments, options and environment, and by its own
 files. Of those only the compiled library differs between Pythons, so a Triton that differs in
@@ -16,7 +17,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from gpu_card import mhz_under
 from pretended_gpu import on_hopper
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import deterministic
 from triton.runtime import cache
 
@@ -75,7 +77,7 @@ def benchmarked() -> Iterator[Work]:
         yield Work(b, 8, n, m, 64, backward=False)
 
 
-def call_of(work: Work, device: str) -> Callable[[], None]:
+def call_of(work: Work, device: str, backend: str = "triton") -> Callable[[], None]:
     """The call, with gradients if it is to have them. On a CPU, where nothing is launched, tensors
     hold anything."""
     make = partial(torch.empty if device == "cpu" else torch.randn, device=device, dtype=torch.bfloat16)
@@ -92,7 +94,7 @@ def call_of(work: Work, device: str) -> Callable[[], None]:
 
     def run() -> None:
         with same_bits(work.same_bits):
-            out: Tensor = rel_attention(*given, memory, backend="triton", **options)
+            out: Tensor = rel_attention(*given, memory, backend=backend, **options)
             if work.backward:
                 torch.autograd.grad(out, leaves, dout)
 
@@ -164,16 +166,6 @@ def microseconds(run: Callable[[], None]) -> dict[str, float]:
     return dict(total)
 
 
-def mhz_under(run: Callable[[], None]) -> int:
-    """The multiprocessors' clock while calls are worked off."""
-    for _ in range(100):
-        run()
-    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "--id=0"]
-    said = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-    torch.cuda.synchronize()
-    return int(said)
-
-
 def predictions() -> dict[tuple[int, str], float]:
     """Clocks by (head width, kernel): sm_90, bfloat16."""
     rows = json.loads(PREDICTIONS.read_text(encoding="utf-8"))["rows"]
@@ -195,7 +187,44 @@ def times() -> int:
             row = {"D": width, "L": length, "kernel": name, "us": round(took, 1), "sm_mhz": mhz}
             row["clocks"] = round(took * mhz * multiprocessors / work.tiles, 1)
             print(json.dumps(row | {"predicted": predicted.get((width, name))}), flush=True)
+    for length, width in itertools.product((2048, 512), WIDTHS):
+        for line in others(Work(8, 16, length, length, width)):
+            print(json.dumps({"D": width, "L": length} | line), flush=True)
     return 0
+
+
+def others(work: Work) -> Iterator[dict[str, Any]]:
+    """The same sizes by the CUDA C++ kernels, and by torch's SDPA without positions over as many
+    visible pairs: every query of the segment sees all of M + L / 2 keys. What does not run says
+    why."""
+    ways = {"cuda": lambda: call_of(work, "cuda", "cuda")}
+    backends = {"flash SDPA": SDPBackend.FLASH_ATTENTION, "cuDNN SDPA": SDPBackend.CUDNN_ATTENTION}
+    ways |= {name: partial(sdpa, work, backend) for name, backend in backends.items()}
+    for name, make in ways.items():
+        try:
+            run = make()
+            run()
+            us = microseconds(run)
+        except Exception as error:
+            yield {"kernel": name, "why not": f"{type(error).__name__}: {error}"[:200]}
+            continue
+        for kernel, took in us.items():
+            yield {"kernel": f"{name}: {kernel[:80]}", "us": round(took, 1)}
+        yield {"kernel": f"{name}, all", "us": round(sum(us.values()), 1), "sm_mhz": mhz_under(run)}
+
+
+def sdpa(work: Work, backend: Any, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Callable[[], None]:
+    """torch's attention of L queries and M + L / 2 keys, forward and backward, which hides none."""
+    make = partial(torch.randn, device=device, dtype=dtype, requires_grad=True)
+    q, *kv = (make(work.B, work.H, n, work.D) for n in (work.L, *2 * [work.M + work.L // 2]))
+    dout = torch.randn(work.B, work.H, work.L, work.D, device=device, dtype=dtype)
+
+    def run() -> None:
+        with sdpa_kernel(backend):
+            out = torch.nn.functional.scaled_dot_product_attention(q, *kv)
+            torch.autograd.grad(out, [q, *kv], dout)
+
+    return run
 
 
 if __name__ == "__main__":

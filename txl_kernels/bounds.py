@@ -78,7 +78,7 @@ def _in_torch(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
     batch, length, keys = mask.shape
     if keys == 0:
         none = torch.zeros(batch, length, dtype=torch.int32, device=mask.device)
-        return none, none.clone(), torch.full((), -1, device=mask.device)
+        return none, none.clone(), torch.full((), -1, dtype=torch.int64, device=mask.device)
     flags = seen.to(torch.int8)
     count = flags.sum(-1, dtype=torch.int32)
     start = flags.argmax(-1).to(torch.int32)
@@ -95,9 +95,9 @@ def _on_cpu(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
     if mask.size(-1) > 1 and mask.stride(-1) != 1:
         mask = mask.contiguous()
     batch, length, keys = mask.shape
-    start, end = (torch.empty(batch, length, dtype=torch.int32) for _ in range(2))
+    start, end = (torch.empty(batch, length, dtype=torch.int32, device=mask.device) for _ in range(2))
     hole = cpu.prepare().intervals(mask, batch, length, keys, visible, start, end, torch.get_num_threads())
-    return start, end, torch.tensor(hole)
+    return start, end, torch.tensor(hole, dtype=torch.int64, device=mask.device)
 
 
 _library.impl("intervals", _in_torch, "CompositeExplicitAutograd")

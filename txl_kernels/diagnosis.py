@@ -2,11 +2,13 @@
 
 import platform
 import sys
+import time
+import warnings
 
 import torch
 
 import txl_kernels
-from txl_kernels.backends import BACKENDS, choose_unasked, cpu, cuda
+from txl_kernels.backends import BACKENDS, KERNELS, choose_unasked, cpu, cuda, self_check
 from txl_kernels.backends.native_modules import PACKAGE, NativeModule
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -63,6 +65,32 @@ def _cuda_lines() -> list[str]:
     return lines
 
 
+def _tried(name: str, device: torch.device) -> str:
+    """What a small case by a backend's kernels says, in bfloat16 at head width 64; "" where it is
+    not tried, as on a CPU."""
+    if name not in KERNELS or not self_check.concerns(device):
+        return ""
+    if not self_check.is_wanted():
+        return f"; not tried, as {self_check.SETTING}=off"
+    # "cuda" computes gradients on one architecture alone.
+    kind = self_check.Kind(name, device, torch.bfloat16, 64, few=name == cuda.NAME, gradients=name != cuda.NAME)
+    begun = time.perf_counter()
+    try:
+        reason = self_check.disagrees(KERNELS[name], kind)
+    except Exception as error:  # memory that is full, a context that is lost
+        return f"; a small case could not be tried: {type(error).__name__}: {error}"
+    if reason is not None:
+        return f"; but it is left out: {reason}"
+    return f"; a small case agrees with the reference, {time.perf_counter() - begun:.1f} s"
+
+
+def _taken(device: torch.device) -> str:
+    try:
+        return choose_unasked(device, torch.float32)
+    except Exception as error:
+        return f"what could not be tried ({type(error).__name__})"
+
+
 def report() -> str:
     """Versions, devices, and for each backend and device the dtypes it takes or why it takes
     none."""
@@ -77,8 +105,12 @@ def report() -> str:
         for name, backend in BACKENDS.items():
             reasons = {dtype: backend.cannot_run(device, dtype) for dtype in _DTYPES}
             works = [_short(dtype) for dtype, reason in reasons.items() if reason is None]
-            verdict = f"works for {', '.join(works)}" if works else f"does not run: {reasons[torch.float32]}"
+            verdict = f"does not run: {reasons[torch.float32]}"
+            if works:
+                verdict = f"works for {', '.join(works)}{_tried(name, device)}"
             lines.append(f"  {name:<10} {verdict}")
-        lines.append(f"  backend=None takes {choose_unasked(device, torch.float32)} for float32")
+        with warnings.catch_warnings():  # that one is left out is said above
+            warnings.simplefilter("ignore")
+            lines.append(f"  backend=None takes {_taken(device)} for float32")
     lines += ["\nnative module:", *_native_lines(), "\ncuda module:", *_cuda_lines()]
     return "\n".join(lines)

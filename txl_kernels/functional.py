@@ -16,6 +16,8 @@ from txl_kernels.checks import KeyValuePair, Window, broadcast_bound, memory_pai
 from txl_kernels.forms import Chunk
 from txl_kernels.seed import new_seed
 
+_MOST_ZEROS = 256
+_kept_zeros: dict[Any, Tensor] = {}  # biases of calls without
 _NO_TABLE = "position_bias must be None where r is None: it multiplies rows of r"
 
 
@@ -194,9 +196,24 @@ def _plain(call: Call, backend: str | None, need_lse: bool, plans: Plans | None 
 
 
 def _zeros(q: Tensor) -> Tensor:
-    """A bias of zeros, [H, D]; nothing for a q that is refused anyway."""
+    """A bias of zeros, [H, D]; nothing for a q that is refused anyway. Kept for later calls, as
+    each would launch a kernel for it, by what orders launches: the stream."""
     shape = q.shape[1::2] if not q.is_nested and q.dim() == 4 else (0,)
-    return torch.zeros(shape, dtype=q.dtype if q.is_floating_point() else None, device=q.device)
+    dtype = q.dtype if q.is_floating_point() else torch.float32
+    if not operators.is_plain() or not operators.ordinary(q):
+        return torch.zeros(shape, dtype=dtype, device=q.device)
+    stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
+    key = (shape, dtype, q.device, stream)
+    zeros = _kept_zeros.get(key)
+    if zeros is None:
+        with torch.inference_mode(False):  # later calls may need gradients
+            zeros = torch.zeros(shape, dtype=dtype, device=q.device)
+        # Inside a graph's capture nothing is written yet, and the memory is the graph's.
+        if not q.is_cuda or not torch.cuda.is_current_stream_capturing():
+            if len(_kept_zeros) >= _MOST_ZEROS:
+                _kept_zeros.clear()
+            _kept_zeros[key] = zeros
+    return zeros
 
 
 def _cast_for_autocast(x: Any, dtype: torch.dtype) -> Any:

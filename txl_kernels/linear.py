@@ -40,7 +40,7 @@ def onednn_gain() -> float:
     product = _onednn()
     if product is None:
         return 0.0
-    x, weight = torch.full((128, 512), 0.5), torch.full((512, 512), 0.5)
+    x, weight = (torch.full((n, 512), 0.5, dtype=torch.float32, device="cpu") for n in (128, 512))
     best = [float("inf")] * 2
     ways: list[Callable[[], Tensor]] = [
         lambda: F.linear(x, weight), lambda: product(x, weight, None, "none", [], ""),

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels import checks
-from txl_kernels.backends import KERNELS, cpu
+from txl_kernels.backends import KERNELS, cpu, fails, self_check
 from txl_kernels.backends.protocol import Kernels, Plans
 from txl_kernels.call import (
     ALL,
@@ -163,7 +163,7 @@ _SCHEMA_TYPES = {
 }  # fmt: skip
 _FIELDS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in Call.__annotations__.items())
 _GRADIENTS = ", ".join(["Tensor"] * len(INPUTS))
-_CHECKED = "checked: "  # the key of plans under which a backend's own checks are remembered
+_CHECKED = "checked"  # the key of plans, with backend and direction, under which a backend's own checks are remembered
 _AS_GIVEN = "as given"  # the key of plans under which is whether kernels read dout and dlse as they come
 
 
@@ -207,27 +207,28 @@ _library.define(
 )
 
 
-def checked(call: Call, backend: str) -> Kernels:
-    """The kernels for a call that anyone may have made.
+def checked(call: Call, backend: str, gradients: bool) -> Kernels:
+    """The kernels for a call that anyone may have made, of values or of gradients.
 
     Raises:
         TypeError, ValueError: an argument, as `rel_attention` would say.
-        RuntimeError: the backend cannot run here or does not take the call, with the reason.
+        RuntimeError: the backend cannot run here, does not take the call, or failed at the first
+            call of this kind, with the reason.
     """
     if backend not in KERNELS:
         raise ValueError(f"backend must be one of {', '.join(KERNELS)}, got {backend!r}")
     kernels = KERNELS[backend]
-    plans = known(call)
-    if plans is None or _CHECKED + backend not in plans:
-        plans = _check(kernels, call)
-        if plans is not None:
-            plans[_CHECKED + backend] = True
+    plans, key = known(call), (_CHECKED, backend, gradients)
+    if plans is None or key not in plans:
+        plans = _check(kernels, call, gradients)
+        if plans is not None and self_check.is_settled(self_check.kind_of(backend, call, gradients)):
+            plans[key] = True
     if kernels.READS_BOUNDS:
         checks.check_bound_values(call)
     return kernels
 
 
-def _check(kernels: Kernels, call: Call) -> Plans | None:
+def _check(kernels: Kernels, call: Call, gradients: bool) -> Plans | None:
     """All of `checked` that a call's signature decides."""
     reason = kernels.cannot_run(call.q.device, call.q.dtype, call.q.size(-1) if call.q.dim() else 1)
     if reason is not None:
@@ -236,7 +237,7 @@ def _check(kernels: Kernels, call: Call) -> Plans | None:
     if call.seed is None and call.dropout_p > 0:
         raise TypeError("seed must be an int64 tensor of one element where dropout_p > 0, got None")
     checks.check_seed(call.seed, call.q, "seed")
-    reason = kernels.refuses(call)
+    reason = kernels.refuses(call) or fails(kernels.NAME, call, gradients)
     if reason is not None:
         raise RuntimeError(reason)
     return plans
@@ -245,12 +246,12 @@ def _check(kernels: Kernels, call: Call) -> Plans | None:
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor | None]:
     *fields, backend = arguments
     call = Call(*fields)
-    return checked(call, backend).forward(call)
+    return checked(call, backend, False).forward(call)
 
 
 def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     call, backend, wanted = _parts(arguments)
-    kernels = checked(call, backend)
+    kernels = checked(call, backend, True)
     dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
     grads = kernels.backward(call, out, lse, dout, dlse, wanted)
     return tuple(call.q.new_empty(0) if x is None else x for x in grads)  # each its own: outputs may not alias
@@ -354,7 +355,7 @@ def _fast_backward(
     kernels = KERNELS[backend]
     plans = _known.get((key, backend))
     if plans is None:
-        checked(call, backend)
+        checked(call, backend, True)
         given = dout, dlse
         dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
         plans = _remember((key, backend))

@@ -64,8 +64,11 @@ void load(const Problem& p) {
 OnDevice::OnDevice(int device) {
 #ifdef __CUDACC__
   if (device < 0) return;
-  check(cudaGetDevice(&before_));
-  if (before_ != device) check(cudaSetDevice(device));
+  int current = -1;
+  check(cudaGetDevice(&current));
+  if (current == device) return;
+  check(cudaSetDevice(device));
+  before_ = current;
 #else
   static_cast<void>(device);
 #endif

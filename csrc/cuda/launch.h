@@ -65,7 +65,8 @@ void load_backward_bf16(const Problem& p);
 void load_backward_f16(const Problem& p);
 
 // Makes a device current for the module's runtime, which may be another than torch's and then knows
-// nothing of its choice; -1: leaves it. Ends with the one before.
+// nothing of its choice; -1: leaves it. Ends with the one before where that was another: setting a device
+// creates its context.
 class OnDevice {
  public:
   explicit OnDevice(int device);
@@ -74,7 +75,7 @@ class OnDevice {
   OnDevice& operator=(const OnDevice&) = delete;
 
  private:
-  int before_ = -1;
+  int before_ = -1;  // the device to return to; -1: none
 };
 
 // Why no GPU can be used, or an empty string.

@@ -6,10 +6,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from gpu_kernels import NAME, SAME_BITS, WIDTHS, Work, adopt, predictions
+import torch
+from gpu_card import Nvml, architecture, covers, facts, misfit
+from gpu_kernels import NAME, SAME_BITS, WIDTHS, Work, adopt, others, predictions, sdpa
+from torch.nn.attention import SDPBackend
 from triton.runtime import cache
+
+from txl_kernels.backends import cuda
+from txl_kernels.backends.native_modules import NativeModule
 
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join([str(ROOT), str(ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -53,8 +60,8 @@ def test_a_lost_context_costs_one_test(tmp_path: Path, processes: int) -> None:
 
 SCRIPT = """#!/bin/sh
 case "$*" in
-*api/test_values*) echo here; sleep 60 ;;
-*"-m txl_kernels") echo why; exit 3 ;;
+*api/test_values*) echo "here, the check is ${TXL_KERNELS_SELF_CHECK:-on}"; sleep 60 ;;
+*"-m txl_kernels --check"*) echo "the check is ${TXL_KERNELS_SELF_CHECK:-on}"; exit 3 ;;
 esac
 """
 
@@ -70,10 +77,10 @@ def test_a_step_that_fails_or_hangs_leaves_its_reason(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == told
     failed, hung, late = told.splitlines()
-    assert failed == "versions: exit status 3 after 0 s: why"
+    assert failed == "calls: exit status 3 after 0 s: the check is on"
     assert hung.startswith("smoke: at its limit after ")
     assert late == "Triton: not run, the time is up"
-    assert "=== smoke\nhere\n" in (tmp_path / "out/call1.log").read_text()
+    assert "=== smoke\nhere, the check is off\n" in (tmp_path / "out/call1.log").read_text()
 
 
 @pytest.mark.slow
@@ -145,3 +152,78 @@ def test_a_tile_of_pairs() -> None:
 def test_every_timed_kernel_has_a_prediction() -> None:
     kernels = ("forward", "backward_queries", "backward_keys", SAME_BITS, "backward_table")
     assert all(predictions()[width, kernel] > 0 for width in WIDTHS for kernel in kernels)
+
+
+def test_what_a_module_runs_on() -> None:
+    assert [architecture(x) for x in ((8, 0), (9, 0), (10, 0), (12, 0))] == [
+        "80-real",
+        "90a-real",
+        "100-real",
+        "120-real",
+    ]
+    every = "80-real 90a-real 100 120-real"
+    assert all(covers(every, x) for x in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)))
+    assert not covers(every, (7, 5))
+    assert [covers("90a-real", x) for x in ((9, 0), (8, 0), (10, 0))] == [True, False, False]
+    assert [covers("86-real", x) for x in ((8, 0), (8, 6), (8, 9), (9, 0))] == [False, True, True, False]
+    assert [covers("100", x) for x in ((9, 0), (10, 0), (12, 0))] == [False, True, True]
+    assert [covers("80-virtual", x) for x in ((7, 5), (8, 0), (12, 0))] == [False, True, True]
+
+
+def test_a_module_for_another_gpu_is_built_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(clock_limit=7, architectures="90a-real")
+    monkeypatch.setattr(cuda, "native", NativeModule(module))
+    assert misfit(7, (9, 0)) is None
+    assert misfit(0, (9, 0)) == "the module ends waits after 7 clocks, 0 are wanted"
+    assert misfit(7, (8, 0)) == "the module is for 90a-real, this GPU is 80-real"
+    monkeypatch.setattr(cuda, "native", NativeModule(missing="it is not here"))
+    assert misfit(7, (9, 0)) == "it is not here"
+
+
+NVML = """
+#include <cstdio>
+#include <cstring>
+extern "C" {
+int nvmlInit_v2() { return 0; }
+int nvmlSystemGetDriverVersion(char* to, unsigned n) { std::snprintf(to, n, "580.95"); return 0; }
+int nvmlDeviceGetHandleByUUID(const char* uuid, void** to) { return std::strcmp(uuid, "GPU-1-2") ? 6 : (*to = (void*)7, 0); }
+int nvmlDeviceGetHandleByIndex_v2(unsigned, void** to) { *to = (void*)8; return 0; }
+int nvmlDeviceGetName(void* d, char* to, unsigned n) { std::snprintf(to, n, "GPU %ld", (long)d); return 0; }
+int nvmlDeviceGetClockInfo(void*, int which, unsigned* to) { *to = 1000 * which; return 0; }
+int nvmlDeviceGetPowerUsage(void*, unsigned* to) { *to = 71500; return 0; }
+int nvmlDeviceGetEccMode(void*, unsigned* now, unsigned* later) { *now = 1, *later = 0; return 0; }
+int nvmlDeviceGetMigMode(void*, unsigned*, unsigned*) { return 3; }
+}
+"""
+
+
+def test_facts_without_nvidia_smi(tmp_path: Path) -> None:
+    """From the driver's library, of which not everything need be there."""
+    (tmp_path / "nvml.cpp").write_text(NVML)
+    library = tmp_path / "libnvml.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.cpp"], check=True)
+    nvml = Nvml(str(library))
+    said = nvml.facts(nvml.device("1-2"))
+    assert (said["driver"], said["name"], said["sm MHz"], said["memory MHz"]) == ("580.95", "GPU 7", 1000, 2000)
+    assert (said["power"], said["ECC"]) == (71.5, (1, 0))
+    assert (said["MIG"], said["temperature"], said["power limit"]) == (None, None, None)
+    assert nvml.facts(nvml.device("of another"))["name"] == "GPU 8"
+    assert facts(str(library))["nvml"]["driver"] == "580.95"
+    assert "is not here" in facts(str(tmp_path / "none.so"))["nvml"]
+
+
+def test_nothing_asks_nvidia_smi() -> None:
+    for file in (ROOT / "tools").glob("*.*"):
+        code = [line for line in file.read_text().splitlines() if "nvidia-smi" in line]
+        assert all(
+            "without nvidia-smi" in line or "no nvidia-smi" in line or "behind nvidia-smi" in line for line in code
+        )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_yardsticks_run() -> None:
+    """On a CPU by torch's own products; what needs a GPU says why it did not."""
+    sdpa(Work(1, 2, 64, 64, 16), SDPBackend.MATH, "cpu", torch.float32)()
+    lines = list(others(Work(1, 2, 64, 64, 16)))
+    assert [line["kernel"] for line in lines] == ["cuda", "flash SDPA", "cuDNN SDPA"]
+    assert all(line["why not"] for line in lines)

@@ -174,7 +174,9 @@ def _waits_for_nothing(attention: object) -> bool:
     if not isinstance(attention, SegmentAttention):
         return False
     weight = attention.qkv.weight
-    name = attention.backend or choose_unasked(weight.device, weight.dtype, attention.kernel_width)
+    name = attention.backend or choose_unasked(
+        weight.device, weight.dtype, attention.kernel_width, few=True, gradients=False
+    )
     return not BACKENDS[name].READS_BOUNDS
 
 

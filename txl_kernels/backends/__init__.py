@@ -2,7 +2,9 @@
 name runs or says why it cannot."""
 
 import functools
+import threading
 import warnings
+from typing import Any
 
 import torch
 
@@ -14,6 +16,7 @@ from txl_kernels.call import Call, inputs_of, needs_gradients
 KERNELS: dict[str, Kernels] = {cpu.NAME: cpu, cuda.NAME: cuda, triton.NAME: triton}
 BACKENDS: dict[str, Backend] = {**KERNELS, reference.NAME: reference}
 ALIGNMENT = cuda.ROW_BYTES
+_warning = threading.Lock()
 # Dtypes in which kernels can be expected on a device, so that falling back to the reference is
 # worth a warning.
 _EXPECTED = {
@@ -46,17 +49,14 @@ def choose(backend: str | None, call: Call) -> str:
     """The name of the backend for a call; both have been checked.
 
     Raises:
-        RuntimeError: it cannot run on this device, dtype or head width, or does not take this call,
-            with the reason.
+        RuntimeError: it cannot run on this device, dtype or head width, does not take this call, or
+            failed at the first call of this kind, with the reason.
     """
     if backend is None:
-        name = choose_unasked(call.q.device, call.q.dtype, call.q.shape[-1], call)
-        if name == reference.NAME:
-            _warn_of_reference(call)
-        return name
+        return _first_that_runs(call.q.device, call.q.dtype, call.q.shape[-1], call)
     chosen = BACKENDS[backend]
     reason = chosen.cannot_run(call.q.device, call.q.dtype, call.q.shape[-1]) or chosen.refuses(call)
-    reason = reason or _disagrees(backend, call)
+    reason = reason or fails(backend, call)
     if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run: {reason}")
     return backend
@@ -83,38 +83,77 @@ def choose_once(backend: str | None, call: Call, plans: Plans | None) -> str:
     return name
 
 
-def choose_unasked(device: torch.device, dtype: torch.dtype, head_width: int = 64, call: Call | None = None) -> str:
-    """What backend=None takes for a call, or, without one, for long calls that need gradients."""
-    return next(name for name in BACKENDS if _unasked(name, device, dtype, head_width, call))
+def choose_unasked(
+    device: torch.device, dtype: torch.dtype, head_width: int = 64, *, few: bool = False, gradients: bool = True
+) -> str:
+    """What backend=None takes for calls of few queries (16 at most) or many, with gradients or
+    without. On a GPU the first answer of a kind tries it, which compiles kernels."""
+    return _first_that_runs(device, dtype, head_width, None, few, gradients)
 
 
-def _unasked(name: str, device: torch.device, dtype: torch.dtype, head_width: int, call: Call | None) -> bool:
-    """Whether backend=None may take it; call: None for one that any backend takes."""
-    backend = BACKENDS[name]
-    if backend.cannot_run(device, dtype, head_width) is not None or (name == cuda.NAME and not _cuda_unasked(call)):
-        return False
-    if call is None:
-        return True
-    if backend.refuses(call) is not None:
-        return False
-    wrong = _disagrees(name, call)
-    if wrong is not None:
-        _warn_once(device.type, f"backend={name!r} is left out: {wrong}")
-    return wrong is None
+def _first_that_runs(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_width: int,
+    call: Call | None,
+    few: bool = False,
+    gradients: bool = True,
+) -> str:
+    """The first backend that runs such a call, the last of which runs any. One warning says why a
+    faster one is left out."""
+    left_out = None
+    for name, backend in BACKENDS.items():
+        if backend.cannot_run(device, dtype, head_width) is not None:
+            continue
+        if name == cuda.NAME and not _cuda_unasked(call):
+            continue
+        if call is not None and backend.refuses(call) is not None:
+            continue
+        if call is not None:
+            reason = fails(name, call)
+        elif name in KERNELS and self_check.concerns(device):
+            reason = _why_not(False, name, device, dtype, head_width, few, gradients)
+        else:
+            reason = None
+        if reason is None:
+            break
+        left_out = f"backend={name!r} is left out: {reason}"
+    if left_out is None and name == reference.NAME and call is not None:
+        left_out = _why_reference(call)
+    if left_out is not None:
+        _warn(device.type, left_out)
+    return name
 
 
-def _disagrees(name: str, call: Call) -> str | None:
-    """What a small case on a GPU shows of a backend; None: nothing."""
-    compiling = torch.compiler.is_compiling()
-    if name not in KERNELS or (not compiling and call.q.numel() == 0):
+def fails(name: str, call: Call, gradients: bool | None = None) -> str | None:
+    """Why a backend that takes a call is not to be used for its kind, as a small case on a GPU
+    showed; None where it agreed with the reference, or could not be tried.
+
+    gradients: whether the call is to have them; None where the call itself says so.
+    """
+    if name not in KERNELS or not self_check.concerns(call.q.device):
         return None
-    # One graph is for all lengths: none is asked for there.
-    kinds = self_check.all_kinds_of(name, call) if compiling else (self_check.kind_of(name, call),)
-    for kind in kinds:
-        wrong = self_check.disagrees(KERNELS[name], kind)
-        if wrong is not None:
-            return f"{wrong}. {self_check.SETTING}=off runs it nevertheless"
-    return None
+    if torch.compiler.is_compiling():  # one graph is for all lengths: none is asked for
+        reasons = (_why_not(True, *self_check.kind_of(name, call, gradients, few)) for few in (False, True))
+        return next((x for x in reasons if x is not None), None)
+    return None if call.q.numel() == 0 else _why_not(False, *self_check.kind_of(name, call, gradients))
+
+
+def _why_not(is_traced: bool, *kind: Any) -> str | None:
+    """`self_check.disagrees` of the kind with these fields. What it raises while a call is traced,
+    where it would reach the user as the compiler's, it raises again when the graph first runs."""
+    name: str = kind[0]
+    try:
+        reason: str | None = self_check.disagrees(KERNELS[name], self_check.Kind(*kind))
+    except Exception:
+        if not is_traced:
+            raise
+        reason = None
+    return reason
+
+
+# A constant to torch.compile, which would follow it into the kernels, and guard what is remembered.
+setattr(_why_not, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def _cuda_unasked(call: Call | None) -> bool:
@@ -126,17 +165,19 @@ def _cuda_unasked(call: Call | None) -> bool:
     return cuda.VERIFIED and call.q.size(2) <= cuda.FASTER_UP_TO
 
 
-def _warn_of_reference(call: Call) -> None:
-    device, dtype = call.q.device, call.q.dtype
-    kernels, dtypes = _EXPECTED.get(device.type, (None, ()))
-    if kernels is not None and dtype in dtypes:
-        reason = kernels.cannot_run(device, dtype, call.q.shape[-1]) or kernels.refuses(call)
-        if reason is not None:  # else they were left out, which was said
-            _warn(device.type, reason)
+def _why_reference(call: Call) -> str | None:
+    """Why kernels that could be expected do not take a call; None where none could be."""
+    kernels, dtypes = _EXPECTED.get(call.q.device.type, (None, ()))
+    if kernels is None or call.q.dtype not in dtypes:
+        return None
+    reason: str | None = kernels.cannot_run(call.q.device, call.q.dtype, call.q.shape[-1]) or kernels.refuses(call)
+    return reason
 
 
 def _warn(device: str, reason: str) -> None:
-    _warn_once(device, reason)
+    """One warning a device and reason, at the line that called the package."""
+    with _warning:
+        _warn_once(device, reason)
 
 
 # torch.compile warns while it traces.
@@ -148,5 +189,5 @@ def _warn_once(device: str, reason: str) -> None:
     warnings.warn(
         f"txl_kernels uses the slow reference backend on the {device}: {reason}. Run `python -m txl_kernels` for details.",
         RuntimeWarning,
-        stacklevel=7,
+        stacklevel=8,
     )

@@ -1,23 +1,28 @@
-"""No silent wrong number on a GPU that nobody has tried: the first call there of a backend, dtype,
-head width and direction computes a small case by the same kernels and by the reference.
+"""Check of a backend at the first call of a kind on a GPU: a small case runs by the same kernels
+and by the reference.
 
-What agreed is remembered on disk, by all that decides what runs. TXL_KERNELS_SELF_CHECK=off leaves
-it out.
+No silent wrong number on a GPU that nobody has tried, and no exception of a backend that nobody
+asked for: what the small case shows or raises is the reason why `backend=None` leaves the backend
+out, and why one asked for by name raises. What agreed is remembered on disk, by all that decides
+what runs. TXL_KERNELS_SELF_CHECK=off leaves the check out.
 """
 
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
+import logging
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from txl_kernels.backends import cuda, reference
+from txl_kernels.backends import cuda, reference, triton
+from txl_kernels.backends.failures import is_transient, reason_of
 from txl_kernels.backends.protocol import Kernels
 from txl_kernels.call import INPUTS, Call, inputs_of, needs_gradients
 
@@ -26,35 +31,56 @@ FEW = cuda.MOST_QUERIES  # queries that have kernels of their own
 # Of the norm of a result: ten times what kernels differ by; a fault of a kernel gives about 1.
 # float32 may be computed in tf32.
 MOST_WRONG = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-NAMES = ("out", "lse", *(f"gradient of {name}" for name in INPUTS))
 ROOT = Path(__file__).resolve().parents[1]
+logger = logging.getLogger("txl_kernels")
+_T = TypeVar("_T")
 
 
 class Kind(NamedTuple):
-    """Calls that one small case stands for."""
+    """The part of a call that decides which kernels are compiled; one small case stands for it."""
 
     backend: str
     device: torch.device
     dtype: torch.dtype
     head_width: int
-    few: bool
+    few: bool  # at most FEW queries
     gradients: bool
+    value_width: int | None = None  # None: head_width
+    r: bool = True
+    r_bias: bool = False
+    start: bool = False
+    end: bool = False
+    dropout: bool = False
+    softcap: bool = False
+    deterministic: bool = False  # torch.use_deterministic_algorithms, where there are gradients
 
 
 _compared: dict[Kind, str | None] = {}
+_lock = threading.Lock()
+_is_said = False
 
 
-def kind_of(backend: str, call: Call) -> Kind:
-    """Of a call."""
-    q = call.q
-    return Kind(backend, q.device, q.dtype, q.size(3), q.size(2) <= FEW, needs_gradients(call))
+def kind_of(backend: str, call: Call, gradients: bool | None = None, few: bool | None = None) -> Kind:
+    """The kind of a call. torch.compile's symbols become constants.
+
+    gradients, few: of the kind; None where the call itself says so.
+    """
+    q, gradients = call.q, needs_gradients(call) if gradients is None else gradients
+    width, value_width = len(range(q.size(3))), len(range(call.v.size(3)))
+    return Kind(
+        backend, q.device, q.dtype, width, q.size(2) <= FEW if few is None else few, gradients,
+        value_width=None if value_width == width else value_width,
+        r=call.r is not None, r_bias=call.r_bias is not None, start=call.start is not None, end=call.end is not None,
+        dropout=_holds(call.dropout_p > 0), softcap=_holds(call.softcap > 0),
+        deterministic=gradients and torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
 
 
-def all_kinds_of(backend: str, call: Call) -> tuple[Kind, Kind]:
-    """Of a call of any number of queries."""
-    q, gradients = call.q, needs_gradients(call)
-    many = Kind(backend, q.device, q.dtype, q.size(3), False, gradients)
-    return Kind(backend, q.device, q.dtype, q.size(3), True, gradients), many
+def _holds(condition: bool) -> bool:
+    """The condition as torch.compile's constant, of which it may have made a symbol."""
+    if condition:  # noqa: SIM103
+        return True
+    return False
 
 
 def is_wanted() -> bool:
@@ -66,13 +92,17 @@ def is_wanted() -> bool:
 
 
 def can_run_now(device: torch.device) -> bool:
-    """Not inside of a graph's capture, and not under who would take the small case for the
-    user's."""
-    if device.type != "cuda" or torch.compiler.is_compiling() or not torch.cuda.is_available():
-        return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
-        return False
-    return not torch.cuda.is_current_stream_capturing()
+    """Whether the device is a GPU, and no graph is being captured."""
+    return device.type == "cuda" and torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
+
+
+# torch.compile asks while it traces, instead of following this into the driver.
+setattr(can_run_now, "_dynamo_marked_constant", True)  # noqa: B010
+
+
+def concerns(device: torch.device) -> bool:
+    """Whether backends are tried on a device before they are used."""
+    return device.type == "cuda" or can_run_now(device)
 
 
 def is_settled(kind: Kind) -> bool:
@@ -81,65 +111,188 @@ def is_settled(kind: Kind) -> bool:
 
 
 def disagrees(kernels: Kernels, kind: Kind) -> str | None:
-    """How a backend's results for the small case differ from the reference's; None if they agree,
-    or cannot be compared now."""
+    """Why a backend is not to be used for a kind of call, by its small case: how results differ
+    from the reference's, or what it raised; None if they agree, or cannot be compared now.
+
+    Raises:
+        BaseException: the case was interrupted, memory was full, or the CUDA context is lost: that
+            says nothing of the backend, and is not remembered.
+    """
     if kind in _compared:
         return _compared[kind]
     if not can_run_now(kind.device) or not is_wanted():
         return None
+    with _lock:
+        if kind not in _compared:
+            _compared[kind] = found = _in_a_thread(_find, kernels, kind)
+            if found is None and kind.gradients:  # then forward agreed, too
+                _compared[kind._replace(gradients=False, deterministic=False)] = None
+        return _compared[kind]
+
+
+def _in_a_thread(function: Callable[..., _T], *args: Any) -> _T:
+    """What a function returns or raises in a thread of its own, where none of the caller's modes,
+    transforms, tracers, streams and default devices is in force."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="txl_kernels self-check", daemon=True).start()
+    return future.result()
+
+
+def _find(kernels: Kernels, kind: Kind) -> str | None:
+    """`disagrees`, not remembered. What agreed before is still run: it may no longer compile."""
     note = _note_of(kind)
-    found = None if note is not None and note.exists() else compare(kernels, kind)
-    if found is None and note is not None:
+    is_known = note is not None and note.exists()
+    if not is_known:
+        _say_once(kind)
+    try:
+        if is_known:
+            _run(kernels, kind, _to_device(case_of(kind), kind), None)
+            return None
+        found = compare(kernels, kind)
+    except Exception as error:
+        if is_transient(error, kind.device):
+            raise
+        logger.info("backend=%r is left out for %s", kind.backend, kind, exc_info=error)
+        return reason_of(error)
+    if found is not None:
+        return f"{found}. {SETTING}=off runs it nevertheless"
+    if note is not None:
         with contextlib.suppress(OSError):  # it is compared again in the next process
             note.parent.mkdir(parents=True, exist_ok=True)
             note.touch()
-    _compared[kind] = found
-    return found
-
-
-def compare(kernels: Kernels, kind: Kind) -> str | None:
-    """The small case by the kernels in their dtype and by the reference in float64."""
-    exact = case_of(kind)
-    moved: dict[str, Any] = {
-        name: x.to(kind.device, kind.dtype) for name, x in exact._asdict().items() if isinstance(x, Tensor)
-    }
-    call = exact._replace(**moved)
-    with torch.enable_grad():
-        leaves = [x.requires_grad_(kind.gradients) for x in inputs_of(exact) if x is not None]
-        out, lse = reference.forward(exact)
-        dout, dlse = torch.cos(torch.arange(out.numel()).view(out.shape)).double(), torch.ones_like(lse)
-        given = torch.autograd.grad((out, lse), leaves, (dout, dlse)) if kind.gradients else ()
-    with torch.no_grad():
-        got_out, got_lse = kernels.forward(call)
-        got: list[Tensor | None] = [got_out, got_lse]
-        if kind.gradients:
-            assert got_lse is not None
-            cotangents = dout.to(got_out), dlse.to(got_lse)
-            got += kernels.backward(call, got_out, got_lse, *cotangents)
-        for name, x, want in zip(NAMES, got, (out, lse, *given), strict=False):
-            error = torch.inf if x is None else float((x.cpu().double() - want).norm() / want.norm())
-            if not error <= MOST_WRONG[kind.dtype]:
-                return (
-                    f"its {name} for a small case in {str(kind.dtype).removeprefix('torch.')} at head width "
-                    f"{kind.head_width} is off by {error:.2g} of its norm, where {MOST_WRONG[kind.dtype]:.2g} is allowed"
-                )
     return None
 
 
-def case_of(kind: Kind) -> Call:
-    """More keys than a tile has, a memory that ends inside of one; values as the dtype has them, in
-    float64."""
-    generator = torch.Generator().manual_seed(0)
+def _say_once(kind: Kind) -> None:
+    """One line a process, before the first kernels are compiled."""
+    global _is_said
+    if kind.backend == triton.NAME and not _is_said:
+        _is_said = True
+        logger.warning(
+            "Triton compiles kernels for %s: usually 5 to 60 seconds for the first call of each dtype, head width and "
+            "direction on a machine, and well below a second in later processes, which find them in its cache",
+            kind.device,
+        )
+
+
+def compare(kernels: Kernels, kind: Kind) -> str | None:
+    """Error of the kernels in their dtype against the reference in float64, None if it is allowed.
+
+    Two small cases: one whose keys are split among programs, one with enough rows to fill the
+    device without that.
+    """
+    for fills in (False, True):
+        found = _compare(kernels, kind, case_of(kind, fills), with_dlse=not fills)
+        if found is not None:
+            return found
+    return None
+
+
+def _given(call: Call) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of the inputs that there are."""
+    yield from ((name, x) for name, x in zip(INPUTS, inputs_of(call), strict=True) if x is not None)
+
+
+def _compare(kernels: Kernels, kind: Kind, exact: Call, with_dlse: bool) -> str | None:
+    call, given = _to_device(exact, kind), dict(_given(exact))
+    grads: tuple[Tensor | None, ...] = ()
+    with torch.enable_grad():
+        leaves = [x.requires_grad_(kind.gradients) for x in given.values()]
+        out, lse = reference.forward(exact)
+        dout, dlse = _cotangents(out, lse, with_dlse)
+        if kind.gradients:
+            outs, cotangents = ([out], [dout]) if dlse is None else ([out, lse], [dout, dlse])
+            grads = torch.autograd.grad(outs, leaves, cotangents, allow_unused=True)
+    results = _run(kernels, kind, call, (dout, dlse))
+    names = ["out", "lse", *(f"gradient of {name}" for name in given)]
+    for name, got, want in zip(names, results, (out.detach(), lse.detach(), *grads), strict=False):
+        if want is None:  # of a bias that multiplies no table
+            continue
+        error = torch.inf if got is None else float((got.cpu().double() - want).norm() / want.norm())
+        if not error <= MOST_WRONG[kind.dtype]:
+            return (
+                f"its {name} for a small case in {str(kind.dtype).removeprefix('torch.')} at head width "
+                f"{kind.head_width} is off by {error:.2g} of its norm, where {MOST_WRONG[kind.dtype]:.2g} is allowed"
+            )
+    return None
+
+
+def _cotangents(out: Tensor, lse: Tensor, with_dlse: bool) -> tuple[Tensor, Tensor | None]:
+    """float64 on the CPU."""
+    at = torch.arange(out.numel(), dtype=torch.float64, device="cpu")
+    return at.cos().view(out.shape), torch.ones_like(lse) if with_dlse else None
+
+
+def _run(
+    kernels: Kernels, kind: Kind, call: Call, cotangents: tuple[Tensor, Tensor | None] | None
+) -> list[Tensor | None]:
+    """out, lse and the gradients of the inputs that there are. cotangents: of out and lse; None for
+    any."""
+    with torch.no_grad():
+        out, lse = kernels.forward(call)
+        results: list[Tensor | None] = [out, lse]
+        if kind.gradients:
+            assert lse is not None
+            dout, dlse = _cotangents(out, lse, True) if cotangents is None else cotangents
+            grads = kernels.backward(call, out, lse, dout.to(out), None if dlse is None else dlse.to(lse))
+            results += [dx for x, dx in zip(inputs_of(call), grads, strict=True) if x is not None]
+        if kind.device.type == "cuda":
+            torch.cuda.synchronize(kind.device)  # or what a kernel raised would come later
+    return results
+
+
+def _to_device(exact: Call, kind: Kind) -> Call:
+    moved: dict[str, Any] = {
+        name: x.detach().to(kind.device, kind.dtype if x.is_floating_point() else x.dtype)
+        for name, x in exact._asdict().items()
+        if isinstance(x, Tensor)
+    }
+    return exact._replace(**moved)
+
+
+def case_of(kind: Kind, fills: bool = False) -> Call:
+    """A small case on the CPU: more keys than a tile has, a memory that ends inside of one; values
+    as the dtype has them, in float64. fills: of at least as many batch rows and heads as the device
+    has multiprocessors."""
+    generator = torch.Generator("cpu").manual_seed(0)
     batch, heads, length, memory = (2, 2, 3, 150) if kind.few else (1, 2, 70, 90)
+    if fills:
+        batch = -(-_multiprocessors(kind.device) // heads)
+        length, memory = (3, 150) if kind.few else (20, 60)
+    width, keys = kind.head_width, memory + length
+    value_width = width if kind.value_width is None else kind.value_width
 
     def values(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator).to(kind.dtype).double()
+        drawn = torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
+        return drawn.to(kind.dtype).double()
 
-    width = kind.head_width
-    q, k, v = (values(batch, heads, length, width) for _ in range(3))
-    r, u, w = values(heads, memory + length, width), values(heads, width), values(heads, width)
-    earlier = values(batch, heads, memory, width), values(batch, heads, memory, width)
-    return Call(q, k, v, r, u, w, *earlier, None, None, None, None, 0, None, 0, width**-0.5, 0.0, 0.0)
+    def rows(count: int, width: int) -> Tensor:
+        return values(batch, heads, count, width)
+
+    at = memory + torch.arange(length, dtype=torch.int32, device="cpu").expand(batch, length)
+    return Call(
+        rows(length, width), rows(length, width), rows(length, value_width),
+        values(heads, keys, width) if kind.r else None,
+        values(heads, width), values(heads, width) * (1.0 if kind.r else 0.0),
+        rows(memory, width), rows(memory, value_width),
+        values(heads, keys) if kind.r_bias else None,
+        (at - 37).contiguous() if kind.start else None,
+        (at + 1 - at % 3).contiguous() if kind.end else None,
+        torch.tensor([1234], dtype=torch.int64, device="cpu") if kind.dropout else None,
+        0, None, 0, width**-0.5, 0.25 if kind.dropout else 0.0, 5.0 if kind.softcap else 0.0,
+    )  # fmt: skip
+
+
+def _multiprocessors(device: torch.device) -> int:
+    """The device's; on a CPU the number that Triton's interpreter is given."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
 
 
 def _note_of(kind: Kind) -> Path | None:
@@ -154,12 +307,15 @@ def _note_of(kind: Kind) -> Path | None:
 def _machine(device: torch.device) -> tuple[object, ...]:
     """What the kernels run on, and what compiles them."""
     properties = torch.cuda.get_device_properties(device)
-    try:
-        triton = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        triton = ""
     driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
-    return properties.name, properties.major, properties.minor, driver, triton, torch.__version__
+    return (
+        properties.name,
+        properties.major,
+        properties.minor,
+        driver,
+        triton.missing() or triton.version(),
+        torch.__version__,
+    )
 
 
 @functools.cache

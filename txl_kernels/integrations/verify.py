@@ -22,6 +22,11 @@ def difference(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module]) ->
     without a mask, with padding, with limited context; outputs, and gradients of input and
     parameters. So dropout, caches and what else such calls do not reach is not looked at.
     """
+    with torch.device("cpu"):  # a stranger's module may make tensors on the default device
+        return _difference(module, peer, ancestors)
+
+
+def _difference(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module]) -> str | None:
     try:
         slow = _disturbed(module)
         fast = copy.deepcopy(slow)

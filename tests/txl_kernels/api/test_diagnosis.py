@@ -1,15 +1,17 @@
 """`python -m txl_kernels`, and what the package does where parts of it are missing."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import txl_kernels
-from txl_kernels import diagnosis
-from txl_kernels.backends import cpu
+from txl_kernels import check_calls, diagnosis
+from txl_kernels.backends import cpu, self_check
 
 
 def test_says_what_runs_here() -> None:
@@ -24,12 +26,93 @@ def test_says_what_runs_here() -> None:
     assert ("bfloat16 by VDPBF16PS: " in done.stdout) == (cpu.native.module.pairs_over_floats() > 0)
 
 
+def test_each_kind_of_call_once() -> None:
+    """As any user runs it, on a CPU in seconds."""
+    command = [sys.executable, "-m", "txl_kernels", "--check", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if " queries, " in line]
+    for width in (16, 32, 40, 41, 64, 80, 128, 256):
+        mine = [line for line in lines if f"D {width}, " in line]
+        assert {"3 queries, forward ", "70 queries, forward ", "70 queries, forward and backward "} <= {
+            said for line in mine for said in re.findall(r"\d+ queries, forward (?:and backward )?", line)
+        }
+    for words in ("float32", "float16", "dropout", "start and end", "window", "softcap", "bias instead of r"):
+        assert any(words in line for line in lines), words
+    assert all(re.search(r"(native|reference) +\d+\.\d+ s  error \d\.\de-0[2-7]$", line) for line in lines)
+    assert "D 32, " in lines[-1]  # what may end the run is the last
+    assert "0 failed" in done.stdout.splitlines()[-1]
+    assert "paste all of this into an issue" in done.stdout
+
+
+def test_a_call_that_fails_is_told_and_the_others_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, lines = cpu.forward, []
+
+    def broken(call: Any, *args: Any, **named: Any) -> Any:
+        if call.q.size(3) == 40:
+            raise RuntimeError("out of resource: shared memory")
+        out, lse = forward(call, *args, **named)
+        return (out + 1 if call.q.size(3) == 41 else out), lse
+
+    monkeypatch.setattr(cpu, "forward", broken)
+    kinds = [check_calls.Kind(torch.float32, width, False, False) for width in (40, 41, 64)]
+    monkeypatch.setattr(check_calls, "kinds", lambda device: iter(kinds))
+    assert check_calls.check(torch.device("cpu"), lines.append) == 1
+    raised, wrong, right = [line for line in lines if " queries, " in line and "\n" not in line]
+    assert "RAISED RuntimeError" in raised
+    assert wrong.endswith("WRONG")
+    assert re.search(r"native .*error \de-07$|native .*error \d\.\de-07$", right)
+    text = "\n".join(lines)
+    assert "RuntimeError: out of resource: shared memory" in text
+    assert "native is off by" in text
+    assert "3 calls in" in text
+    assert "2 failed" in text
+
+
+def test_only_some_head_widths() -> None:
+    command = [sys.executable, "-m", "txl_kernels", "--check", "cpu", "--widths", "16,32"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert {x for line in done.stdout.splitlines() for x in re.findall(r", D (\d+), ", line)} == {"16", "32"}
+
+
+def test_an_unknown_option_is_refused() -> None:
+    done = subprocess.run([sys.executable, "-m", "txl_kernels", "--chekc"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--check" in done.stderr
+
+
 def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu.native, "module", None)
     monkeypatch.setattr(cpu.native, "missing", "the C++ module could not be loaded: it is not there")
     text = diagnosis.report()
     assert "native     does not run: the C++ module could not be loaded: it is not there" in text
     assert "backend=None takes reference" in text
+
+
+def test_says_on_a_gpu_what_a_small_case_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that counts as one, where the kernels agree, raise, or memory is full."""
+    monkeypatch.setattr(self_check, "can_run_now", lambda device: True)
+    monkeypatch.setattr(self_check, "_machine", lambda device: ("a GPU",))
+    monkeypatch.setattr(self_check, "_note_of", lambda kind: None)
+
+    def says(forward: Any) -> str:
+        monkeypatch.setattr(self_check, "_compared", {})
+        monkeypatch.setattr(cpu, "forward", forward)
+        return next(line for line in diagnosis.report().splitlines() if line.startswith("  native"))
+
+    def fails(error: Exception) -> Any:
+        def forward(*args: Any, **named: Any) -> None:
+            raise error
+
+        return forward
+
+    assert "works for float32, bfloat16; a small case agrees with the reference, " in says(cpu.forward)
+    assert "; but it is left out: its first call raised RuntimeError: no compiler." in says(
+        fails(RuntimeError("no compiler"))
+    )
+    assert "backend=None takes reference" in diagnosis.report()
+    assert "could not be tried: OutOfMemoryError: " in says(fails(torch.OutOfMemoryError("CUDA out of memory")))
+    monkeypatch.setenv(self_check.SETTING, "off")
+    assert "; not tried, as TXL_KERNELS_SELF_CHECK=off" in diagnosis.report()
 
 
 @pytest.mark.parametrize("blocked", ["triton", "txl_kernels._native"])

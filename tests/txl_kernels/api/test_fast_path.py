@@ -81,8 +81,9 @@ def test_a_view_that_negates_is_read_negated(kernel_backend: str) -> None:
     """The imaginary part of a conjugate is a real tensor whose memory holds the opposite of its
     values."""
     call = call_of(backend=kernel_backend)
-    parts = torch.randn(*call["q"].shape[:-1], 2 * call["q"].size(-1), generator=torch.Generator().manual_seed(0))
-    z = torch.complex(torch.zeros_like(here(parts)), here(parts))
+    *sizes, width = call["q"].shape
+    parts = here(torch.randn(*sizes, 2 * width, generator=torch.Generator("cpu").manual_seed(0), device="cpu"))
+    z = torch.complex(torch.zeros_like(parts), parts)
     q = z.conj().imag[..., : call["q"].size(-1)]
     if q.stride(-1) != 1:  # of complex storage every second number
         q = torch._neg_view(-q.contiguous())
@@ -173,7 +174,7 @@ def test_what_was_valid_once_does_not_pass_for_what_is_not() -> None:
 def test_batched_gradients_are_those_one_by_one(kernel_backend: str) -> None:
     call = call_of(backend=kernel_backend)
     out = rel_attention(**call)
-    several = torch.randn(3, *out.shape, generator=torch.Generator().manual_seed(0)).to(out.device)
+    several = here(torch.randn(3, *out.shape, generator=torch.Generator("cpu").manual_seed(0), device="cpu"))
     together = torch.autograd.grad(out, call["k"], several, retain_graph=True, is_grads_batched=True)[0]
     for got, dout in zip(together, several, strict=True):
         assert torch.equal(got, torch.autograd.grad(out, call["k"], dout, retain_graph=True)[0])

@@ -1,5 +1,14 @@
 """What the first call on a GPU finds out: faults planted in kernels are seen, and who is told."""
 
+import contextlib
+import errno
+import logging
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +16,11 @@ import pytest
 import torch
 from oracle import Case, as_call, as_fields, make_inputs
 from ptx_marks import RUNS_TRITONS_PTX
+from torch.utils.flop_counter import FlopCounterMode
 
 from txl_kernels import backends, operators, rel_attention
-from txl_kernels.backends import cpu, self_check, triton
+from txl_kernels.backends import cpu, cuda, self_check, triton
+from txl_kernels.backends.failures import reason_of
 from txl_kernels.backends.self_check import Kind, compare
 
 CPU = torch.device("cpu")
@@ -26,7 +37,26 @@ def first_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(self_check, "_compared", {})
     monkeypatch.setattr(operators, "_known", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(self_check, "_is_said", False)
     backends._warn_once.cache_clear()
+
+
+@pytest.fixture
+def only_triton(first_call: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device on which Triton's kernels, or what stands for them, are all that could run."""
+    for kernels, reason in ((cpu, "not here"), (cuda, "not here"), (triton, None)):
+        monkeypatch.setattr(kernels, "cannot_run", lambda *args, reason=reason: reason)
+    monkeypatch.setattr(triton, "forward", cpu.forward)
+    monkeypatch.setattr(triton, "backward", cpu.backward)
+
+
+def raising(error: BaseException, calls: list[int] | None = None) -> Callable[..., Any]:
+    def forward(*given: Any, **named: Any) -> Any:
+        if calls is not None:
+            calls.append(1)
+        raise error
+
+    return forward
 
 
 def wrong_r(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
@@ -142,3 +172,285 @@ def test_a_fault_in_what_triton_compiles(kernel: str) -> None:
     with executed(90, change=plant):
         found = compare(triton, kind)
     assert found is not None
+
+
+COMPILER = RuntimeError("Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.")
+
+
+class OutOfResources(Exception):
+    """As Triton's own."""
+
+
+FAILURES = {
+    "no C compiler": (COMPILER, "a C compiler and Python's headers|a C compiler .*gcc|Python's headers"),
+    "no Python.h": (subprocess.CalledProcessError(1, ["/bin/gcc", "/tmp/tmp8s2/main.c"]), "/bin/gcc ended with exit"),
+    "no gcc after all": (FileNotFoundError(errno.ENOENT, "No such file or directory", "gcc-99"), "gcc-99"),
+    "shared memory": (OutOfResources("out of resource: shared memory, Required: 232448, Hardware limit: 101376."), "232448"),
+    "architecture": (RuntimeError("ptxas fatal: Value 'sm_130' is not defined for option 'gpu-name'"), "newer torch"),
+    "no space": (OSError(errno.ENOSPC, "No space left on device", "/root/.triton/tmp.pid_7"), "TRITON_CACHE_DIR"),
+    "a read-only home": (PermissionError(errno.EACCES, "Permission denied", "/root/.triton"), "TRITON_CACHE_DIR"),
+    "a broken Triton": (ImportError("libtriton.so: undefined symbol"), "undefined symbol"),
+    "an assertion": (AssertionError("libcuda.so cannot found!"), "NVIDIA driver"),
+}  # fmt: skip
+
+
+@needs_native
+@pytest.mark.usefixtures("only_triton")
+@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.filterwarnings("always")
+def test_what_the_first_call_raises_is_the_reason(
+    name: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """One warning for all kinds of calls, and the reference's numbers; by name an error."""
+    error, said = FAILURES[name]
+    monkeypatch.setattr(triton, "forward", raising(error))
+    inputs = make_inputs(Case(""), torch.float32)
+    want = rel_attention(**as_call(inputs), backend="reference")
+    for case in (Case(""), Case("", L=3), Case("", D=16), Case("", dropout_p=0.2)):
+        rel_attention(**as_call(make_inputs(case, torch.float32)))
+        with torch.no_grad():
+            assert torch.equal(rel_attention(**as_call(inputs)), want)
+    (told,) = recwarn
+    assert re.search(f"backend='triton' is left out: .*{type(error).__name__}.*({said})", str(told.message))
+    assert told.filename == __file__
+    with pytest.raises(RuntimeError, match=f"backend='triton' cannot run: .*{type(error).__name__}.*({said})"):
+        rel_attention(**as_call(inputs), backend="triton")
+    with pytest.raises(RuntimeError, match=said):
+        torch.ops.txl_kernels.rel_attention(*as_fields(inputs), "triton")
+
+
+@needs_native
+@pytest.mark.usefixtures("only_triton")
+def test_backward_alone_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "backward", raising(COMPILER))
+    inputs = make_inputs(Case(""), torch.float32)
+    want = torch.autograd.grad(rel_attention(**as_call(inputs), backend="reference").sum(), [inputs["r"]])
+    with torch.no_grad():
+        rel_attention(**as_call(inputs))  # without a warning
+    with pytest.warns(RuntimeWarning, match="C compiler"):
+        got = torch.autograd.grad(rel_attention(**as_call(inputs)).sum(), [inputs["r"]])
+    torch.testing.assert_close(got, want)
+
+
+PASSING = [
+    KeyboardInterrupt(), SystemExit(3), MemoryError(), torch.OutOfMemoryError("CUDA out of memory."),
+    RuntimeError("Triton Error [CUDA]: out of memory"), RuntimeError("CUDA: out of memory"),
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: device-side assert triggered"), RuntimeError("CUDA: unspecified launch failure"),
+    torch.AcceleratorError("CUDA error: unspecified launch failure"),
+]  # fmt: skip
+
+
+@needs_native
+@pytest.mark.usefixtures("only_triton")
+@pytest.mark.parametrize("error", PASSING, ids=lambda x: f"{type(x).__name__} {x}"[:40])
+@pytest.mark.parametrize("asked", [None, "triton"])
+def test_what_says_nothing_of_a_backend_is_raised_and_not_remembered(
+    asked: str | None, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    inputs = make_inputs(Case(""), torch.float32)
+    with torch.no_grad():
+        want = rel_attention(**as_call(inputs), backend="reference")
+        monkeypatch.setattr(triton, "forward", raising(error, calls))
+        for n in (1, 2):
+            with pytest.raises(type(error)) as raised:
+                rel_attention(**as_call(inputs), backend=asked)
+            assert (raised.value is error, len(calls)) == (True, n)
+        monkeypatch.setattr(triton, "forward", cpu.forward)
+        got = rel_attention(**as_call(inputs), backend=asked)
+    assert not torch.equal(got, want)  # the kernels', not the reference's
+    torch.testing.assert_close(got, want)
+
+
+@needs_native
+@pytest.mark.usefixtures("only_triton")
+def test_a_context_that_answers_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the error said."""
+    from txl_kernels.backends.failures import is_transient
+
+    gpu, error = torch.device("cuda", 0), RuntimeError("Triton Error [CUDA]: some new name")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert not is_transient(error, gpu)
+    monkeypatch.setattr(torch.cuda, "synchronize", raising(RuntimeError("CUDA error: an illegal memory access")))
+    assert is_transient(error, gpu)
+
+
+@needs_native
+@pytest.mark.usefixtures("only_triton")
+@pytest.mark.filterwarnings("always")
+def test_threads_find_out_once(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(triton, "forward", raising(COMPILER, calls))
+    inputs, start = make_inputs(Case(""), torch.float32), threading.Barrier(8)
+    results: list[torch.Tensor] = []
+
+    def run() -> None:
+        start.wait()
+        with torch.no_grad():
+            results.append(rel_attention(**as_call(inputs)))
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8
+    assert all(torch.equal(x, results[0]) for x in results)
+    assert len(calls) == 1
+    assert len([x for x in recwarn if issubclass(x.category, RuntimeWarning)]) == 1
+
+
+@needs_native
+@pytest.mark.usefixtures("only_triton")
+def test_what_agreed_once_may_not_compile_today(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The home is shared, the compiler is not."""
+    inputs = make_inputs(Case(""), torch.float32)
+    rel_attention(**as_call(inputs))
+    monkeypatch.setattr(self_check, "_compared", {})
+    operators._known.clear()
+    monkeypatch.setattr(triton, "forward", raising(COMPILER))
+    with pytest.warns(RuntimeWarning, match="C compiler"):
+        rel_attention(**as_call(inputs))
+
+
+@needs_native
+@pytest.mark.usefixtures("only_triton")
+def test_one_line_says_that_kernels_are_compiled(caplog: pytest.LogCaptureFixture, capfd: Any) -> None:
+    with caplog.at_level(logging.INFO, logger="txl_kernels"):
+        for case in (Case(""), Case("", D=16), Case("", L=2)):
+            rel_attention(**as_call(make_inputs(case, torch.float32)))
+    (line,) = [x for x in caplog.records if x.name == "txl_kernels"]
+    assert "compiles kernels" in line.getMessage()
+    assert "seconds" in line.getMessage()
+    assert capfd.readouterr().out == ""
+
+
+def test_reasons_are_alike_for_calls_that_fail_alike() -> None:
+    """Names of temporary files are left out, and what is long is cut."""
+    a, b = (subprocess.CalledProcessError(1, ["gcc", f"/tmp/{n}/main.c"]) for n in "ab")
+    assert reason_of(a) == reason_of(b)
+    a, b = (OSError(errno.ENOSPC, "No space left on device", f"/x/tmp.pid_{n}") for n in (1, 2))
+    assert reason_of(a) == reason_of(b)
+    assert len(reason_of(ValueError("x" * 10_000))) < 500
+    assert reason_of(ValueError()) == "its first call raised ValueError: no message."
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "values of another width": {"value_width": 40}, "bias beside r": {"r_bias": True}, "start": {"start": True},
+    "bias alone": {"r": False, "r_bias": True}, "end": {"end": True}, "dropout": {"dropout": True},
+    "softcap": {"softcap": True},
+    "all": {"value_width": 8, "r_bias": True, "start": True, "end": True, "dropout": True, "softcap": True},
+}  # fmt: skip
+
+
+@needs_native
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_of_a_kernel_has_a_case(name: str) -> None:
+    for few in (False, True):
+        kind = Kind("native", CPU, torch.float32, 24, few, True, **VARIANTS[name])
+        assert compare(cpu, kind) is None
+        call = self_check._to_device(self_check.case_of(kind), kind)
+        assert self_check.kind_of("native", call, True) == kind
+
+
+@pytest.mark.triton
+def test_both_variants_of_forward_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys split among programs, as few rows have it, and not, as in training."""
+    if not triton.interpreted():
+        pytest.skip("needs the interpreter")
+    from txl_kernels.backends.triton import passes, plan
+
+    launched: list[bool] = []
+
+    class Launch(passes.Launch):  # type: ignore[misc,name-defined]
+        def __init__(self, function: Any, grid: Any, **arguments: Any) -> None:
+            launched.extend([arguments["SPLIT"]] if "SPLIT" in arguments else [])
+            super().__init__(function, grid, **arguments)
+
+    monkeypatch.setattr(passes, "Launch", Launch)
+    for few in (False, True):
+        plan.forget()
+        launched.clear()
+        assert compare(triton, Kind("triton", CPU, torch.float32, 16, few, False)) is None
+        assert launched == [True, False]
+    plan.forget()
+
+
+@needs_native
+@pytest.mark.usefixtures("only_triton")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_compiled_models_first_call(gradients: bool, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong kernels are found while torch.compile traces, and the reference is compiled instead."""
+    torch.compiler.reset()
+    wrong = lambda *a, **k: tuple(x + 1 if x is not None else x for x in cpu.forward(*a, **k))  # noqa: E731
+    monkeypatch.setattr(triton, "forward", wrong)
+    inputs = as_call(make_inputs(Case("", L=20, M=9), torch.float32))
+    q = inputs["q"]
+    with torch.set_grad_enabled(gradients):
+        want = rel_attention(**inputs, backend="reference")
+        compiled = torch.compile(lambda: rel_attention(**inputs), backend="eager", fullgraph=True, dynamic=dynamic)
+        with pytest.warns(RuntimeWarning, match="its out for a small case in float32"):
+            got = compiled()
+    torch.testing.assert_close(got, want)
+    if gradients:
+        torch.testing.assert_close(*(torch.autograd.grad(x.sum(), q) for x in (got, want)))
+    assert [kind.gradients for kind in self_check._compared] == [gradients]
+
+
+@needs_native
+@pytest.mark.usefixtures("only_triton")
+def test_memory_that_is_full_while_a_model_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is the user's own error, and not remembered."""
+    torch.compiler.reset()
+    inputs = as_call(make_inputs(Case(""), torch.float32))
+    compiled = torch.compile(lambda: rel_attention(**inputs), backend="eager", fullgraph=True)
+    monkeypatch.setattr(triton, "forward", raising(torch.OutOfMemoryError("CUDA out of memory")))
+    with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
+        compiled()
+    assert not self_check._compared
+    monkeypatch.setattr(triton, "forward", cpu.forward)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(), rel_attention(**inputs, backend="reference"))
+
+
+@needs_native
+@pytest.mark.usefixtures("only_triton")
+def test_an_exported_graphs_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that was made elsewhere names its backend, so it is told."""
+    fields = as_fields(make_inputs(Case(""), torch.float32))
+    monkeypatch.setattr(triton, "backward", wrong_r)
+    out, lse = torch.ops.txl_kernels.rel_attention(*fields, "triton")
+    assert len(self_check._compared) == 1
+    given = (torch.ones_like(out), None, out.detach(), lse.detach())
+    with pytest.raises(RuntimeError, match="its gradient of r for a small case"):
+        torch.ops.txl_kernels.rel_attention_backward(*given, *fields, "triton")
+
+
+@needs_native
+@pytest.mark.usefixtures("only_triton")
+def test_the_callers_modes_have_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast, inference mode, transforms and a default device are the caller's."""
+    inputs = as_call(make_inputs(Case(""), torch.float32))
+    ran: list[Any] = []
+    notes = Path(os.environ["XDG_CACHE_HOME"], "txl-kernels")
+    monkeypatch.setattr(self_check, "compare", lambda kernels, kind: ran.append(compare(kernels, kind)))
+
+    def modes() -> list[contextlib.AbstractContextManager[Any]]:
+        return [torch.autocast("cpu"), torch.inference_mode(), torch.device("meta"), FlopCounterMode(display=False)]
+
+    for n, mode in enumerate(modes(), 1):
+        self_check._compared.clear()
+        operators._known.clear()
+        shutil.rmtree(notes, ignore_errors=True)
+        with mode:
+            rel_attention(**inputs)
+        assert ran == [None] * n
+    operators._known.clear()
+    self_check._compared.clear()
+    shutil.rmtree(notes)
+    torch.func.grad(lambda q: rel_attention(**inputs | {"q": q}).sum())(inputs["q"].detach())
+    assert ran == [None] * 5

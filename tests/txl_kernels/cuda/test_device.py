@@ -37,6 +37,7 @@ def assert_right(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("length", [1, 3, 16])
 def test_sizes(length: int, width: int, dtype: torch.dtype) -> None:
     assert_right(Case("", B=2, H=3, L=length, M=1500, D=width), dtype)
+    assert_right(Case("", B=150, H=4, L=length, M=150, D=width), dtype)  # keys in one part
 
 
 @pytest.mark.parametrize("options", [

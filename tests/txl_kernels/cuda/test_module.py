@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -132,3 +133,38 @@ def test_a_build_without_it_says_why(setting: str, said: str) -> None:
     done = ask_setup(setting, "/nonexistent/nvcc")
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
+
+
+DEVICES = """
+#include <cstdio>
+#include "launch.h"
+
+static int current = 0;
+extern "C" int cudaGetDevice(int* device) { return *device = current, 0; }
+extern "C" int cudaSetDevice(int device) { return std::printf("%d ", current = device), 0; }
+namespace txl_cuda {
+#define TXL_NONE(T) void forward_##T(const Problem&, void*) {} void load_##T(const Problem&) {}
+TXL_NONE(f32) TXL_NONE(bf16) TXL_NONE(f16)
+}
+int main() {
+  for (int device = -1; device < 2; ++device) { txl_cuda::OnDevice on(device); std::printf("[%d] ", current); }
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_a_device_is_set_only_where_it_changes(tmp_path: Path) -> None:
+    """Setting one creates its context."""
+    (tmp_path / "devices.cpp").write_text(DEVICES)
+    program, folder = tmp_path / "devices", ROOT / "csrc/cuda"
+    command = ["nvcc", "-std=c++17", "-arch=sm_80", "-cudart", "shared", "-I", folder]
+    subprocess.run([*command, tmp_path / "devices.cpp", folder / "launch.cu", "-o", program], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[0]", "[0]", "1", "[1]", "0"]
+
+
+def test_machine_code_for_every_architecture() -> None:
+    built = re.search(r'CMAKE_CUDA_ARCHITECTURES "([^"]*)"', (ROOT / "CMakeLists.txt").read_text())
+    assert built is not None
+    assert built[1].split(";") == ["80-real", "90a-real", "100", "120-real"]

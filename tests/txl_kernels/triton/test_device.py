@@ -31,11 +31,18 @@ def assert_equals_reference(case: Case, dtype: torch.dtype) -> None:
         assert error <= 10 * UNIT[dtype] * y.norm() + UNIT[dtype], f"{name}: error {error:.3e} of {y.norm():.3e}"
 
 
+def blocks_that_fill() -> int:
+    """At least as many batch rows and heads as multiprocessors, even."""
+    return 2 * (torch.cuda.get_device_properties("cuda").multi_processor_count // 2 + 1)
+
+
 @pytest.mark.parametrize("dtype", UNIT, ids=str)
 @pytest.mark.parametrize("width", [16, 32, 38, 41, 64, 80, 96, 128, 192, 256])
 def test_head_widths(width: int, dtype: torch.dtype) -> None:
     assert_equals_reference(Case("", B=2, H=2, L=150, M=333, D=width), dtype)
     assert_equals_reference(Case("", B=1, H=2, L=3, M=700, D=width, intervals="filled"), dtype)
+    for length in (3, 70):  # rows that fill the device, so that keys are not split, as in training
+        assert_equals_reference(Case("", B=blocks_that_fill() // 2, H=2, L=length, M=90, D=width), dtype)
 
 
 @pytest.mark.parametrize("options", [

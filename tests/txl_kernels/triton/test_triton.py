@@ -3,7 +3,10 @@
 import contextlib
 import dataclasses
 import importlib.metadata
+import subprocess
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,6 +266,19 @@ def test_accumulators_apart_for_the_two_parts_of_dq(name: str, monkeypatch: pyte
 
 
 @pytest.mark.skipif(triton.missing() is not None, reason="Triton is not installed")
+@pytest.mark.parametrize("capability", [(10, 0), (10, 3)])
+def test_blackwell_is_refused_before_triton_3_8(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    monkeypatch.setattr(triton, "interpreted", lambda: False)
+    monkeypatch.setattr(triton, "gpu_lacks", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    for version, why in (("3.7.1", "needs Triton 3.8 or newer, which torch 2.14 brings; 3.7 is installed"), ("3.8.0", "")):
+        monkeypatch.setattr(triton, "version", lambda found=version: found)
+        assert why in (triton.cannot_run(device, torch.bfloat16) or "")
+        assert (triton.cannot_run(device, torch.bfloat16) is None) == (not why)
+
+
+@pytest.mark.skipif(triton.missing() is not None, reason="Triton is not installed")
 def test_the_unit_of_strides() -> None:
     from txl_kernels.backends.triton.launch import Form
     from txl_kernels.backends.triton.plan import stride_unit
@@ -407,27 +423,70 @@ def test_says_why_it_cannot_run_on_a_cpu() -> None:
     assert "triton" not in available_backends("cpu")
 
 
-@pytest.mark.parametrize(
-    ("version", "reason"),
-    [("3.5.1", "triton 3.6 or newer is needed, 3.5.1 is installed"), ("3.6.0", None), ("4.0.0+git", None)],
-)
-def test_triton_versions(version: str, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    """What Triton is, and is not, found out for this test alone."""
     triton.missing.cache_clear()
-    assert triton.missing() == reason
-    monkeypatch.undo()
+    yield
     triton.missing.cache_clear()
 
 
-def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
+@pytest.mark.usefixtures("asked_anew")
+@pytest.mark.parametrize("version", ["3.6.0", "3.7.0+git5a1", "4.0.0"])
+def test_triton_by_whatever_distribution(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """triton, pytorch-triton and triton-windows are one module."""
+
+    def nothing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("importlib.metadata.version", version)
+    monkeypatch.setattr("importlib.metadata.version", nothing)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
+    assert triton.missing() is None
+    assert triton.version() == version
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_an_old_triton_names_the_torch_that_brings_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.8.0+cu128")
+    says = (
+        "triton 3.6 or newer is needed, 3.4.0 is installed; torch 2.10 is the oldest that brings it, this is torch "
+        "2.8.0+cu128"
+    )
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.4.0"))
+    assert triton.missing() == says
     triton.missing.cache_clear()
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace())  # a folder of that name
+    assert "a module without a version is installed" in str(triton.missing())
+    triton.missing.cache_clear()
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert "with torch 2.10 or newer" in str(triton.missing())
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
     assert triton.missing() == 'the triton package is not installed: pip install "txl-kernels[gpu]"'
-    monkeypatch.undo()
     triton.missing.cache_clear()
+
+    def broken(name: str) -> None:
+        raise ImportError("libtriton.so: undefined symbol")
+
+    monkeypatch.setattr(triton.importlib, "import_module", broken)
+    assert triton.missing() == "triton cannot be imported: ImportError: libtriton.so: undefined symbol"
+
+
+@pytest.mark.skipif(triton.interpreted(), reason="under the interpreter it does run on the cpu")
+def test_nothing_on_a_cpu_imports_triton() -> None:
+    code = """
+import sys, torch, txl_kernels
+had = "triton" in sys.modules
+q = torch.randn(1, 1, 3, 4, dtype=torch.float16)
+import warnings; warnings.simplefilter("ignore")
+txl_kernels.rel_attention(q, q, q, q[0])
+txl_kernels.available_backends("cpu", torch.float32)
+assert ("triton" in sys.modules) == had
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_tracing_with_fake_cuda_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

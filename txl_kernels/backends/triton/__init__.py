@@ -7,7 +7,6 @@ tested without a GPU. Triton itself is imported at the first call.
 
 import functools
 import importlib
-import importlib.metadata
 import re
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from txl_kernels.backends.protocol import HeadWidths, Plans, gpu_lacks, unsupported
 from txl_kernels.backends.triton.config import interpreted as interpreted
+from txl_kernels.backends.triton.config import why_not_capability
 from txl_kernels.call import ALL, Call, Wanted
 
 NAME = "triton"
@@ -25,19 +25,49 @@ HEAD_WIDTHS = HeadWidths(most=_WIDEST)
 READS_BOUNDS = False
 # From here on gathers of rank 1, and float32 through descriptors, compile as the kernels need.
 OLDEST_TRITON = (3, 6)
+OLDEST_TORCH = (2, 10)  # that brings it
 
 
 @functools.cache
 def missing() -> str | None:
     """Why Triton itself cannot be used; None if it can."""
     try:
-        version = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return 'the triton package is not installed: pip install "txl-kernels[gpu]"'
-    numbers = tuple(int(x) for x in re.findall(r"\d+", version)[:2])
-    if numbers < OLDEST_TRITON:
-        return f"triton {'.'.join(map(str, OLDEST_TRITON))} or newer is needed, {version} is installed"
+        found = version()
+    except ModuleNotFoundError as error:
+        if error.name != NAME:
+            return f"triton cannot be imported: {error}"
+        return f'the triton package is not installed: pip install "txl-kernels[gpu]"{_too_old_a_torch()}'
+    except Exception as error:  # a library that does not load, say
+        return f"triton cannot be imported: {type(error).__name__}: {error}"
+    if numbers_of(found) < OLDEST_TRITON:
+        return (
+            f"triton {'.'.join(map(str, OLDEST_TRITON))} or newer is needed, {found or 'a module without a version'} is "
+            f"installed; torch {'.'.join(map(str, OLDEST_TORCH))} is the oldest that brings it, this is torch "
+            f"{torch.__version__}"
+        )
     return None
+
+
+def version() -> str:
+    """Triton's version; "" for a module without one. Its distribution has several names: triton,
+    pytorch-triton (nightly builds), triton-windows.
+
+    Raises:
+        ImportError: there is none, or it does not load.
+    """
+    return str(getattr(importlib.import_module(NAME), "__version__", ""))
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Major and minor."""
+    return tuple(int(x) for x in re.findall(r"\d+", version)[:2])
+
+
+def _too_old_a_torch() -> str:
+    if numbers_of(torch.__version__) >= OLDEST_TORCH:
+        return ""
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    return f", with torch {oldest} or newer, the oldest that brings Triton {'.'.join(map(str, OLDEST_TRITON))}"
 
 
 def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
@@ -54,14 +84,15 @@ def refuses(call: Call) -> str | None:
 
 def _absent_from(device: torch.device) -> str | None:
     """Why kernels do not run on a device at all."""
-    reason = missing()
-    if reason is not None:
-        return reason
-    if interpreted():
-        return None if device.type == "cpu" else f"TRITON_INTERPRET=1 runs kernels on the cpu, not on {device.type}"
-    if device.type != "cuda":
+    on_cpu = interpreted()
+    if device.type != ("cpu" if on_cpu else "cuda"):
+        if on_cpu:
+            return f"TRITON_INTERPRET=1 runs kernels on the cpu, not on {device.type}"
         return f"triton runs on CUDA devices, not on {device.type} (but for tests with TRITON_INTERPRET=1)"
-    return gpu_lacks(device)
+    reason = missing() or (None if on_cpu else gpu_lacks(device))
+    if reason is None and not on_cpu:
+        reason = why_not_capability(torch.cuda.get_device_capability(device), numbers_of(version()))
+    return reason
 
 
 # torch.compile asks once, while it traces, instead of following this into package metadata and the

@@ -18,7 +18,8 @@ from txl_kernels.integrations.attention import (
 )
 from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
-NO_MASK, NO_ENCODINGS, NO_CACHE = torch.ones((0, 0, 0), dtype=torch.bool), torch.empty(0), torch.zeros((0, 0, 0, 0))
+NO_MASK = torch.ones((0, 0, 0), dtype=torch.bool, device="cpu")
+NO_ENCODINGS, NO_CACHE = (torch.empty(shape, dtype=torch.float32, device="cpu") for shape in (0, (0, 0, 0, 0)))
 
 
 class WeNet(Accelerated):

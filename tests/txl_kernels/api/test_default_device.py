@@ -1,0 +1,159 @@
+"""Calls give the same whatever the default device and dtype of new tensors are: what the package
+makes for itself names both."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from default_device import DEFAULTS
+from oracle import Case, as_call, make_inputs
+from torch import Tensor
+
+from txl_kernels import (
+    RelAttention,
+    alibi_slopes,
+    bounds_from_cu_seqlens,
+    end_from_lengths,
+    functional,
+    intervals,
+    linear,
+    rel_attention,
+    rel_attention_weights,
+    sinusoid,
+    start_from_done,
+    t5_buckets,
+)
+from txl_kernels.backends import cpu, self_check
+from txl_kernels.backends.self_check import Kind
+
+CPU = torch.device("cpu")
+Results = list[Tensor]
+CASES = {
+    "plain": Case("", B=2, H=2, L=20, M=9),
+    "one query": Case("", L=1, M=9),
+    "bounds, dropout": Case("", L=9, intervals="random", dropout_p=0.3),
+    "every term": Case("", tables="both", softcap=2.0, Dv=5, causal=False, intervals="padded"),
+}
+
+
+def attention(case: Case, backend: str | None) -> Callable[[], Results]:
+    inputs = make_inputs(case, torch.float32)
+    leaves = [x for x in inputs.values() if isinstance(x, Tensor) and x.requires_grad]
+
+    def run() -> Results:
+        out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
+        grads = torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)
+        return [out, lse, *(x for x in grads if x is not None)]
+
+    return run
+
+
+def without_biases() -> Results:
+    functional._kept_zeros.clear()
+    q, r = QUERIES.clone().requires_grad_(), TABLE
+    weights = rel_attention_weights(q, q, r)
+    out = rel_attention(q, q, q, r, dropout_p=0.0)
+    return [weights, out, *torch.autograd.grad(out.sum(), q)]
+
+
+def forms() -> Results:
+    q, r = QUERIES, TABLE
+    return [
+        rel_attention(q, q, q, r, chunk=(4, 1), causal=False, zero_row=q.size(2) - 1, clamp=True),
+        rel_attention(q, q, q, r, prefix=3, window=4, clamp=True),
+        rel_attention(q, q, q, r[:, :5], r_descending=True, zero_row=4, clamp=True, window=5),
+    ]
+
+
+def bounds() -> Results:
+    mask = torch.ones(2, 6, 6, dtype=torch.bool, device="cpu").tril()
+    lengths = torch.tensor([3, 5], dtype=torch.int64, device="cpu")
+    done = torch.zeros(2, 6, dtype=torch.bool, device="cpu")
+    packed = torch.tensor([0, 4, 12], dtype=torch.int32, device="cpu")
+    found = [*intervals(mask, visible=True), *bounds_from_cu_seqlens(packed, 12), end_from_lengths(lengths)]
+    distances = torch.arange(9, device="cpu")
+    tables = [sinusoid(distances, 8), t5_buckets(TABLE[0], distances), alibi_slopes(4, device=CPU)]
+    return [*found, start_from_done(done, 3), *tables]
+
+
+def layer() -> Results:
+    x, memory = STATES
+    out = LAYER(x, memory)
+    grads = torch.autograd.grad(out.sum(), list(LAYER.parameters()))
+    cache = LAYER.new_cache(batch=2, mem_len=6, max_segment=4)
+    with torch.no_grad():
+        read = [LAYER(segment, cache=cache) for segment in x.split(4, 1)]
+    return [out, *grads, *read]
+
+
+QUERIES, TABLE = torch.randn(2, 2, 12, 8), torch.randn(2, 12, 8)
+STATES = torch.randn(2, 12, 16), torch.randn(2, 5, 16)
+LAYER = RelAttention(d_model=16, n_head=2, window=7)
+RUNS: dict[str, Callable[[], Results]] = {
+    **{f"{name}, {x}": attention(case, x) for name, case in CASES.items() for x in ("native", "reference")},
+    **{f.__name__: f for f in (without_biases, forms, bounds, layer)},
+}  # fmt: skip
+needs_native = pytest.mark.skipif(cpu.native.module is None, reason="needs the C++ module")
+
+
+@needs_native
+@pytest.mark.parametrize("default", DEFAULTS)
+@pytest.mark.parametrize("name", RUNS)
+def test_the_public_interface(name: str, default: str) -> None:
+    run = RUNS[name]
+    want = run()
+    with DEFAULTS[default]():
+        got = run()
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        assert (a.device, a.dtype) == (b.device, b.dtype)
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@needs_native
+@pytest.mark.parametrize("default", DEFAULTS)
+def test_what_is_measured_and_compared(default: str) -> None:
+    """The first call's check, and the product by which oneDNN is judged."""
+    linear.onednn_gain.cache_clear()
+    kinds = [Kind("native", CPU, dtype, 24, few, True) for dtype in cpu.DTYPES for few in (False, True)]
+    kinds.append(kinds[0]._replace(value_width=40, r_bias=True, start=True, end=True, dropout=True, softcap=True))
+    kinds.append(kinds[0]._replace(r=False, r_bias=True))
+    with DEFAULTS[default]():
+        assert [self_check.compare(cpu, kind) for kind in kinds] == [None] * len(kinds)
+        assert linear.onednn_gain() >= 0
+
+
+@needs_native
+def test_importing_under_a_default_device() -> None:
+    code = """
+import torch
+torch.set_default_dtype(torch.float64)
+with torch.device("meta"):
+    import txl_kernels
+    from txl_kernels import diagnosis
+    q = torch.randn(1, 1, 3, 4, device="cpu", dtype=torch.float32)
+    print(txl_kernels.rel_attention(q, q, q, q[0], backend="native").device, len(diagnosis.report()) > 100)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["cpu", "True"]
+
+
+def test_biases_left_out_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functional, "_kept_zeros", {})
+    made: list[Any] = []
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *a, **k: (made.append(a), zeros(*a, **k))[1])
+    q, r = QUERIES.clone().requires_grad_(), TABLE
+    with torch.inference_mode():
+        first = rel_attention(q, q, q, r)
+    assert len(made) == 1
+    out = rel_attention(q, q, q, r)  # what inference mode left serves training
+    torch.autograd.grad(out.sum(), q)
+    assert len(made) == 1
+    assert torch.equal(first, out.detach())
+    # In a transform nothing is kept.
+    assert torch.func.grad(lambda q: rel_attention(q, q, q, r, backend="reference").sum())(q.detach()).shape == q.shape
+    assert len(functional._kept_zeros) == 1

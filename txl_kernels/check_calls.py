@@ -1,0 +1,235 @@
+"""`python -m txl_kernels --check`: each kind of call that users make, once, on this machine.
+
+A line a call: the backend that ran it, seconds to the first result, and the error against the
+reference in float64. Whatever a call raises is told in its line, and the others still run.
+"""
+
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from txl_kernels import backends
+from txl_kernels.backends import KERNELS, cuda, triton
+from txl_kernels.backends.failures import is_lost
+from txl_kernels.backends.self_check import MOST_WRONG
+from txl_kernels.call import Call
+from txl_kernels.checks import span
+from txl_kernels.functional import rel_attention
+
+WIDTHS = (16, 32, 40, 41, 64, 80, 128, 256)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dropout": {"dropout_p": 0.2},
+    "start and end": {"bounds": True},
+    "window": {"window": 33},
+    "window to both sides": {"window": (40, 5), "causal": False},
+    "bidirectional": {"causal": False},
+    "softcap": {"softcap": 5.0},
+    "bias instead of r": {"r_bias": True},
+    "rows that fill the device": {"rows": 264},
+}
+_WIDEST_LINE = 75  # of what a line says of its call
+
+
+class Kind(NamedTuple):
+    """One kind of call."""
+
+    dtype: torch.dtype
+    D: int
+    few: bool
+    gradients: bool
+    option: str = ""
+    compiled: bool = False
+
+    def __str__(self) -> str:
+        extra = "".join(f", {x}" for x in (self.option, "torch.compile" if self.compiled else "") if x)
+        direction = "forward and backward" if self.gradients else "forward"
+        return f"{_short(self.dtype)}, D {self.D}, {self.length} queries, {direction}{extra}"
+
+    @property
+    def length(self) -> int:
+        return 3 if self.few else 70
+
+    @property
+    def memory(self) -> int:
+        return 150 if self.few else 90
+
+
+def kinds(device: torch.device) -> Iterator[Kind]:
+    """What is tried. Narrow heads are the last: compilers for Hopper have been reported to lose the
+    CUDA context with them, which ends the run."""
+    half = torch.bfloat16
+    yield from _of_widths(WIDTHS[2:])
+    for dtype in (torch.float32, torch.float16):
+        for width in (41, 64, 128):
+            yield Kind(dtype, width, few=True, gradients=False)
+            yield Kind(dtype, width, few=False, gradients=True)
+    yield Kind(half, 64, few=True, gradients=True)
+    for option in OPTIONS:
+        yield Kind(half, 64, few=True, gradients=False, option=option)
+        yield Kind(half, 64, few=False, gradients=True, option=option)
+    if device.type == "cuda":  # on a CPU the compiler takes longer than all the rest
+        yield Kind(half, 64, few=False, gradients=True, compiled=True)
+    yield from _of_widths(WIDTHS[:2])
+
+
+def _of_widths(widths: Sequence[int]) -> Iterator[Kind]:
+    for width in widths:
+        yield Kind(torch.bfloat16, width, few=True, gradients=False)
+        yield Kind(torch.bfloat16, width, few=False, gradients=False)
+        yield Kind(torch.bfloat16, width, few=False, gradients=True)
+
+
+def arguments(kind: Kind) -> dict[str, Any]:
+    """Arguments of `rel_attention` on the CPU, with values of the kind's dtype in float64."""
+    options = dict(OPTIONS.get(kind.option, {}))
+    rows, length, memory, width = options.pop("rows", 4), kind.length, kind.memory, kind.D
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def values(*shape: int) -> Tensor:
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+        return drawn.to(kind.dtype).double().requires_grad_(kind.gradients)
+
+    zero_row = 0 if options.get("causal", True) else length - 1
+    given: dict[str, Any] = {name: values(rows // 2, 2, length, width) for name in "qkv"}
+    given |= {"memory": tuple(values(rows // 2, 2, memory, width) for _ in range(2)), "zero_row": zero_row}
+    given |= {"r": values(2, zero_row + memory + length, width), "content_bias": values(2, width)}
+    given["position_bias"] = values(2, width)
+    if options.pop("r_bias", False):
+        given |= {"r_bias": values(2, zero_row + memory + length), "r": None, "position_bias": None}
+    if options.pop("bounds", False):
+        at = memory + torch.arange(length, dtype=torch.int32, device="cpu").expand(rows // 2, length)
+        given |= {"start": (at - 37).contiguous(), "end": (at + 1).contiguous()}
+    if "dropout_p" in options:
+        given["dropout_seed"] = torch.tensor([1234], dtype=torch.int64, device="cpu")
+    return given | options
+
+
+def moved(given: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Arguments on a device, floats in a dtype, as leaves of their own."""
+    if isinstance(given, tuple) and all(isinstance(x, Tensor) for x in given):
+        return tuple(moved(x, device, dtype) for x in given)
+    if not isinstance(given, Tensor):
+        return given
+    x = given.detach().to(device, dtype if given.is_floating_point() else given.dtype, copy=True)
+    return x.requires_grad_(given.requires_grad)
+
+
+def results(given: dict[str, Any], backend: str | None, attention: Callable[..., Any] = rel_attention) -> list[Tensor]:
+    """out, lse and, where inputs require them, gradients."""
+    out, lse = attention(**given, return_lse=True, backend=backend)
+    leaves = [x for value in given.values() for x in (value if isinstance(value, tuple) else (value,))]
+    leaves = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+    if not leaves:
+        return [out, lse]
+    at = torch.arange(out.numel(), dtype=torch.float64, device="cpu").view(out.shape)
+    return [out.detach(), lse.detach(), *torch.autograd.grad(out, leaves, at.cos().to(out))]
+
+
+def call_of(given: dict[str, Any]) -> Call:
+    """The call that `rel_attention` makes of such arguments."""
+    q, width = given["q"], given["q"].size(3)
+    zeros = q.new_zeros(q.size(1), width)
+    u, w = (zeros if given[name] is None else given[name] for name in ("content_bias", "position_bias"))
+    ahead, back = span(given.get("causal", True), given.get("window"))
+    k_mem, v_mem = given["memory"]
+    return Call(
+        q, given["k"], given["v"], given["r"], u, w, k_mem, v_mem, given.get("r_bias"), given.get("start"),
+        given.get("end"), given.get("dropout_seed"), ahead, back, given["zero_row"], width**-0.5,
+        given.get("dropout_p", 0.0), given.get("softcap", 0.0),
+    )  # fmt: skip
+
+
+def error_of(got: list[Tensor], want: list[Tensor]) -> float:
+    """The largest error of a result, of its norm."""
+    pairs = zip(got, want, strict=True)
+    return max(float((x.cpu().double() - y).norm() / y.norm()) if y.any() else float(x.any()) for x, y in pairs)
+
+
+class Check:
+    """The calls of one run, and what came of them."""
+
+    def __init__(self, device: torch.device, say: Callable[[str], None]) -> None:
+        self.device, self.say = device, say
+        self.failures: list[str] = []
+        self.notes: dict[str, None] = {}  # warnings, in their order
+        self.count = 0
+
+    def run(self, wanted: Iterator[Kind]) -> bool:
+        """Try each kind; return whether all were right."""
+        for kind in wanted:
+            exact = arguments(kind)
+            want = results(exact, "reference")
+            given = moved_all(exact, self.device, kind.dtype)
+            chosen = self._try(kind, given, None, want)
+            for name in (cuda.NAME, triton.NAME):
+                if name != chosen and self._fits(name, kind, given):
+                    self._try(kind, given, name, want)
+            if is_lost(self.device):
+                self.failures.append("the CUDA context is lost: nothing after it was run")
+                break
+        return not self.failures
+
+    def _fits(self, name: str, kind: Kind, given: dict[str, Any]) -> bool:
+        """Whether a backend runs the call that backend=None did not give it."""
+        kernels = KERNELS[name]
+        fits = kernels.cannot_run(self.device, kind.dtype, kind.D) is None and not kind.compiled
+        return fits and kernels.refuses(call_of(given)) is None
+
+    def _try(self, kind: Kind, given: dict[str, Any], name: str | None, want: list[Tensor]) -> str:
+        """Run one call and say what came of it; return the backend that ran it."""
+        begun, chosen = time.perf_counter(), name or "?"
+        attention = torch.compile(rel_attention) if kind.compiled else rel_attention
+        self.count += 1
+        try:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                got = results(given, name, attention)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+                seconds = time.perf_counter() - begun
+                chosen = name or backends.choose(None, call_of(given))
+            self.notes |= dict.fromkeys(str(x.message) for x in told)
+            error = error_of(got, want)
+            right = error <= MOST_WRONG[kind.dtype]  # not so of NaN
+            ending = f"{chosen:<9} {seconds:8.3f} s  error {error:.1e}{'' if right else '  WRONG'}"
+            if not right:
+                self.failures.append(f"{kind}: {chosen} is off by {error:.2g}, {MOST_WRONG[kind.dtype]:.2g} is allowed")
+        except Exception as raised:
+            seconds = time.perf_counter() - begun
+            ending = f"{chosen:<9} {seconds:8.3f} s  RAISED {type(raised).__name__}"
+            self.failures.append(
+                f"{kind}, backend={name!r}:\n{''.join(traceback.format_exception(raised)[-4:])}".rstrip()
+            )
+        self.say(f"{kind!s:<{_WIDEST_LINE}} {ending}")
+        return chosen
+
+
+def moved_all(given: dict[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    return {name: moved(x, device, dtype) for name, x in given.items()}
+
+
+def check(device: torch.device, say: Callable[[str], None] = print, widths: Sequence[int] = WIDTHS) -> int:
+    """Run all kinds of these head widths and say the result: 0 if every call was right and no
+    backend was left out."""
+    begun, run = time.perf_counter(), Check(device, say)
+    say(f"\ncalls on {device}:")
+    run.run(x for x in kinds(device) if x.D in widths)
+    left_out = [x for x in run.notes if "is left out" in x]
+    for note in run.notes:
+        say(f"\nwarning: {note}")
+    for failure in run.failures:
+        say(f"\n{failure}")
+    say(
+        f"\n{run.count} calls in {time.perf_counter() - begun:.0f} s, {len(run.failures)} failed, of "
+        f"{', '.join(KERNELS)} {len(left_out)} left out. To report it, paste all of this into an issue."
+    )
+    return 1 if run.failures or left_out else 0
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
