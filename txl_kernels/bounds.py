@@ -95,9 +95,9 @@ def _on_cpu(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
     if mask.size(-1) > 1 and mask.stride(-1) != 1:
         mask = mask.contiguous()
     batch, length, keys = mask.shape
-    start, end = (torch.empty(batch, length, dtype=torch.int32) for _ in range(2))
+    start, end = (torch.empty(batch, length, dtype=torch.int32, device="cpu") for _ in range(2))
     hole = cpu.prepare().intervals(mask, batch, length, keys, visible, start, end, torch.get_num_threads())
-    return start, end, torch.tensor(hole)
+    return start, end, torch.tensor(hole, device="cpu")
 
 
 _library.impl("intervals", _in_torch, "CompositeExplicitAutograd")

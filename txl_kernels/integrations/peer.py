@@ -134,16 +134,16 @@ Sample = tuple[Tensor, Callable[[Any, Tensor], Tensor]]
 
 
 class Draw:
-    """Small random tensors, the same ones every time, of B texts of T frames."""
+    """Small random float32 tensors on the CPU, the same ones every time, of B texts of T frames."""
 
     B = 2
 
     def __init__(self, T: int) -> None:
         self.T = T
-        self._generator = torch.Generator().manual_seed(0)
+        self._generator = torch.Generator("cpu").manual_seed(0)
 
     def normal(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self._generator)
+        return torch.randn(*shape, generator=self._generator, dtype=torch.float32, device="cpu")
 
     def frames(self, width: int) -> Tensor:
         """[B, T, width]."""

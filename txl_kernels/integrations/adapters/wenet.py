@@ -18,7 +18,8 @@ from txl_kernels.integrations.attention import (
 )
 from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
 
-NO_MASK, NO_ENCODINGS, NO_CACHE = torch.ones((0, 0, 0), dtype=torch.bool), torch.empty(0), torch.zeros((0, 0, 0, 0))
+NO_MASK = torch.ones((0, 0, 0), dtype=torch.bool, device="cpu")
+NO_ENCODINGS, NO_CACHE = (torch.zeros(n * (0,), dtype=torch.float32, device="cpu") for n in (1, 4))
 
 
 class WeNet(Accelerated):
