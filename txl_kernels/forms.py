@@ -311,7 +311,7 @@ def _interval(call: Call) -> tuple[Tensor | None, Tensor, Tensor]:
 
 def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """(out, lse) over disjoint ranges of keys from those of each, weighted by each range's share of
-    the softmax's denominator. Shares sum to 1; each is as exact as the ranges' lse are in their dtype.
+    the softmax's denominator. Shares sum to 1; each is as exact as the ranges' lse in their dtype.
     """
     sums = torch.stack([lse for _, lse in parts])
     # A query that sees no key: of nothing but -inf neither difference nor gradient is a number.

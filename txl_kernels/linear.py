@@ -74,7 +74,7 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _is_kept(shape: tuple[int, int, int, bool]) -> bool:
-    """Whether oneDNN has prepared a shape of `_shapes`, or may: the first _MOST_SHAPES of a process."""
+    """Whether oneDNN has prepared a shape of `_shapes`, or may: the first _MOST_SHAPES."""
     if shape not in _shapes and len(_shapes) < _MOST_SHAPES:
         _shapes.add(shape)
     return shape in _shapes
@@ -84,8 +84,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As `torch.nn.functional.linear`, errors too; [.., in] to [.., out].
 
     Without gradients a product of float32 on a CPU is oneDNN's, where that is measured to be
-    faster: the same but for rounding, for the first 64 shapes of a process. `torch.use_deterministic_algorithms(True)` and
-    `torch.backends.mkldnn.enabled = False` leave it to torch.
+    faster: the same but for rounding, for the first 64 shapes that a process multiplies.
+    `torch.use_deterministic_algorithms(True)` and `torch.backends.mkldnn.enabled = False` leave it
+    to torch.
     """
     if not _by_onednn(x, weight, bias):
         return F.linear(x, weight, bias)

@@ -38,8 +38,8 @@ struct BackwardScratch {
 // WHOLE: low is from and high is to.
 template <bool WHOLE, bool DROP, bool CAPPED>
 static void gradient_row(const float* score, const float* position, const Cap& cap, const float* dp,
-                         const float* factor, float lse, float norm, float delta, int64_t low, int64_t high, int64_t from,
-                         int64_t to, const WeightRow& row) {
+                         const float* factor, float lse, float norm, float delta, int64_t low, int64_t high,
+                         int64_t from, int64_t to, const WeightRow& row) {
   for (int64_t n = from; n < to; n += WEIGHTS) {
     vf kept[WEIGHTS / LANES], gradient[WEIGHTS / LANES];
     TXL_UNROLL(2)
@@ -198,8 +198,8 @@ static float delta_of(const Problem& p, const Gradients& g, int64_t bh, int64_t 
   return sum_lanes(sum) + tail - (g.dlse ? g.dlse[bh * p.L + i] : 0.f);
 }
 
-// lse and norm of the queries [i0, i0 + count) of a head whose lse is large, from their scores. z: of `scores`, the call
-// without values and dropout.
+// lse and norm of the queries [i0, i0 + count) of a head whose lse is large, from their scores. z: of `scores`, the
+// call without values and dropout.
 template <class T>
 static void sum_weights(const Problem& scores, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
                         int64_t count, ForwardScratch& s, const QueryStats& stats) {
@@ -209,10 +209,11 @@ static void sum_weights(const Problem& scores, const ForwardPlan& z, const InUse
     if (is_large(scores, bh, i0 + i)) set_stats(stats, bh * scores.L + i0 + i, references[i], totals[i]);
 }
 
-// Stats of all queries. Forward's lse has half a unit in its last place of error, and all of a query's weights the factor
-// e^that: of large ones the sum is formed anew.
+// Stats of all queries. Forward's lse has half a unit in its last place of error, and all of a query's weights the
+// factor e^that: of large ones the sum is formed anew.
 template <class T>
 static void find_stats(const Problem& p, const Gradients& g, const InUse& in_use, const QueryStats& stats) {
+  if (p.B * p.H * p.L == 0) return;
   Problem scores = p;
   scores.Dv = 0, scores.drop_below = 0;
   const ForwardPlan z(scores);

@@ -64,10 +64,7 @@ struct QueryStats {
   float *lse, *norm, *delta;
 
   explicit QueryStats(const Problem& p)
-      : memory(3 * p.B * p.H * p.L),
-        lse(memory.data),
-        norm(lse + p.B * p.H * p.L),
-        delta(norm + p.B * p.H * p.L) {}
+      : memory(3 * p.B * p.H * p.L), lse(memory.data), norm(lse + p.B * p.H * p.L), delta(norm + p.B * p.H * p.L) {}
 };
 
 // A batch row and head against the keys of a chunk: [low, high).

@@ -188,8 +188,8 @@ static void run_decode(const Problem& p) {
   }
 }
 
-// Backward's stats of query i from the largest of its scores and the sum of its weights relative to `top`, which lies at
-// most a few e-folds below that: lse, rounded up from no less than the largest, and what that rounding leaves out.
+// Backward's stats of query i from the largest of its scores and the sum of its weights relative to `top`, which lies
+// at most a few e-folds below that: lse, rounded up from no less than the largest, and what that rounding leaves out.
 TXL_INLINE void set_stats(const QueryStats& stats, int64_t at, float top, float total) {
   const float lse = top + log_of(total);
   stats.lse[at] = lse;
@@ -216,7 +216,8 @@ static void few_sums(const Problem& scores, int64_t bh, Cell* queries, const Que
     float top = -INF, total = 0;
     for (int64_t j = seen.low; j < seen.high; j += DECODE_PART) {
       float part[2];  // top, sum
-      decode_part<T>(scores, bh, i, {j, min_of(j + DECODE_PART, seen.high)}, queries + i * D, queries + (L + i) * D, part);
+      decode_part<T>(scores, bh, i, {j, min_of(j + DECODE_PART, seen.high)}, queries + i * D, queries + (L + i) * D,
+                     part);
       if (part[1] == 0) continue;  // nothing but scores of -inf
       const float raised = part[0] > top ? part[0] : top;
       total = total * exp_of(top - raised) + part[1] * exp_of(part[0] - raised);
@@ -250,8 +251,8 @@ struct FewScratch {
 
 // p and dS of query i for the keys from j0 on that it sees, relative to j0.
 template <class T>
-static void few_weights(const Problem& p, const Part& at, int64_t i, int64_t j0, Range keys,
-                        const QueryStats& stats, const FewScratch& s, const BackwardPlan& plan) {
+static void few_weights(const Problem& p, const Part& at, int64_t i, int64_t j0, Range keys, const QueryStats& stats,
+                        const FewScratch& s, const BackwardPlan& plan) {
   const Cap cap(p);
   const int64_t query = at.bh(p) * p.L + i;
   float *weight = s.p + i * FEW_PART, *gradient = s.ds + i * FEW_PART;

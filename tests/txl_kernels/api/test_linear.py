@@ -119,7 +119,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @onednn
 def test_a_bounded_number_of_shapes_is_onednns(products: list[torch.Size]) -> None:
-    """It keeps memory for each as long as the process lives; what it has prepared it may do again."""
+    """It keeps memory for each as long as the process lives; what it has prepared it may repeat."""
     weight = torch.randn(500, 300)
     with torch.inference_mode():
         for rows in [*range(40, 240), 40]:

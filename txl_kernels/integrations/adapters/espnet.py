@@ -106,7 +106,9 @@ class ESPnetTransducer(Accelerated):
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         table = draw.table(module.linear_pos.in_features)
         padding, hidden = (
-            (torch.zeros(draw.B, draw.T, dtype=torch.bool, device="cpu"), None) if seen is None else (~seen.any(1), ~seen[0])
+            (torch.zeros(draw.B, draw.T, dtype=torch.bool, device="cpu"), None)
+            if seen is None
+            else (~seen.any(1), ~seen[0])
         )
         return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, padding, hidden)
 

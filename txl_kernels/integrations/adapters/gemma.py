@@ -30,7 +30,9 @@ class Gemma3n(Accelerated):
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         padding = seen is not None and seen.all(1).any()  # it knows no other mask
-        mask = ~seen[:, 0] if seen is not None and padding else torch.zeros(draw.B, draw.T, dtype=torch.bool, device="cpu")
+        mask = (
+            ~seen[:, 0] if seen is not None and padding else torch.zeros(draw.B, draw.T, dtype=torch.bool, device="cpu")
+        )
         return draw.frames(module.q_proj.in_features), lambda m, x: m(x, mask).flatten(-2)
 
     def forward(self: Any, hidden_states: Tensor, mask: Tensor) -> Tensor:
