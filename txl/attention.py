@@ -136,7 +136,7 @@ def read_terms(
     for first in range(0, len(tokens), segment):
         # The input of query t is token t - 1, whose successor it predicts.
         inputs = as_tensor(tokens[max(first - 1, 0) : min(first + segment, len(tokens)) - 1])
-        inputs = torch.cat([torch.tensor([start]), inputs]) if first == 0 else inputs
+        inputs = torch.cat([torch.tensor([start], device="cpu"), inputs]) if first == 0 else inputs
         block = inputs.unsqueeze(0).to(model.device)
         skipped, parts = max(window - 1 - first, 0), []  # queries whose windows are not whole yet
         with seeing(model, window, clamp_len, always=True):
@@ -167,10 +167,9 @@ class Attention:
 
     def __init__(self, layers: int, heads: int, window: int, first: int = 0, count: int = 0) -> None:
         self.heads, self.first, self.queries = heads, first, 0
-        self.weights = torch.zeros(layers * heads, count, window)
-        self._sums = dict(
-            zip(("all", *TERMS), torch.zeros(4, layers * heads, window, dtype=torch.float64), strict=True)
-        )
+        self.weights = torch.zeros(layers * heads, count, window, dtype=torch.float32, device="cpu")
+        sums = torch.zeros(4, layers * heads, window, dtype=torch.float64, device="cpu")
+        self._sums = dict(zip(("all", *TERMS), sums, strict=True))
 
     def add(self, layers: list[Part]) -> None:
         """Takes what `read_terms` yields."""

@@ -173,7 +173,7 @@ class LanguageModel:
     def _begin(self, prompt: Prompt, stops: tuple[bytes, ...]) -> tuple[Tensor, GrowingText]:
         """A prompt's tokens [n], and the text that is to follow them."""
         if prompt is None:
-            tokens, apart = torch.tensor([self.vocabulary.start]), True
+            tokens, apart = torch.tensor([self.vocabulary.start], device="cpu"), True
         elif isinstance(prompt, (str, bytes)):
             tokens, apart = as_tensor(self._encoded(prompt)), encoded(prompt, "the text")[-1:].isspace()
         else:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from txl_kernels.backends.reference import softmax
 from txl_kernels.call import Call, changed, memory_len_of, table_len_of
 from txl_kernels.checks import ZERO_ROW, broadcast_bound, check_integer, check_seed
 from txl_kernels.seed import new_seed
@@ -314,13 +315,14 @@ def _interval(call: Call) -> tuple[Tensor | None, Tensor, Tensor]:
 
 def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """(out, lse) over disjoint ranges of keys from those of each, weighted by each range's share of
-    the softmax's denominator."""
+    the softmax's denominator. Shares sum to 1; each is as exact as the ranges' lse in their dtype.
+    """
     sums = torch.stack([lse for _, lse in parts])
     # A query that sees no key: of nothing but -inf neither difference nor gradient is a number.
     nothing = torch.isneginf(sums).all(0)
     sums = sums.masked_fill(nothing, 0.0)
-    lse = sums.logsumexp(0)
-    shares = (sums - lse).exp().unsqueeze(-1)
+    shares, lse = softmax(sums, 0)
+    shares = shares.unsqueeze(-1)
     out = parts[0][0] * shares[0]
     for (x, _), share in zip(parts[1:], shares[1:], strict=True):
         out = out + x * share

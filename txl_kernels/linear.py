@@ -23,6 +23,8 @@ _LEAST = 2**22  # multiply-adds of a call: below, oneDNN's own overhead is what 
 _FASTER = 1.4  # far from what is met: 2 on a Zen 5; where MKL is at home there is little to gain
 _ROUNDS = 8
 _PLAIN = (nn.Parameter, Tensor, FakeTensor)
+_MOST_SHAPES = 64  # oneDNN keeps 0.5 to 2.5 MiB for each number of rows of each weight, as long as the process lives
+_shapes: set[tuple[int, int, int, bool]] = set()  # rows, in, out and whether there is a bias, that are oneDNN's
 
 
 def _onednn() -> Any:
@@ -70,15 +72,24 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and bool(torch.backends.mkldnn.enabled)
         and not torch.are_deterministic_algorithms_enabled()
         and onednn_gain() >= _FASTER
+        and _is_kept((x.numel() // x.size(-1), x.size(-1), weight.size(0), bias is not None))
     )
+
+
+def _is_kept(shape: tuple[int, int, int, bool]) -> bool:
+    """Whether oneDNN has prepared a shape of `_shapes`, or may: the first _MOST_SHAPES."""
+    if shape not in _shapes and len(_shapes) < _MOST_SHAPES:
+        _shapes.add(shape)
+    return shape in _shapes
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As `torch.nn.functional.linear`, errors too; [.., in] to [.., out].
 
     Without gradients a product of float32 on a CPU is oneDNN's, where that is measured to be
-    faster: the same but for rounding. `torch.use_deterministic_algorithms(True)` and
-    `torch.backends.mkldnn.enabled = False` leave it to torch.
+    faster: the same but for rounding, for the first 64 shapes that a process multiplies.
+    `torch.use_deterministic_algorithms(True)` and `torch.backends.mkldnn.enabled = False` leave it
+    to torch.
     """
     if not _by_onednn(x, weight, bias):
         return F.linear(x, weight, bias)

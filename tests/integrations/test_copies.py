@@ -164,6 +164,20 @@ def test_layers_are_tried_out_whatever_wraps_them(name: str, tmp_path: Path) -> 
     torch.testing.assert_close(answer(case), before, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["espnet", "nemo", "granite", "granite 5", "gemma"])
+def test_a_copy_is_tried_out_whatever_tensors_are_made_as(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    peer, old, new = HARMLESS[name]
+    _, other = moved(peer, tmp_path, replacing(old, new))
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            accelerate(other, strict=True, verify=True, weights="none")
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_wenets_own_is_not_relative() -> None:
     """It adds encodings of absolute positions without a shift; as in IndexTTS."""
     module = bare_peers.indextts().RelPositionMultiHeadedAttention(4, 64, 0.0)

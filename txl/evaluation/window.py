@@ -97,7 +97,7 @@ def sliding_losses(
     def inputs(begin: int, end: int) -> Tensor:
         """Tokens begin - 1 .. end - 2, where -1 is `start`: what predicts begin .. end - 1."""
         part = as_tensor(tokens[max(begin - 1, 0) : end - 1])
-        return torch.cat([torch.tensor([start]), part]) if begin == 0 else part
+        return torch.cat([torch.tensor([start], device="cpu"), part]) if begin == 0 else part
 
     def losses(windows: list[tuple[int, int]], scored: int) -> Tensor:
         block = torch.stack([inputs(begin, end) for begin, end in windows]).to(model.device)

@@ -268,7 +268,8 @@ def _fill(storage: torch.UntypedStorage, file: BinaryIO) -> None:
     if len(data) != storage.nbytes() or (count == 0) != (len(data) == 0) or (count and len(data) % count):
         raise pickle.UnpicklingError("a storage is cut off, or of another size")
     if data:
-        torch.tensor([], dtype=torch.uint8).set_(storage).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        elements = torch.tensor([], dtype=torch.uint8, device="cpu").set_(storage)
+        elements.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
 
 def is_one(path: Path) -> bool:

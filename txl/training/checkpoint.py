@@ -69,7 +69,7 @@ class Saved(abc.ABC):
 
     def read(self, *names: str) -> list[Tensor]:
         """Tensors, on the CPU; errors as in `fill`."""
-        found = {name: torch.empty(self.sizes[name][0], dtype=self.sizes[name][1]) for name in names}
+        found = {name: torch.empty(self.sizes[name][0], dtype=self.sizes[name][1], device="cpu") for name in names}
         self.fill(found)
         return list(found.values())
 

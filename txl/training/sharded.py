@@ -215,7 +215,7 @@ def open_shards(folder: Path, verify: range | None = None) -> Shards:
                 raise TxlError(f"{folder / name}: the checkpoint is damaged: its checksum is not that of its contents")
         sizes = _sizes(folder)
         shape, dtype = sizes.pop(VOCABULARY)
-        written = {VOCABULARY: torch.empty(shape, dtype=dtype)}
+        written = {VOCABULARY: torch.empty(shape, dtype=dtype, device="cpu")}
         _read(folder, written)
         config, vocabulary, state = read_header(folder, header, written[VOCABULARY])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError, AssertionError) as error:

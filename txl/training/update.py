@@ -189,7 +189,7 @@ class Updater:
         """
         c = self.config
         self.network.train()
-        nll = torch.zeros((), device=self.device)
+        nll = torch.zeros((), dtype=torch.float32, device=self.device)
         intermediate = range(0)
         if c.intermediate_losses:
             intermediate = layers_that_predict(self.network.config.n_layer, step / c.steps)
@@ -263,6 +263,7 @@ def _empty_slots(saved: Saved, n: int, optimizer: torch.optim.Optimizer) -> dict
         i, slot = name.split(".", 1)
         shape, dtype = saved.sizes[f"optimizer.{n}.{name}"]
         like = parameters[int(i)].detach()
-        fresh = torch.empty_like(like, dtype=dtype) if shape == like.shape else torch.empty(shape, dtype=dtype)
+        same = shape == like.shape
+        fresh = torch.empty_like(like, dtype=dtype) if same else torch.empty(shape, dtype=dtype, device="cpu")
         found.setdefault(int(i), {})[slot] = fresh
     return found

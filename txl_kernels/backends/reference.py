@@ -100,6 +100,15 @@ def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
 
     # A query without keys: its row of -inf would make NaN in the softmax and in its gradient.
     score = score.masked_fill(~alive, 0.0)
-    lse = score.logsumexp(-1, keepdim=True) if keys else score.new_zeros(batch, heads, length, 1)
-    p = (score - lse).exp() * alive
-    return p, lse.masked_fill(~alive, -torch.inf).squeeze(-1), used
+    p, lse = softmax(score, -1) if keys else (score, score.new_zeros(batch, heads, length))
+    return p * alive, lse.masked_fill(~alive.squeeze(-1), -torch.inf), used
+
+
+def softmax(score: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Softmax of `score` along `dim`, which is not empty, and lse, without that axis.
+
+    Weights and both gradients are relative to the largest score. exp(score - lse) is not: lse holds
+    the largest score and the log of the sum in one number, which of large scores is only the first.
+    """
+    top = score.detach().amax(dim, keepdim=True)
+    return score.softmax(dim), ((score - top).exp().sum(dim, keepdim=True).log() + top).squeeze(dim)

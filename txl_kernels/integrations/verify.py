@@ -22,35 +22,39 @@ def difference(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module]) ->
     without a mask, with padding, with limited context; outputs, and gradients of input and
     parameters. So dropout, caches and what else such calls do not reach is not looked at.
     """
-    with torch.device("cpu"):  # a stranger's module may make tensors on the default device
-        return _difference(module, peer, ancestors)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # of what the module makes for itself, as is the device
+    try:
+        with torch.device("cpu"):
+            return _difference(module, peer, ancestors)
+    except Exception as error:  # whatever a stranger's module raises, it is not taken
+        return f"it raises {type(error).__name__}: {error}"
+    finally:
+        torch.set_default_dtype(default)
 
 
 def _difference(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module]) -> str | None:
-    try:
-        slow = _disturbed(module)
-        fast = copy.deepcopy(slow)
-        fast.__dict__[STATE] = new_state(weights="none", **peer.adapter.settings_from(ancestors))
-        swap(fast, accelerated_class(peer, type(module)))
-        frames = peer.adapter.reach(slow)
-        for said, seen in _masks(frames):
-            sample = peer.adapter.sample(slow, Draw(frames), seen)
-            if sample is None:
-                return f"there is no input to try {peer.name} with"
-            x, call = sample
-            theirs, ours = _run(slow, x, call), _run(fast, x, call)
-            for name, wanted in theirs.items():
-                found = ours.get(name)
-                if found is None or found.shape != wanted.shape:
-                    return f"{said}: no {name} like its own"
-                off = float((found - wanted).abs().max())
-                largest = float(wanted.abs().max())
-                if not off <= TOLERANCE * largest + 1e-5:
-                    return f"{said}: {name} is off by {off:.2g}, of at most {largest:.2g}"
-        if isinstance(fast, Accelerated) and fast.fallbacks:
-            return "its own code had to answer: " + "; ".join(fast.fallbacks)
-    except Exception as error:  # whatever a stranger's module raises, it is not taken
-        return f"it raises {type(error).__name__}: {error}"
+    slow = _disturbed(module)
+    fast = copy.deepcopy(slow)
+    fast.__dict__[STATE] = new_state(weights="none", **peer.adapter.settings_from(ancestors))
+    swap(fast, accelerated_class(peer, type(module)))
+    frames = peer.adapter.reach(slow)
+    for said, seen in _masks(frames):
+        sample = peer.adapter.sample(slow, Draw(frames), seen)
+        if sample is None:
+            return f"there is no input to try {peer.name} with"
+        x, call = sample
+        theirs, ours = _run(slow, x, call), _run(fast, x, call)
+        for name, wanted in theirs.items():
+            found = ours.get(name)
+            if found is None or found.shape != wanted.shape:
+                return f"{said}: no {name} like its own"
+            off = float((found - wanted).abs().max())
+            largest = float(wanted.abs().max())
+            if not off <= TOLERANCE * largest + 1e-5:
+                return f"{said}: {name} is off by {off:.2g}, of at most {largest:.2g}"
+    if isinstance(fast, Accelerated) and fast.fallbacks:
+        return "its own code had to answer: " + "; ".join(fast.fallbacks)
     return None
 
 
@@ -65,8 +69,8 @@ def _disturbed(module: nn.Module) -> nn.Module:
 
 
 def _masks(T: int) -> Iterator[tuple[str, Tensor | None]]:
-    at = torch.arange(T)
-    padding = (at < torch.tensor([T, T - 4]).view(-1, 1, 1)).expand(Draw.B, T, T)
+    at = torch.arange(T, device="cpu")
+    padding = (at < torch.tensor([T, T - 4], device="cpu").view(-1, 1, 1)).expand(Draw.B, T, T)
     distance = at.unsqueeze(1) - at
     yield "without a mask", None
     yield "with padding", padding

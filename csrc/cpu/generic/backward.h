@@ -2,7 +2,7 @@
 // dr at once: 8 products of width D a visible pair, none wasted.
 #pragma once
 #include "backward_plan.h"
-#include "decode.h"
+#include "forward.h"
 #include "gradients.h"
 
 namespace txl::TXL_ISA {
@@ -38,8 +38,8 @@ struct BackwardScratch {
 // WHOLE: low is from and high is to.
 template <bool WHOLE, bool DROP, bool CAPPED>
 static void gradient_row(const float* score, const float* position, const Cap& cap, const float* dp,
-                         const float* factor, float lse, float delta, int64_t low, int64_t high, int64_t from,
-                         int64_t to, const WeightRow& row) {
+                         const float* factor, float lse, float norm, float delta, int64_t low, int64_t high,
+                         int64_t from, int64_t to, const WeightRow& row) {
   for (int64_t n = from; n < to; n += WEIGHTS) {
     vf kept[WEIGHTS / LANES], gradient[WEIGHTS / LANES];
     TXL_UNROLL(2)
@@ -47,8 +47,8 @@ static void gradient_row(const float* score, const float* position, const Cap& c
       const int64_t at = n + z * LANES;
       vf x = load(score + at) + load(position + at), slope;
       if (CAPPED) x = cap(x, slope);
-      const vf below = x - splat(lse);                   // the largest score: NaN stays
-      const vf e = weight_of(below > 0 ? vf{} : below);  // at most 1, however huge scores were rounded
+      const vf below = x - splat(lse);  // at most 0, but for rounding: NaN stays
+      const vf e = weight_of(below > 0 ? vf{} : below) * norm;
       vf dropped = load(dp + at);
       kept[z] = e;
       if (DROP) dropped *= load(factor + at), kept[z] *= load(factor + at);
@@ -91,7 +91,7 @@ static void add_and_sum(const Cell* a, int64_t lda, const Cell* b, int64_t n, in
 // A block of queries from i0 on against the tile of keys at j0.
 template <class T>
 static void backward_block(const Problem& p, const Gradients& g, const BackwardPlan& z, const InUse& in_use,
-                           const float* delta, const Part& at, int64_t j0, const BlockRanges<BLOCK_L>& ranges,
+                           const QueryStats& stats, const Part& at, int64_t j0, const BlockRanges<BLOCK_L>& ranges,
                            int64_t i0, BackwardScratch& s, const Sums& sums) {
   const int64_t b = at.b, h = at.h, Dp = z.Dp, Dvp = z.Dvp, rows = round_up(min_of(BLOCK_L, p.L - i0), MR);
   const Cap cap(p);
@@ -127,8 +127,8 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
       const int64_t row = at.bh(p) * p.L + i0 + i + x;
       const bool whole = own.low == from && own.high == to;
       gradient_of(p, whole)(s.content + x * BLOCK_S, positions.row(x), cap, s.dp + x * BLOCK_S,
-                            s.factor + (i + x) * BLOCK_S, p.lse[row], delta[row], own.low, own.high, from, to,
-                            s.weights.row(i + x));
+                            s.factor + (i + x) * BLOCK_S, stats.lse[row], stats.norm[row], stats.delta[row], own.low,
+                            own.high, from, to, s.weights.row(i + x));
     }
     float* dq = sums.dq + (i0 + i) * Dp;
     if (z.content) {
@@ -155,7 +155,7 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
 // batch row sees; met_by: the blocks that see the chunk.
 template <class T>
 static void backward_part(const Problem& p, const Gradients& g, const BackwardPlan& z, const InUse& in_use,
-                          const Range* hulls, Range met_by, const float* delta, const Part& at, BackwardScratch& s,
+                          const Range* hulls, Range met_by, const QueryStats& stats, const Part& at, BackwardScratch& s,
                           const Sums& sums) {
   const int64_t D = p.D, Dv = p.Dv, Dp = z.Dp, Dvp = z.Dvp;
   for (int64_t j0 = at.low; j0 < at.high; j0 += BLOCK_S) {
@@ -172,7 +172,7 @@ static void backward_part(const Problem& p, const Gradients& g, const BackwardPl
       if (!within(hulls[block], j0).any()) continue;
       const int64_t i0 = block * BLOCK_L;
       const BlockRanges<BLOCK_L> ranges(p, at.b, i0, min_of(BLOCK_L, p.L - i0), {j0, j0 + BLOCK_S});
-      if (ranges.all.any()) backward_block<T>(p, g, z, in_use, delta, at, j0, ranges, i0, s, sums);
+      if (ranges.all.any()) backward_block<T>(p, g, z, in_use, stats, at, j0, ranges, i0, s, sums);
     }
     s.keys.finish_tile(packed);
     for (int64_t n = 0; n < keys; ++n) {
@@ -196,6 +196,56 @@ static float delta_of(const Problem& p, const Gradients& g, int64_t bh, int64_t 
   for (; d + LANES <= p.Dv; d += LANES) sum += load(out + d) * load(dout + d);
   for (; d < p.Dv; ++d) tail += to_float(out[d]) * to_float(dout[d]);
   return sum_lanes(sum) + tail - (g.dlse ? g.dlse[bh * p.L + i] : 0.f);
+}
+
+// lse and norm of the queries [i0, i0 + count) of a head whose lse is large, from their scores. z: of `scores`, the
+// call without values and dropout.
+template <class T>
+static void sum_weights(const Problem& scores, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
+                        int64_t count, ForwardScratch& s, const QueryStats& stats) {
+  sum_range<T>(scores, z, in_use, bh, i0, count, {0, scores.M + scores.L}, SLACK, s, s.result);
+  const float *references = s.result + z.rows * z.Dvp, *totals = references + z.rows;
+  for (int64_t i = 0; i < count; ++i)
+    if (is_large(scores, bh, i0 + i)) set_stats(stats, bh * scores.L + i0 + i, references[i], totals[i]);
+}
+
+// Stats of all queries. Forward's lse has half a unit in its last place of error, and all of a query's weights the
+// factor e^that: of large ones the sum is formed anew.
+template <class T>
+static void find_stats(const Problem& p, const Gradients& g, const InUse& in_use, const QueryStats& stats) {
+  if (p.B * p.H * p.L == 0) return;
+  Problem scores = p;
+  scores.Dv = 0, scores.drop_below = 0;
+  const ForwardPlan z(scores);
+  const int64_t items = p.B * p.H * z.ranges;
+  Buffer large(items);
+  parallel_for(p.threads, items, [&](int64_t item, int) {
+    const int64_t bh = item / z.ranges, i0 = item % z.ranges * z.range;
+    float some = 0;
+    for (int64_t i = i0; i < min_of(i0 + z.range, p.L); ++i) {
+      const int64_t at = bh * p.L + i;
+      stats.lse[at] = p.lse[at], stats.norm[at] = 1.f, stats.delta[at] = delta_of<T>(p, g, bh, i);
+      if (is_large(p, bh, i)) some = 1;
+    }
+    large.data[item] = some;
+  });
+  bool any = false;
+  for (int64_t item = 0; item < items; ++item) any |= large.data[item] != 0;
+  if (!any) return;
+  const int64_t per_thread = decode_fits(p) ? 2 * p.L * p.D : floats_of<ForwardScratch>(scores, z);
+  Buffer scratch(p.threads * per_thread);
+  parallel_for(p.threads, items, [&](int64_t item, int thread) {
+    if (large.data[item] == 0) return;
+    const int64_t bh = item / z.ranges, i0 = item % z.ranges * z.range;
+    Arena arena(scratch.data + thread * per_thread);
+    if (decode_fits(p)) {
+      few_sums<T>(scores, bh, reinterpret_cast<Cell*>(scratch.data + thread * per_thread), stats);
+      return;
+    }
+    [[maybe_unused]] const Unit unit;
+    ForwardScratch s(arena, scores, z);
+    sum_weights<T>(scores, z, in_use, bh, i0, min_of(z.range, p.L - i0), s, stats);
+  });
 }
 
 // Adds up the row at `offset` of several items, item(n) for n < count (null: not there), times a
@@ -273,12 +323,10 @@ static void run_backward(const Problem& p, const Gradients& g) {
   const int64_t S = p.M + p.L, Dp = z.Dp, BH = p.B * p.H;
   const bool few = decode_fits(p);
   const int64_t per_thread = max_of(few ? floats_of<FewScratch>(p, z) : floats_of<BackwardScratch>(p, z), Dp);
-  Buffer scratch(p.threads * per_thread), items(z.items(p) * z.item_floats()), deltas(BH * p.L),
+  const QueryStats stats(p);
+  find_stats<T>(p, g, in_use, stats);
+  Buffer scratch(p.threads * per_thread), items(z.items(p) * z.item_floats()),
       dq_parts(z.chunks > 1 ? BH * z.chunks * z.dq_floats() : 0);
-  parallel_for(p.threads, BH * seen.blocks, [&](int64_t x, int) {
-    const int64_t bh = x / seen.blocks, i0 = x % seen.blocks * BLOCK_L;
-    for (int64_t i = i0; i < min_of(i0 + BLOCK_L, p.L); ++i) deltas.data[bh * p.L + i] = delta_of<T>(p, g, bh, i);
-  });
 
   // Batch row by batch row of an item; part(at, sums) does one, of an item that sees its keys or not.
   auto run_item = [&](int64_t item, float* own_dq, const auto& start, const auto& part, const auto& finish) {
@@ -311,7 +359,7 @@ static void run_backward(const Problem& p, const Gradients& g) {
     if (few) {
       FewScratch s(arena, p, z);
       run_item(
-          item, s.dq, [] {}, [&](const Part& at, const Sums& sums) { few_part<T>(p, g, z, deltas.data, at, s, sums); },
+          item, s.dq, [] {}, [&](const Part& at, const Sums& sums) { few_part<T>(p, g, z, stats, at, s, sums); },
           [](float*) {});
       return;
     }
@@ -322,7 +370,7 @@ static void run_backward(const Problem& p, const Gradients& g) {
         item, s.dq, [&] { s.keys.start_item(); },
         [&](const Part& at, const Sums& sums) {
           backward_part<T>(p, g, z, in_use, seen.hulls + at.b * seen.blocks, seen.blocks_of(at.b, at.low / z.chunk),
-                           deltas.data, at, s, sums);
+                           stats, at, s, sums);
         },
         [&](float* left) { s.keys.finish_item(left); });
   });

@@ -58,6 +58,15 @@ struct Sums {
       : dq(row_dq), dr(item), du(item + z.dr_rows() * z.Dp), dw(du + z.Dp), dr_bias(item + z.dr_bias_offset()) {}
 };
 
+// Of each query, at (b * H + h) * L + i: its weights are norm * e^(score - lse), its dS are weights times (dP - delta).
+struct QueryStats {
+  Buffer memory;
+  float *lse, *norm, *delta;
+
+  explicit QueryStats(const Problem& p)
+      : memory(3 * p.B * p.H * p.L), lse(memory.data), norm(lse + p.B * p.H * p.L), delta(norm + p.B * p.H * p.L) {}
+};
+
 // A batch row and head against the keys of a chunk: [low, high).
 struct Part {
   int64_t b, h, low, high;

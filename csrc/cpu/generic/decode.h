@@ -188,6 +188,45 @@ static void run_decode(const Problem& p) {
   }
 }
 
+// Backward's stats of query i from the largest of its scores and the sum of its weights relative to `top`, which lies
+// at most a few e-folds below that: lse, rounded up from no less than the largest, and what that rounding leaves out.
+TXL_INLINE void set_stats(const QueryStats& stats, int64_t at, float top, float total) {
+  const float lse = top + log_of(total);
+  stats.lse[at] = lse;
+  stats.norm[at] = 1.f / (total * exp_of(top - lse));
+}
+
+// Whether rounding lse to float32 changes the weights of a query that sees keys by more than their own rounding.
+TXL_INLINE bool is_large(const Problem& p, int64_t bh, int64_t i) {
+  constexpr float LARGE = 64;
+  const float lse = p.lse[bh * p.L + i];
+  return (lse > LARGE || lse < -LARGE) && visible(p, bh / p.H, i).any();
+}
+
+// Stats of the queries of a head whose lse is large, from their scores. scores: the call without values; queries: room
+// for both kinds, [2][L][D].
+template <class T>
+static void few_sums(const Problem& scores, int64_t bh, Cell* queries, const QueryStats& stats) {
+  const int64_t b = bh / scores.H, L = scores.L, D = scores.D;
+  auto sees = [&](int64_t i) { return visible(scores, b, i).any(); };
+  pack_queries<T>(scores, b, bh % scores.H, 0, L, sees, D, queries, queries + L * D);
+  for (int64_t i = 0; i < L; ++i) {
+    if (!is_large(scores, bh, i)) continue;
+    const Range seen = visible(scores, b, i);
+    float top = -INF, total = 0;
+    for (int64_t j = seen.low; j < seen.high; j += DECODE_PART) {
+      float part[2];  // top, sum
+      decode_part<T>(scores, bh, i, {j, min_of(j + DECODE_PART, seen.high)}, queries + i * D, queries + (L + i) * D,
+                     part);
+      if (part[1] == 0) continue;  // nothing but scores of -inf
+      const float raised = part[0] > top ? part[0] : top;
+      total = total * exp_of(top - raised) + part[1] * exp_of(part[0] - raised);
+      top = raised;
+    }
+    set_stats(stats, bh * L + i, top, total);
+  }
+}
+
 // Backward for a few queries: keys, values and r are read where they lie and their gradients written
 // there, nothing is packed. Scores are summed as decode does, so that lse belongs to them.
 
@@ -212,9 +251,10 @@ struct FewScratch {
 
 // p and dS of query i for the keys from j0 on that it sees, relative to j0.
 template <class T>
-static void few_weights(const Problem& p, const Part& at, int64_t i, int64_t j0, Range keys, float lse, float delta,
+static void few_weights(const Problem& p, const Part& at, int64_t i, int64_t j0, Range keys, const QueryStats& stats,
                         const FewScratch& s, const BackwardPlan& plan) {
   const Cap cap(p);
+  const int64_t query = at.bh(p) * p.L + i;
   float *weight = s.p + i * FEW_PART, *gradient = s.ds + i * FEW_PART;
   for (int64_t n = keys.low; n < keys.high; n += LANES) {
     float score[LANES];
@@ -232,7 +272,8 @@ static void few_weights(const Problem& p, const Part& at, int64_t i, int64_t j0,
     const vf dp = sum_each(sums) + load(tail);
     vf x = load(score), slope = splat(1.f);
     if (p.softcap) x = cap(x, slope);
-    const vf below = x - splat(lse), e = exp_of(below > 0 ? vf{} : below), dS = e * (dp - splat(delta)) * slope;
+    const vf below = x - splat(stats.lse[query]), e = exp_of(below > 0 ? vf{} : below) * stats.norm[query];
+    const vf dS = e * (dp - splat(stats.delta[query])) * slope;
     if (n + LANES <= keys.high) {
       store(weight + n, e);
       store(gradient + n, dS);
@@ -295,8 +336,8 @@ static void few_query(const Problem& p, const BackwardPlan& z, const Part& at, i
 
 // As backward_part.
 template <class T>
-static void few_part(const Problem& p, const Gradients& g, const BackwardPlan& z, const float* delta, const Part& at,
-                     const FewScratch& s, const Sums& sums) {
+static void few_part(const Problem& p, const Gradients& g, const BackwardPlan& z, const QueryStats& stats,
+                     const Part& at, const FewScratch& s, const Sums& sums) {
   const int64_t D = p.D, Dp = z.Dp, Dv = p.Dv, Dvp = z.Dvp, L = p.L;
   auto sees = [&](int64_t i) { return visible(p, at.b, i).any(); };
   pack_queries<T>(p, at.b, at.h, 0, L, sees, Dp, s.qu, s.qw);
@@ -315,8 +356,7 @@ static void few_part(const Problem& p, const Gradients& g, const BackwardPlan& z
       const Range all = visible(p, at.b, i);
       seen[i] = {clamp(all.low - j0, 0, count), clamp(all.high - j0, 0, count)};
       if (!seen[i].any()) continue;
-      const int64_t row = at.bh(p) * L + i;
-      few_weights<T>(p, at, i, j0, seen[i], p.lse[row], delta[row], s, z);
+      few_weights<T>(p, at, i, j0, seen[i], stats, s, z);
       few_query<T>(p, z, at, i, j0, seen[i], s, sums);
     }
     for (int64_t n = 0; n < count; ++n) {

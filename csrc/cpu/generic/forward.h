@@ -49,8 +49,9 @@ struct Softmax {
   static constexpr int ROWS = (MR + LANES - 1) / LANES * LANES;
   vf top[ROWS], sum[ROWS];  // of each row, by lanes
   float reference[ROWS], rescale[ROWS];
+  const float slack;
 
-  explicit Softmax(const float* references) {
+  Softmax(const float* references, float most) : slack(most) {
     for (int x = 0; x < ROWS; ++x) reference[x] = -INF;
     memcpy(reference, references, sizeof(float) * MR);
     clear();
@@ -68,7 +69,7 @@ struct Softmax {
     for (int x = 0; x < ROWS; x += LANES) store(largest + x, max_each(top + x));
     for (int x = 0; x < MR; ++x) {
       rescale[x] = 1.f;
-      if (!(largest[x] > reference[x] + SLACK)) continue;
+      if (!(largest[x] > reference[x] + slack)) continue;
       rescale[x] = exp_of(reference[x] - largest[x]);
       reference[x] = largest[x], some = true;
     }
@@ -144,10 +145,10 @@ struct ForwardScratch {
 };
 
 // out (not yet divided), references and sums of queries [i0, i0 + count) over the keys of a part, into
-// `result`.
+// `result`. slack: SLACK, or less.
 template <class T>
-static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
-                          int64_t count, Range part, ForwardScratch& s, float* result) {
+static void sum_range(const Problem& p, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
+                      int64_t count, Range part, float slack, ForwardScratch& s, float* result) {
   const int64_t b = bh / p.H, h = bh % p.H, Dp = z.Dp, Dvp = z.Dvp, rows = round_up(count, MR);
   const Cap cap(p);
   const BlockRanges<RANGE_L> ranges(p, b, i0, count, part);
@@ -169,7 +170,7 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
       const Range seen = within(ranges.strip[i / MR], j0);
       if (!seen.any()) continue;
       const int64_t from = seen.low / NR * NR, to = round_up(seen.high, STEP);
-      Softmax softmax(reference + i);
+      Softmax softmax(reference + i, slack);
       for (bool raised = true; raised;) {
         const Positions positions = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, from, to, s.k_panels,
                                                  s.table, s.content, s.position);
@@ -203,6 +204,17 @@ static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& i
                      out + i * Dvp);
     }
   }
+}
+
+// The same, for values of any size: weights of up to e^SLACK times values near the largest float are not finite, where
+// weights of at most 1 may be.
+template <class T>
+static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
+                          int64_t count, Range part, ForwardScratch& s, float* result) {
+  sum_range<T>(p, z, in_use, bh, i0, count, part, SLACK, s, result);
+  vf odd = {};  // 0, or NaN
+  for (int64_t n = 0; n < count * z.Dvp; n += LANES) odd += load(result + n) * 0.f;
+  if (!(sum_lanes(odd) == 0)) sum_range<T>(p, z, in_use, bh, i0, count, part, 0.f, s, result);
 }
 
 // Merges the results of the parts, `step` floats apart, into the first and writes out and lse.

@@ -27,6 +27,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 
     monkeypatch.setattr(module, "_onednn", lambda: counted)
     monkeypatch.setattr(module, "onednn_gain", lambda: 2.0)
+    monkeypatch.setattr(module, "_shapes", set())
     return found
 
 
@@ -114,3 +115,37 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert now[0] == passed
     finally:
         onednn_gain.cache_clear()
+
+
+@onednn
+def test_a_bounded_number_of_shapes_is_onednns(products: list[torch.Size]) -> None:
+    """It keeps memory for each as long as the process lives; what it has prepared it may repeat."""
+    weight = torch.randn(500, 300)
+    with torch.inference_mode():
+        for rows in [*range(40, 240), 40]:
+            torch.testing.assert_close(linear(torch.ones(rows, 300), weight), weight.sum(1).expand(rows, 500))
+    assert products == [(rows, 300) for rows in [*range(40, 40 + module._MOST_SHAPES), 40]]
+
+
+@onednn
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_measurement_has_no_defaults(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of float32 on the CPU, whatever tensors are made as elsewhere."""
+    met = set()
+    product = module._onednn()
+
+    def counted(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        met.update((t.dtype, t.device.type) for t in (x, weight))
+        return product(x, weight, *rest)
+
+    monkeypatch.setattr(module, "_onednn", lambda: counted)
+    onednn_gain.cache_clear()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            assert onednn_gain() > 0
+    finally:
+        torch.set_default_dtype(torch.float32)
+        onednn_gain.cache_clear()
+    assert met == {(torch.float32, "cpu")}

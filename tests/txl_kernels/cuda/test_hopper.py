@@ -159,6 +159,28 @@ def test_queries_that_see_nothing_may_hold_and_get_anything(width: int) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("size", [-(2.0**15), 2.0**20, -(2.0**30), 2.0**100])
+def test_gradients_of_scores_too_large_are_not_numbers(size: float) -> None:
+    """And those of others are right to a percent; results are right for all."""
+    inputs = make_inputs(Case("", L=20, M=50, B=1, D=64, causal=False, scale=1.0), torch.bfloat16)
+    with torch.no_grad():
+        for name in ("q", "k", "k_mem", "r", "content_bias", "position_bias"):
+            inputs[name].zero_()
+        inputs["q"][..., 0] = 1
+        for name in ("k", "k_mem"):
+            inputs[name][..., 0] = size
+    out, _ = rel_attention(**as_call(inputs), return_lse=True, backend="cuda")
+    mean = torch.cat([inputs["v_mem"], inputs["v"]], 2).float().mean(2, keepdim=True)
+    torch.testing.assert_close(out.float(), mean.expand(out.shape), rtol=0, atol=5e-3)
+    dv, dk = torch.autograd.grad(out.sum(), [inputs["v"], inputs["k"]])
+    if abs(size) > 45_000:
+        assert dv.isnan().all()
+        assert dk.isnan().all()
+    else:
+        torch.testing.assert_close(dv.float(), torch.full(dv.shape, 20 / 70), rtol=2e-2, atol=0)
+
+
+@pytest.mark.usefixtures("kernels")
 def test_bounds_out_of_range_are_their_querys_own() -> None:
     """Its result is NaN; gradients of others stay right."""
     inputs = make_inputs(Case("", L=100, M=40, D=64, B=1, H=1), torch.bfloat16)

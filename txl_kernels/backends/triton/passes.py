@@ -91,7 +91,7 @@ def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tupl
     into, into_lse, into_strides = out, lse, strides("out", out)
     if parts > 1:
         into = workspace.add(torch.float32, parts, plan.bh, plan.L, plan.D_V)
-        into_lse = workspace.add(torch.float32, parts, plan.bh, plan.L)
+        into_lse = workspace.add(torch.float32, 2, parts, plan.bh, plan.L)
         into_strides = {"out_batch": 0, "out_head": 0, "out_row": plan.D_V}
     q, u, w = plan.call.q, plan.call.content_bias, plan.call.position_bias
     launches = [
@@ -104,8 +104,9 @@ def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tupl
     ]  # fmt: skip
     if parts > 1:
         merge = Launch(
-            merge_kernel, (plan.bh * plan.L,), PARTS=into, PART_LSE=into_lse, OUT=out, LSE=lse, **strides("out", out),
-            H=plan.H, L=plan.L, parts=parts, D=plan.D_V, BLOCK_D=plan.block_dv, CHUNK=MERGE_CHUNK, num_warps=2,
+            merge_kernel, (plan.bh * plan.L,), PARTS=into, PART_SUMS=into_lse, OUT=out, LSE=lse, **strides("out", out),
+            H=plan.H, L=plan.L, parts=parts, scale_log2=plan.scale_log2, D=plan.D_V, BLOCK_D=plan.block_dv,
+            CHUNK=MERGE_CHUNK, num_warps=2,
         )  # fmt: skip
         launches.append(merge)
     return Launches(launches, workspace)
@@ -155,11 +156,11 @@ class _Backward:
         dtype, sizes = plan.call.q.form.dtype, (plan.B, plan.H, plan.L)
         self.qu = self.workspace.add(dtype, *sizes, plan.D)
         self.qw = None if plan.r is None else self.workspace.add(dtype, *sizes, plan.D)
-        self.delta, self.lse2 = (self._float32(*sizes) for _ in range(2))
+        self.delta, self.top, self.lse2 = (self._float32(*sizes) for _ in range(3))
         self.tma = plan.descriptors and describable(self.dout.form) and describable(self.qu.form)
         self.reach = self._reach()
         self.shared = shared(plan) | strides("do", self.dout)
-        self.shared |= {"DELTA": self.delta, "LSE2": self.lse2, "scale": float(plan.call.scale)}
+        self.shared |= {"DELTA": self.delta, "TOP": self.top, "LSE2": self.lse2, "scale": float(plan.call.scale)}
         self._prepare(out, lse, dlse)
         # The gradient of q is the sum of what comes through content and through positions, so w's
         # is its sum less u's.
@@ -211,7 +212,7 @@ class _Backward:
         w = None if plan.r is None else call.position_bias
         self._launch(
             prepare_kernel, (triton.cdiv(plan.L, block) * plan.bh,), Q=call.q, U=call.content_bias, W=w, OUT=out,
-            DOUT=self.dout, LSE=lse, DLSE=dlse, QU=self.qu, QW=self.qw, DELTA=self.delta, LSE2=self.lse2,
+            DOUT=self.dout, LSE=lse, DLSE=dlse, QU=self.qu, QW=self.qw, DELTA=self.delta, TOP=self.top, LSE2=self.lse2,
             **strides("q", call.q), **strides("u", call.content_bias), **strides("w", w, ("head",)),
             **strides("out", out), **strides("do", self.dout), H=plan.H, L=plan.L, sign=plan.sign, BLOCK=block,
             D=plan.D, BLOCK_D=plan.block_d, D_V=plan.D_V, BLOCK_DV=plan.block_dv,

@@ -109,7 +109,9 @@ class ESPnetTransducer(Accelerated):
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         table = draw.table(width_of(module.linear_pos))
         padding, hidden = (
-            (torch.zeros(draw.B, draw.T, dtype=torch.bool), None) if seen is None else (~seen.any(1), ~seen[0])
+            (torch.zeros(draw.B, draw.T, dtype=torch.bool, device="cpu"), None)
+            if seen is None
+            else (~seen.any(1), ~seen[0])
         )
         return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, padding, hidden)
 

@@ -31,7 +31,9 @@ class Gemma3n(Accelerated):
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         padding = seen is not None and seen.all(1).any()  # it knows no other mask
-        mask = ~seen[:, 0] if seen is not None and padding else torch.zeros(draw.B, draw.T, dtype=torch.bool)
+        mask = torch.zeros(draw.B, draw.T, dtype=torch.bool, device="cpu")
+        if seen is not None and padding:
+            mask = ~seen[:, 0]
         return draw.frames(width_of(module.q_proj)), lambda m, x: m(x, mask).flatten(-2)
 
     def forward(self: Any, hidden_states: Tensor, mask: Tensor) -> Tensor:

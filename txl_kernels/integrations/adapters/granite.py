@@ -16,7 +16,7 @@ class Granite(Accelerated):
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        size, at = module.context_size, torch.arange(module.context_size)
+        size, at = module.context_size, torch.arange(module.context_size, device="cpu")
         distances = at.unsqueeze(1) - at + module.max_pos_emb
         return draw.normal(draw.B, 2 * size + 3, width_of(module.to_q)), lambda m, x: m(x, distances)
 
@@ -44,7 +44,7 @@ class Granite5(Accelerated):
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        at = torch.arange(module.context_size)
+        at = torch.arange(module.context_size, device="cpu")
         distances = at.unsqueeze(1) - at + module.config.max_position_embeddings
         mask = seen[:, 0] if seen is not None and seen.all(1).any() else None  # it knows padding alone
         return draw.frames(width_of(module.q_proj)), lambda m, x: m(x, distances, attention_mask=mask)[0]

@@ -122,7 +122,7 @@ class NeMoLocal(Accelerated):
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        hidden = torch.zeros(draw.B, draw.T, dtype=torch.bool) if seen is None else ~seen[:, 0]
+        hidden = torch.zeros(draw.B, draw.T, dtype=torch.bool, device="cpu") if seen is None else ~seen[:, 0]
         table = draw.table(width_of(module.linear_pos), *module.att_context_size)
         return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, hidden, table)
 

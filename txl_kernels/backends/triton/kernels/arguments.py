@@ -151,9 +151,11 @@ class Queries(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """What backward knows of queries: dout [BM, BLOCK_D]; lse2 (base 2), delta: float32 [BM]."""
+    """What backward knows of queries: dout [BM, BLOCK_D]; top and lse2, for `weights`, and delta:
+    float32 [BM]."""
 
     dout: Any
+    top: Any
     lse2: Any
     delta: Any
 

@@ -35,7 +35,7 @@ from txl_kernels.backends.triton.kernels.visible import interval, span
 
 @triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
 def backward_keys_kernel(
-    QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, KEY_FIRST, KEY_LAST, SEED, DOUT, DELTA, LSE2,
+    QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, KEY_FIRST, KEY_LAST, SEED, DOUT, DELTA, TOP, LSE2,
     DK, DV, DK_MEM, DV_MEM, DU,
     k_batch, k_head, k_row, v_batch, v_head, v_row, km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row,
     rb_head, rb_row, start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row,
@@ -120,9 +120,10 @@ def backward_keys_kernel(
             s = plus(s, numbers_of_pairs_transposed(numbers, d0, BLOCK))
         if to_cap is not None:
             s = capped(s, to_cap)
+        top = tl.load(TOP + place.bh * L + i, mask=i < L, other=0.0)
         lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
         delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
-        p = weights(s, scale_log2, lse2[None, :])
+        p = weights(s, scale_log2, top[None, :], lse2[None, :])
         # Whole, without bounds: the last query sees the first key and the first query the last.
         whole = (key0 >= tl.maximum(M + m0 + BLOCK - 1 - back, 0)) & (key0 + BLOCK <= tl.minimum(M + m0 + ahead, M + L))
         whole = whole & (m0 + BLOCK <= L)
@@ -186,7 +187,7 @@ def _load_keys(memory, segment, key0, M, BLOCK: tl.constexpr, layout):
 
 @triton.jit(do_not_specialize=["B", "H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
 def backward_table_kernel(
-    QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, ROW_FIRST, ROW_LAST, SEED, DOUT, DELTA, LSE2, DR, DB,
+    QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, ROW_FIRST, ROW_LAST, SEED, DOUT, DELTA, TOP, LSE2, DR, DB,
     k_batch, k_head, k_row, v_batch, v_head, v_row, km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row,
     rb_head, rb_row, start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row,
     B, H, L, M, T, zero_row, back, ahead, scale, scale_log2, to_cap, drop_below, keep_scale,
@@ -271,9 +272,10 @@ def backward_table_kernel(
                 stays = kept_transposed(dropout, m0, key0 - BLOCK, BLOCK, BLOCK)
                 below = tl.where(stays, below * keep_scale, 0.0)
             dp = skew_transposed(above, below, m0, BLOCK)  # [distances, queries], as all that follow
+            top = tl.load(TOP + place.bh * L + i, mask=i < L, other=0.0)
             lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
             delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
-            ds = weights(s, scale_log2, lse2[None, :]) * (dp - delta[None, :])
+            ds = weights(s, scale_log2, top[None, :], lse2[None, :]) * (dp - delta[None, :])
             if to_cap is not None:
                 ds *= 1.0 - s * s
             low, high, _ = interval(bounds, b, i, sizes)

@@ -54,11 +54,12 @@ from txl_kernels.backends.triton.kernels.visible import (
 )
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LARGE = tl.constexpr(64 * 1.4426950408889634)  # lse2, from which on its rounding is more than a weight's own
 
 
 @triton.jit(do_not_specialize=["H", "L"])
 def prepare_kernel(
-    Q, U, W, OUT, DOUT, LSE, DLSE, QU, QW, DELTA, LSE2,
+    Q, U, W, OUT, DOUT, LSE, DLSE, QU, QW, DELTA, TOP, LSE2,
     q_batch, q_head, q_row, u_head, w_head, out_batch, out_head, out_row, do_batch, do_head, do_row, H, L, sign,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
     WIDE: tl.constexpr, UNIT: tl.constexpr,
@@ -66,8 +67,10 @@ def prepare_kernel(
     """Program (block of queries of one (b, h)): q + u, q + w, delta, and lse in base 2.
 
     QU, QW: [B * H, L, D], rounded to q's dtype, with the scale's sign, zero for a query that sees
-    nothing; QW and W None where there is no table. DELTA, LSE2: [B * H, L], +inf in LSE2 for a
-    query that sees nothing, so that its probabilities come out as zero.
+    nothing; QW and W None where there is no table. DELTA, TOP, LSE2: [B * H, L]; weights are
+    exp2((score - TOP) * scale_log2 - LSE2). TOP is 0 and LSE2 lse in base 2, until
+    `backward_queries_kernel` finds it large; +inf for a query that sees nothing, so that its
+    probabilities come out as zero.
     """
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
     values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False, UNIT)
@@ -101,6 +104,7 @@ def prepare_kernel(
     if DLSE is not None:
         delta -= tl.load(DLSE + at, mask=sees & (i < L), other=0.0)
     tl.store(DELTA + at, delta, mask=i < L)
+    tl.store(TOP + at, tl.zeros((BLOCK,), tl.float32), mask=i < L)
     tl.store(LSE2 + at, tl.where(sees, lse * LOG2E, float("inf")), mask=i < L)
 
 
@@ -185,7 +189,7 @@ def _walk(
             s = plus(s, numbers_of_pairs(numbers, d0, BLOCK, BLOCK))
         if queries.to_cap is not None:
             s = capped(s, queries.to_cap)
-        p = weights(s, queries.scale_log2, upstream.lse2[:, None])
+        p = weights(s, queries.scale_log2, upstream.top[:, None], upstream.lse2[:, None])
         dp = dot(upstream.dout, tl.trans(v), None, PRECISION)
         if dropout is not None:
             dp = tl.where(kept(dropout, queries.m0, key0, BLOCK, BLOCK), dp * dropout.keep_scale, 0.0)
@@ -210,9 +214,46 @@ def _walk(
     return dq, dq_positions, above, ds_before, d0
 
 
+@triton.jit
+def _sums(
+    state, source, key_last, table, numbers, queries, visible, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout,
+    key_layout,
+):  # fmt: skip
+    """The largest scores and the sums of weights, over all tiles of one source.
+
+    state: both [BLOCK], and the position scores of the block of distances above the next tile. The
+    same scores as in `_walk`.
+    """
+    top, total, above = state
+    for row0 in range(source.start, source.k.last, BLOCK):
+        key0 = row0 + source.shift
+        d0 = queries.at - key0
+        k = load_rows(source.k, row0, _in_use(key_last, source.k, row0, BLOCK), BLOCK, key_layout)
+        s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BLOCK, BLOCK]
+        if table is not None:
+            r = load_distances(table, d0 - BLOCK, None, BLOCK, layout)
+            below = dot(queries.qw, tl.trans(r), None, PRECISION)
+            if numbers is not None:
+                below = plus(below, load_numbers(numbers, d0 - BLOCK, BLOCK)[None, :])
+            s += skew(above, below, key0, BLOCK, BLOCK)
+            above = below
+        else:
+            s = plus(s, numbers_of_pairs(numbers, d0, BLOCK, BLOCK))
+        if queries.to_cap is not None:
+            s = capped(s, queries.to_cap)
+        s = tl.where(sees(visible, key0 + tl.arange(0, BLOCK)), s, float("-inf"))
+        raised = tl.maximum(top, tl.max(s, 1))
+        base = tl.where(raised == float("-inf"), 0.0, raised)
+        total *= tl.math.exp2((top - base) * queries.scale_log2)
+        total += tl.sum(tl.math.exp2((s - base[:, None]) * queries.scale_log2), 1)
+        top = raised
+    return top, total, above
+
+
 @triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
 def backward_queries_kernel(
-    QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, KEY_LAST, ROW_LAST, SEED, DOUT, DELTA, LSE2, DQ, DQ_SUM, DR, DB,
+    QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, KEY_LAST, ROW_LAST, SEED, DOUT, DELTA, TOP, LSE2,
+    DQ, DQ_SUM, DR, DB,
     k_batch, k_head, k_row, v_batch, v_head, v_row, km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row,
     rb_head, rb_row, start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row, dq_batch, dq_head, dq_row,
     H, L, M, T, zero_row, back, ahead, scale, scale_log2, to_cap, drop_below, keep_scale,
@@ -225,6 +266,9 @@ def backward_queries_kernel(
     APART: dq's parts through content and through positions have accumulators of their own: on
     Blackwell, where Triton gave wrong numbers of two products chained through one
     (triton-lang/triton#10821).
+
+    Where lse is large, TOP and LSE2 become the largest score and the log2 of the sum of weights
+    relative to it, formed anew, for the kernels that follow, too.
 
     DQ_SUM: float32 [B * H, blocks, D], the block's sum of dq. DR and DB: None, or float32 [H, T, D]
     and [H, T] of zeros, to which dr and the gradient of `r_bias` are added by atomics. With TMA, V,
@@ -259,11 +303,11 @@ def backward_queries_kernel(
         qw = load_rows(packed_rows(QW, place, L, plain), m0, None, BLOCK, plain)
     queries = Queries(qu, qw, m0, M + m0, scale_log2, to_cap)
     do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, plain_values)
-    upstream = Upstream(
-        load_rows(do_rows, m0, None, BLOCK, plain_values),
-        tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf")),
-        tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0),
-    )
+    dout = load_rows(do_rows, m0, None, BLOCK, plain_values)
+    at = place.bh * L + i
+    top = tl.zeros((BLOCK,), tl.float32)
+    lse2 = tl.load(LSE2 + at, mask=i < L, other=float("inf"))
+    delta = tl.load(DELTA + at, mask=i < L, other=0.0)
     dropout = None
     if DROPOUT:
         dropout = Dropout(tl.load(SEED), place.bh, drop_below, keep_scale)
@@ -289,19 +333,29 @@ def backward_queries_kernel(
         above = dot(qw, tl.trans(r), None, PRECISION)
         if numbers is not None:
             above = plus(above, load_numbers(numbers, d0, BLOCK)[None, :])
+    k_strides, v_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
+    memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, keys, values)
+    k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
+    segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, keys, values)
+    large = (lse2 != float("inf")) & (tl.abs(lse2) > LARGE)
+    if tl.max(large.to(tl.int32), 0) != 0:
+        sums = (tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32), above)
+        sums = _sums(sums, memory, key_last, table, numbers, queries, visible, BLOCK, PRECISION, layout, keys)
+        sums = _sums(sums, segment, segment_last, table, numbers, queries, visible, BLOCK, PRECISION, layout, keys)
+        top = tl.where(large, sums[0], top)
+        lse2 = tl.where(large, tl.math.log2(tl.where(large, sums[1], 1.0)), lse2)
+        tl.store(TOP + at, top, mask=i < L)
+        tl.store(LSE2 + at, lse2, mask=i < L)
+    upstream = Upstream(dout, top, lse2, delta)
     zeros = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     dq_positions = tl.zeros((1, 1), tl.float32)  # not used
     if APART:
         dq_positions = zeros
     state = (zeros, dq_positions, above, tl.zeros((BLOCK, BLOCK), qu.dtype), d0)
-    k_strides, v_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
-    memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, keys, values)
     state = _walk(
         state, memory, key_last, table, row_last, gradient, numbers, number_gradient, queries, upstream, visible,
         dropout, BLOCK, PRECISION, APART, layout, keys, values,
     )  # fmt: skip
-    k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
-    segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, keys, values)
     state = _walk(
         state, segment, segment_last, table, row_last, gradient, numbers, number_gradient, queries, upstream, visible,
         dropout, BLOCK, PRECISION, APART, layout, keys, values,

@@ -71,12 +71,12 @@ def _walk(
             s = capped(s, queries.to_cap)
         if partly(visible, key0, BN):
             s = tl.where(sees(visible, key), s, float("-inf"))
-        # The maximum is kept scaled: were it scaled anew, rounding would make the factor of a tile
-        # that raises nothing differ from 1, tile after tile.
-        raised = tl.maximum(top, tl.max(s, 1) * queries.scale_log2)  # [BM]
+        # Differences are scaled, not scores: what a product of large ones leaves out when it is
+        # rounded is no small number.
+        raised = tl.maximum(top, tl.max(s, 1))  # [BM]
         base = tl.where(raised == float("-inf"), 0.0, raised)
-        p = tl.math.exp2(s * queries.scale_log2 - base[:, None])  # [BM, BN]
-        rescale = tl.math.exp2(top - base)
+        p = tl.math.exp2((s - base[:, None]) * queries.scale_log2)  # [BM, BN]
+        rescale = tl.math.exp2((top - base) * queries.scale_log2)
         total = total * rescale + tl.sum(p, 1)
         top = raised
         if dropout is not None:
@@ -103,8 +103,9 @@ def forward_kernel(
 ):  # fmt: skip
     """Program (block of BM queries of one (b, h), part of its keys).
 
-    R or R_BIAS may be None. With SPLIT, OUT is float32 [parts, B * H, L, D_V] and LSE
-    [parts, B * H, L], for `merge_kernel`; without, there is one part. With TMA, K, K_MEM and R are
+    R or R_BIAS may be None. With SPLIT, OUT is float32 [parts, B * H, L, D_V] and LSE the largest
+    scores and the sums of weights, [2, parts, B * H, L], for `merge_kernel`; without, there is one
+    part. With TMA, K, K_MEM and R are
     descriptors, as V and V_MEM are without bounds (which leave rows out); those of the memory start
     at the first key that some query sees.
     """
@@ -185,25 +186,30 @@ def forward_kernel(
 
     nothing = total == 0.0  # of these keys, which may be one part's
     out = tl.where(nothing[:, None], 0.0, acc * (keep_scale / tl.where(nothing, 1.0, total))[:, None])
-    lse = tl.where(nothing, float("-inf"), (top + tl.math.log2(tl.where(nothing, 1.0, total))) * LN2)
-    lse = tl.where(bad, float("nan"), lse)
     at = place.bh
     if SPLIT:
-        at += tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // blocks)
+        rows = (tl.num_programs(0) // blocks).to(tl.int64)  # B * H
+        at += tl.program_id(1) * rows
         OUT += at * L * D_V
         out_batch, out_head = 0, 0
+        tl.store(LSE + at * L + i, top, mask=i < L)
+        tl.store(LSE + (tl.num_programs(1) * rows + at) * L + i, total, mask=i < L)
+    else:
+        log = tl.math.log2(tl.where(nothing, 1.0, total)) * LN2
+        lse = tl.where(nothing, float("-inf"), top * (scale_log2 * LN2) + log)
+        tl.store(LSE + at * L + i, tl.where(bad, float("nan"), lse), mask=i < L)
     store_rows(rows_of(OUT, (out_batch, out_head, out_row), place, 0, L, out_layout), m0, out, BM, out_layout)
-    tl.store(LSE + at * L + i, lse, mask=i < L)
 
 
 @triton.jit(do_not_specialize=["H", "L", "parts"])
 def merge_kernel(
-    PARTS, PART_LSE, OUT, LSE, out_batch, out_head, out_row, H, L, parts,
+    PARTS, PART_SUMS, OUT, LSE, out_batch, out_head, out_row, H, L, parts, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Program (query of one (b, h)): adds up the parts of its keys by their lse, in order.
+    """Program (query of one (b, h)): adds up the parts of its keys by their sums, in order.
 
-    PARTS: float32 [parts, B * H, L, D]; PART_LSE: float32 [parts, B * H, L].
+    PARTS: float32 [parts, B * H, L, D]; PART_SUMS: float32 [2, parts, B * H, L], see
+    `forward_kernel`.
     """
     at = tl.program_id(0).to(tl.int64)  # bh * L + i
     rows = tl.num_programs(0).to(tl.int64)  # B * H * L
@@ -211,15 +217,16 @@ def merge_kernel(
     n = tl.arange(0, CHUNK)
     top = float("-inf")
     for part in range(0, parts, CHUNK):
-        lse = tl.load(PART_LSE + (part + n) * rows + at, mask=part + n < parts, other=float("-inf"))  # [CHUNK]
-        top = tl.maximum(top, tl.max(lse, 0))
+        tops = tl.load(PART_SUMS + (part + n) * rows + at, mask=part + n < parts, other=float("-inf"))  # [CHUNK]
+        top = tl.maximum(top, tl.max(tops, 0))
     base = tl.where(top == float("-inf"), 0.0, top)
     total = 0.0
     acc = tl.zeros((BLOCK_D,), tl.float32)
     for part in range(0, parts, CHUNK):
         mask = part + n < parts
-        lse = tl.load(PART_LSE + (part + n) * rows + at, mask=mask, other=float("-inf"))  # [CHUNK]
-        weight = tl.exp(lse - base)  # [CHUNK]
+        tops = tl.load(PART_SUMS + (part + n) * rows + at, mask=mask, other=float("-inf"))  # [CHUNK]
+        sums = tl.load(PART_SUMS + (parts + part + n) * rows + at, mask=mask, other=0.0)
+        weight = sums * tl.math.exp2((tops - base) * scale_log2)  # [CHUNK]
         pointers = PARTS + ((part + n) * rows + at)[:, None] * D + d[None, :]
         out = tl.load(pointers, mask=mask[:, None] & (d < D)[None, :], other=0.0)  # [CHUNK, BLOCK_D]
         total += tl.sum(weight, 0)
@@ -228,4 +235,5 @@ def merge_kernel(
     bh = at // L
     OUT += (bh // H) * out_batch + (bh % H) * out_head + (at % L) * out_row
     tl.store(OUT + d, (acc / tl.where(nothing, 1.0, total)).to(OUT.dtype.element_ty), mask=d < D)
-    tl.store(LSE + at, tl.where(nothing, float("-inf"), base + tl.log(tl.where(nothing, 1.0, total))))
+    log = tl.math.log2(tl.where(nothing, 1.0, total)) * LN2
+    tl.store(LSE + at, tl.where(nothing, float("-inf"), base * (scale_log2 * LN2) + log))

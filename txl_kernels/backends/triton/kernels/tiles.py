@@ -280,14 +280,14 @@ def capped(s, to_cap):
 
 
 @triton.jit
-def weights(s, scale_log2, lse2):
-    """exp2(s * scale_log2 - lse2), at most 1.
+def weights(s, scale_log2, top, lse2):
+    """exp2((s - top) * scale_log2 - lse2), at most 1.
 
-    s: scores, float32, or what `capped` made of them. Forward's tiles may have summed a score in
-    another order: of huge ones the difference is no longer small, and exp2 of it has no bound. NaN
-    stays.
+    s: scores, float32, or what `capped` made of them. top, lse2: see `prepare_kernel`. Another
+    kernel may have summed a score in another order: of huge ones the difference is no longer small,
+    and exp2 of it has no bound. NaN stays.
     """
-    return tl.math.exp2(tl.minimum(s * scale_log2 - lse2, 0.0, propagate_nan=tl.PropagateNan.ALL))
+    return tl.math.exp2(tl.minimum((s - top) * scale_log2 - lse2, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 # Dropout bits, a function of seed, place, query and key: see `txl_kernels.call`.
