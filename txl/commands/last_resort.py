@@ -28,8 +28,11 @@ def reason(error: BaseException) -> str | None:
 
 
 def memory_summary(error: BaseException) -> str | None:
-    """What to say where memory, or the range of a number, is at an end; None for other errors."""
+    """What to say where memory, the range of a number or a setting of the kernels is at fault; None
+    for other errors."""
     text = str(error)
+    if text.startswith("TXL_KERNELS_"):  # a setting in the environment that is none
+        return text
     if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
         return f"there is not enough memory for these sizes ({' '.join(text.split())[:200] or 'MemoryError'})"
     if isinstance(error, OverflowError) or "Storage size calculation overflowed" in text:
