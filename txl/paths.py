@@ -151,8 +151,7 @@ def append_text(path: Path, text: str) -> None:
     """
     with naming(path):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | _SAFE
-        with os.fdopen(os.open(path, flags, 0o666), "ab") as file:
-            _check_regular(file.fileno())
+        with os.fdopen(_regular(os.open(path, flags, 0o666)), "ab") as file:
             file.write(text.encode("utf-8", "backslashreplace"))
 
 
@@ -174,18 +173,15 @@ def open_regular(path: Path) -> IO[bytes]:
         OSError: it cannot be opened, or is a pipe, which could wait for ever, a device or a folder.
     """
     with naming(path):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            _check_regular(descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return os.fdopen(descriptor, "rb")
+        return os.fdopen(_regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)), "rb")
 
 
-def _check_regular(descriptor: int) -> None:
+def _regular(descriptor: int) -> int:
+    """The descriptor, if it is a regular file's; else closes it and raises OSError."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError(errno.EINVAL, "Not a regular file")
+    return descriptor
 
 
 @contextmanager
@@ -213,8 +209,12 @@ def lock_file(path: Path, *, wait: bool = False) -> int | None:
     """Lock a file, made if it is not there, until its descriptor is closed or the process ends.
 
     Returns: the descriptor; None if another holds it.
+
+    Raises:
+        OSError: it cannot be made, or `path` is a symbolic link, a pipe or a device.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | _SAFE, 0o644)
+    with naming(path):
+        descriptor = _regular(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | _SAFE, 0o644))
     return _locked(descriptor, fcntl.LOCK_EX, wait)
 
 

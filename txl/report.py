@@ -25,7 +25,7 @@ from txl.evaluation.evaluate import Score
 from txl.evaluation.speed import Speedup
 from txl.model import make_network
 from txl.model.transformer import count_parameters
-from txl.paths import AnyPath, lock_file, naming, read_bytes, read_text, replace_text
+from txl.paths import AnyPath, lock_file, read_bytes, read_text, replace_text
 from txl.pictures import missing, new_figure, save
 from txl.training import checkpoint as checkpoints
 from txl.training.run import read_log, read_record
@@ -62,9 +62,7 @@ class Evaluation:
 
 def keep_evaluations(folder: Path, new: Sequence[Evaluation]) -> None:
     """Adds those that are finite to what is there, in the place of older ones of the same."""
-    path = folder / ".kept.lock"
-    with naming(path):
-        descriptor = lock_file(path, wait=True)
+    descriptor = lock_file(folder / ".kept.lock", wait=True)
     assert descriptor is not None
     try:
         finite = [each for each in new if math.isfinite(each.score.nats)]

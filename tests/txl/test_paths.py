@@ -1,5 +1,5 @@
-"""Files replaced whole, by names that nobody can plant; what killed writers leave; locks; reads that
-end."""
+"""Files replaced whole, by names that nobody can plant; what killed writers leave; locks;
+reads that do not wait."""
 
 import errno
 import os
@@ -90,7 +90,9 @@ def test_only_regular_files_are_read_and_added_to(name: str, tmp_path: Path) -> 
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for act in (paths.read_bytes, lambda path: paths.append_text(path, "line")):
-        with pytest.raises(OSError, match=rf"(Not a regular file|Is a directory|No such device or address): '.*{name}'"):
+        with pytest.raises(
+            OSError, match=rf"(Not a regular file|Is a directory|No such device or address): '.*{name}'"
+        ):
             act(tmp_path / name)
 
 

@@ -124,15 +124,16 @@ def _counted(counts: list[Counter[str]], rule: Rule, options: PrepareOptions, lo
 class _Split:
     """A split, or the starts of its sentences, while it is written to a temporary file."""
 
-    file: IO[bytes]
+    file: IO[bytes]  # without a buffer: closing it writes nothing
     path: Path  # where it will be
     items: int = 0
     hash: Any = field(default_factory=hashlib.sha256)
 
     def write(self, items: npt.NDArray[Any]) -> None:
+        left = memoryview(items).cast("B")
         with naming(self.path):
-            self.file.write(items.data)
-            self.file.flush()
+            while left:
+                left = left[self.file.write(left) :]
         self.hash.update(items.data)
         self.items += len(items)
 
@@ -225,12 +226,12 @@ def _temporary(folder: Path, name: str) -> Path:
 
 
 def _create(folder: Path, name: str) -> IO[bytes]:
-    return open(_temporary(folder, name), "wb", opener=lambda path, flags: create(Path(path)))
+    return os.fdopen(create(_temporary(folder, name)), "wb", buffering=0)
 
 
 def _write_whole(folder: Path, name: str, content: bytes) -> None:
-    with naming(folder / name), _create(folder, name) as file:
-        file.write(content)
+    with _create(folder, name) as file:
+        _Split(file, folder / name).write(np.frombuffer(content, np.uint8))
 
 
 def _write(

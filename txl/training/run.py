@@ -117,8 +117,7 @@ def lock(folder: Path) -> None:
     held = _locks.get(key)
     if held is not None and path.exists() and path.stat().st_ino == held[1]:
         return  # not so where the folder was removed and made anew
-    with naming(path):
-        descriptor = lock_file(path)
+    descriptor = lock_file(path)
     if descriptor is None:
         raise TxlError(f"{folder}: another process is training there")
     _locks[key] = descriptor, os.fstat(descriptor).st_ino
