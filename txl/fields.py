@@ -49,7 +49,7 @@ def from_values(kind: type[_T], values: Any) -> _T:
     for field in fields:
         if field.name in values:
             check_type(field, values[field.name])
-        elif field.default is dataclasses.MISSING:
+        elif field.default is field.default_factory is dataclasses.MISSING:
             raise TxlError(f"{field.name} is missing")
     return kind(**{field.name: values[field.name] for field in fields if field.name in values})
 

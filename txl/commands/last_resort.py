@@ -1,5 +1,6 @@
 """What becomes of errors that nobody foresaw: one line, and a file with the rest."""
 
+import errno
 import os
 import sys
 import tempfile
@@ -24,6 +25,8 @@ def report(error: BaseException) -> None:
 
 def reason(error: BaseException) -> str | None:
     """What to say of an error that was foreseen; None for one that nobody did."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        return f"standard output: {error.strerror}"  # errors of files name them
     return str(error) if isinstance(error, (TxlError, OSError)) else memory_summary(error)
 
 

@@ -1,5 +1,6 @@
 """`txl train`: a model from a recipe and options, or a run that goes on."""
 
+import dataclasses
 import inspect
 import math
 from dataclasses import dataclass
@@ -184,6 +185,11 @@ def run_to_go_on(folder: Path, given: Given, world: World) -> Run:
     if given.recipe is not None:
         raise TxlError("--resume continues the model of the run; leave --recipe out")
     record = runs.go_on(folder) if world.first else runs.read_record(folder)
+    try:
+        before = TrainConfig.from_json(record.train)
+        config_from_json(record.model)
+    except TxlError as error:
+        raise TxlError(f"{folder / 'run.json'}: cannot be resumed: {error}") from error
     if given.source is not None and given.source.resolve() != record.corpus.resolve():
         raise TxlError(f"{folder}: a run is resumed on its own text, {record.corpus}; leave --data out")
     corpus = data.load(record.corpus)
@@ -191,9 +197,8 @@ def run_to_go_on(folder: Path, given: Given, world: World) -> Run:
     asked = dict(given.train)
     if asked.get("precision") == "auto":
         del asked["precision"]
-        say(f"precision: {record.train['precision']}, as when the run began")
-    train = TrainConfig.from_json(record.train | asked)
-    return Run(corpus, model, train, steps_before=record.train["steps"])
+        say(f"precision: {before.precision}, as when the run began")
+    return Run(corpus, model, dataclasses.replace(before, **asked), steps_before=before.steps)
 
 
 def _tell_other_data(recipe: recipes.Recipe, corpus: data.Corpus) -> None:

@@ -130,7 +130,7 @@ class _Split:
     hash: Any = field(default_factory=hashlib.sha256)
 
     def write(self, items: npt.NDArray[Any]) -> None:
-        left = memoryview(items).cast("B")
+        left = memoryview(items.tobytes())
         with naming(self.path):
             while left:
                 left = left[self.file.write(left) :]

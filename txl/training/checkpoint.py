@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -62,7 +62,7 @@ class State:
 
     step: int = 0
     best_loss: float = math.inf
-    train: dict[str, Any] | None = None
+    train: dict[str, Any] = field(default_factory=dict)
     corpus: str = ""
     attn_len: int = 1
     segment: int = 1

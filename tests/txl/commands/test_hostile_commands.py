@@ -1,5 +1,6 @@
 """Commands with absurd options, closed outputs and odd files: done as asked, or one line."""
 
+import json
 import os
 import shutil
 import signal
@@ -92,6 +93,12 @@ def test_closed_outputs(run: Path, closed: str) -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_behind_the_output(run: Path) -> None:
+    command = f"'{sys.executable}' -m txl generate '{run}' --count 3 > /dev/full"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
 
 
 def test_one_process_where_torchrun_started_several(txl: Run, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,3 +234,18 @@ def test_an_instruction_set_that_is_none(run: Path, command: str) -> None:
         env=os.environ | {"TXL_KERNELS_ISA": "zzz"},
     )  # fmt: skip
     one_line(done, "TXL_KERNELS_ISA=zzz is not known; this build has ")
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [("train", {"steps": "6"}), ("train", {"lr": None}), ("model", {"d_model": []}), ("model", {"unknown": 1})],
+)
+def test_a_forged_record_is_named(txl: Run, whole: Path, tmp_path: Path, part: str, change: dict) -> None:
+    folder = shutil.copytree(whole, tmp_path / "r")
+    record = json.loads((folder / "run.json").read_text())
+    record[part] |= change
+    (folder / "run.json").write_text(json.dumps(record))
+    done = txl("train", "--run", folder, "--resume")
+    one_line(done, f"{folder}/run.json: cannot be resumed: ")
+    assert next(iter(change)) in done.stderr
+    unlock(folder)
