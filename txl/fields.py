@@ -2,7 +2,6 @@
 types."""
 
 import dataclasses
-import math
 import types
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -78,7 +77,7 @@ def _is_of(kind: Any, value: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(_is_of(inner[0], x) and _is_of(inner[1], y) for x, y in value.items())
     if kind is float:
-        return (type(value) is float and not math.isnan(value)) or (type(value) is int and abs(value) < 2**1000)
+        return type(value) is float or (type(value) is int and abs(value) < 2**1000)
     return type(value) is kind
 
 

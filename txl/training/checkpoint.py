@@ -75,6 +75,8 @@ class State:
     averaged: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if math.isnan(self.best_loss):
+            raise TxlError("best_loss must be a number, got nan")
         for name, least in (("step", 0), ("attn_len", 1), ("segment", 1), ("ranks", 1)):
             value = getattr(self, name)
             if not least <= value <= MOST_COUNT:
