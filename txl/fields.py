@@ -1,9 +1,18 @@
-"""Fields of configurations that are options of `txl train`, too."""
+"""Fields of dataclasses: those that are options of `txl train`, and values of JSON checked by their
+types."""
 
 import dataclasses
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from txl.errors import TxlError
+
+_T = TypeVar("_T")
+_NAMES: dict[Any, str] = {
+    int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "null",
+    tuple: "a list", dict: "an object",
+}  # fmt: skip
 
 
 def option(default: Any, panel: str, help: str, *names: str, **kind: Any) -> Any:
@@ -25,3 +34,54 @@ def options(config: type[Any]) -> Iterator[tuple[str, type[Any], dict[str, Any]]
             plain = str if get_origin(kind) in (Literal, tuple) else kind
             assert isinstance(plain, type)
             yield field.name, plain, dict(field.metadata)
+
+
+def from_values(kind: type[_T], values: Any) -> _T:
+    """A dataclass made of a JSON object; fields that it does not know are left out.
+
+    Raises:
+        TxlError: the values are no object, one is missing, or one is not of its field's type.
+    """
+    if not isinstance(values, dict):
+        raise TxlError(f"{kind.__name__.lower()} must be an object, got {values!r:.40}")
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    for field in fields:
+        if field.name in values:
+            check_type(field, values[field.name])
+        elif field.default is field.default_factory is dataclasses.MISSING:
+            raise TxlError(f"{field.name} is missing")
+    return kind(**{field.name: values[field.name] for field in fields if field.name in values})
+
+
+def check_types(config: Any) -> None:
+    """Raises TxlError where a field of a dataclass has a value of another type."""
+    for field in dataclasses.fields(config):
+        check_type(field, getattr(config, field.name))
+
+
+def check_type(field: "dataclasses.Field[Any]", value: Any) -> None:
+    """Raises TxlError where a value is not of a field's type; a list may stand for a tuple. A
+    `Literal` is its dataclass's to check."""
+    if not _is_of(field.type, value):
+        raise TxlError(f"{field.name} must be {_told(field.type)}, got {value!r:.80}")
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    origin, inner = get_origin(kind), get_args(kind)
+    if isinstance(kind, types.UnionType):
+        return any(_is_of(each, value) for each in inner)
+    if kind is Any or origin is Literal:
+        return True
+    if origin is tuple:
+        return isinstance(value, (list, tuple)) and all(_is_of(inner[0], x) for x in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_is_of(inner[0], x) and _is_of(inner[1], y) for x, y in value.items())
+    if kind is float:
+        return type(value) is float or (type(value) is int and abs(value) < 2**1000)
+    return type(value) is kind
+
+
+def _told(kind: Any) -> str:
+    if isinstance(kind, types.UnionType):
+        return " or ".join(_told(each) for each in get_args(kind))
+    return _NAMES.get(get_origin(kind) or kind, str(kind))

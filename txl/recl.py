@@ -22,7 +22,7 @@ from txl.evaluation.evaluate import perplexity
 from txl.evaluation.window import learned_positions
 from txl.language_model import LanguageModel
 from txl.model.config import ModelConfig
-from txl.paths import AnyPath, replace_bytes
+from txl.paths import AnyPath, open_regular, replace_bytes
 from txl.pictures import label, new_figure, save
 from txl.text.corpus import as_tensor
 from txl.text.vocabulary import Tokens, content
@@ -345,7 +345,7 @@ def kept_losses(path: Path, layout: Layout) -> Array:
     """What `keep_losses` wrote, [C, N]; all NaN if the file is not there or damaged."""
     nothing = np.full((layout.contexts, len(layout.positions())), np.nan)
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as kept:
             values: Array = kept["values"].astype(np.float64)
     except (
         OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error

@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import json
 import math
+import os
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +18,6 @@ from typing import Any
 
 import jinja2
 import torch
-from filelock import FileLock
 
 import txl_kernels
 from txl.errors import TxlError
@@ -25,7 +25,7 @@ from txl.evaluation.evaluate import Score
 from txl.evaluation.speed import Speedup
 from txl.model import make_network
 from txl.model.transformer import count_parameters
-from txl.paths import AnyPath, replace_text
+from txl.paths import AnyPath, lock_file, read_bytes, read_text, replace_text
 from txl.pictures import missing, new_figure, save
 from txl.training import checkpoint as checkpoints
 from txl.training.run import read_log, read_record
@@ -62,11 +62,15 @@ class Evaluation:
 
 def keep_evaluations(folder: Path, new: Sequence[Evaluation]) -> None:
     """Adds those that are finite to what is there, in the place of older ones of the same."""
-    with FileLock(folder / ".kept.lock"):
+    descriptor = lock_file(folder / ".kept.lock", wait=True)
+    assert descriptor is not None
+    try:
         finite = [each for each in new if math.isfinite(each.score.nats)]
         replaced = {each.key for each in finite}
         found = [*(each for each in evaluations(folder) if each.key not in replaced), *finite]
         _write(folder / EVALUATIONS, [dataclasses.asdict(each) for each in found])
+    finally:
+        os.close(descriptor)
 
 
 def evaluations(folder: Path) -> list[Evaluation]:
@@ -107,7 +111,7 @@ def _write(path: Path, values: list[Any]) -> None:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -338,4 +342,4 @@ def _attention(folder: Path, digest: str) -> _Part:
 def _pictures(folder: Path, wanted: dict[str, str]) -> list[tuple[str, str]]:
     """Titles and data addresses of those that are there."""
     found = [(title, folder / name) for name, title in wanted.items() if (folder / name).is_file()]
-    return [(title, "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()) for title, path in found]
+    return [(title, "data:image/png;base64," + base64.b64encode(read_bytes(path)).decode()) for title, path in found]

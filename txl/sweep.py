@@ -10,7 +10,7 @@ from txl import recipes
 from txl.errors import TxlError
 from txl.evaluation.evaluate import Method, Reading, Score, init_and_best
 from txl.model.config import PLACES, ModelConfig
-from txl.paths import replace_text
+from txl.paths import read_text, replace_text
 from txl.text.corpus import Corpus
 from txl.text.datasets import PrepareOptions
 from txl.text.streams import training_streams
@@ -274,7 +274,7 @@ class Kept:
         self.scores: list[Score] = []
         if path.exists():
             try:
-                values = json.loads(path.read_text(encoding="utf-8"))
+                values = json.loads(read_text(path))
                 if "train_seconds" in values:
                     raise TxlError(f"{path}: is of an earlier version; choose another folder with --run")
                 before, self.train = dict(values["about"]), values["train"]

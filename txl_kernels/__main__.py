@@ -31,4 +31,8 @@ def _widths(text: str) -> list[int]:
     return [int(x) for x in text.split(",")]
 
 
-sys.exit(main(sys.argv[1:] if __name__ == "__main__" else []))
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (RuntimeError, ValueError) as error:  # of a setting in the environment, or no device
+        sys.exit(f"error: {error}")

@@ -41,6 +41,9 @@ def assert_same_run(a: Path, b: Path) -> None:
     left, right = contents(a), contents(b)
     assert left.keys() == right.keys()
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    states = [checkpoints.load(f / "last.safetensors").state for f in (a, b)]
+    assert states[0] == states[1]
+    assert (a / "last.safetensors").read_bytes() == (b / "last.safetensors").read_bytes()
     logs = [[json.loads(line) for line in (f / "log.jsonl").read_text().splitlines()] for f in (a, b)]
     for entries in logs:
         for entry in entries:

@@ -1,5 +1,8 @@
 """`txl import`, `txl export`, `txl average`: one checkpoint from others."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +14,9 @@ from txl.errors import TxlError
 from txl.importing.checkpoint import FORMATS, convert, export
 from txl.importing.names import Lengths
 from txl.model import make_network
+from txl.paths import remove_leftovers
 from txl.training import checkpoint as checkpoints
+from txl.training.run import not_training
 
 _TENSORFLOW = "What a TensorFlow checkpoint does not say"
 
@@ -48,12 +53,11 @@ def import_command(
     ] = False,
 ) -> None:
     """Turn a checkpoint of other code into one of ours. Nothing in it is executed."""
-    if out.exists():
-        raise TxlError(f"{out}: exists already; choose another file")
     if out.suffix != ".safetensors":
         raise TxlError(f"{out}: the file to write must end in .safetensors")
     lengths = Lengths(mem_len, segment, clamp_len, same_length)
-    read, model = convert(source, out, vocabulary, form, lengths)  # type: ignore[arg-type]
+    with _new_file(out):
+        read, model = convert(source, out, vocabulary, form, lengths)  # type: ignore[arg-type]
     c, count = model.config, sum(p.numel() for p in model.parameters())
     say(f"{out}: from {read}, {count / 1e6:.2f}M parameters, {c.n_layer} layers, {c.vocab_size:,} tokens")
 
@@ -77,8 +81,26 @@ def average_command(
     """Average the parameters of checkpoints, as the released ones may have been."""
     if len(files) < 2:
         raise TxlError(f"txl average takes two checkpoints or more, got {len(files)}")
-    if out.exists():
-        raise TxlError(f"{out}: exists already; choose another file")
+    with _new_file(out):
+        _average(files, out)
+
+
+@contextmanager
+def _new_file(out: Path) -> Iterator[None]:
+    """Holds the run that a new checkpoint is to be written into, if it is one; what a killed writer
+    left in the folder goes.
+
+    Raises:
+        TxlError: the file exists already, or another process trains there.
+    """
+    with not_training(out.parent):
+        if os.path.lexists(out):
+            raise TxlError(f"{out}: exists already; choose another file")
+        remove_leftovers(out.parent, ".safetensors")
+        yield
+
+
+def _average(files: list[Path], out: Path) -> None:
     loaded = [checkpoints.load(path) for path in files]
     first = loaded[0]
     for other in loaded[1:]:

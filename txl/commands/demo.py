@@ -30,7 +30,7 @@ from txl.paths import AnyPath
 from txl.report import Evaluation, write_report
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
-from txl.training.run import refuse_used_folder
+from txl.training import run as runs
 from txl.training.timing import timed, with_precision
 from txl.training.trainer import Trainer
 
@@ -46,7 +46,7 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     if not 0 < minutes < math.inf:
         raise TxlError(f"--minutes must be > 0 and finite, got {minutes}")
     folder = Path(folder)
-    refuse_used_folder(folder)
+    runs.begin(folder)
     began = time.perf_counter()
     corpus = data.open_corpus(source, folder / "corpus")
     console.print(

@@ -26,7 +26,7 @@ from txl.model.recurrent import RecurrentNetwork
 from txl.precision import PRECISIONS
 from txl.report import Evaluation, keep_evaluations
 from txl.text import corpus as data
-from txl.text import files
+from txl.text.preparing import encode_file
 from txl.text.readers import SPLITS
 from txl.text.streams import Counting
 from txl.text.vocabulary import Tokens
@@ -104,7 +104,8 @@ def evaluate_command(
     language_model = load(checkpoint, where)
     model = language_model.model
     how = method or default_method(model)
-    tokens = split_of(language_model, source, split)
+    # One more, which tells a part from a whole text.
+    tokens = split_of(language_model, source, split, None if limit is None else limit + 1)
     score_at = functools.partial(language_model.evaluate, tokens, batch=batch, counting=counted)
     dtype = evaluation_dtype(precision, where)
     scores = []
@@ -126,10 +127,11 @@ def evaluate_command(
             keep_evaluations(checkpoint, [Evaluation(s, split, how, what, memory, mark, batch) for s in scores])
 
 
-def split_of(saved: LanguageModel, source: Path | None, split: str) -> Tokens:
+def split_of(saved: LanguageModel, source: Path | None, split: str, enough: int | None = None) -> Tokens:
     """Tokens of a text.
 
     source: a corpus, or a file, which is taken whole; None for the run's corpus.
+    enough: tokens of a file after which no more of it is read.
 
     Raises:
         TxlError: there is none, or the corpus has another vocabulary than the model.
@@ -138,7 +140,7 @@ def split_of(saved: LanguageModel, source: Path | None, split: str) -> Tokens:
         raise TxlError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     source = source or read_record(saved.path.parent).corpus
     if source.exists() and not source.is_dir():  # a pipe, too
-        return saved.vocabulary.encode(files.read(source))
+        return encode_file(saved.vocabulary, source, enough)
     corpus = data.load(source)
     if corpus.vocabulary != saved.vocabulary:
         raise TxlError(f"{source}: its vocabulary is not the one {saved.path} was trained with")

@@ -1,5 +1,6 @@
 """What becomes of errors that nobody foresaw: one line, and a file with the rest."""
 
+import errno
 import os
 import sys
 import tempfile
@@ -24,12 +25,17 @@ def report(error: BaseException) -> None:
 
 def reason(error: BaseException) -> str | None:
     """What to say of an error that was foreseen; None for one that nobody did."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        return f"standard output: {error.strerror}"  # errors of files name them
     return str(error) if isinstance(error, (TxlError, OSError)) else memory_summary(error)
 
 
 def memory_summary(error: BaseException) -> str | None:
-    """What to say where memory, or the range of a number, is at an end; None for other errors."""
+    """What to say where memory, the range of a number or a setting of the kernels is at fault; None
+    for other errors."""
     text = str(error)
+    if text.startswith("TXL_KERNELS_"):  # a setting in the environment that is none
+        return text
     if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
         return f"there is not enough memory for these sizes ({' '.join(text.split())[:200] or 'MemoryError'})"
     if isinstance(error, OverflowError) or "Storage size calculation overflowed" in text:

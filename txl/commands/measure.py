@@ -19,7 +19,7 @@ from txl.commands.options import Checkpoint, Device, console, in_panel, numbers,
 from txl.errors import TxlError
 from txl.evaluation.evaluate import perplexity
 from txl.language_model import LanguageModel, load
-from txl.paths import make_folder, replace_bytes, replace_text
+from txl.paths import replace_bytes, replace_text, results_folder
 from txl.pictures import missing
 from txl.report import write_report
 from txl.text.vocabulary import Tokens
@@ -71,34 +71,33 @@ def recl_command(
                 f"--step must be at most {limit}"
             )
     folder = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "recl"
-    make_folder(folder, "--out")
-    make_folder(folder / "losses", "--out")
-    positions = len(layout.positions())
-    if positions < samples:
-        say(f"the text has {positions:,} positions after a context of {layout.longest:,}; all are taken")
-    losses, seconds = {}, {}
-    for name, model in group.items():
-        began = time.perf_counter()
-        losses[name] = _losses(name, model, tokens, layout, folder / "losses")
-        seconds[name] = time.perf_counter() - began
-    perplexities = {name: [perplexity(x) for x in values.mean(1)] for name, values in losses.items()}
-    effective = {r: recl.effective_context(losses, layout.lengths, r, limits=limits) for r in ratios}
-    found = {
-        "models": {name: str(model.path) for name, model in group.items()}, "samples": samples, "step": step,
-        "checkpoints": {name: model.digest for name, model in group.items()}, "seconds": seconds,
-        "contexts": layout.lengths, "positions": positions, "limits": limits, "perplexity": perplexities,
-        "effective": {r: {name: dataclasses.asdict(each) for name, each in by.items()} for r, by in effective.items()},
-    }  # fmt: skip
-    replace_text(folder / "recl.json", json.dumps(found, indent=2) + "\n")
-    _print(effective, perplexities, f"RECL in tokens, {positions:,} positions, contexts to {layout.longest:,}")
-    reason = missing()
-    if reason is None:
-        drawn = FIGURE_RATIO if FIGURE_RATIO in effective else min(effective)
-        recl.draw_gains(effective[drawn], layout.lengths, drawn, folder / "figure-3.png")
-        recl.draw_perplexity(perplexities, layout.lengths, folder / "figure-4.png")
-    else:
-        say(f"the figures were left out: {reason}")
-    say(f"in {folder}: recl.json{'' if reason else ', figure-3.png, figure-4.png'}")
+    with results_folder(folder, "--out"), results_folder(folder / "losses", "--out"):
+        positions = len(layout.positions())
+        if positions < samples:
+            say(f"the text has {positions:,} positions after a context of {layout.longest:,}; all are taken")
+        losses, seconds = {}, {}
+        for name, model in group.items():
+            began = time.perf_counter()
+            losses[name] = _losses(name, model, tokens, layout, folder / "losses")
+            seconds[name] = time.perf_counter() - began
+        perplexities = {name: [perplexity(x) for x in values.mean(1)] for name, values in losses.items()}
+        effective = {r: recl.effective_context(losses, layout.lengths, r, limits=limits) for r in ratios}
+        found = {
+            "models": {name: str(model.path) for name, model in group.items()}, "samples": samples, "step": step,
+            "checkpoints": {name: model.digest for name, model in group.items()}, "seconds": seconds,
+            "contexts": layout.lengths, "positions": positions, "limits": limits, "perplexity": perplexities,
+            "effective": {r: {name: dataclasses.asdict(each) for name, each in by.items()} for r, by in effective.items()},
+        }  # fmt: skip
+        replace_text(folder / "recl.json", json.dumps(found, indent=2) + "\n")
+        _print(effective, perplexities, f"RECL in tokens, {positions:,} positions, contexts to {layout.longest:,}")
+        reason = missing()
+        if reason is None:
+            drawn = FIGURE_RATIO if FIGURE_RATIO in effective else min(effective)
+            recl.draw_gains(effective[drawn], layout.lengths, drawn, folder / "figure-3.png")
+            recl.draw_perplexity(perplexities, layout.lengths, folder / "figure-4.png")
+        else:
+            say(f"the figures were left out: {reason}")
+        say(f"in {folder}: recl.json{'' if reason else ', figure-3.png, figure-4.png'}")
 
 
 def _group(models: list[LanguageModel], paths: list[Path]) -> dict[str, LanguageModel]:
@@ -190,7 +189,7 @@ def attention_command(
     if chosen and not all(0 <= n < layers * n_head for n in chosen):
         raise TxlError(f"--heads must be from 1 to {layers * n_head}, got {heads}")
     window = max(language_model.attn_len, 2) if window is None else window
-    tokens = split_of(language_model, source, split)[:limit]
+    tokens = split_of(language_model, source, split, limit)[:limit]
     if len(tokens) < window + TARGETS:
         raise TxlError(
             f"the text has {len(tokens):,} tokens; a window of {window:,} and {TARGETS} targets need "
@@ -198,34 +197,39 @@ def attention_command(
         )
     first = (len(tokens) + window - TARGETS) // 2
     folder = out or language_model.path.parent / "attention"
-    make_folder(folder, "--out")
-    found = attention.Attention(layers, n_head, window, first, TARGETS)
-    with EvaluationProgress(console, "attention", len(tokens)) as progress:
-        for parts in attention.read_terms(model, tokens, language_model.vocabulary.start, window, clamp_len):
-            found.add(parts)
-            progress.update(found.queries + window - 1)
-    if chosen is None:
-        chosen = [found.widest(layer) for layer in sorted({0, layers // 2, layers - 1})]
-    attention.draw_means(found, {"all": "Mean attention of every head"}, folder / "figure-5.png")
-    attention.draw_heads(found, chosen, folder / "figure-6.png")
-    attention.draw_means(found, attention.TERMS, folder / "figure-7.png")
-    about = (
-        f"{language_model.path}: {layers} layers of {n_head} heads, a window of {window:,}; targets {first:,} to "
-        f"{first + TARGETS - 1:,} of {source if source is not None and source.is_file() else f'the {split} split'}"
-    )
-    title = f"Attention of {language_model.path.parent.name or language_model.path.name}"
-    attention.write_page(folder / "attention.html", found, tokens, language_model.vocabulary, title, about)
-    settings = {"checkpoint": language_model.digest, "window": window, "clamp_len": clamp_len, "tokens": len(tokens)}
-    settings |= {"heads_of_figure_6": [head + 1 for head in chosen], "first_target": first, "targets": TARGETS}
-    replace_text(folder / "attention.json", json.dumps(settings, indent=2) + "\n")
-    drawn: dict[str, Any] = {name: x.numpy() for name, x in attention.figures(found, chosen).items()}
-    file = io.BytesIO()
-    np.savez_compressed(file, **drawn)
-    replace_bytes(folder / "attention.npz", file.getvalue())
-    say(
-        f"{found.queries:,} tokens with windows of {window:,}; heads {', '.join(str(h + 1) for h in chosen)} in figure 6"
-    )
-    say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, their numbers in attention.npz; attention.html")
+    with results_folder(folder, "--out"):
+        found = attention.Attention(layers, n_head, window, first, TARGETS)
+        with EvaluationProgress(console, "attention", len(tokens)) as progress:
+            for parts in attention.read_terms(model, tokens, language_model.vocabulary.start, window, clamp_len):
+                found.add(parts)
+                progress.update(found.queries + window - 1)
+        if chosen is None:
+            chosen = [found.widest(layer) for layer in sorted({0, layers // 2, layers - 1})]
+        attention.draw_means(found, {"all": "Mean attention of every head"}, folder / "figure-5.png")
+        attention.draw_heads(found, chosen, folder / "figure-6.png")
+        attention.draw_means(found, attention.TERMS, folder / "figure-7.png")
+        about = (
+            f"{language_model.path}: {layers} layers of {n_head} heads, a window of {window:,}; targets {first:,} to "
+            f"{first + TARGETS - 1:,} of {source if source is not None and source.is_file() else f'the {split} split'}"
+        )
+        title = f"Attention of {language_model.path.parent.name or language_model.path.name}"
+        attention.write_page(folder / "attention.html", found, tokens, language_model.vocabulary, title, about)
+        settings = {
+            "checkpoint": language_model.digest,
+            "window": window,
+            "clamp_len": clamp_len,
+            "tokens": len(tokens),
+        }
+        settings |= {"heads_of_figure_6": [head + 1 for head in chosen], "first_target": first, "targets": TARGETS}
+        replace_text(folder / "attention.json", json.dumps(settings, indent=2) + "\n")
+        drawn: dict[str, Any] = {name: x.numpy() for name, x in attention.figures(found, chosen).items()}
+        file = io.BytesIO()
+        np.savez_compressed(file, **drawn)
+        replace_bytes(folder / "attention.npz", file.getvalue())
+        say(
+            f"{found.queries:,} tokens with windows of {window:,}; heads {', '.join(str(h + 1) for h in chosen)} in figure 6"
+        )
+        say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, their numbers in attention.npz; attention.html")
 
 
 def report_command(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:

@@ -1,5 +1,6 @@
 """`txl train`: a model from a recipe and options, or a run that goes on."""
 
+import dataclasses
 import inspect
 import math
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from txl.model.config import Config, ModelConfig, config_from_json
 from txl.text import corpus as data
 from txl.text.datasets import PrepareOptions
 from txl.training import checkpoint as checkpoints
+from txl.training import run as runs
 from txl.training.config import TrainConfig
-from txl.training.run import read_record, refuse_used_folder
 from txl.training.timing import timed, with_precision
 from txl.training.trainer import Trainer
 
@@ -72,7 +73,7 @@ def train(
         raise TxlError("--minutes must be > 0 and finite, and goes neither with --steps nor with --resume")
     with processes(device, group=shard) as (world, where):
         with world.together():
-            asked = run_to_go_on(run, given) if resume else new_run(run, given, world)
+            asked = run_to_go_on(run, given, world) if resume else new_run(run, given, world)
         config = asked.train
         if not resume:
             config = with_precision(config, where, world)
@@ -147,10 +148,14 @@ class Run:
 
 
 def new_run(folder: Path, given: Given, world: World) -> Run:
-    """A new run; TxlError where the folder is used, or the options do not go together."""
+    """A new run, whose folder is locked before anything is prepared in it.
+
+    Raises:
+        TxlError: the folder is used, or the options do not go together.
+    """
     recipe = recipes.load(given.recipe or recipes.DEFAULT)
-    refuse_used_folder(folder)
     begun = None if given.init is None else checkpoints.load(given.init)
+    world.in_order(lambda: runs.begin(folder) if world.first else None)
     if begun is None:
         # The first process may have to prepare it.
         corpus = world.in_order(lambda: data.open_corpus(given.source, folder / "corpus", recipe.prepare_options()))
@@ -169,13 +174,22 @@ def new_run(folder: Path, given: Given, world: World) -> Run:
     return Run(corpus, model, TrainConfig(**(recipe.train | given.train)), begun)
 
 
-def run_to_go_on(folder: Path, given: Given) -> Run:
-    """The run in a folder; TxlError where there is none, or an option would make it another."""
+def run_to_go_on(folder: Path, given: Given, world: World) -> Run:
+    """The run in a folder, which is locked.
+
+    Raises:
+        TxlError: there is none, or an option would make it another.
+    """
     if given.init is not None:
         raise TxlError("--resume continues the run with its own parameters; leave --init out")
     if given.recipe is not None:
         raise TxlError("--resume continues the model of the run; leave --recipe out")
-    record = read_record(folder)
+    record = runs.go_on(folder) if world.first else runs.read_record(folder)
+    try:
+        before = TrainConfig.from_json(record.train)
+        config_from_json(record.model)
+    except TxlError as error:
+        raise TxlError(f"{folder / 'run.json'}: cannot be resumed: {error}") from error
     if given.source is not None and given.source.resolve() != record.corpus.resolve():
         raise TxlError(f"{folder}: a run is resumed on its own text, {record.corpus}; leave --data out")
     corpus = data.load(record.corpus)
@@ -183,9 +197,8 @@ def run_to_go_on(folder: Path, given: Given) -> Run:
     asked = dict(given.train)
     if asked.get("precision") == "auto":
         del asked["precision"]
-        say(f"precision: {record.train['precision']}, as when the run began")
-    train = TrainConfig.from_json(record.train | asked)
-    return Run(corpus, model, train, steps_before=record.train["steps"])
+        say(f"precision: {before.precision}, as when the run began")
+    return Run(corpus, model, dataclasses.replace(before, **asked), steps_before=before.steps)
 
 
 def _tell_other_data(recipe: recipes.Recipe, corpus: data.Corpus) -> None:

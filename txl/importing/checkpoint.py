@@ -1,13 +1,12 @@
 """From another code's checkpoint to one of ours, and back to Hugging Face's."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from txl.errors import TxlError
 from txl.importing import huggingface, pytorch, tensorflow, vocabulary
@@ -15,7 +14,7 @@ from txl.importing.names import Foreign, Lengths, original, translate
 from txl.model import as_transformer
 from txl.model.config import MOST
 from txl.model.transformer import TransformerXL
-from txl.paths import AnyPath
+from txl.paths import AnyPath, new_folder, remove_leftovers, replace_text, replaced
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 from txl.training import checkpoint as checkpoints
 
@@ -139,7 +138,7 @@ def _vocabulary(read: Foreign, words: Path | None, source: Path) -> Vocabulary:
 
 def export(source: AnyPath, folder: Path) -> None:
     """Writes config.json, model.safetensors and vocab.txt, as transformers up to 4.x and `txl.hf`
-    read them.
+    read them; all of them or none.
 
     Args:
         source: a checkpoint or a run.
@@ -148,7 +147,7 @@ def export(source: AnyPath, folder: Path) -> None:
     Raises:
         TxlError: the model is none of that class, or the folder holds something.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if os.path.lexists(folder) and (not folder.is_dir() or folder.is_symlink() or any(folder.iterdir())):
         raise TxlError(f"{folder}: exists already; choose another folder")
     network, checkpoint = checkpoints.restore(source)
     model = as_transformer(network, "export")
@@ -161,13 +160,14 @@ def export(source: AnyPath, folder: Path) -> None:
         assert isinstance(words, ByteVocabulary)
         listed = [str(byte) for byte in words.symbols]  # their numbers, as the original prepares enwik8
     tensors = huggingface.prefixed(original(dict(model.named_parameters()), model.config))
+    text = json.dumps({"architectures": ["TransfoXLLMHeadModel"]} | config, indent=2, sort_keys=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: x.detach().clone() for name, x in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
-        )
-        (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in listed), encoding="utf-8")
-        text = json.dumps({"architectures": ["TransfoXLLMHeadModel"]} | config, indent=2, sort_keys=True)
-        (folder / "config.json").write_text(text + "\n", encoding="utf-8")
-    except (OSError, SafetensorError) as error:
-        raise TxlError(f"{folder}: cannot be written: {error}") from error
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder.parent, folder.name)
+        with new_folder(folder) as fresh:
+            with replaced(fresh / "model.safetensors") as file:
+                checkpoints.write_tensors(file, {name: x.detach() for name, x in tensors.items()}, {"format": "pt"})
+            replace_text(fresh / "vocab.txt", "".join(f"{word}\n" for word in listed))
+            replace_text(fresh / "config.json", text + "\n")
+    except OSError as error:
+        raise TxlError(f"{folder}: cannot be written: {error.strerror or error}") from error

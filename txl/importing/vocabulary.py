@@ -8,6 +8,7 @@ from typing import Any
 from txl.errors import TxlError
 from txl.importing import pickles
 from txl.importing.pickles import Inert
+from txl.paths import read_text
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, first_words
 
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
@@ -49,7 +50,7 @@ def read(path: Path) -> Vocabulary:
 def _settings(path: Path) -> dict[str, Any]:
     """What our export says in config.json of the list beside it."""
     try:
-        found = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))[SETTINGS]
+        found = json.loads(read_text(path.parent / "config.json"))[SETTINGS]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

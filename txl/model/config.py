@@ -3,11 +3,10 @@
 import math
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
-from types import UnionType
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from txl.errors import TxlError
-from txl.fields import option
+from txl.fields import check_types, option
 
 Encoding = Literal[
     "relative", "shaw", "shaw-released", "sinusoid", "sinusoid-released", "learned", "learned-released"
@@ -20,7 +19,6 @@ Kind = Literal["lstm", "qrnn"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _MODEL, _REGULAR, _SOFTMAX, _TRAINING = "Model", "Regularisation", "Vocabulary", "Training"  # headings of --help
-_TYPES: dict[type, str] = {int: "a whole number", float: "a finite number", bool: "true or false"}
 MOST_BINS = 1000
 MOST_LAYERS, MOST = 10_000, 2**31 - 1  # beyond which a number is a mistake
 _C = TypeVar("_C", bound="NetworkConfig")
@@ -119,7 +117,8 @@ class NetworkConfig:
     word_dropout: float = option(0.0, _REGULAR, "Words dropped from the input, whole.")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cutoffs", tuple(self.cutoffs))  # JSON has lists
+        if isinstance(self.cutoffs, list):  # of JSON
+            object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
         self._check_types()
         for name in ("vocab_size", "n_layer", "d_model", "d_inner", "div_val"):
             check_least(name, getattr(self, name), 1)
@@ -135,19 +134,16 @@ class NetworkConfig:
 
     def _check_types(self) -> None:
         """Values of files are anything."""
-        if len(self.cutoffs) > MOST_BINS:
-            raise TxlError(f"cutoffs must be at most {MOST_BINS}, got {len(self.cutoffs):,}")
-        if not all(type(cutoff) is int for cutoff in self.cutoffs):
-            raise TxlError(f"cutoffs must be whole numbers, got {list(self.cutoffs)}")
+        if isinstance(self.cutoffs, tuple):
+            if len(self.cutoffs) > MOST_BINS:
+                raise TxlError(f"cutoffs must be at most {MOST_BINS}, got {len(self.cutoffs):,}")
+            if not all(type(cutoff) is int for cutoff in self.cutoffs):
+                raise TxlError(f"cutoffs must be whole numbers, got {list(self.cutoffs)}")
+        check_types(self)
         for f in fields(self):
             value = getattr(self, f.name)
-            kinds = get_args(f.type) if isinstance(f.type, UnionType) else (f.type,)
-            wanted = next((kind for kind in _TYPES if kind in kinds), None)
-            if wanted is None or (value is None and type(None) in kinds):
-                continue
-            right = type(value) is wanted or (wanted is float and type(value) is int)
-            if not right or (wanted is float and not math.isfinite(value)):
-                raise TxlError(f"{f.name} must be {_TYPES[wanted]}, got {value!r}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise TxlError(f"{f.name} must be a finite number, got {value!r}")
 
     def _check_tying(self) -> None:
         if self.tie_projs not in ("none", "tail", "all"):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.paths import AnyPath
+from txl.fields import from_values
+from txl.paths import AnyPath, open_regular, read_bytes, read_text
 from txl.text.datasets import PrepareOptions, choose
 from txl.text.preparing import FORMAT, META, SENTENCES, VOCABULARY, checksum, finish, make_vocabulary, write_corpus
 from txl.text.readers import SPLITS, Source
-from txl.text.vocabulary import Tokens, Vocabulary, from_file
+from txl.text.vocabulary import Tokens, Vocabulary, from_file, token_dtype
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, the bytes of the source read for it so far, and all there are."""
@@ -66,6 +68,23 @@ class Corpus:
         for name, array in arrays.items():
             if hashlib.sha256(array.data).hexdigest() != self.sha256[name]:
                 raise TxlError(f"{self.folder / name}.bin is not what was prepared; run `txl prepare` again")
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What `corpus.json` says; `checksum` is that of all the rest."""
+
+    format: int
+    rule: str
+    newline: str
+    source: str
+    vocabulary: dict[str, Any]
+    sha256: dict[str, str]
+    dtype: str
+    tokens: dict[str, int]
+    sentences: int | None
+    fingerprint: str
+    checksum: str
 
 
 class _Passes:
@@ -144,32 +163,45 @@ def load(folder: AnyPath) -> Corpus:
     if not (folder / META).is_file():
         raise TxlError(f"{folder}: not a prepared corpus ({META} is missing); run `txl prepare` first")
     try:
-        meta = json.loads((folder / META).read_text(encoding="utf-8"))
-        if meta.get("format") != FORMAT:
-            raise TxlError(f"{folder}: prepared in another version's format; run `txl prepare` again")
-        if meta["checksum"] != checksum(meta):
-            raise ValueError(f"{META} is not as it was written")
-        content = (folder / VOCABULARY).read_bytes()
-        if hashlib.sha256(content).hexdigest() != meta["sha256"]["vocabulary"]:
-            raise ValueError(f"{VOCABULARY} is not the one it was made with")
-        vocabulary = from_file(content, meta["vocabulary"])
-        dtype = np.dtype(meta["dtype"])
-        train, valid, test = (_mapped(folder / f"{name}.bin", dtype, meta["tokens"][name]) for name in SPLITS)
-        count = meta["sentences"]
-        sentences = None if count is None else _mapped(folder / SENTENCES, np.dtype(np.int64), count)
-        return Corpus(
-            folder, vocabulary, train, valid, test, str(meta["source"]), str(meta["fingerprint"]), meta["sha256"],
-            sentences, str(meta["rule"]),
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        values = json.loads(read_text(folder / META))
+        if not isinstance(values, dict) or values.get("format") == FORMAT:
+            return _opened(folder, values)
+    except (TxlError, OSError, ValueError, KeyError, RecursionError) as error:
         raise TxlError(f"{folder}: the prepared corpus is damaged ({error}); run `txl prepare` again") from error
+    raise TxlError(f"{folder}: prepared in another version's format; run `txl prepare` again")
+
+
+def _opened(folder: Path, values: Any) -> Corpus:
+    """The corpus of a folder; values: of its corpus.json.
+
+    Raises:
+        TxlError, KeyError, ValueError, OSError: it is not as the values say, or they are damaged.
+    """
+    meta = from_values(Meta, values)
+    if meta.checksum != checksum(values):
+        raise ValueError(f"{META} is not as it was written")
+    content = read_bytes(folder / VOCABULARY)
+    if hashlib.sha256(content).hexdigest() != meta.sha256["vocabulary"]:
+        raise ValueError(f"{VOCABULARY} is not the one it was made with")
+    vocabulary = from_file(content, meta.vocabulary)
+    dtype = np.dtype(token_dtype(len(vocabulary)))
+    if meta.dtype != dtype.name:
+        raise ValueError(f"dtype is {meta.dtype}, where a vocabulary of {len(vocabulary):,} needs {dtype.name}")
+    train, valid, test = (_mapped(folder / f"{name}.bin", dtype, meta.tokens[name]) for name in SPLITS)
+    count = meta.sentences
+    sentences = None if count is None else _mapped(folder / SENTENCES, np.dtype(np.int64), count)
+    hashes = {name: meta.sha256[name] for name in (*SPLITS, *(() if count is None else ("sentences",)))}
+    return Corpus(
+        folder, vocabulary, train, valid, test, meta.source, meta.fingerprint, hashes, sentences, meta.rule
+    )  # fmt: skip
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> Any:
-    size = path.stat().st_size
-    if size != count * dtype.itemsize:
-        raise ValueError(f"{path.name} has {size} bytes, not {count * dtype.itemsize}")
-    return np.memmap(path, dtype=dtype, mode="r")
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != count * dtype.itemsize:
+            raise ValueError(f"{path.name} has {size} bytes, not {count * dtype.itemsize}")
+        return np.memmap(file, dtype=dtype, mode="r")
 
 
 def as_tensor(tokens: Tokens) -> Tensor:

@@ -71,55 +71,72 @@ def read(path: AnyPath) -> bytes:
             LARGEST_BYTES without its compression, is an archive of several files or encrypted, or
             is compressed in another way or twice.
     """
-    data, pieces, size = _read_all(Path(path)), [], 0
-    with Stream(path, file=io.BytesIO(data)) as stream:
-        if stream.compression is None:
-            return data
-        for piece in stream.pieces():
-            size += len(piece)
-            if size > LARGEST_BYTES:  # a decompression bomb is stopped here
-                raise TxlError(
-                    f"{path}: holds more than {LARGEST_BYTES / 1e9:g} GB without its compression; "
-                    "if it is meant to, decompress it and pass the plain file"
-                )
-            pieces.append(piece)
-    return b"".join(pieces)
+    return b"".join(pieces(path))
 
 
-def _read_all(path: Path) -> bytes:
-    """The bytes of a regular file, or of a pipe up to LARGEST_BYTES.
-
-    Raises:
-        TxlError: it cannot be read, is a device, a folder or a socket, or a pipe to which nobody
-            writes for PATIENCE_S, or more.
-    """
+def pieces(path: AnyPath) -> Iterator[bytes]:
+    """The pieces that `read` joins, read as they are asked for; errors as there."""
+    path = Path(path)
     try:
         kind = path.stat().st_mode
-        if stat.S_ISFIFO(kind):
-            return _read_pipe(path)
-        if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
-            raise TxlError(f"{path}: is a device or a socket; a file or a pipe is needed")
-        return path.read_bytes()
     except OSError as error:
         raise TxlError(f"{path}: cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(kind) and not stat.S_ISFIFO(kind) and not stat.S_ISDIR(kind):
+        raise TxlError(f"{path}: is a device or a socket; a file or a pipe is needed")
+    if stat.S_ISFIFO(kind):
+        yield from _pipe_pieces(path)
+    else:
+        with Stream(path) as stream:
+            yield from _limited(path, stream)
 
 
-def _read_pipe(path: Path) -> bytes:
-    """Opened without waiting: a named pipe without a writer would block for ever."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+def _limited(path: Path, stream: "Stream") -> Iterator[bytes]:
+    """The pieces of a stream; TxlError where a compressed one is a decompression bomb."""
+    size = 0
+    for piece in stream.pieces():
+        size += len(piece)
+        if stream.compression and size > LARGEST_BYTES:
+            raise TxlError(
+                f"{path}: holds more than {LARGEST_BYTES / 1e9:g} GB without its compression; "
+                "if it is meant to, decompress it and pass the plain file"
+            )
+        yield piece
+
+
+def _pipe_pieces(path: Path) -> Iterator[bytes]:
+    """What is written to a pipe; a compressed text is decompressed when all of it is there."""
+    read = _read_pipe(path)
+    first = next(read, b"")
+    while len(first) < _HEAD_BYTES and (more := next(read, b"")):
+        first += more
+    if compression(first[:_HEAD_BYTES]) is None:
+        yield first
+        yield from read
+        return
+    with Stream(path, file=io.BytesIO(first + b"".join(read))) as stream:
+        yield from _limited(path, stream)
+
+
+def _read_pipe(path: Path) -> Iterator[bytes]:
+    """What is written to a pipe, up to LARGEST_BYTES. Opened without waiting: a named pipe without
+    a writer would block for ever."""
     try:
-        pieces, size, began = [], 0, time.monotonic()
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise TxlError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        size, began = 0, time.monotonic()
         while True:
             ready, _, _ = select.select([descriptor], [], [], 0.2)
             piece = os.read(descriptor, PIECE_BYTES) if ready else None
             if piece:
-                pieces.append(piece)
                 size += len(piece)
                 if size > LARGEST_BYTES:
                     raise TxlError(f"{path}: a pipe of more than {LARGEST_BYTES / 1e9:g} GB; write it to a file")
-            elif piece is not None and pieces:  # the writer is done
-                return b"".join(pieces)
-            elif time.monotonic() - began > PATIENCE_S and not pieces:
+                yield piece
+            elif piece is not None and size:  # the writer is done
+                return
+            elif time.monotonic() - began > PATIENCE_S and not size:
                 raise TxlError(f"{path}: is a pipe, and nobody wrote to it for {PATIENCE_S:g} seconds")
             elif piece is not None:
                 time.sleep(0.05)  # no writer yet: select does not wait

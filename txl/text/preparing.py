@@ -1,20 +1,23 @@
 """Two readings of a source: its vocabulary is counted, then its tokens are written beside a corpus,
 which they replace at the end."""
 
-import fcntl
 import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from txl.errors import TxlError
+from txl.paths import create, lock_folder, naming, read_text
+from txl.text import files
 from txl.text.datasets import PrepareOptions, Rule
 from txl.text.files import Watch
 from txl.text.readers import SPLITS, Pieces, Reader
@@ -61,16 +64,17 @@ def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: 
 
 def _read_words(path: Path, *, lower: bool, end: str) -> WordVocabulary:
     """A user's vocabulary file: the first word of each line, in its order."""
+    content = files.read(path)
     try:
-        return WordVocabulary(first_words(Path(path).read_bytes()), lower=lower, end=end)
-    except OSError as error:
-        raise TxlError(f"{path}: cannot be read: {error.strerror}") from error
+        return WordVocabulary(first_words(content), lower=lower, end=end)
     except TxlError as error:
         raise TxlError(f"{path}: {error}") from error
 
 
-def _whole_words(pieces: Pieces, source: str) -> Iterator[tuple[int, str]]:
-    """Text cut at white space. Each split's last piece must end with a line end.
+def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> Iterator[tuple[int, str]]:
+    """Text cut at white space. Each split's last piece must end with white space.
+
+    names: of the splits, for messages.
 
     Raises:
         TxlError: it is not UTF-8, or a word is longer than LONGEST_WORD.
@@ -85,7 +89,7 @@ def _whole_words(pieces: Pieces, source: str) -> Iterator[tuple[int, str]]:
         try:
             yield split, piece[:cut].decode("utf-8")
         except UnicodeDecodeError as error:
-            where = f"byte {at[split] + error.start:,} of {SPLITS[split]}"
+            where = f"byte {at[split] + error.start:,} of {names[split]}"
             raise TxlError(f"{source}: is not UTF-8 ({where}), which words need; bytes do not") from error
         at[split] += cut
 
@@ -118,16 +122,20 @@ def _counted(counts: list[Counter[str]], rule: Rule, options: PrepareOptions, lo
 
 @dataclass
 class _Split:
-    """A split while it is written."""
+    """A split, or the starts of its sentences, while it is written to a temporary file."""
 
-    file: IO[bytes]
-    tokens: int = 0
+    file: IO[bytes]  # without a buffer: closing it writes nothing
+    path: Path  # where it will be
+    items: int = 0
     hash: Any = field(default_factory=hashlib.sha256)
 
-    def write(self, tokens: Tokens) -> None:
-        self.file.write(tokens.data)
-        self.hash.update(tokens.data)
-        self.tokens += len(tokens)
+    def write(self, items: npt.NDArray[Any]) -> None:
+        left = memoryview(items.tobytes())
+        with naming(self.path):
+            while left:
+                left = left[self.file.write(left) :]
+        self.hash.update(items.data)
+        self.items += len(items)
 
 
 def write_corpus(
@@ -146,18 +154,18 @@ def write_corpus(
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
             try:
-                _temporary(folder, META).unlink(missing_ok=True)
+                _remove_temporary(folder)  # of a process that was killed
                 _write(folder, reader, vocabulary, rule, options, watch)
             except BaseException:
                 with suppress(OSError):
-                    for name in (META, *_NAMES):
-                        _temporary(folder, name).unlink(missing_ok=True)
+                    _remove_temporary(folder)
                     if fresh:
                         folder.rmdir()
                 raise
             _swap(folder)
     except OSError as error:
-        raise TxlError(f"{folder}: the corpus cannot be written: {error.strerror or error}") from error
+        where = "" if error.filename is None else f" ({Path(error.filename).name})"
+        raise TxlError(f"{folder}: the corpus cannot be written: {error.strerror or error}{where}") from error
 
 
 def finish(folder: Path) -> None:
@@ -168,16 +176,21 @@ def finish(folder: Path) -> None:
     """
     if (folder / META).exists() or not _temporary(folder, META).exists():
         return
-    with _alone(folder), suppress(ValueError, KeyError, AttributeError):  # a file cut short ends nothing
-        meta = json.loads(_temporary(folder, META).read_text(encoding="utf-8"))
-        if meta["checksum"] == checksum(meta):
+    with _alone(folder), suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        meta = json.loads(read_text(_temporary(folder, META)))
+        if meta["checksum"] == checksum(meta):  # a file cut short ends nothing
             _swap(folder)
+
+
+def _remove_temporary(folder: Path) -> None:
+    for name in (META, *_NAMES):
+        _temporary(folder, name).unlink(missing_ok=True)
 
 
 def _swap(folder: Path) -> None:
     """A folder with corpus.json is whole; one with its temporary file is, too, after this."""
     (folder / META).unlink(missing_ok=True)
-    meta = json.loads(_temporary(folder, META).read_text(encoding="utf-8"))
+    meta = json.loads(read_text(_temporary(folder, META)))
     if meta["sentences"] is None:
         (folder / SENTENCES).unlink(missing_ok=True)
     for name in _NAMES:
@@ -188,54 +201,68 @@ def _swap(folder: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Holds a folder against other preparations; the system lets go of it when a process ends.
+    """Holds a folder against other preparations and against runs that begin to train on it; the
+    system lets go of it when a process ends.
 
     Raises:
-        TxlError: another preparation is going on there.
+        TxlError: another preparation is going on there, or a run trains on the corpus.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = lock_folder(folder)
+    if descriptor is None:
+        readers = lock_folder(folder, shared=True)
+        if readers is None:
+            raise TxlError(f"{folder}: another process is preparing a corpus there")
+        os.close(readers)
+        raise TxlError(f"{folder}: another process is training on the corpus there")
     try:
-        with suppress(OSError):  # not every file system has locks
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise TxlError(f"{folder}: another process is preparing a corpus there") from error
         yield
     finally:
         os.close(descriptor)
 
 
 def _temporary(folder: Path, name: str) -> Path:
-    """One a folder, so that the next writing takes the place of one that was killed."""
+    """One a folder, so that whoever opens it next can end what was begun."""
     return folder / f".{name}.tmp"
+
+
+def _create(folder: Path, name: str) -> IO[bytes]:
+    return os.fdopen(create(_temporary(folder, name)), "wb", buffering=0)
+
+
+def _write_whole(folder: Path, name: str, content: bytes) -> None:
+    with _create(folder, name) as file:
+        _Split(file, folder / name).write(np.frombuffer(content, np.uint8))
 
 
 def _write(
     folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule, options: PrepareOptions, watch: Watch
 ) -> None:
     with ExitStack() as opened:  # closes all, whichever fails
-        splits = [_Split(opened.enter_context(_temporary(folder, f"{split}.bin").open("wb"))) for split in SPLITS]
-        sentences = opened.enter_context(_temporary(folder, SENTENCES).open("wb")) if rule.shuffled else None
+
+        def begun(name: str) -> _Split:
+            return _Split(opened.enter_context(_create(folder, name)), folder / name)
+
+        splits = [begun(f"{split}.bin") for split in SPLITS]
+        sentences = begun(SENTENCES) if rule.shuffled else None
         dtype = token_dtype(len(vocabulary))
         if sentences:
             splits[0].write(np.array([vocabulary.start], dtype))
-        first, starts = 0, hashlib.sha256()
+        first = 0
         for n, tokens in _encoded(reader, vocabulary, watch):
             if sentences and n == 0:
-                bounds = np.flatnonzero(tokens == vocabulary.start) + splits[0].tokens
-                entries = np.append(first, bounds[:-1]).astype(np.int64).data if len(bounds) else b""
-                sentences.write(entries)
-                starts.update(entries)
-                first = int(bounds[-1]) if len(bounds) else first
+                bounds = np.flatnonzero(tokens == vocabulary.start) + splits[0].items
+                if len(bounds):
+                    sentences.write(np.append(first, bounds[:-1]).astype(np.int64))
+                    first = int(bounds[-1])
             splits[n].write(tokens)
     for name, split in zip(SPLITS, splits, strict=True):
-        if split.tokens <= (name == "train" and rule.shuffled):
+        if split.items <= (name == "train" and rule.shuffled):
             raise TxlError(f"{reader.description}: the {name} split is empty")
     content = vocabulary.to_file()
     hashes = {name: split.hash for name, split in zip(SPLITS, splits, strict=True)}
     digests = b"".join([content, *(hash.digest() for hash in hashes.values())])
     if sentences:
-        hashes["sentences"] = starts
+        hashes["sentences"] = sentences.hash
     meta = {
         "format": FORMAT,
         "rule": rule.name,
@@ -245,13 +272,13 @@ def _write(
         "sha256": {"vocabulary": hashlib.sha256(content).hexdigest()}
         | {name: hash.hexdigest() for name, hash in hashes.items()},
         "dtype": np.dtype(dtype).name,
-        "tokens": {name: split.tokens for name, split in zip(SPLITS, splits, strict=True)},
-        "sentences": _temporary(folder, SENTENCES).stat().st_size // 8 if rule.shuffled else None,
+        "tokens": {name: split.items for name, split in zip(SPLITS, splits, strict=True)},
+        "sentences": sentences.items if sentences else None,
         "fingerprint": hashlib.sha256(digests).hexdigest(),
     }
-    _temporary(folder, VOCABULARY).write_bytes(content)
+    _write_whole(folder, VOCABULARY, content)
     meta["checksum"] = checksum(meta)
-    _temporary(folder, META).write_text(json.dumps(meta, indent=2), encoding="utf-8")
+    _write_whole(folder, META, json.dumps(meta, indent=2).encode())
 
 
 def checksum(meta: dict[str, Any]) -> str:
@@ -269,3 +296,32 @@ def _encoded(reader: Reader, vocabulary: Vocabulary, watch: Watch) -> Iterator[t
         return
     for n, piece in pieces:
         yield n, vocabulary.encode(piece)
+
+
+def encode_file(vocabulary: Vocabulary, path: Path, limit: int | None = None) -> Tokens:
+    """Tokens [n] of a text file: all of them, or the first `limit`, for which no more of it is read
+    than they take.
+
+    Raises:
+        TxlError: as `txl.text.files.read` and `Vocabulary.encode`.
+    """
+    if limit is None:
+        return vocabulary.encode(files.read(path))
+    found = [vocabulary.encode(b"")]
+    pieces, missing = files.pieces(path), limit
+    if isinstance(vocabulary, WordVocabulary):
+        closed = ((0, piece) for piece in chain(pieces, [b" "]))
+        for _, text in _whole_words(closed, str(path), ["the text"]):
+            found.append(vocabulary.encode_text(text, missing))
+            missing -= len(found[-1])
+            if not missing:
+                break
+        return np.concatenate(found)
+    for piece in pieces:
+        while piece and missing:  # a vocabulary may drop some bytes
+            found.append(vocabulary.encode(piece[:missing]))
+            piece = piece[missing:]
+            missing -= len(found[-1])
+        if not missing:
+            break
+    return np.concatenate(found)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from txl.errors import TxlError
+from txl.fields import from_values
 
 LINE_END, SENTENCE = "<eos>", "<S>"
 _UNKNOWN = ("<unk>", "<UNK>")
@@ -187,9 +188,9 @@ class WordVocabulary:
         except UnicodeDecodeError as error:
             raise TxlError(f"the text is not UTF-8 (at byte {error.start}); words need UTF-8") from error
 
-    def encode_text(self, text: str) -> Tokens:
-        """As `encode`, of text that is decoded already."""
-        words = words_of(text, self.lower, self.end)
+    def encode_text(self, text: str, limit: int | None = None) -> Tokens:
+        """As `encode`, of text that is decoded already; limit: only the first so many tokens."""
+        words = words_of(text, self.lower, self.end)[:limit]
         unknown = self.unknown
         found = map(self._table.get, words, repeat(-1 if unknown is None else unknown))
         tokens = np.fromiter(found, np.int64, len(words))
@@ -221,17 +222,30 @@ def lacking(words: list[str]) -> str:
     return f"the text holds {len(words)} word(s) that the vocabulary lacks, and it has no <unk>: {names}"
 
 
-def from_file(content: bytes, settings: dict[str, Any]) -> Vocabulary:
+@dataclass(frozen=True)
+class Settings:
+    """What `Vocabulary.settings` says, as JSON."""
+
+    unit: str
+    dropped: tuple[int, ...] = ()
+    lower: bool = False
+    end: str | None = None
+
+
+def from_file(content: bytes, settings: Any) -> Vocabulary:
     """The vocabulary whose `to_file` and `settings` these are.
 
     Raises:
         TxlError: the content or the settings are not of that form, with the lines at fault.
     """
-    if settings.get("unit") == "bytes":
-        return _bytes_from_file(content, bytes(settings.get("dropped", ())))
-    if settings.get("unit") != "words":
-        raise TxlError(f"vocabulary: unit must be bytes or words, got {settings.get('unit')!r}")
-    return WordVocabulary(_utf8_lines(content), lower=bool(settings.get("lower")), end=settings.get("end"))
+    given = from_values(Settings, settings)
+    if given.unit == "bytes":
+        if not all(0 <= byte < 256 for byte in given.dropped):
+            raise TxlError(f"vocabulary: dropped must be bytes from 0 to 255, got {list(given.dropped)!r:.80}")
+        return _bytes_from_file(content, bytes(given.dropped))
+    if given.unit != "words":
+        raise TxlError(f"vocabulary: unit must be bytes or words, got {given.unit!r}")
+    return WordVocabulary(_utf8_lines(content), lower=given.lower, end=given.end)
 
 
 def first_words(content: bytes) -> list[str]:

@@ -7,31 +7,80 @@ import abc
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from txl.errors import TxlError
+from txl.fields import from_values
 from txl.model import Network, make_network
 from txl.model.config import Config, config_from_json
-from txl.paths import AnyPath
+from txl.paths import AnyPath, remove_leftovers, replaced
 from txl.text.vocabulary import Vocabulary, from_file
 
 FORMAT = "txl-2"
 VOCABULARY = "vocabulary"  # the bytes of its file, as a tensor: a header must stay small
 WHOLE, HEADER = "last.safetensors", "checkpoint.json"  # a run's last; of a folder of shards, written last
+MOST_COUNT = 2**53  # of updates or tokens
 _SHARDS = re.compile(r"last-(\d+)(?:\.(\d+))?")
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a checkpoint says beside its tensors, as JSON."""
+
+    format: str
+    config: dict[str, Any]
+    state: dict[str, Any]
+    vocabulary: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What a checkpoint may say of its run; others say less.
+
+    Attributes:
+        step: updates done. best_loss, losses: in nats, the best and all of the validations.
+        train: the `TrainConfig`. corpus: its fingerprint.
+        attn_len, segment: as in `Saved`. ranks: processes.
+        averaging: whether the average of the weights has begun.
+        validation_due: whether the run ended before the validation of this step.
+        valid: loss of a best checkpoint. imported, averaged: what else a checkpoint was made of.
+    """
+
+    step: int = 0
+    best_loss: float = math.inf
+    train: dict[str, Any] = field(default_factory=dict)
+    corpus: str = ""
+    attn_len: int = 1
+    segment: int = 1
+    ranks: int = 1
+    losses: tuple[float, ...] = ()
+    averaging: bool = False
+    validation_due: bool = False
+    valid: float = math.inf
+    imported: str = ""
+    averaged: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.best_loss):
+            raise TxlError("best_loss must be a number, got nan")
+        for name, least in (("step", 0), ("attn_len", 1), ("segment", 1), ("ranks", 1)):
+            value = getattr(self, name)
+            if not least <= value <= MOST_COUNT:
+                raise TxlError(f"{name} must be from {least} to {MOST_COUNT:,}, got {value:,}")
 
 
 @dataclass(frozen=True)
@@ -117,25 +166,33 @@ def vocabulary_tensor(vocabulary: Vocabulary) -> Tensor:
 
 
 def read_header(path: Path, header: Any, written: Tensor) -> tuple[Config, Vocabulary, dict[str, Any]]:
-    """Configuration, vocabulary and state.
+    """Configuration, vocabulary and state, each value of the type it must have.
 
     written: the vocabulary's tensor.
 
     Raises:
-        TxlError: another version's. KeyError, TypeError, ValueError: not what `make_header` made.
+        TxlError: it is another version's, or damaged: the field is named.
     """
-    if header["format"] != FORMAT:
+    if isinstance(header, dict) and isinstance(header.get("format"), str) and header["format"] != FORMAT:
         raise TxlError(f"{path}: checkpoint format {header['format']!r} is not {FORMAT!r} of this version")
-    vocabulary = from_file(written.numpy().tobytes(), header["vocabulary"])
-    return config_from_json(header["config"]), vocabulary, header["state"]
+    try:
+        from_values(State, from_values(Header, header).state)
+        if written.dtype != torch.uint8:
+            raise TxlError(f"{VOCABULARY} must be a tensor of uint8, got {written.dtype}")
+        vocabulary = from_file(written.numpy().tobytes(), header["vocabulary"])
+        config = config_from_json(header["config"])
+        if config.vocab_size != len(vocabulary):
+            raise TxlError(f"vocab_size is {config.vocab_size:,}, but the vocabulary has {len(vocabulary):,} symbols")
+    except TxlError as error:
+        raise TxlError(f"{path}: the checkpoint is damaged: {error}") from error
+    return config, vocabulary, header["state"]
 
 
 def save(
     path: AnyPath, model: Network, vocabulary: Vocabulary, state: dict[str, Any], extra: dict[str, Tensor]
 ) -> None:
-    """Writes a checkpoint, or leaves the one at `path` as it was: temporary file, fsync, rename.
-
-    The file gets the permissions of any newly written one, that is those the umask leaves.
+    """Writes a checkpoint, or leaves the one at `path` as it was; the same bytes for the same
+    contents.
 
     Args:
         state: JSON-able, kept as is.
@@ -149,30 +206,37 @@ def save(
     tensors |= {name: x.detach().cpu().contiguous() for name, x in extra.items()}
     tensors[VOCABULARY] = vocabulary_tensor(vocabulary)
     header = json.dumps(make_header(model.config, vocabulary, state))
-    metadata = {"txl": header, "sha256": _digest(header, tensors)}
-    temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        permissions = _new_file(temporary)
-        save_file(tensors, temporary, metadata=metadata)
-        temporary.chmod(permissions)  # save_file leaves a file that only its owner can read
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        temporary = None
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except (OSError, SafetensorError) as error:
+        with replaced(path) as file:
+            write_tensors(file, tensors, {"sha256": _digest(header, tensors), "txl": header})
+    except OSError as error:
         kept = "; the checkpoint written before is untouched" if path.exists() else ""
-        raise TxlError(f"{path}: the checkpoint cannot be written: {error}{kept}") from error
-    finally:
-        if temporary is not None:
-            with suppress(OSError):
-                temporary.unlink()
+        raise TxlError(f"{path}: the checkpoint cannot be written: {error.strerror or error}{kept}") from error
+
+
+def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file of tensors on the CPU.
+
+    The library's `save_file` writes to a file of its own making, which stays when it is killed, and
+    metadata in an order that changes from process to process.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    ordered, at = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])), 0
+    for name, x in ordered:
+        end = at + x.numel() * x.element_size()
+        header[name] = {"dtype": _DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for _, x in ordered:
+        file.write(_content(x))
+
+
+def _content(x: Tensor) -> Any:
+    """The bytes of a tensor, without a copy where it is contiguous."""
+    return x.contiguous().flatten().view(torch.uint8).numpy().data if x.numel() else b""
 
 
 def _digest(header: str, tensors: dict[str, Tensor]) -> str:
@@ -180,8 +244,7 @@ def _digest(header: str, tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256(header.encode())
     for name, x in sorted(tensors.items()):
         digest.update(f"{name} {x.dtype} {list(x.shape)}".encode())
-        if x.numel():
-            digest.update(x.contiguous().flatten().view(torch.uint8).numpy().data)
+        digest.update(_content(x))
     return digest.hexdigest()
 
 
@@ -191,13 +254,6 @@ def _dealt_as(target: Tensor, given: Tensor) -> Tensor:
 
     assert isinstance(target, DTensor)
     return distribute_tensor(given.to(target.device), target.device_mesh, target.placements)
-
-
-def _new_file(path: Path) -> int:
-    """Makes an empty file anew; its permissions, by which the umask is known without setting it."""
-    path.unlink(missing_ok=True)
-    with path.open("xb") as file:
-        return stat.S_IMODE(os.fstat(file.fileno()).st_mode)
 
 
 def load(path: AnyPath) -> Checkpoint:
@@ -228,13 +284,16 @@ def load(path: AnyPath) -> Checkpoint:
             f"{path}: not a whole safetensors file ({error}); it is truncated or of another format (pickled checkpoints "
             "are never loaded)"
         ) from error
+    if not {"txl", "sha256"} <= set(metadata) or VOCABULARY not in tensors:
+        raise TxlError(f"{path}: a safetensors file, but not a txl checkpoint")
+    if metadata["sha256"] != _digest(metadata["txl"], tensors):
+        raise TxlError(f"{path}: the checkpoint is damaged: its checksum is not that of its contents")
     try:
-        if metadata["sha256"] != _digest(metadata["txl"], tensors):
-            raise TxlError(f"{path}: the checkpoint is damaged: its checksum is not that of its contents")
-        config, vocabulary, state = read_header(path, json.loads(metadata["txl"]), tensors.pop(VOCABULARY))
-        return Checkpoint(path, config, vocabulary, state, metadata["sha256"], tensors)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise TxlError(f"{path}: a safetensors file, but not a txl checkpoint") from error
+        header = json.loads(metadata["txl"])
+    except (ValueError, RecursionError) as error:
+        raise TxlError(f"{path}: the checkpoint is damaged: its header is no JSON") from error
+    config, vocabulary, state = read_header(path, header, tensors.pop(VOCABULARY))
+    return Checkpoint(path, config, vocabulary, state, metadata["sha256"], tensors)
 
 
 def load_parameters(model: Network, checkpoint: Checkpoint, given: dict[str, Tensor] | None = None) -> None:
@@ -282,11 +341,6 @@ def shards_folder(run: Path, step: int) -> Path:
     return run / (f"last-{step}.{max(again) + 1}" if again else f"last-{step}")
 
 
-def unfinished(folder: Path) -> Path:
-    """Where such a folder is written before it is put in place."""
-    return folder.with_name(f".{folder.name}.tmp")
-
-
 def find_last(run: Path) -> Path | None:
     """The newest checkpoint of a run to go on from; None if there is none."""
     found: dict[tuple[int, float], Path] = dict(_shards(run))
@@ -310,9 +364,7 @@ def remove_older(kept: Path) -> None:
 
 def remove_unfinished(run: Path) -> None:
     """Removes what killed processes were writing; for the only one that writes there."""
-    for path in run.glob(".*.safetensors.*.tmp"):
-        with suppress(OSError):
-            path.unlink()
+    remove_leftovers(run)
     for path in run.glob(".last-*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
 

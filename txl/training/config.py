@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from txl.errors import TxlError
-from txl.fields import option
+from txl.fields import check_types, option
 from txl.text.streams import Counting
 
 Schedule = Literal["cosine", "cosine-released", "constant"]
@@ -85,6 +85,7 @@ class TrainConfig:
     recompute: bool = option(False, _TRAINING, "Activations in backward, to save memory.", "--recompute")
 
     def __post_init__(self) -> None:
+        check_types(self)
         counts = ("steps", "batch", "batch_chunk", "tgt_len", "accumulate", "patience", "eval_every", "save_every")
         for name in (*counts, "log_every"):
             if getattr(self, name) < 1:

@@ -4,20 +4,20 @@
 import json
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from txl.errors import TxlError
-from txl.paths import AnyPath, replace_text
-from txl.training.checkpoint import find_last
+from txl.paths import AnyPath, append_text, lock_file, naming, read_bytes, read_text, replace_text
+from txl.training.checkpoint import find_last, remove_unfinished
 
 # What may differ when a run is resumed: how long it is, what is looked at, how it is computed.
 CHANGEABLE = ("steps", "eval_every", "save_every", "log_every", "batch_chunk", "compile", "recompute")
 
-_locks: dict[str, tuple[FileLock, int]] = {}  # held, by folder; the file's inode
+_locks: dict[str, tuple[int, int]] = {}  # held, by folder: descriptor and inode of the file
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,40 @@ def refuse_used_folder(folder: AnyPath) -> None:
     """Raises TxlError if a run has left a checkpoint in the folder."""
     if find_last(Path(folder)) or Path(folder, "best.safetensors").exists():
         raise TxlError(f"{folder}: already holds a run; continue it with --resume or choose another folder")
+
+
+def begin(folder: Path) -> None:
+    """Makes and locks the folder of a new run, before anything in it is touched.
+
+    Raises:
+        TxlError: another process trains there, or a run has left a checkpoint.
+    """
+    refuse_used_folder(folder)
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    take(folder)
+    refuse_used_folder(folder)  # that another process has left since
+
+
+def go_on(folder: Path) -> RunRecord:
+    """Locks the folder of a run that is there, before anything in it is touched; its record.
+
+    Raises:
+        TxlError: another process trains there, or it holds no run.
+    """
+    read_record(folder)
+    take(folder)
+    return read_record(folder)
+
+
+def take(folder: Path) -> None:
+    """Locks a run's folder and removes what a killed process was writing there.
+
+    Raises:
+        TxlError: another process trains there.
+    """
+    lock(folder)
+    remove_unfinished(folder)
 
 
 def write_record(folder: Path, model: dict[str, Any], train: dict[str, Any], corpus: Path) -> None:
@@ -53,7 +87,7 @@ def read_record(folder: AnyPath) -> RunRecord:
     """
     folder = Path(folder)
     try:
-        values = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        values = json.loads(read_text(folder / "run.json"))
         if not isinstance(values["model"], dict) or not isinstance(values["train"], dict):
             raise TypeError("model and train must be objects")
         return RunRecord(values["model"], values["train"], folder / values["corpus"])
@@ -83,33 +117,51 @@ def lock(folder: Path) -> None:
     held = _locks.get(key)
     if held is not None and path.exists() and path.stat().st_ino == held[1]:
         return  # not so where the folder was removed and made anew
-    taken = FileLock(path)
-    try:
-        taken.acquire(timeout=0)
-    except Timeout as error:
-        raise TxlError(f"{folder}: another process is training there") from error
-    _locks[key] = taken, path.stat().st_ino
+    descriptor = lock_file(path)
+    if descriptor is None:
+        raise TxlError(f"{folder}: another process is training there")
+    _locks[key] = descriptor, os.fstat(descriptor).st_ino
 
 
 def unlock(folder: Path) -> None:
     """Gives a folder back; one that was not taken is left alone."""
     held = _locks.pop(str(folder.resolve()), None)
     if held is not None:
-        held[0].release(force=True)
+        os.close(held[0])
+
+
+@contextmanager
+def not_training(folder: Path) -> Iterator[None]:
+    """Takes a folder for the block if it is a run's.
+
+    Raises:
+        TxlError: another process trains there.
+    """
+    if not (folder / "run.json").exists() or str(folder.resolve()) in _locks:
+        yield
+        return
+    lock(folder)
+    try:
+        yield
+    finally:
+        unlock(folder)
 
 
 def append_log(path: Path, entry: dict[str, Any]) -> None:
-    """Adds an entry to a log, one JSON object a line; nothing wrong with one stops a run."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")
+    """Adds an entry to a log, one JSON object a line."""
+    append_text(path, json.dumps(entry) + "\n")
 
 
 def read_log(path: AnyPath) -> tuple[list[dict[str, Any]], int]:
-    """The entries of a log, and how many lines are not one: no JSON, no object, without a step."""
+    """The entries of a log, and how many lines are not one: no JSON, no object, without a step.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
     found, damaged = [], 0
     try:
-        lines = Path(path).read_bytes().split(b"\n")
-    except OSError:
+        lines = read_bytes(Path(path)).split(b"\n")
+    except FileNotFoundError:
         return [], 0
     for line in lines:
         if not line:
@@ -132,7 +184,7 @@ def truncate_log(path: Path, step: int, validated: bool = True) -> None:
     A log with damaged lines is kept beside, as `log.damaged.jsonl`, with a warning.
     """
     entries, damaged = read_log(path)
-    if damaged > 1 or (damaged and path.read_bytes().endswith(b"\n")):  # more than a line cut short
+    if damaged > 1 or (damaged and read_bytes(path).endswith(b"\n")):  # more than a line cut short
         kept = path.with_name("log.damaged.jsonl")
         os.replace(path, kept)
         warnings.warn(f"{path}: {damaged} damaged lines were dropped; the file as it was is {kept.name}", stacklevel=2)

@@ -3,8 +3,10 @@
 import dataclasses
 import hashlib
 import math
+import os
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,8 @@ from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, perplexity
 from txl.model import Network, make_network
 from txl.model.config import PLACES, Config, RecurrentConfig
-from txl.paths import AnyPath
-from txl.text.corpus import Corpus
+from txl.paths import AnyPath, lock_folder, replace_text
+from txl.text.corpus import Corpus, load
 from txl.text.streams import training_streams
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
@@ -53,7 +55,7 @@ class Trainer:
 
     def __init__(
         self,
-        folder: AnyPath,
+        folder: AnyPath | None,
         corpus: Corpus,
         model_config: Config,
         config: TrainConfig,
@@ -68,6 +70,7 @@ class Trainer:
         """Starts a run, or takes one up again at its last checkpoint, with as many processes as
         there are now.
 
+        folder: None for a trial, which writes nothing: only `advance` may be called.
         init: whose parameters a new run begins with; None to draw them.
         shard: parameters, gradients and the optimizer's state over the processes (FSDP2), which
             must have been joined (`txl.distributed.joined`).
@@ -78,7 +81,8 @@ class Trainer:
                 trains there; the corpus is too short, or not as it was prepared; the processes do
                 not divide the batch; or one of them has other code, configuration or corpus.
         """
-        self.folder = folder = Path(folder)
+        trial = folder is None
+        self.folder = folder = Path() if folder is None else Path(folder)
         self.corpus, self.config, self.world, self.shard = corpus, config, world, shard
         self.device = torch.device(device)
         self.best = folder / "best.safetensors"
@@ -92,6 +96,7 @@ class Trainer:
 
                 check_shards(config)
             self.batches = Batches(streams, config, model_config, world, self.device)
+            self._keep_corpus()
             if world.first:
                 corpus.verify()
         torch.manual_seed(config.seed)
@@ -101,8 +106,11 @@ class Trainer:
                 if init.vocabulary != corpus.vocabulary:
                     raise TxlError(f"{init.path}: its vocabulary is not that of the corpus in {corpus.folder}")
                 checkpoints.load_parameters(network, init)
-            if world.first:
-                self._take_folder(resume)
+            if world.first and not trial:
+                if not resume:
+                    runs.begin(folder)
+                elif folder.is_dir():
+                    runs.take(folder)
         self.updater = Updater(network.to(self.device), config, world, self.device, shard)
         self.step = 0
         self.saved_step: int | None = None
@@ -119,10 +127,10 @@ class Trainer:
             self._seed_anew()
         self._board = None
         with world.together():
-            if world.first:
+            if world.first and not trial:
                 self._write_record()
                 if not resume:
-                    (folder / "log.jsonl").write_text("", encoding="utf-8")
+                    replace_text(folder / "log.jsonl", "")
                 self._board = _summary_writer(folder) if tensorboard else None
 
     @property
@@ -146,14 +154,18 @@ class Trainer:
             )
         _check_fit(model_config, self.config, self.segment)
 
-    def _take_folder(self, resume: bool) -> None:
-        """Raises TxlError where the folder is another's, or not what was asked for."""
-        if not resume:
-            runs.refuse_used_folder(self.folder)
-            self.folder.mkdir(parents=True, exist_ok=True)
-        if self.folder.is_dir():
-            runs.lock(self.folder)
-            checkpoints.remove_unfinished(self.folder)
+    def _keep_corpus(self) -> None:
+        """Lets nobody prepare another corpus in this one's place as long as the trainer lives.
+
+        Raises:
+            TxlError: somebody is at it, or was since the corpus was opened.
+        """
+        descriptor = lock_folder(self.corpus.folder, shared=True)
+        if descriptor is None:
+            raise TxlError(f"{self.corpus.folder}: another process is preparing a corpus there")
+        weakref.finalize(self, os.close, descriptor)
+        if load(self.corpus.folder).fingerprint != self.corpus.fingerprint:
+            raise TxlError(f"{self.corpus.folder}: another corpus was prepared there meanwhile")
 
     def request_stop(self) -> None:
         """Asks `run` to write a checkpoint after the update in progress and raise `Interrupted`."""

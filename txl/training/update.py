@@ -247,9 +247,8 @@ class Updater:
         for n, of_optimizer in enumerate(slots):
             for i, named in of_optimizer.items():
                 targets |= {f"optimizer.{n}.{i}.{name}": x for name, x in named.items()}
-        if self.config.average != "none":
-            targets |= self.average.tensors()
-            self.average.losses, self.average.started = list(saved.state["losses"]), saved.state["averaging"]
+        targets |= self.average.tensors()
+        self.average.losses, self.average.started = list(saved.state["losses"]), saved.state["averaging"]
         saved.fill(targets)
         for optimizer, state in zip(self.optimizers, slots, strict=True):
             optimizer.load_state_dict(optimizer.state_dict() | {"state": state})

@@ -1,6 +1,9 @@
 """Commands with absurd options, closed outputs and odd files: done as asked, or one line."""
 
+import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +15,7 @@ from command_helpers import SMALL, Run, one_line
 from txl.commands import last_resort
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
+from txl.training.run import unlock
 
 TXL = [sys.executable, "-m", "txl"]
 
@@ -91,6 +95,12 @@ def test_closed_outputs(run: Path, closed: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_full_disk_behind_the_output(run: Path) -> None:
+    command = f"'{sys.executable}' -m txl generate '{run}' --count 3 > /dev/full"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
+
+
 def test_one_process_where_torchrun_started_several(txl: Run, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -123,3 +133,119 @@ def test_errors_of_memory_and_range() -> None:
     assert "beyond what can be computed" in last_resort.memory_summary(OverflowError("too large"))
     assert last_resort.memory_summary(RuntimeError("CUDA out of memory. Tried")).startswith("there is not enough")
     assert last_resort.memory_summary(ValueError("other")) is None
+
+
+@pytest.fixture(scope="module")
+def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a corpus of its own."""
+    folder = tmp_path_factory.mktemp("whole") / "r"
+    subprocess.run([*TXL, "train", "--run", folder, "--data", text, *SMALL], capture_output=True, check=True)
+    return folder
+
+
+HELD = """
+import sys
+from pathlib import Path
+from txl.training.run import lock
+lock(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --run {run} --data {text}",
+        "train --run {run} --resume",
+        "demo --run {run} --data {text}",
+        "prepare {run}/corpus --data {text}",
+        "average {other} {other} --out {run}/mean.safetensors",
+    ],
+)
+def test_nothing_of_a_run_is_touched_while_another_trains_it(
+    txl: Run, run: Path, whole: Path, tmp_path: Path, command: str
+) -> None:
+    held = shutil.copytree(whole, tmp_path / "r")
+    if "resume" not in command:  # as before its first checkpoint
+        for name in ("last.safetensors", "best.safetensors"):
+            (held / name).unlink()
+    other = tmp_path / "other.txt"
+    other.write_text("another text " * 100)
+    before = {path: path.read_bytes() for path in sorted(held.rglob("*")) if path.is_file()}
+    with subprocess.Popen([sys.executable, "-c", HELD, held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        done = txl(*command.format(run=held, text=other, other=run).split())
+        holder.stdin.close()
+    one_line(done, f"{held}: another process is training there")
+    assert {path: path.read_bytes() for path in sorted(held.rglob("*")) if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["run.json", "corpus/vocabulary.txt", "corpus/corpus.json", "log.jsonl"])
+def test_pipes_in_a_run_end_commands_at_once(txl: Run, whole: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(whole, tmp_path / "r")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    commands = ["train --run {run} --resume --steps 4"]
+    commands += ["report {run}"] if name == "log.jsonl" else ["eval {run} --attn-len 4", "recl {run}"]
+    for command in commands:
+        one_line(txl(*command.format(run=folder).split()), Path(name).name if name != "run.json" else "holds no run")
+    unlock(folder)
+
+
+def test_what_a_killed_export_leaves_is_no_export(txl: Run, run: Path, tmp_path: Path) -> None:
+    program = f"""
+import os, signal
+from pathlib import Path
+from txl import paths
+from txl.importing import checkpoint
+checkpoint.replace_text = lambda path, text: os.kill(os.getpid(), signal.SIGKILL)
+checkpoint.export({str(run)!r}, Path({str(tmp_path / "out")!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(list(tmp_path.iterdir())) == 1
+    assert not (tmp_path / "out").exists()
+    assert txl("export", run, tmp_path / "out", "--format", "huggingface").returncode == 0
+    assert os.listdir(tmp_path) == ["out"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "model.safetensors", "vocab.txt"]
+
+
+def test_what_a_killed_average_leaves_goes(txl: Run, run: Path, tmp_path: Path) -> None:
+    program = f"""
+import os, signal, sys
+os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
+sys.argv = ["txl", "average", {str(run)!r}, {str(run)!r}, "--out", {str(tmp_path / "a.safetensors")!r}]
+from txl.commands import cli
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(list(tmp_path.iterdir())) == 1
+    assert txl("average", run, run, "--out", tmp_path / "b.safetensors").returncode == 0
+    assert os.listdir(tmp_path) == ["b.safetensors"]
+
+
+@pytest.mark.parametrize("command", ["txl_kernels", "txl generate {run} --count 3"])
+def test_an_instruction_set_that_is_none(run: Path, command: str) -> None:
+    pytest.importorskip("txl_kernels._native")
+    done = subprocess.run(
+        [sys.executable, "-m", *command.format(run=run).split()], capture_output=True, text=True, check=False,
+        env=os.environ | {"TXL_KERNELS_ISA": "zzz"},
+    )  # fmt: skip
+    one_line(done, "TXL_KERNELS_ISA=zzz is not known; this build has ")
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [("train", {"steps": "6"}), ("train", {"lr": None}), ("model", {"d_model": []}), ("model", {"unknown": 1})],
+)
+def test_a_forged_record_is_named(txl: Run, whole: Path, tmp_path: Path, part: str, change: dict) -> None:
+    folder = shutil.copytree(whole, tmp_path / "r")
+    record = json.loads((folder / "run.json").read_text())
+    record[part] |= change
+    (folder / "run.json").write_text(json.dumps(record))
+    done = txl("train", "--run", folder, "--resume")
+    one_line(done, f"{folder}/run.json: cannot be resumed: ")
+    assert next(iter(change)) in done.stderr
+    unlock(folder)

@@ -1,6 +1,7 @@
 """Corpora on disk: split as they say, mapped, whole or not there, in memory that stays constant."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from txl.errors import TxlError
 from txl.text import corpus as data
+from txl.text.preparing import checksum
 
 ROOT = Path(__file__).parents[3]
 SPLITS = ("train", "valid", "test")
@@ -174,18 +176,86 @@ def test_a_failed_preparation_leaves_the_corpus_before(text: Path, tmp_path: Pat
     assert not (tmp_path / "fresh").exists()
 
 
-@pytest.mark.parametrize("name", ["train.bin", "vocabulary.txt"])
-def test_a_full_disk_leaves_the_corpus_before(name: str, text: Path, tmp_path: Path) -> None:
-    """The kernel's own word for it, when the file is closed: /dev/full takes no byte."""
+FULL = """
+import resource, signal, sys
+from txl.errors import TxlError
+from txl.text import corpus as data
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))
+try:
+    data.prepare(sys.argv[1], sys.argv[2])
+except TxlError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "content"),
+    [
+        ("train.bin", 100, b"short " * 20),
+        ("vocabulary.txt", 300, bytes(range(1, 201))),
+        ("corpus.json", 500, b"abc" * 30),
+    ],
+)
+def test_a_full_disk_leaves_the_corpus_before_and_names_the_file(
+    name: str, limit: int, content: bytes, text: Path, tmp_path: Path
+) -> None:
+    """In a process of its own that cannot write more than so many bytes to a file."""
     before = data.prepare(text, tmp_path / "c")
     other = tmp_path / "other.txt"
-    other.write_text("short " * 20)
-    (tmp_path / "c" / f".{name}.tmp").symlink_to("/dev/full")
-    with pytest.raises(TxlError, match=r"/c: the corpus cannot be written: No space left on device"):
-        data.prepare(other, tmp_path / "c")
+    other.write_bytes(content)
+    command = [sys.executable, "-c", FULL, other, tmp_path / "c", str(limit)]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said == f"{tmp_path}/c: the corpus cannot be written: File too large ({name})\n"
     after = data.load(tmp_path / "c")
     assert after.fingerprint == before.fingerprint
     assert decoded(after) == decoded(before)
+    assert not list((tmp_path / "c").glob(".*"))
+
+
+@pytest.mark.parametrize("name", ["train.bin", "sentences.bin", "vocabulary.txt", "corpus.json"])
+@pytest.mark.parametrize("before", [False, True])
+def test_planted_links_are_not_followed(name: str, before: bool, text: Path, tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "c"
+    victim.write_text("kept")
+    folder.mkdir()
+    if before:
+        data.prepare(text, folder)
+    (folder / f".{name}.tmp").symlink_to(victim)
+    data.prepare(text, folder).verify()
+    assert victim.read_text() == "kept"
+    assert not [path for path in folder.iterdir() if path.is_symlink() or path.name.startswith(".")]
+
+
+FORGED = {
+    "vocabulary": (None, [], {"unit": "words", "end": 3}, {"unit": "bytes", "dropped": 10**15}),
+    "dtype": ("object", "float64", 3), "tokens": ({"train": "a"}, [], None), "sentences": ("x", -1, True),
+    "source": (None, 3), "sha256": ([], {"vocabulary": None}), "rule": (5,), "fingerprint": (None,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FORGED)
+def test_forged_values_are_named(field: str, corpus: data.Corpus, tmp_path: Path) -> None:
+    """The checksum is right."""
+    for path in corpus.folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for value in FORGED[field]:
+        meta = json.loads((corpus.folder / "corpus.json").read_text()) | {field: value}
+        meta["checksum"] = checksum(meta)
+        (tmp_path / "corpus.json").write_text(json.dumps(meta))
+        with pytest.raises(TxlError, match=r"the prepared corpus is damaged \(.*; run `txl prepare` again$") as raised:
+            data.load(tmp_path)
+        assert any(word in str(raised.value) for word in (field, "end", "dropped"))
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "vocabulary.txt", "train.bin", ".corpus.json.tmp"])
+def test_pipes_are_refused_at_once(name: str, corpus: data.Corpus, tmp_path: Path) -> None:
+    for path in corpus.folder.iterdir():
+        if path.name != name and not name.startswith("."):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(TxlError, match=r"Not a regular file|not a prepared corpus|Invalid argument"):
+        data.load(tmp_path)
 
 
 @pytest.mark.parametrize("renames", range(5))

@@ -19,6 +19,8 @@ from packed import tarred, zipped
 from txl.errors import TxlError
 from txl.text import corpus as data
 from txl.text import datasets, files
+from txl.text.preparing import encode_file
+from txl.text.vocabulary import ByteVocabulary, WordVocabulary
 
 TEXT = b"".join(b"line %d of a text that is to be read\n" % n for n in range(3000))
 # One raw block of 3 bytes, so that there is a file where nothing can write one.
@@ -179,6 +181,37 @@ def test_a_bomb_is_stopped_at_the_limit(packer: str, tmp_path: Path, monkeypatch
     with pytest.raises(TxlError, match=r"holds more than 0.003 GB without its compression; .*pass the plain file"):
         files.read(path)
     assert len(streamed(path)) == 3_000_001  # no limit where memory does not grow
+
+
+@pytest.mark.parametrize("packer", [*PACKERS, "plain"])
+@pytest.mark.parametrize("unit", ["bytes", "words"])
+def test_the_first_tokens_take_no_more_of_a_file_than_they_need(
+    packer: str, unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows them is not of the vocabulary, and more than may be read at once."""
+    monkeypatch.setattr(files, "LARGEST_BYTES", 1_500_000)
+    text = TEXT + b"#" * 3_000_000
+    path = written(tmp_path / "a", PACKERS.get(packer, bytes)(text))
+    words = WordVocabulary(sorted({"<eos>", *TEXT.decode().split()}))
+    vocabulary = ByteVocabulary(bytes(sorted(set(TEXT))), b"\n") if unit == "bytes" else words
+    wanted = vocabulary.encode(TEXT)
+    for limit in (1, 100, len(wanted)):
+        found = encode_file(vocabulary, path, limit)
+        assert found.dtype == wanted.dtype
+        assert found.tolist() == wanted[:limit].tolist()
+    with pytest.raises(TxlError):
+        encode_file(vocabulary, path)
+    short = written(tmp_path / "b", TEXT[:-1])
+    assert encode_file(vocabulary, short, 10**6).tolist() == vocabulary.encode(TEXT[:-1]).tolist()
+
+
+def test_the_first_tokens_of_a_pipe_that_does_not_end(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, TEXT[:2000])
+    vocabulary = ByteVocabulary(bytes(sorted(set(TEXT))))
+    assert vocabulary.decode(encode_file(vocabulary, Path(f"/dev/fd/{reading}"), 100)) == TEXT[:100]
+    for end in (reading, writing):
+        os.close(end)
 
 
 def test_zstd_without_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

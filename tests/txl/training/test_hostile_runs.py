@@ -1,5 +1,6 @@
 """Runs in folders that others use, on files that were damaged: refused in a line, or survived."""
 
+import gc
 import json
 import os
 import shutil
@@ -9,15 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_helpers import small_config
 from safetensors import safe_open
 from safetensors.torch import save_file
 from training_helpers import contents, trainer
 
+import txl
 from txl.errors import TxlError
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
-from txl.training.run import lock, read_log, read_record
+from txl.training.config import TrainConfig
+from txl.training.run import lock, read_log, read_record, unlock
+from txl.training.timing import timed
 
 
 @pytest.fixture
@@ -178,6 +183,99 @@ def test_what_cannot_be_resumed_is_said_and_nothing_is_lost(finished: Path, corp
     assert (finished / "log.jsonl").read_bytes() == before
 
 
+FORGED: list[tuple[str, object]] = [
+    ("config", None), ("config", []), ("config", "abc"), ("config.d_model", "16"), ("config.n_layer", None),
+    ("config.cutoffs", {"a": 1}), ("config.cutoffs", 3), ("config.dropout", True), ("config.encoding", []),
+    ("config.tie_projs", {}), ("config.initial_memory", None), ("config.unknown", 1), ("config.vocab_size", 3),
+    ("state", None), ("state", []), ("state", "abc"), ("state.attn_len", "a"), ("state.attn_len", 0),
+    ("state.attn_len", 10**30), ("state.attn_len", 1.5), ("state.segment", None), ("state.segment", [3]),
+    ("state.step", -1), ("state.step", True), ("state.step", None), ("state.best_loss", "low"),
+    ("state.best_loss", float("nan")), ("state.best_loss", 10**400), ("state.train", []), ("state.corpus", 3),
+    ("state.ranks", 0), ("state.ranks", "2"), ("state.validation_due", "no"), ("state.losses", "abc"),
+    ("state.losses", [None]), ("state.averaging", 1), ("vocabulary", None), ("vocabulary", []),
+    ("vocabulary.unit", None), ("vocabulary.unit", "letters"), ("vocabulary.dropped", 10**15),
+    ("vocabulary.dropped", [300]), ("vocabulary.dropped", None), ("format", None), ("format", 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), FORGED, ids=lambda value: repr(value)[:20])
+def test_forged_headers_are_damage_and_the_field_is_named(finished: Path, field: str, value: object) -> None:
+    def forge(header: dict, tensors: dict) -> None:
+        *path, last = field.split(".")
+        for name in path:
+            header = header[name]
+        header[last] = value
+
+    rewritten(finished / "best.safetensors", forge)
+    with pytest.raises(TxlError, match=r"best\.safetensors: the checkpoint is damaged: ") as raised:
+        txl.load(finished)
+    assert field.rsplit(".", 1)[-1] in str(raised.value)
+
+
+@pytest.mark.parametrize("train", [{"steps": "6"}, {"lr": None}, {"batch": 4.0}, {"compile": 0}, {"patience": [1]}])
+def test_forged_options_of_training(finished: Path, corpus: Corpus, train: dict) -> None:
+    rewritten(finished / "last.safetensors", lambda header, tensors: header["state"]["train"].update(train))
+    with pytest.raises(TxlError, match=f"the checkpoint is damaged: .*{next(iter(train))}"):
+        trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
+
+
+@pytest.mark.parametrize("name", ["run.json", "log.jsonl", "last.safetensors", ".lock"])
+def test_pipes_in_a_run_are_refused_at_once(finished: Path, corpus: Corpus, name: str) -> None:
+    if name == ".lock":
+        unlock(finished)
+    (finished / name).unlink()
+    os.mkfifo(finished / name)
+    if name == "run.json":
+        with pytest.raises(TxlError, match=r"holds no run .*Not a regular file"):
+            read_record(finished)
+        return
+    with pytest.raises((TxlError, OSError), match=r"Not a regular file: '.*log.jsonl'|no such checkpoint|\.lock"):
+        trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "run.json", ".lock"])
+def test_planted_links_in_a_run_are_not_followed(tmp_path: Path, corpus: Corpus, name: str) -> None:
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    victim.write_text("kept")
+    run.mkdir()
+    (run / name).symlink_to(victim)
+    if name == ".lock":
+        with pytest.raises(OSError, match=rf"Is a symbolic link: '{run}/.lock'"):
+            trainer(run, corpus, steps=2)
+    else:
+        trained = trainer(run, corpus, steps=2)
+        (run / "log.jsonl").unlink()
+        (run / "log.jsonl").symlink_to(victim)  # while it runs
+        with pytest.raises(OSError, match=rf"Is a symbolic link: '{run}/log.jsonl'"):
+            trained.run()
+    assert victim.read_text() == "kept"
+
+
+def test_a_corpus_is_not_replaced_while_a_run_trains_on_it(tmp_path: Path, text: Path) -> None:
+    own = data.prepare(text, tmp_path / "corpus")
+    trained = trainer(tmp_path / "run", own, steps=2)
+    before = {path.name: path.read_bytes() for path in own.folder.iterdir()}
+    with pytest.raises(TxlError, match=r"/corpus: another process is training on the corpus there$"):
+        data.prepare(text, tmp_path / "corpus")
+    assert {path.name: path.read_bytes() for path in own.folder.iterdir()} == before
+    trained.run()
+    del trained
+    gc.collect()
+    other = tmp_path / "other.txt"
+    other.write_text("another text " * 100)
+    data.prepare(other, tmp_path / "corpus")
+    with pytest.raises(TxlError, match=r"/corpus: another corpus was prepared there meanwhile$"):
+        trainer(tmp_path / "another", own, steps=2)
+
+
+def test_a_trial_writes_nothing(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    config = TrainConfig(batch=4, tgt_len=16, log_every=1, eval_every=1, save_every=1)
+    timed(1, corpus, small_config(vocab_size=len(corpus.vocabulary)), config, torch.device("cpu"))
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("record", ["", "[]", "5", '{"model": 3, "train": {}, "corpus": "c"}', "[" * 100_000, "\0"])
 def test_damaged_records(finished: Path, record: str) -> None:
     (finished / "run.json").write_text(record)
@@ -203,7 +301,8 @@ def test_an_altered_text_is_refused(tmp_path: Path, text: Path) -> None:
 
 
 def test_what_a_killed_process_was_writing_is_removed(finished: Path, corpus: Corpus) -> None:
-    (finished / ".last.safetensors.12345.tmp").write_bytes(b"half of it")
+    for name in (".last.safetensors.12345.tmp", ".run.json.0a1b2c3d.tmp", ".loss.png.0a1b2c3d.tmp"):
+        (finished / name).write_bytes(b"half of it")
     trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
     assert not list(finished.glob(".*.tmp"))
     assert contents(finished)
