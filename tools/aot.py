@@ -76,30 +76,21 @@ def shipped() -> list[Variant]:
     """Kernel x width x architecture in bf16; other dtypes and options where they change the code
     most."""
     variants = [
-        Variant(kernel, capability, dtype, width, tma=config.has_descriptors(divmod(capability, 10)))
+        Variant(kernel, capability, "bf16", width, tma=config.has_descriptors(divmod(capability, 10)))
         for kernel in config.KERNELS
         for capability in SHARED_LIMIT
-        for dtype in (("bf16", "tf32", "fp32") if capability in (80, 90) else ("bf16",))
-        for width in (64, 128, 256)
-    ]
-    variants += [  # rows of 80 bytes, which Triton's own alignment does not know
-        Variant(kernel, capability, "bf16", 40) for kernel in config.KERNELS for capability in (80, 120)
+        for width in (64, 128)
     ]
     for kernel in config.KERNELS:
         for capability in (80, 90):
-            tma = capability == 90
-            variants += [Variant(kernel, capability, dtype, 32, tma) for dtype in ("bf16", "tf32", "fp32")]
-            variants += [Variant(kernel, capability, "fp16", 64, tma), Variant(kernel, capability, "bf16", 80, tma)]
-            variants += [Variant(kernel, capability, "bf16", 64, tma, dropout=True)]
-            variants += [Variant(kernel, capability, "bf16", 64, tma, bounds=True)]
-            variants += [Variant(kernel, capability, "bf16", 64, tma, bounds=True, dropout=True)]
-        variants += [Variant(kernel, 90, "bf16", width) for width in (64, 128, 256)]
-    for kernel in config.KERNELS:  # tiles of a mix: by descriptors but for what bounds leave out
-        variants += [
-            Variant(kernel, 90, "bf16", 128, True, bounds=True),
-            Variant(kernel, 90, "fp32", 64, True, bounds=True),
-        ]
-    for kernel in config.KERNELS:  # terms beyond the paper's, each alone
+            plain = Variant(kernel, capability, "bf16", 64, capability == 90)
+            variants += [plain._replace(dtype=dtype, width=width) for dtype in ("tf32", "fp32") for width in (64, 128)]
+            variants += [plain._replace(width=width) for width in (80, 256)]
+            variants += [plain._replace(dropout=True), plain._replace(bounds=True)]
+        variants += [Variant(kernel, 90, "bf16", width) for width in (64, 128)]  # by pointers
+        # Rows of 80 bytes, which Triton's own alignment does not know.
+        variants += [Variant(kernel, capability, "bf16", 40) for capability in (80, 120)]
+        # Terms beyond the paper's, each alone.
         plain = Variant(kernel, 90, "bf16", 64, True)
         variants += [plain._replace(value_width=128), plain._replace(tables="r_bias"), plain._replace(softcap=True)]
         variants += [plain._replace(tables="both")]
