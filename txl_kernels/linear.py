@@ -121,7 +121,7 @@ def plain_weight(module: nn.Module) -> Tensor | None:
 
 def project(module: nn.Module, x: Tensor) -> Tensor:
     """module(x) of a linear layer, by `linear` where that is the same."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or plain_weight(module) is None:
+    if torch.is_grad_enabled() or not is_plain() or plain_weight(module) is None:
         projected: Tensor = module(x)
         return projected
     return linear(x, module.weight, module.bias)  # type: ignore[arg-type]

@@ -117,8 +117,8 @@ def _diagnosis(clone: Path) -> str:
     """`python -m txl_kernels` in the clone, with `site` as the only place where the package is
     installed."""
     hide = "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in str(f)]"
-    only = "m.distributions = lambda **k: m.Distribution.discover(path=[sys.argv[1]], **k)"
-    code = f"import sys, importlib.metadata as m; {hide}; {only}; import runpy; runpy.run_module('txl_kernels')"
+    only = "site = sys.argv.pop(); m.distributions = lambda **k: m.Distribution.discover(path=[site], **k)"
+    code = f"import sys, importlib.metadata as m; {hide}; {only}; import runpy; runpy.run_module('txl_kernels', run_name='__main__')"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", code, str(clone / "site")]
     done = subprocess.run(command, cwd=clone / "tree", env=environment, capture_output=True, text=True, check=True)
