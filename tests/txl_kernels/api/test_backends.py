@@ -118,7 +118,8 @@ def _diagnosis(clone: Path) -> str:
     installed."""
     hide = "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in str(f)]"
     only = "site = sys.argv.pop(); m.distributions = lambda **k: m.Distribution.discover(path=[site], **k)"
-    code = f"import sys, importlib.metadata as m; {hide}; {only}; import runpy; runpy.run_module('txl_kernels', run_name='__main__')"
+    run = "import runpy; runpy.run_module('txl_kernels', run_name='__main__')"
+    code = f"import sys, importlib.metadata as m; {hide}; {only}; {run}"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", code, str(clone / "site")]
     done = subprocess.run(command, cwd=clone / "tree", env=environment, capture_output=True, text=True, check=True)
