@@ -23,7 +23,7 @@ def prepare(
         in_panel(
             _TEXT,
             "--data",
-            help="A text file (bz2, gz, xz, zst, zip too), a data set's archive, or a folder. "
+            help="A text file (.gz, .bz2, .xz, .zip too), a data set's archive (.zip, .tar.gz), or a folder. "
             "Default: Python's standard library.",
         ),
     ] = None,

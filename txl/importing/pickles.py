@@ -335,12 +335,16 @@ class _Look(Unpickler):
 
 
 def _look_through(path: Path) -> None:
-    """Raises: the archive claims more than its bytes, or its pickle is none of plain data."""
+    """Raises: the archive claims more than its bytes, an entry is not what its checksum says, or a
+    pickle is none of plain data."""
     with zipfile.ZipFile(path) as archive:
         # torch.save stores what it writes as it is; what says otherwise could ask for any memory.
         claimed, have = sum(entry.file_size for entry in archive.infolist()), path.stat().st_size
         if claimed > have or any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise TxlError(f"{path}: claims {claimed:,} bytes, has {have:,}; torch.save compresses nothing")
+        damaged = archive.testzip()
+        if damaged is not None:  # torch's reader looks at no checksum
+            raise TxlError(f"{path}: is damaged: the CRC-32 of {damaged!r} is not the one that was saved with it")
         for name in archive.namelist():
             if name.endswith(".pkl"):
                 data = archive.read(name)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from txl.errors import TxlError
 from txl.text import readers
+from txl.text.files import some
 from txl.text.readers import CutFile, Layout, Reader, Source
 from txl.text.vocabulary import LINE_END, SENTENCE, Unit
 
@@ -90,10 +91,10 @@ class Rule:
 
 def _standard(name: str) -> Callable[[Source], Reader]:
     def read(source: Source) -> Reader:
-        size = source.text[2]
+        form, _, _, size = source.contents
         if size != STANDARD_BYTES:
             raise TxlError(f"{source}: {name} has {STANDARD_BYTES:,} bytes, this has {size:,}")
-        how = (f"{source.text[1]}; " if source.text[1] else "") + "standard splits"
+        how = (f"{form}; " if form else "") + "standard splits"
         twentieth = STANDARD_BYTES // 20
         ends = (STANDARD_BYTES - 2 * twentieth, STANDARD_BYTES - twentieth)
         return CutFile(source, f"{source} ({how})", ends, strip=name == "text8")
@@ -127,10 +128,10 @@ def _any_text(unit: Unit) -> Callable[[Source], Reader]:
             if any(readers.has_all(top, layout) for layout in _ANY):
                 return readers.named(source, _ANY, lines=lines, deep=False)
             return readers.deal(source)
-        if source.names is not None:
-            if not any(readers.has_all(source.names, layout) for layout in _ANY):
-                shown = ", ".join(map(repr, source.names[:3])) + (", .." if len(source.names) > 3 else "")
-                files = f"{len(source.names)} file(s) ({shown})"
+        names = source.contents.names
+        if names is not None:
+            if not any(readers.has_all(names, layout) for layout in _ANY):
+                files = f"{len(names)} file(s) ({some(names)})"
                 raise TxlError(f"{source}: is an archive of {files}, no names of splits; unpack it first")
             return readers.named(source, _ANY, lines=lines, deep=True)
         return readers.cut(source, lines=lines)
@@ -190,14 +191,15 @@ def _recognised(source: Source) -> str:
         return "bytes"
     if source.path.is_dir():
         names = [path.name for path in source.path.iterdir()]
-    elif source.names is None:
-        name, _, size = source.text
-        stems = {source.path.name.split(".")[0], name.split(".")[0]}  # a zip's, or its member's
-        standard = sorted(stems & {"enwik8", "text8"})
-        return standard[0] if standard and size == STANDARD_BYTES else "bytes"
+        inside: list[str] = []
     else:
-        names = [name.rsplit("/", 1)[-1] for name in source.names]
+        _, packed, name, size = source.contents
+        if packed is None:
+            stems = {source.path.name.split(".")[0], name.split(".")[0]}  # a zip's, or its member's
+            standard = sorted(stems & {"enwik8", "text8"})
+            return standard[0] if standard and size == STANDARD_BYTES else "bytes"
+        inside, names = packed, [name.rsplit("/", 1)[-1] for name in packed]
     if "wiki.train.tokens" in names:
-        told = [source.path.resolve().name, *(source.names or [])]
+        told = [source.path.resolve().name, *inside]
         return "wikitext-2" if any("wikitext-2" in part for part in told) else "wikitext-103"
     return "penn-treebank" if "ptb.train.txt" in names else "bytes"

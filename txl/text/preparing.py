@@ -308,7 +308,7 @@ def encode_file(vocabulary: Vocabulary, path: Path, limit: int | None = None) ->
     if limit is None:
         return vocabulary.encode(files.read(path))
     found = [vocabulary.encode(b"")]
-    pieces, missing = files.pieces(path), limit
+    pieces, missing = files.stream(path), limit
     if isinstance(vocabulary, WordVocabulary):
         closed = ((0, piece) for piece in chain(pieces, [b" "]))
         for _, text in _whole_words(closed, str(path), ["the text"]):

@@ -13,14 +13,13 @@ from typing import Protocol
 
 from txl.errors import TxlError
 from txl.text import files
-from txl.text.files import Stream, Watch, compression
+from txl.text.files import Contents, Watch
 
 SPLITS = ("train", "valid", "test")
 LEAST_BYTES = 60  # so that each of 90/5/5 gets some
 Layout = tuple[str, str, str]  # for each split, a pattern of the whole path inside a folder
 Pieces = Iterator[tuple[int, bytes]]
 """Text and the split it belongs to: 0 train, 1 valid, 2 test."""
-_HEAD_BYTES = 8192
 _NOT_TEXTS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 
 
@@ -58,17 +57,9 @@ class Source:
         return self.path
 
     @cached_property
-    def names(self) -> list[str] | None:
-        """Names in an archive of several files; None for anything else."""
-        return None if self.folder else files.names(self.file, self.watch)
-
-    @cached_property
-    def text(self) -> tuple[str, str | None, int]:
-        """Name that a file was packed under, its compression, its bytes without it."""
-        with Stream(self.file, self.watch) as stream:
-            if stream.compression is None:
-                return stream.name, None, self.file.stat().st_size
-            return stream.name, stream.compression, sum(map(len, stream.pieces()))
+    def contents(self) -> Contents:
+        """What the file holds; TxlError as `files.look`."""
+        return files.look(self.file, self.watch)
 
     @property
     def size(self) -> int:
@@ -116,9 +107,9 @@ class CutFile:
         return self.source.size
 
     def pieces(self, watch: Watch) -> Pieces:
-        with Stream(self.source.file, watch) as stream:
-            parts = _cut_at(_closed(stream.pieces()) if self.lines else stream.pieces(), self.ends, self.lines)
-            yield from _stripped(parts) if self.strip else parts
+        text = files.pieces(self.source.file, watch)
+        parts = _cut_at(_closed(text) if self.lines else text, self.ends, self.lines)
+        return _stripped(parts) if self.strip else parts
 
 
 @dataclass(frozen=True)
@@ -135,8 +126,7 @@ class Folder:
 
     def pieces(self, watch: Watch) -> Pieces:
         for split, path in self.files:
-            with Stream(path, watch) as stream:
-                yield from _in_split(split, stream.pieces(), self.lines)
+            yield from _in_split(split, files.pieces(path, watch), self.lines)
 
 
 @dataclass(frozen=True)
@@ -177,7 +167,7 @@ def named(
     """
     folder = source.folder
     if folder is None:
-        names = source.names or []
+        names = source.contents.names or []
     else:
         paths = folder.rglob("*") if deep else folder.iterdir()
         names = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
@@ -204,17 +194,14 @@ def has_all(names: Iterable[str], layout: Layout) -> bool:
 
 
 def deal(source: Source) -> Folder:
-    """The texts of a folder, 90/5/5: by a hash of their paths, each to the split most behind.
+    """The files of a folder, 90/5/5: by a hash of their paths, each to the split most behind.
 
     Raises:
         TxlError: there are too few, or a split would get none.
     """
-    texts, packed = _texts_of(source)
-    packed_files = f"{packed} compressed file{'s' if packed > 1 else ''}"
-    left_out = f"; {packed_files} left out, decompress to include" if packed else ""
+    texts = _texts_of(source)
     if len(texts) < 3:
-        found = f"{len(texts)} text files found, at least 3 are needed (train, valid, test)"
-        raise TxlError(f"{source}: {found}{left_out}")
+        raise TxlError(f"{source}: {len(texts)} text files found, at least 3 are needed (train, valid, test)")
     shares, sizes = (0.90, 0.05, 0.05), [0, 0, 0]
     total = sum(size for _, size in texts)
     dealt = []
@@ -225,58 +212,32 @@ def deal(source: Source) -> Folder:
         sizes[into] += size
     if not all(sizes):
         raise TxlError(f"{source}: its files are too few or too uneven to deal out 90/5/5; pass one file instead")
-    return Folder(f"{source}, {len(texts)} files dealt out 90/5/5{left_out}", dealt, lines=True)
+    return Folder(f"{source}, {len(texts)} files dealt out 90/5/5", dealt, lines=True)
 
 
-def _texts_of(source: Source) -> tuple[list[tuple[Path, int]], int]:
-    """The text files of a folder and their sizes, in the order of a hash of their paths; and how
-    many compressed ones there are. Of the standard library, its modules without their tests."""
-    folder, texts, packed = source.folder, [], 0
+def _texts_of(source: Source) -> list[tuple[Path, int]]:
+    """The files of a folder, without hidden and empty ones, and their sizes, in the order of a hash
+    of their paths. Of the standard library, its modules without their tests."""
+    folder = source.folder
     assert folder is not None
-    skipped = _NOT_TEXTS if source.path is None else set()
-    for path in sorted(folder.rglob("*")):
-        if source.path is None and (path.suffix != ".py" or skipped & set(path.relative_to(folder).parts)):
-            continue
-        if path.is_symlink() or not path.is_file():
-            continue
-        try:
-            kind, size = _look(path)
-        except OSError:
-            continue  # an unreadable file among readable ones is not the corpus's problem
-        packed += kind == "compressed"
-        if kind == "text":
-            texts.append((path, size))
+    found = []
+    for path in folder.rglob("*" if source.path else "*.py"):
+        name = path.relative_to(folder)
+        skipped = any(part.startswith(".") for part in name.parts) if source.path else _NOT_TEXTS & set(name.parts)
+        if not skipped and path.is_file() and not path.is_symlink() and path.stat().st_size:
+            found.append((path, path.stat().st_size))
     # By hash, since largest first would starve the small splits of variety.
-    texts.sort(key=lambda text: hashlib.sha256(os.fsencode(text[0].relative_to(folder).as_posix())).digest())
-    return texts, packed
-
-
-def _look(path: Path) -> tuple[str, int]:
-    """Whether a file is text, compressed or neither, and its size with a line end."""
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-        if compression(head):
-            return "compressed", 0
-        if b"\0" in head:
-            return "binary", 0
-        piece = head
-        while piece and not piece.strip():
-            piece = file.read(_HEAD_BYTES)
-        if not piece:
-            return "blank", 0
-        size = file.seek(0, os.SEEK_END)
-        file.seek(-1, os.SEEK_END)
-        return "text", size + (file.read(1) != b"\n")
+    return sorted(found, key=lambda it: hashlib.sha256(os.fsencode(it[0].relative_to(folder).as_posix())).digest())
 
 
 def cut(source: Source, *, lines: bool) -> CutFile:
     """A file cut 90/5/5 by bytes; TxlError if it is too short."""
-    _, compression, size = source.text
+    form, _, _, size = source.contents
     if not size:
         raise TxlError(f"{source}: the file is empty")
     if size < LEAST_BYTES:
         raise TxlError(f"{source}: {size} bytes are too few to split 90/5/5; at least {LEAST_BYTES} are needed")
-    how = (f"{compression}; " if compression else "") + "split 90/5/5 by bytes" + (", at line ends" if lines else "")
+    how = (f"{form}; " if form else "") + "split 90/5/5 by bytes" + (", at line ends" if lines else "")
     return CutFile(source, f"{source} ({how})", (size - 2 * (size // 20), size - size // 20), lines=lines)
 
 

@@ -8,15 +8,17 @@ import pickle
 import random
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txl.errors import TxlError
-from txl.importing.pickles import Inert, unpickle
+from txl.importing.pickles import Inert, tensors, unpickle
 
 DATA = {"idx2sym": ["<eos>", "<unk>", "a"], "sym2idx": collections.OrderedDict(a=2), "counter": collections.Counter("aab"),
         "numbers": [1, -2, 2**70, 1.5, None, True, (1, 2, 3), {4}, b"bytes", bytearray(b"more")]}  # fmt: skip
@@ -112,3 +114,40 @@ def test_damage_is_an_error_or_data(seed: int, protocol: int) -> None:
         damaged[generator.randrange(len(damaged))] = generator.randrange(256)
     with contextlib.suppress(TxlError):
         unpickle(bytes(damaged[: generator.randint(0, len(damaged))]), "it")
+
+
+@pytest.mark.parametrize("entry", ["data.pkl", "data/0", "data/3", "version", ".data/serialization_id"])
+def test_a_damaged_entry_of_a_zip_is_named(entry: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    torch.save({f"w{n}": torch.randn(6, 7) for n in range(4)}, path)
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo(f"a/{entry}")
+        content = archive.read(info)
+    whole = path.read_bytes()
+    at = whole.index(content, info.header_offset + 30 + len(info.filename))
+    for bit in range(8):
+        altered = bytearray(whole)
+        altered[at + len(content) // 2] ^= 1 << bit
+        path.write_bytes(altered)
+        with pytest.raises(TxlError, match=rf"a\.bin: is damaged: the CRC-32 of 'a/{entry}'"):
+            tensors(path)
+
+
+def test_bits_flipped_anywhere_change_no_tensor(tmp_path: Path) -> None:
+    path, generator = tmp_path / "a.bin", random.Random(0)
+    held = {f"layer.{n}.weight": torch.randn(6, 7) for n in range(4)}
+    torch.save(held, path)
+    whole, refused = path.read_bytes(), 0
+    for _ in range(600):
+        altered = bytearray(whole)
+        for _ in range(generator.choice((1, 1, 3))):
+            altered[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+        path.write_bytes(altered)
+        try:
+            found = tensors(path)
+        except TxlError:
+            refused += 1
+            continue
+        assert list(found) == list(held)
+        assert all(torch.equal(found[name], x) for name, x in held.items())
+    assert 300 < refused < 600

@@ -36,8 +36,8 @@ def test_a_folder_is_dealt_out_by_file_and_always_alike(tmp_path: Path) -> None:
     for n in range(60):
         (folder / f"{n}.txt").write_text(f"file {n}\n" * (n + 1))
     (folder / "no_end").write_text("no line end")
-    (folder / "binary").write_bytes(b"\0\1\2")
-    (folder / "blank").write_bytes(b" \n" * 5000)
+    (folder / "empty").touch()
+    (folder / ".hidden").write_bytes(b"\0\1\2")
     corpus = data.prepare(folder, tmp_path / "c")
     assert corpus.fingerprint == data.prepare(folder, tmp_path / "d").fingerprint
     splits = decoded(corpus)
@@ -79,7 +79,7 @@ def test_bad_sources(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "image").write_bytes(b"\0\0\0")
+    (tmp_path / "folder" / ".image").write_bytes(b"\0\0\0")
     with pytest.raises(TxlError, match=message):
         data.prepare(tmp_path / name, tmp_path / "corpus")
 
