@@ -44,8 +44,21 @@ COMMANDS = {
 """Commands: module, function, and what each does, where Python leaves docstrings out (-OO)."""
 
 
+_TEXTS = ("--prompt", "--stop")  # options whose value may be empty
+
+
 class _Commands(typer.core.TyperGroup):
     """Commands that are imported when they run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises TxlError: a value is empty, as of a shell's variable that is not set; a path would
+        become the current folder."""
+        for before, given in zip(["", *args], args, strict=False):
+            name = before if given == "" else given[:-1] if given.startswith("-") and given.endswith("=") else None
+            if name is not None and name not in _TEXTS:
+                where = name if name.startswith("-") else "an argument"
+                raise TxlError(f"{where} is empty; give it a value, or leave it out")
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)

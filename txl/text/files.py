@@ -2,10 +2,10 @@
 .tar.gz; told by their first bytes, not their names."""
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
-import os
 import re
 import stat
 import struct
@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
@@ -23,6 +24,8 @@ from txl.paths import AnyPath
 LARGEST_BYTES = 2_000_000_000  # of what is decompressed, or comes from a pipe, to be held at once
 PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 8192
+_HEADER_BYTES = 1 << 20  # of a file in a .tar.gz, its name and attributes
+MOST_FILES = 100_000  # of an archive
 _OPENERS: dict[str, Any] = {"bzip2": bz2.open, "gzip": gzip.open, "xz": lzma.open}
 _MAGIC = {
     "bzip2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)",
@@ -37,6 +40,10 @@ _MAGIC = {
     "lzma": rb"\]\0\0..\xff{8}",
     "rar": rb"Rar!\x1a\x07",
 }
+_MARKS = {  # UTF-32's first, as it begins with UTF-16's
+    codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}  # fmt: skip
 _FORMATS = {name: re.compile(magic, re.DOTALL) for name, magic in _MAGIC.items()}
 _DAMAGE = (
     EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, struct.error, ValueError,
@@ -73,13 +80,17 @@ def look(path: AnyPath, watch: Watch = lambda count: None) -> Contents:
     path = Path(path)
     with _regular(path) as file:
         form, progress = _form(file, path), _Progress(file, watch)
-        names = [name for name, _ in _members(file, path, form, progress)] if form in ("zip", "tar.gz") else None
-        if names is not None and (form == "tar.gz" or len(names) != 1):
-            return Contents(form, names, path.name, 0)
+        if form in ("zip", "tar.gz"):
+            names = _names(file, path, form, progress)
+            if form == "tar.gz" or len(names) != 1:
+                return Contents(form, names, path.name, 0)
         name, text = next(_members(file, path, form, progress))
-        first = next(text, b"")  # refused here where it is no text
-        size = file.seek(0, os.SEEK_END) if form is None else len(first) + sum(map(len, text))
-        return Contents(form, None, PurePosixPath(name).name, size)
+        if form is not None:
+            return Contents(form, None, PurePosixPath(name).name, sum(map(len, text)))
+        next(text, b"")  # refused here where it is no text
+        file.seek(0)
+        marked = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+        return Contents(None, None, name, path.stat().st_size - len(codecs.BOM_UTF8) * marked)
 
 
 def members(path: AnyPath, watch: Watch = lambda count: None) -> Iterator[Member]:
@@ -232,11 +243,19 @@ def _members(file: IO[bytes], path: Path, form: str | None, progress: _Progress)
         yield path.name, _text(stream, path, form, str(path), progress)
 
 
+def _names(file: IO[bytes], path: Path, form: str, progress: _Progress) -> list[str]:
+    """Names of the files in an archive; TxlError if they are more than MOST_FILES."""
+    found = [name for name, _ in islice(_members(file, path, form, progress), MOST_FILES + 1)]
+    if len(found) > MOST_FILES:
+        raise TxlError(f"{path}: is an archive of more than {MOST_FILES:,} files; unpack it first")
+    return found
+
+
 def _only_text(file: IO[bytes], path: Path, form: str | None, progress: _Progress) -> Iterator[bytes]:
     if form == "tar.gz":
         raise TxlError(f"{path}: holds tar data within gzip, not text; unpack it first")
     if form == "zip":
-        names = [name for name, _ in _members(file, path, form, progress)]
+        names = _names(file, path, form, progress)
         if len(names) != 1:
             raise TxlError(
                 f"{path}: the zip archive holds {len(names)} files ({some(names)}) and not one; "
@@ -248,6 +267,28 @@ def _only_text(file: IO[bytes], path: Path, form: str | None, progress: _Progres
 def some(names: list[str]) -> str:
     """The first of them, for a message."""
     return ", ".join(map(repr, names[:3])) + (", .." if len(names) > 3 else "")
+
+
+def without_mark(head: bytes, what: str) -> bytes:
+    """The first bytes of a text, at least 4 of them, without UTF-8's byte-order mark.
+
+    what: its name in messages.
+
+    Raises:
+        TxlError: they are of UTF-16 or UTF-32: by the mark, or because zero bytes, which UTF-8 has
+            none of, are all at even or all at odd places, or at least an eighth.
+    """
+    found = next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), None)
+    if found is not None:
+        how = f"iconv -f {found} -t UTF-8 FILE > NEW"
+        raise TxlError(f"{what}: is {found} text; texts must be UTF-8 or plain bytes: {how}")
+    zeros, even = head.count(0), head[::2].count(0)
+    if zeros and (even in (0, zeros) or 8 * zeros >= len(head)):
+        raise TxlError(
+            f"{what}: is no text, or UTF-16 or UTF-32 without a byte-order mark (a zero byte at {head.index(0):,}); "
+            "if it is text: iconv -f UTF-16LE -t UTF-8 FILE > NEW"
+        )
+    return head.removeprefix(codecs.BOM_UTF8)
 
 
 def _text(stream: IO[bytes], path: Path, form: str | None, what: str, progress: _Progress) -> Iterator[bytes]:
@@ -262,6 +303,7 @@ def _text(stream: IO[bytes], path: Path, form: str | None, what: str, progress: 
     if found is not None:
         held = f"is {found} data" if form is None else f"holds {found} data within {form}"
         raise TxlError(f"{what}: {held}, not text; unpack it first")
+    head = without_mark(head, what)
     for at in range(0, len(head), PIECE_BYTES):
         yield head[at : at + PIECE_BYTES]
     while True:
@@ -279,6 +321,8 @@ def _zip_members(file: IO[bytes], path: Path, progress: _Progress) -> Iterator[M
     for entry in archive.infolist():
         if entry.flag_bits & 1:
             raise TxlError(f"{path}: the zip archive is encrypted; unpack it first")
+        if not entry.filename:
+            raise TxlError(f"{path}: the zip archive holds a file without a name; unpack it first")
         if not entry.is_dir():
             yield entry.filename, _zip_pieces(archive, entry, path, progress)
 
@@ -288,6 +332,22 @@ def _zip_pieces(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, pr
         stream = archive.open(entry)
     with stream:
         yield from _text(stream, path, "zip", f"{path}: {entry.filename}", progress)
+
+
+class _Bounded:
+    """A stream of which at most `left` bytes more are read, any number where that is None."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+        self.left: int | None = _HEADER_BYTES
+
+    def read(self, count: int) -> bytes:
+        piece = self.stream.read(count)
+        if self.left is not None:
+            self.left -= len(piece)
+            if self.left < 0:
+                raise tarfile.ReadError(f"a header of more than {_HEADER_BYTES:,} bytes")
+        return piece
 
 
 class _Header(tarfile.TarInfo):
@@ -317,10 +377,18 @@ def _tar_members(file: IO[bytes], path: Path, progress: _Progress) -> Iterator[M
 
 def _tar_entries(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
     """Names and contents of an archive's files; raises what tarfile does."""
-    with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive:
+    bounded: Any = _Bounded(stream)
+    with tarfile.open(fileobj=bounded, mode="r|", tarinfo=_Header) as archive:
         while (member := archive.next()) is not None:
+            if member.issparse():
+                raise tarfile.ReadError(f"{member.name!r} is a sparse file")
             packed = archive.extractfile(member) if member.isfile() else None
             if packed is not None:
+                bounded.left = None
                 yield member.name, packed
+                while packed.read(PIECE_BYTES):  # so that what is read next is a header
+                    pass
+            archive.members = []  # type: ignore[attr-defined]  # which would grow with the archive
+            bounded.left = _HEADER_BYTES
     while stream.read(PIECE_BYTES):  # so that the checksum of its compression is compared
         pass

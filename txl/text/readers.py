@@ -126,7 +126,7 @@ class Folder:
 
     def pieces(self, watch: Watch) -> Pieces:
         for split, path in self.files:
-            yield from _in_split(split, files.pieces(path, watch), self.lines)
+            yield from _in_split(split, files.pieces(path, watch), self.lines, str(path))
 
 
 @dataclass(frozen=True)
@@ -146,11 +146,15 @@ class Archive:
         for name, pieces in files.members(self.source.file, watch):
             split = _split_of(name, self.layout)
             if split is not None:
-                yield from _in_split(split, pieces, self.lines)
+                yield from _in_split(split, pieces, self.lines, f"{self.source}: {name}")
 
 
-def _in_split(split: int, pieces: Iterable[bytes], lines: bool) -> Pieces:
-    return ((split, piece) for piece in (_closed(pieces) if lines else pieces))
+def _in_split(split: int, pieces: Iterable[bytes], lines: bool, what: str) -> Pieces:
+    """A file of several; TxlError if it is no text, as a picture among texts is not."""
+    for piece in _closed(pieces) if lines else pieces:
+        if b"\0" in piece:
+            raise TxlError(f"{what}: is no text (it holds a zero byte); take it out, or pass the texts alone")
+        yield split, piece
 
 
 def named(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from txl.errors import TxlError
 from txl.fields import from_values
+from txl.text.files import without_mark
 
 LINE_END, SENTENCE = "<eos>", "<S>"
 _UNKNOWN = ("<unk>", "<UNK>")
@@ -254,6 +255,7 @@ def first_words(content: bytes) -> list[str]:
     Raises:
         TxlError: it is not UTF-8, or a line is empty.
     """
+    content = without_mark(content, "vocabulary")
     lines = [line.split(maxsplit=1) for line in _utf8_lines(content)]
     empty = [n for n, line in enumerate(lines, 1) if not line]
     if empty:

@@ -265,6 +265,7 @@ def test_one_clear_line(case: str, tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("<eos>\nthe\nthe\n", r"v.txt: vocabulary: line 3 is a repetition \('the'\)"),
+        ("<eos>\0the\0", "v.txt: is no text, or UTF-16 .* iconv"),
         ("the\ncat\n", "v.txt: vocabulary: <eos> is not there"),
         ("<eos>\nthe\ncat\n", r"4 word\(s\) that the vocabulary lacks, and it has no <unk>: 'dog', 'sat', 'cow', 'A'"),
     ],

@@ -2,12 +2,15 @@
 that says what they are; pipes are read while somebody writes."""
 
 import bz2
+import contextlib
 import gzip
 import lzma
 import os
 import random
 import tarfile
 import threading
+import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -203,6 +206,75 @@ def test_the_first_tokens_of_a_pipe_that_does_not_end(tmp_path: Path) -> None:
         os.close(end)
 
 
+ENCODED = {
+    f"{encoding}, {kind}": (mark + "".join(lines).encode(encoding), mark, encoding)
+    for encoding, mark in {
+        "utf-16-le": b"\xff\xfe", "utf-16-be": b"\xfe\xff", "utf-32-le": b"\xff\xfe\0\0", "utf-32-be": b"\0\0\xfe\xff",
+    }.items()
+    for kind, lines in {
+        "Latin": ["some words\n"] * 60, "Cyrillic": ["несколько слов\n"] * 60, "Han": ["一些詞\n"] * 60,
+    }.items()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", ["bytes", "words"])
+@pytest.mark.parametrize("name", ENCODED)
+def test_other_encodings_are_refused_by_name(name: str, rule: str, tmp_path: Path) -> None:
+    """With a byte-order mark or without; in a file, a folder, an archive; as a prompt."""
+    content, mark, encoding = ENCODED[name]
+    named, plain = encoding.upper()[:6], b"some words\n" * 60
+    for text, message in (
+        (content, rf"is {named} text; .* iconv -f {named} -t UTF-8"),
+        (content[len(mark) :], "is no text, or UTF-16 or UTF-32 without a byte-order mark .* iconv"),
+    ):
+        written(tmp_path / "a.txt", text)
+        written(tmp_path / "a.gz", gzip.compress(text))
+        splits = {"train.txt": plain, "valid.txt": text, "test.txt": plain}
+        written(tmp_path / "a.zip", zipped(*splits.items()))
+        for folder, names in {
+            "named": splits,
+            "dealt": {f"{n}.txt": text if n == 7 else plain for n in range(60)},
+        }.items():
+            (tmp_path / folder).mkdir(exist_ok=True)
+            for file, held in names.items():
+                written(tmp_path / folder / file, held)
+        for source, where in {
+            "a.txt": "a.txt", "a.gz": "a.gz", "a.zip": "a.zip: valid.txt", "named": "named/valid.txt",
+            "dealt": "dealt/7.txt",
+        }.items():  # fmt: skip
+            with pytest.raises(TxlError, match=rf"^{tmp_path}/{where}: {message}"):
+                data.prepare(tmp_path / source, tmp_path / "corpus", datasets.PrepareOptions(rule))
+        with pytest.raises(TxlError, match=message):
+            files.read(tmp_path / "a.txt")
+    assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize("piece", [1, 1 << 20])
+@pytest.mark.parametrize("rule", ["bytes", "words"])
+def test_the_mark_of_utf_8_is_no_text(rule: str, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The corpus is that of the text without it, whatever holds the text."""
+    monkeypatch.setattr(files, "PIECE_BYTES", piece)
+    options, mark, text = datasets.PrepareOptions(rule), b"\xef\xbb\xbf", TEXT[:2000]
+    want = data.prepare(written(tmp_path / "plain", text), tmp_path / "c", options)
+    for name, content in {
+        "txt": mark + text,
+        "gz": gzip.compress(mark + text),
+        "zip": zipped(("a", mark + text)),
+    }.items():
+        path = written(tmp_path / name, content)
+        assert data.prepare(path, tmp_path / "d", options).fingerprint == want.fingerprint
+        assert files.read(path) == text
+    folder, parts = tmp_path / "folder", {f"{n}.txt": TEXT[300 * n : 300 * n + 300] for n in range(60)}
+    fingerprints = set()
+    for before in (b"", mark):
+        folder.mkdir(exist_ok=True)
+        for name, content in parts.items():
+            written(folder / name, before + content)
+        fingerprints.add(data.prepare(folder, tmp_path / "e", options).fingerprint)
+    assert len(fingerprints) == 1
+    assert files.read(written(tmp_path / "mark", mark)) == b""
+
+
 def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     """As the shell's <(..) is."""
     reading, writing = os.pipe()
@@ -217,9 +289,10 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     [
         ("a.bz2", b"BZh9\x17rE8P\x90abcd", "its bzip2 data is truncated or damaged"),
         ("b.tgz", tarred(("a.txt", TEXT), mode="w:gz"), "holds tar data within gzip, not text"),
+        ("d.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"pixels" * 99, r"is no text \(it holds a zero byte\)"),
         ("c.zst", b"\x28\xb5\x2f\xfd" + TEXT, "is zstd data, not text"),
     ],
-    ids=["bzip2", "tar.gz", "zstd"],
+    ids=["bzip2", "tar.gz", "binary", "zstd"],
 )
 def test_a_folder_leaves_nothing_out(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     """A file that cannot be read as text is named; a compressed text is read."""
@@ -289,6 +362,83 @@ def test_damage_does_not_end_a_tar_archive(tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(gzip.compress(whole[:cut]))
         with pytest.raises(TxlError, match=r"its tar\.gz data is truncated or damaged"):
             data.prepare(tmp_path / "a", tmp_path / "c")
+
+
+def header(kind: bytes, size: int, name: str = "././@LongLink") -> bytes:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.size = kind, size
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+def sparse(size: int) -> bytes:
+    block = bytearray(header(tarfile.GNUTYPE_SPARSE, 0, "train.txt"))
+    block[483:495], block[148:156] = b"%011o\0" % size, b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+BOMBS: dict[str, tuple[bytes, str]] = {
+    name: (header(kind, 64 << 20) + b"a" * (64 << 20), "a header of more than 1,048,576 bytes")
+    for name, kind in {
+        "long name": tarfile.GNUTYPE_LONGNAME, "long link": tarfile.GNUTYPE_LONGLINK, "pax": tarfile.XHDTYPE,
+        "pax, global": tarfile.XGLTYPE, "pax, Solaris": tarfile.SOLARIS_XHDTYPE,
+    }.items()
+} | {
+    "names without end": ((header(b"L", 5) + b"abcd".ljust(512, b"\0")) * 1500, "recursion|header"),
+    "a sparse file": (sparse(8 << 30), "'train.txt' is a sparse file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_header_has_a_limit(name: str, tmp_path: Path) -> None:
+    content, message = BOMBS[name]
+    (tmp_path / "a").write_bytes(gzip.compress(content + header(b"0", 0, "test.txt") + bytes(1024), 1))
+    tracemalloc.start()
+    with pytest.raises(TxlError, match=rf"its tar\.gz data is truncated or damaged: .*({message})"):
+        files.look(tmp_path / "a")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 24 << 20
+
+
+def test_long_names_are_read(tmp_path: Path) -> None:
+    """Of each kind that tar programs write; and a file that is skipped is no header."""
+    long = "a" * 90 + "/" + "b" * 1000
+    content = random.Random(0).randbytes(3 << 20)
+    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        (tmp_path / "a").write_bytes(tarred((f"{long}.png", content), (long, TEXT), mode="w:gz", form=form))
+        assert files.look(tmp_path / "a").names == [f"{long}.png", long]
+        assert [b"".join(text) for name, text in files.members(tmp_path / "a") if name == long] == [TEXT]
+
+
+def test_files_of_an_archive_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_FILES", 2)
+    for kind, content in ARCHIVES.items():
+        with pytest.raises(TxlError, match="is an archive of more than 2 files; unpack it first"):
+            files.look(written(tmp_path / kind, content))
+
+
+@pytest.mark.parametrize("name", ["", "\0train.txt"], ids=["empty", "NUL"])
+def test_a_zip_entry_without_a_name(name: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a", "w") as archive:
+        entry = zipfile.ZipInfo("x")
+        entry.filename = name
+        archive.writestr(entry, TEXT)
+    for reading in (files.look, files.read, streamed):
+        with pytest.raises(TxlError, match="a: the zip archive holds a file without a name"):
+            reading(tmp_path / "a")
+
+
+def test_flipped_bits_of_a_zip_change_no_text(tmp_path: Path) -> None:
+    for whole in (zipped(("a.txt", TEXT[:300])), ARCHIVES["zip"]):
+        (tmp_path / "a").write_bytes(whole)
+        want, generator = list(map(b"".join, (text for _, text in files.members(tmp_path / "a")))), random.Random(0)
+        for _ in range(300):
+            altered = bytearray(whole)
+            altered[generator.randrange(4, len(whole))] ^= 1 << generator.randrange(8)
+            (tmp_path / "a").write_bytes(altered)
+            with contextlib.suppress(TxlError):
+                assert [b"".join(text) for _, text in files.members(tmp_path / "a")] == want
 
 
 def test_encrypted_members(tmp_path: Path) -> None:
