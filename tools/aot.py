@@ -1,7 +1,7 @@
 """Compiles every shipped kernel configuration with no GPU and holds it against aot_table.json.
 
     python tools/aot.py check           fails on a new spill, serialisation, or growth
-    python tools/aot.py check --sample 60    of them 60: bf16 at width 64, and others by the date
+    python tools/aot.py check --sample 60   bf16 at width 64, and others up to 60 by the date
     python tools/aot.py check --update  rewrites the table for the Triton at hand
     python tools/aot.py show forward --capability 90 --configs "64,64,4,2 64,64,8,2" --tma
 

@@ -1,6 +1,7 @@
 """The paper's TensorFlow checkpoints, as examples/tensorflow_checkpoint.py makes safetensors of
 them."""
 
+import importlib.machinery
 import runpy
 import sys
 import zlib
@@ -114,7 +115,8 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             return SimpleNamespace(get_variable_to_shape_map=lambda: shapes, get_tensor=held(kind).__getitem__)
 
         path = tmp_path / f"{kind}.safetensors"
-        fake = SimpleNamespace(train=SimpleNamespace(load_checkpoint=load_checkpoint))
+        spec = importlib.machinery.ModuleSpec("tensorflow", None)  # torch looks whether there is one
+        fake = SimpleNamespace(train=SimpleNamespace(load_checkpoint=load_checkpoint), __spec__=spec)
         monkeypatch.setitem(sys.modules, "tensorflow", fake)
         monkeypatch.setattr(sys, "argv", ["it", "model.ckpt-3", str(path)])
         runpy.run_path(str(SCRIPT))
