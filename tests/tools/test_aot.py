@@ -79,21 +79,22 @@ def test_rows_far_apart_compile(aot: Any, far: set[str]) -> None:
 
 
 def test_spills_at_width_64(aot: Any) -> None:
-    """What the table promises of bf16 on sm_80 and sm_90: without options no spill by descriptors,
-    a few registers elsewhere, more with atomics, and nothing serialised but the two products of
+    """What the table promises of bf16 on sm_80 and sm_90: without options no spill by descriptors
+    but for 20 bytes of 3.8, a few registers elsewhere, more with atomics, and nothing serialised but the two products of
     scores without a table."""
     import json
 
     table = json.loads((ROOT / "tools" / "aot_table.json").read_text())
-    assert {"3.6", "3.9"} <= set(table)
+    assert {"3.6", "3.8", "3.9"} <= set(table)
     for version, entries in table.items():
         promised = {n: x for n, x in entries.items() if "D64" in n and "bf16" in n and ("sm_80" in n or "sm_90" in n)}
         promised = {n: x for n, x in promised.items() if "values" not in n}  # of the wider one's tiles
-        assert len(promised) >= 20
+        assert len(promised) >= 15
         for name, x in promised.items():
-            most = 0 if name.endswith("sm_90 bf16 D64 tma") else 128
+            most = (20 if version == "3.8" else 0) if name.endswith("sm_90 bf16 D64 tma") else 128
             if "atomics" in name:
-                most = 1024 if "bounds" in name or "r_bias" in name else 512
+                # backward_queries, which forms the sums of large scores anew.
+                most = 1024 if "bounds" in name or "r_bias" in name else {"3.6": 704, "3.8": 1152, "3.9": 512}[version]
             assert x["spill"] <= most, (version, name)
             alone = name.endswith("tma r_bias") and name.startswith(("forward", "backward_keys"))
             assert not x["serialised"] or alone, (version, name)

@@ -32,7 +32,7 @@ def test_projections_and_feed_forward_are_torchs_count(mem_len, monkeypatch):
     config = ModelConfig(**SIZES, mem_len=mem_len)
     training = TrainConfig(batch=3, tgt_len=7)
     attention = 3 * cost.visible_pairs(7, mem_len, None) * 16 * 2 * 3
-    # The counter watches modules: then a memory is projected together with the segment, queries too.
+    # The counter watches modules: then a memory is projected with the segment, queries too.
     watched = 3 * mem_len * 16 * 16 * 2
     expected = 2 * (cost.segment_products(config, training) - attention + watched)
     assert counted(config, 7, 3, mem_len > 0) == pytest.approx(expected)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -189,7 +189,7 @@ class Updater:
         """
         c = self.config
         self.network.train()
-        nll = torch.zeros((), dtype=torch.float32, device=self.device)
+        nll: Any = 0.0  # of the losses' dtype and device
         intermediate = range(0)
         if c.intermediate_losses:
             intermediate = layers_that_predict(self.network.config.n_layer, step / c.steps)

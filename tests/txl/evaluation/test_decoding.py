@@ -166,7 +166,7 @@ def test_where_graphs_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(generation_engine(network, 1, 9, 6)) is Engine
     monkeypatch.setattr(TransformerXL, "device", torch.device("cuda"))
     for name in ("triton", "cuda", "reference"):  # which reads `start` on the host
-        monkeypatch.setattr(decoding, "choose_unasked", lambda *_, name=name: name)
+        monkeypatch.setattr(decoding, "choose_unasked", lambda *_, name=name, **kind: name)
         assert can_be_captured(network) == (name != "reference")
     network.layers[0].attention.backend = "triton"
     assert not can_be_captured(network)
