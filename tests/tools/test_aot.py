@@ -80,8 +80,8 @@ def test_rows_far_apart_compile(aot: Any, far: set[str]) -> None:
 
 def test_spills_at_width_64(aot: Any) -> None:
     """What the table promises of bf16 on sm_80 and sm_90: without options no spill by descriptors
-    but for 20 bytes of 3.8, a few registers elsewhere, more with atomics, and nothing serialised but the two products of
-    scores without a table."""
+    but for 20 bytes of 3.8, a few registers elsewhere, more with atomics, and nothing serialised
+    but the two products of scores without a table."""
     import json
 
     table = json.loads((ROOT / "tools" / "aot_table.json").read_text())
