@@ -81,7 +81,8 @@ def test_rows_far_apart_compile(aot: Any, far: set[str]) -> None:
 def test_spills_at_width_64(aot: Any) -> None:
     """What the table promises of bf16 on sm_80 and sm_90: without options no spill by descriptors
     but for 20 bytes of 3.8, a few registers elsewhere, more with atomics, and nothing serialised
-    but the two products of scores without a table."""
+    but the two products of scores without a table, and backward_queries by 3.9, since it forms the
+    sums of large scores anew."""
     import json
 
     table = json.loads((ROOT / "tools" / "aot_table.json").read_text())
@@ -97,4 +98,5 @@ def test_spills_at_width_64(aot: Any) -> None:
                 most = 1024 if "bounds" in name or "r_bias" in name else {"3.6": 704, "3.8": 1152, "3.9": 512}[version]
             assert x["spill"] <= most, (version, name)
             alone = name.endswith("tma r_bias") and name.startswith(("forward", "backward_keys"))
+            alone |= version == "3.9" and name.startswith("backward_queries sm_90 bf16 D64 tma")
             assert not x["serialised"] or alone, (version, name)
