@@ -259,9 +259,9 @@ def test_widths_whose_strides_are_no_multiples_of_16(width: int) -> None:
 @pytest.mark.parametrize("name", ["causal", "bidirectional", "bounds"])
 def test_accumulators_apart_for_the_two_parts_of_dq(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Blackwell."""
-    from txl_kernels.backends.triton import passes
+    from txl_kernels.backends.triton.plan import Plan
 
-    monkeypatch.setattr(passes, "capability", lambda device: (10, 0))
+    monkeypatch.setattr(Plan, "apart", True)
     assert_equals_reference(CASES[name])
 
 

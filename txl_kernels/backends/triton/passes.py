@@ -31,7 +31,6 @@ from txl_kernels.backends.triton.launch import (
 from txl_kernels.backends.triton.plan import (
     Plan,
     bounds,
-    capability,
     describable,
     make_plan,
     multiprocessors,
@@ -238,7 +237,7 @@ class _Backward:
             backward_queries_kernel, (blocks * plan.bh,), QU=self.qu, QW=self.qw, DOUT=self.dout,
             DQ=dq, DQ_SUM=dq_sum, DR=dr_sum, DB=db_sum, **strides("dq", dq), **self._reached("KEY_LAST", "ROW_LAST"),
             **plan.sources(chosen.block_m, "K"), **self.shared, **self._tiles(chosen, tma, dq),
-            APART=capability(plan.device)[0] == 10,
+            APART=plan.apart,
         )  # fmt: skip
         return dq_sum
 

@@ -122,6 +122,11 @@ class Plan(NamedTuple):
     def bh(self) -> int:
         return self.B * self.H
 
+    @property
+    def apart(self) -> bool:
+        """Whether dq's two parts have accumulators of their own; see `backward_queries_kernel`."""
+        return capability(self.device)[0] == 10
+
     def addressing(self, *written: Form) -> dict[str, Any]:
         """The constants of kernels that say how rows are addressed; written: further tensors."""
         forms = (*self.loaded, *written)
