@@ -43,8 +43,8 @@ TXL_DEVICE void clear_keys_and_distances(const QueryBlock<S>& block) {
 }
 
 constexpr float LOG2_LN2 = -0.5287663729448977f;
-// Of |lse|, in base 2: its rounding changes weights by 1% here, as much as that of bfloat16; gradients of what is larger
-// are NaN rather than wrong.
+// Of |lse|, in base 2: its rounding changes weights by 1% here, as much as that of bfloat16; gradients of what is
+// larger are NaN rather than wrong.
 constexpr float MOST_LSE = 65536;
 
 // One warpgroup's queries.
