@@ -158,7 +158,7 @@ def _pipe_pieces(file: Any, path: Path) -> Iterator[bytes]:
         _check_pipe(path, len(held))
         yield from _bounded_pieces(io.BytesIO(held), path)
         return
-    size, piece = 0, head
+    size, piece = 0, without_mark(head, str(path))
     while piece:
         size += len(piece)
         _check_pipe(path, size)

@@ -82,7 +82,7 @@ def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> 
     carry, at = b"", [0, 0, 0]
     for split, piece in pieces:
         piece = carry + piece
-        cut = max(piece.rfind(space) for space in (b" ", b"\n", b"\t")) + 1
+        cut = max(piece.rfind(space) for space in (b" ", b"\n", b"\t", b"\r")) + 1
         carry = piece[cut:]
         if len(carry) > LONGEST_WORD:
             raise TxlError(f"{source}: a word of more than {LONGEST_WORD:,} bytes; this is no text of words")

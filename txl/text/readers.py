@@ -108,7 +108,9 @@ class CutFile:
 
     def pieces(self, watch: Watch) -> Pieces:
         text = files.pieces(self.source.file, watch)
-        parts = _cut_at(_closed(text) if self.lines else text, self.ends, self.lines)
+        if self.lines:
+            return _with_all(_cut_at(_closed(text), self.ends, True), self.description)
+        parts = _cut_at(text, self.ends, False)
         return _stripped(parts) if self.strip else parts
 
 
@@ -274,6 +276,21 @@ def _cut_at(pieces: Iterable[bytes], ends: tuple[int, int], lines: bool) -> Piec
         if piece:
             yield split, piece
         at += len(piece)
+
+
+def _with_all(parts: Pieces, what: str) -> Pieces:
+    """The splits of a text that is cut at line ends; TxlError if it has too few for all three."""
+    last = lines = returns = 0
+    for last, piece in parts:
+        lines, returns = lines + piece.count(b"\n"), returns + piece.count(b"\r")
+        yield last, piece
+    if lines and last < len(SPLITS) - 1:
+        how = (
+            "its lines end with CR alone; make them end with LF: tr '\\r' '\\n' < FILE > NEW"
+            if returns > lines
+            else "break them into more (fold -s -w 1000 FILE > NEW), or pass a folder with train.txt, valid.txt and test.txt"
+        )
+        raise TxlError(f"{what}: the {SPLITS[last + 1]} split is empty, since the text has {lines} line(s) only; {how}")
 
 
 def _stripped(pieces: Pieces) -> Pieces:

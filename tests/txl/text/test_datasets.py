@@ -1,6 +1,7 @@
 """Every data set's rule on tiny files, against tokens written by hand."""
 
 import bz2
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -289,6 +290,45 @@ def test_bad_vocabulary_files(content: str, message: str, tmp_path: Path) -> Non
 def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(TxlError, match=message):
         PrepareOptions(**options)
+
+
+FEW_LINES = {
+    "one": ("some words " * 500, r"test.txt|fold -s", 1),
+    "ten": (("some words " * 500 + "\n") * 10, r"test.txt|fold -s", 10),
+    "three, short": ("some words of a text\n" * 3, r"test.txt|fold -s", 3),
+    "CR": ("some words\r" * 500, r"CR alone; .*tr '\\r' '\\n'", 1),
+    "CR, no spaces": ("words\r" * 500, r"CR alone; .*tr '\\r' '\\n'", 1),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("case", FEW_LINES)
+def test_too_few_lines_for_three_splits(
+    case: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cause is named, and a command that mends it."""
+    monkeypatch.setattr("txl.text.preparing.LONGEST_WORD", 100)
+    monkeypatch.setattr("txl.text.files.PIECE_BYTES", 256)
+    text, message, lines = FEW_LINES[case]
+    (tmp_path / "a.txt").write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    why = rf"a.txt .*: the (valid|test) split is empty, since the text has {lines} line\(s\) only; .*({message})"
+    for options in ({}, {"vocabulary": written(tmp_path, {"v": "<eos>\n<unk>\nsome\n"}) / "v"}):
+        with pytest.raises(TxlError, match=why):
+            prepared(tmp_path / "a.txt", tmp_path / "c", rule="words", **options)
+        assert not (tmp_path / "c").exists()
+    assert prepared(tmp_path / "a.txt", tmp_path / "d", rule="bytes").vocabulary.unit == "bytes"
+
+
+def test_lines_that_end_with_cr_and_lf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As LF alone, wherever pieces end."""
+    text = "".join(f"w{n} x\n" for n in range(60))
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.txt").write_bytes(text.replace("\n", "\r\n").encode())
+    want = prepared(tmp_path / "a.txt", tmp_path / "c", rule="words")
+    for size in (1, 7, 1000):
+        monkeypatch.setattr("txl.text.files.PIECE_BYTES", size)
+        found = prepared(tmp_path / "b.txt", tmp_path / "d", rule="words")
+        assert [len(x) for x in tokens(found)] == [len(x) for x in tokens(want)]
 
 
 def test_a_word_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

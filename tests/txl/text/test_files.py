@@ -275,6 +275,22 @@ def test_the_mark_of_utf_8_is_no_text(rule: str, piece: int, tmp_path: Path, mon
     assert files.read(written(tmp_path / "mark", mark)) == b""
 
 
+@pytest.mark.parametrize("name", [*ENCODED, "utf-8"])
+def test_the_encoding_of_a_pipe(name: str) -> None:
+    """As of a file: a text in UTF-8 without its mark, all else refused by name."""
+    content = b"\xef\xbb\xbfsome words" if name == "utf-8" else ENCODED[name][0]
+    reading, writing = os.pipe()
+    threading.Thread(target=lambda: (os.write(writing, content), os.close(writing))).start()
+    try:
+        if name == "utf-8":
+            assert files.read(f"/dev/fd/{reading}") == b"some words"
+        else:
+            with pytest.raises(TxlError, match=rf"{reading}: is {name[:6].upper()} text; .* iconv"):
+                files.read(f"/dev/fd/{reading}")
+    finally:
+        os.close(reading)
+
+
 def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     """As the shell's <(..) is."""
     reading, writing = os.pipe()
