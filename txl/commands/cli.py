@@ -55,7 +55,7 @@ class _Commands(typer.core.TyperGroup):
         become the current folder."""
         for before, given in zip(["", *args], args, strict=False):
             name = before if given == "" else given[:-1] if given.startswith("-") and given.endswith("=") else None
-            if name is not None and name not in _TEXTS:
+            if name is not None and not {name, before} & set(_TEXTS):
                 where = name if name.startswith("-") else "an argument"
                 raise TxlError(f"{where} is empty; give it a value, or leave it out")
         return super().parse_args(ctx, args)

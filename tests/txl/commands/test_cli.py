@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_helpers import SMALL, Run, one_line
+from command_helpers import SMALL, Run, in_process, one_line
 from training_helpers import trainer
 
 from txl.commands import demo
@@ -174,6 +174,38 @@ def test_folders_that_cannot_be_written(txl: Run, text: Path, tmp_path: Path) ->
 def test_very_cold_sampling(txl: Run, run: Path) -> None:
     done = txl("generate", run, "--temperature", "1e-45", "--count", "5")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("prepare", "c", "--data", ""), "--data is empty; give it a value, or leave it out"),
+        (("prepare", "c", "--data="), "--data is empty"),
+        (("prepare", ""), "an argument is empty"),
+        (("train", "r", "--data", ""), "--data is empty"),
+        (("import", "", "o.safetensors"), "an argument is empty"),
+        (("import", "i", "o.safetensors", "--vocabulary", ""), "--vocabulary is empty"),
+        (("eval", "r", "--data", "", "--limit", "3"), "--data is empty"),
+    ],
+)
+def test_empty_values(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As of a shell's variable that is not set: no path becomes the current folder, full of texts."""
+    for n in range(60):
+        (tmp_path / f"{n}.txt").write_text("some words of a text\n" * 9)
+    monkeypatch.chdir(tmp_path)
+    one_line(in_process(capfd, *arguments), message)
+    assert len(list(tmp_path.iterdir())) == 60
+
+
+@pytest.mark.parametrize(
+    "prompt", [("--prompt", ""), ("--prompt=",), ("--prompt", "-x="), ("--prompt", "1", "--stop", "")]
+)
+def test_texts_may_be_empty(prompt: tuple[str, ...], run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    done = in_process(capfd, "generate", run, *prompt, "--count", 3)
+    assert "give it a value" not in done.stderr
 
 
 def test_unknown_options_are_a_usage_error(txl: Run) -> None:
