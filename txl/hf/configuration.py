@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from txl.importing.huggingface import MODEL_TYPE, from_theirs
+from txl.importing.huggingface import MODEL_TYPE, OTHER_NAMES, from_theirs
 from txl.model.config import ModelConfig
 
 
@@ -34,12 +34,7 @@ class TransfoXLConfig(PretrainedConfig):  # type: ignore[misc]
     model_type = MODEL_TYPE
     prefix = ""  # of prompts in pipelines, which else put a Russian story before those of TransfoXL
     keys_to_ignore_at_inference = ["losses", "mems", "cache", "past_key_values"]  # noqa: RUF012
-    attribute_map = {  # noqa: RUF012
-        "n_token": "vocab_size",
-        "hidden_size": "d_model",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
-    }
+    attribute_map = OTHER_NAMES
 
     def __init__(
         self,

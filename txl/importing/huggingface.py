@@ -17,6 +17,9 @@ MODEL_TYPE = "transfo-xl"
 _SAME_NAMES = (
     "vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "dropout", "mem_len", "div_val", "untie_r"
 )  # fmt: skip
+OTHER_NAMES = {  # transformers' attribute_map
+    "n_token": "vocab_size", "hidden_size": "d_model", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"
+}  # fmt: skip
 _FLAGS = ("pre_lnorm", "same_length", "untie_r", "proj_share_all_but_first", "tie_word_embeddings")
 _RENAMED = {
     "attn_dropout": "dropatt",
@@ -110,12 +113,24 @@ def from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
     Raises:
         TxlError: a field is missing, or asks for what the paper's model is not; begins with `what`.
     """
+    given = _by_own_names(given, what)
     if given.get("attn_type", 0) != 0:
         raise TxlError(f"{what}: attn_type {given['attn_type']!r} is none that Hugging Face's code ever computed")
     try:
         return _from_theirs(given, what)
-    except (KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
+        other = next((f" (or {x})" for x, own in OTHER_NAMES.items() if own == error.args[0]), "")
+        raise TxlError(f"{what}: lacks {error.args[0]}{other}") from error
+    except (TypeError, ValueError) as error:
         raise TxlError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _by_own_names(given: dict[str, Any], what: str) -> dict[str, Any]:
+    """Fields by their own names; TxlError where one is there under two names and differs."""
+    for other, own in OTHER_NAMES.items():
+        if own in given and given.get(other, given[own]) != given[own]:
+            raise TxlError(f"{what}: {other} {given[other]!r} and {own} {given[own]!r} are one field and differ")
+    return given | {own: given[other] for other, own in OTHER_NAMES.items() if other in given}
 
 
 def _from_theirs(given: dict[str, Any], what: str) -> ModelConfig:

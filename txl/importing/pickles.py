@@ -3,6 +3,7 @@ everything else an inert stand-in."""
 
 import io
 import pickle
+import re
 import warnings
 import zipfile
 from collections import Counter, OrderedDict
@@ -190,7 +191,8 @@ class _Legacy(Unpickler):
     at all.
 
     Attributes:
-        names: of classes that become inert; besides these, tensors and plain containers are read.
+        names: of classes that become inert, as `load` has them; besides these, tensors and plain
+            containers are read.
         storages: bytes by key.
     """
 
@@ -209,7 +211,7 @@ class _Legacy(Unpickler):
             return _Fixed(dtype=_DTYPES[name])
         if full in ("__builtin__.set", "builtins.set"):
             return _Fixed(call=lambda *args: None)
-        if (module, name) in _CONTAINERS or full in self.names:
+        if (module, name) in _CONTAINERS or full in self.names or name in self.names:
             return super()._stand_in(module, name)
         raise pickle.UnpicklingError(f"Unsupported class {full}")
 
@@ -304,21 +306,24 @@ def load(path: Path, classes: Iterable[str] = ()) -> Any:
     """What a file holds, on the CPU.
 
     Args:
-        classes: full names of what may stand in it besides tensors and data; each comes out as an
-            `Inert`, and nothing of it runs.
+        classes: names of what may stand in it besides tensors and data, with their module, or
+            without it for any; each comes out as an `Inert`, and nothing of it runs.
 
     Raises:
         TxlError: it is damaged, holds anything else, or more than its bytes say.
     """
     classes = tuple(classes)
-    inert = [(type("Inert", (Inert,), {"kind": name, "dump_patches": False}), name) for name in classes]
     try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals(inert):  # type: ignore[arg-type]
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a class's source, which is not looked at
             if not zipfile.is_zipfile(path):
                 return _load_legacy(path, classes)
-            _look_through(path)
-            return torch.load(path, map_location="cpu", weights_only=True)
+            named = [
+                f"{module}.{name}" for module, name in _look_through(path) if {name, f"{module}.{name}"} & {*classes}
+            ]
+            inert = [(type("Inert", (Inert,), {"kind": name, "dump_patches": False}), name) for name in named]
+            with torch.serialization.safe_globals(inert):  # type: ignore[arg-type]
+                return torch.load(path, map_location="cpu", weights_only=True)
     except TxlError:
         raise
     except Exception as error:  # what a damaged pickle raises is anything
@@ -334,9 +339,13 @@ class _Look(Unpickler):
     dispatch: ClassVar[dict[int, Any]] = Unpickler.dispatch | {pickle.BINPERSID[0]: _persistent}
 
 
-def _look_through(path: Path) -> None:
-    """Raises: the archive claims more than its bytes, an entry is not what its checksum says, or a
-    pickle is none of plain data."""
+def _look_through(path: Path) -> set[tuple[str, str]]:
+    """The modules and names that its pickles mention.
+
+    Raises: the archive claims more than its bytes, an entry is not what its checksum says, or a
+    pickle is none of plain data.
+    """
+    found: set[tuple[str, str]] = set()
     with zipfile.ZipFile(path) as archive:
         # torch.save stores what it writes as it is; what says otherwise could ask for any memory.
         claimed, have = sum(entry.file_size for entry in archive.infolist()), path.stat().st_size
@@ -348,14 +357,21 @@ def _look_through(path: Path) -> None:
         for name in archive.namelist():
             if name.endswith(".pkl"):
                 data = archive.read(name)
-                _Look(io.BytesIO(data), len(data)).load()
+                look = _Look(io.BytesIO(data), len(data))
+                look.load()
+                found |= look._classes.keys()
+    return found
 
 
 def _reason(error: Exception) -> str:
-    """In a line: of torch's advice, which is long, what was found."""
+    """In a line: of torch's text what was found, without its advice to those who write Python."""
     text = str(error)
+    unknown = re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)", text)
+    if unknown is not None:
+        return f"Unsupported class {unknown[1]}: neither a tensor, nor data, nor of the code whose files are read here"
     found = next((line for line in text.splitlines() if "nsupported" in line), text if len(text) < 200 else "")
-    return f"{type(error).__name__}: {' '.join(found.split())}" if found else type(error).__name__
+    found = " ".join(found.split()).partition(" Please ")[0]
+    return type(error).__name__ if not found or "safe_globals" in found else f"{type(error).__name__}: {found}"
 
 
 def tensors(path: Path) -> dict[str, Tensor]:

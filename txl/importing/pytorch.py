@@ -14,7 +14,7 @@ from txl.importing.pickles import Inert
 from txl.model.config import ModelConfig
 
 FILE = "model.pt"
-MODEL = "mem_transformer.MemTransformerLM"
+MODEL = "MemTransformerLM"
 _ITS_MODULES = (
     "MemTransformerLM", "RelPartialLearnableDecoderLayer", "RelPartialLearnableMultiHeadAttn", "RelLearnableDecoderLayer",
     "RelLearnableMultiHeadAttn", "DecoderLayer", "MultiHeadAttn", "PositionwiseFF", "PositionalEmbedding",
@@ -25,9 +25,9 @@ _TORCHS = (
     "normalization.LayerNorm", "dropout.Dropout", "activation.ReLU", "activation.Threshold",
 )  # fmt: skip
 CLASSES = (
-    *(f"mem_transformer.{name}" for name in _ITS_MODULES),
-    *(f"{package}proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax" for package in ("", "utils.")),
-    *(f"{package}log_uniform_sampler.LogUniformSampler" for package in ("", "utils.")),
+    *_ITS_MODULES,
+    "ProjectedAdaptiveLogSoftmax",
+    "LogUniformSampler",
     *(f"torch.nn.modules.{name}" for name in _TORCHS),
     "torch.nn.backends.thnn._get_thnn_function_backend",
 )
@@ -41,7 +41,7 @@ _MOST_MODULES, _DEEPEST, _LONGEST_NAME = 100_000, 12, 100
 def find(source: Path) -> Path | None:
     """The file at `source`, or in that folder; None if there is none by its looks."""
     path = source / FILE if source.is_dir() else source
-    return path if pickles.mentions(path, b"MemTransformerLM") else None
+    return path if pickles.mentions(path, MODEL.encode()) else None
 
 
 def read(path: Path, lengths: Lengths) -> Foreign:
@@ -51,7 +51,7 @@ def read(path: Path, lengths: Lengths) -> Foreign:
         TxlError: it is damaged, of another kind, or a model that the paper does not describe.
     """
     model = pickles.load(path, CLASSES)
-    if not isinstance(model, Inert) or model.kind != MODEL:
+    if not isinstance(model, Inert) or model.kind.rpartition(".")[2] != MODEL:
         raise TxlError(f"{path}: must hold a {MODEL}, got {getattr(model, 'kind', type(model).__name__)}")
     try:
         tensors: dict[str, Tensor] = {}

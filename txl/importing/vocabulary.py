@@ -12,7 +12,7 @@ from txl.paths import read_text
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, first_words
 
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
-CLASSES = ("vocabulary.Vocab", "utils.vocabulary.Vocab", "data_utils.Corpus")
+CLASSES = ("Vocab", "Corpus")
 SETTINGS = "txl_vocabulary"  # a field of config.json, of ours
 MOST_BYTES = 2**30
 _NONE: Mapping[str, Any] = {}

@@ -73,6 +73,33 @@ def test_the_same_logits(name: str, safe: bool, tmp_path: Path) -> None:
             mems = want.mems
 
 
+OTHER_NAMES = {"vocab_size": "n_token", "d_model": "hidden_size", "n_head": "num_attention_heads",
+               "n_layer": "num_hidden_layers"}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [*([x] for x in OTHER_NAMES), [*OTHER_NAMES]], ids=",".join)
+def test_the_names_of_transformers_attribute_map(names: list[str], saved: Path, tmp_path: Path) -> None:
+    convert(saved, tmp_path / "a.safetensors")
+    path = saved / "config.json"
+    given = json.loads(path.read_text())
+    renamed = {OTHER_NAMES[name] if name in names else name: x for name, x in given.items()}
+    for number, fields in enumerate((renamed, given | renamed)):
+        path.write_text(json.dumps(fields))
+        convert(saved, tmp_path / f"{number}.safetensors")
+        assert (
+            txl.load(tmp_path / f"{number}.safetensors").model.config
+            == txl.load(tmp_path / "a.safetensors").model.config
+        )
+    for name in names:
+        other = OTHER_NAMES[name]
+        path.write_text(json.dumps(given | {other: 7}))
+        with pytest.raises(TxlError, match=f"config.json: {other} 7 and {name} {given[name]} are one field and differ"):
+            convert(saved, tmp_path / "b.safetensors")
+        path.write_text(json.dumps({key: x for key, x in given.items() if key != name}))
+        with pytest.raises(TxlError, match=rf"config.json: lacks {name} \(or {other}\)"):
+            convert(saved, tmp_path / "b.safetensors")
+
+
 def test_the_command(saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "ours.safetensors"
     done = in_process(capfd, "import", saved, out)

@@ -18,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txl.errors import TxlError
+from txl.importing import vocabulary
 from txl.importing.pickles import Inert, tensors, unpickle
+from txl.text.vocabulary import WordVocabulary
 
 DATA = {"idx2sym": ["<eos>", "<unk>", "a"], "sym2idx": collections.OrderedDict(a=2), "counter": collections.Counter("aab"),
         "numbers": [1, -2, 2**70, 1.5, None, True, (1, 2, 3), {4}, b"bytes", bytearray(b"more")]}  # fmt: skip
@@ -114,6 +116,52 @@ def test_damage_is_an_error_or_data(seed: int, protocol: int) -> None:
         damaged[generator.randrange(len(damaged))] = generator.randrange(256)
     with contextlib.suppress(TxlError):
         unpickle(bytes(damaged[: generator.randint(0, len(damaged))]), "it")
+
+
+class Vocab:
+    def __init__(self, words: list[str]) -> None:
+        self.idx2sym, self.lower_case = words, False
+
+
+class Corpus:
+    def __init__(self, words: list[str]) -> None:
+        self.vocab, self.train = Vocab(words), torch.arange(3)
+
+
+class Other:
+    pass
+
+
+@pytest.mark.parametrize("module", ["__main__", "data_utils", "package.pytorch.data_utils"])
+@pytest.mark.parametrize("kind", ["zip", "legacy", "pickle"])
+def test_a_class_by_its_name_alone(kind: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary or a corpus, whichever script or package defined it; another class is named,
+    without advice for Python."""
+    made = type(sys)(module)
+    for part in range(module.count(".") + 1):
+        monkeypatch.setitem(sys.modules, ".".join(module.split(".")[: part + 1]), made)
+    for known in (Vocab, Corpus, Other):
+        monkeypatch.setattr(known, "__module__", module)
+        monkeypatch.setattr(made, known.__name__, known, raising=False)
+    words, path = ["<eos>", "<unk>", "a"], tmp_path / "cache.pt"
+
+    def save(value: object) -> None:
+        if kind == "pickle":
+            path.write_bytes(pickle.dumps(value))
+        else:
+            torch.save(value, path, _use_new_zipfile_serialization=kind == "zip")
+
+    for value in (Vocab(words), Corpus(words)):
+        save(value)
+        found = vocabulary.read(path)
+        assert isinstance(found, WordVocabulary)
+        assert found.words == tuple(words)
+    save([Other(), *words])
+    with pytest.raises(TxlError) as raised:
+        vocabulary.read(path)
+    if kind != "pickle":
+        assert f"Unsupported class {module}.Other: neither a tensor" in str(raised.value)
+    assert "safe_globals" not in str(raised.value)
 
 
 @pytest.mark.parametrize("entry", ["data.pkl", "data/0", "data/3", "version", ".data/serialization_id"])

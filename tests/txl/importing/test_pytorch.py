@@ -114,6 +114,34 @@ def test_the_command(form: str, kind: str, files: Path, tmp_path: Path, capfd: p
     one_line(done, "give them for TensorFlow's only")
 
 
+@pytest.mark.parametrize("module", ["__main__", "package.pytorch.{}"])
+@pytest.mark.parametrize("kind", ["zip", "legacy"])
+def test_classes_of_any_module(kind: str, module: str, files: Path, tmp_path: Path) -> None:
+    """A model that a script or a package defined itself: the same tensors."""
+    old = (files / kind / "model.pt").read_bytes()
+
+    def moved(pickled: bytes) -> bytes:
+        for name in (b"mem_transformer", b"proj_adaptive_softmax"):
+            pickled = pickled.replace(b"c" + name + b"\n", b"c" + module.format(name.decode()).encode() + b"\n")
+        return pickled
+
+    path = tmp_path / "model.pt"
+    if kind == "legacy":
+        path.write_bytes(moved(old))
+    else:
+        with zipfile.ZipFile(io.BytesIO(old)) as whole, zipfile.ZipFile(path, "w") as other:
+            for entry in whole.infolist():
+                data = whole.read(entry)
+                other.writestr(entry.filename, moved(data) if entry.filename.endswith("data.pkl") else data)
+    words = files / kind / "cache.pt"
+    assert moved(old) != old or kind == "zip"
+    convert(path, tmp_path / "a.safetensors", words)
+    convert(files / kind / "model.pt", tmp_path / "b.safetensors", words)
+    a, b = (txl.load(tmp_path / f"{name}.safetensors").model for name in "ab")
+    assert a.config == b.config
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
 def test_folders(files: Path, tmp_path: Path) -> None:
     """The folder of a run; with both files in it, the format says which."""
     convert(files / "zip", tmp_path / "a.safetensors", form="nvidia")
