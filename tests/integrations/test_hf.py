@@ -3,6 +3,7 @@
 
 import copy
 import json
+import pickle
 import runpy
 import shutil
 from pathlib import Path
@@ -189,6 +190,25 @@ def test_the_tokenizer(hf: Any, tmp_path: Path) -> None:
     sentence = "hö, wé \n\tllo~"
     assert of_bytes(sentence)["input_ids"] == [symbols.index(byte) for byte in sentence.encode()]
     assert of_bytes.decode(of_bytes(sentence)["input_ids"]) == sentence
+
+
+@pytest.mark.parametrize("word", ["voilà", "10\xa0km", "\x85", "東京\u3000x", "café"])
+def test_the_tokenizer_of_words_read_as_latin_1(
+    word: str, hf: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the importer reads them, also once it is saved."""
+    from txl.importing import vocabulary
+
+    words = ["<eos>", "<unk>", "é", word]
+    mojibake = [x.encode().decode("latin-1") for x in words]
+    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": mojibake}))
+    tokenizer = hf.TransfoXLTokenizer.from_pretrained(tmp_path)
+    assert "2 words of the vocabulary were UTF-8 read as Latin-1" in caplog.text
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = hf.TransfoXLTokenizer.from_pretrained(tmp_path / "saved")
+    text = f"é {word}\té x {word}\n{word}"
+    want = vocabulary.read(tmp_path / "vocab.pkl").encode(text.encode()).tolist()
+    assert tokenizer(text)["input_ids"] == again(text)["input_ids"] == want == [2, 3, 2, 1, 3, 0, 3]
 
 
 def test_gradient_checkpointing(plain: Any) -> None:

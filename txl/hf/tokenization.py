@@ -1,5 +1,6 @@
 """The vocabulary of an old checkpoint as a fast tokenizer."""
 
+import logging
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -7,7 +8,10 @@ from transformers import PreTrainedTokenizerFast
 
 from txl.hf.weights import OF_THE_HUB, file_of
 from txl.importing import vocabulary
-from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
+from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, words_decoded_again
+
+_LOGGER = logging.getLogger(__name__)
+_ASCII_SPACE = Regex(r"[ \t\n\r\x0b\x0c]+")
 
 
 class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
@@ -40,7 +44,10 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
                 found = file_of(name, file, kwargs)
                 if found is not None:
                     own = {key: x for key, x in kwargs.items() if key not in OF_THE_HUB and not key.startswith("_")}
-                    return cls.from_vocabulary(vocabulary.read(found), **own, name_or_path=name)
+                    words = vocabulary.read(found)
+                    if isinstance(words, WordVocabulary) and words.decoded_again:
+                        _LOGGER.warning("%s: %s", name, words_decoded_again(words.decoded_again))
+                    return cls.from_vocabulary(words, **own, name_or_path=name)
             raise OSError(f"{name}: holds no tokenizer.json and no vocabulary ({', '.join(vocabulary.FILES)})")
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
@@ -61,7 +68,8 @@ def _of_words(words: WordVocabulary, unknown: str | None) -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel(numbers, **({} if unknown is None else {"unk_token": unknown})))
     steps = [normalizers.Lowercase()] if words.lower else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace("\n", f" {words.end} ")])
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    unicode = pre_tokenizers.WhitespaceSplit()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(_ASCII_SPACE, "removed") if words.ascii_space else unicode
     return tokenizer
 
 

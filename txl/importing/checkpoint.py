@@ -48,10 +48,11 @@ _CODES = {
 
 
 class Imported(NamedTuple):
-    """What `convert` read: its format, and the model."""
+    """What `convert` read: its format, the model, and its vocabulary."""
 
     form: str
     model: TransformerXL
+    vocabulary: Vocabulary
 
 
 def convert(
@@ -93,7 +94,7 @@ def _convert(source: Path, out: Path, words: Path | None, form: Format, lengths:
     model, listed = _model(read, str(source)), _vocabulary(read, words, source)
     state = {"attn_len": read.config.attn_len(segment), "segment": segment, "imported": f"{name}: {source}"}
     checkpoints.save(out, model, listed, state, {})
-    return Imported(name, model)
+    return Imported(name, model, listed)
 
 
 def _find(source: Path, form: Format) -> tuple[str, Path]:
@@ -128,11 +129,14 @@ def _vocabulary(read: Foreign, words: Path | None, source: Path) -> Vocabulary:
         raise TxlError(f"{words}: no such file")
     if words is None and read.vocabulary is None:
         raise TxlError(f"{source}: holds no vocabulary ({', '.join(vocabulary.FILES)}); pass one with --vocabulary")
-    found = vocabulary.read(words) if words is not None else read.vocabulary()  # type: ignore[misc]
-    if len(found) != read.config.vocab_size:
-        raise TxlError(
-            f"{words or source}: has {len(found):,} words, the configuration needs {read.config.vocab_size:,}"
-        )
+    try:
+        found = vocabulary.read(words) if words is not None else read.vocabulary()  # type: ignore[misc]
+        if len(found) != read.config.vocab_size:
+            raise TxlError(
+                f"{words or source}: has {len(found):,} words, the configuration needs {read.config.vocab_size:,}"
+            )
+    except TxlError as error:
+        raise TxlError(f"{error}; pass another with --vocabulary") from error
     return found
 
 

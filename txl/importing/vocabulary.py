@@ -9,7 +9,7 @@ from txl.errors import TxlError
 from txl.importing import pickles
 from txl.importing.pickles import Inert
 from txl.paths import read_text
-from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, first_words
+from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, decoded_again, first_words
 
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
 CLASSES = ("Vocab", "Corpus")
@@ -29,6 +29,8 @@ def read(path: Path) -> Vocabulary:
     """The vocabulary in a file as `FILES`: a pickle, one of torch.save, or a text, a word a line.
 
     Words that are all numbers of bytes, as the original prepares enwik8, are the bytes themselves.
+    Those of text whose UTF-8 was read as Latin-1, as in Hugging Face's own WikiText-103, are put
+    right by `decoded_again`; words of Python 2 and of our own export are never touched.
 
     Raises:
         TxlError: it is damaged or of another form; names the file.
@@ -41,7 +43,7 @@ def read(path: Path) -> Vocabulary:
         except TxlError as error:
             raise TxlError(f"{path}: {error}") from error
         settings = _settings(path)
-        return _of_words(listed, settings.get("lower") is True, path, settings)
+        return _of_words(listed, settings.get("lower") is True, path, settings, again=not settings)
     if pickles.is_one(path):
         return of(pickles.load(path, CLASSES), path)
     return of(pickles.unpickle(path.read_bytes(), str(path)), path)
@@ -62,7 +64,8 @@ def of(found: Any, path: Path) -> Vocabulary:
     words = fields.get("idx2sym")
     if not isinstance(words, list) or not words:
         raise TxlError(f"{path}: holds no list of words (idx2sym)")
-    return _of_words([_text(word, path) for word in words], fields.get("lower_case") is True, path)
+    again = all(isinstance(word, str) for word in words)
+    return _of_words([_text(word, path) for word in words], fields.get("lower_case") is True, path, again=again)
 
 
 def _fields(found: Any, path: Path) -> dict[str, Any]:
@@ -90,7 +93,10 @@ def _text(word: Any, path: Path) -> str:
         raise TxlError(f"{path}: the word {word!r} is not UTF-8") from error
 
 
-def _of_words(words: list[str], lower: bool, path: Path, settings: Mapping[str, Any] = _NONE) -> Vocabulary:
+def _of_words(
+    words: list[str], lower: bool, path: Path, settings: Mapping[str, Any] = _NONE, *, again: bool
+) -> Vocabulary:
+    """again: whether words may be UTF-8 read as Latin-1."""
     if not words or not all(word.isprintable() or word.encode("utf-8", "ignore").decode() == word for word in words):
         raise TxlError(f"{path}: holds no words, or some that are no text")
     numbers = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) <= 3]
@@ -98,7 +104,8 @@ def _of_words(words: list[str], lower: bool, path: Path, settings: Mapping[str, 
         dropped = settings.get("dropped", [])
         known = isinstance(dropped, list) and all(type(x) is int and 0 <= x < 256 for x in dropped)
         return ByteVocabulary(bytes(numbers), bytes(dropped) if known else b"")
+    words, count = decoded_again(words) if again else (words, 0)
     try:
-        return WordVocabulary(words, lower=lower, end=settings.get("end"))
+        return WordVocabulary(words, lower=lower, end=settings.get("end"), decoded_again=count)
     except TxlError as error:
         raise TxlError(f"{path}: {error}") from error

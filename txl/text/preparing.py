@@ -3,6 +3,7 @@ which they replace at the end."""
 
 import hashlib
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,9 +27,11 @@ from txl.text.vocabulary import (
     Tokens,
     Vocabulary,
     WordVocabulary,
+    decoded_again,
     first_words,
     lacking,
     token_dtype,
+    words_decoded_again,
     words_of,
 )
 
@@ -54,7 +57,7 @@ def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: 
     given = options.vocabulary and _read_words(options.vocabulary, lower=lower, end=rule.end)
     if given and given.unknown is not None:
         return given
-    counts = _count(reader, lower, rule.end, watch)
+    counts = _count(reader, lower, rule.end, watch, given.ascii_space if given else False)
     vocabulary = given or _counted(counts, rule, options, lower)
     missing = [] if vocabulary.unknown is not None else vocabulary.missing(word for split in counts for word in split)
     if missing:
@@ -66,9 +69,13 @@ def _read_words(path: Path, *, lower: bool, end: str) -> WordVocabulary:
     """A user's vocabulary file: the first word of each line, in its order."""
     content = files.read(path)
     try:
-        return WordVocabulary(first_words(content), lower=lower, end=end)
+        words, count = decoded_again(first_words(content))
+        vocabulary = WordVocabulary(words, lower=lower, end=end, decoded_again=count)
     except TxlError as error:
         raise TxlError(f"{path}: {error}") from error
+    if count:
+        logging.getLogger(__name__).warning("%s: %s", path, words_decoded_again(count))
+    return vocabulary
 
 
 def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> Iterator[tuple[int, str]]:
@@ -94,11 +101,11 @@ def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> 
         at[split] += cut
 
 
-def _count(reader: Reader, lower: bool, end: str, watch: Watch) -> list[Counter[str]]:
+def _count(reader: Reader, lower: bool, end: str, watch: Watch, ascii_space: bool) -> list[Counter[str]]:
     """Of each split, in order of first appearance: the order of ties."""
     counts: list[Counter[str]] = [Counter(), Counter(), Counter()]
     for split, text in _whole_words(reader.pieces(watch), reader.description):
-        counts[split].update(words_of(text, lower, end))
+        counts[split].update(words_of(text, lower, end, ascii_space))
     return counts
 
 

@@ -1,6 +1,7 @@
 """Tokens and vocabularies: bytes or words as tokens, and the file each vocabulary is kept in."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -16,6 +17,7 @@ from txl.text.files import without_mark
 LINE_END, SENTENCE = "<eos>", "<S>"
 _UNKNOWN = ("<unk>", "<UNK>")
 _SHOWN = 5  # of what is wrong, in a message
+_WORD = re.compile(r"[^ \t\n\r\v\f]+")
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 """[n], of `token_dtype(len(vocabulary))`."""
@@ -119,28 +121,37 @@ class ByteVocabulary:
 class WordVocabulary:
     """Words between white space; token n stands for words[n].
 
+    White space is Unicode's, or ASCII's alone where a word holds other white space, as words do
+    that Python 2 cut out of bytes: else no text could have such a word.
+
     `<eos>` ends a line, or `<S>` where sentences stand alone; `<unk>` or `<UNK>`, if there is one,
     stands for every word that is not there.
 
     Attributes:
         lower: text is put in lower case before it is looked up.
         end: the word a line end becomes, `<eos>` or `<S>`.
+        decoded_again: how many words `decoded_again` has put right, for a message.
+        ascii_space: whether words end at ASCII white space alone.
     """
 
     words: tuple[str, ...]
     lower: bool
     end: str
+    decoded_again: int = field(repr=False, compare=False)
+    ascii_space: bool = field(repr=False, compare=False)
     _table: dict[str, int] = field(repr=False, compare=False)
 
-    def __init__(self, words: Sequence[str], *, lower: bool = False, end: str | None = None) -> None:
+    def __init__(
+        self, words: Sequence[str], *, lower: bool = False, end: str | None = None, decoded_again: int = 0
+    ) -> None:
         """end: by default `<eos>` if there is one, else `<S>`.
 
         Raises:
-            TxlError: a word is there twice, empty or holds white space (lines count from 1, as in
-                the file), there are fewer than two, or none that ends a line.
+            TxlError: a word is there twice, empty or holds ASCII white space (lines count from 1,
+                as in the file), there are fewer than two, or none that ends a line.
         """
         table = {word: n for n, word in enumerate(words)}
-        bad = [n for n, word in enumerate(words, 1) if len(word.split()) != 1 or word != word.strip()]
+        bad = [n for n, word in enumerate(words, 1) if _WORD.fullmatch(word) is None]
         if bad:
             raise TxlError(f"vocabulary: {_name_lines(bad)} not one word ({words[bad[0] - 1]!r})")
         if len(table) < len(words):
@@ -153,7 +164,8 @@ class WordVocabulary:
             end = SENTENCE if SENTENCE in table and LINE_END not in table else LINE_END
         if end not in table:
             raise TxlError(f"vocabulary: {end} is not there; it is the word that ends a line")
-        for name, value in {"words": tuple(words), "lower": lower, "end": end, "_table": table}.items():
+        fields = {"words": tuple(words), "lower": lower, "end": end, "decoded_again": decoded_again, "_table": table}
+        for name, value in (fields | {"ascii_space": any(map(str.isspace, set("".join(words))))}).items():
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
@@ -191,7 +203,7 @@ class WordVocabulary:
 
     def encode_text(self, text: str, limit: int | None = None) -> Tokens:
         """As `encode`, of text that is decoded already; limit: only the first so many tokens."""
-        words = words_of(text, self.lower, self.end)[:limit]
+        words = words_of(text, self.lower, self.end, self.ascii_space)[:limit]
         unknown = self.unknown
         found = map(self._table.get, words, repeat(-1 if unknown is None else unknown))
         tokens = np.fromiter(found, np.int64, len(words))
@@ -212,9 +224,31 @@ class WordVocabulary:
         return {"unit": self.unit, "lower": self.lower, "end": self.end}
 
 
-def words_of(text: str, lower: bool, end: str) -> list[str]:
+def words_of(text: str, lower: bool, end: str, ascii_space: bool = False) -> list[str]:
     """What is between white space, and `end` for each line end."""
-    return (text.lower() if lower else text).replace("\n", f" {end} ").split()
+    text = (text.lower() if lower else text).replace("\n", f" {end} ")
+    return _WORD.findall(text) if ascii_space else text.split()
+
+
+def decoded_again(words: Sequence[str]) -> tuple[list[str], int]:
+    """Words whose UTF-8 was read as Latin-1, as Python 3 may read Python 2's pickles, put right;
+    and how many of them there were.
+
+    The whole vocabulary decides: no word has a character above U+00FF, and every word with one from
+    U+0080 on is strict UTF-8 once its characters are taken for bytes. A single real word such as
+    "café" is not, so it shows that the vocabulary is right; all its words are kept. No two words
+    become equal, since different bytes decode to different texts.
+    """
+    try:
+        found = [word if word.isascii() else word.encode("latin-1").decode("utf-8") for word in words]
+    except UnicodeError:
+        return list(words), 0
+    return found, sum(not word.isascii() for word in words)
+
+
+def words_decoded_again(count: int) -> str:
+    """What to say of words that `decoded_again` has put right."""
+    return f"{count:,} words of the vocabulary were UTF-8 read as Latin-1 and have been decoded again"
 
 
 def lacking(words: list[str]) -> str:
@@ -250,17 +284,18 @@ def from_file(content: bytes, settings: Any) -> Vocabulary:
 
 
 def first_words(content: bytes) -> list[str]:
-    """The first word of each line, as the released code reads a vocabulary file.
+    """The first word of each line, as the released code reads a vocabulary file; words end at ASCII
+    white space.
 
     Raises:
         TxlError: it is not UTF-8, or a line is empty.
     """
     content = without_mark(content, "vocabulary")
-    lines = [line.split(maxsplit=1) for line in _utf8_lines(content)]
-    empty = [n for n, line in enumerate(lines, 1) if not line]
+    lines = [_WORD.search(line) for line in _utf8_lines(content)]
+    empty = [n for n, line in enumerate(lines, 1) if line is None]
     if empty:
         raise TxlError(f"vocabulary: {_name_lines(empty)} empty")
-    return [line[0] for line in lines]
+    return [line[0] for line in lines if line is not None]
 
 
 def _utf8_lines(content: bytes) -> list[str]:

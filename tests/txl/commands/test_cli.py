@@ -192,7 +192,7 @@ def test_empty_values(
     arguments: tuple[str, ...], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """As of a shell's variable that is not set: no path becomes the current folder, full of texts."""
+    """As of a shell's variable that is not set: no path becomes the current folder."""
     for n in range(60):
         (tmp_path / f"{n}.txt").write_text("some words of a text\n" * 9)
     monkeypatch.chdir(tmp_path)

@@ -1,5 +1,6 @@
 """Checkpoints that transformers 4.37.2 saved itself, imported: its logits over three segments."""
 
+import io
 import json
 import pickle
 import shutil
@@ -16,8 +17,10 @@ from safetensors.torch import load_file, save_file
 
 import txl
 from txl.errors import TxlError
-from txl.importing.checkpoint import convert
+from txl.importing.checkpoint import convert, export
 from txl.importing.names import parts
+from txl.text.corpus import prepare
+from txl.text.datasets import PrepareOptions
 from txl.text.vocabulary import ByteVocabulary, WordVocabulary
 
 pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")
@@ -208,6 +211,85 @@ def test_bytes_that_were_prepared_as_numbers(saved: Path, tmp_path: Path) -> Non
     (saved / "vocab.pkl").write_bytes(b"\x80\x02}U\x07idx2sym](" + words + b"es.")  # Python 2's strings
     convert(saved, tmp_path / "ours.safetensors")
     assert txl.load(tmp_path / "ours.safetensors").vocabulary == ByteVocabulary(bytes(symbols))
+
+
+TRUE = ["<eos>", "<unk>", "voilà", "café", "Å", "\u2019", "東京", "10\xa0km", "\x85", "\u3000x"]
+PLAIN_WORDS = [f"w{n}" for n in range(VOCAB - len(TRUE))]
+KINDS: dict[str, tuple[str, Callable[[list[str]], bytes]]] = {
+    "pickle": ("vocab.pkl", lambda words: pickle.dumps({"idx2sym": words})),
+    "torch.save": ("vocab.bin", lambda words: _saved({"idx2sym": words})),
+    "text": ("vocab.txt", lambda words: "".join(f"{word}\n" for word in words).encode()),
+}
+
+
+def _saved(value: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def mojibake(words: list[str]) -> list[str]:
+    return [word.encode().decode("latin-1") for word in words]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("given", [TRUE, [x for x in TRUE if x.split() == [x]]], ids=["spaces", "none"])
+def test_words_read_as_latin_1_are_decoded_again(
+    kind: str, given: list[str], saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As in Hugging Face's own WikiText-103: a checkpoint, and a corpus that is prepared for it."""
+    right, out = [*given, *(f"w{n}" for n in range(VOCAB - len(given)))], tmp_path / "ours.safetensors"
+    name, content = KINDS[kind]
+    (saved / "vocab.pkl").unlink()
+    (saved / name).write_bytes(content(mojibake(right)))
+    done = in_process(capfd, "import", saved, out)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(given) - 2} words of the vocabulary were UTF-8 read as Latin-1" in done.stdout
+    found = txl.load(out).vocabulary
+    assert isinstance(found, WordVocabulary)
+    assert list(found.words) == right
+    assert found.encode((" ".join(right[2:]) + "\n").encode()).tolist() == [*range(2, VOCAB), 0]
+    if kind == "text":
+        text = tmp_path / "text"
+        text.write_text(f"{' '.join(right[2:])}\n" * 60)
+        corpus = prepare(text, tmp_path / "c", PrepareOptions("words", vocabulary=saved / name))
+        assert corpus.vocabulary == found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_right_vocabulary_is_kept(kind: str, saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """One real word shows that the others, which look like mojibake, are meant; all import."""
+    name, content = KINDS[kind]
+    for n, words in enumerate((TRUE, [*mojibake(TRUE[:-1]), "naïve"], [*mojibake(TRUE[:-1]), "Ωmega"])):
+        words = [*words, *PLAIN_WORDS]
+        (saved / "vocab.pkl").unlink(missing_ok=True)
+        (saved / name).write_bytes(content(words))
+        done = in_process(capfd, "import", saved, tmp_path / f"{n}.safetensors")
+        assert done.returncode == 0, done.stderr
+        assert "Latin-1" not in done.stdout
+        found = txl.load(tmp_path / f"{n}.safetensors").vocabulary
+        assert isinstance(found, WordVocabulary)
+        assert list(found.words) == words
+
+
+@pytest.mark.parametrize("words", [["<eos>", "a b"], ["a", "b"], ["<eos>", "a", "a"], ["<eos>", 3], []], ids=str)
+def test_a_refused_vocabulary_names_the_option(words: list[Any], saved: Path, tmp_path: Path) -> None:
+    (saved / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": words}))
+    with pytest.raises(TxlError, match=r"vocab\.pkl: .*; pass another with --vocabulary$"):
+        convert(saved, tmp_path / "ours.safetensors")
+
+
+def test_an_exported_vocabulary_is_never_decoded(saved: Path, tmp_path: Path) -> None:
+    """Not even where all its words look as if they should be."""
+    words = [*mojibake(TRUE), *PLAIN_WORDS]
+    (saved / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": [word.encode() for word in words]}))
+    convert(saved, tmp_path / "a.safetensors")
+    export(tmp_path / "a.safetensors", tmp_path / "exported")
+    convert(tmp_path / "exported", tmp_path / "b.safetensors")
+    for name in "ab":
+        found = txl.load(tmp_path / f"{name}.safetensors").vocabulary
+        assert isinstance(found, WordVocabulary)
+        assert list(found.words) == words
 
 
 def test_clusters_of_the_original_are_in_reverse() -> None:

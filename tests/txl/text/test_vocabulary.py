@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txl.errors import TxlError
-from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, first_words, from_file, token_dtype
+from txl.text.vocabulary import (
+    ByteVocabulary,
+    Vocabulary,
+    WordVocabulary,
+    decoded_again,
+    first_words,
+    from_file,
+    token_dtype,
+)
 
 WORDS = ("<eos>", "the", "cat", "<unk>", "sat")
 
@@ -91,6 +99,7 @@ def test_words_need_utf_8() -> None:
         ByteVocabulary(b"\n a\xff"),
         WordVocabulary(WORDS),
         WordVocabulary(["<S>", "<eos>", "été"], lower=True, end="<S>"),
+        WordVocabulary(["<eos>", "10\xa0km", "\x85", "\u3000", "a\u2028b\x1cc"]),
     ],
 )
 def test_file_and_settings_rebuild_it(vocabulary: Vocabulary) -> None:
@@ -103,6 +112,40 @@ def test_file_and_settings_rebuild_it(vocabulary: Vocabulary) -> None:
 def test_files_by_hand() -> None:
     assert ByteVocabulary(b"\n\xff").to_file() == b"0x0a\n0xff\n"
     assert WordVocabulary(["<eos>", "été"]).to_file() == "<eos>\nété\n".encode()
+
+
+SPACES = [chr(n) for n in range(0x110000) if chr(n).isspace()]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda x: f"U+{ord(x):04X}")
+def test_words_that_hold_white_space(space: str) -> None:
+    """Of Unicode, and a text then has them; of ASCII they are two words."""
+    words = ["<eos>", f"10{space}km", "a"]
+    if space in " \t\n\r\v\f":
+        with pytest.raises(TxlError, match="line 2 is not one word"):
+            WordVocabulary(words)
+        return
+    vocabulary = WordVocabulary(words)
+    assert vocabulary.encode(f"a 10{space}km\na".encode()).tolist() == [2, 1, 0, 2]
+    assert vocabulary.encode(vocabulary.decode([2, 1, 0, 2])).tolist() == [2, 1, 0, 2]
+    assert first_words(f"<eos> 9\n10{space}km 8\n".encode()) == words[:2]
+    assert WordVocabulary(["<eos>", "10", "km"]).encode(f"10{space}km".encode()).tolist() == [1, 2]
+
+
+@given(st.lists(st.text(min_size=1), unique=True))
+def test_words_decoded_again(words: list[str]) -> None:
+    """There and back; where one word is right, all are kept; the number of words never changes."""
+    mojibake = [word.encode().decode("latin-1") for word in words]
+    assert decoded_again(mojibake) == (words, sum(not word.isascii() for word in words))
+    for right in ("café", "naïve", "voilà", "Ω", "\u2019", "\xa0", "\x85"):
+        assert decoded_again([*mojibake, right]) == ([*mojibake, right], 0)
+
+
+@given(st.lists(st.text(st.characters(max_codepoint=0xFF), min_size=1), unique=True))
+def test_words_never_become_equal(words: list[str]) -> None:
+    found, count = decoded_again(words)
+    assert len(set(found)) == len(words)
+    assert count in (0, sum(not word.isascii() for word in words))
 
 
 def test_equal_by_content() -> None:
