@@ -4,8 +4,7 @@
     python tools/gpu_kernels.py times   microseconds of each kernel, a line of JSON each
 
 `fill` needs no GPU and leaves its kernels in TRITON_CACHE_DIR. `times` also tells the clocks of a
-64 x 64 tile of pairs, beside those of tools/ptx/predictions.json, and times the CUDA C++ kernels
-and torch's flash and cuDNN SDPA.
+64 x 64 tile of pairs, and times the CUDA C++ kernels and torch's flash and cuDNN SDPA.
 
 Triton names a compiled kernel by its source, arguments, options and environment, and by its own
 files. Of those only the compiled library differs between Pythons, so a Triton that differs in
@@ -35,10 +34,8 @@ from triton.runtime import cache
 
 from txl_kernels import rel_attention
 
-PREDICTIONS = Path(__file__).with_name("ptx") / "predictions.json"
 NAME = "triton-key"  # of the file in the cache's folder that holds the name of its Triton
 WIDTHS = (64, 128)
-SAME_BITS = "backward_queries, the same bits"
 KERNELS = {False: ("forward", "backward_queries", "backward_keys"), True: ("backward_queries", "backward_table")}
 PROFILED = 5  # calls
 
@@ -166,15 +163,8 @@ def microseconds(run: Callable[[], None]) -> dict[str, float]:
     return dict(total)
 
 
-def predictions() -> dict[tuple[int, str], float]:
-    """Clocks by (head width, kernel): sm_90, bfloat16."""
-    rows = json.loads(PREDICTIONS.read_text(encoding="utf-8"))["rows"]
-    return {(x["width"], x["kernel"]): x["clocks"] for x in rows if (x["capability"], x["dtype"]) == (90, "bfloat16")}
-
-
 def times() -> int:
     """Clocks of a tile: seconds x the multiprocessors' clock x their number / tiles."""
-    predicted = predictions()
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     for length, width, fixed in itertools.product((2048, 512), WIDTHS, (False, True)):
         work = Work(8, 16, length, length, width, same_bits=fixed)
@@ -183,10 +173,10 @@ def times() -> int:
         us, mhz = microseconds(run), mhz_under(run)
         for kernel in KERNELS[fixed]:
             took = sum(t for name, t in us.items() if name.startswith(f"{kernel}_kernel"))
-            name = SAME_BITS if fixed and kernel == "backward_queries" else kernel
+            name = f"{kernel}, the same bits" if fixed and kernel == "backward_queries" else kernel
             row = {"D": width, "L": length, "kernel": name, "us": round(took, 1), "sm_mhz": mhz}
             row["clocks"] = round(took * mhz * multiprocessors / work.tiles, 1)
-            print(json.dumps(row | {"predicted": predicted.get((width, name))}), flush=True)
+            print(json.dumps(row), flush=True)
     for length, width in itertools.product((2048, 512), WIDTHS):
         for line in others(Work(8, 16, length, length, width)):
             print(json.dumps({"D": width, "L": length} | line), flush=True)

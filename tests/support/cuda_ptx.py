@@ -79,7 +79,7 @@ class PtxModule:
             size3 = (grid[0], grid[1], grid[2])
             counts = None
             if self.counts is not None:
-                counts = self.counts.setdefault(entry, Counts(self._kernels[entry].program, groups_apart=True))
+                counts = self.counts.setdefault(entry, Counts(self._kernels[entry].program))
             Launch(
                 self._kernels[entry], data, size3, threads, shared, memory, described, counts, first=self.first
             ).run()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from gpu_card import Nvml, architecture, covers, facts, misfit
-from gpu_kernels import NAME, SAME_BITS, WIDTHS, Work, adopt, others, predictions, sdpa
+from gpu_kernels import NAME, Work, adopt, others, sdpa
 from torch.nn.attention import SDPBackend
 from triton.runtime import cache
 
@@ -147,11 +147,6 @@ def test_carried_kernels_are_found(tmp_path: Path) -> None:
 def test_a_tile_of_pairs() -> None:
     """Four blocks of queries: 4 x 2 tiles of the memory, and a triangle of 10."""
     assert Work(B=1, H=2, L=256, M=128, D=64).tiles == 2 * (8 + 10)
-
-
-def test_every_timed_kernel_has_a_prediction() -> None:
-    kernels = ("forward", "backward_queries", "backward_keys", SAME_BITS, "backward_table")
-    assert all(predictions()[width, kernel] > 0 for width in WIDTHS for kernel in kernels)
 
 
 def test_what_a_module_runs_on() -> None:

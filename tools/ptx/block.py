@@ -68,7 +68,6 @@ class Block:
         self.unfenced = {slot: np.ones(threads, bool) for slot in kernel.product_slots}
         self.copies: Any = None  # cp.async, made by their first instruction
         self.products: Any = None  # wgmma
-        self.loading: dict[int, int] = {}  # where costs are counted: when a load of the first warp's register began
         self.refused: dict[int, np.ndarray] = {}  # by wait for an mbarrier: threads it has said no to
         g = launch.grid
         number = (index[2] * g[1] + index[1]) * g[0] + index[0]
@@ -92,8 +91,6 @@ class Block:
             raise Fault("the result of an asynchronous product is used before it was waited for")
         if self.launch.strict and slot in self.lent and self.lent[slot][lanes.at].any():
             raise Fault("a register is read that an asynchronous product still reads")
-        if self.loading and slot in self.loading and self.counts is not None and lanes.warps[0] == 0:
-            self.counts.load_awaited(self.loading.pop(slot))
         return x[lanes.at]
 
     def put(self, slot: int, x: np.ndarray, lanes: Lanes) -> None:
@@ -123,8 +120,6 @@ class Block:
 
     def run(self) -> None:
         """To the end of all threads."""
-        if self.counts is not None:
-            self.counts.block_began()
         try:
             with np.errstate(all="ignore"):
                 Schedule(self).run()

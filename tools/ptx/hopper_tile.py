@@ -1,10 +1,9 @@
-"""What one more tile of 64 queries and 64 keys costs each Hopper kernel of csrc/cuda, by the model
-of `tile.py`, beside its yardstick.
+"""Counts of what one more tile of 64 queries and 64 keys costs each Hopper kernel of csrc/cuda.
 
     PYTHONPATH=tools:tests/support python -m ptx.hopper_tile
 
-nvcc compiles the kernels; their host code is built as the tests build it. A program is a warpgroup:
-those of a block go on by themselves, and wait while others compute.
+nvcc compiles the kernels; their host code is built as the tests build it. A program is a warpgroup
+of the one block that a multiprocessor runs.
 """
 
 import contextlib
@@ -17,7 +16,7 @@ from unittest import mock
 import torch
 from cuda_ptx import PtxModule, compile_ptx
 
-from ptx.tile import BARRIER, FLASH_BACKWARD, Cost, clocks, per_tile, units
+from ptx.tile import HEAD, Cost, difference, row
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
 
@@ -49,37 +48,24 @@ def counted(module: PtxModule, queries: int, memory: int, width: int) -> dict[st
     }
 
 
-def costs(module: PtxModule, width: int) -> dict[str, Cost]:
-    """Of each kernel."""
+def per_tile(module: PtxModule, width: int) -> dict[str, Cost]:
+    """By kernel."""
     found = {}
-    for probe, names in ((MORE_KEYS, ("forward", "backward_queries")), (MORE_QUERIES, ("backward_keys",))):
-        short, long, tiles = probe
+    for (short, long, tiles), names in (
+        (MORE_KEYS, ("forward", "backward_queries")),
+        (MORE_QUERIES, ("backward_keys",)),
+    ):
         less, more = (counted(module, *shape, width) for shape in (short, long))
         for name in names:
-            more[name].subtract(less[name])
-            each = Counter({key: round(n / tiles) for key, n in more[name].items()})
-            # The first warpgroup's waits were divided by the tiles of all.
-            each["exposed"] *= GROUPS[width][name]
-            found[name] = Cost(each, GROUPS[width][name], 4)
+            found[name] = Cost(difference(less[name], more[name], tiles), 4, GROUPS[width][name])
     return found
-
-
-def show(width: int, found: dict[str, Cost]) -> float:
-    for name, cost in found.items():
-        by_unit = units(cost.counts, 90)
-        waited = cost.counts["exposed"] + BARRIER * cost.counts["barriers"] / cost.warps
-        cells = [*by_unit.values(), cost.counts["barriers"] / cost.warps, waited, cost.programs]
-        cells += [cost.counts["wavefronts"] - cost.counts["least wavefronts"], clocks(cost, 90)]
-        print(f"| {width}: {name} |", " | ".join(f"{x:,.0f}" for x in cells), "|", flush=True)
-    return sum(clocks(cost, 90) for cost in found.values())
 
 
 @contextlib.contextmanager
 def module_of(folder: Path) -> Iterator[PtxModule]:
-    """The backend's module, whose launches run nvcc's PTX; loads start as soon as there is room."""
+    """The backend's module, whose launches run nvcc's PTX."""
     module = PtxModule(folder)
     module.use(compile_ptx(folder, "sm_90a", patterns=("hopper/*_bf16.cu",)))
-    module.first = (2, 1)
     pretended = {"_absent_from": None, "_multiprocessors": 1, "_stream": 0, "_capability": cuda.HOPPER}
     with (
         mock.patch.object(cuda.native, "module", module),
@@ -91,16 +77,11 @@ def module_of(folder: Path) -> Iterator[PtxModule]:
 
 
 def main() -> None:
+    print(HEAD)
     with tempfile.TemporaryDirectory() as folder, module_of(Path(folder)) as module:
-        ours = {width: costs(module, width) for width in GROUPS}
-    print("| kernel | tensor | issue | shared memory | special | barriers | waits | programs | conflicts | clocks |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for width, found in ours.items():
-        total = show(width, found)
-        flash = per_tile(90, width)
-        forward, backward = clocks(flash["flash_kernel"], 90), sum(clocks(flash[x], 90) for x in FLASH_BACKWARD)
-        print(f"width {width}: forward {clocks(found['forward'], 90) / forward:.2f} x flash, forward and backward "
-              f"{total / (forward + backward):.2f}")  # fmt: skip
+        for width in GROUPS:
+            for name, cost in per_tile(module, width).items():
+                print(row(name, width, cost), flush=True)
 
 
 if __name__ == "__main__":

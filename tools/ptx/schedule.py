@@ -60,8 +60,6 @@ class Schedule:
         """To the end of all threads."""
         while self.ready or self.parked or self.waiting:
             if self.ready:
-                if self._may_wake():
-                    self._wake()
                 self.front = next((g for g in self.groups if any((x & g).any() for x in self.ready.values())), self.all)
                 pc = self._lowest()
                 mask = self.ready.pop(pc)
@@ -71,10 +69,6 @@ class Schedule:
             if not self.parked or self.block.mbarriers.changes == self.changes:
                 raise Fault(self._why_stuck())
             self._wake()
-
-    def _may_wake(self) -> bool:
-        """Where time is counted, threads at an mbarrier go on as soon as one has changed."""
-        return bool(self.parked) and self.block.counts is not None and self.block.mbarriers.changes != self.changes
 
     def _wake(self) -> None:
         self.changes = self.block.mbarriers.changes
@@ -113,8 +107,6 @@ class Schedule:
             if active.n:
                 now.run(block, active)
             pc += 1
-            if self._may_wake():
-                break
         if pc == len(self.code):
             self.ended |= mask
         else:

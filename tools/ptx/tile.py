@@ -1,41 +1,31 @@
-"""What one more tile of 64 queries and 64 keys costs each kernel, and the clocks that it takes a
-multiprocessor, by a model.
+"""Counts of what one more tile of 64 queries and 64 keys costs each Triton kernel.
 
     PYTHONPATH=tools python -m ptx.tile --capability 90 --width 64
     PYTHONPATH=tools python -m ptx.tile --width 128 --tiles backward_keys=64,64,8,1
-    PYTHONPATH=tools python -m ptx.tile --write     # predictions.json, for a device to check
 
-Counted from the PTX: the difference between two calls that differ by some tiles and nothing else.
-The model: the busiest of tensor units, instruction issue, shared memory and special functions, each
-at its peak; and what a program waits, shared among the programs that a multiprocessor runs at once.
+Counted by running the PTX: the difference between two calls that differ by some tiles and nothing
+else.
 """
 
 import argparse
 import contextlib
-import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-import triton
 
-from ptx.counts import UNIT_MACS
 from ptx.occupancy import programs
 from ptx.triton_launch import executed
-from ptx.yardstick import flash_backward, flash_forward
 from txl_kernels import rel_attention
 from txl_kernels.backends.triton import config
 
 BLOCK = 64  # queries and keys of a tile
-MACS = {80: 1024, 90: UNIT_MACS}  # of bfloat16 a clock and multiprocessor
-SCHEDULERS, BANK_BYTES, SPECIAL = 4, 128, 16  # warps that issue; bytes and special functions a clock
-SPECIAL_CLASSES = ("exponentials", "other special functions")
-WARP = 32
-BARRIER = 24  # clocks that one takes
-PREDICTIONS = Path(__file__).with_name("predictions.json")
+CAPABILITIES = (80, 90)
+HEAD = """| kernel | products | instructions | exponentials | barriers | waits | wavefronts | conflicts | by units, KiB | \
+sectors | programs |
+|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 class Shape(NamedTuple):
@@ -58,39 +48,34 @@ PROBES: dict[str, tuple[Shape, Shape, int]] = {
         x._replace(atomics=False) if isinstance(x, Shape) else x for x in _MORE_KEYS
     ),
     "backward_table_kernel": (Shape(1, 2, 2, False), Shape(2, 2, 2, False), 10),  # of a text, diagonal
-    "flash_kernel": _MORE_KEYS,
-    "flash_queries_kernel": _MORE_KEYS,
-    "flash_keys_kernel": _MORE_QUERIES,
 }
-FLASH_BACKWARD = ("flash_queries_kernel", "flash_keys_kernel")
 
 
 class Cost(NamedTuple):
-    """Counts of one more tile, and how many programs a multiprocessor runs at once."""
+    """Counts of one more tile.
+
+    warps: of a program, among which the counts are divided. programs: that a multiprocessor runs at
+    once.
+    """
 
     counts: Counter[str]
-    programs: int
     warps: int
+    programs: int
 
 
 def counted(capability: int, width: int, shape: Shape) -> Any:
-    """The executor of a call, forward and backward, of ours and of the plain kernels."""
+    """The executor of a call, forward and backward."""
 
     def randn(*size: int) -> torch.Tensor:
-        return torch.randn(size, dtype=torch.bfloat16)
+        return torch.randn(size, dtype=torch.bfloat16).requires_grad_()
 
     length, memory = BLOCK * shape.queries, BLOCK * shape.memory
-    q, k, v = (randn(shape.batch, 1, length, width).requires_grad_() for _ in range(3))
-    r, bias = randn(1, memory + 2 * length, width).requires_grad_(), randn(1, width).requires_grad_()
-    earlier = [randn(shape.batch, 1, memory, width).requires_grad_() for _ in range(2)]
+    q, k, v = (randn(shape.batch, 1, length, width) for _ in range(3))
+    r, bias = randn(1, memory + 2 * length, width), randn(1, width)
+    earlier = randn(shape.batch, 1, memory, width), randn(shape.batch, 1, memory, width)
     with _atomics(shape.atomics), executed(capability, multiprocessors=1, counting=True) as executor:
-        out = rel_attention(q, k, v, r, bias, bias, (earlier[0], earlier[1]), causal=False, zero_row=length - 1,
-                            backend="triton")  # fmt: skip
+        out = rel_attention(q, k, v, r, bias, bias, earlier, causal=False, zero_row=length - 1, backend="triton")
         out.backward(torch.ones_like(out))
-        if shape.batch == 1:
-            keys, values = (torch.cat([m, x], 2).detach() for m, x in zip(earlier, (k, v), strict=True))
-            plain, lse = flash_forward(q.detach(), keys, values)
-            flash_backward(q.detach(), keys, values, plain, lse, torch.ones_like(plain))
     return executor
 
 
@@ -100,6 +85,11 @@ def _atomics(on: bool) -> Iterator[None]:
         yield
 
 
+def difference(short: Counter[str], long: Counter[str], tiles: int) -> Counter[str]:
+    """Counts of one tile, of two calls that differ by so many."""
+    return Counter({key: round((n - short[key]) / tiles) for key, n in long.items()})
+
+
 def per_tile(capability: int, width: int) -> dict[str, Cost]:
     """By kernel."""
     shapes = {shape for short, long, _ in PROBES.values() for shape in (short, long)}
@@ -107,85 +97,29 @@ def per_tile(capability: int, width: int) -> dict[str, Cost]:
     found = {}
     for name, (short, long, tiles) in PROBES.items():
         kernel = name.partition(",")[0]
-        counts = ran[long].counts[kernel].by_class()
-        counts.subtract(ran[short].counts[kernel].by_class())
+        less, more = (ran[shape].counts[kernel].by_class() for shape in (short, long))
         compiled = ran[long].compiled[kernel]
-        counts = Counter({key: round(n / tiles) for key, n in counts.items()})
-        found[name] = Cost(counts, programs(compiled, capability), compiled.metadata.num_warps)
+        found[name] = Cost(difference(less, more, tiles), compiled.metadata.num_warps, programs(compiled, capability))
     return found
 
 
-def units(cost: Counter[str], capability: int) -> dict[str, float]:
-    """Clocks of each unit, for counts of one tile."""
-    return {
-        "tensor": cost["tensor macs"] / MACS[capability],
-        "issue": cost["issues"] / SCHEDULERS,
-        "shared": cost["wavefronts"] + cost["unit bytes"] / BANK_BYTES,
-        "special": WARP * sum(cost[name] for name in SPECIAL_CLASSES) / SPECIAL,
-    }
-
-
-def waits(cost: Cost) -> float:
-    """Clocks that one program waits a tile: for loads and products, and at barriers."""
-    return cost.counts["exposed"] + BARRIER * cost.counts["barriers"] / cost.warps
-
-
-def clocks(cost: Cost, capability: int) -> float:
-    """Of one tile, by the model."""
-    return max(units(cost.counts, capability).values()) + waits(cost) / cost.programs
-
-
-def predictions(capability: int, width: int, found: dict[str, Cost]) -> list[dict[str, Any]]:
-    rows = []
-    for name, cost in found.items():
-        by_unit = units(cost.counts, capability)
-        rows.append({
-            "capability": capability, "dtype": "bfloat16", "width": width, "kernel": name.replace("_kernel", ""),
-            "clocks": round(clocks(cost, capability)), "unit": max(by_unit, key=by_unit.__getitem__),
-        })  # fmt: skip
-    return rows
-
-
-def show(capability: int, width: int, found: dict[str, Cost], classes: bool) -> None:
-    print("| kernel | tensor | issue | shared memory | special | barriers | waits | programs | conflicts | clocks |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for name, cost in found.items():
-        counts = cost.counts
-        extra = counts["wavefronts"] - counts["least wavefronts"]
-        cells = [*units(counts, capability).values(), counts["barriers"] / cost.warps, waits(cost), cost.programs]
-        cells += [extra, clocks(cost, capability)]
-        print(f"| {name.replace('_kernel', '')} |", " | ".join(f"{x:,.0f}" for x in cells), "|", flush=True)
-        if classes:
-            print("  ", dict(counts))
-    total = {kind: sum(clocks(found[x], capability) for x in names) for kind, names in SUMS.items()}
-    forward, plain = clocks(found["forward_kernel"], capability), clocks(found["flash_kernel"], capability)
-    print(f"forward {forward / plain:.2f} x flash, forward and backward "
-          f"{(forward + total['ours']) / (plain + total['flash']):.2f}, with the same bits every run "
-          f"{(forward + total['the same bits']) / (plain + total['flash']):.2f}")  # fmt: skip
-
-
-SUMS = {
-    "ours": ("backward_queries_kernel", "backward_keys_kernel"),
-    "the same bits": (
-        "backward_queries_kernel, the same bits", "backward_keys_kernel", "backward_table_kernel",
-    ),
-    "flash": FLASH_BACKWARD,
-}  # fmt: skip
+def row(name: str, width: int, cost: Cost) -> str:
+    """A line of the table under HEAD. Barriers and waits: of one warp."""
+    counts = cost.counts
+    cells = [counts["tensor macs"] / (BLOCK * BLOCK * width), counts["issues"], counts["exponentials"]]
+    cells += [counts[key] / cost.warps for key in ("barriers", "waits")]
+    cells += [counts["wavefronts"], counts["wavefronts"] - counts["least wavefronts"], counts["unit bytes"] / 1024]
+    cells += [counts["sectors"], cost.programs]
+    return f"| {width}: {name.replace('_kernel', '')} | " + " | ".join(f"{x:,.0f}" for x in cells) + " |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--capability", type=int, choices=MACS, default=90)
+    parser.add_argument("--capability", type=int, choices=CAPABILITIES, default=90)
     parser.add_argument("--width", type=int, default=64, help="of a head")
     parser.add_argument("--tiles", nargs="*", default=[], help="kernel=queries,keys,warps,stages instead of ours")
     parser.add_argument("--classes", action="store_true", help="also instructions by class")
-    parser.add_argument("--write", action="store_true", help="our tiles' predictions for sm_90, width 64 and 128")
     a = parser.parse_args()
-    if a.write:
-        rows = [row for width in (64, 128) for row in predictions(90, width, per_tile(90, width))]
-        about = {"model": "python -m ptx.tile --write", "triton": triton.__version__}
-        PREDICTIONS.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
-        return
     given = {name: config.Config(*map(int, numbers.split(","))) for name, numbers in (x.split("=") for x in a.tiles)}
     ours = config.choose
 
@@ -193,7 +127,12 @@ def main() -> None:
         return given.get(kernel) or ours(kernel, *rest, **more)
 
     with mock.patch.object(config, "choose", choose):
-        show(a.capability, a.width, per_tile(a.capability, a.width), a.classes)
+        found = per_tile(a.capability, a.width)
+    print(HEAD)
+    for name, cost in found.items():
+        print(row(name, a.width, cost))
+        if a.classes:
+            print("  ", dict(cost.counts))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ class _Copy:
     data: np.ndarray  # [n, bytes]
     ids: np.ndarray  # threads
     group: np.ndarray  # of each of them
-    started: int  # by the launch's counts
 
 
 class Copies:
@@ -31,21 +30,15 @@ class Copies:
         """All but a thread's last `left` groups land; a group not committed stays."""
         going = np.zeros(len(self.group), bool)
         going[lanes.at] = True
-        rest, started = [], None
+        rest = []
         for copy in self.list:
             lands = going[copy.ids] & (copy.group < self.group[copy.ids] - left)
             if lands.any():
-                if copy.ids[0] == 0:
-                    started = copy.started
                 block.shared.land_copy(copy.address[lands], copy.data[lands], copy.ids[lands])
             if not lands.all():
                 stays = ~lands
-                rest.append(
-                    _Copy(copy.address[stays], copy.data[stays], copy.ids[stays], copy.group[stays], copy.started)
-                )
+                rest.append(_Copy(copy.address[stays], copy.data[stays], copy.ids[stays], copy.group[stays]))
         self.list = rest
-        if block.counts is not None and started is not None:
-            block.counts.copies_awaited(started)
 
     def under_way(self) -> bool:
         return bool(self.list)
@@ -93,7 +86,6 @@ def copy(x: Instruction) -> Any:
                 block.counts.global_access(origin[reads], size, lanes.warp[reads])
         block.shared.begin_copy(address, size, lanes.ids)
         copies = _copies(block)
-        started = 0 if block.counts is None else block.counts.clock
-        copies.list.append(_Copy(address, data, lanes.ids, copies.group[lanes.at].copy(), started))
+        copies.list.append(_Copy(address, data, lanes.ids, copies.group[lanes.at].copy()))
 
     return run

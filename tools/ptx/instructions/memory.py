@@ -20,7 +20,7 @@ from ptx.operands import (
     types_of,
     writer,
 )
-from ptx.parse import Instruction, Register
+from ptx.parse import Instruction
 
 _CACHING = {"nc", "ca", "cg", "cs", "relaxed", "gpu", "cta", "sys", "weak", "v2", "v4", "L1_evict_last", "L1_evict_first",
             "L1_no_allocate", "L2_128B", "L2_64B", "L2_256B", "L2_cache_hint"}  # fmt: skip
@@ -40,7 +40,6 @@ def space_and_width(x: Instruction) -> tuple[str, Type, int]:
 def load(x: Instruction) -> Any:
     space, t, count = space_and_width(x)
     puts = [raw_writer(item) for item in items(x.operands[0])]
-    slots = [item.slot for item in items(x.operands[0]) if isinstance(item, Register)]
     width, dtype = t.bits // 8 * count, RAW[t.bits]
     address = address_reader(x.operands[1], 32 if space == "shared" else 64)
 
@@ -70,8 +69,6 @@ def load(x: Instruction) -> Any:
         values = np.ascontiguousarray(get(block, lanes)).view(dtype)
         for k, put in enumerate(puts):
             put(block, lanes, values[:, k])
-        if space == "global" and block.counts is not None and lanes.warps[0] == 0:
-            block.loading |= dict.fromkeys(slots, block.counts.clock)
 
     return run
 

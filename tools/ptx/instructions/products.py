@@ -71,8 +71,6 @@ def commit(x: Instruction) -> Any:
 
 def _commit(block: Any, lanes: Any) -> None:
     products = _products(block)
-    if block.counts is not None and lanes.ids[0] == 0:
-        block.counts.products_committed()
     for g in _groups(lanes):
         products.groups[g].append(products.open[g])
         products.open[g] = _Products()
@@ -86,8 +84,6 @@ def wait(x: Instruction) -> Any:
 
 def _wait(block: Any, lanes: Any, left: int) -> None:
     products = _products(block)
-    if block.counts is not None and lanes.ids[0] == 0:
-        block.counts.products_awaited(left)
     for g in _groups(lanes):
         groups = products.groups[g]
         done, products.groups[g] = groups[: len(groups) - left], groups[max(len(groups) - left, 0) :]
@@ -149,7 +145,7 @@ class Multiply:
             self._accumulate(block, A @ B.T, bool(add[0]), g)
             if block.counts is not None:
                 read = self.N + (64 if self.left is None else 0)
-                block.counts.product(64 * self.N * self.K, read * self.K * self.item, g)
+                block.counts.product(64 * self.N * self.K, read * self.K * self.item)
             now.results |= set(self.results)
             now.sources |= set(self.sources)
             for table, slots in ((block.in_flight, self.results), (block.lent, self.sources)):

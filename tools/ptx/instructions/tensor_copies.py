@@ -98,8 +98,6 @@ def wait(x: Instruction) -> Any:
             ]
         )
         refused[lanes.at] = ~done
-        if block.counts is not None and done[0] and lanes.ids[0] == 0:
-            block.counts.box_awaited(int(address(block, lanes)[0]))
         put(block, lanes, done)
         return done | ~said_no
 
@@ -143,8 +141,7 @@ def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, 
         offset = (grid[inside] * np.array(given.strides)).sum(1) * item + given.address
         data[inside] = block.memory.read(offset.astype(np.uint64), item, np.zeros(len(offset), np.int64))
     if block.counts is not None:
-        block.counts.unit_copy(len(grid) * item, block.index, (given.address, *map(int, corner)))
-        block.counts.box_started(bar)
+        block.counts.unit_copy(len(grid) * item)
     places = swizzled(to + np.arange(len(grid)) * item, 16 << given.swizzle)
     places = (places[:, None] + np.arange(item)).ravel()
     cells = block.shared.begin_unit_copy(places, thread)
