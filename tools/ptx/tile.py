@@ -106,12 +106,12 @@ def per_tile(capability: int, width: int) -> dict[str, Cost]:
 def row(name: str, width: int, cost: Cost) -> str:
     """A line of the table under HEAD. Barriers and waits: of one warp."""
     counts = cost.counts
-    products = counts["tensor macs"] / (BLOCK * BLOCK * width)
+    start = f"| {width}: {name.replace('_kernel', '')} | {counts['tensor macs'] / (BLOCK * BLOCK * width):.3g} | "
     cells = [counts["issues"], counts["exponentials"]]
     cells += [counts[key] / cost.warps for key in ("barriers", "waits")]
     cells += [counts["wavefronts"], counts["wavefronts"] - counts["least wavefronts"], counts["unit bytes"] / 1024]
     cells += [counts["sectors"], cost.programs]
-    return f"| {width}: {name.replace('_kernel', '')} | {products:.3g} | " + " | ".join(f"{x:,.0f}" for x in cells) + " |"
+    return start + " | ".join(f"{x:,.0f}" for x in cells) + " |"
 
 
 def main() -> None:
