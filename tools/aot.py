@@ -110,8 +110,7 @@ def compile_variant(
     function = getattr(passes, f"{name}_kernel")
     dtype = "fp32" if v.dtype == "tf32" else v.dtype
     value_width = v.value_width or v.width
-    least = 64 if v.capability == 90 and plan.TRITON_VERSION < (3, 8) else 16  # see `plan.padded`
-    block_d, block_dv = (max(least, triton.next_power_of_2(x)) for x in (v.width, value_width))
+    block_d, block_dv = (plan.padded(x, divmod(v.capability, 10)) for x in (v.width, value_width))
     aligned_rows = v.width % 16 == 0
     constants: dict[str, Any] = {
         "D": v.width, "BLOCK_D": block_d, "D_V": value_width, "BLOCK_DV": block_dv, "DROPOUT": v.dropout,
@@ -288,7 +287,7 @@ def main() -> int:
     checking.add_argument(
         "--only", default="", help="configurations whose name holds this, as in 'backward_keys sm_90'"
     )
-    checking.add_argument("--sample", type=int, help="so many of them")
+    checking.add_argument("--sample", type=int, help="at most this many configurations")
     checking.add_argument("--jobs", type=int, default=os.cpu_count())
     showing = commands.add_parser("show")
     showing.add_argument("kernels", help=f"comma-separated, of {', '.join(config.KERNELS)}")

@@ -3,7 +3,7 @@ by whoever pretends, or (`on_hopper`) kernels are compiled for sm_90 and launche
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from unittest import mock
 
@@ -30,22 +30,22 @@ def pretended_gpu(capability: int, multiprocessors: int) -> Iterator[None]:
         yield
 
 
-STREAM = 7
 _DEVICES = itertools.count(1000)  # each driver's own: Triton keeps what it compiled by the device
 
 
-class _Driver:
-    """A device of sm_90 for Triton, of which `launch` is all that happens.
+def _launch(*arguments: object) -> None:
+    """In place of Triton's native launcher."""
 
-    launch: takes what Triton's native launcher takes.
-    """
+
+class _Driver:
+    """A device of sm_90 for Triton, which launches nothing."""
 
     launcher_cls = nvidia.CudaLauncher
 
-    def __init__(self, launch: Callable[..., None]) -> None:
+    def __init__(self) -> None:
         self.device = next(_DEVICES)
         self.utils = SimpleNamespace(
-            launch=launch,
+            launch=_launch,
             load_binary=lambda name, *rest: (1, name, 0, 0, 1024),  # module, function, registers, spills, threads
             unload_module=lambda module: None,
             get_device_properties=lambda device: {"max_shared_mem": 227 * 1024},
@@ -58,21 +58,21 @@ class _Driver:
         return self.device
 
     def get_current_stream(self, device: int) -> int:
-        return STREAM
+        return 0
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
 
 
 @contextlib.contextmanager
-def on_hopper(launch: Callable[..., None]) -> Iterator[None]:
-    """The `triton` backend takes tensors that are not on a GPU as if they were; `launch` is called
-    for its kernels."""
+def on_hopper() -> Iterator[None]:
+    """The `triton` backend takes tensors that are not on a GPU as if they were; its kernels are
+    compiled and not launched."""
     patch = mock.patch.object
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patch(triton.runtime.driver, "_active", _Driver(launch)))
+        stack.enter_context(patch(triton.runtime.driver, "_active", _Driver()))
         if hasattr(nvidia, "compile_module_from_src"):  # Triton 3.6 compiles a launcher for each signature
-            compiled = SimpleNamespace(launch=launch)
+            compiled = SimpleNamespace(launch=_launch)
             stack.enter_context(patch(nvidia, "compile_module_from_src", lambda **source: compiled))
             stack.enter_context(patch(nvidia, "library_dirs", list))
         else:

@@ -16,7 +16,7 @@ from txl_kernels.checks import KeyValuePair, Window, broadcast_bound, memory_pai
 from txl_kernels.forms import Chunk
 from txl_kernels.seed import new_seed
 
-_MOST_ZEROS = 256
+_MAX_ZEROS = 256
 _kept_zeros: dict[Any, Tensor] = {}  # biases of calls without
 _NO_TABLE = "position_bias must be None where r is None: it multiplies rows of r"
 
@@ -214,7 +214,7 @@ def _zeros(q: Tensor) -> Tensor:
             zeros = torch.zeros(shape, dtype=dtype, device=q.device)
         # Inside a graph's capture nothing is written yet, and the memory is the graph's.
         if not q.is_cuda or not torch.cuda.is_current_stream_capturing():
-            if len(_kept_zeros) >= _MOST_ZEROS:
+            if len(_kept_zeros) >= _MAX_ZEROS:
                 _kept_zeros.clear()
             _kept_zeros[key] = zeros
     return zeros

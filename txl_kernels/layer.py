@@ -16,7 +16,7 @@ from txl_kernels.call import Call, seen_by_any
 from txl_kernels.checks import WINDOW, Window, broadcast_bound, check_integer, check_number, span
 from txl_kernels.forms import Chunk, check_chunk
 from txl_kernels.functional import rel_attention, rel_attention_weights
-from txl_kernels.linear import linear, plain_weight, project
+from txl_kernels.linear import ALL, project, project_parts
 from txl_kernels.positions import sinusoid
 
 UNIT = 8  # elements of a 16-bit type in 16 bytes
@@ -222,7 +222,8 @@ class SegmentAttention(nn.Module, abc.ABC):
         if memory.size(self._batch_axis) != cache.batch:
             raise ValueError(f"memory must have the cache's batch {cache.batch}, got shape {list(memory.shape)}")
         self._own(cache)
-        _, k, v = self._project_all(memory)
+        keys_and_values = slice(self.n_head * self.d_head, None)
+        k, v = self._split(*project_parts(self.qkv, 1 - self._batch_axis, (memory, keys_and_values)))
         for first in range(0, k.size(2), cache.max_segment):
             part = slice(first, first + cache.max_segment)
             cache.append(k[:, :, part], v[:, :, part])
@@ -398,23 +399,18 @@ class SegmentAttention(nn.Module, abc.ABC):
             )
         cache.owner = self._identity
 
-    def _project_all(self, x: Tensor) -> tuple[Tensor, ...]:
-        """q, k and v [B, H, L, D] of hidden states."""
-        return tuple(self._heads(part) for part in project(self.qkv, x).split(self.n_head * self.d_head, -1))
+    def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
+        """Parts [B, H, L, D] of what `qkv` gives: q, k and v, or k and v alone."""
+        return tuple(self._heads(part) for part in projected.split(self.n_head * self.d_head, -1))
 
     def _project(self, x: Tensor, memory: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor] | None]:
         """(q, k, v) of a segment, and (k_mem, v_mem) of its memory or None."""
         if memory is None:
-            return self._project_all(x), None
-        weight, width = plain_weight(self.qkv), self.n_head * self.d_head
-        if weight is not None:
-            k_mem, v_mem = linear(memory, weight[width:]).split(width, -1)
-            return self._project_all(x), (self._heads(k_mem), self._heads(v_mem))
-        # One call, which is what hooks, adapters, offload and FSDP expect of a module in a forward.
-        both = self._project_all(torch.cat([memory, x], 1 - self._batch_axis))
-        memory_len = both[0].size(2) - x.size(1 - self._batch_axis)
-        _, k_mem, v_mem = (part[:, :, :memory_len] for part in both)
-        return tuple(part[:, :, memory_len:] for part in both), (k_mem, v_mem)
+            return self._split(project(self.qkv, x)), None
+        keys_and_values = slice(self.n_head * self.d_head, None)
+        of_memory, of_x = project_parts(self.qkv, 1 - self._batch_axis, (memory, keys_and_values), (x, ALL))
+        k_mem, v_mem = self._split(of_memory)
+        return self._split(of_x), (k_mem, v_mem)
 
     def _without_unseen(self, memory: Tensor, x: Tensor, start: Tensor | None, end: Tensor | None) -> Tensor:
         """The memory with zeros where no query sees it: its keys' gradients are zero, but the

@@ -22,8 +22,9 @@ from txl_kernels.operators import is_plain, ordinary
 _LEAST = 2**22  # multiply-adds of a call: below, oneDNN's own overhead is what counts
 _FASTER = 1.4  # far from what is met: 2 on a Zen 5; where MKL is at home there is little to gain
 _ROUNDS = 8
+ALL = slice(None)  # outputs of a layer
 _PLAIN = (nn.Parameter, Tensor, FakeTensor)
-_MOST_SHAPES = 64  # oneDNN keeps 0.5 to 2.5 MiB for each number of rows of each weight, as long as the process lives
+_MAX_SHAPES = 64  # oneDNN keeps 0.5 to 2.5 MiB for each number of rows of each weight, as long as the process lives
 _shapes: set[tuple[int, int, int, bool]] = set()  # rows, in, out and whether there is a bias, that are oneDNN's
 
 
@@ -77,8 +78,8 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _is_kept(shape: tuple[int, int, int, bool]) -> bool:
-    """Whether oneDNN has prepared a shape of `_shapes`, or may: the first _MOST_SHAPES."""
-    if shape not in _shapes and len(_shapes) < _MOST_SHAPES:
+    """Whether oneDNN has prepared a shape of `_shapes`, or may: the first _MAX_SHAPES."""
+    if shape not in _shapes and len(_shapes) < _MAX_SHAPES:
         _shapes.add(shape)
     return shape in _shapes
 
@@ -125,3 +126,23 @@ def project(module: nn.Module, x: Tensor) -> Tensor:
         projected: Tensor = module(x)
         return projected
     return linear(x, module.weight, module.bias)  # type: ignore[arg-type]
+
+
+def project_parts(module: nn.Module, axis: int, *parts: tuple[Tensor, slice]) -> list[Tensor]:
+    """Outputs of one linear layer for several inputs [.., in]: for each those that its slice names.
+
+    By rows of the weight where that is the same as calling the layer. Else the layer is called
+    once, with the inputs one behind the other along an axis, which is what hooks, adapters, offload
+    and FSDP expect of a module in a forward.
+    """
+    weight = plain_weight(module)
+    if weight is None:
+        inputs = [x for x, _ in parts]
+        together = module(torch.cat(inputs, axis) if len(inputs) > 1 else inputs[0])
+        outputs = together.split([x.size(axis) for x in inputs], axis)
+        return [y[..., rows] for y, (_, rows) in zip(outputs, parts, strict=True)]
+    bias: Any = module.bias
+    return [
+        project(module, x) if rows == ALL else linear(x, weight[rows], None if bias is None else bias[rows])
+        for x, rows in parts
+    ]

@@ -11,7 +11,7 @@ from txl.errors import TxlError
 from txl.model.config import ModelConfig
 from txl_kernels import RelAttention
 from txl_kernels.layer import SegmentAttention
-from txl_kernels.linear import linear, plain_weight, project
+from txl_kernels.linear import ALL, project, project_parts
 
 Biases = tuple[nn.Parameter, nn.Parameter]  # u and v of the paper, shared by all layers
 
@@ -131,22 +131,19 @@ class AbsoluteAttention(nn.Module):
         queries: [B, L, d_model], what q is projected from; None for x.
         """
         width = self.n_head * self.d_head
-        inputs = [t for t in (memory, x, queries) if t is not None]
-        weight = plain_weight(self.qkv) if len(inputs) > 1 else None
-        if weight is not None:
-            q, k, v = project(self.qkv, x).split(width, -1)
-            if queries is not None:
-                q = linear(queries, weight[:width])
-            if memory is not None:
-                k_mem, v_mem = linear(memory, weight[width:]).split(width, -1)
-                k, v = torch.cat([k_mem, k], 1), torch.cat([v_mem, v], 1)
-        else:  # one call, see `SegmentAttention`
-            together = inputs[0] if len(inputs) == 1 else torch.cat(inputs, 1)
-            q, k, v = project(self.qkv, together).split(width, -1)
-            keys = x.size(1) + (0 if memory is None else memory.size(1))
-            q, k, v = q[:, -x.size(1) :], k[:, :keys], v[:, :keys]
-        parts = q, k, v
-        q, k, v = (part.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2) for part in parts)
+        parts = [(x, ALL)]
+        if memory is not None:
+            parts.append((memory, slice(width, None)))
+        if queries is not None:
+            parts.append((queries, slice(None, width)))
+        projected, *others = project_parts(self.qkv, 1, *parts)
+        q, k, v = projected.split(width, -1)
+        if memory is not None:
+            k_mem, v_mem = others[0].split(width, -1)
+            k, v = torch.cat([k_mem, k], 1), torch.cat([v_mem, v], 1)
+        if queries is not None:
+            q = others[-1]
+        q, k, v = (part.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2) for part in (q, k, v))
         return project(self.out, self.attend(q, k, v).transpose(1, 2).flatten(-2))
 
 

@@ -25,7 +25,7 @@ LARGEST_BYTES = 2_000_000_000  # of what is decompressed, or comes from a pipe, 
 PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 8192
 _HEADER_BYTES = 1 << 20  # of a file in a .tar.gz, its name and attributes
-MOST_FILES = 100_000  # of an archive
+MAX_FILES = 100_000  # of an archive
 _OPENERS: dict[str, Any] = {"bzip2": bz2.open, "gzip": gzip.open, "xz": lzma.open}
 _MAGIC = {
     "bzip2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)",
@@ -244,10 +244,10 @@ def _members(file: IO[bytes], path: Path, form: str | None, progress: _Progress)
 
 
 def _names(file: IO[bytes], path: Path, form: str, progress: _Progress) -> list[str]:
-    """Names of the files in an archive; TxlError if they are more than MOST_FILES."""
-    found = [name for name, _ in islice(_members(file, path, form, progress), MOST_FILES + 1)]
-    if len(found) > MOST_FILES:
-        raise TxlError(f"{path}: is an archive of more than {MOST_FILES:,} files; unpack it first")
+    """Names of the files in an archive; TxlError if they are more than MAX_FILES."""
+    found = [name for name, _ in islice(_members(file, path, form, progress), MAX_FILES + 1)]
+    if len(found) > MAX_FILES:
+        raise TxlError(f"{path}: is an archive of more than {MAX_FILES:,} files; unpack it first")
     return found
 
 

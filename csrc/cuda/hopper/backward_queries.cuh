@@ -45,7 +45,7 @@ TXL_DEVICE void clear_keys_and_distances(const QueryBlock<S>& block) {
 constexpr float LOG2_LN2 = -0.5287663729448977f;
 // Of |lse|, in base 2: its rounding changes weights by 1% here, as much as that of bfloat16; gradients of what is
 // larger are NaN rather than wrong.
-constexpr float MOST_LSE = 65536;
+constexpr float MAX_LSE = 65536;
 
 // One warpgroup's queries.
 template <class S>
@@ -145,7 +145,7 @@ class QueriesGroup {
       // Weights of a query that sees nothing are 0; out and lse are not to be trusted there.
       const bool none = low(h) >= high(h) || lse == -INFINITY;
       delta_[h] = none ? 0.f : delta[h] - (p_.dlse ? p_.dlse[at] : 0.f);
-      const float base = none ? INFINITY : lse > MOST_LSE || lse < -MOST_LSE ? NAN : lse;
+      const float base = none ? INFINITY : lse > MAX_LSE || lse < -MAX_LSE ? NAN : lse;
       base_[h] = base - LOG2_LN2;
       if (thread() % 4 == 0 && block_.part == 0) p_.stats[block_.bh() * p_.rows + i] = {base, delta_[h]};
     }

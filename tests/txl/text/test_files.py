@@ -428,7 +428,7 @@ def test_long_names_are_read(tmp_path: Path) -> None:
 
 
 def test_files_of_an_archive_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_FILES", 2)
+    monkeypatch.setattr(files, "MAX_FILES", 2)
     for kind, content in ARCHIVES.items():
         with pytest.raises(TxlError, match="is an archive of more than 2 files; unpack it first"):
             files.look(written(tmp_path / kind, content))

@@ -124,7 +124,7 @@ def test_a_bounded_number_of_shapes_is_onednns(products: list[torch.Size]) -> No
     with torch.inference_mode():
         for rows in [*range(40, 240), 40]:
             torch.testing.assert_close(linear(torch.ones(rows, 300), weight), weight.sum(1).expand(rows, 500))
-    assert products == [(rows, 300) for rows in [*range(40, 40 + module._MOST_SHAPES), 40]]
+    assert products == [(rows, 300) for rows in [*range(40, 40 + module._MAX_SHAPES), 40]]
 
 
 @onednn

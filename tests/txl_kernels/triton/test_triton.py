@@ -300,11 +300,9 @@ def test_the_unit_of_strides() -> None:
 def test_narrow_tiles_on_hopper_before_triton_3_8(monkeypatch: pytest.MonkeyPatch) -> None:
     from txl_kernels.backends.triton import plan
 
-    device = torch.device("cuda")
     for capability, version, columns in (((9, 0), (3, 7), 64), ((9, 0), (3, 8), 16), ((8, 0), (3, 6), 16)):
-        monkeypatch.setattr(plan, "capability", lambda _, found=capability: found)
         monkeypatch.setattr(plan, "TRITON_VERSION", version)
-        assert [plan.padded(width, device) for width in (8, 32, 64, 80)] == [columns, max(32, columns), 64, 128]
+        assert [plan.padded(width, capability) for width in (8, 32, 64, 80)] == [columns, max(32, columns), 64, 128]
 
 
 @ON_TRITON

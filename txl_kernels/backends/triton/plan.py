@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 import triton
 
-from txl_kernels.backends.triton import config
+from txl_kernels.backends.triton import config, numbers_of
 from txl_kernels.backends.triton.config import interpreted
 from txl_kernels.backends.triton.launch import ALIGNMENT, Form, Operand, Tile
 from txl_kernels.call import Call, drop_threshold, is_bounded
@@ -38,7 +38,7 @@ def forget() -> None:
         cached.cache_clear()
 
 
-TRITON_VERSION = tuple(int(x) for x in triton.__version__.split(".")[:2])
+TRITON_VERSION = numbers_of(triton.__version__)
 
 
 @functools.cache
@@ -143,7 +143,9 @@ class Plan(NamedTuple):
         if not tma:
             return x
         shape = x.form.shape
-        return Tile(x.rows(first, shape[-2]), (*(1,) * (len(shape) - 2), block, padded(shape[-1], self.device)))
+        return Tile(
+            x.rows(first, shape[-2]), (*(1,) * (len(shape) - 2), block, padded(shape[-1], capability(self.device)))
+        )
 
     def sources(self, block: int, left_out: str) -> dict[str, Any]:
         """k, v, the memory and r as the kernels that walk keys take them.
@@ -162,13 +164,13 @@ class Plan(NamedTuple):
         }
 
 
-def padded(width: int, device: torch.device) -> int:
+def padded(width: int, capability: config.Capability) -> int:
     """Columns of a tile of rows of this width: a power of two, at least 16.
 
     At least 64 on sm_90 with Triton before 3.8, where kernels of narrower tiles are reported to
     access memory illegally (triton-lang/triton#10573, #10486, #11366).
     """
-    least = 64 if capability(device) == (9, 0) and TRITON_VERSION < (3, 8) else 16
+    least = 64 if capability == (9, 0) and TRITON_VERSION < (3, 8) else 16
     return max(least, 1 << (width - 1).bit_length())
 
 
@@ -199,7 +201,7 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     past_row = max(min(call.zero_row + min(back, keys - 1) + 1, rows), first_row)
     r, r_bias = (None if x is None else x.rows(first_row, past_row) for x in (call.r, call.r_bias))
     loaded = [x.form for x in (call.k, call.v, k_mem, v_mem, r) if x is not None]
-    block_d, block_dv = padded(width, device), padded(value_width, device)
+    block_d, block_dv = (padded(x, capability(device)) for x in (width, value_width))
     constants = {
         "D": width,
         "BLOCK_D": block_d,
