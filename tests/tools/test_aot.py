@@ -78,6 +78,13 @@ def test_rows_far_apart_compile(aot: Any, far: set[str]) -> None:
     assert aot.compile_variant(variant, variant.config(), far).asm["cubin"]
 
 
+# Bytes by Triton's version: kernels by descriptors, others, backward_queries with atomics (which
+# forms the sums of large scores anew), and with bounds or r_bias beside.
+SPILLS = {
+    "3.6": (0, 128, 704, 1024), "3.7": (0, 128, 704, 1024), "3.8": (20, 136, 1152, 1600), "3.9": (0, 128, 512, 1024),
+}  # fmt: skip
+
+
 def test_spills_at_width_64(aot: Any) -> None:
     """What the table promises of bf16 on sm_80 and sm_90: without options no spill by descriptors
     but for 20 bytes of 3.8, a few registers elsewhere, more with atomics, and nothing serialised
@@ -86,16 +93,16 @@ def test_spills_at_width_64(aot: Any) -> None:
     import json
 
     table = json.loads((ROOT / "tools" / "aot_table.json").read_text())
-    assert {"3.6", "3.8", "3.9"} <= set(table)
+    assert {"3.6", "3.7", "3.8", "3.9"} == set(table)
     for version, entries in table.items():
         promised = {n: x for n, x in entries.items() if "D64" in n and "bf16" in n and ("sm_80" in n or "sm_90" in n)}
         promised = {n: x for n, x in promised.items() if "values" not in n}  # of the wider one's tiles
-        assert len(promised) >= 15
+        assert len(promised) >= 20
         for name, x in promised.items():
-            most = (20 if version == "3.8" else 0) if name.endswith("sm_90 bf16 D64 tma") else 128
+            by_descriptors, others, with_atomics, with_more = SPILLS[version]
+            most = by_descriptors if name.endswith("sm_90 bf16 D64 tma") else others
             if "atomics" in name:
-                # backward_queries, which forms the sums of large scores anew.
-                most = 1024 if "bounds" in name or "r_bias" in name else {"3.6": 704, "3.8": 1152, "3.9": 512}[version]
+                most = with_more if "bounds" in name or "r_bias" in name else with_atomics
             assert x["spill"] <= most, (version, name)
             alone = name.endswith("tma r_bias") and name.startswith(("forward", "backward_keys"))
             alone |= version == "3.9" and name.startswith("backward_queries sm_90 bf16 D64 tma")
