@@ -234,6 +234,7 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     )  # fmt: skip
 
 
+TABLE = ("head", "row")  # the axes of r and `r_bias`
 _AXES = {4: ("batch", "head", "row"), 3: ("head", "row"), 2: ("head",)}
 
 
@@ -267,13 +268,12 @@ def bounds(plan: Plan) -> dict[str, Any]:
 
 def shared(plan: Plan) -> dict[str, Any]:
     """What all kernels of forward and backward take, but for k, v, r and the memory themselves."""
-    table = ("head", "row")
     return {
         "H": plan.H, "L": plan.L, "M": plan.M, "T": plan.T, "zero_row": plan.zero_row, "back": plan.back,
         "ahead": plan.ahead, "SEED": plan.call.seed, "scale_log2": plan.scale_log2, "drop_below": plan.drop_below,
         "to_cap": plan.to_cap, "keep_scale": plan.keep_scale, "R_BIAS": plan.r_bias, **bounds(plan),
         **strides("k", plan.call.k), **strides("v", plan.call.v), **strides("km", plan.k_mem),
-        **strides("vm", plan.v_mem), **strides("r", plan.r, table), **strides("rb", plan.r_bias, table),
+        **strides("vm", plan.v_mem), **strides("r", plan.r, TABLE), **strides("rb", plan.r_bias, TABLE),
         **plan.constants,
     }  # fmt: skip
 
