@@ -13,8 +13,8 @@ from torch import Tensor
 
 from txl_kernels.backends.reference import softmax
 from txl_kernels.call import Call, changed, memory_len_of, table_len_of
-from txl_kernels.checks import ZERO_ROW, broadcast_bound, check_integer, check_seed
-from txl_kernels.seed import new_seed
+from txl_kernels.checks import ZERO_ROW, check_integer, check_seed, check_tensors, with_bounds
+from txl_kernels.seed import seeded
 
 Chunk = tuple[int, int | None] | None
 Attend = Callable[[Call], tuple[Tensor, Tensor]]
@@ -29,7 +29,7 @@ def attend(
     Raises:
         TypeError, ValueError: an argument, by name.
     """
-    _check(call)
+    check_tensors(call, special=True)
     check_seed(call.seed, call.q)
     _check_prefix(call, prefix)
     call = without_chunk(call, chunk)
@@ -90,83 +90,36 @@ def _of_text(bound: Tensor | None, b: int) -> Tensor | None:
     return bound if bound is None or bound.size(0) == 1 else bound[b : b + 1]
 
 
-def is_special(q: Tensor, r: object, r_bias: object) -> bool:
-    """Whether tables' shapes alone ask for more than a plain call: shared by the heads, or r for
-    each text. What else is wrong with them the plain call refuses."""
-    if q.dim() != 4:
+def is_special(call: Call, chunk: Any, prefix: Any, r_descending: Any, clamp: Any) -> bool:
+    """Whether a call asks for more than the kernels know: by a setting, which may be wrong, or by a
+    table that heads share or that each batch row has of its own. What else is wrong with tables the
+    plain call refuses."""
+    if r_descending is not False or clamp is not False or chunk is not None or type(prefix) is not int or prefix != 0:
+        return True
+    if call.q.dim() != 4:
         return False
-    tables = [x for x in (r, r_bias) if isinstance(x, Tensor) and not x.is_nested]
-    return any(x.dim() == 4 or (x.dim() in (2, 3) and x.size(0) == 1 != q.size(1)) for x in tables)
-
-
-def _check(call: Call) -> None:
-    """What this package relies on; all else is checked in the plain calls.
-
-    Raises:
-        TypeError, ValueError: an argument, by name.
-    """
-    tensors: dict[str, Any] = {"k": call.k, "v": call.v, "r": call.r}
-    optional = {"k_mem": call.k_mem, "v_mem": call.v_mem, "r_bias": call.r_bias}
-    tensors.update({name: x for name, x in optional.items() if x is not None})
-    if call.r is None and call.r_bias is not None:
-        del tensors["r"]
-    for name, x in tensors.items():
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-    tensors["q"] = call.q
-    for name, x in tensors.items():
-        if x.layout != torch.strided or x.is_nested or x.is_quantized:
-            kind = "nested" if x.is_nested else "quantized" if x.is_quantized else f"of layout {x.layout}"
-            raise TypeError(f"{name} must be a dense (strided) tensor, got one that is {kind}")
-        if x.device != call.q.device:
-            raise ValueError(f"{name} must be on q's device {call.q.device}, got {x.device}")
-    for name, x in tensors.items():
-        if name not in ("r", "r_bias") and (x.dim() != 4 or x.size(3) == 0):
-            shape = "[B, H, M, D]" if name.endswith("mem") else "[B, H, L, D]"
-            raise ValueError(f"{name} must be {shape} with D >= 1, got shape {list(x.shape)}")
-    batch, heads, length, width = call.q.shape
-    if call.v.shape[:3] != call.q.shape[:3]:
-        raise ValueError(
-            f"v must be [B, H, L, any] = [{batch}, {heads}, {length}, any], got shape {list(call.v.shape)}"
-        )
-    _check_tables(call)
-    for name, bias in (("content_bias", call.content_bias), ("position_bias", call.position_bias)):
-        if not isinstance(bias, Tensor) or bias.shape != (heads, width):
-            got = f"shape {list(bias.shape)}" if isinstance(bias, Tensor) else type(bias).__name__
-            raise ValueError(f"{name} must be None or [H, D] = [{heads}, {width}], got {got}")
-
-
-def _check_tables(call: Call) -> None:
-    batch, heads, _, width = call.q.shape
-    if call.r is not None:
-        table = call.r.shape
-        sizes = (batch, heads)[-max(len(table) - 2, 0) :]
+    heads = call.q.size(1)
+    for x in (call.r, call.r_bias):
         if (
-            len(table) not in (3, 4)
-            or table[-1] != width
-            or any(n not in (1, m) for n, m in zip(table[:-2], sizes, strict=True))
+            isinstance(x, Tensor)
+            and not x.is_nested
+            and (x.dim() == 4 or (x.dim() in (2, 3) and x.size(0) == 1 != heads))
         ):
-            raise ValueError(
-                f"r must be [H, T, D] = [{heads}, T, {width}], [1, T, {width}] or [{batch}, {heads}, T, {width}], got "
-                f"shape {list(table)}"
-            )
-    if call.r_bias is None:
-        return
-    rows = call.r.size(-2) if call.r is not None else "T"
-    numbers = list(call.r_bias.shape)
-    if len(numbers) != 2 or numbers[0] not in (1, heads) or (call.r is not None and numbers[1] != rows):
-        raise ValueError(f"r_bias must be [H, T] = [{heads}, {rows}] or [1, {rows}], got shape {numbers}")
+            return True
+    return False
 
 
 # Chunked streaming encoders: a query sees its own chunk and some before it.
 
 
-def check_chunk(chunk: Any, causal: Any) -> tuple[int, int | None]:
-    """The (size, left) that `chunk` is.
+def check_chunk(chunk: Any, causal: Any) -> Chunk:
+    """The (size, left) that `chunk` is; None for None.
 
     Raises:
         TypeError, ValueError: chunk is something else, or the attention causal.
     """
+    if chunk is None:
+        return None
     if not isinstance(chunk, (tuple, list)) or len(chunk) != 2:
         raise TypeError(f"chunk must be None or a pair (size, left), got {chunk!r}")
     size, left = chunk
@@ -184,8 +137,8 @@ def without_chunk(call: Call, chunk: Chunk) -> Call:
     Raises:
         TypeError, ValueError: `start` or `end`.
     """
-    given_start, given_end = broadcast_bound("start", call.start, call.q), broadcast_bound("end", call.end, call.q)
-    call = changed(call, start=given_start, end=given_end)
+    call = with_bounds(call)
+    given_start, given_end = call.start, call.end
     if chunk is None:
         return call
     size, left = chunk
@@ -275,8 +228,8 @@ def _check_prefix(call: Call, prefix: Any) -> None:
 def _with_prefix(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
     """(out, lse). One call where every interval begins at key 0, as a causal one does."""
     low, high, valid = _interval(call)
-    if call.dropout_p and call.seed is None:
-        call = changed(call, seed=new_seed(call.q.device))  # one for both calls
+    if call.dropout_p:
+        call = seeded(call)  # one for both calls
     call = changed(call, ahead=None, window=None)
     if low is None:
         return plain(changed(call, start=None, end=torch.where(valid, high.clamp(min=prefix), high)))

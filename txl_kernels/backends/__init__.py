@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from txl_kernels.backends import cpu, cuda, reference, self_check, triton
-from txl_kernels.backends.protocol import Backend, Kernels, Plans
+from txl_kernels.backends.protocol import Backend, Kernels, Prepared
 from txl_kernels.call import Call, inputs_of, needs_gradients
 
 # Fastest first.
@@ -45,13 +45,37 @@ def check_name(backend: str | None) -> None:
         raise ValueError(f"backend must be None or one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
-def choose(backend: str | None, call: Call) -> str:
-    """The name of the backend for a call; both have been checked.
+def choose(backend: str | None, call: Call, prepared: Prepared | None = None) -> str:
+    """The name of the backend for a checked call.
+
+    prepared: keeps the choice for calls of the same signature: on a CPU for all of them, elsewhere
+    for those that agree on whether gradients are wanted and whether tensors begin where 16 bytes
+    can be read.
 
     Raises:
+        TypeError, ValueError: backend is neither None nor a name.
         RuntimeError: it cannot run on this device, dtype or head width, does not take this call, or
             failed at the first call of this kind, with the reason.
     """
+    check_name(backend)
+    if prepared is None:
+        return _choose(backend, call)
+    name = prepared.always.get(backend)
+    if name is not None:
+        return name
+    aligned = all(x is None or x.data_ptr() % ALIGNMENT == 0 for x in inputs_of(call))
+    key = (backend, needs_gradients(call), aligned)
+    name = prepared.chosen.get(key)
+    if name is None:
+        name = _choose(backend, call)
+        if name == cpu.NAME:
+            prepared.always[backend] = name
+        elif name not in KERNELS or self_check.is_settled(self_check.kind_of(name, call)):
+            prepared.chosen[key] = name
+    return name
+
+
+def _choose(backend: str | None, call: Call) -> str:
     if backend is None:
         return _first_that_runs(call.q.device, call.q.dtype, call.q.shape[-1], call)
     chosen = BACKENDS[backend]
@@ -60,27 +84,6 @@ def choose(backend: str | None, call: Call) -> str:
     if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run: {reason}")
     return backend
-
-
-def choose_once(backend: str | None, call: Call, plans: Plans | None) -> str:
-    """`choose`, remembered by what else decides among calls of one signature, whose plans these
-    are: nothing for the CPU's kernels; for others whether gradients are wanted, and whether tensors
-    begin where 16 bytes can be read."""
-    if plans is None:
-        return choose(backend, call)
-    name: str | None = plans.get(("chosen", backend))
-    if name is not None:
-        return name
-    aligned = all(x is None or x.data_ptr() % ALIGNMENT == 0 for x in inputs_of(call))
-    key = ("chosen", backend, needs_gradients(call), aligned)
-    name = plans.get(key)
-    if name is None:
-        name = choose(backend, call)
-        if name == cpu.NAME:
-            plans["chosen", backend] = name
-        elif name not in KERNELS or self_check.is_settled(self_check.kind_of(name, call)):
-            plans[key] = name
-    return name
 
 
 def choose_unasked(

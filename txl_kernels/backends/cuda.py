@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends import native_modules
-from txl_kernels.backends.protocol import HeadWidths, Plans, gpu_lacks, unsupported
+from txl_kernels.backends.protocol import HeadWidths, Prepared, gpu_lacks, unsupported
 from txl_kernels.call import (
     ALL,
     INPUTS,
@@ -146,7 +146,7 @@ def _address(x: Tensor) -> int:
         return 0
 
 
-def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked
     call."""
     q = call.q
@@ -155,12 +155,12 @@ def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tu
     if q.numel() == 0:
         return out, lse
     with _on(q.device):
-        plan = None if plans is None else plans.get(NAME)
+        plan = None if prepared is None else prepared.plans.get(NAME)
         if plan is None:
             plan = make_plan(call, out, _multiprocessors(q.device))
-            if plans is not None:
+            if prepared is not None:
                 plan.load()
-                plans[NAME] = plan
+                prepared.plans[NAME] = plan
         workspace = q.new_empty(plan.workspace, dtype=torch.float32)
         plan.forward(call, out, lse, workspace.data_ptr(), _stream(q.device))
     return out, lse
@@ -173,7 +173,7 @@ def backward(
     dout: Tensor,
     dlse: Tensor | None,
     wanted: Wanted = ALL,
-    plans: Plans | None = None,
+    prepared: Prepared | None = None,
 ) -> tuple[Tensor, ...]:
     """Gradients of the call's inputs, in their order; empty where there is no input or none is
     wanted.
@@ -185,15 +185,15 @@ def backward(
     if call.q.numel() == 0:
         return tuple(x.zero_() for x in gradients)
     with _on(call.q.device):
-        plan = None if plans is None else plans.get(_LONG)
+        plan = None if prepared is None else prepared.plans.get(_LONG)
         if plan is None:
             reason = hopper_refuses(call)  # a raw operator's forward cannot know of gradients
             if reason is not None:
                 raise RuntimeError(f"backend={NAME!r} cannot compute gradients: {reason}; backend='triton' can")
             plan = long_plan(call, out, _multiprocessors(call.q.device))
-            if plans is not None:
+            if prepared is not None:
                 plan.load()
-                plans[_LONG] = plan
+                prepared.plans[_LONG] = plan
         slots, tables = 0, 1
         if torch.are_deterministic_algorithms_enabled():
             slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MOST_TABLES)

@@ -3,6 +3,7 @@
 Modules implement it: their functions are its methods, their constants its attributes.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -12,9 +13,25 @@ from torch import Tensor
 
 from txl_kernels.call import ALL, Call, Wanted
 
-# What a backend may keep between calls of one signature (shapes, strides, dtypes, settings), by any
-# key.
-Plans = dict[Any, Any]
+
+@dataclasses.dataclass(slots=True)
+class Prepared:
+    """What is kept between calls of one signature: the same shapes, strides, dtypes and settings.
+
+    Attributes:
+        always: the backend that runs every such call, by what was asked for (None or a name).
+        chosen: the backend by (asked for, gradients wanted, tensors begin where 16 bytes can be
+            read), where that decides.
+        checked: (backend, gradients) of calls of the operators that were checked.
+        plans: of the C++ and CUDA modules, by kernels: the call without its pointers.
+        as_given: of a backward: kernels read dout and dlse as they come.
+    """
+
+    always: dict[str | None, str] = dataclasses.field(default_factory=dict)
+    chosen: dict[tuple[str | None, bool, bool], str] = dataclasses.field(default_factory=dict)
+    checked: set[tuple[str, bool]] = dataclasses.field(default_factory=set)
+    plans: dict[str, Any] = dataclasses.field(default_factory=dict)
+    as_given: bool = False
 
 
 class HeadWidths(NamedTuple):
@@ -51,7 +68,9 @@ class Backend(Protocol):
     def refuses(self, call: Call) -> str | None:
         """Why it does not take this call of tensors that it could take; None if it does."""
 
-    def forward(self, call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, call: Call, prepared: Prepared | None = None, need_lse: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         """(out [B, H, L, D of v] in q's dtype, lse [B, H, L]) of a checked call; lse may be None
         where nobody needs it."""
 
@@ -68,7 +87,7 @@ class Kernels(Backend, Protocol):
         dout: Tensor,
         dlse: Tensor | None,
         wanted: Wanted = ALL,
-        plans: Plans | None = None,
+        prepared: Prepared | None = None,
     ) -> Sequence[Tensor | None]:
         """Gradients of the call's inputs, in their order; None or empty where there is no input or
         none is wanted."""

@@ -6,7 +6,7 @@ It builds the L x S scores in memory; float16 and bfloat16 are computed in float
 import torch
 from torch import Tensor
 
-from txl_kernels.backends.protocol import HeadWidths, Plans, can_autocast
+from txl_kernels.backends.protocol import HeadWidths, Prepared, can_autocast
 from txl_kernels.call import Call, intervals, keep_mask, keep_scale, memory_len_of, table_len_of
 
 NAME = "reference"
@@ -25,7 +25,7 @@ def refuses(call: Call) -> str | None:
     return None
 
 
-def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
+def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
     """(out [B, H, L, D of v] in q's dtype, lse [B, H, L] in float32 or float64).
 
     Paper, section 3.3.

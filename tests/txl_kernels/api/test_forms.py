@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "memory of v's old width": (
         {"v": torch.zeros(2, 2, 6, 4)}, ValueError, r"v_mem must be .* of v's width, got shape \[2, 2, 5, 8\]"),
     "bias of another width": (
-        {"content_bias": torch.zeros(2, 4), "prefix": 1}, ValueError, r"content_bias must be None or \[H, D\] = \[2, 8\]"),
+        {"content_bias": torch.zeros(2, 4), "prefix": 1}, ValueError, r"content_bias must be \[H, D\] = \[2, 8\]"),
     "no tensor": ({"k": None, "prefix": 1}, TypeError, r"k must be a torch.Tensor, got NoneType"),
     "distance beyond the table": (
         {"r_descending": True, "zero_row": 3}, ValueError, r"distances 0 to 10 are visible: r needs"),

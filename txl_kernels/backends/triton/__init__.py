@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.backends.protocol import HeadWidths, Plans, gpu_lacks, unsupported
+from txl_kernels.backends.protocol import HeadWidths, Prepared, gpu_lacks, unsupported
 from txl_kernels.backends.triton.config import interpreted as interpreted
 from txl_kernels.backends.triton.config import why_not_capability
 from txl_kernels.call import ALL, Call, Wanted
@@ -106,10 +106,10 @@ def _passes() -> Any:
     return importlib.import_module("txl_kernels.backends.triton.passes")
 
 
-def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
+def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
     """(out [B, H, L, D], lse float32 [B, H, L]). out has q's strides where q is dense.
 
-    plans and need_lse: not used.
+    prepared and need_lse: not used.
     """
     result: tuple[Tensor, Tensor] = _passes().forward(call)
     return result
@@ -122,7 +122,7 @@ def backward(
     dout: Tensor,
     dlse: Tensor | None,
     wanted: Wanted = ALL,
-    plans: Plans | None = None,
+    prepared: Prepared | None = None,
 ) -> tuple[Tensor, ...]:
     """Gradients of the call's inputs, in their order; empty where there is no input or none is
     wanted. All are computed."""
