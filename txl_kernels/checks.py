@@ -23,10 +23,9 @@ from txl_kernels.call import (
 KeyValuePair = tuple[Tensor, Tensor]
 Window = int | tuple[int | None, int | None] | None
 _WIDEST = 2**31  # wider than any distance
-_SIDE = "None or an integer >= 0"
+SIDE = "None or an integer >= 0"
 ZERO_ROW = "an integer from 0 to 2**31 - 1 (the row of r that holds distance 0)"
 FLOAT32_RANGE = 3.4028235e38
-AHEAD = "None or an integer >= 0 (keys seen after the query's own)"
 SOFTCAP, CAPS = "0.0 for none, or a number from 1e-30 to 1e30", (1e-30, 1e30)
 WINDOW = "None or an integer >= 1 (keys seen, the query's own included)"
 
@@ -164,11 +163,10 @@ def _check_last_axis(given: dict[str, Tensor]) -> None:
 
 
 def check_settings(call: Call) -> None:
-    """Checks `ahead`, `window`, `zero_row`, `scale`, `dropout_p`, `softcap`."""
-    if call.ahead is not None:
-        check_integer("ahead", call.ahead, 0, AHEAD)
-    if call.window is not None:
-        check_integer("window", call.window, 1, WINDOW)
+    """Checks `left`, `right`, `zero_row`, `scale`, `dropout_p`, `softcap`."""
+    for name, side in (("left", call.left), ("right", call.right)):
+        if side is not None:
+            check_integer(name, side, 0, SIDE)
     if isinstance(call.zero_row, Tensor) and torch.jit.is_tracing():
         raise TypeError(
             "zero_row must not depend on a length under torch.jit.trace, whose graph would hold this call's length for "
@@ -219,21 +217,20 @@ def check_seed(seed: Any, q: Tensor, name: str = "dropout_seed") -> None:
 
 
 def span(causal: Any, window: Any) -> tuple[int | None, int | None]:
-    """(ahead, window) of a `Call`: keys after a query's own, None for all; keys up to and including
-    its own, None for all.
+    """(left, right) of a `Call`: keys before and after a query's own, each None for all.
 
     Raises:
         TypeError, ValueError: causal or window is something else than `rel_attention` takes.
     """
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {type(causal).__name__}")
-    ahead: int | None = 0 if causal else None
+    right: int | None = 0 if causal else None
     if window is None:
-        return ahead, None
+        return None, right
     if isinstance(window, (tuple, list)):
         return _two_sided(causal, window)
     check_integer("window", window, 1, WINDOW)
-    return ahead, min(window, _WIDEST)
+    return min(window - 1, _WIDEST), right
 
 
 def _two_sided(causal: bool, window: Any) -> tuple[int | None, int | None]:
@@ -242,11 +239,12 @@ def _two_sided(causal: bool, window: Any) -> tuple[int | None, int | None]:
     left, right = window
     for name, side in (("window[0]", left), ("window[1]", right)):
         if side is not None:
-            check_integer(name, side, 0, _SIDE)
-    ahead = 0 if causal else right
-    if ahead is not None and ahead >= _WIDEST:
-        ahead = None
-    return ahead, None if left is None else min(left + 1, _WIDEST)
+            check_integer(name, side, 0, SIDE)
+    if causal:
+        right = 0
+    elif right is not None and right >= _WIDEST:
+        right = None
+    return None if left is None else min(left, _WIDEST), right
 
 
 def with_bounds(call: Call) -> Call:
@@ -316,7 +314,7 @@ def check_bounds(call: Call) -> None:
 
 
 def check_table(call: Call) -> None:
-    """Checks that r reaches as far as `ahead` and `window` alone let a query see; with bounds their
+    """Checks that r reaches as far as `left` and `right` alone let a query see; with bounds their
     values decide.
 
     While compiling lengths are symbols, of which a comparison would make a graph for some lengths:

@@ -194,12 +194,12 @@ def _clamped(call: Call, prefix: int) -> Call:
     rows, length = _rows(call, "clamp"), call.q.size(2)
     keys = memory_len_of(call) + length
     # A prefix is seen at any distance.
-    past = keys - 1 if call.window is None or prefix else min(keys, call.window) - 1
-    future = length - 1 if call.ahead is None or prefix else min(call.ahead, length - 1)
+    past = keys - 1 if call.left is None or prefix else min(keys - 1, call.left)
+    future = length - 1 if call.right is None or prefix else min(call.right, length - 1)
     before, after = max(future - call.zero_row, 0), max(call.zero_row + past + 1 - rows, 0)
     if torch.compiler.is_compiling():  # for all lengths: how many are needed would be asked of each
-        before = length if call.ahead is None or prefix else call.ahead
-        after = keys if call.window is None or prefix else call.window
+        before = length if call.right is None or prefix else call.right
+        after = keys if call.left is None or prefix else call.left + 1
     r = None if call.r is None else _extended(call.r, before, after)
     numbers = None if call.r_bias is None else _extended(call.r_bias.unsqueeze(-1), before, after).squeeze(-1)
     return changed(call, r=r, r_bias=numbers, zero_row=call.zero_row + before)
@@ -230,7 +230,7 @@ def _with_prefix(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor
     low, high, valid = _interval(call)
     if call.dropout_p:
         call = seeded(call)  # one for both calls
-    call = changed(call, ahead=None, window=None)
+    call = changed(call, left=None, right=None)
     if low is None:
         return plain(changed(call, start=None, end=torch.where(valid, high.clamp(min=prefix), high)))
     joined = (low <= prefix) | (low >= high)  # then it is one interval, from key 0 on
@@ -251,8 +251,8 @@ def _interval(call: Call) -> tuple[Tensor | None, Tensor, Tensor]:
     memory_len, length = memory_len_of(call), call.q.size(2)
     keys = memory_len + length
     at = torch.arange(memory_len, keys, device=call.q.device, dtype=torch.int32).unsqueeze(0)
-    high = torch.full_like(at, keys) if call.ahead is None else (at + min(call.ahead, keys) + 1).clamp(max=keys)
-    low = None if call.window is None else (at - min(call.window - 1, keys)).clamp(min=0)
+    high = torch.full_like(at, keys) if call.right is None else (at + min(call.right, keys) + 1).clamp(max=keys)
+    low = None if call.left is None else (at - min(call.left, keys)).clamp(min=0)
     valid = torch.ones_like(at, dtype=torch.bool)
     if call.start is not None:
         valid = valid & (call.start >= 0) & (call.start <= keys)

@@ -153,9 +153,9 @@ def rel_attention(
     k_mem, v_mem = (None, None) if memory is None else memory_pair(memory)
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.shape[-1], 1)) if q.dim() else 1.0
-    ahead, back = span(causal, window)
+    left, right = span(causal, window)
     call = Call(
-        q, k, v, r, content_bias, position_bias, k_mem, v_mem, r_bias, start, end, dropout_seed, ahead, back, zero_row,
+        q, k, v, r, content_bias, position_bias, k_mem, v_mem, r_bias, start, end, dropout_seed, left, right, zero_row,
         scale, dropout_p, softcap,
     )  # fmt: skip
     if forms.is_special(call, chunk, prefix, r_descending, clamp):
@@ -249,7 +249,7 @@ def rel_attention_weights(
         raise ValueError(
             f"q must be a tensor [B, H, L, D], got {list(q.shape) if isinstance(q, Tensor) else type(q).__name__}"
         )
-    ahead, back = span(causal, window)
+    left, right = span(causal, window)
     dtype = autocast_dtype(q.device.type)
     if dtype is not None:
         q, k, r, content_bias, position_bias, k_mem, r_bias = (
@@ -262,7 +262,7 @@ def rel_attention_weights(
     u, w = (zeros if x is None else x for x in (content_bias, position_bias))
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.size(-1), 1))
-    call = Call(q, k, k, r, u, w, k_mem, k_mem, r_bias, start, end, None, ahead, back, zero_row, scale, 0.0, softcap)
+    call = Call(q, k, k, r, u, w, k_mem, k_mem, r_bias, start, end, None, left, right, zero_row, scale, 0.0, softcap)
     call = checks.with_bounds(call)
     checks.check(call)
     if not torch.compiler.is_compiling():

@@ -204,7 +204,7 @@ def as_fields(inputs: dict[str, Any]) -> Call:
     given = {name: x for name, x in inputs.items() if name in Call._fields}
     bounds = {name: None if inputs[name] is None else inputs[name].expand(B, L) for name in ("start", "end")}
     scale = D**-0.5 if inputs["scale"] is None else inputs["scale"]
-    given["ahead"], given["window"] = span(inputs["causal"], inputs["window"])
+    given["left"], given["right"] = span(inputs["causal"], inputs["window"])
     if given["position_bias"] is None:
         given["position_bias"] = inputs["q"].new_zeros(H, D)
     given = {"r_bias": None} | given | bounds | {"scale": scale, "seed": inputs.get("dropout_seed")}

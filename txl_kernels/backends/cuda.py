@@ -91,7 +91,7 @@ def refuses(call: Call) -> str | None:
     if is_long and call.q.size(0) > MOST_TEXTS:
         return f"it takes at most {MOST_TEXTS} batch rows (B), got {call.q.size(0)}; backend='triton' takes any number"
     keys = memory_len_of(call) + call.q.size(2)
-    keys = keys if call.window is None or is_long else min(keys, call.window + call.q.size(2) - 1)
+    keys = keys if call.left is None or is_long else min(keys, call.left + call.q.size(2))
     most, what = (MOST_LONG_KEYS, "M + L") if is_long else (MOST_KEYS, "M + L, or the window")
     if keys > most:
         return f"it takes at most {most} keys ({what}), got {keys}; backend='triton' takes any number"

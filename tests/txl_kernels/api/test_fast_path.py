@@ -144,13 +144,13 @@ def test_every_property_is_part_of_the_signature(change: str) -> None:
 def test_settings_are_part_of_the_signature() -> None:
     call = as_fields(make_inputs(CASE, torch.float32))
     bound = torch.zeros(2, 9, dtype=torch.int32)
-    others = [{"ahead": None}, {"window": 3}, {"zero_row": 1}, {"scale": 0.25}, {"dropout_p": 0.5}, {"start": bound},
+    others = [{"right": None}, {"left": 2}, {"zero_row": 1}, {"scale": 0.25}, {"dropout_p": 0.5}, {"start": bound},
               {"end": bound}, {"k_mem": None, "v_mem": None}]  # fmt: skip
     keys = [operators.signature(call), *(operators.signature(call._replace(**o)) for o in others)]
     assert None not in keys
     assert len(set(keys)) == len(keys)
     assert operators.signature(call._replace(scale=2)) != operators.signature(call._replace(scale=2.0))
-    far = operators.signature(call._replace(window=10**30))
+    far = operators.signature(call._replace(left=10**30))
     assert far is None if cpu.native.module is not None else far not in keys  # C++ has 64 bits
 
 

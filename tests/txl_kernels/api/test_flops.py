@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from txl_kernels import rel_attention
 from txl_kernels.call import Call, intervals
+from txl_kernels.checks import span
 
 CASES: dict[str, tuple[Case, int, int]] = {  # products of width D a visible pair, forward and backward
     "causal with memory": (Case(""), 3, 8),
@@ -25,9 +26,9 @@ def visible(call: dict[str, Any]) -> int:
     """By the reference's intervals."""
     q, memory, window = call["q"], call.get("memory"), call.get("window")
     k_mem = None if memory is None else memory[0]
-    ahead = 0 if call.get("causal", True) else None
+    left, right = span(call.get("causal", True), window)
     unused: Any = (None,) * 2
-    low, high = intervals(Call(q, q, q, None, q, q, k_mem, k_mem, *unused, None, None, ahead, window, 0, 1.0, 0.0, 0.0))
+    low, high = intervals(Call(q, q, q, None, q, q, k_mem, k_mem, *unused, None, None, left, right, 0, 1.0, 0.0, 0.0))
     return int((high - low).clamp(min=0).sum()) * q.size(0) * q.size(1)
 
 

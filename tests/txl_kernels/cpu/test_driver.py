@@ -95,7 +95,7 @@ def input_of(case: Case, x: dict[str, Any], dout: torch.Tensor, dlse: torch.Tens
         x["r"].size(1),
         case.zero_row,
         0 if case.causal else case.S,
-        case.window or 0,
+        case.S if case.window is None else case.window - 1,
     ]
     settings += [x["q"].dtype == torch.bfloat16, 3, drop_threshold(drop) if drop else 0]
     settings += [int(x["dropout_seed"]) if drop else 0, x["start"] is not None, x["end"] is not None]

@@ -82,7 +82,7 @@ def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tupl
     workspace = Workspace(len(forms))
     chosen = plan.tile("decode" if plan.L < config.DECODE_LENGTH else "forward", plan.descriptors)
     programs = triton.cdiv(plan.L, chosen.block_m) * plan.bh
-    keys_seen = min(plan.M + plan.L, plan.back + plan.ahead + chosen.block_m)
+    keys_seen = min(plan.M + plan.L, plan.left + plan.right + 1 + chosen.block_m)
     parts = parts_of_keys(programs, triton.cdiv(keys_seen, chosen.block_n), multiprocessors(device))
     into, into_lse, into_strides = out, lse, strides("out", out)
     if parts > 1:
@@ -195,7 +195,7 @@ class _Backward:
         }
         self._launch(
             reach_kernel, (plan.B * triton.cdiv(max(keys, plan.T), REACH_CELLS),), **reach, **bounds(plan), L=plan.L,
-            M=plan.M, T=plan.T, zero_row=plan.zero_row, back=plan.back, ahead=plan.ahead, CELLS=REACH_CELLS,
+            M=plan.M, T=plan.T, zero_row=plan.zero_row, left=plan.left, right=plan.right, CELLS=REACH_CELLS,
             CHUNK=REACH_CHUNK,
         )  # fmt: skip
         return reach
@@ -214,7 +214,7 @@ class _Backward:
             **strides("q", call.q), **strides("u", call.content_bias), **strides("w", w, ("head",)),
             **strides("out", out), **strides("do", self.dout), **strides("k", call.k), **strides("km", plan.k_mem),
             **strides("r", plan.r, TABLE), **strides("rb", plan.r_bias, TABLE), H=plan.H, L=plan.L, M=plan.M,
-            T=plan.T, zero_row=plan.zero_row, back=plan.back, ahead=plan.ahead, sign=plan.sign,
+            T=plan.T, zero_row=plan.zero_row, left=plan.left, right=plan.right, sign=plan.sign,
             scale_log2=plan.scale_log2, to_cap=plan.to_cap, BLOCK=chosen.block_m, D=plan.D, BLOCK_D=plan.block_d,
             D_V=plan.D_V, BLOCK_DV=plan.block_dv, PRECISION=plan.constants["PRECISION"],
             **plan.addressing(out.form, self.dout.form), num_warps=chosen.warps, num_stages=1,

@@ -159,13 +159,13 @@ def _walk(
     return dq, dq_positions, above, ds_before, d0
 
 
-@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
+@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "left", "right", "drop_below"])
 def backward_queries_kernel(
     QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, KEY_LAST, ROW_LAST, SEED, DOUT, DELTA, TOP, LSE2,
     DQ, DQ_SUM, DR, DB,
     k_batch, k_head, k_row, v_batch, v_head, v_row, km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row,
     rb_head, rb_row, start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row, dq_batch, dq_head, dq_row,
-    H, L, M, T, zero_row, back, ahead, scale, scale_log2, to_cap, drop_below, keep_scale,
+    H, L, M, T, zero_row, left, right, scale, scale_log2, to_cap, drop_below, keep_scale,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
     DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
     APART: tl.constexpr,
@@ -180,7 +180,7 @@ def backward_queries_kernel(
     and [H, T] of zeros, to which dr and the gradient of `r_bias` are added by atomics. With TMA, V,
     V_MEM and R are descriptors, as K and K_MEM are without bounds; see forward.
     """
-    sizes = Sizes(H, L, M, T, zero_row, back, ahead)
+    sizes = Sizes(H, L, M, T, zero_row, left, right)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA, UNIT)
     plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)

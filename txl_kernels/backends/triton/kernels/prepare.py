@@ -67,12 +67,12 @@ def _largest_and_sum(
     return top, total, above
 
 
-@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead"])
+@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "left", "right"])
 def prepare_kernel(
     Q, U, W, OUT, DOUT, LSE, DLSE, QU, QW, DELTA, TOP, LSE2, K, K_MEM, R, R_BIAS, START, END,
     q_batch, q_head, q_row, u_head, w_head, out_batch, out_head, out_row, do_batch, do_head, do_row,
     k_batch, k_head, k_row, km_batch, km_head, km_row, r_head, r_row, rb_head, rb_row, start_batch, start_query,
-    end_batch, end_query, H, L, M, T, zero_row, back, ahead, sign, scale_log2, to_cap,
+    end_batch, end_query, H, L, M, T, zero_row, left, right, sign, scale_log2, to_cap,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
@@ -84,7 +84,7 @@ def prepare_kernel(
     they are the largest score and the log2 of the sum of weights relative to it, formed anew from
     all keys. LSE2 is +inf for a query that sees nothing, so that its probabilities are zero.
     """
-    sizes = Sizes(H, L, M, T, zero_row, back, ahead)
+    sizes = Sizes(H, L, M, T, zero_row, left, right)
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
     values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False, UNIT)
     blocks = tl.cdiv(L, BLOCK)
