@@ -34,7 +34,6 @@ COMMANDS = {
     "attention": ("measure", "attention_command", "What the heads attend to: figures and a page."),
     "generate": ("generate", "generate_command", "Continue a text."),
     "recipes": ("recipes", "recipes_command", "List the paper's models, or show one with its commands."),
-    "sweep": ("sweep", "sweep_command", "Train and score the rows of the paper's Table 6, 7 or 10."),
     "report": ("measure", "report_command", "One page of a run."),
     "average": ("convert", "average_command", "Average the parameters of checkpoints."),
     "import": ("convert", "import_command", "Turn a checkpoint of other code into one of ours."),

@@ -1,4 +1,4 @@
-"""Training as `txl train`, `txl demo` and `txl sweep` show it: its heading, its progress, a Ctrl-C
+"""Training as `txl train` and `txl demo` show it: its heading, its progress, a Ctrl-C
 that loses nothing, and the processes of torchrun."""
 
 import os
