@@ -1,10 +1,11 @@
-"""How pictures are drawn: figures, lines named where they end, bars with their values.
+"""Pictures of a run: its loss, the loss at each attention length; and what others draw with.
 
 matplotlib is imported only where something is drawn: that takes a third of a second.
 """
 
 import io
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from txl.paths import AnyPath, replace_bytes
 
 OURS, STEPS_BACK, OTHERS = "tab:red", "gray", ("tab:blue", "tab:orange", "tab:green", "tab:purple", "tab:brown")
 Lines = dict[str, list[tuple[float, float]]]
+_UNITS = {"bpc": "bits per character", "ppl": "perplexity"}
+_MAX_VALUE = 1e100  # that matplotlib can draw
 
 
 def missing() -> str | None:
@@ -49,6 +52,62 @@ def new_figure(width: float = 7.0, height: float = 4.2) -> Any:
     figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
     FigureCanvasAgg(figure)
     return figure
+
+
+def draw_loss(entries: Sequence[Mapping[str, Any]], path: AnyPath, unit: str) -> None:
+    """Draw the training and validation loss against the update.
+
+    Args:
+        entries: a run's log, as `read_log` gives it; values that cannot be drawn are left out.
+        path: of the PNG file.
+        unit: "bpc" (bits per character) or "ppl" (perplexity), as the log names the losses.
+    """
+
+    def points(name: str) -> list[tuple[int, float]]:
+        return [(e["step"], e[name]) for e in entries if isinstance(e.get(name), float) and abs(e[name]) < _MAX_VALUE]
+
+    train, valid = points(unit), points(f"valid_{unit}")
+    figure = new_figure()
+    axes = figure.add_subplot()
+    for values, style, name in ((train, "-", "training"), (valid, "o-", "validation")):
+        axes.plot([x for x, _ in values], [y for _, y in values], style, label=name)
+    if len(train) > 4:  # the first steps would flatten everything after them
+        _fit_height(axes, [y for _, y in train[len(train) // 20 :] + valid])
+    axes.set(xlabel="update", ylabel=_UNITS[unit], title="Loss")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    save(figure, path)
+
+
+def draw_attention_lengths(
+    cached: Mapping[int, float], levels: Mapping[str, float], trained: int, path: AnyPath, unit: str
+) -> None:
+    """Draw the loss against the attention length.
+
+    Args:
+        cached: the loss at each attention length.
+        levels: losses drawn as horizontal lines, by their labels.
+        trained: the longest attention in training, a vertical line.
+        path, unit: as in `draw_loss`.
+    """
+    figure = new_figure()
+    axes = figure.add_subplot()
+    axes.plot(list(cached), list(cached.values()), "o-", label="cached memory")
+    for n, (name, value) in enumerate(levels.items()):
+        axes.axhline(value, color=f"C{n + 1}", ls="--", label=name)
+    axes.axvline(trained, color="gray", ls=":", label="longest attention in training")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(cached), [str(n) for n in cached])
+    _fit_height(axes, [*cached.values(), *levels.values()])
+    axes.set(xlabel="attention length (keys a token sees)", ylabel=_UNITS[unit], title="What memory is worth")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    save(figure, path)
+
+
+def _fit_height(axes: Any, values: Sequence[float]) -> None:
+    margin = 0.05 * (max(values) - min(values)) or 0.1
+    axes.set_ylim(min(values) - margin, max(values) + margin)
 
 
 def draw_lines(axes: Any, lines: Lines, styles: dict[str, dict[str, Any]]) -> None:

@@ -34,7 +34,6 @@ COMMANDS = {
     "attention": ("measure", "attention_command", "What the heads attend to: figures and a page."),
     "generate": ("generate", "generate_command", "Continue a text."),
     "recipes": ("recipes", "recipes_command", "List the paper's models, or show one with its commands."),
-    "report": ("measure", "report_command", "One page of a run."),
     "average": ("convert", "average_command", "Average the parameters of checkpoints."),
     "import": ("convert", "import_command", "Turn a checkpoint of other code into one of ours."),
     "export": ("convert", "export_command", "Turn a checkpoint of ours into one of other code."),

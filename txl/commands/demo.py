@@ -13,13 +13,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from txl import recipes, report
+from txl import pictures, recipes
 from txl.commands import options
 from txl.commands.console import MeasuringProgress
 from txl.commands.options import console
 from txl.commands.training import draw_loss, header, run_training
 from txl.errors import TxlError
-from txl.evaluation.evaluate import Reading, evaluate
+from txl.evaluation.evaluate import Reading, Score, evaluate
 from txl.evaluation.generate import Sampling, generate
 from txl.evaluation.readers import Engine
 from txl.evaluation.speed import Speedup, measure_speedup
@@ -27,7 +27,6 @@ from txl.model import as_transformer
 from txl.model.config import ModelConfig
 from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
-from txl.report import Evaluation, write_report
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
@@ -63,14 +62,13 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     console.print(f"[bold]Model[/]: {escape(header(trainer))}, about {minutes:g} minutes", soft_wrap=True)
     console.print(f"Segments of {tgt_len} tokens, a memory of {config.mem_len}", soft_wrap=True)
     run_training(trainer, ["--device", device_name] if device_name != "auto" else [], 60 * minutes)
-    network, saved = checkpoints.restore(trainer.best, device)
+    network, _ = checkpoints.restore(trainer.best, device)
     model = as_transformer(network, "txl demo")
 
-    scores = _attention_lengths(model, saved.digest, corpus, tgt_len)
-    report.keep_evaluations(folder, scores)
-    report.keep_speed(folder, _speed(model, corpus))
-    report.keep_samples(folder, [_sample(model, corpus, config.attn_len(tgt_len))])
-    drawn = _draw(trainer, scores, config.attn_len(tgt_len))
+    levels, cached = _attention_lengths(model, corpus, tgt_len)
+    _speed(model, corpus)
+    _sample(model, corpus, config.attn_len(tgt_len))
+    drawn = _draw(trainer, levels, cached, config.attn_len(tgt_len))
     console.print(f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes.")
     console.print(f"In {folder}: log.jsonl, best.safetensors; {drawn}", markup=False, soft_wrap=True)
     prompt = prompt_of(corpus)
@@ -78,8 +76,8 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     options.say(f"Continue with: {shlex.join(command)}")
 
 
-def _attention_lengths(model: TransformerXL, digest: str, corpus: data.Corpus, tgt_len: int) -> list[Evaluation]:
-    """Scores of the test split: twice without memory, then at attention lengths around training's.
+def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) -> tuple[dict[str, Score], list[Score]]:
+    """Score the test split without memory in two ways, by their names, then at attention lengths.
 
     Without memory the first tokens of a segment see next to nothing (context fragmentation,
     section 1 of the paper). A window that slides by a sixteenth of itself mends that and reaches no
@@ -90,37 +88,36 @@ def _attention_lengths(model: TransformerXL, digest: str, corpus: data.Corpus, t
     stride = max(tgt_len // 16, 1)
     with MeasuringProgress(console, "what memory is worth", len(lengths) + 2) as measuring:
 
-        def score(told: str, reading: Reading, what: str = "", carry_memory: bool = True) -> Evaluation:
+        def score(told: str, reading: Reading, carry_memory: bool = True) -> Score:
             progress = measuring.next(told, min(EVAL_TOKENS, len(corpus.test)))
-            found = evaluate(
+            return evaluate(
                 model, corpus.test, corpus.vocabulary.start, reading, limit=EVAL_TOKENS, carry_memory=carry_memory,
                 progress=progress,
             )  # fmt: skip
-            return Evaluation(found, "test", reading.method or "cached", what, not what, digest)
 
         apart, window = f"no memory, segments of {tgt_len}", f"no memory, a window of {tgt_len} sliding by {stride}"
-        scores = [
-            score("no memory", Reading(tgt_len, segment=tgt_len), apart, carry_memory=False),
-            score("a sliding window", Reading(tgt_len, method="sliding", segment=stride), window),
-            *[score(f"attention length {n}", Reading(n)) for n in lengths],
-        ]
-    _show_lengths(scores, trained)
-    return scores
+        levels = {
+            apart: score("no memory", Reading(tgt_len, segment=tgt_len), carry_memory=False),
+            window: score("a sliding window", Reading(tgt_len, method="sliding", segment=stride)),
+        }
+        cached = [score(f"attention length {n}", Reading(n)) for n in lengths]
+    _show_lengths(levels, cached, trained)
+    return levels, cached
 
 
-def _show_lengths(scores: list[Evaluation], trained: int) -> None:
-    bare, slid, cached = scores[0].score, scores[1].score, {e.score.attn_len: e.score for e in scores[2:]}
+def _show_lengths(levels: dict[str, Score], cached: list[Score], trained: int) -> None:
+    bare, slid = levels.values()
     table = Table(
         "read", "attention length", "bpc", "gain over segments", "tokens/s", title="What memory is worth (test split)"
     )
     for column in table.columns[1:]:
         column.justify = "right"
-    for e in scores:
-        length = f"{e.score.attn_len}" + (" (training)" if e.memory and e.score.attn_len == trained else "")
-        gain = "" if e is scores[0] else f"{bare.bpc - e.score.bpc:+.3f}"
-        table.add_row(e.what or "cached memory", length, f"{e.score.bpc:.3f}", gain, f"{e.score.tokens_per_s:,.0f}")
+    for name, s in [*levels.items(), *(("cached memory", score) for score in cached)]:
+        length = f"{s.attn_len}" + (" (training)" if name == "cached memory" and s.attn_len == trained else "")
+        gain = "" if s is bare else f"{bare.bpc - s.bpc:+.3f}"
+        table.add_row(name, length, f"{s.bpc:.3f}", gain, f"{s.tokens_per_s:,.0f}")
     console.print(table)
-    best = min(cached.values(), key=lambda s: s.nats)
+    best = min(cached, key=lambda s: s.nats)
     options.say(
         f"On the first {bare.tokens:,} tokens, memory gains {bare.bpc - best.bpc:.3f} bpc over segments without it: "
         f"{bare.bpc - slid.bpc:.3f} because no token begins blind (context fragmentation), {slid.bpc - best.bpc:.3f} "
@@ -128,19 +125,16 @@ def _show_lengths(scores: list[Evaluation], trained: int) -> None:
     )
 
 
-def _draw(trainer: Trainer, scores: list[Evaluation], trained: int) -> str:
-    """Draws both plots and the page and names them, or says why it cannot; the run is worth as much
-    without."""
+def _draw(trainer: Trainer, levels: dict[str, Score], cached: list[Score], trained: int) -> str:
+    """Draw both pictures and name them, or say why they are left out."""
     reason = draw_loss(trainer)
     if reason is None:
-        levels = {e.what: e.score for e in scores if not e.memory}
-        cached = [e.score for e in scores if e.memory]
+        lengths, lines = {s.attn_len: s.bpc for s in cached}, {name: s.bpc for name, s in levels.items()}
         try:
-            report.attention_length(cached, levels, trained, trainer.folder / "attention_length.png")
-            write_report(trainer.folder)
-        except (OSError, TxlError) as error:
+            pictures.draw_attention_lengths(lengths, lines, trained, trainer.folder / "attention_length.png", "bpc")
+        except OSError as error:
             reason = str(error)
-    return "report.html, loss.png, attention_length.png" if reason is None else f"the plots were left out: {reason}"
+    return "loss.png, attention_length.png" if reason is None else f"the pictures were left out: {reason}"
 
 
 def _speed(model: TransformerXL, corpus: data.Corpus) -> list[Speedup]:
@@ -219,5 +213,5 @@ def demo_command(
     minutes: Annotated[float, typer.Option(help="Time for training; the rest takes about one more.")] = 3.0,
     device: options.Device = "auto",
 ) -> None:
-    """In about four minutes: train a small model, see what memory is worth, a sample, a page."""
+    """In about four minutes: train a small model, see what memory is worth, and a sample."""
     run(folder, source, minutes, device)

@@ -1,4 +1,4 @@
-"""`txl recl`, `txl attention`, `txl report`: what is measured of trained models, in pictures."""
+"""`txl recl`, `txl attention`: what is measured of trained models, in pictures."""
 
 import dataclasses
 import io
@@ -21,7 +21,6 @@ from txl.evaluation.evaluate import perplexity
 from txl.language_model import LanguageModel, load
 from txl.paths import replace_bytes, replace_text, results_folder
 from txl.pictures import missing
-from txl.report import write_report
 from txl.text.vocabulary import Tokens
 
 _TEXT, _HOW = "Text", "How"
@@ -230,12 +229,3 @@ def attention_command(
             f"{found.queries:,} tokens with windows of {window:,}; heads {', '.join(str(h + 1) for h in chosen)} in figure 6"
         )
         say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, their numbers in attention.npz; attention.html")
-
-
-def report_command(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Write RUN/report.html: curves, attention lengths, speed, samples, RECL and attention.
-
-    Of what has been measured: `txl demo`, `txl eval`, `txl recl` and `txl attention` leave their
-    results in the run's folder.
-    """
-    say(write_report(run))
