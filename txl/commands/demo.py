@@ -1,4 +1,4 @@
-"""`txl demo`: trains a small model, measures what memory and caching are worth, and samples."""
+"""`txl demo`: train a small model, measure what memory is worth, and sample."""
 
 import dataclasses
 import math
@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import torch
 import typer
 from rich.markup import escape
@@ -22,7 +21,6 @@ from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading, Score, evaluate
 from txl.evaluation.generate import Sampling, generate
 from txl.evaluation.readers import Engine
-from txl.evaluation.speed import Speedup, measure_speedup
 from txl.model import as_transformer
 from txl.model.config import ModelConfig
 from txl.model.transformer import TransformerXL
@@ -34,7 +32,6 @@ from txl.training.timing import timed, with_precision
 from txl.training.trainer import Trainer
 
 EVAL_TOKENS = 32768
-SPEED_LENGTHS = (800, 3800)  # the ends of the paper's Table 9
 SAMPLE_BYTES = 400
 _LOOKED_AT, _SHORTEST, _LONGEST = 20_000, 8, 24  # for a prompt: tokens; characters of it
 
@@ -66,7 +63,6 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     model = as_transformer(network, "txl demo")
 
     levels, cached = _attention_lengths(model, corpus, tgt_len)
-    _speed(model, corpus)
     _sample(model, corpus, config.attn_len(tgt_len))
     drawn = _draw(trainer, levels, cached, config.attn_len(tgt_len))
     console.print(f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes.")
@@ -137,41 +133,14 @@ def _draw(trainer: Trainer, levels: dict[str, Score], cached: list[Score], train
     return "loss.png, attention_length.png" if reason is None else f"the pictures were left out: {reason}"
 
 
-def _speed(model: TransformerXL, corpus: data.Corpus) -> list[Speedup]:
-    table = Table("attention length", "sliding window", "cached", "speed-up", title="Evaluation, milliseconds a token")
-    for column in table.columns:
-        column.justify = "right"
-    with MeasuringProgress(console, "the speed of evaluation", len(SPEED_LENGTHS)) as measuring:
-        speeds = []
-        for n in SPEED_LENGTHS:
-            measuring.next(f"attention length {n}", 1)
-            # A text that is too short is repeated.
-            tokens = data.as_tensor(np.resize(corpus.train, n + 128)).unsqueeze(0)
-            speeds.append((n, measure_speedup(model, tokens, n)))
-    for n, s in speeds:
-        table.add_row(str(n), f"{s.vanilla_s * 1e3:.2f}", f"{s.cached_s * 1e3:.4f}", f"{s.ratio:,.0f}x")
-    console.print(table)
-    console.print(
-        "sliding window: a vanilla Transformer of the same sizes with torch's scaled_dot_product_attention, one prediction "
-        "a forward pass (untrained: only its speed is used). cached: this model, segments of 128.",
-        highlight=False,
-    )
-    return [s for _, s in speeds]
-
-
-def _sample(model: TransformerXL, corpus: data.Corpus, attn_len: int) -> dict[str, str]:
+def _sample(model: TransformerXL, corpus: data.Corpus, attn_len: int) -> None:
     engine = Engine(model, 1, attn_len, 128)
     generator = torch.Generator(model.device).manual_seed(1)
     tokens = data.as_tensor(corpus.test[:256]).unsqueeze(0).to(model.device)
     drawn = [int(t) for t in generate(engine, tokens, SAMPLE_BYTES, Sampling(0.7), generator)]
-    read, made, followed = (
-        corpus.vocabulary.decode([int(t) for t in part]).decode("utf-8", "replace")
-        for part in (corpus.test[:256], drawn, corpus.test[256 : 256 + SAMPLE_BYTES])
-    )
     console.rule("A sample, after 256 bytes of the test split")
-    console.print(made, markup=False, highlight=False)
+    console.print(corpus.vocabulary.decode(drawn).decode("utf-8", "replace"), markup=False, highlight=False)
     console.rule()
-    return {"context": read, "generation": made, "reference": followed}
 
 
 def prompt_of(corpus: data.Corpus) -> str | None:

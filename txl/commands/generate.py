@@ -23,10 +23,7 @@ def generate_command(
         str | None, in_panel(_TEXT, help="Text to continue; @FILE reads it from a file. Default: the start of a text.")
     ] = None,
     count: Annotated[int, in_panel(_TEXT, help="Tokens to generate: bytes, or words.")] = 500,
-    samples: Annotated[int, in_panel(_TEXT, help="Texts, drawn side by side and shown when they are whole.")] = 1,
-    stop: Annotated[
-        list[str] | None, in_panel(_TEXT, help="End before this text, as in the tokens; may be repeated.")
-    ] = None,
+    stop: Annotated[str | None, in_panel(_TEXT, help="End before this text, as in the tokens.")] = None,
     as_text: Annotated[
         bool,
         in_panel(_TEXT, "--detokenise/--as-tokenised", help="Undo the tokenisation of WikiText, a line at a time."),
@@ -60,30 +57,19 @@ def generate_command(
     With relative positions and recurrence memory and time a token are constant however long it
     gets; otherwise each token reads its window anew.
     """
-    if samples < 1:
-        raise TxlError(f"--samples must be >= 1, got {samples}")
-    sampling, reading, stops = (
-        Sampling(temperature, top_k, top_p),
-        Reading(attn_len, clamp_len, zeros),
-        tuple(stop or ()),
-    )
+    sampling, reading = Sampling(temperature, top_k, top_p), Reading(attn_len, clamp_len, zeros)
     saved = load(checkpoint, pick_device(device))
     if as_text and saved.vocabulary.unit != "words":
         raise TxlError(f"--detokenise is for models of words; the tokens of {saved.path} are {saved.vocabulary.unit}")
     text = None if prompt is None else _prompt(prompt)
-    if samples == 1:
-        texts: Iterable[Iterable[bytes]] = [saved.stream(text, count, sampling, reading, seed=seed, stop=stops)]
-    else:
-        drawn = saved.generate_batch([text] * samples, count, sampling, reading, seed=seed, stop=stops)
-        texts = [[f"{one}\n---".encode()] for one in drawn]
+    pieces = saved.stream(text, count, sampling, reading, seed=seed, stop=stop)
+    shown: Iterable[bytes] = chain([text or b""], pieces)
+    if as_text:
+        shown = (detokenise(line.decode("utf-8", "replace")).encode() for line in _lines(shown))
     write = sys.stdout.buffer
-    for pieces in texts:
-        shown: Iterable[bytes] = chain([text or b""], pieces)
-        if as_text:
-            shown = (detokenise(line.decode("utf-8", "replace")).encode() for line in _lines(shown))
-        for piece in chain(shown, [b"\n"]):
-            write.write(piece)
-            write.flush()
+    for piece in chain(shown, [b"\n"]):
+        write.write(piece)
+        write.flush()
 
 
 def _prompt(prompt: str) -> bytes:
