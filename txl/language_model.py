@@ -25,7 +25,7 @@ from txl.evaluation.generate import Sampling, encoded, generate, stop_bytes, tex
 from txl.evaluation.readers import Reader
 from txl.model import Network, as_transformer
 from txl.model.config import ModelConfig
-from txl.model.recurrent import RecurrentNetwork
+from txl.paper.recurrent import RecurrentNetwork
 from txl.paths import AnyPath
 from txl.text.corpus import as_tensor
 from txl.text.streams import Counting

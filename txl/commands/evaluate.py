@@ -21,7 +21,7 @@ from txl.evaluation.evaluate import (
     init_and_best,
 )
 from txl.language_model import LanguageModel, load
-from txl.model.recurrent import RecurrentNetwork
+from txl.paper.recurrent import RecurrentNetwork
 from txl.precision import PRECISIONS
 from txl.text import corpus as data
 from txl.text.preparing import encode_file

@@ -17,8 +17,8 @@ from txl.commands.options import console, pick_device
 from txl.distributed import SharedError, World, joined, launched, local_device, settle
 from txl.errors import Interrupted
 from txl.model.config import Config, ModelConfig, RecurrentConfig
-from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import count_parameters
+from txl.paper.recurrent import RecurrentNetwork
 from txl.training.run import read_log
 from txl.training.trainer import Trainer
 from txl_kernels.backends import choose_unasked

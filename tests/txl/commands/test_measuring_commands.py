@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from command_helpers import SMALL, Run, one_line
 
-from txl import load, recl
+from txl import load
 from txl.commands import measure
 from txl.model.config import config_from_json
+from txl.paper import recl
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig

@@ -18,7 +18,7 @@ from txl.evaluation.evaluate import Reading
 from txl.evaluation.generate import Sampling, generate, stop_bytes, text_of
 from txl.model import Network
 from txl.model.config import RecurrentConfig
-from txl.model.recurrent import RecurrentNetwork
+from txl.paper.recurrent import RecurrentNetwork
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 
 LETTERS = ByteVocabulary(b"\n abcdefghijklmnopqrstuvwxyz.,;")
