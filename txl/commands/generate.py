@@ -2,17 +2,14 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Annotated
 
 from txl.commands.options import Checkpoint, Device, in_panel, pick_device
-from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading
 from txl.evaluation.generate import Sampling
 from txl.language_model import load
 from txl.text import files
-from txl.text.detokenise import detokenise
 
 _TEXT, _SAMPLING, _READING = "Text", "Sampling", "How it is read"
 
@@ -24,10 +21,6 @@ def generate_command(
     ] = None,
     count: Annotated[int, in_panel(_TEXT, help="Tokens to generate: bytes, or words.")] = 500,
     stop: Annotated[str | None, in_panel(_TEXT, help="End before this text, as in the tokens.")] = None,
-    as_text: Annotated[
-        bool,
-        in_panel(_TEXT, "--detokenise/--as-tokenised", help="Undo the tokenisation of WikiText, a line at a time."),
-    ] = False,
     temperature: Annotated[
         float, in_panel(_SAMPLING, help="0 takes the likeliest token; 1 samples as the model predicts.")
     ] = 0.8,
@@ -59,15 +52,10 @@ def generate_command(
     """
     sampling, reading = Sampling(temperature, top_k, top_p), Reading(attn_len, clamp_len, zeros)
     saved = load(checkpoint, pick_device(device))
-    if as_text and saved.vocabulary.unit != "words":
-        raise TxlError(f"--detokenise is for models of words; the tokens of {saved.path} are {saved.vocabulary.unit}")
     text = None if prompt is None else _prompt(prompt)
     pieces = saved.stream(text, count, sampling, reading, seed=seed, stop=stop)
-    shown: Iterable[bytes] = chain([text or b""], pieces)
-    if as_text:
-        shown = (detokenise(line.decode("utf-8", "replace")).encode() for line in _lines(shown))
     write = sys.stdout.buffer
-    for piece in chain(shown, [b"\n"]):
+    for piece in chain([text or b""], pieces, [b"\n"]):
         write.write(piece)
         write.flush()
 
@@ -76,12 +64,3 @@ def _prompt(prompt: str) -> bytes:
     if not prompt.startswith("@"):
         return os.fsencode(prompt)  # the bytes that were typed, UTF-8 or not
     return files.read(prompt[1:])
-
-
-def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Whole lines, and what is after the last."""
-    held = b""
-    for piece in pieces:
-        *whole, held = (held + piece).split(b"\n")
-        yield from (line + b"\n" for line in whole)
-    yield held
