@@ -33,7 +33,6 @@ from txl.training.trainer import Trainer
 
 EVAL_TOKENS = 32768
 SAMPLE_BYTES = 400
-_LOOKED_AT, _SHORTEST, _LONGEST = 20_000, 8, 24  # for a prompt: tokens; characters of it
 
 
 def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: str = "auto") -> None:
@@ -67,9 +66,7 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     drawn = _draw(trainer, levels, cached, config.attn_len(tgt_len))
     console.print(f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes.")
     console.print(f"In {folder}: log.jsonl, best.safetensors; {drawn}", markup=False, soft_wrap=True)
-    prompt = prompt_of(corpus)
-    command = ["txl", "generate", str(folder), *(["--prompt", prompt] if prompt else [])]
-    options.say(f"Continue with: {shlex.join(command)}")
+    options.say(f"Continue with: {shlex.join(['txl', 'generate', str(folder)])}")
 
 
 def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) -> tuple[dict[str, Score], list[Score]]:
@@ -141,34 +138,6 @@ def _sample(model: TransformerXL, corpus: data.Corpus, attn_len: int) -> None:
     console.rule("A sample, after 256 bytes of the test split")
     console.print(corpus.vocabulary.decode(drawn).decode("utf-8", "replace"), markup=False, highlight=False)
     console.rule()
-
-
-def prompt_of(corpus: data.Corpus) -> str | None:
-    """A prompt that a model can read: whole words of a line of the test split, or what fits of one;
-    None where no line will do."""
-    tokens = [int(token) for token in corpus.test[:_LOOKED_AT]]
-    text = corpus.vocabulary.decode(tokens).decode("utf-8", "replace")
-    for line in text.splitlines()[1:]:  # the first may begin within a character or a word
-        prompt = _beginning(line.strip())
-        if len(prompt) >= _SHORTEST and prompt[0].isalnum() and prompt.isprintable() and _known(corpus, prompt):
-            return prompt
-    return None
-
-
-def _beginning(line: str) -> str:
-    if len(line) <= _LONGEST:
-        return line
-    cut = line.rfind(" ", _SHORTEST, _LONGEST + 1)
-    return line[: cut if cut > 0 else _LONGEST]
-
-
-def _known(corpus: data.Corpus, prompt: str) -> bool:
-    """Not so of the mark that stands for bytes that are not UTF-8, unless the text has that."""
-    try:
-        corpus.vocabulary.encode(prompt.encode())
-    except TxlError:
-        return False
-    return True
 
 
 def demo_command(
