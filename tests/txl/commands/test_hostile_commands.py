@@ -12,7 +12,7 @@ import pytest
 import torch
 from command_helpers import SMALL, Run, one_line
 
-from txl.commands import last_resort
+from txl.commands import cli
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.run import unlock
@@ -129,10 +129,10 @@ def test_what_nobody_foresaw_is_one_line_and_a_file(
 
 
 def test_errors_of_memory_and_range() -> None:
-    assert last_resort.memory_summary(MemoryError()) == "there is not enough memory for these sizes (MemoryError)"
-    assert "beyond what can be computed" in last_resort.memory_summary(OverflowError("too large"))
-    assert last_resort.memory_summary(RuntimeError("CUDA out of memory. Tried")).startswith("there is not enough")
-    assert last_resort.memory_summary(ValueError("other")) is None
+    assert cli.memory_summary(MemoryError()) == "there is not enough memory for these sizes (MemoryError)"
+    assert "beyond what can be computed" in cli.memory_summary(OverflowError("too large"))
+    assert cli.memory_summary(RuntimeError("CUDA out of memory. Tried")).startswith("there is not enough")
+    assert cli.memory_summary(ValueError("other")) is None
 
 
 @pytest.fixture(scope="module")
