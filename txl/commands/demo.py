@@ -14,7 +14,7 @@ from rich.table import Table
 
 from txl import pictures, recipes
 from txl.commands import options
-from txl.commands.console import MeasuringProgress
+from txl.commands.console import EvaluationProgress
 from txl.commands.options import console
 from txl.commands.training import draw_loss, header, run_training
 from txl.errors import TxlError
@@ -79,21 +79,21 @@ def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) 
     trained = model.config.attn_len(tgt_len)
     lengths = [trained // 16, trained // 8, trained // 4, trained // 2, trained, 2 * trained, 4 * trained]
     stride = max(tgt_len // 16, 1)
-    with MeasuringProgress(console, "what memory is worth", len(lengths) + 2) as measuring:
+    console.print("Measuring what memory is worth, on the test split")
 
-        def score(told: str, reading: Reading, carry_memory: bool = True) -> Score:
-            progress = measuring.next(told, min(EVAL_TOKENS, len(corpus.test)))
+    def score(told: str, reading: Reading, carry_memory: bool = True) -> Score:
+        with EvaluationProgress(console, told, min(EVAL_TOKENS, len(corpus.test))) as progress:
             return evaluate(
                 model, corpus.test, corpus.vocabulary.start, reading, limit=EVAL_TOKENS, carry_memory=carry_memory,
-                progress=progress,
+                progress=progress.update,
             )  # fmt: skip
 
-        apart, window = f"no memory, segments of {tgt_len}", f"no memory, a window of {tgt_len} sliding by {stride}"
-        levels = {
-            apart: score("no memory", Reading(tgt_len, segment=tgt_len), carry_memory=False),
-            window: score("a sliding window", Reading(tgt_len, method="sliding", segment=stride)),
-        }
-        cached = [score(f"attention length {n}", Reading(n)) for n in lengths]
+    apart, window = f"no memory, segments of {tgt_len}", f"no memory, a window of {tgt_len} sliding by {stride}"
+    levels = {
+        apart: score("no memory", Reading(tgt_len, segment=tgt_len), carry_memory=False),
+        window: score("a sliding window", Reading(tgt_len, method="sliding", segment=stride)),
+    }
+    cached = [score(f"attention length {n}", Reading(n)) for n in lengths]
     _show_lengths(levels, cached, trained)
     return levels, cached
 
