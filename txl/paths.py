@@ -239,7 +239,7 @@ def _locked(descriptor: int, kind: int) -> int | None:
 
 
 @contextmanager
-def held(folder: Path, by_another: str = "another process is writing there") -> Iterator[None]:
+def held(folder: Path) -> Iterator[None]:
     """Lock a folder for the block.
 
     Raises:
@@ -247,7 +247,7 @@ def held(folder: Path, by_another: str = "another process is writing there") -> 
     """
     descriptor = lock_folder(folder)
     if descriptor is None:
-        raise TxlError(f"{folder}: {by_another}")
+        raise TxlError(f"{folder}: another process is writing there")
     try:
         yield
     finally:

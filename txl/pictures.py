@@ -10,7 +10,6 @@ from typing import Any
 
 from txl.paths import AnyPath, replace_bytes
 
-OURS = "tab:red"
 _UNITS = {"bpc": "bits per character", "ppl": "perplexity"}
 _MAX_VALUE = 1e100  # that matplotlib can draw
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from harness.case import SPEED_UP
 from report.records import Device, Measured
-from txl.pictures import OURS, new_figure
+from txl.pictures import new_figure
 
 LENGTH = "speed against length"
-STEPS_BACK, OTHERS = "gray", ("tab:blue", "tab:orange", "tab:green", "tab:purple", "tab:brown")
+OURS, STEPS_BACK, OTHERS = "tab:red", "gray", ("tab:blue", "tab:orange", "tab:green", "tab:purple", "tab:brown")
 Lines = dict[str, list[tuple[float, float]]]
 
 
