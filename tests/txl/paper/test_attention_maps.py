@@ -18,8 +18,8 @@ from model_helpers import small_config, small_model
 
 from implementations.hugging_face import their_names
 from txl import TransformerXL
-from txl.attention import Attention, Part, Terms, marked, read_terms, score_terms, show, write_page
 from txl.errors import TxlError
+from txl.paper.attention_maps import Attention, Part, Terms, marked, read_terms, score_terms, show, write_page
 from txl.text.vocabulary import ByteVocabulary, WordVocabulary
 from txl_kernels import rel_attention
 
@@ -221,7 +221,7 @@ PROGRAM = """
 import resource, sys
 import numpy as np, torch
 from txl import ModelConfig, TransformerXL
-from txl.attention import Attention, read_terms
+from txl.paper.attention_maps import Attention, read_terms
 torch.manual_seed(0)
 sizes = dict(n_layer=2, d_model=32, n_head=4, d_head=8, d_inner=32, mem_len=64, dropout=0.0)
 model = TransformerXL(ModelConfig(vocab_size=50, **sizes))
