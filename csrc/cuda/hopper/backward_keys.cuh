@@ -76,6 +76,7 @@ TXL_DEVICE void load_queries_and_distances(const KeyBlock<S>& block) {
     Barrier* const there = block.r.full(n);
     arrive_expecting(there, is_last ? 2 * S::BYTES : S::BYTES);
     copy_tile<S, S::R_BYTES>(block.shared, S::r + (n + 1) * TILE, there, p.r_rows, first, block.h, 0);
+    // plant: last-tile-of-r
     if (is_last) copy_tile<S, S::R_BYTES>(block.shared, S::r, there, p.r_rows, first, block.h, 0);
     if (j < 0) continue;
     const int m = q.take(), row = block.first + j * SIDE;
@@ -196,7 +197,7 @@ class KeysGroup {
     if (!all_seen) hide(n, scores, -INFINITY);
     const uint32_t kept = weigh(step, scores, factors);
     multiply<T, Rows::depth, true>(dv, factors, stage(S::dout, n));
-    await_products<1>();
+    await_products<1>();  // plant: keys-dout-v-wait
     results(weights);
     if (!all_seen) hide(n, weights, 0);  // what a query does not see may be anything
     differentiate(n, scores, weights, kept, sums);
@@ -206,7 +207,7 @@ class KeysGroup {
     results(dv);
     results(dk);
     stats_.skip();
-    q_.give_back();
+    q_.give_back();  // plant: early-release-of-q
   }
 
   // Scores less lse; and dout.v, which is under way.
@@ -214,21 +215,22 @@ class KeysGroup {
     float both[64], less[2];  // the blocks below and above
     const uint32_t position = stage(S::position, n), r = block_.address(S::r + r_.take() * TILE);
     multiply<T, SIDE, Rows::own, Rows::own, false>(both, position, r);
+    // plant: second-half-of-r
     if constexpr (S::WIDTH > SIDE) multiply<T, SIDE, Rows::own, Rows::own, true>(both, position + TILE, r + S::R_BYTES);
     multiply_rows(scores, k_, S::k, stage(S::content, n));
-    stats_.take();  // dout is clear, too
+    stats_.take();  // dout is clear, too; plant: stats-wait
     const int row = own_row(warp_);
     for (int h = 0; h < 2; ++h) less[h] = get_shared(block_.address(S::stats + n * S::STATS + (row + 8 * h) * 4));
-    await_products<1>();
+    await_products<1>();  // plant: keys-positions-wait
     results(both);
     r_.skip();
     r_below_.give_back();
     skew_.put(both, less, step);
     multiply_rows(weights, v_, S::v, stage(S::dout, n));
-    meet_group(group_);
+    meet_group(group_);  // plant: keys-skew-barrier
     float skewed[32];
     skew_.get(skewed, step);
-    await_products<1>();
+    await_products<1>();  // plant: keys-content-wait
     results(scores);
     TXL_UNROLL
     for (int m = 0; m < 32; ++m) scores[m] += skewed[m];

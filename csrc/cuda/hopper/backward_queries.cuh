@@ -67,6 +67,7 @@ class QueriesGroup {
         skew_(block.address(0), S::ring + (group_ * WARPS_A_GROUP + warp_) * RING, warp_),
         unskew_(block.address(0), S::distances + group_ * 2 * TILE, warp_) {
     const int row = own_row(warp_), column = own_column();
+    // plant: rows-of-dr
     r_row_ = static_cast<int>(p.zero_row) + block.distance(-1 - group_) + (S::IN_SHARED ? row : column);
     const int64_t table = p.slots ? (block_x() * S::GROUPS + group_) * p.H : 0;
     dr_ = p.dr + (table + block.h) * p.T * p.D + (S::IN_SHARED ? column : row);
@@ -76,7 +77,7 @@ class QueriesGroup {
     const Tiles own = block_.tiles_of_group(group_);
     prepare();
     float dq[S::WIDTH / 2] = {};
-    if (block_.tiles) pass_tiles(own, dq);
+    if (block_.tiles) pass_tiles(own, dq);  // plant: gradient-block-without-tiles
     write(dq);
   }
 
@@ -113,8 +114,8 @@ class QueriesGroup {
     if (block_.part == 0) keep_queries(p_.content, content_), keep_queries(p_.position, position_);
     const uint32_t none[16] = {};
     unskew_.put(none, 0), unskew_.put(none, 1);
-    fence_units();
-    meet_group(group_);
+    fence_units();       // plant: factors-fence
+    meet_group(group_);  // plant: factors-barrier
     if constexpr (!S::IN_SHARED) load_transposed(tile(S::position), transposed_);
   }
 
@@ -170,7 +171,7 @@ class QueriesGroup {
 
   TXL_DEVICE void ask_positions(float (&block)[32]) {
     const uint32_t r = stage(S::r, r_.take());
-    r_.skip();
+    r_.skip();  // plant: early-release-of-r
     if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, false>(block, tile(S::position), r);
     multiply<T, Rows::own, false>(block, position_, r);
   }
@@ -189,7 +190,7 @@ class QueriesGroup {
   TXL_DEVICE uint32_t distances(int t) const {
     return block_.address(S::distances + group_ * 2 * TILE) + slot(t) * TILE;
   }
-  TXL_DEVICE uint32_t slot(int t) const { return static_cast<uint32_t>(t & 1); }
+  TXL_DEVICE uint32_t slot(int t) const { return static_cast<uint32_t>(t & 1); }  // plant: distances-slot
   TXL_DEVICE void ask_distances(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
     multiply<T, 64, Rows::own, Rows::depth, true>(dq, distances(t), stage(S::r, r_again_.stage()));
     if constexpr (!S::IN_SHARED) return multiply<T, Rows::depth, false>(dr, transposed_, distances(t));
@@ -209,7 +210,7 @@ class QueriesGroup {
           add_row<false>(to + 8 * h * D, dr, h, D);
         }
       }
-    } else if (D == S::WIDTH && row >= 0 && row + SIDE - 6 <= rows) {
+    } else if (D == S::WIDTH && row >= 0 && row + SIDE - 6 <= rows) {  // plant: rows-beyond-r
       add_transposed<true>(to, dr, row, rows, D);
     } else {
       add_transposed<false>(to, dr, row, rows, D);
@@ -281,23 +282,23 @@ class QueriesGroup {
     ask_content(scores);
     ask_weights(weights);
     if constexpr (!FIRST) add_to_r(dr, t - 2), ask_distances(dq, dr, t - 1);
-    await_products<FIRST ? 0 : 2>();
+    await_products<FIRST ? 0 : 2>();  // plant: tile-scores-wait
     results(scores);
     results(weights);
     v_.give_back();
     differentiate(scores, weights, t);
     pack_weights<T>(scores, pairs);
     if constexpr (!FIRST) {
-      await_products<0>();
+      await_products<0>();  // plant: distances-wait
       finish_distances(dq, dr);
     }
-    meet_group(group_);  // all have read what this overwrites
+    meet_group(group_);  // all have read what is overwritten here; plant: distances-barrier
     ask_positions(block);
-    unskew_.put(pairs, t & 1);
+    unskew_.put(pairs, t & 1);  // plant: operand-read
     multiply<T, Rows::depth, true>(dq, pairs, stage(S::k, k_.stage()));
-    fence_units();
+    fence_units();  // plant: distances-fence
     meet_group(group_);
-    await_products<1>();
+    await_products<1>();  // plant: next-scores-wait
     results(block);
     skew(block, scores, t + 1);
     await_products<0>();

@@ -64,7 +64,7 @@ void finish_kernel(const TXL_CONSTANT BackwardProblem p) {
     return sum;
   };
   shared[thread()] = sum_of(p.q_sums, p.q_parts), shared[THREADS + thread()] = sum_of(p.k_sums, p.k_parts);
-  barrier();
+  barrier();  // plant: columns-barrier
   if (group) return;
   float all = 0, content = 0;
   for (int n = thread(); n < THREADS; n += Finish::COLUMNS) all += shared[n], content += shared[THREADS + n];

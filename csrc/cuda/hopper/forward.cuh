@@ -42,7 +42,7 @@ class ForwardGroup {
     Softmax softmax(p, block_.bh(), first + row, low, high);
 
     float values[S::WIDTH / 2] = {};
-    if (block_.tiles) pass_tiles(own, softmax, values);
+    if (block_.tiles) pass_tiles(own, softmax, values);  // plant: block-without-tiles
     write(softmax, values, first + row);
   }
 
@@ -81,7 +81,7 @@ class ForwardGroup {
   // Tile t's new block goes to the ring, its scores come from there.
   TXL_DEVICE void skew(const float (&block)[32], float (&scores)[32], int t) {
     skew_.put(block, t);
-    meet_warp();
+    meet_warp();           // plant: skew-warp-barrier
     skew_.get(scores, t);  // giving a tile back puts this before what the next tile puts there
   }
 
@@ -119,7 +119,7 @@ class ForwardGroup {
       skew(block, scores, t);
       ask_content(scores);
       ask_positions(block);
-      await_products<1>();
+      await_products<1>();  // plant: scores-wait
       results(values);
       results(scores);
       v_.give_back();
@@ -133,7 +133,7 @@ class ForwardGroup {
       r_.give_back();
     }
     ask_values(values, weights);
-    await_products<0>();
+    await_products<0>();  // plant: values-wait
     results(values);
     v_.give_back();
   }

@@ -29,7 +29,7 @@ TXL_DEVICE void copy_tile(char* shared, int to, Barrier* full, const RowsMap& ro
 // Announces them, too.
 template <class S>
 TXL_DEVICE void load_tile(char* shared, int to, Barrier* full, const RowsMap& rows, int row, int h, int b) {
-  arrive_expecting(full, S::BYTES);
+  arrive_expecting(full, S::BYTES);  // plant: bytes-expected
   copy_tile<S>(shared, to, full, rows, row, h, b);
 }
 
@@ -38,7 +38,7 @@ template <int STAGES>
 struct Walk {
   int stage = 0, parity = 0;
   TXL_DEVICE void next() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
+    if (++stage == STAGES) stage = 0, parity ^= 1;  // plant: stage-count
   }
 };
 
@@ -49,11 +49,11 @@ class Reader {
   TXL_DEVICE Reader(Barrier* ready, Barrier* empty) : ready_(ready), empty_(empty) {}
   // Number of the stage, once it is ready.
   TXL_DEVICE int take() const {
-    await(ready_ + walk_.stage, walk_.parity);
+    await(ready_ + walk_.stage, walk_.parity);  // plant: full-wait
     return walk_.stage;
   }
   TXL_DEVICE void give_back() {
-    meet_warp();
+    meet_warp();  // plant: release-warp-barrier
     if (thread() % WARP == 0) arrive(empty_ + walk_.stage);
     walk_.next();
   }
@@ -74,9 +74,9 @@ class Reader {
 template <int STAGES>
 class Writer {
  public:
-  TXL_DEVICE explicit Writer(Barrier* empty) : empty_(empty) { walk_.parity = 1; }
+  TXL_DEVICE explicit Writer(Barrier* empty) : empty_(empty) { walk_.parity = 1; }  // plant: producer-parity
   TXL_DEVICE int take() {
-    await(empty_ + walk_.stage, walk_.parity);
+    await(empty_ + walk_.stage, walk_.parity);  // plant: empty-wait
     const int stage = walk_.stage;
     walk_.next();
     return stage;
@@ -104,7 +104,7 @@ TXL_DEVICE void clear_next(const Stages<STAGES>& stages, Walk<STAGES>& at, uint3
   await(stages.full(at.stage), at.parity);
   if (~seen) {
     clear_unseen<S>(tiles + static_cast<uint32_t>(at.stage * S::BYTES), seen);
-    fence_units();
+    fence_units();  // plant: clearing-fence
   }
   meet_warp();
   if (thread() % WARP == 0) arrive(stages.clear(at.stage));

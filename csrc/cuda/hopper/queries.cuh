@@ -90,6 +90,7 @@ TXL_DEVICE void load_rows(const Problem& p, const View& rows, int64_t b, int64_t
     const T* const row = row_of<T>(rows, b, h, is_row ? i : 0);
     TXL_UNROLL
     for (int n = lower; n < WIDTH / 4; n += 2)
+      // plant: rows-beyond-queries
       a[n] = load_word(row + factor_column(n), is_row && factor_column(n) < static_cast<int>(p.D));
   }
 }
@@ -132,7 +133,7 @@ TXL_DEVICE void store_factor(const uint32_t (&a)[WIDTH / 4], uint32_t tile) {
 TXL_DEVICE void load_transposed(uint32_t tile, uint32_t (&a)[16]) {
   TXL_UNROLL
   for (int n = 0; n < 16; ++n) {
-    const int d = factor_row(n), pair = d / 2 * 2, shift = d % 2 * 16;
+    const int d = factor_row(n), pair = d / 2 * 2, shift = d % 2 * 16;  // plant: transposed-column
     const uint32_t low = float_to_bits(get_shared(tile + in_tile(factor_column(n), pair))) >> shift;
     const uint32_t high = float_to_bits(get_shared(tile + in_tile(factor_column(n) + 1, pair))) >> shift;
     a[n] = (low & 0xFFFF) | high << 16;

@@ -35,6 +35,7 @@ struct QueryBlock {
       if (p.M) prefetch_map(p.k_mem_rows.map), prefetch_map(p.v_mem_rows.map);
     }
     if (thread() == 0) {
+      // plant: empty-arrivals
       k.make(S::GROUPS * WARPS_A_GROUP), v.make(S::GROUPS * WARPS_A_GROUP), r.make(S::GROUPS * WARPS_A_GROUP);
       barriers_made();
     }
@@ -93,7 +94,7 @@ TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
                  is_memory ? row : row - static_cast<int>(p.M), block.h, block.b);
   };
   TXL_ROLLED
-  for (int j = -S::GROUPS; j <= 0; ++j) load_r(j);
+  for (int j = -S::GROUPS; j <= 0; ++j) load_r(j);  // plant: first-tiles-of-r
   TXL_ROLLED
   for (int t = 0; t < block.tiles; ++t) {
     load(k, S::k, block.k, p.k_mem_rows, p.k_rows, t);

@@ -28,7 +28,7 @@ TXL_DEVICE void unroll(const Each& each) {
 // Byte of column x (even) of a row of a tile that begins at a multiple of 1024 bytes.
 TXL_DEVICE uint32_t in_tile(int row, int x) {
   const uint32_t at = static_cast<uint32_t>(row * ROW + x % SIDE * 2);
-  return static_cast<uint32_t>(x / SIDE * TILE) + (at ^ (at >> 7 & 7) << 4);
+  return static_cast<uint32_t>(x / SIDE * TILE) + (at ^ (at >> 7 & 7) << 4);  // plant: swizzle
 }
 
 // This thread's first row and column of a product; warp: its number in the warpgroup.
