@@ -79,7 +79,7 @@ TXL_DEVICE int factor_row(int n) { return own_row(thread() % GROUP / WARP) + 8 *
 TXL_DEVICE int factor_column(int n) { return n / 4 * 16 + n / 2 % 2 * 8 + own_column(); }
 
 // This thread's places of rows `first` .. + 63 of `count` as a left factor in registers; 0 beyond, and
-// beyond D. All are asked for before any is used.
+// beyond D. All loads are issued before any is used.
 template <class T, int WIDTH>
 TXL_DEVICE void load_rows(const Problem& p, const View& rows, int64_t b, int64_t h, int first, int64_t count,
                           uint32_t (&a)[WIDTH / 4]) {

@@ -1,4 +1,4 @@
-// Tensors as the copy engine takes them.
+// Tensors as TMA takes them.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -38,7 +38,7 @@ inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&
 #endif
 }
 
-// Rows are read 16 bytes at a time by the copy engine, 4 by threads.
+// Rows are read 16 bytes at a time by TMA, 4 by threads.
 inline void require_start(const View& view) {
   if (reinterpret_cast<uintptr_t>(view.data) % 16)
     throw std::invalid_argument(

@@ -36,10 +36,10 @@ TXL_DEVICE int own_row(int warp) { return warp * 16 + thread() % WARP / 4; }
 TXL_DEVICE int own_column() { return thread() % 4 * 2; }
 
 // The threads of a warpgroup meet; group: up to 2.
-TXL_DEVICE void meet_group(int group) {
-  if (group == 0) return meet_threads<1, GROUP>();
-  if (group == 1) return meet_threads<2, GROUP>();
-  meet_threads<3, GROUP>();
+TXL_DEVICE void sync_warpgroup(int group) {
+  if (group == 0) return named_barrier_sync<1, GROUP>();
+  if (group == 1) return named_barrier_sync<2, GROUP>();
+  named_barrier_sync<3, GROUP>();
 }
 
 }  // namespace txl_cuda
