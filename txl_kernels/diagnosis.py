@@ -56,7 +56,7 @@ def _cuda_lines() -> list[str]:
     built = f"compiled by {module.compiler} for {module.architectures}"
     lines = [
         _origin(cuda.native),
-        f"  forward of up to {cuda.MOST_QUERIES} queries, on H100 of any number and gradients; {built}",
+        f"  forward of up to {cuda.MAX_QUERIES} queries, on H100 of any number and gradients; {built}",
     ]
     if not cuda.VERIFIED:
         lines.append('  not yet verified on a device, so it runs only when asked for: backend="cuda"')

@@ -163,7 +163,7 @@ def _cuda_unasked(call: Call | None) -> bool:
     """Whether a device has shown that it is right and faster for such a call."""
     if call is None or not (cuda.VERIFIED or cuda.HOPPER_VERIFIED):
         return False
-    if call.q.size(2) > cuda.MOST_QUERIES or needs_gradients(call):
+    if call.q.size(2) > cuda.MAX_QUERIES or needs_gradients(call):
         return cuda.HOPPER_VERIFIED
     return cuda.VERIFIED and call.q.size(2) <= cuda.FASTER_UP_TO
 

@@ -35,13 +35,13 @@ READS_BOUNDS = False
 # Whether a device's record of it lies in benchmarks/results/. Until then it runs only when asked
 # for by name.
 VERIFIED = False
-MOST_QUERIES, MOST_KEYS, MOST_HEADS = 16, 2**23, 65535
+MAX_QUERIES, MAX_KEYS, MAX_HEADS = 16, 2**23, 65535
 # The kernels of more queries, and of gradients.
 HOPPER, HOPPER_DTYPES, HOPPER_WIDTH = (9, 0), (torch.bfloat16, torch.float16), 128
 ROW_BYTES = 16
-MOST_LONG_KEYS = 2**26 - 128  # the rings' addresses, 32 times a key, are 32-bit integers
-MOST_TEXTS = 65535  # of many queries: the last axis of a grid
-MOST_TABLES = 16  # of dr, for the same bits at every run
+MAX_LONG_KEYS = 2**26 - 128  # the rings' addresses, 32 times a key, are 32-bit integers
+MAX_TEXTS = 65535  # of many queries: the last axis of a grid
+MAX_TABLES = 16  # of dr, for the same bits at every run
 _LONG = "cuda, long"  # the key of a plan for many queries beside NAME's
 # What backend=None gives it once it is verified: beyond, Triton's matrix units have less arithmetic
 # to do.
@@ -79,22 +79,22 @@ def refuses(call: Call) -> str | None:
     reason = _beyond(call)
     if reason is not None:
         return f"it does not take {reason}; backend='triton' does"
-    few, gradients = call.q.size(2) <= MOST_QUERIES, needs_gradients(call)
+    few, gradients = call.q.size(2) <= MAX_QUERIES, needs_gradients(call)
     is_long = not few or gradients
     if is_long:
         reason = hopper_refuses(call)
         if reason is not None:
-            what = "gradients" if few else f"{call.q.size(2)} queries (L), where others take {MOST_QUERIES}"
+            what = "gradients" if few else f"{call.q.size(2)} queries (L), where others take {MAX_QUERIES}"
             return f"{reason}, as the kernels do that compute {what}; backend='triton' takes any call"
-    if call.q.size(1) > MOST_HEADS:
-        return f"it takes at most {MOST_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
-    if is_long and call.q.size(0) > MOST_TEXTS:
-        return f"it takes at most {MOST_TEXTS} batch rows (B), got {call.q.size(0)}; backend='triton' takes any number"
+    if call.q.size(1) > MAX_HEADS:
+        return f"it takes at most {MAX_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
+    if is_long and call.q.size(0) > MAX_TEXTS:
+        return f"it takes at most {MAX_TEXTS} batch rows (B), got {call.q.size(0)}; backend='triton' takes any number"
     keys = memory_len_of(call) + call.q.size(2)
     keys = keys if call.left is None or is_long else min(keys, call.left + call.q.size(2))
-    most, what = (MOST_LONG_KEYS, "M + L") if is_long else (MOST_KEYS, "M + L, or the window")
-    if keys > most:
-        return f"it takes at most {most} keys ({what}), got {keys}; backend='triton' takes any number"
+    limit, what = (MAX_LONG_KEYS, "M + L") if is_long else (MAX_KEYS, "M + L, or the window")
+    if keys > limit:
+        return f"it takes at most {limit} keys ({what}), got {keys}; backend='triton' takes any number"
     return None
 
 
@@ -196,7 +196,7 @@ def backward(
                 prepared.plans[_LONG] = plan
         slots, tables = 0, 1
         if torch.are_deterministic_algorithms_enabled():
-            slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MOST_TABLES)
+            slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MAX_TABLES)
             tables = 2 * slots  # a block has two warpgroups at most
         asked = tuple(x if x.numel() else None for x in gradients[: INPUTS.index("r_bias")])
         workspace = call.q.new_empty(plan.backward_workspace(asked, slots), dtype=torch.float32)
@@ -212,7 +212,7 @@ def backward(
 
 def make_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
     """The call as the module knows it, without pointers: what calls of one signature share."""
-    if call.q.size(2) > MOST_QUERIES:
+    if call.q.size(2) > MAX_QUERIES:
         return long_plan(call, out, multiprocessors)
     return native.module.Plan(call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors, _index(call))
 

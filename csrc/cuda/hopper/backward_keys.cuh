@@ -25,9 +25,9 @@ struct KeysShape {
                        content = position + STAGES * BYTES;
   static constexpr int dout = content + STAGES * BYTES, r = dout + STAGES * BYTES, k = r + WIDTH / SIDE * R_BYTES;
   static constexpr int v = k + (IN_SHARED ? GROUPS * BYTES : 0), stats = v + (IN_SHARED ? GROUPS * BYTES : 0);
-  static constexpr int reach = stats + STAGES * STATS;  // by stage: largest low, least high of its queries
+  static constexpr int reach = stats + STAGES * STATS;  // by stage: largest low, smallest high of its queries
   static constexpr int barriers = reach + STAGES * 8, shared = barriers + 8 * 3 * (STAGES + R_STAGES);
-  static_assert(shared <= MOST_SHARED);
+  static_assert(shared <= MAX_SHARED);
 };
 
 // A block of keys, and which blocks of 64 queries may see them.
@@ -42,9 +42,9 @@ struct KeyBlock {
   PipelineBarriers<S::R_STAGES> r;
 
   TXL_DEVICE KeyBlock(const BackwardProblem& problem, char* memory) : p(problem), shared(memory), keys(problem) {
-    const int64_t key = most(first_key(0), 0), end = least(first_key(S::GROUPS), p.M + p.L);
-    const int64_t from = most(key - p.M - p.right, 0);
-    const int64_t to = least(p.L, end - p.M + p.left);
+    const int64_t key = max_of(first_key(0), 0), end = min_of(first_key(S::GROUPS), p.M + p.L);
+    const int64_t from = max_of(key - p.M - p.right, 0);
+    const int64_t to = min_of(p.L, end - p.M + p.left);
     first = static_cast<int>(from) / SIDE * SIDE;
     steps = from < to && p.T ? static_cast<int>(to - first + SIDE - 1) / SIDE : 0;
     q.first = reinterpret_cast<Barrier*>(shared + S::barriers), r.first = q.first + q.BARRIERS;
@@ -100,7 +100,7 @@ TXL_DEVICE void load_stats(const KeyBlock<S>& block) {
   for (int step = 0; step < block.steps; ++step) {
     const int stage = q.producer_acquire();
     uint64_t seeing = 0;
-    int largest = -1, least_end = 1 << 30;
+    int largest = -1, min_end = 1 << 30;
     TXL_ROLLED
     for (int x = thread() % WARP; x < SIDE; x += WARP) {
       const int i = block.first + step * SIDE + x;
@@ -110,13 +110,13 @@ TXL_DEVICE void load_stats(const KeyBlock<S>& block) {
       const int low = static_cast<int>(seen.low), high = static_cast<int>(seen.high);
       put_shared(at, stats.lse), put_shared<4 * SIDE>(at, stats.delta);
       put_shared<8 * SIDE>(at, static_cast<uint32_t>(low)), put_shared<12 * SIDE>(at, static_cast<uint32_t>(high));
-      largest = low > largest ? low : largest, least_end = high < least_end ? high : least_end;
+      largest = low > largest ? low : largest, min_end = high < min_end ? high : min_end;
       seeing |= uint64_t{low < high || i >= p.L} << x;
     }
-    largest = most_of_warp(largest), least_end = least_of_warp(least_end);
+    largest = max_of_warp(largest), min_end = min_of_warp(min_end);
     if (thread() % WARP == 0) {
       const uint32_t at = block.address(S::reach + stage * 8);
-      put_shared(at, static_cast<uint32_t>(largest)), put_shared<4>(at, static_cast<uint32_t>(least_end));
+      put_shared(at, static_cast<uint32_t>(largest)), put_shared<4>(at, static_cast<uint32_t>(min_end));
     }
     clear_next<S>(block.q, state, block.address(S::dout), or_of_warp(seeing));
   }
@@ -277,8 +277,8 @@ class KeysGroup {
   TXL_DEVICE bool sees_all(int n) const {
     const uint32_t reach = block_.address(S::reach + n * 8);
     const int largest = static_cast<int>(float_to_bits(get_shared(reach)));
-    const int least_end = static_cast<int>(float_to_bits(get_shared<4>(reach)));
-    return largest <= first_ && least_end >= first_ + SIDE;
+    const int min_end = static_cast<int>(float_to_bits(get_shared<4>(reach)));
+    return largest <= first_ && min_end >= first_ + SIDE;
   }
   // Entries of keys that a query does not see become `hidden`.
   TXL_DEVICE void hide(int n, float (&x)[32], float hidden) const {

@@ -27,7 +27,7 @@ struct QueriesShape {
   static constexpr int barriers = dout + (IN_SHARED ? GROUPS * BYTES : 0);
   static constexpr int BARRIERS = 3 * (2 * STAGES + R_STAGES);
   static constexpr int seen = barriers + BARRIERS * 8, shared = seen + QUERIES * 8;
-  static_assert(shared <= MOST_SHARED);
+  static_assert(shared <= MAX_SHARED);
 };
 
 // Rows of k and of r that nobody sees may hold anything, and meet a dS of 0.

@@ -81,8 +81,8 @@ TXL_DEVICE void named_barrier_sync() {
 }
 TXL_DEVICE bool all_of_warp(bool x) { return __all_sync(0xFFFFFFFFu, x); }
 TXL_DEVICE uint32_t or_of_warp(uint32_t x) { return __reduce_or_sync(0xFFFFFFFFu, x); }
-TXL_DEVICE int least_of_warp(int x) { return __reduce_min_sync(0xFFFFFFFFu, x); }
-TXL_DEVICE int most_of_warp(int x) { return __reduce_max_sync(0xFFFFFFFFu, x); }
+TXL_DEVICE int min_of_warp(int x) { return __reduce_min_sync(0xFFFFFFFFu, x); }
+TXL_DEVICE int max_of_warp(int x) { return __reduce_max_sync(0xFFFFFFFFu, x); }
 // The value of lane 0: equal in all lanes, which the compiler then knows.
 TXL_DEVICE int of_first_lane(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 

@@ -40,7 +40,7 @@ TXL_DEVICE Tiles tiles_of(const int* seen, int first) {
     const int x = first + n + thread() % WARP, to = seen[QUERIES + x], from = seen[x];
     low = from < low ? from : low, high = to > high ? to : high;
   }
-  low = least_of_warp(low), high = most_of_warp(high);
+  low = min_of_warp(low), high = max_of_warp(high);
   return {low / SIDE, (high + SIDE - 1) / SIDE};
 }
 

@@ -8,8 +8,8 @@
 namespace txl_cuda {
 
 constexpr int WARPS_A_GROUP = 4;
-constexpr int MOST_SHARED = 227 * 1024;  // bytes that a block can have
-constexpr int RING = 16 * 128 * 4;       // bytes: a warp's two blocks of 16 x 64 position scores
+constexpr int MAX_SHARED = 227 * 1024;  // bytes that a block can have
+constexpr int RING = 16 * 128 * 4;      // bytes: a warp's two blocks of 16 x 64 position scores
 
 // each(Number<0>()), .. each(Number<N - 1>()): a loop whose counter is a constant.
 template <int N>

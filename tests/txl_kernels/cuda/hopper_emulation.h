@@ -181,12 +181,12 @@ inline uint32_t or_of_warp(uint32_t x) {
   for (int n = 0; n < simt::WARP; ++n) any |= words[n];
   return any;
 }
-inline int least_of_warp(int x) {
+inline int min_of_warp(int x) {
   const uint32_t* const words = simt::exchange(static_cast<uint32_t>(x));
   for (int n = 0; n < simt::WARP; ++n) x = std::min(x, static_cast<int>(words[n]));
   return x;
 }
-inline int most_of_warp(int x) { return -least_of_warp(-x); }
+inline int max_of_warp(int x) { return -min_of_warp(-x); }
 inline int of_first_lane(int x) { return static_cast<int>(simt::exchange(static_cast<uint32_t>(x))[0]); }
 
 template <int MORE = 0, class T>

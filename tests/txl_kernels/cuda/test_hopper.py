@@ -240,7 +240,7 @@ def test_what_it_does_not_take(emulated: Any, monkeypatch: pytest.MonkeyPatch) -
 def test_more_than_a_grid_or_an_address_holds(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, emulated)
     call = as_fields(make_inputs(Case("", L=20, D=8, B=1, H=1), torch.bfloat16))
-    keys = torch.empty(1, 1, cuda.MOST_LONG_KEYS - 19, 8, dtype=torch.bfloat16, device="meta")
+    keys = torch.empty(1, 1, cuda.MAX_LONG_KEYS - 19, 8, dtype=torch.bfloat16, device="meta")
     assert "at most 67108736 keys (M + L), got 67108737" in str(cuda.refuses(call._replace(k_mem=keys, v_mem=keys)))
     assert cuda.refuses(call._replace(k_mem=keys[:, :, 1:], v_mem=keys[:, :, 1:])) is None
     texts = torch.empty(65536, 1, 20, 8, dtype=torch.bfloat16, device="meta")
