@@ -40,7 +40,7 @@ MAX_QUERIES, MAX_KEYS, MAX_HEADS = 16, 2**23, 65535
 HOPPER, HOPPER_DTYPES, HOPPER_WIDTH = (9, 0), (torch.bfloat16, torch.float16), 128
 ROW_BYTES = 16
 MAX_LONG_KEYS = 2**26 - 128  # the rings' addresses, 32 times a key, are 32-bit integers
-MAX_TEXTS = 65535  # of many queries: the last axis of a grid
+MAX_BATCH = 65535  # of many queries: the last axis of a grid
 MAX_TABLES = 16  # of dr, for the same bits at every run
 _LONG = "cuda, long"  # the key of a plan for many queries beside NAME's
 # What backend=None gives it once it is verified: beyond, Triton's matrix units have less arithmetic
@@ -88,8 +88,8 @@ def refuses(call: Call) -> str | None:
             return f"{reason}, as the kernels do that compute {what}; backend='triton' takes any call"
     if call.q.size(1) > MAX_HEADS:
         return f"it takes at most {MAX_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
-    if is_long and call.q.size(0) > MAX_TEXTS:
-        return f"it takes at most {MAX_TEXTS} batch rows (B), got {call.q.size(0)}; backend='triton' takes any number"
+    if is_long and call.q.size(0) > MAX_BATCH:
+        return f"it takes at most {MAX_BATCH} batch rows (B), got {call.q.size(0)}; backend='triton' takes any number"
     keys = memory_len_of(call) + call.q.size(2)
     keys = keys if call.left is None or is_long else min(keys, call.left + call.q.size(2))
     limit, what = (MAX_LONG_KEYS, "M + L") if is_long else (MAX_KEYS, "M + L, or the window")

@@ -17,8 +17,8 @@ struct KeysShape {
   static constexpr int THREADS = (GROUPS + 1) * GROUP;
   static constexpr int BYTES = WIDTH / SIDE * TILE, STATS = SIDE * 16;
   static_assert(R_STAGES > GROUPS + 1);
-  // r's stages, 64 columns after 64; before the first lies the last once more: two tiles in a row of the
-  // text are one factor of 128 rows.
+  // r's stages, 64 columns after 64; before the first lies the last once more: two successive tiles
+  // are one factor of 128 rows.
   static constexpr int R_BYTES = (R_STAGES + 1) * TILE;
 
   static constexpr int skew = 0, position = skew + GROUPS * 2 * SkewTransposed::BYTES,

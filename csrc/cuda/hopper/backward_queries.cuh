@@ -387,13 +387,13 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void backward_queries_kernel(const TXL_CONSTANT BackwardProblem p) {
   TXL_SHARED_TILES(tiles);
-  int text = block_z(), number = block_x();
+  int batch_row = block_z(), number = block_x();
   if (p.slots) {
     const int64_t n = p.turn * p.slots + block_x(), blocks = p.rows / S::QUERIES;
     if (n >= p.B * blocks) return;
-    text = static_cast<int>(n / blocks), number = static_cast<int>(n % blocks);
+    batch_row = static_cast<int>(n / blocks), number = static_cast<int>(n % blocks);
   }
-  const QueryBlock<S> block(p, tiles, text, number);
+  const QueryBlock<S> block(p, tiles, batch_row, number);
   if (thread() >= S::GROUPS * GROUP) {
     if constexpr (S::GROUPS > 1) warpgroup_reg_dealloc<24>();
     const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;

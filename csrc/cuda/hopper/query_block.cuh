@@ -21,9 +21,9 @@ struct QueryBlock {
   PipelineBarriers<S::R_STAGES> r;
   int* seen;
 
-  // number: of the block of queries of text b and its part of the keys.
-  TXL_DEVICE QueryBlock(const LongProblem& problem, char* memory, int text, int number)
-      : p(problem), shared(memory), keys(problem), b(text) {
+  // number: of the block of queries of batch row b and its part of the keys.
+  TXL_DEVICE QueryBlock(const LongProblem& problem, char* memory, int batch_row, int number)
+      : p(problem), shared(memory), keys(problem), b(batch_row) {
     // The last queries see the most keys where attention is causal: they begin first.
     const int parts = static_cast<int>(p.parts), blocks = static_cast<int>((p.L + S::QUERIES - 1) / S::QUERIES);
     part = number % parts, first = (blocks - 1 - number / parts) * S::QUERIES;

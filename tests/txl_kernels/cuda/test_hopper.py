@@ -243,8 +243,8 @@ def test_more_than_a_grid_or_an_address_holds(emulated: Any, monkeypatch: pytest
     keys = torch.empty(1, 1, cuda.MAX_LONG_KEYS - 19, 8, dtype=torch.bfloat16, device="meta")
     assert "at most 67108736 keys (M + L), got 67108737" in str(cuda.refuses(call._replace(k_mem=keys, v_mem=keys)))
     assert cuda.refuses(call._replace(k_mem=keys[:, :, 1:], v_mem=keys[:, :, 1:])) is None
-    texts = torch.empty(65536, 1, 20, 8, dtype=torch.bfloat16, device="meta")
-    assert "at most 65535 batch rows (B), got 65536" in str(cuda.refuses(call._replace(q=texts, k=texts, v=texts)))
+    rows = torch.empty(65536, 1, 20, 8, dtype=torch.bfloat16, device="meta")
+    assert "at most 65535 batch rows (B), got 65536" in str(cuda.refuses(call._replace(q=rows, k=rows, v=rows)))
 
 
 def test_a_raw_operators_gradients_are_refused_where_there_are_none(
