@@ -10,19 +10,19 @@ namespace {
 
 // One thread's working memory.
 struct BackwardScratch {
-  Cell *k_panels, *k_rows, *v_panels, *qu, *qw, *dout;
+  Packed *k_panels, *k_rows, *v_panels, *qu, *qw, *dout;
   float *content, *position, *dp, *factor, *step, *dq;
   Weights weights;
   KeyGradients keys;
   Table table;
 
   BackwardScratch(Arena& a, const Problem& p, const BackwardPlan& z)
-      : k_panels(a.take<Cell>(BLOCK_S * deep(p.D))),
-        k_rows(a.take<Cell>(BLOCK_S * z.Dp)),
-        v_panels(a.take<Cell>(BLOCK_S * deep(p.Dv))),
-        qu(a.take<Cell>(BLOCK_L * z.Dp)),
-        qw(a.take<Cell>(BLOCK_L * z.Dp)),
-        dout(a.take<Cell>(BLOCK_L * z.Dvp)),
+      : k_panels(a.take<Packed>(BLOCK_S * deep(p.D))),
+        k_rows(a.take<Packed>(BLOCK_S * z.Dp)),
+        v_panels(a.take<Packed>(BLOCK_S * deep(p.Dv))),
+        qu(a.take<Packed>(BLOCK_L * z.Dp)),
+        qw(a.take<Packed>(BLOCK_L * z.Dp)),
+        dout(a.take<Packed>(BLOCK_L * z.Dvp)),
         content(a.take(MR * BLOCK_S)),
         position(a.take(MR * POSITION_LD)),
         dp(a.take(MR * BLOCK_S)),
@@ -72,7 +72,7 @@ TXL_INLINE auto* gradient_of(const Problem& p, bool whole) {
 }
 
 // c[MR][width] += a[MR][n] . b[n][width], and the sum over the MR rows of what was added, to `sum`.
-static void add_and_sum(const Cell* a, int64_t lda, const Cell* b, int64_t n, int64_t width, float* step, float* c,
+static void add_and_sum(const Packed* a, int64_t lda, const Packed* b, int64_t n, int64_t width, float* step, float* c,
                         float* sum) {
   memset(step, 0, sizeof(float) * MR * width);
   add_times_rows(a, lda, b, n, width, step);
@@ -239,7 +239,7 @@ static void find_stats(const Problem& p, const Gradients& g, const InUse& in_use
     const int64_t bh = item / z.ranges, i0 = item % z.ranges * z.range;
     Arena arena(scratch.data + thread * per_thread);
     if (decode_fits(p)) {
-      few_sums<T>(scores, bh, reinterpret_cast<Cell*>(scratch.data + thread * per_thread), stats);
+      few_sums<T>(scores, bh, reinterpret_cast<Packed*>(scratch.data + thread * per_thread), stats);
       return;
     }
     [[maybe_unused]] const Unit unit;

@@ -27,7 +27,7 @@ static bool decode_fits(const Problem& p) { return p.L <= DECODE_L && !p.drop_be
 // as the last one.
 template <bool POSITIONS, class T>
 TXL_INLINE void decode_products(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j, int64_t last,
-                                const Cell* qu, const Cell* qw, float* score) {
+                                const Packed* qu, const Packed* qw, float* score) {
   vf sum[LANES];
   float tail[LANES];
   const int64_t k_stride = (j < p.M ? p.k_mem : p.k).s2;
@@ -67,7 +67,7 @@ TXL_INLINE void decode_products(const Problem& p, int64_t b, int64_t h, int64_t 
 // The same with r_bias, before the cap.
 template <class T>
 TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j, int64_t last,
-                              const Cell* qu, const Cell* qw, float* score) {
+                              const Packed* qu, const Packed* qw, float* score) {
   if (p.r.data)
     decode_products<true, T>(p, b, h, i, j, last, qu, qw, score);
   else
@@ -107,7 +107,7 @@ static void weighted_rows(const float* weight, const T* values, int64_t stride, 
 
 // A part of one query: out[Dv] (not yet divided), then the reference of its weights and their sum.
 template <class T>
-static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, const Cell* qu, const Cell* qw,
+static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, const Packed* qu, const Packed* qw,
                         float* out) {
   const int64_t b = bh / p.H, h = bh % p.H, Dv = p.Dv;
   const int64_t n = keys.high - keys.low;
@@ -144,7 +144,7 @@ static void run_decode(const Problem& p) {
   const int64_t entry = Dv + 2;
   Buffer partial(queries * parts * entry), shifted(queries * 2 * D), sums(Dv);
   auto qu_of = [&](int64_t bh, int64_t i) {  // q + w: L rows on
-    return reinterpret_cast<Cell*>(shifted.data) + (2 * bh * p.L + i) * D;
+    return reinterpret_cast<Packed*>(shifted.data) + (2 * bh * p.L + i) * D;
   };
   for (int64_t bh = 0; bh < BH; ++bh) {
     auto sees = [&](int64_t i) { return visible(p, bh / p.H, i).any(); };
@@ -206,7 +206,7 @@ TXL_INLINE bool is_large(const Problem& p, int64_t bh, int64_t i) {
 // Stats of the queries of a head whose lse is large, from their scores. scores: the call without values; queries: room
 // for both kinds, [2][L][D].
 template <class T>
-static void few_sums(const Problem& scores, int64_t bh, Cell* queries, const QueryStats& stats) {
+static void few_sums(const Problem& scores, int64_t bh, Packed* queries, const QueryStats& stats) {
   const int64_t b = bh / scores.H, L = scores.L, D = scores.D;
   auto sees = [&](int64_t i) { return visible(scores, b, i).any(); };
   pack_queries<T>(scores, b, bh % scores.H, 0, L, sees, D, queries, queries + L * D);
@@ -234,7 +234,7 @@ constexpr int64_t FEW_PART = 512;  // keys at a time: read three times, from the
 
 struct FewScratch {
   float *dq, *p, *ds, *row;  // p, ds: [L][FEW_PART]
-  Cell *qu, *qw;
+  Packed *qu, *qw;
   float *qu_wide, *qw_wide, *dout;  // [L][Dp], dout Dvp
 
   FewScratch(Arena& a, const Problem& call, const BackwardPlan& z)
@@ -242,8 +242,8 @@ struct FewScratch {
         p(a.take(call.L * FEW_PART)),
         ds(a.take(call.L * FEW_PART)),
         row(a.take(max_of(z.Dp, z.Dvp))),
-        qu(a.take<Cell>(call.L * z.Dp)),
-        qw(a.take<Cell>(call.L * z.Dp)),
+        qu(a.take<Packed>(call.L * z.Dp)),
+        qw(a.take<Packed>(call.L * z.Dp)),
         qu_wide(a.take(call.L * z.Dp)),
         qw_wide(a.take(call.L * z.Dp)),
         dout(a.take(call.L * z.Dvp)) {}
