@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.evaluation.decoding import generation_engine
 from txl.evaluation.evaluate import (
     Method,
     Reading,
@@ -225,8 +224,6 @@ class LanguageModel:
         if asked.attn_len and isinstance(model.config, ModelConfig) and model.config.initial_memory == "empty":
             # No token sees more than there is.
             whole = dataclasses.replace(whole, attn_len=min(asked.attn_len, longest))
-        if whole.method == "cached":
-            return generation_engine(as_transformer(model, "a cache of keys"), batch, *whole.sizes, whole.clamp_len)
         return make_reader(model, batch, whole)
 
     def _whole(self, asked: Reading, usual: Method, window: int) -> Reading:

@@ -55,18 +55,6 @@ class AdaptiveEmbedding(nn.Module):
             result = result.index_copy(0, rows, self._embed(i, flat[rows], kept))
         return result.view(*tokens.shape, self.d_model)
 
-    def of_any_bin(self, tokens: Tensor) -> Tensor:
-        """As `forward` without dropout, and without asking the device which tokens are of which
-        bin: each bin embeds all of them. For a few tokens."""
-        if len(self.tables) == 1:
-            return self._embed(0, tokens, None)
-        bounds, last = self.bins.bounds, len(self.tables) - 1
-        result = self._embed(0, tokens.clamp(max=bounds[1] - 1), None)
-        for i in range(1, last + 1):
-            own = tokens.clamp(bounds[i], None if i == last else bounds[i + 1] - 1)
-            result = torch.where((tokens >= bounds[i]).unsqueeze(-1), self._embed(i, own, None), result)
-        return result
-
     def _embed(self, i: int, tokens: Tensor, kept: Tensor | None) -> Tensor:
         embedded = F.embedding(tokens - self.bins.bounds[i] if i else tokens, self.tables[i])
         if kept is not None:
