@@ -179,27 +179,19 @@ def local_device(name: str) -> str:
 
 
 @contextmanager
-def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
+def joined(device: torch.device) -> Iterator[World]:
     """The world that torchrun started; alone without torchrun.
 
     A default process group that is there is used, and left.
 
     device: of this process; a CPU's talk by gloo, GPUs by NCCL.
-    always: a process group even for a process that is alone, as FSDP needs one.
 
     Raises:
         TxlError: the processes cannot meet (a port in use, a process that does not come), or later
             another one is lost.
     """
     if not launched():
-        if not always:
-            yield World()
-            return
-        dist.init_process_group(_backend(device), store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-        try:
-            yield World()
-        finally:
-            dist.destroy_process_group()
+        yield World()
         return
     world = World(_number("RANK"), _number("WORLD_SIZE"))
     own = not dist.is_initialized()
@@ -285,7 +277,7 @@ def _is_lost_peer(error: RuntimeError) -> bool:
     return any(word in text for word in _LOST)
 
 
-def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, Any], shard: bool) -> None:
+def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, Any]) -> None:
     """Compares code, corpus (its fingerprint) and configurations of all processes.
 
     Raises:
@@ -296,7 +288,7 @@ def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, 
     facts = {"torch": torch.__version__, "the code of txl": code_digest(), "the corpus": corpus[:16]}
     facts |= {f"the model's {name}": json.dumps(value) for name, value in model.items()}
     facts |= {f"training's {name}": json.dumps(value) for name, value in train.items()}
-    world.agree(facts | {"--shard": str(shard)})
+    world.agree(facts)
 
 
 @cache

@@ -12,7 +12,7 @@ from txl.model.config import Config, ModelConfig
 from txl.model.transformer import HiddenMemory
 from txl.precision import autocast_dtype
 from txl.text.streams import OrderedStreams, ShuffledStreams
-from txl.training.checkpoint import Saved
+from txl.training.checkpoint import Checkpoint
 from txl.training.config import TrainConfig
 
 
@@ -68,28 +68,25 @@ class Batches:
         kept = memory if memory is None or self.dtype is None else tuple(x.to(self.dtype) for x in memory)
         self.memories[number] = kept
 
-    def state_dict(self, gathered: bool) -> dict[str, Tensor]:
-        """Memory of each part of the batch, in order of the rows.
-
-        gathered: for the first process of all processes, by all of them; else this one's part.
-        """
+    def state_dict(self) -> dict[str, Tensor]:
+        """Memory of each part of the batch, in order of the rows: for the first process that of all
+        processes, for the others nothing; to be called by all of them."""
         tensors: dict[str, Tensor] = {}
         for chunk, memory in enumerate(self.memories):
             for i, states in enumerate(memory or ()):
-                found = self.world.gather_tensors(states) if gathered else [states.contiguous()]
-                for rank, part in enumerate(found, 0 if gathered else self.world.rank):
+                for rank, part in enumerate(self.world.gather_tensors(states)):
                     tensors[f"memory.{rank * len(self.memories) + chunk}.{i}"] = part
         return tensors
 
-    def load_state_dict(self, saved: Saved) -> None:
+    def load_state_dict(self, saved: Checkpoint) -> None:
         """Takes the memory of this process's rows, whoever held which part of it.
 
         Raises:
             KeyError, ValueError: it is not whole.
         """
-        count = len(self.memories)
+        count, saved_memory = len(self.memories), saved.part("memory")
         parts: dict[int, int] = {}
-        for name in saved.under("memory"):
+        for name in saved_memory:
             part, layer = (int(x) for x in name.split("."))
             parts[part] = max(parts.get(part, 0), layer + 1)
         self.memories = [None] * count
@@ -97,10 +94,10 @@ class Batches:
             return
         begin, found = 0, []
         for part, layers in sorted(parts.items()):
-            end = begin + saved.sizes[f"memory.{part}.0"][0][0]
+            end = begin + len(saved_memory[f"{part}.0"])
             if begin < self.rows.stop and self.rows.start < end:
                 held = slice(max(self.rows.start - begin, 0), self.rows.stop - begin)
-                found.append([x[held] for x in saved.read(*(f"memory.{part}.{i}" for i in range(layers)))])
+                found.append([saved_memory[f"{part}.{i}"][held] for i in range(layers)])
             begin = end
         if begin != self.batch:
             raise ValueError(f"memory of {begin} streams, not of {self.batch}")

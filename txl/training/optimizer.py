@@ -118,6 +118,12 @@ class WeightAverage:
         assert isinstance(averaged, Network)
         return averaged
 
+    @property
+    def count(self) -> Tensor:
+        """How many updates are averaged, a scalar; only where there is an average."""
+        assert self._average is not None
+        return self._average.n_averaged
+
     def update(self) -> None:
         """To be called after every update of the model."""
         if self._average is not None and self.started:

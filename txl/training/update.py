@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from txl.model import Network, as_transformer
 from txl.model.adaptive import IGNORED, AdaptiveSoftmax
 from txl.model.transformer import HiddenMemory, TransformerXL
 from txl.precision import autocast_dtype
-from txl.training.checkpoint import Saved, check_shapes
+from txl.training.checkpoint import Checkpoint, load_parameters
 from txl.training.config import TrainConfig
 from txl.training.data import Batches
 from txl.training.optimizer import WeightAverage, learning_rate, make_optimizers
@@ -85,63 +84,18 @@ def segment_loss(
     return SegmentLoss(total, nll.detach(), states.memory)
 
 
-@dataclass(frozen=True)
-class Past:
-    """Memory as DDP and FSDP are to see it: not at all, or they would move it to the device."""
-
-    memory: HiddenMemory | None
-
-
 class SegmentTraining(nn.Module):
-    """A network whose forward is the loss of a segment, for what hooks into forward."""
+    """A network whose forward is the loss of a segment, since DDP hooks into forward."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
 
-    def forward(self, tokens: Tensor, targets: Tensor, past: Past, ext_len: int, intermediate: range) -> SegmentLoss:
+    def forward(
+        self, tokens: Tensor, targets: Tensor, memory: HiddenMemory | None, ext_len: int, intermediate: range
+    ) -> SegmentLoss:
         """As `segment_loss`."""
-        return segment_loss(self.network, tokens, targets, past.memory, ext_len=ext_len, intermediate=intermediate)
-
-
-class Parallel(Protocol):
-    """How gradients come together.
-
-    Attributes:
-        module: to be called as `SegmentTraining`; gradients are means over all processes.
-    """
-
-    module: nn.Module
-
-    def last_backward(self, last: bool) -> AbstractContextManager[None]:
-        """To be around forward and backward; `last` where the optimizer's step follows."""
-
-    def clip(self, most: float) -> Tensor:
-        """Scales the gradient to a norm of at most `most`; its norm before, a scalar."""
-
-    def whole(self, network: Network) -> Network:
-        """The network, or the average beside it, with all its parameters."""
-
-
-class Replicated:
-    """`Parallel` where each process holds all parameters; alone, nothing has to come together."""
-
-    def __init__(self, network: Network, world: World, device: torch.device) -> None:
-        self.module: nn.Module = SegmentTraining(network)
-        if world.size > 1:
-            places = [device] if device.type == "cuda" else None
-            self.module = DistributedDataParallel(self.module, device_ids=places, gradient_as_bucket_view=True)
-
-    def last_backward(self, last: bool) -> AbstractContextManager[None]:
-        if last or not isinstance(self.module, DistributedDataParallel):
-            return nullcontext()
-        return self.module.no_sync()
-
-    def clip(self, most: float) -> Tensor:
-        return nn.utils.clip_grad_norm_(self.module.parameters(), most)
-
-    def whole(self, network: Network) -> Network:
-        return network
+        return segment_loss(self.network, tokens, targets, memory, ext_len=ext_len, intermediate=intermediate)
 
 
 class NotFinite(Exception):
@@ -157,13 +111,10 @@ class Updated(NamedTuple):
 
 
 class Updater:
-    """A network in training, with its average, optimizers and gradients."""
+    """A network in training, with its average, optimizers and gradients. Each process holds all
+    parameters; gradients are means over the processes."""
 
-    def __init__(
-        self, network: Network, config: TrainConfig, world: World, device: torch.device, shard: bool = False
-    ) -> None:
-        """shard: parameters, gradients and the optimizer's state over the processes (FSDP2), where
-        `txl.training.sharded.check_shards` lets it through."""
+    def __init__(self, network: Network, config: TrainConfig, world: World, device: torch.device) -> None:
         self.network, self.config, self.world, self.device = network, config, world, device
         self.dtype = autocast_dtype(config.precision, device)
         if isinstance(network, TransformerXL):
@@ -172,13 +123,10 @@ class Updater:
                 if config.compile:
                     block.compile(dynamic=True)
         self.average = WeightAverage(network, config)
-        self.parallel: Parallel
-        if shard:
-            from txl.training.sharded import Sharded
-
-            self.parallel = Sharded(network, self.average.module, world, device, self.dtype)
-        else:
-            self.parallel = Replicated(network, world, device)
+        self.module: nn.Module = SegmentTraining(network)
+        if world.size > 1:
+            ids = [device] if device.type == "cuda" else None
+            self.module = DistributedDataParallel(self.module, device_ids=ids, gradient_as_bucket_view=True)
         self.optimizers = make_optimizers(network, config)
 
     def update(self, step: int, batches: Batches, stopping: Callable[[], bool] = lambda: False) -> Updated:
@@ -187,7 +135,7 @@ class Updater:
         Raises:
             NotFinite: loss or gradient are; nothing was changed.
         """
-        c = self.config
+        c, module = self.config, self.module
         self.network.train()
         nll: Any = 0.0  # of the losses' dtype and device
         intermediate = range(0)
@@ -197,15 +145,13 @@ class Updater:
         for part in range(c.accumulate):
             for chunk in batches.segment(step * c.accumulate + part):
                 last = part == c.accumulate - 1 and chunk.number == c.batch_chunk - 1
-                with self.parallel.last_backward(last):
+                with module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext():
                     with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
-                        loss = self.parallel.module(
-                            chunk.tokens, chunk.targets, Past(chunk.memory), c.context, intermediate
-                        )
+                        loss = module(chunk.tokens, chunk.targets, chunk.memory, c.context, intermediate)
                     (loss.total / parts).backward()
                 batches.keep(chunk.number, loss.memory)
                 nll += loss.nll / parts
-        norm = self.parallel.clip(c.clip)
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), c.clip)
         told = self.world.total(torch.stack([nll, torch.full_like(nll, float(stopping()))]))
         total, stops, length = torch.cat([told, norm.to(told.dtype).reshape(1)]).tolist()  # the one wait for the device
         total /= self.world.size
@@ -221,10 +167,6 @@ class Updater:
         self.average.update()
         return Updated(total, length, stops > 0)
 
-    def whole(self, network: Network) -> Network:
-        """The network or its average with all parameters; to be called by all processes."""
-        return self.parallel.whole(network)
-
     def state_dict(self) -> dict[str, Tensor]:
         """Optimizers and average, which a continuation needs beside the network's parameters."""
         tensors = self.average.tensors()
@@ -233,36 +175,35 @@ class Updater:
                 tensors |= {f"optimizer.{n}.{i}.{name}": torch.as_tensor(x) for name, x in slots.items()}
         return tensors
 
-    def load_state_dict(self, saved: Saved) -> None:
-        """Takes parameters, optimizers and average of a checkpoint; by all processes.
+    def load_state_dict(self, saved: Checkpoint) -> None:
+        """Takes parameters, optimizers and average of a checkpoint.
 
         Raises:
             TxlError: a parameter is missing, unknown or of another shape. KeyError, ValueError,
             RuntimeError: the rest is damaged.
         """
-        parameters = dict(self.network.named_parameters())
-        check_shapes(saved.path, {name: saved.sizes[f"model.{name}"][0] for name in saved.under("model")}, parameters)
-        targets: dict[str, Tensor] = {f"model.{name}": p for name, p in parameters.items()}
-        slots = [_empty_slots(saved, n, optimizer) for n, optimizer in enumerate(self.optimizers)]
-        for n, of_optimizer in enumerate(slots):
-            for i, named in of_optimizer.items():
-                targets |= {f"optimizer.{n}.{i}.{name}": x for name, x in named.items()}
-        targets |= self.average.tensors()
-        self.average.losses, self.average.started = list(saved.state["losses"]), saved.state["averaging"]
-        saved.fill(targets)
-        for optimizer, state in zip(self.optimizers, slots, strict=True):
+        load_parameters(self.network, saved)
+        for n, optimizer in enumerate(self.optimizers):
+            state = _slots(saved.part(f"optimizer.{n}"), optimizer)
             optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+        self.average.losses, self.average.started = list(saved.state["losses"]), saved.state["averaging"]
+        if self.average.module is not None:
+            load_parameters(self.average.module, saved, saved.part("average"))
+            self.average.count.copy_(saved.tensors["average_count"])
 
 
-def _empty_slots(saved: Saved, n: int, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
-    """Empty tensors for the state of an optimizer, sharded as the parameters they belong to."""
+def _slots(saved: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
+    """The state of an optimizer by parameter, from tensors named `INDEX.NAME`.
+
+    Raises:
+        IndexError, ValueError: it is of no parameter, or of another shape.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     found: dict[int, dict[str, Tensor]] = {}
-    for name in saved.under(f"optimizer.{n}"):
+    for name, x in saved.items():
         i, slot = name.split(".", 1)
-        shape, dtype = saved.sizes[f"optimizer.{n}.{name}"]
-        like = parameters[int(i)].detach()
-        same = shape == like.shape
-        fresh = torch.empty_like(like, dtype=dtype) if same else torch.empty(shape, dtype=dtype, device="cpu")
-        found.setdefault(int(i), {})[slot] = fresh
+        shape = parameters[int(i)].shape
+        if x.dim() and x.shape != shape:
+            raise ValueError(f"optimizer state {name} has shape {list(x.shape)}, its parameter {list(shape)}")
+        found.setdefault(int(i), {})[slot] = x
     return found
