@@ -16,7 +16,7 @@ from torch import Tensor
 
 from txl.distributed import SharedError, World, agree_on
 from txl.errors import Interrupted, TxlError
-from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, perplexity
+from txl.evaluation.evaluate import Reading, Score, Sizes, evaluate, perplexity, resolve
 from txl.model import Network, make_network
 from txl.model.config import PLACES, Config, RecurrentConfig
 from txl.paths import AnyPath, lock_folder, replace_text
@@ -244,16 +244,19 @@ class Trainer:
         return self.updater.average.model
 
     def _score(self, model: Network) -> Score:
-        method = default_method(model)
         # By segments as in training; a window slides by half of itself.
-        segment = {"cached": 128, "segments": self.config.scored, "sliding": max(self.segment // 2, 1)}[method]
-        attn_len = self.attn_len if method == "cached" else model.config.mem_len + self.segment
+        reach, half = model.config.mem_len + self.segment, max(self.segment // 2, 1)
+        sizes: Sizes = {
+            "cached": (self.attn_len, 128),
+            "segments": (reach, self.config.scored),
+            "sliding": (reach, half),
+        }
+        reading = resolve(Reading(), model, sizes)
         return self.world.first_does(
             lambda: evaluate(
-                model, self.corpus.valid, self.corpus.vocabulary.start,
-                Reading(attn_len, method=method, segment=segment), limit=self.config.eval_tokens,
+                model, self.corpus.valid, self.corpus.vocabulary.start, reading, limit=self.config.eval_tokens
             )
-        )  # fmt: skip
+        )
 
     def _evaluate(self, report: OnEntry | None) -> None:
         model = self._validated()
