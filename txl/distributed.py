@@ -1,7 +1,6 @@
 """Several processes that train as one, started by torchrun: how they meet, agree and part."""
 
 import gc
-import hashlib
 import json
 import os
 import threading
@@ -19,6 +18,7 @@ from torch import Tensor
 
 import txl_kernels
 from txl.errors import TxlError
+from txl_kernels.backends.source_hash import hash_files
 
 _T = TypeVar("_T")
 # A process that does nothing for so long is taken for lost; one that dies is noticed at once. A
@@ -293,10 +293,6 @@ def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, 
 
 @cache
 def code_digest() -> str:
-    """Digest of every source file of both packages, whatever their version says."""
-    digest = hashlib.sha256()
-    for root in (Path(__file__).parent, Path(str(txl_kernels.__file__)).parent):
-        for path in sorted(root.rglob("*.py")):
-            digest.update(str(path.relative_to(root)).encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    """Hashes of the source files of both packages, whatever their version says."""
+    roots = (Path(__file__).parent, Path(str(txl_kernels.__file__)).parent)
+    return ", ".join(hash_files(root, root.rglob("*.py")) for root in roots)
