@@ -64,13 +64,6 @@ class World:
         differ by one at most."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over all processes, element by element; a new tensor."""
-        summed = values.clone()
-        if self.size > 1:
-            dist.all_reduce(summed)
-        return summed
-
     def gather(self, value: _T) -> list[_T]:
         """What each process gives, in order of the ranks; anything small that can be pickled.
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from txl_kernels import backends, checks, forms, operators
 from txl_kernels.backends import reference
-from txl_kernels.backends.protocol import Plans, autocast_dtype
+from txl_kernels.backends.protocol import Plans
 from txl_kernels.call import INPUTS, Call, changed, inputs_of
-from txl_kernels.checks import KeyValuePair, Window, broadcast_bound, memory_pair, span
+from txl_kernels.checks import KeyValuePair, Window, autocast_dtype, broadcast_bound, memory_pair, span
 from txl_kernels.forms import Chunk
 from txl_kernels.seed import new_seed
 

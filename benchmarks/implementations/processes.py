@@ -28,8 +28,7 @@ from txl.model import make_network
 from txl.model.config import config_from_json
 from txl.text.streams import OrderedStreams
 from txl.training.config import TrainConfig
-from txl.training.data import Batches
-from txl.training.update import Updater
+from txl.training.update import Batches, Updater
 
 _HERE = Path(__file__).parents[1]
 

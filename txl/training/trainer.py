@@ -25,10 +25,8 @@ from txl.text.streams import training_streams
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
 from txl.training.checkpoint import Checkpoint
-from txl.training.config import TrainConfig
-from txl.training.data import Batches
-from txl.training.optimizer import learning_rate
-from txl.training.update import NotFinite, Updated, Updater
+from txl.training.config import TrainConfig, learning_rate
+from txl.training.update import Batches, NotFinite, Updated, Updater
 
 _DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
 _SETTLED = 0.05  # of the time that is given, before the clock counts

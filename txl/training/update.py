@@ -1,23 +1,28 @@
-"""Update: the segments' losses and gradients, over all processes, and the optimizer's step."""
+"""Update: what a process reads of each segment, losses and gradients over all processes, the
+optimizer's step, the average of the weights."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from txl.distributed import World
+from txl.errors import TxlError
 from txl.model import Network, as_transformer
 from txl.model.adaptive import IGNORED, AdaptiveSoftmax
+from txl.model.config import Config, ModelConfig
 from txl.model.transformer import HiddenMemory, TransformerXL
 from txl.precision import autocast_dtype
+from txl.text.streams import OrderedStreams, ShuffledStreams
 from txl.training.checkpoint import Checkpoint, load_parameters
-from txl.training.config import TrainConfig
-from txl.training.data import Batches
-from txl.training.optimizer import WeightAverage, learning_rate, make_optimizers
+from txl.training.config import TrainConfig, learning_rate
+from txl.training.optimizer import make_optimizers
 
 SECOND_TARGET_WEIGHT = 0.5
 
@@ -98,6 +103,158 @@ class SegmentTraining(nn.Module):
         return segment_loss(self.network, tokens, targets, memory, ext_len=ext_len, intermediate=intermediate)
 
 
+class Chunk(NamedTuple):
+    """Part of a batch that is computed at once: tokens [b, e + l], targets [b, l], memory."""
+
+    number: int
+    tokens: Tensor
+    targets: Tensor
+    memory: HiddenMemory | None
+
+
+class Batches:
+    """The streams of a batch that are this process's: contiguous rows, in order of the ranks.
+
+    So any number of processes reads the same segments with the same memory as one.
+
+    Attributes:
+        memories: of each chunk, in order of the rows; under autocast in its dtype.
+    """
+
+    def __init__(
+        self,
+        streams: OrderedStreams | ShuffledStreams,
+        config: TrainConfig,
+        model: Config,
+        world: World,
+        device: torch.device,
+    ) -> None:
+        """Raises TxlError if the processes' chunks would not be of one size."""
+        if config.batch % (world.size * config.batch_chunk):
+            raise TxlError(
+                f"batch must be a multiple of the number of processes times batch_chunk, {world.size} x "
+                f"{config.batch_chunk}, got {config.batch}"
+            )
+        self.streams, self.device, self.world = streams, device, world
+        # A Transformer's memory is only multiplied, in autocast's dtype; an LSTM's state adds up.
+        self.dtype = autocast_dtype(config.precision, device) if isinstance(model, ModelConfig) else None
+        self.rows, self.batch = world.rows(config.batch), config.batch
+        self.memories: list[HiddenMemory | None] = [None] * config.batch_chunk
+
+    def segment(self, n: int) -> Iterator[Chunk]:
+        """The chunks of segment n, counted over epochs; `keep` what each leaves."""
+        if self.streams.starts_epoch(n):
+            self.memories = [None] * len(self.memories)
+        tokens, targets = (x.to(self.device) for x in self.streams.segment(n, self.rows))
+        chunks = zip(tokens.chunk(len(self.memories)), targets.chunk(len(self.memories)), strict=True)
+        for number, (inputs, wanted) in enumerate(chunks):
+            yield Chunk(number, inputs, wanted, self.memories[number])
+
+    def keep(self, number: int, memory: HiddenMemory | None) -> None:
+        """The memory a chunk leaves for its next segment."""
+        kept = memory if memory is None or self.dtype is None else tuple(x.to(self.dtype) for x in memory)
+        self.memories[number] = kept
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Memory of each part of the batch, in order of the rows: for the first process that of all
+        processes, for the others nothing; to be called by all of them."""
+        tensors: dict[str, Tensor] = {}
+        for chunk, memory in enumerate(self.memories):
+            for i, states in enumerate(memory or ()):
+                for rank, part in enumerate(self.world.gather_tensors(states)):
+                    tensors[f"memory.{rank * len(self.memories) + chunk}.{i}"] = part
+        return tensors
+
+    def load_state_dict(self, saved: Checkpoint) -> None:
+        """Takes the memory of this process's rows, whoever held which part of it.
+
+        Raises:
+            KeyError, ValueError: it is not whole.
+        """
+        count, saved_memory = len(self.memories), saved.part("memory")
+        parts: dict[int, int] = {}
+        for name in saved_memory:
+            part, layer = (int(x) for x in name.split("."))
+            parts[part] = max(parts.get(part, 0), layer + 1)
+        self.memories = [None] * count
+        if not parts:
+            return
+        begin, found = 0, []
+        for part, layers in sorted(parts.items()):
+            end = begin + len(saved_memory[f"{part}.0"])
+            if begin < self.rows.stop and self.rows.start < end:
+                held = slice(max(self.rows.start - begin, 0), self.rows.stop - begin)
+                found.append([saved_memory[f"{part}.{i}"][held] for i in range(layers)])
+            begin = end
+        if begin != self.batch:
+            raise ValueError(f"memory of {begin} streams, not of {self.batch}")
+        whole = [torch.cat(layer).to(self.device).chunk(count) for layer in zip(*found, strict=True)]
+        for number in range(count):
+            self.keep(number, tuple(layer[number] for layer in whole))
+
+
+class WeightAverage:
+    """An average beside a model, of the kind that `TrainConfig.average` names.
+
+    Attributes:
+        losses: of validations so far, in order.
+        started: whether anything is averaged yet.
+    """
+
+    def __init__(self, model: Network, config: TrainConfig) -> None:
+        self.source, self.config = model, config
+        ema = get_ema_multi_avg_fn(config.ema_decay) if config.average == "ema" else None
+        self._average = None if config.average == "none" else AveragedModel(model, multi_avg_fn=ema)
+        self.started = config.average == "ema"
+        self.losses: list[float] = []
+
+    @property
+    def module(self) -> Network | None:
+        """Where the average is kept, whether or not it has begun; None without one."""
+        if self._average is None:
+            return None
+        averaged = self._average.module
+        assert isinstance(averaged, Network)
+        return averaged
+
+    @property
+    def count(self) -> Tensor:
+        """How many updates are averaged, a scalar; only where there is an average."""
+        assert self._average is not None
+        return self._average.n_averaged
+
+    def update(self) -> None:
+        """To be called after every update of the model."""
+        if self._average is not None and self.started:
+            self._average.update_parameters(self.source)
+
+    @property
+    def model(self) -> Network:
+        """The average as a model, or the model itself as long as nothing is averaged."""
+        if self._average is None or not self._average.n_averaged or self.module is None:
+            return self.source
+        return self.module
+
+    def validated(self, loss: float) -> None:
+        """Takes a validation's loss; starts a triggered average where it is due (`is_due`)."""
+        if self.config.average == "triggered" and not self.started:
+            self.started = is_due(self.losses, loss, self.config.patience)
+        self.losses.append(loss)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint needs, beside `losses` and `started`."""
+        if self._average is None:
+            return {}
+        named = {f"average.{name}": p for name, p in self._average.module.named_parameters()}
+        return named | {"average_count": self._average.n_averaged}
+
+
+def is_due(losses: Sequence[float], loss: float, patience: int) -> bool:
+    """Whether a validation is worse than the best of all before it but the last `patience` ones
+    (non-monotone trigger, Merity et al. 2018, algorithm 1)."""
+    return len(losses) > patience and loss > min(losses[:-patience])
+
+
 class NotFinite(Exception):
     """A loss or gradient that is infinite or no number; the same in all processes."""
 
@@ -152,7 +309,9 @@ class Updater:
                 batches.keep(chunk.number, loss.memory)
                 nll += loss.nll / parts
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), c.clip)
-        told = self.world.total(torch.stack([nll, torch.full_like(nll, float(stopping()))]))
+        told = torch.stack([nll, torch.full_like(nll, float(stopping()))])
+        if self.world.size > 1:
+            dist.all_reduce(told)
         total, stops, length = torch.cat([told, norm.to(told.dtype).reshape(1)]).tolist()  # the one wait for the device
         total /= self.world.size
         if not math.isfinite(total) or not math.isfinite(length):
