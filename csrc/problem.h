@@ -29,8 +29,8 @@ struct Attention {
   int64_t window = 0;                         // 0: no window
   float scale = 1;
   float softcap = 0;           // a score is softcap * tanh(score / softcap); 0: as it is
-  uint32_t drop_below = 0;     // an entry whose Philox word is below this is dropped; 0: no dropout
-  float keep_scale = 1;        // 1 / (1 - p)
+  uint32_t drop_below = 0;     // an entry whose 16 bits are below this is dropped; 0: no dropout
+  float keep_scale = 1;        // 65536 / (65536 - drop_below)
   View q, k, v, k_mem, v_mem;  // [B, H, rows, D], values Dv
   View r;                      // [H, T, D]: s0 head, s1 row; not given: r_bias alone
   View r_bias;                 // [H, T]: s0 head, s1 row; not given: zeros

@@ -153,20 +153,27 @@ def distance_range(call: Call) -> tuple[int, int]:
     return -ahead, farthest
 
 
-# Dropout bits: Philox-4x32-10 (Salmon et al. 2011), a function of seed and (b, h, i, j) alone.
-# Entry (b, h, i, j) takes word i % 4 of the block with counter (j, i // 4, b * H + h, 0) under
-# the 64-bit key `seed`, and is dropped if that word is below round(p * 2**32). Every backend draws
-# these same bits. Four neighbouring queries share a block because blocks of queries start at
-# multiples of four, while tiles of keys start where the memory's length puts them.
+# Dropout bits: Philox-4x32-7 (Salmon et al. 2011), a function of seed and (b, h, i, j) alone.
+# Entry (b, h, i, j) takes the i % 8-th 16 bits, lowest first, of the block with counter
+# (j, i // 8, b * H + h, 0) under the 64-bit key `seed`, and is dropped if they are below
+# `drop_threshold`. Every backend draws these same bits. Eight neighbouring queries share a block
+# because blocks of queries start at multiples of eight, while tiles of keys start where the
+# memory's length puts them. Seven rounds are the fewest that pass BigCrush (there, table 2).
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
+_ROUNDS = 7
+DROPOUT_BITS = "Philox-4x32-7, 16 bits"  # changes when the bits of a seed do
 
 
 def drop_threshold(dropout_p: float) -> int:
-    """Words below this are dropped: p as a fraction of 2**32, at most 2**32 - 1."""
-    return min(round(dropout_p * 2**32), _MASK)
+    """The integer below which 16 bits are dropped: 65536 p, rounded, 1 to 65535; 0 if p is 0."""
+    return min(max(round(dropout_p * 2**16), 1), 2**16 - 1) if dropout_p else 0
+
+
+def keep_scale(dropout_p: float) -> float:
+    """The factor of weights that stay: 1 / (1 - p) of the p that `drop_threshold` makes of it."""
+    return 2**16 / (2**16 - drop_threshold(dropout_p))
 
 
 def _high_low(x: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
@@ -192,9 +199,10 @@ def keep_mask(seed: Tensor, batch: int, heads: int, length: int, keys: int, drop
     """Which entries stay: bool [batch, heads, length, keys]. seed: int64, one element."""
     device = seed.device
     bh = torch.arange(batch * heads, device=device).view(-1, 1, 1)
-    group = torch.arange((length + 3) // 4, device=device).view(1, -1, 1)
+    group = torch.arange((length + 7) // 8, device=device).view(1, -1, 1)
     j = torch.arange(keys, device=device).view(1, 1, -1)
     seed = seed.reshape(())
     words = philox((j, group, bh, torch.zeros_like(j)), (seed & _MASK, (seed >> 32) & _MASK))
-    bits = torch.stack(torch.broadcast_tensors(*words), dim=2).flatten(1, 2)[:, :length]
+    halves = [half for word in torch.broadcast_tensors(*words) for half in (word & 0xFFFF, word >> 16)]
+    bits = torch.stack(halves, dim=2).flatten(1, 2)[:, :length]
     return (bits >= drop_threshold(dropout_p)).view(batch, heads, length, keys)

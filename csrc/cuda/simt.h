@@ -36,6 +36,7 @@ TXL_DEVICE int block_y() { return static_cast<int>(blockIdx.y); }
 TXL_DEVICE int block_z() { return static_cast<int>(blockIdx.z); }
 TXL_DEVICE void barrier() { __syncthreads(); }
 TXL_DEVICE float shuffle_xor(float x, int step) { return __shfl_xor_sync(0xFFFFFFFFu, x, step); }
+TXL_DEVICE uint32_t shuffle_bits_xor(uint32_t x, int step) { return __shfl_xor_sync(0xFFFFFFFFu, x, step); }
 
 struct alignas(16) Chunk {
   uint32_t word[4];

@@ -112,7 +112,7 @@ Attention attention_of(const py::tuple& call, const py::handle& out, Type type, 
   a.scale = static_cast<float>(call[SCALE].cast<double>());
   a.softcap = static_cast<float>(call[SOFTCAP].cast<double>());
   a.drop_below = drop_below;
-  if (drop_below) a.keep_scale = static_cast<float>(1 / (1 - call[DROPOUT_P].cast<double>()));
+  if (drop_below) a.keep_scale = 65536.f / static_cast<float>(65536 - drop_below);
   const auto inputs = inputs_of(a);
   for (size_t i = 0; i < INPUTS; ++i)
     if (!call[i].is_none()) *inputs[i] = strides_of(call[i]);

@@ -10,7 +10,7 @@ from oracle import DTYPES, cast, randn, skipping_refusals
 from torch import Tensor
 
 from txl_kernels import bounds_from_cu_seqlens, rel_attention
-from txl_kernels.call import keep_mask
+from txl_kernels.call import keep_mask, keep_scale
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
@@ -139,7 +139,7 @@ def form_oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
         if x.get("dropout_p"):
             seed = x["dropout_seed"] + b if each_text else x["dropout_seed"]
             drawn = keep_mask(seed, B, H, L, S, x["dropout_p"])[0 if each_text else b]
-            keep = drawn.double() / (1 - x["dropout_p"])
+            keep = drawn.double() * keep_scale(x["dropout_p"])
         for i in range(L):
             scores, values = [], []
             for j in (j for j in range(S) if sees(x, b, i, j, M)):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends import KERNELS
-from txl_kernels.call import INPUTS, Call, keep_mask
+from txl_kernels.call import INPUTS, Call, keep_mask, keep_scale
 from txl_kernels.checks import span
 
 TENSORS = tuple(name for name in INPUTS if name != "r_bias")  # of a call as the paper's is
@@ -219,7 +219,7 @@ def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
     scale = D**-0.5 if x["scale"] is None else x["scale"]
     keep = torch.ones(B, H, L, S, dtype=torch.float64)
     if x["dropout_p"]:
-        keep = keep_mask(x["dropout_seed"], B, H, L, S, x["dropout_p"]).double() / (1 - x["dropout_p"])
+        keep = keep_mask(x["dropout_seed"], B, H, L, S, x["dropout_p"]).double() * keep_scale(x["dropout_p"])
     out, lse = q.new_zeros(B, H, L, v.size(3)), q.new_full((B, H, L), -torch.inf)
     rows_out, rows_lse = [], []
     for b in range(B):

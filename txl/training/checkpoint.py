@@ -48,6 +48,7 @@ class State:
         train: the `TrainConfig`. corpus: its fingerprint.
         attn_len, segment: as in `Checkpoint`. ranks: processes.
         averaging: whether the average of the weights has begun.
+        attention_dropout: the generator of its bits; "" in a checkpoint of an earlier version.
         validation_due: whether the run ended before the validation of this step.
         valid: loss of a best checkpoint. imported, averaged: what else a checkpoint was made of.
     """
@@ -61,6 +62,7 @@ class State:
     ranks: int = 1
     losses: tuple[float, ...] = ()
     averaging: bool = False
+    attention_dropout: str = ""
     validation_due: bool = False
     valid: float = math.inf
     imported: str = ""

@@ -27,6 +27,7 @@ from txl.training import run as runs
 from txl.training.checkpoint import Checkpoint
 from txl.training.config import TrainConfig, learning_rate
 from txl.training.update import Batches, NotFinite, Updated, Updater
+from txl_kernels.call import DROPOUT_BITS
 
 _DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
 _SETTLED = 0.05  # of the time that is given, before the clock counts
@@ -307,6 +308,7 @@ class Trainer:
         state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
         state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}
         state |= {"validation_due": self.validation_due, "ranks": self.world.size}
+        state |= {"attention_dropout": DROPOUT_BITS}
         return state | {"losses": average.losses, "averaging": average.started}
 
     def _rng(self) -> dict[str, Tensor]:
@@ -337,6 +339,7 @@ class Trainer:
         self.saved_step = self.step
         if self.world.first:
             _tell_other_warm_up(saved, self.config)
+            _tell_other_dropout(saved, getattr(self.model.config, "attn_dropout", 0.0))
             runs.truncate_log(self.folder / "log.jsonl", self.step, not self.validation_due)
 
     def _open(self) -> Checkpoint:
@@ -397,6 +400,16 @@ def _tell_other_warm_up(saved: Checkpoint, config: TrainConfig) -> None:
         warnings.warn(
             f"{saved.path}: an earlier version began the warm-up of schedule 'cosine-released' one update ahead of the "
             f"released code; updates {step + 1} to {warmup} take its rates",
+            stacklevel=2,
+        )
+
+
+def _tell_other_dropout(saved: Checkpoint, rate: float) -> None:
+    """Warn where the version that began the run drew other bits for attention dropout."""
+    if rate and saved.state.get("attention_dropout") != DROPOUT_BITS:
+        warnings.warn(
+            f"{saved.path}: an earlier version drew other bits for attention dropout; the run goes on with those of "
+            f"this one, {DROPOUT_BITS}, and is not bit for bit what it would have been",
             stacklevel=2,
         )
 

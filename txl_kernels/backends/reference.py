@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends.protocol import HeadWidths, Plans
-from txl_kernels.call import Call, intervals, keep_mask, memory_len_of, table_len_of
+from txl_kernels.call import Call, intervals, keep_mask, keep_scale, memory_len_of, table_len_of
 from txl_kernels.checks import can_autocast
 
 NAME = "reference"
@@ -46,7 +46,7 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
     if call.seed is not None and call.dropout_p > 0:
         batch, heads, length, keys = p.shape
         keep = keep_mask(call.seed, batch, heads, length, keys, call.dropout_p)
-        p = p * keep / (1.0 - call.dropout_p)
+        p = p * keep * keep_scale(call.dropout_p)
     out = (p @ v.where(used, 0.0)).to(call.q.dtype)
     return out, lse
 

@@ -9,7 +9,8 @@
 namespace txl::TXL_ISA {
 namespace {
 
-constexpr int64_t GROUP = MR % 4 ? 2 * MR : MR;       // queries of whole strips and whole groups of four (dropout)
+constexpr int64_t GROUP = MR % 8 == 0 ? MR : MR % 4 == 0 ? 2 * MR : 4 * MR;  // queries of whole strips, and of whole
+                                                                             // blocks of dropout
 constexpr int64_t RANGE_L = DEPTH == 32 ? 768 : 384;  // queries of an item, at most; a multiple of GROUP
 constexpr int64_t FORWARD_ITEMS = 32;                 // parts are made until there are as many items
 constexpr int64_t PART_S = 768;                       // keys of a part, at least

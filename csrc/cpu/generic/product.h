@@ -19,7 +19,7 @@ TXL_INLINE int64_t deep(int64_t D) { return round_up(D, DEPTH); }
 
 typedef float Cell;  // what is multiplied
 
-constexpr int64_t BLOCK_L = 48;  // queries of a block in backward: a multiple of MR and of 4 (dropout)
+constexpr int64_t BLOCK_L = 48;  // queries of a block in backward: a multiple of MR and DROPOUT_ROWS
 
 // Weights are written so many at a time.
 constexpr int WEIGHTS = LANES;
@@ -86,7 +86,7 @@ TXL_INLINE void pack_rows(const T* const source[NR], int64_t D, int64_t Dp, floa
 
 typedef bf16 Cell;  // what is multiplied
 
-constexpr int64_t BLOCK_L = 96;  // queries of a block in backward: a multiple of MR, of NR and of 4 (dropout)
+constexpr int64_t BLOCK_L = 96;  // queries of a block in backward: a multiple of MR, NR and DROPOUT_ROWS
 static_assert(BLOCK_L % MR == 0 && BLOCK_L % NR == 0, "blocks are whole tiles");
 
 // Weights are written so many at a time: whole rows of a tile, or what reads them waits for the halves.

@@ -163,10 +163,11 @@ struct Cap {
   }
 };
 
-// Philox-4x32-10 (Salmon et al. 2011): entry (b, h, i, j) is word i % 4 of the block with counter
-// (j, i / 4, b * H + h, 0) under the key seed. The mask is a function of these alone.
+// Philox-4x32-7 (Salmon et al. 2011): entry (b, h, i, j) is the i % 8-th 16 bits, lowest first, of the
+// block with counter (j, i / 8, b * H + h, 0) under the key seed. The mask is a function of these alone.
 
-constexpr int PHILOX_ROUNDS = 10;
+constexpr int PHILOX_ROUNDS = 7;
+constexpr int64_t DROPOUT_ROWS = 8;  // queries that share a block
 
 typedef uint64_t vw __attribute__((vector_size(4 * TXL_LANES)));
 
@@ -208,12 +209,12 @@ TXL_INLINE void philox_blocks(uint32_t j, uint32_t group, uint32_t bh, uint64_t 
 }
 
 // factor[row * BLOCK_S + n] = 0 if entry (bh, i0 + row, j0 + n) is dropped, else 1 / (1 - p), for
-// the keys that some query of the row's group of four sees; i0 is a multiple of 4. `ranges`: of the
-// `count` rows.
+// the keys that some query of the row's group sees; i0 is a multiple of DROPOUT_ROWS. `ranges`: of
+// the `count` rows.
 static void dropout_factors(const Problem& p, const Range* ranges, int64_t count, int64_t bh, int64_t i0, int64_t j0,
                             float* factor) {
-  for (int64_t group = 0; group < count; group += 4) {
-    const int64_t rows = min_of(4, count - group);
+  for (int64_t group = 0; group < count; group += DROPOUT_ROWS) {
+    const int64_t rows = min_of(DROPOUT_ROWS, count - group);
     int64_t from = BLOCK_S, to = 0;
     for (int64_t i = group; i < group + rows; ++i) {
       const Range seen = within(ranges[i], j0);
@@ -221,10 +222,12 @@ static void dropout_factors(const Problem& p, const Range* ranges, int64_t count
     }
     for (int64_t n = from / LANES * LANES; n < to; n += LANES) {
       vu word[4];
-      philox_blocks(static_cast<uint32_t>(j0 + n), static_cast<uint32_t>((i0 + group) / 4), static_cast<uint32_t>(bh),
-                    p.seed, word);
-      for (int64_t z = 0; z < rows; ++z)
-        store(factor + (group + z) * BLOCK_S + n, word[z] < p.drop_below ? vf{} : splat(p.keep_scale));
+      philox_blocks(static_cast<uint32_t>(j0 + n), static_cast<uint32_t>((i0 + group) / DROPOUT_ROWS),
+                    static_cast<uint32_t>(bh), p.seed, word);
+      for (int64_t z = 0; z < rows; ++z) {
+        const vu bits = z % 2 ? word[z / 2] >> 16 : word[z / 2] & 0xFFFF;
+        store(factor + (group + z) * BLOCK_S + n, bits < p.drop_below ? vf{} : splat(p.keep_scale));
+      }
     }
   }
 }

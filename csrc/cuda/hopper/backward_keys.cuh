@@ -120,22 +120,19 @@ TXL_DEVICE void load_stats(const KeyBlock<S>& block) {
   }
 }
 
-// Bit n: entry n of a fragment of keys [key, + 64) and queries [query, + 64) is kept. Two lanes with the
-// same four queries share what is drawn.
+// Bit n: entry n of a fragment of keys [key, + 64) and queries [query, + 64) is kept. Four lanes hold a
+// key's queries, two of every eight each; lane `own` of them draws those of columns 8 own and 8 own + 32.
 TXL_DEVICE uint32_t draw_kept_by_key(const Problem& p, int64_t bh, int64_t query, int64_t key) {
-  const int lane = thread() % WARP, own = lane % 2;
-  uint32_t kept = 0;
+  const int own = thread() % 4;
+  uint32_t mine = 0;  // byte 2 k + h: columns 8 own + 32 k, row h of the fragment's two
   TXL_ROLLED
-  for (int k = 0; k < 8; ++k) {
-    uint32_t words[4];
-    draw(p, bh, (query + 8 * k) / 4 + lane % 4 / 2, key + 8 * own, words);
-    int mine = 0;
-    TXL_UNROLL
-    for (int g = 0; g < 4; ++g) mine |= static_cast<int>(words[g] >= p.drop_below) << g;
-    const int theirs = static_cast<int>(shuffle_xor(static_cast<float>(mine), 1));
-    TXL_UNROLL
-    for (int h = 0; h < 2; ++h)
-      kept |= static_cast<uint32_t>((h == own ? mine : theirs) >> (2 * own) & 3) << (4 * k + 2 * h);
+  for (int n = 0; n < 4; ++n) mine |= kept_of_eight(p, bh, query / 8 + own + n / 2 * 4, key + n % 2 * 8) << 8 * n;
+  uint32_t kept = 0;
+  TXL_UNROLL
+  for (int x = 0; x < 4; ++x) {
+    const uint32_t theirs = (x ? shuffle_bits_xor(mine, x) : mine) >> 2 * own & 0x03030303u;
+    const uint32_t pairs = theirs | theirs >> 6;  // of both rows, side by side
+    kept |= (pairs & 15) << 4 * (own ^ x) | (pairs >> 16 & 15) << (4 * (own ^ x) + 16);
   }
   return kept;
 }

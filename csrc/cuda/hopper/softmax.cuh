@@ -5,24 +5,20 @@
 
 namespace txl_cuda {
 
-// Bit n of the result: entry n of a fragment of 64 keys from `key` on is kept. Lanes of four
-// neighbouring queries share what is drawn.
+// Bit n of the result: entry n of a fragment of 64 keys from `key` on is kept. The 8 lanes of eight
+// neighbouring queries hold the same keys; lane `own` of them draws those of columns 8 own to
+// 8 own + 7, and each takes its query's bits of the others'.
 TXL_DEVICE uint32_t draw_kept(const Problem& p, int64_t bh, int64_t query, int64_t key) {
-  const int lane = thread() % WARP, own = lane / 4 % 4;
-  uint32_t kept = 0;
+  const int lane = thread() % WARP, own = lane / 4;
+  uint32_t mine = 0;  // byte 2 h + e: row h of the fragment's two, column e of the lane's two
   TXL_ROLLED
-  for (int n = 0; n < 8; ++n) {  // h, k / 2; lane `own` draws k % 2 = own / 2, e = own % 2
-    const int h = n / 4, pair = n % 4;
-    uint32_t words[4];
-    draw(p, bh, (query + 8 * h) / 4, key + 16 * pair + own / 2 * 8 + lane % 4 * 2 + own % 2, words);
-    int mine = 0;  // bit g: kept for the g-th of the four queries
-    TXL_UNROLL
-    for (int g = 0; g < 4; ++g) mine |= static_cast<int>(words[g] >= p.drop_below) << g;
-    TXL_UNROLL
-    for (int x = 0; x < 4; ++x) {
-      const int other = own ^ x, theirs = x ? static_cast<int>(shuffle_xor(static_cast<float>(mine), 4 * x)) : mine;
-      kept |= static_cast<uint32_t>(theirs >> own & 1) << (4 * (2 * pair + other / 2) + 2 * h + other % 2);
-    }
+  for (int n = 0; n < 4; ++n)
+    mine |= kept_of_eight(p, bh, (query + n / 2 * 8) / 8, key + 8 * own + lane % 4 * 2 + n % 2) << 8 * n;
+  uint32_t kept = 0;
+  TXL_UNROLL
+  for (int x = 0; x < 8; ++x) {
+    const uint32_t theirs = (x ? shuffle_bits_xor(mine, 4 * x) : mine) >> own & 0x01010101u;
+    kept |= (theirs * 0x01020408u >> 24 & 15) << 4 * (own ^ x);  // the bits of four bytes, side by side
   }
   return kept;
 }

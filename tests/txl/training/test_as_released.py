@@ -94,3 +94,21 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path, corpus: Corpus, monkeypat
     unlock(tmp_path)
     with pytest.raises(TxlError, match="cannot resume with other training options: streams is released, was all"):
         trainer(tmp_path, corpus, resume=True, streams="released", **options)
+
+
+def test_attention_dropout_of_an_earlier_version(tmp_path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits of a seed were others: resuming says so, once, and only where they are drawn."""
+    for name, model in (("with", {"attn_dropout": 0.1}), ("without", {"attn_dropout": 0.0})):
+        with monkeypatch.context() as earlier:
+            earlier.setattr("txl.training.trainer.DROPOUT_BITS", "")
+            before = trainer(tmp_path / name, corpus, model=model)
+            before.advance(1)
+            before.save()
+        unlock(tmp_path / name)
+    with pytest.warns(UserWarning, match="drew other bits for attention dropout"):
+        after = trainer(tmp_path / "with", corpus, model={"attn_dropout": 0.1}, resume=True)
+    after.advance(1)
+    after.save()
+    unlock(tmp_path / "with")
+    for name, rate in (("with", 0.1), ("without", 0.0)):
+        trainer(tmp_path / name, corpus, model={"attn_dropout": rate}, resume=True)  # warnings are errors

@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from txl_kernels import rel_attention
-from txl_kernels.call import keep_mask, philox
+from txl_kernels.call import drop_threshold, keep_mask, keep_scale, philox
 
-# Known answers published with Random123 (Salmon et al. 2011): counter, key, result.
+# Known answers published with Random123 (Salmon et al. 2011), 7 rounds: counter, key, result.
 KNOWN = [
-    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    ((0, 0, 0, 0), (0, 0), (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662)),
     (
         (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
         (0xA4093822, 0x299F31D0),
-        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A),
     ),
 ]
 
@@ -56,6 +56,21 @@ def test_mask_is_the_same_function_of_seed_and_indices(seed: int, backend: str) 
 def test_share_of_dropped_entries() -> None:
     keep = keep_mask(torch.tensor([5]), 4, 4, 64, 256, 0.3)
     assert abs(keep.float().mean() - 0.7) < 4 * (0.3 * 0.7 / keep.numel()) ** 0.5
+
+
+@pytest.mark.parametrize(("p", "dropped"), [(1e-9, 1), (0.1, 6554), (1 - 1e-9, 65535)])
+def test_threshold_and_factor_of_what_stays(p: float, dropped: int, backend: str) -> None:
+    """p in steps of 1 / 65536, never 0 unless asked for; the factor is that of the p drawn."""
+    assert (drop_threshold(p), drop_threshold(0.0)) == (dropped, 0)
+    assert keep_scale(p) == pytest.approx(1 / (1 - dropped / 65536), rel=1e-12)
+    v = torch.ones(1, 1, 16, 64)
+    q = torch.zeros_like(v)
+    out = rel_attention(
+        q, q, v, torch.zeros(1, 31, 64), torch.zeros(1, 64), torch.zeros(1, 64), zero_row=15, causal=False,
+        dropout_p=p, dropout_seed=torch.tensor([3]), backend=backend,
+    )  # fmt: skip
+    stay = keep_mask(torch.tensor([3]), 1, 1, 16, 16, p).float().mean(3)
+    torch.testing.assert_close(out[..., 0], stay * keep_scale(p), rtol=1e-5, atol=0)
 
 
 def test_manual_seed_governs_it(backend: str) -> None:

@@ -19,7 +19,7 @@ import torch
 from oracle import Case, as_call, make_inputs
 
 from txl_kernels import rel_attention
-from txl_kernels.call import drop_threshold
+from txl_kernels.call import drop_threshold, keep_scale
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = ROOT / "csrc" / "cpu"
@@ -100,7 +100,7 @@ def input_of(case: Case, x: dict[str, Any], dout: torch.Tensor, dlse: torch.Tens
     settings += [x["q"].dtype == torch.bfloat16, 3, drop_threshold(drop) if drop else 0]
     settings += [int(x["dropout_seed"]) if drop else 0, x["start"] is not None, x["end"] is not None]
     given = np.array(settings, dtype=np.int64).tobytes()
-    given += np.array([case.D**-0.5, 1 / (1 - drop)], dtype=np.float32).tobytes()
+    given += np.array([case.D**-0.5, keep_scale(drop)], dtype=np.float32).tobytes()
     given += b"".join(raw(x[n]) for n in ("q", "k", "v", "k_mem", "v_mem", "r", "content_bias", "position_bias"))
     given += raw(dout) + raw(dlse)
     return given + b"".join(raw(x[n].expand(case.B, case.L)) for n in ("start", "end") if x[n] is not None)

@@ -72,7 +72,7 @@ int main() {
   txl_cuda::Problem p = {};
   p.B = p.H = 1, p.L = L, p.M = M, p.D = p.Dv = D, p.T = S, p.ahead = 0, p.aligned = 1, p.window = WINDOW,
   p.scale = 0.5f;
-  p.drop_below = 0x40000000u, p.keep_scale = 4.f / 3, p.seed = seed.there;
+  p.drop_below = 0x4000u, p.keep_scale = 4.f / 3, p.seed = seed.there;
   p.q = q.view(), p.k = k.view(), p.v = v.view(), p.k_mem = k_mem.view(), p.v_mem = v_mem.view(), p.out = out.view();
   p.r = {r.there, 0, D, 0}, p.u = u.view(), p.w = w.view(), p.lse = lse.there;
   const auto partial = unwritten(txl_cuda::split(p, 2));

@@ -298,6 +298,7 @@ inline uint32_t float_to_bits(float x) {
   std::memcpy(&y, &x, 4);
   return y;
 }
+inline uint32_t shuffle_bits_xor(uint32_t x, int step) { return float_to_bits(shuffle_xor(bits_to_float(x), step)); }
 inline float half_to_float(uint16_t x) {
   _Float16 y;
   std::memcpy(&y, &x, 2);

@@ -12,7 +12,7 @@ import triton
 from txl_kernels.backends.triton import config, numbers_of
 from txl_kernels.backends.triton.config import interpreted
 from txl_kernels.backends.triton.launch import ALIGNMENT, Form, Operand, Tile
-from txl_kernels.call import Call, drop_threshold, is_bounded
+from txl_kernels.call import Call, drop_threshold, is_bounded, keep_scale
 from txl_kernels.checks import FLOAT32_RANGE
 
 LOG2E = 1.4426950408889634
@@ -223,8 +223,8 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
         sign=float((call.scale > 0) - (call.scale < 0)),
         scale_log2=scale_log2,
         to_cap=to_cap,
-        drop_below=drop_threshold(call.dropout_p) - 2**31,
-        keep_scale=1.0 / (1.0 - call.dropout_p),
+        drop_below=drop_threshold(call.dropout_p),
+        keep_scale=keep_scale(call.dropout_p),
         kind=kind,
         block_d=block_d,
         block_dv=block_dv,

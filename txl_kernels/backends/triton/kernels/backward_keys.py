@@ -266,7 +266,7 @@ def backward_table_kernel(
             above = dot(v, tl.trans(dout), None, PRECISION)  # [keys, queries]
             v = _load_keys(mem_values, value_rows, key0 - BLOCK, M, BLOCK, plain_values)
             below = dot(v, tl.trans(dout), None, PRECISION)
-            if DROPOUT:  # in key coordinates, where four queries share their bits
+            if DROPOUT:  # in key coordinates, where eight queries share a draw
                 stays = kept_transposed(dropout, m0, key0, BLOCK, BLOCK)
                 above = tl.where(stays, above * keep_scale, 0.0)
                 stays = kept_transposed(dropout, m0, key0 - BLOCK, BLOCK, BLOCK)

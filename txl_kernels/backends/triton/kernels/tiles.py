@@ -8,6 +8,7 @@ from txl_kernels.backends.triton.config import interpreted
 from txl_kernels.backends.triton.kernels.arguments import Numbers, Place, Rows, Table
 
 INTERPRETED = tl.constexpr(interpreted())
+PHILOX_ROUNDS = tl.constexpr(7)  # as in `txl_kernels.call`
 
 
 @triton.jit
@@ -294,29 +295,29 @@ def weights(s, scale_log2, top, lse2):
 
 
 @triton.jit
-def _kept_words(dropout, group, key):
-    """Four bools for each (group of four queries, key): not dropped.
-
-    drop_below: less 2**31, so that it is an int32.
-    """
+def _kept_eight(dropout, group, key):
+    """Eight bools, in three axes of 2, for each (group of eight queries, key): not dropped."""
     zero = tl.zeros_like(group + key)
-    w0, w1, w2, w3 = tl.philox(dropout.seed, zero + key, zero + group, zero + dropout.bh.to(tl.int32), zero)
+    w0, w1, w2, w3 = tl.philox(
+        dropout.seed, zero + key, zero + group, zero + dropout.bh.to(tl.int32), zero, PHILOX_ROUNDS
+    )
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
-    return (words ^ 0x80000000).to(tl.int32, bitcast=True) >= dropout.drop_below
+    below = dropout.drop_below.to(tl.uint32) << 16
+    return tl.join(words << 16 >= below, words >= below)  # the low 16 bits, the high
 
 
 @triton.jit
 def kept(dropout, m0, key0, BM: tl.constexpr, BN: tl.constexpr):
-    """[BM, BN] bool: what dropout leaves of the tile at query m0 (a multiple of 4) and key0."""
-    group = (m0 // 4 + tl.arange(0, BM // 4))[:, None]  # [BM / 4, 1]
+    """[BM, BN] bool: what dropout leaves of the tile at query m0 (a multiple of 8) and key0."""
+    group = (m0 // 8 + tl.arange(0, BM // 8))[:, None]  # [BM / 8, 1]
     key = (key0 + tl.arange(0, BN))[None, :]  # [1, BN]
-    words = tl.reshape(_kept_words(dropout, group, key), (BM // 4, BN, 4))
-    return tl.reshape(tl.permute(words, (0, 2, 1)), (BM, BN))
+    eight = tl.reshape(_kept_eight(dropout, group, key), (BM // 8, BN, 8))
+    return tl.reshape(tl.permute(eight, (0, 2, 1)), (BM, BN))
 
 
 @triton.jit
 def kept_transposed(dropout, m0, key0, BM: tl.constexpr, BN: tl.constexpr):
     """The same as [BN, BM]."""
-    group = (m0 // 4 + tl.arange(0, BM // 4))[None, :]  # [1, BM / 4]
+    group = (m0 // 8 + tl.arange(0, BM // 8))[None, :]  # [1, BM / 8]
     key = (key0 + tl.arange(0, BN))[:, None]  # [BN, 1]
-    return tl.reshape(_kept_words(dropout, group, key), (BN, BM))
+    return tl.reshape(_kept_eight(dropout, group, key), (BN, BM))
