@@ -20,7 +20,7 @@ from txl.model.config import Config, ModelConfig
 from txl.model.transformer import HiddenMemory, TransformerXL
 from txl.precision import autocast_dtype
 from txl.text.streams import OrderedStreams, ShuffledStreams
-from txl.training.checkpoint import Checkpoint, load_parameters
+from txl.training.checkpoint import Checkpoint, check_shapes, load_parameters
 from txl.training.config import TrainConfig, learning_rate
 from txl.training.optimizer import make_optimizers
 
@@ -348,14 +348,16 @@ class Updater:
         self.average.losses, self.average.started = list(saved.state["losses"]), saved.state["averaging"]
         if self.average.module is not None:
             load_parameters(self.average.module, saved, saved.part("average"))
-            self.average.count.copy_(saved.tensors["average_count"])
+            name, count = "average_count", self.average.count
+            check_shapes(saved.path, {k: x.shape for k, x in saved.tensors.items() if k == name}, {name: count})
+            count.copy_(saved.tensors[name])
 
 
 def _slots(saved: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
     """The state of an optimizer by parameter, from tensors named `INDEX.NAME`.
 
     Raises:
-        IndexError, ValueError: it is of no parameter, or of another shape.
+        IndexError, ValueError: it is of no parameter, of another shape, or not whole.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     found: dict[int, dict[str, Tensor]] = {}
@@ -365,4 +367,8 @@ def _slots(saved: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[i
         if x.dim() and x.shape != shape:
             raise ValueError(f"optimizer state {name} has shape {list(x.shape)}, its parameter {list(shape)}")
         found.setdefault(int(i), {})[slot] = x
+    names = {name for slots in found.values() for name in slots}
+    for n, slots in found.items():
+        for missing in names - slots.keys():
+            raise ValueError(f"optimizer state {n}.{missing} is missing")
     return found
