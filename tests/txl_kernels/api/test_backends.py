@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from oracle import Case, as_fields, make_inputs
+from cases import Case, as_fields, make_inputs
 
 from txl_kernels.backends import BACKENDS, KERNELS, cpu, cuda, native_modules, protocol
 from txl_kernels.backends.source_hash import source_hash

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case, as_call, make_inputs
 from default_device import DEFAULTS
-from oracle import Case, as_call, make_inputs
 from torch import Tensor
 
 from txl_kernels import (

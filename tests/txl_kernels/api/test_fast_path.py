@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Case, as_call, as_fields, here, make_inputs
+from cases import Case, as_call, as_fields, here, make_inputs
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Case, as_call, make_inputs
+from cases import Case, as_call, make_inputs
 from torch.utils.flop_counter import FlopCounterMode
 
 from txl_kernels import rel_attention

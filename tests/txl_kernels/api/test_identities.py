@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import DTYPES, Case, as_call, make_inputs
+from cases import DTYPES, Case, as_call, make_inputs
 from torch import Tensor
 
 from txl_kernels import rel_attention, rel_attention_weights, sinusoid

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import TENSORS, Case, as_call, as_fields, gradients, make_inputs
+from cases import TENSORS, Case, as_call, as_fields, make_inputs
+from oracle import gradients
 from torch.utils.checkpoint import checkpoint
 
 from txl_kernels import RelAttention, rel_attention

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Case, as_call, as_fields, make_inputs
+from cases import Case, as_call, as_fields, make_inputs
 from ptx_marks import RUNS_TRITONS_PTX
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Case, as_call, make_inputs
+from cases import Case, as_call, make_inputs
 
 from txl_kernels import available_backends, backends, rel_attention
 from txl_kernels.backends import cpu

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Case, as_call, as_fields, gradients, make_inputs
+from cases import Case, as_call, as_fields, make_inputs
+from oracle import gradients, matches_the_reference
 
 from txl_kernels import operators, rel_attention
 from txl_kernels.backends import cpu, native_modules
@@ -72,15 +73,7 @@ def threads() -> Iterator[None]:
 )
 def test_every_isa_agrees_with_the_reference(isa: str, case: Case, dtype: torch.dtype) -> None:
     assert cpu.native.module.isa() == isa
-    inputs = make_inputs(case, dtype)
-    exact = {n: x.detach().double().requires_grad_() if (x is not None and n in "qkvr") or n.endswith(("bias", "mem"))
-             else x for n, x in inputs.items()}  # fmt: skip
-    out, lse = rel_attention(**as_call(exact), return_lse=True, backend="reference")
-    want = [out, lse, *gradients(out, lse, exact).values()]
-    unit = 2e-5 if dtype == torch.float32 else 2e-1
-    for got, expected in zip(run(case, dtype), want, strict=True):
-        scale = expected.detach().abs().where(expected.isfinite(), 0.0).max()
-        torch.testing.assert_close(got.double(), expected, rtol=0, atol=float(unit * scale))
+    matches_the_reference(case, dtype, "native", least=0.0)
 
 
 def test_this_machine_runs_more_than_the_baseline() -> None:

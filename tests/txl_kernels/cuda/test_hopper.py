@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from against_reference import matches_the_reference
+from cases import TENSORS, Case, as_call, as_fields, make_inputs
 from cuda_cases import HOPPER, SPLIT, use, within_the_error_budget
 from cuda_emulation import build, plan_of
 from error_budget import SHAPES, require_at_most_twice_eager
-from oracle import TENSORS, Case, as_call, as_fields, gradients, make_inputs
+from oracle import gradients, matches_the_reference
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda

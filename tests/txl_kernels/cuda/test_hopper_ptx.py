@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from against_reference import matches_the_reference
+from cases import Case
 from cuda_cases import HOPPER, SPLIT, forward, use
 from cuda_emulation import CSRC
 from cuda_ptx import PtxModule, compile_ptx
 from hopper_plants import BACKWARD, FORWARD, NARROW, WIDE
-from oracle import Case
+from oracle import matches_the_reference
 
 pytestmark = [
     pytest.mark.slow,

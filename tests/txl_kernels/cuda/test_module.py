@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case, as_call, as_fields, make_inputs
 from cuda_emulation import call_nowhere, plan_of
-from oracle import Case, as_call, as_fields, make_inputs
 
 from report.records import load, published
 from txl_kernels import available_backends, backends, rel_attention

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from cases import Case
 from cuda_cases import MATRIX, matches_the_definition, use, within_the_error_budget
 from cuda_ptx import PtxModule, compile_ptx
-from oracle import Case
 
 pytestmark = [
     pytest.mark.slow,

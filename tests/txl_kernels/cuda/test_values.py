@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case, as_call, make_inputs
 from cuda_cases import MATRIX, definition, forward, matches_the_definition, use, within_the_error_budget
 from cuda_emulation import build, plan_of
-from oracle import Case, as_call, make_inputs
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
