@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builds import ROOT, once
 from cases import Case, as_call, make_inputs
 from tolerances import OF_ROUNDING, largest, require_close
 
 from txl_kernels import rel_attention
 from txl_kernels.call import drop_threshold
 
-ROOT = Path(__file__).resolve().parents[3]
 CPU = ROOT / "csrc" / "cpu"
 SOURCES = [Path(__file__).with_name("driver.cpp"), CPU / "dispatch.cpp", CPU / "runtime.cpp"]
 # Instruction sets that not every processor of their architecture has: x86-64's and Arm's.
@@ -68,15 +68,21 @@ def compile_isa(compiler: list[str], isa: str, folder: Path, source: Path = CPU 
 
 
 @pytest.fixture(scope="module", params=BUILDS)
-def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
+def build(request: pytest.FixtureRequest) -> tuple[list[str], list[str]]:
     compiler, runner, isas = BUILDS[request.param]
     for tool in (compiler[0], *runner[:1]):
         need(tool)
-    folder = tmp_path_factory.mktemp("driver")
-    program = folder / "driver"
-    objects = [compile_isa(compiler, isa, folder) for isa in ISAS]
-    subprocess.run([*compiler, *FLAGS, *map(str, [*SOURCES, *objects]), "-o", str(program)], check=True)
-    return [*runner, str(program)], isas
+    sources = [CPU, *sorted(CPU.parent.glob("*.h")), SOURCES[0]]
+    settings = [compiler, FLAGS, ISAS, isas]
+
+    def make(to: Path) -> None:
+        # What no test runs is only linked.
+        plain = [isa for isa in ISAS if isa not in isas and "" not in isas]
+        objects = [compile_isa([*compiler, "-O0"] if isa in plain else compiler, isa, to) for isa in ISAS]
+        subprocess.run([*compiler, *FLAGS, *map(str, [*SOURCES, *objects]), "-o", str(to / "driver")], check=True)
+
+    folder = once(f"driver_{request.param.replace(' ', '_')}", sources, settings, compiler[0], make)
+    return [*runner, str(folder / "driver")], isas
 
 
 def raw(x: torch.Tensor) -> bytes:

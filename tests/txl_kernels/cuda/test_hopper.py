@@ -21,8 +21,8 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return build(tmp_path_factory.mktemp("hopper"))
+def emulated() -> Any:
+    return build()
 
 
 @pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])

@@ -15,8 +15,8 @@ from txl_kernels.backends import cuda
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return build(tmp_path_factory.mktemp("emulated"))
+def emulated() -> Any:
+    return build()
 
 
 @pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
