@@ -381,8 +381,7 @@ def test_both_variants_of_forward_are_compared(monkeypatch: pytest.MonkeyPatch) 
 
 @needs_native
 @pytest.mark.usefixtures("only_triton")
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(("gradients", "dynamic"), [(False, True), (True, False)])
 def test_a_compiled_models_first_call(gradients: bool, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong kernels are found while torch.compile traces, and the reference is compiled instead."""
     torch.compiler.reset()
