@@ -24,7 +24,8 @@ def hash_of(paths: Iterable[Path], settings: object, compilers: Iterable[str]) -
     for compiler in compilers:
         found.update(_version(compiler))
     for path in paths:
-        for file in sorted(x for x in path.rglob("*") if x.is_file()) if path.is_dir() else [path]:
+        files = [path] if path.is_file() else sorted(x for x in path.rglob("*") if x.is_file() and x.suffix != ".pyc")
+        for file in files:
             found.update(f"{file.relative_to(ROOT)} {file.stat().st_size}\n".encode() + file.read_bytes())
     return found.hexdigest()[:16]
 
