@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case
 from error_budget import SHAPES, require_at_most_twice_eager
-from oracle import Case
 
 from txl_kernels import rel_attention, rel_attention_weights
 from txl_kernels.backends import triton

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from oracle import Case, as_fields, make_inputs
+from cases import Case, as_fields, make_inputs
+from internals import IMPORT, INSTALLED
 
 from txl_kernels.backends import BACKENDS, KERNELS, cpu, cuda, native_modules, protocol
 from txl_kernels.backends.source_hash import source_hash
@@ -60,7 +61,7 @@ def test_a_module_of_another_version_is_not_used(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
     (tmp_path / "_native.so").touch()
     for values in ({"FIELDS": ("k", "q", *Call._fields[2:])}, {}):
-        monkeypatch.setattr(native_modules, "_import", _module(**values))
+        IMPORT.replace(monkeypatch, _module(**values))
         loaded = native_modules.load("_native", "C++")
         assert loaded.module is None
         assert f"{tmp_path / '_native.so'} was built from another version of the source" in str(loaded.missing)
@@ -75,8 +76,8 @@ def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monke
     monkeypatch.setattr(native_modules, "PACKAGE", tmp_path)
     monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
     silent = {"TORCH_FUNCTIONS": (), "set_torch_functions": lambda addresses: None, "facts": lambda x: None}
-    monkeypatch.setattr(native_modules, "_import", _module(FIELDS=Call._fields, SOURCE_HASH=built, **silent))
-    monkeypatch.setattr(native_modules, "_installed", list)
+    IMPORT.replace(monkeypatch, _module(FIELDS=Call._fields, SOURCE_HASH=built, **silent))
+    INSTALLED.replace(monkeypatch, list)
     (tmp_path / "_native.so").touch()
     assert native_modules.load("_native", "C++").file == tmp_path / "_native.so"
     (tmp_path / "cuda/kernel.cu").write_text("after")  # the other module's

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case, as_call, as_fields, make_inputs
 from cuda_emulation import call_nowhere, plan_of
-from oracle import Case, as_call, as_fields, make_inputs
+from internals import CAPABILITY
 
 from report.records import load, published
 from txl_kernels import available_backends, backends, rel_attention
@@ -90,7 +91,7 @@ def test_it_is_chosen_by_name_only_until_it_is_verified(
     monkeypatch.setattr(cuda, "cannot_run", lambda *args: None)
     monkeypatch.setattr(triton, "cannot_run", lambda *args: None)
     monkeypatch.setattr(backends.cpu, "cannot_run", lambda *args: "not here")
-    monkeypatch.setattr(cuda, "_capability", lambda device: cuda.HOPPER)
+    CAPABILITY.replace(monkeypatch, lambda device: cuda.HOPPER)
 
     def chosen(length: int, dtype: torch.dtype = torch.float32) -> str:
         return backends.choose(None, as_fields(make_inputs(Case("", L=length, M=5, D=8), dtype)))

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case, as_call, make_inputs
 from cuda_cases import MATRIX, definition, forward, matches_the_definition, use, within_the_error_budget
 from cuda_emulation import build, plan_of
-from oracle import Case, as_call, make_inputs
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return build(tmp_path_factory.mktemp("emulated"))
+def emulated() -> Any:
+    return build()
 
 
 @pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
