@@ -182,14 +182,14 @@ def check_settings(call: Call) -> None:
         raise ValueError(f"softcap must be {SOFTCAP}, got {call.softcap}")
 
 
-def check_integer(name: str, value: Any, least: int, accepted: str) -> None:
-    """An integer, which while tracing may be a symbol, of at least `least`; no bool, although bools
-    are integers."""
+def check_integer(name: str, value: Any, minimum: int, accepted: str) -> None:
+    """Check an integer, which while tracing may be a symbol, of at least `minimum`; a bool is
+    refused."""
     # The first test is all that torch.compile has to follow; NumPy's integers pass the second.
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):  # noqa: SIM102
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{name} must be {accepted}, got {type(value).__name__}")
-    if value < least:
+    if value < minimum:
         raise ValueError(f"{name} must be {accepted}, got {value}")
 
 

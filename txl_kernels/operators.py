@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels import checks
-from txl_kernels.backends import KERNELS, cpu, fails, reference, self_check
+from txl_kernels.backends import KERNELS, cpu, reference, self_check, why_not_kind
 from txl_kernels.backends.protocol import Kernels, Prepared
 from txl_kernels.call import (
     ALL,
@@ -40,7 +40,7 @@ Results = tuple[Tensor, Tensor | None]
 
 _ORDINARY = (Tensor, torch.nn.Parameter)
 _SETTING_TYPES = (type(None), bool, int, float)
-_MOST_SIGNATURES = 4096
+_MAX_SIGNATURES = 4096
 _known: dict[Any, Prepared] = {}  # by signature; of backwards by that and the backend
 
 
@@ -126,7 +126,7 @@ def _is_written_down() -> bool:
 
 
 def _remember(key: Any) -> Prepared:
-    if len(_known) >= _MOST_SIGNATURES:
+    if len(_known) >= _MAX_SIGNATURES:
         _known.clear()
     prepared = _known[key] = Prepared()
     return prepared
@@ -222,14 +222,14 @@ def checked(call: Call, backend: str, gradients: bool) -> Kernels:
 
 def _check(kernels: Kernels, call: Call, gradients: bool) -> Prepared | None:
     """All of `checked` that a call's signature decides."""
-    reason = kernels.cannot_run(call.q.device, call.q.dtype, call.q.size(-1) if call.q.dim() else 1)
+    reason = kernels.why_not_tensors(call.q.device, call.q.dtype, call.q.size(-1) if call.q.dim() else 1)
     if reason is not None:
         raise RuntimeError(reason)
     prepared = check(call)
     if call.seed is None and call.dropout_p > 0:
         raise TypeError("seed must be an int64 tensor of one element where dropout_p > 0, got None")
     checks.check_seed(call.seed, call.q, "seed")
-    reason = kernels.refuses(call) or fails(kernels.NAME, call, gradients)
+    reason = kernels.why_not_call(call) or why_not_kind(kernels.NAME, call, gradients)
     if reason is not None:
         raise RuntimeError(reason)
     return prepared

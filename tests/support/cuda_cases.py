@@ -21,7 +21,7 @@ def use(
     monkeypatch.setattr(operators, "_known", {})
     monkeypatch.setattr(cuda, "_capability", lambda device: capability)
     monkeypatch.setattr(cuda.native, "module", module)
-    monkeypatch.setattr(cuda, "_absent_from", lambda device: None)
+    monkeypatch.setattr(cuda, "_why_not_device", lambda device: None)
     monkeypatch.setattr(cuda, "_multiprocessors", lambda device: multiprocessors)
     monkeypatch.setattr(cuda, "_stream", lambda device: 0)
     monkeypatch.setattr(cuda, "_on", lambda device: contextlib.nullcontext())

@@ -129,7 +129,7 @@ def matches_the_definition(case: Case, backend: str) -> None:
             require_close(given[name], wanted[name], f"gradient of {name}")
 
 
-def matches_the_reference(case: Case, dtype: torch.dtype, backend: str | None, *, least: float | None = None) -> None:
+def matches_the_reference(case: Case, dtype: torch.dtype, backend: str | None, *, minimum: float | None = None) -> None:
     """out, lse and every gradient against the reference in float64, which the definition proves.
 
     least: None to compare norms alone, else as `require_close` takes it.
@@ -141,8 +141,8 @@ def matches_the_reference(case: Case, dtype: torch.dtype, backend: str | None, *
     wanted = {"out": want[0], "lse": want[1]} | gradients(*want, exact)
     for name in wanted:
         require_small_error(given[name], wanted[name], name, dtype)
-        if least is not None:
-            require_close(given[name], wanted[name], name, dtype, least=least)
+        if minimum is not None:
+            require_close(given[name], wanted[name], name, dtype, minimum=minimum)
 
 
 def is_leaf(x: Any) -> bool:

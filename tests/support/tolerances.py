@@ -17,13 +17,13 @@ def largest(x: Tensor) -> float:
 
 
 def require_close(
-    got: Tensor, want: Tensor, name: str, dtype: torch.dtype | None = None, *, least: float = 1.0
+    got: Tensor, want: Tensor, name: str, dtype: torch.dtype | None = None, *, minimum: float = 1.0
 ) -> None:
     """Each element of `got` is within OF_ELEMENTS times the largest magnitude of `want`, and at
-    least `least`; infinities and NaN are in the same places. dtype: None for that of `got`."""
+    least `minimum`; infinities and NaN are in the same places. dtype: None for that of `got`."""
     unit = OF_ELEMENTS[dtype or got.dtype]
     torch.testing.assert_close(
-        got.detach().double(), want.detach().double(), rtol=0, atol=unit * max(least, largest(want)),
+        got.detach().double(), want.detach().double(), rtol=0, atol=unit * max(minimum, largest(want)),
         msg=lambda message: f"{name}: {message}",
     )  # fmt: skip
 

@@ -64,7 +64,7 @@ def module_of() -> Iterator[PtxModule]:
     """The backend's module, whose launches run nvcc's PTX."""
     module = ptx_module()
     module.use(compiled_ptx("sm_90a"))
-    pretended = {"_absent_from": None, "_multiprocessors": 1, "_stream": 0, "_capability": cuda.HOPPER}
+    pretended = {"_why_not_device": None, "_multiprocessors": 1, "_stream": 0, "_capability": cuda.HOPPER}
     with (
         mock.patch.object(cuda.native, "module", module),
         mock.patch.multiple(cuda, **{name: lambda device, x=x: x for name, x in pretended.items()}),

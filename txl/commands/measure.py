@@ -178,9 +178,9 @@ def attention_command(
     reason = missing()
     if reason is not None:
         raise TxlError(reason)
-    for name, value, least in (("window", window, 2), ("limit", limit, 1)):
-        if value is not None and value < least:
-            raise TxlError(f"--{name} must be >= {least}, got {value}")
+    for name, value, minimum in (("window", window, 2), ("limit", limit, 1)):
+        if value is not None and value < minimum:
+            raise TxlError(f"--{name} must be >= {minimum}, got {value}")
     language_model = load(checkpoint, pick_device(device))
     model = attention_maps.check_attention(language_model.model)
     layers, n_head = model.config.n_layer, model.config.n_head

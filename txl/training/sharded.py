@@ -70,8 +70,8 @@ class Sharded:
     def last_backward(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext()  # a whole gradient a process would take the memory that sharding saves
 
-    def clip(self, most: float) -> Tensor:
-        norm = nn.utils.clip_grad_norm_(self.module.parameters(), most)
+    def clip(self, maximum: float) -> Tensor:
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), maximum)
         assert isinstance(norm, DTensor)
         return norm.full_tensor()
 

@@ -116,8 +116,8 @@ class Parallel(Protocol):
     def last_backward(self, last: bool) -> AbstractContextManager[None]:
         """To be around forward and backward; `last` where the optimizer's step follows."""
 
-    def clip(self, most: float) -> Tensor:
-        """Scales the gradient to a norm of at most `most`; its norm before, a scalar."""
+    def clip(self, maximum: float) -> Tensor:
+        """Scales the gradient to a norm of at most `maximum`; its norm before, a scalar."""
 
     def whole(self, network: Network) -> Network:
         """The network, or the average beside it, with all its parameters."""
@@ -137,8 +137,8 @@ class Replicated:
             return nullcontext()
         return self.module.no_sync()
 
-    def clip(self, most: float) -> Tensor:
-        return nn.utils.clip_grad_norm_(self.module.parameters(), most)
+    def clip(self, maximum: float) -> Tensor:
+        return nn.utils.clip_grad_norm_(self.module.parameters(), maximum)
 
     def whole(self, network: Network) -> Network:
         return network

@@ -38,7 +38,7 @@ class HeadWidths(NamedTuple):
     """Head widths D that a backend takes."""
 
     multiple_of: int = 1
-    most: int | None = None
+    maximum: int | None = None
 
 
 class Backend(Protocol):
@@ -62,10 +62,10 @@ class Backend(Protocol):
         are out of range.
         """
 
-    def cannot_run(self, device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+    def why_not_tensors(self, device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
         """Why it cannot take tensors of this device, dtype and head width; None if it can."""
 
-    def refuses(self, call: Call) -> str | None:
+    def why_not_call(self, call: Call) -> str | None:
         """Why it does not take this call of tensors that it could take; None if it does."""
 
     def forward(
@@ -97,7 +97,7 @@ def _join(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
-def unsupported(
+def why_not_dtype(
     name: str, dtypes: tuple[torch.dtype, ...], widths: HeadWidths, dtype: torch.dtype, head_width: int
 ) -> str | None:
     """Why a backend of these dtypes and widths does not take tensors of this dtype and head width;
@@ -105,15 +105,15 @@ def unsupported(
     if dtype not in dtypes:
         short = [str(x).removeprefix("torch.") for x in (*dtypes, dtype)]
         return f"{name} takes {_join(short[:-1])}, not {short[-1]}"
-    too_wide = widths.most is not None and head_width > widths.most
+    too_wide = widths.maximum is not None and head_width > widths.maximum
     if too_wide or head_width % widths.multiple_of:
         multiples = f" that are multiples of {widths.multiple_of}" if widths.multiple_of > 1 else ""
-        return f"{name} takes head widths{multiples} up to {widths.most}, not {head_width}"
+        return f"{name} takes head widths{multiples} up to {widths.maximum}, not {head_width}"
     return None
 
 
 @functools.cache
-def gpu_lacks(device: torch.device) -> str | None:
+def why_not_gpu(device: torch.device) -> str | None:
     """Why kernels for NVIDIA GPUs from sm_80 on do not run on a CUDA device; None if they do."""
     if torch.version.hip is not None:
         return "ROCm is refused: the kernels are for NVIDIA GPUs"

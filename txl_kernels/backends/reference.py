@@ -15,12 +15,12 @@ HEAD_WIDTHS = HeadWidths()
 READS_BOUNDS = True
 
 
-def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
     """Runs everywhere."""
     return None
 
 
-def refuses(call: Call) -> str | None:
+def why_not_call(call: Call) -> str | None:
     """Takes every call."""
     return None
 

@@ -22,7 +22,7 @@ CASE = Case("", L=9, M=7)
 def signature_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the C++ module, and as where there is none."""
     if request.param == "Python":
-        monkeypatch.setattr(cpu, "native", native_modules.NativeModule(missing="no compiler"))
+        monkeypatch.setattr(cpu, "native", native_modules.NativeModule(why_not_loaded="no compiler"))
     elif cpu.native.module is None:
         pytest.skip("needs the C++ module")
 
@@ -156,7 +156,7 @@ def test_settings_are_part_of_the_signature() -> None:
 
 
 def test_memory_of_signatures_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_MOST_SIGNATURES", 3)
+    monkeypatch.setattr(operators, "_MAX_SIGNATURES", 3)
     KNOWN_CALLS.replace(monkeypatch, {})
     call = call_of()
     for window in range(1, 9):

@@ -46,7 +46,7 @@ def first_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def only_triton(first_call: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device on which Triton's kernels, or what stands for them, are all that could run."""
     for kernels, reason in ((cpu, "not here"), (cuda, "not here"), (triton, None)):
-        monkeypatch.setattr(kernels, "cannot_run", lambda *args, reason=reason: reason)
+        monkeypatch.setattr(kernels, "why_not_tensors", lambda *args, reason=reason: reason)
     monkeypatch.setattr(triton, "forward", cpu.forward)
     monkeypatch.setattr(triton, "backward", cpu.backward)
 

@@ -145,11 +145,11 @@ def test_driver_agrees_with_the_reference(build: tuple[list[str], list[str]], ca
             size = want.numel() * kind.itemsize
             got = torch.frombuffer(bytearray(done.stdout[at : at + size]), dtype=kind).view(want.shape).double()
             at += size
-            require_close(got, want, name, dtype, least=0.0)
+            require_close(got, want, name, dtype, minimum=0.0)
             # The same roundings to bfloat16; another order of sums, which may turn one.
             if isa == "emulated_bf16" and "neon_bf16" in results:
-                most = OF_ROUNDING[kind] * largest(want)
-                torch.testing.assert_close(results["neon_bf16"][name], got, rtol=0, atol=most)
+                maximum = OF_ROUNDING[kind] * largest(want)
+                torch.testing.assert_close(results["neon_bf16"][name], got, rtol=0, atol=maximum)
             results[isa][name] = got
         assert at == len(done.stdout)
 

@@ -73,7 +73,7 @@ def threads() -> Iterator[None]:
 )
 def test_every_isa_agrees_with_the_reference(isa: str, case: Case, dtype: torch.dtype) -> None:
     assert cpu.native.module.isa() == isa
-    matches_the_reference(case, dtype, "native", least=0.0)
+    matches_the_reference(case, dtype, "native", minimum=0.0)
 
 
 def test_this_machine_runs_more_than_the_baseline() -> None:

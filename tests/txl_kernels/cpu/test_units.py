@@ -48,7 +48,7 @@ def test_error_is_at_most_twice_that_of_eager(case: Case, isa: str) -> None:
 @pytest.mark.parametrize("case", CASES + TERMS, ids=str)
 def test_the_contract_in_bfloat16(case: Case, isa: str) -> None:
     use(isa)
-    matches_the_reference(case, torch.bfloat16, "native", least=0.0)
+    matches_the_reference(case, torch.bfloat16, "native", minimum=0.0)
 
 
 @pytest.mark.parametrize("isa", EMULATED)

@@ -239,11 +239,13 @@ def test_what_it_does_not_take(emulated: Any, monkeypatch: pytest.MonkeyPatch) -
 def test_more_than_a_grid_or_an_address_holds(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, emulated)
     call = as_fields(make_inputs(Case("", L=20, D=8, B=1, H=1), torch.bfloat16))
-    keys = torch.empty(1, 1, cuda.MOST_LONG_KEYS - 19, 8, dtype=torch.bfloat16, device="meta")
-    assert "at most 67108736 keys (M + L), got 67108737" in str(cuda.refuses(call._replace(k_mem=keys, v_mem=keys)))
-    assert cuda.refuses(call._replace(k_mem=keys[:, :, 1:], v_mem=keys[:, :, 1:])) is None
+    keys = torch.empty(1, 1, cuda.MAX_PREFILL_KEYS - 19, 8, dtype=torch.bfloat16, device="meta")
+    assert "at most 67108736 keys (M + L), got 67108737" in str(
+        cuda.why_not_call(call._replace(k_mem=keys, v_mem=keys))
+    )
+    assert cuda.why_not_call(call._replace(k_mem=keys[:, :, 1:], v_mem=keys[:, :, 1:])) is None
     texts = torch.empty(65536, 1, 20, 8, dtype=torch.bfloat16, device="meta")
-    assert "at most 65535 batch rows (B), got 65536" in str(cuda.refuses(call._replace(q=texts, k=texts, v=texts)))
+    assert "at most 65535 batch rows (B), got 65536" in str(cuda.why_not_call(call._replace(q=texts, k=texts, v=texts)))
 
 
 def test_a_raw_operators_gradients_are_refused_where_there_are_none(
@@ -324,8 +326,8 @@ def test_what_was_chosen_is_remembered_by_alignment_and_gradients(
     """A view that begins between two words has the same signature."""
     use(monkeypatch, emulated)
     asked = []
-    refuses = cuda.refuses
-    monkeypatch.setattr(cuda, "refuses", lambda call: asked.append(call) or refuses(call))
+    why_not_call = cuda.why_not_call
+    monkeypatch.setattr(cuda, "why_not_call", lambda call: asked.append(call) or why_not_call(call))
     inputs = as_call(make_inputs(Case("", L=20, D=8, H=1), torch.bfloat16))
 
     def run(**other: torch.Tensor) -> int:

@@ -116,9 +116,9 @@ def test_what_it_does_not_take() -> None:
 
     with torch.no_grad():
         call(Case("", L=16, D=8))
-        wide = torch.zeros(1, 1, 1, 8).expand(1, 1, cuda.MOST_KEYS, 8)
+        wide = torch.zeros(1, 1, 1, 8).expand(1, 1, cuda.MAX_DECODE_KEYS, 8)
         query, bias = torch.zeros(1, 1, 1, 8), torch.zeros(1, 8)
-        rows = torch.zeros(1, 1, 8).expand(1, cuda.MOST_KEYS + 1, 8)
+        rows = torch.zeros(1, 1, 8).expand(1, cuda.MAX_DECODE_KEYS + 1, 8)
         with pytest.raises(RuntimeError, match="at most 8388608 keys"):
             rel_attention(query, query, query, rows, bias, bias, (wide, wide), backend="cuda")
         rel_attention(query, query, query, rows, bias, bias, (wide, wide), window=9, backend="cuda")

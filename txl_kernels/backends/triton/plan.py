@@ -170,8 +170,8 @@ def padded(width: int, capability: config.Capability) -> int:
     At least 64 on sm_90 with Triton before 3.8, where kernels of narrower tiles are reported to
     access memory illegally (triton-lang/triton#10573, #10486, #11366).
     """
-    least = 64 if capability == (9, 0) and TRITON_VERSION < (3, 8) else 16
-    return max(least, 1 << (width - 1).bit_length())
+    minimum = 64 if capability == (9, 0) and TRITON_VERSION < (3, 8) else 16
+    return max(minimum, 1 << (width - 1).bit_length())
 
 
 def operands(forms: Sequence[Any], first: int = 0) -> list[Any]:
