@@ -146,7 +146,7 @@ def _in_a_thread(function: Callable[..., _T], *args: Any) -> _T:
 
 
 def _find(kernels: Kernels, kind: Kind) -> str | None:
-    """`why_not_trusted`, not remembered. What agreed before still runs: it may no longer compile."""
+    """`why_not_trusted`, not remembered. What agreed before still runs: it may not compile."""
     note = _note_of(kind)
     is_known = note is not None and note.exists()
     if not is_known:
@@ -286,7 +286,7 @@ def case_of(kind: Kind, fills: bool = False) -> Call:
         (at - 37).contiguous() if kind.start else None,
         (at + 1 - at % 3).contiguous() if kind.end else None,
         torch.tensor([1234], dtype=torch.int64, device="cpu") if kind.dropout else None,
-        0, None, 0, width**-0.5, 0.25 if kind.dropout else 0.0, 5.0 if kind.softcap else 0.0,
+        None, 0, 0, width**-0.5, 0.25 if kind.dropout else 0.0, 5.0 if kind.softcap else 0.0,
     )  # fmt: skip
 
 
