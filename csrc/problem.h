@@ -25,8 +25,7 @@ struct Attention {
   int64_t B = 0, H = 0, L = 0, M = 0, D = 0;  // S = M + L
   int64_t Dv = 0;                             // width of values and out
   int64_t T = 0, zero_row = 0;                // r and r_bias have T rows; row zero_row + d is distance d
-  int64_t ahead = 0;                          // keys seen after a query's own, at most S
-  int64_t window = 0;                         // 0: no window
+  int64_t left = 0, right = 0;                // keys seen before and after a query's own, at most S each
   float scale = 1;
   float softcap = 0;           // a score is softcap * tanh(score / softcap); 0: as it is
   uint32_t drop_below = 0;     // an entry whose 16 bits are below this is dropped; 0: no dropout

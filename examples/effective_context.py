@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import txl
-from txl.recl import Layout, NetworkLosses, effective_context, measure
+from txl.paper.recl import Layout, NetworkLosses, effective_context, measure
 from txl.text.corpus import load
 from txl.training.run import read_record
 

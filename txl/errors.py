@@ -2,7 +2,7 @@
 that was asked to stop."""
 
 # Dependencies that the kernels alone do without; `pip install --no-deps` leaves them out.
-NEEDED = ("jinja2", "numpy", "rich", "safetensors", "typer")
+NEEDED = ("numpy", "rich", "safetensors", "typer")
 
 
 class TxlError(Exception):

@@ -1,7 +1,7 @@
 """A trained model with its vocabulary: `txl.load`, then evaluate and generate."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +23,10 @@ from txl.evaluation.evaluate import (
     resolve,
     starting_with,
 )
-from txl.evaluation.generate import GrowingText, Sampling, Stop, by_length, encoded, generate, pieces, stop_strings
+from txl.evaluation.generate import Sampling, encoded, generate, stop_bytes, text_of
 from txl.evaluation.readers import Reader
 from txl.model import Network, as_transformer
-from txl.model.recurrent import RecurrentNetwork
+from txl.paper.recurrent import RecurrentNetwork
 from txl.paths import AnyPath
 from txl.text.corpus import as_tensor
 from txl.text.streams import Counting
@@ -108,7 +108,7 @@ class LanguageModel:
         reading: Reading | int | None = None,
         *,
         seed: int | None = None,
-        stop: Stop = (),
+        stop: str | bytes | None = None,
     ) -> str:
         """The text that continues a prompt; bytes that are no UTF-8 are replaced.
 
@@ -119,7 +119,7 @@ class LanguageModel:
                 models with absolute positions or without recurrence read a window, by default as
                 long as training's segments, anew for each token.
             seed: for the same text again; None for another each time.
-            stop: a string or several; the text ends before the first of them that it comes to.
+            stop: a string before which the text ends; None to end after `count` tokens only.
 
         Raises:
             TxlError: the prompt is empty or holds what the vocabulary lacks, an argument does not
@@ -136,7 +136,7 @@ class LanguageModel:
         reading: Reading | int | None = None,
         *,
         seed: int | None = None,
-        stop: Stop = (),
+        stop: str | bytes | None = None,
     ) -> Iterator[bytes]:
         """As `generate`, each token's bytes as soon as it is drawn, or as soon as it is known not
         to begin a stop string.
@@ -144,45 +144,16 @@ class LanguageModel:
         With relative positions and recurrence memory and time a token are constant however long the
         text gets; otherwise each token reads its window anew.
         """
-        tokens, text = self._begin(prompt, stop_strings(stop))
-        drawn = self._drawn(tokens.unsqueeze(0), count, sampling, _reading(reading), self._generator(seed))
-        return pieces(drawn, text)
+        tokens, apart = self._begin(prompt)
+        check_positive("count", count)
+        reader = self._reader(_reading(reading), len(tokens) + count)
+        generator = torch.Generator(self.model.device)
+        generator.manual_seed(seed) if seed is not None else generator.seed()
+        drawn = generate(reader, tokens.unsqueeze(0).to(self.model.device), count, sampling, generator)
+        return text_of(drawn, self.vocabulary, int(tokens[-1]), apart, stop_bytes(stop))
 
-    def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        count: int = 500,
-        sampling: Sampling = Sampling(),  # noqa: B008 - frozen
-        reading: Reading | int | None = None,
-        *,
-        seed: int | None = None,
-        stop: Stop = (),
-    ) -> list[str]:
-        """The texts that continue several prompts, in their order; arguments and errors as in
-        `generate`.
-
-        Prompts of the same number of tokens are continued side by side. Each text ends at a stop
-        string of its own. All are drawn with one seed, so a text also depends on the others that
-        are drawn with it, unless the temperature is 0.
-        """
-        if isinstance(prompts, (str, bytes)) or not len(prompts):
-            raise TxlError(f"prompts must be a sequence of one prompt or more, got {prompts!r:.40}")
-        stops, begun = stop_strings(stop), []
-        for n, prompt in enumerate(prompts):
-            try:
-                begun.append(self._begin(prompt, stops))
-            except TxlError as error:
-                raise TxlError(f"prompts[{n}]: {error}") from error
-        generator, asked = self._generator(seed), _reading(reading)
-
-        def draw(block: Tensor) -> Iterator[Tensor]:
-            return self._drawn(block, count, sampling, asked, generator)
-
-        texts = by_length([tokens for tokens, _ in begun], [text for _, text in begun], draw)
-        return [text.decode("utf-8", errors="replace") for text in texts]
-
-    def _begin(self, prompt: Prompt, stops: tuple[bytes, ...]) -> tuple[Tensor, GrowingText]:
-        """A prompt's tokens [n], and the text that is to follow them."""
+    def _begin(self, prompt: Prompt) -> tuple[Tensor, bool]:
+        """A prompt's tokens [n], and whether white space ends it."""
         if prompt is None:
             tokens, apart = torch.tensor([self.vocabulary.start], device="cpu"), True
         elif isinstance(prompt, (str, bytes)):
@@ -191,22 +162,7 @@ class LanguageModel:
             tokens, apart = as_tensor(self._checked(prompt, "prompt")), False
         if not len(tokens):
             raise TxlError("the prompt is empty: at least one token is needed to predict the next")
-        return tokens, GrowingText(self.vocabulary, int(tokens[-1]), apart, stops)
-
-    def _drawn(
-        self, prompts: Tensor, count: int, sampling: Sampling, asked: Reading, generator: torch.Generator
-    ) -> Iterator[Tensor]:
-        """Tokens [B] after prompts [B, n]."""
-        check_positive("count", count)
-        batch, length = prompts.shape
-        reader = self._reader(asked, batch, length + count)
-        return generate(reader, prompts.to(self.model.device), count, sampling, generator)
-
-    def _generator(self, seed: int | None) -> torch.Generator:
-        """A generator begun with a seed; None for another each time."""
-        generator = torch.Generator(self.model.device)
-        generator.manual_seed(seed) if seed is not None else generator.seed()
-        return generator
+        return tokens, apart
 
     def _encoded(self, text: str | bytes) -> Tokens:
         return self.vocabulary.encode(encoded(text, "the text"))
@@ -221,7 +177,7 @@ class LanguageModel:
             )
         return tokens
 
-    def _reader(self, asked: Reading, batch: int, longest: int) -> Reader:
+    def _reader(self, asked: Reading, longest: int) -> Reader:
         """For `longest` tokens: cached; or a window, with absolute positions or without recurrence.
         An LSTM or QRNN carries its state, whatever attn_len."""
         method, recurrent = default_method(self.model), isinstance(self.model, RecurrentNetwork)
@@ -237,7 +193,7 @@ class LanguageModel:
         whole = self._resolved(asked, sizes, method)
         if asked.attn_len and not whole.zeros:  # no token sees more than there is
             whole = dataclasses.replace(whole, attn_len=min(asked.attn_len, longest))
-        return make_reader(starting_with(self.model, whole.zeros), batch, whole)
+        return make_reader(starting_with(self.model, whole.zeros), 1, whole)
 
     def _resolved(self, asked: Reading, sizes: Sizes, method: Method | None = None) -> ResolvedReading:
         whole = resolve(asked, self.model, sizes, method)

@@ -205,7 +205,7 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def lock_file(path: Path, *, wait: bool = False) -> int | None:
+def lock_file(path: Path) -> int | None:
     """Lock a file, made if it is not there, until its descriptor is closed or the process ends.
 
     Returns: the descriptor; None if another holds it.
@@ -215,7 +215,7 @@ def lock_file(path: Path, *, wait: bool = False) -> int | None:
     """
     with naming(path):
         descriptor = _regular(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | _SAFE, 0o644))
-    return _locked(descriptor, fcntl.LOCK_EX, wait)
+    return _locked(descriptor, fcntl.LOCK_EX)
 
 
 def lock_folder(folder: Path, *, shared: bool = False) -> int | None:
@@ -224,12 +224,12 @@ def lock_folder(folder: Path, *, shared: bool = False) -> int | None:
     shared: with others that share it, as those do who read.
     """
     descriptor = os.open(folder, _DIRECTORY)
-    return _locked(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait=False)
+    return _locked(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
 
-def _locked(descriptor: int, kind: int, wait: bool) -> int | None:
+def _locked(descriptor: int, kind: int) -> int | None:
     try:
-        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
@@ -239,7 +239,7 @@ def _locked(descriptor: int, kind: int, wait: bool) -> int | None:
 
 
 @contextmanager
-def held(folder: Path, by_another: str = "another process is writing there") -> Iterator[None]:
+def held(folder: Path) -> Iterator[None]:
     """Lock a folder for the block.
 
     Raises:
@@ -247,7 +247,7 @@ def held(folder: Path, by_another: str = "another process is writing there") -> 
     """
     descriptor = lock_folder(folder)
     if descriptor is None:
-        raise TxlError(f"{folder}: {by_another}")
+        raise TxlError(f"{folder}: another process is writing there")
     try:
         yield
     finally:

@@ -1,17 +1,17 @@
-"""How pictures are drawn: figures, lines named where they end, bars with their values.
+"""Pictures of a run: its loss, the loss at each attention length; and what others draw with.
 
 matplotlib is imported only where something is drawn: that takes a third of a second.
 """
 
 import io
-import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from txl.paths import AnyPath, replace_bytes
 
-OURS, STEPS_BACK, OTHERS = "tab:red", "gray", ("tab:blue", "tab:orange", "tab:green", "tab:purple", "tab:brown")
-Lines = dict[str, list[tuple[float, float]]]
+_UNITS = {"bpc": "bits per character", "ppl": "perplexity"}
+_MAX_VALUE = 1e100  # that matplotlib can draw
 
 
 def missing() -> str | None:
@@ -51,49 +51,57 @@ def new_figure(width: float = 7.0, height: float = 4.2) -> Any:
     return figure
 
 
-def draw_lines(axes: Any, lines: Lines, styles: dict[str, dict[str, Any]]) -> None:
-    """Lines on a logarithmic axis, named at their ends; styles: of each, with its color."""
-    for name, line in lines.items():
-        axes.plot(*zip(*line, strict=True), **styles[name])
-    axes.set_yscale("log")
-    axes.grid(alpha=0.3, which="both")
-    _label_ends(axes, lines, {name: styles[name]["color"] for name in lines})
+def draw_loss(entries: Sequence[Mapping[str, Any]], path: AnyPath, unit: str) -> None:
+    """Draw the training and validation loss against the update.
 
-
-def _label_ends(axes: Any, lines: Lines, colors: dict[str, str], apart: float = 0.062) -> None:
-    """Names beside the last points of lines on a logarithmic axis, moved until none covers another.
-
-    apart: of the axis' height, at least between two.
+    Args:
+        entries: a run's log, as `read_log` gives it; values that cannot be drawn are left out.
+        path: of the PNG file.
+        unit: "bpc" (bits per character) or "ppl" (perplexity), as the log names the losses.
     """
-    low, high = axes.get_ylim()
-    ends = sorted((line[-1][1], name) for name, line in lines.items())
-    places = [math.log(y / low) / math.log(high / low) for y, _ in ends]
-    for _ in range(200):  # two that are too close give way to each other
-        for n in range(len(places) - 1):
-            missing = max(apart - (places[n + 1] - places[n]), 0) / 2
-            places[n], places[n + 1] = places[n] - missing, places[n + 1] + missing
-    for (y, name), place in zip(ends, places, strict=True):
-        text = axes.annotate(
-            name, xy=(lines[name][-1][0], y), xytext=(1.03, place), textcoords="axes fraction", va="center", fontsize=8,
-            color=colors[name], annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colors[name], "lw": 0.5, "shrinkA": 0, "shrinkB": 3},
-        )  # fmt: skip
-        text.set_in_layout(True)
+
+    def points(name: str) -> list[tuple[int, float]]:
+        return [(e["step"], e[name]) for e in entries if isinstance(e.get(name), float) and abs(e[name]) < _MAX_VALUE]
+
+    train, valid = points(unit), points(f"valid_{unit}")
+    figure = new_figure()
+    axes = figure.add_subplot()
+    for values, style, name in ((train, "-", "training"), (valid, "o-", "validation")):
+        axes.plot([x for x, _ in values], [y for _, y in values], style, label=name)
+    if len(train) > 4:  # the first steps would flatten everything after them
+        _fit_height(axes, [y for _, y in train[len(train) // 20 :] + valid])
+    axes.set(xlabel="update", ylabel=_UNITS[unit], title="Loss")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    save(figure, path)
 
 
-def draw_bars(axes: Any, groups: dict[str, list[tuple[str, float, str]]]) -> None:
-    """A group of bars for each title: name, per cent and color of each, with its value."""
-    y, ticks, labels = 0.0, [], []
-    for title, found in groups.items():
-        axes.text(0, y, title, fontsize=8, va="center", weight="bold")
-        y += 0.9
-        for name, value, color in found:
-            axes.barh(y, value, color=color, height=0.8)
-            axes.text(value + 0.8, y, f"{value:.0f}%", fontsize=8, va="center")
-            ticks.append(y)
-            labels.append(name)
-            y += 1
-        y += 0.4
-    axes.set_yticks(ticks, labels, fontsize=8)
-    axes.set_ylim(y - 0.6, -0.8)  # from the top down
-    axes.grid(alpha=0.3, axis="x")
+def draw_attention_lengths(
+    cached: Mapping[int, float], levels: Mapping[str, float], trained: int, path: AnyPath, unit: str
+) -> None:
+    """Draw the loss against the attention length.
+
+    Args:
+        cached: the loss at each attention length.
+        levels: losses drawn as horizontal lines, by their labels.
+        trained: the longest attention in training, a vertical line.
+        path, unit: as in `draw_loss`.
+    """
+    figure = new_figure()
+    axes = figure.add_subplot()
+    axes.plot(list(cached), list(cached.values()), "o-", label="cached memory")
+    for n, (name, value) in enumerate(levels.items()):
+        axes.axhline(value, color=f"C{n + 1}", ls="--", label=name)
+    axes.axvline(trained, color="gray", ls=":", label="longest attention in training")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(cached), [str(n) for n in cached])
+    _fit_height(axes, [*cached.values(), *levels.values()])
+    axes.set(xlabel="attention length (keys a token sees)", ylabel=_UNITS[unit], title="What memory is worth")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    save(figure, path)
+
+
+def _fit_height(axes: Any, values: Sequence[float]) -> None:
+    margin = 0.05 * (max(values) - min(values)) or 0.1
+    axes.set_ylim(min(values) - margin, max(values) + margin)

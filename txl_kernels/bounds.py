@@ -192,7 +192,7 @@ def _check_flags(name: str, flags: Tensor) -> None:
         raise ValueError(f"{name} must be [B, L], got shape {list(flags.shape)}")
 
 
-def _check_lengths(lengths: Tensor, most: int | None) -> None:
+def _check_lengths(lengths: Tensor, maximum: int | None) -> None:
     if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int32, torch.int64):
         got = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
         raise TypeError(f"lengths must be an int32 or int64 tensor [B], got {got}")
@@ -201,8 +201,8 @@ def _check_lengths(lengths: Tensor, most: int | None) -> None:
     if lengths.device.type != "cpu" or not lengths.numel() or torch.compiler.is_compiling():
         return
     low, high = int(lengths.min()), int(lengths.max())
-    if low < 0 or (most is not None and high > most):
-        accepted = ">= 0" if most is None else f"from 0 to total={most}"
+    if low < 0 or (maximum is not None and high > maximum):
+        accepted = ">= 0" if maximum is None else f"from 0 to total={maximum}"
         raise ValueError(f"lengths must be {accepted}, got values from {low} to {high}")
 
 

@@ -42,8 +42,8 @@ class KeyValueCache:
         zero_row: int = 0,
     ) -> None:
         """Empty. Its dtype and device are r's."""
-        least = {"batch": 1, "mem_len": 0, "max_segment": 1, "zero_row": 0}
-        for (name, low), value in zip(least.items(), (batch, mem_len, max_segment, zero_row), strict=True):
+        minimum = {"batch": 1, "mem_len": 0, "max_segment": 1, "zero_row": 0}
+        for (name, low), value in zip(minimum.items(), (batch, mem_len, max_segment, zero_row), strict=True):
             check_integer(name, value, low, f">= {low}")
         rows = zero_row + mem_len + max_segment
         if r.dim() != 3 or r.size(1) < rows:

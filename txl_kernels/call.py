@@ -26,8 +26,8 @@ class Call(NamedTuple):
     start: Tensor | None  # int32 [B, L]
     end: Tensor | None  # int32 [B, L]
     seed: Tensor | None  # int64 [1]; present if dropout_p > 0
-    ahead: int | None  # keys seen after a query's own; None for all
-    window: int | None
+    left: int | None  # keys seen before a query's own; None for all
+    right: int | None  # keys seen after it; None for all
     zero_row: int
     scale: float
     dropout_p: float
@@ -113,7 +113,7 @@ def empty_gradients(call: Call, wanted: Wanted = ALL) -> tuple[Tensor, ...]:
 
 # Which keys a query sees: one interval a query, and the distances those intervals reach. Query i
 # stands at key position p_i = M + i; key j is at distance d = p_i - j. A query sees the keys
-# low <= j < high, the intersection of `ahead`, `window`, `start` and `end`.
+# low <= j < high, the intersection of `left`, `right`, `start` and `end`.
 
 
 def intervals(call: Call) -> tuple[Tensor, Tensor]:
@@ -122,8 +122,8 @@ def intervals(call: Call) -> tuple[Tensor, Tensor]:
     memory_len, length = memory_len_of(call), call.q.size(2)
     keys = memory_len + length
     at = torch.arange(memory_len, keys, device=call.q.device).unsqueeze(0)
-    low = torch.zeros_like(at) if call.window is None else (at - call.window + 1).clamp(min=0)
-    high = torch.full_like(at, keys) if call.ahead is None else (at + call.ahead + 1).clamp(max=keys)
+    low = torch.zeros_like(at) if call.left is None else (at - call.left).clamp(min=0)
+    high = torch.full_like(at, keys) if call.right is None else (at + call.right + 1).clamp(max=keys)
     if call.start is not None:
         low = torch.maximum(low, call.start.long())
     if call.end is not None:
@@ -142,15 +142,15 @@ def seen_by_any(call: Call) -> Tensor:
 
 
 def distance_range(call: Call) -> tuple[int, int]:
-    """Smallest and largest distance that `ahead` and `window` let any query see; (0, -1) without
+    """Smallest and largest distance that `left` and `right` let any query see; (0, -1) without
     keys or queries."""
     length = call.q.size(2)
     keys = memory_len_of(call) + length
     if length == 0:
         return 0, -1
-    farthest = keys - 1 if call.window is None else min(keys, call.window) - 1
-    ahead = length - 1 if call.ahead is None else min(call.ahead, length - 1)
-    return -ahead, farthest
+    farthest = keys - 1 if call.left is None else min(keys - 1, call.left)
+    right = length - 1 if call.right is None else min(call.right, length - 1)
+    return -right, farthest
 
 
 # Dropout bits: Philox-4x32-7 (Salmon et al. 2011), a function of seed and (b, h, i, j) alone.

@@ -16,7 +16,7 @@ from torch import Tensor
 from txl_kernels import backends
 from txl_kernels.backends import KERNELS, cuda, triton
 from txl_kernels.backends.failures import is_lost
-from txl_kernels.backends.self_check import MOST_WRONG
+from txl_kernels.backends.self_check import MAX_ERROR
 from txl_kernels.call import Call
 from txl_kernels.checks import span
 from txl_kernels.functional import rel_attention
@@ -135,11 +135,11 @@ def call_of(given: dict[str, Any]) -> Call:
     q, width = given["q"], given["q"].size(3)
     zeros = q.new_zeros(q.size(1), width)
     u, w = (zeros if given[name] is None else given[name] for name in ("content_bias", "position_bias"))
-    ahead, back = span(given.get("causal", True), given.get("window"))
+    left, right = span(given.get("causal", True), given.get("window"))
     k_mem, v_mem = given["memory"]
     return Call(
         q, given["k"], given["v"], given["r"], u, w, k_mem, v_mem, given.get("r_bias"), given.get("start"),
-        given.get("end"), given.get("dropout_seed"), ahead, back, given["zero_row"], width**-0.5,
+        given.get("end"), given.get("dropout_seed"), left, right, given["zero_row"], width**-0.5,
         given.get("dropout_p", 0.0), given.get("softcap", 0.0),
     )  # fmt: skip
 
@@ -177,8 +177,8 @@ class Check:
     def _fits(self, name: str, kind: Kind, given: dict[str, Any]) -> bool:
         """Whether a backend runs the call that backend=None did not give it."""
         kernels = KERNELS[name]
-        fits = kernels.cannot_run(self.device, kind.dtype, kind.D) is None and not kind.compiled
-        return fits and kernels.refuses(call_of(given)) is None
+        fits = kernels.why_not_tensors(self.device, kind.dtype, kind.D) is None and not kind.compiled
+        return fits and kernels.why_not_call(call_of(given)) is None
 
     def _try(self, kind: Kind, given: dict[str, Any], name: str | None, want: list[Tensor]) -> str:
         """Run one call and say what came of it; return the backend that ran it."""
@@ -195,10 +195,10 @@ class Check:
                 chosen = name or backends.choose(None, call_of(given))
             self.notes |= dict.fromkeys(str(x.message) for x in told)
             error = error_of(got, want)
-            right = error <= MOST_WRONG[kind.dtype]  # not so of NaN
+            right = error <= MAX_ERROR[kind.dtype]  # not so of NaN
             ending = f"{chosen:<9} {seconds:8.3f} s  error {error:.1e}{'' if right else '  WRONG'}"
             if not right:
-                self.failures.append(f"{kind}: {chosen} is off by {error:.2g}, {MOST_WRONG[kind.dtype]:.2g} is allowed")
+                self.failures.append(f"{kind}: {chosen} is off by {error:.2g}, {MAX_ERROR[kind.dtype]:.2g} is allowed")
         except Exception as raised:
             seconds = time.perf_counter() - begun
             ending = f"{chosen:<9} {seconds:8.3f} s  RAISED {type(raised).__name__}"

@@ -11,6 +11,7 @@ from txl_kernels.call import (
     BOUNDS,
     INPUTS,
     Call,
+    changed,
     distance_range,
     inputs_of,
     intervals,
@@ -22,10 +23,9 @@ from txl_kernels.call import (
 KeyValuePair = tuple[Tensor, Tensor]
 Window = int | tuple[int | None, int | None] | None
 _WIDEST = 2**31  # wider than any distance
-_SIDE = "None or an integer >= 0"
+SIDE = "None or an integer >= 0"
 ZERO_ROW = "an integer from 0 to 2**31 - 1 (the row of r that holds distance 0)"
 FLOAT32_RANGE = 3.4028235e38
-AHEAD = "None or an integer >= 0 (keys seen after the query's own)"
 SOFTCAP, CAPS = "0.0 for none, or a number from 1e-30 to 1e30", (1e-30, 1e30)
 WINDOW = "None or an integer >= 1 (keys seen, the query's own included)"
 
@@ -43,17 +43,26 @@ def check(call: Call) -> None:
     check_table(call)
 
 
-def check_tensors(call: Call) -> None:
+def check_tensors(call: Call, special: bool = False) -> None:
     """Checks that tensors are dense, of q's dtype and device, of shapes that fit each other, their
-    last axis contiguous (but for `r_bias`, whose strides may be any)."""
+    last axis contiguous (but for `r_bias`, whose strides may be any).
+
+    special: before the forms of `txl_kernels.forms` are taken apart: r may also be [1, T, D] or
+    [B or 1, H or 1, T, D] and `r_bias` [1, T]; dtypes and strides are left to the plain calls,
+    whose tensors autocast may have cast.
+    """
     if (call.k_mem is None) != (call.v_mem is None):
         raise TypeError("k_mem and v_mem must both be given or both be None, got one of them")
     inputs: dict[str, Any] = dict(zip(INPUTS, inputs_of(call), strict=True))
     may_lack = {"k_mem", "v_mem", "r_bias"} | ({"r"} if call.r_bias is not None else set())
     given = {name: x for name, x in inputs.items() if x is not None or name not in may_lack}
-    _check_kind(given, call.q)
+    _check_kind(given, call.q, dtypes=not special)
     _check_shapes(call)
-    _check_last_axis({name: x for name, x in given.items() if name != "r_bias"})
+    if special:
+        _check_special_tables(call)
+    else:
+        _check_tables(call)
+        _check_last_axis({name: x for name, x in given.items() if name != "r_bias"})
 
 
 def memory_pair(memory: Any) -> KeyValuePair:
@@ -73,19 +82,20 @@ def memory_pair(memory: Any) -> KeyValuePair:
     return k_mem, v_mem
 
 
-def _check_kind(given: dict[str, Any], q: Tensor) -> None:
+def _check_kind(given: dict[str, Any], q: Tensor, dtypes: bool) -> None:
     for name, x in given.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     if not q.dtype.is_floating_point:
         raise TypeError(f"q must have a floating-point dtype, got {q.dtype}")
     for name, x in given.items():
-        if x.dtype != q.dtype:
+        if dtypes and x.dtype != q.dtype:
             raise TypeError(f"{name} must have q's dtype {q.dtype}, got {x.dtype}; convert it or use torch.autocast")
         if x.device != q.device:
             raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}")
-        if x.layout != torch.strided:
-            raise TypeError(f"{name} must be a dense (strided) tensor, got layout {x.layout}")
+        if x.layout != torch.strided or x.is_nested or x.is_quantized:
+            kind = "nested" if x.is_nested else "quantized" if x.is_quantized else f"of layout {x.layout}"
+            raise TypeError(f"{name} must be a dense (strided) tensor, got one that is {kind}")
 
 
 def _check_shapes(call: Call) -> None:
@@ -108,6 +118,13 @@ def _check_shapes(call: Call) -> None:
         if call.k_mem.size(2) != call.v_mem.size(2):
             lengths = f"{call.k_mem.size(2)} and {call.v_mem.size(2)}"
             raise ValueError(f"k_mem and v_mem must have the same length M, got {lengths}")
+    for name, x in (("content_bias", call.content_bias), ("position_bias", call.position_bias)):
+        if x.shape != (heads, width):
+            raise ValueError(f"{name} must be [H, D] = [{heads}, {width}], got shape {list(x.shape)}")
+
+
+def _check_tables(call: Call) -> None:
+    heads, width = call.q.size(1), call.q.size(3)
     r, numbers = call.r, call.r_bias
     if r is not None and (r.dim() != 3 or (r.size(0), r.size(2)) != (heads, width)):
         raise ValueError(f"r must be [H, T, D] = [{heads}, T, {width}], got shape {list(r.shape)}")
@@ -115,9 +132,25 @@ def _check_shapes(call: Call) -> None:
         raise ValueError(f"r_bias must be [H, T] = [{heads}, T], got shape {list(numbers.shape)}")
     if r is not None and numbers is not None and numbers.size(1) != r.size(1):
         raise ValueError(f"r_bias must be [H, T] = [{heads}, {r.size(1)}] beside r, got shape {list(numbers.shape)}")
-    for name, x in (("content_bias", call.content_bias), ("position_bias", call.position_bias)):
-        if x.shape != (heads, width):
-            raise ValueError(f"{name} must be [H, D] = [{heads}, {width}], got shape {list(x.shape)}")
+
+
+def _check_special_tables(call: Call) -> None:
+    batch, heads, _, width = call.q.shape
+    if call.r is not None:
+        table = call.r.shape
+        sizes = (batch, heads)[-max(len(table) - 2, 0) :]
+        fits = len(table) in (3, 4) and table[-1] == width
+        if not fits or any(n not in (1, m) for n, m in zip(table[:-2], sizes, strict=True)):
+            raise ValueError(
+                f"r must be [H, T, D] = [{heads}, T, {width}], [1, T, {width}] or [{batch}, {heads}, T, {width}], got "
+                f"shape {list(table)}"
+            )
+    if call.r_bias is None:
+        return
+    rows = call.r.size(-2) if call.r is not None else "T"
+    numbers = list(call.r_bias.shape)
+    if len(numbers) != 2 or numbers[0] not in (1, heads) or (call.r is not None and numbers[1] != rows):
+        raise ValueError(f"r_bias must be [H, T] = [{heads}, {rows}] or [1, {rows}], got shape {numbers}")
 
 
 def _check_last_axis(given: dict[str, Tensor]) -> None:
@@ -130,11 +163,10 @@ def _check_last_axis(given: dict[str, Tensor]) -> None:
 
 
 def check_settings(call: Call) -> None:
-    """Checks `ahead`, `window`, `zero_row`, `scale`, `dropout_p`, `softcap`."""
-    if call.ahead is not None:
-        check_integer("ahead", call.ahead, 0, AHEAD)
-    if call.window is not None:
-        check_integer("window", call.window, 1, WINDOW)
+    """Checks `left`, `right`, `zero_row`, `scale`, `dropout_p`, `softcap`."""
+    for name, side in (("left", call.left), ("right", call.right)):
+        if side is not None:
+            check_integer(name, side, 0, SIDE)
     if isinstance(call.zero_row, Tensor) and torch.jit.is_tracing():
         raise TypeError(
             "zero_row must not depend on a length under torch.jit.trace, whose graph would hold this call's length for "
@@ -150,14 +182,14 @@ def check_settings(call: Call) -> None:
         raise ValueError(f"softcap must be {SOFTCAP}, got {call.softcap}")
 
 
-def check_integer(name: str, value: Any, least: int, accepted: str) -> None:
-    """An integer, which while tracing may be a symbol, of at least `least`; no bool, although bools
-    are integers."""
+def check_integer(name: str, value: Any, minimum: int, accepted: str) -> None:
+    """Check an integer, which while tracing may be a symbol, of at least `minimum`; a bool is
+    refused."""
     # The first test is all that torch.compile has to follow; NumPy's integers pass the second.
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):  # noqa: SIM102
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{name} must be {accepted}, got {type(value).__name__}")
-    if value < least:
+    if value < minimum:
         raise ValueError(f"{name} must be {accepted}, got {value}")
 
 
@@ -185,21 +217,20 @@ def check_seed(seed: Any, q: Tensor, name: str = "dropout_seed") -> None:
 
 
 def span(causal: Any, window: Any) -> tuple[int | None, int | None]:
-    """(ahead, window) of a `Call`: keys after a query's own, None for all; keys up to and including
-    its own, None for all.
+    """(left, right) of a `Call`: keys before and after a query's own, each None for all.
 
     Raises:
         TypeError, ValueError: causal or window is something else than `rel_attention` takes.
     """
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {type(causal).__name__}")
-    ahead: int | None = 0 if causal else None
+    right: int | None = 0 if causal else None
     if window is None:
-        return ahead, None
+        return None, right
     if isinstance(window, (tuple, list)):
         return _two_sided(causal, window)
     check_integer("window", window, 1, WINDOW)
-    return ahead, min(window, _WIDEST)
+    return min(window - 1, _WIDEST), right
 
 
 def _two_sided(causal: bool, window: Any) -> tuple[int | None, int | None]:
@@ -208,11 +239,24 @@ def _two_sided(causal: bool, window: Any) -> tuple[int | None, int | None]:
     left, right = window
     for name, side in (("window[0]", left), ("window[1]", right)):
         if side is not None:
-            check_integer(name, side, 0, _SIDE)
-    ahead = 0 if causal else right
-    if ahead is not None and ahead >= _WIDEST:
-        ahead = None
-    return ahead, None if left is None else min(left + 1, _WIDEST)
+            check_integer(name, side, 0, SIDE)
+    if causal:
+        right = 0
+    elif right is not None and right >= _WIDEST:
+        right = None
+    return None if left is None else min(left, _WIDEST), right
+
+
+def with_bounds(call: Call) -> Call:
+    """The call with `start` and `end` as int32 [B, L] views of what a user gave.
+
+    Raises:
+        TypeError, ValueError: see `broadcast_bound`.
+    """
+    if (call.start is None and call.end is None) or call.q.dim() != 4:  # the latter is refused elsewhere
+        return call
+    start, end = (broadcast_bound(name, x, call.q) for name, x in zip(BOUNDS, (call.start, call.end), strict=True))
+    return changed(call, start=start, end=end)
 
 
 def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
@@ -233,6 +277,8 @@ def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
     if bound.device != q.device:
         raise ValueError(f"{name} must be on q's device {q.device}, got {bound.device}")
     target = (q.size(0), q.size(2))
+    if bound.shape == target and bound.dtype == torch.int32:
+        return bound
     if bound.dim() > 2 or any(a not in (1, b) for a, b in zip(bound.shape, target[2 - bound.dim() :], strict=True)):
         raise ValueError(
             f"{name} must broadcast to [B, L] = {list(target)}, got shape {list(bound.shape)}{_of_lengths(name, bound, q)}"
@@ -268,7 +314,7 @@ def check_bounds(call: Call) -> None:
 
 
 def check_table(call: Call) -> None:
-    """Checks that r reaches as far as `ahead` and `window` alone let a query see; with bounds their
+    """Checks that r reaches as far as `left` and `right` alone let a query see; with bounds their
     values decide.
 
     While compiling lengths are symbols, of which a comparison would make a graph for some lengths:

@@ -1,7 +1,7 @@
 """Floating-point operations of the operators, for torch.utils.flop_counter.
 
-Two for a multiply-add, as torch counts its own. Pairs of query and key are those that `ahead` and
-`window` (causal or not, say) leave visible, for the kernels skip the others; torch's formula of
+Two for a multiply-add, as torch counts its own. Pairs of query and key are those that `left` and
+`right` (causal or not, say) leave visible, for the kernels skip the others; torch's formula of
 scaled_dot_product_attention counts all, causal or not. `start` and `end` are not read. Backward
 counts all gradients, whichever are wanted.
 """
@@ -22,15 +22,15 @@ from txl_kernels.call import Call
 _COUNTER = "torch.utils.flop_counter"
 
 
-def visible_pairs(length: int, memory_len: int, ahead: int | None, window: int | None) -> int:
+def visible_pairs(length: int, memory_len: int, left: int | None, right: int | None) -> int:
     """Pairs of a query and a key that it sees, of one head of one text."""
-    hidden_ahead = 0 if ahead is None else max(length - 1 - ahead, 0)  # of the first query; one less of each next
-    hidden_behind = 0 if window is None else max(memory_len + length - window, 0)  # of the last query
-    queries = min(hidden_behind, length)  # to which keys behind are hidden
+    hidden_after = 0 if right is None else max(length - 1 - right, 0)  # of the first query; one less of each next
+    hidden_before = 0 if left is None else max(memory_len + length - 1 - left, 0)  # of the last query
+    queries = min(hidden_before, length)  # to which keys behind are hidden
     return (
         length * (memory_len + length)
-        - hidden_ahead * (hidden_ahead + 1) // 2
-        - queries * (2 * hidden_behind - queries + 1) // 2
+        - hidden_after * (hidden_after + 1) // 2
+        - queries * (2 * hidden_before - queries + 1) // 2
     )
 
 
@@ -52,7 +52,7 @@ def _backward(dout: Sequence[int], dlse: Any, out: Any, lse: Any, *shapes: Any, 
 def _pairs(call: Any) -> int:
     batch, heads, length, _ = call.q
     memory_len = 0 if call.k_mem is None else call.k_mem[2]
-    pairs: int = batch * heads * visible_pairs(length, memory_len, call.ahead, call.window)
+    pairs: int = batch * heads * visible_pairs(length, memory_len, call.left, call.right)
     return pairs
 
 

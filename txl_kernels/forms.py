@@ -13,8 +13,8 @@ from torch import Tensor
 
 from txl_kernels.backends.reference import softmax
 from txl_kernels.call import Call, changed, memory_len_of, table_len_of
-from txl_kernels.checks import ZERO_ROW, broadcast_bound, check_integer, check_seed
-from txl_kernels.seed import new_seed
+from txl_kernels.checks import ZERO_ROW, check_integer, check_seed, check_tensors, with_bounds
+from txl_kernels.seed import seeded
 
 Chunk = tuple[int, int | None] | None
 Attend = Callable[[Call], tuple[Tensor, Tensor]]
@@ -29,7 +29,7 @@ def attend(
     Raises:
         TypeError, ValueError: an argument, by name.
     """
-    _check(call)
+    check_tensors(call, special=True)
     check_seed(call.seed, call.q)
     _check_prefix(call, prefix)
     call = without_chunk(call, chunk)
@@ -90,83 +90,17 @@ def _of_text(bound: Tensor | None, b: int) -> Tensor | None:
     return bound if bound is None or bound.size(0) == 1 else bound[b : b + 1]
 
 
-def is_special(q: Tensor, r: object, r_bias: object) -> bool:
-    """Whether tables' shapes alone ask for more than a plain call: shared by the heads, or r for
-    each text. What else is wrong with them the plain call refuses."""
-    if q.dim() != 4:
-        return False
-    tables = [x for x in (r, r_bias) if isinstance(x, Tensor) and not x.is_nested]
-    return any(x.dim() == 4 or (x.dim() in (2, 3) and x.size(0) == 1 != q.size(1)) for x in tables)
-
-
-def _check(call: Call) -> None:
-    """What this package relies on; all else is checked in the plain calls.
-
-    Raises:
-        TypeError, ValueError: an argument, by name.
-    """
-    tensors: dict[str, Any] = {"k": call.k, "v": call.v, "r": call.r}
-    optional = {"k_mem": call.k_mem, "v_mem": call.v_mem, "r_bias": call.r_bias}
-    tensors.update({name: x for name, x in optional.items() if x is not None})
-    if call.r is None and call.r_bias is not None:
-        del tensors["r"]
-    for name, x in tensors.items():
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-    tensors["q"] = call.q
-    for name, x in tensors.items():
-        if x.layout != torch.strided or x.is_nested or x.is_quantized:
-            kind = "nested" if x.is_nested else "quantized" if x.is_quantized else f"of layout {x.layout}"
-            raise TypeError(f"{name} must be a dense (strided) tensor, got one that is {kind}")
-        if x.device != call.q.device:
-            raise ValueError(f"{name} must be on q's device {call.q.device}, got {x.device}")
-    for name, x in tensors.items():
-        if name not in ("r", "r_bias") and (x.dim() != 4 or x.size(3) == 0):
-            shape = "[B, H, M, D]" if name.endswith("mem") else "[B, H, L, D]"
-            raise ValueError(f"{name} must be {shape} with D >= 1, got shape {list(x.shape)}")
-    batch, heads, length, width = call.q.shape
-    if call.v.shape[:3] != call.q.shape[:3]:
-        raise ValueError(
-            f"v must be [B, H, L, any] = [{batch}, {heads}, {length}, any], got shape {list(call.v.shape)}"
-        )
-    _check_tables(call)
-    for name, bias in (("content_bias", call.content_bias), ("position_bias", call.position_bias)):
-        if not isinstance(bias, Tensor) or bias.shape != (heads, width):
-            got = f"shape {list(bias.shape)}" if isinstance(bias, Tensor) else type(bias).__name__
-            raise ValueError(f"{name} must be None or [H, D] = [{heads}, {width}], got {got}")
-
-
-def _check_tables(call: Call) -> None:
-    batch, heads, _, width = call.q.shape
-    if call.r is not None:
-        table = call.r.shape
-        sizes = (batch, heads)[-max(len(table) - 2, 0) :]
-        if (
-            len(table) not in (3, 4)
-            or table[-1] != width
-            or any(n not in (1, m) for n, m in zip(table[:-2], sizes, strict=True))
-        ):
-            raise ValueError(
-                f"r must be [H, T, D] = [{heads}, T, {width}], [1, T, {width}] or [{batch}, {heads}, T, {width}], got "
-                f"shape {list(table)}"
-            )
-    if call.r_bias is None:
-        return
-    rows = call.r.size(-2) if call.r is not None else "T"
-    numbers = list(call.r_bias.shape)
-    if len(numbers) != 2 or numbers[0] not in (1, heads) or (call.r is not None and numbers[1] != rows):
-        raise ValueError(f"r_bias must be [H, T] = [{heads}, {rows}] or [1, {rows}], got shape {numbers}")
-
-
 # Chunked streaming encoders: a query sees its own chunk and some before it.
 
 
-def check_chunk(chunk: Any, causal: Any) -> tuple[int, int | None]:
-    """The (size, left) that `chunk` is.
+def check_chunk(chunk: Any, causal: Any) -> Chunk:
+    """The (size, left) that `chunk` is; None for None.
 
     Raises:
         TypeError, ValueError: chunk is something else, or the attention causal.
     """
+    if chunk is None:
+        return None
     if not isinstance(chunk, (tuple, list)) or len(chunk) != 2:
         raise TypeError(f"chunk must be None or a pair (size, left), got {chunk!r}")
     size, left = chunk
@@ -184,8 +118,8 @@ def without_chunk(call: Call, chunk: Chunk) -> Call:
     Raises:
         TypeError, ValueError: `start` or `end`.
     """
-    given_start, given_end = broadcast_bound("start", call.start, call.q), broadcast_bound("end", call.end, call.q)
-    call = changed(call, start=given_start, end=given_end)
+    call = with_bounds(call)
+    given_start, given_end = call.start, call.end
     if chunk is None:
         return call
     size, left = chunk
@@ -241,12 +175,12 @@ def _clamped(call: Call, prefix: int) -> Call:
     rows, length = _rows(call, "clamp"), call.q.size(2)
     keys = memory_len_of(call) + length
     # A prefix is seen at any distance.
-    past = keys - 1 if call.window is None or prefix else min(keys, call.window) - 1
-    future = length - 1 if call.ahead is None or prefix else min(call.ahead, length - 1)
+    past = keys - 1 if call.left is None or prefix else min(keys - 1, call.left)
+    future = length - 1 if call.right is None or prefix else min(call.right, length - 1)
     before, after = max(future - call.zero_row, 0), max(call.zero_row + past + 1 - rows, 0)
     if torch.compiler.is_compiling():  # for all lengths: how many are needed would be asked of each
-        before = length if call.ahead is None or prefix else call.ahead
-        after = keys if call.window is None or prefix else call.window
+        before = length if call.right is None or prefix else call.right
+        after = keys if call.left is None or prefix else call.left + 1
     r = None if call.r is None else _extended(call.r, before, after)
     numbers = None if call.r_bias is None else _extended(call.r_bias.unsqueeze(-1), before, after).squeeze(-1)
     return changed(call, r=r, r_bias=numbers, zero_row=call.zero_row + before)
@@ -275,9 +209,9 @@ def _check_prefix(call: Call, prefix: Any) -> None:
 def _with_prefix(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
     """(out, lse). One call where every interval begins at key 0, as a causal one does."""
     low, high, valid = _interval(call)
-    if call.dropout_p and call.seed is None:
-        call = changed(call, seed=new_seed(call.q.device))  # one for both calls
-    call = changed(call, ahead=None, window=None)
+    if call.dropout_p:
+        call = seeded(call)  # one for both calls
+    call = changed(call, left=None, right=None)
     if low is None:
         return plain(changed(call, start=None, end=torch.where(valid, high.clamp(min=prefix), high)))
     joined = (low <= prefix) | (low >= high)  # then it is one interval, from key 0 on
@@ -298,8 +232,8 @@ def _interval(call: Call) -> tuple[Tensor | None, Tensor, Tensor]:
     memory_len, length = memory_len_of(call), call.q.size(2)
     keys = memory_len + length
     at = torch.arange(memory_len, keys, device=call.q.device, dtype=torch.int32).unsqueeze(0)
-    high = torch.full_like(at, keys) if call.ahead is None else (at + min(call.ahead, keys) + 1).clamp(max=keys)
-    low = None if call.window is None else (at - min(call.window - 1, keys)).clamp(min=0)
+    high = torch.full_like(at, keys) if call.right is None else (at + min(call.right, keys) + 1).clamp(max=keys)
+    low = None if call.left is None else (at - min(call.left, keys)).clamp(min=0)
     valid = torch.ones_like(at, dtype=torch.bool)
     if call.start is not None:
         valid = valid & (call.start >= 0) & (call.start <= keys)

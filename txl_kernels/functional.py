@@ -10,11 +10,10 @@ from torch import Tensor
 
 from txl_kernels import backends, checks, forms, operators
 from txl_kernels.backends import reference
-from txl_kernels.backends.protocol import Plans
-from txl_kernels.call import INPUTS, Call, changed, inputs_of
-from txl_kernels.checks import KeyValuePair, Window, autocast_dtype, broadcast_bound, memory_pair, span
+from txl_kernels.call import INPUTS, Call, inputs_of
+from txl_kernels.checks import KeyValuePair, Window, autocast_dtype, memory_pair, span
 from txl_kernels.forms import Chunk
-from txl_kernels.seed import new_seed
+from txl_kernels.seed import seeded
 
 _MAX_ZEROS = 256
 _kept_zeros: dict[Any, Tensor] = {}  # biases of calls without
@@ -153,50 +152,49 @@ def rel_attention(
     k_mem, v_mem = (None, None) if memory is None else memory_pair(memory)
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.shape[-1], 1)) if q.dim() else 1.0
-    ahead, back = span(causal, window)
+    left, right = span(causal, window)
     call = Call(
-        q, k, v, r, content_bias, position_bias, k_mem, v_mem, r_bias, start, end, dropout_seed, ahead, back, zero_row,
+        q, k, v, r, content_bias, position_bias, k_mem, v_mem, r_bias, start, end, dropout_seed, left, right, zero_row,
         scale, dropout_p, softcap,
     )  # fmt: skip
-    plans = operators.known(call)  # of a plain call: none is there for what only forms can say
-    if (
-        r_descending is not False or clamp is not False or chunk is not None
-        or type(prefix) is not int or prefix != 0 or (plans is None and forms.is_special(q, r, r_bias))
-    ):  # fmt: skip
-        if chunk is not None:
-            chunk = forms.check_chunk(chunk, causal)
+    if _is_special(call, chunk, prefix, r_descending, clamp):
         plain = functools.partial(_plain, backend=backend, need_lse=True)
-        out, lse = forms.attend(call, plain, chunk, prefix, r_descending, clamp)
+        out, lse = forms.attend(call, plain, forms.check_chunk(chunk, causal), prefix, r_descending, clamp)
     else:
-        out, lse = _plain(call, backend, return_lse, plans)
+        out, lse = _plain(call, backend, return_lse)
     return (out, lse) if return_lse else out
 
 
-def _plain(call: Call, backend: str | None, need_lse: bool, plans: Plans | None = None) -> tuple[Tensor, Any]:
+def _is_special(call: Call, chunk: Any, prefix: Any, r_descending: Any, clamp: Any) -> bool:
+    """Whether a call asks for more than the kernels know: by a setting, which may be wrong, or by a
+    table that heads share or that each batch row has of its own. What else is wrong with tables the
+    plain call refuses."""
+    if r_descending is not False or clamp is not False or chunk is not None or type(prefix) is not int or prefix != 0:
+        return True
+    if call.q.dim() != 4:
+        return False
+    heads = call.q.size(1)
+    for x in (call.r, call.r_bias):
+        if (
+            isinstance(x, Tensor)
+            and not x.is_nested
+            and (x.dim() == 4 or (x.dim() in (2, 3) and x.size(0) == 1 != heads))
+        ):
+            return True
+    return False
+
+
+def _plain(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any]:
     """(out, lse) of a call as `rel_attention` was given it, without forms that kernels do not know.
-    Without `need_lse`, lse may be left out (None). plans: what `operators.known` said of it."""
-    q = call.q
-    dtype = autocast_dtype(q.device.type)
+    Without `need_lse`, lse may be left out (None)."""
+    dtype = autocast_dtype(call.q.device.type)
     if dtype is not None:
-        call, plans = Call(*(_cast_for_autocast(x, dtype) for x in inputs_of(call)), *tuple(call)[len(INPUTS) :]), None
-    if plans is None:
-        if (call.start is not None or call.end is not None) and q.dim() == 4:
-            start, end = broadcast_bound("start", call.start, q), broadcast_bound("end", call.end, q)
-            call = changed(call, start=start, end=end)
-        plans = operators.check(call)
-    checks.check_seed(call.seed, call.q)
-    if call.dropout_p > 0:
-        if call.seed is None:
-            call = changed(call, seed=new_seed(q.device))
-    elif call.seed is not None:
-        call = changed(call, seed=None)
-    backends.check_name(backend)
-    name = backends.choose_once(backend, call, plans)
-    if name == reference.NAME:
-        if not torch.compiler.is_compiling():
-            checks.check_bound_values(call)
-        return reference.forward(call)
-    return operators.rel_attention(call, name, plans, need_lse)
+        call = Call(*(_cast_for_autocast(x, dtype) for x in inputs_of(call)), *tuple(call)[len(INPUTS) :])
+    call = checks.with_bounds(call)
+    prepared = operators.check(call)
+    if call.dropout_p > 0 or call.seed is not None:
+        call = seeded(call)
+    return operators.rel_attention(call, backends.choose(backend, call, prepared), prepared, need_lse)
 
 
 def _zeros(q: Tensor) -> Tensor:
@@ -270,7 +268,7 @@ def rel_attention_weights(
         raise ValueError(
             f"q must be a tensor [B, H, L, D], got {list(q.shape) if isinstance(q, Tensor) else type(q).__name__}"
         )
-    ahead, back = span(causal, window)
+    left, right = span(causal, window)
     dtype = autocast_dtype(q.device.type)
     if dtype is not None:
         q, k, r, content_bias, position_bias, k_mem, r_bias = (
@@ -281,10 +279,10 @@ def rel_attention_weights(
     r, r_bias = forms.of_all_heads(r, q.size(1)), forms.of_all_heads(r_bias, q.size(1))
     zeros = q.new_zeros(q.shape[1::2])
     u, w = (zeros if x is None else x for x in (content_bias, position_bias))
-    start, end = broadcast_bound("start", start, q), broadcast_bound("end", end, q)
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.size(-1), 1))
-    call = Call(q, k, k, r, u, w, k_mem, k_mem, r_bias, start, end, None, ahead, back, zero_row, scale, 0.0, softcap)
+    call = Call(q, k, k, r, u, w, k_mem, k_mem, r_bias, start, end, None, left, right, zero_row, scale, 0.0, softcap)
+    call = checks.with_bounds(call)
     checks.check(call)
     if not torch.compiler.is_compiling():
         checks.check_bound_values(call)

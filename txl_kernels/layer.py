@@ -414,11 +414,11 @@ class SegmentAttention(nn.Module, abc.ABC):
     def _without_unseen(self, memory: Tensor, x: Tensor, start: Tensor | None, end: Tensor | None) -> Tensor:
         """The memory with zeros where no query sees it: its keys' gradients are zero, but the
         projection's weight would get zero times whatever stands there, NaN included."""
-        ahead, window = span(self.causal, self.window)
+        left, right = span(self.causal, self.window)
         q, k_mem = ((t if self.batch_first else t.transpose(0, 1)).unsqueeze(1) for t in (x, memory))
-        if start is None and end is None and self.chunk is None and (window is None or k_mem.size(2) < window):
+        if start is None and end is None and self.chunk is None and (left is None or k_mem.size(2) <= left):
             return memory
-        fields: dict[str, Any] = {"q": q, "k_mem": k_mem, "start": start, "end": end, "ahead": ahead, "window": window}
+        fields: dict[str, Any] = {"q": q, "k_mem": k_mem, "start": start, "end": end, "left": left, "right": right}
         call = forms.without_chunk(Call(**dict.fromkeys(Call._fields) | fields), self.chunk)  # type: ignore[arg-type]
         seen = seen_by_any(call)[:, : k_mem.size(2)]
         return torch.where((seen if self.batch_first else seen.t()).unsqueeze(-1), memory, memory.new_zeros(()))

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from txl_kernels import checks
-from txl_kernels.backends import KERNELS, cpu, fails, self_check
-from txl_kernels.backends.protocol import Kernels, Plans
+from txl_kernels.backends import KERNELS, cpu, reference, self_check, why_not_kind
+from txl_kernels.backends.protocol import Kernels, Prepared
 from txl_kernels.call import (
     ALL,
     INPUTS,
@@ -40,8 +40,8 @@ Results = tuple[Tensor, Tensor | None]
 
 _ORDINARY = (Tensor, torch.nn.Parameter)
 _SETTING_TYPES = (type(None), bool, int, float)
-_MOST_SIGNATURES = 4096
-_known: dict[Any, Plans] = {}  # by signature; of backwards by that and the backend
+_MAX_SIGNATURES = 4096
+_known: dict[Any, Prepared] = {}  # by signature; of backwards by that and the backend
 
 
 def _find(path: str) -> Any:
@@ -125,23 +125,16 @@ def _is_written_down() -> bool:
     return torch.compiler.is_compiling() or (AVAILABLE and _tracing())
 
 
-def known(call: Call) -> Plans | None:
-    """What `check` returned for a call of this signature; None if there was none, or it is not
-    ordinary."""
-    key = None if _is_written_down() else signature(call)
-    return None if key is None else _known.get(key)
-
-
-def _remember(key: Any) -> Plans:
-    if len(_known) >= _MOST_SIGNATURES:
+def _remember(key: Any) -> Prepared:
+    if len(_known) >= _MAX_SIGNATURES:
         _known.clear()
-    plans = _known[key] = {}
-    return plans
+    prepared = _known[key] = Prepared()
+    return prepared
 
 
-def check(call: Call) -> Plans | None:
-    """`checks.check`, remembered: what else is remembered of such calls; None if the call is not
-    ordinary.
+def check(call: Call) -> Prepared | None:
+    """`checks.check`, once for all calls of a signature: what is kept for these; None if the call
+    is not ordinary.
 
     Raises:
         TypeError, ValueError: as `checks.check`.
@@ -150,12 +143,12 @@ def check(call: Call) -> Plans | None:
         checks.check(call)
         return None
     key = signature(call)
-    plans = None if key is None else _known.get(key)
-    if plans is None:
+    prepared = None if key is None else _known.get(key)
+    if prepared is None:
         checks.check(call)
         if key is not None:
-            plans = _remember(key)
-    return plans
+            prepared = _remember(key)
+    return prepared
 
 
 _SCHEMA_TYPES = {
@@ -163,8 +156,6 @@ _SCHEMA_TYPES = {
 }  # fmt: skip
 _FIELDS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in Call.__annotations__.items())
 _GRADIENTS = ", ".join(["Tensor"] * len(INPUTS))
-_CHECKED = "checked"  # the key of plans, with backend and direction, under which a backend's own checks are remembered
-_AS_GIVEN = "as given"  # the key of plans under which is whether kernels read dout and dlse as they come
 
 
 class _Derivatives(torch.library.Library):
@@ -218,29 +209,30 @@ def checked(call: Call, backend: str, gradients: bool) -> Kernels:
     if backend not in KERNELS:
         raise ValueError(f"backend must be one of {', '.join(KERNELS)}, got {backend!r}")
     kernels = KERNELS[backend]
-    plans, key = known(call), (_CHECKED, backend, gradients)
-    if plans is None or key not in plans:
-        plans = _check(kernels, call, gradients)
-        if plans is not None and self_check.is_settled(self_check.kind_of(backend, call, gradients)):
-            plans[key] = True
+    key = None if _is_written_down() else signature(call)
+    prepared = None if key is None else _known.get(key)
+    if prepared is None or (backend, gradients) not in prepared.checked:
+        prepared = _check(kernels, call, gradients)
+        if prepared is not None and self_check.is_settled(self_check.kind_of(backend, call, gradients)):
+            prepared.checked.add((backend, gradients))
     if kernels.READS_BOUNDS:
         checks.check_bound_values(call)
     return kernels
 
 
-def _check(kernels: Kernels, call: Call, gradients: bool) -> Plans | None:
+def _check(kernels: Kernels, call: Call, gradients: bool) -> Prepared | None:
     """All of `checked` that a call's signature decides."""
-    reason = kernels.cannot_run(call.q.device, call.q.dtype, call.q.size(-1) if call.q.dim() else 1)
+    reason = kernels.why_not_tensors(call.q.device, call.q.dtype, call.q.size(-1) if call.q.dim() else 1)
     if reason is not None:
         raise RuntimeError(reason)
-    plans = check(call)
+    prepared = check(call)
     if call.seed is None and call.dropout_p > 0:
         raise TypeError("seed must be an int64 tensor of one element where dropout_p > 0, got None")
     checks.check_seed(call.seed, call.q, "seed")
-    reason = kernels.refuses(call) or fails(kernels.NAME, call, gradients)
+    reason = kernels.why_not_call(call) or why_not_kind(kernels.NAME, call, gradients)
     if reason is not None:
         raise RuntimeError(reason)
-    return plans
+    return prepared
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor | None]:
@@ -282,20 +274,23 @@ def _backward_fake(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, 
     return empty_gradients(call, wanted)
 
 
-def rel_attention(call: Call, backend: str, plans: Plans | None, need_lse: bool) -> Results:
-    """(out, lse) of a checked call that the backend can run. plans: what `check` returned
-    for it.
+def rel_attention(call: Call, backend: str, prepared: Prepared | None, need_lse: bool) -> Results:
+    """(out, lse) of a checked call that the backend can run. prepared: what `check` returned.
 
     Without `need_lse`, lse may be left out (None) where no gradient will want it.
     """
     result: Results
-    if plans is not None and is_open():
+    if backend == reference.NAME:
+        if not torch.compiler.is_compiling():
+            checks.check_bound_values(call)
+        return reference.forward(call)
+    if prepared is not None and is_open():
         kernels = KERNELS[backend]
         if kernels.READS_BOUNDS:
             checks.check_bound_values(call)
         if not needs_gradients(call):
-            return kernels.forward(call, plans, need_lse)
-        out = _run_fast_path(*inputs_of(call), (call, backend, plans, need_lse))
+            return kernels.forward(call, prepared, need_lse)
+        out = _run_fast_path(*inputs_of(call), (call, backend, prepared, need_lse))
         result = out if need_lse else (out, None)
     elif _inside_functorch():
         result = _ForwardForFunctorch.apply(*call, backend)  # type: ignore[no-untyped-call]
@@ -353,20 +348,20 @@ def _fast_backward(
     """key: the signature of the call and of what follows. They are checked again: `.data` can be
     set, and hooks can return anything, between forward and backward."""
     kernels = KERNELS[backend]
-    plans = _known.get((key, backend))
-    if plans is None:
+    prepared = _known.get((key, backend))
+    if prepared is None:
         checked(call, backend, True)
         given = dout, dlse
         dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
-        plans = _remember((key, backend))
-        plans[_AS_GIVEN] = dout is given[0] and dlse is given[1]
+        prepared = _remember((key, backend))
+        prepared.as_given = dout is given[0] and dlse is given[1]
     else:
         checks.check_seed(call.seed, call.q, "seed")
         if kernels.READS_BOUNDS:
             checks.check_bound_values(call)
-        if not plans[_AS_GIVEN]:
+        if not prepared.as_given:
             dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
-    return kernels.backward(call, out, lse, dout, dlse, wanted, plans)
+    return kernels.backward(call, out, lse, dout, dlse, wanted, prepared)
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:
@@ -432,12 +427,12 @@ class _BackwardForFunctorch(torch.autograd.Function):
 
 class _FastPath(torch.autograd.Function):
     """The operator's autograd without the operator. Takes the call's inputs, for their gradients,
-    and (call, backend, plans, need_lse)."""
+    and (call, backend, prepared, need_lse)."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        call, backend, plans, need_lse = args[-1]
-        out, lse = KERNELS[backend].forward(call, plans)
+        call, backend, prepared, need_lse = args[-1]
+        out, lse = KERNELS[backend].forward(call, prepared)
         _keep(ctx, call, backend, out, lse)
         return (out, lse) if need_lse else out
 

@@ -10,6 +10,9 @@ from torch import Tensor
 from torch.fx.traceback import get_current_meta
 from torch.utils.checkpoint import CheckpointPolicy
 
+from txl_kernels.call import Call, changed
+from txl_kernels.checks import check_seed
+
 _library = torch.library.Library("txl_kernels", "FRAGMENT")
 _library.define("new_seed(Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 
@@ -20,6 +23,18 @@ def new_seed(device: torch.device) -> Tensor:
         seed: Tensor = torch.ops.txl_kernels.new_seed(device)
         return seed
     return _draw(device)
+
+
+def seeded(call: Call) -> Call:
+    """The call with a seed, drawn if none was given, where it drops weights; else without one.
+
+    Raises:
+        TypeError: the seed given is no int64 tensor of one element on q's device.
+    """
+    check_seed(call.seed, call.q)
+    if call.dropout_p > 0:
+        return call if call.seed is not None else changed(call, seed=new_seed(call.q.device))
+    return call if call.seed is None else changed(call, seed=None)
 
 
 def _draw(device: torch.device) -> Tensor:

@@ -25,5 +25,5 @@ def test_processes(machine: Machine, full: bool) -> list[Comparison]:
             for name, way, role, count in ways
         ]
         case = Case(unit="token", model=model, layers=layers, note=f"an update, batch {batch}, segments of {length}")
-        found.append(Comparison("processes", case, implementations, clock="wall", seconds=12, least=3, most=60))
+        found.append(Comparison("processes", case, implementations, clock="wall", seconds=12, minimum=3, maximum=60))
     return found

@@ -1,15 +1,18 @@
 """The report's plots: speed against length, shares of the machine's limit, memory, Table 9."""
 
 import io
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from harness.case import SPEED_UP
 from report.records import Device, Measured
-from txl.pictures import OTHERS, OURS, STEPS_BACK, Lines, draw_bars, draw_lines, new_figure
+from txl.pictures import new_figure
 
 LENGTH = "speed against length"
+OURS, STEPS_BACK, OTHERS = "tab:red", "gray", ("tab:blue", "tab:orange", "tab:green", "tab:purple", "tab:brown")
+Lines = dict[str, list[tuple[float, float]]]
 
 
 class Plot(NamedTuple):
@@ -66,7 +69,7 @@ def _against_length(axes: Any, found: list[Measured], key: str, title: str, unit
             if key in row and row["role"] != "limit":
                 points.setdefault(name, []).append((measured.case.shape.L, row[key]))
                 styles.setdefault(name, _style(row["role"], len(styles)))
-    draw_lines(axes, points, styles)
+    _draw_lines(axes, points, styles)
     axes.set_xscale("log", base=2)
     ticks = sorted({x for line in points.values() for x, _ in line})
     axes.set_xticks(ticks, [f"{x:,}" for x in ticks])
@@ -95,7 +98,7 @@ def _table_9(axes: Any, found: list[Measured], key: str) -> None:
     paper_s = "the paper, on a GPU,\nover its vanilla model"
     points[paper_s] = [(float(length), float(factor)) for length, factor in SPEED_UP.items()]
     styles[paper_s] = {"color": "black", "ls": "--", "marker": "s", "ms": 4}
-    draw_lines(axes, points, styles)
+    _draw_lines(axes, points, styles)
     axes.set_xticks(list(SPEED_UP), [f"{x:,}" for x in SPEED_UP])
     title = f"Evaluation (Table 9), {network}; ours in segments of {longest} if unsaid"
     axes.set(xlabel="attention length", ylabel="speed-up per token", title=title)
@@ -108,8 +111,56 @@ def _shares(axes: Any, found: list[Measured], key: str, title: str, limit: str) 
             if key in row:
                 color = {"ours": OURS, "baseline": STEPS_BACK}.get(row["role"], OTHERS[0])
                 groups.setdefault(str(measured.case.shape), []).append((name, 100 * row[key], color))
-    draw_bars(axes, groups)
+    _draw_bars(axes, groups)
     axes.set(xlabel=f"% of {limit}, measured in the same comparison", title=title, xlim=(0, 100))
+
+
+def _draw_lines(axes: Any, lines: Lines, styles: dict[str, dict[str, Any]]) -> None:
+    """Lines on a logarithmic axis, named at their ends; styles: of each, with its color."""
+    for name, line in lines.items():
+        axes.plot(*zip(*line, strict=True), **styles[name])
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3, which="both")
+    _label_ends(axes, lines, {name: styles[name]["color"] for name in lines})
+
+
+def _label_ends(axes: Any, lines: Lines, colors: dict[str, str], apart: float = 0.062) -> None:
+    """Names beside the last points of lines on a logarithmic axis, moved until none covers another.
+
+    apart: of the axis' height, at least between two.
+    """
+    low, high = axes.get_ylim()
+    ends = sorted((line[-1][1], name) for name, line in lines.items())
+    places = [math.log(y / low) / math.log(high / low) for y, _ in ends]
+    for _ in range(200):  # two that are too close give way to each other
+        for n in range(len(places) - 1):
+            missing = max(apart - (places[n + 1] - places[n]), 0) / 2
+            places[n], places[n + 1] = places[n] - missing, places[n + 1] + missing
+    for (y, name), place in zip(ends, places, strict=True):
+        text = axes.annotate(
+            name, xy=(lines[name][-1][0], y), xytext=(1.03, place), textcoords="axes fraction", va="center", fontsize=8,
+            color=colors[name], annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colors[name], "lw": 0.5, "shrinkA": 0, "shrinkB": 3},
+        )  # fmt: skip
+        text.set_in_layout(True)
+
+
+def _draw_bars(axes: Any, groups: dict[str, list[tuple[str, float, str]]]) -> None:
+    """A group of bars for each title: name, per cent and color of each, with its value."""
+    y, ticks, labels = 0.0, [], []
+    for title, found in groups.items():
+        axes.text(0, y, title, fontsize=8, va="center", weight="bold")
+        y += 0.9
+        for name, value, color in found:
+            axes.barh(y, value, color=color, height=0.8)
+            axes.text(value + 0.8, y, f"{value:.0f}%", fontsize=8, va="center")
+            ticks.append(y)
+            labels.append(name)
+            y += 1
+        y += 0.4
+    axes.set_yticks(ticks, labels, fontsize=8)
+    axes.set_ylim(y - 0.6, -0.8)  # from the top down
+    axes.grid(alpha=0.3, axis="x")
 
 
 _BOTH, _OPERATIONS, _PEAK, _MS = "forward+backward", "share_of_operations", "the machine's peak", "milliseconds"

@@ -32,7 +32,7 @@ int64_t most_keys(const Problem& p) {
 int64_t split(Problem& p, int multiprocessors) {
   if (p.L < 1 || p.L > MOST_QUERIES || p.D < 8 || p.D > MOST_WIDTH || p.D % 8 || p.B < 1 || p.H < 1)
     throw std::invalid_argument("sizes that the CUDA kernels do not take");
-  p.first_key = p.window ? std::max<int64_t>(0, p.M - p.window + 1) : 0;
+  p.first_key = std::max<int64_t>(0, p.M - p.left);
   const int64_t S = p.M + p.L - p.first_key, heads = p.B * p.H;
   // Blocks that run at once, by the registers of the instances; the split that takes the fewest
   // such rounds of keys.

@@ -18,7 +18,7 @@ struct Seen {
 
 TXL_DEVICE Seen visible(const Problem& p, int64_t b, int64_t i) {
   const int64_t S = p.M + p.L, at = p.M + i;
-  Seen seen = {p.window ? most(0, at - p.window + 1) : 0, least(at + p.ahead + 1, S), false};
+  Seen seen = {most(0, at - p.left), least(at + p.right + 1, S), false};
   if (p.start.data) {
     const int64_t bound = p.start.data[b * p.start.s0 + i * p.start.s1];
     seen.bad |= bound < 0 || bound > S;

@@ -96,7 +96,7 @@ py::object signature(const py::tuple& call, const py::tuple& types, const py::tu
 
 py::tuple field_names() {
   return py::make_tuple("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem", "r_bias", "start", "end",
-                        "seed", "ahead", "window", "zero_row", "scale", "dropout_p", "softcap");
+                        "seed", "left", "right", "zero_row", "scale", "dropout_p", "softcap");
 }
 
 Attention attention_of(const py::tuple& call, const py::handle& out, Type type, uint32_t drop_below) {
@@ -107,8 +107,8 @@ Attention attention_of(const py::tuple& call, const py::handle& out, Type type, 
   a.Dv = size(call[V], 3);
   a.M = call[K_MEM].is_none() ? 0 : size(call[K_MEM], 2);
   a.T = size(call[call[R].is_none() ? R_BIAS : R], 1), a.zero_row = call[ZERO_ROW].cast<int64_t>();
-  a.ahead = call[AHEAD].is_none() ? a.M + a.L : std::min(call[AHEAD].cast<int64_t>(), a.M + a.L);
-  a.window = call[WINDOW].is_none() ? 0 : call[WINDOW].cast<int64_t>();
+  for (auto [side, field] : {std::pair{&a.left, LEFT}, std::pair{&a.right, RIGHT}})
+    *side = call[field].is_none() ? a.M + a.L : std::min(call[field].cast<int64_t>(), a.M + a.L);
   a.scale = static_cast<float>(call[SCALE].cast<double>());
   a.softcap = static_cast<float>(call[SOFTCAP].cast<double>());
   a.drop_below = drop_below;

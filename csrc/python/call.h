@@ -17,7 +17,7 @@ enum Field : size_t {
   // another at every call
   SEED,
   // settings
-  AHEAD, WINDOW, ZERO_ROW, SCALE, DROPOUT_P, SOFTCAP,
+  LEFT, RIGHT, ZERO_ROW, SCALE, DROPOUT_P, SOFTCAP,
   // how many
   FIELDS
 };

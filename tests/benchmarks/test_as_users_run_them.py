@@ -51,8 +51,8 @@ import txl_kernels.backends.cpu as native
 
 right = native.forward
 
-def forward(call, plans=None, need_lse=True):
-    out, lse = right(call, plans, need_lse)
+def forward(call, prepared=None, need_lse=True):
+    out, lse = right(call, prepared, need_lse)
     return out.mul_(1.001), lse
 
 native.forward = forward

@@ -11,6 +11,7 @@ import pytest
 from command_helpers import in_process
 from training_helpers import trainer
 
+from txl import recipes
 from txl.text import corpus as data
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -49,7 +50,9 @@ def test_a_training_loop(tmp_path: Path) -> None:
     assert run_example("train", str(text), steps=60, batch=4, length=32) < 2
 
 
-@pytest.mark.parametrize("name", ["evaluate.py", "effective_context.py", "paper_systems.sh"])
+@pytest.mark.parametrize(
+    "name", ["evaluate.py", "effective_context.py", "paper_systems.sh", "paper/table6.sh", "paper/table10.sh"]
+)
 def test_without_arguments_they_say_how_they_are_called(name: str) -> None:
     command = ["bash"] if name.endswith(".sh") else [sys.executable]
     done = subprocess.run([*command, EXAMPLES / name], capture_output=True, text=True)
@@ -87,19 +90,52 @@ def test_effective_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["run", "3-gram"]
 
 
-def test_paper_systems(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What it would run, recorded by a command of the same name, runs on smaller models."""
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"line {n % 97} says {n * 7 % 89} and no more\n" for n in range(400)))
-    corpus = data.prepare(text, tmp_path / "corpus", data.PrepareOptions("words"))
+def recorded(tmp_path: Path, script: str, *arguments: object, **variables: str) -> list[list[str]]:
+    """The arguments of each call of txl in a script, from a command of that name that records."""
     stub = tmp_path / "bin" / "txl"
-    stub.parent.mkdir()
+    stub.parent.mkdir(exist_ok=True)
     stub.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
     stub.chmod(0o755)
-    environment = os.environ | {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
-    command = ["bash", EXAMPLES / "paper_systems.sh", corpus.folder, tmp_path / "runs", "0.0005"]
-    subprocess.run(command, env=environment, check=True, capture_output=True)
-    calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+    (tmp_path / "calls").write_text("")
+    environment = os.environ | {"PATH": f"{stub.parent}:{os.environ['PATH']}"} | variables
+    subprocess.run(["bash", EXAMPLES / script, *arguments], env=environment, check=True, capture_output=True)  # type: ignore[list-item]
+    return [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+
+
+def words(tmp_path: Path) -> data.Corpus:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {n % 97} says {n * 7 % 89} and no more\n" for n in range(400)))
+    return data.prepare(text, tmp_path / "corpus", data.PrepareOptions("words"))
+
+
+@pytest.mark.parametrize(("table", "rows"), [("table6", 10), ("table10", 4)])
+def test_paper_tables(tmp_path: Path, capfd: pytest.CaptureFixture[str], table: str, rows: int) -> None:
+    """Each row is scored at training's attention length among others; the last row runs."""
+    corpus, runs, script = words(tmp_path), tmp_path / "runs", f"paper/{table}.sh"
+    extra = ["--steps", "2", "--device", "cpu", *TINY]
+    calls = recorded(tmp_path, script, corpus.folder, runs, *extra, EVAL="--limit 20")
+    assert [call[0] for call in calls] == ["train", "eval"] * rows
+    for train, scored in zip(calls[::2], calls[1::2], strict=True):
+        recipe = recipes.load(train[train.index("--recipe") + 1])
+        training = recipe.train_config()
+        segment = int(train[train.index("--tgt-len") + 1]) if "--tgt-len" in train else training.tgt_len
+        lengths = scored[scored.index("--attn-len") + 1].split(",")
+        assert str(recipe.model_config().attn_len(segment)) in lengths
+        assert str(recipe.evaluate["attn_len"]) in lengths or "--tgt-len" in train
+        for option in ("method", "segment", "clamp_len"):
+            given = scored[scored.index("--" + option.replace("_", "-")) + 1] if option in recipe.evaluate else None
+            assert given == (str(recipe.evaluate[option]) if given else None)
+    for call in calls[-2:]:
+        done = in_process(capfd, *call)
+        assert done.returncode == 0, (call, done.stderr)
+    assert "shortest length within 0.1%" in done.stdout
+    again = recorded(tmp_path, script, corpus.folder, runs)
+    assert again[-2] == ["train", "--run", str(runs / calls[-1][1].rsplit("/", 1)[1]), "--resume"]
+
+
+def test_paper_systems(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What it would run, recorded by a command of the same name, runs on smaller models."""
+    calls = recorded(tmp_path, "paper_systems.sh", words(tmp_path).folder, tmp_path / "runs", "0.0005")
     assert len(calls) == 18
     for call in calls:
         done = in_process(capfd, *call, *(TINY if call[0] == "train" else ["--limit", "100"]))

@@ -1,5 +1,6 @@
 """The reproduction page's operations are those that are counted, its commands ones that exist."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -8,25 +9,25 @@ import pytest
 from txl import recipes
 from txl.commands.cli import COMMANDS
 from txl.recipes.cost import training_cost
-from txl.sweep import TABLES, make_job
-from txl.training.config import TrainConfig
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reproduction.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([\d.]+) \| ([\d.,]+) \|$", PAGE, re.M)
 
 
-def operations(recipe: str) -> float:
+def operations(recipe: str, **train: int) -> float:
     found = recipes.load(recipe)
-    return training_cost(found.model_config(None if found.data else 204), found.train_config()).total
+    training = dataclasses.replace(found.train_config(), **train)
+    return training_cost(found.model_config(None if found.data else 204), training).total
 
 
 def counted(command: str) -> float:
-    sweep = re.search(r"txl sweep (\w+)", command)
-    if sweep:
-        table = TABLES[sweep.group(1)]
-        vocabulary = recipes.load(table.rows[0].recipe).data["vocab_size"]
-        jobs = [make_job(table, row, "paper", vocabulary) for row in table.rows]
-        return sum(training_cost(job.model_config, TrainConfig(**job.train)).total for job in jobs)
+    script = re.search(r"examples/paper/table\d+\.sh", command)
+    if script:
+        rows = re.findall(r"^row \S+ (\S+) .*?\"(?: --tgt-len (\d+))? #", (ROOT / script.group()).read_text(), re.M)
+        return sum(operations(recipe, **({"tgt_len": int(length)} if length else {})) for recipe, length in rows)
+    if "lm1b-300m" in command:
+        return sum(operations(recipe) for recipe in re.findall(r"`(lm1b-300m[\w-]*)`", command))
     if "txl recl" in command:
         return operations("wt103-qrnn") + operations("wt103-lstm")
     return operations(re.search(r"--recipe ([\w-]+)", command).group(1))  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ import pytest
 from txl.__main__ import NEEDED
 
 ROOT = Path(__file__).parent.parent.parent
-OPTIONAL = ("jinja2", "matplotlib", "numpy", "rich", "safetensors", "tensorboard", "triton", "typer")
+OPTIONAL = ("matplotlib", "numpy", "rich", "safetensors", "tensorboard", "triton", "typer")
 
 
 HIDE = """
@@ -45,7 +45,7 @@ for backend in txl_kernels.available_backends("cpu"):
     assert "reference" in done.stdout.split()
 
 
-@pytest.mark.parametrize("packages", [("safetensors",), ("jinja2",), NEEDED], ids="+".join)
+@pytest.mark.parametrize("packages", [("safetensors",), ("typer",), NEEDED], ids="+".join)
 def test_the_command_says_what_is_missing(packages: tuple[str, ...]) -> None:
     done = run_without(packages, "import txl.__main__\nsys.argv = ['txl', 'train', '--help']\ntxl.__main__.main()")
     assert done.returncode == 1

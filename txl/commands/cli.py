@@ -1,11 +1,14 @@
 """The `txl` command: its parts, and what becomes of errors."""
 
+import errno
 import importlib
 import inspect
 import io
 import os
 import platform
 import sys
+import tempfile
+import traceback
 from typing import Annotated, Any
 
 import torch
@@ -14,7 +17,6 @@ import typer.core
 import typer.main
 
 import txl_kernels
-from txl.commands import last_resort
 from txl.commands.console import discard, one_line, tell
 from txl.errors import NEEDED, Interrupted, TxlError
 
@@ -34,8 +36,6 @@ COMMANDS = {
     "attention": ("measure", "attention_command", "What the heads attend to: figures and a page."),
     "generate": ("generate", "generate_command", "Continue a text."),
     "recipes": ("recipes", "recipes_command", "List the paper's models, or show one with its commands."),
-    "sweep": ("sweep", "sweep_command", "Train and score the rows of the paper's Table 6, 7 or 10."),
-    "report": ("measure", "report_command", "One page of a run."),
     "average": ("convert", "average_command", "Average the parameters of checkpoints."),
     "import": ("convert", "import_command", "Turn a checkpoint of other code into one of ours."),
     "export": ("convert", "export_command", "Turn a checkpoint of ours into one of other code."),
@@ -137,9 +137,42 @@ def main() -> None:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
             raise  # `txl.__main__` says how to install it
-        known = last_resort.reason(error)
+        known = _reason(error)
         if known is None:
-            last_resort.report(error)
+            _report_unforeseen(error)
         else:
             tell(one_line(known))
         sys.exit(1)
+
+
+def _report_unforeseen(error: BaseException) -> None:
+    """Names the error on stderr, and the file that its traceback was written to."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="txl-error-", suffix=".txt")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        where = f"the traceback is in {path}"
+    except OSError:
+        where = "its traceback could not be written"
+    summary = " ".join(str(error).split())[:500]
+    print(f"error: {type(error).__name__}: {summary or 'no more is known'} ({where})", file=sys.stderr)
+
+
+def _reason(error: BaseException) -> str | None:
+    """The message of an error that was foreseen; None for any other."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        return f"standard output: {error.strerror}"  # errors of files name them
+    return str(error) if isinstance(error, (TxlError, OSError)) else memory_summary(error)
+
+
+def memory_summary(error: BaseException) -> str | None:
+    """The message of an error of memory, a number's range or a kernel setting; else None."""
+    text = str(error)
+    if text.startswith("TXL_KERNELS_"):  # a setting in the environment that is none
+        return text
+    if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
+        return f"there is not enough memory for these sizes ({' '.join(text.split())[:200] or 'MemoryError'})"
+    if isinstance(error, OverflowError) or "Storage size calculation overflowed" in text:
+        return f"a number is beyond what can be computed with ({' '.join(text.split())[:200]})"
+    return None

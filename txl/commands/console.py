@@ -4,7 +4,6 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -16,7 +15,6 @@ from rich.progress import (
     ProgressColumn,
     TaskProgressColumn,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
@@ -146,25 +144,3 @@ class EvaluationProgress(_Shown):
 
     def update(self, scored: int) -> None:
         self._bar.update(self._task, completed=scored)
-
-
-class MeasuringProgress(_Shown):
-    """A bar over measurements of one kind, with the one that runs.
-
-    Without a terminal, a line for each.
-    """
-
-    def __init__(self, console: Console, title: str, count: int) -> None:
-        self._console, self._title, self._begun, self._count = console, title, 0, count
-        columns = TextColumn(f"measuring {title}"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-        self._bar = Bar(console, *columns, transient=True)
-        self._task = self._bar.add_task("", total=count)
-
-    def next(self, what: str, total: int) -> Callable[[int], None]:
-        """Begins a measurement; returns what to call with the tokens done, of `total`."""
-        done, self._begun = self._begun, self._begun + 1
-        self._bar.update(self._task, completed=done, description=what)
-        if self._bar.disable:
-            line = f"measuring {self._title}, {self._begun} of {self._count}: {what}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-        return lambda scored: self._bar.update(self._task, completed=done + scored / total)

@@ -1,4 +1,4 @@
-"""`txl demo`: trains a small model, measures what memory and caching are worth, and samples."""
+"""`txl demo`: train a small model, measure what memory is worth, and sample."""
 
 import dataclasses
 import math
@@ -7,27 +7,24 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import torch
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from txl import recipes, report
+from txl import pictures, recipes
 from txl.commands import options
-from txl.commands.console import MeasuringProgress
+from txl.commands.console import EvaluationProgress
 from txl.commands.options import console
 from txl.commands.training import draw_loss, header, run_training
 from txl.errors import TxlError
-from txl.evaluation.evaluate import Reading, evaluate
+from txl.evaluation.evaluate import Reading, Score, evaluate
 from txl.evaluation.generate import Sampling, generate
 from txl.evaluation.readers import Engine
-from txl.evaluation.speed import Speedup, measure_speedup
 from txl.model import as_transformer
 from txl.model.config import ModelConfig
 from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
-from txl.report import Evaluation, write_report
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
@@ -35,9 +32,7 @@ from txl.training.timing import timed, with_precision
 from txl.training.trainer import Trainer
 
 EVAL_TOKENS = 32768
-SPEED_LENGTHS = (800, 3800)  # the ends of the paper's Table 9
 SAMPLE_BYTES = 400
-_LOOKED_AT, _SHORTEST, _LONGEST = 20_000, 8, 24  # for a prompt: tokens; characters of it
 
 
 def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: str = "auto") -> None:
@@ -63,23 +58,19 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     console.print(f"[bold]Model[/]: {escape(header(trainer))}, about {minutes:g} minutes", soft_wrap=True)
     console.print(f"Segments of {tgt_len} tokens, a memory of {config.mem_len}", soft_wrap=True)
     run_training(trainer, ["--device", device_name] if device_name != "auto" else [], 60 * minutes)
-    network, saved = checkpoints.restore(trainer.best, device)
+    network, _ = checkpoints.restore(trainer.best, device)
     model = as_transformer(network, "txl demo")
 
-    scores = _attention_lengths(model, saved.digest, corpus, tgt_len)
-    report.keep_evaluations(folder, scores)
-    report.keep_speed(folder, _speed(model, corpus))
-    report.keep_samples(folder, [_sample(model, corpus, config.attn_len(tgt_len))])
-    drawn = _draw(trainer, scores, config.attn_len(tgt_len))
+    levels, cached = _attention_lengths(model, corpus, tgt_len)
+    _sample(model, corpus, config.attn_len(tgt_len))
+    drawn = _draw(trainer, levels, cached, config.attn_len(tgt_len))
     console.print(f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes.")
     console.print(f"In {folder}: log.jsonl, best.safetensors; {drawn}", markup=False, soft_wrap=True)
-    prompt = prompt_of(corpus)
-    command = ["txl", "generate", str(folder), *(["--prompt", prompt] if prompt else [])]
-    options.say(f"Continue with: {shlex.join(command)}")
+    options.say(f"Continue with: {shlex.join(['txl', 'generate', str(folder)])}")
 
 
-def _attention_lengths(model: TransformerXL, digest: str, corpus: data.Corpus, tgt_len: int) -> list[Evaluation]:
-    """Scores of the test split: twice without memory, then at attention lengths around training's.
+def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) -> tuple[dict[str, Score], list[Score]]:
+    """Score the test split without memory in two ways, by their names, then at attention lengths.
 
     Without memory the first tokens of a segment see next to nothing (context fragmentation,
     section 1 of the paper). A window that slides by a sixteenth of itself mends that and reaches no
@@ -88,39 +79,38 @@ def _attention_lengths(model: TransformerXL, digest: str, corpus: data.Corpus, t
     trained = model.config.attn_len(tgt_len)
     lengths = [trained // 16, trained // 8, trained // 4, trained // 2, trained, 2 * trained, 4 * trained]
     stride = max(tgt_len // 16, 1)
-    with MeasuringProgress(console, "what memory is worth", len(lengths) + 2) as measuring:
+    console.print("Measuring what memory is worth, on the test split")
 
-        def score(told: str, reading: Reading, what: str = "", carry_memory: bool = True) -> Evaluation:
-            progress = measuring.next(told, min(EVAL_TOKENS, len(corpus.test)))
-            found = evaluate(
+    def score(told: str, reading: Reading, carry_memory: bool = True) -> Score:
+        with EvaluationProgress(console, told, min(EVAL_TOKENS, len(corpus.test))) as progress:
+            return evaluate(
                 model, corpus.test, corpus.vocabulary.start, reading, limit=EVAL_TOKENS, carry_memory=carry_memory,
-                progress=progress,
+                progress=progress.update,
             )  # fmt: skip
-            return Evaluation(found, "test", reading.method or "cached", what, not what, digest)
 
-        apart, window = f"no memory, segments of {tgt_len}", f"no memory, a window of {tgt_len} sliding by {stride}"
-        scores = [
-            score("no memory", Reading(tgt_len, segment=tgt_len), apart, carry_memory=False),
-            score("a sliding window", Reading(tgt_len, method="sliding", segment=stride), window),
-            *[score(f"attention length {n}", Reading(n)) for n in lengths],
-        ]
-    _show_lengths(scores, trained)
-    return scores
+    apart, window = f"no memory, segments of {tgt_len}", f"no memory, a window of {tgt_len} sliding by {stride}"
+    levels = {
+        apart: score("no memory", Reading(tgt_len, segment=tgt_len), carry_memory=False),
+        window: score("a sliding window", Reading(tgt_len, method="sliding", segment=stride)),
+    }
+    cached = [score(f"attention length {n}", Reading(n)) for n in lengths]
+    _show_lengths(levels, cached, trained)
+    return levels, cached
 
 
-def _show_lengths(scores: list[Evaluation], trained: int) -> None:
-    bare, slid, cached = scores[0].score, scores[1].score, {e.score.attn_len: e.score for e in scores[2:]}
+def _show_lengths(levels: dict[str, Score], cached: list[Score], trained: int) -> None:
+    bare, slid = levels.values()
     table = Table(
         "read", "attention length", "bpc", "gain over segments", "tokens/s", title="What memory is worth (test split)"
     )
     for column in table.columns[1:]:
         column.justify = "right"
-    for e in scores:
-        length = f"{e.score.attn_len}" + (" (training)" if e.memory and e.score.attn_len == trained else "")
-        gain = "" if e is scores[0] else f"{bare.bpc - e.score.bpc:+.3f}"
-        table.add_row(e.what or "cached memory", length, f"{e.score.bpc:.3f}", gain, f"{e.score.tokens_per_s:,.0f}")
+    for name, s in [*levels.items(), *(("cached memory", score) for score in cached)]:
+        length = f"{s.attn_len}" + (" (training)" if name == "cached memory" and s.attn_len == trained else "")
+        gain = "" if s is bare else f"{bare.bpc - s.bpc:+.3f}"
+        table.add_row(name, length, f"{s.bpc:.3f}", gain, f"{s.tokens_per_s:,.0f}")
     console.print(table)
-    best = min(cached.values(), key=lambda s: s.nats)
+    best = min(cached, key=lambda s: s.nats)
     options.say(
         f"On the first {bare.tokens:,} tokens, memory gains {bare.bpc - best.bpc:.3f} bpc over segments without it: "
         f"{bare.bpc - slid.bpc:.3f} because no token begins blind (context fragmentation), {slid.bpc - best.bpc:.3f} "
@@ -128,84 +118,26 @@ def _show_lengths(scores: list[Evaluation], trained: int) -> None:
     )
 
 
-def _draw(trainer: Trainer, scores: list[Evaluation], trained: int) -> str:
-    """Draws both plots and the page and names them, or says why it cannot; the run is worth as much
-    without."""
+def _draw(trainer: Trainer, levels: dict[str, Score], cached: list[Score], trained: int) -> str:
+    """Draw both pictures and name them, or say why they are left out."""
     reason = draw_loss(trainer)
     if reason is None:
-        levels = {e.what: e.score for e in scores if not e.memory}
-        cached = [e.score for e in scores if e.memory]
+        lengths, lines = {s.attn_len: s.bpc for s in cached}, {name: s.bpc for name, s in levels.items()}
         try:
-            report.attention_length(cached, levels, trained, trainer.folder / "attention_length.png")
-            write_report(trainer.folder)
-        except (OSError, TxlError) as error:
+            pictures.draw_attention_lengths(lengths, lines, trained, trainer.folder / "attention_length.png", "bpc")
+        except OSError as error:
             reason = str(error)
-    return "report.html, loss.png, attention_length.png" if reason is None else f"the plots were left out: {reason}"
+    return "loss.png, attention_length.png" if reason is None else f"the pictures were left out: {reason}"
 
 
-def _speed(model: TransformerXL, corpus: data.Corpus) -> list[Speedup]:
-    table = Table("attention length", "sliding window", "cached", "speed-up", title="Evaluation, milliseconds a token")
-    for column in table.columns:
-        column.justify = "right"
-    with MeasuringProgress(console, "the speed of evaluation", len(SPEED_LENGTHS)) as measuring:
-        speeds = []
-        for n in SPEED_LENGTHS:
-            measuring.next(f"attention length {n}", 1)
-            # A text that is too short is repeated.
-            tokens = data.as_tensor(np.resize(corpus.train, n + 128)).unsqueeze(0)
-            speeds.append((n, measure_speedup(model, tokens, n)))
-    for n, s in speeds:
-        table.add_row(str(n), f"{s.vanilla_s * 1e3:.2f}", f"{s.cached_s * 1e3:.4f}", f"{s.ratio:,.0f}x")
-    console.print(table)
-    console.print(
-        "sliding window: a vanilla Transformer of the same sizes with torch's scaled_dot_product_attention, one prediction "
-        "a forward pass (untrained: only its speed is used). cached: this model, segments of 128.",
-        highlight=False,
-    )
-    return [s for _, s in speeds]
-
-
-def _sample(model: TransformerXL, corpus: data.Corpus, attn_len: int) -> dict[str, str]:
+def _sample(model: TransformerXL, corpus: data.Corpus, attn_len: int) -> None:
     engine = Engine(model, 1, attn_len, 128)
     generator = torch.Generator(model.device).manual_seed(1)
     tokens = data.as_tensor(corpus.test[:256]).unsqueeze(0).to(model.device)
     drawn = [int(t) for t in generate(engine, tokens, SAMPLE_BYTES, Sampling(0.7), generator)]
-    read, made, followed = (
-        corpus.vocabulary.decode([int(t) for t in part]).decode("utf-8", "replace")
-        for part in (corpus.test[:256], drawn, corpus.test[256 : 256 + SAMPLE_BYTES])
-    )
     console.rule("A sample, after 256 bytes of the test split")
-    console.print(made, markup=False, highlight=False)
+    console.print(corpus.vocabulary.decode(drawn).decode("utf-8", "replace"), markup=False, highlight=False)
     console.rule()
-    return {"context": read, "generation": made, "reference": followed}
-
-
-def prompt_of(corpus: data.Corpus) -> str | None:
-    """A prompt that a model can read: whole words of a line of the test split, or what fits of one;
-    None where no line will do."""
-    tokens = [int(token) for token in corpus.test[:_LOOKED_AT]]
-    text = corpus.vocabulary.decode(tokens).decode("utf-8", "replace")
-    for line in text.splitlines()[1:]:  # the first may begin within a character or a word
-        prompt = _beginning(line.strip())
-        if len(prompt) >= _SHORTEST and prompt[0].isalnum() and prompt.isprintable() and _known(corpus, prompt):
-            return prompt
-    return None
-
-
-def _beginning(line: str) -> str:
-    if len(line) <= _LONGEST:
-        return line
-    cut = line.rfind(" ", _SHORTEST, _LONGEST + 1)
-    return line[: cut if cut > 0 else _LONGEST]
-
-
-def _known(corpus: data.Corpus, prompt: str) -> bool:
-    """Not so of the mark that stands for bytes that are not UTF-8, unless the text has that."""
-    try:
-        corpus.vocabulary.encode(prompt.encode())
-    except TxlError:
-        return False
-    return True
 
 
 def demo_command(
@@ -219,5 +151,5 @@ def demo_command(
     minutes: Annotated[float, typer.Option(help="Time for training; the rest takes about one more.")] = 3.0,
     device: options.Device = "auto",
 ) -> None:
-    """In about four minutes: train a small model, see what memory is worth, a sample, a page."""
+    """In about four minutes: train a small model, see what memory is worth, and a sample."""
     run(folder, source, minutes, device)

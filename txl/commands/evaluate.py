@@ -1,7 +1,6 @@
 """`txl eval`: the loss of a split at each attention length."""
 
 import functools
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
@@ -21,9 +20,8 @@ from txl.evaluation.evaluate import (
     init_and_best,
 )
 from txl.language_model import LanguageModel, load
-from txl.model.recurrent import RecurrentNetwork
+from txl.paper.recurrent import RecurrentNetwork
 from txl.precision import PRECISIONS
-from txl.report import Evaluation, keep_evaluations
 from txl.text import corpus as data
 from txl.text.preparing import encode_file
 from txl.text.readers import SPLITS
@@ -101,7 +99,6 @@ def evaluate_command(
     asked = Reading(None, clamp_len, zeros, method, segment)  # type: ignore[arg-type]
     where = pick_device(device)
     language_model = load(checkpoint, where)
-    model = language_model.model
     # One more, which tells a part from a whole text.
     tokens = split_of(language_model, source, split, None if limit is None else limit + 1)
     score_at = functools.partial(language_model.evaluate, tokens, batch=batch, counting=counted)
@@ -115,16 +112,6 @@ def evaluate_command(
             scores.append(score_at(reading, limit=limit, progress=progress.update))
     how = readings[0].method
     _print(scores, language_model, how, how if dtype is None else f"{how} in bfloat16")
-    if checkpoint.is_dir() and source is None:
-        given = {"clamp_len": clamp_len, "segment": segment, "zeros": zeros}
-        told = [f"{name} {value}" for name, value in given.items() if value is not None]
-        told += [] if dtype is None else ["bfloat16"]
-        told += [] if counted == "all" else [f"counting {counted}"]
-        told += ["all before"] if isinstance(model, RecurrentNetwork) and how == "segments" else []
-        what = ", ".join([how, *told]) if told else ""
-        memory, mark = how != "sliding", language_model.digest
-        with suppress(OSError):  # for the run's page; a folder that cannot be written does not matter
-            keep_evaluations(checkpoint, [Evaluation(s, split, how, what, memory, mark, batch) for s in scores])
 
 
 def split_of(saved: LanguageModel, source: Path | None, split: str, enough: int | None = None) -> Tokens:

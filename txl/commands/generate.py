@@ -2,17 +2,14 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Annotated
 
 from txl.commands.options import Checkpoint, Device, in_panel, pick_device
-from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading
 from txl.evaluation.generate import Sampling
 from txl.language_model import load
 from txl.text import files
-from txl.text.detokenise import detokenise
 
 _TEXT, _SAMPLING, _READING = "Text", "Sampling", "How it is read"
 
@@ -23,14 +20,7 @@ def generate_command(
         str | None, in_panel(_TEXT, help="Text to continue; @FILE reads it from a file. Default: the start of a text.")
     ] = None,
     count: Annotated[int, in_panel(_TEXT, help="Tokens to generate: bytes, or words.")] = 500,
-    samples: Annotated[int, in_panel(_TEXT, help="Texts, drawn side by side and shown when they are whole.")] = 1,
-    stop: Annotated[
-        list[str] | None, in_panel(_TEXT, help="End before this text, as in the tokens; may be repeated.")
-    ] = None,
-    as_text: Annotated[
-        bool,
-        in_panel(_TEXT, "--detokenise/--as-tokenised", help="Undo the tokenisation of WikiText, a line at a time."),
-    ] = False,
+    stop: Annotated[str | None, in_panel(_TEXT, help="End before this text, as in the tokens.")] = None,
     temperature: Annotated[
         float, in_panel(_SAMPLING, help="0 takes the likeliest token; 1 samples as the model predicts.")
     ] = 0.8,
@@ -60,42 +50,17 @@ def generate_command(
     With relative positions and recurrence memory and time a token are constant however long it
     gets; otherwise each token reads its window anew.
     """
-    if samples < 1:
-        raise TxlError(f"--samples must be >= 1, got {samples}")
-    sampling, reading, stops = (
-        Sampling(temperature, top_k, top_p),
-        Reading(attn_len, clamp_len, zeros),
-        tuple(stop or ()),
-    )
+    sampling, reading = Sampling(temperature, top_k, top_p), Reading(attn_len, clamp_len, zeros)
     saved = load(checkpoint, pick_device(device))
-    if as_text and saved.vocabulary.unit != "words":
-        raise TxlError(f"--detokenise is for models of words; the tokens of {saved.path} are {saved.vocabulary.unit}")
     text = None if prompt is None else _prompt(prompt)
-    if samples == 1:
-        texts: Iterable[Iterable[bytes]] = [saved.stream(text, count, sampling, reading, seed=seed, stop=stops)]
-    else:
-        drawn = saved.generate_batch([text] * samples, count, sampling, reading, seed=seed, stop=stops)
-        texts = [[f"{one}\n---".encode()] for one in drawn]
+    pieces = saved.stream(text, count, sampling, reading, seed=seed, stop=stop)
     write = sys.stdout.buffer
-    for pieces in texts:
-        shown: Iterable[bytes] = chain([text or b""], pieces)
-        if as_text:
-            shown = (detokenise(line.decode("utf-8", "replace")).encode() for line in _lines(shown))
-        for piece in chain(shown, [b"\n"]):
-            write.write(piece)
-            write.flush()
+    for piece in chain([text or b""], pieces, [b"\n"]):
+        write.write(piece)
+        write.flush()
 
 
 def _prompt(prompt: str) -> bytes:
     if not prompt.startswith("@"):
         return os.fsencode(prompt)  # the bytes that were typed, UTF-8 or not
     return files.read(prompt[1:])
-
-
-def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Whole lines, and what is after the last."""
-    held = b""
-    for piece in pieces:
-        *whole, held = (held + piece).split(b"\n")
-        yield from (line + b"\n" for line in whole)
-    yield held

@@ -1,4 +1,4 @@
-"""`txl recl`, `txl attention`, `txl report`: what is measured of trained models, in pictures."""
+"""`txl recl`, `txl attention`: what is measured of trained models, in pictures."""
 
 import dataclasses
 import io
@@ -12,16 +12,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from txl import attention, recl
 from txl.commands.console import EvaluationProgress
 from txl.commands.evaluate import split_of
 from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, pick_device, say
 from txl.errors import TxlError
 from txl.evaluation.evaluate import perplexity
 from txl.language_model import LanguageModel, load
+from txl.paper import attention_maps, recl
 from txl.paths import replace_bytes, replace_text, results_folder
 from txl.pictures import missing
-from txl.report import write_report
 from txl.text.vocabulary import Tokens
 
 _TEXT, _HOW = "Text", "How"
@@ -179,11 +178,11 @@ def attention_command(
     reason = missing()
     if reason is not None:
         raise TxlError(reason)
-    for name, value, least in (("window", window, 2), ("limit", limit, 1)):
-        if value is not None and value < least:
-            raise TxlError(f"--{name} must be >= {least}, got {value}")
+    for name, value, minimum in (("window", window, 2), ("limit", limit, 1)):
+        if value is not None and value < minimum:
+            raise TxlError(f"--{name} must be >= {minimum}, got {value}")
     language_model = load(checkpoint, pick_device(device))
-    model = attention.check_attention(language_model.model)
+    model = attention_maps.check_attention(language_model.model)
     layers, n_head = model.config.n_layer, model.config.n_head
     chosen = [n - 1 for n in numbers("--heads", heads)] if heads is not None else None
     if chosen and not all(0 <= n < layers * n_head for n in chosen):
@@ -198,22 +197,22 @@ def attention_command(
     first = (len(tokens) + window - TARGETS) // 2
     folder = out or language_model.path.parent / "attention"
     with results_folder(folder, "--out"):
-        found = attention.Attention(layers, n_head, window, first, TARGETS)
+        found = attention_maps.Attention(layers, n_head, window, first, TARGETS)
         with EvaluationProgress(console, "attention", len(tokens)) as progress:
-            for parts in attention.read_terms(model, tokens, language_model.vocabulary.start, window, clamp_len):
+            for parts in attention_maps.read_terms(model, tokens, language_model.vocabulary.start, window, clamp_len):
                 found.add(parts)
                 progress.update(found.queries + window - 1)
         if chosen is None:
             chosen = [found.widest(layer) for layer in sorted({0, layers // 2, layers - 1})]
-        attention.draw_means(found, {"all": "Mean attention of every head"}, folder / "figure-5.png")
-        attention.draw_heads(found, chosen, folder / "figure-6.png")
-        attention.draw_means(found, attention.TERMS, folder / "figure-7.png")
+        attention_maps.draw_means(found, {"all": "Mean attention of every head"}, folder / "figure-5.png")
+        attention_maps.draw_heads(found, chosen, folder / "figure-6.png")
+        attention_maps.draw_means(found, attention_maps.TERMS, folder / "figure-7.png")
         about = (
             f"{language_model.path}: {layers} layers of {n_head} heads, a window of {window:,}; targets {first:,} to "
             f"{first + TARGETS - 1:,} of {source if source is not None and source.is_file() else f'the {split} split'}"
         )
         title = f"Attention of {language_model.path.parent.name or language_model.path.name}"
-        attention.write_page(folder / "attention.html", found, tokens, language_model.vocabulary, title, about)
+        attention_maps.write_page(folder / "attention.html", found, tokens, language_model.vocabulary, title, about)
         settings = {
             "checkpoint": language_model.digest,
             "window": window,
@@ -222,7 +221,7 @@ def attention_command(
         }
         settings |= {"heads_of_figure_6": [head + 1 for head in chosen], "first_target": first, "targets": TARGETS}
         replace_text(folder / "attention.json", json.dumps(settings, indent=2) + "\n")
-        drawn: dict[str, Any] = {name: x.numpy() for name, x in attention.figures(found, chosen).items()}
+        drawn: dict[str, Any] = {name: x.numpy() for name, x in attention_maps.figures(found, chosen).items()}
         file = io.BytesIO()
         np.savez_compressed(file, **drawn)
         replace_bytes(folder / "attention.npz", file.getvalue())
@@ -230,12 +229,3 @@ def attention_command(
             f"{found.queries:,} tokens with windows of {window:,}; heads {', '.join(str(h + 1) for h in chosen)} in figure 6"
         )
         say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, their numbers in attention.npz; attention.html")
-
-
-def report_command(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Write RUN/report.html: curves, attention lengths, speed, samples, RECL and attention.
-
-    Of what has been measured: `txl demo`, `txl eval`, `txl recl` and `txl attention` leave their
-    results in the run's folder.
-    """
-    say(write_report(run))

@@ -1,4 +1,4 @@
-"""Training as `txl train`, `txl demo` and `txl sweep` show it: its heading, its progress, a Ctrl-C
+"""Training as `txl train` and `txl demo` show it: its heading, its progress, a Ctrl-C
 that loses nothing, and the processes of torchrun."""
 
 import os
@@ -11,15 +11,15 @@ from types import FrameType
 
 import torch
 
+from txl import pictures
 from txl.commands.console import TrainingProgress, one_line, tell
 from txl.commands.options import console, pick_device
 from txl.distributed import SharedError, World, joined, launched, local_device, settle
 from txl.errors import Interrupted
 from txl.model.config import Config, ModelConfig, RecurrentConfig
-from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import count_parameters
-from txl.pictures import missing
-from txl.report import loss_curve
+from txl.paper.recurrent import RecurrentNetwork
+from txl.training.run import read_log
 from txl.training.trainer import Trainer
 from txl_kernels.backends import choose_unasked
 
@@ -55,12 +55,13 @@ def run_training(trainer: Trainer, kept: list[str], seconds: float | None = None
 
 def draw_loss(trainer: Trainer) -> str | None:
     """Draws `loss.png` into the run's folder; returns why it could not, or None."""
-    reason = missing()
+    reason = pictures.missing()
     if reason is not None:
         return reason
-    bytewise = trainer.corpus.vocabulary.unit == "bytes"
+    unit = "bpc" if trainer.corpus.vocabulary.unit == "bytes" else "ppl"
     try:
-        loss_curve(trainer.folder / "log.jsonl", trainer.folder / "loss.png", bytewise)
+        entries, _ = read_log(trainer.folder / "log.jsonl")
+        pictures.draw_loss(entries, trainer.folder / "loss.png", unit)
     except OSError as error:  # a full disk: the run is there without
         return str(error)
     return None

@@ -15,7 +15,7 @@ from txl.evaluation.readers import Engine, Reader, SegmentReader
 from txl.evaluation.window import WindowReader, sliding_losses
 from txl.model import Network, as_transformer
 from txl.model.config import ModelConfig, RecurrentConfig
-from txl.model.recurrent import RecurrentNetwork
+from txl.paper.recurrent import RecurrentNetwork
 from txl.precision import autocast_dtype, multiplies_bf16
 from txl.text.streams import Counting, scored_segments
 from txl.text.vocabulary import Tokens

@@ -1,7 +1,7 @@
 """Sampling from a model, one token at a time, at constant cost a token, and the text that it gives:
 piece by piece, up to a stop string."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,6 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.evaluation.readers import Reader
 from txl.text.vocabulary import Vocabulary
-
-Stop = str | bytes | Sequence[str | bytes]
 
 
 @dataclass(frozen=True)
@@ -72,19 +70,17 @@ def generate(
             logits = reader.feed(token.unsqueeze(1))
 
 
-def stop_strings(stop: Stop) -> tuple[bytes, ...]:
-    """One or more strings, or none, as bytes.
+def stop_bytes(stop: str | bytes | None) -> bytes:
+    """A stop string as bytes; empty for None.
 
     Raises:
-        TxlError: one is empty, cannot be encoded, or is no string.
+        TxlError: it is empty, cannot be encoded, or is no string.
     """
-    if not isinstance(stop, Sequence):
-        raise TxlError(f"stop must be a string or a sequence of them, got {stop!r}")
-    stops = [stop] if isinstance(stop, (str, bytes)) else stop
-    for each in stops:
-        if not isinstance(each, (str, bytes)) or not each:
-            raise TxlError(f"stop must hold strings of at least one character, got {each!r}")
-    return tuple(encoded(each, f"stop {each!r}") for each in stops)
+    if stop is None:
+        return b""
+    if not isinstance(stop, (str, bytes)) or not stop:
+        raise TxlError(f"stop must be a string of at least one character, got {stop!r}")
+    return encoded(stop, f"stop {stop!r}")
 
 
 def encoded(text: str | bytes, name: str) -> bytes:
@@ -95,102 +91,34 @@ def encoded(text: str | bytes, name: str) -> bytes:
         raise TxlError(f"{name} cannot be encoded: {error}") from error
 
 
-class UpToStop:
-    """Lets a text through up to the first of some stop strings, which is left out.
+def text_of(
+    drawn: Iterator[Tensor], vocabulary: Vocabulary, before: int, apart: bool, stop: bytes = b""
+) -> Iterator[bytes]:
+    """Yield the bytes that tokens [1] add to a text, up to a stop string, which is left out.
 
-    What may be the beginning of one is held back until the text tells. Of several the one that is
-    complete first counts, and of those that end together the longest: where the text is cut into
-    tokens makes no difference.
-
-    Attributes:
-        stopped: a stop string has come; nothing is let through any more.
-    """
-
-    def __init__(self, stops: Sequence[bytes]) -> None:
-        self._stops, self._held, self.stopped = stops, b"", False
-
-    def add(self, piece: bytes) -> bytes:
-        """What is certain to be part of the text now."""
-        if self.stopped:
-            return b""
-        text, self._held = self._held + piece, b""
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            self.stopped = True
-            return text[: min(found)[1]]
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for n in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-n:]) for stop in self._stops):
-                self._held = text[-n:]
-                return text[:-n]
-        return text
-
-    def rest(self) -> bytes:
-        """What is held back still, when the text is at its end."""
-        held, self._held = self._held, b""
-        return held
-
-
-class GrowingText:
-    """What tokens add to a text, up to a stop string.
+    Bytes that may begin the stop string are held back until the next tokens decide. No token is
+    drawn after it.
 
     Args:
         before: the token that precedes the first.
-        apart: what precedes ends in white space, so that no space is wanted before a word.
-        stops: as `stop_strings` gives them.
+        apart: the text before ends in white space, so that no space is wanted before a word.
+        stop: as `stop_bytes` gives it; empty for none.
     """
-
-    def __init__(self, vocabulary: Vocabulary, before: int, apart: bool, stops: Sequence[bytes]) -> None:
-        self._vocabulary, self._before = vocabulary, before
-        self._apart = apart and vocabulary.unit == "words"
-        self._shown = UpToStop(stops)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string has ended it."""
-        return self._shown.stopped
-
-    def add(self, token: int) -> bytes:
-        """The bytes that can be shown after this token: none while they may begin a stop string."""
-        decode = self._vocabulary.decode
-        piece = decode([self._before, token])[len(decode([self._before])) :]
-        if self._apart:
-            piece = piece.lstrip(b" ")
-        self._before, self._apart = token, False
-        return self._shown.add(piece)
-
-    def rest(self) -> bytes:
-        """What was held back, when no more tokens come."""
-        return self._shown.rest()
-
-
-def pieces(drawn: Iterator[Tensor], text: GrowingText) -> Iterator[bytes]:
-    """The bytes of one text from its tokens [1], as soon as they can be shown; draws no token after
-    a stop string."""
-    for token in drawn:
-        if piece := text.add(int(token)):
-            yield piece
-        if text.stopped:
+    held, decode = b"", vocabulary.decode
+    apart = apart and vocabulary.unit == "words"
+    for each in drawn:
+        token = int(each)
+        piece = decode([before, token])[len(decode([before])) :]
+        held += piece.lstrip(b" ") if apart else piece
+        before, apart = token, False
+        end = held.find(stop) if stop else -1
+        if end >= 0:
+            if end:
+                yield held[:end]
             return
-    if rest := text.rest():
-        yield rest
-
-
-def by_length(
-    prompts: Sequence[Tensor], texts: Sequence[GrowingText], draw: Callable[[Tensor], Iterator[Tensor]]
-) -> list[bytes]:
-    """Texts after prompts [n] of any lengths, those of one length side by side, the shortest first;
-    each up to its own end, and no more is drawn when all of a length have ended.
-
-    draw: gives the tokens [B] that follow prompts [B, n].
-    """
-    shown = [b""] * len(prompts)
-    for length in sorted({len(prompt) for prompt in prompts}):
-        places = [n for n, prompt in enumerate(prompts) if len(prompt) == length]
-        for tokens in draw(torch.stack([prompts[n] for n in places])):
-            for n, token in zip(places, tokens.tolist(), strict=True):
-                if not texts[n].stopped:
-                    shown[n] += texts[n].add(token)
-            if all(texts[n].stopped for n in places):
-                break
-    return [before + text.rest() for before, text in zip(shown, texts, strict=True)]
+        kept = next((n for n in range(min(len(stop) - 1, len(held)), 0, -1) if stop.startswith(held[-n:])), 0)
+        shown, held = held[: len(held) - kept], held[len(held) - kept :]
+        if shown:
+            yield shown
+    if held:
+        yield held

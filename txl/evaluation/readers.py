@@ -11,8 +11,8 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.model import Network, as_transformer
 from txl.model.config import ModelConfig
-from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import HiddenMemory
+from txl.paper.recurrent import RecurrentNetwork
 from txl_kernels import RelAttention
 from txl_kernels.layer import SegmentAttention
 

@@ -32,8 +32,7 @@ from txl.hf.classification import TransfoXLForSequenceClassification, TransfoXLS
 from txl.hf.configuration import TransfoXLConfig
 from txl.hf.modeling import TransfoXLLMHeadModel, TransfoXLModel
 from txl.hf.outputs import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
-from txl.hf.pipeline import TransfoXLTextGenerationPipeline
-from txl.hf.tokenization import TransfoXLTokenizer
+from txl.hf.tokenization import TransfoXLTextGenerationPipeline, TransfoXLTokenizer
 from txl.hf.weights import TransfoXLPreTrainedModel
 
 __all__ = [

@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, TextGenerationPipeline
 
 from txl.hf.weights import OF_THE_HUB, file_of
 from txl.importing import vocabulary
@@ -61,6 +61,18 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
         unknown = None if words.unknown is None else words.words[words.unknown]
         named = {"eos_token": words.end} | ({} if unknown is None else {"unk_token": unknown})
         return cls(tokenizer_object=_of_words(words, unknown), **(named | plain))
+
+
+class TransfoXLTextGenerationPipeline(TextGenerationPipeline):  # type: ignore[misc]
+    """transformers' own, with a space between a prompt and the first word after it where the
+    tokenizer is a `TransfoXLTokenizer` of words: it decodes what is new alone."""
+
+    def postprocess(self, model_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        prompt = model_outputs["prompt_text"]
+        words = isinstance(self.tokenizer, TransfoXLTokenizer) and self.tokenizer.of_words
+        if words and isinstance(prompt, str) and prompt and not prompt[-1].isspace():
+            model_outputs = dict(model_outputs) | {"prompt_text": prompt + " "}
+        return super().postprocess(model_outputs, *args, **kwargs)
 
 
 def _of_words(words: WordVocabulary, unknown: str | None) -> Tokenizer:

@@ -116,8 +116,8 @@ def _counted(counts: list[Counter[str]], rule: Rule, options: PrepareOptions, lo
         total.update(counts[split])
     del total[rule.end]
     words = [(word, count) for word, count in total.most_common() if word != rule.unknown]
-    least = max(rule.min_count, options.min_count)
-    kept = [(word, count) for word, count in words[: options.max_words] if count >= least]
+    minimum = max(rule.min_count, options.min_count)
+    kept = [(word, count) for word, count in words[: options.max_words] if count >= minimum]
     if rule.unknown is not None:
         known = {word for word, _ in kept} | {rule.end}
         if rule.always_unknown or any(word not in known for split in counts for word in split):

@@ -71,10 +71,10 @@ class State:
     def __post_init__(self) -> None:
         if math.isnan(self.best_loss):
             raise TxlError("best_loss must be a number, got nan")
-        for name, least in (("step", 0), ("attn_len", 1), ("segment", 1), ("ranks", 1)):
+        for name, minimum in (("step", 0), ("attn_len", 1), ("segment", 1), ("ranks", 1)):
             value = getattr(self, name)
-            if not least <= value <= MOST_COUNT:
-                raise TxlError(f"{name} must be from {least} to {MOST_COUNT:,}, got {value:,}")
+            if not minimum <= value <= MOST_COUNT:
+                raise TxlError(f"{name} must be from {minimum} to {MOST_COUNT:,}, got {value:,}")
 
 
 @dataclass(frozen=True)

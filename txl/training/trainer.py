@@ -233,16 +233,8 @@ class Trainer:
             return "no checkpoint had been written yet"
         return f"the last good checkpoint is {self.last} (step {self.saved_step})"
 
-    def validate(self) -> Score:
-        """The validation split at the longest attention of training, by the average if there is
-        one; the first process scores it."""
-        return self._score(self._validated())
-
-    def _validated(self) -> Network:
-        """What is validated and kept as the best."""
-        return self.updater.average.model
-
     def _score(self, model: Network) -> Score:
+        """Score the validation split at the longest attention of training, by the first process."""
         # By segments as in training; a window slides by half of itself.
         reach, half = model.config.mem_len + self.segment, max(self.segment // 2, 1)
         sizes: Sizes = {
@@ -258,7 +250,8 @@ class Trainer:
         )
 
     def _evaluate(self, report: OnEntry | None) -> None:
-        model = self._validated()
+        """Validate the average, or the parameters where none is kept, and keep the best."""
+        model = self.updater.average.model
         score = self._score(model)
         self.updater.average.validated(score.nats)
         entry = {"step": self.step, "valid_loss": score.nats, "valid_bpc": score.bpc, "valid_ppl": score.ppl}

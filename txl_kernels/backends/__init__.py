@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from txl_kernels.backends import cpu, cuda, reference, self_check, triton
-from txl_kernels.backends.protocol import Backend, Kernels, Plans
+from txl_kernels.backends.protocol import Backend, Kernels, Prepared
 from txl_kernels.call import Call, inputs_of, needs_gradients
 
 # Fastest first.
@@ -34,7 +34,7 @@ def available_backends(
     and for now only by name; the others take any.
     """
     device = torch.device(device)
-    return [name for name, backend in BACKENDS.items() if backend.cannot_run(device, dtype, head_width) is None]
+    return [name for name, backend in BACKENDS.items() if backend.why_not_tensors(device, dtype, head_width) is None]
 
 
 def check_name(backend: str | None) -> None:
@@ -45,42 +45,45 @@ def check_name(backend: str | None) -> None:
         raise ValueError(f"backend must be None or one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
-def choose(backend: str | None, call: Call) -> str:
-    """The name of the backend for a call; both have been checked.
+def choose(backend: str | None, call: Call, prepared: Prepared | None = None) -> str:
+    """The name of the backend for a checked call.
+
+    prepared: keeps the choice for calls of the same signature: on a CPU for all of them, elsewhere
+    for those that agree on whether gradients are wanted and whether tensors begin where 16 bytes
+    can be read.
 
     Raises:
+        TypeError, ValueError: backend is neither None nor a name.
         RuntimeError: it cannot run on this device, dtype or head width, does not take this call, or
             failed at the first call of this kind, with the reason.
     """
-    if backend is None:
-        return _first_that_runs(call.q.device, call.q.dtype, call.q.shape[-1], call)
-    chosen = BACKENDS[backend]
-    reason = chosen.cannot_run(call.q.device, call.q.dtype, call.q.shape[-1]) or chosen.refuses(call)
-    reason = reason or fails(backend, call)
-    if reason is not None:
-        raise RuntimeError(f"backend={backend!r} cannot run: {reason}")
-    return backend
-
-
-def choose_once(backend: str | None, call: Call, plans: Plans | None) -> str:
-    """`choose`, remembered by what else decides among calls of one signature, whose plans these
-    are: nothing for the CPU's kernels; for others whether gradients are wanted, and whether tensors
-    begin where 16 bytes can be read."""
-    if plans is None:
-        return choose(backend, call)
-    name: str | None = plans.get(("chosen", backend))
+    check_name(backend)
+    if prepared is None:
+        return _choose(backend, call)
+    name = prepared.always.get(backend)
     if name is not None:
         return name
     aligned = all(x is None or x.data_ptr() % ALIGNMENT == 0 for x in inputs_of(call))
-    key = ("chosen", backend, needs_gradients(call), aligned)
-    name = plans.get(key)
+    key = (backend, needs_gradients(call), aligned)
+    name = prepared.chosen.get(key)
     if name is None:
-        name = choose(backend, call)
+        name = _choose(backend, call)
         if name == cpu.NAME:
-            plans["chosen", backend] = name
+            prepared.always[backend] = name
         elif name not in KERNELS or self_check.is_settled(self_check.kind_of(name, call)):
-            plans[key] = name
+            prepared.chosen[key] = name
     return name
+
+
+def _choose(backend: str | None, call: Call) -> str:
+    if backend is None:
+        return _first_that_runs(call.q.device, call.q.dtype, call.q.shape[-1], call)
+    chosen = BACKENDS[backend]
+    reason = chosen.why_not_tensors(call.q.device, call.q.dtype, call.q.shape[-1]) or chosen.why_not_call(call)
+    reason = reason or why_not_kind(backend, call)
+    if reason is not None:
+        raise RuntimeError(f"backend={backend!r} cannot run: {reason}")
+    return backend
 
 
 def choose_unasked(
@@ -103,14 +106,14 @@ def _first_that_runs(
     faster one is left out."""
     left_out = None
     for name, backend in BACKENDS.items():
-        if backend.cannot_run(device, dtype, head_width) is not None:
+        if backend.why_not_tensors(device, dtype, head_width) is not None:
             continue
         if name == cuda.NAME and not _cuda_unasked(call):
             continue
-        if call is not None and backend.refuses(call) is not None:
+        if call is not None and backend.why_not_call(call) is not None:
             continue
         if call is not None:
-            reason = fails(name, call)
+            reason = why_not_kind(name, call)
         elif name in KERNELS and self_check.concerns(device):
             reason = _why_not(False, name, device, dtype, head_width, few, gradients)
         else:
@@ -119,13 +122,13 @@ def _first_that_runs(
             break
         left_out = f"backend={name!r} is left out: {reason}"
     if left_out is None and name == reference.NAME and call is not None:
-        left_out = _why_reference(call)
+        left_out = _why_not_kernels(call)
     if left_out is not None:
         _warn(device.type, left_out)
     return name
 
 
-def fails(name: str, call: Call, gradients: bool | None = None) -> str | None:
+def why_not_kind(name: str, call: Call, gradients: bool | None = None) -> str | None:
     """Why a backend that takes a call is not to be used for its kind, as a small case on a GPU
     showed; None where it agreed with the reference, or could not be tried.
 
@@ -140,11 +143,14 @@ def fails(name: str, call: Call, gradients: bool | None = None) -> str | None:
 
 
 def _why_not(is_traced: bool, *kind: Any) -> str | None:
-    """`self_check.disagrees` of the kind with these fields. What it raises while a call is traced,
-    where it would reach the user as the compiler's, it raises again when the graph first runs."""
+    """`self_check.why_not_trusted` of the kind with these fields.
+
+    What it raises while a call is traced, where it would reach the user as the compiler's, it
+    raises again when the graph first runs.
+    """
     name: str = kind[0]
     try:
-        reason: str | None = self_check.disagrees(KERNELS[name], self_check.Kind(*kind))
+        reason: str | None = self_check.why_not_trusted(KERNELS[name], self_check.Kind(*kind))
     except Exception:
         if not is_traced:
             raise
@@ -160,17 +166,19 @@ def _cuda_unasked(call: Call | None) -> bool:
     """Whether a device has shown that it is right and faster for such a call."""
     if call is None or not (cuda.VERIFIED or cuda.HOPPER_VERIFIED):
         return False
-    if call.q.size(2) > cuda.MOST_QUERIES or needs_gradients(call):
+    if call.q.size(2) > cuda.MAX_DECODE_QUERIES or needs_gradients(call):
         return cuda.HOPPER_VERIFIED
     return cuda.VERIFIED and call.q.size(2) <= cuda.FASTER_UP_TO
 
 
-def _why_reference(call: Call) -> str | None:
+def _why_not_kernels(call: Call) -> str | None:
     """Why kernels that could be expected do not take a call; None where none could be."""
     kernels, dtypes = _EXPECTED.get(call.q.device.type, (None, ()))
     if kernels is None or call.q.dtype not in dtypes:
         return None
-    reason: str | None = kernels.cannot_run(call.q.device, call.q.dtype, call.q.shape[-1]) or kernels.refuses(call)
+    reason: str | None = kernels.why_not_tensors(call.q.device, call.q.dtype, call.q.shape[-1]) or kernels.why_not_call(
+        call
+    )
     return reason
 
 

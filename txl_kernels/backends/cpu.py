@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends import native_modules
-from txl_kernels.backends.protocol import HeadWidths, Plans, unsupported
+from txl_kernels.backends.protocol import HeadWidths, Prepared, why_not_dtype
 from txl_kernels.call import ALL, Call, Wanted, drop_threshold, empty_like_rows, empty_out, inputs_of
 
 NAME = "native"
@@ -21,25 +21,25 @@ READS_BOUNDS = True
 native = native_modules.load("_native", "C++")
 
 
-def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
     """Why this backend cannot take tensors of this device and dtype, of any head width; None if it
     can."""
     if device.type != "cpu":
         return f"{NAME} runs on the cpu, not on {device.type}"
-    return unsupported(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or native.missing
+    return why_not_dtype(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or native.why_not_loaded
 
 
-def refuses(call: Call) -> str | None:
+def why_not_call(call: Call) -> str | None:
     """Takes every call."""
     return None
 
 
-def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked
     call."""
-    kept = None if plans is None else plans.get(NAME)
+    kept = None if prepared is None else prepared.plans.get(NAME)
     if kept is None:
-        kept = _keep(plans, call, empty_out(call.q, call.v))
+        kept = _keep(prepared, call, empty_out(call.q, call.v))
     out = kept.empty_like(call.v if kept.like_v else call.q)
     lse = torch.empty(kept.lse_shape, dtype=torch.float32, device=call.q.device) if need_lse else None
     kept.plan.forward(call, out, lse, torch.get_num_threads(), _seed(call))
@@ -53,13 +53,13 @@ def backward(
     dout: Tensor,
     dlse: Tensor | None,
     wanted: Wanted = ALL,
-    plans: Plans | None = None,
+    prepared: Prepared | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the call's inputs, in their order; None where there is no input or none is
-    wanted. plans: of calls whose `out` has these strides."""
-    kept = None if plans is None else plans.get(NAME)
+    wanted. prepared: of calls whose `out` has these strides."""
+    kept = None if prepared is None else prepared.plans.get(NAME)
     if kept is None:
-        kept = _keep(plans, call, out)
+        kept = _keep(prepared, call, out)
     grads = tuple(
         [
             kept.empty_like(x) if want and x is not None else None
@@ -85,12 +85,12 @@ class _Kept(NamedTuple):
     like_v: bool  # out's shape is v's, not q's
 
 
-def _keep(plans: Plans | None, call: Call, out: Tensor) -> _Kept:
+def _keep(prepared: Prepared | None, call: Call, out: Tensor) -> _Kept:
     contiguous = all(x is None or x.is_contiguous() for x in inputs_of(call))
     like = torch.empty_like if contiguous else empty_like_rows
     kept = _Kept(make_plan(call, out), like, tuple(call.q.shape[:3]), call.q.size(3) != call.v.size(3))
-    if plans is not None:
-        plans[NAME] = kept
+    if prepared is not None:
+        prepared.plans[NAME] = kept
     return kept
 
 

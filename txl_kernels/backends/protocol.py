@@ -3,6 +3,7 @@
 Modules implement it: their functions are its methods, their constants its attributes.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -12,16 +13,32 @@ from torch import Tensor
 
 from txl_kernels.call import ALL, Call, Wanted
 
-# What a backend may keep between calls of one signature (shapes, strides, dtypes, settings), by any
-# key.
-Plans = dict[Any, Any]
+
+@dataclasses.dataclass(slots=True)
+class Prepared:
+    """What is kept between calls of one signature: the same shapes, strides, dtypes and settings.
+
+    Attributes:
+        always: the backend that runs every such call, by what was asked for (None or a name).
+        chosen: the backend by (asked for, gradients wanted, tensors begin where 16 bytes can be
+            read), where that decides.
+        checked: (backend, gradients) of calls of the operators that were checked.
+        plans: of the C++ and CUDA modules, by kernels: the call without its pointers.
+        as_given: of a backward: kernels read dout and dlse as they come.
+    """
+
+    always: dict[str | None, str] = dataclasses.field(default_factory=dict)
+    chosen: dict[tuple[str | None, bool, bool], str] = dataclasses.field(default_factory=dict)
+    checked: set[tuple[str, bool]] = dataclasses.field(default_factory=set)
+    plans: dict[str, Any] = dataclasses.field(default_factory=dict)
+    as_given: bool = False
 
 
 class HeadWidths(NamedTuple):
     """Head widths D that a backend takes."""
 
     multiple_of: int = 1
-    most: int | None = None
+    maximum: int | None = None
 
 
 class Backend(Protocol):
@@ -45,13 +62,15 @@ class Backend(Protocol):
         are out of range.
         """
 
-    def cannot_run(self, device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+    def why_not_tensors(self, device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
         """Why it cannot take tensors of this device, dtype and head width; None if it can."""
 
-    def refuses(self, call: Call) -> str | None:
+    def why_not_call(self, call: Call) -> str | None:
         """Why it does not take this call of tensors that it could take; None if it does."""
 
-    def forward(self, call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, call: Call, prepared: Prepared | None = None, need_lse: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         """(out [B, H, L, D of v] in q's dtype, lse [B, H, L]) of a checked call; lse may be None
         where nobody needs it."""
 
@@ -68,7 +87,7 @@ class Kernels(Backend, Protocol):
         dout: Tensor,
         dlse: Tensor | None,
         wanted: Wanted = ALL,
-        plans: Plans | None = None,
+        prepared: Prepared | None = None,
     ) -> Sequence[Tensor | None]:
         """Gradients of the call's inputs, in their order; None or empty where there is no input or
         none is wanted."""
@@ -78,7 +97,7 @@ def _join(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
-def unsupported(
+def why_not_dtype(
     name: str, dtypes: tuple[torch.dtype, ...], widths: HeadWidths, dtype: torch.dtype, head_width: int
 ) -> str | None:
     """Why a backend of these dtypes and widths does not take tensors of this dtype and head width;
@@ -86,15 +105,15 @@ def unsupported(
     if dtype not in dtypes:
         short = [str(x).removeprefix("torch.") for x in (*dtypes, dtype)]
         return f"{name} takes {_join(short[:-1])}, not {short[-1]}"
-    too_wide = widths.most is not None and head_width > widths.most
+    too_wide = widths.maximum is not None and head_width > widths.maximum
     if too_wide or head_width % widths.multiple_of:
         multiples = f" that are multiples of {widths.multiple_of}" if widths.multiple_of > 1 else ""
-        return f"{name} takes head widths{multiples} up to {widths.most}, not {head_width}"
+        return f"{name} takes head widths{multiples} up to {widths.maximum}, not {head_width}"
     return None
 
 
 @functools.cache
-def gpu_lacks(device: torch.device) -> str | None:
+def why_not_gpu(device: torch.device) -> str | None:
     """Why kernels for NVIDIA GPUs from sm_80 on do not run on a CUDA device; None if they do."""
     if torch.version.hip is not None:
         return "ROCm is refused: the kernels are for NVIDIA GPUs"

@@ -6,7 +6,7 @@ It builds the L x S scores in memory; float16 and bfloat16 are computed in float
 import torch
 from torch import Tensor
 
-from txl_kernels.backends.protocol import HeadWidths, Plans
+from txl_kernels.backends.protocol import HeadWidths, Prepared
 from txl_kernels.call import Call, intervals, keep_mask, keep_scale, memory_len_of, table_len_of
 from txl_kernels.checks import can_autocast
 
@@ -16,17 +16,17 @@ HEAD_WIDTHS = HeadWidths()
 READS_BOUNDS = True
 
 
-def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
     """Runs everywhere."""
     return None
 
 
-def refuses(call: Call) -> str | None:
+def why_not_call(call: Call) -> str | None:
     """Takes every call."""
     return None
 
 
-def forward(call: Call, plans: Plans | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
+def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
     """(out [B, H, L, D of v] in q's dtype, lse [B, H, L] in float32 or float64).
 
     Paper, section 3.3.

@@ -28,10 +28,10 @@ from txl_kernels.backends.source_hash import hash_files
 from txl_kernels.call import INPUTS, Call, inputs_of, needs_gradients
 
 SETTING = "TXL_KERNELS_SELF_CHECK"
-FEW = cuda.MOST_QUERIES  # queries that have kernels of their own
+FEW = cuda.MAX_DECODE_QUERIES  # queries that have kernels of their own
 # Of the norm of a result: ten times what kernels differ by; a fault of a kernel gives about 1.
 # float32 may be computed in tf32.
-MOST_WRONG = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+MAX_ERROR = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 ROOT = Path(__file__).resolve().parents[1]
 logger = logging.getLogger("txl_kernels")
 _T = TypeVar("_T")
@@ -111,7 +111,7 @@ def is_settled(kind: Kind) -> bool:
     return kind in _compared or kind.device.type != "cuda" or not is_wanted()
 
 
-def disagrees(kernels: Kernels, kind: Kind) -> str | None:
+def why_not_trusted(kernels: Kernels, kind: Kind) -> str | None:
     """Why a backend is not to be used for a kind of call, by its small case: how results differ
     from the reference's, or what it raised; None if they agree, or cannot be compared now.
 
@@ -147,7 +147,7 @@ def _in_a_thread(function: Callable[..., _T], *args: Any) -> _T:
 
 
 def _find(kernels: Kernels, kind: Kind) -> str | None:
-    """`disagrees`, not remembered. What agreed before is still run: it may no longer compile."""
+    """`why_not_trusted`, not remembered. What agreed before still runs: it may not compile."""
     note = _note_of(kind)
     is_known = note is not None and note.exists()
     if not is_known:
@@ -217,10 +217,10 @@ def _compare(kernels: Kernels, kind: Kind, exact: Call, with_dlse: bool) -> str 
         if want is None:  # of a bias that multiplies no table
             continue
         error = torch.inf if got is None else float((got.cpu().double() - want).norm() / want.norm())
-        if not error <= MOST_WRONG[kind.dtype]:
+        if not error <= MAX_ERROR[kind.dtype]:
             return (
                 f"its {name} for a small case in {str(kind.dtype).removeprefix('torch.')} at head width "
-                f"{kind.head_width} is off by {error:.2g} of its norm, where {MOST_WRONG[kind.dtype]:.2g} is allowed"
+                f"{kind.head_width} is off by {error:.2g} of its norm, where {MAX_ERROR[kind.dtype]:.2g} is allowed"
             )
     return None
 
@@ -287,7 +287,7 @@ def case_of(kind: Kind, fills: bool = False) -> Call:
         (at - 37).contiguous() if kind.start else None,
         (at + 1 - at % 3).contiguous() if kind.end else None,
         torch.tensor([1234], dtype=torch.int64, device="cpu") if kind.dropout else None,
-        0, None, 0, width**-0.5, 0.25 if kind.dropout else 0.0, 5.0 if kind.softcap else 0.0,
+        None, 0, 0, width**-0.5, 0.25 if kind.dropout else 0.0, 5.0 if kind.softcap else 0.0,
     )  # fmt: skip
 
 
@@ -314,7 +314,7 @@ def _machine(device: torch.device) -> tuple[object, ...]:
         properties.major,
         properties.minor,
         driver,
-        triton.missing() or triton.version(),
+        triton.why_not_loaded() or triton.version(),
         torch.__version__,
     )
 

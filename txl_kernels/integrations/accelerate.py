@@ -368,6 +368,6 @@ def _hindrance(peer: Peer, module: nn.Module, ancestors: Sequence[nn.Module]) ->
     if isinstance(module, torch.jit.ScriptModule):
         return "is a ScriptModule"
     try:
-        return peer.refuses(module, ancestors)
+        return peer.why_not_module(module, ancestors)
     except AttributeError as error:
         return f"is not complete: {error}"

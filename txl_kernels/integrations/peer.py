@@ -116,7 +116,7 @@ class Accelerated:
         """What `accelerate` was told, or found above the module."""
         return self.__dict__[STATE].get(name)
 
-    def hindrance(self: Any, x: Tensor, dropout_p: float = 0.0) -> str | None:
+    def why_not_kernel(self: Any, x: Tensor, dropout_p: float = 0.0) -> str | None:
         """Why no kernel takes tensors like x and this dropout now, or None."""
         if torch._C._get_tracing_state() is not None or torch.onnx.is_in_onnx_export():
             return EXPORTED
@@ -148,7 +148,7 @@ def exporting() -> bool:
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a kernel takes tensors of such a device and dtype, of some head width."""
-    return any(kernels.cannot_run(device, dtype) is None for name, kernels in KERNELS.items() if name != "cuda")
+    return any(kernels.why_not_tensors(device, dtype) is None for name, kernels in KERNELS.items() if name != "cuda")
 
 
 def width_of(projection: nn.Module) -> int:
@@ -216,7 +216,7 @@ class Peer:
         refuses: why a module is to be left alone, or None; gets the modules above it, outermost
             first.
         other: why there is nothing to accelerate, a module without relative positions say, or None;
-            as `refuses`, but no reason to warn, nor for `strict` to raise.
+            as `why_not_module`, but no reason to warn, nor for `strict` to raise.
     """
 
     name: str
@@ -224,7 +224,7 @@ class Peer:
     adapter: type[Accelerated]
     distribution: str
     hashes: Mapping[str, str] = field(default_factory=dict)
-    refuses: Judgement = _nothing
+    why_not_module: Judgement = _nothing
     other: Judgement = _nothing
 
     def original(self) -> Any:

@@ -32,7 +32,7 @@ struct BackwardPlan {
     group = chunks > 1 ? 1 : batch_rows_of_item(p, BACKWARD_ITEMS);
     groups = div_up(p.B, group);
     rows = round_up(p.L, MR);
-    rhos = min_of(p.ahead ? chunk + p.L : min_of(chunk + p.L, S), rhos_met.high - rhos_met.low);
+    rhos = min_of(p.right ? chunk + p.L : min_of(chunk + p.L, S), rhos_met.high - rhos_met.low);
     rhos = dr || dr_bias ? round_up(rhos + 2 * BLOCK_L + 3 * NR, NR) : 0;  // blocks stand out at both ends
   }
   int64_t items(const Problem& p) const { return groups * p.H * chunks; }

@@ -48,7 +48,7 @@ struct Range {
 
 TXL_INLINE Range visible(const Problem& p, int64_t b, int64_t i) {
   const int64_t S = p.M + p.L, at = p.M + i;
-  int64_t low = p.window ? max_of(0, at - p.window + 1) : 0, high = min_of(at + p.ahead + 1, S);
+  int64_t low = max_of(0, at - p.left), high = min_of(at + p.right + 1, S);
   if (p.start.data) low = max_of(low, p.start.data[b * p.start.s0 + i * p.start.s1]);
   if (p.end.data) high = min_of(high, p.end.data[b * p.end.s0 + i * p.end.s1]);
   return low < high ? Range{low, high} : Range{0, 0};

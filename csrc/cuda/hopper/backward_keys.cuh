@@ -43,8 +43,8 @@ struct KeyBlock {
 
   TXL_DEVICE KeyBlock(const BackwardProblem& problem, char* memory) : p(problem), shared(memory), keys(problem) {
     const int64_t key = most(first_key(0), 0), end = least(first_key(S::GROUPS), p.M + p.L);
-    const int64_t from = most(key - p.M - p.ahead, 0);
-    const int64_t to = p.window ? least(p.L, end - 1 - p.M + p.window) : p.L;
+    const int64_t from = most(key - p.M - p.right, 0);
+    const int64_t to = least(p.L, end - p.M + p.left);
     first = static_cast<int>(from) / SIDE * SIDE;
     steps = from < to && p.T ? static_cast<int>(to - first + SIDE - 1) / SIDE : 0;
     q.first = reinterpret_cast<Barrier*>(shared + S::barriers), r.first = q.first + q.BARRIERS;

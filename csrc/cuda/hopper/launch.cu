@@ -33,7 +33,7 @@ int64_t parts_by_rounds(int64_t blocks, int64_t tiles, int64_t multiprocessors) 
 
 // Tiles of keys that a block of so many queries walks at most.
 int64_t tiles_of_block(const Problem& p, int64_t queries) {
-  return up(p.window ? std::min(p.M + p.L, p.window + queries) : p.M + p.L, SIDE);
+  return up(std::min(p.M + p.L, p.left + 1 + queries), SIDE);
 }
 
 }  // namespace

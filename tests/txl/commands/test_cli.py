@@ -14,7 +14,6 @@ from training_helpers import trainer
 
 from txl.commands import demo
 from txl.evaluation.evaluate import Score
-from txl.report import Evaluation
 from txl.text.corpus import Corpus
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -23,7 +22,7 @@ ROOT = Path(__file__).parent.parent.parent.parent
 def test_help_of_everything(txl: Run) -> None:
     done = txl("--help")
     assert done.returncode == 0
-    commands = "prepare train eval generate recipes average import export demo sweep recl attention report"
+    commands = "prepare train eval generate recipes average import export demo recl attention"
     for command in commands.split():
         assert command in done.stdout
         help_text = txl(command, "--help")
@@ -230,34 +229,29 @@ def test_demo_ends_well_without_plots(
     (trained.folder / "log.jsonl").write_bytes((run / "log.jsonl").read_bytes())
     trained.save()
     score = Score(attn_len=8, tokens=10, nats=1.0, seconds=1.0)
-    scores = [Evaluation(score, "test", "sliding", "bare", False), Evaluation(score, "test", "cached")]
-    assert demo._draw(trained, scores, trained=8) == "report.html, loss.png, attention_length.png"
+    scores = {"bare": score}, [score]
+    assert demo._draw(trained, *scores, trained=8) == "loss.png, attention_length.png"
     for picture in trained.folder.glob("*.png"):
         picture.unlink()
         picture.mkdir()
-        assert demo._draw(trained, scores, trained=8).startswith("the plots were left out: [Errno 21]")
+        assert demo._draw(trained, *scores, trained=8).startswith("the pictures were left out: [Errno 21]")
         picture.rmdir()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    said = demo._draw(trained, scores, trained=8)
-    assert said.startswith("the plots were left out: matplotlib cannot be used")
+    said = demo._draw(trained, *scores, trained=8)
+    assert said.startswith("the pictures were left out: matplotlib cannot be used")
     assert said.endswith('pip install "txl-kernels[plots]"')
 
 
 def test_demo_shows_everything_and_draws_its_plots(txl: Run, text: Path, tmp_path: Path) -> None:
     done = txl("demo", "--run", tmp_path / "demo", "--data", text, "--minutes", "0.05")
     assert done.returncode == 0, done.stderr
-    for words in ("What memory is worth", "(training)", "speed-up", "A sample", "Done"):
+    for words in ("What memory is worth", "(training)", "A sample", "Done"):
         assert words in done.stdout
-    assert "measuring what memory is worth, 9 of 9: attention length" in done.stdout
-    assert "measuring the speed of evaluation, 2 of 2: attention length 3800" in done.stdout
     command = shlex.split(done.stdout.splitlines()[-1].removeprefix("Continue with: txl "))
-    assert command[1:3] == [str(tmp_path / "demo"), "--prompt"]
+    assert command == ["generate", str(tmp_path / "demo")]
     continued = txl(*command, "--count", "3")
     assert continued.returncode == 0, continued.stderr
-    assert continued.stdout.startswith(command[3])
     assert "context fragmentation" in done.stdout
-    page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
-    for words in ("a window of 128 sliding by 8", "speed-up", "<h3>reference</h3>"):
-        assert words in page
+    assert "loss.png, attention_length.png" in done.stdout
     for name in ("loss.png", "attention_length.png"):
         assert (tmp_path / "demo" / name).read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""`txl recl`, `txl attention`, `txl report`: what they leave, going on, and what they refuse."""
+"""`txl recl`, `txl attention`: what they leave, going on, and what they refuse."""
 
 import json
 import shutil
@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from command_helpers import SMALL, Run, one_line
 
-from txl import load, recl
+from txl import load
 from txl.commands import measure
 from txl.model.config import config_from_json
+from txl.paper import recl
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
@@ -139,30 +140,6 @@ def test_attention(txl: Run, run: Path, corpus: Corpus, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.nansum(drawn["figure_6"], -1), 1, rtol=1e-5)
 
 
-def test_report_of_what_eval_kept(txl: Run, run: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("evaluations.json"))  # other tests evaluate the run, too
-    assert txl("eval", copy, "--attn-len", "4,8,16").returncode == 0
-    done = txl("report", copy)
-    assert done.returncode == 0, done.stderr
-    page = (copy / "report.html").read_text(encoding="utf-8")
-    assert page.count("<td>cached</td>") == 3
-    assert "What memory is worth" in page
-
-
-def test_report_says_what_is_of_an_earlier_checkpoint(txl: Run, run: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("recl", "attention", "evaluations.json"))
-    for command in (("recl", copy, *RECL), ("attention", copy, *ATTENTION), ("eval", copy), ("report", copy)):
-        assert txl(*command).returncode == 0
-    assert "earlier checkpoint" not in (copy / "report.html").read_text(encoding="utf-8")
-    saved = checkpoints.load(copy)
-    network, _ = checkpoints.restore(copy)
-    checkpoints.save(copy / "best.safetensors", network, saved.vocabulary, saved.state | {"step": 99}, {})
-    assert txl("report", copy).returncode == 0
-    assert (copy / "report.html").read_text(encoding="utf-8").count("earlier checkpoint") == 3
-
-
 def test_eval_of_an_lstm(txl: Run, runs: dict[str, Path]) -> None:
     done = txl("eval", runs["lstm"], "--split", "valid")
     assert done.returncode == 0, done.stderr
@@ -209,8 +186,6 @@ BAD = {
     "attention {lstm}": "a picture of attention is for Transformers, not for a network of kind 'lstm'",
     "attention {sinusoid}": "encoding 'sinusoid' has no positions in its scores",
     "attention {begun}": "no such checkpoint",
-    "report {begun}": "the run has no checkpoint yet",
-    "report nowhere": "nowhere: holds no run",
     "train --run new --recipe laptop-lstm --n-head 2 --data {text}": "a network of kind 'lstm' has no n_head",
     "train --run new --recipe laptop-qrnn --loss half --data {text}": "a network of kind 'qrnn' cannot read tokens again",
 }

@@ -8,9 +8,10 @@ import pytest
 from command_helpers import SMALL, Run
 from training_helpers import trainer
 
+from txl import pictures
 from txl.commands.training import draw_loss
-from txl.report import loss_curve
 from txl.text.corpus import Corpus
+from txl.training.run import read_log
 
 
 def test_train_draws_its_loss(run: Path) -> None:
@@ -29,9 +30,9 @@ def test_train_without_matplotlib(txl: Run, corpus: Corpus, tmp_path: Path, monk
     assert not (tmp_path / "r" / "loss.png").exists()
 
 
-@pytest.mark.parametrize("bytewise", [True, False])
+@pytest.mark.parametrize("unit", ["bpc", "ppl"])
 @pytest.mark.parametrize("log", ["nothing", "not finite", "damaged", "training only"])
-def test_any_log_can_be_drawn(tmp_path: Path, log: str, bytewise: bool) -> None:
+def test_any_log_can_be_drawn(tmp_path: Path, log: str, unit: str) -> None:
     entries = {
         "nothing": [],
         "not finite": [{"step": n, "bpc": float("inf"), "ppl": float("inf")} for n in range(9)],
@@ -39,7 +40,8 @@ def test_any_log_can_be_drawn(tmp_path: Path, log: str, bytewise: bool) -> None:
         "training only": [{"step": n, "bpc": 1.0, "ppl": 2.0} for n in range(9)],
     }[log]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    loss_curve(tmp_path / "log.jsonl", tmp_path / "loss.png", bytewise)
+    found, _ = read_log(tmp_path / "log.jsonl")
+    pictures.draw_loss(found, tmp_path / "loss.png", unit)
     assert (tmp_path / "loss.png").exists()
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from training_helpers import trainer
 
 from txl.commands import options
-from txl.commands.console import Bar, EvaluationProgress, MeasuringProgress, TrainingProgress, shows_bars
+from txl.commands.console import Bar, EvaluationProgress, TrainingProgress, shows_bars
 from txl.text.corpus import Corpus
 
 LOGGED = {"step": 10, "loss": 1.25, "bpc": 1.8, "ppl": 3.5, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 12345.6}
@@ -81,25 +81,13 @@ def test_training_into_a_file(txl: Run, corpus: Corpus, tmp_path: Path, monkeypa
         assert re.fullmatch(pattern, line), line
 
 
-def test_measurements_into_a_file() -> None:
-    file = Console(file=io.StringIO(), width=20)
-    with MeasuringProgress(file, "speed", 2) as measuring:
-        measuring.next("attention length 8", 10)(10)
-        measuring.next("attention length 16", 10)(5)
-    assert file.file.getvalue().splitlines() == [
-        "measuring speed, 1 of 2: attention length 8", "measuring speed, 2 of 2: attention length 16",
-    ]  # fmt: skip
-
-
-def test_measurements_on_a_terminal() -> None:
+def test_an_evaluation_on_a_terminal() -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=90, _environ={"TERM": "xterm"}, color_system=None)
-    with MeasuringProgress(terminal, "speed", 2) as measuring:
-        measuring.next("attention length 8", 10)(10)
-        measuring.next("attention length 16", 10)(5)
-        assert measuring._bar.tasks[0].completed == 1.5
-        measuring._bar.refresh()
-    assert "measuring speed" in terminal.file.getvalue()
-    assert "attention length 16" in terminal.file.getvalue()
+    with EvaluationProgress(terminal, "attention length {8} [b]", 10) as progress:
+        progress.update(5)
+        assert progress._bar.tasks[0].completed == 5
+        progress._bar.refresh()
+    assert "attention length {8} [b]" in terminal.file.getvalue()
 
 
 def test_an_evaluation_into_a_file_has_no_bar() -> None:

@@ -1,5 +1,4 @@
-"""Texts go on: sampling, and `LanguageModel` with stop strings, batches, clamped distances, zeros
-before."""
+"""Sampling, and `LanguageModel` with a stop string, clamped distances, zeros before."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,10 @@ from txl import Engine, LanguageModel
 from txl.errors import TxlError
 from txl.evaluation import generate as sampling
 from txl.evaluation.evaluate import Reading
-from txl.evaluation.generate import Sampling, UpToStop, generate, stop_strings
+from txl.evaluation.generate import Sampling, generate, stop_bytes, text_of
 from txl.model import Network
 from txl.model.config import RecurrentConfig
-from txl.model.recurrent import RecurrentNetwork
+from txl.paper.recurrent import RecurrentNetwork
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 
 LETTERS = ByteVocabulary(b"\n abcdefghijklmnopqrstuvwxyz.,;")
@@ -69,46 +68,25 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [*SYSTEMS, "lstm", "qrnn"])
-def test_a_batch_is_its_texts_one_by_one(name: str) -> None:
-    """Prompts of several lengths, longer than memory too, as text, bytes and tokens."""
+def test_a_prompt_as_text_bytes_and_tokens(name: str) -> None:
+    """Shorter than memory, and longer; and a text is drawn again by its seed."""
     model = language_model(**SYSTEMS[name]) if name in SYSTEMS else recurrent(name)
-    prompts = ["abc", b"xyz", "the quick brown fox jumps over it", LETTERS.encode(b"q"), "a", "lazy, dog"]
-    one_by_one = [model.generate(prompt, 30, LIKELIEST) for prompt in prompts]
-    assert model.generate_batch(prompts, 30, LIKELIEST) == one_by_one
-    assert len(set(one_by_one)) == len(prompts), "texts that are all alike would show nothing"
-    stops = [one_by_one[0][5:7], one_by_one[2][9]]
-    stopped = [model.generate(prompt, 30, LIKELIEST, stop=stops) for prompt in prompts]
-    assert model.generate_batch(prompts, 30, LIKELIEST, stop=stops) == stopped != one_by_one
-    held = [text[-3:] + "!" for text in one_by_one]  # their beginnings end the texts
-    assert model.generate_batch(prompts, 30, LIKELIEST, stop=held) == one_by_one
+    texts = set()
+    for prompt in ("abc", "the quick brown fox jumps over it", "a"):
+        text = model.generate(prompt, 30, LIKELIEST)
+        assert len(text) == 30
+        assert text == model.generate(prompt.encode(), 30, LIKELIEST)
+        assert text == model.generate(LETTERS.encode(prompt.encode()), 30, LIKELIEST)
+        texts.add(text)
+    assert len(texts) == 3, "texts that are all alike would show nothing"
+    assert model.generate("a", 20, seed=3) == model.generate("a", 20, seed=3) != model.generate("a", 20, seed=4)
 
 
 def test_a_space_goes_before_a_word_unless_there_is_one() -> None:
-    after_word, after_space, after_line = language_model(WORDS).generate_batch(
-        ["w1 w2", "w1 w2 ", "w1\n"], 5, LIKELIEST
-    )
+    model = language_model(WORDS)
+    after_word, after_space, after_line = (model.generate(p, 5, LIKELIEST) for p in ("w1 w2", "w1 w2 ", "w1\n"))
     assert after_word == " " + after_space
     assert after_line[0] != " "
-
-
-def test_sampled_batches_are_repeatable() -> None:
-    model, prompts = language_model(), ["ab", "cd", "e"]
-    first = model.generate_batch(prompts, 20, seed=3)
-    assert first == model.generate_batch(prompts, 20, seed=3) != model.generate_batch(prompts, 20, seed=4)
-    assert model.generate_batch(["ab"], 20, seed=3) == [model.generate("ab", 20, seed=3)]
-    same = model.generate_batch(["ab"] * 3, 20, seed=3)
-    assert len(set(same)) == 3, "each text of a batch is drawn for itself"
-
-
-def test_a_batch_ends_with_its_last_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, prompts = language_model(), ["ab", "cd", "e"]
-    whole = model.generate_batch(prompts, 40, LIKELIEST)
-    stops = [text[n : n + 4] for text, n in zip(whole, (3, 10, 6), strict=True)]
-    ends = [min(text.find(stop) + 4 for stop in stops if stop in text) for text in whole]
-    steps = counted(monkeypatch)
-    found = model.generate_batch(prompts, 40, LIKELIEST, stop=stops)
-    assert found == [text[: end - 4] for text, end in zip(whole, ends, strict=True)]
-    assert steps == [1] * ends[2] + [2] * max(ends[:2])
 
 
 @pytest.mark.parametrize("vocabulary", [LETTERS, WORDS], ids=["bytes", "words"])
@@ -125,7 +103,7 @@ def test_a_stop_string_over_several_tokens(vocabulary: Vocabulary, monkeypatch: 
     assert all(shown)
     needed = next(n for n in range(41) if stop in b"".join(pieces[:n]))
     assert steps == [1] * needed, "nothing is drawn after it"
-    assert model.generate(prompt, 40, plain, seed=1, stop=["never", stop.decode()]) == whole[:place].decode()
+    assert model.generate(prompt, 40, plain, seed=1, stop=stop.decode()) == whole[:place].decode()
     held = whole[-3:].decode() + "!"  # its beginning ends the text
     assert model.generate(prompt, 40, plain, seed=1, stop=held) == whole.decode()
 
@@ -140,7 +118,6 @@ def test_settings_are_those_of_a_model_that_has_them(mem_len: int, options: dict
     config = model.model.config
     assert want != model.generate("abc", 40, LIKELIEST, 12)
     assert model.generate("abc", 40, LIKELIEST, Reading(12, **asked)) == want
-    assert model.generate_batch(["abc"], 40, LIKELIEST, Reading(12, **asked)) == [want]
     assert model.model.config == config
     assert model.model.layers[0].attention.clamp_len is None
 
@@ -228,12 +205,10 @@ def test_equal_scores_let_no_more_than_k_through() -> None:
 
 
 BAD: dict[str, tuple[dict[str, object], dict[str, Any], str]] = {
-    "none": ({}, {"prompts": []}, r"prompts must be a sequence of one prompt or more, got \[\]"),
-    "one": ({}, {"prompts": "abc"}, "prompts must be a sequence of one prompt or more, got 'abc'"),
-    "empty": ({}, {"prompts": ["a", ""]}, r"prompts\[1\]: the prompt is empty"),
-    "unknown": ({}, {"prompts": ["a", "b", "C"]}, r"prompts\[2\]: the text holds bytes that .*: 0x43 'C'"),
-    "lists": ({}, {"prompts": [[1, 2]]}, r"prompts\[0\]: prompt must be str, bytes, or a NumPy array \[n\] of tokens"),
-    "tokens": ({}, {"prompts": [np.array([99])]}, r"prompts\[0\]: prompt must hold tokens from 0 to 30, got 99 to 99"),
+    "empty": ({}, {"prompt": ""}, "the prompt is empty"),
+    "unknown": ({}, {"prompt": "abC"}, r"the text holds bytes that .*: 0x43 'C'"),
+    "lists": ({}, {"prompt": [1, 2]}, r"prompt must be str, bytes, or a NumPy array \[n\] of tokens"),
+    "tokens": ({}, {"prompt": np.array([99])}, r"prompt must hold tokens from 0 to 30, got 99 to 99"),
     "count": ({}, {"count": 0}, "count must be an integer >= 1, got 0"),
     "attn_len": ({}, {"reading": {"attn_len": 0}}, "attn_len must be an integer >= 1, got 0"),
     "clamp_len": ({}, {"reading": {"clamp_len": 0}}, "clamp_len must be an integer >= 1, got 0"),
@@ -244,7 +219,7 @@ BAD: dict[str, tuple[dict[str, object], dict[str, Any], str]] = {
         "zeros are for a Transformer with recurrence and relative positions",
     ),
     "no memory": ({"mem_len": 0}, {"reading": {"zeros": True}}, "zeros are for a Transformer with recurrence"),
-    "stop": ({}, {"stop": ["a", ""]}, "stop must hold strings of at least one character, got ''"),
+    "stop": ({}, {"stop": ""}, "stop must be a string of at least one character, got ''"),
 }
 
 
@@ -254,10 +229,7 @@ def test_mistakes(name: str) -> None:
     model, asked = language_model(**options), dict(arguments)
     how = asked.pop("reading", {})
     with pytest.raises(TxlError, match=message):
-        model.generate_batch(**({"prompts": ["ab"]} | asked), reading=Reading(**how))
-    if "prompts" not in arguments:
-        with pytest.raises(TxlError, match=message):
-            model.stream("ab", **asked, reading=Reading(**how))  # before the first token is asked for
+        model.stream(**({"prompt": "ab"} | asked), reading=Reading(**how))  # before the first token is asked for
 
 
 def test_an_lstm_has_no_zeros_and_no_distances() -> None:
@@ -267,61 +239,44 @@ def test_an_lstm_has_no_zeros_and_no_distances() -> None:
         recurrent("lstm").generate("ab", 3, reading=Reading(clamp_len=3))
 
 
-letters = st.text("ab", max_size=12).map(str.encode)
-stop_lists = st.lists(st.text("ab", min_size=1, max_size=4).map(str.encode), max_size=3)
+AB = ByteVocabulary(b"ab")
 
 
-def up_to_stop(text: bytes, stops: list[bytes]) -> tuple[bytes, int | None]:
-    """By trying every end; and where the stop string that counted is complete."""
-    for end in range(len(text) + 1):
-        found = [stop for stop in stops if text[:end].endswith(stop)]
-        if found:
-            return text[: end - max(map(len, found))], end
-    return text, None
+@given(st.text("ab", max_size=40).map(str.encode), st.text("ab", max_size=4).map(str.encode))
+def test_any_text_and_stop_string(text: bytes, stop: bytes) -> None:
+    """The text up to its first stop string, each part as soon as it is known, and no more."""
+    taken = 0
+
+    def drawn() -> Iterator[torch.Tensor]:
+        nonlocal taken
+        for token in AB.encode(text):
+            taken += 1
+            yield torch.tensor([int(token)])
+
+    shown, end = b"", text.find(stop) if stop else -1
+    for piece in text_of(drawn(), AB, 0, False, stop):
+        assert piece
+        shown += piece
+        held = text[len(shown) : taken]  # nothing is held back but what may begin the stop string
+        assert not held or stop.startswith(held)
+    assert shown == (text if end < 0 else text[:end])
+    assert taken == (len(text) if end < 0 else end + len(stop))
 
 
-@given(st.lists(letters, max_size=6), stop_lists)
-def test_any_text_in_any_pieces(pieces: list[bytes], stops: list[bytes]) -> None:
-    want, end = up_to_stop(b"".join(pieces), stops)
-    shown, taken, text = b"", 0, UpToStop(stops)
-    for piece in pieces:
-        shown += text.add(piece)
-        taken += len(piece)
-        assert want.startswith(shown)
-        assert text.stopped == (end is not None and end <= taken), "it ends as soon as it can be known"
-        if not text.stopped:  # nothing is held back but what may begin a stop string
-            held = b"".join(pieces)[len(shown) : taken]
-            assert not held or any(len(held) < len(stop) and stop.startswith(held) for stop in stops)
-    assert shown + text.rest() == want
-    assert text.rest() == b""
-
-
-def test_by_hand() -> None:
-    text = UpToStop(stop_strings(["\n\n", "END"]))
-    assert [text.add(piece) for piece in (b"one\n", b"two E", b"N", b"d E", b"ND three")] == [
-        b"one", b"\ntwo ", b"", b"ENd ", b"",
-    ]  # fmt: skip
-    assert text.stopped
-    assert text.add(b"four") == text.rest() == b""
-
-
-def test_what_is_taken_for_stop_strings() -> None:
-    assert stop_strings("é") == ("é".encode(),)
-    assert stop_strings(b"\xff") == (b"\xff",)
-    assert stop_strings(["a", b"b"]) == (b"a", b"b")
-    assert stop_strings(()) == ()
+def test_what_is_taken_for_a_stop_string() -> None:
+    assert (stop_bytes("é"), stop_bytes(b"\xff"), stop_bytes(None)) == ("é".encode(), b"\xff", b"")
 
 
 @pytest.mark.parametrize(
     ("stop", "message"),
     [
-        ("", "stop must hold strings of at least one character, got ''"),
-        (["a", b""], "stop must hold strings of at least one character, got b''"),
-        (["a", 5], "stop must hold strings of at least one character, got 5"),
-        (5, "stop must be a string or a sequence of them, got 5"),
+        ("", "stop must be a string of at least one character, got ''"),
+        (b"", "stop must be a string of at least one character, got b''"),
+        (["a", "b"], r"stop must be a string of at least one character, got \['a', 'b'\]"),
+        (5, "stop must be a string of at least one character, got 5"),
         ("\ud800", "cannot be encoded"),
     ],
 )
 def test_bad_stop_strings(stop: object, message: str) -> None:
     with pytest.raises(TxlError, match=message):
-        stop_strings(stop)
+        stop_bytes(stop)  # type: ignore[arg-type]

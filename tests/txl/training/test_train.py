@@ -15,9 +15,10 @@ from training_helpers import assert_same_run, contents, trainer
 import txl
 import txl_kernels
 from txl.errors import Interrupted, TxlError
+from txl.evaluation.evaluate import Reading, evaluate
 from txl.text.corpus import Corpus, prepare
 from txl.training import checkpoint as checkpoints
-from txl.training.run import read_record, refuse_used_folder, unlock
+from txl.training.run import read_log, read_record, refuse_used_folder, unlock
 from txl.training.trainer import Trainer
 
 
@@ -191,9 +192,15 @@ def test_a_run_is_not_overwritten(tmp_path: Path, corpus: Corpus) -> None:
 
 
 def test_validation_attends_as_far_as_training(tmp_path: Path, corpus: Corpus) -> None:
-    t = trainer(tmp_path, corpus, steps=1, eval_every=1, model={"mem_len": 0})
+    t = trainer(tmp_path, corpus, steps=1, eval_every=1, model={"mem_len": 0, "dropout": 0.0, "attn_dropout": 0.0})
     t.run()
-    assert t.validate().attn_len == 16
+    entries, _ = read_log(tmp_path / "log.jsonl")
+    losses = [
+        evaluate(t.model, corpus.valid, corpus.vocabulary.start, Reading(n, method="sliding", segment=8)).nats
+        for n in (16, 12)
+    ]
+    assert losses[0] != losses[1]
+    assert entries[-1]["valid_loss"] == losses[0]
     assert checkpoints.load(t.best).attn_len == 16
 
 

@@ -70,7 +70,7 @@ int main() {
   auto out = unwritten(L * D), lse = unwritten(L);
   Array<int64_t> seed({7});
   txl_cuda::Problem p = {};
-  p.B = p.H = 1, p.L = L, p.M = M, p.D = p.Dv = D, p.T = S, p.ahead = 0, p.aligned = 1, p.window = WINDOW,
+  p.B = p.H = 1, p.L = L, p.M = M, p.D = p.Dv = D, p.T = S, p.left = WINDOW - 1, p.right = 0, p.aligned = 1,
   p.scale = 0.5f;
   p.drop_below = 0x4000u, p.keep_scale = 4.f / 3, p.seed = seed.there;
   p.q = q.view(), p.k = k.view(), p.v = v.view(), p.k_mem = k_mem.view(), p.v_mem = v_mem.view(), p.out = out.view();

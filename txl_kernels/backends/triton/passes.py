@@ -12,14 +12,10 @@ import triton
 from torch import Tensor
 
 from txl_kernels.backends.triton import config
-from txl_kernels.backends.triton.config import interpreted
 from txl_kernels.backends.triton.kernels.backward_keys import backward_keys_kernel, backward_table_kernel
-from txl_kernels.backends.triton.kernels.backward_queries import (
-    backward_queries_kernel,
-    finish_kernel,
-    prepare_kernel,
-)
+from txl_kernels.backends.triton.kernels.backward_queries import backward_queries_kernel, finish_kernel
 from txl_kernels.backends.triton.kernels.forward import forward_kernel, merge_kernel
+from txl_kernels.backends.triton.kernels.prepare import prepare_kernel
 from txl_kernels.backends.triton.kernels.visible import reach_kernel
 from txl_kernels.backends.triton.launch import (
     Launch,
@@ -29,6 +25,7 @@ from txl_kernels.backends.triton.launch import (
     forms_of,
 )
 from txl_kernels.backends.triton.plan import (
+    TABLE,
     Plan,
     bounds,
     describable,
@@ -85,7 +82,7 @@ def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tupl
     workspace = Workspace(len(forms))
     chosen = plan.tile("decode" if plan.L < config.DECODE_LENGTH else "forward", plan.descriptors)
     programs = triton.cdiv(plan.L, chosen.block_m) * plan.bh
-    keys_seen = min(plan.M + plan.L, plan.back + plan.ahead + chosen.block_m)
+    keys_seen = min(plan.M + plan.L, plan.left + plan.right + 1 + chosen.block_m)
     parts = parts_of_keys(programs, triton.cdiv(keys_seen, chosen.block_n), multiprocessors(device))
     into, into_lse, into_strides = out, lse, strides("out", out)
     if parts > 1:
@@ -198,7 +195,7 @@ class _Backward:
         }
         self._launch(
             reach_kernel, (plan.B * triton.cdiv(max(keys, plan.T), REACH_CELLS),), **reach, **bounds(plan), L=plan.L,
-            M=plan.M, T=plan.T, zero_row=plan.zero_row, back=plan.back, ahead=plan.ahead, CELLS=REACH_CELLS,
+            M=plan.M, T=plan.T, zero_row=plan.zero_row, left=plan.left, right=plan.right, CELLS=REACH_CELLS,
             CHUNK=REACH_CHUNK,
         )  # fmt: skip
         return reach
@@ -207,15 +204,20 @@ class _Backward:
         return {name: self.reach[name] for name in names}
 
     def _prepare(self, out: Operand, lse: Operand, dlse: Operand | None) -> None:
-        plan, call, block = self.plan, self.plan.call, 32 if interpreted() else 64
+        plan, call = self.plan, self.plan.call
         w = None if plan.r is None else call.position_bias
+        chosen = plan.tile("backward_queries", False)
         self._launch(
-            prepare_kernel, (triton.cdiv(plan.L, block) * plan.bh,), Q=call.q, U=call.content_bias, W=w, OUT=out,
-            DOUT=self.dout, LSE=lse, DLSE=dlse, QU=self.qu, QW=self.qw, DELTA=self.delta, TOP=self.top, LSE2=self.lse2,
+            prepare_kernel, (triton.cdiv(plan.L, chosen.block_m) * plan.bh,), Q=call.q, U=call.content_bias, W=w,
+            OUT=out, DOUT=self.dout, LSE=lse, DLSE=dlse, QU=self.qu, QW=self.qw, DELTA=self.delta, TOP=self.top,
+            LSE2=self.lse2, K=call.k, K_MEM=plan.k_mem, R=plan.r, R_BIAS=plan.r_bias, **bounds(plan),
             **strides("q", call.q), **strides("u", call.content_bias), **strides("w", w, ("head",)),
-            **strides("out", out), **strides("do", self.dout), H=plan.H, L=plan.L, sign=plan.sign, BLOCK=block,
-            D=plan.D, BLOCK_D=plan.block_d, D_V=plan.D_V, BLOCK_DV=plan.block_dv,
-            **plan.addressing(out.form, self.dout.form),
+            **strides("out", out), **strides("do", self.dout), **strides("k", call.k), **strides("km", plan.k_mem),
+            **strides("r", plan.r, TABLE), **strides("rb", plan.r_bias, TABLE), H=plan.H, L=plan.L, M=plan.M,
+            T=plan.T, zero_row=plan.zero_row, left=plan.left, right=plan.right, sign=plan.sign,
+            scale_log2=plan.scale_log2, to_cap=plan.to_cap, BLOCK=chosen.block_m, D=plan.D, BLOCK_D=plan.block_d,
+            D_V=plan.D_V, BLOCK_DV=plan.block_dv, PRECISION=plan.constants["PRECISION"],
+            **plan.addressing(out.form, self.dout.form), num_warps=chosen.warps, num_stages=1,
         )  # fmt: skip
 
     def _tiles(self, chosen: config.Config, tma: bool, *written: Operand) -> dict[str, Any]:

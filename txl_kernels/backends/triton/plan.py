@@ -84,7 +84,7 @@ def describable(x: Form) -> bool:
 class Plan(NamedTuple):
     """Sizes as in `rel_attention`, and what follows from calls' settings.
 
-    r and `r_bias` are cut to the T rows that `ahead` and `window` let some query use: what lies
+    r and `r_bias` are cut to the T rows that `left` and `right` let some query use: what lies
     beyond may hold anything.
     """
 
@@ -104,8 +104,8 @@ class Plan(NamedTuple):
     r_bias: Operand | None  # [H, T, 1]
     first_row: int  # of the call's tables
     zero_row: int  # of these
-    back: int  # keys seen before a query's own position
-    ahead: int  # keys seen from it on
+    left: int  # keys seen before a query's own position
+    right: int  # keys seen after it
     sign: float
     scale_log2: float  # of scores, or of what the cap leaves of them
     to_cap: float | None  # factor of scores before the cap; None without one
@@ -170,8 +170,8 @@ def padded(width: int, capability: config.Capability) -> int:
     At least 64 on sm_90 with Triton before 3.8, where kernels of narrower tiles are reported to
     access memory illegally (triton-lang/triton#10573, #10486, #11366).
     """
-    least = 64 if capability == (9, 0) and TRITON_VERSION < (3, 8) else 16
-    return max(least, 1 << (width - 1).bit_length())
+    minimum = 64 if capability == (9, 0) and TRITON_VERSION < (3, 8) else 16
+    return max(minimum, 1 << (width - 1).bit_length())
 
 
 def operands(forms: Sequence[Any], first: int = 0) -> list[Any]:
@@ -191,14 +191,14 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     keys = memory + length
     if keys > MAX_KEYS:
         raise ValueError(f"triton takes at most {MAX_KEYS} keys, memory and segment, got {keys}")
-    back = keys if call.window is None else min(call.window - 1, keys)
+    left = keys if call.left is None else min(call.left, keys)
     k_mem, v_mem, unseen = call.k, call.v, 0
-    if memory and back:
-        k_mem, v_mem, unseen = call.k_mem, call.v_mem, max(memory - back, 0)
-    ahead = keys if call.ahead is None else min(call.ahead, keys)
+    if memory and left:
+        k_mem, v_mem, unseen = call.k_mem, call.v_mem, max(memory - left, 0)
+    right = keys if call.right is None else min(call.right, keys)
     rows = (call.r_bias if call.r is None else call.r).form.shape[1]
-    first_row = min(max(call.zero_row - min(ahead, max(length - 1, 0)), 0), rows)
-    past_row = max(min(call.zero_row + min(back, keys - 1) + 1, rows), first_row)
+    first_row = min(max(call.zero_row - min(right, max(length - 1, 0)), 0), rows)
+    past_row = max(min(call.zero_row + min(left, keys - 1) + 1, rows), first_row)
     r, r_bias = (None if x is None else x.rows(first_row, past_row) for x in (call.r, call.r_bias))
     loaded = [x.form for x in (call.k, call.v, k_mem, v_mem, r) if x is not None]
     block_d, block_dv = (padded(x, capability(device)) for x in (width, value_width))
@@ -216,8 +216,8 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     return Plan(
         device, call, batch, heads, length, memory, past_row - first_row, width, value_width, k_mem, v_mem, unseen, r,
         r_bias, first_row, zero_row=call.zero_row - first_row,
-        back=back,
-        ahead=ahead + 1,
+        left=left,
+        right=right,
         # Kernels see a positive scale and queries of the right sign; a scale of 0 makes all scores
         # 0.
         sign=float((call.scale > 0) - (call.scale < 0)),
@@ -234,6 +234,7 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     )  # fmt: skip
 
 
+TABLE = ("head", "row")  # the axes of r and `r_bias`
 _AXES = {4: ("batch", "head", "row"), 3: ("head", "row"), 2: ("head",)}
 
 
@@ -267,13 +268,12 @@ def bounds(plan: Plan) -> dict[str, Any]:
 
 def shared(plan: Plan) -> dict[str, Any]:
     """What all kernels of forward and backward take, but for k, v, r and the memory themselves."""
-    table = ("head", "row")
     return {
-        "H": plan.H, "L": plan.L, "M": plan.M, "T": plan.T, "zero_row": plan.zero_row, "back": plan.back,
-        "ahead": plan.ahead, "SEED": plan.call.seed, "scale_log2": plan.scale_log2, "drop_below": plan.drop_below,
+        "H": plan.H, "L": plan.L, "M": plan.M, "T": plan.T, "zero_row": plan.zero_row, "left": plan.left,
+        "right": plan.right, "SEED": plan.call.seed, "scale_log2": plan.scale_log2, "drop_below": plan.drop_below,
         "to_cap": plan.to_cap, "keep_scale": plan.keep_scale, "R_BIAS": plan.r_bias, **bounds(plan),
         **strides("k", plan.call.k), **strides("v", plan.call.v), **strides("km", plan.k_mem),
-        **strides("vm", plan.v_mem), **strides("r", plan.r, table), **strides("rb", plan.r_bias, table),
+        **strides("vm", plan.v_mem), **strides("r", plan.r, TABLE), **strides("rb", plan.r_bias, TABLE),
         **plan.constants,
     }  # fmt: skip
 

@@ -24,7 +24,7 @@ class DIEngine(Accelerated):
     ) -> Tensor:
         given = (inputs, pos_embedding, full_input, u, v, mask)
         dropout_p = dropout_of(self.dropout)
-        why = self.hindrance(inputs, dropout_p)
+        why = self.why_not_kernel(inputs, dropout_p)
         if mask is None:
             why = "no mask: keys ahead then meet the next query's shifted scores"
         bounds = None if mask is None or why is not None else once("mask", mask, "causal", lambda: _bounds(mask))

@@ -23,7 +23,7 @@ class Enformer(Accelerated):
 
     def forward(self: Any, x: Tensor) -> Tensor:
         dropout_p = dropout_of(self.attn_dropout)
-        why = self.hindrance(x, dropout_p)
+        why = self.why_not_kernel(x, dropout_p)
         if why is not None:
             return self.fall_back(why, x)  # type: ignore[no-any-return]
         length, heads = x.size(-2), self.heads

@@ -33,7 +33,7 @@ class ESPnet(Accelerated):
 
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
-        why = self.reader_of_weights() or self.hindrance(query, dropout_p)
+        why = self.reader_of_weights() or self.why_not_kernel(query, dropout_p)
         if query.size(1) != key.size(1):
             why = "queries and keys of different lengths"
         bounds = mask_bounds(mask, nonzero) if why is None else None
@@ -75,7 +75,7 @@ class ESPnetLegacy(Accelerated):
 
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
-        why = self.reader_of_weights() or self.hindrance(query, dropout_p)
+        why = self.reader_of_weights() or self.why_not_kernel(query, dropout_p)
         if query.size(1) != key.size(1) or pos_emb.size(1) != key.size(1):
             why = "queries, keys and encodings of different lengths"
         elif self.zero_triu:
@@ -120,7 +120,7 @@ class ESPnetTransducer(Accelerated):
         chunk_mask: Tensor | None = None, left_context: int = 0,
     ) -> Tensor:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
-        why = self.reader_of_weights() or self.hindrance(query, dropout_p)
+        why = self.reader_of_weights() or self.why_not_kernel(query, dropout_p)
         seen = ~mask.bool().unsqueeze(1)
         if chunk_mask is not None:
             seen = seen & ~chunk_mask.bool()
@@ -139,7 +139,7 @@ class ESPnetTransducer(Accelerated):
         return self.linear_out(merge_heads(out))  # type: ignore[no-any-return]
 
 
-def _refuses(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+def _why_not_module(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     return None if hasattr(module, "pos_bias_u") else "simplified_attention_score"
 
 
@@ -154,7 +154,7 @@ PEERS = (
     Peer("FunASRLegacyRelPosition", "funasr.models.transformer.attention.LegacyRelPositionMultiHeadedAttention",
          ESPnetLegacy, "funasr", {"1.4.16": "6819d019dc601b45"}),
     Peer("FunASRChunk", "funasr.models.transformer.attention.RelPositionMultiHeadedAttentionChunk", ESPnetTransducer,
-         "funasr", {"1.4.16": "664e042f54d49cf8"}, refuses=_refuses),
+         "funasr", {"1.4.16": "664e042f54d49cf8"}, why_not_module=_why_not_module),
     Peer("ESPnetTransducer", "espnet2.asr_transducer.encoder.modules.attention.RelPositionMultiHeadedAttention",
-         ESPnetTransducer, "espnet", {"202511": "27f7575a496d4222"}, refuses=_refuses),
+         ESPnetTransducer, "espnet", {"202511": "27f7575a496d4222"}, why_not_module=_why_not_module),
 )  # fmt: skip

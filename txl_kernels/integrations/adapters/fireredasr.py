@@ -28,7 +28,7 @@ class FireRed(Accelerated):
 
     def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, pos_emb: Tensor, mask: Tensor | None = None) -> Any:
         dropout_p = dropout_of(self.attention.dropout)
-        why = self.hindrance(q, dropout_p)
+        why = self.why_not_kernel(q, dropout_p)
         if self.setting("weights") == "fallback":
             why = "attention weights asked for (accelerate(model, weights='none') answers None)"
         elif q.size(1) != k.size(1):

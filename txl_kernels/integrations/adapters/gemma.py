@@ -37,7 +37,7 @@ class Gemma3n(Accelerated):
         return draw.frames(width_of(module.q_proj)), lambda m, x: m(x, mask).flatten(-2)
 
     def forward(self: Any, hidden_states: Tensor, mask: Tensor) -> Tensor:
-        why = self.hindrance(hidden_states)
+        why = self.why_not_kernel(hidden_states)
         bounds = mask_bounds(mask, unhidden) if why is None else None
         if bounds is None:
             return self.fall_back(why or "a mask with holes", hidden_states, mask)  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ class Labml(Accelerated):
 
     def forward(self: Any, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
-        why = self.reader_of_weights() or self.hindrance(query, dropout_p)
+        why = self.reader_of_weights() or self.why_not_kernel(query, dropout_p)
         length, keys = query.size(0), key.size(0)
         if keys < length:
             why = "fewer keys than queries"

@@ -52,7 +52,7 @@ class NeMo(Accelerated):
         cache: Tensor | None = None,
     ) -> Any:
         dropout_p = self.dropout_rate * self.training if self.use_pytorch_sdpa else dropout_of(self.dropout)
-        why = self.hindrance(query, dropout_p)
+        why = self.why_not_kernel(query, dropout_p)
         bounds = mask_bounds(mask, unhidden) if why is None else None
         if bounds is None:
             return self.fall_back(why or "a mask with holes", query, key, value, mask, pos_emb, cache)
@@ -130,7 +130,7 @@ class NeMoLocal(Accelerated):
         self: Any, query: Tensor, key: Tensor, value: Tensor, pad_mask: Tensor, pos_emb: Tensor, cache: Tensor | None = None
     ) -> Any:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
-        why = self.hindrance(query, dropout_p)
+        why = self.why_not_kernel(query, dropout_p)
         left, right = self.att_context_size
         if cache is not None:
             why = "a cache"
@@ -180,7 +180,7 @@ class NeMoTransformer(Accelerated):
         return draw.frames(module.d_model), lambda m, x: m(x, block_mask=mask, pos_emb=table)
 
     def forward(self: Any, x: Tensor, block_mask: Any = None, pos_emb: Tensor | None = None) -> Tensor:
-        why = self.hindrance(x)
+        why = self.why_not_kernel(x)
         if pos_emb is None:
             why = "no encodings of positions"
         bounds = None
@@ -233,7 +233,7 @@ PEERS = (
          NeMo, "nemo-toolkit", {"3.0.0": "b8a68208ace94f4d"}),
     Peer("NeMoLocal",
          "nemo.collections.asr.parts.submodules.multi_head_attention.RelPositionMultiHeadAttentionLongformer",
-         NeMoLocal, "nemo-toolkit", {"3.0.0": "9a9592235a79dedd"}, refuses=_has_global_tokens),
+         NeMoLocal, "nemo-toolkit", {"3.0.0": "9a9592235a79dedd"}, why_not_module=_has_global_tokens),
     Peer("NeMoTransformer", "nemo.collections.asr.modules.transformer_encoder.MultiHeadAttention", NeMoTransformer,
          "nemo-toolkit", {"3.0.0": "f6db2c1058357dc5"}, other=_without_positions),
 )  # fmt: skip

@@ -13,7 +13,7 @@ class RLlib(Accelerated):
     needs = ("_qkv_layer", "_rel_pos_embedding", "_pos_proj", "_uvar")
 
     def forward(self: Any, inputs: Tensor, memory: Tensor | None = None) -> Tensor:
-        why = self.hindrance(inputs)
+        why = self.why_not_kernel(inputs)
         if memory is None:
             why = "no memory"
         if why is not None or memory is None:

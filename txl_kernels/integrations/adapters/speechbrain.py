@@ -26,7 +26,7 @@ class SpeechBrain(Accelerated):
     ) -> Any:  # fmt: skip
         given = (query, key, value, pos_embs, key_padding_mask, attn_mask, return_attn_weights)
         dropout_p = dropout_of(self.dropout_att)
-        why = self.hindrance(query, dropout_p)
+        why = self.why_not_kernel(query, dropout_p)
         if return_attn_weights and self.setting("weights") == "fallback":
             why = "attention weights asked for (accelerate(model, weights='none') answers None)"
         elif not (query is key and key is value):

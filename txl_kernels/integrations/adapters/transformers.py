@@ -104,7 +104,7 @@ class HFConformer(Accelerated):
         if relative_position_embeddings is not None:
             given["relative_position_embeddings"] = relative_position_embeddings
         dropout_p = float(self.dropout.p) if self.training else 0.0
-        why = own_way(self, kwargs) or self.hindrance(hidden_states, dropout_p)
+        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         bounds = bounds_or_reason(attention_mask) if why is None else why
         if isinstance(bounds, str):
             return self.fall_back(bounds, hidden_states, attention_mask, **given)  # type: ignore[no-any-return]
@@ -128,7 +128,7 @@ class HFConformer(Accelerated):
         return self.linear_out(merge_heads(out)), None
 
 
-def _refuses(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+def _why_not(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     kind = module.position_embeddings_type
     return None if kind in ("relative", "relative_key") else f"position_embeddings_type is {kind!r}"
 
@@ -162,7 +162,7 @@ class Parakeet(Accelerated):
             if x is not None:
                 given[name] = x
         dropout_p = float(self.attention_dropout) if self.training else 0.0
-        why = own_way(self, kwargs) or self.hindrance(hidden_states, dropout_p)
+        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         if isinstance(attention_mask, Tensor) and attention_mask.dtype != torch.bool:
             why = "a mask of numbers"
         bounds = bounds_or_reason(attention_mask) if why is None else why
@@ -219,7 +219,7 @@ class FastSpeech2(Accelerated):
         output_attentions: bool | None = False,
     ) -> tuple[Tensor, None]:
         dropout_p = dropout_of(self.dropout)
-        why = self.hindrance(hidden_states, dropout_p)
+        why = self.why_not_kernel(hidden_states, dropout_p)
         if output_attentions and self.setting("weights") == "fallback":
             why = "attention weights asked for"
         bounds = mask_bounds(attention_mask, nonzero) if why is None else None
@@ -268,7 +268,7 @@ class XLNet(Accelerated):
     ) -> Any:
         given = (q_head, k_head_h, v_head_h, k_head_r, seg_mat, attn_mask, output_attentions)
         dropout_p = dropout_of(self.dropout)
-        why = self.hindrance(q_head, dropout_p)
+        why = self.why_not_kernel(q_head, dropout_p)
         if output_attentions:  # a pair is unpacked by the caller
             why = "attention weights asked for"
         keys, length = k_head_h.size(0), q_head.size(0)
@@ -347,13 +347,13 @@ def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
 
 PEERS = (
     Peer("Wav2Vec2Conformer", f"{MODELS}.wav2vec2_conformer.modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "524dbb017d83847d"}, refuses=_refuses, other=_without_positions),
+         HFConformer, DISTRIBUTION, {"5.23.0": "524dbb017d83847d"}, why_not_module=_why_not, other=_without_positions),
     Peer("Wav2Vec2Bert", f"{MODELS}.wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "b42642b814090788"}, refuses=_refuses, other=_without_positions),
+         HFConformer, DISTRIBUTION, {"5.23.0": "b42642b814090788"}, why_not_module=_why_not, other=_without_positions),
     Peer("SeamlessM4T", f"{MODELS}.seamless_m4t.modeling_seamless_m4t.SeamlessM4TConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "377086f18c872613"}, refuses=_refuses, other=_without_positions),
+         HFConformer, DISTRIBUTION, {"5.23.0": "377086f18c872613"}, why_not_module=_why_not, other=_without_positions),
     Peer("SeamlessM4Tv2", f"{MODELS}.seamless_m4t_v2.modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "2e07dc97a9562b4f"}, refuses=_refuses, other=_without_positions),
+         HFConformer, DISTRIBUTION, {"5.23.0": "2e07dc97a9562b4f"}, why_not_module=_why_not, other=_without_positions),
     Peer("ParakeetEncoder", f"{MODELS}.parakeet.modeling_parakeet.ParakeetEncoderAttention", Parakeet, DISTRIBUTION,
          {"5.23.0": "1ea741de8ee28f81", "5.24.0": "c3b7b0db91e25282"}),
     Peer("NemotronStreaming",

@@ -39,7 +39,7 @@ class WeNet(Accelerated):
         cache: Tensor = NO_CACHE,
     ) -> Any:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
-        why = self.hindrance(query, dropout_p)
+        why = self.why_not_kernel(query, dropout_p)
         held = cache.size(2) if cache.size(0) > 0 else 0
         keys = held + key.size(1)
         if query.size(1) != key.size(1):

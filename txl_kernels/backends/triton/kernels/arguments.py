@@ -17,8 +17,8 @@ class Sizes(NamedTuple):
     M: Any
     T: Any
     zero_row: Any
-    back: Any
-    ahead: Any
+    left: Any
+    right: Any
 
 
 class Bounds(NamedTuple):

@@ -33,7 +33,7 @@ from txl_kernels.backends.triton.kernels.visible import interval, span
 # times k.
 
 
-@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
+@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "left", "right", "drop_below"])
 def backward_keys_kernel(
     QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, KEY_FIRST, KEY_LAST, SEED, DOUT, DELTA, TOP, LSE2,
     DK, DV, DK_MEM, DV_MEM, DU,
@@ -41,7 +41,7 @@ def backward_keys_kernel(
     rb_head, rb_row, start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row,
     dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     dkm_batch, dkm_head, dkm_row, dvm_batch, dvm_head, dvm_row,
-    H, L, M, T, zero_row, back, ahead, scale, scale_log2, to_cap, drop_below, keep_scale,
+    H, L, M, T, zero_row, left, right, scale, scale_log2, to_cap, drop_below, keep_scale,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
     DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
@@ -50,7 +50,7 @@ def backward_keys_kernel(
     DU: float32 [B * H, blocks, D], the block's share of the gradient of u. With TMA, QU, QW, DOUT
     and R are descriptors.
     """
-    sizes = Sizes(H, L, M, T, zero_row, back, ahead)
+    sizes = Sizes(H, L, M, T, zero_row, left, right)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA, UNIT)
     plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
@@ -70,10 +70,10 @@ def backward_keys_kernel(
         row = place.b * (M + L)
         from_query, to_query, seen = span(KEY_FIRST + row, KEY_LAST + row, key, M + L)
     else:
-        from_query = tl.maximum(key0 - M - ahead + 1, 0)
-        to_query = tl.minimum(key0 + BLOCK - M + back, L)
+        from_query = tl.maximum(key0 - M - right, 0)
+        to_query = tl.minimum(key0 + BLOCK - M + left, L)
 
-    unseen = tl.maximum(M - back, 0)  # keys of the memory before any window: not read
+    unseen = tl.maximum(M - left, 0)  # keys of the memory before any window: not read
     # Rows have names of their own in each branch: one's strides may have 64 bits, the other's 32.
     if key0 < M:
         km_rows = rows_of(K_MEM, (km_batch, km_head, km_row), place, unseen, M, plain)
@@ -125,7 +125,9 @@ def backward_keys_kernel(
         delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
         p = weights(s, scale_log2, top[None, :], lse2[None, :])
         # Whole, without bounds: the last query sees the first key and the first query the last.
-        whole = (key0 >= tl.maximum(M + m0 + BLOCK - 1 - back, 0)) & (key0 + BLOCK <= tl.minimum(M + m0 + ahead, M + L))
+        whole = (key0 >= tl.maximum(M + m0 + BLOCK - 1 - left, 0)) & (
+            key0 + BLOCK <= tl.minimum(M + m0 + right + 1, M + L)
+        )
         whole = whole & (m0 + BLOCK <= L)
         if (KEY_FIRST is not None) or (not whole):
             low, high, _ = interval(bounds, place.b, i, sizes)
@@ -185,12 +187,12 @@ def _load_keys(memory, segment, key0, M, BLOCK: tl.constexpr, layout):
     return load_rows(rows, row0, None, BLOCK, layout)
 
 
-@triton.jit(do_not_specialize=["B", "H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
+@triton.jit(do_not_specialize=["B", "H", "L", "M", "T", "zero_row", "left", "right", "drop_below"])
 def backward_table_kernel(
     QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, ROW_FIRST, ROW_LAST, SEED, DOUT, DELTA, TOP, LSE2, DR, DB,
     k_batch, k_head, k_row, v_batch, v_head, v_row, km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row,
     rb_head, rb_row, start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row,
-    B, H, L, M, T, zero_row, back, ahead, scale, scale_log2, to_cap, drop_below, keep_scale,
+    B, H, L, M, T, zero_row, left, right, scale, scale_log2, to_cap, drop_below, keep_scale,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
     DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
@@ -199,7 +201,7 @@ def backward_table_kernel(
     DB: float32 [shares, H, T]. Either is None as R or R_BIAS is. With TMA, QU, QW, DOUT and R are
     descriptors.
     """
-    sizes = Sizes(H, L, M, T, zero_row, back, ahead)
+    sizes = Sizes(H, L, M, T, zero_row, left, right)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA, UNIT)
     plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
@@ -222,7 +224,7 @@ def backward_table_kernel(
     seed = 0
     if DROPOUT:
         seed = tl.load(SEED)
-    unseen = tl.maximum(M - back, 0)  # keys of the memory before any window: not read
+    unseen = tl.maximum(M - left, 0)  # keys of the memory before any window: not read
     dr = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     for b_index in range(share, B, shares):
         b = tl.cast(b_index, tl.int64)
@@ -234,7 +236,7 @@ def backward_table_kernel(
         else:
             from_query = tl.maximum(d0 - M, 0)
             to_query = tl.minimum(d0 + BLOCK - 1 + L, L)
-            to_query = tl.where((d0 > back) | (d0 + BLOCK - 1 < 1 - ahead), 0, to_query)
+            to_query = tl.where((d0 > left) | (d0 + BLOCK - 1 < -right), 0, to_query)
         keys = rows_of(K, (k_batch, k_head, k_row), place, 0, L, plain)
         value_rows = rows_of(V, (v_batch, v_head, v_row), place, 0, L, plain_values)
         mem_keys = rows_of(K_MEM, (km_batch, km_head, km_row), place, unseen, M, plain)

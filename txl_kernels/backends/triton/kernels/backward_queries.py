@@ -4,8 +4,8 @@
 before, is unskewed into distance coordinates: G[m, c] is the gradient of the score at distance d0 +
 c, complete for these queries, so dq through positions is G @ r, one product.
 
-Before it `prepare_kernel` computes what backward needs of every query, once instead of per tile;
-after all, `finish_kernel` adds up what programs left, in one order: the same bits every time.
+After all kernels of backward, `finish_kernel` adds up what programs left, in one order: the same
+bits every time.
 """
 
 import triton
@@ -28,7 +28,6 @@ from txl_kernels.backends.triton.kernels.tiles import (
     dot,
     kept,
     laid_out_as,
-    load_bias,
     load_distances,
     load_numbers,
     load_rows,
@@ -52,60 +51,6 @@ from txl_kernels.backends.triton.kernels.visible import (
     tile_starts,
     visible_to,
 )
-
-LOG2E = tl.constexpr(1.4426950408889634)
-LARGE = tl.constexpr(64 * 1.4426950408889634)  # lse2, from which on its rounding is more than a weight's own
-
-
-@triton.jit(do_not_specialize=["H", "L"])
-def prepare_kernel(
-    Q, U, W, OUT, DOUT, LSE, DLSE, QU, QW, DELTA, TOP, LSE2,
-    q_batch, q_head, q_row, u_head, w_head, out_batch, out_head, out_row, do_batch, do_head, do_row, H, L, sign,
-    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
-    WIDE: tl.constexpr, UNIT: tl.constexpr,
-):  # fmt: skip
-    """Program (block of queries of one (b, h)): q + u, q + w, delta, and lse in base 2.
-
-    QU, QW: [B * H, L, D], rounded to q's dtype, with the scale's sign, zero for a query that sees
-    nothing; QW and W None where there is no table. DELTA, TOP, LSE2: [B * H, L]; weights are
-    exp2((score - TOP) * scale_log2 - LSE2). TOP is 0 and LSE2 lse in base 2, until
-    `backward_queries_kernel` finds it large; +inf for a query that sees nothing, so that its
-    probabilities come out as zero.
-    """
-    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
-    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False, UNIT)
-    blocks = tl.cdiv(L, BLOCK)
-    pid = tl.program_id(0)
-    m0 = pid % blocks * BLOCK
-    place = place_of(pid // blocks, H)
-    i = m0 + tl.arange(0, BLOCK)
-    at = place.bh * L + i  # [BLOCK]
-    lse = tl.load(LSE + at, mask=i < L, other=float("-inf"))
-    sees = lse != float("-inf")
-    if QW is not None:
-        u, w = load_bias(U, u_head, place.h, layout), load_bias(W, w_head, place.h, layout)  # [BLOCK_D]
-        q_rows = rows_of(Q, (q_batch, q_head, q_row), place, 0, L, layout)
-        q = load_rows(q_rows, m0, sees, BLOCK, layout).to(tl.float32)  # [BLOCK, BLOCK_D]
-        qu = tl.where(sees[:, None], (q + u[None, :]) * sign, 0.0)
-        qw = tl.where(sees[:, None], (q + w[None, :]) * sign, 0.0)
-        store_rows(packed_rows(QU, place, L, layout), m0, qu, BLOCK, layout)
-        store_rows(packed_rows(QW, place, L, layout), m0, qw, BLOCK, layout)
-    else:
-        u = load_bias(U, u_head, place.h, layout)
-        q_rows = rows_of(Q, (q_batch, q_head, q_row), place, 0, L, layout)
-        q = load_rows(q_rows, m0, sees, BLOCK, layout).to(tl.float32)
-        qu = tl.where(sees[:, None], (q + u[None, :]) * sign, 0.0)
-        store_rows(packed_rows(QU, place, L, layout), m0, qu, BLOCK, layout)
-    out_rows = rows_of(OUT, (out_batch, out_head, out_row), place, 0, L, values)
-    out = load_rows(out_rows, m0, sees, BLOCK, values)  # [BLOCK, BLOCK_DV]
-    do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, values)
-    dout = load_rows(do_rows, m0, sees, BLOCK, values)  # [BLOCK, BLOCK_DV]
-    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)  # [BLOCK]
-    if DLSE is not None:
-        delta -= tl.load(DLSE + at, mask=sees & (i < L), other=0.0)
-    tl.store(DELTA + at, delta, mask=i < L)
-    tl.store(TOP + at, tl.zeros((BLOCK,), tl.float32), mask=i < L)
-    tl.store(LSE2 + at, tl.where(sees, lse * LOG2E, float("inf")), mask=i < L)
 
 
 @triton.jit
@@ -214,49 +159,13 @@ def _walk(
     return dq, dq_positions, above, ds_before, d0
 
 
-@triton.jit
-def _sums(
-    state, source, key_last, table, numbers, queries, visible, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout,
-    key_layout,
-):  # fmt: skip
-    """The largest scores and the sums of weights, over all tiles of one source.
-
-    state: both [BLOCK], and the position scores of the block of distances above the next tile. The
-    same scores as in `_walk`.
-    """
-    top, total, above = state
-    for row0 in range(source.start, source.k.last, BLOCK):
-        key0 = row0 + source.shift
-        d0 = queries.at - key0
-        k = load_rows(source.k, row0, _in_use(key_last, source.k, row0, BLOCK), BLOCK, key_layout)
-        s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BLOCK, BLOCK]
-        if table is not None:
-            r = load_distances(table, d0 - BLOCK, None, BLOCK, layout)
-            below = dot(queries.qw, tl.trans(r), None, PRECISION)
-            if numbers is not None:
-                below = plus(below, load_numbers(numbers, d0 - BLOCK, BLOCK)[None, :])
-            s += skew(above, below, key0, BLOCK, BLOCK)
-            above = below
-        else:
-            s = plus(s, numbers_of_pairs(numbers, d0, BLOCK, BLOCK))
-        if queries.to_cap is not None:
-            s = capped(s, queries.to_cap)
-        s = tl.where(sees(visible, key0 + tl.arange(0, BLOCK)), s, float("-inf"))
-        raised = tl.maximum(top, tl.max(s, 1))
-        base = tl.where(raised == float("-inf"), 0.0, raised)
-        total *= tl.math.exp2((top - base) * queries.scale_log2)
-        total += tl.sum(tl.math.exp2((s - base[:, None]) * queries.scale_log2), 1)
-        top = raised
-    return top, total, above
-
-
-@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
+@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "left", "right", "drop_below"])
 def backward_queries_kernel(
     QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, KEY_LAST, ROW_LAST, SEED, DOUT, DELTA, TOP, LSE2,
     DQ, DQ_SUM, DR, DB,
     k_batch, k_head, k_row, v_batch, v_head, v_row, km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row,
     rb_head, rb_row, start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row, dq_batch, dq_head, dq_row,
-    H, L, M, T, zero_row, back, ahead, scale, scale_log2, to_cap, drop_below, keep_scale,
+    H, L, M, T, zero_row, left, right, scale, scale_log2, to_cap, drop_below, keep_scale,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
     DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
     APART: tl.constexpr,
@@ -267,14 +176,11 @@ def backward_queries_kernel(
     Blackwell, where Triton gave wrong numbers of two products chained through one
     (triton-lang/triton#10821).
 
-    Where lse is large, TOP and LSE2 become the largest score and the log2 of the sum of weights
-    relative to it, formed anew, for the kernels that follow, too.
-
     DQ_SUM: float32 [B * H, blocks, D], the block's sum of dq. DR and DB: None, or float32 [H, T, D]
     and [H, T] of zeros, to which dr and the gradient of `r_bias` are added by atomics. With TMA, V,
     V_MEM and R are descriptors, as K and K_MEM are without bounds; see forward.
     """
-    sizes = Sizes(H, L, M, T, zero_row, back, ahead)
+    sizes = Sizes(H, L, M, T, zero_row, left, right)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA, UNIT)
     plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
@@ -305,7 +211,7 @@ def backward_queries_kernel(
     do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, plain_values)
     dout = load_rows(do_rows, m0, None, BLOCK, plain_values)
     at = place.bh * L + i
-    top = tl.zeros((BLOCK,), tl.float32)
+    top = tl.load(TOP + at, mask=i < L, other=0.0)
     lse2 = tl.load(LSE2 + at, mask=i < L, other=float("inf"))
     delta = tl.load(DELTA + at, mask=i < L, other=0.0)
     dropout = None
@@ -337,15 +243,6 @@ def backward_queries_kernel(
     memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, keys, values)
     k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
     segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, keys, values)
-    large = (lse2 != float("inf")) & (tl.abs(lse2) > LARGE)
-    if tl.max(large.to(tl.int32), 0) != 0:
-        sums = (tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32), above)
-        sums = _sums(sums, memory, key_last, table, numbers, queries, visible, BLOCK, PRECISION, layout, keys)
-        sums = _sums(sums, segment, segment_last, table, numbers, queries, visible, BLOCK, PRECISION, layout, keys)
-        top = tl.where(large, sums[0], top)
-        lse2 = tl.where(large, tl.math.log2(tl.where(large, sums[1], 1.0)), lse2)
-        tl.store(TOP + at, top, mask=i < L)
-        tl.store(LSE2 + at, lse2, mask=i < L)
     upstream = Upstream(dout, top, lse2, delta)
     zeros = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     dq_positions = tl.zeros((1, 1), tl.float32)  # not used

@@ -90,13 +90,13 @@ def _walk(
 
 
 # Sizes that change from call to call must not compile a kernel each.
-@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "back", "ahead", "drop_below"])
+@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "left", "right", "drop_below"])
 def forward_kernel(
     Q, K, V, K_MEM, V_MEM, R, R_BIAS, U, W, START, END, SEED, OUT, LSE,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row, rb_head, rb_row, u_head, w_head,
     start_batch, start_query, end_batch, end_query, out_batch, out_head, out_row,
-    H, L, M, T, zero_row, back, ahead, sign, scale_log2, to_cap, drop_below, keep_scale,
+    H, L, M, T, zero_row, left, right, sign, scale_log2, to_cap, drop_below, keep_scale,
     BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr,
     BLOCK_DV: tl.constexpr, DROPOUT: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
@@ -109,7 +109,7 @@ def forward_kernel(
     descriptors, as V and V_MEM are without bounds (which leave rows out); those of the memory start
     at the first key that some query sees.
     """
-    sizes = Sizes(H, L, M, T, zero_row, back, ahead)
+    sizes = Sizes(H, L, M, T, zero_row, left, right)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA, UNIT)
     plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)

@@ -14,14 +14,14 @@ NEVER = tl.constexpr(2**31 - 1)  # in KEY_FIRST and ROW_FIRST: no query
 def interval(bounds, b, i, sizes):
     """Keys low <= j < high that queries i see, and whether a query is bad; all [BM].
 
-    Bad: a bound out of range, or no row in r. A query stands at key M + i and sees `back` keys
-    before that and `ahead` keys from it on. Queries beyond L see nothing: low = high = 0, as for
+    Bad: a bound out of range, or no row in r. A query stands at key M + i and sees `left` keys
+    before that and `right` keys after it. Queries beyond L see nothing: low = high = 0, as for
     every query that sees nothing.
     """
     keys = sizes.M + sizes.L
     at = sizes.M + i
-    low = tl.maximum(at - sizes.back, 0)
-    high = tl.minimum(at + sizes.ahead, keys)
+    low = tl.maximum(at - sizes.left, 0)
+    high = tl.minimum(at + sizes.right + 1, keys)
     bad = i < 0
     real = i < sizes.L
     if bounds.start is not None:
@@ -116,7 +116,7 @@ def tile_starts(visible, sizes, BN: tl.constexpr):
 def memory_source(K, k_strides, V, v_strides, start, place, visible, sizes, k_layout, v_layout):
     """`Source` of the keys before M. Descriptors start at the first key that a window reaches."""
     last = tl.minimum(visible.last, sizes.M)
-    reached = tl.maximum(sizes.M - sizes.back, 0)
+    reached = tl.maximum(sizes.M - sizes.left, 0)
     k = rows_of(K, k_strides, place, reached if k_layout.TMA else visible.first, last, k_layout)
     v = rows_of(V, v_strides, place, reached if v_layout.TMA else visible.first, last, v_layout)
     return Source(k, v, start, 0)
@@ -138,10 +138,10 @@ def segment_source(K, k_strides, V, v_strides, start, place, visible, sizes, k_l
 # the products.
 
 
-@triton.jit(do_not_specialize=["L", "M", "T", "zero_row", "back", "ahead"])
+@triton.jit(do_not_specialize=["L", "M", "T", "zero_row", "left", "right"])
 def reach_kernel(
     START, END, KEY_FIRST, KEY_LAST, ROW_FIRST, ROW_LAST,
-    start_batch, start_query, end_batch, end_query, L, M, T, zero_row, back, ahead,
+    start_batch, start_query, end_batch, end_query, L, M, T, zero_row, left, right,
     CELLS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Program (batch row, CELLS keys and CELLS rows of r): who sees the key, who uses the row.
@@ -149,7 +149,7 @@ def reach_kernel(
     First and last query. KEY_FIRST, KEY_LAST: int32 [B, S]; ROW_FIRST, ROW_LAST: int32 [B, T].
     Nobody: NEVER and -1.
     """
-    sizes = Sizes(1, L, M, T, zero_row, back, ahead)
+    sizes = Sizes(1, L, M, T, zero_row, left, right)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
     blocks = tl.cdiv(tl.maximum(M + L, T), CELLS)
     pid = tl.program_id(0)

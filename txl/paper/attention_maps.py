@@ -294,12 +294,12 @@ def write_page(
     """
     rows, count, window = attention.weights.shape
     weights = attention.weights.numpy()
-    most = np.maximum(weights.max(-1), np.finfo(np.float32).tiny)
-    levels = np.rint(255 * np.sqrt(weights / most[..., None])).astype(np.uint8)
+    maximum = np.maximum(weights.max(-1), np.finfo(np.float32).tiny)
+    levels = np.rint(255 * np.sqrt(weights / maximum[..., None])).astype(np.uint8)
     shown = [show(vocabulary, int(t)) for t in tokens[attention.first - window : attention.first + count]]
     data = {
         "title": title, "about": about, "layers": rows // attention.heads, "heads": attention.heads, "targets": count,
-        "window": window, "tokens": shown, "words": vocabulary.unit == "words", "most": most.tolist(),
+        "window": window, "tokens": shown, "words": vocabulary.unit == "words", "most": maximum.tolist(),
         "levels": base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode(),
     }  # fmt: skip
     # "<" is escaped: a token such as </script> must not end the script.

@@ -11,8 +11,8 @@ from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading, evaluate
 from txl.model import make_network
 from txl.model.config import RecurrentConfig, config_from_json
-from txl.model.recurrent import QRNNLayer, RecurrentNetwork, by_doubling, by_steps, linear_recurrence
 from txl.model.transformer import count_parameters
+from txl.paper.recurrent import QRNNLayer, RecurrentNetwork, by_doubling, by_steps, linear_recurrence
 from txl.training.config import TrainConfig
 from txl.training.optimizer import layer_matrices
 from txl.training.trainer import Trainer

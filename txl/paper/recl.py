@@ -170,9 +170,9 @@ class Layout:
     contexts: int = 10
 
     def __post_init__(self) -> None:
-        for name, least in (("samples", 1), ("step", 1), ("contexts", 2)):
-            if getattr(self, name) < least:
-                raise TxlError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        for name, minimum in (("samples", 1), ("step", 1), ("contexts", 2)):
+            if getattr(self, name) < minimum:
+                raise TxlError(f"{name} must be >= {minimum}, got {getattr(self, name)}")
         if self.tokens <= self.longest:
             raise TxlError(
                 f"the text has {self.tokens:,} tokens, too few for one position after a context of {self.longest:,}: use a "

@@ -18,8 +18,8 @@ from model_helpers import small_config, small_model
 
 from implementations.hugging_face import their_names
 from txl import TransformerXL
-from txl.attention import Attention, Part, Terms, marked, read_terms, score_terms, show, write_page
 from txl.errors import TxlError
+from txl.paper.attention_maps import Attention, Part, Terms, marked, read_terms, score_terms, show, write_page
 from txl.text.vocabulary import ByteVocabulary, WordVocabulary
 from txl_kernels import rel_attention
 
@@ -221,7 +221,7 @@ PROGRAM = """
 import resource, sys
 import numpy as np, torch
 from txl import ModelConfig, TransformerXL
-from txl.attention import Attention, read_terms
+from txl.paper.attention_maps import Attention, read_terms
 torch.manual_seed(0)
 sizes = dict(n_layer=2, d_model=32, n_head=4, d_head=8, d_inner=32, mem_len=64, dropout=0.0)
 model = TransformerXL(ModelConfig(vocab_size=50, **sizes))
@@ -268,9 +268,9 @@ def test_the_page_holds_the_moment(page: Path, moment: Attention) -> None:
     assert found
     data = json.loads(found.group(1))
     levels = np.frombuffer(zlib.decompress(base64.b64decode(data["levels"])), "u1").astype(float) / 255
-    levels, most = levels.reshape(LAYERS * HEADS, TARGETS, PAGE_WINDOW), np.array(data["most"])
+    levels, maximum = levels.reshape(LAYERS * HEADS, TARGETS, PAGE_WINDOW), np.array(data["most"])
     # Half a level of 255 of the root: at most 1 / 255 of the largest weight.
-    np.testing.assert_allclose(levels**2 * most[..., None], moment.weights, rtol=0, atol=float(most.max()) / 255)
+    np.testing.assert_allclose(levels**2 * maximum[..., None], moment.weights, rtol=0, atol=float(maximum.max()) / 255)
     expected = [show(WORDS, int(t)) for t in PAGE_TEXT[FIRST - PAGE_WINDOW : FIRST + TARGETS]]
     assert data["tokens"] == expected
     assert text.count("</script>") == 1  # the page's own, none of a token's

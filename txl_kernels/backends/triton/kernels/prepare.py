@@ -1,0 +1,147 @@
+"""What backward needs of every query, once instead of per tile of keys."""
+
+import triton
+import triton.language as tl
+
+from txl_kernels.backends.triton.kernels.arguments import Bounds, Layout, Queries, Sizes
+from txl_kernels.backends.triton.kernels.tiles import (
+    capped,
+    dot,
+    load_bias,
+    load_distances,
+    load_numbers,
+    load_rows,
+    numbers_of,
+    numbers_of_pairs,
+    packed_rows,
+    place_of,
+    plus,
+    rows_of,
+    skew,
+    store_rows,
+    table_of,
+)
+from txl_kernels.backends.triton.kernels.visible import (
+    memory_source,
+    sees,
+    segment_source,
+    tile_starts,
+    visible_to,
+)
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LARGE = tl.constexpr(64 * 1.4426950408889634)  # lse2, from which on its rounding is more than a weight's own
+
+
+@triton.jit
+def _largest_and_sum(
+    state, source, table, numbers, queries, visible, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout
+):  # fmt: skip
+    """The largest scores and the sums of weights relative to them, over all tiles of one source.
+
+    state: both [BLOCK], and the position scores of the block of distances above the next tile.
+    """
+    top, total, above = state
+    for row0 in range(source.start, source.k.last, BLOCK):
+        key0 = row0 + source.shift
+        d0 = queries.at - key0
+        k = load_rows(source.k, row0, None, BLOCK, layout)
+        s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BLOCK, BLOCK]
+        if table is not None:
+            r = load_distances(table, d0 - BLOCK, None, BLOCK, layout)
+            below = dot(queries.qw, tl.trans(r), None, PRECISION)
+            if numbers is not None:
+                below = plus(below, load_numbers(numbers, d0 - BLOCK, BLOCK)[None, :])
+            s += skew(above, below, key0, BLOCK, BLOCK)
+            above = below
+        else:
+            s = plus(s, numbers_of_pairs(numbers, d0, BLOCK, BLOCK))
+        if queries.to_cap is not None:
+            s = capped(s, queries.to_cap)
+        s = tl.where(sees(visible, key0 + tl.arange(0, BLOCK)), s, float("-inf"))
+        raised = tl.maximum(top, tl.max(s, 1))
+        base = tl.where(raised == float("-inf"), 0.0, raised)
+        total *= tl.math.exp2((top - base) * queries.scale_log2)
+        total += tl.sum(tl.math.exp2((s - base[:, None]) * queries.scale_log2), 1)
+        top = raised
+    return top, total, above
+
+
+@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "left", "right"])
+def prepare_kernel(
+    Q, U, W, OUT, DOUT, LSE, DLSE, QU, QW, DELTA, TOP, LSE2, K, K_MEM, R, R_BIAS, START, END,
+    q_batch, q_head, q_row, u_head, w_head, out_batch, out_head, out_row, do_batch, do_head, do_row,
+    k_batch, k_head, k_row, km_batch, km_head, km_row, r_head, r_row, rb_head, rb_row, start_batch, start_query,
+    end_batch, end_query, H, L, M, T, zero_row, left, right, sign, scale_log2, to_cap,
+    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """Program (block of queries of one (b, h)): q + u, q + w, delta, and lse in base 2.
+
+    QU, QW: [B * H, L, D], rounded to q's dtype, with the scale's sign, zero for a query that sees
+    nothing; QW and W None where there is no table. DELTA, TOP, LSE2: [B * H, L]; weights are
+    exp2((score - TOP) * scale_log2 - LSE2). TOP is 0 and LSE2 lse in base 2; where that is large,
+    they are the largest score and the log2 of the sum of weights relative to it, formed anew from
+    all keys. LSE2 is +inf for a query that sees nothing, so that its probabilities are zero.
+    """
+    sizes = Sizes(H, L, M, T, zero_row, left, right)
+    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
+    values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False, UNIT)
+    blocks = tl.cdiv(L, BLOCK)
+    pid = tl.program_id(0)
+    m0 = pid % blocks * BLOCK
+    place = place_of(pid // blocks, H)
+    i = m0 + tl.arange(0, BLOCK)
+    at = place.bh * L + i  # [BLOCK]
+    lse = tl.load(LSE + at, mask=i < L, other=float("-inf"))
+    active = lse != float("-inf")
+    u = load_bias(U, u_head, place.h, layout)  # [BLOCK_D]
+    q_rows = rows_of(Q, (q_batch, q_head, q_row), place, 0, L, layout)
+    q = load_rows(q_rows, m0, active, BLOCK, layout).to(tl.float32)  # [BLOCK, BLOCK_D]
+    qu = tl.where(active[:, None], (q + u[None, :]) * sign, 0.0).to(QU.dtype.element_ty)
+    store_rows(packed_rows(QU, place, L, layout), m0, qu, BLOCK, layout)
+    qw = qu
+    if QW is not None:
+        w = load_bias(W, w_head, place.h, layout)
+        qw = tl.where(active[:, None], (q + w[None, :]) * sign, 0.0).to(QU.dtype.element_ty)
+        store_rows(packed_rows(QW, place, L, layout), m0, qw, BLOCK, layout)
+    out_rows = rows_of(OUT, (out_batch, out_head, out_row), place, 0, L, values)
+    out = load_rows(out_rows, m0, active, BLOCK, values)  # [BLOCK, BLOCK_DV]
+    do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, values)
+    dout = load_rows(do_rows, m0, active, BLOCK, values)  # [BLOCK, BLOCK_DV]
+    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)  # [BLOCK]
+    if DLSE is not None:
+        delta -= tl.load(DLSE + at, mask=active & (i < L), other=0.0)
+    tl.store(DELTA + at, delta, mask=i < L)
+    top = tl.zeros((BLOCK,), tl.float32)
+    lse2 = tl.where(active, lse * LOG2E, float("inf"))
+    large = active & (tl.abs(lse2) > LARGE)
+    if tl.max(large.to(tl.int32), 0) != 0:
+        bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
+        visible, _ = visible_to(bounds, place.b, i, sizes, True)
+        queries = Queries(qu, qw, m0, M + m0, scale_log2, to_cap)
+        mem_start, seg_start = tile_starts(visible, sizes, BLOCK)
+        table = None
+        if R is not None:
+            table = table_of(R, r_head, r_row, place.h, sizes, layout)
+        numbers = None
+        if R_BIAS is not None:
+            numbers = numbers_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign)
+        above = tl.zeros((1, 1), tl.float32)  # of nothing, without a table
+        if R is not None:
+            d0 = queries.at - tl.where(visible.first < M, mem_start, M + seg_start)
+            r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
+            above = dot(qw, tl.trans(r), None, PRECISION)
+            if numbers is not None:
+                above = plus(above, load_numbers(numbers, d0, BLOCK)[None, :])
+        steps = (km_batch, km_head, km_row)
+        memory = memory_source(K_MEM, steps, K_MEM, steps, mem_start, place, visible, sizes, layout, layout)
+        steps = (k_batch, k_head, k_row)
+        segment = segment_source(K, steps, K, steps, seg_start, place, visible, sizes, layout, layout)
+        state = (tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32), above)
+        state = _largest_and_sum(state, memory, table, numbers, queries, visible, BLOCK, PRECISION, layout)
+        state = _largest_and_sum(state, segment, table, numbers, queries, visible, BLOCK, PRECISION, layout)
+        top = tl.where(large, state[0], top)
+        lse2 = tl.where(large, tl.math.log2(tl.where(large, state[1], 1.0)), lse2)
+    tl.store(TOP + at, top, mask=i < L)
+    tl.store(LSE2 + at, lse2, mask=i < L)
