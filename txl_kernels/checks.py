@@ -125,13 +125,13 @@ def _check_shapes(call: Call) -> None:
 
 def _check_tables(call: Call) -> None:
     heads, width = call.q.size(1), call.q.size(3)
-    r, numbers = call.r, call.r_bias
+    r, r_bias = call.r, call.r_bias
     if r is not None and (r.dim() != 3 or (r.size(0), r.size(2)) != (heads, width)):
         raise ValueError(f"r must be [H, T, D] = [{heads}, T, {width}], got shape {list(r.shape)}")
-    if numbers is not None and (numbers.dim() != 2 or numbers.size(0) != heads):
-        raise ValueError(f"r_bias must be [H, T] = [{heads}, T], got shape {list(numbers.shape)}")
-    if r is not None and numbers is not None and numbers.size(1) != r.size(1):
-        raise ValueError(f"r_bias must be [H, T] = [{heads}, {r.size(1)}] beside r, got shape {list(numbers.shape)}")
+    if r_bias is not None and (r_bias.dim() != 2 or r_bias.size(0) != heads):
+        raise ValueError(f"r_bias must be [H, T] = [{heads}, T], got shape {list(r_bias.shape)}")
+    if r is not None and r_bias is not None and r_bias.size(1) != r.size(1):
+        raise ValueError(f"r_bias must be [H, T] = [{heads}, {r.size(1)}] beside r, got shape {list(r_bias.shape)}")
 
 
 def _check_special_tables(call: Call) -> None:
@@ -148,9 +148,9 @@ def _check_special_tables(call: Call) -> None:
     if call.r_bias is None:
         return
     rows = call.r.size(-2) if call.r is not None else "T"
-    numbers = list(call.r_bias.shape)
-    if len(numbers) != 2 or numbers[0] not in (1, heads) or (call.r is not None and numbers[1] != rows):
-        raise ValueError(f"r_bias must be [H, T] = [{heads}, {rows}] or [1, {rows}], got shape {numbers}")
+    shape = list(call.r_bias.shape)
+    if len(shape) != 2 or shape[0] not in (1, heads) or (call.r is not None and shape[1] != rows):
+        raise ValueError(f"r_bias must be [H, T] = [{heads}, {rows}] or [1, {rows}], got shape {shape}")
 
 
 def _check_last_axis(given: dict[str, Tensor]) -> None:

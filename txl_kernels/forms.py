@@ -155,7 +155,7 @@ def without_chunk(call: Call, chunk: Chunk) -> Call:
     return changed(call, start=start, end=end)
 
 
-# Tables of positions in another order, too short, or with numbers beside the vectors.
+# Tables of positions in another order, too short, or with a bias beside the vectors.
 
 
 def _ascending(call: Call) -> Call:
@@ -166,8 +166,8 @@ def _ascending(call: Call) -> Call:
     """
     rows = _rows(call, "r_descending")
     r = None if call.r is None else call.r.flip(-2)
-    numbers = None if call.r_bias is None else call.r_bias.flip(-1)
-    return changed(call, r=r, r_bias=numbers, zero_row=rows - 1 - call.zero_row)
+    r_bias = None if call.r_bias is None else call.r_bias.flip(-1)
+    return changed(call, r=r, r_bias=r_bias, zero_row=rows - 1 - call.zero_row)
 
 
 def _rows(call: Call, setting: str) -> int:
@@ -201,8 +201,8 @@ def _clamped(call: Call, prefix: int) -> Call:
         before = length if call.right is None or prefix else call.right
         after = keys if call.left is None or prefix else call.left + 1
     r = None if call.r is None else _extended(call.r, before, after)
-    numbers = None if call.r_bias is None else _extended(call.r_bias.unsqueeze(-1), before, after).squeeze(-1)
-    return changed(call, r=r, r_bias=numbers, zero_row=call.zero_row + before)
+    r_bias = None if call.r_bias is None else _extended(call.r_bias.unsqueeze(-1), before, after).squeeze(-1)
+    return changed(call, r=r, r_bias=r_bias, zero_row=call.zero_row + before)
 
 
 def _extended(x: Tensor, before: int, after: int) -> Tensor:

@@ -114,7 +114,7 @@ def rel_attention(
         zero_row: row of r that holds distance 0; L - 1 if row 0 holds distance -(L - 1).
         r_descending: row `zero_row - d` belongs to distance d, as in most published code, instead.
         clamp: distances beyond r's rows take its first or last row (Shaw et al. 2018).
-        r_bias: None, or [H, T] (or [1, T]) of any strides, a number for each row of r, or in place
+        r_bias: None, or [H, T] (or [1, T]) of any strides, a bias for each row of r, or in place
             of r: T5's and ALiBi's positions, see `t5_buckets` and `alibi_slopes`. It stands inside
             the brackets above, so `scale` applies to it.
         scale: factor of the scores; None for 1 / sqrt(D).

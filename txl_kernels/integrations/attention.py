@@ -59,13 +59,13 @@ def visible(mask: Tensor) -> Tensor:
         raise AdditiveMask
     seen = mask == 0
     told = (seen | (mask <= 0.9 * torch.finfo(mask.dtype).min)).all()
-    if not holds(told, "the mask adds other numbers than 0 and -inf, of which txl_kernels knows nothing"):
+    if not holds(told, "the mask adds other values than 0 and -inf, which no kernel adds"):
         raise AdditiveMask
     return seen
 
 
 class AdditiveMask(ValueError):
-    """A mask that adds numbers to scores."""
+    """The error of a mask that adds values other than 0 and -inf to scores."""
 
 
 def four_axes(mask: Any) -> str | None:
@@ -186,7 +186,7 @@ def same_for_all(x: Tensor, axis: int = 0) -> bool:
         return True
 
     def compare() -> bool:
-        message = "encodings differ between texts, of which a compiled txl_kernels knows nothing"
+        message = "encodings differ between batch rows, for which a compiled call has no table"
         return holds((x == x.narrow(axis, 0, 1)).all(), message)
 
     return once("encodings", x, axis, compare)

@@ -83,7 +83,7 @@ class Table(NamedTuple):
     h: Any
 
 
-class Numbers(NamedTuple):
+class BiasTable(NamedTuple):
     """`r_bias` of one head, counted by distance. Those outside [first, last) are not read.
 
     at: pointer to distance 0. sign: of the scale, which they get as queries do.
@@ -103,7 +103,7 @@ class TableGradient(NamedTuple):
     scale: Any
 
 
-class NumbersGradient(NamedTuple):
+class BiasTableGradient(NamedTuple):
     """The same of `r_bias`: pointer to float32 at distance 0, and which there are."""
 
     at: Any
