@@ -285,7 +285,7 @@ def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
         )
     if bound.dim() == 1 and target[0] == target[1] > 1 and bound.size(0) > 1:
         raise ValueError(
-            f"{name} must say whether it holds a value for each text or for each query where B = L = {target[0]}: pass "
+            f"{name} must say whether it holds a value for each batch row or for each query where B = L = {target[0]}: pass "
             f"{name}[:, None] or {name}[None, :], got shape {list(bound.shape)}{_of_lengths(name, bound, q)}"
         )
     view: Tensor = to_int32(bound).expand(target)

@@ -42,7 +42,7 @@ def attend(
         call = _clamped(call, prefix)
     call = changed(call, r_bias=of_all_heads(call.r_bias, call.q.size(1)))
     if call.r is not None and call.r.dim() == 4:
-        return _each_text(call, call.r, prefix, plain)
+        return _each_batch_row(call, call.r, prefix, plain)
     return _one_table(call, prefix, plain)
 
 
@@ -57,21 +57,21 @@ def _one_table(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
     return _with_prefix(call, prefix, plain) if prefix else plain(call)
 
 
-def _each_text(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
-    """A call for each text, whose table r[b] is. Text b drops what a text 0 of seed + b would."""
+def _each_batch_row(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
+    """A call for each batch row b with its table r[b] and, for dropout, seed + b."""
     batch = call.q.size(0)
     tables = r.expand(batch, -1, -1, -1)
-    of_texts = {
+    batched = {
         name: getattr(call, name) for name in ("q", "k", "v", "k_mem", "v_mem") if getattr(call, name) is not None
     }
     parts = [
         _one_table(
             changed(
                 call,
-                **{name: x[b : b + 1] for name, x in of_texts.items()},
+                **{name: x[b : b + 1] for name, x in batched.items()},
                 r=tables[b],
-                start=_of_text(call.start, b),
-                end=_of_text(call.end, b),
+                start=_of_row(call.start, b),
+                end=_of_row(call.end, b),
                 seed=None if call.seed is None else call.seed + b,
             ),
             prefix,
@@ -85,8 +85,8 @@ def _each_text(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[Tenso
     return torch.cat(out), torch.cat(lse)
 
 
-def _of_text(bound: Tensor | None, b: int) -> Tensor | None:
-    """Bounds [B or 1, L] of one text, [1, L]."""
+def _of_row(bound: Tensor | None, b: int) -> Tensor | None:
+    """Bounds [B or 1, L] of one batch row, [1, L]."""
     return bound if bound is None or bound.size(0) == 1 else bound[b : b + 1]
 
 

@@ -91,7 +91,7 @@ def rel_attention(
             a copy. v may be of another width, which is then out's, too.
         r: [H, T, D], the projected encodings W_kR R; row `zero_row + d` belongs to distance d. It
             needs a row for every distance some query sees, no more. [1, T, D] for a table that all
-            heads share; [B, H, T, D] for one of each text's own, which takes a call for each. None
+            heads share; [B, H, T, D] for one of each batch row, which takes a call for each. None
             where `r_bias` alone says what a distance adds: then no product of positions is formed.
         content_bias, position_bias: [H, D], u and v of the paper; None for zeros, as
             position_bias must be where r is None.
@@ -122,8 +122,8 @@ def rel_attention(
             Gemma; lse is of the capped scores.
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
         dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element:
-            the same seed drops the same entries in every backend. With r of each text's own,
-            [B, H, T, D], text b drops what text 0 would with seed + b: other entries than with one
+            the same seed drops the same entries in every backend. With r of each batch row,
+            [B, H, T, D], row b drops what row 0 would with seed + b: other entries than with one
             r for all.
         return_lse: also return the log of the softmax's denominator.
         backend: None for the fastest that can run, else "native" (C++, CPU, float32 and bfloat16)

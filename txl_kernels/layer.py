@@ -44,7 +44,7 @@ def _later(own: Tensor | None, start: Tensor | None, q: Tensor) -> Tensor | None
 
 
 def _longest(cu_seqlens: Tensor | None, length: int) -> int:
-    """Positions that attention meets at once: of the longest packed text, where that is known
+    """Positions that attention meets at once: of the longest packed sequence, where that is known
     without waiting for a device."""
     if cu_seqlens is None or cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
         return length
@@ -249,10 +249,10 @@ class SegmentAttention(nn.Module, abc.ABC):
             positions: None for sinusoids, or the encodings [T, d_model] of distances 0, 1, .. (with
                 dropout, say), shared between layers; from -(L - 1) on if not causal.
             start, end: as in `rel_attention`.
-            cu_seqlens: None, or int32 or int64 [texts + 1]: x is a row, B = 1, of texts packed one
-                behind the other, each of which sees itself alone, as `bounds_from_cu_seqlens` says.
-                The result is that of each text on its own. Without memory, cache, `start`, `end`
-                and chunks, which count from the row's start.
+            cu_seqlens: None, or int32 or int64 [sequences + 1]: x is a row, B = 1, of sequences packed
+                behind each other, each of which sees itself alone, as `bounds_from_cu_seqlens` says.
+                The result is that of each sequence alone. Without memory, cache, `start`, `end` and
+                chunks, which count from the row's start.
             cache: None, or this layer's cache from `new_cache`: its keys are the memory, and x's
                 are added to it. Evaluation only; equal to passing the hidden states as `memory`.
                 Rows that `cache.reset(rows)` began anew do not see what went before. `start` and
@@ -347,7 +347,7 @@ class SegmentAttention(nn.Module, abc.ABC):
     def _check_packed(self, x: Tensor, given: dict[str, Any]) -> None:
         for name, what in given.items():
             if what is not None:
-                raise ValueError(f"{name} must be None with cu_seqlens: packed texts see themselves alone")
+                raise ValueError(f"{name} must be None with cu_seqlens: packed sequences see themselves alone")
         if x.size(self._batch_axis) != 1:
             raise ValueError(f"x must be one row (B = 1) with cu_seqlens, got shape {list(x.shape)}")
 

@@ -49,7 +49,7 @@ FALLS_BACK: dict[str, tuple[Callable[[], Any], str]] = {
        for name in ("wav2vec2-conformer", "seamless v2", "parakeet", "nemo", "espnet", "espnet legacy", "fastspeech2",
                     "espnet transducer", "speechbrain", "xlnet")},
     "speechbrain, weights": (lambda: make("speechbrain", weights=True), "attention weights asked for"),
-    "xlnet, segments": (lambda: make("xlnet", segments=9), "more segments in a text than 8"),
+    "xlnet, segments": (lambda: make("xlnet", segments=9), "more than 8 segments in a batch row"),
     "parakeet, an additive mask": (lambda: with_mask("parakeet", torch.ones(3, 1, 45, 45)), "an additive mask"),
     "ding, keys ahead": (lambda: with_mask("ding", torch.arange(75).expand(45, 75).unsqueeze(-1) < 3),
                          "a mask with holes, or that shows keys ahead"),

@@ -173,7 +173,7 @@ Sample = tuple[Tensor, Callable[[Any, Tensor], Tensor]]
 
 
 class Draw:
-    """Small random float32 tensors on the CPU, the same ones every time, of B texts of T frames."""
+    """Small random float32 tensors on the CPU, the same every time, of B sequences of T frames."""
 
     B = 2
 

@@ -210,10 +210,10 @@ def _from_function(mask: Any, length: int, device: torch.device) -> Bounds | Non
     blocks = mask.to_dense().bool()  # [B, H, queries / size, keys / size]
     if blocks.size(1) != 1 or tuple(mask.seq_lengths) != (length, length):
         return None
-    texts = torch.arange(blocks.size(0), device=device).view(-1, 1, 1)
+    batch_rows = torch.arange(blocks.size(0), device=device).view(-1, 1, 1)
     at = torch.arange(length, device=device)
-    none = texts.new_zeros(1, 1, 1)
-    seen = mask.mask_mod(texts, none, at.view(1, -1, 1), at.view(1, 1, -1))
+    none = batch_rows.new_zeros(1, 1, 1)
+    seen = mask.mask_mod(batch_rows, none, at.view(1, -1, 1), at.view(1, 1, -1))
     if seen.dtype != torch.bool or seen.dim() != 3:
         return None
     seen = seen.expand(blocks.size(0), -1, length)

@@ -33,7 +33,7 @@ from txl_kernels.integrations.streaming import again
 
 DISTRIBUTION = "transformers"
 MODELS = "transformers.models"
-SEGMENTS = 8  # told apart in a text; features are added in eights
+SEGMENTS = 8  # told apart in a batch row; features are added in eights
 
 
 def attentions_wanted(module: Any, kwargs: dict[str, Any]) -> bool:
@@ -184,8 +184,8 @@ class Parakeet(Accelerated):
         return self.o_proj(merge_heads(out)), None
 
     def _table(self: Any, encodings: Tensor, past: int, heads: int, frames: int) -> tuple[Tensor, int]:
-        """r [H, T, D], or [B, H, T, D] where positions are dropped for each text; and the distance
-        of its last row."""
+        """r [H, T, D], or [B, H, T, D] where positions are dropped for each batch row; and the
+        distance of its last row."""
         dropped = self.training and getattr(self.config, "dropout_positions", 0.0) > 0
         if not dropped and same_for_all(encodings):
             encodings = encodings[:1]
@@ -280,7 +280,7 @@ class XLNet(Accelerated):
         features = None
         if why is None and seg_mat is not None:
             features = _segments(seg_mat[..., 0])
-            why = "more segments in a text than 8" if features is None else None
+            why = "more than 8 segments in a batch row" if features is None else None
         if why is not None or intervals is None:
             return self.fall_back(why or "a mask with holes", *given)
         # Row 0 is a distance that nobody is at.
