@@ -14,8 +14,8 @@ _library.define("intervals(Tensor mask, bool visible) -> (Tensor, Tensor, Tensor
 def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tensor, Tensor]:
     """The interval of keys that each query sees by a mask.
 
-    On a CPU it takes one pass over the mask's bytes. A row of the mask that `expand` repeats for all
-    queries is read once.
+    On a CPU it takes one pass over the mask's bytes. A row that `expand` repeats for all queries is
+    read once.
 
     Args:
         mask: bool [B, S] (padding, the same for all queries), [B, L, S] or [B, 1, L, S]; B and L
@@ -212,8 +212,8 @@ def bounds_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tens
     Tiles between sequences are not visited, so packed sequences cost what their own pairs do.
 
     Args:
-        cu_seqlens: int32 or int64 [sequences + 1], where each begins, and the last ends: from 0, never
-            decreasing, to at most total. Positions after the last sequence see nothing.
+        cu_seqlens: int32 or int64 [sequences + 1], where each begins, and the last ends: from 0,
+            never decreasing, to at most total. Positions after the last sequence see nothing.
         total: L, positions of the row.
 
     Returns:

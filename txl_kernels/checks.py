@@ -1,4 +1,4 @@
-"""What a call must be, before any kernel runs. `check` reads no tensor's values;
+"""Checks of a call before any kernel runs. `check` reads no tensor's values;
 `check_bound_values` does."""
 
 import numbers
@@ -47,7 +47,7 @@ def check_tensors(call: Call, special: bool = False) -> None:
     """Checks that tensors are dense, of q's dtype and device, of shapes that fit each other, their
     last axis contiguous (but for `r_bias`, whose strides may be any).
 
-    special: before the forms of `txl_kernels.forms` are taken apart: r may also be [1, T, D] or
+    special: of a call that `txl_kernels.composed` takes apart: r may also be [1, T, D] or
     [B or 1, H or 1, T, D] and `r_bias` [1, T]; dtypes and strides are left to the plain calls,
     whose tensors autocast may have cast.
     """
@@ -260,7 +260,7 @@ def with_bounds(call: Call) -> Call:
 
 
 def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
-    """What a user gave as `start` or `end`, as an int32 [B, L] view.
+    """The user's `start` or `end` as an int32 [B, L] view.
 
     Raises:
         TypeError, ValueError: not an integer tensor on q's device that broadcasts to [B, L], or of

@@ -35,8 +35,8 @@ def visible_pairs(length: int, memory_len: int, left: int | None, right: int | N
 
 
 def _forward(*shapes: Any, **_: Any) -> int:
-    """Of the operator's arguments, shapes in place of tensors: a product with each key, with each
-    row of r, and with each value."""
+    """FLOPs of forward, from the operator's arguments with shapes in place of tensors: a product
+    with each key, with each row of r, and with each value."""
     call: Any = Call(*shapes[: len(Call._fields)])
     tables = 1 if call.r is not None else 0
     return _pairs(call) * 2 * int((1 + tables) * call.q[3] + call.v[3])

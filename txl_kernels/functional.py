@@ -8,12 +8,12 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from txl_kernels import backends, checks, forms, operators
+from txl_kernels import backends, checks, composed, operators
 from txl_kernels.backends import reference
 from txl_kernels.backends.protocol import autocast_dtype
 from txl_kernels.call import INPUTS, Call, inputs_of
 from txl_kernels.checks import KeyValuePair, Window, memory_pair, span
-from txl_kernels.forms import Chunk
+from txl_kernels.composed import Chunk
 from txl_kernels.seed import seeded
 
 _MAX_ZEROS = 256
@@ -158,16 +158,16 @@ def rel_attention(
         q, k, v, r, content_bias, position_bias, k_mem, v_mem, r_bias, start, end, dropout_seed, left, right, zero_row,
         scale, dropout_p, softcap,
     )  # fmt: skip
-    if forms.is_special(call, chunk, prefix, r_descending, clamp):
+    if composed.is_special(call, chunk, prefix, r_descending, clamp):
         plain = functools.partial(_plain, backend=backend, need_lse=True)
-        out, lse = forms.attend(call, plain, forms.check_chunk(chunk, causal), prefix, r_descending, clamp)
+        out, lse = composed.attend(call, plain, composed.check_chunk(chunk, causal), prefix, r_descending, clamp)
     else:
         out, lse = _plain(call, backend, return_lse)
     return (out, lse) if return_lse else out
 
 
 def _plain(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any]:
-    """(out, lse) of a call as `rel_attention` was given it, without forms that kernels do not know.
+    """(out, lse) of a call as `rel_attention` was given it, one that the kernels know.
     Without `need_lse`, lse may be left out (None)."""
     dtype = autocast_dtype(call.q.device.type)
     if dtype is not None:
@@ -200,7 +200,7 @@ def _zeros(q: Tensor) -> Tensor:
 
 
 def _cast_for_autocast(x: Any, dtype: torch.dtype) -> Any:
-    """What autocast does to an argument of scaled_dot_product_attention: float64 and what is no
+    """Cast an argument as autocast does for scaled_dot_product_attention: float64 and what is no
     float are left alone."""
     eligible = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
     return x.to(dtype) if eligible else x
@@ -257,7 +257,7 @@ def rel_attention_weights(
         )
     if r is None and position_bias is not None:
         raise ValueError(_NO_TABLE)
-    r, r_bias = forms.of_all_heads(r, q.size(1)), forms.of_all_heads(r_bias, q.size(1))
+    r, r_bias = composed.of_all_heads(r, q.size(1)), composed.of_all_heads(r_bias, q.size(1))
     zeros = q.new_zeros(q.shape[1::2])
     u, w = (zeros if x is None else x for x in (content_bias, position_bias))
     if scale is None:

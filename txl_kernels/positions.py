@@ -1,4 +1,4 @@
-"""What stands for relative distances: sinusoidal encodings R (paper, section 3.3; Vaswani et al.
+"""Tables for relative distances: sinusoidal encodings R (paper, section 3.3; Vaswani et al.
 2017), and the biases of T5 and ALiBi."""
 
 import math

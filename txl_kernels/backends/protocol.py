@@ -1,4 +1,4 @@
-"""What a backend is, and what several of them ask of a device.
+"""The protocol of a backend, and questions that several backends ask of a device.
 
 Modules implement it: their functions are its methods, their constants its attributes.
 """
@@ -16,7 +16,8 @@ from txl_kernels.call import ALL, Call, Wanted
 
 @dataclasses.dataclass(slots=True)
 class Prepared:
-    """What is kept between calls of one signature: the same shapes, strides, dtypes and settings.
+    """The record kept between calls of one signature: the same shapes, strides, dtypes and
+    settings.
 
     Attributes:
         always: the backend that runs every such call, by what was asked for (None or a name).
@@ -133,7 +134,7 @@ setattr(can_autocast, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """What torch.autocast casts to on the device; None where it is off."""
+    """The dtype that torch.autocast casts to on the device; None where it is off."""
     if (device_type != "cpu" and not can_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
         return None
     return torch.get_autocast_dtype(device_type)

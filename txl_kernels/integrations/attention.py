@@ -1,4 +1,4 @@
-"""What adapters call: masks to intervals, encodings to a table, and the attention itself."""
+"""Functions that adapters call: masks to intervals, encodings to a table, and the attention."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels.bounds import scan
-from txl_kernels.forms import merged
+from txl_kernels.composed import merged
 from txl_kernels.functional import rel_attention
 from txl_kernels.seed import new_seed
 
@@ -154,8 +154,8 @@ def attend_table(
 
 
 def dropout_of(dropout: nn.Module) -> float:
-    """What a Dropout module drops now: it may be in another mode than the attention around it. NaN
-    for a module of another kind, of which nobody knows it."""
+    """The rate that a Dropout module applies now: it may be in another mode than the attention
+    around it. NaN for a module of another kind, of which nobody knows it."""
     if type(dropout) is nn.Dropout:
         return float(dropout.p) if dropout.training else 0.0
     return 0.0 if type(dropout) is nn.Identity else math.nan

@@ -90,8 +90,8 @@ class NeMo(Accelerated):
         return torch.cat([k, new[0]], 2), torch.cat([v, new[1]], 2)
 
     def _keep(self: Any, cache: Tensor, k: Tensor, v: Tensor, frames: int) -> None:
-        """What the next step's cache projects to: the last frames of this one's, less those that
-        are dropped."""
+        """The keys and values of the next step's cache: the last frames of this one's, less those
+        that are dropped."""
         both, held = (self.linear_k, self.linear_v), cache.size(1)
         last = k.size(2) - self.cache_drop_size
         if 0 <= self.cache_drop_size <= frames and worth_keeping(self, both, cache, frames) and last >= held:
@@ -99,7 +99,7 @@ class NeMo(Accelerated):
 
 
 def _without_float16(module: Any) -> Any:
-    """What NeMo does against overflows, where there is one."""
+    """Apply NeMo's own guard against overflow of float16, where it has one."""
     own = vars(sys.modules[module.original.__module__]).get("avoid_float16_autocast_context", contextlib.nullcontext)
     return own()
 

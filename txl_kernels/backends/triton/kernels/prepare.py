@@ -1,4 +1,4 @@
-"""What backward needs of every query, once instead of per tile of keys."""
+"""The kernel that computes, once for each query, the inputs of the other backward kernels."""
 
 import triton
 import triton.language as tl

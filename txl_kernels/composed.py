@@ -1,8 +1,8 @@
-"""Forms of the attention that the kernels do not know, each told to them in terms they know.
+"""Variants of the attention that the kernels do not know, composed of calls that they know.
 
-`attend` takes one apart, form by form: each step takes a call as `rel_attention` was given it, and
-returns one without its form. What is left is a plain call. So every backend has them all, exactly,
-and the kernels one formula.
+`attend` rewrites a call step by step: each step takes a call as `rel_attention` was given it and
+returns one without one of the variants, until a plain call is left. So every backend has all
+variants, exactly, and the kernels compute one formula.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,8 +23,7 @@ Attend = Callable[[Call], tuple[Tensor, Tensor]]
 def attend(
     call: Call, plain: Attend, chunk: Chunk, prefix: int, r_descending: bool, clamp: bool
 ) -> tuple[Tensor, Tensor]:
-    """Attention in any form: (out, lse). plain: the same of a plain call; the rest as in
-    `rel_attention`.
+    """(out, lse) of any variant. plain: computes a plain call; the rest as in `rel_attention`.
 
     Raises:
         TypeError, ValueError: an argument, by name.
@@ -171,7 +170,7 @@ def _ascending(call: Call) -> Call:
 
 
 def _rows(call: Call, setting: str) -> int:
-    """How many r has, of which `zero_row` is one, as the setting needs.
+    """The number of rows of r, of which `zero_row` is one, as the setting needs.
 
     Raises:
         TypeError, ValueError: it is not, or r has none.
