@@ -15,7 +15,7 @@ class KeyValueCache:
     With frozen parameters these never change, so keeping them instead of hidden states is exact and
     saves projecting the memory again at every segment. Appending writes in place; when the buffer
     is full the rows held move to its front, once in at least `mem_len` positions, so memory and
-    time a position stay constant however long the text.
+    time a position stay constant however long the sequence.
 
     Attributes:
         r: [H, T, D], encodings of distances -zero_row and up.
@@ -30,7 +30,7 @@ class KeyValueCache:
     _end: int
     _total: int  # positions ever added
     _last_reset: int  # and when a row was last reset
-    _since: Tensor | None  # int64 [B]: positions added before each row's text; None where all that is held counts
+    _since: Tensor | None  # int64 [B]: positions added before each row's sequence; None where all that is held counts
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class KeyValueCache:
 
     @property
     def start(self) -> Tensor | None:
-        """First key of each row's own text, int32 [B, 1], for `rel_attention`; None where all that
-        is held counts."""
+        """First key of each row's own sequence, int32 [B, 1], for `rel_attention`; None where all
+        that is held counts."""
         if self._since is None:
             return None
         return (len(self) - (self._total - self._since)).clamp(min=0).to(torch.int32).unsqueeze(1)
@@ -119,11 +119,11 @@ class KeyValueCache:
             self._since = None
 
     def reset(self, rows: Tensor | None = None) -> None:
-        """Begins new texts in some rows of the batch; the others go on.
+        """Begin new sequences in some rows of the batch; the others go on.
 
         What those rows held is no longer seen. Does not wait for the device.
 
-        rows: bool [B] on the cache's device, True where a text begins; None for all rows.
+        rows: bool [B] on the cache's device, True where a sequence begins; None for all rows.
 
         Raises:
             TypeError, ValueError: rows is something else.
@@ -140,7 +140,7 @@ class KeyValueCache:
 
     def hide(self, counts: Tensor) -> None:
         """Leaves out each row's first positions, counted from the oldest that is held; they may be
-        still to come, as the padding before a text is.
+        still to come, as the padding before a sequence is.
 
         Until they are there, a segment must reach at least as far. Waits for the device.
 

@@ -60,8 +60,8 @@ class Kind(NamedTuple):
 
 
 def kinds(device: torch.device) -> Iterator[Kind]:
-    """What is tried. Narrow heads are the last: compilers for Hopper have been reported to lose the
-    CUDA context with them, which ends the run."""
+    """The kinds of calls to try. Narrow heads are the last: compilers for Hopper have been reported
+    to lose the CUDA context with them, which ends the run."""
     half = torch.bfloat16
     yield from _of_widths(WIDTHS[2:])
     for dtype in (torch.float32, torch.float16):

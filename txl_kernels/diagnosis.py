@@ -1,4 +1,4 @@
-"""What runs on this machine, in a form to paste into a bug report."""
+"""A report of what runs on this machine, to paste into a bug report."""
 
 import platform
 import sys
@@ -66,8 +66,8 @@ def _cuda_lines() -> list[str]:
 
 
 def _tried(name: str, device: torch.device) -> str:
-    """What a small case by a backend's kernels says, in bfloat16 at head width 64; "" where it is
-    not tried, as on a CPU."""
+    """The result of a small case by a backend's kernels, in bfloat16 at head width 64; "" where it
+    is not tried, as on a CPU."""
     if name not in KERNELS or not self_check.concerns(device):
         return ""
     if not self_check.is_wanted():

@@ -38,7 +38,7 @@ def _onednn() -> Any:
 
 @functools.cache
 def onednn_gain() -> float:
-    """How many times as fast as torch's own float32 product oneDNN's is: short ones in turns, the
+    """The speed of oneDNN's float32 product relative to torch's own: short ones in turns, the
     best of each, measured once a process; 0 where torch has none."""
     product = _onednn()
     if product is None:

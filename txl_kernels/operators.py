@@ -1,5 +1,5 @@
-"""How torch sees a call: operators for whoever watches, and a fast path for ordinary calls that
-nobody does.
+"""The torch operators of a call, and a fast path for ordinary calls that no torch feature has to
+see.
 
 `txl_kernels::rel_attention` and `txl_kernels::rel_attention_backward` take the fields of `Call` and
 a backend's name; backward also `output_mask`, which of the gradients are wanted (None: all). Anyone
@@ -52,9 +52,9 @@ def _find(path: str) -> Any:
     return found
 
 
-# Who may watch a call: private names of torch, any of which another version may lack. Then no call
-# is ordinary and every one takes the dispatcher, which is slower by some microseconds and always
-# right.
+# Torch features that must see the operator: transforms, dispatch modes, tracers, profilers. They
+# are asked by private names of torch, any of which another version may lack; then every call takes
+# the dispatcher, which is slower by some microseconds and always right.
 _NAMES = (
     "_C._are_functorch_transforms_active", "_C._len_torch_dispatch_stack",
     "_ops._len_torch_dispatch_stack_pre_dispatch", "_C._is_tracing", "_C._autograd._profiler_enabled", "_C._has_storage",

@@ -89,8 +89,8 @@ def _choose(backend: str | None, call: Call) -> str:
 def choose_unasked(
     device: torch.device, dtype: torch.dtype, head_width: int = 64, *, few: bool = False, gradients: bool = True
 ) -> str:
-    """What backend=None takes for calls of few queries (16 at most) or many, with gradients or
-    without. On a GPU the first answer of a kind tries it, which compiles kernels."""
+    """The backend that backend=None takes for calls of few queries (at most 16) or many, with
+    gradients or without. On a GPU the first answer of a kind tries it, which compiles kernels."""
     return _first_that_runs(device, dtype, head_width, None, few, gradients)
 
 

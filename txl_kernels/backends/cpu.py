@@ -77,7 +77,7 @@ def make_plan(call: Call, out: Tensor) -> Any:
 
 
 class _Kept(NamedTuple):
-    """What calls of one signature share."""
+    """A plan and its shapes, shared by calls of one signature."""
 
     plan: Any
     empty_like: Callable[[Tensor], Tensor]  # empty_like_rows, or what is the same for these inputs

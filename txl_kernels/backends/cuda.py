@@ -99,7 +99,7 @@ def why_not_call(call: Call) -> str | None:
 
 
 def _beyond(call: Call) -> str | None:
-    """What of the formula is in a call and not in these kernels."""
+    """The part of the formula that a call asks for and these kernels lack."""
     if call.softcap:
         return f"softcap, got {call.softcap}"
     if call.r is None or call.r_bias is not None:
@@ -110,8 +110,7 @@ def _beyond(call: Call) -> str | None:
 
 
 def why_not_hopper(call: Call) -> str | None:
-    """What the kernels of many queries and of gradients need and a call does not give; None if it
-    does."""
+    """Why the kernels of prefill and of gradients do not take a call; None if they do."""
     capability = _capability(call.q.device)
     if capability != HOPPER:
         return f"it needs a GPU of compute capability {HOPPER[0]}.{HOPPER[1]}, this is {capability[0]}.{capability[1]}"
@@ -136,8 +135,8 @@ def _rows_apart(x: Tensor) -> bool:
 
 
 def _address(x: Tensor) -> int:
-    """Where it begins. Tensors that are traced or differentiated by torch.func begin nowhere, here
-    at 0: the module looks again at every call."""
+    """The address of a tensor. Tensors that are traced or differentiated by torch.func begin
+    nowhere, here at 0: the module looks again at every call."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
         return 0
     try:

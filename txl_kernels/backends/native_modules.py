@@ -80,7 +80,7 @@ def torch_library() -> ctypes.CDLL | None:
 
 
 def address_of(name: str) -> int:
-    """Where a function of torch's library or its dependencies lies; 0 if there is none."""
+    """The address of a function in torch's library or its dependencies; 0 if there is none."""
     function = getattr(torch_library(), name, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 

@@ -1,4 +1,4 @@
-"""What a backend is, and what several of them ask of a device.
+"""The protocol of a backend, and questions that several backends ask of a device.
 
 Modules implement it: their functions are its methods, their constants its attributes.
 """
@@ -16,7 +16,8 @@ from txl_kernels.call import ALL, Call, Wanted
 
 @dataclasses.dataclass(slots=True)
 class Prepared:
-    """What is kept between calls of one signature: the same shapes, strides, dtypes and settings.
+    """The record kept between calls of one signature: the same shapes, strides, dtypes and
+    settings.
 
     Attributes:
         always: the backend that runs every such call, by what was asked for (None or a name).

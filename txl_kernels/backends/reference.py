@@ -52,7 +52,7 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def exact(dtype: torch.dtype) -> torch.dtype:
-    """What tensors of a dtype are computed in."""
+    """The dtype in which tensors of a dtype are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -132,8 +132,8 @@ def why_not_trusted(kernels: Kernels, kind: Kind) -> str | None:
 
 
 def _in_a_thread(function: Callable[..., _T], *args: Any) -> _T:
-    """What a function returns or raises in a thread of its own, where none of the caller's modes,
-    transforms, tracers, streams and default devices is in force."""
+    """Return or raise what a function does in a thread of its own, where none of the caller's
+    modes, transforms, tracers, streams and default devices is in force."""
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -306,7 +306,7 @@ def _note_of(kind: Kind) -> Path | None:
 
 
 def _machine(device: torch.device) -> tuple[object, ...]:
-    """What the kernels run on, and what compiles them."""
+    """The device the kernels run on, and the versions that compile them."""
     properties = torch.cuda.get_device_properties(device)
     driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     return (

@@ -1,4 +1,4 @@
-"""What adapters call: masks to intervals, encodings to a table, and the attention itself."""
+"""Functions that adapters call: masks to intervals, encodings to a table, and the attention."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels.bounds import scan
-from txl_kernels.forms import merged
+from txl_kernels.composed import merged
 from txl_kernels.functional import rel_attention
 from txl_kernels.seed import new_seed
 
@@ -59,13 +59,13 @@ def visible(mask: Tensor) -> Tensor:
         raise AdditiveMask
     seen = mask == 0
     told = (seen | (mask <= 0.9 * torch.finfo(mask.dtype).min)).all()
-    if not holds(told, "the mask adds other numbers than 0 and -inf, of which txl_kernels knows nothing"):
+    if not holds(told, "the mask adds other values than 0 and -inf, which no kernel adds"):
         raise AdditiveMask
     return seen
 
 
 class AdditiveMask(ValueError):
-    """A mask that adds numbers to scores."""
+    """The error of a mask that adds values other than 0 and -inf to scores."""
 
 
 def four_axes(mask: Any) -> str | None:
@@ -154,8 +154,8 @@ def attend_table(
 
 
 def dropout_of(dropout: nn.Module) -> float:
-    """What a Dropout module drops now: it may be in another mode than the attention around it. NaN
-    for a module of another kind, of which nobody knows it."""
+    """The rate that a Dropout module applies now: it may be in another mode than the attention
+    around it. NaN for a module of another kind, of which nobody knows it."""
     if type(dropout) is nn.Dropout:
         return float(dropout.p) if dropout.training else 0.0
     return 0.0 if type(dropout) is nn.Identity else math.nan
@@ -186,7 +186,7 @@ def same_for_all(x: Tensor, axis: int = 0) -> bool:
         return True
 
     def compare() -> bool:
-        message = "encodings differ between texts, of which a compiled txl_kernels knows nothing"
+        message = "encodings differ between batch rows, for which a compiled call has no table"
         return holds((x == x.narrow(axis, 0, 1)).all(), message)
 
     return once("encodings", x, axis, compare)

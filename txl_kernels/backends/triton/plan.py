@@ -267,7 +267,8 @@ def bounds(plan: Plan) -> dict[str, Any]:
 
 
 def shared(plan: Plan) -> dict[str, Any]:
-    """What all kernels of forward and backward take, but for k, v, r and the memory themselves."""
+    """The arguments that all kernels of forward and backward take, without k, v, r and the
+    memory."""
     return {
         "H": plan.H, "L": plan.L, "M": plan.M, "T": plan.T, "zero_row": plan.zero_row, "left": plan.left,
         "right": plan.right, "SEED": plan.call.seed, "scale_log2": plan.scale_log2, "drop_below": plan.drop_below,

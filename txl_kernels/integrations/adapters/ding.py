@@ -42,8 +42,8 @@ class DIEngine(Accelerated):
 
 
 def _bounds(mask: Tensor) -> Bounds | None:
-    """Of a mask [L, S, 1 or B], True: hidden; None with holes, or where keys ahead are seen, for
-    which the table has no rows."""
+    """The bounds of a mask [L, S, 1 or B], True: hidden; None with holes, or where keys ahead are
+    seen, for which the table has no rows."""
     bounds = bounds_of(~mask.bool().permute(2, 0, 1))
     if bounds is None or bounds[1] is None:
         return None

@@ -85,7 +85,7 @@ def _usual(distances: Tensor, size: int, zero: int) -> bool:
     if distances.shape != (size, size):
         return False
     at = torch.arange(size, device=distances.device)
-    message = "attention_dists are of another order, of which a compiled txl_kernels knows nothing"
+    message = "attention_dists are of another order than those this compiled call was traced with"
     return holds((distances == at.unsqueeze(1) - at + zero).all(), message)
 
 

@@ -90,8 +90,8 @@ class NeMo(Accelerated):
         return torch.cat([k, new[0]], 2), torch.cat([v, new[1]], 2)
 
     def _keep(self: Any, cache: Tensor, k: Tensor, v: Tensor, frames: int) -> None:
-        """What the next step's cache projects to: the last frames of this one's, less those that
-        are dropped."""
+        """The keys and values of the next step's cache: the last frames of this one's, less those
+        that are dropped."""
         both, held = (self.linear_k, self.linear_v), cache.size(1)
         last = k.size(2) - self.cache_drop_size
         if 0 <= self.cache_drop_size <= frames and worth_keeping(self, both, cache, frames) and last >= held:
@@ -99,7 +99,7 @@ class NeMo(Accelerated):
 
 
 def _without_float16(module: Any) -> Any:
-    """What NeMo does against overflows, where there is one."""
+    """Apply NeMo's own guard against overflow of float16, where it has one."""
     own = vars(sys.modules[module.original.__module__]).get("avoid_float16_autocast_context", contextlib.nullcontext)
     return own()
 
@@ -210,10 +210,10 @@ def _from_function(mask: Any, length: int, device: torch.device) -> Bounds | Non
     blocks = mask.to_dense().bool()  # [B, H, queries / size, keys / size]
     if blocks.size(1) != 1 or tuple(mask.seq_lengths) != (length, length):
         return None
-    texts = torch.arange(blocks.size(0), device=device).view(-1, 1, 1)
+    batch_rows = torch.arange(blocks.size(0), device=device).view(-1, 1, 1)
     at = torch.arange(length, device=device)
-    none = texts.new_zeros(1, 1, 1)
-    seen = mask.mask_mod(texts, none, at.view(1, -1, 1), at.view(1, 1, -1))
+    none = batch_rows.new_zeros(1, 1, 1)
+    seen = mask.mask_mod(batch_rows, none, at.view(1, -1, 1), at.view(1, 1, -1))
     if seen.dtype != torch.bool or seen.dim() != 3:
         return None
     seen = seen.expand(blocks.size(0), -1, length)

@@ -51,7 +51,7 @@ class SpeechBrain(Accelerated):
 
 
 def _bounds(padding: Tensor | None, hidden: Tensor | None) -> Any:
-    """Of a padding mask [B, S] and a mask [L, S], True: hidden."""
+    """The bounds of a padding mask [B, S] and a mask [L, S], True: hidden."""
     if padding is None and hidden is None:
         return mask_bounds(None)
     seen = None if padding is None else ~padding.bool().unsqueeze(1)

@@ -1,8 +1,8 @@
-"""T5's self-attention of transformers, of encoders and decoders (Raffel et al. 2020): a number a
+"""T5's self-attention of transformers, of encoders and decoders (Raffel et al. 2020): a bias a
 distance and head, from a table of buckets, and no scale.
 
 The original's first layer makes [1, H, L, S] of its table and hands that from layer to layer. Ours
-hands on [1, H, T], a number for each distance, where all layers of the stack are accelerated.
+hands on [1, H, T], a bias for each distance, where all layers of the stack are accelerated.
 """
 
 from collections.abc import Sequence
@@ -105,8 +105,8 @@ class T5(Accelerated):
         buckets = t5_bucket_numbers(
             self.relative_attention_num_buckets, distances, not self.is_decoder, self.relative_attention_max_distance
         )
-        numbers: Tensor = self.relative_attention_bias(buckets)  # [T, H]
-        return numbers.t().unsqueeze(0)
+        biases: Tensor = self.relative_attention_bias(buckets)  # [T, H]
+        return biases.t().unsqueeze(0)
 
 
 def _of_all_pairs(bias: Tensor | None, length: int) -> Tensor | None:

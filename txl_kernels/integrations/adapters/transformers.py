@@ -33,7 +33,7 @@ from txl_kernels.integrations.streaming import again
 
 DISTRIBUTION = "transformers"
 MODELS = "transformers.models"
-SEGMENTS = 8  # told apart in a text; features are added in eights
+SEGMENTS = 8  # told apart in a batch row; features are added in eights
 
 
 def attentions_wanted(module: Any, kwargs: dict[str, Any]) -> bool:
@@ -68,7 +68,7 @@ def bounds_or_reason(mask: Any) -> Bounds | str:
     try:
         bounds = mask_bounds(mask, visible)
     except AdditiveMask:
-        return "an additive mask of other numbers than 0 and -inf"
+        return "an additive mask of other values than 0 and -inf"
     return "a mask with holes" if bounds is None else bounds
 
 
@@ -164,7 +164,7 @@ class Parakeet(Accelerated):
         dropout_p = float(self.attention_dropout) if self.training else 0.0
         why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         if isinstance(attention_mask, Tensor) and attention_mask.dtype != torch.bool:
-            why = "a mask of numbers"
+            why = "an additive mask"
         bounds = bounds_or_reason(attention_mask) if why is None else why
         if isinstance(bounds, str):
             return self.fall_back(bounds, hidden_states, position_embeddings, attention_mask, **given)  # type: ignore[no-any-return]
@@ -184,8 +184,8 @@ class Parakeet(Accelerated):
         return self.o_proj(merge_heads(out)), None
 
     def _table(self: Any, encodings: Tensor, past: int, heads: int, frames: int) -> tuple[Tensor, int]:
-        """r [H, T, D], or [B, H, T, D] where positions are dropped for each text; and the distance
-        of its last row."""
+        """r [H, T, D], or [B, H, T, D] where positions are dropped for each batch row; and the
+        distance of its last row."""
         dropped = self.training and getattr(self.config, "dropout_positions", 0.0) > 0
         if not dropped and same_for_all(encodings):
             encodings = encodings[:1]
@@ -280,7 +280,7 @@ class XLNet(Accelerated):
         features = None
         if why is None and seg_mat is not None:
             features = _segments(seg_mat[..., 0])
-            why = "more segments in a text than 8" if features is None else None
+            why = "more than 8 segments in a batch row" if features is None else None
         if why is not None or intervals is None:
             return self.fall_back(why or "a mask with holes", *given)
         # Row 0 is a distance that nobody is at.
@@ -336,7 +336,7 @@ def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     leader = own.to(torch.int8).argmax(1)  # [q, B]: the first query of its segment
     leads = leader == torch.arange(length, device=same.device).unsqueeze(1)
     number = (leads.cumsum(0) - 1).gather(0, leader)
-    message = "a text has more than 8 segments, of which a compiled txl_kernels knows nothing"
+    message = "a batch row has more than 8 segments, more than a compiled call takes"
     if not holds((number < SEGMENTS).all(), message):
         return None
     of_queries = F.one_hot(number.clamp(max=SEGMENTS - 1), SEGMENTS).to(torch.float32)
