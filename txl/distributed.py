@@ -1,7 +1,6 @@
 """Several processes that train as one, started by torchrun: how they meet, agree and part."""
 
 import gc
-import hashlib
 import json
 import os
 import threading
@@ -19,6 +18,7 @@ from torch import Tensor
 
 import txl_kernels
 from txl.errors import TxlError
+from txl_kernels.backends.source_hash import hash_files
 
 _T = TypeVar("_T")
 # A process that does nothing for so long is taken for lost; one that dies is noticed at once. A
@@ -63,13 +63,6 @@ class World:
         """This process's share of `count` rows: contiguous, in order of the ranks, of sizes that
         differ by one at most."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
-
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over all processes, element by element; a new tensor."""
-        summed = values.clone()
-        if self.size > 1:
-            dist.all_reduce(summed)
-        return summed
 
     def gather(self, value: _T) -> list[_T]:
         """What each process gives, in order of the ranks; anything small that can be pickled.
@@ -179,27 +172,19 @@ def local_device(name: str) -> str:
 
 
 @contextmanager
-def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
+def joined(device: torch.device) -> Iterator[World]:
     """The world that torchrun started; alone without torchrun.
 
     A default process group that is there is used, and left.
 
     device: of this process; a CPU's talk by gloo, GPUs by NCCL.
-    always: a process group even for a process that is alone, as FSDP needs one.
 
     Raises:
         TxlError: the processes cannot meet (a port in use, a process that does not come), or later
             another one is lost.
     """
     if not launched():
-        if not always:
-            yield World()
-            return
-        dist.init_process_group(_backend(device), store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-        try:
-            yield World()
-        finally:
-            dist.destroy_process_group()
+        yield World()
         return
     world = World(_number("RANK"), _number("WORLD_SIZE"))
     own = not dist.is_initialized()
@@ -285,7 +270,7 @@ def _is_lost_peer(error: RuntimeError) -> bool:
     return any(word in text for word in _LOST)
 
 
-def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, Any], shard: bool) -> None:
+def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, Any]) -> None:
     """Compares code, corpus (its fingerprint) and configurations of all processes.
 
     Raises:
@@ -296,15 +281,11 @@ def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, 
     facts = {"torch": torch.__version__, "the code of txl": code_digest(), "the corpus": corpus[:16]}
     facts |= {f"the model's {name}": json.dumps(value) for name, value in model.items()}
     facts |= {f"training's {name}": json.dumps(value) for name, value in train.items()}
-    world.agree(facts | {"--shard": str(shard)})
+    world.agree(facts)
 
 
 @cache
 def code_digest() -> str:
-    """Digest of every source file of both packages, whatever their version says."""
-    digest = hashlib.sha256()
-    for root in (Path(__file__).parent, Path(str(txl_kernels.__file__)).parent):
-        for path in sorted(root.rglob("*.py")):
-            digest.update(str(path.relative_to(root)).encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    """Hashes of the source files of both packages, whatever their version says."""
+    roots = (Path(__file__).parent, Path(str(txl_kernels.__file__)).parent)
+    return ", ".join(hash_files(root, root.rglob("*.py")) for root in roots)

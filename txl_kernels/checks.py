@@ -392,3 +392,19 @@ def check_gradients(
     if dout.size(-1) > 1 and dout.stride(-1) != 1:
         dout = dout.contiguous()
     return dout, None if dlse is None else dlse.float().contiguous()
+
+
+def can_autocast(device_type: str) -> bool:
+    """Whether torch.autocast knows the device."""
+    return torch.amp.is_autocast_available(device_type)
+
+
+# torch.compile asks once, while it traces: that of torch 2.6 cannot follow the question.
+setattr(can_autocast, "_dynamo_marked_constant", True)  # noqa: B010
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """What torch.autocast casts to on the device; None where it is off."""
+    if (device_type != "cpu" and not can_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from txl_kernels import backends, checks, composed, operators
 from txl_kernels.backends import reference
-from txl_kernels.backends.protocol import autocast_dtype
 from txl_kernels.call import INPUTS, Call, inputs_of
-from txl_kernels.checks import KeyValuePair, Window, memory_pair, span
+from txl_kernels.checks import KeyValuePair, Window, autocast_dtype, memory_pair, span
 from txl_kernels.composed import Chunk
 from txl_kernels.seed import seeded
 

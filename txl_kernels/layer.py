@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels import backends, composed
-from txl_kernels.backends.protocol import autocast_dtype
 from txl_kernels.bounds import bounds_from_cu_seqlens
 from txl_kernels.cache import KeyValueCache
 from txl_kernels.call import Call, seen_by_any
-from txl_kernels.checks import WINDOW, Window, broadcast_bound, check_integer, check_number, span
+from txl_kernels.checks import WINDOW, Window, autocast_dtype, broadcast_bound, check_integer, check_number, span
 from txl_kernels.composed import Chunk, check_chunk
 from txl_kernels.functional import rel_attention, rel_attention_weights
 from txl_kernels.linear import ALL, project, project_parts

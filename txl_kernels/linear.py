@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import _has_any_global_hook
 
-from txl_kernels.backends.protocol import autocast_dtype
+from txl_kernels.checks import autocast_dtype
 from txl_kernels.operators import is_plain, ordinary
 
 _LEAST = 2**22  # multiply-adds of a call: below, oneDNN's own overhead is what counts

@@ -7,7 +7,6 @@ replays them, so that its tables, records and comparisons work as usual.
 """
 
 import json
-import os
 import statistics
 import time
 import warnings
@@ -18,6 +17,7 @@ from typing import Any
 from harness.case import SCHEMA, Row, add_shares, disturbed
 from harness.comparison import Comparison, Entry, Unavailable
 from harness.machine import Machine
+from txl.paths import replace_text
 
 
 class DeviceLost(Exception):
@@ -118,9 +118,7 @@ class Runner:
         if self.record is None:
             return
         self.record.parent.mkdir(parents=True, exist_ok=True)
-        half = self.record.with_suffix(".part")
-        half.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        os.replace(half, self.record)
+        replace_text(self.record, json.dumps(self.to_json(), indent=1) + "\n")
 
 
 def _statistics(times: list[float]) -> Row:

@@ -122,19 +122,3 @@ def why_not_gpu(device: torch.device) -> str | None:
         return "no CUDA device is available"
     major, minor = torch.cuda.get_device_capability(device)
     return None if major >= 8 else f"a GPU of compute capability 8.0 or newer is needed, {device} has {major}.{minor}"
-
-
-def can_autocast(device_type: str) -> bool:
-    """Whether torch.autocast knows the device."""
-    return torch.amp.is_autocast_available(device_type)
-
-
-# torch.compile asks once, while it traces: that of torch 2.6 cannot follow the question.
-setattr(can_autocast, "_dynamo_marked_constant", True)  # noqa: B010
-
-
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """The dtype that torch.autocast casts to on the device; None where it is off."""
-    if (device_type != "cpu" and not can_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
-        return None
-    return torch.get_autocast_dtype(device_type)

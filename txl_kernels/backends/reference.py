@@ -6,8 +6,9 @@ It builds the L x S scores in memory; float16 and bfloat16 are computed in float
 import torch
 from torch import Tensor
 
-from txl_kernels.backends.protocol import HeadWidths, Prepared, can_autocast
+from txl_kernels.backends.protocol import HeadWidths, Prepared
 from txl_kernels.call import Call, intervals, keep_mask, keep_scale, memory_len_of, table_len_of
+from txl_kernels.checks import can_autocast
 
 NAME = "reference"
 DTYPES = None

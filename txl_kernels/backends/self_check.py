@@ -24,6 +24,7 @@ from torch import Tensor
 from txl_kernels.backends import cuda, reference, triton
 from txl_kernels.backends.failures import is_transient, reason_of
 from txl_kernels.backends.protocol import Kernels
+from txl_kernels.backends.source_hash import hash_files
 from txl_kernels.call import INPUTS, Call, inputs_of, needs_gradients
 
 SETTING = "TXL_KERNELS_SELF_CHECK"
@@ -321,11 +322,8 @@ def _machine(device: torch.device) -> tuple[object, ...]:
 @functools.cache
 def _sources() -> str:
     """Hash of the package's own code, compiled modules' sources among it."""
-    digest = hashlib.sha256()
-    for file in _files():
-        digest.update(file.relative_to(ROOT).as_posix().encode() + b"\n" + file.read_bytes())
     module = cuda.native.module
-    return digest.hexdigest() + ("" if module is None else str(module.SOURCE_HASH))
+    return hash_files(ROOT, _files()) + ("" if module is None else str(module.SOURCE_HASH))
 
 
 def _files() -> Iterator[Path]:
