@@ -65,7 +65,7 @@ class World:
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def gather(self, value: _T) -> list[_T]:
-        """What each process gives, in order of the ranks; anything small that can be pickled.
+        """The values of all processes, in order of the ranks; anything small that can be pickled.
 
         Raises:
             SharedError: a process came here with an error, from inside `together`.
@@ -94,7 +94,7 @@ class World:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is done here either succeeds in all processes or raises in all.
+        """A context whose body succeeds in all processes or raises in all.
 
         Of what talks between processes only `gather` and what is made of it may be inside.
 
@@ -114,7 +114,8 @@ class World:
             self._exchange(None, None)
 
     def first_does(self, act: Callable[[], _T]) -> _T:
-        """What the first process computes, in all; small and picklable. Errors as in `together`."""
+        """The result of the first process, in all processes; small and picklable. Errors as in
+        `together`."""
         result: list[_T] = []
         with self.together():
             if self.first:

@@ -38,7 +38,7 @@ Prompt = str | bytes | Tokens | None  # None for the start of a text; tokens as 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """What a checkpoint holds, ready for use.
+    """A model with its vocabulary, as a checkpoint holds them.
 
     Attributes:
         model: in evaluation mode, on its device.

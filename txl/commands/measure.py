@@ -47,7 +47,7 @@ def recl_command(
     out: Annotated[Path | None, typer.Option(help="Folder for the result. Default: recl in the first run's.")] = None,
     device: Device = "auto",
 ) -> None:
-    """How far back models make use of a text: the paper's RECL, figures 3 and 4.
+    """Measure how far back models make use of a text: the paper's RECL, figures 3 and 4.
 
     Every prediction is made from exactly so many tokens and an empty state. Started again, the
     command goes on where it was interrupted.
@@ -171,7 +171,7 @@ def attention_command(
     out: Annotated[Path | None, typer.Option(help="Folder for the pictures. Default: attention in the run's.")] = None,
     device: Device = "auto",
 ) -> None:
-    """What the heads attend to: figures 5, 6 and 7, and a page to look around in.
+    """Show what the heads attend to: figures 5, 6 and 7, and a page to look around in.
 
     Of every token whose window is whole. Memory does not grow with the text.
     """

@@ -107,7 +107,7 @@ train_command = _with_options(train)
 
 @dataclass(frozen=True)
 class Given:
-    """What the command line says: fields of the configurations that were given."""
+    """The options of the command line: fields of the configurations that were given."""
 
     source: Path | None
     recipe: str | None
@@ -131,7 +131,7 @@ def _given(source: Path | None, recipe: str | None, init: Path | None, options: 
 
 @dataclass(frozen=True)
 class Run:
-    """What a `Trainer` needs; steps_before: of a run that goes on."""
+    """The arguments of a `Trainer`; steps_before: of a run that goes on."""
 
     corpus: data.Corpus
     model: Config

@@ -89,7 +89,7 @@ def _kind(config: Config) -> str:
 
 
 def _attention(config: ModelConfig, width: int, device: torch.device, dtype: torch.dtype | None) -> str:
-    """What computes attention with heads of a width."""
+    """The name of the backend that computes attention with heads of a width."""
     if config.absolute:  # ours has positions in the scores
         return "torch's attention"
     return f"{choose_unasked(device, dtype or torch.float32, width)} backend"

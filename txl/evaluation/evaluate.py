@@ -27,7 +27,7 @@ Sizes = Mapping[Method, tuple[int, int]]  # attn_len and segment of a method
 
 @dataclass(frozen=True)
 class Reading:
-    """How a text is to be read; None leaves a choice to `resolve`.
+    """The options of reading a text; None leaves a choice to `resolve`.
 
     Attributes:
         attn_len: most keys a token sees, itself included. A window of the model's own gives way.
@@ -124,7 +124,7 @@ def perplexity(nats: float) -> float:
 
 @dataclass(frozen=True)
 class Lengths:
-    """What the paper's Table 6 reports: perplexity at training's attention length ("init"), the
+    """The columns of the paper's Table 6: perplexity at training's attention length ("init"), the
     best, and the shortest length whose perplexity is within 0.1% of the best."""
 
     init: Score
@@ -204,7 +204,7 @@ def starting_with(model: Network, zeros: bool) -> Network:
 
 
 def make_reader(model: Network, batch: int, reading: ResolvedReading) -> Reader:
-    """What reads `batch` texts side by side, from the model's own start."""
+    """A reader of `batch` texts side by side, from the model's own start."""
     attn_len, segment, clamp_len = reading.attn_len, reading.segment, reading.clamp_len
     if reading.method == "cached":
         return Engine(model, batch, attn_len, segment, clamp_len)

@@ -48,7 +48,7 @@ _CODES = {
 
 
 class Imported(NamedTuple):
-    """What `convert` read: its format, the model, and its vocabulary."""
+    """The result of `convert`: the format, the model, and its vocabulary."""
 
     form: str
     model: TransformerXL

@@ -198,8 +198,8 @@ class AdaptiveSoftmax(nn.Module):
         return linear(self._project(0, hidden), self.tables[0], self.bias)
 
     def _scores(self, hidden: list[Tensor]) -> list[Tensor]:
-        """Of states [N_i, d_model] a bin: head [N_0, c_1 + bins - 1], then tails [N_i, tokens of
-        bin i]; float32 or float64."""
+        """The scores of states [N_i, d_model] of each bin: head [N_0, c_1 + bins - 1], then tails
+        [N_i, tokens of bin i]; float32 or float64."""
         bounds, projected = self.bounds, [self._project(i, h) for i, h in enumerate(hidden)]
         if len(self.tables) == 1 and len(self.bounds) > 2 and torch.is_grad_enabled():
             scores = list(ScoresOfRows.apply(self.tables[0], self.bias, bounds, *projected))  # type: ignore[no-untyped-call]

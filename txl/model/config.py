@@ -317,7 +317,8 @@ Config = ModelConfig | RecurrentConfig
 
 
 def config_from_json(values: dict[str, Any]) -> Config:
-    """What `to_json` gave; "network" names an LSTM or QRNN, without it it is a Transformer.
+    """The configuration that `to_json` wrote; "network" names an LSTM or QRNN, without it it is a
+    Transformer.
 
     Raises:
         TxlError: a field is unknown to that network, missing, or out of range.

@@ -1,4 +1,5 @@
-"""What trained heads attend to (paper, Appendix D): figures 5, 6 and 7, and a page to look at."""
+"""Maps of what trained heads attend to (paper, Appendix D): figures 5, 6 and 7, and a page to look
+at."""
 
 import base64
 import json
@@ -48,7 +49,7 @@ class Terms(NamedTuple):
 
     @property
     def score(self) -> Tensor:
-        """What the softmax takes, [H, L, W]."""
+        """The scores before the softmax, [H, L, W]."""
         return self.content + self.content_position + self.content_bias + self.position_bias.unsqueeze(1)
 
 
@@ -210,7 +211,7 @@ def _total(weights: Tensor) -> Tensor:
 
 
 def figures(attention: Attention, heads: Sequence[int]) -> dict[str, Tensor]:
-    """What the figures draw, as it stands in them.
+    """The data of the figures, as it stands in them.
 
     heads: of figure 6, counted over all layers, from 0.
 

@@ -102,7 +102,7 @@ def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> 
 
 
 def _count(reader: Reader, lower: bool, end: str, watch: Watch, ascii_space: bool) -> list[Counter[str]]:
-    """Of each split, in order of first appearance: the order of ties."""
+    """Count the words of each split, in order of first appearance: the order of ties."""
     counts: list[Counter[str]] = [Counter(), Counter(), Counter()]
     for split, text in _whole_words(reader.pieces(watch), reader.description):
         counts[split].update(words_of(text, lower, end, ascii_space))

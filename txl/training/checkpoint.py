@@ -31,7 +31,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Header:
-    """What a checkpoint says beside its tensors, as JSON."""
+    """The JSON of a checkpoint beside its tensors."""
 
     format: str
     config: dict[str, Any]
@@ -41,7 +41,7 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a checkpoint may say of its run; others say less.
+    """The state of a run in a checkpoint; others hold less.
 
     Attributes:
         step: updates done. best_loss, losses: in nats, the best and all of the validations.

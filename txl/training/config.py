@@ -1,5 +1,5 @@
-"""How to train, as a frozen dataclass that travels as JSON inside checkpoints; the learning rate of
-each update."""
+"""The options of training, as a frozen dataclass that travels as JSON inside checkpoints; the
+learning rate of each update."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ MOST_LR = 1e6  # far beyond any use, and far from the end of float32
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train; names are those of the released code where it has them.
+    """The options of training; names are those of the released code where it has them.
 
     Attributes:
         steps: updates; each scores batch x tgt_len x accumulate tokens.

@@ -22,7 +22,7 @@ _locks: dict[str, tuple[int, int]] = {}  # held, by folder: descriptor and inode
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What `run.json` says of a run: the options of model and training as JSON, and the corpus."""
+    """The contents of `run.json`: the options of model and training as JSON, and the corpus."""
 
     model: dict[str, Any]
     train: dict[str, Any]

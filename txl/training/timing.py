@@ -1,4 +1,4 @@
-"""What is decided before a run: how many updates fill a time, by a trial, and its precision."""
+"""Decisions before a run: how many updates fill a time, by a trial, and its precision."""
 
 import contextlib
 import dataclasses
@@ -52,7 +52,7 @@ def _trial(corpus: Corpus, model: Config, config: TrainConfig, device: torch.dev
 
 
 def _seconds(trial: Trainer, updates: int, world: World) -> float:
-    """Of an update, in the slowest of the processes."""
+    """The seconds of an update, in the slowest of the processes."""
     began = time.perf_counter()
     trial.advance(updates)
     return max(world.gather((time.perf_counter() - began) / updates))

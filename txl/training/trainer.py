@@ -296,7 +296,7 @@ class Trainer:
             runs.write_record(self.folder, self.model.config.to_json(), self.config.to_json(), self.corpus.folder)
 
     def _state(self) -> dict[str, Any]:
-        """What JSON holds of a run."""
+        """The JSON state of a run."""
         average = self.updater.average
         state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
         state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}

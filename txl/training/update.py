@@ -28,7 +28,7 @@ SECOND_TARGET_WEIGHT = 0.5
 
 
 class SegmentLoss(NamedTuple):
-    """What a segment costs.
+    """The losses of a segment.
 
     Attributes:
         total: to be minimised, a scalar.
@@ -210,7 +210,7 @@ class WeightAverage:
 
     @property
     def module(self) -> Network | None:
-        """Where the average is kept, whether or not it has begun; None without one."""
+        """The network that holds the average, whether or not it has begun; None without one."""
         if self._average is None:
             return None
         averaged = self._average.module
@@ -219,7 +219,7 @@ class WeightAverage:
 
     @property
     def count(self) -> Tensor:
-        """How many updates are averaged, a scalar; only where there is an average."""
+        """The number of averaged updates, a scalar; only where there is an average."""
         assert self._average is not None
         return self._average.n_averaged
 
@@ -242,7 +242,7 @@ class WeightAverage:
         self.losses.append(loss)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint needs, beside `losses` and `started`."""
+        """The tensors that a checkpoint needs, beside `losses` and `started`."""
         if self._average is None:
             return {}
         named = {f"average.{name}": p for name, p in self._average.module.named_parameters()}

@@ -113,20 +113,25 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, u: Tensor | None, w: Tensor | None, bounds: Bounds, *more: Bounds,
-    **settings: Any,
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, u: Tensor | None, w: Tensor | None, *bounds: Bounds,
+    past: int | None = None, **settings: Any,
 ) -> Tensor:  # fmt: skip
     """`rel_attention` of keys that include those before the queries: k, v [B, H, M + L, D].
 
-    Bidirectional unless settings say otherwise. more: further intervals that queries see, disjoint
-    from the first.
+    Bidirectional unless settings say otherwise.
+
+    bounds: intervals that queries see, disjoint if there are several.
+    past: distance of r's last row, where settings hold no zero_row; None for S - 1, the largest
+        there is, where libraries' tables end.
     """
+    if r is not None and "zero_row" not in settings:
+        settings["zero_row"] = r.size(-2) - 1 - (k.size(2) - 1 if past is None else past)
     memory_len = k.size(2) - q.size(2)
     memory = None
     if memory_len:
         memory = (k[:, :, :memory_len], v[:, :, :memory_len])
         k, v = k[:, :, memory_len:], v[:, :, memory_len:]
-    if more and settings.get("dropout_p"):
+    if len(bounds) > 1 and settings.get("dropout_p"):
         settings["dropout_seed"] = new_seed(q.device)
 
     def over(interval: Bounds, **returned: Any) -> Any:
@@ -136,21 +141,11 @@ def attend(
         )
 
     out: Tensor
-    if more:
-        out, _ = merged([over(interval, return_lse=True) for interval in (bounds, *more)])
+    if len(bounds) > 1:
+        out, _ = merged([over(interval, return_lse=True) for interval in bounds])
     else:
-        out = over(bounds)
+        out = over(*bounds)
     return out
-
-
-def attend_table(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor | None, w: Tensor | None, *bounds: Bounds,
-    past: int | None = None, **settings: Any,
-) -> Tensor:  # fmt: skip
-    """`attend` with a table r whose last row is of distance `past`; None for S - 1, the largest
-    there is, where libraries' tables end."""
-    past = k.size(2) - 1 if past is None else past
-    return attend(q, k, v, r, u, w, *bounds, zero_row=r.size(-2) - 1 - past, **settings)
 
 
 def dropout_of(dropout: nn.Module) -> float:

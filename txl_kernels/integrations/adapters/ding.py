@@ -36,7 +36,7 @@ class DIEngine(Accelerated):
             y.unflatten(-1, (heads, width)).permute(1, 2, 0, 3) for y in (self.attention_q(inputs), keys, values)
         )
         r = self.project_pos(pos_embedding.flip(0)).squeeze(1).unflatten(-1, (heads, width)).transpose(0, 1)
-        out = attend(q, k, x, r, u, v, bounds, causal=True, window=self.setting("window"),
+        out = attend(q, k, x, r, u, v, bounds, zero_row=0, causal=True, window=self.setting("window"),
                      scale=self.scale, dropout_p=dropout_p)  # fmt: skip
         return self.dropout(self.project(out.permute(2, 0, 1, 3).flatten(-2)))  # type: ignore[no-any-return]
 

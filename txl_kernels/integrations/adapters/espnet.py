@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels.integrations.attention import (
-    attend_table,
+    attend,
     dropout_of,
     mask_bounds,
     merge_heads,
@@ -46,7 +46,7 @@ class ESPnet(Accelerated):
         if self.zero_triu:  # (b) and (d) are 0 for keys ahead
             ahead = r.size(-2) - 1 - past
             r = torch.cat([torch.zeros_like(r[..., :ahead, :]), r[..., ahead:, :]], -2)
-        out = attend_table(
+        out = attend(
             q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
         )
         self.attn = None  # the original stores its weights here
@@ -89,7 +89,7 @@ class ESPnetLegacy(Accelerated):
         own = F.pad(r, (0, 0, length - 1, 0))  # distances 1 - T .. T - 1
         ahead = F.pad(r[..., 2:, :], (0, 0, 0, length + 1))[..., : 2 * length - 1, :]  # d <= -2: r_(T + 1 + d)
         following = F.pad(q[:, :, 1:], (0, 0, 0, 1))
-        out = attend_table(
+        out = attend(
             torch.cat([q, following], -1), pad(k, width), v, torch.cat([own, ahead], -1), pad(self.pos_bias_u, width),
             torch.cat([self.pos_bias_v, self.pos_bias_v], -1), bounds, scale=width**-0.5, dropout_p=dropout_p,
             window=self.setting("window"),
@@ -132,7 +132,7 @@ class ESPnetTransducer(Accelerated):
         window = self.setting("window")
         encodings, past = within(window, pos_enc, k.size(2) - 1)
         r = project_table(self.linear_pos, encodings, self.num_heads)
-        out = attend_table(
+        out = attend(
             q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
         )
         self.attn = None  # the original stores its weights here

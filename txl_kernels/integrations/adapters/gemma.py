@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from txl_kernels.integrations.attention import (
-    attend_table,
+    attend,
     mask_bounds,
     narrower,
     project_table,
@@ -49,7 +49,7 @@ class Gemma3n(Accelerated):
         distances = torch.arange(self.max_past_horizon, -self.max_future_horizon - 1, -1, device=q.device)
         encodings, past = within(window, positions._get_timing_signal_1d_pos(distances, q.dtype), self.max_past_horizon)
         r = project_table(positions.pos_proj, encodings, heads)
-        out = attend_table(
+        out = attend(
             q, k, v, r, None, None, bounds, past=past, window=window, scale=1.0,
             softcap=float(self.attention_logits_soft_cap),
         )  # fmt: skip

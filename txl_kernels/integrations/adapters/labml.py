@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from txl_kernels.integrations.attention import attend_table, dropout_of, mask_bounds
+from txl_kernels.integrations.attention import attend, dropout_of, mask_bounds
 from txl_kernels.integrations.peer import Accelerated, Peer
 
 
@@ -28,7 +28,7 @@ class Labml(Accelerated):
         rows = slice(self.P - keys + 1, self.P + length)  # row P - d, for distances keys - 1 .. 1 - length
         r = self.key_pos_embeddings[rows].flip(0).transpose(0, 1)
         bias = self.key_pos_bias[rows].flip(0).transpose(0, 1)
-        out = attend_table(
+        out = attend(
             q, k, v, r, self.query_pos_bias, None, bounds, r_bias=bias, scale=self.scale, dropout_p=dropout_p,
             window=self.setting("window"),
         )  # fmt: skip

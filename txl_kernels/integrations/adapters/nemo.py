@@ -16,7 +16,6 @@ from txl_kernels.integrations.attention import (
     ALL,
     Bounds,
     attend,
-    attend_table,
     bounds_of,
     dropout_of,
     mask_bounds,
@@ -66,7 +65,7 @@ class NeMo(Accelerated):
             project, window = self.linear_pos, self.setting("window")
             rows, past = within(window, pos_emb, k.size(2) - 1)
             (r,) = again(self, "r", (project,), rows, frames, lambda: (project_table(project, rows, self.h),))
-            out = attend_table(
+            out = attend(
                 q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
             )
             out = self.linear_out(merge_heads(out))
@@ -195,7 +194,7 @@ class NeMoTransformer(Accelerated):
         encodings, past = within(window, pos_emb, x.size(1) - 1)
         r = project_table(self.linear_pos, encodings, self.n_heads)
         u, w = (bias.to(q.dtype) for bias in (self.pos_bias_u, self.pos_bias_v))
-        out = attend_table(q, k, v, r, u, w, bounds, past=past, window=window)
+        out = attend(q, k, v, r, u, w, bounds, past=past, window=window)
         return self.out_proj(merge_heads(out))  # type: ignore[no-any-return]
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl_kernels.integrations.attention import attend_table, dropout_of, mask_bounds, merge_heads, project_table, within
+from txl_kernels.integrations.attention import attend, dropout_of, mask_bounds, merge_heads, project_table, within
 from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
@@ -45,7 +45,7 @@ class SpeechBrain(Accelerated):
         encodings, past = within(window, pos_embs, query.size(1) - 1)
         r = project_table(self.linear_pos, encodings, heads)
         u, w = (bias.view(heads, width) for bias in (self.pos_bias_u, self.pos_bias_v))  # stored [D, H], read so
-        out = attend_table(q, k, v, r, u, w, bounds, past=past, window=window, scale=self.scale, dropout_p=dropout_p)
+        out = attend(q, k, v, r, u, w, bounds, past=past, window=window, scale=self.scale, dropout_p=dropout_p)
         projected = self.out_proj(merge_heads(out))
         return (projected, None) if return_attn_weights else projected
 

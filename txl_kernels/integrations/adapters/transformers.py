@@ -12,7 +12,7 @@ from txl_kernels.integrations.attention import (
     ALL,
     AdditiveMask,
     Bounds,
-    attend_table,
+    attend,
     bounds_of,
     dropout_of,
     four_axes,
@@ -116,7 +116,7 @@ class HFConformer(Accelerated):
             past = self.left_max_position_embeddings
             rows = torch.arange(past + self.right_max_position_embeddings, -1, -1, device=q.device)
             r = self.distance_embedding(rows).to(q.dtype).unsqueeze(0)
-            out = attend_table(q, k, v, r, None, None, bounds, past=past, clamp=True, **settings)
+            out = attend(q, k, v, r, None, None, bounds, past=past, clamp=True, **settings)
         else:
             if relative_position_embeddings is None:
                 raise ValueError(
@@ -124,7 +124,7 @@ class HFConformer(Accelerated):
                 )
             encodings, past = within(window, relative_position_embeddings, k.size(2) - 1)
             r = project_table(self.linear_pos, encodings, heads)
-            out = attend_table(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, **settings)
+            out = attend(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, **settings)
         return self.linear_out(merge_heads(out)), None
 
 
@@ -179,7 +179,7 @@ class Parakeet(Accelerated):
         window = self.setting("window")
         r, past = self._table(position_embeddings, k.size(2) - 1, q.size(1), q.size(2))
         k, v = (self._for_each_head(x) for x in (k, v))
-        out = attend_table(q, k, v, r, self.bias_u, self.bias_v, bounds, past=past, window=window, scale=self.scaling,
+        out = attend(q, k, v, r, self.bias_u, self.bias_v, bounds, past=past, window=window, scale=self.scaling,
                            dropout_p=dropout_p)  # fmt: skip
         return self.o_proj(merge_heads(out)), None
 
@@ -231,7 +231,7 @@ class FastSpeech2(Accelerated):
         window = self.setting("window")
         encodings, past = within(window, pos_emb, k.size(2) - 1)
         r = project_table(self.linear_pos, encodings, heads)
-        out = attend_table(
+        out = attend(
             q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
         )
         return self.linear_out(merge_heads(out)), None
@@ -296,7 +296,7 @@ class XLNet(Accelerated):
             q = torch.cat([q, own], -1)
             k = torch.cat([k, of_keys.unsqueeze(1).expand(-1, k.size(1), -1, -1).to(k.dtype)], -1)
             r, u, w = (pad(x, SEGMENTS) for x in (r, u, w))
-        out = attend_table(q, k, v, r if each_text else r[0], u, w, *intervals, scale=self.scale, dropout_p=dropout_p,
+        out = attend(q, k, v, r if each_text else r[0], u, w, *intervals, scale=self.scale, dropout_p=dropout_p,
                            window=self.setting("window"))  # fmt: skip
         return out.permute(2, 0, 1, 3)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from txl_kernels.integrations.attention import (
-    attend_table,
+    attend,
     dropout_of,
     mask_bounds,
     merge_heads,
@@ -62,7 +62,7 @@ class WeNet(Accelerated):
         window = self.setting("window")
         encodings, past = within(window, pos_emb, keys - 1)
         r = project_table(self.linear_pos, encodings, self.h)
-        out = attend_table(
+        out = attend(
             q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
         )
         return self.linear_out(merge_heads(out)), torch.cat((k, v), -1)
