@@ -89,7 +89,7 @@ def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu.native, "module", None)
-    monkeypatch.setattr(cpu.native, "missing", "the C++ module could not be loaded: it is not there")
+    monkeypatch.setattr(cpu.native, "why_not_loaded", "the C++ module could not be loaded: it is not there")
     text = diagnosis.report()
     assert "native     does not run: the C++ module could not be loaded: it is not there" in text
     assert "backend=None takes reference" in text

@@ -295,7 +295,7 @@ def test_second_derivative_of_native_points_to_the_reference(call: dict[str, Any
 
 def test_missing_native_module_is_said(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu.native, "module", None)
-    monkeypatch.setattr(cpu.native, "missing", "the C++ module could not be loaded: nothing there")
+    monkeypatch.setattr(cpu.native, "why_not_loaded", "the C++ module could not be loaded: nothing there")
     with pytest.raises(RuntimeError, match=r"backend='native' cannot run: .*nothing there"):
         rel_attention(**call, backend="native")
     assert available_backends("cpu") == ["reference"]
