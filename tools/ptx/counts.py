@@ -72,7 +72,7 @@ class Counts:
         self.unit_bytes += unit_bytes
 
     def unit_copy(self, size: int) -> None:
-        """The copy engine moves bytes from global to shared memory."""
+        """TMA moves bytes from global to shared memory."""
         self.sectors[self._pc] += -(-size // SECTOR)
         self.unit_bytes += size
 

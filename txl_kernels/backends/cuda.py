@@ -125,7 +125,7 @@ def why_not_hopper(call: Call) -> str | None:
 
 
 def _rows_apart(x: Tensor) -> bool:
-    """Whether every row begins where the copy engine can read it, behind the row before."""
+    """Whether every row begins where TMA can read it, behind the row before."""
     item = x.element_size()
     steps = [step for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1 and step]
     is_repeated = x.dim() > 1 and x.size(-2) > 1 and x.stride(-2) == 0

@@ -53,8 +53,8 @@ def test_every_split_gives_the_same_answer(emulated: Any, monkeypatch: pytest.Mo
 
 
 def test_splits_fill_the_device(emulated: Any) -> None:
-    """8 heads of one text on 132 multiprocessors: a block each where there are keys for all; full
-    rounds."""
+    """8 heads of one batch row on 132 multiprocessors: a block each where there are keys for
+    all; full rounds."""
     for L, M, D, dtype in itertools.product((1, 4, 16), (800, 3800, 32768), (64, 128, 256), cuda.DTYPES[:2]):
         chosen = plan_of(1, 8, L, M, D, dtype, module=emulated)
         assert chosen.parts * chosen.part_keys >= M + L
@@ -97,8 +97,8 @@ def test_rows_that_nobody_sees_may_hold_nan() -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_rows_between_those_that_are_seen_may_hold_nan() -> None:
-    """Queries of two texts in one segment: between their intervals, within one part, lie rows that
-    neither sees."""
+    """Queries of two packed sequences in one segment: between their intervals, within one part,
+    lie rows that neither sees."""
     x = as_call(make_inputs(Case("", L=2, M=50, D=16, B=1), torch.float32))
     x |= {"start": torch.tensor([[3, 40]], dtype=torch.int32), "end": torch.tensor([[10, 52]], dtype=torch.int32)}
     with torch.no_grad():
