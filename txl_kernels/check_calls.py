@@ -40,7 +40,7 @@ class Kind(NamedTuple):
 
     dtype: torch.dtype
     D: int
-    few: bool
+    decode: bool
     gradients: bool
     option: str = ""
     compiled: bool = False
@@ -52,11 +52,11 @@ class Kind(NamedTuple):
 
     @property
     def length(self) -> int:
-        return 3 if self.few else 70
+        return 3 if self.decode else 70
 
     @property
     def memory(self) -> int:
-        return 150 if self.few else 90
+        return 150 if self.decode else 90
 
 
 def kinds(device: torch.device) -> Iterator[Kind]:
@@ -66,22 +66,22 @@ def kinds(device: torch.device) -> Iterator[Kind]:
     yield from _of_widths(WIDTHS[2:])
     for dtype in (torch.float32, torch.float16):
         for width in (41, 64, 128):
-            yield Kind(dtype, width, few=True, gradients=False)
-            yield Kind(dtype, width, few=False, gradients=True)
-    yield Kind(half, 64, few=True, gradients=True)
+            yield Kind(dtype, width, decode=True, gradients=False)
+            yield Kind(dtype, width, decode=False, gradients=True)
+    yield Kind(half, 64, decode=True, gradients=True)
     for option in OPTIONS:
-        yield Kind(half, 64, few=True, gradients=False, option=option)
-        yield Kind(half, 64, few=False, gradients=True, option=option)
+        yield Kind(half, 64, decode=True, gradients=False, option=option)
+        yield Kind(half, 64, decode=False, gradients=True, option=option)
     if device.type == "cuda":  # on a CPU the compiler takes longer than all the rest
-        yield Kind(half, 64, few=False, gradients=True, compiled=True)
+        yield Kind(half, 64, decode=False, gradients=True, compiled=True)
     yield from _of_widths(WIDTHS[:2])
 
 
 def _of_widths(widths: Sequence[int]) -> Iterator[Kind]:
     for width in widths:
-        yield Kind(torch.bfloat16, width, few=True, gradients=False)
-        yield Kind(torch.bfloat16, width, few=False, gradients=False)
-        yield Kind(torch.bfloat16, width, few=False, gradients=True)
+        yield Kind(torch.bfloat16, width, decode=True, gradients=False)
+        yield Kind(torch.bfloat16, width, decode=False, gradients=False)
+        yield Kind(torch.bfloat16, width, decode=False, gradients=True)
 
 
 def arguments(kind: Kind) -> dict[str, Any]:

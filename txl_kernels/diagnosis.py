@@ -73,7 +73,7 @@ def _tried(name: str, device: torch.device) -> str:
     if not self_check.is_wanted():
         return f"; not tried, as {self_check.SETTING}=off"
     # "cuda" computes gradients on one architecture alone.
-    kind = self_check.Kind(name, device, torch.bfloat16, 64, few=name == cuda.NAME, gradients=name != cuda.NAME)
+    kind = self_check.Kind(name, device, torch.bfloat16, 64, decode=name == cuda.NAME, gradients=name != cuda.NAME)
     begun = time.perf_counter()
     try:
         reason = self_check.why_not_trusted(KERNELS[name], kind)

@@ -87,11 +87,11 @@ def _choose(backend: str | None, call: Call) -> str:
 
 
 def choose_unasked(
-    device: torch.device, dtype: torch.dtype, head_width: int = 64, *, few: bool = False, gradients: bool = True
+    device: torch.device, dtype: torch.dtype, head_width: int = 64, *, decode: bool = False, gradients: bool = True
 ) -> str:
     """The backend that backend=None takes for calls of few queries (at most 16) or many, with
     gradients or without. On a GPU the first answer of a kind tries it, which compiles kernels."""
-    return _first_that_runs(device, dtype, head_width, None, few, gradients)
+    return _first_that_runs(device, dtype, head_width, None, decode, gradients)
 
 
 def _first_that_runs(
@@ -99,7 +99,7 @@ def _first_that_runs(
     dtype: torch.dtype,
     head_width: int,
     call: Call | None,
-    few: bool = False,
+    decode: bool = False,
     gradients: bool = True,
 ) -> str:
     """The first backend that runs such a call, the last of which runs any. One warning says why a
@@ -115,7 +115,7 @@ def _first_that_runs(
         if call is not None:
             reason = why_not_kind(name, call)
         elif name in KERNELS and self_check.concerns(device):
-            reason = _why_not(False, name, device, dtype, head_width, few, gradients)
+            reason = _why_not(False, name, device, dtype, head_width, decode, gradients)
         else:
             reason = None
         if reason is None:
@@ -137,7 +137,7 @@ def why_not_kind(name: str, call: Call, gradients: bool | None = None) -> str | 
     if name not in KERNELS or not self_check.concerns(call.q.device):
         return None
     if torch.compiler.is_compiling():  # one graph is for all lengths: none is asked for
-        reasons = (_why_not(True, *self_check.kind_of(name, call, gradients, few)) for few in (False, True))
+        reasons = (_why_not(True, *self_check.kind_of(name, call, gradients, decode)) for decode in (False, True))
         return next((x for x in reasons if x is not None), None)
     return None if call.q.numel() == 0 else _why_not(False, *self_check.kind_of(name, call, gradients))
 

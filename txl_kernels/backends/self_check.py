@@ -28,7 +28,7 @@ from txl_kernels.backends.source_hash import hash_files
 from txl_kernels.call import INPUTS, Call, inputs_of, needs_gradients
 
 SETTING = "TXL_KERNELS_SELF_CHECK"
-FEW = cuda.MAX_DECODE_QUERIES  # queries that have kernels of their own
+MAX_DECODE_QUERIES = cuda.MAX_DECODE_QUERIES
 # Of the norm of a result: ten times what kernels differ by; a fault of a kernel gives about 1.
 # float32 may be computed in tf32.
 MAX_ERROR = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -44,7 +44,7 @@ class Kind(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     head_width: int
-    few: bool  # at most FEW queries
+    decode: bool  # at most MAX_DECODE_QUERIES queries
     gradients: bool
     value_width: int | None = None  # None: head_width
     r: bool = True
@@ -61,15 +61,15 @@ _lock = threading.Lock()
 _is_said = False
 
 
-def kind_of(backend: str, call: Call, gradients: bool | None = None, few: bool | None = None) -> Kind:
+def kind_of(backend: str, call: Call, gradients: bool | None = None, decode: bool | None = None) -> Kind:
     """The kind of a call. torch.compile's symbols become constants.
 
-    gradients, few: of the kind; None where the call itself says so.
+    gradients, decode: of the kind; None where the call itself says so.
     """
     q, gradients = call.q, needs_gradients(call) if gradients is None else gradients
     width, value_width = len(range(q.size(3))), len(range(call.v.size(3)))
     return Kind(
-        backend, q.device, q.dtype, width, q.size(2) <= FEW if few is None else few, gradients,
+        backend, q.device, q.dtype, width, q.size(2) <= MAX_DECODE_QUERIES if decode is None else decode, gradients,
         value_width=None if value_width == width else value_width,
         r=call.r is not None, r_bias=call.r_bias is not None, start=call.start is not None, end=call.end is not None,
         dropout=_holds(call.dropout_p > 0), softcap=_holds(call.softcap > 0),
@@ -263,10 +263,10 @@ def case_of(kind: Kind, fills: bool = False) -> Call:
     as the dtype has them, in float64. fills: of at least as many batch rows and heads as the device
     has multiprocessors."""
     generator = torch.Generator("cpu").manual_seed(0)
-    batch, heads, length, memory = (2, 2, 3, 150) if kind.few else (1, 2, 70, 90)
+    batch, heads, length, memory = (2, 2, 3, 150) if kind.decode else (1, 2, 70, 90)
     if fills:
         batch = -(-_multiprocessors(kind.device) // heads)
-        length, memory = (3, 150) if kind.few else (20, 60)
+        length, memory = (3, 150) if kind.decode else (20, 60)
     width, keys = kind.head_width, memory + length
     value_width = width if kind.value_width is None else kind.value_width
 

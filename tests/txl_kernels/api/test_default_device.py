@@ -118,7 +118,7 @@ def test_the_public_interface(name: str, default: str) -> None:
 def test_what_is_measured_and_compared(default: str) -> None:
     """The first call's check, and the product by which oneDNN is judged."""
     linear.onednn_gain.cache_clear()
-    kinds = [Kind("native", CPU, dtype, 24, few, True) for dtype in cpu.DTYPES for few in (False, True)]
+    kinds = [Kind("native", CPU, dtype, 24, decode, True) for dtype in cpu.DTYPES for decode in (False, True)]
     kinds.append(kinds[0]._replace(value_width=40, r_bias=True, start=True, end=True, dropout=True, softcap=True))
     kinds.append(kinds[0]._replace(r=False, r_bias=True))
     with DEFAULTS[default]():

@@ -25,7 +25,7 @@ from txl_kernels.backends.failures import reason_of
 from txl_kernels.backends.self_check import Kind, compare
 
 CPU = torch.device("cpu")
-KINDS = [(few, gradients) for few in (False, True) for gradients in (False, True)]
+KINDS = [(decode, gradients) for decode in (False, True) for gradients in (False, True)]
 FORWARD_AND_BOTH = [(True, False), (False, True)]  # of few queries, of many
 needs_native = pytest.mark.skipif(cpu.native.module is None, reason="needs the C++ module")
 
@@ -71,11 +71,11 @@ backward = cpu.backward
 
 
 @needs_native
-@pytest.mark.parametrize(("few", "gradients"), KINDS)
+@pytest.mark.parametrize(("decode", "gradients"), KINDS)
 @pytest.mark.parametrize("dtype", cpu.DTYPES, ids=str)
-def test_right_kernels_agree(dtype: torch.dtype, few: bool, gradients: bool) -> None:
+def test_right_kernels_agree(dtype: torch.dtype, decode: bool, gradients: bool) -> None:
     for width in (24, 64, 128):
-        assert compare(cpu, Kind("native", CPU, dtype, width, few, gradients)) is None
+        assert compare(cpu, Kind("native", CPU, dtype, width, decode, gradients)) is None
 
 
 @needs_native
@@ -133,14 +133,14 @@ def test_nothing_is_compared_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize(("few", "gradients"), FORWARD_AND_BOTH)
-def test_a_fault_in_tritons_kernels(few: bool, gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("decode", "gradients"), FORWARD_AND_BOTH)
+def test_a_fault_in_tritons_kernels(decode: bool, gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run by Triton's interpreter: position scores of one distance too far."""
     if not triton.interpreted():
         pytest.skip("needs the interpreter")
     from txl_kernels.backends.triton import plan
 
-    kind = Kind("triton", CPU, torch.float32, 16, few, gradients)
+    kind = Kind("triton", CPU, torch.float32, 16, decode, gradients)
     assert compare(triton, kind) is None
     make_plan = plan.make_plan
     monkeypatch.setattr(
@@ -350,8 +350,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @needs_native
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_of_a_kernel_has_a_case(name: str) -> None:
-    for few in (False, True):
-        kind = Kind("native", CPU, torch.float32, 24, few, True, **VARIANTS[name])
+    for decode in (False, True):
+        kind = Kind("native", CPU, torch.float32, 24, decode, True, **VARIANTS[name])
         assert compare(cpu, kind) is None
         call = TO_DEVICE.value(self_check.case_of(kind), kind)
         assert self_check.kind_of("native", call, True) == kind
@@ -372,10 +372,10 @@ def test_both_variants_of_forward_are_compared(monkeypatch: pytest.MonkeyPatch) 
             super().__init__(function, grid, **arguments)
 
     monkeypatch.setattr(passes, "Launch", Launch)
-    for few in (False, True):
+    for decode in (False, True):
         plan.forget()
         launched.clear()
-        assert compare(triton, Kind("triton", CPU, torch.float32, 16, few, False)) is None
+        assert compare(triton, Kind("triton", CPU, torch.float32, 16, decode, False)) is None
         assert launched == [True, False]
     plan.forget()
 

@@ -69,13 +69,13 @@ def test_gradients_of_r_in_a_fixed_order(width: int) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("decode", [False, True])
 @pytest.mark.parametrize(("width", "dtype"), [(40, DTYPES[1]), (64, DTYPES[0]), (128, DTYPES[1])], ids=str)
-def test_the_first_calls_small_case(dtype: torch.dtype, width: int, few: bool) -> None:
+def test_the_first_calls_small_case(dtype: torch.dtype, width: int, decode: bool) -> None:
     """Every gradient within a few percent of its own norm, sums that cancel (the biases') among
     them."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    assert compare(cuda, Kind("cuda", device, dtype, width, few, True)) is None
+    assert compare(cuda, Kind("cuda", device, dtype, width, decode, True)) is None
 
 
 @pytest.mark.parametrize("case", SPLIT, ids=str)
