@@ -26,7 +26,7 @@ from txl_kernels.backends.self_check import Kind, compare
 
 CPU = torch.device("cpu")
 KINDS = [(decode, gradients) for decode in (False, True) for gradients in (False, True)]
-FORWARD_AND_BOTH = [(True, False), (False, True)]  # of few queries, of many
+FORWARD_AND_BOTH = [(True, False), (False, True)]  # of decode, of prefill
 needs_native = pytest.mark.skipif(cpu.native.module is None, reason="needs the C++ module")
 
 
