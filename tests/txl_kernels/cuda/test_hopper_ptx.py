@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from against_reference import matches_the_reference
+from cases import Case
 from cuda_cases import HOPPER, SPLIT, forward, use
-from cuda_ptx import PtxModule, compile_ptx
-from oracle import Case
+from cuda_emulation import CSRC
+from cuda_ptx import PtxModule, compile_ptx, compiled_ptx, ptx_module
+from oracle import matches_the_reference
 from planted_faults import BACKWARD, FORWARD, NARROW, WIDE, Hopper, plant
 
 pytestmark = [
@@ -22,13 +23,13 @@ DTYPES = (torch.float16, torch.bfloat16)  # the other way round than in test_hop
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> PtxModule:
-    return PtxModule(tmp_path_factory.mktemp("host"))
+def module() -> PtxModule:
+    return ptx_module()
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return compile_ptx(tmp_path_factory.mktemp("nvcc"), "sm_90a")
+def compiled() -> list[str]:
+    return compiled_ptx("sm_90a")
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_contract(case: Case, dtype: torch.dtype) -> None:
 
 def test_a_build_with_a_limit_stops_a_wait_that_lasts_longer(tmp_path: Path, compiled: list[str]) -> None:
     """In every kernel that waits; that it stops in time only a device shows."""
-    limited = compile_ptx(tmp_path, "sm_90a", patterns=("hopper/*_bf16.cu",), options=("-DTXL_CLOCK_LIMIT=1000",))
+    limited = compile_ptx(tmp_path, "sm_90a", CSRC, ("hopper/*_bf16.cu",), options=("-DTXL_CLOCK_LIMIT=1000",))
     kernels = [kernel for text in limited for kernel in text.split(".visible .entry")[1:]]
     assert sum("mbarrier.try_wait" in x for x in kernels) == 6  # three of each width
     assert all(("mbarrier.try_wait" in x) == bool(re.search(r"\btrap;", x)) for x in kernels)

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case, as_call, make_inputs
 from cuda_cases import MATRIX, definition, forward, matches_the_definition, use, within_the_error_budget
 from cuda_emulation import build, plan_of
-from oracle import Case, as_call, make_inputs
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return build(tmp_path_factory.mktemp("emulated"))
+def emulated() -> Any:
+    return build()
 
 
 @pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
@@ -116,9 +116,9 @@ def test_what_it_does_not_take() -> None:
 
     with torch.no_grad():
         call(Case("", L=16, D=8))
-        wide = torch.zeros(1, 1, 1, 8).expand(1, 1, cuda.MAX_KEYS, 8)
+        wide = torch.zeros(1, 1, 1, 8).expand(1, 1, cuda.MAX_DECODE_KEYS, 8)
         query, bias = torch.zeros(1, 1, 1, 8), torch.zeros(1, 8)
-        rows = torch.zeros(1, 1, 8).expand(1, cuda.MAX_KEYS + 1, 8)
+        rows = torch.zeros(1, 1, 8).expand(1, cuda.MAX_DECODE_KEYS + 1, 8)
         with pytest.raises(RuntimeError, match="at most 8388608 keys"):
             rel_attention(query, query, query, rows, bias, bias, (wide, wide), backend="cuda")
         rel_attention(query, query, query, rows, bias, bias, (wide, wide), window=9, backend="cuda")

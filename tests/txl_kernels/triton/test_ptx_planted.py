@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from oracle import Case, as_call, make_inputs
+from cases import Case, as_call, make_inputs
 from ptx_marks import RUNS_TRITONS_PTX
 from ptx_plants import KINDS, Plant, places
 
