@@ -1,4 +1,4 @@
-// Forward for a few queries: keys, values and r are read once where they lie, nothing is packed.
+// Forward of decode, few queries: keys, values and r are read once where they lie, nothing is packed.
 // The keys are split into parts that threads share; parts are merged by their log-sum-exp in order,
 // so the thread count changes no bit.
 #pragma once
@@ -227,7 +227,7 @@ static void few_sums(const Problem& scores, int64_t bh, Packed* queries, const Q
   }
 }
 
-// Backward for a few queries: keys, values and r are read where they lie and their gradients written
+// Backward of decode: keys, values and r are read where they lie and their gradients written
 // there, nothing is packed. Scores are summed as decode does, so that lse belongs to them.
 
 constexpr int64_t FEW_PART = 512;  // keys at a time: read three times, from the cache
