@@ -1,6 +1,7 @@
 // The products that everything is built from, and how rows are laid out for them.
 #pragma once
-#include "unit.h"
+#include "instruction_set.h"
+#include TXL_UNIT
 
 namespace txl::TXL_ISA {
 namespace {
