@@ -1,7 +1,7 @@
 // Dropout bits, as txl_kernels/call.py defines them: Philox-4x32-7, counter (j, i / 8,
 // b * H + h, 0), the i % 8-th 16 bits.
 #pragma once
-#include "problem.h"
+#include "cuda_problem.h"
 #include "simt.h"
 
 namespace txl_cuda {

@@ -3,6 +3,12 @@
 #pragma once
 #include <cstdint>
 
+namespace txl_cuda {
+
+constexpr int THREADS = 128, WARP = 32, WARPS = THREADS / WARP;  // of a block, except where a kernel says its own
+
+}  // namespace txl_cuda
+
 #ifdef __CUDACC__
 
 #include <cuda_fp16.h>

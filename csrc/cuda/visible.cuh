@@ -1,6 +1,6 @@
 // Which keys a query sees.
 #pragma once
-#include "problem.h"
+#include "cuda_problem.h"
 #include "simt.h"
 
 namespace txl_cuda {

@@ -3,7 +3,7 @@
 #pragma once
 #include <pybind11/pybind11.h>
 
-#include "../problem.h"
+#include "../attention.h"
 
 namespace txl {
 

@@ -1,7 +1,7 @@
 // Which keys a query sees, and rows of keys, values, queries and gradients: their width D (or Dv, of values and
 // out) rounded up to NR, Dp (Dvp), with zeros behind D.
 #pragma once
-#include "../problem.h"
+#include "../cpu_problem.h"
 #include "../runtime.h"
 #include "product.h"
 

@@ -1,6 +1,6 @@
 // A backward call as the Hopper kernels see it.
 #pragma once
-#include "problem.h"
+#include "prefill_problem.h"
 
 namespace txl_cuda {
 

@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "problem.h"
+#include "prefill_problem.h"
 #include "products.cuh"
 
 namespace txl_cuda {

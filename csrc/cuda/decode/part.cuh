@@ -11,7 +11,7 @@
 namespace txl_cuda {
 
 template <class S>
-TXL_KERNEL void part_kernel(const Problem p) {
+TXL_KERNEL void part_kernel(const DecodeProblem p) {
   TXL_SHARED(shared);
   using T = typename S::T;
   const Block<S> block(p, shared);

@@ -1,7 +1,7 @@
 // From weights to the results of a part.
 #pragma once
+#include "../merge.cuh"
 #include "block.cuh"
-#include "merge.cuh"
 
 namespace txl_cuda {
 
@@ -69,7 +69,7 @@ TXL_DEVICE void add_up(const Block<S>& block, float (&total)[S::Q][S::PER_LANE])
 template <class S>
 TXL_DEVICE void write(const Block<S>& block) {
   using T = typename S::T;
-  const Problem& p = block.p;
+  const DecodeProblem& p = block.p;
   TXL_ROLLED
   for (int i = 0; i < block.L; ++i) {
     float top = -INFINITY, sum = 0;
