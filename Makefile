@@ -35,7 +35,7 @@ affected: $(VENV)/installed ## SINCE=main: only the tests that import what chang
 		TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels/triton -m triton --backends triton $(PARALLEL);; esac
 
 test-slow: $(VENV)/installed ## slow proofs: GPU code on a CPU, planted faults, thread sanitizer
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests -m slow $(PARALLEL)
+	PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/pytest tests -m slow -p proofs $(PARALLEL)
 
 test-interpreter: $(VENV)/installed ## every kernel test on the Triton kernels, in Triton's interpreter
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels -m triton --backends triton $(PARALLEL)

@@ -1,9 +1,8 @@
-"""A run that several processes train together, replicated or sharded; alone it is one process.
+"""A run that several processes train together; alone it is one process.
 
-torchrun --nproc-per-node 2 examples/several_devices.py [--shard]
+torchrun --nproc-per-node 2 examples/several_devices.py
 """
 
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
 
 
-def main(shard: bool = False, steps: int = 40) -> float:
+def main(steps: int = 40) -> float:
     device = torch.device(local_device("cuda" if torch.cuda.is_available() else "cpu"))
-    with joined(device, always=shard) as world:
+    with joined(device) as world:
         # All processes need the folder, and the same one: the first chooses it.
         folder = Path(world.first_does(lambda: tempfile.mkdtemp(prefix="txl-")))
         corpus = world.in_order(lambda: corpora.prepare(None, folder / "corpus"))
@@ -26,7 +25,7 @@ def main(shard: bool = False, steps: int = 40) -> float:
             vocab_size=len(corpus.vocabulary), n_layer=3, d_model=128, n_head=4, d_head=32, d_inner=512, mem_len=64
         )
         config = TrainConfig(steps=steps, batch=8, tgt_len=64, lr=2e-3, eval_every=steps, save_every=steps)
-        trainer = Trainer(folder / "run", corpus, model, config, device=device, world=world, shard=shard)
+        trainer = Trainer(folder / "run", corpus, model, config, device=device, world=world)
         trainer.run(report=lambda entry: print(entry))  # of the first process
         rows = trainer.batches.rows
         print(f"process {world.rank} of {world.size}: streams {rows.start} to {rows.stop - 1}; {trainer.last}")
@@ -34,4 +33,4 @@ def main(shard: bool = False, steps: int = 40) -> float:
 
 
 if __name__ == "__main__":
-    main("--shard" in sys.argv[1:])
+    main()

@@ -210,7 +210,7 @@ def main() -> int:
     from txl_kernels.backends import cuda
 
     if cuda.native.module is None:
-        print(cuda.native.missing, file=sys.stderr)
+        print(cuda.native.why_not_loaded, file=sys.stderr)
         return 0 if a.if_built else 1
     compiler = cuda.native.module.compiler
     binary = Path(cuda.native.module.__file__)

@@ -51,7 +51,7 @@ def misfit(clocks: int, capability: tuple[int, int]) -> str | None:
 
     module = cuda.native.module
     if module is None:
-        return str(cuda.native.missing)
+        return str(cuda.native.why_not_loaded)
     if module.clock_limit != clocks:
         return f"the module ends waits after {module.clock_limit} clocks, {clocks} are wanted"
     if not covers(module.architectures, capability):

@@ -21,7 +21,7 @@ def pretended_gpu(capability: int, multiprocessors: int) -> Iterator[None]:
     """capability: 80, 90. Launches are laid out for it, and not kept."""
     patch = mock.patch.object
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patch(backend, "_absent_from", return_value=None))
+        stack.enter_context(patch(backend, "_why_not_device", return_value=None))
         stack.enter_context(patch(plan, "capability", lambda device: divmod(capability, 10)))
         for module in (plan, passes):
             stack.enter_context(patch(module, "multiprocessors", lambda device: multiprocessors))

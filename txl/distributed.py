@@ -1,7 +1,6 @@
 """Several processes that train as one, started by torchrun: how they meet, agree and part."""
 
 import gc
-import hashlib
 import json
 import os
 import threading
@@ -19,6 +18,7 @@ from torch import Tensor
 
 import txl_kernels
 from txl.errors import TxlError
+from txl_kernels.backends.source_hash import hash_files
 
 _T = TypeVar("_T")
 # A process that does nothing for so long is taken for lost; one that dies is noticed at once. A
@@ -64,15 +64,8 @@ class World:
         differ by one at most."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over all processes, element by element; a new tensor."""
-        summed = values.clone()
-        if self.size > 1:
-            dist.all_reduce(summed)
-        return summed
-
     def gather(self, value: _T) -> list[_T]:
-        """What each process gives, in order of the ranks; anything small that can be pickled.
+        """The values of all processes, in order of the ranks; anything small that can be pickled.
 
         Raises:
             SharedError: a process came here with an error, from inside `together`.
@@ -101,7 +94,7 @@ class World:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is done here either succeeds in all processes or raises in all.
+        """A context whose body succeeds in all processes or raises in all.
 
         Of what talks between processes only `gather` and what is made of it may be inside.
 
@@ -121,7 +114,8 @@ class World:
             self._exchange(None, None)
 
     def first_does(self, act: Callable[[], _T]) -> _T:
-        """What the first process computes, in all; small and picklable. Errors as in `together`."""
+        """The result of the first process, in all processes; small and picklable. Errors as in
+        `together`."""
         result: list[_T] = []
         with self.together():
             if self.first:
@@ -179,27 +173,19 @@ def local_device(name: str) -> str:
 
 
 @contextmanager
-def joined(device: torch.device, *, always: bool = False) -> Iterator[World]:
+def joined(device: torch.device) -> Iterator[World]:
     """The world that torchrun started; alone without torchrun.
 
     A default process group that is there is used, and left.
 
     device: of this process; a CPU's talk by gloo, GPUs by NCCL.
-    always: a process group even for a process that is alone, as FSDP needs one.
 
     Raises:
         TxlError: the processes cannot meet (a port in use, a process that does not come), or later
             another one is lost.
     """
     if not launched():
-        if not always:
-            yield World()
-            return
-        dist.init_process_group(_backend(device), store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-        try:
-            yield World()
-        finally:
-            dist.destroy_process_group()
+        yield World()
         return
     world = World(_number("RANK"), _number("WORLD_SIZE"))
     own = not dist.is_initialized()
@@ -285,7 +271,7 @@ def _is_lost_peer(error: RuntimeError) -> bool:
     return any(word in text for word in _LOST)
 
 
-def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, Any], shard: bool) -> None:
+def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, Any]) -> None:
     """Compares code, corpus (its fingerprint) and configurations of all processes.
 
     Raises:
@@ -296,15 +282,11 @@ def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, 
     facts = {"torch": torch.__version__, "the code of txl": code_digest(), "the corpus": corpus[:16]}
     facts |= {f"the model's {name}": json.dumps(value) for name, value in model.items()}
     facts |= {f"training's {name}": json.dumps(value) for name, value in train.items()}
-    world.agree(facts | {"--shard": str(shard)})
+    world.agree(facts)
 
 
 @cache
 def code_digest() -> str:
-    """Digest of every source file of both packages, whatever their version says."""
-    digest = hashlib.sha256()
-    for root in (Path(__file__).parent, Path(str(txl_kernels.__file__)).parent):
-        for path in sorted(root.rglob("*.py")):
-            digest.update(str(path.relative_to(root)).encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    """Hashes of the source files of both packages, whatever their version says."""
+    roots = (Path(__file__).parent, Path(str(txl_kernels.__file__)).parent)
+    return ", ".join(hash_files(root, root.rglob("*.py")) for root in roots)

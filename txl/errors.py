@@ -6,7 +6,7 @@ NEEDED = ("numpy", "rich", "safetensors", "typer")
 
 
 class TxlError(Exception):
-    """What is wrong and what would be accepted, in one line."""
+    """An error whose message says what is wrong and what would be accepted, in one line."""
 
 
 class Interrupted(Exception):

@@ -10,21 +10,22 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.evaluation.decoding import generation_engine
 from txl.evaluation.evaluate import (
     Method,
     Reading,
+    ResolvedReading,
     Score,
+    Sizes,
     check_positive,
     default_method,
     evaluate,
     make_reader,
+    resolve,
     starting_with,
 )
 from txl.evaluation.generate import Sampling, encoded, generate, stop_bytes, text_of
 from txl.evaluation.readers import Reader
 from txl.model import Network, as_transformer
-from txl.model.config import ModelConfig
 from txl.paper.recurrent import RecurrentNetwork
 from txl.paths import AnyPath
 from txl.text.corpus import as_tensor
@@ -37,7 +38,7 @@ Prompt = str | bytes | Tokens | None  # None for the start of a text; tokens as 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """What a checkpoint holds, ready for use.
+    """A model with its vocabulary, as a checkpoint holds them.
 
     Attributes:
         model: in evaluation mode, on its device.
@@ -57,7 +58,7 @@ class LanguageModel:
     def evaluate(
         self,
         text: str | bytes | Tokens,
-        reading: Reading | int | None = None,
+        reading: Reading | ResolvedReading | int | None = None,
         *,
         batch: int = 8,
         limit: int | None = None,
@@ -67,9 +68,7 @@ class LanguageModel:
         """Scores a text, or tokens as `Corpus.split` has them.
 
         Args:
-            reading: how; a number is its attn_len. What it leaves open: `self.attn_len`; cached
-                keys where the model has recurrence and relative positions, else see
-                `default_method`; 128 tokens a step cached, 1 sliding, training's by segments.
+            reading: how; a number is its attn_len. What it leaves open is as `resolve` says.
             batch, limit, counting, progress: as in `txl.evaluation.evaluate`.
 
         Raises:
@@ -78,16 +77,28 @@ class LanguageModel:
         """
         for name, value in (("batch", batch), ("limit", limit)):
             check_positive(name, value)
-        asked = _reading(reading)
+        whole = reading if isinstance(reading, ResolvedReading) else self.resolve(reading)
         tokens = self._encoded(text) if isinstance(text, (str, bytes)) else self._checked(text)
         score = evaluate(
-            self.model, tokens, self.vocabulary.start, self._whole(asked, default_method(self.model), self.attn_len),
-            batch=batch, limit=limit, counting=counting, sentences=self._alone, progress=progress,
+            self.model, tokens, self.vocabulary.start, whole, batch=batch, limit=limit, counting=counting,
+            sentences=self._alone, progress=progress,
         )  # fmt: skip
         if score.tokens != len(tokens):
             return score
         sentences = int((tokens == self.vocabulary.start).sum()) if self._alone else None
         return dataclasses.replace(score, sentences=sentences)
+
+    def resolve(self, reading: Reading | int | None = None) -> ResolvedReading:
+        """The reading that `evaluate` takes for one that leaves something open: `self.attn_len`;
+        cached keys where the model has recurrence and relative positions, else see
+        `default_method`; 128 tokens a step cached, 1 sliding, training's by segments.
+
+        Raises:
+            TxlError: attn_len or zeros are asked of an LSTM or QRNN.
+        """
+        length = self.attn_len
+        sizes: Sizes = {"cached": (length, 128), "sliding": (length, 1), "segments": (length, self.segment)}
+        return self._resolved(_reading(reading), sizes)
 
     def generate(
         self,
@@ -169,30 +180,26 @@ class LanguageModel:
     def _reader(self, asked: Reading, longest: int) -> Reader:
         """For `longest` tokens: cached; or a window, with absolute positions or without recurrence.
         An LSTM or QRNN carries its state, whatever attn_len."""
-        usual = default_method(self.model)
-        if isinstance(self.model, RecurrentNetwork):
-            asked = dataclasses.replace(asked, segment=asked.segment or 128)
-        elif usual != "cached":
+        method, recurrent = default_method(self.model), isinstance(self.model, RecurrentNetwork)
+        if method != "cached" and not recurrent:
             if asked.zeros:
                 raise TxlError("zeros are for a Transformer with recurrence and relative positions, which this is not")
-            usual = "sliding"
-        whole = self._whole(asked, usual, self.segment)
-        model = starting_with(self.model, asked.zeros)
-        if asked.attn_len and isinstance(model.config, ModelConfig) and model.config.initial_memory == "empty":
-            # No token sees more than there is.
+            method = "sliding"
+        sizes: Sizes = {
+            "cached": (self.attn_len, 128),
+            "sliding": (self.segment, 1),
+            "segments": (self.attn_len, 128 if recurrent else self.segment),
+        }
+        whole = self._resolved(asked, sizes, method)
+        if asked.attn_len and not whole.zeros:  # no token sees more than there is
             whole = dataclasses.replace(whole, attn_len=min(asked.attn_len, longest))
-        if whole.method == "cached":
-            return generation_engine(as_transformer(model, "a cache of keys"), 1, *whole.sizes, whole.clamp_len)
-        return make_reader(model, 1, whole)
+        return make_reader(starting_with(self.model, whole.zeros), 1, whole)
 
-    def _whole(self, asked: Reading, usual: Method, window: int) -> Reading:
-        """A reading that leaves nothing open. usual: the method. window: attn_len of sliding."""
-        method = asked.method or usual
-        if asked.attn_len is not None and method != "sliding":
+    def _resolved(self, asked: Reading, sizes: Sizes, method: Method | None = None) -> ResolvedReading:
+        whole = resolve(asked, self.model, sizes, method)
+        if asked.attn_len is not None and whole.method != "sliding":
             as_transformer(self.model, "attn_len")
-        attn_len = asked.attn_len or (window if method == "sliding" else self.attn_len)
-        segment = asked.segment or {"cached": 128, "sliding": 1, "segments": self.segment}[method]
-        return dataclasses.replace(asked, attn_len=attn_len, method=method, segment=segment)
+        return whole
 
     @property
     def _alone(self) -> bool:

@@ -1,5 +1,5 @@
 """`start` and `end` of `rel_attention` from what one has: a mask [.., L, S] of either polarity, the
-ends of episodes, lengths, texts packed in a row."""
+ends of episodes, lengths, sequences packed in a row."""
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ _library.define("intervals(Tensor mask, bool visible) -> (Tensor, Tensor, Tensor
 def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tensor, Tensor]:
     """The interval of keys that each query sees by a mask.
 
-    On a CPU one pass over the mask's bytes. Where all queries of a text share a row that `expand`
-    repeats, it is read once.
+    On a CPU it takes one pass over the mask's bytes. A row that `expand` repeats for all queries is
+    read once.
 
     Args:
         mask: bool [B, S] (padding, the same for all queries), [B, L, S] or [B, 1, L, S]; B and L
@@ -33,7 +33,7 @@ def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tenso
 
     Raises:
         TypeError: mask is no bool tensor, or visible not True or False.
-        ValueError: it is of another shape, or has a hole; names the first text and query.
+        ValueError: it is of another shape, or has a hole; names the first batch row and query.
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -46,9 +46,9 @@ def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tenso
     if torch.compiler.is_compiling():
         torch._assert_async(hole < 0, "mask has a hidden key between visible ones")
     elif int(hole) >= 0:
-        text, query = divmod(int(hole), start.size(1))
+        row, query = divmod(int(hole), start.size(1))
         raise ValueError(
-            f"mask must hide no key between visible ones (a query sees one interval), got a hole for text {text}, query "
+            f"mask must hide no key between visible ones (a query sees one interval), got a hole for batch row {row}, query "
             f"{query}"
         )
     return start, end
@@ -147,7 +147,7 @@ def start_from_done(done: Tensor, memory_len: int = 0, memory_done: Tensor | Non
 
 def start_from_lengths(lengths: Tensor, total: int) -> Tensor:
     """`start` where the last `lengths[b]` of `total` keys are real: a memory that is not full yet,
-    texts padded on the left.
+    rows padded on the left.
 
     Args:
         lengths: int32 or int64 [B], from 0 to total.
@@ -167,7 +167,7 @@ def start_from_lengths(lengths: Tensor, total: int) -> Tensor:
 def end_from_lengths(lengths: Tensor, memory_len: int = 0) -> Tensor:
     """`end` where the first `lengths[b]` positions of a segment are real: padding on the right.
 
-    Queries beyond their text's end see the same keys; their results mean nothing.
+    Queries beyond their row's length see the same keys; their results mean nothing.
 
     Args:
         lengths: int32 or int64 [B], at least 0 and at most the segment's L.
@@ -192,7 +192,7 @@ def _check_flags(name: str, flags: Tensor) -> None:
         raise ValueError(f"{name} must be [B, L], got shape {list(flags.shape)}")
 
 
-def _check_lengths(lengths: Tensor, most: int | None) -> None:
+def _check_lengths(lengths: Tensor, maximum: int | None) -> None:
     if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int32, torch.int64):
         got = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
         raise TypeError(f"lengths must be an int32 or int64 tensor [B], got {got}")
@@ -201,19 +201,19 @@ def _check_lengths(lengths: Tensor, most: int | None) -> None:
     if lengths.device.type != "cpu" or not lengths.numel() or torch.compiler.is_compiling():
         return
     low, high = int(lengths.min()), int(lengths.max())
-    if low < 0 or (most is not None and high > most):
-        accepted = ">= 0" if most is None else f"from 0 to total={most}"
+    if low < 0 or (maximum is not None and high > maximum):
+        accepted = ">= 0" if maximum is None else f"from 0 to total={maximum}"
         raise ValueError(f"lengths must be {accepted}, got values from {low} to {high}")
 
 
 def bounds_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """`start` and `end` of texts packed one behind the other in one row (B = 1): each sees itself.
+    """`start` and `end` of sequences packed behind each other in one row (B = 1): each sees itself.
 
-    Tiles between texts are not visited, so packed texts cost what their own pairs do.
+    Tiles between sequences are not visited, so packed sequences cost what their own pairs do.
 
     Args:
-        cu_seqlens: int32 or int64 [texts + 1], where each text begins, and the last ends: from 0,
-            never decreasing, to at most total. Positions after the last text see nothing.
+        cu_seqlens: int32 or int64 [sequences + 1], where each begins, and the last ends: from 0,
+            never decreasing, to at most total. Positions after the last sequence see nothing.
         total: L, positions of the row.
 
     Returns:
@@ -225,9 +225,9 @@ def bounds_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tens
     check_integer("total", total, 0, "an integer >= 0")
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         got = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
-        raise TypeError(f"cu_seqlens must be an int32 or int64 tensor [texts + 1], got {got}")
+        raise TypeError(f"cu_seqlens must be an int32 or int64 tensor [sequences + 1], got {got}")
     if cu_seqlens.dim() != 1 or cu_seqlens.size(0) == 0:
-        raise ValueError(f"cu_seqlens must be [texts + 1], got shape {list(cu_seqlens.shape)}")
+        raise ValueError(f"cu_seqlens must be [sequences + 1], got shape {list(cu_seqlens.shape)}")
     if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
         low, last = int(cu_seqlens[0]), int(cu_seqlens[-1])
         if low != 0 or last > total or bool((cu_seqlens.diff() < 0).any()):
@@ -236,7 +236,7 @@ def bounds_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tens
                 + ("" if low or last > total else ", with a step down")
             )
     at = torch.arange(total, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    past = torch.searchsorted(cu_seqlens, at, right=True)  # where the position's text ends, in cu_seqlens
+    past = torch.searchsorted(cu_seqlens, at, right=True)  # where the position's sequence ends, in cu_seqlens
     ends = torch.cat([cu_seqlens, cu_seqlens.new_zeros(1)])[past]
     starts = torch.where(past < cu_seqlens.size(0), cu_seqlens[past - 1], 0)
     return starts.to(torch.int32).unsqueeze(0), ends.to(torch.int32).unsqueeze(0)

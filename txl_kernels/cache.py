@@ -1,5 +1,4 @@
-"""A preallocated key/value memory for evaluation and generation; and the same for one step whose
-tensors stay where they are, so that it can be captured in a graph."""
+"""A preallocated key/value memory for evaluation and generation."""
 
 from typing import Any
 
@@ -16,7 +15,7 @@ class KeyValueCache:
     With frozen parameters these never change, so keeping them instead of hidden states is exact and
     saves projecting the memory again at every segment. Appending writes in place; when the buffer
     is full the rows held move to its front, once in at least `mem_len` positions, so memory and
-    time a position stay constant however long the text.
+    time a position stay constant however long the sequence.
 
     Attributes:
         r: [H, T, D], encodings of distances -zero_row and up.
@@ -31,7 +30,7 @@ class KeyValueCache:
     _end: int
     _total: int  # positions ever added
     _last_reset: int  # and when a row was last reset
-    _since: Tensor | None  # int64 [B]: positions added before each row's text; None where all that is held counts
+    _since: Tensor | None  # int64 [B]: positions added before each row's sequence; None where all that is held counts
 
     def __init__(
         self,
@@ -43,8 +42,8 @@ class KeyValueCache:
         zero_row: int = 0,
     ) -> None:
         """Empty. Its dtype and device are r's."""
-        least = {"batch": 1, "mem_len": 0, "max_segment": 1, "zero_row": 0}
-        for (name, low), value in zip(least.items(), (batch, mem_len, max_segment, zero_row), strict=True):
+        minimum = {"batch": 1, "mem_len": 0, "max_segment": 1, "zero_row": 0}
+        for (name, low), value in zip(minimum.items(), (batch, mem_len, max_segment, zero_row), strict=True):
             check_integer(name, value, low, f">= {low}")
         rows = zero_row + mem_len + max_segment
         if r.dim() != 3 or r.size(1) < rows:
@@ -78,8 +77,8 @@ class KeyValueCache:
 
     @property
     def start(self) -> Tensor | None:
-        """First key of each row's own text, int32 [B, 1], for `rel_attention`; None where all that
-        is held counts."""
+        """First key of each row's own sequence, int32 [B, 1], for `rel_attention`; None where all
+        that is held counts."""
         if self._since is None:
             return None
         return (len(self) - (self._total - self._since)).clamp(min=0).to(torch.int32).unsqueeze(1)
@@ -106,41 +105,13 @@ class KeyValueCache:
                 f"k and v must be [{expected[0]}, {expected[1]}, L <= {self.max_segment}, {expected[3]}], got "
                 f"{list(k.shape)} and {list(v.shape)}"
             )
-        if self._end + k.size(2) > self._buffer.size(3):
-            self.move(len(self))  # never overlaps: the buffer is full, so begin >= mem_len >= held
-        self._write(k, v)
-        self.advance(k.size(2))
-
-    def _write(self, k: Tensor, v: Tensor) -> None:
-        rows = slice(self._end, self._end + k.size(2))
+        held, length = len(self), k.size(2)
+        if self._end + length > self._buffer.size(3):  # so begin >= mem_len >= held: the copy never overlaps
+            self._buffer[:, :, :, :held] = self._buffer[:, :, :, self._begin : self._end]
+            self._begin, self._end = 0, held
+        rows = slice(self._end, self._end + length)
         self._buffer[0, :, :, rows] = k
         self._buffer[1, :, :, rows] = v
-
-    @property
-    def place(self) -> int:
-        """Row of the buffer where what is held ends, and the next position's keys and values go."""
-        return self._end
-
-    @torch.no_grad()
-    def move(self, place: int) -> None:
-        """Moves what is held so that it ends at another row of the buffer.
-
-        Raises:
-            ValueError: it does not fit there.
-        """
-        held, begin = len(self), place - len(self)
-        if begin < 0 or place > self._buffer.size(3):
-            raise ValueError(
-                f"place must be from {held}, the positions held, to {self._buffer.size(3)}, the buffer's, got {place}"
-            )
-        if begin != self._begin:
-            rows = self._buffer[:, :, :, self._begin : self._end]
-            self._buffer[:, :, :, begin:place] = rows.clone() if abs(begin - self._begin) < held else rows
-        self._begin, self._end = begin, place
-
-    def advance(self, length: int) -> None:
-        """Counts positions whose keys and values have been written from `place` on (`CacheFrame`
-        does not count what it writes)."""
         self._end += length
         self._begin = max(self._begin, self._end - self.mem_len)
         self._total += length
@@ -148,11 +119,11 @@ class KeyValueCache:
             self._since = None
 
     def reset(self, rows: Tensor | None = None) -> None:
-        """Begins new texts in some rows of the batch; the others go on.
+        """Begin new sequences in some rows of the batch; the others go on.
 
         What those rows held is no longer seen. Does not wait for the device.
 
-        rows: bool [B] on the cache's device, True where a text begins; None for all rows.
+        rows: bool [B] on the cache's device, True where a sequence begins; None for all rows.
 
         Raises:
             TypeError, ValueError: rows is something else.
@@ -169,7 +140,7 @@ class KeyValueCache:
 
     def hide(self, counts: Tensor) -> None:
         """Leaves out each row's first positions, counted from the oldest that is held; they may be
-        still to come, as the padding before a text is.
+        still to come, as the padding before a sequence is.
 
         Until they are there, a segment must reach at least as far. Waits for the device.
 
@@ -217,47 +188,3 @@ class KeyValueCache:
         """Forgets everything held."""
         self._begin = self._end = self._total = self._last_reset = 0
         self._since = None
-
-
-class CacheFrame(KeyValueCache):
-    """What a layer takes as its cache for steps of one position at the cache's present `place`.
-
-    Its memory is the mem_len rows of the cache's buffer before that place, however many of them are
-    held; those that are not are left out by `start`. So a step is the same calls on the same
-    addresses each time the cache is at this place, and all that changes is in tensors. `append`
-    writes but does not count: `KeyValueCache.advance` does.
-    """
-
-    def __init__(self, cache: KeyValueCache, start: Tensor | None) -> None:
-        """start: int32 [B, 1], mem_len - len(cache) when a step runs; None for a full cache.
-
-        Raises:
-            ValueError: the place is before row mem_len or at the buffer's end; start is of another
-                shape or dtype, or None though the cache is not full.
-        """
-        vars(self).update(vars(cache))
-        if not self.mem_len <= self._end < self._buffer.size(3):
-            raise ValueError(
-                f"the cache's place must be from {self.mem_len} to {self._buffer.size(3) - 1}, got {self._end}"
-            )
-        if start is None and len(cache) < self.mem_len:
-            raise ValueError(f"start must be given while the cache holds {len(cache)} of {self.mem_len} positions")
-        if start is not None and (start.shape != (self.batch, 1) or start.dtype != torch.int32):
-            raise ValueError(f"start must be int32 [B, 1] = [{self.batch}, 1], got {start.dtype} {list(start.shape)}")
-        self._begin, self._first = self._end - self.mem_len, start
-
-    @property
-    def start(self) -> Tensor | None:
-        return self._first
-
-    @torch.no_grad()
-    def append(self, k: Tensor, v: Tensor) -> None:
-        """Writes a position's keys and values [B, H, 1, D] at the place.
-
-        Raises:
-            ValueError: they are of another shape.
-        """
-        expected = (self.batch, self._buffer.size(2), 1, self._buffer.size(4))
-        if k.shape != expected or v.shape != expected:
-            raise ValueError(f"k and v must be {list(expected)}, got {list(k.shape)} and {list(v.shape)}")
-        self._write(k, v)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Call(NamedTuple):
-    """What every backend receives, checked. Shapes as in `rel_attention`.
+    """The checked arguments that every backend receives. Shapes as in `rel_attention`.
 
     The order is the operators' schema. `csrc/python/call.h` holds it too, and a compiled module
     whose order differs is not loaded.
@@ -71,7 +71,7 @@ def tensors_of(call: Call) -> tuple[Tensor | None, ...]:
 
 
 def settings_of(call: Call) -> tuple[Any, ...]:
-    """What is no tensor, named by SETTINGS."""
+    """The fields that are no tensors, named by SETTINGS."""
     return tuple(call)[len(TENSORS) :]
 
 

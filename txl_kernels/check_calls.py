@@ -16,7 +16,7 @@ from torch import Tensor
 from txl_kernels import backends
 from txl_kernels.backends import KERNELS, cuda, triton
 from txl_kernels.backends.failures import is_lost
-from txl_kernels.backends.self_check import MOST_WRONG
+from txl_kernels.backends.self_check import MAX_ERROR
 from txl_kernels.call import Call
 from txl_kernels.checks import span
 from txl_kernels.functional import rel_attention
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
 
     dtype: torch.dtype
     D: int
-    few: bool
+    decode: bool
     gradients: bool
     option: str = ""
     compiled: bool = False
@@ -52,36 +52,36 @@ class Kind(NamedTuple):
 
     @property
     def length(self) -> int:
-        return 3 if self.few else 70
+        return 3 if self.decode else 70
 
     @property
     def memory(self) -> int:
-        return 150 if self.few else 90
+        return 150 if self.decode else 90
 
 
 def kinds(device: torch.device) -> Iterator[Kind]:
-    """What is tried. Narrow heads are the last: compilers for Hopper have been reported to lose the
-    CUDA context with them, which ends the run."""
+    """The kinds of calls to try. Narrow heads are the last: compilers for Hopper have been reported
+    to lose the CUDA context with them, which ends the run."""
     half = torch.bfloat16
     yield from _of_widths(WIDTHS[2:])
     for dtype in (torch.float32, torch.float16):
         for width in (41, 64, 128):
-            yield Kind(dtype, width, few=True, gradients=False)
-            yield Kind(dtype, width, few=False, gradients=True)
-    yield Kind(half, 64, few=True, gradients=True)
+            yield Kind(dtype, width, decode=True, gradients=False)
+            yield Kind(dtype, width, decode=False, gradients=True)
+    yield Kind(half, 64, decode=True, gradients=True)
     for option in OPTIONS:
-        yield Kind(half, 64, few=True, gradients=False, option=option)
-        yield Kind(half, 64, few=False, gradients=True, option=option)
+        yield Kind(half, 64, decode=True, gradients=False, option=option)
+        yield Kind(half, 64, decode=False, gradients=True, option=option)
     if device.type == "cuda":  # on a CPU the compiler takes longer than all the rest
-        yield Kind(half, 64, few=False, gradients=True, compiled=True)
+        yield Kind(half, 64, decode=False, gradients=True, compiled=True)
     yield from _of_widths(WIDTHS[:2])
 
 
 def _of_widths(widths: Sequence[int]) -> Iterator[Kind]:
     for width in widths:
-        yield Kind(torch.bfloat16, width, few=True, gradients=False)
-        yield Kind(torch.bfloat16, width, few=False, gradients=False)
-        yield Kind(torch.bfloat16, width, few=False, gradients=True)
+        yield Kind(torch.bfloat16, width, decode=True, gradients=False)
+        yield Kind(torch.bfloat16, width, decode=False, gradients=False)
+        yield Kind(torch.bfloat16, width, decode=False, gradients=True)
 
 
 def arguments(kind: Kind) -> dict[str, Any]:
@@ -177,8 +177,8 @@ class Check:
     def _fits(self, name: str, kind: Kind, given: dict[str, Any]) -> bool:
         """Whether a backend runs the call that backend=None did not give it."""
         kernels = KERNELS[name]
-        fits = kernels.cannot_run(self.device, kind.dtype, kind.D) is None and not kind.compiled
-        return fits and kernels.refuses(call_of(given)) is None
+        fits = kernels.why_not_tensors(self.device, kind.dtype, kind.D) is None and not kind.compiled
+        return fits and kernels.why_not_call(call_of(given)) is None
 
     def _try(self, kind: Kind, given: dict[str, Any], name: str | None, want: list[Tensor]) -> str:
         """Run one call and say what came of it; return the backend that ran it."""
@@ -195,10 +195,10 @@ class Check:
                 chosen = name or backends.choose(None, call_of(given))
             self.notes |= dict.fromkeys(str(x.message) for x in told)
             error = error_of(got, want)
-            right = error <= MOST_WRONG[kind.dtype]  # not so of NaN
+            right = error <= MAX_ERROR[kind.dtype]  # not so of NaN
             ending = f"{chosen:<9} {seconds:8.3f} s  error {error:.1e}{'' if right else '  WRONG'}"
             if not right:
-                self.failures.append(f"{kind}: {chosen} is off by {error:.2g}, {MOST_WRONG[kind.dtype]:.2g} is allowed")
+                self.failures.append(f"{kind}: {chosen} is off by {error:.2g}, {MAX_ERROR[kind.dtype]:.2g} is allowed")
         except Exception as raised:
             seconds = time.perf_counter() - begun
             ending = f"{chosen:<9} {seconds:8.3f} s  RAISED {type(raised).__name__}"

@@ -1,4 +1,4 @@
-"""What a call must be, before any kernel runs. `check` reads no tensor's values;
+"""Checks of a call before any kernel runs. `check` reads no tensor's values;
 `check_bound_values` does."""
 
 import numbers
@@ -47,7 +47,7 @@ def check_tensors(call: Call, special: bool = False) -> None:
     """Checks that tensors are dense, of q's dtype and device, of shapes that fit each other, their
     last axis contiguous (but for `r_bias`, whose strides may be any).
 
-    special: before the forms of `txl_kernels.forms` are taken apart: r may also be [1, T, D] or
+    special: of a call that `txl_kernels.composed` takes apart: r may also be [1, T, D] or
     [B or 1, H or 1, T, D] and `r_bias` [1, T]; dtypes and strides are left to the plain calls,
     whose tensors autocast may have cast.
     """
@@ -125,13 +125,13 @@ def _check_shapes(call: Call) -> None:
 
 def _check_tables(call: Call) -> None:
     heads, width = call.q.size(1), call.q.size(3)
-    r, numbers = call.r, call.r_bias
+    r, r_bias = call.r, call.r_bias
     if r is not None and (r.dim() != 3 or (r.size(0), r.size(2)) != (heads, width)):
         raise ValueError(f"r must be [H, T, D] = [{heads}, T, {width}], got shape {list(r.shape)}")
-    if numbers is not None and (numbers.dim() != 2 or numbers.size(0) != heads):
-        raise ValueError(f"r_bias must be [H, T] = [{heads}, T], got shape {list(numbers.shape)}")
-    if r is not None and numbers is not None and numbers.size(1) != r.size(1):
-        raise ValueError(f"r_bias must be [H, T] = [{heads}, {r.size(1)}] beside r, got shape {list(numbers.shape)}")
+    if r_bias is not None and (r_bias.dim() != 2 or r_bias.size(0) != heads):
+        raise ValueError(f"r_bias must be [H, T] = [{heads}, T], got shape {list(r_bias.shape)}")
+    if r is not None and r_bias is not None and r_bias.size(1) != r.size(1):
+        raise ValueError(f"r_bias must be [H, T] = [{heads}, {r.size(1)}] beside r, got shape {list(r_bias.shape)}")
 
 
 def _check_special_tables(call: Call) -> None:
@@ -148,9 +148,9 @@ def _check_special_tables(call: Call) -> None:
     if call.r_bias is None:
         return
     rows = call.r.size(-2) if call.r is not None else "T"
-    numbers = list(call.r_bias.shape)
-    if len(numbers) != 2 or numbers[0] not in (1, heads) or (call.r is not None and numbers[1] != rows):
-        raise ValueError(f"r_bias must be [H, T] = [{heads}, {rows}] or [1, {rows}], got shape {numbers}")
+    shape = list(call.r_bias.shape)
+    if len(shape) != 2 or shape[0] not in (1, heads) or (call.r is not None and shape[1] != rows):
+        raise ValueError(f"r_bias must be [H, T] = [{heads}, {rows}] or [1, {rows}], got shape {shape}")
 
 
 def _check_last_axis(given: dict[str, Tensor]) -> None:
@@ -182,14 +182,14 @@ def check_settings(call: Call) -> None:
         raise ValueError(f"softcap must be {SOFTCAP}, got {call.softcap}")
 
 
-def check_integer(name: str, value: Any, least: int, accepted: str) -> None:
-    """An integer, which while tracing may be a symbol, of at least `least`; no bool, although bools
-    are integers."""
+def check_integer(name: str, value: Any, minimum: int, accepted: str) -> None:
+    """Check an integer, which while tracing may be a symbol, of at least `minimum`; a bool is
+    refused."""
     # The first test is all that torch.compile has to follow; NumPy's integers pass the second.
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):  # noqa: SIM102
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{name} must be {accepted}, got {type(value).__name__}")
-    if value < least:
+    if value < minimum:
         raise ValueError(f"{name} must be {accepted}, got {value}")
 
 
@@ -260,7 +260,7 @@ def with_bounds(call: Call) -> Call:
 
 
 def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
-    """What a user gave as `start` or `end`, as an int32 [B, L] view.
+    """The user's `start` or `end` as an int32 [B, L] view.
 
     Raises:
         TypeError, ValueError: not an integer tensor on q's device that broadcasts to [B, L], or of
@@ -285,7 +285,7 @@ def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
         )
     if bound.dim() == 1 and target[0] == target[1] > 1 and bound.size(0) > 1:
         raise ValueError(
-            f"{name} must say whether it holds a value for each text or for each query where B = L = {target[0]}: pass "
+            f"{name} must say whether it holds a value for each batch row or for each query where B = L = {target[0]}: pass "
             f"{name}[:, None] or {name}[None, :], got shape {list(bound.shape)}{_of_lengths(name, bound, q)}"
         )
     view: Tensor = to_int32(bound).expand(target)
@@ -392,3 +392,19 @@ def check_gradients(
     if dout.size(-1) > 1 and dout.stride(-1) != 1:
         dout = dout.contiguous()
     return dout, None if dlse is None else dlse.float().contiguous()
+
+
+def can_autocast(device_type: str) -> bool:
+    """Whether torch.autocast knows the device."""
+    return torch.amp.is_autocast_available(device_type)
+
+
+# torch.compile asks once, while it traces: that of torch 2.6 cannot follow the question.
+setattr(can_autocast, "_dynamo_marked_constant", True)  # noqa: B010
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype that torch.autocast casts to on the device; None where it is off."""
+    if (device_type != "cpu" and not can_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)

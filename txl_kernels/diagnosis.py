@@ -1,4 +1,4 @@
-"""What runs on this machine, in a form to paste into a bug report."""
+"""A report of what runs on this machine, to paste into a bug report."""
 
 import platform
 import sys
@@ -32,7 +32,7 @@ def _origin(native: NativeModule) -> str:
 
 def _native_lines() -> list[str]:
     if cpu.native.module is None:
-        return [f"  {cpu.native.missing}"]
+        return [f"  {cpu.native.why_not_loaded}"]
     module = cpu.prepare()
     refused = module.refused()
     others = [isa for isa in module.isas(False) if isa not in module.isas(True) and not (refused and isa == "amx")]
@@ -51,12 +51,12 @@ def _native_lines() -> list[str]:
 
 def _cuda_lines() -> list[str]:
     if cuda.native.module is None:
-        return [f"  {cuda.native.missing}"]
+        return [f"  {cuda.native.why_not_loaded}"]
     module = cuda.native.module
     built = f"compiled by {module.compiler} for {module.architectures}"
     lines = [
         _origin(cuda.native),
-        f"  forward of up to {cuda.MOST_QUERIES} queries, on H100 of any number and gradients; {built}",
+        f"  forward of up to {cuda.MAX_DECODE_QUERIES} queries, on H100 of any number and gradients; {built}",
     ]
     if not cuda.VERIFIED:
         lines.append('  not yet verified on a device, so it runs only when asked for: backend="cuda"')
@@ -66,17 +66,17 @@ def _cuda_lines() -> list[str]:
 
 
 def _tried(name: str, device: torch.device) -> str:
-    """What a small case by a backend's kernels says, in bfloat16 at head width 64; "" where it is
-    not tried, as on a CPU."""
+    """The result of a small case by a backend's kernels, in bfloat16 at head width 64; "" where it
+    is not tried, as on a CPU."""
     if name not in KERNELS or not self_check.concerns(device):
         return ""
     if not self_check.is_wanted():
         return f"; not tried, as {self_check.SETTING}=off"
     # "cuda" computes gradients on one architecture alone.
-    kind = self_check.Kind(name, device, torch.bfloat16, 64, few=name == cuda.NAME, gradients=name != cuda.NAME)
+    kind = self_check.Kind(name, device, torch.bfloat16, 64, decode=name == cuda.NAME, gradients=name != cuda.NAME)
     begun = time.perf_counter()
     try:
-        reason = self_check.disagrees(KERNELS[name], kind)
+        reason = self_check.why_not_trusted(KERNELS[name], kind)
     except Exception as error:  # memory that is full, a context that is lost
         return f"; a small case could not be tried: {type(error).__name__}: {error}"
     if reason is not None:
@@ -103,7 +103,7 @@ def report() -> str:
         model = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
         lines.append(f"\non {device}{model}:")
         for name, backend in BACKENDS.items():
-            reasons = {dtype: backend.cannot_run(device, dtype) for dtype in _DTYPES}
+            reasons = {dtype: backend.why_not_tensors(device, dtype) for dtype in _DTYPES}
             works = [_short(dtype) for dtype, reason in reasons.items() if reason is None]
             verdict = f"does not run: {reasons[torch.float32]}"
             if works:

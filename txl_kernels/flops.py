@@ -23,7 +23,7 @@ _COUNTER = "torch.utils.flop_counter"
 
 
 def visible_pairs(length: int, memory_len: int, left: int | None, right: int | None) -> int:
-    """Pairs of a query and a key that it sees, of one head of one text."""
+    """Pairs of a query and a key that it sees, of one head of one batch row."""
     hidden_after = 0 if right is None else max(length - 1 - right, 0)  # of the first query; one less of each next
     hidden_before = 0 if left is None else max(memory_len + length - 1 - left, 0)  # of the last query
     queries = min(hidden_before, length)  # to which keys behind are hidden
@@ -35,8 +35,8 @@ def visible_pairs(length: int, memory_len: int, left: int | None, right: int | N
 
 
 def _forward(*shapes: Any, **_: Any) -> int:
-    """Of the operator's arguments, shapes in place of tensors: a product with each key, with each
-    row of r, and with each value."""
+    """FLOPs of forward, from the operator's arguments with shapes in place of tensors: a product
+    with each key, with each row of r, and with each value."""
     call: Any = Call(*shapes[: len(Call._fields)])
     tables = 1 if call.r is not None else 0
     return _pairs(call) * 2 * int((1 + tables) * call.q[3] + call.v[3])

@@ -8,12 +8,11 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from txl_kernels import backends, checks, forms, operators
+from txl_kernels import backends, checks, composed, operators
 from txl_kernels.backends import reference
-from txl_kernels.backends.protocol import autocast_dtype
 from txl_kernels.call import INPUTS, Call, inputs_of
-from txl_kernels.checks import KeyValuePair, Window, memory_pair, span
-from txl_kernels.forms import Chunk
+from txl_kernels.checks import KeyValuePair, Window, autocast_dtype, memory_pair, span
+from txl_kernels.composed import Chunk
 from txl_kernels.seed import seeded
 
 _MAX_ZEROS = 256
@@ -91,7 +90,7 @@ def rel_attention(
             a copy. v may be of another width, which is then out's, too.
         r: [H, T, D], the projected encodings W_kR R; row `zero_row + d` belongs to distance d. It
             needs a row for every distance some query sees, no more. [1, T, D] for a table that all
-            heads share; [B, H, T, D] for one of each text's own, which takes a call for each. None
+            heads share; [B, H, T, D] for one of each batch row, which takes a call for each. None
             where `r_bias` alone says what a distance adds: then no product of positions is formed.
         content_bias, position_bias: [H, D], u and v of the paper; None for zeros, as
             position_bias must be where r is None.
@@ -114,7 +113,7 @@ def rel_attention(
         zero_row: row of r that holds distance 0; L - 1 if row 0 holds distance -(L - 1).
         r_descending: row `zero_row - d` belongs to distance d, as in most published code, instead.
         clamp: distances beyond r's rows take its first or last row (Shaw et al. 2018).
-        r_bias: None, or [H, T] (or [1, T]) of any strides, a number for each row of r, or in place
+        r_bias: None, or [H, T] (or [1, T]) of any strides, a bias for each row of r, or in place
             of r: T5's and ALiBi's positions, see `t5_buckets` and `alibi_slopes`. It stands inside
             the brackets above, so `scale` applies to it.
         scale: factor of the scores; None for 1 / sqrt(D).
@@ -122,8 +121,8 @@ def rel_attention(
             Gemma; lse is of the capped scores.
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
         dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element:
-            the same seed drops the same entries in every backend. With r of each text's own,
-            [B, H, T, D], text b drops what text 0 would with seed + b: other entries than with one
+            the same seed drops the same entries in every backend. With r of each batch row,
+            [B, H, T, D], row b drops what row 0 would with seed + b: other entries than with one
             r for all.
         return_lse: also return the log of the softmax's denominator.
         backend: None for the fastest that can run, else "native" (C++, CPU, float32 and bfloat16)
@@ -158,23 +157,43 @@ def rel_attention(
         q, k, v, r, content_bias, position_bias, k_mem, v_mem, r_bias, start, end, dropout_seed, left, right, zero_row,
         scale, dropout_p, softcap,
     )  # fmt: skip
-    if forms.is_special(call, chunk, prefix, r_descending, clamp):
+    if _is_special(call, chunk, prefix, r_descending, clamp):
         plain = functools.partial(_plain, backend=backend, need_lse=True)
-        out, lse = forms.attend(call, plain, forms.check_chunk(chunk, causal), prefix, r_descending, clamp)
+        out, lse = composed.attend(call, plain, composed.check_chunk(chunk, causal), prefix, r_descending, clamp)
     else:
         out, lse = _plain(call, backend, return_lse)
     return (out, lse) if return_lse else out
 
 
+def _is_special(call: Call, chunk: Any, prefix: Any, r_descending: Any, clamp: Any) -> bool:
+    """Whether a call asks for more than the kernels know: by a setting, which may be wrong, or by a
+    table that heads share or that each batch row has of its own. What else is wrong with tables the
+    plain call refuses."""
+    if r_descending is not False or clamp is not False or chunk is not None or type(prefix) is not int or prefix != 0:
+        return True
+    if call.q.dim() != 4:
+        return False
+    heads = call.q.size(1)
+    for x in (call.r, call.r_bias):
+        if (
+            isinstance(x, Tensor)
+            and not x.is_nested
+            and (x.dim() == 4 or (x.dim() in (2, 3) and x.size(0) == 1 != heads))
+        ):
+            return True
+    return False
+
+
 def _plain(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any]:
-    """(out, lse) of a call as `rel_attention` was given it, without forms that kernels do not know.
+    """(out, lse) of a call as `rel_attention` was given it, one that the kernels know.
     Without `need_lse`, lse may be left out (None)."""
     dtype = autocast_dtype(call.q.device.type)
     if dtype is not None:
         call = Call(*(_cast_for_autocast(x, dtype) for x in inputs_of(call)), *tuple(call)[len(INPUTS) :])
     call = checks.with_bounds(call)
     prepared = operators.check(call)
-    call = seeded(call)
+    if call.dropout_p > 0 or call.seed is not None:
+        call = seeded(call)
     return operators.rel_attention(call, backends.choose(backend, call, prepared), prepared, need_lse)
 
 
@@ -200,7 +219,7 @@ def _zeros(q: Tensor) -> Tensor:
 
 
 def _cast_for_autocast(x: Any, dtype: torch.dtype) -> Any:
-    """What autocast does to an argument of scaled_dot_product_attention: float64 and what is no
+    """Cast an argument as autocast does for scaled_dot_product_attention: float64 and what is no
     float are left alone."""
     eligible = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
     return x.to(dtype) if eligible else x
@@ -257,7 +276,7 @@ def rel_attention_weights(
         )
     if r is None and position_bias is not None:
         raise ValueError(_NO_TABLE)
-    r, r_bias = forms.of_all_heads(r, q.size(1)), forms.of_all_heads(r_bias, q.size(1))
+    r, r_bias = composed.of_all_heads(r, q.size(1)), composed.of_all_heads(r_bias, q.size(1))
     zeros = q.new_zeros(q.shape[1::2])
     u, w = (zeros if x is None else x for x in (content_bias, position_bias))
     if scale is None:

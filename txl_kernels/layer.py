@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl_kernels import backends, forms
-from txl_kernels.backends.protocol import autocast_dtype
+from txl_kernels import backends, composed
 from txl_kernels.bounds import bounds_from_cu_seqlens
 from txl_kernels.cache import KeyValueCache
 from txl_kernels.call import Call, seen_by_any
-from txl_kernels.checks import WINDOW, Window, broadcast_bound, check_integer, check_number, span
-from txl_kernels.forms import Chunk, check_chunk
+from txl_kernels.checks import WINDOW, Window, autocast_dtype, broadcast_bound, check_integer, check_number, span
+from txl_kernels.composed import Chunk, check_chunk
 from txl_kernels.functional import rel_attention, rel_attention_weights
 from txl_kernels.linear import ALL, project, project_parts
 from txl_kernels.positions import sinusoid
@@ -44,7 +43,7 @@ def _later(own: Tensor | None, start: Tensor | None, q: Tensor) -> Tensor | None
 
 
 def _longest(cu_seqlens: Tensor | None, length: int) -> int:
-    """Positions that attention meets at once: of the longest packed text, where that is known
+    """Positions that attention meets at once: of the longest packed sequence, where that is known
     without waiting for a device."""
     if cu_seqlens is None or cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
         return length
@@ -52,7 +51,8 @@ def _longest(cu_seqlens: Tensor | None, length: int) -> int:
 
 
 class Projections(NamedTuple):
-    """Of a layer: q and k [B, H, L, D], k_mem [B, H, M, D] or None, and the table r [H, T, D]."""
+    """Projections of a layer: q and k [B, H, L, D], k_mem [B, H, M, D] or None, and the table r [H,
+    T, D]."""
 
     q: Tensor
     k: Tensor
@@ -61,7 +61,7 @@ class Projections(NamedTuple):
 
 
 class SegmentAttention(nn.Module, abc.ABC):
-    """What attention layers share whose positions are a table of vectors a distance, r.
+    """The base of attention layers whose positions are a table r, one vector for each distance.
 
     A subclass says what the table is and which biases there are: `RelAttention` the paper's.
     Arguments as in `RelAttention`.
@@ -249,10 +249,10 @@ class SegmentAttention(nn.Module, abc.ABC):
             positions: None for sinusoids, or the encodings [T, d_model] of distances 0, 1, .. (with
                 dropout, say), shared between layers; from -(L - 1) on if not causal.
             start, end: as in `rel_attention`.
-            cu_seqlens: None, or int32 or int64 [texts + 1]: x is a row, B = 1, of texts packed one
-                behind the other, each of which sees itself alone, as `bounds_from_cu_seqlens` says.
-                The result is that of each text on its own. Without memory, cache, `start`, `end`
-                and chunks, which count from the row's start.
+            cu_seqlens: None, or int32 or int64 [sequences + 1]: x is a row, B = 1, of packed
+                sequences, each of which sees itself alone, as `bounds_from_cu_seqlens` says. The
+                result is that of each sequence alone. Without memory, cache, `start`, `end` and
+                chunks, which count from the row's start.
             cache: None, or this layer's cache from `new_cache`: its keys are the memory, and x's
                 are added to it. Evaluation only; equal to passing the hidden states as `memory`.
                 Rows that `cache.reset(rows)` began anew do not see what went before. `start` and
@@ -313,7 +313,8 @@ class SegmentAttention(nn.Module, abc.ABC):
         return project(self.out, self._merge(out))
 
     def weights(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        """What `forward` weighs the values with, before any dropout: float32 [B, H, L, M + L].
+        """The weights that `forward` gives the values, before any dropout: float32 [B, H, L, M +
+        L].
 
         x, memory: as in `forward`; errors too, and a layer with chunks is refused.
         """
@@ -326,7 +327,8 @@ class SegmentAttention(nn.Module, abc.ABC):
         )  # fmt: skip
 
     def projections(self, x: Tensor, memory: Tensor | None = None) -> Projections:
-        """What the scores are made of, with `biases`; x, memory and errors as in `forward`."""
+        """The tensors that the scores are made of, with `biases`; x, memory and errors as in
+        `forward`."""
         self._check_input(x)
         if memory is not None:
             self._check_memory(memory, x)
@@ -347,7 +349,7 @@ class SegmentAttention(nn.Module, abc.ABC):
     def _check_packed(self, x: Tensor, given: dict[str, Any]) -> None:
         for name, what in given.items():
             if what is not None:
-                raise ValueError(f"{name} must be None with cu_seqlens: packed texts see themselves alone")
+                raise ValueError(f"{name} must be None with cu_seqlens: packed sequences see themselves alone")
         if x.size(self._batch_axis) != 1:
             raise ValueError(f"x must be one row (B = 1) with cu_seqlens, got shape {list(x.shape)}")
 
@@ -420,7 +422,7 @@ class SegmentAttention(nn.Module, abc.ABC):
         if start is None and end is None and self.chunk is None and (left is None or k_mem.size(2) <= left):
             return memory
         fields: dict[str, Any] = {"q": q, "k_mem": k_mem, "start": start, "end": end, "left": left, "right": right}
-        call = forms.without_chunk(Call(**dict.fromkeys(Call._fields) | fields), self.chunk)  # type: ignore[arg-type]
+        call = composed.without_chunk(Call(**dict.fromkeys(Call._fields) | fields), self.chunk)  # type: ignore[arg-type]
         seen = seen_by_any(call)[:, : k_mem.size(2)]
         return torch.where((seen if self.batch_first else seen.t()).unsqueeze(-1), memory, memory.new_zeros(()))
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import _has_any_global_hook
 
-from txl_kernels.backends.protocol import autocast_dtype
+from txl_kernels.checks import autocast_dtype
 from txl_kernels.operators import is_plain, ordinary
 
 _LEAST = 2**22  # multiply-adds of a call: below, oneDNN's own overhead is what counts
@@ -38,7 +38,7 @@ def _onednn() -> Any:
 
 @functools.cache
 def onednn_gain() -> float:
-    """How many times as fast as torch's own float32 product oneDNN's is: short ones in turns, the
+    """The speed of oneDNN's float32 product relative to torch's own: short ones in turns, the
     best of each, measured once a process; 0 where torch has none."""
     product = _onednn()
     if product is None:

@@ -1,5 +1,5 @@
-"""How torch sees a call: operators for whoever watches, and a fast path for ordinary calls that
-nobody does.
+"""The torch operators of a call, and a fast path for ordinary calls that no torch feature has to
+see.
 
 `txl_kernels::rel_attention` and `txl_kernels::rel_attention_backward` take the fields of `Call` and
 a backend's name; backward also `output_mask`, which of the gradients are wanted (None: all). Anyone
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels import checks
-from txl_kernels.backends import KERNELS, cpu, fails, reference, self_check
+from txl_kernels.backends import KERNELS, cpu, reference, self_check, why_not_kind
 from txl_kernels.backends.protocol import Kernels, Prepared
 from txl_kernels.call import (
     ALL,
@@ -40,7 +40,7 @@ Results = tuple[Tensor, Tensor | None]
 
 _ORDINARY = (Tensor, torch.nn.Parameter)
 _SETTING_TYPES = (type(None), bool, int, float)
-_MOST_SIGNATURES = 4096
+_MAX_SIGNATURES = 4096
 _known: dict[Any, Prepared] = {}  # by signature; of backwards by that and the backend
 
 
@@ -52,9 +52,9 @@ def _find(path: str) -> Any:
     return found
 
 
-# Who may watch a call: private names of torch, any of which another version may lack. Then no call
-# is ordinary and every one takes the dispatcher, which is slower by some microseconds and always
-# right.
+# Torch features that must see the operator: transforms, dispatch modes, tracers, profilers. They
+# are asked by private names of torch, any of which another version may lack; then every call takes
+# the dispatcher, which is slower by some microseconds and always right.
 _NAMES = (
     "_C._are_functorch_transforms_active", "_C._len_torch_dispatch_stack",
     "_ops._len_torch_dispatch_stack_pre_dispatch", "_C._is_tracing", "_C._autograd._profiler_enabled", "_C._has_storage",
@@ -126,7 +126,7 @@ def _is_written_down() -> bool:
 
 
 def _remember(key: Any) -> Prepared:
-    if len(_known) >= _MOST_SIGNATURES:
+    if len(_known) >= _MAX_SIGNATURES:
         _known.clear()
     prepared = _known[key] = Prepared()
     return prepared
@@ -222,14 +222,14 @@ def checked(call: Call, backend: str, gradients: bool) -> Kernels:
 
 def _check(kernels: Kernels, call: Call, gradients: bool) -> Prepared | None:
     """All of `checked` that a call's signature decides."""
-    reason = kernels.cannot_run(call.q.device, call.q.dtype, call.q.size(-1) if call.q.dim() else 1)
+    reason = kernels.why_not_tensors(call.q.device, call.q.dtype, call.q.size(-1) if call.q.dim() else 1)
     if reason is not None:
         raise RuntimeError(reason)
     prepared = check(call)
     if call.seed is None and call.dropout_p > 0:
         raise TypeError("seed must be an int64 tensor of one element where dropout_p > 0, got None")
     checks.check_seed(call.seed, call.q, "seed")
-    reason = kernels.refuses(call) or fails(kernels.NAME, call, gradients)
+    reason = kernels.why_not_call(call) or why_not_kind(kernels.NAME, call, gradients)
     if reason is not None:
         raise RuntimeError(reason)
     return prepared

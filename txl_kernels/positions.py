@@ -1,5 +1,5 @@
-"""What stands for relative distances: sinusoidal encodings R (paper, section 3.3; Vaswani et al.
-2017), and the numbers of T5 and ALiBi."""
+"""Tables for relative distances: sinusoidal encodings R (paper, section 3.3; Vaswani et al.
+2017), and the biases of T5 and ALiBi."""
 
 import math
 
@@ -33,7 +33,7 @@ def sinusoid(distances: Tensor, d_model: int, dtype: torch.dtype = torch.float32
     return torch.cat([angle.sin(), angle.cos()], 1).to(dtype)
 
 
-# Positions as a number a distance, `r_bias` of `rel_attention`.
+# Positions as a bias for each distance, `r_bias` of `rel_attention`.
 
 
 def t5_buckets(table: Tensor, distances: Tensor, *, bidirectional: bool = True, max_distance: int = 128) -> Tensor:

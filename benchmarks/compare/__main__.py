@@ -27,7 +27,7 @@ from pathlib import Path
 from compare.worker import CASES
 
 ROOT = Path(__file__).parents[2]
-MOST = 1.10
+MAX_RATIO = 1.10
 
 
 class Failed(Exception):
@@ -51,7 +51,7 @@ class Verdict:
 
     @property
     def regressed(self) -> bool:
-        return self.ratio > MOST and self.low > 1.0
+        return self.ratio > MAX_RATIO and self.low > 1.0
 
 
 def judge(case: str, base: list[float], head: list[float]) -> Verdict:

@@ -48,7 +48,7 @@ def both_ways(machine: Machine, shape: Shape, others: Others = QUICK, **options:
 @comparisons("cpu", "cuda", "interpreter")
 def test_training_shape(machine: Machine, full: bool) -> list[Comparison]:
     if machine.kind == "interpreter":
-        return both_ways(machine, Shape(1, 2, 32, 32, 16), (EAGER, DENSE, BASELINE), least=2, most=2)
+        return both_ways(machine, Shape(1, 2, 32, 32, 16), (EAGER, DENSE, BASELINE), minimum=2, maximum=2)
     if machine.kind == "cpu":
         return both_ways(machine, Shape(4, 8, 512, 512, 64), (*QUICK[:2], COMPILED, DENSE, FLEX, BASELINE))
     found = both_ways(machine, Shape(8, 16, 1024, 1024, 64), (EAGER, DENSE, BASELINE))
@@ -129,7 +129,7 @@ def test_length(machine: Machine, full: bool) -> list[Comparison]:
         for direction in DIRECTIONS:
             runs = implementations(machine, shape, direction, second_dtype=False)
             case = Case(direction=direction, shape=shape)
-            found.append(Comparison("speed against length", case, [*runs, arithmetic(machine)], seconds=2, least=3))
+            found.append(Comparison("speed against length", case, [*runs, arithmetic(machine)], seconds=2, minimum=3))
     return found
 
 

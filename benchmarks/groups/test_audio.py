@@ -28,7 +28,7 @@ def _over(minutes: float, window: int | None, machine: Machine, memory: bool) ->
     ]
     group = "peak memory of long audio" if memory else "long audio"
     brief = _over(BRIEF, window, machine, memory) if minutes > BRIEF else None
-    return Comparison(group, case, runs, clock="own", least=1, brief=brief)
+    return Comparison(group, case, runs, clock="own", minimum=1, brief=brief)
 
 
 def _all(machine: Machine, full: bool, memory: bool) -> list[Comparison]:

@@ -90,13 +90,13 @@ def test_start_up(machine: Machine, full: bool) -> list[Comparison]:
         )
     ]
     case = Case(unit="process", note="whole processes")
-    return [Comparison("start-up", case, runs, clock="wall", seconds=1, least=3)]
+    return [Comparison("start-up", case, runs, clock="wall", seconds=1, minimum=3)]
 
 
 @comparisons("cpu", backend="native")
 def test_threads(machine: Machine, full: bool) -> list[Comparison]:
-    most = torch.get_num_threads()
-    if most < 2:
+    maximum = torch.get_num_threads()
+    if maximum < 2:
         return []
 
     shape, native = Shape(4, 8, 512, 512, 64), rel_attention_on("native")
@@ -111,14 +111,14 @@ def test_threads(machine: Machine, full: bool) -> list[Comparison]:
                 made.run()
                 return time.perf_counter() - begin
             finally:
-                torch.set_num_threads(most)
+                torch.set_num_threads(maximum)
 
         return Entry(run, made.check)
 
     found = []
     for direction in DIRECTIONS:
         runs = []
-        for count in (most, 1):
+        for count in (maximum, 1):
             name = f"{native.name}, {count} thread{'s' * (count > 1)}"
             prepare = functools.partial(with_threads, count, direction == "forward+backward")
             runs.append(Implementation(name, native.algorithm, prepare, native.role, native.backend))

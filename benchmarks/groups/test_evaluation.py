@@ -63,10 +63,10 @@ def window(algorithm: str, config: ModelConfig, machine: Machine, attn_len: int)
     eager, compiled = algorithm == "vanilla-eager", algorithm in ("vanilla-compiled", "vanilla-last")
     slow = machine.kind == "cpu" and attn_len > 800 and not compiled  # seconds, and nothing to compile
     check = functools.partial(check_vanilla, algorithm, machine.dtype, machine.device)
-    most = 2 if machine.kind == "cpu" and attn_len > 1800 and eager else None
+    maximum = 2 if machine.kind == "cpu" and attn_len > 1800 and eager else None
     extra = {"paper_speedup": SPEED_UP[attn_len]}
     work = vanilla_operations(config, algorithm, attn_len)
-    return Entry(lambda: predict(tokens), check, operations=work, warm_up=not slow, most=most, extra=extra)
+    return Entry(lambda: predict(tokens), check, operations=work, warm_up=not slow, maximum=maximum, extra=extra)
 
 
 @comparisons("cpu", "cuda")
@@ -92,7 +92,7 @@ def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
                 runs.append(Implementation(name, algorithm, functools.partial(window, algorithm, *size)))
             case = Case(unit="token", model=model, layers=config.n_layer, attn_len=attn_len)
             runs.append(arithmetic(machine))
-            found.append(Comparison("evaluation speed", case, runs, clock="wall", seconds=6, least=3, most=30))
+            found.append(Comparison("evaluation speed", case, runs, clock="wall", seconds=6, minimum=3, maximum=30))
     return found
 
 
@@ -107,5 +107,5 @@ def test_generation(machine: Machine, full: bool) -> list[Comparison]:
             prepare = functools.partial(evaluator, algorithm, config, machine, attn_len, 1, calls)
             runs.append(Implementation(name, algorithm, prepare, role, segment=1))
         case = Case(unit="token", model="enwik8-base", layers=config.n_layer, attn_len=attn_len)
-        found.append(Comparison("generation", case, runs, clock="wall", seconds=10, least=3, most=30))
+        found.append(Comparison("generation", case, runs, clock="wall", seconds=10, minimum=3, maximum=30))
     return found

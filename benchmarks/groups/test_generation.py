@@ -22,5 +22,5 @@ def test_generation(machine: Machine, full: bool) -> list[Comparison]:
         ]
         note = f"{generation.TOKENS} tokens after 128, batch {batch}, memory {mem_len}"
         case = Case(unit="token", model="enwik8-base", layers=12, note=note)
-        found.append(Comparison("generate()", case, implementations, clock="own", seconds=20, least=3, most=20))
+        found.append(Comparison("generate()", case, implementations, clock="own", seconds=20, minimum=3, maximum=20))
     return found

@@ -37,7 +37,7 @@ def test_layers(machine: Machine, full: bool) -> list[Comparison]:
                 backward = direction == "forward+backward"
                 runs = _both(peers.layer_entry, title, after=(length, backward))
                 case = Case(direction=direction, shape=_shape(title, length), model=title)
-                found.append(Comparison("other libraries' layers", case, runs, clock="wall", seconds=3, most=40))
+                found.append(Comparison("other libraries' layers", case, runs, clock="wall", seconds=3, maximum=40))
     return found
 
 
@@ -48,7 +48,7 @@ def test_layers_memory(machine: Machine, full: bool) -> list[Comparison]:
         for length in lengths:
             runs = _both(peers.memory_entry, title, after=(lengths, length, machine))
             case = Case(direction="forward+backward", shape=_shape(title, length), model=title)
-            found.append(Comparison("peak memory of other libraries' layers", case, runs, clock="own", least=1))
+            found.append(Comparison("peak memory of other libraries' layers", case, runs, clock="own", minimum=1))
     return found
 
 
@@ -60,7 +60,7 @@ def test_streaming(machine: Machine, full: bool) -> list[Comparison]:
         shape = Shape(1, peers.HEADS, new, held, peers.D_MODEL // peers.HEADS)
         case = Case(direction="forward", shape=shape, model="NeMo", note="a streaming step")
         found.append(
-            Comparison("streaming steps of other libraries' layers", case, runs, clock="wall", seconds=3, most=60)
+            Comparison("streaming steps of other libraries' layers", case, runs, clock="wall", seconds=3, maximum=60)
         )
     return found
 
@@ -73,6 +73,6 @@ def test_encoders(machine: Machine, full: bool) -> list[Comparison]:
             runs = _both(peers.encoder_entry, title, after=(seconds,))
             case = Case(direction="forward", model=title, layers=peers.LAYERS_OF_ENCODER, note=f"{seconds} s of sound")
             found.append(
-                Comparison("other libraries' encoders", case, runs, clock="wall", seconds=12, least=3, most=20)
+                Comparison("other libraries' encoders", case, runs, clock="wall", seconds=12, minimum=3, maximum=20)
             )
     return found

@@ -34,7 +34,7 @@ def test_attention_memory(machine: Machine, full: bool) -> list[Comparison]:
         everybody = [*mine, ORIGINAL, EAGER, DENSE, BASELINE] if length in for_all else mine
         case = Case(direction="forward+backward", shape=Shape(1, 8, length, length, 64))
         runs = [probe_of(x, length) for x in everybody]
-        found.append(Comparison("peak memory", case, runs, clock="own", least=1))
+        found.append(Comparison("peak memory", case, runs, clock="own", minimum=1))
     return found
 
 
@@ -48,7 +48,7 @@ def test_training_step_memory(machine: Machine, full: bool) -> list[Comparison]:
         runs.append(Implementation(name, algorithm, prepare, role))
     shape = Shape(1, ENWIK8_BASE.n_head, length, length, ENWIK8_BASE.d_head)
     case = Case(unit="step", model="enwik8-base", layers=layers, shape=shape, note="training step")
-    return [Comparison("peak memory", case, runs, clock="own", least=1)]
+    return [Comparison("peak memory", case, runs, clock="own", minimum=1)]
 
 
 @comparisons("cpu", "cuda", backend=None)
@@ -60,6 +60,6 @@ def test_softmax_memory(machine: Machine, full: bool) -> list[Comparison]:
             prepare = functools.partial(probe, "softmax", algorithm, "", (vocab_size,), vocab_size, machine, check)
             runs.append(Implementation(x.name, algorithm, prepare, x.role))
         case = Case(unit="step", model="wt103-base", note=f"softmax of a training step, {note(vocab_size)}")
-        return Comparison("peak memory", case, runs, clock="own", least=1, brief=brief)
+        return Comparison("peak memory", case, runs, clock="own", minimum=1, brief=brief)
 
     return [over(WT103_WORDS, brief=over(SMALL))]

@@ -16,17 +16,14 @@ def test_processes(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for model, layers, batch, length in (("laptop", 4, 8, 128), ("enwik8-base", 2, 4, 512)):
         ways = [
-            ("2 processes (DDP), half the threads each", "ddp", "ours", 2, False),
-            ("2 processes (FSDP2), half the threads each", "fsdp", "ours", 2, True),
-            ("1 process, all threads", "one", "baseline", 1, False),
+            ("2 processes (DDP), half the threads each", "ddp", "ours", 2),
+            ("1 process, all threads", "one", "baseline", 1),
         ]
         threads = max(machine.threads, 2)
         implementations = [
-            Implementation(
-                name, way, functools.partial(entry, count, threads // count, model, batch, length, shard), role
-            )
-            for name, way, role, count, shard in ways
+            Implementation(name, way, functools.partial(entry, count, threads // count, model, batch, length), role)
+            for name, way, role, count in ways
         ]
         case = Case(unit="token", model=model, layers=layers, note=f"an update, batch {batch}, segments of {length}")
-        found.append(Comparison("processes", case, implementations, clock="wall", seconds=12, least=3, most=60))
+        found.append(Comparison("processes", case, implementations, clock="wall", seconds=12, minimum=3, maximum=60))
     return found

@@ -16,7 +16,7 @@ def _over(vocab_size: int, machine: Machine, brief: Comparison | None = None) ->
         for algorithm, x in SOFTMAXES.items()
     ]
     case = Case(unit="token", direction="forward+backward", model="wt103-base", note=note(vocab_size))
-    return Comparison("softmax", case, runs, clock="wall", seconds=45, least=4, most=30, brief=brief)
+    return Comparison("softmax", case, runs, clock="wall", seconds=45, minimum=4, maximum=30, brief=brief)
 
 
 @comparisons("cpu", "cuda", backend=None)

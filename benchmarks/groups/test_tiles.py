@@ -59,5 +59,5 @@ def test_tiles(machine: Machine, full: bool) -> list[Comparison]:
             for name, change in everyone.items()
         ]
         case = Case(direction="forward+backward", shape=shape, note=what)
-        found.append(Comparison("tiles", case, runs, seconds=2, least=2))
+        found.append(Comparison("tiles", case, runs, seconds=2, minimum=2))
     return found

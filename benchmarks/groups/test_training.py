@@ -28,5 +28,5 @@ def test_training_step(machine: Machine, full: bool) -> list[Comparison]:
         runs.append(Implementation("bound: all but the attention", BOUND, rest, "part"))
         shape = Shape(batch, config.n_head, length, length, config.d_head)
         case = Case(unit="token", model="enwik8-base", layers=layers, shape=shape)
-        found.append(Comparison("training step", case, runs, clock="wall", seconds=15, least=3, most=30))
+        found.append(Comparison("training step", case, runs, clock="wall", seconds=15, minimum=3, maximum=30))
     return found

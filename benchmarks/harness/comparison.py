@@ -12,7 +12,7 @@ from harness.case import Case, Row
 from harness.machine import Machine, Run
 
 # Most of what rounding explains: several times what right implementations show.
-MOST = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+MAX_ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 Role = Literal["ours", "part", "other", "baseline", "limit"]
 
 
@@ -21,14 +21,14 @@ class Unavailable(Exception):
     skipped, not failed."""
 
 
-def require(got: Tensor, want: Tensor, name: str, most: float | None = None) -> None:
+def require(got: Tensor, want: Tensor, name: str, maximum: float | None = None) -> None:
     """Raises AssertionError if got differs from want, in float64, by more than its dtype explains
-    (or than `most`), or is NaN: the relative error, by norms."""
-    most = MOST[got.dtype] if most is None else most
+    (or than `maximum`), or is NaN: the relative error, by norms."""
+    maximum = MAX_ERROR[got.dtype] if maximum is None else maximum
     error = float(((got.double() - want).norm() / want.norm()).detach())
-    if not error <= most:
+    if not error <= maximum:
         dtype = str(got.dtype).removeprefix("torch.")
-        raise AssertionError(f"{name} is wrong: relative error {error:.2g}, at most {most:g} is rounding in {dtype}")
+        raise AssertionError(f"{name} is wrong: relative error {error:.2g}, at most {maximum:g} is rounding in {dtype}")
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Entry:
     bytes: float = 0.0
     limit: Literal["operations", "bytes", None] = None
     warm_up: bool = True
-    most: int | None = None
+    maximum: int | None = None
     extra: Row = field(default_factory=dict)
 
 
@@ -104,8 +104,8 @@ class Comparison:
     implementations: list[Implementation]
     clock: Literal["device", "cold", "wall", "own"] = "device"
     seconds: float = 4.0
-    least: int = 4
-    most: int = 200
+    minimum: int = 4
+    maximum: int = 200
     brief: "Comparison | None" = None
 
     def __post_init__(self) -> None:

@@ -7,7 +7,6 @@ replays them, so that its tables, records and comparisons work as usual.
 """
 
 import json
-import os
 import statistics
 import time
 import warnings
@@ -18,6 +17,7 @@ from typing import Any
 from harness.case import SCHEMA, Row, add_shares, disturbed
 from harness.comparison import Comparison, Entry, Unavailable
 from harness.machine import Machine
+from txl.paths import replace_text
 
 
 class DeviceLost(Exception):
@@ -85,9 +85,11 @@ class Runner:
                 lost(name, error)
                 continue
             entries[name], runs[name] = entry, clock
-        most = {name: min(comparison.most, entry.most or comparison.most) for name, entry in entries.items()}
-        seconds, least = (0.0, 1) if self.brief else (comparison.seconds, comparison.least)
-        times, errors = take_turns(runs, seconds=seconds, least=least, most=most) if runs else ({}, {})
+        maximum = {
+            name: min(comparison.maximum, entry.maximum or comparison.maximum) for name, entry in entries.items()
+        }
+        seconds, minimum = (0.0, 1) if self.brief else (comparison.seconds, comparison.minimum)
+        times, errors = take_turns(runs, seconds=seconds, minimum=minimum, maximum=maximum) if runs else ({}, {})
         for name, failure in errors.items():
             lost(name, failure)
         for name, found in times.items():
@@ -116,9 +118,7 @@ class Runner:
         if self.record is None:
             return
         self.record.parent.mkdir(parents=True, exist_ok=True)
-        half = self.record.with_suffix(".part")
-        half.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        os.replace(half, self.record)
+        replace_text(self.record, json.dumps(self.to_json(), indent=1) + "\n")
 
 
 def _statistics(times: list[float]) -> Row:
@@ -136,12 +136,12 @@ def _rates(entry: Entry, times: list[float]) -> Row:
 
 
 def take_turns(
-    runs: Mapping[str, Callable[[], float]], *, seconds: float, least: int, most: Mapping[str, int]
+    runs: Mapping[str, Callable[[], float]], *, seconds: float, minimum: int, maximum: Mapping[str, int]
 ) -> tuple[dict[str, list[float]], dict[str, Exception]]:
     """What each run returned (its seconds), in rounds spread evenly over the run; and who failed.
 
-    Each is given the same share of `seconds`, but no fewer than `least` rounds and no more than its
-    `most`: a slow one sits out some rounds. They come warmed up; one that raises drops out.
+    Each is given the same share of `seconds`, but no fewer than `minimum` rounds and no more than
+    its `maximum`: a slow one sits out some rounds. They come warmed up; one that raises drops out.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     errors: dict[str, Exception] = {}
@@ -159,7 +159,7 @@ def take_turns(
     for name in runs:
         cost = once(name)
         share = round(seconds / len(runs) / max(cost, 1e-9))
-        rounds[name] = min(most[name], max(least, share)) - 1
+        rounds[name] = min(maximum[name], max(minimum, share)) - 1
     total = max(1, *rounds.values()) if rounds else 0
     for turn in range(total):
         for name in runs:

@@ -79,7 +79,7 @@ def entry(way: str, window: int | None, frames: int, machine: Machine, memory: b
     found = probe("audio", way, "" if window is None else str(window), (frames,), frames, machine, None)
     found.check = functools.partial(check, way, window)
     if not memory:  # measured all the same, but shown in the other table
-        return Entry(found.run, found.check, warm_up=False, most=1)
+        return Entry(found.run, found.check, warm_up=False, maximum=1)
     return found
 
 

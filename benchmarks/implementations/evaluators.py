@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.comparison import require
 from implementations.attention import compiler
 from implementations.hugging_face import hugging_face, hugging_face_logits
-from implementations.models import MOST, SMALL, Named, small
+from implementations.models import MAX_ERROR, SMALL, Named, small
 from implementations.original import OriginalTransformerXL, original_absolute_qkbh
 from txl import Engine, ModelConfig, TransformerXL
 
@@ -99,7 +99,7 @@ def check_evaluator(make: MakeEvaluator, dtype: torch.dtype, device: torch.devic
     for block in exact.layers:
         block.attention.window = attn_len
     with torch.inference_mode():
-        require(got, exact(tokens)[0], "logits", MOST[dtype])
+        require(got, exact(tokens)[0], "logits", MAX_ERROR[dtype])
 
 
 def operations(config: ModelConfig, attn_len: int) -> float:
@@ -174,4 +174,4 @@ def _eager_attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def check_vanilla(algorithm: str, dtype: torch.dtype, device: torch.device) -> None:
     """Refuses a vanilla model whose logits differ from the eager one's in float64."""
     model, exact, tokens = small(dtype, device)
-    require(vanilla(model, algorithm)(tokens), vanilla(exact, "vanilla-eager")(tokens), "logits", MOST[dtype])
+    require(vanilla(model, algorithm)(tokens), vanilla(exact, "vanilla-eager")(tokens), "logits", MAX_ERROR[dtype])

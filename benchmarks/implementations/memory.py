@@ -66,7 +66,7 @@ def probe(
         extra.update(found[length])
         return float(extra.pop("seconds"))
 
-    return Entry(run, checked, warm_up=False, most=1, extra=extra)
+    return Entry(run, checked, warm_up=False, maximum=1, extra=extra)
 
 
 def work(kind: str, algorithm: str, backend: str, length: int, machine: Machine) -> Callable[[], object]:

@@ -15,7 +15,7 @@ ENWIK8_BASE = ModelConfig(vocab_size=204)
 ENWIK8_LARGE = ModelConfig(vocab_size=204, n_layer=24, d_model=1024, d_head=128, d_inner=3072, dropout=0.15)
 SMALL = ModelConfig(vocab_size=50, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, dropout=0.0)
 WT103_WORDS = 267_735
-MOST = {torch.float32: 1e-5, torch.bfloat16: 4e-2}  # relative error of its logits, after two layers
+MAX_ERROR = {torch.float32: 1e-5, torch.bfloat16: 4e-2}  # relative error of its logits, after two layers
 
 
 class Named(NamedTuple):

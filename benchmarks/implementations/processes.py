@@ -1,6 +1,6 @@
 """Updates of one training by one process or several, each with its share of this machine's cores.
 
-    python -m implementations.processes MODEL BATCH LENGTH SHARD
+    python -m implementations.processes MODEL BATCH LENGTH
 
 A process, started as torchrun would start it, makes an update for each line it reads; the first
 process answers each by a line of JSON with the loss.
@@ -28,8 +28,7 @@ from txl.model import make_network
 from txl.model.config import config_from_json
 from txl.text.streams import OrderedStreams
 from txl.training.config import TrainConfig
-from txl.training.data import Batches
-from txl.training.update import Updater
+from txl.training.update import Batches, Updater
 
 _HERE = Path(__file__).parents[1]
 
@@ -37,22 +36,14 @@ _HERE = Path(__file__).parents[1]
 class Processes:
     """A training on its way; `update` waits for one more."""
 
-    def __init__(self, count: int, threads: int, model: str, batch: int, length: int, shard: bool) -> None:
+    def __init__(self, count: int, threads: int, model: str, batch: int, length: int) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         paths = os.pathsep.join(map(str, [_HERE, *filter(None, [os.environ.get("PYTHONPATH")])]))
         common = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": paths, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = [
-            sys.executable,
-            "-m",
-            "implementations.processes",
-            model,
-            str(batch),
-            str(length),
-            "shard" if shard else "whole",
-        ]
+        command = [sys.executable, "-m", "implementations.processes", model, str(batch), str(length)]
         self._started = []
         for rank in range(count):
             world = {} if count == 1 else {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
@@ -83,12 +74,12 @@ def _started(*given: Any) -> Processes:
     return Processes(*given)
 
 
-def entry(count: int, threads: int, model: str, batch: int, length: int, shard: bool) -> Entry:
+def entry(count: int, threads: int, model: str, batch: int, length: int) -> Entry:
     """Of one update; checked against one process with one thread."""
-    ours = _started(count, threads, model, batch, length, shard)
+    ours = _started(count, threads, model, batch, length)
 
     def check() -> None:
-        other = Processes(1, 1, model, batch, length, False)
+        other = Processes(1, 1, model, batch, length)
         while len(other.losses) < 4:
             other.update()
         while len(ours.losses) < 4:
@@ -100,7 +91,7 @@ def entry(count: int, threads: int, model: str, batch: int, length: int, shard: 
     return Entry(ours.update, check, per=batch * length)
 
 
-def train(model: str, batch: int, length: int, shard: bool, world: World) -> None:
+def train(model: str, batch: int, length: int, world: World) -> None:
     if model == "laptop":
         sizes = config_from_json(recipes.load(model).model | {"vocab_size": 204})
     else:
@@ -108,7 +99,7 @@ def train(model: str, batch: int, length: int, shard: bool, world: World) -> Non
     config = TrainConfig(steps=100_000, batch=batch, tgt_len=length, precision="fp32")
     torch.manual_seed(0)
     device = torch.device("cpu")
-    updater = Updater(make_network(sizes), config, world, device, shard)
+    updater = Updater(make_network(sizes), config, world, device)
     tokens = np.random.default_rng(0).integers(0, 204, 1 << 22).astype(np.uint16)
     batches = Batches(OrderedStreams(tokens, batch, length), config, sizes, world, device)
     step = 0
@@ -125,6 +116,5 @@ def train(model: str, batch: int, length: int, shard: bool, world: World) -> Non
 
 
 if __name__ == "__main__":
-    name, batch, length, shard = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "shard"
-    with joined(torch.device("cpu"), always=shard) as world:
-        train(name, batch, length, shard, world)
+    with joined(torch.device("cpu")) as world:
+        train(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), world)

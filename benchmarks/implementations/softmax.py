@@ -57,7 +57,7 @@ def _loss_of_ours(softmax: AdaptiveSoftmax, hidden: Tensor, targets: Tensor) -> 
 
 
 def _scores_of_ours(softmax: AdaptiveSoftmax) -> Scores:
-    tables, bounds = torch.cat([_projected(softmax, i) for i in range(len(softmax.tables))]), softmax.bins.bounds
+    tables, bounds = torch.cat([_projected(softmax, i) for i in range(len(softmax.tables))]), softmax.bounds
     found = [(tables[a:b], softmax.bias[a:b]) for a, b in pairwise(bounds)]
     weight, bias = found[0]
     head = torch.cat([weight, softmax.cluster_weight]), torch.cat([bias, softmax.cluster_bias])

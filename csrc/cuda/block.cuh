@@ -19,7 +19,7 @@ struct KeyRows {
         segment(row_of<T>(segment_view, b, h, first_key - p.M)),
         memory_step(memory_view.s2),
         segment_step(segment_view.s2),
-        boundary(static_cast<int>(least(p.part_keys, most(p.M - first_key, 0)))) {}
+        boundary(static_cast<int>(min_of(p.part_keys, max_of(p.M - first_key, 0)))) {}
 
   TXL_DEVICE const T* operator()(int n) const {
     const bool is_memory = n < boundary;
@@ -35,8 +35,8 @@ struct Hull {
 
 TXL_DEVICE Hull seen_in_part(const Problem& p, int64_t b, int i, int64_t first_key, int keys) {
   const Seen seen = visible(p, b, i);
-  const int from = static_cast<int>(least(most(seen.low - first_key, 0), keys));
-  const int to = static_cast<int>(least(most(seen.high - first_key, 0), keys));
+  const int from = static_cast<int>(min_of(max_of(seen.low - first_key, 0), keys));
+  const int to = static_cast<int>(min_of(max_of(seen.high - first_key, 0), keys));
   return {from, to, i - to + 1, i - from + 1};
 }
 
@@ -83,7 +83,7 @@ struct Block {
         rounded((L + S::AT_ONCE - 1) / S::AT_ONCE * S::AT_ONCE),
         part_keys(static_cast<int>(p.part_keys)),
         first_key(p.first_key + static_cast<int64_t>(part) * part_keys) {
-    keys = static_cast<int>(least(part_keys, p.M + L - first_key));
+    keys = static_cast<int>(min_of(part_keys, p.M + L - first_key));
     hull = hull_of_part<S>(p, b, first_key, keys, shared + at.from, shared + at.to);
   }
 

@@ -51,16 +51,16 @@ template <class T, int LANES, int CHUNKS, class Use>
 void with_queries(const Problem& p, const Use& use) {
   if (p.L == 1) return use(Shape<T, LANES, CHUNKS, 1, true>());
   if (p.L <= 4) return use(Shape<T, LANES, CHUNKS, 4, true>());
-  return use(Shape<T, LANES, CHUNKS, MOST_QUERIES, true>());
+  return use(Shape<T, LANES, CHUNKS, MAX_QUERIES, true>());
 }
 
 // Calls use(Shape()) with the instance for a call. Lanes of a row: a power of two that covers it
 // with 16 bytes each; rows beyond a warp take two loads a lane. Rows that are not aligned are rare:
-// one instance serves them all. launch.cu's `most_keys` follows these choices.
+// one instance serves them all. launch.cu's `max_keys` follows these choices.
 template <class T, class Use>
 void with_shape(const Problem& p, const Use& use) {
-  constexpr int E = 16 / sizeof(T), WIDEST = MOST_WIDTH / E / WARP;
-  if (!p.aligned) return use(Shape<T, WARP, WIDEST, MOST_QUERIES, false>());
+  constexpr int E = 16 / sizeof(T), WIDEST = MAX_WIDTH / E / WARP;
+  if (!p.aligned) return use(Shape<T, WARP, WIDEST, MAX_QUERIES, false>());
   if (p.D <= 64) return with_queries<T, 64 / E, 1>(p, use);
   if (p.D <= 128) return with_queries<T, 128 / E, 1>(p, use);
   return with_queries<T, WARP, WIDEST>(p, use);

@@ -6,8 +6,8 @@
 
 namespace txl_cuda {
 
-constexpr int MOST_QUERIES = 16, MOST_WIDTH = 256;
-constexpr int64_t MOST_GRID = 65535;  // of the later axes of a grid
+constexpr int MAX_QUERIES = 16, MAX_WIDTH = 256;
+constexpr int64_t MAX_GRID = 65535;  // of the later axes of a grid
 
 // Splits the keys that some query may see, by sizes, p.aligned and the number of multiprocessors
 // alone: sets p.first_key, p.parts and p.part_keys. Returns the floats that p.partial must hold.

@@ -24,6 +24,7 @@ TXL_KERNEL void merge_kernel(const Problem p) {
   for (int step = WARP / 2; step; step /= 2) top = fmaxf(top, shuffle_xor(top, step));
   for (int part = own; part < parts; part += WARP)
     if (sums[2 * part + 1] != 0) sum += sums[2 * part + 1] * exp2f(sums[2 * part] - top);
+  // plant: merge-sum
   for (int step = WARP / 2; step; step /= 2) sum += shuffle_xor(sum, step);
 
   // A group of D / 4 lanes takes every so many-th part, four elements a lane.

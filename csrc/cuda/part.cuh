@@ -26,7 +26,7 @@ TXL_KERNEL void part_kernel(const Problem p) {
   fetch<S>(r_tile, block.D, hull.r_low, hull.r_low, hull.r_high, r);
   fetch<S>(v_tile, block.D, first, low, high, v);
   add_biases(block);
-  barrier();
+  barrier();  // plant: barrier-missed-by-a-thread
 
   products<S>(p, shared + block.at.content, k_tile, low, high, k,
               [&](int n, int q, float x) { block.scores(q)[n] = x; });

@@ -90,12 +90,14 @@ TXL_DEVICE float sums_over_group(float (&x)[4]) {
   const bool upper = thread() & (LANES / 2), odd = thread() & (LANES / 4);
   TXL_UNROLL
   for (int k = 0; k < 2; ++k) {
+    // plant: group-sum-halves
     const float sent = upper ? x[k] : x[k + 2], kept = upper ? x[k + 2] : x[k];
-    x[k] = kept + shuffle_xor(sent, LANES / 2);
+    x[k] = kept + shuffle_xor(sent, LANES / 2);  // plant: group-sum-diverging
   }
   const float sent = odd ? x[0] : x[1], kept = odd ? x[1] : x[0];
-  float sum = kept + shuffle_xor(sent, LANES / 4);
+  float sum = kept + shuffle_xor(sent, LANES / 4);  // plant: group-sum-partner
   TXL_UNROLL
+  // plant: group-sum-steps
   for (int step = LANES / 8; step; step /= 2) sum += shuffle_xor(sum, step);
   return sum;
 }
@@ -135,6 +137,7 @@ TXL_DEVICE void products(const Problem& p, const float* queries, Tile<S>& tile, 
       TXL_UNROLL
       for (int n = 0; n < S::AT_ONCE; ++n) {
         const float product = sums_over_group<S::LANES>(sum[n]);
+        // plant: group-sum-absent-lanes
         if (lane<S>() % SHARE == 0 && row < to && q + n < L) use(row, q + n, product);
       }
     }

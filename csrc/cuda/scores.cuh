@@ -54,6 +54,7 @@ TXL_DEVICE void weigh(const Block<S>& block) {
       const bool drops = p.drop_below && weight != 0;
       *entry = drops ? weight * kept(p, block.bh(), i, block.first_key + n) : weight;
     }
+    // plant: weights-sum-partner
     for (int step = WARP / 2; step; step /= 2) sum += shuffle_xor(sum, step);
     if (thread() % WARP == 0) block.shared[block.at.sums + thread() / WARP * S::Q + i] = sum;
   }

@@ -55,6 +55,7 @@ TXL_DEVICE void add_up(const Block<S>& block, float (&total)[S::Q][S::PER_LANE])
       TXL_UNROLL
       for (int d = 0; d < S::PER_LANE; ++d) {
         if (turn == 0)
+          // plant: values-sum-steps
           for (int step = S::LANES; step < WARP; step *= 2) total[q][d] += shuffle_xor(total[q][d], step);
         float* const to = block.shared + q * S::WIDTH + column<S>(d / S::E) + d % S::E;
         if (warp == turn && thread() % WARP < S::LANES) *to = turn ? *to + total[q][d] : total[q][d];

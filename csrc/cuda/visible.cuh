@@ -5,8 +5,8 @@
 
 namespace txl_cuda {
 
-TXL_DEVICE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-TXL_DEVICE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+TXL_DEVICE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+TXL_DEVICE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Keys [low, high) that a query sees; low == high: none. bad: its bounds are out of range, or a key
 // it sees has no row in r; then its result is NaN, since nobody reads values back to the host to
@@ -18,16 +18,16 @@ struct Seen {
 
 TXL_DEVICE Seen visible(const Problem& p, int64_t b, int64_t i) {
   const int64_t S = p.M + p.L, at = p.M + i;
-  Seen seen = {most(0, at - p.left), least(at + p.right + 1, S), false};
+  Seen seen = {max_of(0, at - p.left), min_of(at + p.right + 1, S), false};
   if (p.start.data) {
     const int64_t bound = p.start.data[b * p.start.s0 + i * p.start.s1];
     seen.bad |= bound < 0 || bound > S;
-    seen.low = most(seen.low, bound);
+    seen.low = max_of(seen.low, bound);
   }
   if (p.end.data) {
     const int64_t bound = p.end.data[b * p.end.s0 + i * p.end.s1];
     seen.bad |= bound < 0 || bound > S;
-    seen.high = least(seen.high, bound);
+    seen.high = min_of(seen.high, bound);
   }
   if (seen.low < seen.high) seen.bad |= p.zero_row + at - seen.low >= p.T || p.zero_row + at - (seen.high - 1) < 0;
   return seen.bad || seen.low >= seen.high ? Seen{0, 0, seen.bad} : seen;

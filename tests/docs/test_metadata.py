@@ -25,11 +25,11 @@ def test_citation() -> None:
 
 def test_badges() -> None:
     versions = re.findall(r"Python :: (3\.\d+)", PROJECT)
-    least = re.search(r'"torch>=([\d.]+)"', PROJECT)
-    assert least is not None
+    minimum = re.search(r'"torch>=([\d.]+)"', PROJECT)
+    assert minimum is not None
     assert title("license") == "license: Apache-2.0"
     assert title("python") == f"python: {versions[0]} to {versions[-1]}"
-    assert title("torch") == f"torch: {least[1]} or newer"
+    assert title("torch") == f"torch: {minimum[1]} or newer"
 
 
 def test_pythons() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from oracle import Case, as_call, make_inputs
+from cases import Case, as_call, make_inputs
 
 from txl_kernels import rel_attention
 

@@ -49,8 +49,8 @@ FALLS_BACK: dict[str, tuple[Callable[[], Any], str]] = {
        for name in ("wav2vec2-conformer", "seamless v2", "parakeet", "nemo", "espnet", "espnet legacy", "fastspeech2",
                     "espnet transducer", "speechbrain", "xlnet")},
     "speechbrain, weights": (lambda: make("speechbrain", weights=True), "attention weights asked for"),
-    "xlnet, segments": (lambda: make("xlnet", segments=9), "more segments in a text than 8"),
-    "parakeet, a mask of numbers": (lambda: with_mask("parakeet", torch.ones(3, 1, 45, 45)), "a mask of numbers"),
+    "xlnet, segments": (lambda: make("xlnet", segments=9), "more than 8 segments in a batch row"),
+    "parakeet, an additive mask": (lambda: with_mask("parakeet", torch.ones(3, 1, 45, 45)), "an additive mask"),
     "ding, keys ahead": (lambda: with_mask("ding", torch.arange(75).expand(45, 75).unsqueeze(-1) < 3),
                          "a mask with holes, or that shows keys ahead"),
     "speechbrain, numbers": (lambda: with_mask("speechbrain", torch.ones(45, 45).triu(1).to(torch.uint8)),
@@ -85,7 +85,7 @@ def _call_of(name: str, **kwargs: Any) -> tuple[Any, Callable[[nn.Module], Any]]
 
 HUGGING_FACE: dict[str, tuple[dict[str, Any], str]] = {
     "weights": ({"output_attentions": True}, "attention weights asked for"),
-    "numbers added": ({"attention_mask": NUMBERS}, "an additive mask of other numbers than 0 and -inf"),
+    "values added": ({"attention_mask": NUMBERS}, "an additive mask of other values than 0 and -inf"),
     "a mask each head": ({"attention_mask": torch.ones(3, HEADS, 45, 45).bool()}, "a mask for each head"),
 }
 
@@ -134,10 +134,10 @@ def test_weights_none() -> None:
 
 
 COMPILED_BUT_WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "numbers added": (lambda: with_mask("wav2vec2-conformer", NUMBERS), "adds other numbers than 0 and -inf"),
+    "values added": (lambda: with_mask("wav2vec2-conformer", NUMBERS), "adds other values than 0 and -inf"),
     "keys ahead": (lambda: with_mask("ding", torch.arange(75).expand(45, 75).unsqueeze(-1) < 3), "shows keys ahead"),
     "segments": (lambda: make("xlnet", segments=9), "more than 8 segments"),
-    "encodings": (lambda: make("parakeet", positions=0.3), "encodings differ between texts"),
+    "encodings": (lambda: make("parakeet", positions=0.3), "encodings differ between batch rows"),
 }
 
 

@@ -1,6 +1,7 @@
 """csrc/cuda compiled as host C++ against simt_emulation.h: as a Python module that the backend
 takes for its own, or as a small program."""
 
+import functools
 import importlib.util
 import subprocess
 import sysconfig
@@ -9,15 +10,15 @@ from typing import Any
 
 import pybind11
 import torch
+from builds import ROOT, once
 
 from txl_kernels.backends import cuda, native_modules
 from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import Call
 
-ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "txl_kernels" / "cuda"
 CSRC = ROOT / "csrc" / "cuda"
-FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
+FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-U_FORTIFY_SOURCE"]  # which refuses a fiber's jumps
 SOURCES = (
     "../python/call.cpp", "../python/tensor.cpp", "bindings.cpp", "launch.cu",
     "decode_f32.cu", "decode_bf16.cu", "decode_f16.cu",
@@ -26,12 +27,26 @@ SOURCES = (
 )  # fmt: skip
 
 
-def build(folder: Path, launches: Path | None = None) -> Any:
-    """Compiles csrc/cuda into a module and imports it.
+@functools.cache
+def build(launches: Path | None = None) -> Any:
+    """csrc/cuda compiled into a module and imported.
 
     launches: a folder with another simt_emulation.h, and the sources that it needs.
     """
-    name = f"_cuda_emulated_{folder.name.replace('-', '_')}"
+    name = "emulated" if launches is None else f"emulated_{launches.name}"
+    sources = [CSRC.parent, *sorted(HERE.rglob("*.h")), *sorted(HERE.rglob("*.cpp"))]
+    settings = [FLAGS, sysconfig.get_path("include"), pybind11.__version__]
+    folder = once(name, sources, settings, "g++", lambda to: _compile(to, name, launches))
+    spec = importlib.util.spec_from_file_location(f"_cuda_{name}", folder / "module.so")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    native_modules.connect(module)
+    return module
+
+
+def _compile(folder: Path, name: str, launches: Path | None) -> None:
     before = [] if launches is None else ["-I", str(launches)]
     sources = [CSRC / source for source in SOURCES] + sorted(launches.glob("*.cpp") if launches else [])
     include = [
@@ -45,7 +60,7 @@ def build(folder: Path, launches: Path | None = None) -> Any:
         "-I",
         sysconfig.get_path("include"),
     ]
-    flags = ["-O1", "-fPIC", f"-fvisibility={'default' if launches else 'hidden'}", f"-DTXL_MODULE={name}"]
+    flags = ["-O1", "-fPIC", f"-fvisibility={'default' if launches else 'hidden'}", f"-DTXL_MODULE=_cuda_{name}"]
     flags += [f'-DTXL_SOURCE_HASH="{source_hash(CSRC.parent, "_cuda")}"']
     objects = [str(folder / f"{n}.o") for n in range(len(sources))]
     running = [
@@ -54,15 +69,7 @@ def build(folder: Path, launches: Path | None = None) -> Any:
     ]
     if sum(process.wait() != 0 for process in running):
         raise RuntimeError("the emulated kernels do not compile")
-    library = folder / f"{name}.so"
-    subprocess.run(["g++", "-shared", *objects, "-o", str(library), "-ldl"], check=True)
-    spec = importlib.util.spec_from_file_location(name, library)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    native_modules.connect(module)
-    return module
+    subprocess.run(["g++", "-shared", *objects, "-o", str(folder / "module.so"), "-ldl"], check=True)
 
 
 def build_driver(folder: Path, csrc: Path = CSRC, flags: tuple[str, ...] = ()) -> Path:
@@ -92,5 +99,5 @@ def plan_of(*sizes: Any, module: Any = None, window: int | None = None, multipro
     hand."""
     call = call_nowhere(*sizes, window=window)
     module = cuda.native.module if module is None else module
-    kind = module.Plan if call.q.size(2) <= cuda.MOST_QUERIES else module.LongPlan
+    kind = module.Plan if call.q.size(2) <= cuda.MAX_DECODE_QUERIES else module.LongPlan
     return kind(call, call.q, cuda.DTYPES.index(call.q.dtype), 0, multiprocessors, -1)

@@ -1,11 +1,13 @@
 """csrc/cuda with its launches run from nvcc's PTX, on the CPU: host code by g++, kernels by ptx."""
 
 import ctypes
+import functools
 import struct
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from builds import once
 from cuda_emulation import CSRC, HERE, build
 from ptx.block import Launch
 from ptx.counts import Counts
@@ -22,17 +24,30 @@ _MAP = struct.Struct("Q4q4q4ii")  # TensorMap of hopper_emulation.h: innermost a
 
 
 def compile_ptx(
-    folder: Path, architecture: str, csrc: Path = CSRC, patterns: tuple[str, ...] = (), options: tuple[str, ...] = ()
+    folder: Path, architecture: str, csrc: Path, patterns: tuple[str, ...], options: tuple[str, ...] = ()
 ) -> list[str]:
-    """nvcc's PTX of the kernels of every dtype; patterns: of some sources of the folder `csrc`."""
-    if not patterns:
-        patterns = ("decode_*.cu", "hopper/*_*f16.cu") if architecture == "sm_90a" else ("decode_*.cu",)
+    """nvcc's PTX of some sources of the folder `csrc`."""
     outputs = []
     for source in sorted(path for pattern in patterns for path in csrc.glob(pattern)):
         outputs.append(out := folder / f"{source.stem}.{architecture}.ptx")
         command = ["nvcc", "-std=c++17", f"-arch={architecture}", *options, "-ptx", "-I", csrc, source, "-o", out]
         subprocess.run(command, check=True)
     return [out.read_text() for out in outputs]
+
+
+@functools.cache
+def compiled_ptx(architecture: str) -> list[str]:
+    """nvcc's PTX of the kernels of every dtype."""
+    patterns = ("decode_*.cu", "hopper/*_*f16.cu") if architecture == "sm_90a" else ("decode_*.cu",)
+    made = once(f"ptx_{architecture}", [CSRC], patterns, "nvcc",
+                lambda folder: compile_ptx(folder, architecture, CSRC, patterns))  # fmt: skip
+    return [path.read_text() for path in sorted(made.glob("*.ptx"))]
+
+
+@functools.cache
+def ptx_module() -> "PtxModule":
+    """The one of this process."""
+    return PtxModule()
 
 
 class PtxModule:
@@ -44,8 +59,8 @@ class PtxModule:
         first: warpgroups in the order in which they go on, see ptx.block.Launch.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._module = build(folder, HERE / "ptx_launch")
+    def __init__(self) -> None:
+        self._module = build(HERE / "ptx_launch")
         self._callback = _CALLBACK(self._launch)  # kept alive
         address = ctypes.c_void_p.in_dll(ctypes.CDLL(self._module.__file__), "txl_launch_elsewhere")
         address.value = ctypes.cast(self._callback, ctypes.c_void_p).value

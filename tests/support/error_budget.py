@@ -2,7 +2,8 @@
 2022)."""
 
 import torch
-from oracle import TENSORS, Case, as_call, gradients, make_inputs
+from cases import TENSORS, Case, as_call, make_inputs
+from oracle import gradients
 
 from implementations.original import original_bhls
 from txl_kernels import rel_attention

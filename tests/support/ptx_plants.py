@@ -17,7 +17,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "wait for copies left out": (r"\bcp\.async\.wait_group\s+0x0;|\bcp\.async\.wait_group\s+\d+;", ";"),
     "wait for products left out": (r"\bwgmma\.wait_group\.sync\.aligned\s+\d+;", ";"),
     "wait for an mbarrier left out": (r"@!complete bra\.uni waitLoop;|mbarrier\.try_wait[^;]*;", ";"),
-    "fence for the copy engine left out": (r"\bfence\.proxy\.async[^;]*;", ";"),
+    "fence for TMA left out": (r"\bfence\.proxy\.async[^;]*;", ";"),
     "fence for products left out": (r"\bwgmma\.fence[^;]*;", ";"),
     "mbarrier for one more arrival": (r"(mbarrier\.init[^,;]*),\s*1;", r"\1, 2;"),
     "fewer bytes to come": (r"(expect_tx[^;]*,\s*)(\d+);", r"\g<1>8;"),

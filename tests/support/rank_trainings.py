@@ -5,12 +5,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
 from training_helpers import trainer
 
 from txl.distributed import World
 from txl.text import corpus as data
 from txl.training.run import unlock
 from txl.training.trainer import Trainer
+from txl_kernels import RelAttention
 
 
 class Trained(NamedTuple):
@@ -55,6 +57,25 @@ def go_on(world: World, folder: Path, corpus: Path, until: int, **case: Any) -> 
         torch.set_default_dtype(before)
 
 
+def fully_sharded(world: World, x: Tensor, updates: int) -> list[float]:
+    """A loop of one's own over `RelAttention`s that `fully_shard` deals out where there are several
+    processes; x: [B, L, 16], of which each takes its rows. Losses of all rows."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(RelAttention(16, 2).to(x.dtype) for _ in range(2)))
+    if world.size > 1:
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=1e-2), []
+    for _ in range(updates):
+        loss = (model(x[world.rows(len(x))]) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(sum(world.gather(loss.item())) / world.size)
+    return losses
+
+
 def _update(t: Trainer, updates: int) -> Trained:
     losses, norms = [], []
     for _ in range(updates):
@@ -63,11 +84,8 @@ def _update(t: Trainer, updates: int) -> Trained:
         norms.append(updated.norm)
     kept = [list(memory or ()) for memory in t.batches.memories]
     memory = [torch.cat(layer) for layer in zip(*kept, strict=True)]
-    whole = t.updater.whole(t.model)
     average = t.updater.average.module
-    return Trained(
-        losses, norms, memory, _named(whole), {} if average is None else _named(t.updater.whole(average)), t.step
-    )  # fmt: skip
+    return Trained(losses, norms, memory, _named(t.model), {} if average is None else _named(average), t.step)
 
 
 def _named(network: torch.nn.Module) -> dict[str, Tensor]:

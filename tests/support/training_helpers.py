@@ -16,16 +16,16 @@ from txl.training.trainer import Trainer
 
 def trainer(
     folder: Path | str, corpus: Corpus, *, resume: bool = False, model: dict | None = None, world: World = World(),  # noqa: B008 - frozen
-    shard: bool = False, **options: object,
+    **options: object,
 ) -> Trainer:  # fmt: skip
     if model and "network" in model:
         config = config_from_json(
             {"vocab_size": len(corpus.vocabulary), "n_layer": 2, "d_model": 16, "d_inner": 24} | model
         )
-        return Trainer(folder, corpus, config, _config(options), resume=resume, world=world, shard=shard)
+        return Trainer(folder, corpus, config, _config(options), resume=resume, world=world)
     sizes = {"vocab_size": len(corpus.vocabulary), "dropout": 0.1, "attn_dropout": 0.1, "mem_len": 24}
     config = small_config(**(sizes | (model or {})))
-    return Trainer(folder, corpus, config, _config(options), resume=resume, world=world, shard=shard)
+    return Trainer(folder, corpus, config, _config(options), resume=resume, world=world)
 
 
 def _config(options: dict[str, object]) -> TrainConfig:

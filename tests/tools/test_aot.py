@@ -100,10 +100,10 @@ def test_spills_at_width_64(aot: Any) -> None:
         assert len(promised) >= 20
         for name, x in promised.items():
             by_descriptors, others, with_atomics, with_more = SPILLS[version]
-            most = by_descriptors if name.endswith("sm_90 bf16 D64 tma") else others
+            maximum = by_descriptors if name.endswith("sm_90 bf16 D64 tma") else others
             if "atomics" in name:
-                most = with_more if "bounds" in name or "r_bias" in name else with_atomics
-            assert x["spill"] <= most, (version, name)
+                maximum = with_more if "bounds" in name or "r_bias" in name else with_atomics
+            assert x["spill"] <= maximum, (version, name)
             alone = name.endswith("tma r_bias") and name.startswith(("forward", "backward_keys"))
             alone |= version == "3.9" and name.startswith("backward_queries sm_90 bf16 D64 tma")
             assert not x["serialised"] or alone, (version, name)

@@ -12,7 +12,7 @@ from txl.model import make_network
 from txl.model.config import PLACES, RecurrentConfig
 from txl.model.transformer import count_parameters
 from txl.text.datasets import RULES
-from txl.training.optimizer import learning_rate
+from txl.training.config import learning_rate
 
 # Counted from the released code (or, of models that were not released, of their named sizes).
 MILLIONS = {

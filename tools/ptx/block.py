@@ -23,7 +23,7 @@ AXES = "xyz"
 class Launch:
     """What all blocks of a launch share.
 
-    params: their bytes; tensor_maps: by offset in them, what the copy engine is told. strict: what
+    params: their bytes; tensor_maps: by offset in them, the tensor maps of TMA loads. strict: what
     PTX's manual forbids and compilers do nevertheless is a fault: products of what cp.async
     copied without a fence.proxy.async, writes of registers that a product reads or, after its
     wgmma.fence, will read.

@@ -37,7 +37,7 @@ class Counts:
     def __init__(self, program: Program) -> None:
         self.program = program
         size = len(program.code)
-        self.issues, self.wavefronts, self.least, self.sectors = (np.zeros(size, np.int64) for _ in range(4))
+        self.issues, self.wavefronts, self.minimum, self.sectors = (np.zeros(size, np.int64) for _ in range(4))
         self.tensor_macs = 0
         self.unit_bytes = 0
         self._pc = 0
@@ -59,7 +59,7 @@ class Counts:
         load = np.zeros((index.max() + 1, BANKS), np.int64)
         np.add.at(load, (index, (keys & 0xFFFFFFFF) % BANKS), 1)
         self.wavefronts[self._pc] += load.max(1).sum()
-        self.least[self._pc] += len(load)
+        self.minimum[self._pc] += len(load)
 
     def global_access(self, address: np.ndarray, width: int, warp: np.ndarray) -> None:
         places = address[:, None].astype(np.int64) + np.array([0, width - 1])
@@ -72,7 +72,7 @@ class Counts:
         self.unit_bytes += unit_bytes
 
     def unit_copy(self, size: int) -> None:
-        """The copy engine moves bytes from global to shared memory."""
+        """TMA moves bytes from global to shared memory."""
         self.sectors[self._pc] += -(-size // SECTOR)
         self.unit_bytes += size
 
@@ -83,14 +83,14 @@ class Counts:
             if n:
                 found[class_of(instruction.op)] += int(n)
         found["issues"] = int(self.issues.sum())
-        found["wavefronts"], found["least wavefronts"] = int(self.wavefronts.sum()), int(self.least.sum())
+        found["wavefronts"], found["least wavefronts"] = int(self.wavefronts.sum()), int(self.minimum.sum())
         found["sectors"], found["tensor macs"] = int(self.sectors.sum()), self.tensor_macs
         found["unit bytes"] = self.unit_bytes
         return found
 
     def conflicts(self) -> list[tuple[int, str]]:
         """(wavefronts beyond the least, instruction), most first."""
-        extra = self.wavefronts - self.least
+        extra = self.wavefronts - self.minimum
         return [(int(extra[n]), self.program.code[n].text) for n in np.argsort(-extra) if extra[n] > 0]
 
 

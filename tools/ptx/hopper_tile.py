@@ -7,14 +7,12 @@ of the one block that a multiprocessor runs.
 """
 
 import contextlib
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from unittest import mock
 
 import torch
-from cuda_ptx import PtxModule, compile_ptx
+from cuda_ptx import PtxModule, compiled_ptx, ptx_module
 
 from ptx.tile import HEAD, Cost, difference, row
 from txl_kernels import rel_attention
@@ -62,11 +60,11 @@ def per_tile(module: PtxModule, width: int) -> dict[str, Cost]:
 
 
 @contextlib.contextmanager
-def module_of(folder: Path) -> Iterator[PtxModule]:
+def module_of() -> Iterator[PtxModule]:
     """The backend's module, whose launches run nvcc's PTX."""
-    module = PtxModule(folder)
-    module.use(compile_ptx(folder, "sm_90a", patterns=("hopper/*_bf16.cu",)))
-    pretended = {"_absent_from": None, "_multiprocessors": 1, "_stream": 0, "_capability": cuda.HOPPER}
+    module = ptx_module()
+    module.use(compiled_ptx("sm_90a"))
+    pretended = {"_why_not_device": None, "_multiprocessors": 1, "_stream": 0, "_capability": cuda.HOPPER}
     with (
         mock.patch.object(cuda.native, "module", module),
         mock.patch.multiple(cuda, **{name: lambda device, x=x: x for name, x in pretended.items()}),
@@ -78,7 +76,7 @@ def module_of(folder: Path) -> Iterator[PtxModule]:
 
 def main() -> None:
     print(HEAD)
-    with tempfile.TemporaryDirectory() as folder, module_of(Path(folder)) as module:
+    with module_of() as module:
         for width in GROUPS:
             for name, cost in per_tile(module, width).items():
                 print(row(name, width, cost), flush=True)

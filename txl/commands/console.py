@@ -24,7 +24,7 @@ _T = TypeVar("_T", bound="_Shown")
 
 
 def discard(descriptor: int) -> None:
-    """What is written to a descriptor goes nowhere from now on."""
+    """Discard all that is written to a descriptor from now on."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 

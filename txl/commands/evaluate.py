@@ -15,7 +15,6 @@ from txl.evaluation.evaluate import (
     Reading,
     Score,
     check_positive,
-    default_method,
     evaluation_dtype,
     in_dtype,
     init_and_best,
@@ -100,18 +99,18 @@ def evaluate_command(
     asked = Reading(None, clamp_len, zeros, method, segment)  # type: ignore[arg-type]
     where = pick_device(device)
     language_model = load(checkpoint, where)
-    model = language_model.model
-    how = method or default_method(model)
     # One more, which tells a part from a whole text.
     tokens = split_of(language_model, source, split, None if limit is None else limit + 1)
     score_at = functools.partial(language_model.evaluate, tokens, batch=batch, counting=counted)
     dtype = evaluation_dtype(precision, where)
     scores = []
-    for n in lengths or (None,):
-        title = f"attention length {n or language_model.attn_len}"
+    readings = [language_model.resolve(replace(asked, attn_len=n)) for n in lengths or (None,)]
+    for reading in readings:
+        title = f"attention length {reading.attn_len}"
         total = min(len(tokens), limit or len(tokens))
         with EvaluationProgress(console, title, total) as progress, in_dtype(where, dtype):
-            scores.append(score_at(replace(asked, attn_len=n), limit=limit, progress=progress.update))
+            scores.append(score_at(reading, limit=limit, progress=progress.update))
+    how = readings[0].method
     _print(scores, language_model, how, how if dtype is None else f"{how} in bfloat16")
 
 

@@ -47,7 +47,7 @@ def recl_command(
     out: Annotated[Path | None, typer.Option(help="Folder for the result. Default: recl in the first run's.")] = None,
     device: Device = "auto",
 ) -> None:
-    """How far back models make use of a text: the paper's RECL, figures 3 and 4.
+    """Measure how far back models make use of a text: the paper's RECL, figures 3 and 4.
 
     Every prediction is made from exactly so many tokens and an empty state. Started again, the
     command goes on where it was interrupted.
@@ -171,16 +171,16 @@ def attention_command(
     out: Annotated[Path | None, typer.Option(help="Folder for the pictures. Default: attention in the run's.")] = None,
     device: Device = "auto",
 ) -> None:
-    """What the heads attend to: figures 5, 6 and 7, and a page to look around in.
+    """Show what the heads attend to: figures 5, 6 and 7, and a page to look around in.
 
     Of every token whose window is whole. Memory does not grow with the text.
     """
     reason = missing()
     if reason is not None:
         raise TxlError(reason)
-    for name, value, least in (("window", window, 2), ("limit", limit, 1)):
-        if value is not None and value < least:
-            raise TxlError(f"--{name} must be >= {least}, got {value}")
+    for name, value, minimum in (("window", window, 2), ("limit", limit, 1)):
+        if value is not None and value < minimum:
+            raise TxlError(f"--{name} must be >= {minimum}, got {value}")
     language_model = load(checkpoint, pick_device(device))
     model = attention_maps.check_attention(language_model.model)
     layers, n_head = model.config.n_layer, model.config.n_head

@@ -1,4 +1,4 @@
-"""What commands share: the console, the device, a checkpoint as an argument."""
+"""Options that commands share: the console, the device, a checkpoint as an argument."""
 
 from pathlib import Path
 from typing import Annotated, Any

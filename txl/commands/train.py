@@ -53,13 +53,6 @@ def train(
         ),
     ] = False,
     device: Device = "auto",
-    shard: Annotated[
-        bool,
-        typer.Option(
-            "--shard",
-            help="Under torchrun: share parameters, gradients and optimizer state out over the processes (FSDP2).",
-        ),
-    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
     **options: Any,
 ) -> None:
@@ -71,22 +64,22 @@ def train(
     given = _given(source, recipe, init, options)
     if minutes is not None and (options["steps"] is not None or resume or not 0 < minutes < math.inf):
         raise TxlError("--minutes must be > 0 and finite, and goes neither with --steps nor with --resume")
-    with processes(device, group=shard) as (world, where):
+    with processes(device) as (world, where):
         with world.together():
             asked = run_to_go_on(run, given, world) if resume else new_run(run, given, world)
         config = asked.train
         if not resume:
             config = with_precision(config, where, world)
         if minutes is not None:
-            config = timed(minutes, asked.corpus, asked.model, config, where, world, shard)
+            config = timed(minutes, asked.corpus, asked.model, config, where, world)
         trainer = Trainer(
             run, asked.corpus, asked.model, config, resume=resume, device=where, tensorboard=tensorboard, init=asked.init,
-            world=world, shard=shard,
+            world=world,
         )  # fmt: skip
         _tell_schedule(trainer, asked.steps_before)
         say(header(trainer))
         again = ["--device", device] if device != "auto" else []
-        again += (["--shard"] if shard else []) + (["--tensorboard"] if tensorboard else [])
+        again += ["--tensorboard"] if tensorboard else []
         run_training(trainer, again, None if minutes is None else 60 * minutes)
         if world.first:
             not_drawn = draw_loss(trainer)
@@ -114,7 +107,7 @@ train_command = _with_options(train)
 
 @dataclass(frozen=True)
 class Given:
-    """What the command line says: fields of the configurations that were given."""
+    """The options of the command line: fields of the configurations that were given."""
 
     source: Path | None
     recipe: str | None
@@ -138,7 +131,7 @@ def _given(source: Path | None, recipe: str | None, init: Path | None, options: 
 
 @dataclass(frozen=True)
 class Run:
-    """What a `Trainer` needs; steps_before: of a run that goes on."""
+    """The arguments of a `Trainer`; steps_before: of a run that goes on."""
 
     corpus: data.Corpus
     model: Config

@@ -89,7 +89,7 @@ def _kind(config: Config) -> str:
 
 
 def _attention(config: ModelConfig, width: int, device: torch.device, dtype: torch.dtype | None) -> str:
-    """What computes attention with heads of a width."""
+    """The name of the backend that computes attention with heads of a width."""
     if config.absolute:  # ours has positions in the scores
         return "torch's attention"
     return f"{choose_unasked(device, dtype or torch.float32, width)} backend"
@@ -108,13 +108,10 @@ def _computed_by(taken: str, device: torch.device, dtype: torch.dtype | None, pr
 
 
 @contextmanager
-def processes(device: str, *, group: bool = False) -> Iterator[tuple[World, torch.device]]:
-    """All processes that torchrun started, and this one's device; only the first one speaks.
-
-    group: a process group even for one that is alone.
-    """
+def processes(device: str) -> Iterator[tuple[World, torch.device]]:
+    """All processes that torchrun started, and this one's device; only the first one speaks."""
     where = pick_device(local_device(device))
-    with _last_words() if launched() else nullcontext(), joined(where, always=group) as world:
+    with _last_words() if launched() else nullcontext(), joined(where) as world:
         console.quiet = console.quiet or not world.first
         try:
             yield world, where

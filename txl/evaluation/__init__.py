@@ -1,1 +1,1 @@
-"""What is done with a trained model: evaluation, generation, their speed."""
+"""Evaluation and generation with a trained model."""

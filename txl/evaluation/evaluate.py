@@ -3,7 +3,7 @@
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -22,11 +22,12 @@ from txl.text.vocabulary import Tokens
 
 Method = Literal["cached", "segments", "sliding"]
 METHODS: tuple[Method, ...] = get_args(Method)
+Sizes = Mapping[Method, tuple[int, int]]  # attn_len and segment of a method
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a text is read. None is for what the model or a `LanguageModel` has of its own.
+    """The options of reading a text; None leaves a choice to `resolve`.
 
     Attributes:
         attn_len: most keys a token sees, itself included. A window of the model's own gives way.
@@ -38,7 +39,7 @@ class Reading:
             QRNN carries its state, whatever attn_len. "sliding": a window of attn_len tokens read
             anew for every `segment` tokens, as the released evaluation without memory;
             segment = 1 is Al-Rfou et al.'s. None: `default_method`.
-        segment: tokens a step; None for 128.
+        segment: tokens a step.
 
     Raises:
         TxlError: a number is below 1, or there is no such method.
@@ -56,16 +57,20 @@ class Reading:
         if self.method not in (None, *METHODS):
             raise TxlError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
 
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Keys a token sees, and tokens a step.
 
-        Raises:
-            TxlError: attn_len is None, which only a `LanguageModel` has a value for.
-        """
-        if self.attn_len is None:
-            raise TxlError("a reading needs attn_len, the keys that a token sees")
-        return self.attn_len, self.segment or 128
+@dataclass(frozen=True)
+class ResolvedReading:
+    """A `Reading` that leaves nothing open; its fields are explained there.
+
+    Attributes:
+        clamp_len: None for the model's own.
+    """
+
+    method: Method
+    attn_len: int
+    segment: int
+    clamp_len: int | None
+    zeros: bool
 
 
 def check_positive(name: str, value: int | None) -> None:
@@ -119,7 +124,7 @@ def perplexity(nats: float) -> float:
 
 @dataclass(frozen=True)
 class Lengths:
-    """What the paper's Table 6 reports: perplexity at training's attention length ("init"), the
+    """The columns of the paper's Table 6: perplexity at training's attention length ("init"), the
     best, and the shortest length whose perplexity is within 0.1% of the best."""
 
     init: Score
@@ -156,26 +161,54 @@ def default_method(model: Network) -> Method:
     return "segments" if model.config.absolute else "cached"
 
 
-def starting_with(model: Network, zeros: bool | None) -> Network:
-    """The model, or one of the same parameters whose texts begin otherwise; see `Reading`.
+def resolve(
+    asked: Reading,
+    model: Network,
+    sizes: Sizes | None = None,
+    method: Method | None = None,
+) -> ResolvedReading:
+    """Decides what a reading leaves open: the one place where defaults are taken.
+
+    Args:
+        sizes: attn_len and segment to take with each method; None if attn_len must be asked for,
+            and segment is 128.
+        method: to take; None for `default_method`.
 
     Raises:
-        TxlError: zeros is not None, and the model is an LSTM or QRNN.
+        TxlError: attn_len is missing, or zeros is asked of an LSTM or QRNN.
     """
+    method = asked.method or method or default_method(model)
+    attn_len, segment = (asked.attn_len, 128) if sizes is None else sizes[method]
+    attn_len = asked.attn_len or attn_len
+    if attn_len is None:
+        raise TxlError("a reading needs attn_len, the keys that a token sees")
+    zeros = asked.zeros
     if zeros is None:
+        zeros = _starts_with_zeros(model)
+    else:
+        as_transformer(model, "zeros")
+    return ResolvedReading(method, attn_len, asked.segment or segment, asked.clamp_len, zeros)
+
+
+def _starts_with_zeros(model: Network) -> bool:
+    return isinstance(model.config, ModelConfig) and model.config.initial_memory == "zeros"
+
+
+def starting_with(model: Network, zeros: bool) -> Network:
+    """The model, or one of the same parameters whose texts begin otherwise; see `Reading`."""
+    if zeros == _starts_with_zeros(model):
         return model
     other = copy.copy(as_transformer(model, "zeros"))  # shares the parameters
     other.config = replace(other.config, initial_memory="zeros" if zeros else "empty")
     return other
 
 
-def make_reader(model: Network, batch: int, reading: Reading) -> Reader:
-    """What reads `batch` texts side by side, from the model's own start."""
-    (attn_len, segment), clamp_len = reading.sizes, reading.clamp_len
-    method = reading.method or default_method(model)
-    if method == "cached":
+def make_reader(model: Network, batch: int, reading: ResolvedReading) -> Reader:
+    """A reader of `batch` texts side by side, from the model's own start."""
+    attn_len, segment, clamp_len = reading.attn_len, reading.segment, reading.clamp_len
+    if reading.method == "cached":
         return Engine(model, batch, attn_len, segment, clamp_len)
-    if method == "segments":
+    if reading.method == "segments":
         mem_len = 1 if isinstance(model, RecurrentNetwork) else attn_len - segment
         return SegmentReader(model, batch, mem_len, segment, clamp_len)
     return WindowReader(model, batch, attn_len, segment, clamp_len)
@@ -186,7 +219,7 @@ def evaluate(
     model: Network,
     tokens: Tokens,
     start: int,
-    reading: Reading,
+    reading: Reading | ResolvedReading,
     *,
     batch: int = 8,
     limit: int | None = None,
@@ -199,7 +232,7 @@ def evaluate(
 
     Args:
         tokens: the split. start: the token before its first.
-        reading: how; with an attn_len.
+        reading: how; what it leaves open is as `resolve` says.
         batch: parallel streams, each beginning without memory, so that few of them score long
             contexts best; for "sliding" windows side by side, of which the score is independent.
         limit: score only the first so many tokens.
@@ -212,6 +245,7 @@ def evaluate(
     """
     tokens, began = tokens[:limit], time.perf_counter()
     training, total, scored = model.training, 0.0, 0
+    reading = reading if isinstance(reading, ResolvedReading) else resolve(reading, model)
     try:
         for losses, count in _losses(model, tokens, start, reading, batch, carry_memory, counting, sentences):
             total += float(losses.double().sum())
@@ -220,14 +254,14 @@ def evaluate(
                 progress(scored)
     finally:
         model.train(training)
-    return Score(reading.sizes[0], scored, total / scored, time.perf_counter() - began)
+    return Score(reading.attn_len, scored, total / scored, time.perf_counter() - began)
 
 
 def _losses(
     model: Network,
     tokens: Tokens,
     start: int,
-    reading: Reading,
+    reading: ResolvedReading,
     batch: int,
     carry_memory: bool,
     counting: Counting,
@@ -236,12 +270,11 @@ def _losses(
     """Losses step by step, and how many of them count."""
     if len(tokens) == 0:
         raise TxlError("the split to evaluate is empty")
-    model, method = starting_with(model, reading.zeros), reading.method or default_method(model)
-    reach, segment = reading.sizes
+    model, method = starting_with(model, reading.zeros), reading.method
+    reach, segment = reading.attn_len, reading.segment
     if method == "sliding" or (method == "segments" and not isinstance(model, RecurrentNetwork)):
         segment = min(segment, reach)
-    zeros = isinstance(model.config, ModelConfig) and model.config.initial_memory == "zeros"
-    if not zeros:  # no token sees more than there is
+    if not reading.zeros:  # no token sees more than there is
         reach, segment = min(reach, len(tokens)), min(segment, len(tokens))
     if method == "sliding":
         if counting != "all":
@@ -250,7 +283,7 @@ def _losses(
             yield losses, len(losses)
         return
     batch = min(batch, len(tokens))
-    reader = make_reader(model, batch, replace(reading, attn_len=reach, method=method, segment=segment))
+    reader = make_reader(model, batch, replace(reading, attn_len=reach, segment=segment))
     for block in scored_segments(tokens, start, batch, segment, None, counting, sentences):
         if not carry_memory:
             reader.reset()

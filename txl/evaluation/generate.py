@@ -14,7 +14,7 @@ from txl.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from the logits.
+    """The options of drawing a token from the logits.
 
     Attributes:
         temperature: 0 takes the likeliest token; above 0 divides the logits.

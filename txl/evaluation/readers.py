@@ -1,4 +1,4 @@
-"""What reads a text with a model, segment by segment, at constant cost: memory and time a token do
+"""Readers of a text with a model, segment by segment, at constant cost: memory and time a token do
 not depend on the length of the text."""
 
 import abc

@@ -10,7 +10,7 @@ from txl_kernels import KeyValueCache, RelAttention
 
 
 def one_cache(cache: Any, past_key_values: Any) -> Any:
-    """Of two arguments that mean the same."""
+    """The one given of two arguments that mean the same."""
     if cache is not None and past_key_values is not None:
         raise ValueError("pass either cache or past_key_values, which is its older name")
     return past_key_values if cache is None else cache
@@ -46,7 +46,7 @@ class TransfoXLCache:
 
     @property
     def is_linear(self) -> list[bool]:
-        """Of each layer whether its attention is linear."""
+        """For each layer, whether its attention is linear."""
         return [False] * len(self)
 
     def saw(self, count: int) -> None:

@@ -24,7 +24,8 @@ NAMES = ("cache", "past_key_values")  # of generate()'s cache: since transformer
 
 @functools.cache
 def name_in_generation() -> str:
-    """Where the `generate()` of this transformers keeps what a step leaves for the next one.
+    """The name under which the `generate()` of this transformers keeps what a step leaves for the
+    next one.
 
     Raises:
         RuntimeError: under a name of which this module knows nothing.
@@ -317,7 +318,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
     def _update_model_kwargs_for_generation(
         self, outputs: TransfoXLLMHeadModelOutput, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Where beams are put into order: the cache, or else the mems of this step."""
+        """Put beams into order: the cache, or else the mems of this step."""
         updated: dict[str, Any] = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
         for name in NAMES:
             updated.pop(name, None)

@@ -1,4 +1,4 @@
-"""What the models return; and padding, which they read by rotating rows so that it comes last."""
+"""Outputs of the models; and padding, which they read by rotating rows so that it comes last."""
 
 from dataclasses import dataclass
 from typing import Any

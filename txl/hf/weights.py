@@ -1,5 +1,5 @@
-"""What TransfoXL's models share: weights as Hugging Face's TransfoXL always named them, to and from
-these models' own names."""
+"""The base of TransfoXL's models: weights as Hugging Face's TransfoXL always named them, to and
+from these models' own names."""
 
 import copy
 from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ from txl.errors import TxlError
 from txl.importing import huggingface, pytorch, tensorflow, vocabulary
 from txl.importing.names import Foreign, Lengths, original, translate
 from txl.model import as_transformer
-from txl.model.config import MOST
+from txl.model.config import MAX_SIZE
 from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath, new_folder, remove_leftovers, replace_text, replaced
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
@@ -48,7 +48,7 @@ _CODES = {
 
 
 class Imported(NamedTuple):
-    """What `convert` read: its format, the model, and its vocabulary."""
+    """The result of `convert`: the format, the model, and its vocabulary."""
 
     form: str
     model: TransformerXL
@@ -89,8 +89,8 @@ def _convert(source: Path, out: Path, words: Path | None, form: Format, lengths:
         raise TxlError(f"{source}: its lengths of memory and segments are known; give them for TensorFlow's only")
     read = _CODES[name].read(where, lengths)
     segment = read.segment
-    if type(segment) is not int or not 1 <= segment <= MOST:
-        raise TxlError(f"{source}: the length of training's segments must be from 1 to {MOST:,}, got {segment!r}")
+    if type(segment) is not int or not 1 <= segment <= MAX_SIZE:
+        raise TxlError(f"{source}: the length of training's segments must be from 1 to {MAX_SIZE:,}, got {segment!r}")
     model, listed = _model(read, str(source)), _vocabulary(read, words, source)
     state = {"attn_len": read.config.attn_len(segment), "segment": segment, "imported": f"{name}: {source}"}
     checkpoints.save(out, model, listed, state, {})

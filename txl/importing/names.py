@@ -1,4 +1,4 @@
-"""What the PyTorch code of the paper, and all that came of it, calls our parameters and options."""
+"""Names of our parameters and options in the PyTorch code of the paper, and all that came of it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -17,7 +17,7 @@ Ties = Literal["none", "tail", "all"]
 
 
 class Lengths(NamedTuple):
-    """What a TensorFlow checkpoint does not say of itself.
+    """The lengths that a TensorFlow checkpoint does not hold.
 
     Attributes:
         mem_len, clamp_len, same_length: as its scripts' flags; clamp_len None for no limit.
@@ -48,7 +48,7 @@ class Foreign(NamedTuple):
 
 
 def ties(tied: Sequence[bool], what: str) -> Ties:
-    """Of flags, one a bin: which bins' softmax uses the embedding's projection.
+    """The ties of flags, one a bin: which bins' softmax uses the embedding's projection.
 
     Raises:
         TxlError: another pattern than `ModelConfig.tie_projs` has; begins with `what`.

@@ -57,7 +57,7 @@ class Inert:
         self.state = state
 
     def append(self, *values: Any) -> None:
-        """Of what is like a container: nothing that anyone looks at."""
+        """Accept items of what is like a container and ignore them."""
 
     extend = add = __setitem__ = append
 
@@ -106,7 +106,7 @@ class Unpickler(pickle._Unpickler):
         return self._classes[module, name]
 
     def _stand_in(self, module: str, name: str) -> Any:
-        """What takes the place of a name."""
+        """The object that takes the place of a name."""
         container = _CONTAINERS.get((module, name))
         if container is not None:
             return self._counted(name, container)
@@ -150,7 +150,8 @@ def unpickle(data: bytes, what: str) -> Any:
 
 
 class _Fixed:
-    """What a pickle gets in place of a function or a storage's type, and cannot change."""
+    """The object that a pickle gets in place of a function or a storage's type, and cannot
+    change."""
 
     __slots__ = ("call", "dtype")
     call: Callable[..., Any] | None
@@ -187,8 +188,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class _Legacy(Unpickler):
-    """Of torch.save's older format, also of modules pickled whole, which torch reads as code or not
-    at all.
+    """Unpickler of torch.save's older format, also of modules pickled whole, which torch reads as
+    code or not at all.
 
     Attributes:
         names: of classes that become inert, as `load` has them; besides these, tensors and plain
@@ -242,8 +243,8 @@ class _Legacy(Unpickler):
 
 
 def _load_legacy(path: Path, classes: Iterable[str]) -> Any:
-    """What a file of the older format holds: five pickles (a number, a version, sizes of integers,
-    the object, keys of its storages), then each storage, its length first.
+    """The contents of a file of the older format: five pickles (a number, a version, sizes of
+    integers, the object, keys of its storages), then each storage, its length first.
 
     Raises anything where it is damaged or holds other names.
     """
@@ -303,7 +304,7 @@ def mentions(path: Path, *texts: bytes) -> bool:
 
 
 def load(path: Path, classes: Iterable[str] = ()) -> Any:
-    """What a file holds, on the CPU.
+    """The contents of a file, on the CPU.
 
     Args:
         classes: names of what may stand in it besides tensors and data, with their module, or

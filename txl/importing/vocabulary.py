@@ -50,7 +50,7 @@ def read(path: Path) -> Vocabulary:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """What our export says in config.json of the list beside it."""
+    """The settings that our export writes to config.json about the list beside it."""
     try:
         found = json.loads(read_text(path.parent / "config.json"))[SETTINGS]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -82,7 +82,7 @@ def _fields(found: Any, path: Path) -> dict[str, Any]:
 
 
 def _text(word: Any, path: Path) -> str:
-    """Of Python 3 a str, of Python 2 the bytes of its UTF-8."""
+    """A str of Python 3, or the UTF-8 bytes of Python 2, as str."""
     if isinstance(word, str):
         return word
     if not isinstance(word, bytes):

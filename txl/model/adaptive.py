@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from txl.model.config import Bins, NetworkConfig
+from txl.model.config import NetworkConfig
 from txl_kernels.linear import linear
 
 IGNORED = -100  # a target that is not scored
@@ -21,13 +21,14 @@ class AdaptiveEmbedding(nn.Module):
     sqrt(d_model) * P_i E_i[x - l_i] for a token x of bin i, whose first token is l_i.
 
     Attributes:
+        bounds: of the bins, 0 first and vocab_size last.
         tables: E_i [tokens of bin i, d_embed // div_val^i]; with div_val 1 one table for all.
         projections: P_i [d_model, width of E_i], under "i"; with div_val 1 one, if any is needed.
     """
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
-        self.bins, self.d_model, self.word_dropout = config.bins, config.d_model, config.word_dropout
+        self.bounds, self.d_model, self.word_dropout = config.bins.bounds, config.d_model, config.word_dropout
         self.tables = nn.ParameterList(torch.empty(rows, width) for rows, width in table_shapes(config))
         self.projections = nn.ParameterDict(
             {
@@ -48,27 +49,15 @@ class AdaptiveEmbedding(nn.Module):
             return self._embed(0, tokens, kept)
         flat = tokens.flatten()
         result: Tensor = self.tables[0].new_zeros(len(flat), self.d_model)
-        which = bin_of(flat, self.bins)
+        which = bin_of(flat, self.bounds)
         for i in range(len(self.tables)):
             rows = (which == i).nonzero().squeeze(1)
             # A bin without tokens takes part too, so that every parameter gets a gradient.
             result = result.index_copy(0, rows, self._embed(i, flat[rows], kept))
         return result.view(*tokens.shape, self.d_model)
 
-    def of_any_bin(self, tokens: Tensor) -> Tensor:
-        """As `forward` without dropout, and without asking the device which tokens are of which
-        bin: each bin embeds all of them. For a few tokens."""
-        if len(self.tables) == 1:
-            return self._embed(0, tokens, None)
-        bounds, last = self.bins.bounds, len(self.tables) - 1
-        result = self._embed(0, tokens.clamp(max=bounds[1] - 1), None)
-        for i in range(1, last + 1):
-            own = tokens.clamp(bounds[i], None if i == last else bounds[i + 1] - 1)
-            result = torch.where((tokens >= bounds[i]).unsqueeze(-1), self._embed(i, own, None), result)
-        return result
-
     def _embed(self, i: int, tokens: Tensor, kept: Tensor | None) -> Tensor:
-        embedded = F.embedding(tokens - self.bins.bounds[i] if i else tokens, self.tables[i])
+        embedded = F.embedding(tokens - self.bounds[i] if i else tokens, self.tables[i])
         if kept is not None:
             embedded = embedded * kept[tokens].unsqueeze(-1)
         if str(i) in self.projections:
@@ -80,14 +69,14 @@ class AdaptiveEmbedding(nn.Module):
         if not self.training or self.word_dropout == 0:
             return None
         kept = 1 - self.word_dropout
-        rows: Tensor = self.tables[0].new_empty(self.bins.vocab_size).bernoulli_(kept) / kept
+        rows: Tensor = self.tables[0].new_empty(self.bounds[-1]).bernoulli_(kept) / kept
         return rows
 
 
-def bin_of(tokens: Tensor, bins: Bins) -> Tensor:
+def bin_of(tokens: Tensor, bounds: tuple[int, ...]) -> Tensor:
     """The bin of each token; of one out of range the first or the last, whose lookup refuses it."""
     which = torch.zeros_like(tokens)
-    for cutoff in bins.cutoffs:
+    for cutoff in bounds[1:-1]:
         which += tokens >= cutoff
     return which
 
@@ -112,6 +101,7 @@ class AdaptiveSoftmax(nn.Module):
     token is l_i, has log-probability head[c_1 + i - 1] + log_softmax(E_i P'_i^T h + b_i)[w - l_i].
 
     Attributes:
+        bounds: of the bins, 0 first and vocab_size last.
         own_tables, own_projections: E_i and P'_i as in `AdaptiveEmbedding`, those that are not the
             embedding's; with div_val 1 there is a projection for each bin.
         bias: [vocab_size], b_0, b_1, ..
@@ -121,7 +111,7 @@ class AdaptiveSoftmax(nn.Module):
     def __init__(self, config: NetworkConfig, embedding: AdaptiveEmbedding | None) -> None:
         """embedding: whose tables are used where config ties them; None for none."""
         super().__init__()
-        self.bins = config.bins
+        self.bounds = config.bins.bounds
         self.div_val = config.div_val
         shared = embedding if config.tie_weight else None
         # In a tuple: the embedding registers them, and tied they stay, whatever becomes of tensors.
@@ -130,16 +120,16 @@ class AdaptiveSoftmax(nn.Module):
         self.own_tables = nn.ParameterList(tables)
         self.own_projections = nn.ParameterDict()
         self._tied_projections: list[str] = []
-        for i, width in enumerate(self.bins.widths):
+        for i, width in enumerate(config.bins.widths):
             if needs_projection(config, width):
                 if shared is not None and config.ties_projection(i):
                     self._tied_projections.append(str(i))
                 else:
                     self.own_projections[str(i)] = nn.Parameter(torch.empty(config.d_model, width))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        if len(self.bins) > 1:
-            self.cluster_weight = nn.Parameter(torch.empty(len(self.bins) - 1, self.bins.widths[0]))
-            self.cluster_bias = nn.Parameter(torch.zeros(len(self.bins) - 1))
+        if len(config.bins) > 1:
+            self.cluster_weight = nn.Parameter(torch.empty(len(config.bins) - 1, config.bins.widths[0]))
+            self.cluster_bias = nn.Parameter(torch.zeros(len(config.bins) - 1))
 
     @property
     def tables(self) -> nn.ParameterList:
@@ -175,49 +165,49 @@ class AdaptiveSoftmax(nn.Module):
         # Reading values would break a compiled graph, where torch's cross_entropy refuses them.
         if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
             low, high = int(targets.min()), int(targets.max())
-            if high >= self.bins.vocab_size or (low < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
+            if high >= self.bounds[-1] or (low < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
                 raise ValueError(
-                    f"targets must be from 0 to {self.bins.vocab_size - 1}, or {IGNORED} to be ignored, got {low} to {high}"
+                    f"targets must be from 0 to {self.bounds[-1] - 1}, or {IGNORED} to be ignored, got {low} to {high}"
                 )
         flat, goal = hidden.flatten(0, -2), targets.flatten()
-        first = self.bins.bounds[1]
-        which = bin_of(goal, self.bins)  # 0 for those ignored
+        first = self.bounds[1]
+        which = bin_of(goal, self.bounds)  # 0 for those ignored
         column = torch.where(which == 0, goal, first + which - 1)
         # A bin without targets takes part too, so that every parameter gets a gradient.
-        rows = [(which == i).nonzero().squeeze(1) for i in range(1, len(self.bins))]
+        rows = [(which == i).nonzero().squeeze(1) for i in range(1, len(self.bounds) - 1)]
         scores = self._scores([flat, *(flat[found] for found in rows)])
         nll = F.cross_entropy(scores[0], column, reduction="none", ignore_index=IGNORED)
         for i, found in enumerate(rows, 1):
-            tail = F.cross_entropy(scores[i], goal[found] - self.bins.bounds[i], reduction="none")
+            tail = F.cross_entropy(scores[i], goal[found] - self.bounds[i], reduction="none")
             nll = nll.index_add(0, found, tail)
         return nll.view(targets.shape)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """[.., d_model] -> log-probabilities [.., vocab_size]; float32 or float64."""
         flat = hidden.flatten(0, -2)
-        scores = [x.log_softmax(-1) for x in self._scores([flat] * len(self.bins))]
-        first = self.bins.bounds[1]
-        tails = [scores[0][:, first + i - 1 : first + i] + scores[i] for i in range(1, len(self.bins))]
+        scores = [x.log_softmax(-1) for x in self._scores([flat] * (len(self.bounds) - 1))]
+        first = self.bounds[1]
+        tails = [scores[0][:, first + i - 1 : first + i] + scores[i] for i in range(1, len(self.bounds) - 1)]
         return torch.cat([scores[0][:, :first], *tails], -1).view(*hidden.shape[:-1], -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores whose softmax is the distribution, [.., vocab_size]: of one bin as they are, of
         several their log-probabilities."""
-        if len(self.bins) > 1:
+        if len(self.bounds) > 2:
             return self.log_probs(hidden)
         return linear(self._project(0, hidden), self.tables[0], self.bias)
 
     def _scores(self, hidden: list[Tensor]) -> list[Tensor]:
-        """Of states [N_i, d_model] a bin: head [N_0, c_1 + bins - 1], then tails [N_i, tokens of
-        bin i]; float32 or float64."""
-        bounds, projected = self.bins.bounds, [self._project(i, h) for i, h in enumerate(hidden)]
-        if len(self.tables) == 1 < len(self.bins) and torch.is_grad_enabled():
+        """The scores of states [N_i, d_model] of each bin: head [N_0, c_1 + bins - 1], then tails
+        [N_i, tokens of bin i]; float32 or float64."""
+        bounds, projected = self.bounds, [self._project(i, h) for i, h in enumerate(hidden)]
+        if len(self.tables) == 1 and len(self.bounds) > 2 and torch.is_grad_enabled():
             scores = list(ScoresOfRows.apply(self.tables[0], self.bias, bounds, *projected))  # type: ignore[no-untyped-call]
         else:
             sizes = [b - a for a, b in pairwise(bounds)]
             tables = self.tables[0].split(sizes) if len(self.tables) == 1 else self.tables
             scores = [linear(h, *x) for h, *x in zip(projected, tables, self.bias.split(sizes), strict=True)]
-        if len(self.bins) > 1:
+        if len(self.bounds) > 2:
             clusters = F.linear(projected[0], self.cluster_weight, self.cluster_bias)
             scores[0] = torch.cat([scores[0], clusters], -1)
         return [x if x.dtype == torch.float64 else x.float() for x in scores]
@@ -285,7 +275,7 @@ def resize_vocabulary(module: AdaptiveEmbedding | AdaptiveSoftmax, config: Netwo
         tables[-1] = resized(tables[-1], rows, first if len(tables) == 1 else 0, config.init_std)
     if isinstance(module, AdaptiveSoftmax):
         module.bias = resized(module.bias, config.vocab_size, first, 0.0)
-    module.bins = config.bins
+    module.bounds = config.bins.bounds
 
 
 def init_tables(module: AdaptiveEmbedding | AdaptiveSoftmax, config: NetworkConfig) -> None:
@@ -297,7 +287,7 @@ def init_tables(module: AdaptiveEmbedding | AdaptiveSoftmax, config: NetworkConf
     draw(module.own_tables, config)
     draw(module.own_projections, config)
     nn.init.zeros_(module.bias)
-    if len(module.bins) > 1:
+    if len(module.bounds) > 2:
         nn.init.normal_(module.cluster_weight, 0.0, config.init_std)
         nn.init.zeros_(module.cluster_bias)
 

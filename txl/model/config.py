@@ -19,8 +19,8 @@ Kind = Literal["lstm", "qrnn"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _MODEL, _REGULAR, _SOFTMAX, _TRAINING = "Model", "Regularisation", "Vocabulary", "Training"  # headings of --help
-MOST_BINS = 1000
-MOST_LAYERS, MOST = 10_000, 2**31 - 1  # beyond which a number is a mistake
+MAX_BINS = 1000
+MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1  # beyond which a number is a mistake
 _C = TypeVar("_C", bound="NetworkConfig")
 
 
@@ -121,10 +121,10 @@ class NetworkConfig:
             object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
         self._check_types()
         for name in ("vocab_size", "n_layer", "d_model", "d_inner", "div_val"):
-            check_least(name, getattr(self, name), 1)
-        check_most("n_layer", self.n_layer, MOST_LAYERS)
+            check_min(name, getattr(self, name), 1)
+        check_max("n_layer", self.n_layer, MAX_LAYERS)
         for name in ("vocab_size", "d_model", "d_inner", "d_embed", "div_val"):
-            check_most(name, getattr(self, name), MOST)
+            check_max(name, getattr(self, name), MAX_SIZE)
         check_optional("d_embed", self.d_embed)
         for name in ("dropout", "embedding_dropout", "output_dropout", "word_dropout"):
             check_rate(name, getattr(self, name))
@@ -135,8 +135,8 @@ class NetworkConfig:
     def _check_types(self) -> None:
         """Values of files are anything."""
         if isinstance(self.cutoffs, tuple):
-            if len(self.cutoffs) > MOST_BINS:
-                raise TxlError(f"cutoffs must be at most {MOST_BINS}, got {len(self.cutoffs):,}")
+            if len(self.cutoffs) > MAX_BINS:
+                raise TxlError(f"cutoffs must be at most {MAX_BINS}, got {len(self.cutoffs):,}")
             if not all(type(cutoff) is int for cutoff in self.cutoffs):
                 raise TxlError(f"cutoffs must be whole numbers, got {list(self.cutoffs)}")
         check_types(self)
@@ -236,16 +236,16 @@ class ModelConfig(NetworkConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("n_head", "d_head"):
-            check_least(name, getattr(self, name), 1)
+            check_min(name, getattr(self, name), 1)
         for name in ("n_head", "d_head", "table_len", "mem_len", "window", "clamp_len"):
-            check_most(name, getattr(self, name), MOST)
+            check_max(name, getattr(self, name), MAX_SIZE)
         if self.d_model % 2:
             raise TxlError(f"d_model must be even (its sinusoids come in pairs), got {self.d_model}")
         check_rate("attn_dropout", self.attn_dropout)
         check_positive("norm_eps", self.norm_eps)
         if not self.norm_std >= 0:
             raise TxlError(f"norm_std must be >= 0, got {self.norm_std}")
-        check_least("mem_len", self.mem_len, 0)
+        check_min("mem_len", self.mem_len, 0)
         for name in ("window", "clamp_len", "table_len"):
             check_optional(name, getattr(self, name))
         if self.initial_memory not in ("empty", "zeros"):
@@ -317,7 +317,8 @@ Config = ModelConfig | RecurrentConfig
 
 
 def config_from_json(values: dict[str, Any]) -> Config:
-    """What `to_json` gave; "network" names an LSTM or QRNN, without it it is a Transformer.
+    """The configuration that `to_json` wrote; "network" names an LSTM or QRNN, without it it is a
+    Transformer.
 
     Raises:
         TxlError: a field is unknown to that network, missing, or out of range.
@@ -333,14 +334,14 @@ def config_from_json(values: dict[str, Any]) -> Config:
     return RecurrentConfig.from_json(values)
 
 
-def check_most(name: str, value: int | None, most: int) -> None:
-    if value is not None and value > most:
-        raise TxlError(f"{name} must be <= {most:,}, got {value:,}")
+def check_max(name: str, value: int | None, maximum: int) -> None:
+    if value is not None and value > maximum:
+        raise TxlError(f"{name} must be <= {maximum:,}, got {value:,}")
 
 
-def check_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise TxlError(f"{name} must be >= {least}, got {value}")
+def check_min(name: str, value: int, minimum: int) -> None:
+    if value < minimum:
+        raise TxlError(f"{name} must be >= {minimum}, got {value}")
 
 
 def check_optional(name: str, value: int | None) -> None:

@@ -20,7 +20,7 @@ HiddenMemory = tuple[Tensor, ...]
 
 
 class States(NamedTuple):
-    """What a model made of a segment.
+    """The outputs of a model for a segment.
 
     Attributes:
         hidden: [B, L, d_model], what the softmax takes.
@@ -137,7 +137,8 @@ class Block(nn.Module):
         return hidden + self.places[first : first + hidden.size(1)]
 
     def attention_input(self, hidden: Tensor) -> Tensor:
-        """What the projections see of hidden states, of the segment and of the memory alike."""
+        """The input of the projections, from hidden states, of the segment and of the memory
+        alike."""
         normed: Tensor = self.attention_norm(hidden) if self.pre_norm else hidden
         return normed
 
@@ -221,7 +222,8 @@ class Trunk(nn.Module):
         return device
 
     def initial_memory(self, batch: int, mem_len: int | None = None) -> tuple[Tensor, ...] | None:
-        """What precedes a text: None, or zero states in each layer (`ModelConfig.initial_memory`).
+        """The memory before a text: None, or zero states in each layer
+        (`ModelConfig.initial_memory`).
 
         mem_len: how many; None for the configuration's.
         """

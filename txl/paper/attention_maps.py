@@ -1,4 +1,5 @@
-"""What trained heads attend to (paper, Appendix D): figures 5, 6 and 7, and a page to look at."""
+"""Maps of what trained heads attend to (paper, Appendix D): figures 5, 6 and 7, and a page to look
+at."""
 
 import base64
 import json
@@ -48,7 +49,7 @@ class Terms(NamedTuple):
 
     @property
     def score(self) -> Tensor:
-        """What the softmax takes, [H, L, W]."""
+        """The scores before the softmax, [H, L, W]."""
         return self.content + self.content_position + self.content_bias + self.position_bias.unsqueeze(1)
 
 
@@ -210,7 +211,7 @@ def _total(weights: Tensor) -> Tensor:
 
 
 def figures(attention: Attention, heads: Sequence[int]) -> dict[str, Tensor]:
-    """What the figures draw, as it stands in them.
+    """The data of the figures, as it stands in them.
 
     heads: of figure 6, counted over all layers, from 0.
 
@@ -294,12 +295,12 @@ def write_page(
     """
     rows, count, window = attention.weights.shape
     weights = attention.weights.numpy()
-    most = np.maximum(weights.max(-1), np.finfo(np.float32).tiny)
-    levels = np.rint(255 * np.sqrt(weights / most[..., None])).astype(np.uint8)
+    maximum = np.maximum(weights.max(-1), np.finfo(np.float32).tiny)
+    levels = np.rint(255 * np.sqrt(weights / maximum[..., None])).astype(np.uint8)
     shown = [show(vocabulary, int(t)) for t in tokens[attention.first - window : attention.first + count]]
     data = {
         "title": title, "about": about, "layers": rows // attention.heads, "heads": attention.heads, "targets": count,
-        "window": window, "tokens": shown, "words": vocabulary.unit == "words", "most": most.tolist(),
+        "window": window, "tokens": shown, "words": vocabulary.unit == "words", "most": maximum.tolist(),
         "levels": base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode(),
     }  # fmt: skip
     # "<" is escaped: a token such as </script> must not end the script.

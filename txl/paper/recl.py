@@ -34,7 +34,7 @@ BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Effective:
-    """What a longer context is worth to one model of a group.
+    """The gain of one model of a group from a longer context.
 
     Attributes:
         length: the RECL: the shortest context whose next step gains less than the threshold, but
@@ -170,9 +170,9 @@ class Layout:
     contexts: int = 10
 
     def __post_init__(self) -> None:
-        for name, least in (("samples", 1), ("step", 1), ("contexts", 2)):
-            if getattr(self, name) < least:
-                raise TxlError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        for name, minimum in (("samples", 1), ("step", 1), ("contexts", 2)):
+            if getattr(self, name) < minimum:
+                raise TxlError(f"{name} must be >= {minimum}, got {getattr(self, name)}")
         if self.tokens <= self.longest:
             raise TxlError(
                 f"the text has {self.tokens:,} tokens, too few for one position after a context of {self.longest:,}: use a "
@@ -185,7 +185,7 @@ class Layout:
 
     @property
     def lengths(self) -> list[int]:
-        """Of the contexts, in tokens."""
+        """The lengths of the contexts, in tokens."""
         return [self.step * (n + 1) for n in range(self.contexts)]
 
     def chains(self) -> list[tuple[int, int]]:
@@ -220,7 +220,7 @@ class Layout:
         raise AssertionError("every position is in one of `step` lanes")
 
     def positions(self) -> npt.NDArray[np.int64]:
-        """Of the tokens that are predicted, [N], in the order of the chains."""
+        """The positions of the tokens that are predicted, [N], in the order of the chains."""
         return np.concatenate([first + np.arange(count) * self.step for first, count in self.chains()])
 
     def runs(self, limit: int | None = None) -> list[Run]:
@@ -248,7 +248,7 @@ class Layout:
 
 
 class ContextLosses(Protocol):
-    """What is measured: anything that gives log-probabilities."""
+    """A model to measure: anything that gives log-probabilities."""
 
     def __call__(self, tokens: Tensor, ends: list[int], targets: Tensor) -> Tensor:
         """-log P(targets[:, i] | tokens[:, :ends[i]]) in nats, float [B, K].
@@ -342,7 +342,7 @@ def keep_losses(path: Path, values: Array) -> None:
 
 
 def kept_losses(path: Path, layout: Layout) -> Array:
-    """What `keep_losses` wrote, [C, N]; all NaN if the file is not there or damaged."""
+    """The losses that `keep_losses` wrote, [C, N]; all NaN if the file is not there or damaged."""
     nothing = np.full((layout.contexts, len(layout.positions())), np.nan)
     try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as kept:

@@ -70,7 +70,7 @@ class Recipe:
         return values | given
 
     def prepare_options(self) -> PrepareOptions:
-        """How a raw text becomes this recipe's corpus."""
+        """The options that make this recipe's corpus of a raw text."""
         if not self.data:
             return PrepareOptions()
         return PrepareOptions(self.data["rule"], newline=self.data.get("newline", "keep"))

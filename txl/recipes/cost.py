@@ -1,4 +1,4 @@
-"""What a recipe costs, in counted multiply-adds: what a table of the paper needs of a machine."""
+"""The cost of a recipe in counted multiply-adds."""
 
 import math
 from dataclasses import dataclass

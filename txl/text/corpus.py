@@ -72,7 +72,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Meta:
-    """What `corpus.json` says; `checksum` is that of all the rest."""
+    """The contents of `corpus.json`; `checksum` is that of all the rest."""
 
     format: int
     rule: str

@@ -15,7 +15,7 @@ STANDARD_BYTES = 100_000_000  # of enwik8 and text8
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """How to prepare a corpus.
+    """The options of preparing a corpus.
 
     Attributes:
         rule: a name in RULES, or "auto".

@@ -56,7 +56,7 @@ Member = tuple[str, Iterator[bytes]]  # the pieces are read before the next memb
 
 
 class Contents(NamedTuple):
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
         form: bzip2, gzip, xz, zip or tar.gz; None for a plain text.

@@ -102,7 +102,7 @@ def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> 
 
 
 def _count(reader: Reader, lower: bool, end: str, watch: Watch, ascii_space: bool) -> list[Counter[str]]:
-    """Of each split, in order of first appearance: the order of ties."""
+    """Count the words of each split, in order of first appearance: the order of ties."""
     counts: list[Counter[str]] = [Counter(), Counter(), Counter()]
     for split, text in _whole_words(reader.pieces(watch), reader.description):
         counts[split].update(words_of(text, lower, end, ascii_space))
@@ -116,8 +116,8 @@ def _counted(counts: list[Counter[str]], rule: Rule, options: PrepareOptions, lo
         total.update(counts[split])
     del total[rule.end]
     words = [(word, count) for word, count in total.most_common() if word != rule.unknown]
-    least = max(rule.min_count, options.min_count)
-    kept = [(word, count) for word, count in words[: options.max_words] if count >= least]
+    minimum = max(rule.min_count, options.min_count)
+    kept = [(word, count) for word, count in words[: options.max_words] if count >= minimum]
     if rule.unknown is not None:
         known = {word for word, _ in kept} | {rule.end}
         if rule.always_unknown or any(word not in known for split in counts for word in split):

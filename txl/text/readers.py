@@ -1,5 +1,5 @@
-"""What a user passes as a text: a file, an archive or a folder; read as splits, pieces of train,
-valid and test, in memory that does not grow."""
+"""Readers of what a user passes as a text: a file, an archive or a folder; read as splits, pieces
+of train, valid and test, in memory that does not grow."""
 
 import hashlib
 import os
@@ -58,7 +58,7 @@ class Source:
 
     @cached_property
     def contents(self) -> Contents:
-        """What the file holds; TxlError as `files.look`."""
+        """The contents of the file; TxlError as `files.look`."""
         return files.look(self.file, self.watch)
 
     @property

@@ -23,9 +23,9 @@ class _Streams:
     """
 
     def __init__(self, count: int, batch: int, length: int, ext_len: int, counting: Counting = "all") -> None:
-        for name, value, least in (("batch", batch, 1), ("length", length, 1), ("ext_len", ext_len, 0)):
-            if value < least:
-                raise TxlError(f"{name} must be >= {least}, got {value}")
+        for name, value, minimum in (("batch", batch, 1), ("length", length, 1), ("ext_len", ext_len, 0)):
+            if value < minimum:
+                raise TxlError(f"{name} must be >= {minimum}, got {value}")
         _check_counting("streams", counting)
         self.batch, self.length, self.ext_len = batch, length, ext_len
         if counting == "released":

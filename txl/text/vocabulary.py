@@ -38,7 +38,7 @@ def content(tokens: Tokens) -> str:
 
 
 class Vocabulary(Protocol):
-    """What a token stands for. Two are equal if their contents are."""
+    """A vocabulary: the symbol of each token. Two are equal if their contents are."""
 
     @property
     def unit(self) -> Unit: ...
@@ -61,7 +61,7 @@ class Vocabulary(Protocol):
         ...
 
     def settings(self) -> dict[str, Any]:
-        """What its file does not say, JSON-able."""
+        """The settings that its file does not hold, JSON-able."""
         ...
 
 
@@ -225,7 +225,7 @@ class WordVocabulary:
 
 
 def words_of(text: str, lower: bool, end: str, ascii_space: bool = False) -> list[str]:
-    """What is between white space, and `end` for each line end."""
+    """The words between white space, and `end` for each line end."""
     text = (text.lower() if lower else text).replace("\n", f" {end} ")
     return _WORD.findall(text) if ascii_space else text.split()
 
@@ -247,19 +247,19 @@ def decoded_again(words: Sequence[str]) -> tuple[list[str], int]:
 
 
 def words_decoded_again(count: int) -> str:
-    """What to say of words that `decoded_again` has put right."""
+    """The message about words that `decoded_again` has put right."""
     return f"{count:,} words of the vocabulary were UTF-8 read as Latin-1 and have been decoded again"
 
 
 def lacking(words: list[str]) -> str:
-    """What to say of words that a vocabulary lacks: the first of them and how many there are."""
+    """The message about words that a vocabulary lacks: the first of them and how many there are."""
     names = ", ".join(repr(word) for word in words[:_SHOWN]) + (", .." if len(words) > _SHOWN else "")
     return f"the text holds {len(words)} word(s) that the vocabulary lacks, and it has no <unk>: {names}"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `Vocabulary.settings` says, as JSON."""
+    """The JSON of `Vocabulary.settings`."""
 
     unit: str
     dropped: tuple[int, ...] = ()

@@ -1,16 +1,9 @@
-"""Checkpoints: one safetensors file with JSON in its header, never unpickled, written whole.
+"""Checkpoints: one safetensors file with JSON in its header, never unpickled, written whole."""
 
-A sharded run's are folders: `txl.training.sharded`. Here is told which of a run's is the last.
-"""
-
-import abc
 import hashlib
 import json
 import math
-import re
-import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -23,14 +16,13 @@ from txl.errors import TxlError
 from txl.fields import from_values
 from txl.model import Network, make_network
 from txl.model.config import Config, config_from_json
-from txl.paths import AnyPath, remove_leftovers, replaced
+from txl.paths import AnyPath, replaced
 from txl.text.vocabulary import Vocabulary, from_file
 
 FORMAT = "txl-2"
 VOCABULARY = "vocabulary"  # the bytes of its file, as a tensor: a header must stay small
-WHOLE, HEADER = "last.safetensors", "checkpoint.json"  # a run's last; of a folder of shards, written last
+BEST, LAST = "best.safetensors", "last.safetensors"  # of a run: with the lowest loss, and the one to go on from
 MOST_COUNT = 2**53  # of updates or tokens
-_SHARDS = re.compile(r"last-(\d+)(?:\.(\d+))?")
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -39,7 +31,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Header:
-    """What a checkpoint says beside its tensors, as JSON."""
+    """The JSON of a checkpoint beside its tensors."""
 
     format: str
     config: dict[str, Any]
@@ -49,12 +41,12 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a checkpoint may say of its run; others say less.
+    """The state of a run in a checkpoint; others hold less.
 
     Attributes:
         step: updates done. best_loss, losses: in nats, the best and all of the validations.
         train: the `TrainConfig`. corpus: its fingerprint.
-        attn_len, segment: as in `Saved`. ranks: processes.
+        attn_len, segment: as in `Checkpoint`. ranks: processes.
         averaging: whether the average of the weights has begun.
         attention_dropout: the generator of its bits; "" in a checkpoint of an earlier version.
         validation_due: whether the run ended before the validation of this step.
@@ -79,18 +71,18 @@ class State:
     def __post_init__(self) -> None:
         if math.isnan(self.best_loss):
             raise TxlError("best_loss must be a number, got nan")
-        for name, least in (("step", 0), ("attn_len", 1), ("segment", 1), ("ranks", 1)):
+        for name, minimum in (("step", 0), ("attn_len", 1), ("segment", 1), ("ranks", 1)):
             value = getattr(self, name)
-            if not least <= value <= MOST_COUNT:
-                raise TxlError(f"{name} must be from {least} to {MOST_COUNT:,}, got {value:,}")
+            if not minimum <= value <= MOST_COUNT:
+                raise TxlError(f"{name} must be from {minimum} to {MOST_COUNT:,}, got {value:,}")
 
 
 @dataclass(frozen=True)
-class Saved(abc.ABC):
-    """A checkpoint.
+class Checkpoint:
+    """A checkpoint and all its tensors, on the CPU.
 
-    Its tensors are named `model.*`, and `optimizer.*`, `memory.*`, `average.*`, `rng.*` if it can
-    be resumed. `digest`: SHA-256 of all of it.
+    They are named `model.*`, and `optimizer.*`, `memory.*`, `average.*`, `rng.*` if it can be
+    resumed. `digest`: SHA-256 of all of it.
     """
 
     path: Path
@@ -98,6 +90,7 @@ class Saved(abc.ABC):
     vocabulary: Vocabulary
     state: dict[str, Any]
     digest: str
+    tensors: dict[str, Tensor]
 
     @property
     def attn_len(self) -> int:
@@ -109,65 +102,12 @@ class Saved(abc.ABC):
         """Tokens of a segment of training."""
         return int(self.state.get("segment", max(self.attn_len - self.config.mem_len, 1)))
 
-    @property
-    @abc.abstractmethod
-    def sizes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """Shape and dtype of each tensor, by name."""
-
-    def under(self, prefix: str) -> list[str]:
-        """Names of the tensors `prefix.*`, without the prefix."""
-        return [name.removeprefix(prefix + ".") for name in self.sizes if name.startswith(prefix + ".")]
-
-    def read(self, *names: str) -> list[Tensor]:
-        """Tensors, on the CPU; errors as in `fill`."""
-        found = {name: torch.empty(self.sizes[name][0], dtype=self.sizes[name][1], device="cpu") for name in names}
-        self.fill(found)
-        return list(found.values())
-
-    @abc.abstractmethod
-    def fill(self, targets: Mapping[str, Tensor]) -> None:
-        """Copies tensors into those of the same names and shapes, on any device, whole or sharded;
-        where any is sharded by all its processes.
-
-        Raises:
-            KeyError: a tensor is missing. RuntimeError: it is of another shape.
-        """
-
-
-@dataclass(frozen=True)
-class Checkpoint(Saved):
-    """A file and all its tensors, on the CPU."""
-
-    tensors: dict[str, Tensor]
-
-    @property
-    def sizes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        return {name: (x.shape, x.dtype) for name, x in self.tensors.items()}
-
-    def fill(self, targets: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, target in targets.items():
-                given = self.tensors[name]
-                if hasattr(target, "placements"):
-                    given = _dealt_as(target, given)
-                target.copy_(given)
-
     def part(self, prefix: str) -> dict[str, Tensor]:
         """The tensors named `prefix.*`, without the prefix."""
         return {name.removeprefix(prefix + "."): x for name, x in self.tensors.items() if name.startswith(prefix + ".")}
 
 
-def make_header(config: Config, vocabulary: Vocabulary, state: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says beside its tensors, as JSON."""
-    return {"format": FORMAT, "config": config.to_json(), "state": state, "vocabulary": vocabulary.settings()}
-
-
-def vocabulary_tensor(vocabulary: Vocabulary) -> Tensor:
-    """The bytes of a vocabulary's file, uint8."""
-    return torch.frombuffer(bytearray(vocabulary.to_file()), dtype=torch.uint8)
-
-
-def read_header(path: Path, header: Any, written: Tensor) -> tuple[Config, Vocabulary, dict[str, Any]]:
+def _read_header(path: Path, header: Any, written: Tensor) -> tuple[Config, Vocabulary, dict[str, Any]]:
     """Configuration, vocabulary and state, each value of the type it must have.
 
     written: the vocabulary's tensor.
@@ -206,8 +146,10 @@ def save(
     path = Path(path)
     tensors = {f"model.{name}": p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     tensors |= {name: x.detach().cpu().contiguous() for name, x in extra.items()}
-    tensors[VOCABULARY] = vocabulary_tensor(vocabulary)
-    header = json.dumps(make_header(model.config, vocabulary, state))
+    tensors[VOCABULARY] = torch.frombuffer(bytearray(vocabulary.to_file()), dtype=torch.uint8)
+    header = json.dumps(
+        {"format": FORMAT, "config": model.config.to_json(), "state": state, "vocabulary": vocabulary.settings()}
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(path) as file:
@@ -250,31 +192,16 @@ def _digest(header: str, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _dealt_as(target: Tensor, given: Tensor) -> Tensor:
-    """A whole tensor sharded as another, by all its processes."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    assert isinstance(target, DTensor)
-    return distribute_tensor(given.to(target.device), target.device_mesh, target.placements)
-
-
 def load(path: AnyPath) -> Checkpoint:
-    """Reads a checkpoint: a file, a folder of shards, or the best (else the last) one of a run.
+    """Reads a checkpoint: a file, or the best (else the last) one of a run.
 
     Raises:
         TxlError: it is missing, truncated, damaged, not safetensors (a pickle, say), or not one of
             ours.
     """
     path = Path(path)
-    if path.is_dir() and not (path / HEADER).is_file():
-        best = path / "best.safetensors"
-        path = best if best.exists() else find_last(path) or path / WHOLE
     if path.is_dir():
-        from txl.training.sharded import open_shards
-
-        found = open_shards(path)
-        tensors = dict(zip(found.sizes, found.read(*found.sizes), strict=True))
-        return Checkpoint(path, found.config, found.vocabulary, found.state, found.digest, tensors)
+        path = path / (BEST if (path / BEST).exists() else LAST)
     if not path.is_file():
         raise TxlError(f"{path}: no such checkpoint")
     try:
@@ -294,7 +221,7 @@ def load(path: AnyPath) -> Checkpoint:
         header = json.loads(metadata["txl"])
     except (ValueError, RecursionError) as error:
         raise TxlError(f"{path}: the checkpoint is damaged: its header is no JSON") from error
-    config, vocabulary, state = read_header(path, header, tensors.pop(VOCABULARY))
+    config, vocabulary, state = _read_header(path, header, tensors.pop(VOCABULARY))
     return Checkpoint(path, config, vocabulary, state, metadata["sha256"], tensors)
 
 
@@ -306,7 +233,7 @@ def load_parameters(model: Network, checkpoint: Checkpoint, given: dict[str, Ten
     Raises:
         TxlError: a parameter is missing, unknown or of another shape, by name.
     """
-    given, wanted = given or checkpoint.part("model"), dict(model.named_parameters())
+    given, wanted = checkpoint.part("model") if given is None else given, dict(model.named_parameters())
     check_shapes(checkpoint.path, {name: x.shape for name, x in given.items()}, wanted)
     with torch.no_grad():
         for name, parameter in wanted.items():
@@ -334,53 +261,3 @@ def restore(path: AnyPath, device: torch.device | str = "cpu") -> tuple[Network,
     model = make_network(checkpoint.config)
     load_parameters(model, checkpoint)
     return model.to(device).eval(), checkpoint
-
-
-def shards_folder(run: Path, step: int) -> Path:
-    """Where a sharded run is to keep its checkpoint of a step: never a folder that is there, since
-    one cannot be replaced at once."""
-    again = [version for (of, version), _ in _shards(run) if of == step]
-    return run / (f"last-{step}.{max(again) + 1}" if again else f"last-{step}")
-
-
-def find_last(run: Path) -> Path | None:
-    """The newest checkpoint of a run to go on from; None if there is none."""
-    found: dict[tuple[int, float], Path] = dict(_shards(run))
-    if (run / WHOLE).is_file():
-        found[_step(run / WHOLE), math.inf] = run / WHOLE
-    return found[max(found)] if found else None
-
-
-def remove_older(kept: Path) -> None:
-    """Removes the checkpoints to go on from that are not this one."""
-    for _, folder in _shards(kept.parent):
-        if folder != kept:
-            gone = folder.with_name(f".{folder.name}.old.tmp")  # at once, or half of it could be found
-            with suppress(OSError):
-                folder.rename(gone)
-                shutil.rmtree(gone)
-    whole = kept.parent / WHOLE
-    if whole != kept:
-        whole.unlink(missing_ok=True)
-
-
-def remove_unfinished(run: Path) -> None:
-    """Removes what killed processes were writing; for the only one that writes there."""
-    remove_leftovers(run)
-    for path in run.glob(".last-*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _shards(run: Path) -> list[tuple[tuple[int, int], Path]]:
-    """Folders by step, and how often that step was written before."""
-    named = [(_SHARDS.fullmatch(path.name), path) for path in run.glob("last-*")]
-    return [((int(match[1]), int(match[2] or 0)), path) for match, path in named if match and path.is_dir()]
-
-
-def _step(whole: Path) -> int:
-    """Of a file; -1 if that cannot be told."""
-    try:
-        with safe_open(whole, framework="pt") as file:
-            return int(json.loads((file.metadata() or {})["txl"])["state"]["step"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError):
-        return -1

@@ -1,5 +1,7 @@
-"""How to train, as a frozen dataclass that travels as JSON inside checkpoints."""
+"""The options of training, as a frozen dataclass that travels as JSON inside checkpoints; the
+learning rate of each update."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -16,7 +18,7 @@ MOST_LR = 1e6  # far beyond any use, and far from the end of float32
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train; names are those of the released code where it has them.
+    """The options of training; names are those of the released code where it has them.
 
     Attributes:
         steps: updates; each scores batch x tgt_len x accumulate tokens.
@@ -146,3 +148,22 @@ class TrainConfig:
             return cls(**{name: x for name, x in values.items() if name != "offload_memory"})
         except (TypeError, ValueError) as error:
             raise TxlError(f"the options of training are damaged: {error}") from error
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Learning rate of update `step`, from 0 on: linear warm-up, then as `config.schedule` says.
+
+    The released PyTorch code sets rates after updates, by their number. So with "cosine-released"
+    the first update has the peak rate, and the second the one of a warm-up's first.
+    """
+    warmup, released = config.warmup_updates, config.schedule == "cosine-released"
+    if released and step == 0:
+        return config.lr
+    if step < warmup:
+        return config.lr * (step if released else step + 1) / warmup
+    if config.schedule == "constant":
+        return config.lr
+    began = 0 if released else warmup
+    done = (step - began) / max(config.steps - began, 1)
+    cosine = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)

@@ -1,37 +1,15 @@
-"""Optimizers, the learning rate of each update, and averages of the weights."""
+"""Optimizers, and which parameters they are of."""
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from txl.errors import TxlError
 from txl.model import Network, as_transformer
 from txl.model.transformer import TransformerXL
 from txl.paper.recurrent import RecurrentNetwork
 from txl.training.config import TrainConfig
-
-
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """Learning rate of update `step`, from 0 on: linear warm-up, then as `config.schedule` says.
-
-    The released PyTorch code sets rates after updates, by their number. So with "cosine-released"
-    the first update has the peak rate, and the second the one of a warm-up's first.
-    """
-    warmup, released = config.warmup_updates, config.schedule == "cosine-released"
-    if released and step == 0:
-        return config.lr
-    if step < warmup:
-        return config.lr * (step if released else step + 1) / warmup
-    if config.schedule == "constant":
-        return config.lr
-    began = 0 if released else warmup
-    done = (step - began) / max(config.steps - began, 1)
-    cosine = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
 
 
 def layer_matrices(model: Network) -> list[nn.Parameter]:
@@ -92,59 +70,3 @@ def _views_under(
     views = [nn.Parameter(whole.detach()[rows]) for whole, rows in parts]
     # Updates of the size of Adam's, so that one learning rate suits both.
     return OfRows(views, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
-
-
-class WeightAverage:
-    """An average beside a model, of the kind that `TrainConfig.average` names.
-
-    Attributes:
-        losses: of validations so far, in order.
-        started: whether anything is averaged yet.
-    """
-
-    def __init__(self, model: Network, config: TrainConfig) -> None:
-        self.source, self.config = model, config
-        ema = get_ema_multi_avg_fn(config.ema_decay) if config.average == "ema" else None
-        self._average = None if config.average == "none" else AveragedModel(model, multi_avg_fn=ema)
-        self.started = config.average == "ema"
-        self.losses: list[float] = []
-
-    @property
-    def module(self) -> Network | None:
-        """Where the average is kept, whether or not it has begun; None without one."""
-        if self._average is None:
-            return None
-        averaged = self._average.module
-        assert isinstance(averaged, Network)
-        return averaged
-
-    def update(self) -> None:
-        """To be called after every update of the model."""
-        if self._average is not None and self.started:
-            self._average.update_parameters(self.source)
-
-    @property
-    def model(self) -> Network:
-        """The average as a model, or the model itself as long as nothing is averaged."""
-        if self._average is None or not self._average.n_averaged or self.module is None:
-            return self.source
-        return self.module
-
-    def validated(self, loss: float) -> None:
-        """Takes a validation's loss; starts a triggered average where it is due (`is_due`)."""
-        if self.config.average == "triggered" and not self.started:
-            self.started = is_due(self.losses, loss, self.config.patience)
-        self.losses.append(loss)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint needs, beside `losses` and `started`."""
-        if self._average is None:
-            return {}
-        named = {f"average.{name}": p for name, p in self._average.module.named_parameters()}
-        return named | {"average_count": self._average.n_averaged}
-
-
-def is_due(losses: Sequence[float], loss: float, patience: int) -> bool:
-    """Whether a validation is worse than the best of all before it but the last `patience` ones
-    (non-monotone trigger, Merity et al. 2018, algorithm 1)."""
-    return len(losses) > patience and loss > min(losses[:-patience])

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from txl.errors import TxlError
-from txl.paths import AnyPath, append_text, lock_file, naming, read_bytes, read_text, replace_text
-from txl.training.checkpoint import find_last, remove_unfinished
+from txl.paths import AnyPath, append_text, lock_file, naming, read_bytes, read_text, remove_leftovers, replace_text
+from txl.training.checkpoint import BEST, LAST
 
 # What may differ when a run is resumed: how long it is, what is looked at, how it is computed.
 CHANGEABLE = ("steps", "eval_every", "save_every", "log_every", "batch_chunk", "compile", "recompute")
@@ -22,7 +22,7 @@ _locks: dict[str, tuple[int, int]] = {}  # held, by folder: descriptor and inode
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What `run.json` says of a run: the options of model and training as JSON, and the corpus."""
+    """The contents of `run.json`: the options of model and training as JSON, and the corpus."""
 
     model: dict[str, Any]
     train: dict[str, Any]
@@ -31,7 +31,7 @@ class RunRecord:
 
 def refuse_used_folder(folder: AnyPath) -> None:
     """Raises TxlError if a run has left a checkpoint in the folder."""
-    if find_last(Path(folder)) or Path(folder, "best.safetensors").exists():
+    if Path(folder, LAST).exists() or Path(folder, BEST).exists():
         raise TxlError(f"{folder}: already holds a run; continue it with --resume or choose another folder")
 
 
@@ -66,7 +66,7 @@ def take(folder: Path) -> None:
         TxlError: another process trains there.
     """
     lock(folder)
-    remove_unfinished(folder)
+    remove_leftovers(folder)
 
 
 def write_record(folder: Path, model: dict[str, Any], train: dict[str, Any], corpus: Path) -> None:

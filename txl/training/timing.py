@@ -1,4 +1,4 @@
-"""What is decided before a run: how many updates fill a time, by a trial, and its precision."""
+"""Decisions before a run: how many updates fill a time, by a trial, and its precision."""
 
 import contextlib
 import dataclasses
@@ -19,12 +19,11 @@ _UNTIMED, _TIMED = 4, 16  # updates of a trial
 
 def timed(
     minutes: float, corpus: Corpus, model: Config, config: TrainConfig, device: torch.device, world: World = World(),  # noqa: B008 - frozen
-    shard: bool = False,
 ) -> TrainConfig:  # fmt: skip
     """The configuration with as many updates as fill the time, evaluated and saved four times;
     warm-up is a thirtieth of them at most. Judged by a trial of a few updates; a `Trainer.run` that
     is given the seconds, too, follows the clock from there."""
-    with _trial(corpus, model, config, device, world, shard) as trial:
+    with _trial(corpus, model, config, device, world) as trial:
         trial.advance(_UNTIMED)
         seconds = _seconds(trial, _TIMED, world)
     steps = max(int(minutes * 60 / seconds), 1)
@@ -46,16 +45,14 @@ def with_precision(config: TrainConfig, device: torch.device, world: World = Wor
 
 
 @contextlib.contextmanager
-def _trial(
-    corpus: Corpus, model: Config, config: TrainConfig, device: torch.device, world: World, shard: bool
-) -> Iterator[Trainer]:
+def _trial(corpus: Corpus, model: Config, config: TrainConfig, device: torch.device, world: World) -> Iterator[Trainer]:
     """A trainer that writes nothing; torch's generators are then as they were before."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield Trainer(None, corpus, model, config, device=device, world=world, shard=shard)
+        yield Trainer(None, corpus, model, config, device=device, world=world)
 
 
 def _seconds(trial: Trainer, updates: int, world: World) -> float:
-    """Of an update, in the slowest of the processes."""
+    """The seconds of an update, in the slowest of the processes."""
     began = time.perf_counter()
     trial.advance(updates)
     return max(world.gather((time.perf_counter() - began) / updates))

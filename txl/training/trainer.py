@@ -16,7 +16,7 @@ from torch import Tensor
 
 from txl.distributed import SharedError, World, agree_on
 from txl.errors import Interrupted, TxlError
-from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, perplexity
+from txl.evaluation.evaluate import Reading, Score, Sizes, evaluate, perplexity, resolve
 from txl.model import Network, make_network
 from txl.model.config import PLACES, Config, RecurrentConfig
 from txl.paths import AnyPath, lock_folder, replace_text
@@ -24,11 +24,9 @@ from txl.text.corpus import Corpus, load
 from txl.text.streams import training_streams
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
-from txl.training.checkpoint import Saved
-from txl.training.config import TrainConfig
-from txl.training.data import Batches
-from txl.training.optimizer import learning_rate
-from txl.training.update import NotFinite, Updated, Updater
+from txl.training.checkpoint import Checkpoint
+from txl.training.config import TrainConfig, learning_rate
+from txl.training.update import Batches, NotFinite, Updated, Updater
 from txl_kernels.call import DROPOUT_BITS
 
 _DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
@@ -40,14 +38,14 @@ class Trainer:
     """A run: model, optimizers, data, and the folder they are kept in.
 
     Files: `run.json` (configurations), `log.jsonl` (one object a line), `last.safetensors`
-    (resumable; a sharded run has a folder `last-STEP`), `best.safetensors` (parameters with the
+    (resumable), `best.safetensors` (parameters with the
     lowest validation loss; the average's where one is kept).
 
     Several processes train as one: each makes a trainer with the same arguments but its own `world`
     and device, and calls its methods as the others do. Only the first writes, and reports.
 
     Attributes:
-        model: with parameters sharded where the run is. updater: that and what trains it.
+        model: what is trained. updater: that and what trains it.
         batches: segments and memory of this process's streams.
         step: updates done. saved_step: of the newest checkpoint; None without one.
         attn_len: most keys a token sees in training.
@@ -64,17 +62,14 @@ class Trainer:
         resume: bool = False,
         device: torch.device | str = "cpu",
         tensorboard: bool = False,
-        init: checkpoints.Checkpoint | None = None,
+        init: Checkpoint | None = None,
         world: World = World(),  # noqa: B008 - frozen
-        shard: bool = False,
     ) -> None:
         """Starts a run, or takes one up again at its last checkpoint, with as many processes as
         there are now.
 
         folder: None for a trial, which writes nothing: only `advance` may be called.
         init: whose parameters a new run begins with; None to draw them.
-        shard: parameters, gradients and the optimizer's state over the processes (FSDP2), which
-            must have been joined (`txl.distributed.joined`).
 
         Raises:
             TxlError: `init` is of another vocabulary or other sizes; the folder already holds a run
@@ -84,18 +79,14 @@ class Trainer:
         """
         trial = folder is None
         self.folder = folder = Path() if folder is None else Path(folder)
-        self.corpus, self.config, self.world, self.shard = corpus, config, world, shard
+        self.corpus, self.config, self.world = corpus, config, world
         self.device = torch.device(device)
-        self.best = folder / "best.safetensors"
+        self.best, self.last = folder / checkpoints.BEST, folder / checkpoints.LAST
         with world.together():
             self._check(model_config)
-        agree_on(world, corpus.fingerprint, model_config.to_json(), config.to_json(), shard)
+        agree_on(world, corpus.fingerprint, model_config.to_json(), config.to_json())
         with world.together():
             streams = training_streams(corpus, config.batch, config.scored, config.context, config.seed, config.streams)
-            if shard:
-                from txl.training.sharded import check_shards
-
-                check_shards(config)
             self.batches = Batches(streams, config, model_config, world, self.device)
             self._keep_corpus()
             if world.first:
@@ -112,16 +103,12 @@ class Trainer:
                     runs.begin(folder)
                 elif folder.is_dir():
                     runs.take(folder)
-        self.updater = Updater(network.to(self.device), config, world, self.device, shard)
+        self.updater = Updater(network.to(self.device), config, world, self.device)
         self.step = 0
         self.saved_step: int | None = None
         self.attn_len = model_config.attn_len(self.segment)
         self.best_loss = math.inf
         self.stop_requested = self.validation_due = False
-        self._writing: tuple[Path, Any, int] | None = None  # a sharded checkpoint, its step
-        self._group: Any = None
-        if shard:
-            self._group = torch.distributed.new_group(backend="gloo")  # training talks while it is written
         if resume:
             self._restore()
         elif not world.first:
@@ -141,11 +128,6 @@ class Trainer:
     @property
     def segment(self) -> int:
         return self.config.scored + self.config.context
-
-    @property
-    def last(self) -> Path:
-        """The checkpoint to go on from, or where it will be."""
-        return checkpoints.find_last(self.folder) or self.folder / checkpoints.WHOLE
 
     def _check(self, model_config: Config) -> None:
         """Raises TxlError where corpus, network and training do not go together."""
@@ -213,18 +195,18 @@ class Trainer:
             stop = self.stop_requested if self.world.size == 1 else updated.stop
             if stop and self.step < c.steps:  # a validation that is due takes its time
                 self.validation_due = self.step % c.eval_every == 0
-                self.save(wait=True)
+                self.save()
                 raise Interrupted
             if self.step % c.eval_every == 0 or self.step == c.steps:
                 paused = time.perf_counter()
-                if self.saved_step is None and self._writing is None:
+                if self.saved_step is None:
                     self.validation_due = True  # whatever ends the run from here on, it can be resumed
                     self.save()
                     self.validation_due = False
                 self._evaluate(report)
                 since += time.perf_counter() - paused
             if self.step % c.save_every == 0 or self.step == c.steps:
-                self.save(wait=self.step == c.steps)
+                self.save()
 
     def _follow_clock(self, first: int, taken: float, seconds: float) -> TrainConfig:
         """Sets `config.steps` to what fits into so many seconds, by those taken since step `first`,
@@ -247,27 +229,29 @@ class Trainer:
         return updated
 
     def _last_good(self) -> str:
-        self._wait()
         if self.saved_step is None:
             return "no checkpoint had been written yet"
         return f"the last good checkpoint is {self.last} (step {self.saved_step})"
 
     def _score(self, model: Network) -> Score:
         """Score the validation split at the longest attention of training, by the first process."""
-        method = default_method(model)
         # By segments as in training; a window slides by half of itself.
-        segment = {"cached": 128, "segments": self.config.scored, "sliding": max(self.segment // 2, 1)}[method]
-        attn_len = self.attn_len if method == "cached" else model.config.mem_len + self.segment
+        reach, half = model.config.mem_len + self.segment, max(self.segment // 2, 1)
+        sizes: Sizes = {
+            "cached": (self.attn_len, 128),
+            "segments": (reach, self.config.scored),
+            "sliding": (reach, half),
+        }
+        reading = resolve(Reading(), model, sizes)
         return self.world.first_does(
             lambda: evaluate(
-                model, self.corpus.valid, self.corpus.vocabulary.start,
-                Reading(attn_len, method=method, segment=segment), limit=self.config.eval_tokens,
+                model, self.corpus.valid, self.corpus.vocabulary.start, reading, limit=self.config.eval_tokens
             )
-        )  # fmt: skip
+        )
 
     def _evaluate(self, report: OnEntry | None) -> None:
         """Validate the average, or the parameters where none is kept, and keep the best."""
-        model = self.updater.whole(self.updater.average.model)
+        model = self.updater.average.model
         score = self._score(model)
         self.updater.average.validated(score.nats)
         entry = {"step": self.step, "valid_loss": score.nats, "valid_bpc": score.bpc, "valid_ppl": score.ppl}
@@ -290,47 +274,21 @@ class Trainer:
         if report:
             report(entry)
 
-    def save(self, wait: bool = True) -> None:
+    def save(self) -> None:
         """Writes a checkpoint with everything a bit-exact continuation needs; by all processes.
 
-        wait: False lets a sharded run go on while it is written.
-
         Raises:
-            TxlError: it cannot be written, or the one before could not.
+            TxlError: it cannot be written.
         """
-        self._wait()
         with self.world.together():
             self._write_record()
-        state, tensors = self._state(), self.updater.state_dict() | self.batches.state_dict(gathered=not self.shard)
-        for own in [self._rng()] if self.shard else self.world.gather(self._rng()):
+        state, tensors = self._state(), self.updater.state_dict() | self.batches.state_dict()
+        for own in self.world.gather(self._rng()):
             tensors |= own
-        if self.shard:
-            from txl.training.sharded import begin_save
-
-            tensors |= {f"model.{name}": p for name, p in self.model.named_parameters()}
-            folder = self.world.first_does(lambda: checkpoints.shards_folder(self.folder, self.step))
-            begun = begin_save(folder, self.model.config, self.corpus.vocabulary, state, tensors, self._group)
-            self._writing = folder, begun, self.step
-            if wait:
-                self._wait()
-            return
         with self.world.together():
             if self.world.first:
-                path = self.folder / checkpoints.WHOLE
-                checkpoints.save(path, self.model, self.corpus.vocabulary, state, tensors)
-                checkpoints.remove_older(path)
+                checkpoints.save(self.last, self.model, self.corpus.vocabulary, state, tensors)
         self.saved_step = self.step
-
-    def _wait(self) -> None:
-        """Until a sharded checkpoint is written."""
-        if self._writing is None:
-            return
-        from txl.training.sharded import end_save
-
-        (folder, begun, step), self._writing = self._writing, None
-        with self.world.together():
-            end_save(folder, begun)
-        self.saved_step = step
 
     def _write_record(self) -> None:
         """Writes run.json: the steps may have followed the clock."""
@@ -338,7 +296,7 @@ class Trainer:
             runs.write_record(self.folder, self.model.config.to_json(), self.config.to_json(), self.corpus.folder)
 
     def _state(self) -> dict[str, Any]:
-        """What JSON holds of a run."""
+        """The JSON state of a run."""
         average = self.updater.average
         state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
         state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}
@@ -377,16 +335,9 @@ class Trainer:
             _tell_other_dropout(saved, getattr(self.model.config, "attn_dropout", 0.0))
             runs.truncate_log(self.folder / "log.jsonl", self.step, not self.validation_due)
 
-    def _open(self) -> Saved:
+    def _open(self) -> Checkpoint:
         """The newest checkpoint, of this very run."""
-        path = self.last
-        saved: Saved
-        if path.is_dir():
-            from txl.training.sharded import open_shards
-
-            saved = open_shards(path, range(self.world.rank, 1 << 20, self.world.size))  # each reads some to the end
-        else:
-            saved = checkpoints.load(path)
+        saved = checkpoints.load(self.last)
         if "train" not in saved.state:
             raise TxlError(f"{saved.path}: holds parameters only (a best checkpoint?); it cannot be resumed")
         try:
@@ -395,7 +346,7 @@ class Trainer:
             raise _damaged(saved, error) from error
         return saved
 
-    def _refuse_others(self, saved: Saved) -> None:
+    def _refuse_others(self, saved: Checkpoint) -> None:
         """Raises TxlError where the checkpoint is of other options or another text."""
         try:
             before = TrainConfig.from_json(saved.state["train"]).to_json()  # with the options that came later
@@ -412,7 +363,7 @@ class Trainer:
                 f"{self.folder}: steps is {self.config.steps}, but {saved.state['step']} updates are done already"
             )
 
-    def _take_up(self, saved: Saved) -> None:
+    def _take_up(self, saved: Checkpoint) -> None:
         self.updater.load_state_dict(saved)
         self.batches.load_state_dict(saved)
         self.step, self.best_loss = saved.state["step"], saved.state["best_loss"]
@@ -421,21 +372,21 @@ class Trainer:
             self._seed_anew()
             return
         name = _rng_name(self.world)
-        torch.set_rng_state(saved.read(f"{name}.cpu")[0])
-        if f"{name}.cuda" in saved.sizes and self.device.type == "cuda":
-            torch.cuda.set_rng_state(saved.read(f"{name}.cuda")[0], self.device)
+        torch.set_rng_state(saved.tensors[f"{name}.cpu"])
+        if f"{name}.cuda" in saved.tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(saved.tensors[f"{name}.cuda"], self.device)
 
 
 def _rng_name(world: World) -> str:
     return "rng" if world.first else f"rng.{world.rank}"
 
 
-def _damaged(saved: Saved, error: Exception) -> TxlError:
+def _damaged(saved: Checkpoint, error: Exception) -> TxlError:
     said = str(error) if isinstance(error, TxlError) else f"{type(error).__name__}: {error}"
     return TxlError(f"{saved.path}: the checkpoint is damaged: {said}")
 
 
-def _tell_other_warm_up(saved: Saved, config: TrainConfig) -> None:
+def _tell_other_warm_up(saved: Checkpoint, config: TrainConfig) -> None:
     """Warn where an earlier version began a warm-up that this one continues an update behind."""
     step, warmup = saved.state["step"], config.warmup_updates
     if config.schedule == "cosine-released" and "streams" not in saved.state["train"] and step < warmup:
@@ -446,7 +397,7 @@ def _tell_other_warm_up(saved: Saved, config: TrainConfig) -> None:
         )
 
 
-def _tell_other_dropout(saved: Saved, rate: float) -> None:
+def _tell_other_dropout(saved: Checkpoint, rate: float) -> None:
     """Warn where the version that began the run drew other bits for attention dropout."""
     if rate and saved.state.get("attention_dropout") != DROPOUT_BITS:
         warnings.warn(

@@ -34,7 +34,7 @@ def available_backends(
     and for now only by name; the others take any.
     """
     device = torch.device(device)
-    return [name for name, backend in BACKENDS.items() if backend.cannot_run(device, dtype, head_width) is None]
+    return [name for name, backend in BACKENDS.items() if backend.why_not_tensors(device, dtype, head_width) is None]
 
 
 def check_name(backend: str | None) -> None:
@@ -79,19 +79,19 @@ def _choose(backend: str | None, call: Call) -> str:
     if backend is None:
         return _first_that_runs(call.q.device, call.q.dtype, call.q.shape[-1], call)
     chosen = BACKENDS[backend]
-    reason = chosen.cannot_run(call.q.device, call.q.dtype, call.q.shape[-1]) or chosen.refuses(call)
-    reason = reason or fails(backend, call)
+    reason = chosen.why_not_tensors(call.q.device, call.q.dtype, call.q.shape[-1]) or chosen.why_not_call(call)
+    reason = reason or why_not_kind(backend, call)
     if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run: {reason}")
     return backend
 
 
 def choose_unasked(
-    device: torch.device, dtype: torch.dtype, head_width: int = 64, *, few: bool = False, gradients: bool = True
+    device: torch.device, dtype: torch.dtype, head_width: int = 64, *, decode: bool = False, gradients: bool = True
 ) -> str:
-    """What backend=None takes for calls of few queries (16 at most) or many, with gradients or
-    without. On a GPU the first answer of a kind tries it, which compiles kernels."""
-    return _first_that_runs(device, dtype, head_width, None, few, gradients)
+    """The backend that backend=None takes for calls of few queries (at most 16) or many, with
+    gradients or without. On a GPU the first answer of a kind tries it, which compiles kernels."""
+    return _first_that_runs(device, dtype, head_width, None, decode, gradients)
 
 
 def _first_that_runs(
@@ -99,36 +99,36 @@ def _first_that_runs(
     dtype: torch.dtype,
     head_width: int,
     call: Call | None,
-    few: bool = False,
+    decode: bool = False,
     gradients: bool = True,
 ) -> str:
     """The first backend that runs such a call, the last of which runs any. One warning says why a
     faster one is left out."""
     left_out = None
     for name, backend in BACKENDS.items():
-        if backend.cannot_run(device, dtype, head_width) is not None:
+        if backend.why_not_tensors(device, dtype, head_width) is not None:
             continue
         if name == cuda.NAME and not _cuda_unasked(call):
             continue
-        if call is not None and backend.refuses(call) is not None:
+        if call is not None and backend.why_not_call(call) is not None:
             continue
         if call is not None:
-            reason = fails(name, call)
+            reason = why_not_kind(name, call)
         elif name in KERNELS and self_check.concerns(device):
-            reason = _why_not(False, name, device, dtype, head_width, few, gradients)
+            reason = _why_not(False, name, device, dtype, head_width, decode, gradients)
         else:
             reason = None
         if reason is None:
             break
         left_out = f"backend={name!r} is left out: {reason}"
     if left_out is None and name == reference.NAME and call is not None:
-        left_out = _why_reference(call)
+        left_out = _why_not_kernels(call)
     if left_out is not None:
         _warn(device.type, left_out)
     return name
 
 
-def fails(name: str, call: Call, gradients: bool | None = None) -> str | None:
+def why_not_kind(name: str, call: Call, gradients: bool | None = None) -> str | None:
     """Why a backend that takes a call is not to be used for its kind, as a small case on a GPU
     showed; None where it agreed with the reference, or could not be tried.
 
@@ -137,17 +137,20 @@ def fails(name: str, call: Call, gradients: bool | None = None) -> str | None:
     if name not in KERNELS or not self_check.concerns(call.q.device):
         return None
     if torch.compiler.is_compiling():  # one graph is for all lengths: none is asked for
-        reasons = (_why_not(True, *self_check.kind_of(name, call, gradients, few)) for few in (False, True))
+        reasons = (_why_not(True, *self_check.kind_of(name, call, gradients, decode)) for decode in (False, True))
         return next((x for x in reasons if x is not None), None)
     return None if call.q.numel() == 0 else _why_not(False, *self_check.kind_of(name, call, gradients))
 
 
 def _why_not(is_traced: bool, *kind: Any) -> str | None:
-    """`self_check.disagrees` of the kind with these fields. What it raises while a call is traced,
-    where it would reach the user as the compiler's, it raises again when the graph first runs."""
+    """`self_check.why_not_trusted` of the kind with these fields.
+
+    What it raises while a call is traced, where it would reach the user as the compiler's, it
+    raises again when the graph first runs.
+    """
     name: str = kind[0]
     try:
-        reason: str | None = self_check.disagrees(KERNELS[name], self_check.Kind(*kind))
+        reason: str | None = self_check.why_not_trusted(KERNELS[name], self_check.Kind(*kind))
     except Exception:
         if not is_traced:
             raise
@@ -163,17 +166,19 @@ def _cuda_unasked(call: Call | None) -> bool:
     """Whether a device has shown that it is right and faster for such a call."""
     if call is None or not (cuda.VERIFIED or cuda.HOPPER_VERIFIED):
         return False
-    if call.q.size(2) > cuda.MOST_QUERIES or needs_gradients(call):
+    if call.q.size(2) > cuda.MAX_DECODE_QUERIES or needs_gradients(call):
         return cuda.HOPPER_VERIFIED
     return cuda.VERIFIED and call.q.size(2) <= cuda.FASTER_UP_TO
 
 
-def _why_reference(call: Call) -> str | None:
+def _why_not_kernels(call: Call) -> str | None:
     """Why kernels that could be expected do not take a call; None where none could be."""
     kernels, dtypes = _EXPECTED.get(call.q.device.type, (None, ()))
     if kernels is None or call.q.dtype not in dtypes:
         return None
-    reason: str | None = kernels.cannot_run(call.q.device, call.q.dtype, call.q.shape[-1]) or kernels.refuses(call)
+    reason: str | None = kernels.why_not_tensors(call.q.device, call.q.dtype, call.q.shape[-1]) or kernels.why_not_call(
+        call
+    )
     return reason
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends import native_modules
-from txl_kernels.backends.protocol import HeadWidths, Prepared, unsupported
+from txl_kernels.backends.protocol import HeadWidths, Prepared, why_not_dtype
 from txl_kernels.call import ALL, Call, Wanted, drop_threshold, empty_like_rows, empty_out, inputs_of
 
 NAME = "native"
@@ -21,15 +21,15 @@ READS_BOUNDS = True
 native = native_modules.load("_native", "C++")
 
 
-def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
     """Why this backend cannot take tensors of this device and dtype, of any head width; None if it
     can."""
     if device.type != "cpu":
         return f"{NAME} runs on the cpu, not on {device.type}"
-    return unsupported(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or native.missing
+    return why_not_dtype(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or native.why_not_loaded
 
 
-def refuses(call: Call) -> str | None:
+def why_not_call(call: Call) -> str | None:
     """Takes every call."""
     return None
 
@@ -77,7 +77,7 @@ def make_plan(call: Call, out: Tensor) -> Any:
 
 
 class _Kept(NamedTuple):
-    """What calls of one signature share."""
+    """A plan and its shapes, shared by calls of one signature."""
 
     plan: Any
     empty_like: Callable[[Tensor], Tensor]  # empty_like_rows, or what is the same for these inputs

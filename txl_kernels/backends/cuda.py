@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends import native_modules
-from txl_kernels.backends.protocol import HeadWidths, Prepared, gpu_lacks, unsupported
+from txl_kernels.backends.protocol import HeadWidths, Prepared, why_not_dtype, why_not_gpu
 from txl_kernels.call import (
     ALL,
     INPUTS,
@@ -30,18 +30,18 @@ from txl_kernels.call import (
 
 NAME = "cuda"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of txl::Type
-HEAD_WIDTHS = HeadWidths(multiple_of=8, most=256)
+HEAD_WIDTHS = HeadWidths(multiple_of=8, maximum=256)
 READS_BOUNDS = False
 # Whether a device's record of it lies in benchmarks/results/. Until then it runs only when asked
 # for by name.
 VERIFIED = False
-MOST_QUERIES, MOST_KEYS, MOST_HEADS = 16, 2**23, 65535
+MAX_DECODE_QUERIES, MAX_DECODE_KEYS, MAX_HEADS = 16, 2**23, 65535
 # The kernels of more queries, and of gradients.
 HOPPER, HOPPER_DTYPES, HOPPER_WIDTH = (9, 0), (torch.bfloat16, torch.float16), 128
 ROW_BYTES = 16
-MOST_LONG_KEYS = 2**26 - 128  # the rings' addresses, 32 times a key, are 32-bit integers
-MOST_TEXTS = 65535  # of many queries: the last axis of a grid
-MOST_TABLES = 16  # of dr, for the same bits at every run
+MAX_PREFILL_KEYS = 2**26 - 128  # the rings' addresses, 32 times a key, are 32-bit integers
+MAX_BATCH = 65535  # of many queries: the last axis of a grid
+MAX_TABLES = 16  # of dr, for the same bits at every run
 _LONG = "cuda, long"  # the key of a plan for many queries beside NAME's
 # What backend=None gives it once it is verified: beyond, Triton's matrix units have less arithmetic
 # to do.
@@ -50,56 +50,56 @@ HOPPER_VERIFIED = False  # the same of the kernels of more queries and of gradie
 native = native_modules.load("_cuda", "CUDA")
 
 
-def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
     """Why this backend cannot take tensors of this device, dtype and head width; None if it can."""
-    reason: str | None = unsupported(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or _absent_from(device)
+    reason: str | None = why_not_dtype(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or _why_not_device(device)
     return reason
 
 
-def _absent_from(device: torch.device) -> str | None:
+def _why_not_device(device: torch.device) -> str | None:
     """Why the kernels do not run on a device at all."""
     if device.type != "cuda":
         return f"cuda runs on CUDA devices, not on {device.type}"
-    return native.missing or gpu_lacks(device) or _driver_lacks()
+    return native.why_not_loaded or why_not_gpu(device) or _why_not_driver()
 
 
 @functools.cache
-def _driver_lacks() -> str | None:
+def _why_not_driver() -> str | None:
     """The module's own runtime may want a newer driver than torch's."""
     reason = native.module.no_driver()
     return f"cuda cannot use the GPU: {reason}" if reason else None
 
 
 # As in the triton backend: torch.compile asks once, while it traces.
-setattr(_absent_from, "_dynamo_marked_constant", True)  # noqa: B010
+setattr(_why_not_device, "_dynamo_marked_constant", True)  # noqa: B010
 
 
-def refuses(call: Call) -> str | None:
+def why_not_call(call: Call) -> str | None:
     """Why this call is none for these kernels; None if it is."""
     reason = _beyond(call)
     if reason is not None:
         return f"it does not take {reason}; backend='triton' does"
-    few, gradients = call.q.size(2) <= MOST_QUERIES, needs_gradients(call)
+    few, gradients = call.q.size(2) <= MAX_DECODE_QUERIES, needs_gradients(call)
     is_long = not few or gradients
     if is_long:
-        reason = hopper_refuses(call)
+        reason = why_not_hopper(call)
         if reason is not None:
-            what = "gradients" if few else f"{call.q.size(2)} queries (L), where others take {MOST_QUERIES}"
+            what = "gradients" if few else f"{call.q.size(2)} queries (L), where others take {MAX_DECODE_QUERIES}"
             return f"{reason}, as the kernels do that compute {what}; backend='triton' takes any call"
-    if call.q.size(1) > MOST_HEADS:
-        return f"it takes at most {MOST_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
-    if is_long and call.q.size(0) > MOST_TEXTS:
-        return f"it takes at most {MOST_TEXTS} batch rows (B), got {call.q.size(0)}; backend='triton' takes any number"
+    if call.q.size(1) > MAX_HEADS:
+        return f"it takes at most {MAX_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
+    if is_long and call.q.size(0) > MAX_BATCH:
+        return f"it takes at most {MAX_BATCH} batch rows (B), got {call.q.size(0)}; backend='triton' takes any number"
     keys = memory_len_of(call) + call.q.size(2)
     keys = keys if call.left is None or is_long else min(keys, call.left + call.q.size(2))
-    most, what = (MOST_LONG_KEYS, "M + L") if is_long else (MOST_KEYS, "M + L, or the window")
-    if keys > most:
-        return f"it takes at most {most} keys ({what}), got {keys}; backend='triton' takes any number"
+    maximum, what = (MAX_PREFILL_KEYS, "M + L") if is_long else (MAX_DECODE_KEYS, "M + L, or the window")
+    if keys > maximum:
+        return f"it takes at most {maximum} keys ({what}), got {keys}; backend='triton' takes any number"
     return None
 
 
 def _beyond(call: Call) -> str | None:
-    """What of the formula is in a call and not in these kernels."""
+    """The part of the formula that a call asks for and these kernels lack."""
     if call.softcap:
         return f"softcap, got {call.softcap}"
     if call.r is None or call.r_bias is not None:
@@ -109,9 +109,8 @@ def _beyond(call: Call) -> str | None:
     return None
 
 
-def hopper_refuses(call: Call) -> str | None:
-    """What the kernels of many queries and of gradients need and a call does not give; None if it
-    does."""
+def why_not_hopper(call: Call) -> str | None:
+    """Why the kernels of prefill and of gradients do not take a call; None if they do."""
     capability = _capability(call.q.device)
     if capability != HOPPER:
         return f"it needs a GPU of compute capability {HOPPER[0]}.{HOPPER[1]}, this is {capability[0]}.{capability[1]}"
@@ -126,7 +125,7 @@ def hopper_refuses(call: Call) -> str | None:
 
 
 def _rows_apart(x: Tensor) -> bool:
-    """Whether every row begins where the copy engine can read it, behind the row before."""
+    """Whether every row begins where TMA can read it, behind the row before."""
     item = x.element_size()
     steps = [step for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1 and step]
     is_repeated = x.dim() > 1 and x.size(-2) > 1 and x.stride(-2) == 0
@@ -136,8 +135,8 @@ def _rows_apart(x: Tensor) -> bool:
 
 
 def _address(x: Tensor) -> int:
-    """Where it begins. Tensors that are traced or differentiated by torch.func begin nowhere, here
-    at 0: the module looks again at every call."""
+    """The address of a tensor. Tensors that are traced or differentiated by torch.func begin
+    nowhere, here at 0: the module looks again at every call."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
         return 0
     try:
@@ -187,7 +186,7 @@ def backward(
     with _on(call.q.device):
         plan = None if prepared is None else prepared.plans.get(_LONG)
         if plan is None:
-            reason = hopper_refuses(call)  # a raw operator's forward cannot know of gradients
+            reason = why_not_hopper(call)  # a raw operator's forward cannot know of gradients
             if reason is not None:
                 raise RuntimeError(f"backend={NAME!r} cannot compute gradients: {reason}; backend='triton' can")
             plan = long_plan(call, out, _multiprocessors(call.q.device))
@@ -196,7 +195,7 @@ def backward(
                 prepared.plans[_LONG] = plan
         slots, tables = 0, 1
         if torch.are_deterministic_algorithms_enabled():
-            slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MOST_TABLES)
+            slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MAX_TABLES)
             tables = 2 * slots  # a block has two warpgroups at most
         asked = tuple(x if x.numel() else None for x in gradients[: INPUTS.index("r_bias")])
         workspace = call.q.new_empty(plan.backward_workspace(asked, slots), dtype=torch.float32)
@@ -212,7 +211,7 @@ def backward(
 
 def make_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
     """The call as the module knows it, without pointers: what calls of one signature share."""
-    if call.q.size(2) > MOST_QUERIES:
+    if call.q.size(2) > MAX_DECODE_QUERIES:
         return long_plan(call, out, multiprocessors)
     return native.module.Plan(call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors, _index(call))
 

@@ -84,7 +84,7 @@ def _advice(error: Exception) -> str | None:
 
 
 def _missing_to_compile() -> str:
-    """What Triton needs to build its launcher."""
+    """The tools that Triton needs to build its launcher."""
     header = Path(sysconfig.get_path("include"), "Python.h")
     lacks = []
     if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")))):

@@ -28,7 +28,7 @@ class NativeModule:
 
     module: Any = None
     file: Path | None = None
-    missing: str | None = None
+    why_not_loaded: str | None = None
 
 
 def load(name: str, language: str) -> NativeModule:
@@ -51,7 +51,7 @@ def load(name: str, language: str) -> NativeModule:
             connect(module)
             return NativeModule(module, file)
         errors.append(_left_behind(language, file))
-    return NativeModule(missing=errors[0] if errors else _nowhere(language))
+    return NativeModule(why_not_loaded=errors[0] if errors else _nowhere(language))
 
 
 def _file_of(name: str, folder: Path) -> Path | None:
@@ -80,7 +80,7 @@ def torch_library() -> ctypes.CDLL | None:
 
 
 def address_of(name: str) -> int:
-    """Where a function of torch's library or its dependencies lies; 0 if there is none."""
+    """The address of a function in torch's library or its dependencies; 0 if there is none."""
     function = getattr(torch_library(), name, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 

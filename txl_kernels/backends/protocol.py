@@ -1,4 +1,4 @@
-"""What a backend is, and what several of them ask of a device.
+"""The protocol of a backend, and questions that several backends ask of a device.
 
 Modules implement it: their functions are its methods, their constants its attributes.
 """
@@ -16,7 +16,8 @@ from txl_kernels.call import ALL, Call, Wanted
 
 @dataclasses.dataclass(slots=True)
 class Prepared:
-    """What is kept between calls of one signature: the same shapes, strides, dtypes and settings.
+    """The record kept between calls of one signature: the same shapes, strides, dtypes and
+    settings.
 
     Attributes:
         always: the backend that runs every such call, by what was asked for (None or a name).
@@ -38,7 +39,7 @@ class HeadWidths(NamedTuple):
     """Head widths D that a backend takes."""
 
     multiple_of: int = 1
-    most: int | None = None
+    maximum: int | None = None
 
 
 class Backend(Protocol):
@@ -62,10 +63,10 @@ class Backend(Protocol):
         are out of range.
         """
 
-    def cannot_run(self, device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+    def why_not_tensors(self, device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
         """Why it cannot take tensors of this device, dtype and head width; None if it can."""
 
-    def refuses(self, call: Call) -> str | None:
+    def why_not_call(self, call: Call) -> str | None:
         """Why it does not take this call of tensors that it could take; None if it does."""
 
     def forward(
@@ -97,7 +98,7 @@ def _join(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
-def unsupported(
+def why_not_dtype(
     name: str, dtypes: tuple[torch.dtype, ...], widths: HeadWidths, dtype: torch.dtype, head_width: int
 ) -> str | None:
     """Why a backend of these dtypes and widths does not take tensors of this dtype and head width;
@@ -105,15 +106,15 @@ def unsupported(
     if dtype not in dtypes:
         short = [str(x).removeprefix("torch.") for x in (*dtypes, dtype)]
         return f"{name} takes {_join(short[:-1])}, not {short[-1]}"
-    too_wide = widths.most is not None and head_width > widths.most
+    too_wide = widths.maximum is not None and head_width > widths.maximum
     if too_wide or head_width % widths.multiple_of:
         multiples = f" that are multiples of {widths.multiple_of}" if widths.multiple_of > 1 else ""
-        return f"{name} takes head widths{multiples} up to {widths.most}, not {head_width}"
+        return f"{name} takes head widths{multiples} up to {widths.maximum}, not {head_width}"
     return None
 
 
 @functools.cache
-def gpu_lacks(device: torch.device) -> str | None:
+def why_not_gpu(device: torch.device) -> str | None:
     """Why kernels for NVIDIA GPUs from sm_80 on do not run on a CUDA device; None if they do."""
     if torch.version.hip is not None:
         return "ROCm is refused: the kernels are for NVIDIA GPUs"
@@ -121,19 +122,3 @@ def gpu_lacks(device: torch.device) -> str | None:
         return "no CUDA device is available"
     major, minor = torch.cuda.get_device_capability(device)
     return None if major >= 8 else f"a GPU of compute capability 8.0 or newer is needed, {device} has {major}.{minor}"
-
-
-def can_autocast(device_type: str) -> bool:
-    """Whether torch.autocast knows the device."""
-    return torch.amp.is_autocast_available(device_type)
-
-
-# torch.compile asks once, while it traces: that of torch 2.6 cannot follow the question.
-setattr(can_autocast, "_dynamo_marked_constant", True)  # noqa: B010
-
-
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """What torch.autocast casts to on the device; None where it is off."""
-    if (device_type != "cpu" and not can_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
-        return None
-    return torch.get_autocast_dtype(device_type)

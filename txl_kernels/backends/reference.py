@@ -6,8 +6,9 @@ It builds the L x S scores in memory; float16 and bfloat16 are computed in float
 import torch
 from torch import Tensor
 
-from txl_kernels.backends.protocol import HeadWidths, Prepared, can_autocast
+from txl_kernels.backends.protocol import HeadWidths, Prepared
 from txl_kernels.call import Call, intervals, keep_mask, keep_scale, memory_len_of, table_len_of
+from txl_kernels.checks import can_autocast
 
 NAME = "reference"
 DTYPES = None
@@ -15,12 +16,12 @@ HEAD_WIDTHS = HeadWidths()
 READS_BOUNDS = True
 
 
-def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
     """Runs everywhere."""
     return None
 
 
-def refuses(call: Call) -> str | None:
+def why_not_call(call: Call) -> str | None:
     """Takes every call."""
     return None
 
@@ -51,7 +52,7 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def exact(dtype: torch.dtype) -> torch.dtype:
-    """What tensors of a dtype are computed in."""
+    """The dtype in which tensors of a dtype are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

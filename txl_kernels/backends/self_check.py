@@ -24,13 +24,14 @@ from torch import Tensor
 from txl_kernels.backends import cuda, reference, triton
 from txl_kernels.backends.failures import is_transient, reason_of
 from txl_kernels.backends.protocol import Kernels
+from txl_kernels.backends.source_hash import hash_files
 from txl_kernels.call import INPUTS, Call, inputs_of, needs_gradients
 
 SETTING = "TXL_KERNELS_SELF_CHECK"
-FEW = cuda.MOST_QUERIES  # queries that have kernels of their own
+MAX_DECODE_QUERIES = cuda.MAX_DECODE_QUERIES
 # Of the norm of a result: ten times what kernels differ by; a fault of a kernel gives about 1.
 # float32 may be computed in tf32.
-MOST_WRONG = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+MAX_ERROR = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 ROOT = Path(__file__).resolve().parents[1]
 logger = logging.getLogger("txl_kernels")
 _T = TypeVar("_T")
@@ -43,7 +44,7 @@ class Kind(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     head_width: int
-    few: bool  # at most FEW queries
+    decode: bool  # at most MAX_DECODE_QUERIES queries
     gradients: bool
     value_width: int | None = None  # None: head_width
     r: bool = True
@@ -60,15 +61,15 @@ _lock = threading.Lock()
 _is_said = False
 
 
-def kind_of(backend: str, call: Call, gradients: bool | None = None, few: bool | None = None) -> Kind:
+def kind_of(backend: str, call: Call, gradients: bool | None = None, decode: bool | None = None) -> Kind:
     """The kind of a call. torch.compile's symbols become constants.
 
-    gradients, few: of the kind; None where the call itself says so.
+    gradients, decode: of the kind; None where the call itself says so.
     """
     q, gradients = call.q, needs_gradients(call) if gradients is None else gradients
     width, value_width = len(range(q.size(3))), len(range(call.v.size(3)))
     return Kind(
-        backend, q.device, q.dtype, width, q.size(2) <= FEW if few is None else few, gradients,
+        backend, q.device, q.dtype, width, q.size(2) <= MAX_DECODE_QUERIES if decode is None else decode, gradients,
         value_width=None if value_width == width else value_width,
         r=call.r is not None, r_bias=call.r_bias is not None, start=call.start is not None, end=call.end is not None,
         dropout=_holds(call.dropout_p > 0), softcap=_holds(call.softcap > 0),
@@ -110,7 +111,7 @@ def is_settled(kind: Kind) -> bool:
     return kind in _compared or kind.device.type != "cuda" or not is_wanted()
 
 
-def disagrees(kernels: Kernels, kind: Kind) -> str | None:
+def why_not_trusted(kernels: Kernels, kind: Kind) -> str | None:
     """Why a backend is not to be used for a kind of call, by its small case: how results differ
     from the reference's, or what it raised; None if they agree, or cannot be compared now.
 
@@ -131,8 +132,8 @@ def disagrees(kernels: Kernels, kind: Kind) -> str | None:
 
 
 def _in_a_thread(function: Callable[..., _T], *args: Any) -> _T:
-    """What a function returns or raises in a thread of its own, where none of the caller's modes,
-    transforms, tracers, streams and default devices is in force."""
+    """Return or raise what a function does in a thread of its own, where none of the caller's
+    modes, transforms, tracers, streams and default devices is in force."""
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -146,7 +147,7 @@ def _in_a_thread(function: Callable[..., _T], *args: Any) -> _T:
 
 
 def _find(kernels: Kernels, kind: Kind) -> str | None:
-    """`disagrees`, not remembered. What agreed before is still run: it may no longer compile."""
+    """`why_not_trusted`, not remembered. What agreed before still runs: it may not compile."""
     note = _note_of(kind)
     is_known = note is not None and note.exists()
     if not is_known:
@@ -216,10 +217,10 @@ def _compare(kernels: Kernels, kind: Kind, exact: Call, with_dlse: bool) -> str 
         if want is None:  # of a bias that multiplies no table
             continue
         error = torch.inf if got is None else float((got.cpu().double() - want).norm() / want.norm())
-        if not error <= MOST_WRONG[kind.dtype]:
+        if not error <= MAX_ERROR[kind.dtype]:
             return (
                 f"its {name} for a small case in {str(kind.dtype).removeprefix('torch.')} at head width "
-                f"{kind.head_width} is off by {error:.2g} of its norm, where {MOST_WRONG[kind.dtype]:.2g} is allowed"
+                f"{kind.head_width} is off by {error:.2g} of its norm, where {MAX_ERROR[kind.dtype]:.2g} is allowed"
             )
     return None
 
@@ -262,10 +263,10 @@ def case_of(kind: Kind, fills: bool = False) -> Call:
     as the dtype has them, in float64. fills: of at least as many batch rows and heads as the device
     has multiprocessors."""
     generator = torch.Generator("cpu").manual_seed(0)
-    batch, heads, length, memory = (2, 2, 3, 150) if kind.few else (1, 2, 70, 90)
+    batch, heads, length, memory = (2, 2, 3, 150) if kind.decode else (1, 2, 70, 90)
     if fills:
         batch = -(-_multiprocessors(kind.device) // heads)
-        length, memory = (3, 150) if kind.few else (20, 60)
+        length, memory = (3, 150) if kind.decode else (20, 60)
     width, keys = kind.head_width, memory + length
     value_width = width if kind.value_width is None else kind.value_width
 
@@ -286,7 +287,7 @@ def case_of(kind: Kind, fills: bool = False) -> Call:
         (at - 37).contiguous() if kind.start else None,
         (at + 1 - at % 3).contiguous() if kind.end else None,
         torch.tensor([1234], dtype=torch.int64, device="cpu") if kind.dropout else None,
-        0, None, 0, width**-0.5, 0.25 if kind.dropout else 0.0, 5.0 if kind.softcap else 0.0,
+        None, 0, 0, width**-0.5, 0.25 if kind.dropout else 0.0, 5.0 if kind.softcap else 0.0,
     )  # fmt: skip
 
 
@@ -305,7 +306,7 @@ def _note_of(kind: Kind) -> Path | None:
 
 
 def _machine(device: torch.device) -> tuple[object, ...]:
-    """What the kernels run on, and what compiles them."""
+    """The device the kernels run on, and the versions that compile them."""
     properties = torch.cuda.get_device_properties(device)
     driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     return (
@@ -313,7 +314,7 @@ def _machine(device: torch.device) -> tuple[object, ...]:
         properties.major,
         properties.minor,
         driver,
-        triton.missing() or triton.version(),
+        triton.why_not_loaded() or triton.version(),
         torch.__version__,
     )
 
@@ -321,11 +322,8 @@ def _machine(device: torch.device) -> tuple[object, ...]:
 @functools.cache
 def _sources() -> str:
     """Hash of the package's own code, compiled modules' sources among it."""
-    digest = hashlib.sha256()
-    for file in _files():
-        digest.update(file.relative_to(ROOT).as_posix().encode() + b"\n" + file.read_bytes())
     module = cuda.native.module
-    return digest.hexdigest() + ("" if module is None else str(module.SOURCE_HASH))
+    return hash_files(ROOT, _files()) + ("" if module is None else str(module.SOURCE_HASH))
 
 
 def _files() -> Iterator[Path]:

@@ -1,11 +1,12 @@
-"""Which sources a compiled module is of: baked into it, and compared where the sources lie beside
-it.
+"""Hashes of source files: that of a compiled module's sources is baked into it, and compared where
+the sources lie beside it.
 
 CMake runs this file, so it imports nothing of the package.
 """
 
 import hashlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 _SUFFIXES = (".cpp", ".h", ".cu", ".cuh")
@@ -15,12 +16,18 @@ _FOLDERS = {"_native": "cpu", "_cuda": "cuda"}  # of each module, in csrc; what 
 def source_hash(csrc: Path, name: str) -> str:
     """Hash of the names and contents of the sources of module `name`: 16 hexadecimal digits."""
     others = {csrc / folder for module, folder in _FOLDERS.items() if module != name}
+    found = (file for file in csrc.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
+    return hash_files(csrc, (file for file in found if others.isdisjoint(file.parents)))
+
+
+def hash_files(root: Path, files: Iterable[Path]) -> str:
+    """Hash of the contents of files under `root` and of their names there, in any order: 16
+    hexadecimal digits."""
     digest = hashlib.sha256()
-    for file in sorted(csrc.rglob("*")):
-        if file.suffix in _SUFFIXES and file.is_file() and others.isdisjoint(file.parents):
-            content = file.read_bytes()
-            digest.update(f"{file.relative_to(csrc).as_posix()}\n{len(content)}\n".encode())
-            digest.update(content)
+    for file in sorted(files):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(root).as_posix()}\n{len(content)}\n".encode())
+        digest.update(content)
     return digest.hexdigest()[:16]
 
 

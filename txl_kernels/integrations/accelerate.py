@@ -229,7 +229,7 @@ def _check(model: Any, streaming: Any, weights: Any, window: Any, verify: Any, e
 def judge(
     name: str, module: nn.Module, above: Sequence[nn.Module], verify: bool = False
 ) -> tuple[Row | None, Peer | None]:
-    """What is to become of a module that is not accelerated: its row in a report, None for one that
+    """The decision about a module that is not accelerated: its row in a report, None for one that
     nobody knows; and the peer whose adapter it gets, or None.
 
     above: the modules that hold it, outermost first.
@@ -368,6 +368,6 @@ def _hindrance(peer: Peer, module: nn.Module, ancestors: Sequence[nn.Module]) ->
     if isinstance(module, torch.jit.ScriptModule):
         return "is a ScriptModule"
     try:
-        return peer.refuses(module, ancestors)
+        return peer.why_not_module(module, ancestors)
     except AttributeError as error:
         return f"is not complete: {error}"

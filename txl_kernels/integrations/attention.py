@@ -1,4 +1,4 @@
-"""What adapters call: masks to intervals, encodings to a table, and the attention itself."""
+"""Functions that adapters call: masks to intervals, encodings to a table, and the attention."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels.bounds import scan
-from txl_kernels.forms import merged
+from txl_kernels.composed import merged
 from txl_kernels.functional import rel_attention
 from txl_kernels.seed import new_seed
 
@@ -59,13 +59,13 @@ def visible(mask: Tensor) -> Tensor:
         raise AdditiveMask
     seen = mask == 0
     told = (seen | (mask <= 0.9 * torch.finfo(mask.dtype).min)).all()
-    if not holds(told, "the mask adds other numbers than 0 and -inf, of which txl_kernels knows nothing"):
+    if not holds(told, "the mask adds other values than 0 and -inf, which no kernel adds"):
         raise AdditiveMask
     return seen
 
 
 class AdditiveMask(ValueError):
-    """A mask that adds numbers to scores."""
+    """The error of a mask that adds values other than 0 and -inf to scores."""
 
 
 def four_axes(mask: Any) -> str | None:
@@ -113,20 +113,25 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, u: Tensor | None, w: Tensor | None, bounds: Bounds, *more: Bounds,
-    **settings: Any,
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, u: Tensor | None, w: Tensor | None, *bounds: Bounds,
+    past: int | None = None, **settings: Any,
 ) -> Tensor:  # fmt: skip
     """`rel_attention` of keys that include those before the queries: k, v [B, H, M + L, D].
 
-    Bidirectional unless settings say otherwise. more: further intervals that queries see, disjoint
-    from the first.
+    Bidirectional unless settings say otherwise.
+
+    bounds: intervals that queries see, disjoint if there are several.
+    past: distance of r's last row, where settings hold no zero_row; None for S - 1, the largest
+        there is, where libraries' tables end.
     """
+    if r is not None and "zero_row" not in settings:
+        settings["zero_row"] = r.size(-2) - 1 - (k.size(2) - 1 if past is None else past)
     memory_len = k.size(2) - q.size(2)
     memory = None
     if memory_len:
         memory = (k[:, :, :memory_len], v[:, :, :memory_len])
         k, v = k[:, :, memory_len:], v[:, :, memory_len:]
-    if more and settings.get("dropout_p"):
+    if len(bounds) > 1 and settings.get("dropout_p"):
         settings["dropout_seed"] = new_seed(q.device)
 
     def over(interval: Bounds, **returned: Any) -> Any:
@@ -136,26 +141,16 @@ def attend(
         )
 
     out: Tensor
-    if more:
-        out, _ = merged([over(interval, return_lse=True) for interval in (bounds, *more)])
+    if len(bounds) > 1:
+        out, _ = merged([over(interval, return_lse=True) for interval in bounds])
     else:
-        out = over(bounds)
+        out = over(*bounds)
     return out
 
 
-def attend_table(
-    q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor | None, w: Tensor | None, *bounds: Bounds,
-    past: int | None = None, **settings: Any,
-) -> Tensor:  # fmt: skip
-    """`attend` with a table r whose last row is of distance `past`; None for S - 1, the largest
-    there is, where libraries' tables end."""
-    past = k.size(2) - 1 if past is None else past
-    return attend(q, k, v, r, u, w, *bounds, zero_row=r.size(-2) - 1 - past, **settings)
-
-
 def dropout_of(dropout: nn.Module) -> float:
-    """What a Dropout module drops now: it may be in another mode than the attention around it. NaN
-    for a module of another kind, of which nobody knows it."""
+    """The rate that a Dropout module applies now: it may be in another mode than the attention
+    around it. NaN for a module of another kind, of which nobody knows it."""
     if type(dropout) is nn.Dropout:
         return float(dropout.p) if dropout.training else 0.0
     return 0.0 if type(dropout) is nn.Identity else math.nan
@@ -186,7 +181,7 @@ def same_for_all(x: Tensor, axis: int = 0) -> bool:
         return True
 
     def compare() -> bool:
-        message = "encodings differ between texts, of which a compiled txl_kernels knows nothing"
+        message = "encodings differ between batch rows, for which a compiled call has no table"
         return holds((x == x.narrow(axis, 0, 1)).all(), message)
 
     return once("encodings", x, axis, compare)

@@ -1,4 +1,4 @@
-"""What a module is taken for, in words: for who wonders why it was left alone."""
+"""An explanation of how a module is classified: for users who wonder why it was left alone."""
 
 import difflib
 import inspect
@@ -14,7 +14,7 @@ LINES = 60  # of a difference
 
 
 def explain(module: nn.Module) -> str:
-    """What `accelerate` takes an attention module for, or what differs from what it knows.
+    """Explain which class `accelerate` takes an attention module for, or what differs from it.
 
     The modules above it are not looked at; pass `accelerate` the model for a report of all.
 

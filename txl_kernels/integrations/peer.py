@@ -1,4 +1,4 @@
-"""What is known of one attention class of another library, and what all accelerated modules share:
+"""One attention class of another library (`Peer`), and the base of all accelerated modules:
 when the original runs instead, and how that is counted."""
 
 import importlib
@@ -39,7 +39,7 @@ class Accelerated:
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
-        """What calls need to know of the modules above, outermost first; see `setting`. Asked at
+        """Settings that calls need from the modules above, outermost first; see `setting`. Asked at
         every `accelerate`, when the classes have changed; what it leaves out stays as it was."""
         return {}
 
@@ -69,7 +69,7 @@ class Accelerated:
 
     @property
     def fallbacks(self) -> "Counter[str]":
-        """How often the original ran, by reason."""
+        """The number of calls that the original answered, by reason."""
         counts: Counter[str] = self.__dict__[STATE]["fallbacks"]
         return counts
 
@@ -108,15 +108,16 @@ class Accelerated:
             self.fallbacks[why] += 1
 
     def reader_of_weights(self: Any) -> str | None:
-        """Of a class that stores its weights: who may read them after a call, or None."""
+        """For a class that stores its weights: a reader that a call may have afterwards, or
+        None."""
         readers = [hook for hook in self._forward_hooks.values() if not _is_torchs(hook)]
         return "a forward hook, which may read the weights that the original stores" if readers else None
 
     def setting(self, name: str) -> Any:
-        """What `accelerate` was told, or found above the module."""
+        """A setting that `accelerate` was given, or found above the module."""
         return self.__dict__[STATE].get(name)
 
-    def hindrance(self: Any, x: Tensor, dropout_p: float = 0.0) -> str | None:
+    def why_not_kernel(self: Any, x: Tensor, dropout_p: float = 0.0) -> str | None:
         """Why no kernel takes tensors like x and this dropout now, or None."""
         if torch._C._get_tracing_state() is not None or torch.onnx.is_in_onnx_export():
             return EXPORTED
@@ -148,11 +149,11 @@ def exporting() -> bool:
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a kernel takes tensors of such a device and dtype, of some head width."""
-    return any(kernels.cannot_run(device, dtype) is None for name, kernels in KERNELS.items() if name != "cuda")
+    return any(kernels.why_not_tensors(device, dtype) is None for name, kernels in KERNELS.items() if name != "cuda")
 
 
 def width_of(projection: nn.Module) -> int:
-    """How many features a linear layer takes, whatever it is wrapped in.
+    """The number of features that a linear layer takes, whatever it is wrapped in.
 
     Raises:
         AttributeError: there is none in it.
@@ -173,7 +174,7 @@ Sample = tuple[Tensor, Callable[[Any, Tensor], Tensor]]
 
 
 class Draw:
-    """Small random float32 tensors on the CPU, the same ones every time, of B texts of T frames."""
+    """Small random float32 tensors on the CPU, the same every time, of B sequences of T frames."""
 
     B = 2
 
@@ -216,7 +217,7 @@ class Peer:
         refuses: why a module is to be left alone, or None; gets the modules above it, outermost
             first.
         other: why there is nothing to accelerate, a module without relative positions say, or None;
-            as `refuses`, but no reason to warn, nor for `strict` to raise.
+            as `why_not_module`, but no reason to warn, nor for `strict` to raise.
     """
 
     name: str
@@ -224,7 +225,7 @@ class Peer:
     adapter: type[Accelerated]
     distribution: str
     hashes: Mapping[str, str] = field(default_factory=dict)
-    refuses: Judgement = _nothing
+    why_not_module: Judgement = _nothing
     other: Judgement = _nothing
 
     def original(self) -> Any:
@@ -248,7 +249,7 @@ class Peer:
         return ", ".join(v if " " in v else f"{self.distribution} {v}" for v in self.hashes)
 
     def version(self) -> str:
-        """Of the distribution, as installed."""
+        """The installed version of the distribution."""
         try:
             return metadata.version(self.distribution)
         except metadata.PackageNotFoundError:

@@ -60,12 +60,12 @@ def nearest(module: nn.Module) -> tuple[Peer, list[str]] | None:
     """The peer of which a module has the largest share of the attributes that the adapter needs,
     more than half; and those that it lacks. None if there is none."""
     found: tuple[Peer, list[str]] | None = None
-    least = 0.5
+    minimum = 0.5
     for peer in _peers.values():
         needs = peer.adapter.needs
         lacking = [name for name in needs if not hasattr(module, name)]
-        if needs and len(lacking) / len(needs) < least:
-            found, least = (peer, lacking), len(lacking) / len(needs)
+        if needs and len(lacking) / len(needs) < minimum:
+            found, minimum = (peer, lacking), len(lacking) / len(needs)
     return found
 
 

@@ -1,5 +1,5 @@
-"""What a class computes, as sixteen digits: a hash of its source that survives moving, renaming and
-reformatting, but no change of code."""
+"""A fingerprint of what a class computes, sixteen digits: a hash of its source that survives
+moving, renaming and reformatting, but no change of code."""
 
 import ast
 import hashlib

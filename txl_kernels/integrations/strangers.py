@@ -1,4 +1,4 @@
-"""What a model's attention modules are where none of them is known, and why none is taken."""
+"""The attention modules of a model of which none is known, and why none is taken."""
 
 from collections.abc import Iterator
 

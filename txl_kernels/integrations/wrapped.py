@@ -1,5 +1,5 @@
-"""What others put around a module's calls: hooks, and accelerate's offload, which keeps the bound
-`forward` that the module had."""
+"""Wrappers that others put around a module's calls: hooks, and accelerate's offload, which keeps
+the bound `forward` that the module had."""
 
 import functools
 import types

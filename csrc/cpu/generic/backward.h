@@ -306,10 +306,10 @@ static void add_up_items(const Problem& p, const Gradients& g, const BackwardPla
         add_up(row, parts, 0, 1.f, z, D, sum, const_cast<T*>(row_of<T>(g.dr, h, t, 0)));
       }
       if (z.dr_bias) {
-        float number = 0;
+        float total = 0;
         for (int64_t n = 0; n < parts; ++n)
-          if (const float* from = with_rho(n, 1)) number += from[z.dr_bias_offset()];
-        put(const_cast<T*>(row_of<T>(g.dr_bias, h, 0, 0)) + t, number * p.scale);
+          if (const float* from = with_rho(n, 1)) total += from[z.dr_bias_offset()];
+        put(const_cast<T*>(row_of<T>(g.dr_bias, h, 0, 0)) + t, total * p.scale);
       }
     }
   });

@@ -73,7 +73,7 @@ TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i,
   else
     decode_products<false, T>(p, b, h, i, j, last, qu, qw, score);
   for (int64_t z = 0; p.r_bias.data && z < LANES; ++z)
-    score[z] += number_of<T>(p, h, p.zero_row + p.M + i - min_of(j + z, last));
+    score[z] += bias_of<T>(p, h, p.zero_row + p.M + i - min_of(j + z, last));
 }
 
 // out[0..N * LANES) += sum over n < count of weight[n] * values[n * stride], N vectors of
@@ -325,8 +325,8 @@ static void few_query(const Problem& p, const BackwardPlan& z, const Part& at, i
     add_to_both(s.row, Dp, sums.dw, sums.dq + i * Dp);
   }
   if (z.dr_bias) {
-    float* const numbers = sums.dr_bias + rho_of(p, i, first) - z.first_rho(p, at.low);
-    for (int64_t n = 0; n < count; ++n) numbers[n] += gradient[n];
+    float* const dr_bias = sums.dr_bias + rho_of(p, i, first) - z.first_rho(p, at.low);
+    for (int64_t n = 0; n < count; ++n) dr_bias[n] += gradient[n];
   }
   if (!z.dr) return;
   float* dr = sums.dr + (rho_of(p, i, first) - z.first_rho(p, at.low)) * Dp;

@@ -9,8 +9,10 @@
 namespace txl::TXL_ISA {
 namespace {
 
-constexpr int64_t GROUP = MR % 8 == 0 ? MR : MR % 4 == 0 ? 2 * MR : 4 * MR;  // queries of whole strips, and of whole
-                                                                             // blocks of dropout
+constexpr int64_t GROUP = MR % 8 == 0   ? MR
+                          : MR % 4 == 0 ? 2 * MR
+                                        : 4 * MR;     // queries of whole strips, and of whole
+                                                      // blocks of dropout
 constexpr int64_t RANGE_L = DEPTH == 32 ? 768 : 384;  // queries of an item, at most; a multiple of GROUP
 constexpr int64_t FORWARD_ITEMS = 32;                 // parts are made until there are as many items
 constexpr int64_t PART_S = 768;                       // keys of a part, at least
@@ -41,7 +43,8 @@ static void weigh(const float* score, const float* position, const Cap& cap, flo
   sum = added, top = largest;
 }
 
-// The online softmax of a strip, all rows together where vectors would end in single numbers. A row's weights are
+// Online softmax of one strip. Row maxima and sums stay in vectors until the strip ends, so that they are reduced for
+// all rows at once. A row's weights are
 // e^(score - reference), the reference a score that it met. So that one pass over the scores will do, it may lie up to
 // SLACK below the largest, which costs no accuracy.
 constexpr float SLACK = 14;
@@ -52,7 +55,7 @@ struct Softmax {
   float reference[ROWS], rescale[ROWS];
   const float slack;
 
-  Softmax(const float* references, float most) : slack(most) {
+  Softmax(const float* references, float max_slack) : slack(max_slack) {
     for (int x = 0; x < ROWS; ++x) reference[x] = -INF;
     memcpy(reference, references, sizeof(float) * MR);
     clear();

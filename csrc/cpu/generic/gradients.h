@@ -231,12 +231,12 @@ struct KeyGradients {
 
 #endif
 
-// numbers[c] += the sum of `rows` rows of an unskewed tile, for its `columns`.
-static void add_unskewed(const Weights& w, int64_t rows, Range columns, float* numbers) {
+// sums[c] += the sum of `rows` rows of an unskewed tile, for its `columns`.
+static void add_unskewed(const Weights& w, int64_t rows, Range columns, float* sums) {
   for (int64_t c = columns.low / LANES * LANES; c < columns.high; c += LANES) {
-    vf sum = load(numbers + c);
+    vf sum = load(sums + c);
     for (int64_t i = 0; i < rows; ++i) sum += load(w.unskewed + i * UNSKEWED_LD + c);
-    store(numbers + c, sum);
+    store(sums + c, sum);
   }
 }
 

@@ -29,17 +29,17 @@ TXL_INLINE int64_t rho_row(const Problem& p, const InUse& in_use, int64_t rho) {
 
 // scale * r_bias[row] of a head.
 template <class T>
-TXL_INLINE float number_of(const Problem& p, int64_t h, int64_t row) {
+TXL_INLINE float bias_of(const Problem& p, int64_t h, int64_t row) {
   return to_float(*row_of<T>(p.r_bias, h, row, 0)) * p.scale;
 }
 
 // The part [first, end) of the reversed tables that is at hand, multiples of NR; r in both layouts, or
-// panels alone; of r_bias its numbers, times scale. Upwards it grows: what is asked for is packed, what lies behind is
+// panels alone; r_bias times scale. Upwards it grows: what is asked for is packed, what lies behind is
 // dropped when the room runs out. Downwards it starts anew.
 struct Table {
   int64_t capacity;
   Cell *panels, *rows;  // null without r
-  float* numbers;       // null without r_bias
+  float* bias;          // null without r_bias
   int64_t first = 0, end = 0;
   Range met{0, 0};  // rhos at which some query meets a key
 
@@ -48,7 +48,7 @@ struct Table {
       : capacity(room),
         panels(p.r.data ? a.take<Cell>(room * deep(p.D)) : nullptr),
         rows(p.r.data && row_cells ? a.take<Cell>(room * row_cells) : nullptr),
-        numbers(p.r_bias.data ? a.take(room) : nullptr) {}
+        bias(p.r_bias.data ? a.take(room) : nullptr) {}
 
   // Rows of room for windows of `count` rows: twice that, so that moving the window to the front is
   // rare.
@@ -64,7 +64,7 @@ struct Table {
     if (from >= end || from < first) first = end = from;
     if (to - first > capacity) {
       if (panels) memmove(panels, panels + (from - first) * deep(p.D), sizeof(Cell) * (end - from) * deep(p.D));
-      if (numbers) memmove(numbers, numbers + (from - first), sizeof(float) * (end - from));
+      if (bias) memmove(bias, bias + (from - first), sizeof(float) * (end - from));
       if (rows) memmove(rows, rows + (from - first) * Dp, sizeof(Cell) * (end - from) * Dp);
       first = from;
     }
@@ -76,9 +76,9 @@ struct Table {
     if (panels)
       pack<T>(row, end, to - end, p.D, Dp, panels + (end - first) * deep(p.D),
               rows ? rows + (end - first) * Dp : nullptr);
-    for (int64_t rho = end; numbers && rho < to; ++rho) {
+    for (int64_t rho = end; bias && rho < to; ++rho) {
       const int64_t at = rho_row(p, in_use, rho);
-      numbers[rho - first] = at < 0 ? 0.f : number_of<T>(p, h, at);
+      bias[rho - first] = at < 0 ? 0.f : bias_of<T>(p, h, at);
     }
     end = to;
   }
@@ -107,7 +107,7 @@ struct BlockRanges {
 
 // Batch rows that share an item: those of small calls, as many as leave so many items. Large ones have
 // items of their own, for machines of many cores.
-constexpr int64_t SMALL_ITEM = 1 << 22;  // products of numbers, 8 a pair
+constexpr int64_t SMALL_ITEM = 1 << 22;  // multiplications, 8 a pair
 
 TXL_INLINE int64_t batch_rows_of_item(const Problem& p, int64_t items) {
   const int64_t each = 8 * max_of(p.L, 1) * max_of(p.M + p.L, 1) * max_of(p.D, p.Dv);
@@ -131,23 +131,23 @@ struct Positions {
 };
 
 // content[MR][BLOCK_S] and, as position[MR][POSITION_LD] skewed by one a row, what positions add to it, of the strip
-// whose first query is i, for the keys j0 + n with from <= n < to, from a multiple of NR. Without r one row of numbers
+// whose first query is i, for the keys j0 + n with from <= n < to, from a multiple of NR. Without r one row of biases
 // serves all. k_panels: of the tile.
 static Positions strip_scores(const Problem& p, int64_t Dp, const Cell* qu, const Cell* qw, int64_t i, int64_t j0,
                               int64_t from, int64_t to, const Cell* k_panels, const Table& table, float* content,
                               float* position) {
   const int64_t D = deep(p.D), rho = rho_of(p, i + MR - 1, j0 + from), shift = rho % NR;  // of the last row, first key
   times_panels(qu, Dp, k_panels + from * D, D, div_up(to - from, NR), content + from, BLOCK_S);
-  const float* const numbers = table.numbers ? table.numbers + (rho - shift - table.first) : nullptr;
-  if (!table.panels) return {numbers + shift + MR - 1 - from, -1};
+  const float* const bias = table.bias ? table.bias + (rho - shift - table.first) : nullptr;
+  if (!table.panels) return {bias + shift + MR - 1 - from, -1};
   const int64_t low = max_of(table.met.low - (rho - shift), 0) / NR * NR;  // columns that no query meets are left out
   const int64_t high = min_of(shift + MR - 1 + to - from, table.met.high - (rho - shift));
   times_panels(qw, Dp, table.panels + (rho - shift + low - table.first) * D, D, div_up(high - low, NR), position + low,
                POSITION_LD);
-  if (numbers)
+  if (bias)
     for (int64_t x = 0; x < MR; ++x)
       for (int64_t c = low; c < high; c += LANES)
-        store(position + x * POSITION_LD + c, load(position + x * POSITION_LD + c) + load(numbers + c));
+        store(position + x * POSITION_LD + c, load(position + x * POSITION_LD + c) + load(bias + c));
   return {position + shift + MR - 1 - from, POSITION_LD - 1};
 }
 

@@ -17,17 +17,17 @@ struct KeysShape {
   static constexpr int THREADS = (GROUPS + 1) * GROUP;
   static constexpr int BYTES = WIDTH / SIDE * TILE, STATS = SIDE * 16;
   static_assert(R_STAGES > GROUPS + 1);
-  // r's stages, 64 columns after 64; before the first lies the last once more: two tiles in a row of the
-  // text are one factor of 128 rows.
+  // r's stages, 64 columns after 64; before the first lies the last once more: two successive tiles
+  // are one factor of 128 rows.
   static constexpr int R_BYTES = (R_STAGES + 1) * TILE;
 
   static constexpr int skew = 0, position = skew + GROUPS * 2 * SkewTransposed::BYTES,
                        content = position + STAGES * BYTES;
   static constexpr int dout = content + STAGES * BYTES, r = dout + STAGES * BYTES, k = r + WIDTH / SIDE * R_BYTES;
   static constexpr int v = k + (IN_SHARED ? GROUPS * BYTES : 0), stats = v + (IN_SHARED ? GROUPS * BYTES : 0);
-  static constexpr int reach = stats + STAGES * STATS;  // by stage: largest low, least high of its queries
+  static constexpr int reach = stats + STAGES * STATS;  // by stage: largest low, smallest high of its queries
   static constexpr int barriers = reach + STAGES * 8, shared = barriers + 8 * 3 * (STAGES + R_STAGES);
-  static_assert(shared <= MOST_SHARED);
+  static_assert(shared <= MAX_SHARED);
 };
 
 // A block of keys, and which blocks of 64 queries may see them.
@@ -37,22 +37,23 @@ struct KeyBlock {
   char* shared;
   Keys keys;
   int b = block_z(), h = block_y(), tile = block_x() * S::GROUPS;
-  int first, steps;     // first query, blocks of 64
-  Stages<S::STAGES> q;  // its "clear" barriers: stats are there
-  Stages<S::R_STAGES> r;
+  int first, steps;               // first query, blocks of 64
+  PipelineBarriers<S::STAGES> q;  // its "clear" barriers: stats are there
+  PipelineBarriers<S::R_STAGES> r;
 
   TXL_DEVICE KeyBlock(const BackwardProblem& problem, char* memory) : p(problem), shared(memory), keys(problem) {
-    const int64_t key = most(first_key(0), 0), end = least(first_key(S::GROUPS), p.M + p.L);
-    const int64_t from = most(key - p.M - p.right, 0);
-    const int64_t to = least(p.L, end - p.M + p.left);
+    const int64_t key = max_of(first_key(0), 0), end = min_of(first_key(S::GROUPS), p.M + p.L);
+    const int64_t from = max_of(key - p.M - p.right, 0);
+    const int64_t to = min_of(p.L, end - p.M + p.left);
     first = static_cast<int>(from) / SIDE * SIDE;
     steps = from < to && p.T ? static_cast<int>(to - first + SIDE - 1) / SIDE : 0;
     q.first = reinterpret_cast<Barrier*>(shared + S::barriers), r.first = q.first + q.BARRIERS;
     if (thread() == S::GROUPS * GROUP)
-      for (const RowsMap* rows : {&p.position_rows, &p.content_rows, &p.dout_rows, &p.r_rows}) prefetch_map(rows->map);
+      for (const RowsMap* rows : {&p.position_rows, &p.content_rows, &p.dout_rows, &p.r_rows})
+        prefetch_tma_descriptor(rows->map);
     if (thread() == 0) {
-      q.make(S::GROUPS * WARPS_A_GROUP), r.make(S::GROUPS * WARPS_A_GROUP);
-      barriers_made();
+      q.init(S::GROUPS * WARPS_A_GROUP), r.init(S::GROUPS * WARPS_A_GROUP);
+      fence_barrier_init();
     }
     barrier();
   }
@@ -67,20 +68,21 @@ struct KeyBlock {
 template <class S>
 TXL_DEVICE void load_queries_and_distances(const KeyBlock<S>& block) {
   const BackwardProblem& p = block.p;
-  Writer<S::STAGES> q(block.q.empty());
-  Writer<S::R_STAGES> r(block.r.empty());
+  Producer<S::STAGES> q(block.q.empty());
+  Producer<S::R_STAGES> r(block.r.empty());
   TXL_ROLLED
   for (int j = -S::GROUPS; j < block.steps; ++j) {
-    const int n = r.take(), first = static_cast<int>(p.zero_row) + block.distance(j);
+    const int n = r.producer_acquire(), first = static_cast<int>(p.zero_row) + block.distance(j);
     const bool is_last = n == S::R_STAGES - 1;
     Barrier* const there = block.r.full(n);
-    arrive_expecting(there, is_last ? 2 * S::BYTES : S::BYTES);
+    barrier_arrive_and_expect_tx(there, is_last ? 2 * S::BYTES : S::BYTES);
     copy_tile<S, S::R_BYTES>(block.shared, S::r + (n + 1) * TILE, there, p.r_rows, first, block.h, 0);
+    // plant: last-tile-of-r
     if (is_last) copy_tile<S, S::R_BYTES>(block.shared, S::r, there, p.r_rows, first, block.h, 0);
     if (j < 0) continue;
-    const int m = q.take(), row = block.first + j * SIDE;
+    const int m = q.producer_acquire(), row = block.first + j * SIDE;
     Barrier* const full = block.q.full(m);
-    arrive_expecting(full, 3 * S::BYTES);
+    barrier_arrive_and_expect_tx(full, 3 * S::BYTES);
     copy_tile<S>(block.shared, S::position + m * S::BYTES, full, p.position_rows, row, block.h, block.b);
     copy_tile<S>(block.shared, S::dout + m * S::BYTES, full, p.dout_rows, row, block.h, block.b);
     copy_tile<S>(block.shared, S::content + m * S::BYTES, full, p.content_rows, row, block.h, block.b);
@@ -92,13 +94,13 @@ TXL_DEVICE void load_queries_and_distances(const KeyBlock<S>& block) {
 template <class S>
 TXL_DEVICE void load_stats(const KeyBlock<S>& block) {
   const BackwardProblem& p = block.p;
-  Writer<S::STAGES> q(block.q.empty());
-  Walk<S::STAGES> loaded;
+  Producer<S::STAGES> q(block.q.empty());
+  PipelineState<S::STAGES> state;
   TXL_ROLLED
   for (int step = 0; step < block.steps; ++step) {
-    const int stage = q.take();
+    const int stage = q.producer_acquire();
     uint64_t seeing = 0;
-    int largest = -1, least_end = 1 << 30;
+    int largest = -1, min_end = 1 << 30;
     TXL_ROLLED
     for (int x = thread() % WARP; x < SIDE; x += WARP) {
       const int i = block.first + step * SIDE + x;
@@ -108,15 +110,15 @@ TXL_DEVICE void load_stats(const KeyBlock<S>& block) {
       const int low = static_cast<int>(seen.low), high = static_cast<int>(seen.high);
       put_shared(at, stats.lse), put_shared<4 * SIDE>(at, stats.delta);
       put_shared<8 * SIDE>(at, static_cast<uint32_t>(low)), put_shared<12 * SIDE>(at, static_cast<uint32_t>(high));
-      largest = low > largest ? low : largest, least_end = high < least_end ? high : least_end;
+      largest = low > largest ? low : largest, min_end = high < min_end ? high : min_end;
       seeing |= uint64_t{low < high || i >= p.L} << x;
     }
-    largest = most_of_warp(largest), least_end = least_of_warp(least_end);
+    largest = max_of_warp(largest), min_end = min_of_warp(min_end);
     if (thread() % WARP == 0) {
       const uint32_t at = block.address(S::reach + stage * 8);
-      put_shared(at, static_cast<uint32_t>(largest)), put_shared<4>(at, static_cast<uint32_t>(least_end));
+      put_shared(at, static_cast<uint32_t>(largest)), put_shared<4>(at, static_cast<uint32_t>(min_end));
     }
-    clear_next<S>(block.q, loaded, block.address(S::dout), or_of_warp(seeing));
+    clear_next<S>(block.q, state, block.address(S::dout), or_of_warp(seeing));
   }
 }
 
@@ -162,17 +164,17 @@ class KeysGroup {
     load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.v_mem : p_.v, block_.b, block_.h, row_, rows(), v_);
     if constexpr (S::IN_SHARED) {
       store_factor<S::WIDTH>(k_, tile(S::k)), store_factor<S::WIDTH>(v_, tile(S::v));
-      fence_units();
-      meet_group(group_);
+      fence_view_async_shared();
+      sync_warpgroup(group_);
     }
     float dk[S::WIDTH / 2] = {}, dv[S::WIDTH / 2] = {}, sums[2] = {};
     if (block_.steps) {
-      for (int j = -S::GROUPS; j < -1 - group_; ++j) r_.skip(), r_below_.pass();
-      r_.take();
-      r_.skip();
+      for (int j = -S::GROUPS; j < -1 - group_; ++j) r_.advance(), r_below_.skip();
+      r_.consumer_wait();
+      r_.advance();
       TXL_ROLLED
       for (int step = 0; step < block_.steps; ++step) walk(step, dk, dv, sums);
-      for (int j = block_.steps - 1 - group_; j < block_.steps; ++j) r_below_.pass();
+      for (int j = block_.steps - 1 - group_; j < block_.steps; ++j) r_below_.skip();
     }
     write(is_memory_ ? p_.dk_mem : p_.dk, dk, 0.6931471805599453f);  // queries are scaled in base 2
     write(is_memory_ ? p_.dv_mem : p_.dv, dv, 1);
@@ -188,7 +190,7 @@ class KeysGroup {
   //   S^T = turn((q + w) r^T)^T + k (q + u)^T,  P^T = 2^(S^T - lse),  dS^T = P^T (v dout^T - delta)
   //   dv += P^T dout,  dk += dS^T (q + u)
   TXL_DEVICE void walk(int step, float (&dk)[S::WIDTH / 2], float (&dv)[S::WIDTH / 2], float (&sums)[2]) {
-    const int n = q_.take();
+    const int n = q_.consumer_wait();
     float scores[32], weights[32];
     score(step, n, scores, weights);
     uint32_t factors[16], more[16];
@@ -196,40 +198,41 @@ class KeysGroup {
     if (!all_seen) hide(n, scores, -INFINITY);
     const uint32_t kept = weigh(step, scores, factors);
     multiply<T, Rows::depth, true>(dv, factors, stage(S::dout, n));
-    await_products<1>();
-    results(weights);
+    warpgroup_wait<1>();  // plant: keys-dout-v-wait
+    fence_operand(weights);
     if (!all_seen) hide(n, weights, 0);  // what a query does not see may be anything
     differentiate(n, scores, weights, kept, sums);
     pack_weights<T>(weights, more);
     multiply<T, Rows::depth, true>(dk, more, stage(S::content, n));
-    await_products<0>();
-    results(dv);
-    results(dk);
-    stats_.skip();
-    q_.give_back();
+    warpgroup_wait<0>();
+    fence_operand(dv);
+    fence_operand(dk);
+    stats_.advance();
+    q_.consumer_release();  // plant: early-release-of-q
   }
 
   // Scores less lse; and dout.v, which is under way.
   TXL_DEVICE void score(int step, int n, float (&scores)[32], float (&weights)[32]) {
     float both[64], less[2];  // the blocks below and above
-    const uint32_t position = stage(S::position, n), r = block_.address(S::r + r_.take() * TILE);
+    const uint32_t position = stage(S::position, n), r = block_.address(S::r + r_.consumer_wait() * TILE);
     multiply<T, SIDE, Rows::own, Rows::own, false>(both, position, r);
+    // plant: second-half-of-r
     if constexpr (S::WIDTH > SIDE) multiply<T, SIDE, Rows::own, Rows::own, true>(both, position + TILE, r + S::R_BYTES);
     multiply_rows(scores, k_, S::k, stage(S::content, n));
-    stats_.take();  // dout is clear, too
+    stats_.consumer_wait();  // dout is clear, too; plant: stats-wait
     const int row = own_row(warp_);
     for (int h = 0; h < 2; ++h) less[h] = get_shared(block_.address(S::stats + n * S::STATS + (row + 8 * h) * 4));
-    await_products<1>();
-    results(both);
-    r_.skip();
-    r_below_.give_back();
+    warpgroup_wait<1>();  // plant: keys-positions-wait
+    fence_operand(both);
+    r_.advance();
+    r_below_.consumer_release();
     skew_.put(both, less, step);
     multiply_rows(weights, v_, S::v, stage(S::dout, n));
-    meet_group(group_);
+    sync_warpgroup(group_);  // plant: keys-skew-barrier
     float skewed[32];
     skew_.get(skewed, step);
-    await_products<1>();
-    results(scores);
+    warpgroup_wait<1>();  // plant: keys-content-wait
+    fence_operand(scores);
     TXL_UNROLL
     for (int m = 0; m < 32; ++m) scores[m] += skewed[m];
   }
@@ -274,8 +277,8 @@ class KeysGroup {
   TXL_DEVICE bool sees_all(int n) const {
     const uint32_t reach = block_.address(S::reach + n * 8);
     const int largest = static_cast<int>(float_to_bits(get_shared(reach)));
-    const int least_end = static_cast<int>(float_to_bits(get_shared<4>(reach)));
-    return largest <= first_ && least_end >= first_ + SIDE;
+    const int min_end = static_cast<int>(float_to_bits(get_shared<4>(reach)));
+    return largest <= first_ && min_end >= first_ + SIDE;
   }
   // Entries of keys that a query does not see become `hidden`.
   TXL_DEVICE void hide(int n, float (&x)[32], float hidden) const {
@@ -337,8 +340,8 @@ class KeysGroup {
   int group_, warp_, first_;
   bool is_memory_;
   int row_;  // of the first key in its tensor
-  Reader<S::STAGES> q_, stats_;
-  Reader<S::R_STAGES> r_, r_below_;
+  Consumer<S::STAGES> q_, stats_;
+  Consumer<S::R_STAGES> r_, r_below_;
   SkewTransposed skew_;
   uint32_t k_[S::WIDTH / 4], v_[S::WIDTH / 4];
 };
@@ -349,12 +352,12 @@ void backward_keys_kernel(const TXL_CONSTANT BackwardProblem p) {
   TXL_SHARED_TILES(tiles);
   const KeyBlock<S> block(p, tiles);
   if (thread() >= S::GROUPS * GROUP) {
-    if constexpr (S::GROUPS > 1) keep_registers<40>();
+    if constexpr (S::GROUPS > 1) warpgroup_reg_dealloc<40>();
     const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
     if (warp == 0 && thread() % WARP == 0 && block.steps) load_queries_and_distances(block);
     if (warp == 1) load_stats(block);
   } else {
-    if constexpr (S::GROUPS > 1) take_registers<232>();
+    if constexpr (S::GROUPS > 1) warpgroup_reg_alloc<232>();
     KeysGroup<S>(block).run();
   }
 }

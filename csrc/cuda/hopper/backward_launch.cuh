@@ -67,10 +67,10 @@ BackwardProblem describe_backward(const Problem& p, const Gradients& gradients) 
   static_cast<LongProblem&>(x) = describe_call(p);
   take_gradients(x, gradients);
   lay_out<Q, K>(x, gradients.workspace);
-  const int64_t row = p.D, head = x.rows * row, text = p.H * head;
+  const int64_t row = p.D, head = x.rows * row, batch_row = p.H * head;
   x.dout_rows = map_rows(p, x.dout, p.B, p.L);
-  x.content_rows = map_rows(p, {x.content, text, head, row}, p.B, x.rows);
-  x.position_rows = map_rows(p, {x.position, text, head, row}, p.B, x.rows);
+  x.content_rows = map_rows(p, {x.content, batch_row, head, row}, p.B, x.rows);
+  x.position_rows = map_rows(p, {x.position, batch_row, head, row}, p.B, x.rows);
   return x;
 }
 

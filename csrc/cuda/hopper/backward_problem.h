@@ -9,15 +9,15 @@ struct alignas(8) Stats {
   float lse, delta;  // lse in base 2, +inf for a query that sees nothing; dout . out - dlse
 };
 
-// Where gradients go: null for one that nobody wants. The rest is workspace; rows of a text are padded
+// Where gradients go: null for one that nobody wants. The rest is workspace; rows of a batch row are padded
 // to a multiple of 128.
 struct BackwardProblem : LongProblem {
   View dout;
   const float* dlse = nullptr;      // [B, H, L] contiguous, or null
   View dq, dk, dv, dk_mem, dv_mem;  // as q, k, v and the memory
   float* dr = nullptr;              // [slots, groups, H, T, D], zero before; slots 0: [H, T, D]
-  // For the same bits at every run: launch `turn` has blocks slots * turn .. of all texts' queries, each
-  // with a table of its own for each of its warpgroups, so that one addition a launch meets a number.
+  // For the same bits at every run: launch `turn` has blocks slots * turn .. of all batch rows' queries, each
+  // with a table of its own for each of its warpgroups, so that each element takes one addition a launch.
   int64_t slots = 0, turn = 0;
   // [B, H, parts, D]: sums of dq by the warps of its blocks, and of its content part by those of keys;
   // null: nobody wants what comes of them.

@@ -27,14 +27,14 @@ struct QueriesShape {
   static constexpr int barriers = dout + (IN_SHARED ? GROUPS * BYTES : 0);
   static constexpr int BARRIERS = 3 * (2 * STAGES + R_STAGES);
   static constexpr int seen = barriers + BARRIERS * 8, shared = seen + QUERIES * 8;
-  static_assert(shared <= MOST_SHARED);
+  static_assert(shared <= MAX_SHARED);
 };
 
 // Rows of k and of r that nobody sees may hold anything, and meet a dS of 0.
 template <class S>
 TXL_DEVICE void clear_keys_and_distances(const QueryBlock<S>& block) {
-  Walk<S::STAGES> k;
-  Walk<S::R_STAGES> r;
+  PipelineState<S::STAGES> k;
+  PipelineState<S::R_STAGES> r;
   TXL_ROLLED
   for (int j = -S::GROUPS; j <= block.tiles; ++j) {
     clear_next<S>(block.r, r, block.address(S::r), block.seen_distances(j));
@@ -67,6 +67,7 @@ class QueriesGroup {
         skew_(block.address(0), S::ring + (group_ * WARPS_A_GROUP + warp_) * RING, warp_),
         unskew_(block.address(0), S::distances + group_ * 2 * TILE, warp_) {
     const int row = own_row(warp_), column = own_column();
+    // plant: rows-of-dr
     r_row_ = static_cast<int>(p.zero_row) + block.distance(-1 - group_) + (S::IN_SHARED ? row : column);
     const int64_t table = p.slots ? (block_x() * S::GROUPS + group_) * p.H : 0;
     dr_ = p.dr + (table + block.h) * p.T * p.D + (S::IN_SHARED ? column : row);
@@ -76,28 +77,28 @@ class QueriesGroup {
     const Tiles own = block_.tiles_of_group(group_);
     prepare();
     float dq[S::WIDTH / 2] = {};
-    if (block_.tiles) pass_tiles(own, dq);
+    if (block_.tiles) run_tiles(own, dq);  // plant: gradient-block-without-tiles
     write(dq);
   }
 
  private:
-  // All of the block's tiles: by their own or to give them back.
-  TXL_DEVICE void pass_tiles(const Tiles& own, float (&dq)[S::WIDTH / 2]) {
-    for (int j = -S::GROUPS; j < -1 - group_; ++j) pass_r();
+  // Walks the group's own of the block's tiles and releases the others unused.
+  TXL_DEVICE void run_tiles(const Tiles& own, float (&dq)[S::WIDTH / 2]) {
+    for (int j = -S::GROUPS; j < -1 - group_; ++j) skip_r();
     int t = 0;
     TXL_ROLLED
-    for (; t < own.from; ++t) k_.pass(), pass_r(), v_.pass();
+    for (; t < own.from; ++t) k_.skip(), skip_r(), v_.skip();
     int j = t - 1 - group_;
     if (own.from < own.to) {
       walk(own, dq);
       t = own.to, j = t + 1 - group_;
     }
     TXL_ROLLED
-    for (; t < block_.tiles; ++t, ++j) k_.pass(), pass_r(), v_.pass();
+    for (; t < block_.tiles; ++t, ++j) k_.skip(), skip_r(), v_.skip();
     TXL_ROLLED
-    for (; j <= block_.tiles; ++j) pass_r();
+    for (; j <= block_.tiles; ++j) skip_r();
   }
-  TXL_DEVICE void pass_r() { r_.skip(), r_again_.pass(); }
+  TXL_DEVICE void skip_r() { r_.advance(), r_again_.skip(); }
 
   // Factors of the products; what the other kernel wants of these queries; what they see.
   TXL_DEVICE void prepare() {
@@ -113,8 +114,8 @@ class QueriesGroup {
     if (block_.part == 0) keep_queries(p_.content, content_), keep_queries(p_.position, position_);
     const uint32_t none[16] = {};
     unskew_.put(none, 0), unskew_.put(none, 1);
-    fence_units();
-    meet_group(group_);
+    fence_view_async_shared();  // plant: factors-fence
+    sync_warpgroup(group_);     // plant: factors-barrier
     if constexpr (!S::IN_SHARED) load_transposed(tile(S::position), transposed_);
   }
 
@@ -168,20 +169,20 @@ class QueriesGroup {
   TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + group_ * S::BYTES); }
   TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::BYTES); }
 
-  TXL_DEVICE void ask_positions(float (&block)[32]) {
-    const uint32_t r = stage(S::r, r_.take());
-    r_.skip();
+  TXL_DEVICE void issue_positions(float (&block)[32]) {
+    const uint32_t r = stage(S::r, r_.consumer_wait());
+    r_.advance();  // plant: early-release-of-r
     if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, false>(block, tile(S::position), r);
     multiply<T, Rows::own, false>(block, position_, r);
   }
   // Products of queries with k, added to what was skewed; of dout with v.
-  TXL_DEVICE void ask_content(float (&scores)[32]) {
-    const uint32_t k = stage(S::k, k_.take());
+  TXL_DEVICE void issue_content(float (&scores)[32]) {
+    const uint32_t k = stage(S::k, k_.consumer_wait());
     if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, true>(scores, tile(S::content), k);
     multiply<T, Rows::own, true>(scores, content_, k);
   }
-  TXL_DEVICE void ask_weights(float (&weights)[32]) {
-    const uint32_t v = stage(S::v, v_.take());
+  TXL_DEVICE void issue_weights(float (&weights)[32]) {
+    const uint32_t v = stage(S::v, v_.consumer_wait());
     if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, false>(weights, tile(S::dout), v);
     multiply<T, Rows::own, false>(weights, dout_, v);
   }
@@ -189,8 +190,8 @@ class QueriesGroup {
   TXL_DEVICE uint32_t distances(int t) const {
     return block_.address(S::distances + group_ * 2 * TILE) + slot(t) * TILE;
   }
-  TXL_DEVICE uint32_t slot(int t) const { return static_cast<uint32_t>(t & 1); }
-  TXL_DEVICE void ask_distances(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
+  TXL_DEVICE uint32_t slot(int t) const { return static_cast<uint32_t>(t & 1); }  // plant: distances-slot
+  TXL_DEVICE void issue_distances(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
     multiply<T, 64, Rows::own, Rows::depth, true>(dq, distances(t), stage(S::r, r_again_.stage()));
     if constexpr (!S::IN_SHARED) return multiply<T, Rows::depth, false>(dr, transposed_, distances(t));
     multiply<T, 64, Rows::depth, Rows::depth, false>(dr, distances(t), tile(S::position));
@@ -209,7 +210,7 @@ class QueriesGroup {
           add_row<false>(to + 8 * h * D, dr, h, D);
         }
       }
-    } else if (D == S::WIDTH && row >= 0 && row + SIDE - 6 <= rows) {
+    } else if (D == S::WIDTH && row >= 0 && row + SIDE - 6 <= rows) {  // plant: rows-beyond-r
       add_transposed<true>(to, dr, row, rows, D);
     } else {
       add_transposed<false>(to, dr, row, rows, D);
@@ -238,8 +239,8 @@ class QueriesGroup {
   }
   TXL_DEVICE void skew(const float (&block)[32], float (&scores)[32], int t) {
     skew_.put(block, t);
-    meet_warp();
-    skew_.get(scores, t);  // giving a tile back puts this before what the next tile puts there
+    sync_warp();
+    skew_.get(scores, t);  // releasing a stage orders this before what the next tile puts there
   }
 
   // Scores and dout.v become dS without scale and times ln 2, as scaled queries want it for r; what it
@@ -262,78 +263,78 @@ class QueriesGroup {
     }
   }
 
-  // r's tile once more given back.
+  // Once the products of distances were waited for; r's tile has been used twice and is released.
   TXL_DEVICE void finish_distances(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2]) {
-    results(dq);
-    results(dr);
-    r_again_.give_back();
+    fence_operand(dq);
+    fence_operand(dr);
+    r_again_.consumer_release();
   }
 
   // For each tile of keys, with G = unskew(dS):
   //   S = skew((q + w) r^T) + (q + u) k^T,  P = 2^(S - lse),  dS = P (dout v^T - delta)
   //   dq += dS k + G r,  dr += G^T (q + w)
   // Tile t, whose position scores `scores` holds; dr of the block of distances that was whole at the tile
-  // before is added up (0 in the first two steps), the next is asked for; and position scores of the tile after.
+  // before is added up (0 in the first two steps), the next is issued; and position scores of the tile after.
   template <bool FIRST>
   TXL_DEVICE void step(float (&scores)[32], float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
     float weights[32], block[32];
     uint32_t pairs[16];
-    ask_content(scores);
-    ask_weights(weights);
-    if constexpr (!FIRST) add_to_r(dr, t - 2), ask_distances(dq, dr, t - 1);
-    await_products<FIRST ? 0 : 2>();
-    results(scores);
-    results(weights);
-    v_.give_back();
+    issue_content(scores);
+    issue_weights(weights);
+    if constexpr (!FIRST) add_to_r(dr, t - 2), issue_distances(dq, dr, t - 1);
+    warpgroup_wait<FIRST ? 0 : 2>();  // plant: tile-scores-wait
+    fence_operand(scores);
+    fence_operand(weights);
+    v_.consumer_release();
     differentiate(scores, weights, t);
     pack_weights<T>(scores, pairs);
     if constexpr (!FIRST) {
-      await_products<0>();
+      warpgroup_wait<0>();  // plant: distances-wait
       finish_distances(dq, dr);
     }
-    meet_group(group_);  // all have read what this overwrites
-    ask_positions(block);
-    unskew_.put(pairs, t & 1);
+    sync_warpgroup(group_);  // all have read what is overwritten here; plant: distances-barrier
+    issue_positions(block);
+    unskew_.put(pairs, t & 1);  // plant: operand-read
     multiply<T, Rows::depth, true>(dq, pairs, stage(S::k, k_.stage()));
-    fence_units();
-    meet_group(group_);
-    await_products<1>();
-    results(block);
+    fence_view_async_shared();  // plant: distances-fence
+    sync_warpgroup(group_);
+    warpgroup_wait<1>();  // plant: next-scores-wait
+    fence_operand(block);
     skew(block, scores, t + 1);
-    await_products<0>();
-    results(dq);
-    k_.give_back();
+    warpgroup_wait<0>();
+    fence_operand(dq);
+    k_.consumer_release();
   }
 
   TXL_DEVICE void walk(const Tiles& own, float (&dq)[S::WIDTH / 2]) {
     float block[32], scores[32], dr[S::WIDTH / 2] = {};
-    ask_positions(block);
-    await_products<0>();
-    results(block);
+    issue_positions(block);
+    warpgroup_wait<0>();
+    fence_operand(block);
     skew_.put(block, own.from - 1);
-    ask_positions(block);
-    await_products<0>();
-    results(block);
+    issue_positions(block);
+    warpgroup_wait<0>();
+    fence_operand(block);
     skew(block, scores, own.from);
     step<true>(scores, dq, dr, own.from);
     TXL_ROLLED
     for (int t = own.from + 1; t < own.to; ++t) step<false>(scores, dq, dr, t);
     add_to_r(dr, own.to - 2);
-    ask_distances(dq, dr, own.to - 1);
-    await_products<0>();
+    issue_distances(dq, dr, own.to - 1);
+    warpgroup_wait<0>();
     finish_distances(dq, dr);
     add_to_r(dr, own.to - 1);
     // The last block's other half is empty.
     const uint32_t none[16] = {};
-    meet_group(group_);
+    sync_warpgroup(group_);
     unskew_.put(none, own.to & 1);
-    fence_units();
-    meet_group(group_);
-    ask_distances(dq, dr, own.to);
-    await_products<0>();
+    fence_view_async_shared();
+    sync_warpgroup(group_);
+    issue_distances(dq, dr, own.to);
+    warpgroup_wait<0>();
     finish_distances(dq, dr);
     add_to_r(dr, own.to);
-    r_again_.give_back();  // the block that was asked for after the last tile
+    r_again_.consumer_release();  // the block that was loaded after the last tile
   }
 
   TXL_DEVICE void write(float (&dq)[S::WIDTH / 2]) const {
@@ -371,8 +372,8 @@ class QueriesGroup {
   const BackwardProblem& p_;
   const QueryBlock<S>& block_;
   int group_, warp_, first_, query_;  // first query of the group, this thread's first
-  Reader<S::STAGES> k_, v_;
-  Reader<S::R_STAGES> r_, r_again_;
+  Consumer<S::STAGES> k_, v_;
+  Consumer<S::R_STAGES> r_, r_again_;
   Skew skew_;
   Unskew unskew_;
   int r_row_;  // this thread's first of the block that is whole after tile 0
@@ -386,20 +387,20 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void backward_queries_kernel(const TXL_CONSTANT BackwardProblem p) {
   TXL_SHARED_TILES(tiles);
-  int text = block_z(), number = block_x();
+  int batch_row = block_z(), number = block_x();
   if (p.slots) {
     const int64_t n = p.turn * p.slots + block_x(), blocks = p.rows / S::QUERIES;
     if (n >= p.B * blocks) return;
-    text = static_cast<int>(n / blocks), number = static_cast<int>(n % blocks);
+    batch_row = static_cast<int>(n / blocks), number = static_cast<int>(n % blocks);
   }
-  const QueryBlock<S> block(p, tiles, text, number);
+  const QueryBlock<S> block(p, tiles, batch_row, number);
   if (thread() >= S::GROUPS * GROUP) {
-    if constexpr (S::GROUPS > 1) keep_registers<24>();
+    if constexpr (S::GROUPS > 1) warpgroup_reg_dealloc<24>();
     const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
     if (warp == 0 && thread() % WARP == 0 && block.tiles) load_tiles(block);
     if (warp == 1 && block.tiles) clear_keys_and_distances(block);
   } else {
-    if constexpr (S::GROUPS > 1) take_registers<240>();
+    if constexpr (S::GROUPS > 1) warpgroup_reg_alloc<240>();
     QueriesGroup<S>(p, block).run();
   }
 }

@@ -20,7 +20,7 @@ struct ForwardShape {
   static constexpr int r = v + STAGES * BYTES, barriers = r + R_STAGES * BYTES;
   static constexpr int BARRIERS = 3 * (2 * STAGES + R_STAGES);
   static constexpr int seen = barriers + BARRIERS * 8, shared = seen + QUERIES * 8;
-  static_assert(shared <= MOST_SHARED);
+  static_assert(shared <= MAX_SHARED);
 };
 
 }  // namespace txl_cuda

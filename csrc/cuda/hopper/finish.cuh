@@ -45,9 +45,9 @@ void finish_kernel(const TXL_CONSTANT BackwardProblem p) {
   block -= p.r_blocks;
   if (block < p.q_blocks) {
     for (int n = 0; n < 4; ++n) {
-      const int64_t at = block * Finish::ELEMENTS + (n * THREADS + thread()) * 4, text = p.L * D;
-      if (at >= p.B * text) continue;
-      const int64_t b = at / text, i = at % text / D;
+      const int64_t at = block * Finish::ELEMENTS + (n * THREADS + thread()) * 4, batch_row = p.L * D;
+      if (at >= p.B * batch_row) continue;
+      const int64_t b = at / batch_row, i = at % batch_row / D;
       finish_four<T>(p.dq_parts + ((b * p.H + h) * p.rows + i) * D + at % D, p.parts, p.B * p.H * p.rows * D,
                      const_cast<T*>(row_of<T>(p.dq, b, h, i)) + at % D);
     }
@@ -64,7 +64,7 @@ void finish_kernel(const TXL_CONSTANT BackwardProblem p) {
     return sum;
   };
   shared[thread()] = sum_of(p.q_sums, p.q_parts), shared[THREADS + thread()] = sum_of(p.k_sums, p.k_parts);
-  barrier();
+  barrier();  // plant: columns-barrier
   if (group) return;
   float all = 0, content = 0;
   for (int n = thread(); n < THREADS; n += Finish::COLUMNS) all += shared[n], content += shared[THREADS + n];

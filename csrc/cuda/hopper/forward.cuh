@@ -9,7 +9,7 @@ namespace txl_cuda {
 
 template <class S>
 TXL_DEVICE void clear_values(const QueryBlock<S>& block) {
-  Walk<S::STAGES> at;
+  PipelineState<S::STAGES> at;
   TXL_ROLLED
   for (int t = 0; t < block.tiles; ++t) clear_next<S>(block.v, at, block.address(S::v), block.seen_keys(t));
 }
@@ -42,28 +42,28 @@ class ForwardGroup {
     Softmax softmax(p, block_.bh(), first + row, low, high);
 
     float values[S::WIDTH / 2] = {};
-    if (block_.tiles) pass_tiles(own, softmax, values);
+    if (block_.tiles) run_tiles(own, softmax, values);  // plant: block-without-tiles
     write(softmax, values, first + row);
   }
 
  private:
-  // All of the block's tiles: by their own or to give them back.
-  TXL_DEVICE void pass_tiles(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
+  // Walks the group's own of the block's tiles and releases the others unused.
+  TXL_DEVICE void run_tiles(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
     int t = 0;
-    for (int j = -S::GROUPS; j < -1 - group_; ++j) r_.pass();
+    for (int j = -S::GROUPS; j < -1 - group_; ++j) r_.skip();
     TXL_ROLLED
-    for (; t < own.from; ++t) k_.pass(), r_.pass(), v_.pass();
+    for (; t < own.from; ++t) k_.skip(), r_.skip(), v_.skip();
     if (own.from < own.to) {
       load_own();
       walk(own, softmax, values);
       t = own.to;
     }
-    // The rest of r's tiles, up to number `tiles`: those before were passed or used up to t - group.
+    // The rest of r's tiles, up to number `tiles`: those before were skipped or used up to t - group.
     int j = own.from < own.to ? own.to + 1 - group_ : t - 1 - group_;
     TXL_ROLLED
-    for (; t < block_.tiles; ++t, ++j) k_.pass(), r_.pass(), v_.pass();
+    for (; t < block_.tiles; ++t, ++j) k_.skip(), r_.skip(), v_.skip();
     TXL_ROLLED
-    for (; j <= block_.tiles; ++j) r_.pass();
+    for (; j <= block_.tiles; ++j) r_.skip();
   }
 
   TXL_DEVICE void load_own() {
@@ -72,17 +72,17 @@ class ForwardGroup {
     load_queries<T, S::WIDTH>(p, block_.b, block_.h, first, position_, content_);
   }
 
-  TXL_DEVICE void ask_positions(float (&block)[32]) {
-    multiply<T, Rows::own, false>(block, position_, block_.address(S::r + r_.take() * S::BYTES));
+  TXL_DEVICE void issue_positions(float (&block)[32]) {
+    multiply<T, Rows::own, false>(block, position_, block_.address(S::r + r_.consumer_wait() * S::BYTES));
   }
-  TXL_DEVICE void ask_content(float (&scores)[32]) {
-    multiply<T, Rows::own, true>(scores, content_, block_.address(S::k + k_.take() * S::BYTES));
+  TXL_DEVICE void issue_content(float (&scores)[32]) {
+    multiply<T, Rows::own, true>(scores, content_, block_.address(S::k + k_.consumer_wait() * S::BYTES));
   }
   // Tile t's new block goes to the ring, its scores come from there.
   TXL_DEVICE void skew(const float (&block)[32], float (&scores)[32], int t) {
     skew_.put(block, t);
-    meet_warp();
-    skew_.get(scores, t);  // giving a tile back puts this before what the next tile puts there
+    sync_warp();           // plant: skew-warp-barrier
+    skew_.get(scores, t);  // releasing a stage orders this before what the next tile puts there
   }
 
   // For each tile of keys, queries scaled to base 2:
@@ -91,54 +91,54 @@ class ForwardGroup {
     float block[32], scores[32], rescale[2];
     uint32_t weights[16];
     // Both blocks of the first tile.
-    ask_positions(block);
-    await_products<0>();
-    results(block);
-    r_.give_back();
+    issue_positions(block);
+    warpgroup_wait<0>();
+    fence_operand(block);
+    r_.consumer_release();
     skew_.put(block, own.from - 1);
-    ask_positions(block);
-    await_products<0>();
-    results(block);
-    r_.give_back();
+    issue_positions(block);
+    warpgroup_wait<0>();
+    fence_operand(block);
+    r_.consumer_release();
     skew(block, scores, own.from);
 
-    ask_content(scores);
-    ask_positions(block);  // of the tile after
-    await_products<1>();
-    results(scores);
-    k_.give_back();
+    issue_content(scores);
+    issue_positions(block);  // of the tile after
+    warpgroup_wait<1>();
+    fence_operand(scores);
+    k_.consumer_release();
     softmax.weigh(scores, own.from, block_.first_key(0), rescale);
     pack_weights<T>(scores, weights);
-    await_products<0>();
-    results(block);
-    r_.give_back();
+    warpgroup_wait<0>();
+    fence_operand(block);
+    r_.consumer_release();
 
     TXL_ROLLED
     for (int t = own.from + 1; t < own.to; ++t) {
-      ask_values(values, weights);  // of the tile before, while this one's scores are skewed
+      issue_values(values, weights);  // of the tile before, while this one's scores are skewed
       skew(block, scores, t);
-      ask_content(scores);
-      ask_positions(block);
-      await_products<1>();
-      results(values);
-      results(scores);
-      v_.give_back();
-      k_.give_back();
+      issue_content(scores);
+      issue_positions(block);
+      warpgroup_wait<1>();  // plant: scores-wait
+      fence_operand(values);
+      fence_operand(scores);
+      v_.consumer_release();
+      k_.consumer_release();
       softmax.weigh(scores, t, block_.first_key(0), rescale);
       pack_weights<T>(scores, weights);
       TXL_UNROLL
       for (int n = 0; n < S::WIDTH / 2; ++n) values[n] *= rescale[n / 2 % 2];
-      await_products<0>();
-      results(block);
-      r_.give_back();
+      warpgroup_wait<0>();
+      fence_operand(block);
+      r_.consumer_release();
     }
-    ask_values(values, weights);
-    await_products<0>();
-    results(values);
-    v_.give_back();
+    issue_values(values, weights);
+    warpgroup_wait<0>();  // plant: values-wait
+    fence_operand(values);
+    v_.consumer_release();
   }
-  TXL_DEVICE void ask_values(float (&values)[S::WIDTH / 2], const uint32_t (&weights)[16]) {
-    multiply<T, Rows::depth, true>(values, weights, block_.address(S::v + v_.take() * S::BYTES));
+  TXL_DEVICE void issue_values(float (&values)[S::WIDTH / 2], const uint32_t (&weights)[16]) {
+    multiply<T, Rows::depth, true>(values, weights, block_.address(S::v + v_.consumer_wait() * S::BYTES));
   }
 
   // query: of this thread's first row. A part leaves its weighted sums as part_kernel does.
@@ -177,8 +177,8 @@ class ForwardGroup {
 
   const QueryBlock<S>& block_;
   int group_, warp_;
-  Reader<S::STAGES> k_, v_;
-  Reader<S::R_STAGES> r_;
+  Consumer<S::STAGES> k_, v_;
+  Consumer<S::R_STAGES> r_;
   Skew skew_;
   uint32_t content_[S::WIDTH / 4], position_[S::WIDTH / 4];
 };
@@ -189,12 +189,12 @@ void forward_kernel(const TXL_CONSTANT LongProblem p) {
   TXL_SHARED_TILES(tiles);
   const QueryBlock<S> block(p, tiles, block_z(), block_x());
   if (thread() >= S::GROUPS * GROUP) {
-    keep_registers<24>();
+    warpgroup_reg_dealloc<24>();
     const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
     if (warp == 0 && thread() % WARP == 0 && block.tiles) load_tiles(block);
     if (warp == 1) clear_values(block);
   } else {
-    take_registers<240>();
+    warpgroup_reg_alloc<240>();
     ForwardGroup<S>(block).run();
   }
 }

@@ -1,5 +1,5 @@
-// What the kernels use of Hopper besides products: barriers that count bytes, the copy engine, fences,
-// registers moved between warpgroups. Host code gets the tests' emulation.
+// Hopper's instructions besides wgmma, by the names that CUTLASS gives them: mbarriers, TMA loads, fences, setmaxnreg.
+// Host code gets the tests' emulation.
 #pragma once
 #include "../simt.h"
 
@@ -15,22 +15,22 @@ using Barrier = uint64_t;       // an mbarrier, in shared memory
 TXL_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // A phase of the barrier ends with so many arrivals and all bytes that were announced.
-TXL_DEVICE void make_barrier(Barrier* b, int arrivals) {
+TXL_DEVICE void barrier_init(Barrier* b, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
 }
-// Makes them known to the copy engine; the block's threads still have to meet.
-TXL_DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-TXL_DEVICE void arrive(Barrier* b) {
+// Makes initialised barriers visible to TMA; the block's threads still have to synchronise.
+TXL_DEVICE void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+TXL_DEVICE void barrier_arrive(Barrier* b) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
 }
-// Arrives, and announces bytes that copies will bring.
-TXL_DEVICE void arrive_expecting(Barrier* b, int bytes) {
+// Arrives, and adds to the bytes that the phase expects of TMA loads.
+TXL_DEVICE void barrier_arrive_and_expect_tx(Barrier* b, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
                : "memory");
 }
 // Until the phase of this parity has ended. With TXL_CLOCK_LIMIT, for tests, a wait of that many clocks
 // stops the launch, where a wrong phase would let it hang for ever.
-TXL_DEVICE void await(Barrier* b, int parity) {
+TXL_DEVICE void barrier_wait(Barrier* b, int parity) {
 #ifdef TXL_CLOCK_LIMIT
   for (const long long begun = clock64();;) {
     int done;
@@ -55,9 +55,9 @@ TXL_DEVICE void await(Barrier* b, int parity) {
 #endif
 }
 
-// The copy engine brings a box to shared memory at a multiple of 1024 bytes; x: first column. What
-// lies outside of the tensor is 0.
-TXL_DEVICE void copy_box(void* to, const TensorMap& from, Barrier* b, int x, int row, int h, int n) {
+// Issues the TMA load of a box to shared memory at a multiple of 1024 bytes; x: first column. What lies outside of the
+// tensor is 0.
+TXL_DEVICE void tma_load_box(void* to, const TensorMap& from, Barrier* b, int x, int row, int h, int n) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];" ::"r"(shared_address(to)),
@@ -65,32 +65,34 @@ TXL_DEVICE void copy_box(void* to, const TensorMap& from, Barrier* b, int x, int
       : "memory");
 }
 
-// Brings a tensor's map near, before its first box is asked for.
-TXL_DEVICE void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+// Prefetches a tensor map before the first load that uses it.
+TXL_DEVICE void prefetch_tma_descriptor(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
 
-// What this thread wrote to shared memory before, the copy engine and wgmma see.
-TXL_DEVICE void fence_units() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Makes this thread's earlier writes to shared memory visible to TMA and wgmma.
+TXL_DEVICE void fence_view_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-TXL_DEVICE void meet_warp() { __syncwarp(); }
+TXL_DEVICE void sync_warp() { __syncwarp(); }
 // Barrier WHICH (1 to 15) of so many threads.
 template <int WHICH, int THREADS>
-TXL_DEVICE void meet_threads() {
+TXL_DEVICE void named_barrier_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(WHICH), "n"(THREADS) : "memory");
 }
 TXL_DEVICE bool all_of_warp(bool x) { return __all_sync(0xFFFFFFFFu, x); }
 TXL_DEVICE uint32_t or_of_warp(uint32_t x) { return __reduce_or_sync(0xFFFFFFFFu, x); }
-TXL_DEVICE int least_of_warp(int x) { return __reduce_min_sync(0xFFFFFFFFu, x); }
-TXL_DEVICE int most_of_warp(int x) { return __reduce_max_sync(0xFFFFFFFFu, x); }
+TXL_DEVICE int min_of_warp(int x) { return __reduce_min_sync(0xFFFFFFFFu, x); }
+TXL_DEVICE int max_of_warp(int x) { return __reduce_max_sync(0xFFFFFFFFu, x); }
 // The value of lane 0: equal in all lanes, which the compiler then knows.
 TXL_DEVICE int of_first_lane(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
 // Registers of each thread of this warpgroup from here on.
 template <int N>
-TXL_DEVICE void keep_registers() {
+TXL_DEVICE void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 template <int N>
-TXL_DEVICE void take_registers() {
+TXL_DEVICE void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 

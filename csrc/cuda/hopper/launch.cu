@@ -10,7 +10,7 @@ namespace txl_cuda {
 namespace {
 
 constexpr int64_t QUERIES = 128;  // of a block
-constexpr int64_t FEWEST_TILES = 4, MOST_PARTS = 64;
+constexpr int64_t MIN_TILES = 4, MAX_PARTS = 64;
 constexpr double ENOUGH = 0.8, NEARLY = 0.85;  // of the multiprocessors; of the best
 
 int64_t up(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -19,15 +19,15 @@ int64_t up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 // else the fewest whose rounds of blocks are nearly as full as those of any, as FA2 splits them.
 int64_t parts_by_rounds(int64_t blocks, int64_t tiles, int64_t multiprocessors) {
   if (static_cast<double>(blocks) >= ENOUGH * static_cast<double>(multiprocessors)) return 1;
-  const int64_t most = std::min(MOST_PARTS, up(tiles, FEWEST_TILES));
+  const int64_t max_parts = std::min(MAX_PARTS, up(tiles, MIN_TILES));
   const auto fullness = [&](int64_t parts) {
     return static_cast<double>(blocks * parts) /
            static_cast<double>(up(blocks * parts, multiprocessors) * multiprocessors);
   };
   double best = 0;
-  for (int64_t parts = 1; parts <= most; ++parts) best = std::max(best, fullness(parts));
+  for (int64_t parts = 1; parts <= max_parts; ++parts) best = std::max(best, fullness(parts));
   int64_t parts = 1;
-  while (parts < most && fullness(parts) < NEARLY * best) ++parts;
+  while (parts < max_parts && fullness(parts) < NEARLY * best) ++parts;
   return up(tiles, up(tiles, parts));  // none without tiles
 }
 
@@ -42,8 +42,8 @@ int64_t split_long(Problem& p, int multiprocessors) {
   if (p.L < 1 || p.D < 8 || p.D > 128 || p.D % 8 || p.B < 1 || p.H < 1 || p.type == Type::f32)
     throw std::invalid_argument("sizes that the Hopper kernels do not take");
   const int64_t blocks = up(p.L, QUERIES) * p.B * p.H;
-  p.parts = p.L > MOST_GRID ? 1 : parts_by_rounds(blocks, tiles_of_block(p, QUERIES), multiprocessors);
-  if (p.B > MOST_GRID || p.H > MOST_GRID) throw std::invalid_argument("more batch rows or heads than a grid can have");
+  p.parts = p.L > MAX_GRID ? 1 : parts_by_rounds(blocks, tiles_of_block(p, QUERIES), multiprocessors);
+  if (p.B > MAX_GRID || p.H > MAX_GRID) throw std::invalid_argument("more batch rows or heads than a grid can have");
   return p.parts > 1 ? p.B * p.H * p.L * p.parts * (p.D + 2) : 0;
 }
 

@@ -31,7 +31,7 @@ void allow_shared(Kernel kernel, int bytes) {
 #endif
 }
 
-// Blocks of one text and head lie next to each other: they run together, and what they read, keys and
+// Blocks of one batch row and head lie next to each other: they run together, and what they read, keys and
 // values or queries, comes from memory once and else from the L2.
 inline dim3 grid_of(const Problem& p, int64_t blocks) {
   return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.H), static_cast<unsigned>(p.B));

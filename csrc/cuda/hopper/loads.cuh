@@ -1,90 +1,93 @@
-// How tiles come to shared memory: one warp asks the copy engine for them, one clears rows that nobody
-// sees, which may hold anything, since 0 times NaN is NaN; warpgroups wait, use, and give back.
+// The pipeline that brings tiles to shared memory. One warp, the producer, issues TMA loads; another clears rows that
+// no query sees, which may hold anything, since 0 times NaN is NaN; warpgroups, the consumers, wait for a stage, use
+// it and release it.
 #pragma once
 #include "queries.cuh"
 
 namespace txl_cuda {
 
-// Barriers of a ring of stages: full, cleared of what nobody sees, and empty again.
+// Barriers of a ring of stages: full, clear (cleared of rows that no query sees) and empty.
 template <int STAGES>
-struct Stages {
+struct PipelineBarriers {
   static constexpr int BARRIERS = 3 * STAGES;
   Barrier* first;
   TXL_DEVICE Barrier* full(int n = 0) const { return first + n; }
   TXL_DEVICE Barrier* clear(int n = 0) const { return first + STAGES + n; }
   TXL_DEVICE Barrier* empty(int n = 0) const { return first + 2 * STAGES + n; }
-  TXL_DEVICE void make(int readers) const {
+  TXL_DEVICE void init(int consumers) const {
     for (int n = 0; n < STAGES; ++n)
-      make_barrier(full(n), 1), make_barrier(clear(n), 1), make_barrier(empty(n), readers);
+      barrier_init(full(n), 1), barrier_init(clear(n), 1), barrier_init(empty(n), consumers);
   }
 };
 
-// Asks for rows `row` .. + 63 of a tensor, whose bytes were announced; LEAP: from 64 columns to the next.
+// Issues the load of rows `row` .. + 63 of a tensor, whose bytes the barrier expects. LEAP: from 64 columns to the
+// next.
 template <class S, int LEAP = TILE>
 TXL_DEVICE void copy_tile(char* shared, int to, Barrier* full, const RowsMap& rows, int row, int h, int b) {
   TXL_UNROLL
   for (int x = 0; x < S::WIDTH; x += SIDE)
-    copy_box(shared + to + x / SIDE * LEAP, rows.map, full, x, row, h * rows.h, b * rows.n);
+    tma_load_box(shared + to + x / SIDE * LEAP, rows.map, full, x, row, h * rows.h, b * rows.n);
 }
-// Announces them, too.
+// The same, and has the barrier expect the bytes.
 template <class S>
 TXL_DEVICE void load_tile(char* shared, int to, Barrier* full, const RowsMap& rows, int row, int h, int b) {
-  arrive_expecting(full, S::BYTES);
+  barrier_arrive_and_expect_tx(full, S::BYTES);  // plant: bytes-expected
   copy_tile<S>(shared, to, full, rows, row, h, b);
 }
 
-// A place in a ring of stages that several warpgroups walk in the same order.
+// The stage of a ring, and the parity of its barriers' phase.
 template <int STAGES>
-struct Walk {
+struct PipelineState {
   int stage = 0, parity = 0;
-  TXL_DEVICE void next() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
+  TXL_DEVICE void advance() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;  // plant: stage-count
   }
 };
 
-// A warpgroup's way through a ring: it waits for a tile, uses it, and gives it back by warp.
+// A warpgroup that reads a ring's stages. `ready`: the full or the clear barriers. Each warp releases for itself.
 template <int STAGES>
-class Reader {
+class Consumer {
  public:
-  TXL_DEVICE Reader(Barrier* ready, Barrier* empty) : ready_(ready), empty_(empty) {}
-  // Number of the stage, once it is ready.
-  TXL_DEVICE int take() const {
-    await(ready_ + walk_.stage, walk_.parity);
-    return walk_.stage;
+  TXL_DEVICE Consumer(Barrier* ready, Barrier* empty) : ready_(ready), empty_(empty) {}
+  // Waits until the stage is ready and returns its number.
+  TXL_DEVICE int consumer_wait() const {
+    barrier_wait(ready_ + state_.stage, state_.parity);  // plant: full-wait
+    return state_.stage;
   }
-  TXL_DEVICE void give_back() {
-    meet_warp();
-    if (thread() % WARP == 0) arrive(empty_ + walk_.stage);
-    walk_.next();
+  TXL_DEVICE void consumer_release() {
+    sync_warp();  // plant: release-warp-barrier
+    if (thread() % WARP == 0) barrier_arrive(empty_ + state_.stage);
+    state_.advance();
   }
-  // To the next, without giving this one back.
-  TXL_DEVICE void skip() { walk_.next(); }
-  TXL_DEVICE int stage() const { return walk_.stage; }
-  TXL_DEVICE void pass() {
-    take();
-    give_back();
+  // Moves to the next stage without releasing this one.
+  TXL_DEVICE void advance() { state_.advance(); }
+  TXL_DEVICE int stage() const { return state_.stage; }
+  // Releases the stage unused.
+  TXL_DEVICE void skip() {
+    consumer_wait();
+    consumer_release();
   }
 
  private:
   Barrier *ready_, *empty_;
-  Walk<STAGES> walk_;
+  PipelineState<STAGES> state_;
 };
 
-// The other side: waits until a stage is empty, which it is at first.
+// The thread or warp that fills a ring's stages: waits until a stage is empty, which each is at first.
 template <int STAGES>
-class Writer {
+class Producer {
  public:
-  TXL_DEVICE explicit Writer(Barrier* empty) : empty_(empty) { walk_.parity = 1; }
-  TXL_DEVICE int take() {
-    await(empty_ + walk_.stage, walk_.parity);
-    const int stage = walk_.stage;
-    walk_.next();
+  TXL_DEVICE explicit Producer(Barrier* empty) : empty_(empty) { state_.parity = 1; }  // plant: producer-parity
+  TXL_DEVICE int producer_acquire() {
+    barrier_wait(empty_ + state_.stage, state_.parity);  // plant: empty-wait
+    const int stage = state_.stage;
+    state_.advance();
     return stage;
   }
 
  private:
   Barrier* empty_;
-  Walk<STAGES> walk_;
+  PipelineState<STAGES> state_;
 };
 
 // Clears a tile's rows whose bit is 0; by a warp.
@@ -98,17 +101,18 @@ TXL_DEVICE void clear_unseen(uint32_t tile, uint64_t seen) {
   }
 }
 
-// Waits for the next tile of a ring, clears what `seen` says that nobody sees, and passes it on.
+// Waits until the next stage is full, clears the rows whose bit of `seen` is 0, and arrives at its clear barrier.
 template <class S, int STAGES>
-TXL_DEVICE void clear_next(const Stages<STAGES>& stages, Walk<STAGES>& at, uint32_t tiles, uint64_t seen) {
-  await(stages.full(at.stage), at.parity);
+TXL_DEVICE void clear_next(const PipelineBarriers<STAGES>& stages, PipelineState<STAGES>& at, uint32_t tiles,
+                           uint64_t seen) {
+  barrier_wait(stages.full(at.stage), at.parity);
   if (~seen) {
     clear_unseen<S>(tiles + static_cast<uint32_t>(at.stage * S::BYTES), seen);
-    fence_units();
+    fence_view_async_shared();  // plant: clearing-fence
   }
-  meet_warp();
-  if (thread() % WARP == 0) arrive(stages.clear(at.stage));
-  at.next();
+  sync_warp();
+  if (thread() % WARP == 0) barrier_arrive(stages.clear(at.stage));
+  at.advance();
 }
 
 }  // namespace txl_cuda

@@ -5,7 +5,7 @@
 
 namespace txl_cuda {
 
-// Rows [n, h, row] of D elements as the copy engine takes them: a box is 64 rows by 64 elements. An
+// Rows [n, h, row] of D elements as TMA takes them: a box is 64 rows by 64 elements. An
 // axis of stride 0 has one entry; h and n are what its coordinate is multiplied by.
 struct RowsMap {
   TensorMap map;

@@ -73,42 +73,42 @@ TXL_PRODUCTS(Bf16, "bf16")
 TXL_PRODUCTS(F16, "f16")
 // clang-format on
 
-// Keeps the compiler from moving what is done to registers over a fence or a wait beside this.
+// Keeps the compiler from moving accesses to these registers across the warpgroup_arrive or warpgroup_wait beside it.
 template <int N>
-TXL_DEVICE void results(float (&d)[N]) {
+TXL_DEVICE void fence_operand(float (&d)[N]) {
   TXL_UNROLL
   for (int n = 0; n < N; ++n) asm volatile("" : "+f"(d[n])::"memory");
 }
 template <int N>
-TXL_DEVICE void factors(const uint32_t (&a)[N]) {
+TXL_DEVICE void fence_operand(const uint32_t (&a)[N]) {
   TXL_UNROLL
   for (int n = 0; n < N; ++n) asm volatile("" ::"r"(a[n]) : "memory");
 }
-// Registers written before it are seen by the products after it; those are a group until the next.
-TXL_DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-TXL_DEVICE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Makes registers written before visible to the products after it, which are one group until the commit.
+TXL_DEVICE void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TXL_DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 template <Rows B, bool ADD, class T, int N, int K>
 TXL_DEVICE void multiply_as(T, float (&d)[N], const uint32_t (&a)[K], uint64_t b) {
-  if (ADD) results(d);
-  factors(a);
-  begin_products();
+  if (ADD) fence_operand(d);
+  fence_operand(a);
+  warpgroup_arrive();
   TXL_UNROLL
   for (int n = 0; n < K / 4; ++n) start<B>(T(), d, a + 4 * n, b + part<B>(n), ADD || n > 0);
-  end_products();
+  warpgroup_commit();
 }
 template <int D, Rows A, Rows B, bool ADD, class T, int N>
 TXL_DEVICE void multiply_shared(T, float (&d)[N], uint64_t a, uint64_t b) {
-  if (ADD) results(d);
-  begin_products();
+  if (ADD) fence_operand(d);
+  warpgroup_arrive();
   TXL_UNROLL
   for (int n = 0; n < D / 16; ++n) start<A, B>(T(), d, a + part<A>(n), b + part<B>(n), ADD || n > 0);
-  end_products();
+  warpgroup_commit();
 }
 
-// Until at most LEFT of this warpgroup's last products are under way.
+// Waits until at most LEFT of this warpgroup's last groups of products are pending.
 template <int LEFT>
-TXL_DEVICE void await_products() {
+TXL_DEVICE void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 #else

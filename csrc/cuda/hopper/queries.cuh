@@ -40,7 +40,7 @@ TXL_DEVICE Tiles tiles_of(const int* seen, int first) {
     const int x = first + n + thread() % WARP, to = seen[QUERIES + x], from = seen[x];
     low = from < low ? from : low, high = to > high ? to : high;
   }
-  low = least_of_warp(low), high = most_of_warp(high);
+  low = min_of_warp(low), high = max_of_warp(high);
   return {low / SIDE, (high + SIDE - 1) / SIDE};
 }
 
@@ -79,7 +79,7 @@ TXL_DEVICE int factor_row(int n) { return own_row(thread() % GROUP / WARP) + 8 *
 TXL_DEVICE int factor_column(int n) { return n / 4 * 16 + n / 2 % 2 * 8 + own_column(); }
 
 // This thread's places of rows `first` .. + 63 of `count` as a left factor in registers; 0 beyond, and
-// beyond D. All are asked for before any is used.
+// beyond D. All loads are issued before any is used.
 template <class T, int WIDTH>
 TXL_DEVICE void load_rows(const Problem& p, const View& rows, int64_t b, int64_t h, int first, int64_t count,
                           uint32_t (&a)[WIDTH / 4]) {
@@ -90,6 +90,7 @@ TXL_DEVICE void load_rows(const Problem& p, const View& rows, int64_t b, int64_t
     const T* const row = row_of<T>(rows, b, h, is_row ? i : 0);
     TXL_UNROLL
     for (int n = lower; n < WIDTH / 4; n += 2)
+      // plant: rows-beyond-queries
       a[n] = load_word(row + factor_column(n), is_row && factor_column(n) < static_cast<int>(p.D));
   }
 }
@@ -132,7 +133,7 @@ TXL_DEVICE void store_factor(const uint32_t (&a)[WIDTH / 4], uint32_t tile) {
 TXL_DEVICE void load_transposed(uint32_t tile, uint32_t (&a)[16]) {
   TXL_UNROLL
   for (int n = 0; n < 16; ++n) {
-    const int d = factor_row(n), pair = d / 2 * 2, shift = d % 2 * 16;
+    const int d = factor_row(n), pair = d / 2 * 2, shift = d % 2 * 16;  // plant: transposed-column
     const uint32_t low = float_to_bits(get_shared(tile + in_tile(factor_column(n), pair))) >> shift;
     const uint32_t high = float_to_bits(get_shared(tile + in_tile(factor_column(n) + 1, pair))) >> shift;
     a[n] = (low & 0xFFFF) | high << 16;

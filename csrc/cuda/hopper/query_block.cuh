@@ -17,13 +17,13 @@ struct QueryBlock {
   Keys keys;
   int b, h = block_y(), part, first;  // first query
   int tile, tiles;                    // the part's first tile, and how many
-  Stages<S::STAGES> k, v;
-  Stages<S::R_STAGES> r;
+  PipelineBarriers<S::STAGES> k, v;
+  PipelineBarriers<S::R_STAGES> r;
   int* seen;
 
-  // number: of the block of queries of text b and its part of the keys.
-  TXL_DEVICE QueryBlock(const LongProblem& problem, char* memory, int text, int number)
-      : p(problem), shared(memory), keys(problem), b(text) {
+  // number: of the block of queries of batch row b and its part of the keys.
+  TXL_DEVICE QueryBlock(const LongProblem& problem, char* memory, int batch_row, int number)
+      : p(problem), shared(memory), keys(problem), b(batch_row) {
     // The last queries see the most keys where attention is causal: they begin first.
     const int parts = static_cast<int>(p.parts), blocks = static_cast<int>((p.L + S::QUERIES - 1) / S::QUERIES);
     part = number % parts, first = (blocks - 1 - number / parts) * S::QUERIES;
@@ -31,12 +31,13 @@ struct QueryBlock {
     k.first = barriers, v.first = k.first + k.BARRIERS, r.first = v.first + v.BARRIERS;
     seen = reinterpret_cast<int*>(shared + S::seen);
     if (thread() == S::GROUPS * GROUP) {
-      for (const RowsMap* rows : {&p.k_rows, &p.v_rows, &p.r_rows}) prefetch_map(rows->map);
-      if (p.M) prefetch_map(p.k_mem_rows.map), prefetch_map(p.v_mem_rows.map);
+      for (const RowsMap* rows : {&p.k_rows, &p.v_rows, &p.r_rows}) prefetch_tma_descriptor(rows->map);
+      if (p.M) prefetch_tma_descriptor(p.k_mem_rows.map), prefetch_tma_descriptor(p.v_mem_rows.map);
     }
     if (thread() == 0) {
-      k.make(S::GROUPS * WARPS_A_GROUP), v.make(S::GROUPS * WARPS_A_GROUP), r.make(S::GROUPS * WARPS_A_GROUP);
-      barriers_made();
+      // plant: empty-arrivals
+      k.init(S::GROUPS * WARPS_A_GROUP), v.init(S::GROUPS * WARPS_A_GROUP), r.init(S::GROUPS * WARPS_A_GROUP);
+      fence_barrier_init();
     }
     find_seen<S::QUERIES>(p, keys, b, first, seen);
     barrier();
@@ -79,21 +80,21 @@ struct QueryBlock {
 template <class S>
 TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
   const LongProblem& p = block.p;
-  Writer<S::STAGES> k(block.k.empty()), v(block.v.empty());
-  Writer<S::R_STAGES> r(block.r.empty());
+  Producer<S::STAGES> k(block.k.empty()), v(block.v.empty());
+  Producer<S::R_STAGES> r(block.r.empty());
   const auto load_r = [&](int j) {
-    const int n = r.take(), row = static_cast<int>(p.zero_row) + block.distance(j);
+    const int n = r.producer_acquire(), row = static_cast<int>(p.zero_row) + block.distance(j);
     load_tile<S>(block.shared, S::r + n * S::BYTES, block.r.full(n), p.r_rows, row, block.h, 0);
   };
-  const auto load = [&](Writer<S::STAGES>& to, int at, const Stages<S::STAGES>& stages, const RowsMap& memory,
-                        const RowsMap& segment, int t) {
-    const int n = to.take(), row = block.first_key(t);
+  const auto load = [&](Producer<S::STAGES>& to, int at, const PipelineBarriers<S::STAGES>& stages,
+                        const RowsMap& memory, const RowsMap& segment, int t) {
+    const int n = to.producer_acquire(), row = block.first_key(t);
     const bool is_memory = block.tile + t < block.keys.memory_tiles;
     load_tile<S>(block.shared, at + n * S::BYTES, stages.full(n), is_memory ? memory : segment,
                  is_memory ? row : row - static_cast<int>(p.M), block.h, block.b);
   };
   TXL_ROLLED
-  for (int j = -S::GROUPS; j <= 0; ++j) load_r(j);
+  for (int j = -S::GROUPS; j <= 0; ++j) load_r(j);  // plant: first-tiles-of-r
   TXL_ROLLED
   for (int t = 0; t < block.tiles; ++t) {
     load(k, S::k, block.k, p.k_mem_rows, p.k_rows, t);

@@ -23,7 +23,8 @@ class Skew {
     from_ = memory + static_cast<uint32_t>(ring + 4 * (row + 8 * pair));
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
-      const int key = row - 2 * pair - e;  // less 16 warp + 8 h - 8 k, from -7 to 7
+      // Less 16 warp + 8 h - 8 k, from -7 to 7.
+      const int key = row - 2 * pair - e;  // plant: skew-column
       to_[e] = static_cast<uint32_t>(ring + 4 * (row + 8 * (key >> 1 & 3) + 32 * (key & 1)));
       eight_[e] = 256 * (2 * warp + (key >> 3));
     }
@@ -36,6 +37,7 @@ class Skew {
     for (int e = 0; e < 2; ++e) {
       TXL_UNROLL
       for (int up = -7; up <= 1; ++up) {  // h - k
+        // plant: skew-base-address
         const uint32_t at = memory_ + (to_[e] | (static_cast<uint32_t>(eight_[e] + later + 256 * up) & 0xF00));
         if (up <= 0) put_shared(at, block[4 * -up + e]);
         if (up >= -6) put_shared<4096>(at, block[4 * (1 - up) + 2 + e]);

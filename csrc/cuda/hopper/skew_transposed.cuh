@@ -20,7 +20,8 @@ class SkewTransposed {
     const int lane = thread() % WARP, row = lane / 4, pair = lane % 4;
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
-      const int key = row - 2 * pair - e;  // and 8 (2 warp + h - k)
+      // And 8 (2 warp + h - k).
+      const int key = row - 2 * pair - e;  // plant: transposed-skew-column
       to_[e] = within(key & 7, row) + static_cast<uint32_t>(buffers + 2048 * 2 * warp);
       eight_[e] = 2 * warp + (key >> 3);
       from_[e] = within(row, 2 * pair + e) + static_cast<uint32_t>(buffers + 256 * 2 * warp);
@@ -35,7 +36,8 @@ class SkewTransposed {
       TXL_UNROLL
       for (int up = -7; up <= 1; ++up) {  // h - k
         const bool is_above = eight_[e] + up >= 0;
-        const uint32_t at = memory_ + ((static_cast<uint32_t>(256 * eight_[e] + 256 * up) & 0x700) | (to_[e] | buffer));
+        const uint32_t eight = static_cast<uint32_t>(256 * eight_[e] + 256 * up) & 0x700;
+        const uint32_t at = memory_ + (eight | (to_[e] | buffer));  // plant: transposed-skew-base-address
         const int n = 4 * -up + e, m = 4 * (1 - up) + 2 + e;
         if (up <= 0) put_shared(at, (is_above ? blocks[32 + n] : blocks[n]) - less[0]);
         if (up >= -6) put_shared<2048>(at, (is_above ? blocks[32 + m] : blocks[m]) - less[1]);
@@ -58,6 +60,7 @@ class SkewTransposed {
     const int word = (query ^ (key >> 1 & 1)) | (key & 1) << 3 | (key >> 2 & 1) << 4 | (key >> 1 & 1) << 5;
     return static_cast<uint32_t>(4 * word);
   }
+  // plant: transposed-skew-buffers
   static TXL_DEVICE uint32_t buffer_of(int step) { return static_cast<uint32_t>((step & 1) * BYTES); }
   uint32_t memory_, to_[2], from_[2];  // the others from memory_ on
   int eight_[2];

@@ -26,14 +26,14 @@ TXL_DEVICE uint32_t draw_kept(const Problem& p, int64_t bh, int64_t query, int64
 // Of this thread's queries, rows lane / 4 and 8 more of its warp's 16.
 class Softmax {
  public:
-  // low, high: keys that each query sees. query: number of the first in its text.
+  // low, high: keys that each query sees. query: index of the first in its batch row.
   TXL_DEVICE Softmax(const Problem& p, int64_t bh, int64_t query, const int (&low)[2], const int (&high)[2])
       : p_(p), bh_(bh), query_(query) {
     for (int h = 0; h < 2; ++h) low_[h] = low[h], high_[h] = high[h], top_[h] = -INFINITY, sum_[h] = 0;
   }
 
   // Products of tile `tile` become weights relative to the largest so far. rescale: what the values
-  // added up before are to be multiplied by. first_key: of tile 0 in the text.
+  // added up before are to be multiplied by. first_key: index of tile 0's first key.
   TXL_DEVICE void weigh(float (&s)[32], int tile, int first_key, float (&rescale)[2]) {
     mask(s, tile);
     TXL_UNROLL

@@ -1,4 +1,4 @@
-// Tensors as the copy engine takes them.
+// Tensors as TMA takes them.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -38,7 +38,7 @@ inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&
 #endif
 }
 
-// Rows are read 16 bytes at a time by the copy engine, 4 by threads.
+// Rows are read 16 bytes at a time by TMA, 4 by threads.
 inline void require_start(const View& view) {
   if (reinterpret_cast<uintptr_t>(view.data) % 16)
     throw std::invalid_argument(
@@ -46,20 +46,21 @@ inline void require_start(const View& view) {
         "backend='triton' takes any");
 }
 
-// rows of `view`: of B texts (0: the tensor has no such axis), H heads. No rows: a map that nobody uses.
+// Rows of `view`, which has B batch rows (0: no such axis) and H heads. No rows: a map that nobody uses.
 inline RowsMap map_rows(const Problem& p, const View& view, int64_t B, int64_t rows) {
   RowsMap map;
   if (!rows) return map;
   require_start(view);
   constexpr int64_t ITEM = 2;
   const bool one_axis = B == 0;  // [H, rows, D]: s0 is the head's stride, s1 the row's
-  const int64_t row = one_axis ? view.s1 : view.s2, head = one_axis ? view.s0 : view.s1, text = one_axis ? 0 : view.s0;
+  const int64_t row = one_axis ? view.s1 : view.s2, head = one_axis ? view.s0 : view.s1;
+  const int64_t batch_row = one_axis ? 0 : view.s0;
   const auto is_axis = [](int64_t size, int64_t stride) { return size > 1 && stride; };
-  map.h = is_axis(p.H, head), map.n = is_axis(B, text);
+  map.h = is_axis(p.H, head), map.n = is_axis(B, batch_row);
   const int64_t sizes[4] = {p.D, rows, map.h ? p.H : 1, map.n ? B : 1};
   const int64_t alone = p.D * ITEM;  // from an axis' only entry to the next: 16 bytes at least
   const int64_t steps[4] = {ITEM, rows > 1 ? row * ITEM : alone, map.h ? head * ITEM : alone,
-                            map.n ? text * ITEM : alone};
+                            map.n ? batch_row * ITEM : alone};
   encode(map.map, p.type, view.data, sizes, steps);
   return map;
 }

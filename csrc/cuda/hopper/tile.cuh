@@ -8,8 +8,8 @@
 namespace txl_cuda {
 
 constexpr int WARPS_A_GROUP = 4;
-constexpr int MOST_SHARED = 227 * 1024;  // bytes that a block can have
-constexpr int RING = 16 * 128 * 4;       // bytes: a warp's two blocks of 16 x 64 position scores
+constexpr int MAX_SHARED = 227 * 1024;  // bytes that a block can have
+constexpr int RING = 16 * 128 * 4;      // bytes: a warp's two blocks of 16 x 64 position scores
 
 // each(Number<0>()), .. each(Number<N - 1>()): a loop whose counter is a constant.
 template <int N>
@@ -28,7 +28,7 @@ TXL_DEVICE void unroll(const Each& each) {
 // Byte of column x (even) of a row of a tile that begins at a multiple of 1024 bytes.
 TXL_DEVICE uint32_t in_tile(int row, int x) {
   const uint32_t at = static_cast<uint32_t>(row * ROW + x % SIDE * 2);
-  return static_cast<uint32_t>(x / SIDE * TILE) + (at ^ (at >> 7 & 7) << 4);
+  return static_cast<uint32_t>(x / SIDE * TILE) + (at ^ (at >> 7 & 7) << 4);  // plant: swizzle
 }
 
 // This thread's first row and column of a product; warp: its number in the warpgroup.
@@ -36,10 +36,10 @@ TXL_DEVICE int own_row(int warp) { return warp * 16 + thread() % WARP / 4; }
 TXL_DEVICE int own_column() { return thread() % 4 * 2; }
 
 // The threads of a warpgroup meet; group: up to 2.
-TXL_DEVICE void meet_group(int group) {
-  if (group == 0) return meet_threads<1, GROUP>();
-  if (group == 1) return meet_threads<2, GROUP>();
-  meet_threads<3, GROUP>();
+TXL_DEVICE void sync_warpgroup(int group) {
+  if (group == 0) return named_barrier_sync<1, GROUP>();
+  if (group == 1) return named_barrier_sync<2, GROUP>();
+  named_barrier_sync<3, GROUP>();
 }
 
 }  // namespace txl_cuda

@@ -51,6 +51,7 @@ class Unskew {
   }
   // Their k = 7, stored with the others' k = 0, is a tile of the ring before.
   TXL_DEVICE uint32_t place(uint32_t eight, uint32_t low, int e, bool is_first) const {
+    // plant: unskew-wrap
     return memory_ + (eight ^ (is_first && wraps_[e] ? low ^ 1 << 13 : low));
   }
   template <int MORE>

@@ -56,7 +56,7 @@ def test_who_fails_gets_no_time_and_stops_nobody(tmp_path: Path) -> None:
     }
     implementations = [Implementation(name, name, prepare) for name, prepare in prepared.items()]
     runner = Runner(FakeMachine(), tmp_path / "record.json", float("inf"))  # type: ignore[arg-type]
-    rows = runner.of(Comparison("group", Case(), implementations, seconds=0, least=5))
+    rows = runner.of(Comparison("group", Case(), implementations, seconds=0, minimum=5))
     assert rows is not None
     assert list(rows) == list(prepared)
     assert rows["right"]["median_ms"] == 250
@@ -87,7 +87,7 @@ def test_a_disturbed_limit_gives_no_shares(slow: float, disturbed: bool) -> None
         ),
     ]  # fmt: skip
     runner = Runner(FakeMachine(), None, float("inf"))  # type: ignore[arg-type]
-    rows = runner.of(Comparison("group", Case(), runs, clock="own", seconds=0, least=4))
+    rows = runner.of(Comparison("group", Case(), runs, clock="own", seconds=0, minimum=4))
     assert rows is not None
     assert ("disturbed" in rows["limit"]) == disturbed
     assert ("share_of_operations" in rows["ours"]) != disturbed
@@ -119,7 +119,7 @@ def test_equal_shares_of_the_time_spread_evenly(monkeypatch: pytest.MonkeyPatch)
         return seconds
 
     runs = {"fast": lambda: take("fast", 0.002), "slow": lambda: take("slow", 0.02)}
-    times, errors = take_turns(runs, seconds=0.4, least=3, most={"fast": 50, "slow": 50})
+    times, errors = take_turns(runs, seconds=0.4, minimum=3, maximum={"fast": 50, "slow": 50})
     assert not errors
     assert times["slow"] == [0.02] * len(times["slow"])
     assert len(times["slow"]) == 10
@@ -134,5 +134,5 @@ def _places(order: list[str], name: str) -> list[int]:
 
 def test_least_and_most() -> None:
     runs = {"a": lambda: 1.0, "b": lambda: 2.0}
-    times, _ = take_turns(runs, seconds=0, least=4, most={"a": 10, "b": 2})
+    times, _ = take_turns(runs, seconds=0, minimum=4, maximum={"a": 10, "b": 2})
     assert times == {"a": [1.0] * 4, "b": [2.0] * 2}

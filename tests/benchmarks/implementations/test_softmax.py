@@ -24,7 +24,7 @@ def test_those_compared_are_right(algorithm: str) -> None:
 
 
 def without_tails(softmax: Any, hidden: Tensor, targets: Tensor) -> Tensor:
-    scored = torch.where(targets < softmax.bins.bounds[1], targets, -100)
+    scored = torch.where(targets < softmax.bounds[1], targets, -100)
     return softmax.nll(hidden, scored).mean()
 
 

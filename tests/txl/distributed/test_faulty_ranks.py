@@ -30,8 +30,6 @@ CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "training": ([{}, {"lr": 0.5}], "the processes differ in training's lr: rank 0 has 0.003, rank 1 has 0.5"),
     "code": ([{}, {"other_code": True}], "the processes differ in the code of txl"),
-    "shard": ([{}, {"shard": True}], "the processes differ in --shard"),
-    "muon": ([{"shard": True, "optimizer": "muon"}] * 2, "--shard is for optimizer 'adam'"),
     "no run": ([{"resume": True}] * 2, "no such checkpoint"),
 }
 
@@ -92,7 +90,7 @@ def test_an_error_comes_out_once(tmp_path: Path, corpus: Corpus) -> None:
 def test_another_checkpoint_is_not_resumed(tmp_path: Path, corpus: Corpus) -> None:
     run = tmp_path / "run"
     begin = ["train", "-r", run, "--data", corpus.folder, "--device", "cpu", *SMALL]
-    assert torchrun(2, *begin, "--shard").returncode == 0
+    assert torchrun(2, *begin).returncode == 0
     done = torchrun(2, "train", "-r", run, "--resume", "--device", "cpu", "--steps", 4, "--n-layer", 2)
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1

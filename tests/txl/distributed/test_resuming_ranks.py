@@ -1,7 +1,5 @@
 """Checkpoints of several processes: another number goes on, nothing is lost, damage is seen."""
 
-import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,14 +12,11 @@ import torch
 from command_helpers import SMALL
 from rank_trainings import Trained, go_on
 from ranks import children, environment, run_ranks, start_torchrun, torchrun
-from training_helpers import trainer
 
-from txl import load
 from txl.distributed import World
-from txl.errors import TxlError
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
-from txl.training.checkpoint import HEADER, find_last
+from txl.training.checkpoint import LAST
 
 PLAIN: dict[str, Any] = {"batch": 8, "steps": 12, "model": {"dropout": 0.0, "attn_dropout": 0.0}, "average": "ema"}
 
@@ -38,17 +33,14 @@ def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) ->
         torch.testing.assert_close(got[name], value, rtol=1e-6, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("shard", [pytest.param(False, marks=pytest.mark.slow), True], ids=["replicated", "sharded"])
-def test_two_then_one_then_two_processes_train_as_one(corpus: Corpus, tmp_path: Path, shard: bool) -> None:
+def test_two_then_one_then_two_processes_train_as_one(corpus: Corpus, tmp_path: Path) -> None:
     """The same streams and memory, parameters, optimizer and average, whoever held which part."""
     whole = go_on(World(), tmp_path / "whole", corpus.folder, 12, **PLAIN)
     run = tmp_path / "run"
-    losses = on_ranks(2, run, corpus, 4, tmp_path, shard=shard)[0].losses
-    kind = "last-4" if shard else "last.safetensors"
-    assert [path.name for path in run.glob("last*")] == [kind]
-    losses += go_on(World(), run, corpus.folder, 8, **PLAIN | {"batch_chunk": 2}).losses
+    losses = on_ranks(2, run, corpus, 4, tmp_path)[0].losses
     assert [path.name for path in run.glob("last*")] == ["last.safetensors"]
-    last = on_ranks(2, run, corpus, 12, tmp_path, shard=shard)
+    losses += go_on(World(), run, corpus.folder, 8, **PLAIN | {"batch_chunk": 2}).losses
+    last = on_ranks(2, run, corpus, 12, tmp_path)
     torch.testing.assert_close(torch.tensor(losses + last[0].losses), torch.tensor(whole.losses), rtol=1e-9, atol=0)
     assert_close(last[0].parameters, whole.parameters)
     assert_close(last[1].average, whole.average)
@@ -57,10 +49,9 @@ def test_two_then_one_then_two_processes_train_as_one(corpus: Corpus, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
-def test_as_many_processes_go_on_bit_for_bit(corpus: Corpus, tmp_path: Path, shard: bool) -> None:
+def test_as_many_processes_go_on_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
     """With dropout: each process's random numbers go on, and are not another's."""
-    dropout = {"model": {"dropout": 0.3, "attn_dropout": 0.2}, "shard": shard}
+    dropout = {"model": {"dropout": 0.3, "attn_dropout": 0.2}}
     whole = on_ranks(2, tmp_path / "whole", corpus, 8, tmp_path, **dropout)
     first = on_ranks(2, tmp_path / "run", corpus, 3, tmp_path, **dropout)
     rest = on_ranks(2, tmp_path / "run", corpus, 8, tmp_path, **dropout)
@@ -70,96 +61,16 @@ def test_as_many_processes_go_on_bit_for_bit(corpus: Corpus, tmp_path: Path, sha
     assert not torch.equal(saved.tensors["rng.cpu"], saved.tensors["rng.1.cpu"])
 
 
-@pytest.mark.slow
-def test_a_sharded_checkpoint_is_read_as_a_whole_one(corpus: Corpus, tmp_path: Path) -> None:
-    """By evaluation, by a path to it or to its run, and without any process group."""
-    on_ranks(2, tmp_path / "run", corpus, 3, tmp_path, shard=True)
-    on_ranks(2, tmp_path / "same", corpus, 3, tmp_path)
-    shards, whole = checkpoints.load(tmp_path / "run" / "last-3"), checkpoints.load(tmp_path / "same")
-    assert shards.tensors.keys() == whole.tensors.keys()
-    of_shards, of_whole = ({k: x for k, x in saved.tensors.items() if "rng" not in k} for saved in (shards, whole))
-    assert_close(of_shards, of_whole)
-    assert shards.state == whole.state | {"best_loss": shards.state["best_loss"]}
-    assert (
-        load(tmp_path / "run").evaluate(corpus.valid).nats
-        == load(tmp_path / "run" / "last-3").evaluate(corpus.valid).nats
-    )
-
-
-@pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "another", "no header", "header"])
-def test_damaged_shards_are_refused(
-    corpus: Corpus, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, damage: str
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(sharded_run(corpus, tmp_path_factory), run)
-    (folder,) = run.glob("last-*")
-    one, other = sorted(folder.glob("*.safetensors"))
-    if damage == "flip":
-        content = bytearray(one.read_bytes())
-        content[len(content) // 2] ^= 1
-        one.write_bytes(content)
-    elif damage == "truncate":
-        one.write_bytes(one.read_bytes()[:-8])
-    elif damage == "missing":
-        one.unlink()
-    elif damage == "another":
-        shutil.copy(other, one)
-    elif damage == "no header":
-        (folder / HEADER).unlink()
-    else:
-        (folder / HEADER).write_text(json.dumps({"format": "txl-2"}))
-    with pytest.raises(TxlError, match=r"damaged|not a whole checkpoint|no such checkpoint"):
-        checkpoints.load(folder)
-    with pytest.raises(TxlError, match=r"damaged|not a whole checkpoint|no such checkpoint"):
-        trainer(run, corpus, resume=True, **PLAIN)
-
-
-_sharded: list[Path] = []
-
-
-def sharded_run(corpus: Corpus, factory: pytest.TempPathFactory) -> Path:
-    """Made once."""
-    if not _sharded:
-        folder = factory.mktemp("sharded")
-        on_ranks(2, folder / "run", corpus, 2, folder, shard=True)
-        _sharded.append(folder / "run")
-    return _sharded[0]
-
-
-def test_a_folder_that_was_being_written_is_none(
-    corpus: Corpus, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(sharded_run(corpus, tmp_path_factory), run)
-    shutil.copytree(run / "last-2", run / ".last-9.tmp")
-    (run / ".last-9.tmp" / HEADER).unlink()
-    assert find_last(run) == run / "last-2"
-    t = trainer(run, corpus, resume=True, **PLAIN | {"model": PLAIN["model"]})
-    assert t.step == 2
-    assert not (run / ".last-9.tmp").exists()
-
-
-@pytest.mark.parametrize(
-    ("victim", "shard"),
-    [
-        (0, False),
-        pytest.param(1, False, marks=pytest.mark.slow),
-        pytest.param(0, True, marks=pytest.mark.slow),
-        pytest.param(1, True, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_rank_ends_the_others_with_a_line_and_loses_nothing(
-    corpus: Corpus, tmp_path: Path, victim: int, shard: bool
+    corpus: Corpus, tmp_path: Path, victim: int
 ) -> None:
     """In a minute; the run goes on with one process from the checkpoint that was written last."""
-    run, options = (
-        tmp_path / "run",
-        [*SMALL, "--steps", 100000, "--save-every", 3, "--eval-every", 100000, "--log-every", 1],
-    )
-    options += ["--shard"] if shard else []
+    run, last = tmp_path / "run", tmp_path / "run" / LAST
+    options = [*SMALL, "--steps", 100000, "--save-every", 3, "--eval-every", 100000, "--log-every", 1]
     with start_torchrun(2, "train", "-r", run, "--data", corpus.folder, "--device", "cpu", *options) as process:
         deadline = time.monotonic() + 90
-        while find_last(run) is None and time.monotonic() < deadline:
+        while not last.exists() and time.monotonic() < deadline:
             assert process.poll() is None, process.communicate()
             time.sleep(0.1)
         rank = children(process.pid)[victim]
@@ -172,22 +83,18 @@ def test_a_killed_rank_ends_the_others_with_a_line_and_loses_nothing(
     assert len(lines) == 1, errors
     assert f"rank {1 - victim}: another process has ended" in lines[0]
     assert "--resume goes on" in lines[0]
-    last = find_last(run)
-    assert last is not None
     step = checkpoints.load(last).state["step"]
     assert step >= 3
     done = torchrun(1, "train", "-r", run, "--resume", "--steps", step + 2, "--device", "cpu")
     assert done.returncode == 0, done.stderr
-    assert checkpoints.load(run / "last.safetensors").state["step"] == step + 2
+    assert checkpoints.load(last).state["step"] == step + 2
 
 
 @pytest.mark.slow
 def test_ctrl_c_saves_once_and_tells_how_to_go_on(corpus: Corpus, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = [*SMALL, "--steps", 100000, "--save-every", 100000, "--eval-every", 100000, "--log-every", 1]
-    with start_torchrun(
-        2, "train", "-r", run, "--data", corpus.folder, "--device", "cpu", "--shard", *options
-    ) as process:
+    with start_torchrun(2, "train", "-r", run, "--data", corpus.folder, "--device", "cpu", *options) as process:
         deadline = time.monotonic() + 90
         while not (run / "log.jsonl").exists() or not (run / "log.jsonl").stat().st_size:
             assert process.poll() is None, process.communicate()
@@ -195,15 +102,12 @@ def test_ctrl_c_saves_once_and_tells_how_to_go_on(corpus: Corpus, tmp_path: Path
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    last = find_last(run)
-    assert last is not None
-    assert last.is_dir()
     told = [line for line in errors.splitlines() if line.startswith(("interrupted: ", "go on with: ", "finishing"))]
     assert [line.split(":")[0].split(" this")[0] for line in told] == ["finishing", "interrupted", "go on with"]
-    assert told[2] == f"go on with: torchrun --nproc-per-node 2 -m txl train -r {run} --resume --device cpu --shard"
-    step = checkpoints.load(last).state["step"]
+    assert told[2] == f"go on with: torchrun --nproc-per-node 2 -m txl train -r {run} --resume --device cpu"
+    step = checkpoints.load(run / LAST).state["step"]
     again = told[2].removeprefix("go on with: torchrun ").split()
     command = [sys.executable, "-m", "torch.distributed.run", *again, "--steps", str(step + 1)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
     assert done.returncode == 0, done.stderr
-    assert checkpoints.load(run).state["step"] == step + 1
+    assert checkpoints.load(run / LAST).state["step"] == step + 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rank_trainings import Trained, several
+from rank_trainings import Trained, fully_sharded, several
 from ranks import run_ranks
 
 from txl.distributed import World
@@ -40,10 +40,8 @@ CASES = {
     "qrnn": {"model": {"network": "qrnn"} | RECURRENT} | LONG,
     "recomputed": case(recompute=True),
 }
-SHARDED = {f"{name}, sharded": given | {"shard": True} for name, given in CASES.items()}
-ALL = CASES | SHARDED
 # Of each kind one; the others go to CI.
-QUICK = ("chunks and segments", "bins, sharded", "weight decay, ema, sharded", "recomputed, sharded")
+QUICK = ("chunks and segments", "bins", "weight decay, ema", "recomputed")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 @pytest.mark.parametrize(
     "names",
-    [QUICK, pytest.param(tuple(name for name in ALL if name not in QUICK), marks=pytest.mark.slow)],
+    [QUICK, pytest.param(tuple(name for name in CASES if name not in QUICK), marks=pytest.mark.slow)],
     ids=["quick", "all"],
 )
 def test_two_ranks_train_as_one_process(corpus: Corpus, tmp_path: Path, names: tuple[str, ...]) -> None:
@@ -69,12 +67,11 @@ def test_two_ranks_train_as_one_process(corpus: Corpus, tmp_path: Path, names: t
     average, and the memory of every stream."""
     given = {"folder": tmp_path / "runs", "corpus": corpus.folder, "updates": UPDATES}
     ranks = run_ranks(
-        "rank_trainings:several", 2, given | {"cases": {n: ALL[n] for n in names}}, tmp_path / "ranks", 300
+        "rank_trainings:several", 2, given | {"cases": {n: CASES[n] for n in names}}, tmp_path / "ranks", 300
     )
-    plain = {name.removesuffix(", sharded") for name in names}
-    alone = several(World(), tmp_path / "alone", corpus.folder, {n: CASES[n] for n in plain}, UPDATES)
+    alone = several(World(), tmp_path / "alone", corpus.folder, {n: CASES[n] for n in names}, UPDATES)
     for name in names:
-        assert_same(name, alone[name.removesuffix(", sharded")], [rank[name] for rank in ranks])
+        assert_same(name, alone[name], [rank[name] for rank in ranks])
 
 
 def assert_same(name: str, want: Trained, got: list[Trained]) -> None:
@@ -93,3 +90,12 @@ def assert_same(name: str, want: Trained, got: list[Trained]) -> None:
             torch.cat(parts), layer, rtol=1e-6, atol=1e-8, msg=functools.partial("{}: {}".format, name)
         )
     assert want.losses[-1] < want.losses[0]
+
+
+def test_fully_shard_in_a_loop_of_ones_own(tmp_path: Path) -> None:
+    """FSDP2 of torch over the layers: losses of one process."""
+    x = torch.randn(4, 12, 16, dtype=torch.float64)
+    want = fully_sharded(World(), x, 5)
+    for rank in run_ranks("rank_trainings:fully_sharded", 2, {"x": x, "updates": 5}, tmp_path / "ranks"):
+        assert rank == pytest.approx(want, rel=1e-9, abs=0)
+    assert want[-1] < want[0]

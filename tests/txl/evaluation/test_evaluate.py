@@ -10,7 +10,16 @@ from model_helpers import small_model
 
 from txl import TransformerXL
 from txl.errors import TxlError
-from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, init_and_best
+from txl.evaluation.evaluate import (
+    Reading,
+    ResolvedReading,
+    Score,
+    Sizes,
+    default_method,
+    evaluate,
+    init_and_best,
+    resolve,
+)
 from txl.evaluation.generate import Sampling, generate
 from txl.evaluation.readers import SegmentReader
 from txl.evaluation.window import WindowReader, sliding_losses
@@ -159,6 +168,29 @@ def test_methods_when_nothing_is_said() -> None:
     assert default_method(frozen(mem_len=0)) == "sliding", "without recurrence keys must not carry over"
     assert default_method(frozen(encoding="sinusoid")) == "segments"
     assert default_method(frozen(encoding="sinusoid", mem_len=0)) == "sliding"
+
+
+def test_a_reading_is_resolved_whole() -> None:
+    """What was asked for stays; the rest is the method's, by the model, and its start."""
+    sizes: Sizes = {"cached": (20, 128), "segments": (20, 5), "sliding": (12, 1)}
+    of = {name: frozen(**SYSTEMS[name]) for name in ("relative", "sinusoid")} | {
+        "zeros": frozen(initial_memory="zeros")
+    }
+    cases = [
+        ("relative", Reading(), ("cached", 20, 128, None, False)),
+        ("relative", Reading(7, 3, True, "segments", 2), ("segments", 7, 2, 3, True)),
+        ("relative", Reading(method="sliding"), ("sliding", 12, 1, None, False)),
+        ("sinusoid", Reading(segment=4), ("segments", 20, 4, None, False)),
+        ("zeros", Reading(), ("cached", 20, 128, None, True)),
+        ("zeros", Reading(zeros=False), ("cached", 20, 128, None, False)),
+    ]
+    for name, asked, want in cases:
+        assert resolve(asked, of[name], sizes) == ResolvedReading(*want)
+    assert resolve(Reading(), of["relative"], sizes, "sliding").method == "sliding"
+    assert resolve(Reading(9), of["relative"]) == ResolvedReading("cached", 9, 128, None, False)
+    for name, model in of.items():
+        whole = resolve(Reading(9), model)
+        assert evaluate(model, TEXT, 7, whole).nats == evaluate(model, TEXT, 7, Reading(9)).nats, name
 
 
 @pytest.mark.parametrize(

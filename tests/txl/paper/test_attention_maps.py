@@ -268,9 +268,9 @@ def test_the_page_holds_the_moment(page: Path, moment: Attention) -> None:
     assert found
     data = json.loads(found.group(1))
     levels = np.frombuffer(zlib.decompress(base64.b64decode(data["levels"])), "u1").astype(float) / 255
-    levels, most = levels.reshape(LAYERS * HEADS, TARGETS, PAGE_WINDOW), np.array(data["most"])
+    levels, maximum = levels.reshape(LAYERS * HEADS, TARGETS, PAGE_WINDOW), np.array(data["most"])
     # Half a level of 255 of the root: at most 1 / 255 of the largest weight.
-    np.testing.assert_allclose(levels**2 * most[..., None], moment.weights, rtol=0, atol=float(most.max()) / 255)
+    np.testing.assert_allclose(levels**2 * maximum[..., None], moment.weights, rtol=0, atol=float(maximum.max()) / 255)
     expected = [show(WORDS, int(t)) for t in PAGE_TEXT[FIRST - PAGE_WINDOW : FIRST + TARGETS]]
     assert data["tokens"] == expected
     assert text.count("</script>") == 1  # the page's own, none of a token's

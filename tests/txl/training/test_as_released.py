@@ -14,11 +14,9 @@ from txl.distributed import World
 from txl.errors import TxlError
 from txl.text.corpus import Corpus
 from txl.text.streams import OrderedStreams
-from txl.training.config import TrainConfig
-from txl.training.data import Batches
-from txl.training.optimizer import learning_rate
+from txl.training.config import TrainConfig, learning_rate
 from txl.training.run import unlock
-from txl.training.update import Updater
+from txl.training.update import Batches, Updater
 
 CPU = torch.device("cpu")
 UPDATES = 30

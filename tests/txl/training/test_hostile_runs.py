@@ -166,12 +166,23 @@ def no_rng(header: dict, tensors: dict) -> None:
     tensors["rng.cpu"] = torch.zeros(4)
 
 
-def optimizer_of_another_shape(header: dict, tensors: dict) -> None:
+def optimizer_of_no_parameter(header: dict, tensors: dict) -> None:
     del tensors["optimizer.0.0.exp_avg"]
     tensors["optimizer.0.x.exp_avg"] = torch.zeros(2)
 
 
-CHANGES = [no_step, step_of_text, train_of_text, no_memory, no_rng, optimizer_of_another_shape]
+def optimizer_of_another_shape(header: dict, tensors: dict) -> None:
+    tensors["optimizer.0.0.exp_avg"] = torch.zeros(2)
+
+
+def optimizer_not_whole(header: dict, tensors: dict) -> None:
+    del tensors["optimizer.0.1.exp_avg_sq"]
+
+
+CHANGES = [
+    no_step, step_of_text, train_of_text, no_memory, no_rng, optimizer_of_no_parameter, optimizer_of_another_shape,
+    optimizer_not_whole,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -181,6 +192,27 @@ def test_what_cannot_be_resumed_is_said_and_nothing_is_lost(finished: Path, corp
     with pytest.raises(TxlError, match=r"the checkpoint is damaged|cannot resume with other training options"):
         trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
     assert (finished / "log.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["average.softmax.bias", "average_count"])
+@pytest.mark.parametrize("forged", [None, torch.zeros(1), torch.zeros(2, 3)], ids=["missing", "one", "more"])
+def test_an_average_of_another_shape_is_damage(
+    tmp_path: Path, corpus: Corpus, name: str, forged: torch.Tensor | None
+) -> None:
+    """Also where it could be broadcast."""
+    run = trainer(tmp_path, corpus, average="ema")
+    run.advance(2)
+    run.save()
+    unlock(tmp_path)
+
+    def forge(header: dict, tensors: dict) -> None:
+        del tensors[name]
+        if forged is not None:
+            tensors[name] = forged
+
+    rewritten(tmp_path / "last.safetensors", forge)
+    with pytest.raises(TxlError, match=rf"last\.safetensors: .*{name.removeprefix('average.')}"):
+        trainer(tmp_path, corpus, average="ema", resume=True)
 
 
 FORGED: list[tuple[str, object]] = [

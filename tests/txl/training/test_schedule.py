@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from txl.training.config import TrainConfig
-from txl.training.optimizer import learning_rate
+from txl.training.config import TrainConfig, learning_rate
 
 
 def rates(**options: object) -> list[float]:

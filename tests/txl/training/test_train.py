@@ -6,11 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
 from training_helpers import assert_same_run, contents, trainer
 
+import txl
+import txl_kernels
 from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import Reading, evaluate
 from txl.text.corpus import Corpus, prepare
@@ -118,6 +121,30 @@ cli.main()
         capture_output=True,
     )
     assert_same_run(tmp_path / "straight", tmp_path / "killed")
+
+
+def test_an_update_passes_few_files(tmp_path: Path, corpus: Corpus) -> None:
+    """From the trainer to the kernel and the optimizer: who follows an update reads these.
+
+    The first call of a shape also passes its checks.
+    """
+    t = trainer(tmp_path, corpus, model={"attn_dropout": 0.0})
+    t.advance(4)  # until memory is full
+    passed: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        passed.add(frame.f_code.co_filename)
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        t.advance(1)
+    finally:
+        sys.settrace(before)
+    roots = [Path(package.__file__).parent for package in (txl, txl_kernels)]
+    ours = [name for name in passed if any(Path(name).is_relative_to(root) for root in roots)]
+    assert {"trainer.py", "update.py", "cpu.py"} <= {Path(name).name for name in ours}
+    assert len(ours) <= 15, "\n".join(sorted(ours))
 
 
 def test_nan_stops_and_names_the_last_good_checkpoint(tmp_path: Path, corpus: Corpus) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case
 from error_budget import SHAPES, require_at_most_twice_eager
-from oracle import Case
 
 from txl_kernels import rel_attention, rel_attention_weights
 from txl_kernels.backends import triton
@@ -50,9 +50,9 @@ def assert_bounded(tensors: list[torch.Tensor], dq: torch.Tensor, dv: torch.Tens
     # |dS| <= p |dP - delta|, so a query's gradient is at most that of one key against another,
     # times the sum of its weights.
     values, keys = torch.cat([v_mem, v], 2), torch.cat([k_mem, k], 2)
-    most = 2 * values.abs().sum(-1).max()
+    maximum = 2 * values.abs().sum(-1).max()
     spread = 2 * (keys.norm(dim=-1).max() + r.norm(dim=-1).max())
-    assert dq.norm(dim=-1).max() <= most * spread / 4 * max(1, dv.sum(2).max() / q.size(2))  # scale 1 / 4
+    assert dq.norm(dim=-1).max() <= maximum * spread / 4 * max(1, dv.sum(2).max() / q.size(2))  # scale 1 / 4
 
 
 @pytest.mark.parametrize("size", [1e7, 1e9])

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from oracle import Case, as_fields, make_inputs
+from cases import Case, as_fields, make_inputs
+from internals import IMPORT, INSTALLED
 
 from txl_kernels.backends import BACKENDS, KERNELS, cpu, cuda, native_modules, protocol
 from txl_kernels.backends.source_hash import source_hash
@@ -22,7 +23,7 @@ CPU = torch.device("cpu")
 
 def test_rocm_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert "ROCm is refused" in (protocol.gpu_lacks.__wrapped__(torch.device("cuda")) or "")
+    assert "ROCm is refused" in (protocol.why_not_gpu.__wrapped__(torch.device("cuda")) or "")
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -30,12 +31,12 @@ def test_says_what_it_takes(name: str) -> None:
     backend = BACKENDS[name]
     assert name == backend.NAME
     widths = backend.HEAD_WIDTHS
-    if widths.most is not None:
-        assert f"up to {widths.most}, not {widths.most + 8}" in str(
-            backend.cannot_run(CPU, torch.float32, widths.most + 8)
+    if widths.maximum is not None:
+        assert f"up to {widths.maximum}, not {widths.maximum + 8}" in str(
+            backend.why_not_tensors(CPU, torch.float32, widths.maximum + 8)
         )
     if backend.DTYPES is not None:
-        assert "not float64" in str(backend.cannot_run(CPU, torch.float64))
+        assert "not float64" in str(backend.why_not_tensors(CPU, torch.float64))
         assert torch.float64 not in backend.DTYPES
 
 
@@ -60,10 +61,10 @@ def test_a_module_of_another_version_is_not_used(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
     (tmp_path / "_native.so").touch()
     for values in ({"FIELDS": ("k", "q", *Call._fields[2:])}, {}):
-        monkeypatch.setattr(native_modules, "_import", _module(**values))
+        IMPORT.replace(monkeypatch, _module(**values))
         loaded = native_modules.load("_native", "C++")
         assert loaded.module is None
-        assert f"{tmp_path / '_native.so'} was built from another version of the source" in str(loaded.missing)
+        assert f"{tmp_path / '_native.so'} was built from another version of the source" in str(loaded.why_not_loaded)
 
 
 def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +76,8 @@ def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monke
     monkeypatch.setattr(native_modules, "PACKAGE", tmp_path)
     monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
     silent = {"TORCH_FUNCTIONS": (), "set_torch_functions": lambda addresses: None, "facts": lambda x: None}
-    monkeypatch.setattr(native_modules, "_import", _module(FIELDS=Call._fields, SOURCE_HASH=built, **silent))
-    monkeypatch.setattr(native_modules, "_installed", list)
+    IMPORT.replace(monkeypatch, _module(FIELDS=Call._fields, SOURCE_HASH=built, **silent))
+    INSTALLED.replace(monkeypatch, list)
     (tmp_path / "_native.so").touch()
     assert native_modules.load("_native", "C++").file == tmp_path / "_native.so"
     (tmp_path / "cuda/kernel.cu").write_text("after")  # the other module's
@@ -85,7 +86,7 @@ def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monke
         (tmp_path / file).write_text("after")
         loaded = native_modules.load("_native", "C++")
         assert loaded.module is None
-        assert "was built from another version of the source; install the package again" in loaded.missing
+        assert "was built from another version of the source; install the package again" in loaded.why_not_loaded
         (tmp_path / file).write_text("before")
     (tmp_path / "cpu" / ".#kernel.cpp").symlink_to("nobody@nowhere")  # an editor's lock
     assert native_modules.load("_native", "C++").module is not None
@@ -148,7 +149,7 @@ def test_a_source_tree_refuses_installed_modules_of_other_sources(clone: Path) -
 def test_kernels_refuse_by_the_reason_they_give(monkeypatch: pytest.MonkeyPatch) -> None:
     call = as_fields(make_inputs(dataclasses.replace(Case(""), L=2), torch.float32))
     for name, kernels in KERNELS.items():
-        monkeypatch.setattr(kernels, "cannot_run", lambda *args: None)
-        monkeypatch.setattr(kernels, "refuses", lambda call, name=name: f"{name} will not")
+        monkeypatch.setattr(kernels, "why_not_tensors", lambda *args: None)
+        monkeypatch.setattr(kernels, "why_not_call", lambda call, name=name: f"{name} will not")
         with pytest.raises(RuntimeError, match=f"{name} will not"):
             torch.ops.txl_kernels.rel_attention(*call, name)

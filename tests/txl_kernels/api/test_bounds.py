@@ -249,7 +249,7 @@ def test_shapes_of_masks() -> None:
 def test_a_hole_is_named() -> None:
     mask = torch.ones(3, 2, 5, dtype=torch.bool)
     mask[1, 1, 2] = False
-    with pytest.raises(ValueError, match=r"mask must hide no key between visible ones .*for text 1, query 1"):
+    with pytest.raises(ValueError, match=r"mask must hide no key between visible ones .*for batch row 1, query 1"):
         intervals(mask, visible=True)
     assert intervals(mask, visible=True, check=False)[1].tolist() == [[5, 5]] * 3
     compiled = torch.compile(functools.partial(intervals, visible=True), fullgraph=True, backend="aot_eager")

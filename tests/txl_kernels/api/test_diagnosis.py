@@ -8,22 +8,25 @@ from typing import Any
 
 import pytest
 import torch
+from internals import COMPARED, MACHINE, NOTE_OF
 
 import txl_kernels
 from txl_kernels import check_calls, diagnosis
+from txl_kernels.__main__ import main
 from txl_kernels.backends import cpu, self_check
 
 
-def test_says_what_runs_here() -> None:
-    done = subprocess.run([sys.executable, "-m", "txl_kernels"], capture_output=True, text=True, check=True)
+def test_says_what_runs_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    said = capsys.readouterr().out
     for words in (
         txl_kernels.__version__,
         torch.__version__,
         "native     works for float32, bfloat16",
         "instruction set",
     ):
-        assert words in done.stdout
-    assert ("bfloat16 by VDPBF16PS: " in done.stdout) == (cpu.native.module.pairs_over_floats() > 0)
+        assert words in said
+    assert ("bfloat16 by VDPBF16PS: " in said) == (cpu.native.module.pairs_over_floats() > 0)
 
 
 def test_each_kind_of_call_once() -> None:
@@ -69,21 +72,24 @@ def test_a_call_that_fails_is_told_and_the_others_still_run(monkeypatch: pytest.
     assert "2 failed" in text
 
 
-def test_only_some_head_widths() -> None:
-    command = [sys.executable, "-m", "txl_kernels", "--check", "cpu", "--widths", "16,32"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert {x for line in done.stdout.splitlines() for x in re.findall(r", D (\d+), ", line)} == {"16", "32"}
+def test_only_some_head_widths(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check", "cpu", "--widths", "16,32"]) == 0
+    assert {x for line in capsys.readouterr().out.splitlines() for x in re.findall(r", D (\d+), ", line)} == {
+        "16",
+        "32",
+    }
 
 
-def test_an_unknown_option_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-m", "txl_kernels", "--chekc"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "--check" in done.stderr
+def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--chekc"])
+    assert ended.value.code == 2
+    assert "--check" in capsys.readouterr().err
 
 
 def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu.native, "module", None)
-    monkeypatch.setattr(cpu.native, "missing", "the C++ module could not be loaded: it is not there")
+    monkeypatch.setattr(cpu.native, "why_not_loaded", "the C++ module could not be loaded: it is not there")
     text = diagnosis.report()
     assert "native     does not run: the C++ module could not be loaded: it is not there" in text
     assert "backend=None takes reference" in text
@@ -92,11 +98,11 @@ def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_says_on_a_gpu_what_a_small_case_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that counts as one, where the kernels agree, raise, or memory is full."""
     monkeypatch.setattr(self_check, "can_run_now", lambda device: True)
-    monkeypatch.setattr(self_check, "_machine", lambda device: ("a GPU",))
-    monkeypatch.setattr(self_check, "_note_of", lambda kind: None)
+    MACHINE.replace(monkeypatch, lambda device: ("a GPU",))
+    NOTE_OF.replace(monkeypatch, lambda kind: None)
 
     def says(forward: Any) -> str:
-        monkeypatch.setattr(self_check, "_compared", {})
+        COMPARED.replace(monkeypatch, {})
         monkeypatch.setattr(cpu, "forward", forward)
         return next(line for line in diagnosis.report().splitlines() if line.startswith("  native"))
 
@@ -116,11 +122,10 @@ def test_says_on_a_gpu_what_a_small_case_says(monkeypatch: pytest.MonkeyPatch) -
     assert "; not tried, as TXL_KERNELS_SELF_CHECK=off" in diagnosis.report()
 
 
-@pytest.mark.parametrize("blocked", ["triton", "txl_kernels._native"])
-def test_reference_imports_and_runs_without(blocked: str) -> None:
-    code = f"""
+def test_reference_imports_and_runs_without_triton_and_native_modules() -> None:
+    code = """
 import sys
-sys.modules[{blocked!r}] = None
+sys.modules["triton"] = sys.modules["txl_kernels._native"] = None
 import torch, txl_kernels
 q, r, u = torch.randn(1, 1, 3, 4), torch.randn(1, 3, 4), torch.zeros(1, 4)
 print(txl_kernels.rel_attention(q, q, q, r, u, u, backend="reference").shape)
@@ -136,15 +141,20 @@ def test_version_is_the_same_everywhere() -> None:
 
 def test_imports_nothing_that_is_slow_to_import() -> None:
     """The compiler takes a second, Triton and matplotlib a third each; nothing needs them before it
-    is asked for them."""
+    is asked for them. The counter of operations, once imported by whoever counts, knows the
+    operators."""
     code = """
 import sys, torch
-slow = ("torch._dynamo", "torch._inductor", "triton", "matplotlib")
+slow = ("torch._dynamo", "torch._inductor", "torch.utils.flop_counter", "triton", "matplotlib")
 loaded = {name for name in slow if name in sys.modules}  # by torch itself
 import txl.commands.cli, txl_kernels
 q, r, u = torch.randn(1, 1, 3, 4, requires_grad=True), torch.randn(1, 3, 4), torch.zeros(1, 4)
 txl_kernels.rel_attention(q, q, q, r, u, u)
 print(sorted(name for name in slow if name in sys.modules and name not in loaded))
+import torch.utils.flop_counter as counter
+assert torch.ops.txl_kernels.rel_attention in counter.flop_registry
+assert torch.ops.txl_kernels.rel_attention_backward in counter.flop_registry
+assert type(counter.__loader__).__module__ != "txl_kernels.flops"
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

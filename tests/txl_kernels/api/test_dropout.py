@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config as functorch
-from oracle import Case, as_call, make_inputs
+from cases import Case, as_call, make_inputs
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 

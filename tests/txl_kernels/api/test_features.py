@@ -9,19 +9,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from forms_oracle import FormCase, matches_the_definition
+from cases import Case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracle import matches_the_definition
 
-BASE = FormCase("", B=2, H=2, L=5, M=0, D=4, Dv=4)
+BASE = Case("", L=5, M=0, D=4)
 FEATURES: dict[str, dict[str, Any]] = {
     "values": {"Dv": 7},
-    "numbers": {"numbers": 2},
-    "numbers alone": {"r": None, "numbers": 1},
-    "table for all heads": {"r": (1,)},
-    "table of each text": {"r": (2, 2)},
+    "numbers": {"tables": "both"},
+    "numbers alone": {"tables": "r_bias", "r_bias_heads": 1},
+    "table for all heads": {"r_axes": (1,)},
+    "table of each text": {"r_axes": (2, 2)},
     "memory": {"M": 4},
-    "bounds": {"start": True, "end": True},
+    "bounds": {"intervals": "random"},
     "packed": {"packed": (2, 0, 3), "B": 1},
     "clamp": {"rows": 4, "zero_row": 2, "clamp": True},
     "descending": {"r_descending": True},
@@ -33,15 +34,14 @@ FEATURES: dict[str, dict[str, Any]] = {
     "bidirectional": {"causal": False},
     "scale": {"scale": -0.8},
 }
-_FIELDS = set(FormCase.__dataclass_fields__)
 # Two of the same, or refused: RelAttention's tests say which.
-_EXCLUSIVE = [
+EXCLUSIVE = [
     {"numbers", "numbers alone"}, {"packed", "bounds"}, {"packed", "memory"},
     *map(set, itertools.combinations(("numbers alone", "table for all heads", "table of each text"), 2)),
 ]  # fmt: skip
 
 
-def compose(names: tuple[str, ...], base: FormCase = BASE) -> FormCase:
+def compose(names: tuple[str, ...], base: Case = BASE) -> Case:
     """The base with these features."""
     fields: dict[str, Any] = {}
     for name in names:
@@ -49,13 +49,12 @@ def compose(names: tuple[str, ...], base: FormCase = BASE) -> FormCase:
     if "packed" in names:
         fields["L"] = sum(fields["packed"])
         if "table of each text" in names:
-            fields["r"] = (1, 2)
-    options = {name: x for name, x in fields.items() if name not in _FIELDS}
-    return replace(base, name=", ".join(names), **{n: x for n, x in fields.items() if n in _FIELDS}, settings=options)
+            fields["r_axes"] = (1, 2)
+    return replace(base, name=", ".join(names), **fields)
 
 
 def compatible(names: tuple[str, ...]) -> bool:
-    return not any(pair <= set(names) for pair in _EXCLUSIVE)
+    return not any(pair <= set(names) for pair in EXCLUSIVE)
 
 
 @pytest.mark.parametrize("pair", [p for p in itertools.combinations(FEATURES, 2) if compatible(p)], ids=", ".join)
@@ -66,7 +65,7 @@ def test_every_pair(pair: tuple[str, str], backend: str) -> None:
 def test_any_number_of_features(backend: str) -> None:
     """Features and sizes by chance."""
     sizes = {"B": st.integers(1, 2), "L": st.integers(1, 9), "D": st.sampled_from((1, 4, 9))}
-    bases = st.builds(lambda **x: replace(BASE, **x, Dv=x["D"]), **sizes)
+    bases = st.builds(lambda **x: replace(BASE, **x), **sizes)
     chosen = st.lists(st.sampled_from(list(FEATURES)), unique=True, max_size=8).map(tuple).filter(compatible)
 
     @settings(
@@ -74,7 +73,7 @@ def test_any_number_of_features(backend: str) -> None:
         derandomize=True,
     )  # fmt: skip
     @given(base=bases, names=chosen)
-    def check(base: FormCase, names: tuple[str, ...]) -> None:
+    def check(base: Case, names: tuple[str, ...]) -> None:
         if "table of each text" in names:
             base = replace(base, B=2)
         if "prefix" in names:

@@ -6,28 +6,29 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from internals import BY_ONEDNN, MOST_ONEDNN_SHAPES, ONEDNN, ONEDNN_SHAPES
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from txl_kernels import linear as module
 from txl_kernels.linear import linear, onednn_gain, project
 
-onednn = pytest.mark.skipif(module._onednn() is None, reason="torch was built without oneDNN")
+onednn = pytest.mark.skipif(ONEDNN.value() is None, reason="torch was built without oneDNN")
 
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """Shapes that oneDNN multiplied; here it is the faster one."""
     found: list[torch.Size] = []
-    product = module._onednn()
+    product = ONEDNN.value()
 
     def counted(x: Tensor, *rest: Any) -> Tensor:
         found.append(x.shape)
         return product(x, *rest)
 
-    monkeypatch.setattr(module, "_onednn", lambda: counted)
+    ONEDNN.replace(monkeypatch, lambda: counted)
     monkeypatch.setattr(module, "onednn_gain", lambda: 2.0)
-    monkeypatch.setattr(module, "_shapes", set())
+    ONEDNN_SHAPES.replace(monkeypatch, set())
     return found
 
 
@@ -93,7 +94,7 @@ def test_the_faster_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for gain, taken in ((0.9, False), (1.3, False), (1.5, True)):
         monkeypatch.setattr(module, "onednn_gain", lambda gain=gain: gain)
         with torch.no_grad():
-            assert module._by_onednn(x, weight, None) == taken
+            assert BY_ONEDNN.value(x, weight, None) == taken
 
 
 @onednn
@@ -106,7 +107,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(module.F, "linear", product("torch"))
-    monkeypatch.setattr(module, "_onednn", lambda: product("onednn"))
+    ONEDNN.replace(monkeypatch, lambda: product("onednn"))
     onednn_gain.cache_clear()
     try:
         assert onednn_gain() == 2
@@ -124,7 +125,7 @@ def test_a_bounded_number_of_shapes_is_onednns(products: list[torch.Size]) -> No
     with torch.inference_mode():
         for rows in [*range(40, 240), 40]:
             torch.testing.assert_close(linear(torch.ones(rows, 300), weight), weight.sum(1).expand(rows, 500))
-    assert products == [(rows, 300) for rows in [*range(40, 40 + module._MAX_SHAPES), 40]]
+    assert products == [(rows, 300) for rows in [*range(40, 40 + MOST_ONEDNN_SHAPES.value), 40]]
 
 
 @onednn
@@ -133,13 +134,13 @@ def test_a_bounded_number_of_shapes_is_onednns(products: list[torch.Size]) -> No
 def test_the_measurement_has_no_defaults(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of float32 on the CPU, whatever tensors are made as elsewhere."""
     met = set()
-    product = module._onednn()
+    product = ONEDNN.value()
 
     def counted(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         met.update((t.dtype, t.device.type) for t in (x, weight))
         return product(x, weight, *rest)
 
-    monkeypatch.setattr(module, "_onednn", lambda: counted)
+    ONEDNN.replace(monkeypatch, lambda: counted)
     onednn_gain.cache_clear()
     torch.set_default_dtype(dtype)
     try:

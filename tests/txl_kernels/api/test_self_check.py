@@ -14,18 +14,19 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Case, as_call, as_fields, make_inputs
+from cases import Case, as_call, as_fields, make_inputs
+from internals import COMPARED, IS_SAID, KNOWN_CALLS, MACHINE, SOURCES, TO_DEVICE, WARN_ONCE
 from ptx_marks import RUNS_TRITONS_PTX
 from torch.utils.flop_counter import FlopCounterMode
 
-from txl_kernels import backends, operators, rel_attention
+from txl_kernels import backends, rel_attention
 from txl_kernels.backends import cpu, cuda, self_check, triton
 from txl_kernels.backends.failures import reason_of
 from txl_kernels.backends.self_check import Kind, compare
 
 CPU = torch.device("cpu")
-KINDS = [(few, gradients) for few in (False, True) for gradients in (False, True)]
-FORWARD_AND_BOTH = [(True, False), (False, True)]  # of few queries, of many
+KINDS = [(decode, gradients) for decode in (False, True) for gradients in (False, True)]
+FORWARD_AND_BOTH = [(True, False), (False, True)]  # of decode, of prefill
 needs_native = pytest.mark.skipif(cpu.native.module is None, reason="needs the C++ module")
 
 
@@ -33,19 +34,19 @@ needs_native = pytest.mark.skipif(cpu.native.module is None, reason="needs the C
 def first_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of a process, on a device that counts as a GPU."""
     monkeypatch.setattr(self_check, "can_run_now", lambda device: True)
-    monkeypatch.setattr(self_check, "_machine", lambda device: ("a GPU",))
-    monkeypatch.setattr(self_check, "_compared", {})
-    monkeypatch.setattr(operators, "_known", {})
+    MACHINE.replace(monkeypatch, lambda device: ("a GPU",))
+    COMPARED.replace(monkeypatch, {})
+    KNOWN_CALLS.replace(monkeypatch, {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(self_check, "_is_said", False)
-    backends._warn_once.cache_clear()
+    IS_SAID.replace(monkeypatch, False)
+    WARN_ONCE.value.cache_clear()
 
 
 @pytest.fixture
 def only_triton(first_call: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device on which Triton's kernels, or what stands for them, are all that could run."""
     for kernels, reason in ((cpu, "not here"), (cuda, "not here"), (triton, None)):
-        monkeypatch.setattr(kernels, "cannot_run", lambda *args, reason=reason: reason)
+        monkeypatch.setattr(kernels, "why_not_tensors", lambda *args, reason=reason: reason)
     monkeypatch.setattr(triton, "forward", cpu.forward)
     monkeypatch.setattr(triton, "backward", cpu.backward)
 
@@ -70,11 +71,11 @@ backward = cpu.backward
 
 
 @needs_native
-@pytest.mark.parametrize(("few", "gradients"), KINDS)
+@pytest.mark.parametrize(("decode", "gradients"), KINDS)
 @pytest.mark.parametrize("dtype", cpu.DTYPES, ids=str)
-def test_right_kernels_agree(dtype: torch.dtype, few: bool, gradients: bool) -> None:
+def test_right_kernels_agree(dtype: torch.dtype, decode: bool, gradients: bool) -> None:
     for width in (24, 64, 128):
-        assert compare(cpu, Kind("native", CPU, dtype, width, few, gradients)) is None
+        assert compare(cpu, Kind("native", CPU, dtype, width, decode, gradients)) is None
 
 
 @needs_native
@@ -85,7 +86,7 @@ def test_a_wrong_gradient_is_said_and_not_used(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cpu, "backward", wrong_r)
     with torch.no_grad():
         rel_attention(**as_call(inputs), backend="native")  # forward is right
-    operators._known.clear()  # on a CPU a choice holds for all directions
+    KNOWN_CALLS.value.clear()  # on a CPU a choice holds for all directions
     said = r"its gradient of r for a small case in float32 at head width \d+ is off by 0\.1 of its norm"
     with pytest.raises(RuntimeError, match=f"backend='native' cannot run: .*{said}"):
         rel_attention(**as_call(inputs), backend="native")
@@ -115,14 +116,14 @@ def test_what_agreed_is_remembered_where_it_ran(monkeypatch: pytest.MonkeyPatch)
     call = as_fields(make_inputs(Case(""), torch.float32))
 
     def choose_anew() -> int:
-        monkeypatch.setattr(self_check, "_compared", {})
+        COMPARED.replace(monkeypatch, {})
         backends.choose("native", call)
         return len(ran)
 
     assert [choose_anew(), choose_anew()] == [1, 1]
-    monkeypatch.setattr(self_check, "_machine", lambda device: ("another GPU",))
+    MACHINE.replace(monkeypatch, lambda device: ("another GPU",))
     assert choose_anew() == 2
-    monkeypatch.setattr(self_check, "_sources", lambda: "other code")
+    SOURCES.replace(monkeypatch, lambda: "other code")
     assert choose_anew() == 3
 
 
@@ -132,14 +133,14 @@ def test_nothing_is_compared_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize(("few", "gradients"), FORWARD_AND_BOTH)
-def test_a_fault_in_tritons_kernels(few: bool, gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("decode", "gradients"), FORWARD_AND_BOTH)
+def test_a_fault_in_tritons_kernels(decode: bool, gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run by Triton's interpreter: position scores of one distance too far."""
     if not triton.interpreted():
         pytest.skip("needs the interpreter")
     from txl_kernels.backends.triton import plan
 
-    kind = Kind("triton", CPU, torch.float32, 16, few, gradients)
+    kind = Kind("triton", CPU, torch.float32, 16, decode, gradients)
     assert compare(triton, kind) is None
     make_plan = plan.make_plan
     monkeypatch.setattr(
@@ -309,8 +310,8 @@ def test_what_agreed_once_may_not_compile_today(monkeypatch: pytest.MonkeyPatch)
     """The home is shared, the compiler is not."""
     inputs = make_inputs(Case(""), torch.float32)
     rel_attention(**as_call(inputs))
-    monkeypatch.setattr(self_check, "_compared", {})
-    operators._known.clear()
+    COMPARED.replace(monkeypatch, {})
+    KNOWN_CALLS.value.clear()
     monkeypatch.setattr(triton, "forward", raising(COMPILER))
     with pytest.warns(RuntimeWarning, match="C compiler"):
         rel_attention(**as_call(inputs))
@@ -349,10 +350,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @needs_native
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_of_a_kernel_has_a_case(name: str) -> None:
-    for few in (False, True):
-        kind = Kind("native", CPU, torch.float32, 24, few, True, **VARIANTS[name])
+    for decode in (False, True):
+        kind = Kind("native", CPU, torch.float32, 24, decode, True, **VARIANTS[name])
         assert compare(cpu, kind) is None
-        call = self_check._to_device(self_check.case_of(kind), kind)
+        call = TO_DEVICE.value(self_check.case_of(kind), kind)
         assert self_check.kind_of("native", call, True) == kind
 
 
@@ -371,18 +372,17 @@ def test_both_variants_of_forward_are_compared(monkeypatch: pytest.MonkeyPatch) 
             super().__init__(function, grid, **arguments)
 
     monkeypatch.setattr(passes, "Launch", Launch)
-    for few in (False, True):
+    for decode in (False, True):
         plan.forget()
         launched.clear()
-        assert compare(triton, Kind("triton", CPU, torch.float32, 16, few, False)) is None
+        assert compare(triton, Kind("triton", CPU, torch.float32, 16, decode, False)) is None
         assert launched == [True, False]
     plan.forget()
 
 
 @needs_native
 @pytest.mark.usefixtures("only_triton")
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(("gradients", "dynamic"), [(False, True), (True, False)])
 def test_a_compiled_models_first_call(gradients: bool, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong kernels are found while torch.compile traces, and the reference is compiled instead."""
     torch.compiler.reset()
@@ -398,7 +398,7 @@ def test_a_compiled_models_first_call(gradients: bool, dynamic: bool, monkeypatc
     torch.testing.assert_close(got, want)
     if gradients:
         torch.testing.assert_close(*(torch.autograd.grad(x.sum(), q) for x in (got, want)))
-    assert [kind.gradients for kind in self_check._compared] == [gradients]
+    assert [kind.gradients for kind in COMPARED.value] == [gradients]
 
 
 @needs_native
@@ -411,7 +411,7 @@ def test_memory_that_is_full_while_a_model_is_compiled(monkeypatch: pytest.Monke
     monkeypatch.setattr(triton, "forward", raising(torch.OutOfMemoryError("CUDA out of memory")))
     with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
         compiled()
-    assert not self_check._compared
+    assert not COMPARED.value
     monkeypatch.setattr(triton, "forward", cpu.forward)
     with torch.no_grad():
         torch.testing.assert_close(compiled(), rel_attention(**inputs, backend="reference"))
@@ -424,7 +424,7 @@ def test_an_exported_graphs_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = as_fields(make_inputs(Case(""), torch.float32))
     monkeypatch.setattr(triton, "backward", wrong_r)
     out, lse = torch.ops.txl_kernels.rel_attention(*fields, "triton")
-    assert len(self_check._compared) == 1
+    assert len(COMPARED.value) == 1
     given = (torch.ones_like(out), None, out.detach(), lse.detach())
     with pytest.raises(RuntimeError, match="its gradient of r for a small case"):
         torch.ops.txl_kernels.rel_attention_backward(*given, *fields, "triton")
@@ -443,14 +443,14 @@ def test_the_callers_modes_have_no_part(monkeypatch: pytest.MonkeyPatch) -> None
         return [torch.autocast("cpu"), torch.inference_mode(), torch.device("meta"), FlopCounterMode(display=False)]
 
     for n, mode in enumerate(modes(), 1):
-        self_check._compared.clear()
-        operators._known.clear()
+        COMPARED.value.clear()
+        KNOWN_CALLS.value.clear()
         shutil.rmtree(notes, ignore_errors=True)
         with mode:
             rel_attention(**inputs)
         assert ran == [None] * n
-    operators._known.clear()
-    self_check._compared.clear()
+    KNOWN_CALLS.value.clear()
+    COMPARED.value.clear()
     shutil.rmtree(notes)
     torch.func.grad(lambda q: rel_attention(**inputs | {"q": q}).sum())(inputs["q"].detach())
     assert ran == [None] * 5

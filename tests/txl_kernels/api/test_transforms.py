@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from oracle import TENSORS, Case, as_call, as_fields, make_inputs
+from cases import TENSORS, Case, as_call, as_fields, make_inputs
 from torch import Tensor
 
 from txl_kernels import RelAttention, rel_attention

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Case, as_call, make_inputs
+from cases import Case, as_call, make_inputs
+from internals import WARN_ONCE
 
-from txl_kernels import available_backends, backends, rel_attention
+from txl_kernels import available_backends, rel_attention
 from txl_kernels.backends import cpu
 
 B, H, L, M, D = 2, 3, 4, 5, 8
@@ -271,7 +272,7 @@ def test_native_refuses_other_dtypes_by_name(call: dict[str, Any], dtype: torch.
         rel_attention(**inputs, backend="native")
     # backend=None may choose, and takes the reference: with a warning where a user may expect
     # kernels.
-    backends._warn_once.cache_clear()
+    WARN_ONCE.value.cache_clear()
     warned = pytest.warns(RuntimeWarning, match="slow reference backend on the cpu: native takes float32 and bfloat16")
     with warned if dtype == torch.float16 else contextlib.nullcontext():
         assert rel_attention(**inputs).dtype == dtype
@@ -294,7 +295,7 @@ def test_second_derivative_of_native_points_to_the_reference(call: dict[str, Any
 
 def test_missing_native_module_is_said(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu.native, "module", None)
-    monkeypatch.setattr(cpu.native, "missing", "the C++ module could not be loaded: nothing there")
+    monkeypatch.setattr(cpu.native, "why_not_loaded", "the C++ module could not be loaded: nothing there")
     with pytest.raises(RuntimeError, match=r"backend='native' cannot run: .*nothing there"):
         rel_attention(**call, backend="native")
     assert available_backends("cpu") == ["reference"]

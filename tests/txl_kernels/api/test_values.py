@@ -2,61 +2,17 @@
 
 import pytest
 import torch
-from oracle import (
-    CASES,
-    DTYPES,
-    MORE_TERMS,
-    Case,
-    as_call,
-    as_fields,
-    gradients,
-    here,
-    make_inputs,
-    oracle,
-    require_takes,
-)
+from cases import CASES, DTYPES, FORMS, TERMS, Case, as_call, here, make_inputs
+from oracle import attend, gradients, matches_the_definition, oracle
+from tolerances import require_close
 
 from txl_kernels import rel_attention
 
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
-
-
-def assert_close(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
-    """Equal within the dtype's tolerance times the largest magnitude; infinities and NaN in the
-    same places."""
-    dtype = got.dtype
-    got, want = got.detach().double(), want.detach()
-    largest = want.where(want.isfinite(), 0.0).abs().amax() if want.numel() else torch.tensor(0.0)
-    tolerance = TOLERANCE[dtype] * max(1.0, float(largest))
-    torch.testing.assert_close(got, want, rtol=0, atol=tolerance, msg=lambda m: f"{what}: {m}")
-
 
 @pytest.mark.usefixtures("nan_filled")
-@pytest.mark.parametrize("case", CASES + MORE_TERMS, ids=str)
+@pytest.mark.parametrize("case", CASES + TERMS + FORMS, ids=str)
 def test_matches_the_definition(case: Case, backend: str) -> None:
-    inputs = make_inputs(case, DTYPES[backend])
-    require_takes(backend, as_fields(inputs))
-    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
-    exact = make_inputs(case)
-    want_out, want_lse = oracle(exact)
-    assert_close(out, want_out, "out")
-    assert_close(lse, want_lse, "lse")
-    if out.numel():
-        got, want = gradients(out, lse, inputs), gradients(want_out, want_lse, exact)
-        for name in want:
-            expected = want[name] if want[name] is not None else torch.zeros_like(exact[name])
-            assert_close(got[name], expected, f"gradient of {name}")
-
-
-@pytest.mark.parametrize("case", [c for c in CASES + MORE_TERMS if c.B * c.L], ids=str)
-def test_gradients_without_lse(case: Case, backend: str) -> None:
-    inputs, exact = make_inputs(case, DTYPES[backend]), make_inputs(case)
-    require_takes(backend, as_fields(inputs))
-    got = gradients(*rel_attention(**as_call(inputs), return_lse=True, backend=backend), inputs, through_lse=False)
-    want = gradients(*oracle(exact), exact, through_lse=False)
-    for name in want:
-        expected = want[name] if want[name] is not None else torch.zeros_like(exact[name])
-        assert_close(got[name], expected, f"gradient of {name}")
+    matches_the_definition(case, backend)
 
 
 def test_gradient_of_lse_alone(backend: str) -> None:
@@ -65,7 +21,7 @@ def test_gradient_of_lse_alone(backend: str) -> None:
     rel_attention(**as_call(inputs), return_lse=True, backend=backend)[1].sum().backward()
     oracle(exact)[1].sum().backward()
     for name in ("q", "k", "r", "content_bias", "position_bias", "k_mem"):
-        assert_close(inputs[name].grad, exact[name].grad, f"gradient of {name}")
+        require_close(inputs[name].grad, exact[name].grad, f"gradient of {name}")
 
 
 def test_memory_none_equals_empty_memory(backend: str) -> None:
@@ -98,13 +54,12 @@ def test_softcap_of_scores_of_any_size(backend: str) -> None:
     sizes = torch.cat([torch.logspace(-12, 3, 96), torch.linspace(0.5, 0.7, 32)]).repeat_interleave(2)
     sizes[::2] *= -1
     inputs = make_inputs(Case("", B=1, H=1, L=256, M=0, D=1, window=1, scale=1.0, softcap=2.0), DTYPES[backend])
-    require_takes(backend, as_fields(inputs))
     with torch.no_grad():
         inputs["q"].copy_(2.0 * here(sizes).view(1, 1, -1, 1))
         inputs["k"].fill_(1.0)
         for name in ("r", "content_bias", "position_bias"):
             inputs[name].zero_()
-    _, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
+    _, lse = attend(inputs, backend=backend)
     want = 2.0 * (inputs["q"].detach().double() / 2.0).tanh().flatten(2)
     assert ((lse.double() - want).abs() <= 2e-6 * want.abs()).all()
 
@@ -234,4 +189,4 @@ def test_wide_heads(backend: str) -> None:
     for width in (128, 256) if backend == "triton" else (128, 256, 300):
         case = Case("", B=1, H=1, D=width)
         out = rel_attention(**as_call(make_inputs(case, DTYPES[backend])), backend=backend)
-        assert_close(out, oracle(make_inputs(case))[0], "out")
+        require_close(out, oracle(make_inputs(case))[0], "out")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import TENSORS, Case, as_call, as_fields, make_inputs
+from cases import TENSORS, Case, as_call, as_fields, make_inputs
 
 from txl_kernels import rel_attention
 from txl_kernels.call import INPUTS

@@ -1,7 +1,7 @@
 """Layers whose projections are wrapped, hooked, reparametrized or quantized: what acts on a module
 acts on the segment and on the memory alike, and reaches every method."""
 
-import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -247,11 +247,12 @@ def test_a_cache_of_a_layer_that_is_gone_is_no_other_layers() -> None:
     x = torch.randn(1, 4, WIDTH)
     for _ in range(20):  # a new layer often stands where the old one was in memory
         first = RelAttention(WIDTH, 4).eval()
+        gone = weakref.ref(first)
         cache = first.new_cache(1, 8, 4)
         with torch.no_grad():
             first(x, cache=cache)
             del first
-            gc.collect()
+            assert gone() is None
             other = RelAttention(WIDTH, 4).eval()
             with pytest.raises(ValueError, match="another layer's"):
                 other(x, cache=cache)

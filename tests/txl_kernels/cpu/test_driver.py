@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import Case, as_call, make_inputs
+from builds import ROOT, once
+from cases import Case, as_call, make_inputs
+from tolerances import OF_ROUNDING, largest, require_close
 
 from txl_kernels import rel_attention
 from txl_kernels.call import drop_threshold, keep_scale
 
-ROOT = Path(__file__).resolve().parents[3]
 CPU = ROOT / "csrc" / "cpu"
 SOURCES = [Path(__file__).with_name("driver.cpp"), CPU / "dispatch.cpp", CPU / "runtime.cpp"]
 # Instruction sets that not every processor of their architecture has: x86-64's and Arm's.
@@ -67,15 +68,21 @@ def compile_isa(compiler: list[str], isa: str, folder: Path, source: Path = CPU 
 
 
 @pytest.fixture(scope="module", params=BUILDS)
-def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
+def build(request: pytest.FixtureRequest) -> tuple[list[str], list[str]]:
     compiler, runner, isas = BUILDS[request.param]
     for tool in (compiler[0], *runner[:1]):
         need(tool)
-    folder = tmp_path_factory.mktemp("driver")
-    program = folder / "driver"
-    objects = [compile_isa(compiler, isa, folder) for isa in ISAS]
-    subprocess.run([*compiler, *FLAGS, *map(str, [*SOURCES, *objects]), "-o", str(program)], check=True)
-    return [*runner, str(program)], isas
+    sources = [CPU, *sorted(CPU.parent.glob("*.h")), SOURCES[0]]
+    settings = [compiler, FLAGS, ISAS, isas]
+
+    def make(to: Path) -> None:
+        # What no test runs is only linked.
+        plain = [isa for isa in ISAS if isa not in isas and "" not in isas]
+        objects = [compile_isa([*compiler, "-O0"] if isa in plain else compiler, isa, to) for isa in ISAS]
+        subprocess.run([*compiler, *FLAGS, *map(str, [*SOURCES, *objects]), "-o", str(to / "driver")], check=True)
+
+    folder = once(f"driver_{request.param.replace(' ', '_')}", sources, settings, compiler[0], make)
+    return [*runner, str(folder / "driver")], isas
 
 
 def raw(x: torch.Tensor) -> bytes:
@@ -93,7 +100,7 @@ def input_of(case: Case, x: dict[str, Any], dout: torch.Tensor, dlse: torch.Tens
         case.M,
         case.D,
         x["r"].size(1),
-        case.zero_row,
+        x["zero_row"],
         0 if case.causal else case.S,
         case.S if case.window is None else case.window - 1,
     ]
@@ -138,13 +145,11 @@ def test_driver_agrees_with_the_reference(build: tuple[list[str], list[str]], ca
             size = want.numel() * kind.itemsize
             got = torch.frombuffer(bytearray(done.stdout[at : at + size]), dtype=kind).view(want.shape).double()
             at += size
-            scale = float(want.detach().abs().where(want.isfinite(), 0.0).max())
-            unit = 2e-5 if dtype == torch.float32 else 1e-1
-            torch.testing.assert_close(got, want.detach(), rtol=0, atol=unit * scale, msg=lambda m, n=name: f"{n}: {m}")
+            require_close(got, want, name, dtype, minimum=0.0)
             # The same roundings to bfloat16; another order of sums, which may turn one.
             if isa == "emulated_bf16" and "neon_bf16" in results:
-                unit = 2e-5 if kind == torch.float32 else 2**-7
-                torch.testing.assert_close(results["neon_bf16"][name], got, rtol=0, atol=unit * scale)
+                maximum = OF_ROUNDING[kind] * largest(want)
+                torch.testing.assert_close(results["neon_bf16"][name], got, rtol=0, atol=maximum)
             results[isa][name] = got
         assert at == len(done.stdout)
 

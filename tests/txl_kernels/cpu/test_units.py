@@ -5,8 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from cases import CASES, TERMS, Case, as_call, make_inputs
 from error_budget import SHAPES, require_at_most_twice_eager
-from oracle import CASES, MORE_TERMS, Case, as_call, as_fields, gradients, make_inputs, require_takes
+from oracle import gradients, matches_the_reference
+from tolerances import OF_ROUNDING, largest
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cpu
@@ -43,24 +45,10 @@ def test_error_is_at_most_twice_that_of_eager(case: Case, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", UNITS)
-@pytest.mark.parametrize("case", CASES + MORE_TERMS, ids=str)
+@pytest.mark.parametrize("case", CASES + TERMS, ids=str)
 def test_the_contract_in_bfloat16(case: Case, isa: str) -> None:
-    rounded = make_inputs(case, torch.bfloat16)
-    require_takes("native", as_fields(rounded))
-    exact = {
-        n: x.detach().double().requires_grad_() if isinstance(x, torch.Tensor) and x.requires_grad else x
-        for n, x in rounded.items()
-    }
-    out, lse = rel_attention(**as_call(exact), return_lse=True, backend="reference")
-    wanted = [out, lse, *gradients(out, lse, exact).values()]
-    for got, want in zip(run(case, isa), wanted, strict=True):
-        if want is None:  # of what nobody uses
-            assert got is None or not got.any()
-            continue
-        seen = want.isfinite()
-        assert torch.equal(got.isfinite(), seen)
-        scale = float(want.detach().abs().where(seen, 0.0).amax()) if want.numel() else 1.0
-        torch.testing.assert_close(got[seen].double(), want[seen], rtol=0, atol=3e-2 * scale)
+    use(isa)
+    matches_the_reference(case, torch.bfloat16, "native", minimum=0.0)
 
 
 @pytest.mark.parametrize("isa", EMULATED)
@@ -75,11 +63,7 @@ def test_the_contract_in_bfloat16(case: Case, isa: str) -> None:
 def test_a_unit_computes_what_its_emulation_does(isa: str, case: Case) -> None:
     """The same roundings to bfloat16; another order of sums, which may turn one."""
     for got, want in zip(run(case, isa), run(case, EMULATED[isa]), strict=True):
-        seen = want.isfinite()
-        scale = float(want.detach().float().abs().where(seen, 0.0).max())
-        assert torch.equal(got.isfinite(), seen)
-        unit = 2**-7 if got.dtype == torch.bfloat16 else 2e-5
-        torch.testing.assert_close(got[seen].float(), want[seen].float(), rtol=0, atol=unit * scale)
+        torch.testing.assert_close(got, want, rtol=0, atol=OF_ROUNDING[got.dtype] * largest(want))
 
 
 @pytest.mark.parametrize("isa", UNITS)

@@ -1,4 +1,4 @@
-// Hopper's barriers that count bytes and its copy engine, on a CPU: what csrc/cuda/hopper/hardware.cuh
+// Hopper's barriers that count bytes and its TMA loads, on a CPU: what csrc/cuda/hopper/hardware.cuh
 // is for a GPU. A copy lands as late as it can, when somebody waits for it; until then its bytes are NaN.
 #pragma once
 #include <algorithm>
@@ -112,14 +112,14 @@ inline uint32_t shared_address(const void* p) {
   return simt::FIRST + static_cast<uint32_t>(static_cast<const char*>(p) - simt::shared_at(simt::FIRST));
 }
 
-inline void make_barrier(Barrier* b, int arrivals) {
+inline void barrier_init(Barrier* b, int arrivals) {
   if (!simt::units().barriers.emplace(b, simt::MBarrier{arrivals, arrivals, 0, 0, {}}).second)
     simt::die("an mbarrier is made where one is");
 }
-inline void barriers_made() {}
-inline void arrive(Barrier* b) { simt::arrive(b, 0); }
-inline void arrive_expecting(Barrier* b, int bytes) { simt::arrive(b, bytes); }
-inline void await(Barrier* b, int parity) {
+inline void fence_barrier_init() {}
+inline void barrier_arrive(Barrier* b) { simt::arrive(b, 0); }
+inline void barrier_arrive_and_expect_tx(Barrier* b, int bytes) { simt::arrive(b, bytes); }
+inline void barrier_wait(Barrier* b, int parity) {
   simt::MBarrier& barrier = simt::mbarrier(b);
   for (;;) {
     const auto copies = std::move(barrier.copies);
@@ -131,7 +131,7 @@ inline void await(Barrier* b, int parity) {
   }
 }
 
-inline void copy_box(void* to, const TensorMap& map, Barrier* b, int x, int row, int h, int n) {
+inline void tma_load_box(void* to, const TensorMap& map, Barrier* b, int x, int row, int h, int n) {
   const uint32_t at = shared_address(to);
   if (at % 1024) simt::die("a box of shared memory that does not start at a multiple of 1024 bytes");
   const int columns = map.box[0], rows = map.box[1];
@@ -153,21 +153,21 @@ inline void copy_box(void* to, const TensorMap& map, Barrier* b, int x, int row,
   simt::mbarrier(b).copies.emplace_back(columns * rows * map.item, land);
 }
 
-inline void prefetch_map(const TensorMap&) {}
-inline void fence_units() {}
-inline void meet_warp() {
+inline void prefetch_tma_descriptor(const TensorMap&) {}
+inline void fence_view_async_shared() {}
+inline void sync_warp() {
   simt::current.block->warps[static_cast<size_t>(simt::current.index / simt::WARP)]->barrier.wait();
 }
 template <int WHICH, int THREADS>
-void meet_threads() {
+void named_barrier_sync() {
   auto& barrier = simt::units().named[WHICH];
   if (!barrier) barrier = std::make_unique<simt::Barrier>(THREADS);
   barrier->wait();
 }
 template <int N>
-void keep_registers() {}
+void warpgroup_reg_dealloc() {}
 template <int N>
-void take_registers() {}
+void warpgroup_reg_alloc() {}
 
 inline bool all_of_warp(bool x) {
   const uint32_t* const words = simt::exchange(x);
@@ -181,12 +181,12 @@ inline uint32_t or_of_warp(uint32_t x) {
   for (int n = 0; n < simt::WARP; ++n) any |= words[n];
   return any;
 }
-inline int least_of_warp(int x) {
+inline int min_of_warp(int x) {
   const uint32_t* const words = simt::exchange(static_cast<uint32_t>(x));
   for (int n = 0; n < simt::WARP; ++n) x = std::min(x, static_cast<int>(words[n]));
   return x;
 }
-inline int most_of_warp(int x) { return -least_of_warp(-x); }
+inline int max_of_warp(int x) { return -min_of_warp(-x); }
 inline int of_first_lane(int x) { return static_cast<int>(simt::exchange(static_cast<uint32_t>(x))[0]); }
 
 template <int MORE = 0, class T>

@@ -86,7 +86,7 @@ void multiply_shared(E, float (&d)[N], uint64_t a, uint64_t b) {
                    static_cast<size_t>(right * TILE));
 }
 template <int LEFT>
-void await_products() {
+void warpgroup_wait() {
   auto& products = simt::units().products[thread()];
   while (products.size() > LEFT) {
     const simt::Product& product = products.front();
@@ -101,6 +101,6 @@ void await_products() {
   }
 }
 template <int N>
-void results(float (&)[N]) {}
+void fence_operand(float (&)[N]) {}
 
 }  // namespace txl_cuda

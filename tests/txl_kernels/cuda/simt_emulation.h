@@ -23,6 +23,7 @@
 #include <mutex>
 #include <thread>
 #else
+#include <setjmp.h>
 #include <ucontext.h>
 #endif
 
@@ -207,16 +208,26 @@ inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::funct
 #else
 
 struct Fiber {
-  ucontext_t context;
+  ucontext_t first;  // where it begins
+  jmp_buf waits;     // where it goes on: unlike swapcontext, a jump asks nothing of the system
   std::vector<char> stack = std::vector<char>(256 * 1024);
-  bool done = false;
+  bool begun = false, done = false;
 };
 
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline Fiber* running = nullptr;
 inline const std::function<void()>* body = nullptr;
 
-inline void yield() { swapcontext(&running->context, &scheduler); }
+[[gnu::noinline]] inline void yield() {
+  if (!_setjmp(running->waits)) _longjmp(scheduler, 1);
+}
+
+[[gnu::noinline]] inline void resume() {
+  if (_setjmp(scheduler)) return;
+  if (running->begun) _longjmp(running->waits, 1);
+  running->begun = true;
+  setcontext(&running->first);
+}
 
 inline void start() {
   (*body)();
@@ -235,12 +246,12 @@ inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::funct
     Block block(threads, shared_bytes);
     block.at = place(grid, m), block.clear();
     for (Fiber& fiber : fibers) {
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.data();
-      fiber.context.uc_stack.ss_size = fiber.stack.size();
-      fiber.context.uc_link = nullptr;
-      fiber.done = false;
-      makecontext(&fiber.context, start, 0);
+      getcontext(&fiber.first);
+      fiber.first.uc_stack.ss_sp = fiber.stack.data();
+      fiber.first.uc_stack.ss_size = fiber.stack.size();
+      fiber.first.uc_link = nullptr;
+      fiber.begun = fiber.done = false;
+      makecontext(&fiber.first, start, 0);
     }
     int left = threads, idle = 0;
     for (int turn = 0; left; ++turn) {
@@ -253,7 +264,7 @@ inline void launch(dim3 grid, int threads, size_t shared_bytes, const std::funct
           running = &fibers[static_cast<size_t>(index)];
           if (running->done) continue;
           current = {&block, index};
-          swapcontext(&scheduler, &running->context);
+          resume();
           left -= running->done;
         }
         moved |= Barrier::progress;

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case, as_call, make_inputs
 from gpu_helpers import memory_beyond_31_bits
-from oracle import Case, as_call, make_inputs
 
 from txl_kernels import rel_attention
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from against_reference import matches_the_reference
+from cases import Case
 from cuda_cases import HOPPER, SPLIT, forward, use
 from cuda_emulation import CSRC
-from cuda_ptx import PtxModule, compile_ptx
-from hopper_plants import BACKWARD, FORWARD, NARROW, WIDE
-from oracle import Case
+from cuda_ptx import PtxModule, compile_ptx, compiled_ptx, ptx_module
+from oracle import matches_the_reference
+from planted_faults import BACKWARD, FORWARD, NARROW, WIDE, Hopper, plant
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,13 +23,13 @@ DTYPES = (torch.float16, torch.bfloat16)  # the other way round than in test_hop
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> PtxModule:
-    return PtxModule(tmp_path_factory.mktemp("host"))
+def module() -> PtxModule:
+    return ptx_module()
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return compile_ptx(tmp_path_factory.mktemp("nvcc"), "sm_90a")
+def compiled() -> list[str]:
+    return compiled_ptx("sm_90a")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_contract(case: Case, dtype: torch.dtype) -> None:
 
 def test_a_build_with_a_limit_stops_a_wait_that_lasts_longer(tmp_path: Path, compiled: list[str]) -> None:
     """In every kernel that waits; that it stops in time only a device shows."""
-    limited = compile_ptx(tmp_path, "sm_90a", patterns=("hopper/*_bf16.cu",), options=("-DTXL_CLOCK_LIMIT=1000",))
+    limited = compile_ptx(tmp_path, "sm_90a", CSRC, ("hopper/*_bf16.cu",), options=("-DTXL_CLOCK_LIMIT=1000",))
     kernels = [kernel for text in limited for kernel in text.split(".visible .entry")[1:]]
     assert sum("mbarrier.try_wait" in x for x in kernels) == 6  # three of each width
     assert all(("mbarrier.try_wait" in x) == bool(re.search(r"\btrap;", x)) for x in kernels)
@@ -74,32 +74,27 @@ def test_split_keys(case: Case, module: PtxModule, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("direction", "plant"),
-    [("forward", plant) for plant in FORWARD] + [("backward", plant) for plant in BACKWARD],
-    ids=lambda x: x if isinstance(x, str) else x[0],
+    ("direction", "fault"),
+    [("forward", fault) for fault in FORWARD] + [("backward", fault) for fault in BACKWARD],
+    ids=str,
 )
 def test_a_planted_fault_is_noticed(
-    direction: str, plant: tuple[str, str, str, str, Case, str], module: PtxModule, compiled: list[str], tmp_path: Path,
+    direction: str, fault: Hopper, module: PtxModule, compiled: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    _, name, old, new, case, seen = plant
-    shutil.copytree(CSRC.parent, tmp_path / "csrc")
-    source = tmp_path / "csrc" / CSRC.name / "hopper" / f"{name}.cuh"
-    text = source.read_text()
-    assert old in text
-    source.write_text(text.replace(old, new))
-    planted = compile_ptx(tmp_path, "sm_90a", source.parents[1], (f"hopper/{direction}_bf16.cu",))
+    csrc = plant(tmp_path, fault.name, fault.edit)
+    planted = compile_ptx(tmp_path, "sm_90a", csrc, (f"hopper/{direction}_bf16.cu",))
     module.use(compiled + planted)  # the later of a name
     module.first = ()
     use(monkeypatch, module, multiprocessors=1)
     try:
-        matches_the_reference(case, torch.bfloat16, "cuda")
+        matches_the_reference(fault.case, torch.bfloat16, "cuda")
         wrong = ""
     except AssertionError as error:
         wrong = str(error)
     faults, module.faults = module.faults, []
-    if seen == "values":
+    if fault.seen == "values":
         assert wrong
         return
-    assert faults or (wrong and not seen), "not noticed"
-    assert any(seen in str(fault) for fault in faults) or not seen, faults[0]
+    assert faults or (wrong and not fault.seen), "not noticed"
+    assert any(fault.seen in str(x) for x in faults) or not fault.seen, faults[0]

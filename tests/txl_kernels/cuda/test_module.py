@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case, as_call, as_fields, make_inputs
 from cuda_emulation import call_nowhere, plan_of
-from oracle import Case, as_call, as_fields, make_inputs
+from internals import CAPABILITY
 
 from report.records import load, published
 from txl_kernels import available_backends, backends, rel_attention
@@ -19,7 +20,7 @@ from txl_kernels.backends import cuda, native_modules, triton
 from txl_kernels.diagnosis import report
 
 ROOT = Path(__file__).resolve().parents[3]
-built = pytest.mark.skipif(cuda.native.module is None, reason=f"needs the CUDA module: {cuda.native.missing}")
+built = pytest.mark.skipif(cuda.native.module is None, reason=f"needs the CUDA module: {cuda.native.why_not_loaded}")
 
 
 @pytest.fixture
@@ -66,9 +67,9 @@ def test_a_missing_module_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr("txl_kernels.backends.native_modules.SOURCES", tmp_path)
     (tmp_path / "_cuda_missing.txt").write_text("built without it\n")
     monkeypatch.setattr(cuda, "native", native_modules.load("_cuda", "CUDA"))
-    assert cuda.native.missing == "built without it"
+    assert cuda.native.why_not_loaded == "built without it"
     assert "built without it" in report()
-    assert cuda.cannot_run(torch.device("cuda"), torch.float32) == "built without it"
+    assert cuda.why_not_tensors(torch.device("cuda"), torch.float32) == "built without it"
 
 
 def test_it_is_verified_if_a_record_from_a_device_holds_it() -> None:
@@ -87,10 +88,10 @@ def test_it_is_verified_if_a_record_from_a_device_holds_it() -> None:
 def test_it_is_chosen_by_name_only_until_it_is_verified(
     inputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda, "cannot_run", lambda *args: None)
-    monkeypatch.setattr(triton, "cannot_run", lambda *args: None)
-    monkeypatch.setattr(backends.cpu, "cannot_run", lambda *args: "not here")
-    monkeypatch.setattr(cuda, "_capability", lambda device: cuda.HOPPER)
+    monkeypatch.setattr(cuda, "why_not_tensors", lambda *args: None)
+    monkeypatch.setattr(triton, "why_not_tensors", lambda *args: None)
+    monkeypatch.setattr(backends.cpu, "why_not_tensors", lambda *args: "not here")
+    CAPABILITY.replace(monkeypatch, lambda device: cuda.HOPPER)
 
     def chosen(length: int, dtype: torch.dtype = torch.float32) -> str:
         return backends.choose(None, as_fields(make_inputs(Case("", L=length, M=5, D=8), dtype)))

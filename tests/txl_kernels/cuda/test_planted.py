@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cuda_emulation import CSRC, HERE, build_driver
+from planted_faults import BACKWARD, FORWARD, SHUFFLES, Edit, copied_source, marks, plant
 
 NO_DRIVER = "CUDA driver version is insufficient for CUDA runtime version\n"
 THREADS = ("-DSIMT_THREADS", "-pthread", "-g", "-fsanitize=thread")
@@ -14,34 +15,25 @@ BARRIER = "  barrier();"
 BARRIERS = [
     (name, n) for name in ("part", "values", "merge") for n in range((CSRC / f"{name}.cuh").read_text().count(BARRIER))
 ]
-SHUFFLES = [
-    # Too few steps, half of the values lost, wrong partners; then lanes that differ, and one that
-    # stays away.
-    ("rows", "step = LANES / 8;", "step = LANES / 16;", "wrong"),
-    ("rows", "sent = upper ? x[k] : x[k + 2]", "sent = x[k]", "wrong"),
-    ("rows", "shuffle_xor(sent, LANES / 4)", "shuffle_xor(sent, LANES / 2)", "wrong"),
-    ("values", "step = S::LANES; step < WARP", "step = 2 * S::LANES; step < WARP", "wrong"),
-    ("scores", "sum += shuffle_xor(sum, step)", "sum += shuffle_xor(sum, 1)", "wrong"),
-    ("merge", "sum += shuffle_xor(sum, step)", "sum = shuffle_xor(sum, step)", "wrong"),
-    ("rows", "shuffle_xor(sent, LANES / 2)", "shuffle_xor(sent, thread() % 2 ? LANES / 2 : 1)", "shuffle differently"),
-    (
-        "rows",
-        "if (lane<S>() % SHARE",
-        "if (lane<S>() && shuffle_xor(0, 1) == 0 && lane<S>() % SHARE",
-        "shuffle differently",
-    ),
-    ("part", BARRIER, "  if (thread() != 1) barrier();", "do not reach"),
-]
 
 
-def plant(folder: Path, name: str, old: str, new: str, which: int = 0) -> Path:
-    """csrc/cuda of a copy of csrc in which one occurrence of `old` is replaced."""
-    shutil.copytree(CSRC.parent, folder / "csrc")
-    csrc = folder / "csrc" / CSRC.name
+def test_every_mark_has_its_fault(tmp_path: Path) -> None:
+    faults = [(fault.name, fault.edit) for fault in FORWARD + BACKWARD] + [(name, edit) for name, edit, _ in SHUFFLES]
+    assert sorted(name for _, _, name in marks()) == sorted(name for name, _ in faults)
+    for name, edit in faults:
+        planted = plant(tmp_path / name, name, edit)
+        changed = [
+            path for path in planted.rglob("*.*") if path.read_text() != (CSRC / path.relative_to(planted)).read_text()
+        ]
+        assert len(changed) == 1, name
+
+
+def without_barrier(folder: Path, name: str, which: int) -> Path:
+    """csrc/cuda of a copy of csrc in which one barrier of a file is taken out."""
+    csrc = copied_source(folder)
     source = csrc / f"{name}.cuh"
-    parts = source.read_text().split(old)
-    assert len(parts) > which + 1
-    source.write_text(old.join(parts[: which + 1]) + new + old.join(parts[which + 1 :]))
+    parts = source.read_text().split(BARRIER)
+    source.write_text(BARRIER.join(parts[: which + 1]) + "  ;" + BARRIER.join(parts[which + 1 :]))
     return csrc
 
 
@@ -75,7 +67,7 @@ def test_the_same_program_runs_on_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "which"), BARRIERS)
 def test_a_missing_barrier_is_a_race(tmp_path: Path, name: str, which: int) -> None:
-    csrc = plant(tmp_path, name, BARRIER, "  ;", which)
+    csrc = without_barrier(tmp_path, name, which)
     assert "ThreadSanitizer: data race" in run(build_driver(tmp_path, csrc, THREADS))
 
 
@@ -84,11 +76,11 @@ def test_a_missing_barrier_is_a_race(tmp_path: Path, name: str, which: int) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "which"), [barrier for barrier in BARRIERS if barrier != ("part", 2)])
 def test_a_missing_barrier_gives_wrong_values(tmp_path: Path, name: str, which: int) -> None:
-    program = build_driver(tmp_path, plant(tmp_path, name, BARRIER, "  ;", which))
+    program = build_driver(tmp_path, without_barrier(tmp_path, name, which))
     assert "wrong\n" in [run(program, SIMT_ORDER=order) for order in ("forward", "reversed")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "old", "new", "seen"), SHUFFLES)
-def test_a_wrong_shuffle_is_noticed(tmp_path: Path, name: str, old: str, new: str, seen: str) -> None:
-    assert seen in run(build_driver(tmp_path, plant(tmp_path, name, old, new)))
+@pytest.mark.parametrize(("name", "edit", "seen"), SHUFFLES)
+def test_a_wrong_shuffle_is_noticed(tmp_path: Path, name: str, edit: Edit, seen: str) -> None:
+    assert seen in run(build_driver(tmp_path, plant(tmp_path, name, edit)))

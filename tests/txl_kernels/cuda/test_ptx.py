@@ -3,15 +3,14 @@
 Each case on both architectures, every time in another dtype.
 """
 
-import functools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
+from cases import Case
 from cuda_cases import MATRIX, matches_the_definition, use, within_the_error_budget
-from cuda_ptx import PtxModule, compile_ptx
-from oracle import Case
+from cuda_ptx import compiled_ptx, ptx_module
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,22 +20,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SOME = [case for case in MATRIX if case.B * case.L]
 
 
-@pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> PtxModule:
-    return PtxModule(tmp_path_factory.mktemp("host"))
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
-    folder = tmp_path_factory.mktemp("nvcc")
-    return functools.cache(lambda architecture: compile_ptx(folder, architecture))
-
-
 @pytest.fixture
-def kernels(
-    architecture: str, module: PtxModule, compiled: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    module.use(compiled(architecture))
+def kernels(architecture: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    module = ptx_module()
+    module.use(compiled_ptx(architecture))
     use(monkeypatch, module)
     yield
     faults, module.faults = module.faults, []

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case, as_call, make_inputs
 from cuda_cases import MATRIX, definition, forward, matches_the_definition, use, within_the_error_budget
 from cuda_emulation import build, plan_of
-from oracle import Case, as_call, make_inputs
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return build(tmp_path_factory.mktemp("emulated"))
+def emulated() -> Any:
+    return build()
 
 
 @pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
@@ -53,8 +53,8 @@ def test_every_split_gives_the_same_answer(emulated: Any, monkeypatch: pytest.Mo
 
 
 def test_splits_fill_the_device(emulated: Any) -> None:
-    """8 heads of one text on 132 multiprocessors: a block each where there are keys for all; full
-    rounds."""
+    """8 heads of one batch row on 132 multiprocessors: a block each where there are keys for
+    all; full rounds."""
     for L, M, D, dtype in itertools.product((1, 4, 16), (800, 3800, 32768), (64, 128, 256), cuda.DTYPES[:2]):
         chosen = plan_of(1, 8, L, M, D, dtype, module=emulated)
         assert chosen.parts * chosen.part_keys >= M + L
@@ -97,8 +97,8 @@ def test_rows_that_nobody_sees_may_hold_nan() -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_rows_between_those_that_are_seen_may_hold_nan() -> None:
-    """Queries of two texts in one segment: between their intervals, within one part, lie rows that
-    neither sees."""
+    """Queries of two packed sequences in one segment: between their intervals, within one part,
+    lie rows that neither sees."""
     x = as_call(make_inputs(Case("", L=2, M=50, D=16, B=1), torch.float32))
     x |= {"start": torch.tensor([[3, 40]], dtype=torch.int32), "end": torch.tensor([[10, 52]], dtype=torch.int32)}
     with torch.no_grad():
@@ -116,9 +116,9 @@ def test_what_it_does_not_take() -> None:
 
     with torch.no_grad():
         call(Case("", L=16, D=8))
-        wide = torch.zeros(1, 1, 1, 8).expand(1, 1, cuda.MOST_KEYS, 8)
+        wide = torch.zeros(1, 1, 1, 8).expand(1, 1, cuda.MAX_DECODE_KEYS, 8)
         query, bias = torch.zeros(1, 1, 1, 8), torch.zeros(1, 8)
-        rows = torch.zeros(1, 1, 8).expand(1, cuda.MOST_KEYS + 1, 8)
+        rows = torch.zeros(1, 1, 8).expand(1, cuda.MAX_DECODE_KEYS + 1, 8)
         with pytest.raises(RuntimeError, match="at most 8388608 keys"):
             rel_attention(query, query, query, rows, bias, bias, (wide, wide), backend="cuda")
         rel_attention(query, query, query, rows, bias, bias, (wide, wide), window=9, backend="cuda")

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from cases import TENSORS, Case, as_call, make_inputs
 from gpu_helpers import memory_beyond_31_bits
-from oracle import TENSORS, Case, as_call, gradients, make_inputs
+from oracle import gradients
 
 from txl_kernels import rel_attention
 

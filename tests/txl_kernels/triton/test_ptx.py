@@ -3,8 +3,8 @@ against float64, races, bounds, copies and products that are not waited for. No 
 
 import pytest
 import torch
-from against_reference import matches_the_reference
-from oracle import Case
+from cases import Case
+from oracle import matches_the_reference
 from ptx_marks import RUNS_TRITONS_PTX
 
 pytestmark = RUNS_TRITONS_PTX

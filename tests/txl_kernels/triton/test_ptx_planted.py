@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from oracle import Case, as_call, make_inputs
+from cases import Case, as_call, make_inputs
 from ptx_marks import RUNS_TRITONS_PTX
 from ptx_plants import KINDS, Plant, places
 
@@ -31,7 +31,7 @@ PASS = {
     ("sm_90 by descriptors", "mbarrier for one more arrival"): 4,
     ("sm_90 by descriptors", "fewer bytes to come"): 4,
     ("sm_90 by pointers", "wait for products left out"): 1,
-    ("sm_90 by pointers", "fence for the copy engine left out"): 2,
+    ("sm_90 by pointers", "fence for TMA left out"): 2,
     ("sm_90 by pointers", "copy to another place"): 2,
 }
 HALF = {"load without its mask", "load from another place", "matrix at another place", "shuffle with another lane"}

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Case, as_call, gradients, make_inputs
+from cases import Case, as_call, make_inputs
+from oracle import gradients
+from tolerances import require_close
 
 from txl_kernels import available_backends, rel_attention
 from txl_kernels.backends import triton
@@ -33,7 +35,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def _laid_out_anew() -> Iterator[None]:
     """Tests replace what launches are made of."""
-    if triton.missing() is not None:
+    if triton.why_not_loaded() is not None:
         yield
         return
     from txl_kernels.backends.triton import plan
@@ -61,10 +63,7 @@ def run(case: Case, backend: str = "triton", dtype: torch.dtype = torch.float32)
 def assert_equals_reference(case: Case) -> None:
     want = run(case, "reference", torch.float64)
     for name, got in run(case).items():
-        largest = max(1.0, float(want[name].nan_to_num(0, 0, 0).abs().max()))
-        torch.testing.assert_close(
-            got.double(), want[name], rtol=0, atol=2e-5 * largest, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        require_close(got, want[name], name)
 
 
 @ON_TRITON
@@ -265,23 +264,23 @@ def test_accumulators_apart_for_the_two_parts_of_dq(name: str, monkeypatch: pyte
     assert_equals_reference(CASES[name])
 
 
-@pytest.mark.skipif(triton.missing() is not None, reason="Triton is not installed")
+@pytest.mark.skipif(triton.why_not_loaded() is not None, reason="Triton is not installed")
 @pytest.mark.parametrize("capability", [(10, 0), (10, 3)])
 def test_blackwell_is_refused_before_triton_3_8(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda")
     monkeypatch.setattr(triton, "interpreted", lambda: False)
-    monkeypatch.setattr(triton, "gpu_lacks", lambda device: None)
+    monkeypatch.setattr(triton, "why_not_gpu", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     for version, why in (
         ("3.7.1", "needs Triton 3.8 or newer, which torch 2.14 brings; 3.7 is installed"),
         ("3.8.0", ""),
     ):
         monkeypatch.setattr(triton, "version", lambda found=version: found)
-        assert why in (triton.cannot_run(device, torch.bfloat16) or "")
-        assert (triton.cannot_run(device, torch.bfloat16) is None) == (not why)
+        assert why in (triton.why_not_tensors(device, torch.bfloat16) or "")
+        assert (triton.why_not_tensors(device, torch.bfloat16) is None) == (not why)
 
 
-@pytest.mark.skipif(triton.missing() is not None, reason="Triton is not installed")
+@pytest.mark.skipif(triton.why_not_loaded() is not None, reason="Triton is not installed")
 def test_the_unit_of_strides() -> None:
     from txl_kernels.backends.triton.launch import Form
     from txl_kernels.backends.triton.plan import stride_unit
@@ -296,7 +295,7 @@ def test_the_unit_of_strides() -> None:
     assert unit(123, 41, 41) == 1
 
 
-@pytest.mark.skipif(triton.missing() is not None, reason="Triton is not installed")
+@pytest.mark.skipif(triton.why_not_loaded() is not None, reason="Triton is not installed")
 def test_narrow_tiles_on_hopper_before_triton_3_8(monkeypatch: pytest.MonkeyPatch) -> None:
     from txl_kernels.backends.triton import plan
 
@@ -427,9 +426,9 @@ def test_says_why_it_cannot_run_on_a_cpu() -> None:
 @pytest.fixture
 def asked_anew() -> Iterator[None]:
     """What Triton is, and is not, found out for this test alone."""
-    triton.missing.cache_clear()
+    triton.why_not_loaded.cache_clear()
     yield
-    triton.missing.cache_clear()
+    triton.why_not_loaded.cache_clear()
 
 
 @pytest.mark.usefixtures("asked_anew")
@@ -442,7 +441,7 @@ def test_triton_by_whatever_distribution(version: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("importlib.metadata.version", nothing)
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
-    assert triton.missing() is None
+    assert triton.why_not_loaded() is None
     assert triton.version() == version
 
 
@@ -454,26 +453,26 @@ def test_an_old_triton_names_the_torch_that_brings_a_new_one(monkeypatch: pytest
         "2.8.0+cu128"
     )
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.4.0"))
-    assert triton.missing() == says
-    triton.missing.cache_clear()
+    assert triton.why_not_loaded() == says
+    triton.why_not_loaded.cache_clear()
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace())  # a folder of that name
-    assert "a module without a version is installed" in str(triton.missing())
-    triton.missing.cache_clear()
+    assert "a module without a version is installed" in str(triton.why_not_loaded())
+    triton.why_not_loaded.cache_clear()
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert "with torch 2.10 or newer" in str(triton.missing())
+    assert "with torch 2.10 or newer" in str(triton.why_not_loaded())
 
 
 @pytest.mark.usefixtures("asked_anew")
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert triton.missing() == 'the triton package is not installed: pip install "txl-kernels[gpu]"'
-    triton.missing.cache_clear()
+    assert triton.why_not_loaded() == 'the triton package is not installed: pip install "txl-kernels[gpu]"'
+    triton.why_not_loaded.cache_clear()
 
     def broken(name: str) -> None:
         raise ImportError("libtriton.so: undefined symbol")
 
     monkeypatch.setattr(triton.importlib, "import_module", broken)
-    assert triton.missing() == "triton cannot be imported: ImportError: libtriton.so: undefined symbol"
+    assert triton.why_not_loaded() == "triton cannot be imported: ImportError: libtriton.so: undefined symbol"
 
 
 @pytest.mark.skipif(triton.interpreted(), reason="under the interpreter it does run on the cpu")
@@ -499,7 +498,7 @@ def test_tracing_with_fake_cuda_tensors(monkeypatch: pytest.MonkeyPatch) -> None
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    monkeypatch.setattr(triton, "cannot_run", lambda *args: None)
+    monkeypatch.setattr(triton, "why_not_tensors", lambda *args: None)
     torch.compiler.reset()
     graphs: list[torch.fx.GraphModule] = []
 

@@ -1,4 +1,4 @@
-"""mbarriers, and the copy engine's loads of boxes of a tensor, which complete on one."""
+"""mbarriers, and TMA's loads of boxes of a tensor, which complete on one."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ ALIGNED = 128  # bytes that a box in shared memory starts at a multiple of
 
 @dataclass
 class TensorMap:
-    """What the copy engine is told of a tensor: outermost axis first.
+    """A tensor map, as TMA reads it: outermost axis first.
 
     address: of its first element; item: bytes of one. swizzle: 0 none, 1 to 3: rows of 32, 64, 128
     bytes.

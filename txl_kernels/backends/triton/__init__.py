@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.backends.protocol import HeadWidths, Prepared, gpu_lacks, unsupported
+from txl_kernels.backends.protocol import HeadWidths, Prepared, why_not_dtype, why_not_gpu
 from txl_kernels.backends.triton.config import interpreted as interpreted
 from txl_kernels.backends.triton.config import why_not_capability
 from txl_kernels.call import ALL, Call, Wanted
@@ -21,7 +21,7 @@ from txl_kernels.call import ALL, Call, Wanted
 NAME = "triton"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDEST = 256
-HEAD_WIDTHS = HeadWidths(most=_WIDEST)
+HEAD_WIDTHS = HeadWidths(maximum=_WIDEST)
 READS_BOUNDS = False
 # From here on gathers of rank 1, and float32 through descriptors, compile as the kernels need.
 OLDEST_TRITON = (3, 6)
@@ -29,7 +29,7 @@ OLDEST_TORCH = (2, 10)  # that brings it
 
 
 @functools.cache
-def missing() -> str | None:
+def why_not_loaded() -> str | None:
     """Why Triton itself cannot be used; None if it can."""
     try:
         found = version()
@@ -70,26 +70,26 @@ def _too_old_a_torch() -> str:
     return f", with torch {oldest} or newer, the oldest that brings Triton {'.'.join(map(str, OLDEST_TRITON))}"
 
 
-def cannot_run(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
+def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
     """Why this backend cannot take tensors of this device, dtype and head width; None if it can."""
-    reason: str | None = unsupported(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or _absent_from(device)
+    reason: str | None = why_not_dtype(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or _why_not_device(device)
     return reason
 
 
-def refuses(call: Call) -> str | None:
+def why_not_call(call: Call) -> str | None:
     """Why it does not take a call of tensors that it could take: values too wide."""
     width = call.v.size(3)
     return None if width <= _WIDEST else f"{NAME} does not take values wider than {_WIDEST}, got {width}"
 
 
-def _absent_from(device: torch.device) -> str | None:
+def _why_not_device(device: torch.device) -> str | None:
     """Why kernels do not run on a device at all."""
     on_cpu = interpreted()
     if device.type != ("cpu" if on_cpu else "cuda"):
         if on_cpu:
             return f"TRITON_INTERPRET=1 runs kernels on the cpu, not on {device.type}"
         return f"triton runs on CUDA devices, not on {device.type} (but for tests with TRITON_INTERPRET=1)"
-    reason = missing() or (None if on_cpu else gpu_lacks(device))
+    reason = why_not_loaded() or (None if on_cpu else why_not_gpu(device))
     if reason is None and not on_cpu:
         reason = why_not_capability(torch.cuda.get_device_capability(device), numbers_of(version()))
     return reason
@@ -98,7 +98,7 @@ def _absent_from(device: torch.device) -> str | None:
 # torch.compile asks once, while it traces, instead of following this into package metadata and the
 # driver. It is what torch.compiler.assume_constant_result does, which would import the compiler, a
 # second more at each start.
-setattr(_absent_from, "_dynamo_marked_constant", True)  # noqa: B010
+setattr(_why_not_device, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @functools.cache

@@ -153,7 +153,8 @@ def choose(
 
 
 def kind_of(dtype: torch.dtype) -> str:
-    """How products are formed: float32 as torch does, see torch.set_float32_matmul_precision."""
+    """The kind of products of a dtype: float32 as torch does, see
+    torch.set_float32_matmul_precision."""
     if dtype != torch.float32:
         return "half"
     matmul = torch.backends.cuda.matmul

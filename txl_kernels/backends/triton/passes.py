@@ -221,8 +221,8 @@ class _Backward:
         )  # fmt: skip
 
     def _tiles(self, chosen: config.Config, tma: bool, *written: Operand) -> dict[str, Any]:
-        """How a kernel loads and stores rows. written: tensors whose rows may lie far apart,
-        too."""
+        """The arguments that say how a kernel loads and stores rows. written: tensors whose rows
+        may lie far apart, too."""
         addressing = self.plan.addressing(self.dout.form, *(x.form for x in written))
         return {"BLOCK": chosen.block_m, "TMA": tma, **addressing, **options(chosen)}
 
@@ -274,7 +274,7 @@ class _Backward:
         return du_sum
 
     def _table(self) -> tuple[Operand | None, Operand | None]:
-        """What `_table_sums` says, to be added up."""
+        """The partial sums of the table's gradients, as `_table_sums` allocates them."""
         plan = self.plan
         chosen = plan.tile("backward_table", self.tma)
         low_blocks = triton.cdiv(plan.zero_row, chosen.block_m)  # of negative distances

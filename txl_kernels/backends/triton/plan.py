@@ -170,8 +170,8 @@ def padded(width: int, capability: config.Capability) -> int:
     At least 64 on sm_90 with Triton before 3.8, where kernels of narrower tiles are reported to
     access memory illegally (triton-lang/triton#10573, #10486, #11366).
     """
-    least = 64 if capability == (9, 0) and TRITON_VERSION < (3, 8) else 16
-    return max(least, 1 << (width - 1).bit_length())
+    minimum = 64 if capability == (9, 0) and TRITON_VERSION < (3, 8) else 16
+    return max(minimum, 1 << (width - 1).bit_length())
 
 
 def operands(forms: Sequence[Any], first: int = 0) -> list[Any]:
@@ -267,7 +267,8 @@ def bounds(plan: Plan) -> dict[str, Any]:
 
 
 def shared(plan: Plan) -> dict[str, Any]:
-    """What all kernels of forward and backward take, but for k, v, r and the memory themselves."""
+    """The arguments that all kernels of forward and backward take, without k, v, r and the
+    memory."""
     return {
         "H": plan.H, "L": plan.L, "M": plan.M, "T": plan.T, "zero_row": plan.zero_row, "left": plan.left,
         "right": plan.right, "SEED": plan.call.seed, "scale_log2": plan.scale_log2, "drop_below": plan.drop_below,

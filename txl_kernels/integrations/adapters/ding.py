@@ -24,7 +24,7 @@ class DIEngine(Accelerated):
     ) -> Tensor:
         given = (inputs, pos_embedding, full_input, u, v, mask)
         dropout_p = dropout_of(self.dropout)
-        why = self.hindrance(inputs, dropout_p)
+        why = self.why_not_kernel(inputs, dropout_p)
         if mask is None:
             why = "no mask: keys ahead then meet the next query's shifted scores"
         bounds = None if mask is None or why is not None else once("mask", mask, "causal", lambda: _bounds(mask))
@@ -36,14 +36,14 @@ class DIEngine(Accelerated):
             y.unflatten(-1, (heads, width)).permute(1, 2, 0, 3) for y in (self.attention_q(inputs), keys, values)
         )
         r = self.project_pos(pos_embedding.flip(0)).squeeze(1).unflatten(-1, (heads, width)).transpose(0, 1)
-        out = attend(q, k, x, r, u, v, bounds, causal=True, window=self.setting("window"),
+        out = attend(q, k, x, r, u, v, bounds, zero_row=0, causal=True, window=self.setting("window"),
                      scale=self.scale, dropout_p=dropout_p)  # fmt: skip
         return self.dropout(self.project(out.permute(2, 0, 1, 3).flatten(-2)))  # type: ignore[no-any-return]
 
 
 def _bounds(mask: Tensor) -> Bounds | None:
-    """Of a mask [L, S, 1 or B], True: hidden; None with holes, or where keys ahead are seen, for
-    which the table has no rows."""
+    """The bounds of a mask [L, S, 1 or B], True: hidden; None with holes, or where keys ahead are
+    seen, for which the table has no rows."""
     bounds = bounds_of(~mask.bool().permute(2, 0, 1))
     if bounds is None or bounds[1] is None:
         return None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.integrations.attention import ALL, attend_table, dropout_of, merge_heads, split_heads, within
+from txl_kernels.integrations.attention import ALL, attend, dropout_of, merge_heads, split_heads, within
 from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
@@ -23,7 +23,7 @@ class Enformer(Accelerated):
 
     def forward(self: Any, x: Tensor) -> Tensor:
         dropout_p = dropout_of(self.attn_dropout)
-        why = self.hindrance(x, dropout_p)
+        why = self.why_not_kernel(x, dropout_p)
         if why is not None:
             return self.fall_back(why, x)  # type: ignore[no-any-return]
         length, heads = x.size(-2), self.heads
@@ -40,7 +40,7 @@ class Enformer(Accelerated):
         r = self.to_rel_k(features.flip(0)).unflatten(-1, (heads, -1)).transpose(0, 1)
         # Its biases are added to queries that are scaled already.
         u, w = (bias.flatten(0, 2) / self.scale for bias in (self.rel_content_bias, self.rel_pos_bias))
-        out = attend_table(
+        out = attend(
             q, k, v, r, u, w, ALL, past=past, window=window, scale=self.scale, dropout_p=dropout_p
         )  # fmt: skip
         return self.to_out(merge_heads(out))  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels.integrations.attention import (
-    attend_table,
+    attend,
     dropout_of,
     mask_bounds,
     merge_heads,
@@ -33,7 +33,7 @@ class ESPnet(Accelerated):
 
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
-        why = self.reader_of_weights() or self.hindrance(query, dropout_p)
+        why = self.reader_of_weights() or self.why_not_kernel(query, dropout_p)
         if query.size(1) != key.size(1):
             why = "queries and keys of different lengths"
         bounds = mask_bounds(mask, nonzero) if why is None else None
@@ -46,7 +46,7 @@ class ESPnet(Accelerated):
         if self.zero_triu:  # (b) and (d) are 0 for keys ahead
             ahead = r.size(-2) - 1 - past
             r = torch.cat([torch.zeros_like(r[..., :ahead, :]), r[..., ahead:, :]], -2)
-        out = attend_table(
+        out = attend(
             q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
         )
         self.attn = None  # the original stores its weights here
@@ -75,7 +75,7 @@ class ESPnetLegacy(Accelerated):
 
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
-        why = self.reader_of_weights() or self.hindrance(query, dropout_p)
+        why = self.reader_of_weights() or self.why_not_kernel(query, dropout_p)
         if query.size(1) != key.size(1) or pos_emb.size(1) != key.size(1):
             why = "queries, keys and encodings of different lengths"
         elif self.zero_triu:
@@ -89,7 +89,7 @@ class ESPnetLegacy(Accelerated):
         own = F.pad(r, (0, 0, length - 1, 0))  # distances 1 - T .. T - 1
         ahead = F.pad(r[..., 2:, :], (0, 0, 0, length + 1))[..., : 2 * length - 1, :]  # d <= -2: r_(T + 1 + d)
         following = F.pad(q[:, :, 1:], (0, 0, 0, 1))
-        out = attend_table(
+        out = attend(
             torch.cat([q, following], -1), pad(k, width), v, torch.cat([own, ahead], -1), pad(self.pos_bias_u, width),
             torch.cat([self.pos_bias_v, self.pos_bias_v], -1), bounds, scale=width**-0.5, dropout_p=dropout_p,
             window=self.setting("window"),
@@ -120,7 +120,7 @@ class ESPnetTransducer(Accelerated):
         chunk_mask: Tensor | None = None, left_context: int = 0,
     ) -> Tensor:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
-        why = self.reader_of_weights() or self.hindrance(query, dropout_p)
+        why = self.reader_of_weights() or self.why_not_kernel(query, dropout_p)
         seen = ~mask.bool().unsqueeze(1)
         if chunk_mask is not None:
             seen = seen & ~chunk_mask.bool()
@@ -132,14 +132,14 @@ class ESPnetTransducer(Accelerated):
         window = self.setting("window")
         encodings, past = within(window, pos_enc, k.size(2) - 1)
         r = project_table(self.linear_pos, encodings, self.num_heads)
-        out = attend_table(
+        out = attend(
             q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
         )
         self.attn = None  # the original stores its weights here
         return self.linear_out(merge_heads(out))  # type: ignore[no-any-return]
 
 
-def _refuses(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+def _why_not_module(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     return None if hasattr(module, "pos_bias_u") else "simplified_attention_score"
 
 
@@ -154,7 +154,7 @@ PEERS = (
     Peer("FunASRLegacyRelPosition", "funasr.models.transformer.attention.LegacyRelPositionMultiHeadedAttention",
          ESPnetLegacy, "funasr", {"1.4.16": "6819d019dc601b45"}),
     Peer("FunASRChunk", "funasr.models.transformer.attention.RelPositionMultiHeadedAttentionChunk", ESPnetTransducer,
-         "funasr", {"1.4.16": "664e042f54d49cf8"}, refuses=_refuses),
+         "funasr", {"1.4.16": "664e042f54d49cf8"}, why_not_module=_why_not_module),
     Peer("ESPnetTransducer", "espnet2.asr_transducer.encoder.modules.attention.RelPositionMultiHeadedAttention",
-         ESPnetTransducer, "espnet", {"202511": "27f7575a496d4222"}, refuses=_refuses),
+         ESPnetTransducer, "espnet", {"202511": "27f7575a496d4222"}, why_not_module=_why_not_module),
 )  # fmt: skip

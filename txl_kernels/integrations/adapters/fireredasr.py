@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from txl_kernels.integrations.attention import (
-    attend_table,
+    attend,
     dropout_of,
     mask_bounds,
     merge_heads,
@@ -28,7 +28,7 @@ class FireRed(Accelerated):
 
     def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, pos_emb: Tensor, mask: Tensor | None = None) -> Any:
         dropout_p = dropout_of(self.attention.dropout)
-        why = self.hindrance(q, dropout_p)
+        why = self.why_not_kernel(q, dropout_p)
         if self.setting("weights") == "fallback":
             why = "attention weights asked for (accelerate(model, weights='none') answers None)"
         elif q.size(1) != k.size(1):
@@ -41,7 +41,7 @@ class FireRed(Accelerated):
         window = self.setting("window")
         encodings, past = within(window, pos_emb, k.size(2) - 1)
         r = project_table(self.linear_pos, encodings, self.n_head)
-        out = attend_table(
+        out = attend(
             q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, scale=self.scale,
             dropout_p=dropout_p,
         )  # fmt: skip

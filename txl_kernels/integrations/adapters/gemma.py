@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from txl_kernels.integrations.attention import (
-    attend_table,
+    attend,
     mask_bounds,
     narrower,
     project_table,
@@ -37,7 +37,7 @@ class Gemma3n(Accelerated):
         return draw.frames(width_of(module.q_proj)), lambda m, x: m(x, mask).flatten(-2)
 
     def forward(self: Any, hidden_states: Tensor, mask: Tensor) -> Tensor:
-        why = self.hindrance(hidden_states)
+        why = self.why_not_kernel(hidden_states)
         bounds = mask_bounds(mask, unhidden) if why is None else None
         if bounds is None:
             return self.fall_back(why or "a mask with holes", hidden_states, mask)  # type: ignore[no-any-return]
@@ -49,7 +49,7 @@ class Gemma3n(Accelerated):
         distances = torch.arange(self.max_past_horizon, -self.max_future_horizon - 1, -1, device=q.device)
         encodings, past = within(window, positions._get_timing_signal_1d_pos(distances, q.dtype), self.max_past_horizon)
         r = project_table(positions.pos_proj, encodings, heads)
-        out = attend_table(
+        out = attend(
             q, k, v, r, None, None, bounds, past=past, window=window, scale=1.0,
             softcap=float(self.attention_logits_soft_cap),
         )  # fmt: skip

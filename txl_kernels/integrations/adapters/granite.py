@@ -22,7 +22,7 @@ class Granite(Accelerated):
 
     def forward(self: Any, hidden_states: Tensor, attention_dists: Tensor) -> Tensor:
         size, zero = self.context_size, self.max_pos_emb
-        why = self.hindrance(hidden_states)
+        why = self.why_not_kernel(hidden_states)
         usual = why is None and once(
             "distances", attention_dists, (size, zero), lambda: _usual(attention_dists, size, zero)
         )
@@ -54,7 +54,7 @@ class Granite5(Accelerated):
     ) -> tuple[Tensor, None]:  # fmt: skip
         size, zero = self.context_size, self.config.max_position_embeddings
         dropout_p = float(self.attention_dropout) if self.training else 0.0
-        why = own_way(self, kwargs) or self.hindrance(hidden_states, dropout_p)
+        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         usual = why is None and once(
             "distances", position_embeddings, (size, zero), lambda: _usual(position_embeddings, size, zero)
         )
@@ -85,7 +85,7 @@ def _usual(distances: Tensor, size: int, zero: int) -> bool:
     if distances.shape != (size, size):
         return False
     at = torch.arange(size, device=distances.device)
-    message = "attention_dists are of another order, of which a compiled txl_kernels knows nothing"
+    message = "attention_dists are of another order than those this compiled call was traced with"
     return holds((distances == at.unsqueeze(1) - at + zero).all(), message)
 
 

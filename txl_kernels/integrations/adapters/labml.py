@@ -1,11 +1,11 @@
-"""labml: Transformer-XL with learned vectors and numbers a distance, [L, B, d]:
+"""labml: Transformer-XL with learned vectors and a bias for each distance, [L, B, d]:
 score = (q_i + u) . k_j + q_i . E_d + S_d."""
 
 from typing import Any
 
 from torch import Tensor
 
-from txl_kernels.integrations.attention import attend_table, dropout_of, mask_bounds
+from txl_kernels.integrations.attention import attend, dropout_of, mask_bounds
 from txl_kernels.integrations.peer import Accelerated, Peer
 
 
@@ -15,7 +15,7 @@ class Labml(Accelerated):
 
     def forward(self: Any, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
-        why = self.reader_of_weights() or self.hindrance(query, dropout_p)
+        why = self.reader_of_weights() or self.why_not_kernel(query, dropout_p)
         length, keys = query.size(0), key.size(0)
         if keys < length:
             why = "fewer keys than queries"
@@ -27,9 +27,9 @@ class Labml(Accelerated):
         q, k, v = (f(x).permute(1, 2, 0, 3) for f, x in ((self.query, query), (self.key, key), (self.value, value)))
         rows = slice(self.P - keys + 1, self.P + length)  # row P - d, for distances keys - 1 .. 1 - length
         r = self.key_pos_embeddings[rows].flip(0).transpose(0, 1)
-        numbers = self.key_pos_bias[rows].flip(0).transpose(0, 1)
-        out = attend_table(
-            q, k, v, r, self.query_pos_bias, None, bounds, r_bias=numbers, scale=self.scale, dropout_p=dropout_p,
+        bias = self.key_pos_bias[rows].flip(0).transpose(0, 1)
+        out = attend(
+            q, k, v, r, self.query_pos_bias, None, bounds, r_bias=bias, scale=self.scale, dropout_p=dropout_p,
             window=self.setting("window"),
         )  # fmt: skip
         self.attn = None  # the original stores its weights here

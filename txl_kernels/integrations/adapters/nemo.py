@@ -16,7 +16,6 @@ from txl_kernels.integrations.attention import (
     ALL,
     Bounds,
     attend,
-    attend_table,
     bounds_of,
     dropout_of,
     mask_bounds,
@@ -52,7 +51,7 @@ class NeMo(Accelerated):
         cache: Tensor | None = None,
     ) -> Any:
         dropout_p = self.dropout_rate * self.training if self.use_pytorch_sdpa else dropout_of(self.dropout)
-        why = self.hindrance(query, dropout_p)
+        why = self.why_not_kernel(query, dropout_p)
         bounds = mask_bounds(mask, unhidden) if why is None else None
         if bounds is None:
             return self.fall_back(why or "a mask with holes", query, key, value, mask, pos_emb, cache)
@@ -66,7 +65,7 @@ class NeMo(Accelerated):
             project, window = self.linear_pos, self.setting("window")
             rows, past = within(window, pos_emb, k.size(2) - 1)
             (r,) = again(self, "r", (project,), rows, frames, lambda: (project_table(project, rows, self.h),))
-            out = attend_table(
+            out = attend(
                 q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
             )
             out = self.linear_out(merge_heads(out))
@@ -90,8 +89,8 @@ class NeMo(Accelerated):
         return torch.cat([k, new[0]], 2), torch.cat([v, new[1]], 2)
 
     def _keep(self: Any, cache: Tensor, k: Tensor, v: Tensor, frames: int) -> None:
-        """What the next step's cache projects to: the last frames of this one's, less those that
-        are dropped."""
+        """The keys and values of the next step's cache: the last frames of this one's, less those
+        that are dropped."""
         both, held = (self.linear_k, self.linear_v), cache.size(1)
         last = k.size(2) - self.cache_drop_size
         if 0 <= self.cache_drop_size <= frames and worth_keeping(self, both, cache, frames) and last >= held:
@@ -99,7 +98,7 @@ class NeMo(Accelerated):
 
 
 def _without_float16(module: Any) -> Any:
-    """What NeMo does against overflows, where there is one."""
+    """Apply NeMo's own guard against overflow of float16, where it has one."""
     own = vars(sys.modules[module.original.__module__]).get("avoid_float16_autocast_context", contextlib.nullcontext)
     return own()
 
@@ -130,7 +129,7 @@ class NeMoLocal(Accelerated):
         self: Any, query: Tensor, key: Tensor, value: Tensor, pad_mask: Tensor, pos_emb: Tensor, cache: Tensor | None = None
     ) -> Any:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
-        why = self.hindrance(query, dropout_p)
+        why = self.why_not_kernel(query, dropout_p)
         left, right = self.att_context_size
         if cache is not None:
             why = "a cache"
@@ -180,7 +179,7 @@ class NeMoTransformer(Accelerated):
         return draw.frames(module.d_model), lambda m, x: m(x, block_mask=mask, pos_emb=table)
 
     def forward(self: Any, x: Tensor, block_mask: Any = None, pos_emb: Tensor | None = None) -> Tensor:
-        why = self.hindrance(x)
+        why = self.why_not_kernel(x)
         if pos_emb is None:
             why = "no encodings of positions"
         bounds = None
@@ -195,7 +194,7 @@ class NeMoTransformer(Accelerated):
         encodings, past = within(window, pos_emb, x.size(1) - 1)
         r = project_table(self.linear_pos, encodings, self.n_heads)
         u, w = (bias.to(q.dtype) for bias in (self.pos_bias_u, self.pos_bias_v))
-        out = attend_table(q, k, v, r, u, w, bounds, past=past, window=window)
+        out = attend(q, k, v, r, u, w, bounds, past=past, window=window)
         return self.out_proj(merge_heads(out))  # type: ignore[no-any-return]
 
 
@@ -210,10 +209,10 @@ def _from_function(mask: Any, length: int, device: torch.device) -> Bounds | Non
     blocks = mask.to_dense().bool()  # [B, H, queries / size, keys / size]
     if blocks.size(1) != 1 or tuple(mask.seq_lengths) != (length, length):
         return None
-    texts = torch.arange(blocks.size(0), device=device).view(-1, 1, 1)
+    batch_rows = torch.arange(blocks.size(0), device=device).view(-1, 1, 1)
     at = torch.arange(length, device=device)
-    none = texts.new_zeros(1, 1, 1)
-    seen = mask.mask_mod(texts, none, at.view(1, -1, 1), at.view(1, 1, -1))
+    none = batch_rows.new_zeros(1, 1, 1)
+    seen = mask.mask_mod(batch_rows, none, at.view(1, -1, 1), at.view(1, 1, -1))
     if seen.dtype != torch.bool or seen.dim() != 3:
         return None
     seen = seen.expand(blocks.size(0), -1, length)
@@ -233,7 +232,7 @@ PEERS = (
          NeMo, "nemo-toolkit", {"3.0.0": "b8a68208ace94f4d"}),
     Peer("NeMoLocal",
          "nemo.collections.asr.parts.submodules.multi_head_attention.RelPositionMultiHeadAttentionLongformer",
-         NeMoLocal, "nemo-toolkit", {"3.0.0": "9a9592235a79dedd"}, refuses=_has_global_tokens),
+         NeMoLocal, "nemo-toolkit", {"3.0.0": "9a9592235a79dedd"}, why_not_module=_has_global_tokens),
     Peer("NeMoTransformer", "nemo.collections.asr.modules.transformer_encoder.MultiHeadAttention", NeMoTransformer,
          "nemo-toolkit", {"3.0.0": "f6db2c1058357dc5"}, other=_without_positions),
 )  # fmt: skip

@@ -13,7 +13,7 @@ class RLlib(Accelerated):
     needs = ("_qkv_layer", "_rel_pos_embedding", "_pos_proj", "_uvar")
 
     def forward(self: Any, inputs: Tensor, memory: Tensor | None = None) -> Tensor:
-        why = self.hindrance(inputs)
+        why = self.why_not_kernel(inputs)
         if memory is None:
             why = "no memory"
         if why is not None or memory is None:
@@ -26,7 +26,7 @@ class RLlib(Accelerated):
         q, k, v = self._qkv_layer(inputs).unflatten(-1, (3, heads, width)).permute(2, 0, 3, 1, 4)
         encodings = self._rel_pos_embedding(inputs.size(1))  # [T, 1, d] or [T, d], farthest past first
         r = self._pos_proj(encodings.flip(0)).reshape(-1, heads, width).transpose(0, 1)
-        out = attend(q[:, :, before:], k, v, r, self._uvar, self._vvar, (None, None), causal=True,
+        out = attend(q[:, :, before:], k, v, r, self._uvar, self._vvar, (None, None), zero_row=0, causal=True,
                      window=self.setting("window"))  # fmt: skip
         return self._linear_layer(merge_heads(out))  # type: ignore[no-any-return]
 

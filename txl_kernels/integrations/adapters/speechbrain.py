@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl_kernels.integrations.attention import attend_table, dropout_of, mask_bounds, merge_heads, project_table, within
+from txl_kernels.integrations.attention import attend, dropout_of, mask_bounds, merge_heads, project_table, within
 from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
@@ -26,7 +26,7 @@ class SpeechBrain(Accelerated):
     ) -> Any:  # fmt: skip
         given = (query, key, value, pos_embs, key_padding_mask, attn_mask, return_attn_weights)
         dropout_p = dropout_of(self.dropout_att)
-        why = self.hindrance(query, dropout_p)
+        why = self.why_not_kernel(query, dropout_p)
         if return_attn_weights and self.setting("weights") == "fallback":
             why = "attention weights asked for (accelerate(model, weights='none') answers None)"
         elif not (query is key and key is value):
@@ -45,13 +45,13 @@ class SpeechBrain(Accelerated):
         encodings, past = within(window, pos_embs, query.size(1) - 1)
         r = project_table(self.linear_pos, encodings, heads)
         u, w = (bias.view(heads, width) for bias in (self.pos_bias_u, self.pos_bias_v))  # stored [D, H], read so
-        out = attend_table(q, k, v, r, u, w, bounds, past=past, window=window, scale=self.scale, dropout_p=dropout_p)
+        out = attend(q, k, v, r, u, w, bounds, past=past, window=window, scale=self.scale, dropout_p=dropout_p)
         projected = self.out_proj(merge_heads(out))
         return (projected, None) if return_attn_weights else projected
 
 
 def _bounds(padding: Tensor | None, hidden: Tensor | None) -> Any:
-    """Of a padding mask [B, S] and a mask [L, S], True: hidden."""
+    """The bounds of a padding mask [B, S] and a mask [L, S], True: hidden."""
     if padding is None and hidden is None:
         return mask_bounds(None)
     seen = None if padding is None else ~padding.bool().unsqueeze(1)

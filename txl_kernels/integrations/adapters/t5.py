@@ -1,8 +1,8 @@
-"""T5's self-attention of transformers, of encoders and decoders (Raffel et al. 2020): a number a
+"""T5's self-attention of transformers, of encoders and decoders (Raffel et al. 2020): a bias a
 distance and head, from a table of buckets, and no scale.
 
 The original's first layer makes [1, H, L, S] of its table and hands that from layer to layer. Ours
-hands on [1, H, T], a number for each distance, where all layers of the stack are accelerated.
+hands on [1, H, T], a bias for each distance, where all layers of the stack are accelerated.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class T5(Accelerated):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         dropout_p = float(self.dropout) if self.training else 0.0
         implementation = getattr(self.config, "_attn_implementation", None) or "eager"
-        why = own_way(self, kwargs) or self.hindrance(hidden_states, dropout_p)
+        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         if why is None:
             why = self._unlike(key_value_states, position_bias, implementation)
         bounds = bounds_or_reason(mask) if why is None else why
@@ -105,8 +105,8 @@ class T5(Accelerated):
         buckets = t5_bucket_numbers(
             self.relative_attention_num_buckets, distances, not self.is_decoder, self.relative_attention_max_distance
         )
-        numbers: Tensor = self.relative_attention_bias(buckets)  # [T, H]
-        return numbers.t().unsqueeze(0)
+        biases: Tensor = self.relative_attention_bias(buckets)  # [T, H]
+        return biases.t().unsqueeze(0)
 
 
 def _of_all_pairs(bias: Tensor | None, length: int) -> Tensor | None:
@@ -127,7 +127,7 @@ def _stack(ancestors: Sequence[nn.Module]) -> list[nn.Module]:
     return []
 
 
-def _refuses(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+def _why_not_module(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     if any(module is x for x in _stack(ancestors)):
         return None
     return "the stack whose layers share its biases is not at hand: accelerate the model that holds it"
@@ -140,7 +140,7 @@ def _across(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
 
 PEERS = (
     Peer("T5", "transformers.models.t5.modeling_t5.T5Attention", T5, "transformers",
-         {"5.23.0": "fe1088cb009f7b48", "5.24.0": "b71ea11c679bbb47"}, refuses=_refuses, other=_across),
+         {"5.23.0": "fe1088cb009f7b48", "5.24.0": "b71ea11c679bbb47"}, why_not_module=_why_not_module, other=_across),
     Peer("MT5", "transformers.models.mt5.modeling_mt5.MT5Attention", T5, "transformers",
-         {"5.23.0": "6d1e3bce068bec0c", "5.24.0": "b97397c624c1ecdb"}, refuses=_refuses, other=_across),
+         {"5.23.0": "6d1e3bce068bec0c", "5.24.0": "b97397c624c1ecdb"}, why_not_module=_why_not_module, other=_across),
 )  # fmt: skip

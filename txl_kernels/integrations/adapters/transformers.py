@@ -12,7 +12,7 @@ from txl_kernels.integrations.attention import (
     ALL,
     AdditiveMask,
     Bounds,
-    attend_table,
+    attend,
     bounds_of,
     dropout_of,
     four_axes,
@@ -33,7 +33,7 @@ from txl_kernels.integrations.streaming import again
 
 DISTRIBUTION = "transformers"
 MODELS = "transformers.models"
-SEGMENTS = 8  # told apart in a text; features are added in eights
+SEGMENTS = 8  # told apart in a batch row; features are added in eights
 
 
 def attentions_wanted(module: Any, kwargs: dict[str, Any]) -> bool:
@@ -68,7 +68,7 @@ def bounds_or_reason(mask: Any) -> Bounds | str:
     try:
         bounds = mask_bounds(mask, visible)
     except AdditiveMask:
-        return "an additive mask of other numbers than 0 and -inf"
+        return "an additive mask of other values than 0 and -inf"
     return "a mask with holes" if bounds is None else bounds
 
 
@@ -104,7 +104,7 @@ class HFConformer(Accelerated):
         if relative_position_embeddings is not None:
             given["relative_position_embeddings"] = relative_position_embeddings
         dropout_p = float(self.dropout.p) if self.training else 0.0
-        why = own_way(self, kwargs) or self.hindrance(hidden_states, dropout_p)
+        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         bounds = bounds_or_reason(attention_mask) if why is None else why
         if isinstance(bounds, str):
             return self.fall_back(bounds, hidden_states, attention_mask, **given)  # type: ignore[no-any-return]
@@ -116,7 +116,7 @@ class HFConformer(Accelerated):
             past = self.left_max_position_embeddings
             rows = torch.arange(past + self.right_max_position_embeddings, -1, -1, device=q.device)
             r = self.distance_embedding(rows).to(q.dtype).unsqueeze(0)
-            out = attend_table(q, k, v, r, None, None, bounds, past=past, clamp=True, **settings)
+            out = attend(q, k, v, r, None, None, bounds, past=past, clamp=True, **settings)
         else:
             if relative_position_embeddings is None:
                 raise ValueError(
@@ -124,11 +124,11 @@ class HFConformer(Accelerated):
                 )
             encodings, past = within(window, relative_position_embeddings, k.size(2) - 1)
             r = project_table(self.linear_pos, encodings, heads)
-            out = attend_table(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, **settings)
+            out = attend(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, **settings)
         return self.linear_out(merge_heads(out)), None
 
 
-def _refuses(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+def _why_not(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     kind = module.position_embeddings_type
     return None if kind in ("relative", "relative_key") else f"position_embeddings_type is {kind!r}"
 
@@ -162,9 +162,9 @@ class Parakeet(Accelerated):
             if x is not None:
                 given[name] = x
         dropout_p = float(self.attention_dropout) if self.training else 0.0
-        why = own_way(self, kwargs) or self.hindrance(hidden_states, dropout_p)
+        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         if isinstance(attention_mask, Tensor) and attention_mask.dtype != torch.bool:
-            why = "a mask of numbers"
+            why = "an additive mask"
         bounds = bounds_or_reason(attention_mask) if why is None else why
         if isinstance(bounds, str):
             return self.fall_back(bounds, hidden_states, position_embeddings, attention_mask, **given)  # type: ignore[no-any-return]
@@ -179,13 +179,13 @@ class Parakeet(Accelerated):
         window = self.setting("window")
         r, past = self._table(position_embeddings, k.size(2) - 1, q.size(1), q.size(2))
         k, v = (self._for_each_head(x) for x in (k, v))
-        out = attend_table(q, k, v, r, self.bias_u, self.bias_v, bounds, past=past, window=window, scale=self.scaling,
+        out = attend(q, k, v, r, self.bias_u, self.bias_v, bounds, past=past, window=window, scale=self.scaling,
                            dropout_p=dropout_p)  # fmt: skip
         return self.o_proj(merge_heads(out)), None
 
     def _table(self: Any, encodings: Tensor, past: int, heads: int, frames: int) -> tuple[Tensor, int]:
-        """r [H, T, D], or [B, H, T, D] where positions are dropped for each text; and the distance
-        of its last row."""
+        """r [H, T, D], or [B, H, T, D] where positions are dropped for each batch row; and the
+        distance of its last row."""
         dropped = self.training and getattr(self.config, "dropout_positions", 0.0) > 0
         if not dropped and same_for_all(encodings):
             encodings = encodings[:1]
@@ -219,7 +219,7 @@ class FastSpeech2(Accelerated):
         output_attentions: bool | None = False,
     ) -> tuple[Tensor, None]:
         dropout_p = dropout_of(self.dropout)
-        why = self.hindrance(hidden_states, dropout_p)
+        why = self.why_not_kernel(hidden_states, dropout_p)
         if output_attentions and self.setting("weights") == "fallback":
             why = "attention weights asked for"
         bounds = mask_bounds(attention_mask, nonzero) if why is None else None
@@ -231,7 +231,7 @@ class FastSpeech2(Accelerated):
         window = self.setting("window")
         encodings, past = within(window, pos_emb, k.size(2) - 1)
         r = project_table(self.linear_pos, encodings, heads)
-        out = attend_table(
+        out = attend(
             q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
         )
         return self.linear_out(merge_heads(out)), None
@@ -268,7 +268,7 @@ class XLNet(Accelerated):
     ) -> Any:
         given = (q_head, k_head_h, v_head_h, k_head_r, seg_mat, attn_mask, output_attentions)
         dropout_p = dropout_of(self.dropout)
-        why = self.hindrance(q_head, dropout_p)
+        why = self.why_not_kernel(q_head, dropout_p)
         if output_attentions:  # a pair is unpacked by the caller
             why = "attention weights asked for"
         keys, length = k_head_h.size(0), q_head.size(0)
@@ -280,7 +280,7 @@ class XLNet(Accelerated):
         features = None
         if why is None and seg_mat is not None:
             features = _segments(seg_mat[..., 0])
-            why = "more segments in a text than 8" if features is None else None
+            why = "more than 8 segments in a batch row" if features is None else None
         if why is not None or intervals is None:
             return self.fall_back(why or "a mask with holes", *given)
         # Row 0 is a distance that nobody is at.
@@ -296,7 +296,7 @@ class XLNet(Accelerated):
             q = torch.cat([q, own], -1)
             k = torch.cat([k, of_keys.unsqueeze(1).expand(-1, k.size(1), -1, -1).to(k.dtype)], -1)
             r, u, w = (pad(x, SEGMENTS) for x in (r, u, w))
-        out = attend_table(q, k, v, r if each_text else r[0], u, w, *intervals, scale=self.scale, dropout_p=dropout_p,
+        out = attend(q, k, v, r if each_text else r[0], u, w, *intervals, scale=self.scale, dropout_p=dropout_p,
                            window=self.setting("window"))  # fmt: skip
         return out.permute(2, 0, 1, 3)
 
@@ -336,7 +336,7 @@ def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     leader = own.to(torch.int8).argmax(1)  # [q, B]: the first query of its segment
     leads = leader == torch.arange(length, device=same.device).unsqueeze(1)
     number = (leads.cumsum(0) - 1).gather(0, leader)
-    message = "a text has more than 8 segments, of which a compiled txl_kernels knows nothing"
+    message = "a batch row has more than 8 segments, more than a compiled call takes"
     if not holds((number < SEGMENTS).all(), message):
         return None
     of_queries = F.one_hot(number.clamp(max=SEGMENTS - 1), SEGMENTS).to(torch.float32)
@@ -347,13 +347,13 @@ def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
 
 PEERS = (
     Peer("Wav2Vec2Conformer", f"{MODELS}.wav2vec2_conformer.modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "524dbb017d83847d"}, refuses=_refuses, other=_without_positions),
+         HFConformer, DISTRIBUTION, {"5.23.0": "524dbb017d83847d"}, why_not_module=_why_not, other=_without_positions),
     Peer("Wav2Vec2Bert", f"{MODELS}.wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "b42642b814090788"}, refuses=_refuses, other=_without_positions),
+         HFConformer, DISTRIBUTION, {"5.23.0": "b42642b814090788"}, why_not_module=_why_not, other=_without_positions),
     Peer("SeamlessM4T", f"{MODELS}.seamless_m4t.modeling_seamless_m4t.SeamlessM4TConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "377086f18c872613"}, refuses=_refuses, other=_without_positions),
+         HFConformer, DISTRIBUTION, {"5.23.0": "377086f18c872613"}, why_not_module=_why_not, other=_without_positions),
     Peer("SeamlessM4Tv2", f"{MODELS}.seamless_m4t_v2.modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "2e07dc97a9562b4f"}, refuses=_refuses, other=_without_positions),
+         HFConformer, DISTRIBUTION, {"5.23.0": "2e07dc97a9562b4f"}, why_not_module=_why_not, other=_without_positions),
     Peer("ParakeetEncoder", f"{MODELS}.parakeet.modeling_parakeet.ParakeetEncoderAttention", Parakeet, DISTRIBUTION,
          {"5.23.0": "1ea741de8ee28f81", "5.24.0": "c3b7b0db91e25282"}),
     Peer("NemotronStreaming",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from txl_kernels.integrations.attention import (
-    attend_table,
+    attend,
     dropout_of,
     mask_bounds,
     merge_heads,
@@ -39,7 +39,7 @@ class WeNet(Accelerated):
         cache: Tensor = NO_CACHE,
     ) -> Any:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
-        why = self.hindrance(query, dropout_p)
+        why = self.why_not_kernel(query, dropout_p)
         held = cache.size(2) if cache.size(0) > 0 else 0
         keys = held + key.size(1)
         if query.size(1) != key.size(1):
@@ -62,7 +62,7 @@ class WeNet(Accelerated):
         window = self.setting("window")
         encodings, past = within(window, pos_emb, keys - 1)
         r = project_table(self.linear_pos, encodings, self.h)
-        out = attend_table(
+        out = attend(
             q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
         )
         return self.linear_out(merge_heads(out)), torch.cat((k, v), -1)

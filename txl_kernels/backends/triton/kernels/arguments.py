@@ -1,4 +1,4 @@
-"""What the kernels' functions hand each other, by name.
+"""Named groups of arguments that the kernels' functions pass to each other.
 
 Kernels themselves take flat arguments and build these at their top: inside a tuple Triton compiles
 anew for integers that are 1 or multiples of 16, whatever `do_not_specialize` says, and 3.6 launches
@@ -83,7 +83,7 @@ class Table(NamedTuple):
     h: Any
 
 
-class Numbers(NamedTuple):
+class BiasTable(NamedTuple):
     """`r_bias` of one head, counted by distance. Those outside [first, last) are not read.
 
     at: pointer to distance 0. sign: of the scale, which they get as queries do.
@@ -103,7 +103,7 @@ class TableGradient(NamedTuple):
     scale: Any
 
 
-class NumbersGradient(NamedTuple):
+class BiasTableGradient(NamedTuple):
     """The same of `r_bias`: pointer to float32 at distance 0, and which there are."""
 
     at: Any
@@ -122,7 +122,8 @@ class Source(NamedTuple):
 
 
 class Visible(NamedTuple):
-    """What a block of BM queries sees: query m the keys of [low[m], high[m]), both int32 [BM].
+    """The keys that a block of BM queries sees: query m the keys of [low[m], high[m]), both int32
+    [BM].
 
     low = high = 0: none. Some query sees the keys first and last - 1; all see every key of
     [all_from, all_to).
@@ -151,8 +152,8 @@ class Queries(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """What backward knows of queries: dout [BM, BLOCK_D]; top and lse2, for `weights`, and delta:
-    float32 [BM]."""
+    """The inputs of backward for each query: dout [BM, BLOCK_D]; top and lse2, for `weights`, and
+    delta: float32 [BM]."""
 
     dout: Any
     top: Any

@@ -6,17 +6,17 @@ import triton.language as tl
 
 from txl_kernels.backends.triton.kernels.arguments import Bounds, Dropout, Layout, Place, Rows, Sizes
 from txl_kernels.backends.triton.kernels.tiles import (
+    add_unfused,
+    bias_of_pairs_transposed,
+    bias_table_of,
     capped,
     dot,
-    kept_transposed,
+    keep_mask_transposed,
     load_distances,
-    load_numbers,
     load_rows,
-    numbers_of,
-    numbers_of_pairs_transposed,
+    load_table_bias,
     packed_rows,
     place_of,
-    plus,
     rows_of,
     sign_of,
     skew_transposed,
@@ -91,9 +91,9 @@ def backward_keys_kernel(
     table = None
     if R is not None:
         table = table_of(R, r_head, r_row, place.h, sizes, layout)
-    numbers = None
+    table_bias = None
     if R_BIAS is not None:
-        numbers = numbers_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign_of(scale))
+        table_bias = bias_table_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign_of(scale))
     qu_rows = packed_rows(QU, place, L, layout)
     if R is not None:
         qw_rows = packed_rows(QW, place, L, layout)
@@ -108,8 +108,8 @@ def backward_keys_kernel(
             qw = load_rows(qw_rows, m0, None, BLOCK, layout)  # [BLOCK, BLOCK_D], as are r and qu
             r = load_distances(table, d0 - BLOCK, None, 2 * BLOCK, layout)  # [2 * BLOCK, BLOCK_D]
             both = dot(r, tl.trans(qw), None, PRECISION)  # [distances, queries], those below d0 and from it on
-            if numbers is not None:
-                both = plus(both, load_numbers(numbers, d0 - BLOCK, 2 * BLOCK)[:, None])
+            if table_bias is not None:
+                both = add_unfused(both, load_table_bias(table_bias, d0 - BLOCK, 2 * BLOCK)[:, None])
             below, above = tl.split(tl.permute(tl.reshape(both, (2, BLOCK, BLOCK)), (1, 2, 0)))
             qu = load_rows(qu_rows, m0, None, BLOCK, layout)
             s = dot(k, tl.trans(qu), None, PRECISION)  # [keys, queries], as all that follow
@@ -117,7 +117,7 @@ def backward_keys_kernel(
         else:
             qu = load_rows(qu_rows, m0, None, BLOCK, layout)
             s = dot(k, tl.trans(qu), None, PRECISION)
-            s = plus(s, numbers_of_pairs_transposed(numbers, d0, BLOCK))
+            s = add_unfused(s, bias_of_pairs_transposed(table_bias, d0, BLOCK))
         if to_cap is not None:
             s = capped(s, to_cap)
         top = tl.load(TOP + place.bh * L + i, mask=i < L, other=0.0)
@@ -138,7 +138,7 @@ def backward_keys_kernel(
         dout = load_rows(do_rows, m0, None, BLOCK, values)  # [BLOCK, BLOCK_DV]
         dp = dot(v, tl.trans(dout), None, PRECISION)
         if DROPOUT:
-            stays = kept_transposed(dropout, m0, key0, BLOCK, BLOCK)
+            stays = keep_mask_transposed(dropout, m0, key0, BLOCK, BLOCK)
             dv = dot(tl.where(stays, p, 0.0).to(dout.dtype), dout, dv, PRECISION)
             dp = tl.where(stays, dp * keep_scale, 0.0)
         else:
@@ -219,7 +219,7 @@ def backward_table_kernel(
         table = table_of(R, r_head, r_row, h, sizes, layout)
         r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
     if R_BIAS is not None:
-        number = load_numbers(numbers_of(R_BIAS, rb_head, rb_row, h, sizes, sign_of(scale)), d0, BLOCK)
+        row_bias = load_table_bias(bias_table_of(R_BIAS, rb_head, rb_row, h, sizes, sign_of(scale)), d0, BLOCK)
     db = tl.zeros((BLOCK,), tl.float32)
     seed = 0
     if DROPOUT:
@@ -260,7 +260,7 @@ def backward_table_kernel(
             else:
                 s = skew_transposed(above, below, m0, BLOCK)
             if R_BIAS is not None:
-                s = plus(s, number[:, None])
+                s = add_unfused(s, row_bias[:, None])
             if to_cap is not None:
                 s = capped(s, to_cap)
             dout = load_rows(do_rows, m0, None, BLOCK, values)  # [BLOCK, BLOCK_DV], as is v
@@ -269,9 +269,9 @@ def backward_table_kernel(
             v = _load_keys(mem_values, value_rows, key0 - BLOCK, M, BLOCK, plain_values)
             below = dot(v, tl.trans(dout), None, PRECISION)
             if DROPOUT:  # in key coordinates, where eight queries share a draw
-                stays = kept_transposed(dropout, m0, key0, BLOCK, BLOCK)
+                stays = keep_mask_transposed(dropout, m0, key0, BLOCK, BLOCK)
                 above = tl.where(stays, above * keep_scale, 0.0)
-                stays = kept_transposed(dropout, m0, key0 - BLOCK, BLOCK, BLOCK)
+                stays = keep_mask_transposed(dropout, m0, key0 - BLOCK, BLOCK, BLOCK)
                 below = tl.where(stays, below * keep_scale, 0.0)
             dp = skew_transposed(above, below, m0, BLOCK)  # [distances, queries], as all that follow
             top = tl.load(TOP + place.bh * L + i, mask=i < L, other=0.0)

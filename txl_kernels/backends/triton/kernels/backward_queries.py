@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 
 from txl_kernels.backends.triton.kernels.arguments import (
+    BiasTableGradient,
     Bounds,
     Dropout,
     Layout,
-    NumbersGradient,
     Queries,
     Rows,
     Sizes,
@@ -24,18 +24,18 @@ from txl_kernels.backends.triton.kernels.arguments import (
 )
 from txl_kernels.backends.triton.kernels.tiles import (
     add_rows,
+    add_unfused,
+    bias_of_pairs,
+    bias_table_of,
     capped,
     dot,
-    kept,
+    keep_mask,
     laid_out_as,
     load_distances,
-    load_numbers,
     load_rows,
-    numbers_of,
-    numbers_of_pairs,
+    load_table_bias,
     packed_rows,
     place_of,
-    plus,
     rows_of,
     sign_of,
     skew,
@@ -80,7 +80,7 @@ def _unskew(ds, ds_before, s, varying, BLOCK: tl.constexpr):
 
 @triton.jit
 def _through_positions(
-    dq, G, qw, table, row_last, gradient, number_gradient, d0, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout
+    dq, G, qw, table, row_last, gradient, table_bias_gradient, d0, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout
 ):  # fmt: skip
     """dq + G @ r for the block of distances at d0; with gradients, adds G^T @ qw and G's sums to
     those.
@@ -93,17 +93,17 @@ def _through_positions(
         if gradient is not None:
             dr = dot(tl.trans(G), qw, None, PRECISION) * gradient.scale  # [BLOCK, BLOCK_D]
             add_rows(gradient.rows, d0 - table.first, dr, BLOCK, layout)
-    if number_gradient is not None:
+    if table_bias_gradient is not None:
         d = d0 + tl.arange(0, BLOCK)
-        sums = tl.sum(G.to(tl.float32), 0) * number_gradient.scale  # [BLOCK]
-        inside = (d >= number_gradient.first) & (d < number_gradient.last)
-        tl.atomic_add(number_gradient.at + d, sums, mask=inside, sem="relaxed")
+        sums = tl.sum(G.to(tl.float32), 0) * table_bias_gradient.scale  # [BLOCK]
+        inside = (d >= table_bias_gradient.first) & (d < table_bias_gradient.last)
+        tl.atomic_add(table_bias_gradient.at + d, sums, mask=inside, sem="relaxed")
     return dq
 
 
 @triton.jit
 def _walk(
-    state, source, key_last, table, row_last, gradient, numbers, number_gradient, queries, upstream, visible, dropout,
+    state, source, key_last, table, row_last, gradient, table_bias, table_bias_gradient, queries, upstream, visible, dropout,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, APART: tl.constexpr, layout, key_layout, value_layout,
 ):  # fmt: skip
     """All tiles of one source.
@@ -123,21 +123,21 @@ def _walk(
             r = load_distances(table, d0 - BLOCK, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
             v = load_rows(source.v, row0, None, BLOCK, value_layout)  # [BLOCK, BLOCK_DV]
             below = dot(queries.qw, tl.trans(r), None, PRECISION)  # [BLOCK, BLOCK], as all that follow
-            if numbers is not None:
-                below = plus(below, load_numbers(numbers, d0 - BLOCK, BLOCK)[None, :])
+            if table_bias is not None:
+                below = add_unfused(below, load_table_bias(table_bias, d0 - BLOCK, BLOCK)[None, :])
             s = dot(queries.qu, tl.trans(k), None, PRECISION)
             s += skew(above, below, key0, BLOCK, BLOCK)
             above = below
         else:
             v = load_rows(source.v, row0, None, BLOCK, value_layout)
             s = dot(queries.qu, tl.trans(k), None, PRECISION)
-            s = plus(s, numbers_of_pairs(numbers, d0, BLOCK, BLOCK))
+            s = add_unfused(s, bias_of_pairs(table_bias, d0, BLOCK, BLOCK))
         if queries.to_cap is not None:
             s = capped(s, queries.to_cap)
         p = weights(s, queries.scale_log2, upstream.top[:, None], upstream.lse2[:, None])
         dp = dot(upstream.dout, tl.trans(v), None, PRECISION)
         if dropout is not None:
-            dp = tl.where(kept(dropout, queries.m0, key0, BLOCK, BLOCK), dp * dropout.keep_scale, 0.0)
+            dp = tl.where(keep_mask(dropout, queries.m0, key0, BLOCK, BLOCK), dp * dropout.keep_scale, 0.0)
         ds = p * (dp - upstream.delta[:, None])
         if queries.to_cap is not None:
             ds *= 1.0 - s * s
@@ -145,10 +145,10 @@ def _walk(
             ds = tl.where(sees(visible, key), ds, 0.0)
         ds = ds.to(k.dtype)
         dq = dot(ds, k, dq, PRECISION)
-        if (table is not None) or (number_gradient is not None):
+        if (table is not None) or (table_bias_gradient is not None):
             G = _unskew(ds, ds_before, s, key0, BLOCK)
             total = _through_positions(
-                dq_positions if APART else dq, G, queries.qw, table, row_last, gradient, number_gradient, d0, BLOCK,
+                dq_positions if APART else dq, G, queries.qw, table, row_last, gradient, table_bias_gradient, d0, BLOCK,
                 PRECISION, layout,
             )  # fmt: skip
             if APART:
@@ -173,7 +173,7 @@ def backward_queries_kernel(
     """Program (block of queries of one (b, h)).
 
     APART: dq's parts through content and through positions have accumulators of their own: on
-    Blackwell, where Triton gave wrong numbers of two products chained through one
+    Blackwell, where Triton gave wrong values of two products chained through one
     (triton-lang/triton#10821).
 
     DQ_SUM: float32 [B * H, blocks, D], the block's sum of dq. DR and DB: None, or float32 [H, T, D]
@@ -222,12 +222,12 @@ def backward_queries_kernel(
     table = None
     if R is not None:
         table = table_of(R, r_head, r_row, place.h, sizes, layout)
-    numbers = None
+    table_bias = None
     if R_BIAS is not None:
-        numbers = numbers_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign_of(scale))
-    number_gradient = None
+        table_bias = bias_table_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign_of(scale))
+    table_bias_gradient = None
     if DB is not None:
-        number_gradient = NumbersGradient(DB + place.h * T + zero_row, -zero_row, T - zero_row, scale)
+        table_bias_gradient = BiasTableGradient(DB + place.h * T + zero_row, -zero_row, T - zero_row, scale)
     gradient = None
     if DR is not None:
         dr_rows = Rows(DR + place.h * T * D, D, 0, T, place.b, place.h)
@@ -237,8 +237,8 @@ def backward_queries_kernel(
     if R is not None:
         r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
         above = dot(qw, tl.trans(r), None, PRECISION)
-        if numbers is not None:
-            above = plus(above, load_numbers(numbers, d0, BLOCK)[None, :])
+        if table_bias is not None:
+            above = add_unfused(above, load_table_bias(table_bias, d0, BLOCK)[None, :])
     k_strides, v_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
     memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, keys, values)
     k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
@@ -250,11 +250,11 @@ def backward_queries_kernel(
         dq_positions = zeros
     state = (zeros, dq_positions, above, tl.zeros((BLOCK, BLOCK), qu.dtype), d0)
     state = _walk(
-        state, memory, key_last, table, row_last, gradient, numbers, number_gradient, queries, upstream, visible,
+        state, memory, key_last, table, row_last, gradient, table_bias, table_bias_gradient, queries, upstream, visible,
         dropout, BLOCK, PRECISION, APART, layout, keys, values,
     )  # fmt: skip
     state = _walk(
-        state, segment, segment_last, table, row_last, gradient, numbers, number_gradient, queries, upstream, visible,
+        state, segment, segment_last, table, row_last, gradient, table_bias, table_bias_gradient, queries, upstream, visible,
         dropout, BLOCK, PRECISION, APART, layout, keys, values,
     )  # fmt: skip
     dq, dq_positions, _, ds, d0 = state
@@ -264,7 +264,7 @@ def backward_queries_kernel(
         # What the last tile leaves below d0: nothing when causal, else the distances of later keys.
         G = skew(tl.zeros((BLOCK, BLOCK), tl.float32), ds.to(tl.float32), d0, BLOCK, BLOCK).to(ds.dtype)
         dq = _through_positions(
-            dq, G, qw, table, row_last, gradient, number_gradient, d0 - BLOCK, BLOCK, PRECISION, layout
+            dq, G, qw, table, row_last, gradient, table_bias_gradient, d0 - BLOCK, BLOCK, PRECISION, layout
         )
     dq *= scale
     store_rows(rows_of(DQ, (dq_batch, dq_head, dq_row), place, 0, L, plain), m0, dq, BLOCK, plain)

@@ -9,17 +9,17 @@ import triton.language as tl
 
 from txl_kernels.backends.triton.kernels.arguments import Bounds, Dropout, Layout, Queries, Sizes
 from txl_kernels.backends.triton.kernels.tiles import (
+    add_unfused,
+    bias_of_pairs,
+    bias_table_of,
     capped,
     dot,
-    kept,
+    keep_mask,
     load_bias,
     load_distances,
-    load_numbers,
     load_rows,
-    numbers_of,
-    numbers_of_pairs,
+    load_table_bias,
     place_of,
-    plus,
     rows_of,
     skew,
     store_rows,
@@ -40,7 +40,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _walk(
-    state, source, from_tile, to_tile, table, numbers, queries, visible, dropout,
+    state, source, from_tile, to_tile, table, table_bias, queries, visible, dropout,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, GAPS: tl.constexpr, layout, value_layout,
 ):  # fmt: skip
     """Tiles from_tile .. to_tile - 1 of one source.
@@ -59,20 +59,20 @@ def _walk(
         if table is not None:
             r = load_distances(table, queries.at - key0 - BN, None, BN, layout)  # [BN, BLOCK_D]
             below = dot(queries.qw, tl.trans(r), None, PRECISION)  # [BM, BN]
-            if numbers is not None:
-                below = plus(below, load_numbers(numbers, queries.at - key0 - BN, BN)[None, :])
+            if table_bias is not None:
+                below = add_unfused(below, load_table_bias(table_bias, queries.at - key0 - BN, BN)[None, :])
             s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BM, BN]
             s += skew(above, below, key0, BM, BN)
             above = below
         else:
             s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BM, BN]
-            s = plus(s, numbers_of_pairs(numbers, queries.at - key0, BM, BN))
+            s = add_unfused(s, bias_of_pairs(table_bias, queries.at - key0, BM, BN))
         if queries.to_cap is not None:
             s = capped(s, queries.to_cap)
         if partly(visible, key0, BN):
             s = tl.where(sees(visible, key), s, float("-inf"))
         # Differences are scaled, not scores: what a product of large ones leaves out when it is
-        # rounded is no small number.
+        # rounded is no small row_bias.
         raised = tl.maximum(top, tl.max(s, 1))  # [BM]
         base = tl.where(raised == float("-inf"), 0.0, raised)
         p = tl.math.exp2((s - base[:, None]) * queries.scale_log2)  # [BM, BN]
@@ -80,7 +80,7 @@ def _walk(
         total = total * rescale + tl.sum(p, 1)
         top = raised
         if dropout is not None:
-            p = tl.where(kept(dropout, queries.m0, key0, BM, BN), p, 0.0)
+            p = tl.where(keep_mask(dropout, queries.m0, key0, BM, BN), p, 0.0)
         keep = None
         if GAPS:  # values that no query sees may hold NaN
             keep = seen_by_some(visible, key0, BN)
@@ -148,9 +148,9 @@ def forward_kernel(
     if DROPOUT:
         dropout = Dropout(tl.load(SEED), place.bh, drop_below, keep_scale)
 
-    numbers = None
+    table_bias = None
     if R_BIAS is not None:
-        numbers = numbers_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign)
+        table_bias = bias_table_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign)
     table = None
     above = tl.zeros((1, 1), tl.float32)
     if R is not None:
@@ -159,8 +159,8 @@ def forward_kernel(
         key0 = tl.where(from_tile < mem_tiles, mem_start + from_tile * BN, seg_key)
         r = load_distances(table, queries.at - key0, None, BN, layout)  # [BN, BLOCK_D]
         above = dot(qw, tl.trans(r), None, PRECISION)
-        if numbers is not None:
-            above = plus(above, load_numbers(numbers, queries.at - key0, BN)[None, :])
+        if table_bias is not None:
+            above = add_unfused(above, load_table_bias(table_bias, queries.at - key0, BN)[None, :])
     state = (
         tl.zeros((BM, BLOCK_DV), tl.float32),
         tl.full((BM,), float("-inf"), tl.float32),
@@ -171,7 +171,7 @@ def forward_kernel(
     memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, layout, values)
     mem_end = tl.minimum(to_tile, mem_tiles)
     state = _walk(
-        state, memory, from_tile, mem_end, table, numbers, queries, visible, dropout,
+        state, memory, from_tile, mem_end, table, table_bias, queries, visible, dropout,
         BM, BN, PRECISION, gaps, layout, values,
     )  # fmt: skip
     k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
@@ -179,7 +179,7 @@ def forward_kernel(
     from_tile = tl.maximum(from_tile - mem_tiles, 0)
     to_tile -= mem_tiles
     state = _walk(
-        state, segment, from_tile, to_tile, table, numbers, queries, visible, dropout,
+        state, segment, from_tile, to_tile, table, table_bias, queries, visible, dropout,
         BM, BN, PRECISION, gaps, layout, values,
     )  # fmt: skip
     acc, top, total, _ = state

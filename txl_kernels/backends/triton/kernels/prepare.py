@@ -1,21 +1,21 @@
-"""What backward needs of every query, once instead of per tile of keys."""
+"""The kernel that computes, once for each query, the inputs of the other backward kernels."""
 
 import triton
 import triton.language as tl
 
 from txl_kernels.backends.triton.kernels.arguments import Bounds, Layout, Queries, Sizes
 from txl_kernels.backends.triton.kernels.tiles import (
+    add_unfused,
+    bias_of_pairs,
+    bias_table_of,
     capped,
     dot,
     load_bias,
     load_distances,
-    load_numbers,
     load_rows,
-    numbers_of,
-    numbers_of_pairs,
+    load_table_bias,
     packed_rows,
     place_of,
-    plus,
     rows_of,
     skew,
     store_rows,
@@ -35,7 +35,7 @@ LARGE = tl.constexpr(64 * 1.4426950408889634)  # lse2, from which on its roundin
 
 @triton.jit
 def _largest_and_sum(
-    state, source, table, numbers, queries, visible, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout
+    state, source, table, table_bias, queries, visible, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout
 ):  # fmt: skip
     """The largest scores and the sums of weights relative to them, over all tiles of one source.
 
@@ -50,12 +50,12 @@ def _largest_and_sum(
         if table is not None:
             r = load_distances(table, d0 - BLOCK, None, BLOCK, layout)
             below = dot(queries.qw, tl.trans(r), None, PRECISION)
-            if numbers is not None:
-                below = plus(below, load_numbers(numbers, d0 - BLOCK, BLOCK)[None, :])
+            if table_bias is not None:
+                below = add_unfused(below, load_table_bias(table_bias, d0 - BLOCK, BLOCK)[None, :])
             s += skew(above, below, key0, BLOCK, BLOCK)
             above = below
         else:
-            s = plus(s, numbers_of_pairs(numbers, d0, BLOCK, BLOCK))
+            s = add_unfused(s, bias_of_pairs(table_bias, d0, BLOCK, BLOCK))
         if queries.to_cap is not None:
             s = capped(s, queries.to_cap)
         s = tl.where(sees(visible, key0 + tl.arange(0, BLOCK)), s, float("-inf"))
@@ -124,23 +124,23 @@ def prepare_kernel(
         table = None
         if R is not None:
             table = table_of(R, r_head, r_row, place.h, sizes, layout)
-        numbers = None
+        table_bias = None
         if R_BIAS is not None:
-            numbers = numbers_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign)
+            table_bias = bias_table_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign)
         above = tl.zeros((1, 1), tl.float32)  # of nothing, without a table
         if R is not None:
             d0 = queries.at - tl.where(visible.first < M, mem_start, M + seg_start)
             r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
             above = dot(qw, tl.trans(r), None, PRECISION)
-            if numbers is not None:
-                above = plus(above, load_numbers(numbers, d0, BLOCK)[None, :])
+            if table_bias is not None:
+                above = add_unfused(above, load_table_bias(table_bias, d0, BLOCK)[None, :])
         steps = (km_batch, km_head, km_row)
         memory = memory_source(K_MEM, steps, K_MEM, steps, mem_start, place, visible, sizes, layout, layout)
         steps = (k_batch, k_head, k_row)
         segment = segment_source(K, steps, K, steps, seg_start, place, visible, sizes, layout, layout)
         state = (tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32), above)
-        state = _largest_and_sum(state, memory, table, numbers, queries, visible, BLOCK, PRECISION, layout)
-        state = _largest_and_sum(state, segment, table, numbers, queries, visible, BLOCK, PRECISION, layout)
+        state = _largest_and_sum(state, memory, table, table_bias, queries, visible, BLOCK, PRECISION, layout)
+        state = _largest_and_sum(state, segment, table, table_bias, queries, visible, BLOCK, PRECISION, layout)
         top = tl.where(large, state[0], top)
         lse2 = tl.where(large, tl.math.log2(tl.where(large, state[1], 1.0)), lse2)
     tl.store(TOP + at, top, mask=i < L)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from txl_kernels.backends.triton.config import interpreted
-from txl_kernels.backends.triton.kernels.arguments import Numbers, Place, Rows, Table
+from txl_kernels.backends.triton.kernels.arguments import BiasTable, Place, Rows, Table
 
 INTERPRETED = tl.constexpr(interpreted())
 PHILOX_ROUNDS = tl.constexpr(7)  # as in `txl_kernels.call`
@@ -126,10 +126,10 @@ def load_distances(table, d0, keep, ROWS: tl.constexpr, layout):
 
 
 @triton.jit
-def numbers_of(R_BIAS, rb_head, rb_row, h, sizes, sign):
-    """`Numbers` of `r_bias` [H, T] at a head."""
+def bias_table_of(R_BIAS, rb_head, rb_row, h, sizes, sign):
+    """`BiasTable` of `r_bias` [H, T] at a head."""
     at = R_BIAS + h * rb_head + tl.cast(sizes.zero_row, tl.int64) * rb_row
-    return Numbers(at, rb_row, -sizes.zero_row, sizes.T - sizes.zero_row, sign)
+    return BiasTable(at, rb_row, -sizes.zero_row, sizes.T - sizes.zero_row, sign)
 
 
 @triton.jit
@@ -139,12 +139,12 @@ def sign_of(scale):
 
 
 @triton.jit
-def load_numbers(numbers, d0, COUNT: tl.constexpr):
+def load_table_bias(table_bias, d0, COUNT: tl.constexpr):
     """float32 [COUNT]: of distances from d0 on, zeros where there are none."""
     d = d0 + tl.arange(0, COUNT)
-    pointers = numbers.at + d.to(tl.int64) * numbers.stride
-    value = tl.load(pointers, mask=(d >= numbers.first) & (d < numbers.last), other=0.0)
-    return value.to(tl.float32) * numbers.sign
+    pointers = table_bias.at + d.to(tl.int64) * table_bias.stride
+    value = tl.load(pointers, mask=(d >= table_bias.first) & (d < table_bias.last), other=0.0)
+    return value.to(tl.float32) * table_bias.sign
 
 
 @triton.jit
@@ -241,29 +241,29 @@ def skew_transposed(above, below, varying, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def numbers_of_pairs(numbers, d0, BM: tl.constexpr, BN: tl.constexpr):
-    """[BM, BN]: the number at each pair's distance, d0 + m - n. BM <= BN."""
-    window = load_numbers(numbers, d0 - BN, 2 * BN)
+def bias_of_pairs(table_bias, d0, BM: tl.constexpr, BN: tl.constexpr):
+    """[BM, BN]: the row_bias at each pair's distance, d0 + m - n. BM <= BN."""
+    window = load_table_bias(table_bias, d0 - BN, 2 * BN)
     at = (tl.arange(0, BM) + _opaque_zero(d0))[:, None] - tl.arange(0, BN)[None, :] + BN
     return tl.reshape(tl.gather(window, tl.reshape(at, (BM * BN,)), axis=0), (BM, BN))
 
 
 @triton.jit
-def numbers_of_pairs_transposed(numbers, d0, BLOCK: tl.constexpr):
+def bias_of_pairs_transposed(table_bias, d0, BLOCK: tl.constexpr):
     """[BLOCK, BLOCK]: the same, out[n, m]."""
-    window = load_numbers(numbers, d0 - BLOCK, 2 * BLOCK)
+    window = load_table_bias(table_bias, d0 - BLOCK, 2 * BLOCK)
     at = tl.arange(0, BLOCK)[None, :] - (tl.arange(0, BLOCK) + _opaque_zero(d0))[:, None] + BLOCK
     return tl.reshape(tl.gather(window, tl.reshape(at, (BLOCK * BLOCK,)), axis=0), (BLOCK, BLOCK))
 
 
 @triton.jit
-def plus(scores, numbers):
+def add_unfused(scores, table_bias):
     """Their sum, which stays apart from the product that the scores are.
 
-    Numbers repeat in a tile. As the first sums of a product on sm_90 each copy would go to a
+    BiasTable repeat in a tile. As the first sums of a product on sm_90 each copy would go to a
     register of its own behind the fence that products need before them.
     """
-    return tl.fma(scores, 1.0, numbers)
+    return tl.fma(scores, 1.0, table_bias)
 
 
 @triton.jit
@@ -307,7 +307,7 @@ def _kept_eight(dropout, group, key):
 
 
 @triton.jit
-def kept(dropout, m0, key0, BM: tl.constexpr, BN: tl.constexpr):
+def keep_mask(dropout, m0, key0, BM: tl.constexpr, BN: tl.constexpr):
     """[BM, BN] bool: what dropout leaves of the tile at query m0 (a multiple of 8) and key0."""
     group = (m0 // 8 + tl.arange(0, BM // 8))[:, None]  # [BM / 8, 1]
     key = (key0 + tl.arange(0, BN))[None, :]  # [1, BN]
@@ -316,7 +316,7 @@ def kept(dropout, m0, key0, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def kept_transposed(dropout, m0, key0, BM: tl.constexpr, BN: tl.constexpr):
+def keep_mask_transposed(dropout, m0, key0, BM: tl.constexpr, BN: tl.constexpr):
     """The same as [BN, BM]."""
     group = (m0 // 8 + tl.arange(0, BM // 8))[None, :]  # [1, BM / 8]
     key = (key0 + tl.arange(0, BN))[:, None]  # [BN, 1]

@@ -86,7 +86,7 @@ def _first_bits(n):
 def seen_by_some(visible, key0, BN: tl.constexpr):
     """[BN] bool: which keys of the tile at key0 some query of the block sees.
 
-    A query's keys are a run of bits, so that one number for each is combined and not BN. BN: at
+    A query's keys are a run of bits, so that one value for each is combined and not BN. BN: at
     most 64.
     """
     tl.static_assert(BN <= 64)

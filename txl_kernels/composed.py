@@ -1,8 +1,8 @@
-"""Forms of the attention that the kernels do not know, each told to them in terms they know.
+"""Variants of the attention that the kernels do not know, composed of calls that they know.
 
-`attend` takes one apart, form by form: each step takes a call as `rel_attention` was given it, and
-returns one without its form. What is left is a plain call. So every backend has them all, exactly,
-and the kernels one formula.
+`attend` rewrites a call step by step: each step takes a call as `rel_attention` was given it and
+returns one without one of the variants, until a plain call is left. So every backend has all
+variants, exactly, and the kernels compute one formula.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,8 +23,7 @@ Attend = Callable[[Call], tuple[Tensor, Tensor]]
 def attend(
     call: Call, plain: Attend, chunk: Chunk, prefix: int, r_descending: bool, clamp: bool
 ) -> tuple[Tensor, Tensor]:
-    """Attention in any form: (out, lse). plain: the same of a plain call; the rest as in
-    `rel_attention`.
+    """(out, lse) of any variant. plain: computes a plain call; the rest as in `rel_attention`.
 
     Raises:
         TypeError, ValueError: an argument, by name.
@@ -42,7 +41,7 @@ def attend(
         call = _clamped(call, prefix)
     call = changed(call, r_bias=of_all_heads(call.r_bias, call.q.size(1)))
     if call.r is not None and call.r.dim() == 4:
-        return _each_text(call, call.r, prefix, plain)
+        return _each_batch_row(call, call.r, prefix, plain)
     return _one_table(call, prefix, plain)
 
 
@@ -57,21 +56,21 @@ def _one_table(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
     return _with_prefix(call, prefix, plain) if prefix else plain(call)
 
 
-def _each_text(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
-    """A call for each text, whose table r[b] is. Text b drops what a text 0 of seed + b would."""
+def _each_batch_row(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
+    """A call for each batch row b with its table r[b] and, for dropout, seed + b."""
     batch = call.q.size(0)
     tables = r.expand(batch, -1, -1, -1)
-    of_texts = {
+    batched = {
         name: getattr(call, name) for name in ("q", "k", "v", "k_mem", "v_mem") if getattr(call, name) is not None
     }
     parts = [
         _one_table(
             changed(
                 call,
-                **{name: x[b : b + 1] for name, x in of_texts.items()},
+                **{name: x[b : b + 1] for name, x in batched.items()},
                 r=tables[b],
-                start=_of_text(call.start, b),
-                end=_of_text(call.end, b),
+                start=_of_row(call.start, b),
+                end=_of_row(call.end, b),
                 seed=None if call.seed is None else call.seed + b,
             ),
             prefix,
@@ -85,28 +84,9 @@ def _each_text(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[Tenso
     return torch.cat(out), torch.cat(lse)
 
 
-def _of_text(bound: Tensor | None, b: int) -> Tensor | None:
-    """Bounds [B or 1, L] of one text, [1, L]."""
+def _of_row(bound: Tensor | None, b: int) -> Tensor | None:
+    """Bounds [B or 1, L] of one batch row, [1, L]."""
     return bound if bound is None or bound.size(0) == 1 else bound[b : b + 1]
-
-
-def is_special(call: Call, chunk: Any, prefix: Any, r_descending: Any, clamp: Any) -> bool:
-    """Whether a call asks for more than the kernels know: by a setting, which may be wrong, or by a
-    table that heads share or that each batch row has of its own. What else is wrong with tables the
-    plain call refuses."""
-    if r_descending is not False or clamp is not False or chunk is not None or type(prefix) is not int or prefix != 0:
-        return True
-    if call.q.dim() != 4:
-        return False
-    heads = call.q.size(1)
-    for x in (call.r, call.r_bias):
-        if (
-            isinstance(x, Tensor)
-            and not x.is_nested
-            and (x.dim() == 4 or (x.dim() in (2, 3) and x.size(0) == 1 != heads))
-        ):
-            return True
-    return False
 
 
 # Chunked streaming encoders: a query sees its own chunk and some before it.
@@ -155,7 +135,7 @@ def without_chunk(call: Call, chunk: Chunk) -> Call:
     return changed(call, start=start, end=end)
 
 
-# Tables of positions in another order, too short, or with numbers beside the vectors.
+# Tables of positions in another order, too short, or with a bias beside the vectors.
 
 
 def _ascending(call: Call) -> Call:
@@ -166,12 +146,12 @@ def _ascending(call: Call) -> Call:
     """
     rows = _rows(call, "r_descending")
     r = None if call.r is None else call.r.flip(-2)
-    numbers = None if call.r_bias is None else call.r_bias.flip(-1)
-    return changed(call, r=r, r_bias=numbers, zero_row=rows - 1 - call.zero_row)
+    r_bias = None if call.r_bias is None else call.r_bias.flip(-1)
+    return changed(call, r=r, r_bias=r_bias, zero_row=rows - 1 - call.zero_row)
 
 
 def _rows(call: Call, setting: str) -> int:
-    """How many r has, of which `zero_row` is one, as the setting needs.
+    """The number of rows of r, of which `zero_row` is one, as the setting needs.
 
     Raises:
         TypeError, ValueError: it is not, or r has none.
@@ -201,8 +181,8 @@ def _clamped(call: Call, prefix: int) -> Call:
         before = length if call.right is None or prefix else call.right
         after = keys if call.left is None or prefix else call.left + 1
     r = None if call.r is None else _extended(call.r, before, after)
-    numbers = None if call.r_bias is None else _extended(call.r_bias.unsqueeze(-1), before, after).squeeze(-1)
-    return changed(call, r=r, r_bias=numbers, zero_row=call.zero_row + before)
+    r_bias = None if call.r_bias is None else _extended(call.r_bias.unsqueeze(-1), before, after).squeeze(-1)
+    return changed(call, r=r, r_bias=r_bias, zero_row=call.zero_row + before)
 
 
 def _extended(x: Tensor, before: int, after: int) -> Tensor:

@@ -1,0 +1,131 @@
+"""Faults planted in a copy of the CUDA kernels. A comment `// plant: name` in csrc/cuda, at the end
+of a line or alone before it, marks the line that a fault changes."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from cuda_emulation import CSRC
+from oracle import Case
+
+Edit = int | tuple[str, str] | None  # moves the line by so many; replaces one token of it; deletes it
+
+NARROW = Case("narrow", B=1, H=1, L=150, M=250, D=64, window=180)
+WIDE = Case("wide", B=1, H=1, L=70, M=150, D=128, window=80)
+LONG = Case("long", B=1, H=1, L=330, M=64, D=64)
+NOTHING = Case("nothing", B=1, H=1, L=70, M=10, D=64, intervals="nothing")
+MASKED = Case("masked", B=1, H=1, L=64, M=40, D=64)  # rows of the first tile that do not exist
+
+
+class Hopper(NamedTuple):
+    """A fault of a Hopper kernel, and the case that notices it. seen: part of what the executor
+    reports; "values": wrong results; "": either."""
+
+    name: str
+    edit: Edit
+    case: Case
+    seen: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FORWARD = [
+    Hopper("scores-wait", None, NARROW, "before it was waited"),
+    Hopper("values-wait", None, NARROW, "waited"),
+    Hopper("full-wait", None, NARROW, ""),
+    Hopper("empty-wait", None, NARROW, ""),
+    Hopper("producer-parity", ("parity = 1", "parity = 0"), NARROW, "wait for ever"),
+    Hopper("bytes-expected", ("S::BYTES", "S::BYTES + 16"), NARROW, "wait for ever"),
+    Hopper("empty-arrivals", ("v.init(S::GROUPS * WARPS_A_GROUP)", "v.init(1)"), NARROW, ""),
+    Hopper("clearing-fence", None, MASKED, "fence.proxy.async"),
+    Hopper("skew-warp-barrier", None, NARROW, "race"),
+    Hopper("release-warp-barrier", None, NARROW, "race"),
+    Hopper("stage-count", ("STAGES", "STAGES + 1"), NARROW, ""),
+    Hopper("first-tiles-of-r", ("-S::GROUPS", "1 - S::GROUPS"), NARROW, ""),
+    Hopper("skew-column", ("- e;", "- e + 1;"), NARROW, ""),
+    Hopper("skew-base-address", ("memory_ + (to_[e]", "(memory_ + to_[e]"), NARROW, ""),
+    Hopper("block-without-tiles", ("if (block_.tiles) ", ""), NOTHING, "wait for ever"),
+]
+BACKWARD = [
+    Hopper("swizzle", (">> 7", ">> 8"), WIDE, "values"),
+    Hopper("factors-fence", None, WIDE, "fence.proxy.async"),
+    Hopper("factors-barrier", None, WIDE, "fence.proxy.async"),
+    Hopper("distances-barrier", None, NARROW, "race"),
+    Hopper("distances-fence", None, NARROW, "fence.proxy.async"),
+    Hopper("operand-read", 2, NARROW, "a register is read that an asynchronous product still reads"),
+    Hopper("tile-scores-wait", ("0 : 2", "0 : 3"), NARROW, "waited"),
+    Hopper("distances-wait", ("<0>", "<1>"), NARROW, "still read"),
+    Hopper("next-scores-wait", None, NARROW, "waited"),
+    Hopper("early-release-of-r", ("advance", "consumer_release"), NARROW, ""),
+    Hopper("unskew-wrap", ("low ^ 1 << 13", "low"), NARROW, "values"),
+    Hopper("distances-slot", ("t & 1", "~t & 1"), NARROW, "values"),
+    Hopper("rows-of-dr", ("(-1 - group_)", "(-1 - group_) + 1"), NARROW, "values"),
+    Hopper("keys-skew-barrier", None, NARROW, "race"),
+    Hopper("stats-wait", None, NARROW, "race"),
+    Hopper("keys-positions-wait", None, NARROW, "waited"),
+    Hopper("keys-content-wait", None, NARROW, "waited"),
+    Hopper("keys-dout-v-wait", None, NARROW, "waited"),
+    Hopper("last-tile-of-r", ("is_last", "is_last && p.L < 0"), LONG, "wait for ever"),
+    Hopper("second-half-of-r", ("S::R_BYTES", "TILE"), WIDE, "values"),
+    Hopper("early-release-of-q", -4, LONG, ""),
+    Hopper("transposed-skew-base-address", ("memory_ + (eight | (", "(eight | (memory_ + "), NARROW, ""),
+    Hopper("gradient-block-without-tiles", ("if (block_.tiles) ", ""), NOTHING, "wait for ever"),
+    Hopper("transposed-column", ("d % 2 * 16", "0"), NARROW, "values"),
+    Hopper("rows-beyond-r", ("row + SIDE - 6 <=", "row <="), NARROW, ""),
+    Hopper("transposed-skew-buffers", ("step & 1", "step & 0"), NARROW, "race"),
+    Hopper("transposed-skew-column", ("- e;", "- e + 1;"), NARROW, ""),
+    Hopper("rows-beyond-queries", ("(n), is_row &&", "(n) + (is_row ? 0 : i * rows.s2),"), LONG, "global memory"),
+    Hopper("columns-barrier", None, NARROW, "race"),
+]
+# In the kernels of up to 16 queries, with what the SIMT emulation prints: shuffles with too few
+# steps, half of the values lost, wrong partners; lanes that shuffle differently; a barrier missed.
+SHUFFLES: list[tuple[str, Edit, str]] = [
+    ("group-sum-steps", ("LANES / 8", "LANES / 16"), "wrong"),
+    ("group-sum-halves", ("upper ? x[k] : x[k + 2]", "x[k]"), "wrong"),
+    ("group-sum-partner", ("LANES / 4", "LANES / 2"), "wrong"),
+    ("values-sum-steps", ("= S::LANES", "= 2 * S::LANES"), "wrong"),
+    ("weights-sum-partner", ("(sum, step)", "(sum, 1)"), "wrong"),
+    ("merge-sum", ("+=", "="), "wrong"),
+    ("group-sum-diverging", ("LANES / 2", "thread() % 2 ? LANES / 2 : 1"), "shuffle differently"),
+    (
+        "group-sum-absent-lanes",
+        ("lane<S>()", "lane<S>() && shuffle_xor(0, 1) == 0 && lane<S>()"),
+        "shuffle differently",
+    ),
+    ("barrier-missed-by-a-thread", ("barrier()", "if (thread() != 1) barrier()"), "do not reach"),
+]
+_MARK = re.compile(r"//.*\bplant: (\S+)$")
+
+
+def marks() -> list[tuple[Path, int, str]]:
+    """The marked lines of csrc/cuda: file, index of the line, name of the fault."""
+    found = []
+    for source in sorted(CSRC.rglob("*.cuh")):
+        for n, line in enumerate(source.read_text().splitlines()):
+            if mark := _MARK.search(line):
+                found.append((source, n + line.strip().startswith("//"), mark[1]))
+    return found
+
+
+def copied_source(folder: Path) -> Path:
+    """csrc/cuda of a copy of csrc in `folder`."""
+    shutil.copytree(CSRC.parent, folder / "csrc")
+    return folder / "csrc" / CSRC.name
+
+
+def plant(folder: Path, name: str, edit: Edit) -> Path:
+    """csrc/cuda of a copy of csrc that has the fault."""
+    [(source, at)] = [(source, at) for source, at, marked in marks() if marked == name]
+    csrc = copied_source(folder)
+    copy = csrc / source.relative_to(CSRC)
+    lines = copy.read_text().splitlines(keepends=True)
+    line = lines.pop(at)
+    if isinstance(edit, int):
+        lines.insert(at + edit, line)
+    elif edit is not None:
+        assert line.count(edit[0]) == 1, (name, line)
+        lines.insert(at, line.replace(*edit))
+    copy.write_text("".join(lines))
+    return csrc

@@ -1,0 +1,57 @@
+"""A pytest plugin, which `make test-slow` alone takes: skips the slow proofs of GPU code where they
+have passed with the same sources and compilers, and records that they have."""
+
+import importlib.metadata
+import json
+import shutil
+from collections import Counter
+
+import pytest
+from builds import ROOT, hash_of
+
+RECORD = ROOT / "tests" / "slow_proofs.json"
+PROOFS = ("tests/txl_kernels/cuda/", "tests/txl_kernels/triton/", "tests/tools/ptx/")
+SOURCES = (
+    *PROOFS, "csrc/cuda", "csrc/python", "tests/support", "tools/ptx",
+    "txl_kernels/backends/cuda.py", "txl_kernels/backends/triton",
+)  # fmt: skip
+
+
+def present() -> dict[str, str] | None:
+    """What would be proved here, by hash and version; None without the compilers."""
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if shutil.which("nvcc") is None:
+        return None
+    return {"triton": triton, "sources and nvcc": hash_of([ROOT / x for x in SOURCES], triton, ["nvcc"])}
+
+
+class Proofs:
+    """Of one session: outcomes of its proofs; a phase of a test that did not pass counts, too."""
+
+    def __init__(self) -> None:
+        self.present = present()
+        self.outcomes: Counter[str] = Counter()
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self.present is None or not RECORD.exists() or json.loads(RECORD.read_text()) != self.present:
+            return
+        for item in items:
+            if item.nodeid.startswith(PROOFS):
+                item.add_marker(pytest.mark.skip(reason=f"passed with the same sources and compilers: {RECORD.name}"))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.nodeid.startswith(PROOFS) and (report.when == "call" or not report.passed):
+            self.outcomes[report.outcome] += 1
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        config = session.config
+        is_whole = not hasattr(config, "workerinput") and config.args == ["tests"] and not config.option.keyword
+        if is_whole and exitstatus == 0 and self.present is not None and set(self.outcomes) == {"passed"}:
+            RECORD.write_text(json.dumps(self.present, indent=1) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Proofs())

@@ -1,0 +1,47 @@
+"""A text read and continued on a GPU. On a GPU only: `pytest -m gpu`."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from txl import Engine, ModelConfig, TransformerXL
+from txl.evaluation.generate import Sampling, generate
+
+pytestmark = pytest.mark.gpu
+SIZES: dict[str, Any] = {"n_layer": 4, "d_model": 128, "n_head": 4, "d_head": 32, "d_inner": 256, "mem_len": 64}
+CLOSE = {"rtol": 1e-3, "atol": 1e-3}
+
+
+def models(**options: Any) -> tuple[TransformerXL, TransformerXL]:
+    """On the CPU and on the GPU, of the same parameters."""
+    network = TransformerXL(ModelConfig(vocab_size=500, dropout=0.0, **(SIZES | options)))
+    for p in network.parameters():
+        torch.nn.init.normal_(p, 0.0, 0.1)
+    return network.eval(), copy.deepcopy(network).cuda().eval()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("options", [
+    {}, {"untie_r": True}, {"d_head": 41}, {"initial_memory": "zeros"}, {"encoding": "shaw", "table_len": 20},
+    {"encoding": "shaw-released", "table_len": 20}, {"cutoffs": (100, 300)}, {"cutoffs": (100, 300), "div_val": 2},
+], ids=str)  # fmt: skip
+def test_steps_are_those_of_the_cpu(options: dict[str, Any], batch: int) -> None:
+    """Before and after the cache is full; with a segment between, and another text."""
+    here, there = (Engine(network, batch, 100, 32) for network in models(**options))
+    for _ in range(2):
+        for length in (7, *[1] * 120, 20, *[1] * 10):
+            tokens = torch.randint(500, (batch, length))
+            torch.testing.assert_close(there.feed(tokens.cuda()).cpu(), here.feed(tokens), **CLOSE)
+        here.reset()
+        there.reset()
+
+
+def test_likeliest_tokens_are_the_same() -> None:
+    prompt, texts = torch.arange(5).unsqueeze(0), []
+    for network in models():
+        drawn = generate(Engine(network, 1, 400, 32), prompt.to(network.device), 200, Sampling(0.0))
+        texts.append(torch.cat(list(drawn)).cpu())
+    same = (texts[0] == texts[1]).long().cumprod(0).sum()
+    assert same > 50  # two that are nearly as likely may part the rest
