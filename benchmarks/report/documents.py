@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.case import SPEED_UP, Row
 from report import charts
-from report.records import Device, Measured, ratio
+from report.records import Device, Measured
 
 HERE = Path(__file__).parents[1]
 REPORT, PLOTS = HERE / "REPORT.md", HERE / "plots"
@@ -199,42 +199,45 @@ def libraries(devices: list[Device], groups: tuple[str, ...]) -> list[str]:
     return lines
 
 
+# The README's columns, each with the fields of its row in a comparison.
+COLUMNS: dict[str, dict[str, str]] = {
+    "ours": {"role": "ours"},
+    "the paper's PyTorch code": {"algorithm": "original-qkbh"},
+    "SDPA with dense bias": {"algorithm": "sdpa-dense-bias"},
+    "plain SDPA": {"algorithm": "sdpa"},
+}
+
+
 def headline(devices: list[Device]) -> list[str]:
-    """The README's picture and three figures, each of the longest, of the machine that they were
-    measured on last."""
-    device = next((device for device in devices if device.group(charts.LENGTH)), devices[0])
-    base = [measured for measured in device.group("evaluation speed") if measured.case.model == "enwik8-base"]
-    quoted, said = [], []
-    for longest in device.group(charts.LENGTH, "forward+backward")[-1:]:
-        mine, plain = longest.find(role="ours"), longest.find(algorithm="sdpa")
-        gain = ratio(longest.find(algorithm="original-qkbh"), mine)
-        if gain and ratio(plain, mine):
-            quoted.append(longest)
-            shares = [share for x in (mine, plain) for share in _share(x)]
-            of_peak = f" ({shares[0]} of the machine's peak against {shares[1]})" if len(shares) == 2 else ""
-            said.append(
-                f"Attention ({longest.case.work}): {number(mine['median_ms'])} ms, where plain SDPA, which has no "
-                f"positions, takes {number(plain['median_ms'])} ms{of_peak}; {number(gain)}x the speed of the paper's "
-                "PyTorch code."
-            )
-    for longest in base[-1:]:
-        gains, length = longest.speed_ups(longest.find(algorithm="vanilla-flash")), longest.case.attn_len
-        if gains:
-            quoted.append(longest)
-            shares = [share for mine in longest.ours() for share in _share(mine)]
-            of_peak = f", at {' and '.join(shares)} of the machine's peak" if shares else ""
-            said.append(
-                f"Evaluation of the paper's 12-layer enwik8 model at {length:,} keys: {number(min(gains))}x to "
-                f"{number(max(gains))}x the speed of a vanilla model with flash SDPA{of_peak} (Table 9 of the paper: "
-                f"{SPEED_UP[length]:,}x)."
-            )
-    for step in device.group("peak memory"):
-        mine, theirs = ((step.find(**x) or {}).get("peak_mib") for x in ({"role": "ours"}, {"algorithm": "original"}))
-        if step.case.model and mine and theirs:
-            quoted.append(step)
-            less = f"{number(mine)} MiB against {number(theirs)}, {theirs / mine:.1f} times less"
-            said.append(f"Peak memory ({step.case.work}): {less}.")
-    picture = [f"![{charts.LENGTH}](benchmarks/plots/{x})" for x in charts.names(device).get(charts.LENGTH, [])[-1:]]
-    machine = prose(f"{device.name} ({sources(quoted)}; medians, implementations in turns):")
-    listed = (line for text in said for line in prose(f"- {text}", "  "))
-    return [*picture, "", *machine, "", *listed, "", *prose(device.note)]
+    """The README's tables: attention, a row a machine, a table for each shape."""
+    tables: dict[str, dict[tuple[str, str], str]] = {}
+    for device in devices:
+        attention = device.group("attention")
+        found = [x for x in attention if x.case.shape == attention[0].case.shape]
+        if not found:
+            continue
+        about = found[0].about
+        head = (
+            f"Attention, {' / '.join(str(x.case.direction) for x in found)}, {found[0].case.shape}, {about['dtype']}, "
+            f"torch {about['torch'].partition('+')[0]}, milliseconds"
+        )
+        cells = tables.setdefault(head, {})
+        for column, fields in COLUMNS.items():
+            rows = [x.find(**fields) or {} for x in found]
+            times = [number(row["median_ms"]) if "median_ms" in row else "failed" for row in rows]
+            cells[device.name, column] = " / ".join(times) if set(times) != {"failed"} else ""
+        peak = "FMA peak" if about["kind"] == "cpu" else "matrix products' peak"
+        for who, fields in (("ours", COLUMNS["ours"]), ("plain SDPA", COLUMNS["plain SDPA"])):
+            shares = ("disturbed" if x.disturbed else "".join(_share(x.find(**fields) or {})) for x in found)
+            cells[device.name, f"share of the {peak}, {who}"] = " / ".join(shares)
+        measured = dict.fromkeys(f"{x.about['date'][:10]}, commit {x.about['commit']}" for x in found)
+        cells[device.name, "measured"] = "; ".join(measured)
+    lines = []
+    for head, cells in tables.items():
+        caption = (
+            f"{head}: medians of `pytest benchmarks/ --benchmark-only`, implementations in turns on the machine and date "
+            "of each row. Plain SDPA has no positions. Disturbed: other work slowed the machine, so no share is given."
+        )
+        lines += ["", *prose(caption), *pivot("machine", cells)]
+    notes = dict.fromkeys(device.note for device in devices if device.note)
+    return [*lines, *(line for note in notes for line in ("", *prose(note)))]

@@ -30,3 +30,18 @@ def test_badges() -> None:
     assert title("license") == "license: Apache-2.0"
     assert title("python") == f"python: {versions[0]} to {versions[-1]}"
     assert title("torch") == f"torch: {minimum[1]} or newer"
+
+
+def test_pythons() -> None:
+    """Classifiers, wheels, CI and pages name the same Pythons."""
+    minors = re.findall(r"Python :: 3\.(\d+)", PROJECT)
+    span = f"3.{minors[0]} to 3.{minors[-1]}"
+    for file in ("README.md", "docs/index.md", "docs/install.md", "Makefile", ".github/workflows/wheels.yml"):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert set(re.findall(r"3\.\d+ to 3\.\d+", text)) == {span}, file
+    wheels = re.search(r"\nbuild = (.*)\n", PROJECT)
+    assert wheels is not None
+    for platform in ("manylinux_*", "macosx_arm64"):
+        assert f'"cp31{{{",".join(minor[1:] for minor in minors)}}}-{platform}"' in wheels[1]
+    ci = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    assert f"python-version: {[f'3.{minor}' for minor in minors]}".replace("'", '"') in ci

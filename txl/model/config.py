@@ -192,7 +192,7 @@ class ModelConfig(NetworkConfig):
         encoding: of positions (paper, Tables 6 and 7). "relative": the paper's (section 3.3).
             "shaw": Shaw et al. 2018, a learned vector a layer, head and distance, terms (a) and
             (b). "shaw-released": the released code's attn_type 1, which adds a bias a key (c) and
-            a learned number a distance (d). "sinusoid": Vaswani et al. 2017, added to the
+            a learned bias for each distance (d). "sinusoid": Vaswani et al. 2017, added to the
             embeddings. "learned": Al-Rfou et al. 2018, added to the input of every layer.
             "sinusoid-released", "learned-released": the released code's attn_type 2 and 3. There a
             segment's last token is place 0 of the sinusoids, and has the table's last row; with

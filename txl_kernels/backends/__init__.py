@@ -30,8 +30,8 @@ def available_backends(
 ) -> list[str]:
     """Names of the backends that run on `device` with `dtype`, fastest first.
 
-    "cuda" among them takes calls of few queries without gradients, on an H100 in 16-bit types any,
-    and for now only by name; the others take any.
+    "cuda" among them takes decode calls (at most 16 queries) without gradients, on an H100 in
+    16-bit types any call, and for now only by name. The other backends take any call.
     """
     device = torch.device(device)
     return [name for name, backend in BACKENDS.items() if backend.why_not_tensors(device, dtype, head_width) is None]
@@ -89,8 +89,9 @@ def _choose(backend: str | None, call: Call) -> str:
 def choose_unasked(
     device: torch.device, dtype: torch.dtype, head_width: int = 64, *, decode: bool = False, gradients: bool = True
 ) -> str:
-    """The backend that backend=None takes for calls of few queries (at most 16) or many, with
-    gradients or without. On a GPU the first answer of a kind tries it, which compiles kernels."""
+    """The backend that backend=None takes for decode (at most 16 queries) or prefill, with or
+    without gradients. On a GPU the first choice of a kind runs the backend, which compiles
+    kernels."""
     return _first_that_runs(device, dtype, head_width, None, decode, gradients)
 
 

@@ -1,5 +1,5 @@
-"""Whether an adapter computes what a module does, tried out: for modules that look like a known
-layer and have another source."""
+"""Trial of an adapter on a module that looks like a known layer but has another source: both must
+compute the same."""
 
 import copy
 from collections.abc import Iterator, Sequence

@@ -131,7 +131,7 @@ def why_not_capability(capability: Capability, triton_version: tuple[int, ...]) 
 
 
 def has_descriptors(capability: Capability) -> bool:
-    """Whether the copy engine (TMA) loads tiles: where shared memory is enough for them, too."""
+    """Whether TMA loads tiles: where shared memory is enough for them, too."""
     return capability[0] in (9, 10)
 
 

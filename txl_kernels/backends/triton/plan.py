@@ -69,7 +69,7 @@ def stride_unit(*forms: Form) -> int:
 
 
 def describable(x: Form) -> bool:
-    """Whether the copy engine can take it: 16-byte aligned rows, nothing empty, nothing
+    """Whether TMA can load it: 16-byte aligned rows, nothing empty, nothing
     expanded.
     """
     unit = ALIGNMENT // x.dtype.itemsize

@@ -22,8 +22,8 @@ class T5(Accelerated):
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
-        """Whether all layers of the stack are accelerated: "whole" of a dict that they share, which
-        holds none of them."""
+        """One dict that all layers of the stack share. Its entry "whole" tells whether all of them
+        are accelerated; it refers to none of them."""
         stack = _stack(ancestors)
         if not stack:
             return {}
