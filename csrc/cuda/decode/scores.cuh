@@ -52,7 +52,7 @@ TXL_DEVICE void weigh(const Block<S>& block) {
       const float weight = n >= block.from(i) && n < block.to(i) ? weight_of(*entry * factor, top) : 0.f;
       sum += weight;
       const bool drops = p.drop_below && weight != 0;
-      *entry = drops ? weight * kept(p, block.bh(), i, block.first_key + n) : weight;
+      *entry = drops ? weight * dropout_factor(p, block.bh(), i, block.first_key + n) : weight;
     }
     // plant: weights-sum-partner
     for (int step = WARP / 2; step; step /= 2) sum += shuffle_xor(sum, step);

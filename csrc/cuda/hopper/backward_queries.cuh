@@ -247,9 +247,9 @@ class QueriesGroup {
   // gives dq is scaled at the end.
   TXL_DEVICE void differentiate(float (&s)[32], float (&dp)[32], int t) const {
     if (p_.drop_below) {
-      const uint32_t kept = draw_kept(p_, block_.bh(), query_, block_.first_key(t));
+      const uint32_t keep_mask = draw_keep_mask(p_, block_.bh(), query_, block_.first_key(t));
       TXL_UNROLL
-      for (int n = 0; n < 32; ++n) dp[n] = kept >> n & 1 ? dp[n] * p_.keep_scale : 0.f;
+      for (int n = 0; n < 32; ++n) dp[n] = keep_mask >> n & 1 ? dp[n] * p_.keep_scale : 0.f;
     }
     TXL_UNROLL
     for (int n = 0; n < 32; ++n) s[n] = power_of_2(s[n] - base_[n / 2 % 2]) * (dp[n] - delta_[n / 2 % 2]);

@@ -95,7 +95,7 @@ int main() {
       const double weight = std::exp(p.scale * score);
       sum += weight;
       for (int64_t d = 0; d < D; ++d)
-        total[d] += weight * txl_cuda::kept(p, 0, i, j) * (j < M ? v_mem.x[j * D + d] : v.x[(j - M) * D + d]);
+        total[d] += weight * txl_cuda::dropout_factor(p, 0, i, j) * (j < M ? v_mem.x[j * D + d] : v.x[(j - M) * D + d]);
     }
     error = std::fmax(error, std::fabs(lse.x[i] - std::log(sum)));
     for (int64_t d = 0; d < D; ++d) {
