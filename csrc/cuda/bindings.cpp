@@ -32,9 +32,10 @@ bool rows_aligned(const txl::View& x, int64_t n0, int64_t n1, int64_t n2, int64_
 
 // All of a call but where its tensors lie: calls of the same shapes and strides share one. The keys
 // are split twice, for rows that are read 16 bytes at a time and for rows that lie anywhere.
-class Plan {
+class DecodePlan {
  public:
-  Plan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below, int multiprocessors, int device)
+  DecodePlan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below, int multiprocessors,
+             int device)
       : device_(device) {
     txl_cuda::Problem p;
     static_cast<txl::Attention&>(p) = txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
@@ -42,10 +43,10 @@ class Plan {
     p.aligned = rows_aligned(p.k, p.B, p.H, p.L, unit) && rows_aligned(p.v, p.B, p.H, p.L, unit) &&
                 rows_aligned(p.k_mem, p.B, p.H, p.M, unit) && rows_aligned(p.v_mem, p.B, p.H, p.M, unit) &&
                 rows_aligned(p.r, p.H, p.T, 1, unit);
-    const int64_t floats = txl_cuda::split(p, multiprocessors);
+    const int64_t floats = txl_cuda::split_decode(p, multiprocessors);
     strided_ = p;
     p.aligned = false;
-    workspace_ = std::max(floats, txl_cuda::split(p, multiprocessors));
+    workspace_ = std::max(floats, txl_cuda::split_decode(p, multiprocessors));
     anywhere_ = p;
   }
 
@@ -55,8 +56,8 @@ class Plan {
   // Loads the kernels that calls will run.
   void load() const {
     const txl_cuda::OnDevice on(device_);
-    txl_cuda::load(strided_);
-    txl_cuda::load(anywhere_);
+    txl_cuda::load_decode(strided_);
+    txl_cuda::load_decode(anywhere_);
   }
 
   // Enqueues a call; partial: pointer to that workspace.
@@ -70,7 +71,7 @@ class Plan {
     p.partial = reinterpret_cast<float*>(partial);
     txl::without_gil([&] {
       const txl_cuda::OnDevice on(device_);
-      txl_cuda::forward(p, reinterpret_cast<void*>(stream));
+      txl_cuda::forward_decode(p, reinterpret_cast<void*>(stream));
     });
   }
 
@@ -90,12 +91,13 @@ class Plan {
 };
 
 // The same for the Hopper kernels.
-class LongPlan {
+class PrefillPlan {
  public:
-  LongPlan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below, int multiprocessors, int device)
+  PrefillPlan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below, int multiprocessors,
+              int device)
       : device_(device) {
     static_cast<txl::Attention&>(problem_) = txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
-    workspace_ = txl_cuda::split_long(problem_, multiprocessors);
+    workspace_ = txl_cuda::split_prefill(problem_, multiprocessors);
     backward_parts_ = txl_cuda::split_backward(problem_, multiprocessors);
   }
 
@@ -104,7 +106,7 @@ class LongPlan {
 
   void load() const {
     const txl_cuda::OnDevice on(device_);
-    txl_cuda::load_long(problem_);
+    txl_cuda::load_prefill(problem_);
   }
 
   // Enqueues a call; partial: pointer to that workspace.
@@ -116,7 +118,7 @@ class LongPlan {
     p.partial = reinterpret_cast<float*>(partial);
     txl::without_gil([&] {
       const txl_cuda::OnDevice on(device_);
-      txl_cuda::forward_long(p, reinterpret_cast<void*>(stream));
+      txl_cuda::forward_prefill(p, reinterpret_cast<void*>(stream));
     });
   }
 
@@ -140,7 +142,7 @@ class LongPlan {
     x.workspace = reinterpret_cast<float*>(workspace);
     txl::without_gil([&] {
       const txl_cuda::OnDevice on(device_);
-      txl_cuda::backward_long(p, x, reinterpret_cast<void*>(stream));
+      txl_cuda::backward(p, x, reinterpret_cast<void*>(stream));
     });
   }
 
@@ -166,7 +168,7 @@ class LongPlan {
 }  // namespace
 
 PYBIND11_MODULE(TXL_MODULE, m) {
-  m.doc() = "CUDA kernels of txl_kernels for few queries; see txl_kernels/backends/cuda.py.";
+  m.doc() = "CUDA kernels of txl_kernels, decode and prefill; see txl_kernels/backends/cuda.py.";
   m.attr("FIELDS") = txl::field_names();
   m.attr("SOURCE_HASH") = TXL_SOURCE_HASH;
   txl::define_facts(m);
@@ -174,22 +176,22 @@ PYBIND11_MODULE(TXL_MODULE, m) {
   m.attr("architectures") = TXL_CUDA_ARCHITECTURES;
   m.attr("clock_limit") = static_cast<int64_t>(TXL_CLOCK_LIMIT);
   m.def("no_driver", &txl_cuda::no_driver, "Why no GPU can be used; empty if one can.");
-  py::class_<Plan>(m, "Plan")
+  py::class_<DecodePlan>(m, "DecodePlan")
       .def(py::init<const py::tuple&, const py::handle&, int, uint32_t, int, int>(), py::arg("call"), py::arg("out"),
            py::arg("type"), py::arg("drop_below"), py::arg("multiprocessors"), py::arg("device"))
-      .def_property_readonly("parts", [](const Plan& x) { return x.problem().parts; })
-      .def_property_readonly("part_keys", [](const Plan& x) { return x.problem().part_keys; })
-      .def_property_readonly("workspace", &Plan::workspace)
-      .def("load", &Plan::load)
-      .def("forward", &Plan::forward);
-  py::class_<LongPlan>(m, "LongPlan")
+      .def_property_readonly("parts", [](const DecodePlan& x) { return x.problem().parts; })
+      .def_property_readonly("part_keys", [](const DecodePlan& x) { return x.problem().part_keys; })
+      .def_property_readonly("workspace", &DecodePlan::workspace)
+      .def("load", &DecodePlan::load)
+      .def("forward", &DecodePlan::forward);
+  py::class_<PrefillPlan>(m, "PrefillPlan")
       .def(py::init<const py::tuple&, const py::handle&, int, uint32_t, int, int>(), py::arg("call"), py::arg("out"),
            py::arg("type"), py::arg("drop_below"), py::arg("multiprocessors"), py::arg("device"))
-      .def_property_readonly("parts", [](const LongPlan& x) { return x.problem().parts; })
-      .def_property_readonly("workspace", &LongPlan::workspace)
-      .def_property_readonly("backward_parts", &LongPlan::backward_parts)
-      .def("backward_workspace", &LongPlan::backward_workspace)
-      .def("load", &LongPlan::load)
-      .def("forward", &LongPlan::forward)
-      .def("backward", &LongPlan::backward);
+      .def_property_readonly("parts", [](const PrefillPlan& x) { return x.problem().parts; })
+      .def_property_readonly("workspace", &PrefillPlan::workspace)
+      .def_property_readonly("backward_parts", &PrefillPlan::backward_parts)
+      .def("backward_workspace", &PrefillPlan::backward_workspace)
+      .def("load", &PrefillPlan::load)
+      .def("forward", &PrefillPlan::forward)
+      .def("backward", &PrefillPlan::backward);
 }

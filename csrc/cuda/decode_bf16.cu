@@ -2,7 +2,7 @@
 
 namespace txl_cuda {
 
-void forward_bf16(const Problem& p, void* stream) { forward_by_shape<Bf16>(p, stream); }
-void load_bf16(const Problem& p) { load_by_shape<Bf16>(p); }
+void forward_decode_bf16(const Problem& p, void* stream) { forward_decode_as<Bf16>(p, stream); }
+void load_decode_bf16(const Problem& p) { load_decode_as<Bf16>(p); }
 
 }  // namespace txl_cuda

@@ -2,7 +2,7 @@
 
 namespace txl_cuda {
 
-void forward_f16(const Problem& p, void* stream) { forward_by_shape<F16>(p, stream); }
-void load_f16(const Problem& p) { load_by_shape<F16>(p); }
+void forward_decode_f16(const Problem& p, void* stream) { forward_decode_as<F16>(p, stream); }
+void load_decode_f16(const Problem& p) { load_decode_as<F16>(p); }
 
 }  // namespace txl_cuda

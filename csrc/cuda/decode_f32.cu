@@ -2,7 +2,7 @@
 
 namespace txl_cuda {
 
-void forward_f32(const Problem& p, void* stream) { forward_by_shape<float>(p, stream); }
-void load_f32(const Problem& p) { load_by_shape<float>(p); }
+void forward_decode_f32(const Problem& p, void* stream) { forward_decode_as<float>(p, stream); }
+void load_decode_f32(const Problem& p) { load_decode_as<float>(p); }
 
 }  // namespace txl_cuda

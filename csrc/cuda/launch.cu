@@ -16,7 +16,7 @@ constexpr int64_t SHARED = 47 * 1024;  // bytes every device grants without aski
 int64_t up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
 // Q of the instance that with_shape will take.
-int64_t instance_queries(const Problem& p) { return !p.aligned || p.L > 4 ? MAX_QUERIES : p.L == 1 ? 1 : 4; }
+int64_t instance_queries(const Problem& p) { return !p.aligned || p.L > 4 ? MAX_DECODE_QUERIES : p.L == 1 ? 1 : 4; }
 
 // Most keys whose scores fit in shared memory beside the queries.
 int64_t max_keys(const Problem& p) {
@@ -29,8 +29,8 @@ int64_t max_keys(const Problem& p) {
 
 }  // namespace
 
-int64_t split(Problem& p, int multiprocessors) {
-  if (p.L < 1 || p.L > MAX_QUERIES || p.D < 8 || p.D > MAX_WIDTH || p.D % 8 || p.B < 1 || p.H < 1)
+int64_t split_decode(Problem& p, int multiprocessors) {
+  if (p.L < 1 || p.L > MAX_DECODE_QUERIES || p.D < 8 || p.D > MAX_WIDTH || p.D % 8 || p.B < 1 || p.H < 1)
     throw std::invalid_argument("sizes that the CUDA kernels do not take");
   p.first_key = std::max<int64_t>(0, p.M - p.left);
   const int64_t S = p.M + p.L - p.first_key, heads = p.B * p.H;
@@ -49,16 +49,16 @@ int64_t split(Problem& p, int multiprocessors) {
   return p.parts > 1 ? heads * p.L * p.parts * (p.D + 2) : 0;
 }
 
-void forward(const Problem& p, void* stream) {
-  if (p.type == Type::f32) return forward_f32(p, stream);
-  if (p.type == Type::bf16) return forward_bf16(p, stream);
-  return forward_f16(p, stream);
+void forward_decode(const Problem& p, void* stream) {
+  if (p.type == Type::f32) return forward_decode_f32(p, stream);
+  if (p.type == Type::bf16) return forward_decode_bf16(p, stream);
+  return forward_decode_f16(p, stream);
 }
 
-void load(const Problem& p) {
-  if (p.type == Type::f32) return load_f32(p);
-  if (p.type == Type::bf16) return load_bf16(p);
-  return load_f16(p);
+void load_decode(const Problem& p) {
+  if (p.type == Type::f32) return load_decode_f32(p);
+  if (p.type == Type::bf16) return load_decode_bf16(p);
+  return load_decode_f16(p);
 }
 
 OnDevice::OnDevice(int device) {

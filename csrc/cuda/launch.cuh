@@ -27,7 +27,7 @@ void load_kernel(Kernel) {}
 #endif
 
 template <class S>
-void launch(const Problem& p, void* stream) {
+void launch_decode(const Problem& p, void* stream) {
   const auto part = part_kernel<S>;
   const auto merge = merge_kernel<typename S::T>;
   const auto grid = [&](int64_t z) {
@@ -42,7 +42,7 @@ void launch(const Problem& p, void* stream) {
 }
 
 template <class S>
-void load() {
+void load_decode_kernels() {
   load_kernel(part_kernel<S>);
   load_kernel(merge_kernel<typename S::T>);
 }
@@ -51,7 +51,7 @@ template <class T, int LANES, int CHUNKS, class Use>
 void with_queries(const Problem& p, const Use& use) {
   if (p.L == 1) return use(Shape<T, LANES, CHUNKS, 1, true>());
   if (p.L <= 4) return use(Shape<T, LANES, CHUNKS, 4, true>());
-  return use(Shape<T, LANES, CHUNKS, MAX_QUERIES, true>());
+  return use(Shape<T, LANES, CHUNKS, MAX_DECODE_QUERIES, true>());
 }
 
 // Calls use(Shape()) with the instance for a call. Lanes of a row: a power of two that covers it
@@ -60,20 +60,20 @@ void with_queries(const Problem& p, const Use& use) {
 template <class T, class Use>
 void with_shape(const Problem& p, const Use& use) {
   constexpr int E = 16 / sizeof(T), WIDEST = MAX_WIDTH / E / WARP;
-  if (!p.aligned) return use(Shape<T, WARP, WIDEST, MAX_QUERIES, false>());
+  if (!p.aligned) return use(Shape<T, WARP, WIDEST, MAX_DECODE_QUERIES, false>());
   if (p.D <= 64) return with_queries<T, 64 / E, 1>(p, use);
   if (p.D <= 128) return with_queries<T, 128 / E, 1>(p, use);
   return with_queries<T, WARP, WIDEST>(p, use);
 }
 
 template <class T>
-void forward_by_shape(const Problem& p, void* stream) {
-  with_shape<T>(p, [&](auto shape) { launch<decltype(shape)>(p, stream); });
+void forward_decode_as(const Problem& p, void* stream) {
+  with_shape<T>(p, [&](auto shape) { launch_decode<decltype(shape)>(p, stream); });
 }
 
 template <class T>
-void load_by_shape(const Problem& p) {
-  with_shape<T>(p, [](auto shape) { load<decltype(shape)>(); });
+void load_decode_as(const Problem& p) {
+  with_shape<T>(p, [](auto shape) { load_decode_kernels<decltype(shape)>(); });
 }
 
 }  // namespace txl_cuda

@@ -6,34 +6,34 @@
 
 namespace txl_cuda {
 
-constexpr int MAX_QUERIES = 16, MAX_WIDTH = 256;
+constexpr int MAX_DECODE_QUERIES = 16, MAX_WIDTH = 256;
 constexpr int64_t MAX_GRID = 65535;  // of the later axes of a grid
 
-// Splits the keys that some query may see, by sizes, p.aligned and the number of multiprocessors
-// alone: sets p.first_key, p.parts and p.part_keys. Returns the floats that p.partial must hold.
-// Throws std::invalid_argument if the sizes are beyond what the kernels take.
-int64_t split(Problem& p, int multiprocessors);
+// Decode, up to 16 queries. Splits the keys that some query may see, by sizes, p.aligned and the number of
+// multiprocessors alone: sets p.first_key, p.parts and p.part_keys. Returns the floats that p.partial must hold. Throws
+// std::invalid_argument if the sizes are beyond what the kernels take.
+int64_t split_decode(Problem& p, int multiprocessors);
 
 // Enqueues the call on a stream of the current device; the keys are split and p.partial is set.
 // Throws std::runtime_error with CUDA's reason.
-void forward(const Problem& p, void* stream);
+void forward_decode(const Problem& p, void* stream);
 
 // Loads the kernels of such a call onto the current device, which would otherwise happen at the
 // first call, not to be captured in a graph. Throws std::runtime_error with CUDA's reason.
-void load(const Problem& p);
+void load_decode(const Problem& p);
 
-void forward_f32(const Problem& p, void* stream);
-void forward_bf16(const Problem& p, void* stream);
-void forward_f16(const Problem& p, void* stream);
-void load_f32(const Problem& p);
-void load_bf16(const Problem& p);
-void load_f16(const Problem& p);
+void forward_decode_f32(const Problem& p, void* stream);
+void forward_decode_bf16(const Problem& p, void* stream);
+void forward_decode_f16(const Problem& p, void* stream);
+void load_decode_f32(const Problem& p);
+void load_decode_bf16(const Problem& p);
+void load_decode_f16(const Problem& p);
 
-// The same for calls of any L on Hopper, in 16-bit types, D up to 128, rows at multiples of 16 bytes;
+// Prefill, the same for calls of any L on Hopper, in 16-bit types, D up to 128, rows at multiples of 16 bytes;
 // hopper/. part_keys and first_key are not used.
-int64_t split_long(Problem& p, int multiprocessors);
-void forward_long(const Problem& p, void* stream);
-void load_long(const Problem& p);  // backward, too
+int64_t split_prefill(Problem& p, int multiprocessors);
+void forward_prefill(const Problem& p, void* stream);
+void load_prefill(const Problem& p);  // backward, too
 
 // Where a backward call's other tensors lie. Gradients without data are not written.
 struct Gradients {
@@ -52,15 +52,15 @@ int64_t split_backward(const Problem& p, int multiprocessors);
 // Floats of a backward call's workspace; of the gradients only whether they have data matters.
 int64_t workspace_of(const Problem& p, const Gradients& gradients);
 
-// Enqueues it: p as for forward_long, with out and lse of forward.
-void backward_long(const Problem& p, const Gradients& gradients, void* stream);
-void backward_long_bf16(const Problem& p, const Gradients& gradients, void* stream);
-void backward_long_f16(const Problem& p, const Gradients& gradients, void* stream);
+// Enqueues it: p as for forward_prefill, with out and lse of forward.
+void backward(const Problem& p, const Gradients& gradients, void* stream);
+void backward_bf16(const Problem& p, const Gradients& gradients, void* stream);
+void backward_f16(const Problem& p, const Gradients& gradients, void* stream);
 
-void forward_long_bf16(const Problem& p, void* stream);
-void forward_long_f16(const Problem& p, void* stream);
-void load_forward_bf16(const Problem& p);
-void load_forward_f16(const Problem& p);
+void forward_prefill_bf16(const Problem& p, void* stream);
+void forward_prefill_f16(const Problem& p, void* stream);
+void load_prefill_bf16(const Problem& p);
+void load_prefill_f16(const Problem& p);
 void load_backward_bf16(const Problem& p);
 void load_backward_f16(const Problem& p);
 

@@ -1,4 +1,4 @@
-// Attention of a few queries over one part of the keys: the work is reading k, v and r once.
+// Decode: attention of up to 16 queries over one part of the keys: the work is reading k, v and r once.
 //
 // A block takes one (b, h) and one part of the keys, for all queries of the segment. It asks for
 // its first rows of k, r and v at once, then forms scores in shared memory (content, then position,

@@ -99,5 +99,5 @@ def plan_of(*sizes: Any, module: Any = None, window: int | None = None, multipro
     hand."""
     call = call_nowhere(*sizes, window=window)
     module = cuda.native.module if module is None else module
-    kind = module.Plan if call.q.size(2) <= cuda.MAX_DECODE_QUERIES else module.LongPlan
+    kind = module.DecodePlan if call.q.size(2) <= cuda.MAX_DECODE_QUERIES else module.PrefillPlan
     return kind(call, call.q, cuda.DTYPES.index(call.q.dtype), 0, multiprocessors, -1)

@@ -43,7 +43,7 @@ API = "tests/test_api.py"
         ("tests/test_removed.py", []),
         ("examples/script.py", ["tests/test_examples.py"]),
         ("docs/log.md", ["tests/test_pages.py"]),
-        ("csrc/cpu/unit.h", ["tests"]),
+        ("csrc/cpu/runtime.h", ["tests"]),
         ("tests/conftest.py", ["tests"]),
     ],
 )

@@ -51,7 +51,8 @@ class ShawAttention(SegmentAttention):
 
 
 class ReleasedShawAttention(ShawAttention):
-    """The released code's form (attn_type 1): adds a bias u . k (c) and a bias for each distance (d).
+    """The released code's form (attn_type 1): adds a bias u . k (c) and a bias for each distance
+    (d).
 
     The kernel sees heads with room for one more feature: r holds there the number of its distance,
     the position bias 1, and q, k and v hold 0; so the number is added to the score as it is, and

@@ -90,7 +90,8 @@ def choose_unasked(
     device: torch.device, dtype: torch.dtype, head_width: int = 64, *, decode: bool = False, gradients: bool = True
 ) -> str:
     """The backend that backend=None takes for decode (at most 16 queries) or prefill, with or
-    without gradients. On a GPU the first choice of a kind runs the backend, which compiles kernels."""
+    without gradients. On a GPU the first choice of a kind runs the backend, which compiles
+    kernels."""
     return _first_that_runs(device, dtype, head_width, None, decode, gradients)
 
 

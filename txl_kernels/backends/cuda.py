@@ -40,9 +40,9 @@ MAX_DECODE_QUERIES, MAX_DECODE_KEYS, MAX_HEADS = 16, 2**23, 65535
 HOPPER, HOPPER_DTYPES, HOPPER_WIDTH = (9, 0), (torch.bfloat16, torch.float16), 128
 ROW_BYTES = 16
 MAX_PREFILL_KEYS = 2**26 - 128  # the rings' addresses, 32 times a key, are 32-bit integers
-MAX_BATCH = 65535  # of many queries: the last axis of a grid
+MAX_BATCH = 65535  # of prefill: the last axis of a grid
 MAX_TABLES = 16  # of dr, for the same bits at every run
-_LONG = "cuda, long"  # the key of a plan for many queries beside NAME's
+_PREFILL = "cuda, prefill"  # the key of a prefill plan beside NAME's
 # What backend=None gives it once it is verified: beyond, Triton's matrix units have less arithmetic
 # to do.
 FASTER_UP_TO = 4
@@ -80,19 +80,19 @@ def why_not_call(call: Call) -> str | None:
     if reason is not None:
         return f"it does not take {reason}; backend='triton' does"
     few, gradients = call.q.size(2) <= MAX_DECODE_QUERIES, needs_gradients(call)
-    is_long = not few or gradients
-    if is_long:
+    is_prefill = not few or gradients
+    if is_prefill:
         reason = why_not_hopper(call)
         if reason is not None:
             what = "gradients" if few else f"{call.q.size(2)} queries (L), where others take {MAX_DECODE_QUERIES}"
             return f"{reason}, as the kernels do that compute {what}; backend='triton' takes any call"
     if call.q.size(1) > MAX_HEADS:
         return f"it takes at most {MAX_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
-    if is_long and call.q.size(0) > MAX_BATCH:
+    if is_prefill and call.q.size(0) > MAX_BATCH:
         return f"it takes at most {MAX_BATCH} batch rows (B), got {call.q.size(0)}; backend='triton' takes any number"
     keys = memory_len_of(call) + call.q.size(2)
-    keys = keys if call.left is None or is_long else min(keys, call.left + call.q.size(2))
-    maximum, what = (MAX_PREFILL_KEYS, "M + L") if is_long else (MAX_DECODE_KEYS, "M + L, or the window")
+    keys = keys if call.left is None or is_prefill else min(keys, call.left + call.q.size(2))
+    maximum, what = (MAX_PREFILL_KEYS, "M + L") if is_prefill else (MAX_DECODE_KEYS, "M + L, or the window")
     if keys > maximum:
         return f"it takes at most {maximum} keys ({what}), got {keys}; backend='triton' takes any number"
     return None
@@ -184,15 +184,15 @@ def backward(
     if call.q.numel() == 0:
         return tuple(x.zero_() for x in gradients)
     with _on(call.q.device):
-        plan = None if prepared is None else prepared.plans.get(_LONG)
+        plan = None if prepared is None else prepared.plans.get(_PREFILL)
         if plan is None:
             reason = why_not_hopper(call)  # a raw operator's forward cannot know of gradients
             if reason is not None:
                 raise RuntimeError(f"backend={NAME!r} cannot compute gradients: {reason}; backend='triton' can")
-            plan = long_plan(call, out, _multiprocessors(call.q.device))
+            plan = prefill_plan(call, out, _multiprocessors(call.q.device))
             if prepared is not None:
                 plan.load()
-                prepared.plans[_LONG] = plan
+                prepared.plans[_PREFILL] = plan
         slots, tables = 0, 1
         if torch.are_deterministic_algorithms_enabled():
             slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MAX_TABLES)
@@ -212,13 +212,15 @@ def backward(
 def make_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
     """The call as the module knows it, without pointers: what calls of one signature share."""
     if call.q.size(2) > MAX_DECODE_QUERIES:
-        return long_plan(call, out, multiprocessors)
-    return native.module.Plan(call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors, _index(call))
+        return prefill_plan(call, out, multiprocessors)
+    return native.module.DecodePlan(
+        call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors, _index(call)
+    )
 
 
-def long_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
-    """The same for many queries, and for backward of any number."""
-    return native.module.LongPlan(
+def prefill_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
+    """The same for prefill, and for backward of any number of queries."""
+    return native.module.PrefillPlan(
         call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors, _index(call)
     )
 

@@ -2,6 +2,7 @@
 // dr at once: 8 products of width D a visible pair, none wasted.
 #pragma once
 #include "backward_plan.h"
+#include "decode_backward.h"
 #include "forward.h"
 #include "gradients.h"
 
@@ -10,19 +11,19 @@ namespace {
 
 // One thread's working memory.
 struct BackwardScratch {
-  Cell *k_panels, *k_rows, *v_panels, *qu, *qw, *dout;
+  Packed *k_panels, *k_rows, *v_panels, *qu, *qw, *dout;
   float *content, *position, *dp, *factor, *step, *dq;
   Weights weights;
   KeyGradients keys;
   Table table;
 
   BackwardScratch(Arena& a, const Problem& p, const BackwardPlan& z)
-      : k_panels(a.take<Cell>(BLOCK_S * deep(p.D))),
-        k_rows(a.take<Cell>(BLOCK_S * z.Dp)),
-        v_panels(a.take<Cell>(BLOCK_S * deep(p.Dv))),
-        qu(a.take<Cell>(BLOCK_L * z.Dp)),
-        qw(a.take<Cell>(BLOCK_L * z.Dp)),
-        dout(a.take<Cell>(BLOCK_L * z.Dvp)),
+      : k_panels(a.take<Packed>(BLOCK_S * deep(p.D))),
+        k_rows(a.take<Packed>(BLOCK_S * z.Dp)),
+        v_panels(a.take<Packed>(BLOCK_S * deep(p.Dv))),
+        qu(a.take<Packed>(BLOCK_L * z.Dp)),
+        qw(a.take<Packed>(BLOCK_L * z.Dp)),
+        dout(a.take<Packed>(BLOCK_L * z.Dvp)),
         content(a.take(MR * BLOCK_S)),
         position(a.take(MR * POSITION_LD)),
         dp(a.take(MR * BLOCK_S)),
@@ -72,7 +73,7 @@ TXL_INLINE auto* gradient_of(const Problem& p, bool whole) {
 }
 
 // c[MR][width] += a[MR][n] . b[n][width], and the sum over the MR rows of what was added, to `sum`.
-static void add_and_sum(const Cell* a, int64_t lda, const Cell* b, int64_t n, int64_t width, float* step, float* c,
+static void add_and_sum(const Packed* a, int64_t lda, const Packed* b, int64_t n, int64_t width, float* step, float* c,
                         float* sum) {
   memset(step, 0, sizeof(float) * MR * width);
   add_times_rows(a, lda, b, n, width, step);
@@ -239,7 +240,7 @@ static void find_stats(const Problem& p, const Gradients& g, const InUse& in_use
     const int64_t bh = item / z.ranges, i0 = item % z.ranges * z.range;
     Arena arena(scratch.data + thread * per_thread);
     if (decode_fits(p)) {
-      few_sums<T>(scores, bh, reinterpret_cast<Cell*>(scratch.data + thread * per_thread), stats);
+      decode_stats<T>(scores, bh, reinterpret_cast<Packed*>(scratch.data + thread * per_thread), stats);
       return;
     }
     [[maybe_unused]] const Unit unit;
@@ -321,8 +322,9 @@ static void run_backward(const Problem& p, const Gradients& g) {
   const BackwardPlan z(p, g, in_use);
   const Seen seen(p, z);
   const int64_t S = p.M + p.L, Dp = z.Dp, BH = p.B * p.H;
-  const bool few = decode_fits(p);
-  const int64_t per_thread = max_of(few ? floats_of<FewScratch>(p, z) : floats_of<BackwardScratch>(p, z), Dp);
+  const bool decode = decode_fits(p);
+  const int64_t per_thread =
+      max_of(decode ? floats_of<DecodeBackwardScratch>(p, z) : floats_of<BackwardScratch>(p, z), Dp);
   const QueryStats stats(p);
   find_stats<T>(p, g, in_use, stats);
   Buffer scratch(p.threads * per_thread), items(z.items(p) * z.item_floats()),
@@ -356,10 +358,11 @@ static void run_backward(const Problem& p, const Gradients& g) {
   };
   parallel_for(p.threads, z.items(p), [&](int64_t item, int thread) {
     Arena arena(scratch.data + thread * per_thread);
-    if (few) {
-      FewScratch s(arena, p, z);
+    if (decode) {
+      DecodeBackwardScratch s(arena, p, z);
       run_item(
-          item, s.dq, [] {}, [&](const Part& at, const Sums& sums) { few_part<T>(p, g, z, stats, at, s, sums); },
+          item, s.dq, [] {},
+          [&](const Part& at, const Sums& sums) { decode_backward_part<T>(p, g, z, stats, at, s, sums); },
           [](float*) {});
       return;
     }

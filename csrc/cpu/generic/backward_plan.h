@@ -121,5 +121,20 @@ struct Seen {
   bool live(int64_t b, int64_t chunk) const { return blocks_of(b, chunk).any(); }
 };
 
+// Backward's stats of query i from the largest of its scores and the sum of its weights relative to `top`, which lies
+// at most a few e-folds below that: lse, rounded up from no less than the largest, and what that rounding leaves out.
+TXL_INLINE void set_stats(const QueryStats& stats, int64_t at, float top, float total) {
+  const float lse = top + log_of(total);
+  stats.lse[at] = lse;
+  stats.norm[at] = 1.f / (total * exp_of(top - lse));
+}
+
+// Whether rounding lse to float32 changes the weights of a query that sees keys by more than their own rounding.
+TXL_INLINE bool is_large(const Problem& p, int64_t bh, int64_t i) {
+  constexpr float LARGE = 64;
+  const float lse = p.lse[bh * p.L + i];
+  return (lse > LARGE || lse < -LARGE) && visible(p, bh / p.H, i).any();
+}
+
 }  // namespace
 }  // namespace txl::TXL_ISA

@@ -22,7 +22,7 @@ constexpr int64_t PART_S = 768;                       // keys of a part, at leas
 // score may be weight. Tells the sums of the weights before dropout and the largest scores, by lanes.
 template <bool WHOLE, bool DROP, bool CAPPED>
 static void weigh(const float* score, const float* position, const Cap& cap, float shift, const float* factor,
-                  int64_t low, int64_t high, int64_t from, int64_t to, Cell* weight, vf& sum, vf& top) {
+                  int64_t low, int64_t high, int64_t from, int64_t to, Packed* weight, vf& sum, vf& top) {
   vf added = {}, largest = splat(-INF);
   for (int64_t n = from; n < to; n += WEIGHTS) {
     vf kept[WEIGHTS / LANES];
@@ -129,17 +129,17 @@ TXL_INLINE float* weights_of(Arena&, float* scores) { return scores; }
 
 // One thread's working memory.
 struct ForwardScratch {
-  Cell *qu, *qw, *k_panels, *v_rows;
+  Packed *qu, *qw, *k_panels, *v_rows;
   float *content, *position;
-  Cell* weights;
+  Packed* weights;
   float *factor, *result;
   Table table;
 
   ForwardScratch(Arena& a, const Problem& p, const ForwardPlan& z)
-      : qu(a.take<Cell>(z.rows * z.Dp)),
-        qw(a.take<Cell>(z.rows * z.Dp)),
-        k_panels(a.take<Cell>(BLOCK_S * deep(p.D))),
-        v_rows(a.take<Cell>(BLOCK_S * z.Dvp)),
+      : qu(a.take<Packed>(z.rows * z.Dp)),
+        qw(a.take<Packed>(z.rows * z.Dp)),
+        k_panels(a.take<Packed>(BLOCK_S * deep(p.D))),
+        v_rows(a.take<Packed>(BLOCK_S * z.Dvp)),
         content(a.take(MR * BLOCK_S)),
         position(a.take(MR * POSITION_LD)),
         weights(weights_of(a, content)),
@@ -180,11 +180,11 @@ static void sum_range(const Problem& p, const ForwardPlan& z, const InUse& in_us
                                                  s.table, s.content, s.position);
         for (int64_t x = 0; x < MR; ++x) {
           const Range own = within(ranges.row[i + x], j0);
-          Cell* const weights = s.weights + x * BLOCK_S;
+          Packed* const weights = s.weights + x * BLOCK_S;
           float* const score = s.content + x * BLOCK_S;
           const float* const position = positions.row(x);
           if (!own.any()) {
-            memset(weights + from, 0, sizeof(Cell) * (to - from));
+            memset(weights + from, 0, sizeof(Packed) * (to - from));
             continue;
           }
           if (softmax.reference[x] == -INF) softmax.reference[x] = first_score(score, position, cap, own);

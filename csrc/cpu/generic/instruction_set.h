@@ -8,6 +8,9 @@
 //   TXL_ROUNDS_BF16  so may those of AVX512_BF16
 //   TXL_ARM_BF16     so may the instructions of FEAT_BF16
 //   TXL_PAIRS        a unit multiplies pairs of bfloat16; only calls in bfloat16 are compiled
+//   TXL_UNIT         the header of what multiplies: MR, NR and DEPTH, the sizes of the tile it multiplies at once;
+//   Unit,
+//                    what must be prepared; micro, the product. With TXL_PAIRS busy and operations_of, for a probe
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -37,6 +40,7 @@
 #define TXL_LANES 4
 #define TXL_ARM_BF16
 #define TXL_PAIRS
+#define TXL_UNIT "../isa/neon_bf16.h"
 
 #elif defined(TXL_ISA_avx2) && defined(__x86_64__)
 #define TXL_ISA isa_avx2
@@ -56,6 +60,7 @@
 #define TXL_AVX512
 #define TXL_ROUNDS_BF16
 #define TXL_PAIRS
+#define TXL_UNIT "../isa/avx512_bf16.h"
 
 #elif defined(TXL_ISA_amx) && defined(__x86_64__)  // whose processors have AVX512_BF16, too
 #define TXL_ISA isa_amx
@@ -64,11 +69,13 @@
 #define TXL_AVX512
 #define TXL_ROUNDS_BF16
 #define TXL_PAIRS
+#define TXL_UNIT "../isa/amx.h"
 
 #elif defined(TXL_ISA_emulated_bf16)  // avx512_bf16, its products in plain code for any processor
 #define TXL_ISA isa_emulated_bf16
 #define TXL_LANES TXL_BASELINE_LANES
 #define TXL_PAIRS
+#define TXL_UNIT "../isa/emulated.h"
 #define TXL_TILE_ROWS 8
 #define TXL_TILE_DEPTH 2
 
@@ -76,8 +83,13 @@
 #define TXL_ISA isa_emulated_amx
 #define TXL_LANES TXL_BASELINE_LANES
 #define TXL_PAIRS
+#define TXL_UNIT "../isa/emulated.h"
 #define TXL_TILE_ROWS 32
 #define TXL_TILE_DEPTH 32
+#endif
+
+#ifndef TXL_UNIT
+#define TXL_UNIT "../isa/float32.h"
 #endif
 
 #define TXL_PRAGMA(x) _Pragma(#x)

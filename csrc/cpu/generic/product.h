@@ -1,6 +1,7 @@
 // The products that everything is built from, and how rows are laid out for them.
 #pragma once
-#include "unit.h"
+#include "instruction_set.h"
+#include TXL_UNIT
 
 namespace txl::TXL_ISA {
 namespace {
@@ -8,7 +9,7 @@ namespace {
 // Keys of a tile: a multiple of MR, of DEPTH (32: of AMX and its emulation) and of NR.
 constexpr int64_t BLOCK_S = LANES == 16 || DEPTH == 32 ? 288 : 192;
 
-// Cells of a row in panels.
+// Elements of a row in panels.
 TXL_INLINE int64_t deep(int64_t D) { return round_up(D, DEPTH); }
 
 #ifndef TXL_PAIRS
@@ -17,7 +18,7 @@ TXL_INLINE int64_t deep(int64_t D) { return round_up(D, DEPTH); }
 //   panels  [rows / NR][D][NR]   for a product over D    (times_panels)
 //   rows    [rows][Dp]           for a product over rows (add_times_rows)
 
-typedef float Cell;  // what is multiplied
+typedef float Packed;  // an element of packed rows
 
 constexpr int64_t BLOCK_L = 48;  // queries of a block in backward: a multiple of MR and DROPOUT_ROWS
 
@@ -84,7 +85,7 @@ TXL_INLINE void pack_rows(const T* const source[NR], int64_t D, int64_t Dp, floa
 //   panels  [rows / NR][Dk / 2][NR][2]   for a product over D
 //   rows    [rows / 2][Dp][2]            for a product over rows
 
-typedef bf16 Cell;  // what is multiplied
+typedef bf16 Packed;  // an element of packed rows
 
 constexpr int64_t BLOCK_L = 96;  // queries of a block in backward: a multiple of MR, NR and DROPOUT_ROWS
 static_assert(BLOCK_L % MR == 0 && BLOCK_L % NR == 0, "blocks are whole tiles");

@@ -106,7 +106,8 @@ TXL_INLINE const T* key_row(const Problem& p, const View& memory, const View& se
 // Packs rows [first, first + count), multiples of NR, into either layout or both, from where
 // `panels` and `rows` point; row(j) gives the source row, null for zeros.
 template <class T, class Row>
-TXL_INLINE void pack(const Row& row, int64_t first, int64_t count, int64_t D, int64_t Dp, Cell* panels, Cell* rows) {
+TXL_INLINE void pack(const Row& row, int64_t first, int64_t count, int64_t D, int64_t Dp, Packed* panels,
+                     Packed* rows) {
   for (int64_t j = 0; j < count; j += NR) {
     const T* source[NR];
     for (int n = 0; n < NR; ++n) source[n] = row(first + j + n);
@@ -118,7 +119,7 @@ TXL_INLINE void pack(const Row& row, int64_t first, int64_t count, int64_t D, in
 // The keys or values [first, first + count) of (b, h), D wide, zeros where nobody sees them.
 template <class T>
 static void pack_keys(const Problem& p, const InUse& in_use, const View& memory, const View& segment, int64_t b,
-                      int64_t h, int64_t first, int64_t count, int64_t D, int64_t Dp, Cell* panels, Cell* rows) {
+                      int64_t h, int64_t first, int64_t count, int64_t D, int64_t Dp, Packed* panels, Packed* rows) {
   auto row = [&](int64_t j) { return in_use.key(b, j) ? key_row<T>(p, memory, segment, b, h, j) : nullptr; };
   pack<T>(row, first, count, D, Dp, panels, rows);
 }
@@ -140,7 +141,7 @@ TXL_INLINE void clear_row(T* out, int64_t D) {
 // queries that see nothing; sees(i) of the query's place in the block.
 template <class T, class Sees>
 static void pack_queries(const Problem& p, int64_t b, int64_t h, int64_t i0, int64_t count, const Sees& sees,
-                         int64_t Dp, Cell* qu, Cell* qw) {
+                         int64_t Dp, Packed* qu, Packed* qw) {
   const T *u = row_of<T>(p.u, h, 0, 0), *w = row_of<T>(p.w, h, 0, 0);
   for (int64_t i = 0; i < count; ++i, qu += Dp, qw += Dp) {
     int64_t d = 0;
@@ -156,7 +157,7 @@ static void pack_queries(const Problem& p, int64_t b, int64_t h, int64_t i0, int
         put(qw + d, (to_float(q[d]) + to_float(w[d])) * p.scale);
       }
     }
-    for (; d < Dp; ++d) qu[d] = qw[d] = Cell{};
+    for (; d < Dp; ++d) qu[d] = qw[d] = Packed{};
   }
 }
 

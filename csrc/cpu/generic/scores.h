@@ -38,16 +38,16 @@ TXL_INLINE float bias_of(const Problem& p, int64_t h, int64_t row) {
 // dropped when the room runs out. Downwards it starts anew.
 struct Table {
   int64_t capacity;
-  Cell *panels, *rows;  // null without r
-  float* bias;          // null without r_bias
+  Packed *panels, *rows;  // null without r
+  float* bias;            // null without r_bias
   int64_t first = 0, end = 0;
   Range met{0, 0};  // rhos at which some query meets a key
 
-  // row_cells: 0 for panels alone.
-  Table(Arena& a, int64_t room, const Problem& p, int64_t row_cells)
+  // row_elements: 0 for panels alone.
+  Table(Arena& a, int64_t room, const Problem& p, int64_t row_elements)
       : capacity(room),
-        panels(p.r.data ? a.take<Cell>(room * deep(p.D)) : nullptr),
-        rows(p.r.data && row_cells ? a.take<Cell>(room * row_cells) : nullptr),
+        panels(p.r.data ? a.take<Packed>(room * deep(p.D)) : nullptr),
+        rows(p.r.data && row_elements ? a.take<Packed>(room * row_elements) : nullptr),
         bias(p.r_bias.data ? a.take(room) : nullptr) {}
 
   // Rows of room for windows of `count` rows: twice that, so that moving the window to the front is
@@ -63,9 +63,9 @@ struct Table {
     if (from >= to) return;
     if (from >= end || from < first) first = end = from;
     if (to - first > capacity) {
-      if (panels) memmove(panels, panels + (from - first) * deep(p.D), sizeof(Cell) * (end - from) * deep(p.D));
+      if (panels) memmove(panels, panels + (from - first) * deep(p.D), sizeof(Packed) * (end - from) * deep(p.D));
       if (bias) memmove(bias, bias + (from - first), sizeof(float) * (end - from));
-      if (rows) memmove(rows, rows + (from - first) * Dp, sizeof(Cell) * (end - from) * Dp);
+      if (rows) memmove(rows, rows + (from - first) * Dp, sizeof(Packed) * (end - from) * Dp);
       first = from;
     }
     if (to <= end) return;
@@ -133,8 +133,8 @@ struct Positions {
 // content[MR][BLOCK_S] and, as position[MR][POSITION_LD] skewed by one a row, what positions add to it, of the strip
 // whose first query is i, for the keys j0 + n with from <= n < to, from a multiple of NR. Without r one row of biases
 // serves all. k_panels: of the tile.
-static Positions strip_scores(const Problem& p, int64_t Dp, const Cell* qu, const Cell* qw, int64_t i, int64_t j0,
-                              int64_t from, int64_t to, const Cell* k_panels, const Table& table, float* content,
+static Positions strip_scores(const Problem& p, int64_t Dp, const Packed* qu, const Packed* qw, int64_t i, int64_t j0,
+                              int64_t from, int64_t to, const Packed* k_panels, const Table& table, float* content,
                               float* position) {
   const int64_t D = deep(p.D), rho = rho_of(p, i + MR - 1, j0 + from), shift = rho % NR;  // of the last row, first key
   times_panels(qu, Dp, k_panels + from * D, D, div_up(to - from, NR), content + from, BLOCK_S);

@@ -2,8 +2,8 @@
 
 namespace txl_cuda {
 
-void backward_long_bf16(const Problem& p, const Gradients& gradients, void* stream) {
-  backward_long_as<Bf16>(p, gradients, stream);
+void backward_bf16(const Problem& p, const Gradients& gradients, void* stream) {
+  backward_as<Bf16>(p, gradients, stream);
 }
 void load_backward_bf16(const Problem& p) { load_backward_as<Bf16>(p); }
 

@@ -64,7 +64,7 @@ int64_t workspace_as(const Problem& p, const Gradients& gradients) {
 template <class Q, class K>
 BackwardProblem describe_backward(const Problem& p, const Gradients& gradients) {
   BackwardProblem x;
-  static_cast<LongProblem&>(x) = describe_call(p);
+  static_cast<PrefillProblem&>(x) = describe_call(p);
   take_gradients(x, gradients);
   lay_out<Q, K>(x, gradients.workspace);
   const int64_t row = p.D, head = x.rows * row, batch_row = p.H * head;
@@ -111,7 +111,7 @@ void load_backward_as(const Problem& p) {
 }
 
 template <class T>
-void backward_long_as(const Problem& p, const Gradients& gradients, void* stream) {
+void backward_as(const Problem& p, const Gradients& gradients, void* stream) {
   if (p.D <= 64) return launch_backward<QueriesNarrow<T>, KeysNarrow<T>>(p, gradients, stream);
   return launch_backward<QueriesWide<T>, KeysWide<T>>(p, gradients, stream);
 }

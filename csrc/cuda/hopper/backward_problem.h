@@ -11,7 +11,7 @@ struct alignas(8) Stats {
 
 // Where gradients go: null for one that nobody wants. The rest is workspace; rows of a batch row are padded
 // to a multiple of 128.
-struct BackwardProblem : LongProblem {
+struct BackwardProblem : PrefillProblem {
   View dout;
   const float* dlse = nullptr;      // [B, H, L] contiguous, or null
   View dq, dk, dv, dk_mem, dv_mem;  // as q, k, v and the memory

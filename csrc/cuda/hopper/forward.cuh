@@ -1,4 +1,4 @@
-// Forward of many queries: a block of GROUPS x 64 queries walks its tiles of keys.
+// Prefill, forward of any number of queries: a block of GROUPS x 64 queries walks its tiles of keys.
 #pragma once
 #include "../merge.cuh"
 #include "query_block.cuh"
@@ -30,7 +30,7 @@ class ForwardGroup {
         skew_(block.address(0), S::ring + (group_ * WARPS_A_GROUP + warp_) * RING, warp_) {}
 
   TXL_DEVICE void run() {
-    const LongProblem& p = block_.p;
+    const PrefillProblem& p = block_.p;
     const int first = block_.first + group_ * SIDE, row = own_row(warp_);
     const Tiles own = block_.tiles_of_group(group_);
     int low[2], high[2];
@@ -67,7 +67,7 @@ class ForwardGroup {
   }
 
   TXL_DEVICE void load_own() {
-    const LongProblem& p = block_.p;
+    const PrefillProblem& p = block_.p;
     const int first = block_.first + group_ * SIDE;
     load_queries<T, S::WIDTH>(p, block_.b, block_.h, first, position_, content_);
   }
@@ -143,7 +143,7 @@ class ForwardGroup {
 
   // query: of this thread's first row. A part leaves its weighted sums as part_kernel does.
   TXL_DEVICE void write(const Softmax& softmax, const float (&values)[S::WIDTH / 2], int query) const {
-    const LongProblem& p = block_.p;
+    const PrefillProblem& p = block_.p;
     const int D = static_cast<int>(p.D), column = own_column();
     TXL_UNROLL
     for (int h = 0; h < 2; ++h) {
@@ -185,7 +185,7 @@ class ForwardGroup {
 
 template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
-void forward_kernel(const TXL_CONSTANT LongProblem p) {
+void forward_kernel(const TXL_CONSTANT PrefillProblem p) {
   TXL_SHARED_TILES(tiles);
   const QueryBlock<S> block(p, tiles, block_z(), block_x());
   if (thread() >= S::GROUPS * GROUP) {

@@ -1,4 +1,4 @@
-// Starts the Hopper kernels: many queries, 16-bit types, D up to 128.
+// Starts the Hopper kernels: prefill and gradients, 16-bit types, D up to 128.
 #include "../launch.h"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ int64_t tiles_of_block(const Problem& p, int64_t queries) {
 
 }  // namespace
 
-int64_t split_long(Problem& p, int multiprocessors) {
+int64_t split_prefill(Problem& p, int multiprocessors) {
   if (p.L < 1 || p.D < 8 || p.D > 128 || p.D % 8 || p.B < 1 || p.H < 1 || p.type == Type::f32)
     throw std::invalid_argument("sizes that the Hopper kernels do not take");
   const int64_t blocks = up(p.L, QUERIES) * p.B * p.H;
@@ -47,9 +47,9 @@ int64_t split_long(Problem& p, int multiprocessors) {
   return p.parts > 1 ? p.B * p.H * p.L * p.parts * (p.D + 2) : 0;
 }
 
-void forward_long(const Problem& p, void* stream) {
-  if (p.type == Type::bf16) return forward_long_bf16(p, stream);
-  return forward_long_f16(p, stream);
+void forward_prefill(const Problem& p, void* stream) {
+  if (p.type == Type::bf16) return forward_prefill_bf16(p, stream);
+  return forward_prefill_f16(p, stream);
 }
 
 int64_t split_backward(const Problem& p, int multiprocessors) {
@@ -62,14 +62,14 @@ int64_t workspace_of(const Problem& p, const Gradients& gradients) {
                    : workspace_as<QueriesWide<Bf16>, KeysWide<Bf16>>(p, gradients);
 }
 
-void backward_long(const Problem& p, const Gradients& gradients, void* stream) {
-  if (p.type == Type::bf16) return backward_long_bf16(p, gradients, stream);
-  return backward_long_f16(p, gradients, stream);
+void backward(const Problem& p, const Gradients& gradients, void* stream) {
+  if (p.type == Type::bf16) return backward_bf16(p, gradients, stream);
+  return backward_f16(p, gradients, stream);
 }
 
-void load_long(const Problem& p) {
-  if (p.type == Type::bf16) return load_forward_bf16(p), load_backward_bf16(p);
-  return load_forward_f16(p), load_backward_f16(p);
+void load_prefill(const Problem& p) {
+  if (p.type == Type::bf16) return load_prefill_bf16(p), load_backward_bf16(p);
+  return load_prefill_f16(p), load_backward_f16(p);
 }
 
 }  // namespace txl_cuda

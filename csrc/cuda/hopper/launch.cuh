@@ -11,8 +11,8 @@ using Narrow = ForwardShape<T, 64, 2, 3, 4>;
 template <class T>
 using Wide = ForwardShape<T, 128, 2, 2, 4>;
 
-inline LongProblem describe_call(const Problem& p) {
-  LongProblem x;
+inline PrefillProblem describe_call(const Problem& p) {
+  PrefillProblem x;
   static_cast<Problem&>(x) = p;
   for (const View* view : {&p.q, &p.u, &p.w, &p.out}) require_start(*view);
   x.k_rows = map_rows(p, p.k, p.B, p.L), x.v_rows = map_rows(p, p.v, p.B, p.L);
@@ -38,10 +38,10 @@ inline dim3 grid_of(const Problem& p, int64_t blocks) {
 }
 
 template <class S>
-void launch_long(const Problem& p, void* stream) {
+void launch_prefill(const Problem& p, void* stream) {
   const auto kernel = forward_kernel<S>;
   allow_shared(kernel, S::shared);
-  const LongProblem call = describe_call(p);
+  const PrefillProblem call = describe_call(p);
   TXL_LAUNCH(kernel, grid_of(p, (p.L + S::QUERIES - 1) / S::QUERIES * p.parts), S::THREADS, S::shared, stream, call);
   check_launch();
   if (p.parts == 1) return;
@@ -52,13 +52,13 @@ void launch_long(const Problem& p, void* stream) {
 }
 
 template <class T>
-void forward_long_as(const Problem& p, void* stream) {
-  if (p.D <= 64) return launch_long<Narrow<T>>(p, stream);
-  return launch_long<Wide<T>>(p, stream);
+void forward_prefill_as(const Problem& p, void* stream) {
+  if (p.D <= 64) return launch_prefill<Narrow<T>>(p, stream);
+  return launch_prefill<Wide<T>>(p, stream);
 }
 
 template <class T>
-void load_forward_as(const Problem& p) {
+void load_prefill_as(const Problem& p) {
   load_kernel(merge_kernel<T>);
   if (p.D <= 64) return allow_shared(forward_kernel<Narrow<T>>, Narrow<T>::shared);
   return allow_shared(forward_kernel<Wide<T>>, Wide<T>::shared);

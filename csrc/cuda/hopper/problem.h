@@ -1,4 +1,4 @@
-// A call of many queries as the Hopper kernels see it.
+// A prefill call as the Hopper kernels see it.
 #pragma once
 #include "../problem.h"
 #include "hardware.cuh"
@@ -14,7 +14,7 @@ struct RowsMap {
 
 // L of any size, D a multiple of 8 up to 128, rows at multiples of 16 bytes. part_keys is not used: the
 // tiles of keys that a block sees are split evenly in p.parts.
-struct LongProblem : Problem {
+struct PrefillProblem : Problem {
   RowsMap k_rows, v_rows, k_mem_rows, v_mem_rows, r_rows;
 };
 

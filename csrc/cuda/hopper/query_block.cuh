@@ -12,7 +12,7 @@ namespace txl_cuda {
 // A block of queries and its part of the keys.
 template <class S>
 struct QueryBlock {
-  const LongProblem& p;
+  const PrefillProblem& p;
   char* shared;
   Keys keys;
   int b, h = block_y(), part, first;  // first query
@@ -22,7 +22,7 @@ struct QueryBlock {
   int* seen;
 
   // number: of the block of queries of batch row b and its part of the keys.
-  TXL_DEVICE QueryBlock(const LongProblem& problem, char* memory, int batch_row, int number)
+  TXL_DEVICE QueryBlock(const PrefillProblem& problem, char* memory, int batch_row, int number)
       : p(problem), shared(memory), keys(problem), b(batch_row) {
     // The last queries see the most keys where attention is causal: they begin first.
     const int parts = static_cast<int>(p.parts), blocks = static_cast<int>((p.L + S::QUERIES - 1) / S::QUERIES);
@@ -79,7 +79,7 @@ struct QueryBlock {
 // All tiles, in the order in which they are used; by one thread. r's begin GROUPS before the first of k.
 template <class S>
 TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
-  const LongProblem& p = block.p;
+  const PrefillProblem& p = block.p;
   Producer<S::STAGES> k(block.k.empty()), v(block.v.empty());
   Producer<S::R_STAGES> r(block.r.empty());
   const auto load_r = [&](int j) {

@@ -42,7 +42,7 @@ inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&
 inline void require_start(const View& view) {
   if (reinterpret_cast<uintptr_t>(view.data) % 16)
     throw std::invalid_argument(
-        "backend='cuda' takes tensors that begin at multiples of 16 bytes where there are many queries or gradients; "
+        "backend='cuda' takes tensors that begin at multiples of 16 bytes in prefill and for gradients; "
         "backend='triton' takes any");
 }
 

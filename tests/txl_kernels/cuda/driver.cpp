@@ -10,12 +10,14 @@
 namespace txl_cuda {
 
 // The one instance that the call needs, for the compiler's time.
-void forward_f32(const Problem& p, void* stream) { launch<Shape<float, 16, 1, MAX_QUERIES, true>>(p, stream); }
-void forward_bf16(const Problem&, void*) { std::abort(); }
-void forward_f16(const Problem&, void*) { std::abort(); }
-void load_f32(const Problem&) { std::abort(); }
-void load_bf16(const Problem&) { std::abort(); }
-void load_f16(const Problem&) { std::abort(); }
+void forward_decode_f32(const Problem& p, void* stream) {
+  launch_decode<Shape<float, 16, 1, MAX_DECODE_QUERIES, true>>(p, stream);
+}
+void forward_decode_bf16(const Problem&, void*) { std::abort(); }
+void forward_decode_f16(const Problem&, void*) { std::abort(); }
+void load_decode_f32(const Problem&) { std::abort(); }
+void load_decode_bf16(const Problem&) { std::abort(); }
+void load_decode_f16(const Problem&) { std::abort(); }
 
 }  // namespace txl_cuda
 
@@ -75,9 +77,9 @@ int main() {
   p.drop_below = 0x4000u, p.keep_scale = 4.f / 3, p.seed = seed.there;
   p.q = q.view(), p.k = k.view(), p.v = v.view(), p.k_mem = k_mem.view(), p.v_mem = v_mem.view(), p.out = out.view();
   p.r = {r.there, 0, D, 0}, p.u = u.view(), p.w = w.view(), p.lse = lse.there;
-  const auto partial = unwritten(txl_cuda::split(p, 2));
+  const auto partial = unwritten(txl_cuda::split_decode(p, 2));
   p.partial = partial.there;
-  txl_cuda::forward(p, nullptr);
+  txl_cuda::forward_decode(p, nullptr);
   out.fetch(), lse.fetch();
   p.seed = seed.x.data();
 

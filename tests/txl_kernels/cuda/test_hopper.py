@@ -251,7 +251,7 @@ def test_more_than_a_grid_or_an_address_holds(emulated: Any, monkeypatch: pytest
 def test_a_raw_operators_gradients_are_refused_where_there_are_none(
     emulated: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its forward of few queries runs on any GPU."""
+    """Decode runs on any GPU."""
     use(monkeypatch, emulated, capability=(8, 0))
     call = as_fields(make_inputs(Case("", L=4, D=8), torch.bfloat16))
     out, _ = torch.ops.txl_kernels.rel_attention(*call, "cuda")

@@ -144,7 +144,7 @@ static int current = 0;
 extern "C" int cudaGetDevice(int* device) { return *device = current, 0; }
 extern "C" int cudaSetDevice(int device) { return std::printf("%d ", current = device), 0; }
 namespace txl_cuda {
-#define TXL_NONE(T) void forward_##T(const Problem&, void*) {} void load_##T(const Problem&) {}
+#define TXL_NONE(T) void forward_decode_##T(const Problem&, void*) {} void load_decode_##T(const Problem&) {}
 TXL_NONE(f32) TXL_NONE(bf16) TXL_NONE(f16)
 }
 int main() {

@@ -252,7 +252,8 @@ class XLNet(Accelerated):
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
-        """The entry "bi_data": whether the model gives the halves of the batch different encodings."""
+        """The entry "bi_data": whether the model gives the halves of the batch different
+        encodings."""
         configs = [m.config for m in ancestors if hasattr(m, "config")]
         return {"bi_data": any(getattr(config, "bi_data", False) for config in configs)} if configs else {}
 

@@ -1,0 +1,61 @@
+// The unit for pairs of bfloat16 by VDPBF16PS (AVX512_BF16): 16 sums of two products each. Products are exact, sums
+// rounded to nearest, denormals are zero.
+#pragma once
+#include "../generic/vector.h"
+
+namespace txl::TXL_ISA {
+namespace {
+
+constexpr int MR = 8;          // rows of a register tile
+constexpr int NR = 2 * LANES;  // columns: two vectors, so 16 of 32 registers accumulate
+constexpr int DEPTH = 2;       // a product sums over a multiple of it
+
+struct Unit {};  // nothing to prepare
+
+// c[i][0..NR) (+)= sum over k < n of a[i * lda + k] * b[k][0..NR), for i < MR; b in pairs of rows of
+// width ldb, n a multiple of DEPTH.
+template <bool ACCUMULATE>
+TXL_INLINE void micro(const bf16* a, int64_t lda, const bf16* b, int64_t ldb, int64_t n, float* c, int64_t ldc) {
+  vf acc[MR][2];
+  TXL_UNROLL(8)
+  for (int i = 0; i < MR; ++i) {
+    acc[i][0] = ACCUMULATE ? load(c + i * ldc) : vf{};
+    acc[i][1] = ACCUMULATE ? load(c + i * ldc + LANES) : vf{};
+  }
+  for (int64_t k = 0; k < n; k += 2) {
+    const __m512bh b0 = (__m512bh) * reinterpret_cast<const vu_any*>(b + k * ldb);
+    const __m512bh b1 = (__m512bh) * reinterpret_cast<const vu_any*>(b + k * ldb + NR);
+    TXL_UNROLL(8)
+    for (int i = 0; i < MR; ++i) {
+      int32_t word;
+      memcpy(&word, a + i * lda + k, 4);
+      const __m512bh x = (__m512bh)_mm512_set1_epi32(word);
+      acc[i][0] = _mm512_dpbf16_ps(acc[i][0], x, b0);
+      acc[i][1] = _mm512_dpbf16_ps(acc[i][1], x, b1);
+    }
+  }
+  TXL_UNROLL(8)
+  for (int i = 0; i < MR; ++i) {
+    store(c + i * ldc, acc[i][0]);
+    store(c + i * ldc + LANES, acc[i][1]);
+  }
+}
+
+// Keeps the unit busy: products of registers.
+static void busy(int64_t iterations) {
+  const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3F803F80), y = (__m512bh)_mm512_set1_epi32(0x3A003A00);
+  vf acc[2 * MR];
+  TXL_UNROLL(16)
+  for (int z = 0; z < 2 * MR; ++z) acc[z] = vf{};
+  for (int64_t n = 0; n < iterations; ++n) {
+    TXL_UNROLL(16)
+    for (int z = 0; z < 2 * MR; ++z) {
+      acc[z] = _mm512_dpbf16_ps(acc[z], x, y);
+      asm volatile("" : "+v"(acc[z]));  // used
+    }
+  }
+}
+static double operations_of(int64_t iterations) { return 2.0 * 2 * MR * 2 * LANES * static_cast<double>(iterations); }
+
+}  // namespace
+}  // namespace txl::TXL_ISA
