@@ -21,12 +21,13 @@ Written by `make report` from the records in `results/`; not edited by hand. How
 `pytest benchmarks/ --benchmark-only` (`--full` for the paper's sizes), in which implementations run
 in turns, each compared with a float64 reference before it is timed.
 """
-LEGEND = """A cell is the median of its rounds, milliseconds, with quartiles in brackets; the time as a multiple
-of the first implementation's; and the share of the limit measured in the same comparison:
-multiply-adds in registers (on a GPU, the library's matrix product) for the useful operations,
-visible pairs only; a plain read (a copy) for the bytes that must be read. A limit does the same in
-every round: where its median is over 1.2 times its fastest round, the comparison was disturbed, and
-no shares are given. MiB are the peak beyond the inputs (of a model, beyond the parameters).
+LEGEND = """A cell holds the median of the rounds in milliseconds, with quartiles in brackets; the time as a multiple
+of the first implementation's; and the share of the limit that was measured in the same comparison.
+For operations the limit is multiply-adds in registers (on a GPU, the library's matrix product), and
+only visible pairs count; for bytes it is a plain read (a copy) of those that must be read. A limit
+does the same work in every round: if its median is over 1.2 times its fastest round, other work
+disturbed the comparison, and no shares are given. MiB are peak memory beyond the inputs (of a model,
+beyond the parameters).
 """
 # Of two implementations each, another library's and ours.
 _LAYERS = "other libraries' layers"
