@@ -124,9 +124,7 @@ def prepare(
             vocabulary is of another unit or lacks its words; or the folder cannot be written.
     """
     passes = _Passes(progress)
-    found = Source(None if source is None else Path(source), passes.watch)
-    if found.folder is None:
-        passes.begin("looking", found.size)
+    found = Source(None if source is None else Path(source))
     rule = choose(found, options)
     reader = rule.read(found)
     if vocabulary is None:
