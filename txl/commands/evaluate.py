@@ -23,7 +23,7 @@ from txl.language_model import LanguageModel, load
 from txl.paper.recurrent import RecurrentNetwork
 from txl.precision import PRECISIONS
 from txl.text import corpus as data
-from txl.text import files
+from txl.text.preparing import encode_file
 from txl.text.readers import SPLITS
 from txl.text.streams import Counting
 from txl.text.vocabulary import Tokens
@@ -99,7 +99,8 @@ def evaluate_command(
     asked = Reading(None, clamp_len, zeros, method, segment)  # type: ignore[arg-type]
     where = pick_device(device)
     language_model = load(checkpoint, where)
-    tokens = split_of(language_model, source, split)
+    # One more, which tells a part from a whole text.
+    tokens = split_of(language_model, source, split, None if limit is None else limit + 1)
     score_at = functools.partial(language_model.evaluate, tokens, batch=batch, counting=counted)
     dtype = evaluation_dtype(precision, where)
     scores = []
@@ -113,10 +114,11 @@ def evaluate_command(
     _print(scores, language_model, how, how if dtype is None else f"{how} in bfloat16")
 
 
-def split_of(saved: LanguageModel, source: Path | None, split: str) -> Tokens:
+def split_of(saved: LanguageModel, source: Path | None, split: str, enough: int | None = None) -> Tokens:
     """Tokens of a text.
 
     source: a corpus, or a file, which is taken whole; None for the run's corpus.
+    enough: tokens of a file after which no more of it is read.
 
     Raises:
         TxlError: there is none, or the corpus has another vocabulary than the model.
@@ -125,7 +127,7 @@ def split_of(saved: LanguageModel, source: Path | None, split: str) -> Tokens:
         raise TxlError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     source = source or read_record(saved.path.parent).corpus
     if source.exists() and not source.is_dir():  # a pipe, too
-        return saved.vocabulary.encode(files.read(source))
+        return encode_file(saved.vocabulary, source, enough)
     corpus = data.load(source)
     if corpus.vocabulary != saved.vocabulary:
         raise TxlError(f"{source}: its vocabulary is not the one {saved.path} was trained with")

@@ -188,7 +188,7 @@ def attention_command(
     if chosen and not all(0 <= n < layers * n_head for n in chosen):
         raise TxlError(f"--heads must be from 1 to {layers * n_head}, got {heads}")
     window = max(language_model.attn_len, 2) if window is None else window
-    tokens = split_of(language_model, source, split)[:limit]
+    tokens = split_of(language_model, source, split, limit)[:limit]
     if len(tokens) < window + TARGETS:
         raise TxlError(
             f"the text has {len(tokens):,} tokens; a window of {window:,} and {TARGETS} targets need "

@@ -124,7 +124,9 @@ def prepare(
             vocabulary is of another unit or lacks its words; or the folder cannot be written.
     """
     passes = _Passes(progress)
-    found = Source(None if source is None else Path(source))
+    found = Source(None if source is None else Path(source), passes.watch)
+    if found.folder is None:
+        passes.begin("looking", found.size)
     rule = choose(found, options)
     reader = rule.read(found)
     if vocabulary is None:

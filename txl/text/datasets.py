@@ -7,7 +7,7 @@ from pathlib import Path
 from txl.errors import TxlError
 from txl.text import readers
 from txl.text.files import some
-from txl.text.readers import Layout, Reader, Source
+from txl.text.readers import CutFile, Layout, Reader, Source
 from txl.text.vocabulary import LINE_END, SENTENCE, Unit
 
 STANDARD_BYTES = 100_000_000  # of enwik8 and text8
@@ -91,12 +91,13 @@ class Rule:
 
 def _standard(name: str) -> Callable[[Source], Reader]:
     def read(source: Source) -> Reader:
-        size = source.contents.size
+        form, _, _, size = source.contents
         if size != STANDARD_BYTES:
             raise TxlError(f"{source}: {name} has {STANDARD_BYTES:,} bytes, this has {size:,}")
+        how = (f"{form}; " if form else "") + "standard splits"
         twentieth = STANDARD_BYTES // 20
         ends = (STANDARD_BYTES - 2 * twentieth, STANDARD_BYTES - twentieth)
-        return readers.cut_at(source, "standard splits", ends, strip=name == "text8")
+        return CutFile(source, f"{source} ({how})", ends, strip=name == "text8")
 
     return read
 
@@ -114,7 +115,7 @@ _ANY = (_PLAIN, _WIKITEXT, _layout(r"wiki\.{}\.raw"))
 
 
 def _named(*layouts: Layout, several: bool = False) -> Callable[[Source], Reader]:
-    return lambda source: readers.named(source, layouts, lines=True, several=several)
+    return lambda source: readers.named(source, layouts, lines=True, deep=True, several=several)
 
 
 def _any_text(unit: Unit) -> Callable[[Source], Reader]:
@@ -122,15 +123,18 @@ def _any_text(unit: Unit) -> Callable[[Source], Reader]:
 
     def read(source: Source) -> Reader:
         lines = unit == "words"
-        if source.folder is None and source.contents.names is None:
-            return readers.cut(source, lines=lines)
-        names = readers.names_in(source)
-        if source.path is not None and any(readers.has_all(names, layout) for layout in _ANY):
-            return readers.named(source, _ANY, lines=lines)
         if source.folder is not None:
+            top = [path.name for path in source.folder.iterdir()] if source.path is not None else []
+            if any(readers.has_all(top, layout) for layout in _ANY):
+                return readers.named(source, _ANY, lines=lines, deep=False)
             return readers.deal(source)
-        held = f"{len(names)} file(s) ({some(names)})"
-        raise TxlError(f"{source}: is an archive of {held}, no names of splits; unpack it first")
+        names = source.contents.names
+        if names is not None:
+            if not any(readers.has_all(names, layout) for layout in _ANY):
+                files = f"{len(names)} file(s) ({some(names)})"
+                raise TxlError(f"{source}: is an archive of {files}, no names of splits; unpack it first")
+            return readers.named(source, _ANY, lines=lines, deep=True)
+        return readers.cut(source, lines=lines)
 
     return read
 

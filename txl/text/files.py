@@ -21,27 +21,30 @@ from typing import IO, Any, NamedTuple
 from txl.errors import TxlError
 from txl.paths import AnyPath
 
-LARGEST_BYTES = 2_000_000_000  # of a text that is read at once
+LARGEST_BYTES = 2_000_000_000  # of what is decompressed, or comes from a pipe, to be held at once
 PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 8192
 _HEADER_BYTES = 1 << 20  # of a file in a .tar.gz, its name and attributes
 MAX_FILES = 100_000  # of an archive
 _OPENERS: dict[str, Any] = {"bzip2": bz2.open, "gzip": gzip.open, "xz": lzma.open}
-_FORMATS = {
-    "bzip2": re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"),
-    "gzip": re.compile(rb"\x1f\x8b\x08"),
-    "xz": re.compile(rb"\xfd7zXZ\0"),
-    "zip": re.compile(rb"PK(?:\x03\x04|\x05\x06|\x07\x08)"),
-    "zstd, 7z, compress, lz4, lzip, lzma or rar": re.compile(
-        rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18|7z\xbc\xaf\x27\x1c|\x1f\x9d|\x04\x22\x4d\x18|LZIP\x01"
-        rb"|\]\0\0..\xff{8}|Rar!\x1a\x07",
-        re.DOTALL,
-    ),
+_MAGIC = {
+    "bzip2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)",
+    "gzip": rb"\x1f\x8b\x08",
+    "xz": rb"\xfd7zXZ\0",
+    "zip": rb"PK(?:\x03\x04|\x05\x06|\x07\x08)",
+    "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
+    "7z": rb"7z\xbc\xaf\x27\x1c",
+    "compress": rb"\x1f\x9d",
+    "lz4": rb"\x04\x22\x4d\x18",
+    "lzip": rb"LZIP\x01",
+    "lzma": rb"\]\0\0..\xff{8}",
+    "rar": rb"Rar!\x1a\x07",
 }
 _MARKS = {  # UTF-32's first, as it begins with UTF-16's
     codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }  # fmt: skip
+_FORMATS = {name: re.compile(magic, re.DOTALL) for name, magic in _MAGIC.items()}
 _DAMAGE = (
     EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, struct.error, ValueError,
     IndexError, RecursionError, NotImplementedError,
@@ -68,20 +71,20 @@ class Contents(NamedTuple):
     size: int
 
 
-def look(path: AnyPath) -> Contents:
+def look(path: AnyPath, watch: Watch = lambda count: None) -> Contents:
     """Looks at what a file holds; reads it once, but for a plain text's beginning.
 
     Raises:
         TxlError: it cannot be read, is no regular file, no text, truncated, damaged or encrypted.
     """
     path = Path(path)
-    with _opened(path) as file:
-        form = _form(file, path)
+    with _regular(path) as file:
+        form, progress = _form(file, path), _Progress(file, watch)
         if form in ("zip", "tar.gz"):
-            names = _names(file, path)
+            names = _names(file, path, form, progress)
             if form == "tar.gz" or len(names) != 1:
                 return Contents(form, names, path.name, 0)
-        name, text = next(_members(file, path))
+        name, text = next(_members(file, path, form, progress))
         if form is not None:
             return Contents(form, None, PurePosixPath(name).name, sum(map(len, text)))
         next(text, b"")  # refused here where it is no text
@@ -93,58 +96,87 @@ def look(path: AnyPath) -> Contents:
 def members(path: AnyPath, watch: Watch = lambda count: None) -> Iterator[Member]:
     """Names and contents of the files in an archive, in its order; raises as `look`. Any other file
     is an archive of itself."""
-    path, seen = Path(path), 0
-    with _opened(path) as file:
-
-        def watched(text: Iterator[bytes]) -> Iterator[bytes]:
-            nonlocal seen
-            for piece in text:
-                watch(max(file.tell() - seen, 0))
-                seen = max(file.tell(), seen)
-                yield piece
-
-        for name, text in _members(file, path):
-            yield name, watched(text)
+    path = Path(path)
+    with _regular(path) as file:
+        yield from _members(file, path, _form(file, path), _Progress(file, watch))
 
 
 def pieces(path: AnyPath, watch: Watch = lambda count: None) -> Iterator[bytes]:
     """The text in a file; raises as `look`, or if it is an archive of several files."""
     path = Path(path)
-    with _opened(path) as file:
-        _check_one_text(file, path)
-    for _, text in members(path, watch):
-        yield from text
+    with _regular(path) as file:
+        yield from _only_text(file, path, _form(file, path), _Progress(file, watch))
 
 
 def read(path: AnyPath) -> bytes:
-    """The text in a file, or in a pipe, which is read to its end.
+    """The text in a file or a pipe; raises as `stream`."""
+    return b"".join(stream(path))
+
+
+def stream(path: AnyPath) -> Iterator[bytes]:
+    """The pieces that `read` joins, read as they are asked for.
 
     Raises:
-        TxlError: as `pieces`, but for pipes; or it is larger than LARGEST_BYTES.
+        TxlError: as `pieces`, but for pipes; or it is larger than LARGEST_BYTES without its
+            compression.
     """
-    path, held = Path(path), bytearray()
-    with _opened(path, pipes=True) as opened:
+    path = Path(path)
+    with _naming(path):
+        kind = path.stat().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind) or stat.S_ISDIR(kind)):
+            raise TxlError(f"{path}: is a device or a socket; a file or a pipe is needed")
+        file: IO[bytes] = path.open("rb")
+    with file:
+        if stat.S_ISFIFO(kind):
+            yield from _pipe_pieces(file, path)
+        else:
+            yield from _bounded_pieces(file, path)
+
+
+def _bounded_pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """The text in a file; TxlError where a compressed one is a decompression bomb."""
+    form, size = _form(file, path), 0
+    for piece in _only_text(file, path, form, _Progress(file, lambda count: None)):
+        size += len(piece)
+        if form is not None and size > LARGEST_BYTES:
+            raise TxlError(
+                f"{path}: holds more than {LARGEST_BYTES / 1e9:g} GB without its compression; "
+                "if it is meant to, decompress it and pass the plain file"
+            )
+        yield piece
+
+
+def _pipe_pieces(file: Any, path: Path) -> Iterator[bytes]:
+    """The text that a pipe gives until its writer is done; a compressed one is held first."""
+    with _naming(path):
+        head = b""
+        while len(head) < tarfile.BLOCKSIZE and (more := file.read1(PIECE_BYTES)):
+            head += more
+    if _format(head) is not None:
         with _naming(path):
-            file = opened if opened.seekable() else io.BytesIO(opened.read(LARGEST_BYTES + 1))
-        _check_one_text(file, path)
-        for piece in next(_members(file, path))[1]:
-            held += piece
-            if len(held) > LARGEST_BYTES:
-                raise TxlError(
-                    f"{path}: holds more than {LARGEST_BYTES / 1e9:g} GB of text, too much to be read at once; "
-                    "make a corpus of it (txl prepare)"
-                )
-    return bytes(held)
+            held = head + file.read(LARGEST_BYTES + 1)
+        _check_pipe(path, len(held))
+        yield from _bounded_pieces(io.BytesIO(held), path)
+        return
+    size, piece = 0, without_mark(head, str(path))
+    while piece:
+        size += len(piece)
+        _check_pipe(path, size)
+        yield piece
+        with _naming(path):
+            piece = file.read1(PIECE_BYTES)
+
+
+def _check_pipe(path: Path, size: int) -> None:
+    if size > LARGEST_BYTES:
+        raise TxlError(f"{path}: a pipe of more than {LARGEST_BYTES / 1e9:g} GB; write it to a file")
 
 
 @contextmanager
-def _opened(path: Path, *, pipes: bool = False) -> Iterator[IO[bytes]]:
-    """A regular file, or a pipe where `pipes` allows it, opened to be read."""
+def _regular(path: Path) -> Iterator[IO[bytes]]:
+    if path.exists() and not path.is_file():
+        raise TxlError(f"{path}: is no regular file; it is read more than once, so write it to one first")
     with _naming(path):
-        kind = path.stat().st_mode
-        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or (pipes and stat.S_ISFIFO(kind))):
-            what = " or pipe" if pipes else "; it is read more than once, so write it to one first"
-            raise TxlError(f"{path}: is no regular file{what}")
         file = path.open("rb")
     with file:
         yield file
@@ -159,6 +191,18 @@ def _naming(path: Path, form: str | None = None) -> Iterator[None]:
         if form is None:
             raise TxlError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
         raise TxlError(f"{path}: its {form} data is truncated or damaged: {error}") from error
+
+
+class _Progress:
+    """Tells how much more of a file has been read, by the decompressor or else."""
+
+    def __init__(self, file: IO[bytes], watch: Watch) -> None:
+        self._file, self._watch, self._seen = file, watch, 0
+
+    def update(self) -> None:
+        position = self._file.tell()
+        self._watch(max(position - self._seen, 0))
+        self._seen = max(position, self._seen)
 
 
 def _format(head: bytes) -> str | None:
@@ -177,10 +221,8 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _form(file: IO[bytes], path: Path) -> str | None:
-    """The form of a file that is read here, from its start; None for all else, which is text or
-    refused as such."""
+    """The form of a file that is read here; None for all else, which is text or refused as such."""
     with _naming(path):
-        file.seek(0)
         found = _format(file.read(_HEAD_BYTES))
         file.seek(0)
     if found == "gzip":
@@ -191,34 +233,35 @@ def _form(file: IO[bytes], path: Path) -> str | None:
     return found if found in (*_OPENERS, "zip", "tar.gz") else None
 
 
-def _members(file: IO[bytes], path: Path) -> Iterator[Member]:
-    form = _form(file, path)
+def _members(file: IO[bytes], path: Path, form: str | None, progress: _Progress) -> Iterator[Member]:
     if form == "zip":
-        yield from _zip_members(file, path)
+        yield from _zip_members(file, path, progress)
     elif form == "tar.gz":
-        yield from _tar_members(file, path)
+        yield from _tar_members(file, path, progress)
     else:
-        yield path.name, _text(file if form is None else _OPENERS[form](file), path, form, str(path))
+        stream = file if form is None else _OPENERS[form](file)
+        yield path.name, _text(stream, path, form, str(path), progress)
 
 
-def _names(file: IO[bytes], path: Path) -> list[str]:
+def _names(file: IO[bytes], path: Path, form: str, progress: _Progress) -> list[str]:
     """Names of the files in an archive; TxlError if they are more than MAX_FILES."""
-    found = [name for name, _ in islice(_members(file, path), MAX_FILES + 1)]
+    found = [name for name, _ in islice(_members(file, path, form, progress), MAX_FILES + 1)]
     if len(found) > MAX_FILES:
         raise TxlError(f"{path}: is an archive of more than {MAX_FILES:,} files; unpack it first")
     return found
 
 
-def _check_one_text(file: IO[bytes], path: Path) -> None:
-    """Raises TxlError if a file is a .tar.gz, or a zip of no file or of several."""
-    form = _form(file, path)
+def _only_text(file: IO[bytes], path: Path, form: str | None, progress: _Progress) -> Iterator[bytes]:
     if form == "tar.gz":
         raise TxlError(f"{path}: holds tar data within gzip, not text; unpack it first")
-    if form == "zip" and len(names := _names(file, path)) != 1:
-        raise TxlError(
-            f"{path}: the zip archive holds {len(names)} files ({some(names)}) and not one; "
-            "unpack it and pass the folder"
-        )
+    if form == "zip":
+        names = _names(file, path, form, progress)
+        if len(names) != 1:
+            raise TxlError(
+                f"{path}: the zip archive holds {len(names)} files ({some(names)}) and not one; "
+                "unpack it and pass the folder"
+            )
+    return next(_members(file, path, form, progress))[1]
 
 
 def some(names: list[str]) -> str:
@@ -248,7 +291,7 @@ def without_mark(head: bytes, what: str) -> bytes:
     return head.removeprefix(codecs.BOM_UTF8)
 
 
-def _text(stream: IO[bytes], path: Path, form: str | None, what: str) -> Iterator[bytes]:
+def _text(stream: IO[bytes], path: Path, form: str | None, what: str, progress: _Progress) -> Iterator[bytes]:
     """A text piece by piece; what: its name in messages.
 
     Raises:
@@ -256,18 +299,23 @@ def _text(stream: IO[bytes], path: Path, form: str | None, what: str) -> Iterato
     """
     with _naming(path, form):
         head = stream.read(_HEAD_BYTES)
-        found = _format(head)
-        if found is not None:
-            within = f" within {form}" if form else ""
-            raise TxlError(f"{what}: holds {found} data{within}, not text; unpack it first")
-        head = without_mark(head, what)
-        for at in range(0, len(head), PIECE_BYTES):
-            yield head[at : at + PIECE_BYTES]
-        while piece := stream.read(PIECE_BYTES):
-            yield piece
+    found = _format(head)
+    if found is not None:
+        held = f"is {found} data" if form is None else f"holds {found} data within {form}"
+        raise TxlError(f"{what}: {held}, not text; unpack it first")
+    head = without_mark(head, what)
+    for at in range(0, len(head), PIECE_BYTES):
+        yield head[at : at + PIECE_BYTES]
+    while True:
+        with _naming(path, form):
+            piece = stream.read(PIECE_BYTES)
+        progress.update()
+        if not piece:
+            return
+        yield piece
 
 
-def _zip_members(file: IO[bytes], path: Path) -> Iterator[Member]:
+def _zip_members(file: IO[bytes], path: Path, progress: _Progress) -> Iterator[Member]:
     with _naming(path, "zip"):
         archive = zipfile.ZipFile(file)
     for entry in archive.infolist():
@@ -276,12 +324,14 @@ def _zip_members(file: IO[bytes], path: Path) -> Iterator[Member]:
         if not entry.filename:
             raise TxlError(f"{path}: the zip archive holds a file without a name; unpack it first")
         if not entry.is_dir():
-            yield entry.filename, _zip_pieces(archive, entry, path)
+            yield entry.filename, _zip_pieces(archive, entry, path, progress)
 
 
-def _zip_pieces(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Iterator[bytes]:
-    with _naming(path, "zip"), archive.open(entry) as stream:
-        yield from _text(stream, path, "zip", f"{path}: {entry.filename}")
+def _zip_pieces(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, progress: _Progress) -> Iterator[bytes]:
+    with _naming(path, "zip"):
+        stream = archive.open(entry)
+    with stream:
+        yield from _text(stream, path, "zip", f"{path}: {entry.filename}", progress)
 
 
 class _Bounded:
@@ -313,20 +363,32 @@ class _Header(tarfile.TarInfo):
             raise tarfile.ReadError(f"header: {error}") from error
 
 
-def _tar_members(file: IO[bytes], path: Path) -> Iterator[Member]:
-    stream = _OPENERS["gzip"](file)
+def _tar_members(file: IO[bytes], path: Path, progress: _Progress) -> Iterator[Member]:
+    entries = _tar_entries(_OPENERS["gzip"](file))
+    while True:
+        with _naming(path, "tar.gz"):
+            entry = next(entries, None)
+        progress.update()
+        if entry is None:
+            return
+        name, packed = entry
+        yield name, _text(packed, path, "tar.gz", f"{path}: {name}", progress)
+
+
+def _tar_entries(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+    """Names and contents of an archive's files; raises what tarfile does."""
     bounded: Any = _Bounded(stream)
-    with _naming(path, "tar.gz"), tarfile.open(fileobj=bounded, mode="r|", tarinfo=_Header) as archive:
+    with tarfile.open(fileobj=bounded, mode="r|", tarinfo=_Header) as archive:
         while (member := archive.next()) is not None:
             if member.issparse():
                 raise tarfile.ReadError(f"{member.name!r} is a sparse file")
             packed = archive.extractfile(member) if member.isfile() else None
             if packed is not None:
                 bounded.left = None
-                yield member.name, _text(packed, path, "tar.gz", f"{path}: {member.name}")
+                yield member.name, packed
                 while packed.read(PIECE_BYTES):  # so that what is read next is a header
                     pass
             archive.members = []  # type: ignore[attr-defined]  # which would grow with the archive
             bounded.left = _HEADER_BYTES
-        while stream.read(PIECE_BYTES):  # so that the checksum of its compression is compared
-            pass
+    while stream.read(PIECE_BYTES):  # so that the checksum of its compression is compared
+        pass

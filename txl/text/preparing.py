@@ -6,9 +6,10 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,8 +78,10 @@ def _read_words(path: Path, *, lower: bool, end: str) -> WordVocabulary:
     return vocabulary
 
 
-def _whole_words(pieces: Pieces, source: str) -> Iterator[tuple[int, str]]:
+def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> Iterator[tuple[int, str]]:
     """Text cut at white space. Each split's last piece must end with white space.
+
+    names: of the splits, for messages.
 
     Raises:
         TxlError: it is not UTF-8, or a word is longer than LONGEST_WORD.
@@ -93,7 +96,7 @@ def _whole_words(pieces: Pieces, source: str) -> Iterator[tuple[int, str]]:
         try:
             yield split, piece[:cut].decode("utf-8")
         except UnicodeDecodeError as error:
-            where = f"byte {at[split] + error.start:,} of {SPLITS[split]}"
+            where = f"byte {at[split] + error.start:,} of {names[split]}"
             raise TxlError(f"{source}: is not UTF-8 ({where}), which words need; bytes do not") from error
         at[split] += cut
 
@@ -300,3 +303,32 @@ def _encoded(reader: Reader, vocabulary: Vocabulary, watch: Watch) -> Iterator[t
         return
     for n, piece in pieces:
         yield n, vocabulary.encode(piece)
+
+
+def encode_file(vocabulary: Vocabulary, path: Path, limit: int | None = None) -> Tokens:
+    """Tokens [n] of a text file: all of them, or the first `limit`, for which no more of it is read
+    than they take.
+
+    Raises:
+        TxlError: as `txl.text.files.read` and `Vocabulary.encode`.
+    """
+    if limit is None:
+        return vocabulary.encode(files.read(path))
+    found = [vocabulary.encode(b"")]
+    pieces, missing = files.stream(path), limit
+    if isinstance(vocabulary, WordVocabulary):
+        closed = ((0, piece) for piece in chain(pieces, [b" "]))
+        for _, text in _whole_words(closed, str(path), ["the text"]):
+            found.append(vocabulary.encode_text(text, missing))
+            missing -= len(found[-1])
+            if not missing:
+                break
+        return np.concatenate(found)
+    for piece in pieces:
+        while piece and missing:  # a vocabulary may drop some bytes
+            found.append(vocabulary.encode(piece[:missing]))
+            piece = piece[missing:]
+            missing -= len(found[-1])
+        if not missing:
+            break
+    return np.concatenate(found)

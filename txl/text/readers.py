@@ -5,10 +5,11 @@ import hashlib
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from txl.errors import TxlError
 from txl.text import files
@@ -27,6 +28,7 @@ class Source:
     """A path that exists, or None for Python's standard library; what it is, looked up once."""
 
     path: Path | None
+    watch: Watch = lambda count: None
 
     def __post_init__(self) -> None:
         """Raises TxlError: nothing is there, or it is a prepared corpus."""
@@ -57,63 +59,96 @@ class Source:
     @cached_property
     def contents(self) -> Contents:
         """The contents of the file; TxlError as `files.look`."""
-        return files.look(self.file)
+        return files.look(self.file, self.watch)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.file.stat().st_size
+
+
+class Reader(Protocol):
+    """A source whose splits can be read again and again.
+
+    Where lines are closed, each file and each split ends with a line end.
+    """
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def size(self) -> int:
+        """Bytes that one reading takes from disk."""
+        ...
+
+    def pieces(self, watch: Watch) -> Pieces:
+        """The text; TxlError if it is damaged."""
+        ...
 
 
 @dataclass(frozen=True)
-class Reader:
-    """A source whose splits can be read again and again.
-
-    Attributes:
-        size: bytes that one reading takes from disk.
-        pieces: gives the text; TxlError if it is damaged. Where lines are closed, each file and
-            each split ends with a line end.
-    """
-
-    description: str
-    size: int
-    pieces: Callable[[Watch], Pieces]
-
-
-def cut_at(source: Source, how: str, ends: tuple[int, int], *, lines: bool = False, strip: bool = False) -> Reader:
+class CutFile:
     """One file, cut at two places.
 
-    Args:
-        how: it is cut, for the description.
+    Attributes:
         ends: bytes before the end of train and of valid.
         lines: cut at the line ends that follow, and close the last line.
         strip: drop white space at both edges of each part.
     """
-    form = source.contents.form
 
-    def pieces(watch: Watch) -> Pieces:
-        text = files.pieces(source.file, watch)
-        parts = _cut_at(_closed(text) if lines else text, ends, lines)
-        return _stripped(parts) if strip else parts
+    source: Source
+    description: str
+    ends: tuple[int, int]
+    lines: bool = False
+    strip: bool = False
 
-    return Reader(f"{source} ({f'{form}; ' if form else ''}{how})", source.file.stat().st_size, pieces)
+    @property
+    def size(self) -> int:
+        return self.source.size
+
+    def pieces(self, watch: Watch) -> Pieces:
+        text = files.pieces(self.source.file, watch)
+        if self.lines:
+            return _with_all(_cut_at(_closed(text), self.ends, True), self.description)
+        parts = _cut_at(text, self.ends, False)
+        return _stripped(parts) if self.strip else parts
 
 
-def _folder(description: str, found: list[tuple[int, Path]], *, lines: bool) -> Reader:
+@dataclass(frozen=True)
+class Folder:
     """Files of a folder, each wholly in one split."""
 
-    def pieces(watch: Watch) -> Pieces:
-        for split, path in found:
-            yield from _in_split(split, files.pieces(path, watch), lines, str(path))
+    description: str
+    files: list[tuple[int, Path]]
+    lines: bool
 
-    return Reader(description, sum(path.stat().st_size for _, path in found), pieces)
+    @property
+    def size(self) -> int:
+        return sum(path.stat().st_size for _, path in self.files)
+
+    def pieces(self, watch: Watch) -> Pieces:
+        for split, path in self.files:
+            yield from _in_split(split, files.pieces(path, watch), self.lines, str(path))
 
 
-def _archive(source: Source, description: str, layout: Layout, *, lines: bool) -> Reader:
+@dataclass(frozen=True)
+class Archive:
     """Files of an archive whose names say their split."""
 
-    def pieces(watch: Watch) -> Pieces:
-        for name, text in files.members(source.file, watch):
-            split = _split_of(name, layout)
-            if split is not None:
-                yield from _in_split(split, text, lines, f"{source}: {name}")
+    source: Source
+    description: str
+    layout: Layout
+    lines: bool
 
-    return Reader(description, source.file.stat().st_size, pieces)
+    @property
+    def size(self) -> int:
+        return self.source.size
+
+    def pieces(self, watch: Watch) -> Pieces:
+        for name, pieces in files.members(self.source.file, watch):
+            split = _split_of(name, self.layout)
+            if split is not None:
+                yield from _in_split(split, pieces, self.lines, f"{self.source}: {name}")
 
 
 def _in_split(split: int, pieces: Iterable[bytes], lines: bool, what: str) -> Pieces:
@@ -124,23 +159,25 @@ def _in_split(split: int, pieces: Iterable[bytes], lines: bool, what: str) -> Pi
         yield split, piece
 
 
-def names_in(source: Source) -> list[str]:
-    """Names of the files in a folder and its folders, or in an archive; none for a single text."""
-    folder = source.folder
-    if folder is None:
-        return source.contents.names or []
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-
-
-def named(source: Source, layouts: Iterable[Layout], *, lines: bool, several: bool = False) -> Reader:
+def named(
+    source: Source, layouts: Iterable[Layout], *, lines: bool, deep: bool, several: bool = False
+) -> Folder | Archive:
     """The files of the first layout that has all three splits.
 
-    several: more than one file may belong to a split; a folder's are taken by name.
+    Args:
+        deep: look in the folders of a folder too.
+        several: more than one file may belong to a split; a folder's are taken by name.
 
     Raises:
         TxlError: no layout has them all, or one file too many, which are named.
     """
-    names = names_in(source)
+    folder = source.folder
+    if folder is None:
+        names = source.contents.names or []
+    else:
+        paths = folder.rglob("*") if deep else folder.iterdir()
+        names = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
+    layouts = list(layouts)
     for layout in layouts:
         if not has_all(names, layout):
             continue
@@ -150,10 +187,9 @@ def named(source: Source, layouts: Iterable[Layout], *, lines: bool, several: bo
             if len(double) > 1 and not several:
                 raise TxlError(f"{source}: holds {len(double)} files for {SPLITS[n]}: {', '.join(double[:3])}")
         description = f"{source} (its files say their split)"
-        if source.folder is None:
-            return _archive(source, description, layout, lines=lines)
-        folder = source.folder
-        return _folder(description, sorted((split, folder / name) for split, name in found), lines=lines)
+        if folder is None:
+            return Archive(source, description, layout, lines)
+        return Folder(description, sorted((split, folder / name) for split, name in found), lines)
     wanted = "; or ".join(", ".join(map(_readable, layout)) for layout in layouts)
     raise TxlError(f"{source}: its files must be {wanted}")
 
@@ -163,7 +199,7 @@ def has_all(names: Iterable[str], layout: Layout) -> bool:
     return {_split_of(name, layout) for name in names} >= {0, 1, 2}
 
 
-def deal(source: Source) -> Reader:
+def deal(source: Source) -> Folder:
     """The files of a folder, 90/5/5: by a hash of their paths, each to the split most behind.
 
     Raises:
@@ -182,7 +218,7 @@ def deal(source: Source) -> Reader:
         sizes[into] += size
     if not all(sizes):
         raise TxlError(f"{source}: its files are too few or too uneven to deal out 90/5/5; pass one file instead")
-    return _folder(f"{source}, {len(texts)} files dealt out 90/5/5", dealt, lines=True)
+    return Folder(f"{source}, {len(texts)} files dealt out 90/5/5", dealt, lines=True)
 
 
 def _texts_of(source: Source) -> list[tuple[Path, int]]:
@@ -200,15 +236,15 @@ def _texts_of(source: Source) -> list[tuple[Path, int]]:
     return sorted(found, key=lambda it: hashlib.sha256(os.fsencode(it[0].relative_to(folder).as_posix())).digest())
 
 
-def cut(source: Source, *, lines: bool) -> Reader:
+def cut(source: Source, *, lines: bool) -> CutFile:
     """A file cut 90/5/5 by bytes; TxlError if it is too short."""
-    size = source.contents.size
+    form, _, _, size = source.contents
     if not size:
         raise TxlError(f"{source}: the file is empty")
     if size < LEAST_BYTES:
         raise TxlError(f"{source}: {size} bytes are too few to split 90/5/5; at least {LEAST_BYTES} are needed")
-    how = "split 90/5/5 by bytes" + (", at line ends" if lines else "")
-    return cut_at(source, how, (size - 2 * (size // 20), size - size // 20), lines=lines)
+    how = (f"{form}; " if form else "") + "split 90/5/5 by bytes" + (", at line ends" if lines else "")
+    return CutFile(source, f"{source} ({how})", (size - 2 * (size // 20), size - size // 20), lines=lines)
 
 
 def _closed(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -240,6 +276,21 @@ def _cut_at(pieces: Iterable[bytes], ends: tuple[int, int], lines: bool) -> Piec
         if piece:
             yield split, piece
         at += len(piece)
+
+
+def _with_all(parts: Pieces, what: str) -> Pieces:
+    """The splits of a text that is cut at line ends; TxlError if it has too few for all three."""
+    last = lines = returns = 0
+    for last, piece in parts:
+        lines, returns = lines + piece.count(b"\n"), returns + piece.count(b"\r")
+        yield last, piece
+    if lines and last < len(SPLITS) - 1:
+        how = (
+            "its lines end with CR alone; make them end with LF: tr '\\r' '\\n' < FILE > NEW"
+            if returns > lines
+            else "break them into more (fold -s -w 1000 FILE > NEW), or pass a folder with train.txt, valid.txt and test.txt"
+        )
+        raise TxlError(f"{what}: the {SPLITS[last + 1]} split is empty, since the text has {lines} line(s) only; {how}")
 
 
 def _stripped(pieces: Pieces) -> Pieces:

@@ -201,9 +201,9 @@ class WordVocabulary:
         except UnicodeDecodeError as error:
             raise TxlError(f"the text is not UTF-8 (at byte {error.start}); words need UTF-8") from error
 
-    def encode_text(self, text: str) -> Tokens:
-        """As `encode`, of text that is decoded already."""
-        words = words_of(text, self.lower, self.end, self.ascii_space)
+    def encode_text(self, text: str, limit: int | None = None) -> Tokens:
+        """As `encode`, of text that is decoded already; limit: only the first so many tokens."""
+        words = words_of(text, self.lower, self.end, self.ascii_space)[:limit]
         unknown = self.unknown
         found = map(self._table.get, words, repeat(-1 if unknown is None else unknown))
         tokens = np.fromiter(found, np.int64, len(words))

@@ -1,6 +1,7 @@
 """Every data set's rule on tiny files, against tokens written by hand."""
 
 import bz2
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -291,14 +292,31 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
         PrepareOptions(**options)
 
 
-@pytest.mark.parametrize("text", ["some words " * 500, ("some words " * 500 + "\n") * 10, "some words\r" * 500])
-def test_too_few_lines_for_three_splits(text: str, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(text.encode())
-    with pytest.raises(
-        TxlError, match=r"a.txt \(split 90/5/5 by bytes, at line ends\): the (valid|test) split is empty"
-    ):
-        prepared(tmp_path / "a.txt", tmp_path / "c", rule="words")
-    assert not (tmp_path / "c").exists()
+FEW_LINES = {
+    "one": ("some words " * 500, r"test.txt|fold -s", 1),
+    "ten": (("some words " * 500 + "\n") * 10, r"test.txt|fold -s", 10),
+    "three, short": ("some words of a text\n" * 3, r"test.txt|fold -s", 3),
+    "CR": ("some words\r" * 500, r"CR alone; .*tr '\\r' '\\n'", 1),
+    "CR, no spaces": ("words\r" * 500, r"CR alone; .*tr '\\r' '\\n'", 1),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("case", FEW_LINES)
+def test_too_few_lines_for_three_splits(
+    case: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cause is named, and a command that mends it."""
+    monkeypatch.setattr("txl.text.preparing.LONGEST_WORD", 100)
+    monkeypatch.setattr("txl.text.files.PIECE_BYTES", 256)
+    text, message, lines = FEW_LINES[case]
+    (tmp_path / "a.txt").write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    why = rf"a.txt .*: the (valid|test) split is empty, since the text has {lines} line\(s\) only; .*({message})"
+    for options in ({}, {"vocabulary": written(tmp_path, {"v": "<eos>\n<unk>\nsome\n"}) / "v"}):
+        with pytest.raises(TxlError, match=why):
+            prepared(tmp_path / "a.txt", tmp_path / "c", rule="words", **options)
+        assert not (tmp_path / "c").exists()
+    assert prepared(tmp_path / "a.txt", tmp_path / "d", rule="bytes").vocabulary.unit == "bytes"
 
 
 def test_lines_that_end_with_cr_and_lf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
