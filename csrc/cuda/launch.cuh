@@ -1,4 +1,4 @@
-// What every launch needs of CUDA's runtime; nothing where the kernels are emulated.
+// CUDA runtime calls around a launch. Where the kernels are emulated they do nothing.
 #pragma once
 #include <stdexcept>
 #include <string>

@@ -1,4 +1,4 @@
-// What the kernels use of CUDA, so that the same source also compiles as host C++ against the
+// All that the kernels use of CUDA, so that the same source also compiles as host C++ against the
 // tests' emulation of it.
 #pragma once
 #include <cstdint>

@@ -261,7 +261,7 @@ TXL_INLINE void add_up(const Item& item, int64_t count, int64_t offset, float fa
   write_row(out, sum, factor, D);
 }
 
-// What the items left: dq over the chunks, if there are several; dr, dr_bias, du, dw over groups and chunks.
+// Adds up the sums of the items: dq over the chunks, if there are several; dr, dr_bias, du, dw over groups and chunks.
 template <class T>
 static void add_up_items(const Problem& p, const Gradients& g, const BackwardPlan& plan, const Seen& seen,
                          const float* dq_parts, const float* items, float* scratch, int64_t per_thread) {

@@ -36,7 +36,7 @@ struct BackwardPlan {
     rhos = dr || dr_bias ? round_up(rhos + 2 * BLOCK_L + 3 * NR, NR) : 0;  // blocks stand out at both ends
   }
   int64_t items(const Problem& p) const { return groups * p.H * chunks; }
-  // Of the chunk that starts at key j0.
+  // The first rho of the chunk that starts at key j0.
   int64_t first_rho(const Problem& p, int64_t j0) const {
     return max_of(rho_of(p, p.L - 1 + BLOCK_L - 1, j0), max_of(rhos_met.low - MR - NR, 0)) / NR * NR;
   }
@@ -62,7 +62,8 @@ struct Sums {
         dr_bias(item + plan.dr_bias_offset()) {}
 };
 
-// Of each query, at (b * H + h) * L + i: its weights are norm * e^(score - lse), its dS are weights times (dP - delta).
+// Stats of each query, at (b * H + h) * L + i: its weights are norm * e^(score - lse), its dS are weights times (dP -
+// delta).
 struct QueryStats {
   Buffer memory;
   float *lse, *norm, *delta;

@@ -105,7 +105,7 @@ TXL_INLINE void add_to_both(const float* row, int64_t Dp, float* sum, float* dq)
   }
 }
 
-// What query i gets from those keys, and the tables from it.
+// Adds what those keys contribute to dq of query i, and what it contributes to the gradients of the tables.
 template <class T>
 static void decode_backward_query(const Problem& p, const BackwardPlan& plan, const Part& at, int64_t i, int64_t j0,
                                   Range keys, const DecodeBackwardScratch& s, const Sums& sums) {

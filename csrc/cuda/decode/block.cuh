@@ -1,4 +1,4 @@
-// What a block works on: one (b, h), one part of the keys, and what the queries see of it.
+// The work of a block: one (b, h), one part of the keys, and the keys of it that the queries see.
 #pragma once
 #include "rows.cuh"
 #include "../visible.cuh"
@@ -40,7 +40,7 @@ TXL_DEVICE Hull seen_in_part(const DecodeProblem& p, int64_t b, int i, int64_t f
   return {from, to, i - to + 1, i - from + 1};
 }
 
-// Of all queries, in every thread; and what each query sees, in shared memory. One lane of Q does
+// The hull of all queries, in every thread; each query's own keys, in shared memory. One lane of Q does
 // the work for a query.
 template <class S>
 TXL_DEVICE Hull hull_of_part(const DecodeProblem& p, int64_t b, int64_t first_key, int keys, float* from, float* to) {

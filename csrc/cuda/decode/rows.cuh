@@ -52,7 +52,7 @@ TXL_DEVICE int column(int chunk) {
   return (chunk * S::LANES + lane<S>()) * S::E;
 }
 
-// Asks for this thread's part of the tile that begins at row `first`; what lies beyond D or outside
+// Issues the loads of this thread's part of the tile that begins at row `first`; what lies beyond D or outside
 // rows [from, to) is 0.
 template <class S, class RowAt>
 TXL_DEVICE void fetch(Tile<S>& tile, int D, int first, int from, int to, const RowAt& row_at) {
@@ -106,7 +106,7 @@ TXL_DEVICE int in_quarters(int d) {
 }
 
 // Dot products of the rows [from, to) with L queries, [Q][WIDTH] in quarters, 0 beyond D and L:
-// use(row, q, product) is called by one lane for each. `tile` is the first, already asked for.
+// use(row, q, product) is called by one lane for each. `tile` is the first, its loads issued.
 template <class S, class RowAt, class Use>
 TXL_DEVICE void products(const DecodeProblem& p, const float* queries, Tile<S>& tile, int from, int to,
                          const RowAt& row_at, const Use& use) {

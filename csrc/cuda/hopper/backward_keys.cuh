@@ -60,7 +60,7 @@ struct KeyBlock {
 
   TXL_DEVICE int64_t bh() const { return b * p.H + h; }
   TXL_DEVICE int first_key(int t) const { return (tile + t) * SIDE - keys.before; }
-  // Of row 0 of r's tile j: the first query of step j to the block's first key.
+  // The distance of row 0 of r's tile j: from the first query of step j to the block's first key.
   TXL_DEVICE int distance(int j) const { return static_cast<int>(p.M) + first + j * SIDE - first_key(0); }
   TXL_DEVICE uint32_t address(int at) const { return shared_address(shared) + static_cast<uint32_t>(at); }
 };
@@ -89,8 +89,8 @@ TXL_DEVICE void load_queries_and_distances(const KeyBlock<S>& block) {
   }
 }
 
-// What each query of a step left and sees, to shared memory: 16 bytes a query. What comes to a query that
-// sees nothing may be anything, and meets a weight of 0: it is cleared. By a warp.
+// Loads each query's stats and its interval of keys to shared memory, 16 bytes a query; by a warp. The row of dout of a
+// query that sees no key may hold anything and meets a weight of 0: it is cleared.
 template <class S>
 TXL_DEVICE void load_stats(const KeyBlock<S>& block) {
   const BackwardProblem& p = block.p;
@@ -325,7 +325,7 @@ class KeysGroup {
       for (int h = 0; h < 2; ++h) {
         float x[2];
         unpack(T(), k[n + h], x);
-        if (sums[h] == 0) continue;  // a key that nobody sees may hold anything
+        if (sums[h] == 0) continue;  // a key that no query sees may hold anything
         total[0] += sums[h] * x[0], total[1] += sums[h] * x[1];
       }
       TXL_UNROLL

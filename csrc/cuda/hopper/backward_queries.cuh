@@ -30,7 +30,7 @@ struct QueriesShape {
   static_assert(shared <= MAX_SHARED);
 };
 
-// Rows of k and of r that nobody sees may hold anything, and meet a dS of 0.
+// Clears rows of k and of r that no query sees: they may hold anything, and meet a dS of 0.
 template <class S>
 TXL_DEVICE void clear_keys_and_distances(const QueryBlock<S>& block) {
   PipelineState<S::STAGES> k;
@@ -43,8 +43,8 @@ TXL_DEVICE void clear_keys_and_distances(const QueryBlock<S>& block) {
 }
 
 constexpr float LOG2_LN2 = -0.5287663729448977f;
-// Of |lse|, in base 2: its rounding changes weights by 1% here, as much as that of bfloat16; gradients of what is
-// larger are NaN rather than wrong.
+// The largest |lse|, in base 2: its rounding changes weights by 1% here, as much as that of bfloat16; gradients of what
+// is larger are NaN rather than wrong.
 constexpr float MAX_LSE = 65536;
 
 // One warpgroup's queries.

@@ -1,4 +1,4 @@
-// What a warpgroup's queries are and see.
+// A warpgroup's queries, and the keys that they see.
 #pragma once
 #include "../visible.cuh"
 #include "prefill_problem.h"

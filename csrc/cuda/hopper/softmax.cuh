@@ -23,7 +23,7 @@ TXL_DEVICE uint32_t draw_keep_mask(const Problem& p, int64_t bh, int64_t query, 
   return keep_mask;
 }
 
-// Of this thread's queries, rows lane / 4 and 8 more of its warp's 16.
+// The softmax of this thread's two queries, rows lane / 4 and lane / 4 + 8 of its warp's 16.
 class Softmax {
  public:
   // low, high: keys that each query sees. query: index of the first in its batch row.
