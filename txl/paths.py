@@ -221,7 +221,7 @@ def lock_file(path: Path) -> int | None:
 def lock_folder(folder: Path, *, shared: bool = False) -> int | None:
     """Lock a folder as `lock_file` does a file, and leave no file there.
 
-    shared: with others that share it, as those do who read.
+    shared: a shared lock, as readers take it; else an exclusive one.
     """
     descriptor = os.open(folder, _DIRECTORY)
     return _locked(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)

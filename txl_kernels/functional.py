@@ -1,5 +1,5 @@
-"""Attention as functions: `rel_attention` checks its arguments once, chooses a backend, calls it;
-`rel_attention_weights` is for who wants to look at the weights themselves."""
+"""Attention as functions: `rel_attention` checks its arguments once, chooses a backend and runs it;
+`rel_attention_weights` returns the softmax weights."""
 
 import functools
 import math

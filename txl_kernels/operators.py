@@ -10,7 +10,7 @@ modes, profiling and tensor subclasses; a call without any of these gives the sa
 same autograd graph, without it, and what was checked once holds again.
 
 The derivative is there once, for the three ways in which torch asks for it: the operators carry it
-for whoever watches, an autograd function with `setup_context` for torch.func.grad, which those of
+for tracers and modes, an autograd function with `setup_context` for torch.func.grad, which those of
 torch.library lack, and one without operators for ordinary calls.
 """
 
@@ -81,7 +81,7 @@ def is_plain() -> bool:
 
 
 def is_open() -> bool:
-    """Whether nobody wants to see operators, the profiler included."""
+    """Whether no torch feature has to see operators, the profiler included."""
     return is_plain() and not _profiling()
 
 

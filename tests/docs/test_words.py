@@ -17,6 +17,7 @@ FORBIDDEN = [  # in Markdown, docstrings and comments; what is in backticks is a
     r"few queries|long calls?",
     r"turn(ed|s)? round",
     r"hindrances?",
+    r"(nobody|somebody|whoever|who) (sees?|watch(es)?|wants?|knows?|needs?|reads?)",
     r"forms beyond",
     r"\A(Of|What|Whether)",  # of a docstring; predicates may begin with Whether
 ]

@@ -42,13 +42,13 @@ def one_line(why: str) -> str:
 
 
 def output_is_gone() -> None:
-    """Says on stderr that nobody reads what is printed, and prints to nowhere from now on."""
+    """Say on stderr that the output's reader is gone, and discard what is printed from now on."""
     discard(sys.stdout.fileno())
     tell("the reader of the output is gone; the command goes on without it")
 
 
 class PatientConsole(Console):
-    """Console that goes on when nobody reads its output; rich's own ends the program."""
+    """Console that continues when its output's reader is gone; rich's own ends the program."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

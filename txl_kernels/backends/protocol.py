@@ -73,7 +73,7 @@ class Backend(Protocol):
         self, call: Call, prepared: Prepared | None = None, need_lse: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """(out [B, H, L, D of v] in q's dtype, lse [B, H, L]) of a checked call; lse may be None
-        where nobody needs it."""
+        where it is not needed."""
 
 
 class Kernels(Backend, Protocol):

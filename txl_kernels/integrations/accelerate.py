@@ -229,8 +229,8 @@ def _check(model: Any, streaming: Any, weights: Any, window: Any, verify: Any, e
 def judge(
     name: str, module: nn.Module, above: Sequence[nn.Module], verify: bool = False
 ) -> tuple[Row | None, Peer | None]:
-    """The decision about a module that is not accelerated: its row in a report, None for one that
-    nobody knows; and the peer whose adapter it gets, or None.
+    """The decision about a module that is not accelerated: its row in a report, None for an unknown
+    module; and the peer whose adapter it gets, or None.
 
     above: the modules that hold it, outermost first.
     """

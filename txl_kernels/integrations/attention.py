@@ -150,7 +150,7 @@ def attend(
 
 def dropout_of(dropout: nn.Module) -> float:
     """The rate that a Dropout module applies now: it may be in another mode than the attention
-    around it. NaN for a module of another kind, of which nobody knows it."""
+    around it. NaN for a module of another kind, whose rate is unknown."""
     if type(dropout) is nn.Dropout:
         return float(dropout.p) if dropout.training else 0.0
     return 0.0 if type(dropout) is nn.Identity else math.nan

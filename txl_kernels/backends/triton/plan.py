@@ -97,7 +97,7 @@ class Plan(NamedTuple):
     T: int
     D: int
     D_V: int  # width of values
-    k_mem: Operand  # k and v in place of a memory nobody sees, of which nothing is read
+    k_mem: Operand  # k and v in place of a memory that no query sees; nothing of it is read
     v_mem: Operand
     unseen: int  # rows of k_mem and v_mem before any window
     r: Operand | None

@@ -1,5 +1,5 @@
-"""FireRedASR's Conformer. It returns its weights always, which nobody reads; see `accelerate`'s
-`weights`."""
+"""FireRedASR's Conformer. It always returns its weights, although no caller reads them; see
+`accelerate`'s `weights`."""
 
 from typing import Any
 

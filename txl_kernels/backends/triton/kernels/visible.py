@@ -134,8 +134,8 @@ def segment_source(K, k_strides, V, v_strides, start, place, visible, sizes, k_l
 
 # Before backward with bounds: which queries see each key and use each row of r.
 #
-# It bounds the walks over queries, and keeps rows that nobody sees, which may hold anything, out of
-# the products.
+# It bounds the loops over queries, and keeps rows that no query sees out of the products: they may
+# hold any values.
 
 
 @triton.jit(do_not_specialize=["L", "M", "T", "zero_row", "left", "right"])
@@ -144,10 +144,11 @@ def reach_kernel(
     start_batch, start_query, end_batch, end_query, L, M, T, zero_row, left, right,
     CELLS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Program (batch row, CELLS keys and CELLS rows of r): who sees the key, who uses the row.
+    """Program (batch row, CELLS keys and CELLS rows of r): first and last
+    query that sees the key, or uses the row.
 
-    First and last query. KEY_FIRST, KEY_LAST: int32 [B, S]; ROW_FIRST, ROW_LAST: int32 [B, T].
-    Nobody: NEVER and -1.
+    KEY_FIRST, KEY_LAST: int32 [B, S]; ROW_FIRST, ROW_LAST: int32 [B, T].
+    Without such a query: NEVER and -1.
     """
     sizes = Sizes(1, L, M, T, zero_row, left, right)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
