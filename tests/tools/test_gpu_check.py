@@ -171,7 +171,7 @@ def test_a_module_for_another_gpu_is_built_anew(monkeypatch: pytest.MonkeyPatch)
     assert misfit(7, (9, 0)) is None
     assert misfit(0, (9, 0)) == "the module ends waits after 7 clocks, 0 are wanted"
     assert misfit(7, (8, 0)) == "the module is for 90a-real, this GPU is 80-real"
-    monkeypatch.setattr(cuda, "native", NativeModule(missing="it is not here"))
+    monkeypatch.setattr(cuda, "native", NativeModule(why_not_loaded="it is not here"))
     assert misfit(7, (9, 0)) == "it is not here"
 
 

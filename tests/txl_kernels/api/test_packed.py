@@ -62,7 +62,7 @@ def test_a_compiled_layer() -> None:
         ({"cu_seqlens": torch.tensor([0, TOTAL + 1])}, f"at most total={TOTAL}, got 0 to {TOTAL + 1}"),
         ({"cu_seqlens": torch.tensor([1, TOTAL])}, f"must rise from 0 .*, got 1 to {TOTAL}"),
         ({"cu_seqlens": torch.tensor([0, 9, 5])}, "must rise from 0 .*, with a step down"),
-        ({"cu_seqlens": torch.zeros(0, dtype=torch.int32)}, r"cu_seqlens must be \[texts \+ 1\], got shape \[0\]"),
+        ({"cu_seqlens": torch.zeros(0, dtype=torch.int32)}, r"cu_seqlens must be \[sequences \+ 1\], got shape \[0\]"),
     ],
     ids=lambda x: x if isinstance(x, str) else None,
 )
