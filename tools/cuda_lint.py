@@ -24,7 +24,7 @@ import triton
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TABLE = Path(__file__).with_name("cuda_table.json")
 GROWTH = 1.05  # of instructions
-THREADS, REGISTERS = 128, 65536  # of a block, as in csrc/cuda/rows.cuh; of a multiprocessor
+THREADS, REGISTERS = 128, 65536  # of a block, as in csrc/cuda/simt.h; of a multiprocessor
 ROWS = 4  # of a tile, in a thread
 NO_COUNTER = 7  # of an instruction that raises none
 MORE_TRIPS = 2  # than in the table: ptxas moves a load or two

@@ -106,7 +106,7 @@ case $number in
     step API 180 "${many[@]}" "${marked[@]}" "${longer[@]}"
     device "same bits" 60 "${alone[@]}" "${marked[@]}" $kernels/triton $kernels/cuda -k "same_bits or fixed_order"
     device "driver built" 90 nvcc -std=c++17 -arch=native -I csrc/cuda -x cu tests/txl_kernels/cuda/driver.cpp \
-      csrc/cuda/launch.cu -o "$scratch/driver"
+      csrc/cuda/decode/decode_launch.cu -o "$scratch/driver"
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     for tool in racecheck initcheck synccheck; do
       device "$tool, CUDA C++" 40 $(sanitizer $tool) "$scratch/driver"

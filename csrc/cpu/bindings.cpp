@@ -73,7 +73,7 @@ void exp_of(int64_t x, int64_t y, int64_t n) {
   txl::kernels().probes.exp(reinterpret_cast<const float*>(x), reinterpret_cast<float*>(y), n);
 }
 
-// Of a bool mask [B, L, S] whose last axis is contiguous; start and end: int32 [B, L], contiguous.
+// Intervals of a bool mask [B, L, S] whose last axis is contiguous; start and end: int32 [B, L], contiguous.
 int64_t intervals_of(const py::handle& mask, int64_t B, int64_t L, int64_t S, bool visible, const py::handle& start,
                      const py::handle& end, int threads) {
   const txl::View seen = txl::view_of(mask);

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "problem.h"
+#include "cpu_problem.h"
 
 namespace txl {
 
@@ -14,7 +14,7 @@ struct Calls {
   void (*backward)(const Problem&, const Gradients&);
 };
 
-// What the machine itself can do, for benchmarks to put beside a kernel; and the kernels' exp, for a test of its
+// Probes of the machine, for benchmarks to compare a kernel with; and the kernels' exp, for a test of its
 // accuracy.
 struct Probes {
   double (*fma)(int64_t iterations, int threads);                // keeps the float32 units busy; operations done
@@ -44,7 +44,7 @@ const Kernels& kernels();
 // lacks it, or has AMX.
 double pairs_over_floats();
 
-// What this processor has and the system keeps from this process, and why; or an empty string.
+// An instruction set that the processor has and the system keeps from this process, and why; or an empty string.
 std::string refused();
 
 // Chooses anew: "" for the best one. For tests, which run every instruction set in one process.

@@ -3,7 +3,7 @@
 // header from elsewhere stands before. Between them no template of the standard library is instantiated: the linker
 // could give that code to callers that run on an older processor.
 #include "generic/instruction_set.h"
-#include "problem.h"
+#include "cpu_problem.h"
 #include "runtime.h"
 
 #ifdef TXL_ISA

@@ -37,7 +37,7 @@ class DecodePlan {
   DecodePlan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below, int multiprocessors,
              int device)
       : device_(device) {
-    txl_cuda::Problem p;
+    txl_cuda::DecodeProblem p;
     static_cast<txl::Attention&>(p) = txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
     const int64_t unit = p.type == txl::Type::f32 ? 4 : 8;
     p.aligned = rows_aligned(p.k, p.B, p.H, p.L, unit) && rows_aligned(p.v, p.B, p.H, p.L, unit) &&
@@ -65,7 +65,7 @@ class DecodePlan {
                int64_t stream) const {
     txl::Attention given = strided_;
     txl::point_to(given, call, out, lse);
-    txl_cuda::Problem p = starts_aligned(given) ? strided_ : anywhere_;
+    txl_cuda::DecodeProblem p = starts_aligned(given) ? strided_ : anywhere_;
     static_cast<txl::Attention&>(p) = given;
     p.seed = static_cast<const int64_t*>(txl::pointer_of(call[txl::SEED]));
     p.partial = reinterpret_cast<float*>(partial);
@@ -75,7 +75,7 @@ class DecodePlan {
     });
   }
 
-  const txl_cuda::Problem& problem() const { return strided_; }
+  const txl_cuda::DecodeProblem& problem() const { return strided_; }
 
  private:
   // Whether the first row of each is at a multiple of 16 bytes.
@@ -85,7 +85,7 @@ class DecodePlan {
     return true;
   }
 
-  txl_cuda::Problem strided_, anywhere_;
+  txl_cuda::DecodeProblem strided_, anywhere_;
   int device_;  // the GPU's number; -1: the current one
   int64_t workspace_ = 0;
 };

@@ -1,6 +1,7 @@
 // Elements of tensors: float, and the 16-bit types as bits, converted to and from float; 16 bytes
 // of them at a time.
 #pragma once
+#include "cuda_problem.h"
 #include "simt.h"
 
 namespace txl_cuda {
@@ -38,6 +39,12 @@ TXL_DEVICE float element<Bf16>(const Chunk& c, int n) {
 template <>
 TXL_DEVICE float element<F16>(const Chunk& c, int n) {
   return half_to_float(static_cast<uint16_t>(c.word[n / 2] >> (n % 2 * 16)));
+}
+
+// The row of a tensor, or where it would lie.
+template <class T>
+TXL_DEVICE const T* row_of(const View& x, int64_t n0, int64_t n1, int64_t n2) {
+  return static_cast<const T*>(x.data) + n0 * x.s0 + n1 * x.s1 + n2 * x.s2;
 }
 
 // Four floats of global or shared memory, at a multiple of 16 bytes.

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "problem.h"
+#include "decode/decode_problem.h"
 
 namespace txl_cuda {
 
@@ -12,25 +12,25 @@ constexpr int64_t MAX_GRID = 65535;  // of the later axes of a grid
 // Decode, up to 16 queries. Splits the keys that some query may see, by sizes, p.aligned and the number of
 // multiprocessors alone: sets p.first_key, p.parts and p.part_keys. Returns the floats that p.partial must hold. Throws
 // std::invalid_argument if the sizes are beyond what the kernels take.
-int64_t split_decode(Problem& p, int multiprocessors);
+int64_t split_decode(DecodeProblem& p, int multiprocessors);
 
 // Enqueues the call on a stream of the current device; the keys are split and p.partial is set.
 // Throws std::runtime_error with CUDA's reason.
-void forward_decode(const Problem& p, void* stream);
+void forward_decode(const DecodeProblem& p, void* stream);
 
 // Loads the kernels of such a call onto the current device, which would otherwise happen at the
 // first call, not to be captured in a graph. Throws std::runtime_error with CUDA's reason.
-void load_decode(const Problem& p);
+void load_decode(const DecodeProblem& p);
 
-void forward_decode_f32(const Problem& p, void* stream);
-void forward_decode_bf16(const Problem& p, void* stream);
-void forward_decode_f16(const Problem& p, void* stream);
-void load_decode_f32(const Problem& p);
-void load_decode_bf16(const Problem& p);
-void load_decode_f16(const Problem& p);
+void forward_decode_f32(const DecodeProblem& p, void* stream);
+void forward_decode_bf16(const DecodeProblem& p, void* stream);
+void forward_decode_f16(const DecodeProblem& p, void* stream);
+void load_decode_f32(const DecodeProblem& p);
+void load_decode_bf16(const DecodeProblem& p);
+void load_decode_f16(const DecodeProblem& p);
 
 // Prefill, the same for calls of any L on Hopper, in 16-bit types, D up to 128, rows at multiples of 16 bytes;
-// hopper/. part_keys and first_key are not used.
+// hopper/.
 int64_t split_prefill(Problem& p, int multiprocessors);
 void forward_prefill(const Problem& p, void* stream);
 void load_prefill(const Problem& p);  // backward, too

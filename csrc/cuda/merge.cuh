@@ -1,6 +1,6 @@
 // Merges the parts of one query, block (b, h, i): the same order at every run.
 #pragma once
-#include "rows.cuh"
+#include "element.cuh"
 #include "visible.cuh"
 
 namespace txl_cuda {

@@ -1,7 +1,7 @@
 // Dropout bits, as txl_kernels/call.py defines them: Philox-4x32-7, counter (j, i / 8,
 // b * H + h, 0), the i % 8-th 16 bits.
 #pragma once
-#include "problem.h"
+#include "cuda_problem.h"
 #include "simt.h"
 
 namespace txl_cuda {
@@ -23,7 +23,7 @@ TXL_ANYWHERE void draw(const Problem& p, int64_t bh, int64_t eight, int64_t j, u
 }
 
 // 0 if entry (bh, i, j) is dropped, else 1 / (1 - p).
-TXL_ANYWHERE float kept(const Problem& p, int64_t bh, int64_t i, int64_t j) {
+TXL_ANYWHERE float dropout_factor(const Problem& p, int64_t bh, int64_t i, int64_t j) {
   uint32_t c[4];
   draw(p, bh, i / 8, j, c);
   const int word = static_cast<int>(i % 8 / 2);
@@ -32,15 +32,15 @@ TXL_ANYWHERE float kept(const Problem& p, int64_t bh, int64_t i, int64_t j) {
 }
 
 // Bit g: entry (bh, 8 eight + g, j) is kept.
-TXL_DEVICE uint32_t kept_of_eight(const Problem& p, int64_t bh, int64_t eight, int64_t j) {
-  uint32_t words[4], kept = 0;
+TXL_DEVICE uint32_t keep_mask_of_eight(const Problem& p, int64_t bh, int64_t eight, int64_t j) {
+  uint32_t words[4], keep_mask = 0;
   draw(p, bh, eight, j, words);
   TXL_UNROLL
   for (int n = 0; n < 4; ++n) {
-    kept |= static_cast<uint32_t>((words[n] & 0xFFFF) >= p.drop_below) << 2 * n;
-    kept |= static_cast<uint32_t>(words[n] >> 16 >= p.drop_below) << (2 * n + 1);
+    keep_mask |= static_cast<uint32_t>((words[n] & 0xFFFF) >= p.drop_below) << 2 * n;
+    keep_mask |= static_cast<uint32_t>(words[n] >> 16 >= p.drop_below) << (2 * n + 1);
   }
-  return kept;
+  return keep_mask;
 }
 
 }  // namespace txl_cuda

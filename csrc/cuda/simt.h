@@ -1,7 +1,13 @@
-// What the kernels use of CUDA, so that the same source also compiles as host C++ against the
+// All that the kernels use of CUDA, so that the same source also compiles as host C++ against the
 // tests' emulation of it.
 #pragma once
 #include <cstdint>
+
+namespace txl_cuda {
+
+constexpr int THREADS = 128, WARP = 32, WARPS = THREADS / WARP;  // of a block, except where a kernel says its own
+
+}  // namespace txl_cuda
 
 #ifdef __CUDACC__
 

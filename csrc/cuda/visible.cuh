@@ -1,6 +1,6 @@
 // Which keys a query sees.
 #pragma once
-#include "problem.h"
+#include "cuda_problem.h"
 #include "simt.h"
 
 namespace txl_cuda {
@@ -9,7 +9,7 @@ TXL_DEVICE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 TXL_DEVICE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Keys [low, high) that a query sees; low == high: none. bad: its bounds are out of range, or a key
-// it sees has no row in r; then its result is NaN, since nobody reads values back to the host to
+// it sees has no row in r; then its result is NaN, since no value is read back to the host to
 // raise an error.
 struct Seen {
   int64_t low, high;
@@ -33,7 +33,7 @@ TXL_DEVICE Seen visible(const Problem& p, int64_t b, int64_t i) {
   return seen.bad || seen.low >= seen.high ? Seen{0, 0, seen.bad} : seen;
 }
 
-// What a query gets whose weights sum to nothing: 0 if it sees no key, NaN if its bounds are bad or
+// The result of a query whose weights sum to 0: 0 if it sees no key, NaN if its bounds are bad or
 // all scores are -inf.
 TXL_DEVICE float empty_result(const Problem& p, int64_t b, int64_t i) {
   const Seen seen = visible(p, b, i);

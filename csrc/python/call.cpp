@@ -21,7 +21,7 @@ Bounds bounds_of(const py::handle& tensor) {
   return {nullptr, stride(tensor, 0), stride(tensor, 1)};
 }
 
-// What follows: the signature of a call.
+// The signature of a call.
 
 class Key {
  public:

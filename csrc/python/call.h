@@ -3,7 +3,7 @@
 #pragma once
 #include <pybind11/pybind11.h>
 
-#include "../problem.h"
+#include "../attention.h"
 #include "tensor.h"
 
 namespace txl {
@@ -33,7 +33,7 @@ Attention attention_of(const pybind11::tuple& call, const pybind11::handle& out,
 // Sets where the tensors lie; lse may be None.
 void point_to(Attention& a, const pybind11::tuple& call, const pybind11::handle& out, const pybind11::handle& lse);
 
-// What of a call, and of other tensors, decides whether it is valid, as one string of bytes:
+// The properties of a call, and of other tensors, that decide whether it is valid, as one string of bytes:
 // m.signature(call, ordinary types, others) -> bytes or None; see txl_kernels.operators.
 void define_signature(pybind11::module_& m);
 

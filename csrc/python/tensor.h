@@ -3,7 +3,7 @@
 #pragma once
 #include <pybind11/pybind11.h>
 
-#include "../problem.h"
+#include "../attention.h"
 
 namespace txl {
 
@@ -19,7 +19,7 @@ void* pointer_of(const pybind11::handle& tensor);
 // Both.
 View view_of(const pybind11::handle& tensor);
 
-// What the C functions tell; sizes and strides lie in the tensor.
+// The facts that the C functions return; sizes and strides lie in the tensor.
 struct Facts {
   int64_t axes = 0, storage_bytes = 0;
   const int64_t *sizes = nullptr, *strides = nullptr;

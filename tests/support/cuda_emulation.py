@@ -20,9 +20,9 @@ HERE = ROOT / "tests" / "txl_kernels" / "cuda"
 CSRC = ROOT / "csrc" / "cuda"
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-U_FORTIFY_SOURCE"]  # which refuses a fiber's jumps
 SOURCES = (
-    "../python/call.cpp", "../python/tensor.cpp", "bindings.cpp", "launch.cu",
-    "decode_f32.cu", "decode_bf16.cu", "decode_f16.cu",
-    "hopper/launch.cu", "hopper/forward_bf16.cu", "hopper/forward_f16.cu",
+    "../python/call.cpp", "../python/tensor.cpp", "bindings.cpp", "device.cu",
+    "decode/decode_launch.cu", "decode/decode_f32.cu", "decode/decode_bf16.cu", "decode/decode_f16.cu",
+    "hopper/hopper_launch.cu", "hopper/forward_bf16.cu", "hopper/forward_f16.cu",
     "hopper/backward_bf16.cu", "hopper/backward_f16.cu",
 )  # fmt: skip
 
@@ -77,7 +77,7 @@ def build_driver(folder: Path, csrc: Path = CSRC, flags: tuple[str, ...] = ()) -
     program."""
     program = folder / "driver"
     command = ["g++", *FLAGS, "-O1", *flags, "-I", str(csrc), "-I", str(HERE), str(HERE / "driver.cpp")]
-    subprocess.run([*command, "-x", "c++", str(csrc / "launch.cu"), "-o", str(program)], check=True)
+    subprocess.run([*command, "-x", "c++", str(csrc / "decode" / "decode_launch.cu"), "-o", str(program)], check=True)
     return program
 
 

@@ -38,7 +38,7 @@ def compile_ptx(
 @functools.cache
 def compiled_ptx(architecture: str) -> list[str]:
     """nvcc's PTX of the kernels of every dtype."""
-    patterns = ("decode_*.cu", "hopper/*_*f16.cu") if architecture == "sm_90a" else ("decode_*.cu",)
+    patterns = ("decode/decode_[bf]*.cu", "hopper/*_*f16.cu")[: 2 if architecture == "sm_90a" else 1]
     made = once(f"ptx_{architecture}", [CSRC], patterns, "nvcc",
                 lambda folder: compile_ptx(folder, architecture, CSRC, patterns))  # fmt: skip
     return [path.read_text() for path in sorted(made.glob("*.ptx"))]

@@ -57,8 +57,8 @@ def test_a_spill_is_seen(lint: ModuleType, tmp_path: Path, spills: bool) -> None
     starved = "#undef TXL_KERNEL\n#define TXL_KERNEL __global__ __launch_bounds__(128, 12)\n"  # 40 registers
     source, fatbin = tmp_path / "one.cu", tmp_path / "one.fatbin"
     source.write_text(
-        f'#include "simt.h"\n{starved if spills else ""}#include "part.cuh"\nusing namespace txl_cuda;\n'
-        "template __global__ void txl_cuda::part_kernel<Shape<Bf16, 8, 1, 1, true>>(const Problem);\n"
+        f'#include "simt.h"\n{starved if spills else ""}#include "decode/part.cuh"\nusing namespace txl_cuda;\n'
+        "template __global__ void txl_cuda::part_kernel<Shape<Bf16, 8, 1, 1, true>>(const DecodeProblem);\n"
     )
     target = ["-std=c++17", "-gencode=arch=compute_80,code=sm_80", "-I", ROOT / "csrc" / "cuda"]
     command = ["nvcc", "-fatbin", *target, source, "-o", fatbin]

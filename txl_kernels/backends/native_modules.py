@@ -98,7 +98,7 @@ def connect(module: Any) -> None:
 
 def in_source_tree() -> bool:
     """Whether this copy of the package lies beside its C++ sources."""
-    return (SOURCES / "problem.h").is_file()
+    return (SOURCES / "attention.h").is_file()
 
 
 def _is_of_this_source(name: str, module: Any) -> bool:

@@ -17,22 +17,22 @@ struct BackwardScratch {
   KeyGradients keys;
   Table table;
 
-  BackwardScratch(Arena& a, const Problem& p, const BackwardPlan& z)
+  BackwardScratch(Arena& a, const Problem& p, const BackwardPlan& plan)
       : k_panels(a.take<Packed>(BLOCK_S * deep(p.D))),
-        k_rows(a.take<Packed>(BLOCK_S * z.Dp)),
+        k_rows(a.take<Packed>(BLOCK_S * plan.Dp)),
         v_panels(a.take<Packed>(BLOCK_S * deep(p.Dv))),
-        qu(a.take<Packed>(BLOCK_L * z.Dp)),
-        qw(a.take<Packed>(BLOCK_L * z.Dp)),
-        dout(a.take<Packed>(BLOCK_L * z.Dvp)),
+        qu(a.take<Packed>(BLOCK_L * plan.Dp)),
+        qw(a.take<Packed>(BLOCK_L * plan.Dp)),
+        dout(a.take<Packed>(BLOCK_L * plan.Dvp)),
         content(a.take(MR * BLOCK_S)),
         position(a.take(MR * POSITION_LD)),
         dp(a.take(MR * BLOCK_S)),
         factor(a.take(BLOCK_L * BLOCK_S)),
-        step(a.take(MR * z.Dp)),
-        dq(z.chunks == 1 ? a.take(z.dq_floats()) : nullptr),
+        step(a.take(MR * plan.Dp)),
+        dq(plan.chunks == 1 ? a.take(plan.dq_floats()) : nullptr),
         weights(a),
-        keys(a, z.Dp, z.Dvp, z.dr_rows()),
-        table(a, Table::room(BLOCK_S + BLOCK_L), p, z.Dp) {}
+        keys(a, plan.Dp, plan.Dvp, plan.dr_rows()),
+        table(a, Table::room(BLOCK_S + BLOCK_L), p, plan.Dp) {}
 };
 
 // One row over [from, to) of a tile: p (with dropout) and dS, both zero outside [low, high).
@@ -91,10 +91,10 @@ static void add_and_sum(const Packed* a, int64_t lda, const Packed* b, int64_t n
 
 // A block of queries from i0 on against the tile of keys at j0.
 template <class T>
-static void backward_block(const Problem& p, const Gradients& g, const BackwardPlan& z, const InUse& in_use,
+static void backward_block(const Problem& p, const Gradients& g, const BackwardPlan& plan, const InUse& in_use,
                            const QueryStats& stats, const Part& at, int64_t j0, const BlockRanges<BLOCK_L>& ranges,
                            int64_t i0, BackwardScratch& s, const Sums& sums) {
-  const int64_t b = at.b, h = at.h, Dp = z.Dp, Dvp = z.Dvp, rows = round_up(min_of(BLOCK_L, p.L - i0), MR);
+  const int64_t b = at.b, h = at.h, Dp = plan.Dp, Dvp = plan.Dvp, rows = round_up(min_of(BLOCK_L, p.L - i0), MR);
   const Cap cap(p);
   const Range block = within(ranges.all, j0);
   const int64_t end = s.weights.reach(block.high);
@@ -132,33 +132,33 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
                             own.high, from, to, s.weights.row(i + x));
     }
     float* dq = sums.dq + (i0 + i) * Dp;
-    if (z.content) {
+    if (plan.content) {
       const int64_t key = seen.low / DEPTH * DEPTH;
       add_and_sum(s.weights.by_key(i) + key, Weights::KEY_LD, s.k_rows + key * Dp, round_up(seen.high - key, DEPTH), Dp,
                   s.step, dq, sums.du);
     }
-    if (z.position) {  // the columns of the strip's rho that some query meets
-      const int64_t column = max_of(BLOCK_L - MR - i + seen.low, z.rhos_met.low - rho0) / DEPTH * DEPTH;
-      const int64_t past = min_of(BLOCK_L - 1 - i + seen.high, z.rhos_met.high - rho0);
+    if (plan.position) {  // the columns of the strip's rho that some query meets
+      const int64_t column = max_of(BLOCK_L - MR - i + seen.low, plan.rhos_met.low - rho0) / DEPTH * DEPTH;
+      const int64_t past = min_of(BLOCK_L - 1 - i + seen.high, plan.rhos_met.high - rho0);
       add_and_sum(s.weights.unskewed + i * UNSKEWED_LD + column, UNSKEWED_LD,
                   s.table.rows + (rho0 + column - s.table.first) * Dp, round_up(past - column, DEPTH), Dp, s.step, dq,
                   sums.dw);
     }
   }
-  const int64_t row0 = rho0 - z.first_rho(p, at.low);  // the item's row of the tables for column 0; may be negative
-  const Range columns = {max_of(block.low, z.rhos_met.low - rho0),
-                         min_of(block.high + BLOCK_L - 1, z.rhos_met.high - rho0)};
-  s.keys.add(s.weights, s.qu, s.qw, s.dout, rows, block.low, block.high, columns, z.dr ? sums.dr : nullptr, row0);
-  if (z.dr_bias) add_unskewed(s.weights, rows, columns, sums.dr_bias + row0);
+  const int64_t row0 = rho0 - plan.first_rho(p, at.low);  // the item's row of the tables for column 0; may be negative
+  const Range columns = {max_of(block.low, plan.rhos_met.low - rho0),
+                         min_of(block.high + BLOCK_L - 1, plan.rhos_met.high - rho0)};
+  s.keys.add(s.weights, s.qu, s.qw, s.dout, rows, block.low, block.high, columns, plan.dr ? sums.dr : nullptr, row0);
+  if (plan.dr_bias) add_unskewed(s.weights, rows, columns, sums.dr_bias + row0);
 }
 
 // dk and dv of a chunk's keys, and what its batch row adds to the sums. hulls: the keys each block of the
 // batch row sees; met_by: the blocks that see the chunk.
 template <class T>
-static void backward_part(const Problem& p, const Gradients& g, const BackwardPlan& z, const InUse& in_use,
+static void backward_part(const Problem& p, const Gradients& g, const BackwardPlan& plan, const InUse& in_use,
                           const Range* hulls, Range met_by, const QueryStats& stats, const Part& at, BackwardScratch& s,
                           const Sums& sums) {
-  const int64_t D = p.D, Dv = p.Dv, Dp = z.Dp, Dvp = z.Dvp;
+  const int64_t D = p.D, Dv = p.Dv, Dp = plan.Dp, Dvp = plan.Dvp;
   for (int64_t j0 = at.low; j0 < at.high; j0 += BLOCK_S) {
     const int64_t keys = min_of(BLOCK_S, at.high - j0), packed = round_up(keys, NR);
     const bool met = sees_any(hulls, met_by, j0, j0 + keys);
@@ -173,7 +173,7 @@ static void backward_part(const Problem& p, const Gradients& g, const BackwardPl
       if (!within(hulls[block], j0).any()) continue;
       const int64_t i0 = block * BLOCK_L;
       const BlockRanges<BLOCK_L> ranges(p, at.b, i0, min_of(BLOCK_L, p.L - i0), {j0, j0 + BLOCK_S});
-      if (ranges.all.any()) backward_block<T>(p, g, z, in_use, stats, at, j0, ranges, i0, s, sums);
+      if (ranges.all.any()) backward_block<T>(p, g, plan, in_use, stats, at, j0, ranges, i0, s, sums);
     }
     s.keys.finish_tile(packed);
     for (int64_t n = 0; n < keys; ++n) {
@@ -199,13 +199,13 @@ static float delta_of(const Problem& p, const Gradients& g, int64_t bh, int64_t 
   return sum_lanes(sum) + tail - (g.dlse ? g.dlse[bh * p.L + i] : 0.f);
 }
 
-// lse and norm of the queries [i0, i0 + count) of a head whose lse is large, from their scores. z: of `scores`, the
+// lse and norm of the queries [i0, i0 + count) of a head whose lse is large, from their scores. plan: of `scores`, the
 // call without values and dropout.
 template <class T>
-static void sum_weights(const Problem& scores, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
+static void sum_weights(const Problem& scores, const ForwardPlan& plan, const InUse& in_use, int64_t bh, int64_t i0,
                         int64_t count, ForwardScratch& s, const QueryStats& stats) {
-  sum_range<T>(scores, z, in_use, bh, i0, count, {0, scores.M + scores.L}, SLACK, s, s.result);
-  const float *references = s.result + z.rows * z.Dvp, *totals = references + z.rows;
+  sum_range<T>(scores, plan, in_use, bh, i0, count, {0, scores.M + scores.L}, SLACK, s, s.result);
+  const float *references = s.result + plan.rows * plan.Dvp, *totals = references + plan.rows;
   for (int64_t i = 0; i < count; ++i)
     if (is_large(scores, bh, i0 + i)) set_stats(stats, bh * scores.L + i0 + i, references[i], totals[i]);
 }
@@ -217,13 +217,13 @@ static void find_stats(const Problem& p, const Gradients& g, const InUse& in_use
   if (p.B * p.H * p.L == 0) return;
   Problem scores = p;
   scores.Dv = 0, scores.drop_below = 0;
-  const ForwardPlan z(scores);
-  const int64_t items = p.B * p.H * z.ranges;
+  const ForwardPlan plan(scores);
+  const int64_t items = p.B * p.H * plan.ranges;
   Buffer large(items);
   parallel_for(p.threads, items, [&](int64_t item, int) {
-    const int64_t bh = item / z.ranges, i0 = item % z.ranges * z.range;
+    const int64_t bh = item / plan.ranges, i0 = item % plan.ranges * plan.range;
     float some = 0;
-    for (int64_t i = i0; i < min_of(i0 + z.range, p.L); ++i) {
+    for (int64_t i = i0; i < min_of(i0 + plan.range, p.L); ++i) {
       const int64_t at = bh * p.L + i;
       stats.lse[at] = p.lse[at], stats.norm[at] = 1.f, stats.delta[at] = delta_of<T>(p, g, bh, i);
       if (is_large(p, bh, i)) some = 1;
@@ -233,46 +233,46 @@ static void find_stats(const Problem& p, const Gradients& g, const InUse& in_use
   bool any = false;
   for (int64_t item = 0; item < items; ++item) any |= large.data[item] != 0;
   if (!any) return;
-  const int64_t per_thread = decode_fits(p) ? 2 * p.L * p.D : floats_of<ForwardScratch>(scores, z);
+  const int64_t per_thread = decode_fits(p) ? 2 * p.L * p.D : floats_of<ForwardScratch>(scores, plan);
   Buffer scratch(p.threads * per_thread);
   parallel_for(p.threads, items, [&](int64_t item, int thread) {
     if (large.data[item] == 0) return;
-    const int64_t bh = item / z.ranges, i0 = item % z.ranges * z.range;
+    const int64_t bh = item / plan.ranges, i0 = item % plan.ranges * plan.range;
     Arena arena(scratch.data + thread * per_thread);
     if (decode_fits(p)) {
       decode_stats<T>(scores, bh, reinterpret_cast<Packed*>(scratch.data + thread * per_thread), stats);
       return;
     }
     [[maybe_unused]] const Unit unit;
-    ForwardScratch s(arena, scores, z);
-    sum_weights<T>(scores, z, in_use, bh, i0, min_of(z.range, p.L - i0), s, stats);
+    ForwardScratch s(arena, scores, plan);
+    sum_weights<T>(scores, plan, in_use, bh, i0, min_of(plan.range, p.L - i0), s, stats);
   });
 }
 
 // Adds up the row at `offset` of several items, item(n) for n < count (null: not there), times a
 // factor, into `out`.
 template <class T, class Item>
-TXL_INLINE void add_up(const Item& item, int64_t count, int64_t offset, float factor, const BackwardPlan& z, int64_t D,
-                       float* sum, T* out) {
-  memset(sum, 0, sizeof(float) * z.Dp);
+TXL_INLINE void add_up(const Item& item, int64_t count, int64_t offset, float factor, const BackwardPlan& plan,
+                       int64_t D, float* sum, T* out) {
+  memset(sum, 0, sizeof(float) * plan.Dp);
   for (int64_t n = 0; n < count; ++n)
     if (const float* from = item(n))
-      for (int64_t d = 0; d < z.Dp; d += LANES) store(sum + d, load(sum + d) + load(from + offset + d));
+      for (int64_t d = 0; d < plan.Dp; d += LANES) store(sum + d, load(sum + d) + load(from + offset + d));
   write_row(out, sum, factor, D);
 }
 
-// What the items left: dq over the chunks, if there are several; dr, dr_bias, du, dw over groups and chunks.
+// Adds up the sums of the items: dq over the chunks, if there are several; dr, dr_bias, du, dw over groups and chunks.
 template <class T>
-static void add_up_items(const Problem& p, const Gradients& g, const BackwardPlan& z, const Seen& seen,
+static void add_up_items(const Problem& p, const Gradients& g, const BackwardPlan& plan, const Seen& seen,
                          const float* dq_parts, const float* items, float* scratch, int64_t per_thread) {
-  const int64_t D = p.D, Dp = z.Dp, queries = z.chunks > 1 && g.dq.data ? p.B * p.H * seen.blocks : 0;
-  const int64_t table_tiles = z.rhos ? div_up(p.T, BLOCK_S) : 0, of_heads = p.H * (table_tiles + 1),
-                parts = z.groups * z.chunks;
+  const int64_t D = p.D, Dp = plan.Dp, queries = plan.chunks > 1 && g.dq.data ? p.B * p.H * seen.blocks : 0;
+  const int64_t table_tiles = plan.rhos ? div_up(p.T, BLOCK_S) : 0, of_heads = p.H * (table_tiles + 1),
+                parts = plan.groups * plan.chunks;
   auto of_head = [&](int64_t h, int64_t n) {
-    const int64_t first = n / z.chunks * z.group, chunk = n % z.chunks;
+    const int64_t first = n / plan.chunks * plan.group, chunk = n % plan.chunks;
     bool live = false;
-    for (int64_t b = first; b < min_of(first + z.group, p.B); ++b) live |= seen.live(b, chunk);
-    return live ? items + ((n / z.chunks * p.H + h) * z.chunks + chunk) * z.item_floats() : nullptr;
+    for (int64_t b = first; b < min_of(first + plan.group, p.B); ++b) live |= seen.live(b, chunk);
+    return live ? items + ((n / plan.chunks * p.H + h) * plan.chunks + chunk) * plan.item_floats() : nullptr;
   };
   parallel_for(p.threads, queries + of_heads, [&](int64_t x, int thread) {
     float* sum = scratch + thread * per_thread;
@@ -280,36 +280,38 @@ static void add_up_items(const Problem& p, const Gradients& g, const BackwardPla
       const int64_t bh = x / seen.blocks, block = x % seen.blocks, i0 = block * BLOCK_L;
       auto part = [&](int64_t c) {
         const Range blocks = seen.blocks_of(bh / p.H, c);
-        return block >= blocks.low && block < blocks.high ? dq_parts + (bh * z.chunks + c) * z.dq_floats() : nullptr;
+        return block >= blocks.low && block < blocks.high ? dq_parts + (bh * plan.chunks + c) * plan.dq_floats()
+                                                          : nullptr;
       };
       for (int64_t i = i0; i < min_of(i0 + BLOCK_L, p.L); ++i)
-        add_up(part, z.chunks, i * Dp, p.scale, z, D, sum, const_cast<T*>(row_of<T>(g.dq, bh / p.H, bh % p.H, i)));
+        add_up(part, plan.chunks, i * Dp, p.scale, plan, D, sum,
+               const_cast<T*>(row_of<T>(g.dq, bh / p.H, bh % p.H, i)));
       return;
     }
     const int64_t h = (x - queries) / (table_tiles + 1), tile = (x - queries) % (table_tiles + 1);
     if (tile == table_tiles) {
       auto item = [&](int64_t n) { return of_head(h, n); };
-      const int64_t du = z.dr_rows() * Dp, dw = du + Dp;
-      if (g.du.data) add_up(item, parts, du, p.scale, z, D, sum, const_cast<T*>(row_of<T>(g.du, h, 0, 0)));
-      if (g.dw.data) add_up(item, parts, dw, p.scale, z, D, sum, const_cast<T*>(row_of<T>(g.dw, h, 0, 0)));
+      const int64_t du = plan.dr_rows() * Dp, dw = du + Dp;
+      if (g.du.data) add_up(item, parts, du, p.scale, plan, D, sum, const_cast<T*>(row_of<T>(g.du, h, 0, 0)));
+      if (g.dw.data) add_up(item, parts, dw, p.scale, plan, D, sum, const_cast<T*>(row_of<T>(g.dw, h, 0, 0)));
       return;
     }
     for (int64_t t = tile * BLOCK_S; t < min_of((tile + 1) * BLOCK_S, p.T); ++t) {
       const int64_t rho = p.M + rho_origin(p) - (t - p.zero_row);
       auto with_rho = [&](int64_t n, int64_t width) -> const float* {  // the row of an item's table; null: not there
-        const int64_t low = n % z.chunks * z.chunk, row = rho - z.first_rho(p, low);
-        const Range met = z.met(p, low, min_of(low + z.chunk, p.M + p.L));
+        const int64_t low = n % plan.chunks * plan.chunk, row = rho - plan.first_rho(p, low);
+        const Range met = plan.met(p, low, min_of(low + plan.chunk, p.M + p.L));
         const float* item = row >= met.low && row < met.high ? of_head(h, n) : nullptr;
         return item ? item + row * width : nullptr;
       };
-      if (z.dr) {
+      if (plan.dr) {
         auto row = [&](int64_t n) { return with_rho(n, Dp); };
-        add_up(row, parts, 0, 1.f, z, D, sum, const_cast<T*>(row_of<T>(g.dr, h, t, 0)));
+        add_up(row, parts, 0, 1.f, plan, D, sum, const_cast<T*>(row_of<T>(g.dr, h, t, 0)));
       }
-      if (z.dr_bias) {
+      if (plan.dr_bias) {
         float total = 0;
         for (int64_t n = 0; n < parts; ++n)
-          if (const float* from = with_rho(n, 1)) total += from[z.dr_bias_offset()];
+          if (const float* from = with_rho(n, 1)) total += from[plan.dr_bias_offset()];
         put(const_cast<T*>(row_of<T>(g.dr_bias, h, 0, 0)) + t, total * p.scale);
       }
     }
@@ -319,65 +321,66 @@ static void add_up_items(const Problem& p, const Gradients& g, const BackwardPla
 template <class T>
 static void run_backward(const Problem& p, const Gradients& g) {
   const InUse in_use(p);
-  const BackwardPlan z(p, g, in_use);
-  const Seen seen(p, z);
-  const int64_t S = p.M + p.L, Dp = z.Dp, BH = p.B * p.H;
+  const BackwardPlan plan(p, g, in_use);
+  const Seen seen(p, plan);
+  const int64_t S = p.M + p.L, Dp = plan.Dp, BH = p.B * p.H;
   const bool decode = decode_fits(p);
   const int64_t per_thread =
-      max_of(decode ? floats_of<DecodeBackwardScratch>(p, z) : floats_of<BackwardScratch>(p, z), Dp);
+      max_of(decode ? floats_of<DecodeBackwardScratch>(p, plan) : floats_of<BackwardScratch>(p, plan), Dp);
   const QueryStats stats(p);
   find_stats<T>(p, g, in_use, stats);
-  Buffer scratch(p.threads * per_thread), items(z.items(p) * z.item_floats()),
-      dq_parts(z.chunks > 1 ? BH * z.chunks * z.dq_floats() : 0);
+  Buffer scratch(p.threads * per_thread), items(plan.items(p) * plan.item_floats()),
+      dq_parts(plan.chunks > 1 ? BH * plan.chunks * plan.dq_floats() : 0);
 
   // Batch row by batch row of an item; part(at, sums) does one, of an item that sees its keys or not.
   auto run_item = [&](int64_t item, float* own_dq, const auto& start, const auto& part, const auto& finish) {
-    const int64_t chunk = item % z.chunks, h = item / z.chunks % p.H, b0 = item / z.chunks / p.H * z.group;
-    const int64_t b1 = min_of(b0 + z.group, p.B);
-    float* const left = items.data + item * z.item_floats();
+    const int64_t chunk = item % plan.chunks, h = item / plan.chunks % p.H, b0 = item / plan.chunks / p.H * plan.group;
+    const int64_t b1 = min_of(b0 + plan.group, p.B);
+    float* const left = items.data + item * plan.item_floats();
     bool any = false;
     for (int64_t b = b0; b < b1; ++b) any |= seen.live(b, chunk);
-    if (any && z.dr) {
-      const Range met = z.met(p, chunk * z.chunk, min_of((chunk + 1) * z.chunk, S));
+    if (any && plan.dr) {
+      const Range met = plan.met(p, chunk * plan.chunk, min_of((chunk + 1) * plan.chunk, S));
       memset(left + met.low * Dp, 0, sizeof(float) * (met.high - met.low) * Dp);
       start();
     }
-    if (any) memset(left + z.dr_rows() * Dp, 0, sizeof(float) * (z.item_floats() - z.dr_rows() * Dp));
+    if (any) memset(left + plan.dr_rows() * Dp, 0, sizeof(float) * (plan.item_floats() - plan.dr_rows() * Dp));
     for (int64_t b = b0; b < b1; ++b) {
-      const Part at{b, h, chunk * z.chunk, min_of((chunk + 1) * z.chunk, S)};
-      const Sums sums(z, own_dq ? own_dq : dq_parts.data + (at.bh(p) * z.chunks + chunk) * z.dq_floats(), left);
+      const Part at{b, h, chunk * plan.chunk, min_of((chunk + 1) * plan.chunk, S)};
+      const Sums sums(plan, own_dq ? own_dq : dq_parts.data + (at.bh(p) * plan.chunks + chunk) * plan.dq_floats(),
+                      left);
       const Range blocks = own_dq ? Range{0, seen.blocks} : seen.blocks_of(b, chunk);  // of which dq is written
-      const int64_t first = blocks.low * BLOCK_L, past = min_of(blocks.high * BLOCK_L, z.rows);
+      const int64_t first = blocks.low * BLOCK_L, past = min_of(blocks.high * BLOCK_L, plan.rows);
       if (blocks.any()) memset(sums.dq + first * Dp, 0, sizeof(float) * (past - first) * Dp);
       part(at, sums);
       if (own_dq && g.dq.data)
         for (int64_t i = 0; i < p.L; ++i)
           write_row(const_cast<T*>(row_of<T>(g.dq, b, h, i)), sums.dq + i * Dp, p.scale, p.D);
     }
-    if (any && z.dr) finish(left);
+    if (any && plan.dr) finish(left);
   };
-  parallel_for(p.threads, z.items(p), [&](int64_t item, int thread) {
+  parallel_for(p.threads, plan.items(p), [&](int64_t item, int thread) {
     Arena arena(scratch.data + thread * per_thread);
     if (decode) {
-      DecodeBackwardScratch s(arena, p, z);
+      DecodeBackwardScratch s(arena, p, plan);
       run_item(
           item, s.dq, [] {},
-          [&](const Part& at, const Sums& sums) { decode_backward_part<T>(p, g, z, stats, at, s, sums); },
+          [&](const Part& at, const Sums& sums) { decode_backward_part<T>(p, g, plan, stats, at, s, sums); },
           [](float*) {});
       return;
     }
     [[maybe_unused]] const Unit unit;
-    BackwardScratch s(arena, p, z);
+    BackwardScratch s(arena, p, plan);
     s.weights.start(min_of(BLOCK_L, round_up(p.L, MR)));
     run_item(
         item, s.dq, [&] { s.keys.start_item(); },
         [&](const Part& at, const Sums& sums) {
-          backward_part<T>(p, g, z, in_use, seen.hulls + at.b * seen.blocks, seen.blocks_of(at.b, at.low / z.chunk),
-                           stats, at, s, sums);
+          backward_part<T>(p, g, plan, in_use, seen.hulls + at.b * seen.blocks,
+                           seen.blocks_of(at.b, at.low / plan.chunk), stats, at, s, sums);
         },
         [&](float* left) { s.keys.finish_item(left); });
   });
-  add_up_items<T>(p, g, z, seen, dq_parts.data, items.data, scratch.data, per_thread);
+  add_up_items<T>(p, g, plan, seen, dq_parts.data, items.data, scratch.data, per_thread);
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ struct BackwardPlan {
     rhos = dr || dr_bias ? round_up(rhos + 2 * BLOCK_L + 3 * NR, NR) : 0;  // blocks stand out at both ends
   }
   int64_t items(const Problem& p) const { return groups * p.H * chunks; }
-  // Of the chunk that starts at key j0.
+  // The first rho of the chunk that starts at key j0.
   int64_t first_rho(const Problem& p, int64_t j0) const {
     return max_of(rho_of(p, p.L - 1 + BLOCK_L - 1, j0), max_of(rhos_met.low - MR - NR, 0)) / NR * NR;
   }
@@ -54,11 +54,16 @@ struct BackwardPlan {
 // Where a batch row of an item adds up: dq [rows][Dp], dr [rhos][Dp] from first_rho on, du, dw [Dp], dr_bias [rhos].
 struct Sums {
   float *dq, *dr, *du, *dw, *dr_bias;
-  Sums(const BackwardPlan& z, float* row_dq, float* item)
-      : dq(row_dq), dr(item), du(item + z.dr_rows() * z.Dp), dw(du + z.Dp), dr_bias(item + z.dr_bias_offset()) {}
+  Sums(const BackwardPlan& plan, float* row_dq, float* item)
+      : dq(row_dq),
+        dr(item),
+        du(item + plan.dr_rows() * plan.Dp),
+        dw(du + plan.Dp),
+        dr_bias(item + plan.dr_bias_offset()) {}
 };
 
-// Of each query, at (b * H + h) * L + i: its weights are norm * e^(score - lse), its dS are weights times (dP - delta).
+// Stats of each query, at (b * H + h) * L + i: its weights are norm * e^(score - lse), its dS are weights times (dP -
+// delta).
 struct QueryStats {
   Buffer memory;
   float *lse, *norm, *delta;
@@ -99,9 +104,9 @@ struct Seen {
   Range* hulls;  // [B][blocks]: keys
   Range* met;    // [B][chunks]: from the first block to past the last
 
-  Seen(const Problem& p, const BackwardPlan& z)
+  Seen(const Problem& p, const BackwardPlan& plan)
       : blocks(div_up(p.L, BLOCK_L)),
-        chunks(z.chunks),
+        chunks(plan.chunks),
         hull_memory(p.B * blocks * sizeof(Range) / sizeof(float)),
         met_memory(p.B * chunks * sizeof(Range) / sizeof(float)),
         hulls(reinterpret_cast<Range*>(hull_memory.data)),
@@ -111,7 +116,7 @@ struct Seen {
       const int64_t b = x / blocks, block = x % blocks, i0 = block * BLOCK_L;
       const Range keys = BlockRanges<BLOCK_L>(p, b, i0, min_of(BLOCK_L, p.L - i0), {0, p.M + p.L}).all;
       hulls[x] = keys;
-      for (int64_t c = keys.low / z.chunk; keys.any() && c < div_up(keys.high, z.chunk); ++c) {
+      for (int64_t c = keys.low / plan.chunk; keys.any() && c < div_up(keys.high, plan.chunk); ++c) {
         Range& of_chunk = met[b * chunks + c];
         of_chunk = {min_of(of_chunk.low, block), max_of(of_chunk.high, block + 1)};
       }

@@ -38,16 +38,16 @@ struct DecodeBackwardScratch {
   Packed *qu, *qw;
   float *qu_wide, *qw_wide, *dout;  // [L][Dp], dout Dvp
 
-  DecodeBackwardScratch(Arena& a, const Problem& call, const BackwardPlan& z)
-      : dq(z.chunks == 1 ? a.take(z.dq_floats()) : nullptr),
+  DecodeBackwardScratch(Arena& a, const Problem& call, const BackwardPlan& plan)
+      : dq(plan.chunks == 1 ? a.take(plan.dq_floats()) : nullptr),
         p(a.take(call.L * DECODE_BACKWARD_PART)),
         ds(a.take(call.L * DECODE_BACKWARD_PART)),
-        row(a.take(max_of(z.Dp, z.Dvp))),
-        qu(a.take<Packed>(call.L * z.Dp)),
-        qw(a.take<Packed>(call.L * z.Dp)),
-        qu_wide(a.take(call.L * z.Dp)),
-        qw_wide(a.take(call.L * z.Dp)),
-        dout(a.take(call.L * z.Dvp)) {}
+        row(a.take(max_of(plan.Dp, plan.Dvp))),
+        qu(a.take<Packed>(call.L * plan.Dp)),
+        qw(a.take<Packed>(call.L * plan.Dp)),
+        qu_wide(a.take(call.L * plan.Dp)),
+        qw_wide(a.take(call.L * plan.Dp)),
+        dout(a.take(call.L * plan.Dvp)) {}
 };
 
 // p and dS of query i for the keys from j0 on that it sees, relative to j0.
@@ -105,13 +105,13 @@ TXL_INLINE void add_to_both(const float* row, int64_t Dp, float* sum, float* dq)
   }
 }
 
-// What query i gets from those keys, and the tables from it.
+// Adds what those keys contribute to dq of query i, and what it contributes to the gradients of the tables.
 template <class T>
-static void decode_backward_query(const Problem& p, const BackwardPlan& z, const Part& at, int64_t i, int64_t j0,
+static void decode_backward_query(const Problem& p, const BackwardPlan& plan, const Part& at, int64_t i, int64_t j0,
                                   Range keys, const DecodeBackwardScratch& s, const Sums& sums) {
-  const int64_t D = p.D, Dp = z.Dp, first = j0 + keys.low, count = keys.high - keys.low;
+  const int64_t D = p.D, Dp = plan.Dp, first = j0 + keys.low, count = keys.high - keys.low;
   const float* gradient = s.ds + i * DECODE_BACKWARD_PART + keys.low;
-  if (z.content) {
+  if (plan.content) {
     const int64_t in_memory = clamp(p.M - first, 0, count);
     memset(s.row, 0, sizeof(float) * Dp);
     if (in_memory) weighted_rows(gradient, row_of<T>(p.k_mem, at.b, at.h, first), p.k_mem.s2, in_memory, D, s.row);
@@ -120,26 +120,27 @@ static void decode_backward_query(const Problem& p, const BackwardPlan& z, const
                     count - in_memory, D, s.row);
     add_to_both(s.row, Dp, sums.du, sums.dq + i * Dp);
   }
-  if (z.position) {
+  if (plan.position) {
     memset(s.row, 0, sizeof(float) * Dp);
     weighted_rows(gradient, row_of<T>(p.r, at.h, p.zero_row + p.M + i - first, 0), -p.r.s1, count, D, s.row);
     add_to_both(s.row, Dp, sums.dw, sums.dq + i * Dp);
   }
-  if (z.dr_bias) {
-    float* const dr_bias = sums.dr_bias + rho_of(p, i, first) - z.first_rho(p, at.low);
+  if (plan.dr_bias) {
+    float* const dr_bias = sums.dr_bias + rho_of(p, i, first) - plan.first_rho(p, at.low);
     for (int64_t n = 0; n < count; ++n) dr_bias[n] += gradient[n];
   }
-  if (!z.dr) return;
-  float* dr = sums.dr + (rho_of(p, i, first) - z.first_rho(p, at.low)) * Dp;
+  if (!plan.dr) return;
+  float* dr = sums.dr + (rho_of(p, i, first) - plan.first_rho(p, at.low)) * Dp;
   for (int64_t n = 0; n < count; ++n, dr += Dp)
     for (int64_t d = 0; d < Dp; d += LANES) store(dr + d, load(dr + d) + gradient[n] * load(s.qw_wide + i * Dp + d));
 }
 
 // As backward_part.
 template <class T>
-static void decode_backward_part(const Problem& p, const Gradients& g, const BackwardPlan& z, const QueryStats& stats,
-                                 const Part& at, const DecodeBackwardScratch& s, const Sums& sums) {
-  const int64_t D = p.D, Dp = z.Dp, Dv = p.Dv, Dvp = z.Dvp, L = p.L;
+static void decode_backward_part(const Problem& p, const Gradients& g, const BackwardPlan& plan,
+                                 const QueryStats& stats, const Part& at, const DecodeBackwardScratch& s,
+                                 const Sums& sums) {
+  const int64_t D = p.D, Dp = plan.Dp, Dv = p.Dv, Dvp = plan.Dvp, L = p.L;
   auto sees = [&](int64_t i) { return visible(p, at.b, i).any(); };
   pack_queries<T>(p, at.b, at.h, 0, L, sees, Dp, s.qu, s.qw);
   for (int64_t i = 0; i < L; ++i) {
@@ -157,8 +158,8 @@ static void decode_backward_part(const Problem& p, const Gradients& g, const Bac
       const Range all = visible(p, at.b, i);
       seen[i] = {clamp(all.low - j0, 0, count), clamp(all.high - j0, 0, count)};
       if (!seen[i].any()) continue;
-      decode_backward_weights<T>(p, at, i, j0, seen[i], stats, s, z);
-      decode_backward_query<T>(p, z, at, i, j0, seen[i], s, sums);
+      decode_backward_weights<T>(p, at, i, j0, seen[i], stats, s, plan);
+      decode_backward_query<T>(p, plan, at, i, j0, seen[i], s, sums);
     }
     for (int64_t n = 0; n < count; ++n) {
       if (T* const dk = key_gradient<T>(p, g.dk_mem, g.dk, at, j0 + n))

@@ -135,28 +135,28 @@ struct ForwardScratch {
   float *factor, *result;
   Table table;
 
-  ForwardScratch(Arena& a, const Problem& p, const ForwardPlan& z)
-      : qu(a.take<Packed>(z.rows * z.Dp)),
-        qw(a.take<Packed>(z.rows * z.Dp)),
+  ForwardScratch(Arena& a, const Problem& p, const ForwardPlan& plan)
+      : qu(a.take<Packed>(plan.rows * plan.Dp)),
+        qw(a.take<Packed>(plan.rows * plan.Dp)),
         k_panels(a.take<Packed>(BLOCK_S * deep(p.D))),
-        v_rows(a.take<Packed>(BLOCK_S * z.Dvp)),
+        v_rows(a.take<Packed>(BLOCK_S * plan.Dvp)),
         content(a.take(MR * BLOCK_S)),
         position(a.take(MR * POSITION_LD)),
         weights(weights_of(a, content)),
         factor(a.take(GROUP * BLOCK_S)),
-        result(a.take(z.entry())),
-        table(a, Table::room(BLOCK_S + z.rows), p, 0) {}
+        result(a.take(plan.entry())),
+        table(a, Table::room(BLOCK_S + plan.rows), p, 0) {}
 };
 
 // out (not yet divided), references and sums of queries [i0, i0 + count) over the keys of a part, into
 // `result`. slack: SLACK, or less.
 template <class T>
-static void sum_range(const Problem& p, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
+static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in_use, int64_t bh, int64_t i0,
                       int64_t count, Range part, float slack, ForwardScratch& s, float* result) {
-  const int64_t b = bh / p.H, h = bh % p.H, Dp = z.Dp, Dvp = z.Dvp, rows = round_up(count, MR);
+  const int64_t b = bh / p.H, h = bh % p.H, Dp = plan.Dp, Dvp = plan.Dvp, rows = round_up(count, MR);
   const Cap cap(p);
   const BlockRanges<RANGE_L> ranges(p, b, i0, count, part);
-  float *out = result, *reference = out + z.rows * Dvp, *total = reference + z.rows;
+  float *out = result, *reference = out + plan.rows * Dvp, *total = reference + plan.rows;
   memset(out, 0, sizeof(float) * rows * Dvp);
   for (int64_t i = 0; i < rows; ++i) reference[i] = -INF, total[i] = 0;
   pack_queries<T>(p, b, h, i0, rows, [&](int64_t i) { return ranges.row[i].any(); }, Dp, s.qu, s.qw);
@@ -213,31 +213,31 @@ static void sum_range(const Problem& p, const ForwardPlan& z, const InUse& in_us
 // The same, for values of any size: weights of up to e^SLACK times values near the largest float are not finite, where
 // weights of at most 1 may be.
 template <class T>
-static void forward_range(const Problem& p, const ForwardPlan& z, const InUse& in_use, int64_t bh, int64_t i0,
+static void forward_range(const Problem& p, const ForwardPlan& plan, const InUse& in_use, int64_t bh, int64_t i0,
                           int64_t count, Range part, ForwardScratch& s, float* result) {
-  sum_range<T>(p, z, in_use, bh, i0, count, part, SLACK, s, result);
+  sum_range<T>(p, plan, in_use, bh, i0, count, part, SLACK, s, result);
   vf odd = {};  // 0, or NaN
-  for (int64_t n = 0; n < count * z.Dvp; n += LANES) odd += load(result + n) * 0.f;
-  if (!(sum_lanes(odd) == 0)) sum_range<T>(p, z, in_use, bh, i0, count, part, 0.f, s, result);
+  for (int64_t n = 0; n < count * plan.Dvp; n += LANES) odd += load(result + n) * 0.f;
+  if (!(sum_lanes(odd) == 0)) sum_range<T>(p, plan, in_use, bh, i0, count, part, 0.f, s, result);
 }
 
 // Merges the results of the parts, `step` floats apart, into the first and writes out and lse.
 template <class T>
-static void write_range(const Problem& p, const ForwardPlan& z, int64_t bh, int64_t i0, int64_t count, float* result,
+static void write_range(const Problem& p, const ForwardPlan& plan, int64_t bh, int64_t i0, int64_t count, float* result,
                         int64_t step) {
-  const int64_t references = z.rows * z.Dvp, sums = references + z.rows;
+  const int64_t references = plan.rows * plan.Dvp, sums = references + plan.rows;
   for (int64_t i = 0; i < count; ++i) {
     float top = -INF, total = 0;
-    for (int64_t n = 0; n < z.parts; ++n) top = max_of(splat(result[n * step + references + i]), splat(top))[0];
-    float* out = result + i * z.Dvp;
-    for (int64_t n = 0; n < z.parts; ++n) {
+    for (int64_t n = 0; n < plan.parts; ++n) top = max_of(splat(result[n * step + references + i]), splat(top))[0];
+    float* out = result + i * plan.Dvp;
+    for (int64_t n = 0; n < plan.parts; ++n) {
       const float* from = result + n * step;
       if (from[sums + i] == 0) continue;  // sees none of this part's keys
       const float factor = exp_of(from[references + i] - top);
       total += from[sums + i] * factor;
       if (n == 0 && factor == 1.f) continue;
-      for (int64_t d = 0; d < z.Dvp; d += LANES)
-        store(out + d, (n ? load(out + d) : vf{}) + load(from + i * z.Dvp + d) * factor);
+      for (int64_t d = 0; d < plan.Dvp; d += LANES)
+        store(out + d, (n ? load(out + d) : vf{}) + load(from + i * plan.Dvp + d) * factor);
     }
     const bool empty = !visible(p, bh / p.H, i0 + i).any();
     T* to = const_cast<T*>(row_of<T>(p.out, bh / p.H, bh % p.H, i0 + i));
@@ -250,31 +250,31 @@ static void write_range(const Problem& p, const ForwardPlan& z, int64_t bh, int6
 // and a part of its keys, or of several small batch rows, which find the table packed.
 template <class T>
 static void run_tiles(const Problem& p) {
-  const ForwardPlan z(p);
+  const ForwardPlan plan(p);
   const InUse in_use(p);
-  const int64_t pairs = p.B * p.H * z.ranges, per_thread = floats_of<ForwardScratch>(p, z);
-  const int64_t group = z.parts > 1 ? 1 : batch_rows_of_item(p, FORWARD_ITEMS), groups = div_up(p.B, group);
-  Buffer scratch(p.threads * per_thread), results(z.parts > 1 ? pairs * z.parts * z.entry() : 0);
+  const int64_t pairs = p.B * p.H * plan.ranges, per_thread = floats_of<ForwardScratch>(p, plan);
+  const int64_t group = plan.parts > 1 ? 1 : batch_rows_of_item(p, FORWARD_ITEMS), groups = div_up(p.B, group);
+  Buffer scratch(p.threads * per_thread), results(plan.parts > 1 ? pairs * plan.parts * plan.entry() : 0);
   // Longest first: a causal range late in the segment sees the most keys.
-  auto range_of = [&](int64_t x) { return (z.ranges - 1 - x) * z.range; };
-  parallel_for(p.threads, z.ranges * p.H * groups * z.parts, [&](int64_t item, int thread) {
-    const int64_t n = item % z.parts, b0 = item / z.parts % groups * group, h = item / z.parts / groups % p.H;
-    const int64_t x = item / z.parts / groups / p.H, i0 = range_of(x), count = min_of(z.range, p.L - i0);
+  auto range_of = [&](int64_t x) { return (plan.ranges - 1 - x) * plan.range; };
+  parallel_for(p.threads, plan.ranges * p.H * groups * plan.parts, [&](int64_t item, int thread) {
+    const int64_t n = item % plan.parts, b0 = item / plan.parts % groups * group, h = item / plan.parts / groups % p.H;
+    const int64_t x = item / plan.parts / groups / p.H, i0 = range_of(x), count = min_of(plan.range, p.L - i0);
     [[maybe_unused]] const Unit unit;
     Arena arena(scratch.data + thread * per_thread);
-    ForwardScratch s(arena, p, z);
+    ForwardScratch s(arena, p, plan);
     for (int64_t b = b0; b < min_of(b0 + group, p.B); ++b) {
       const int64_t bh = b * p.H + h;
-      float* result = z.parts > 1 ? results.data + ((x * p.B * p.H + bh) * z.parts + n) * z.entry() : s.result;
-      forward_range<T>(p, z, in_use, bh, i0, count, {n * z.part, (n + 1) * z.part}, s, result);
-      if (z.parts == 1) write_range<T>(p, z, bh, i0, count, result, 0);
+      float* result = plan.parts > 1 ? results.data + ((x * p.B * p.H + bh) * plan.parts + n) * plan.entry() : s.result;
+      forward_range<T>(p, plan, in_use, bh, i0, count, {n * plan.part, (n + 1) * plan.part}, s, result);
+      if (plan.parts == 1) write_range<T>(p, plan, bh, i0, count, result, 0);
     }
   });
-  if (z.parts > 1)
+  if (plan.parts > 1)
     parallel_for(p.threads, pairs, [&](int64_t pair, int) {
       const int64_t i0 = range_of(pair / (p.B * p.H));
-      write_range<T>(p, z, pair % (p.B * p.H), i0, min_of(z.range, p.L - i0), results.data + pair * z.parts * z.entry(),
-                     z.entry());
+      write_range<T>(p, plan, pair % (p.B * p.H), i0, min_of(plan.range, p.L - i0),
+                     results.data + pair * plan.parts * plan.entry(), plan.entry());
     });
 }
 

@@ -1,7 +1,7 @@
 // Which keys a query sees, and rows of keys, values, queries and gradients: their width D (or Dv, of values and
 // out) rounded up to NR, Dp (Dvp), with zeros behind D.
 #pragma once
-#include "../problem.h"
+#include "../cpu_problem.h"
 #include "../runtime.h"
 #include "product.h"
 
@@ -54,7 +54,7 @@ TXL_INLINE Range visible(const Problem& p, int64_t b, int64_t i) {
   return low < high ? Range{low, high} : Range{0, 0};
 }
 
-// Keys of each batch row, and distances, that some query meets. Rows nobody meets must not enter a
+// Keys of each batch row, and distances, that some query meets. Rows that no query meets must not enter a
 // product: a memory that is not filled yet may hold anything, and 0 * NaN is NaN.
 struct InUse {
   Buffer memory;  // int32: [B][S + 1] counts of queries a key, then one count a distance -(L - 1) .. S
@@ -116,7 +116,7 @@ TXL_INLINE void pack(const Row& row, int64_t first, int64_t count, int64_t D, in
   }
 }
 
-// The keys or values [first, first + count) of (b, h), D wide, zeros where nobody sees them.
+// The keys or values [first, first + count) of (b, h), D wide, zeros where no query sees them.
 template <class T>
 static void pack_keys(const Problem& p, const InUse& in_use, const View& memory, const View& segment, int64_t b,
                       int64_t h, int64_t first, int64_t count, int64_t D, int64_t Dp, Packed* panels, Packed* rows) {

@@ -34,7 +34,7 @@ TXL_INLINE float bias_of(const Problem& p, int64_t h, int64_t row) {
 }
 
 // The part [first, end) of the reversed tables that is at hand, multiples of NR; r in both layouts, or
-// panels alone; r_bias times scale. Upwards it grows: what is asked for is packed, what lies behind is
+// panels alone; r_bias times scale. Upwards it grows: rows that are needed are packed, rows behind are
 // dropped when the room runs out. Downwards it starts anew.
 struct Table {
   int64_t capacity;
@@ -123,7 +123,7 @@ TXL_INLINE Range within(const Range& r, int64_t j0) {
 // at both ends.
 constexpr int64_t POSITION_LD = BLOCK_S + 2 * NR;
 
-// What positions add to the scores of a strip: row(x)[n] for row x and key n of the tile.
+// The positional part of a strip's scores: row(x)[n] for row x and key n of the tile.
 struct Positions {
   const float* first;
   int64_t step;

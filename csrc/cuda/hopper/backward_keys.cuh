@@ -60,7 +60,7 @@ struct KeyBlock {
 
   TXL_DEVICE int64_t bh() const { return b * p.H + h; }
   TXL_DEVICE int first_key(int t) const { return (tile + t) * SIDE - keys.before; }
-  // Of row 0 of r's tile j: the first query of step j to the block's first key.
+  // The distance of row 0 of r's tile j: from the first query of step j to the block's first key.
   TXL_DEVICE int distance(int j) const { return static_cast<int>(p.M) + first + j * SIDE - first_key(0); }
   TXL_DEVICE uint32_t address(int at) const { return shared_address(shared) + static_cast<uint32_t>(at); }
 };
@@ -89,8 +89,8 @@ TXL_DEVICE void load_queries_and_distances(const KeyBlock<S>& block) {
   }
 }
 
-// What each query of a step left and sees, to shared memory: 16 bytes a query. What comes to a query that
-// sees nothing may be anything, and meets a weight of 0: it is cleared. By a warp.
+// Loads each query's stats and its interval of keys to shared memory, 16 bytes a query; by a warp. The row of dout of a
+// query that sees no key may hold anything and meets a weight of 0: it is cleared.
 template <class S>
 TXL_DEVICE void load_stats(const KeyBlock<S>& block) {
   const BackwardProblem& p = block.p;
@@ -124,19 +124,19 @@ TXL_DEVICE void load_stats(const KeyBlock<S>& block) {
 
 // Bit n: entry n of a fragment of keys [key, + 64) and queries [query, + 64) is kept. Four lanes hold a
 // key's queries, two of every eight each; lane `own` of them draws those of columns 8 own and 8 own + 32.
-TXL_DEVICE uint32_t draw_kept_by_key(const Problem& p, int64_t bh, int64_t query, int64_t key) {
+TXL_DEVICE uint32_t draw_keep_mask_by_key(const Problem& p, int64_t bh, int64_t query, int64_t key) {
   const int own = thread() % 4;
   uint32_t mine = 0;  // byte 2 k + h: columns 8 own + 32 k, row h of the fragment's two
   TXL_ROLLED
-  for (int n = 0; n < 4; ++n) mine |= kept_of_eight(p, bh, query / 8 + own + n / 2 * 4, key + n % 2 * 8) << 8 * n;
-  uint32_t kept = 0;
+  for (int n = 0; n < 4; ++n) mine |= keep_mask_of_eight(p, bh, query / 8 + own + n / 2 * 4, key + n % 2 * 8) << 8 * n;
+  uint32_t keep_mask = 0;
   TXL_UNROLL
   for (int x = 0; x < 4; ++x) {
     const uint32_t theirs = (x ? shuffle_bits_xor(mine, x) : mine) >> 2 * own & 0x03030303u;
     const uint32_t pairs = theirs | theirs >> 6;  // of both rows, side by side
-    kept |= (pairs & 15) << 4 * (own ^ x) | (pairs >> 16 & 15) << (4 * (own ^ x) + 16);
+    keep_mask |= (pairs & 15) << 4 * (own ^ x) | (pairs >> 16 & 15) << (4 * (own ^ x) + 16);
   }
-  return kept;
+  return keep_mask;
 }
 
 // One warpgroup's keys.
@@ -196,12 +196,12 @@ class KeysGroup {
     uint32_t factors[16], more[16];
     const bool all_seen = sees_all(n);
     if (!all_seen) hide(n, scores, -INFINITY);
-    const uint32_t kept = weigh(step, scores, factors);
+    const uint32_t keep_mask = weigh(step, scores, factors);
     multiply<T, Rows::depth, true>(dv, factors, stage(S::dout, n));
     warpgroup_wait<1>();  // plant: keys-dout-v-wait
     fence_operand(weights);
     if (!all_seen) hide(n, weights, 0);  // what a query does not see may be anything
-    differentiate(n, scores, weights, kept, sums);
+    differentiate(n, scores, weights, keep_mask, sums);
     pack_weights<T>(weights, more);
     multiply<T, Rows::depth, true>(dk, more, stage(S::content, n));
     warpgroup_wait<0>();
@@ -250,19 +250,21 @@ class KeysGroup {
       pack_weights<T>(s, factors);
       return 0;
     }
-    const uint32_t kept = draw_kept_by_key(p_, block_.bh(), block_.first + step * SIDE, first_ + own_row(warp_));
+    const uint32_t keep_mask =
+        draw_keep_mask_by_key(p_, block_.bh(), block_.first + step * SIDE, first_ + own_row(warp_));
     float left[32];
     TXL_UNROLL
-    for (int m = 0; m < 32; ++m) left[m] = kept >> m & 1 ? s[m] * p_.keep_scale : 0.f;
+    for (int m = 0; m < 32; ++m) left[m] = keep_mask >> m & 1 ? s[m] * p_.keep_scale : 0.f;
     pack_weights<T>(left, factors);
-    return kept;
+    return keep_mask;
   }
 
   // dout.v becomes dS without the scale.
-  TXL_DEVICE void differentiate(int n, const float (&s)[32], float (&dp)[32], uint32_t kept, float (&sums)[2]) const {
+  TXL_DEVICE void differentiate(int n, const float (&s)[32], float (&dp)[32], uint32_t keep_mask,
+                                float (&sums)[2]) const {
     if (p_.drop_below) {
       TXL_UNROLL
-      for (int m = 0; m < 32; ++m) dp[m] = kept >> m & 1 ? dp[m] * p_.keep_scale : 0.f;
+      for (int m = 0; m < 32; ++m) dp[m] = keep_mask >> m & 1 ? dp[m] * p_.keep_scale : 0.f;
     }
     const uint32_t stats = block_.address(S::stats + n * S::STATS + thread() % 4 * 8);
     unroll<16>([&](auto number) {  // a query's entries of both keys
@@ -323,7 +325,7 @@ class KeysGroup {
       for (int h = 0; h < 2; ++h) {
         float x[2];
         unpack(T(), k[n + h], x);
-        if (sums[h] == 0) continue;  // a key that nobody sees may hold anything
+        if (sums[h] == 0) continue;  // a key that no query sees may hold anything
         total[0] += sums[h] * x[0], total[1] += sums[h] * x[1];
       }
       TXL_UNROLL

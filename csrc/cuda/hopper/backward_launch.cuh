@@ -3,7 +3,7 @@
 #include "backward_keys.cuh"
 #include "backward_queries.cuh"
 #include "finish.cuh"
-#include "launch.cuh"
+#include "prefill_launch.cuh"
 
 namespace txl_cuda {
 

@@ -1,15 +1,15 @@
 // A backward call as the Hopper kernels see it.
 #pragma once
-#include "problem.h"
+#include "prefill_problem.h"
 
 namespace txl_cuda {
 
-// What a query leaves for the kernel of keys.
+// A query's lse and delta, for the kernel of keys.
 struct alignas(8) Stats {
   float lse, delta;  // lse in base 2, +inf for a query that sees nothing; dout . out - dlse
 };
 
-// Where gradients go: null for one that nobody wants. The rest is workspace; rows of a batch row are padded
+// The tensors of gradients: null for one that is not wanted. The rest is workspace; rows of a batch row are padded
 // to a multiple of 128.
 struct BackwardProblem : PrefillProblem {
   View dout;
@@ -20,11 +20,11 @@ struct BackwardProblem : PrefillProblem {
   // with a table of its own for each of its warpgroups, so that each element takes one addition a launch.
   int64_t slots = 0, turn = 0;
   // [B, H, parts, D]: sums of dq by the warps of its blocks, and of its content part by those of keys;
-  // null: nobody wants what comes of them.
+  // null: du and dw are not wanted.
   float *q_sums = nullptr, *k_sums = nullptr;
   int64_t q_parts = 0, k_parts = 0;
   float* dq_parts = nullptr;  // [parts, B, H, rows, D], where the keys of a block of queries are split
-  // Of the kernel that ends backward: how many tables dr has, what it writes, its blocks of r and of queries.
+  // For finish_kernel: the number of tables of dr, its outputs, its blocks of r and of queries.
   int64_t tables = 1, r_blocks = 0, q_blocks = 0;
   View dr_out, du, dw;                           // [H, T, D], [H, D]
   void *content = nullptr, *position = nullptr;  // [B, H, rows, D]: q + u, q + w, scaled

@@ -30,7 +30,7 @@ struct QueriesShape {
   static_assert(shared <= MAX_SHARED);
 };
 
-// Rows of k and of r that nobody sees may hold anything, and meet a dS of 0.
+// Clears rows of k and of r that no query sees: they may hold anything, and meet a dS of 0.
 template <class S>
 TXL_DEVICE void clear_keys_and_distances(const QueryBlock<S>& block) {
   PipelineState<S::STAGES> k;
@@ -43,8 +43,8 @@ TXL_DEVICE void clear_keys_and_distances(const QueryBlock<S>& block) {
 }
 
 constexpr float LOG2_LN2 = -0.5287663729448977f;
-// Of |lse|, in base 2: its rounding changes weights by 1% here, as much as that of bfloat16; gradients of what is
-// larger are NaN rather than wrong.
+// The largest |lse|, in base 2: its rounding changes weights by 1% here, as much as that of bfloat16; gradients of what
+// is larger are NaN rather than wrong.
 constexpr float MAX_LSE = 65536;
 
 // One warpgroup's queries.
@@ -247,9 +247,9 @@ class QueriesGroup {
   // gives dq is scaled at the end.
   TXL_DEVICE void differentiate(float (&s)[32], float (&dp)[32], int t) const {
     if (p_.drop_below) {
-      const uint32_t kept = draw_kept(p_, block_.bh(), query_, block_.first_key(t));
+      const uint32_t keep_mask = draw_keep_mask(p_, block_.bh(), query_, block_.first_key(t));
       TXL_UNROLL
-      for (int n = 0; n < 32; ++n) dp[n] = kept >> n & 1 ? dp[n] * p_.keep_scale : 0.f;
+      for (int n = 0; n < 32; ++n) dp[n] = keep_mask >> n & 1 ? dp[n] * p_.keep_scale : 0.f;
     }
     TXL_UNROLL
     for (int n = 0; n < 32; ++n) s[n] = power_of_2(s[n] - base_[n / 2 % 2]) * (dp[n] - delta_[n / 2 % 2]);

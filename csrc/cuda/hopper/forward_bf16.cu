@@ -1,4 +1,4 @@
-#include "launch.cuh"
+#include "prefill_launch.cuh"
 
 namespace txl_cuda {
 

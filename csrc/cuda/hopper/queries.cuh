@@ -1,8 +1,7 @@
-// What a warpgroup's queries are and see.
+// A warpgroup's queries, and the keys that they see.
 #pragma once
-#include "../rows.cuh"
 #include "../visible.cuh"
-#include "problem.h"
+#include "prefill_problem.h"
 #include "tile.cuh"
 
 namespace txl_cuda {

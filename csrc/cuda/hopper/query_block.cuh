@@ -1,4 +1,4 @@
-// What a block of queries is, in forward and in the gradients of queries: warpgroup w has queries 64 w
+// A block of queries, in forward and in the gradients of queries: warpgroup w has queries 64 w
 // .. + 63, all walk the tiles of keys together.
 //
 // Scores of tile t need two blocks of 64 distances; for warpgroup w block t - w is new there, the other
@@ -47,7 +47,7 @@ struct QueryBlock {
     tiles = part * each >= count ? 0 : count - part * each < each ? count - part * each : each;
   }
 
-  // Of the part's tiles, those that some of a warpgroup's queries see; none: both are `tiles`.
+  // The tiles of the part that some of a warpgroup's queries see; none: both are `tiles`.
   TXL_DEVICE Tiles tiles_of_group(int group) const {
     Tiles own = tiles_of<S::QUERIES, SIDE>(seen, group * SIDE);
     own.from = own.from > tile ? own.from - tile : 0;
@@ -71,7 +71,7 @@ struct QueryBlock {
       low = last - seen[S::QUERIES + x], high = last - seen[x];
     });
   }
-  // Of distance row 0 of tile j.
+  // The distance of row 0 of tile j.
   TXL_DEVICE int distance(int j) const { return static_cast<int>(p.M) + first - first_key(j) - SIDE; }
   TXL_DEVICE uint32_t address(int at) const { return shared_address(shared) + static_cast<uint32_t>(at); }
 };

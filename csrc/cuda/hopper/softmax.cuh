@@ -8,22 +8,22 @@ namespace txl_cuda {
 // Bit n of the result: entry n of a fragment of 64 keys from `key` on is kept. The 8 lanes of eight
 // neighbouring queries hold the same keys; lane `own` of them draws those of columns 8 own to
 // 8 own + 7, and each takes its query's bits of the others'.
-TXL_DEVICE uint32_t draw_kept(const Problem& p, int64_t bh, int64_t query, int64_t key) {
+TXL_DEVICE uint32_t draw_keep_mask(const Problem& p, int64_t bh, int64_t query, int64_t key) {
   const int lane = thread() % WARP, own = lane / 4;
   uint32_t mine = 0;  // byte 2 h + e: row h of the fragment's two, column e of the lane's two
   TXL_ROLLED
   for (int n = 0; n < 4; ++n)
-    mine |= kept_of_eight(p, bh, (query + n / 2 * 8) / 8, key + 8 * own + lane % 4 * 2 + n % 2) << 8 * n;
-  uint32_t kept = 0;
+    mine |= keep_mask_of_eight(p, bh, (query + n / 2 * 8) / 8, key + 8 * own + lane % 4 * 2 + n % 2) << 8 * n;
+  uint32_t keep_mask = 0;
   TXL_UNROLL
   for (int x = 0; x < 8; ++x) {
     const uint32_t theirs = (x ? shuffle_bits_xor(mine, 4 * x) : mine) >> own & 0x01010101u;
-    kept |= (theirs * 0x01020408u >> 24 & 15) << 4 * (own ^ x);  // the bits of four bytes, side by side
+    keep_mask |= (theirs * 0x01020408u >> 24 & 15) << 4 * (own ^ x);  // the bits of four bytes, side by side
   }
-  return kept;
+  return keep_mask;
 }
 
-// Of this thread's queries, rows lane / 4 and 8 more of its warp's 16.
+// The softmax of this thread's two queries, rows lane / 4 and lane / 4 + 8 of its warp's 16.
 class Softmax {
  public:
   // low, high: keys that each query sees. query: index of the first in its batch row.
@@ -55,9 +55,9 @@ class Softmax {
       sum_[h] = sum_[h] * rescale[h] + sum;
     }
     if (!p_.drop_below) return;
-    const uint32_t kept = draw_kept(p_, bh_, query_, first_key + tile * SIDE);
+    const uint32_t keep_mask = draw_keep_mask(p_, bh_, query_, first_key + tile * SIDE);
     TXL_UNROLL
-    for (int n = 0; n < 32; ++n) s[n] = kept >> n & 1 ? s[n] * p_.keep_scale : 0.f;
+    for (int n = 0; n < 32; ++n) s[n] = keep_mask >> n & 1 ? s[n] * p_.keep_scale : 0.f;
   }
 
   // Once all tiles were weighed: a query's sum of weights, over its four lanes.

@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "problem.h"
+#include "prefill_problem.h"
 #include "products.cuh"
 
 namespace txl_cuda {
@@ -46,7 +46,7 @@ inline void require_start(const View& view) {
         "backend='triton' takes any");
 }
 
-// Rows of `view`, which has B batch rows (0: no such axis) and H heads. No rows: a map that nobody uses.
+// Rows of `view`, which has B batch rows (0: no such axis) and H heads. No rows: a map that is not used.
 inline RowsMap map_rows(const Problem& p, const View& view, int64_t B, int64_t rows) {
   RowsMap map;
   if (!rows) return map;

@@ -69,7 +69,7 @@ def test_a_module_of_another_version_is_not_used(tmp_path: Path, monkeypatch: py
 
 def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An editable install, then `git pull`: the module must not answer for sources it is not of."""
-    for file in ("problem.h", "cpu/kernel.cpp", "cuda/kernel.cu"):
+    for file in ("attention.h", "cpu/kernel.cpp", "cuda/kernel.cu"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("before")
     built = source_hash(tmp_path, "_native")
@@ -82,7 +82,7 @@ def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monke
     assert native_modules.load("_native", "C++").file == tmp_path / "_native.so"
     (tmp_path / "cuda/kernel.cu").write_text("after")  # the other module's
     assert native_modules.load("_native", "C++").module is not None
-    for file in ("problem.h", "cpu/kernel.cpp"):
+    for file in ("attention.h", "cpu/kernel.cpp"):
         (tmp_path / file).write_text("after")
         loaded = native_modules.load("_native", "C++")
         assert loaded.module is None
@@ -90,7 +90,7 @@ def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monke
         (tmp_path / file).write_text("before")
     (tmp_path / "cpu" / ".#kernel.cpp").symlink_to("nobody@nowhere")  # an editor's lock
     assert native_modules.load("_native", "C++").module is not None
-    (tmp_path / "problem.h").unlink()  # no source tree: an installed package
+    (tmp_path / "attention.h").unlink()  # no source tree: an installed package
     assert native_modules.load("_native", "C++").module is not None
 
 
@@ -137,7 +137,7 @@ def test_a_source_tree_takes_the_installed_modules_of_its_own_sources(clone: Pat
 
 
 def test_a_source_tree_refuses_installed_modules_of_other_sources(clone: Path) -> None:
-    with (clone / "tree" / "csrc" / "problem.h").open("a") as file:
+    with (clone / "tree" / "csrc" / "attention.h").open("a") as file:
         file.write("// a later version\n")
     says = _diagnosis(clone)
     assert f"this is the source tree {clone / 'tree'}, where the C++ module is not built" in says

@@ -5,19 +5,19 @@
 #include <cstdlib>
 #include <vector>
 
-#include "launch.cuh"
+#include "decode/decode_launch.cuh"
 
 namespace txl_cuda {
 
 // The one instance that the call needs, for the compiler's time.
-void forward_decode_f32(const Problem& p, void* stream) {
+void forward_decode_f32(const DecodeProblem& p, void* stream) {
   launch_decode<Shape<float, 16, 1, MAX_DECODE_QUERIES, true>>(p, stream);
 }
-void forward_decode_bf16(const Problem&, void*) { std::abort(); }
-void forward_decode_f16(const Problem&, void*) { std::abort(); }
-void load_decode_f32(const Problem&) { std::abort(); }
-void load_decode_bf16(const Problem&) { std::abort(); }
-void load_decode_f16(const Problem&) { std::abort(); }
+void forward_decode_bf16(const DecodeProblem&, void*) { std::abort(); }
+void forward_decode_f16(const DecodeProblem&, void*) { std::abort(); }
+void load_decode_f32(const DecodeProblem&) { std::abort(); }
+void load_decode_bf16(const DecodeProblem&) { std::abort(); }
+void load_decode_f16(const DecodeProblem&) { std::abort(); }
 
 }  // namespace txl_cuda
 
@@ -71,7 +71,7 @@ int main() {
              v_mem = random_floats(M * D), r = random_floats(S * D), u = random_floats(D), w = random_floats(D);
   auto out = unwritten(L * D), lse = unwritten(L);
   Array<int64_t> seed({7});
-  txl_cuda::Problem p = {};
+  txl_cuda::DecodeProblem p = {};
   p.B = p.H = 1, p.L = L, p.M = M, p.D = p.Dv = D, p.T = S, p.left = WINDOW - 1, p.right = 0, p.aligned = 1,
   p.scale = 0.5f;
   p.drop_below = 0x4000u, p.keep_scale = 4.f / 3, p.seed = seed.there;
@@ -95,7 +95,7 @@ int main() {
       const double weight = std::exp(p.scale * score);
       sum += weight;
       for (int64_t d = 0; d < D; ++d)
-        total[d] += weight * txl_cuda::kept(p, 0, i, j) * (j < M ? v_mem.x[j * D + d] : v.x[(j - M) * D + d]);
+        total[d] += weight * txl_cuda::dropout_factor(p, 0, i, j) * (j < M ? v_mem.x[j * D + d] : v.x[(j - M) * D + d]);
     }
     error = std::fmax(error, std::fabs(lse.x[i] - std::log(sum)));
     for (int64_t d = 0; d < D; ++d) {

@@ -13,7 +13,9 @@ NO_DRIVER = "CUDA driver version is insufficient for CUDA runtime version\n"
 THREADS = ("-DSIMT_THREADS", "-pthread", "-g", "-fsanitize=thread")
 BARRIER = "  barrier();"
 BARRIERS = [
-    (name, n) for name in ("part", "values", "merge") for n in range((CSRC / f"{name}.cuh").read_text().count(BARRIER))
+    (name, n)
+    for name in ("decode/part", "decode/values", "merge")
+    for n in range((CSRC / f"{name}.cuh").read_text().count(BARRIER))
 ]
 
 
@@ -59,7 +61,7 @@ def test_the_same_program_runs_on_a_gpu(tmp_path: Path) -> None:
     """Without one it builds, and says what is missing; with one, tools/gpu_check.sh runs it under
     compute-sanitizer."""
     program = tmp_path / "driver"
-    sources = [HERE / "driver.cpp", CSRC / "launch.cu"]
+    sources = [HERE / "driver.cpp", CSRC / "decode" / "decode_launch.cu"]
     subprocess.run(["nvcc", "-std=c++17", "-arch=sm_80", "-I", CSRC, "-x", "cu", *sources, "-o", program], check=True)
     assert run(program) in ("right\n", "no CUDA-capable device is detected\n", NO_DRIVER)
 
@@ -74,7 +76,7 @@ def test_a_missing_barrier_is_a_race(tmp_path: Path, name: str, which: int) -> N
 # Without the third, positions may come after the part's largest score is taken; only that, not a
 # weight's share, is off.
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "which"), [barrier for barrier in BARRIERS if barrier != ("part", 2)])
+@pytest.mark.parametrize(("name", "which"), [barrier for barrier in BARRIERS if barrier != ("decode/part", 2)])
 def test_a_missing_barrier_gives_wrong_values(tmp_path: Path, name: str, which: int) -> None:
     program = build_driver(tmp_path, without_barrier(tmp_path, name, which))
     assert "wrong\n" in [run(program, SIMT_ORDER=order) for order in ("forward", "reversed")]

@@ -1,6 +1,6 @@
 // One call of the CPU kernels.
 #pragma once
-#include "../problem.h"
+#include "../attention.h"
 
 namespace txl {
 

@@ -1,7 +1,7 @@
-// What a block works on: one (b, h), one part of the keys, and what the queries see of it.
+// The work of a block: one (b, h), one part of the keys, and the keys of it that the queries see.
 #pragma once
 #include "rows.cuh"
-#include "visible.cuh"
+#include "../visible.cuh"
 
 namespace txl_cuda {
 
@@ -13,7 +13,7 @@ struct KeyRows {
   int64_t memory_step, segment_step;
   int boundary;  // rows of the part before this are memory's
 
-  TXL_DEVICE KeyRows(const Problem& p, const View& memory_view, const View& segment_view, int64_t b, int64_t h,
+  TXL_DEVICE KeyRows(const DecodeProblem& p, const View& memory_view, const View& segment_view, int64_t b, int64_t h,
                      int64_t first_key)
       : memory(row_of<T>(memory_view, b, h, first_key)),
         segment(row_of<T>(segment_view, b, h, first_key - p.M)),
@@ -33,17 +33,17 @@ struct Hull {
   int low, high, r_low, r_high;
 };
 
-TXL_DEVICE Hull seen_in_part(const Problem& p, int64_t b, int i, int64_t first_key, int keys) {
+TXL_DEVICE Hull seen_in_part(const DecodeProblem& p, int64_t b, int i, int64_t first_key, int keys) {
   const Seen seen = visible(p, b, i);
   const int from = static_cast<int>(min_of(max_of(seen.low - first_key, 0), keys));
   const int to = static_cast<int>(min_of(max_of(seen.high - first_key, 0), keys));
   return {from, to, i - to + 1, i - from + 1};
 }
 
-// Of all queries, in every thread; and what each query sees, in shared memory. One lane of Q does
+// The hull of all queries, in every thread; each query's own keys, in shared memory. One lane of Q does
 // the work for a query.
 template <class S>
-TXL_DEVICE Hull hull_of_part(const Problem& p, int64_t b, int64_t first_key, int keys, float* from, float* to) {
+TXL_DEVICE Hull hull_of_part(const DecodeProblem& p, int64_t b, int64_t first_key, int keys, float* from, float* to) {
   const int L = queries_of<S>(p), i = thread() % S::Q;
   Hull hull = {keys, 0, L, -keys};
   if (i < L) {
@@ -64,7 +64,7 @@ TXL_DEVICE Hull hull_of_part(const Problem& p, int64_t b, int64_t first_key, int
 
 template <class S>
 struct Block {
-  const Problem& p;
+  const DecodeProblem& p;
   float* shared;
   Layout at;
   // Batch rows are next to each other in the grid: blocks that run together read the same rows of r
@@ -74,7 +74,7 @@ struct Block {
   int64_t first_key;
   Hull hull;
 
-  TXL_DEVICE Block(const Problem& problem, float* memory)
+  TXL_DEVICE Block(const DecodeProblem& problem, float* memory)
       : p(problem),
         shared(memory),
         at(layout(S::Q, S::WIDTH, static_cast<int>(problem.part_keys))),

@@ -1,8 +1,7 @@
-#include "launch.h"
-
+// How decode splits its keys, and its kernels by element type.
 #include <algorithm>
 
-#include "launch.cuh"
+#include "decode_launch.cuh"
 
 namespace txl_cuda {
 
@@ -16,10 +15,12 @@ constexpr int64_t SHARED = 47 * 1024;  // bytes every device grants without aski
 int64_t up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
 // Q of the instance that with_shape will take.
-int64_t instance_queries(const Problem& p) { return !p.aligned || p.L > 4 ? MAX_DECODE_QUERIES : p.L == 1 ? 1 : 4; }
+int64_t instance_queries(const DecodeProblem& p) {
+  return !p.aligned || p.L > 4 ? MAX_DECODE_QUERIES : p.L == 1 ? 1 : 4;
+}
 
 // Most keys whose scores fit in shared memory beside the queries.
-int64_t max_keys(const Problem& p) {
+int64_t max_keys(const DecodeProblem& p) {
   const int Q = static_cast<int>(instance_queries(p));
   const int width = !p.aligned ? MAX_WIDTH : p.D <= 64 ? 64 : p.D <= 128 ? 128 : MAX_WIDTH;
   int64_t keys = MAX_KEYS;
@@ -29,7 +30,7 @@ int64_t max_keys(const Problem& p) {
 
 }  // namespace
 
-int64_t split_decode(Problem& p, int multiprocessors) {
+int64_t split_decode(DecodeProblem& p, int multiprocessors) {
   if (p.L < 1 || p.L > MAX_DECODE_QUERIES || p.D < 8 || p.D > MAX_WIDTH || p.D % 8 || p.B < 1 || p.H < 1)
     throw std::invalid_argument("sizes that the CUDA kernels do not take");
   p.first_key = std::max<int64_t>(0, p.M - p.left);
@@ -49,44 +50,16 @@ int64_t split_decode(Problem& p, int multiprocessors) {
   return p.parts > 1 ? heads * p.L * p.parts * (p.D + 2) : 0;
 }
 
-void forward_decode(const Problem& p, void* stream) {
+void forward_decode(const DecodeProblem& p, void* stream) {
   if (p.type == Type::f32) return forward_decode_f32(p, stream);
   if (p.type == Type::bf16) return forward_decode_bf16(p, stream);
   return forward_decode_f16(p, stream);
 }
 
-void load_decode(const Problem& p) {
+void load_decode(const DecodeProblem& p) {
   if (p.type == Type::f32) return load_decode_f32(p);
   if (p.type == Type::bf16) return load_decode_bf16(p);
   return load_decode_f16(p);
-}
-
-OnDevice::OnDevice(int device) {
-#ifdef __CUDACC__
-  if (device < 0) return;
-  int current = -1;
-  check(cudaGetDevice(&current));
-  if (current == device) return;
-  check(cudaSetDevice(device));
-  before_ = current;
-#else
-  static_cast<void>(device);
-#endif
-}
-OnDevice::~OnDevice() {
-#ifdef __CUDACC__
-  if (before_ >= 0) static_cast<void>(cudaSetDevice(before_));
-#endif
-}
-
-const char* no_driver() {
-#ifdef __CUDACC__
-  int devices = 0;
-  const cudaError_t error = cudaGetDeviceCount(&devices);
-  if (error == cudaErrorInsufficientDriver) return "no usable NVIDIA driver";
-  if (error != cudaSuccess) return cudaGetErrorString(error);
-#endif
-  return "";
 }
 
 }  // namespace txl_cuda

@@ -1,6 +1,6 @@
 // Decode: attention of up to 16 queries over one part of the keys: the work is reading k, v and r once.
 //
-// A block takes one (b, h) and one part of the keys, for all queries of the segment. It asks for
+// A block takes one (b, h) and one part of the keys, for all queries of the segment. It loads
 // its first rows of k, r and v at once, then forms scores in shared memory (content, then position,
 // each over rows as they lie), weights, and the weighted sum of values. Nothing is waited for on
 // the host and nothing is allocated.
@@ -11,7 +11,7 @@
 namespace txl_cuda {
 
 template <class S>
-TXL_KERNEL void part_kernel(const Problem p) {
+TXL_KERNEL void part_kernel(const DecodeProblem p) {
   TXL_SHARED(shared);
   using T = typename S::T;
   const Block<S> block(p, shared);

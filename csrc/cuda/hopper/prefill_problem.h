@@ -1,6 +1,6 @@
 // A prefill call as the Hopper kernels see it.
 #pragma once
-#include "../problem.h"
+#include "../cuda_problem.h"
 #include "hardware.cuh"
 
 namespace txl_cuda {
@@ -12,7 +12,7 @@ struct RowsMap {
   int h = 0, n = 0;
 };
 
-// L of any size, D a multiple of 8 up to 128, rows at multiples of 16 bytes. part_keys is not used: the
+// L of any size, D a multiple of 8 up to 128, rows at multiples of 16 bytes. The
 // tiles of keys that a block sees are split evenly in p.parts.
 struct PrefillProblem : Problem {
   RowsMap k_rows, v_rows, k_mem_rows, v_mem_rows, r_rows;

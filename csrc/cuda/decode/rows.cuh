@@ -1,9 +1,9 @@
 // How a block reads rows of k, v and r: 16 bytes a load, a tile of rows in flight while the one
 // before is used.
 #pragma once
-#include "element.cuh"
+#include "../element.cuh"
+#include "decode_problem.h"
 #include "layout.h"
-#include "problem.h"
 
 namespace txl_cuda {
 
@@ -24,14 +24,9 @@ struct Shape {
   static constexpr int PER_LANE = CHUNKS * E;       // elements of a row in a lane
 };
 
-template <class T>
-TXL_DEVICE const T* row_of(const View& x, int64_t n0, int64_t n1, int64_t n2) {
-  return static_cast<const T*>(x.data) + n0 * x.s0 + n1 * x.s1 + n2 * x.s2;
-}
-
 // L, where the compiler can know it.
 template <class S>
-TXL_DEVICE int queries_of(const Problem& p) {
+TXL_DEVICE int queries_of(const DecodeProblem& p) {
   return S::Q == 1 ? 1 : static_cast<int>(p.L);
 }
 
@@ -57,7 +52,7 @@ TXL_DEVICE int column(int chunk) {
   return (chunk * S::LANES + lane<S>()) * S::E;
 }
 
-// Asks for this thread's part of the tile that begins at row `first`; what lies beyond D or outside
+// Issues the loads of this thread's part of the tile that begins at row `first`; what lies beyond D or outside
 // rows [from, to) is 0.
 template <class S, class RowAt>
 TXL_DEVICE void fetch(Tile<S>& tile, int D, int first, int from, int to, const RowAt& row_at) {
@@ -111,10 +106,10 @@ TXL_DEVICE int in_quarters(int d) {
 }
 
 // Dot products of the rows [from, to) with L queries, [Q][WIDTH] in quarters, 0 beyond D and L:
-// use(row, q, product) is called by one lane for each. `tile` is the first, already asked for.
+// use(row, q, product) is called by one lane for each. `tile` is the first, its loads issued.
 template <class S, class RowAt, class Use>
-TXL_DEVICE void products(const Problem& p, const float* queries, Tile<S>& tile, int from, int to, const RowAt& row_at,
-                         const Use& use) {
+TXL_DEVICE void products(const DecodeProblem& p, const float* queries, Tile<S>& tile, int from, int to,
+                         const RowAt& row_at, const Use& use) {
   static_assert(ROWS == 4 && S::LANES >= 8, "as sums_over_group takes them");
   constexpr int SHARE = S::LANES / ROWS;  // lanes that end up with the same sum
   const int L = queries_of<S>(p), D = static_cast<int>(p.D), mine = lane<S>() / SHARE;

@@ -1,10 +1,8 @@
 // Shared memory of a block of part_kernel.
 #pragma once
-#include "simt.h"
+#include "../simt.h"
 
 namespace txl_cuda {
-
-constexpr int THREADS = 128, WARP = 32, WARPS = THREADS / WARP;
 
 // Offsets in floats. Queries [Q][width] with each bias, which the sum over warps takes over; scores
 // [Q][part_keys]; the largest score and the sum of weights, [WARPS][Q] each; first and last + 1 key

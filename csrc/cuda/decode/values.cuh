@@ -1,11 +1,11 @@
 // From weights to the results of a part.
 #pragma once
+#include "../merge.cuh"
 #include "block.cuh"
-#include "merge.cuh"
 
 namespace txl_cuda {
 
-// Between two intervals a row that nobody sees may hold anything.
+// Clears rows that no query sees, which may hold anything: between two intervals.
 template <class S>
 TXL_DEVICE void clear_unseen(const Block<S>& block, int row, float (&x)[ROWS][S::PER_LANE]) {
   TXL_UNROLL
@@ -17,7 +17,7 @@ TXL_DEVICE void clear_unseen(const Block<S>& block, int row, float (&x)[ROWS][S:
   }
 }
 
-// This thread's share of the weighted sums of values. `tile` is the first, already asked for, from
+// This thread's share of the weighted sums of values. `tile` is the first, its loads issued, from
 // row `first` on.
 template <class S>
 TXL_DEVICE void add_values(const Block<S>& block, const KeyRows<S>& v, Tile<S>& tile, int first,
@@ -65,11 +65,11 @@ TXL_DEVICE void add_up(const Block<S>& block, float (&total)[S::Q][S::PER_LANE])
   }
 }
 
-// What add_up left: to the outputs, or to the workspace if there are other parts.
+// Writes the sums of add_up to the outputs, or to the workspace if there are other parts.
 template <class S>
 TXL_DEVICE void write(const Block<S>& block) {
   using T = typename S::T;
-  const Problem& p = block.p;
+  const DecodeProblem& p = block.p;
   TXL_ROLLED
   for (int i = 0; i < block.L; ++i) {
     float top = -INFINITY, sum = 0;

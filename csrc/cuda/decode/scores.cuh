@@ -1,7 +1,7 @@
 // From queries to weights, in shared memory.
 #pragma once
+#include "../philox.cuh"
 #include "block.cuh"
-#include "philox.cuh"
 
 namespace txl_cuda {
 
@@ -9,7 +9,7 @@ namespace txl_cuda {
 template <class S>
 TXL_DEVICE void add_biases(const Block<S>& block) {
   using T = typename S::T;
-  const Problem& p = block.p;
+  const DecodeProblem& p = block.p;
   TXL_ROLLED
   for (int x = thread(); x < block.rounded * S::WIDTH; x += THREADS) {
     const int i = x / S::WIDTH, d = x % S::WIDTH, to = i * S::WIDTH + in_quarters<S>(d);
@@ -20,7 +20,7 @@ TXL_DEVICE void add_biases(const Block<S>& block) {
   }
 }
 
-TXL_DEVICE float in_base_2(const Problem& p) { return p.scale * 1.4426950408889634f; }  // scale * log2 e
+TXL_DEVICE float in_base_2(const DecodeProblem& p) { return p.scale * 1.4426950408889634f; }  // scale * log2 e
 
 // Largest score of each query, by warp.
 template <class S>
@@ -40,7 +40,7 @@ TXL_DEVICE void find_tops(const Block<S>& block) {
 // with each. Sums by warp.
 template <class S>
 TXL_DEVICE void weigh(const Block<S>& block) {
-  const Problem& p = block.p;
+  const DecodeProblem& p = block.p;
   const float factor = in_base_2(p);
   TXL_ROLLED
   for (int i = 0; i < block.rounded; ++i) {
@@ -52,7 +52,7 @@ TXL_DEVICE void weigh(const Block<S>& block) {
       const float weight = n >= block.from(i) && n < block.to(i) ? weight_of(*entry * factor, top) : 0.f;
       sum += weight;
       const bool drops = p.drop_below && weight != 0;
-      *entry = drops ? weight * kept(p, block.bh(), i, block.first_key + n) : weight;
+      *entry = drops ? weight * dropout_factor(p, block.bh(), i, block.first_key + n) : weight;
     }
     // plant: weights-sum-partner
     for (int step = WARP / 2; step; step /= 2) sum += shuffle_xor(sum, step);

@@ -1,0 +1,17 @@
+// One call of the CUDA kernels; its tensors lie on the device.
+#pragma once
+#include "../attention.h"
+
+namespace txl_cuda {
+
+using txl::Bounds;
+using txl::Type;
+using txl::View;
+
+struct Problem : txl::Attention {
+  const int64_t* seed = nullptr;  // one element; read only with dropout
+  int64_t parts = 0;              // in which the keys of a block are split
+  float* partial = nullptr;       // B * H * L * parts * (D + 2) floats, see merge.cuh; unused if parts == 1
+};
+
+}  // namespace txl_cuda

@@ -1,8 +1,0 @@
-#include "launch.cuh"
-
-namespace txl_cuda {
-
-void forward_decode_f16(const Problem& p, void* stream) { forward_decode_as<F16>(p, stream); }
-void load_decode_f16(const Problem& p) { load_decode_as<F16>(p); }
-
-}  // namespace txl_cuda
