@@ -28,7 +28,7 @@ def imported(path: str, text: str) -> Iterator[str]:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             base = resolve_name("." * getattr(node, "level", 0) + (getattr(node, "module", "") or ""), package)
             yield from (base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value[1:]:
             yield node.value  # ends with a dot in import_module(f"package.{name}")
 
 
@@ -36,7 +36,7 @@ def affected(changed: set[str], sources: dict[str, str]) -> list[str]:
     """The test files among `sources` (path: text) that the changed paths affect, or ["tests"]."""
     if any(path.startswith(EVERYTHING) for path in changed):
         return ["tests"]
-    tests, paths = {path for path in sources if "/test_" in path}, {*changed, *sources}
+    tests, paths = {path for path in sources if path.startswith("tests/") and "/test_" in path}, {*changed, *sources}
     modules = {module(path): path for path in paths if path.endswith(".py")}
     users = {path: {x for x in tests if x.startswith(path.removesuffix("conftest.py"))} for path in paths}
     for user in sources.keys() - {"tests/conftest.py"}:  # which every test loads

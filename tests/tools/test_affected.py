@@ -15,6 +15,9 @@ SOURCES = {
     "pack/shared.py": "from . import leaf",
     "pack/leaf.py": "",
     "pack/alone.py": "import os",
+    "pack/text.py": "print('.')",
+    ".ci/use.py": "import pack.alone",
+    "benchmarks/groups/test_speed.py": "from pack import call",
     "examples/script.py": "print()",
     "tests/conftest.py": "import pack.alone",
     "tests/support/helper.py": "from pack.alone import x",
@@ -22,6 +25,7 @@ SOURCES = {
     "tests/a/test_folder.py": "",
     "tests/test_api.py": "def test():\n    from pack import call",
     "tests/test_leaf.py": "import pack.leaf as leaf",
+    "tests/test_text.py": "import pack.text",
     "tests/test_examples.py": "RUN = 'examples/script.py'",
     "tests/test_pages.py": 'DOCS = ROOT / "docs"',
 }
@@ -34,7 +38,10 @@ API = "tests/test_api.py"
         ("pack/leaf.py", [API, "tests/test_leaf.py"]),  # through a relative import, a name and a string
         ("pack/kernels/fast.py", [API]),
         ("pack/api.py", [API]),
-        ("pack/__init__.py", ["tests/a/test_folder.py", API, "tests/test_leaf.py"]),  # runs before any of its modules
+        (
+            "pack/__init__.py",
+            ["tests/a/test_folder.py", API, "tests/test_leaf.py", "tests/test_text.py"],
+        ),  # runs before any of its modules
         ("pack/alone.py", ["tests/a/test_folder.py"]),  # by a conftest of its folder, not by that of all tests
         ("pack/removed.py", []),
         ("tests/support/helper.py", ["tests/a/test_folder.py"]),
