@@ -25,10 +25,8 @@ _COUNTER = "torch.utils.flop_counter"
 def visible_pairs(length: int, memory_len: int, left: int | None, right: int | None) -> int:
     """Return the number of pairs of a query and a key that it sees, for one head of one batch
     row."""
-    hidden_after = (
-        0 if right is None else max(length - 1 - right, 0)
-    )  # keys after the first query; one fewer for each next
-    hidden_before = 0 if left is None else max(memory_len + length - 1 - left, 0)  # keys before the last query
+    hidden_after = 0 if right is None else max(length - 1 - right, 0)  # of the first query; each next has one fewer
+    hidden_before = 0 if left is None else max(memory_len + length - 1 - left, 0)  # of the last query
     queries = min(hidden_before, length)  # number of queries that do not see all keys before them
     return (
         length * (memory_len + length)
