@@ -46,7 +46,7 @@ class KeyValueCache:
         """Allocate an empty cache, of r's dtype and device.
 
         Raises:
-            TypeError, ValueError: a size is no integer in range, or r has too few rows.
+            TypeError, ValueError: a size is not an integer in range, or r has too few rows.
         """
         minimum = {"batch": 1, "mem_len": 0, "max_segment": 1, "zero_row": 0}
         for (name, low), value in zip(minimum.items(), (batch, mem_len, max_segment, zero_row), strict=True):

@@ -190,7 +190,8 @@ def check_settings(call: Call) -> None:
 
 
 def check_integer(name: str, value: Any, minimum: int, accepted: str) -> None:
-    """Check that a value is an integer >= `minimum`, and no bool. While tracing it may be a SymInt.
+    """Check that a value is an integer >= `minimum`, and not a bool. While tracing it may be a
+    SymInt.
 
     accepted: the accepted values, for the error.
 
@@ -206,7 +207,7 @@ def check_integer(name: str, value: Any, minimum: int, accepted: str) -> None:
 
 
 def check_number(name: str, value: Any, low: float, high: float, accepted: str) -> None:
-    """Check that a value is a real number in [low, high), and no bool. While tracing it may be a
+    """Check that a value is a real number in [low, high), and not a bool. While tracing it may be a
     symbol.
 
     accepted: the accepted values, for the error.
@@ -283,8 +284,8 @@ def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
     """Return the user's `start` or `end` as an int32 view [B, L].
 
     Raises:
-        TypeError, ValueError: it is no integer tensor on q's device that broadcasts to [B, L], or
-            has one axis that could be the batch as well as the queries.
+        TypeError, ValueError: it is not an integer tensor on q's device that broadcasts to [B, L],
+            or has one axis that could be the batch as well as the queries.
     """
     if bound is None:
         return None

@@ -100,7 +100,7 @@ def check_chunk(chunk: Any, causal: Any) -> Chunk:
     """Return `chunk` as a pair (size, left), or None.
 
     Raises:
-        TypeError, ValueError: chunk is no such pair, or the attention is causal.
+        TypeError, ValueError: chunk is not such a pair, or the attention is causal.
     """
     if chunk is None:
         return None

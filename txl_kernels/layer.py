@@ -23,8 +23,8 @@ UNIT = 8  # elements of a 16-bit type in 16 bytes
 
 
 def loads_by_units(device: torch.device) -> bool:
-    """Whether the device's kernels are much slower if the width of rows is no multiple of UNIT
-    elements.
+    """Whether the device's kernels are much slower if the width of rows is not a multiple of
+    UNIT elements.
 
     True on a GPU: there, tensors of such widths (the paper's 41, say) are padded once, after their
     projection.
@@ -226,8 +226,8 @@ class SegmentAttention(nn.Module, abc.ABC):
         cache.
 
         Raises:
-            ValueError: memory has not three axes, another width than d_model or another batch than
-                the cache; or the cache belongs to another layer.
+            ValueError: memory does not have three axes, the width d_model and the cache's batch; or
+                the cache belongs to another layer.
         """
         if memory.dim() != 3 or memory.size(-1) != self.d_model:
             raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
@@ -252,7 +252,7 @@ class SegmentAttention(nn.Module, abc.ABC):
         cache: KeyValueCache | None = None,
         **unknown: Any,
     ) -> Tensor:
-        """Attention of a segment over its memory and itself.
+        """Compute the attention of a segment over its memory and itself.
 
         Args:
             x: [B, L, d_model] (or [L, B, d_model], see `batch_first`).

@@ -40,7 +40,7 @@ HOPPER, HOPPER_DTYPES, HOPPER_WIDTH = (9, 0), (torch.bfloat16, torch.float16), 1
 ROW_BYTES = 16
 MAX_PREFILL_KEYS = 2**26 - 128  # the rings' offsets, 32 for each key, are 32-bit integers
 MAX_BATCH = 65535  # of prefill, where batch rows are the last axis of the grid
-MAX_TABLES = 16  # copies of dr that are summed in a fixed order, for deterministic results
+MAX_TABLES = 16  # the most slots of dr (two sums each) that give the same bits at every run
 _PREFILL = "cuda, prefill"  # the key of a prefill plan in `Prepared.plans`
 # The most queries for which backend=None chooses it once it is verified. For more, Triton's kernels
 # need less arithmetic, because they use the matrix units.

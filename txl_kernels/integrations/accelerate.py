@@ -149,7 +149,8 @@ def accelerate(
             that it matches.
         window: None, or (left, right): the numbers of frames before and after its own that a query
             sees at most (None for all), in addition to the model's masks. A model trained with more
-            context gives other results. Calls that the original code would have to answer raise.
+            context gives other results. Calls that the original code would have to answer raise
+            RuntimeError.
         verify: True to test a module that resembles a known one but has other source (a changed
             copy, another release): it is compared with the adapter on small random inputs, with
             masks and gradients, and accelerated if both agree. The test runs in evaluation mode,

@@ -57,8 +57,8 @@ def look_alikes(module: nn.Module) -> Iterator[Peer]:
 
 
 def nearest(module: nn.Module) -> tuple[Peer, list[str]] | None:
-    """Return the peer whose adapter's attributes the module has most of, but more than half, and
-    those that the module lacks. None if there is no such peer."""
+    """Return the peer of whose adapter's attributes the module has the largest share, if that is
+    more than half, and the attributes that the module lacks. None if there is no such peer."""
     found: tuple[Peer, list[str]] | None = None
     minimum = 0.5
     for peer in _peers.values():

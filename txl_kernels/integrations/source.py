@@ -9,7 +9,7 @@ import textwrap
 from typing import Any
 
 _NOT_OF_PEERS = ("torch", "abc", "builtins", "typing")
-# What a reader adds for readers and tools; `ctx` says what the place in the tree says already.
+# Fields that do not change what is computed; `ctx` follows from the place in the tree.
 _SAYS_NOTHING = ("annotation", "returns", "type_comment", "type_params", "type_ignores", "kind", "ctx")
 
 

@@ -124,8 +124,8 @@ def backward_keys_kernel(
         lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
         delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
         p = weights(s, scale_log2, top[None, :], lse2[None, :])
-        # Whether, without bounds, every query sees every key: the last query sees the first key,
-        # and the first query the last key.
+        # Whole: without bounds, every query sees every key, because the last query sees the first
+        # key, and the first query sees the last key.
         whole = (key0 >= tl.maximum(M + m0 + BLOCK - 1 - left, 0)) & (
             key0 + BLOCK <= tl.minimum(M + m0 + right + 1, M + L)
         )

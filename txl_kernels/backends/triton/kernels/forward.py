@@ -89,7 +89,7 @@ def _walk(
     return acc, top, total, above
 
 
-# Sizes change from call to call; without this, each would compile a kernel.
+# Sizes change from call to call; if they were specialized, each would compile a kernel.
 @triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "left", "right", "drop_below"])
 def forward_kernel(
     Q, K, V, K_MEM, V_MEM, R, R_BIAS, U, W, START, END, SEED, OUT, LSE,
