@@ -64,7 +64,7 @@ def visible_to(bounds, b, i, sizes, PAST_END: tl.constexpr):
 
 @triton.jit
 def partly(visible, key0, BN: tl.constexpr):
-    """Whether some query of the block does not see some key of the tile at key0."""
+    """Return True if some query of the block does not see some key of the tile at key0."""
     return (key0 < visible.all_from) | (key0 + BN > visible.all_to)
 
 
