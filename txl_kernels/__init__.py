@@ -1,6 +1,6 @@
 """Transformer-XL relative-position attention (Dai et al. 2019), exact and linear in memory."""
 
-import txl_kernels.flops  # noqa: F401  # registers them
+import txl_kernels.flops  # noqa: F401  # registers the formulas
 from txl_kernels.backends import available_backends
 from txl_kernels.bounds import (
     bounds_from_cu_seqlens,

@@ -1,5 +1,5 @@
-"""`python -m txl_kernels`: which backends work here, which do not and why. With `--check`, also
-each kind of call, once."""
+"""`python -m txl_kernels`: prints which backends work on this machine, and why others do not. With
+`--check`, it also makes each kind of call once."""
 
 import argparse
 import functools
@@ -34,5 +34,5 @@ def _widths(text: str) -> list[int]:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except (RuntimeError, ValueError) as error:  # of a setting in the environment, or no device
+    except (RuntimeError, ValueError) as error:  # a wrong environment variable, or no such device
         sys.exit(f"error: {error}")

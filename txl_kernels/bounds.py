@@ -1,5 +1,5 @@
-"""`start` and `end` of `rel_attention` from what one has: a mask [.., L, S] of either polarity, the
-ends of episodes, lengths, sequences packed in a row."""
+"""Functions that make `start` and `end` of `rel_attention` from masks [.., L, S] of either
+polarity, ends of episodes, lengths, or offsets of packed sequences."""
 
 import torch
 from torch import Tensor
@@ -12,28 +12,29 @@ _library.define("intervals(Tensor mask, bool visible) -> (Tensor, Tensor, Tensor
 
 
 def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tensor, Tensor]:
-    """The interval of keys that each query sees by a mask.
+    """Return the interval of keys that a mask lets each query see.
 
-    On a CPU it takes one pass over the mask's bytes. A row that `expand` repeats for all queries is
-    read once.
+    On a CPU the mask is read once; a row that `expand` repeats for all queries is read only once.
 
     Args:
         mask: bool [B, S] (padding, the same for all queries), [B, L, S] or [B, 1, L, S]; B and L
             may be 1.
-        visible: the value that says that a query sees a key: True for an attention mask of
+        visible: the mask's value where a query sees a key. True for an attention mask of
             `scaled_dot_product_attention` or transformers, False for `key_padding_mask` and
-            `attn_mask` of `torch.nn.MultiheadAttention`. Libraries differ, so it has no default.
-        check: look for hidden keys between visible ones, of which an interval knows nothing. On a
-            GPU that waits for the device; under torch.compile it is an assertion when the graph
-            runs. Without it such keys are taken for visible.
+            `attn_mask` of `torch.nn.MultiheadAttention`. It has no default because libraries
+            differ.
+        check: True to raise if a mask hides keys between visible ones, which an interval cannot
+            express; if False, such keys count as visible. On a GPU the check synchronizes with the
+            device; under torch.compile it is an assertion that runs with the graph.
 
     Returns:
-        start, end: int32 [B, L], or [B, 1] where all queries share a row; 0 and 0 for a query that
-        sees nothing.
+        start, end: int32 [B, L], or [B, 1] where all queries share a row of the mask; both 0 for a
+            query that sees no key.
 
     Raises:
-        TypeError: mask is no bool tensor, or visible not True or False.
-        ValueError: it is of another shape, or has a hole; names the first batch row and query.
+        TypeError: mask is not a bool tensor, or visible is not a bool.
+        ValueError: mask has another shape, or hides a key between visible ones; the message names
+            the first such batch row and query.
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -55,14 +56,15 @@ def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tenso
 
 
 def scan(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """(start, end, hole): hole is int64 [], the first b * L + i whose row has one, or -1."""
+    """Return (start, end, hole). hole, int64 [], is the first b * L + i whose query has a hidden
+    key between visible ones, or -1."""
     rows = _rows(mask)
     start, end, hole = torch.ops.txl_kernels.intervals(rows, visible)
     return start, end, hole
 
 
 def _rows(mask: Tensor) -> Tensor:
-    """The mask as [B, L or 1, S]."""
+    """Return the mask as [B, L or 1, S]."""
     if mask.dim() == 2:
         return mask.unsqueeze(1)
     if mask.dim() == 4 and mask.size(1) == 1:
@@ -73,7 +75,7 @@ def _rows(mask: Tensor) -> Tensor:
 
 
 def _in_torch(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """On any device."""
+    """The operator in PyTorch, for any device."""
     seen = mask if visible else ~mask
     batch, length, keys = mask.shape
     if keys == 0:
@@ -111,21 +113,22 @@ def _fake(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def start_from_done(done: Tensor, memory_len: int = 0, memory_done: Tensor | None = None) -> Tensor:
-    """First key of each query's own episode, for agents whose segments hold several (GTrXL,
-    Parisotto et al. 2020).
+    """Return the first key of each query's own episode, for reinforcement learning where a segment
+    holds several episodes (GTrXL, Parisotto et al. 2020).
 
     Args:
-        done: bool [B, L], True where a step was the last of its episode, as `env.step` returns it.
-            Where yours marks an episode's first step instead, it is this one moved by one step:
-            `first[:, 1:]`, with any last column.
-        memory_len: M, positions of memory before the segment.
-        memory_done: None where no episode ended in the memory, or the same for it, bool [B, M].
+        done: bool [B, L], True at the last step of an episode, as `env.step` returns it. If you
+            have flags `first` of first steps instead, shift them by one: `first[:, 1:]`, followed
+            by a column of any value.
+        memory_len: M, the number of memory positions before the segment.
+        memory_done: None if no episode ended in the memory, else the same flags for it, bool [B,
+            M].
 
     Returns:
-        int32 [B, L] for `start`: values in [0, M + L].
+        `start`, int32 [B, L], with values in [0, M + L].
 
     Raises:
-        TypeError, ValueError: an argument, by name.
+        TypeError, ValueError: an argument is wrong; the message names it.
     """
     check_integer("memory_len", memory_len, 0, "an integer >= 0")
     _check_flags("done", done)
@@ -138,26 +141,27 @@ def start_from_done(done: Tensor, memory_len: int = 0, memory_done: Tensor | Non
                 f"{list(memory_done.shape)} on {memory_done.device}"
             )
         whole = torch.cat([memory_done, done], 1)
-    offset = memory_len + done.size(1) - whole.size(1)  # of the first flag, in keys
+    offset = memory_len + done.size(1) - whole.size(1)  # key index of the first flag
     after = torch.arange(1, whole.size(1) + 1, device=done.device, dtype=torch.int32) + offset
-    begun = torch.where(whole, after, 0).cummax(1).values  # by the end of each step
-    start = torch.nn.functional.pad(begun, (1, 0))[:, :-1]  # a step belongs to the episode it ends
+    begun = torch.where(whole, after, 0).cummax(1).values  # key at which the episode after each step begins
+    start = torch.nn.functional.pad(begun, (1, 0))[:, :-1]  # a step that ends an episode still belongs to it
     return start[:, whole.size(1) - done.size(1) :].to(torch.int32)
 
 
 def start_from_lengths(lengths: Tensor, total: int) -> Tensor:
-    """`start` where the last `lengths[b]` of `total` keys are real: a memory that is not full yet,
-    rows padded on the left.
+    """Return `start` for batch rows in which only the last `lengths[b]` of `total` keys are real: a
+    memory that is not full yet, or padding on the left.
 
     Args:
         lengths: int32 or int64 [B], from 0 to total.
-        total: keys there are: M for a memory, M + L with the segment.
+        total: the number of keys: M for a memory, M + L with the segment.
 
     Returns:
         int32 [B, 1].
 
     Raises:
-        TypeError, ValueError: an argument, by name; values only where they are on the CPU.
+        TypeError, ValueError: an argument is wrong; the message names it. Values are checked only
+            on the CPU.
     """
     check_integer("total", total, 0, "an integer >= 0")
     _check_lengths(lengths, total)
@@ -165,19 +169,21 @@ def start_from_lengths(lengths: Tensor, total: int) -> Tensor:
 
 
 def end_from_lengths(lengths: Tensor, memory_len: int = 0) -> Tensor:
-    """`end` where the first `lengths[b]` positions of a segment are real: padding on the right.
+    """Return `end` for batch rows in which only the first `lengths[b]` positions of the segment are
+    real: padding on the right.
 
-    Queries beyond their row's length see the same keys; their results mean nothing.
+    Queries beyond the length of their batch row see the same keys; ignore their results.
 
     Args:
-        lengths: int32 or int64 [B], at least 0 and at most the segment's L.
-        memory_len: M, positions of memory before the segment.
+        lengths: int32 or int64 [B], from 0 to L.
+        memory_len: M, the number of memory positions before the segment.
 
     Returns:
         int32 [B, 1].
 
     Raises:
-        TypeError, ValueError: an argument, by name; values only where they are on the CPU.
+        TypeError, ValueError: an argument is wrong; the message names it. Values are checked only
+            on the CPU.
     """
     check_integer("memory_len", memory_len, 0, "an integer >= 0")
     _check_lengths(lengths, None)
@@ -207,20 +213,23 @@ def _check_lengths(lengths: Tensor, maximum: int | None) -> None:
 
 
 def bounds_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """`start` and `end` of sequences packed behind each other in one row (B = 1): each sees itself.
+    """Return `start` and `end` for sequences that are packed into one batch row (B = 1): each
+    sequence sees only itself.
 
-    Tiles between sequences are not visited, so packed sequences cost what their own pairs do.
+    Kernels skip tiles between sequences, so packed sequences cost only their own pairs.
 
     Args:
-        cu_seqlens: int32 or int64 [sequences + 1], where each begins, and the last ends: from 0,
-            never decreasing, to at most total. Positions after the last sequence see nothing.
-        total: L, positions of the row.
+        cu_seqlens: int32 or int64 [sequences + 1], the offset of each sequence and the end of the
+            last: from 0, never decreasing, to at most total. Positions after the last sequence see
+            no key.
+        total: L, the number of positions of the batch row.
 
     Returns:
         start, end: int32 [1, total].
 
     Raises:
-        TypeError, ValueError: an argument, by name; values only where they are on the CPU.
+        TypeError, ValueError: an argument is wrong; the message names it. Values are checked only
+            on the CPU.
     """
     check_integer("total", total, 0, "an integer >= 0")
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
@@ -236,7 +245,7 @@ def bounds_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tens
                 + ("" if low or last > total else ", with a step down")
             )
     at = torch.arange(total, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    past = torch.searchsorted(cu_seqlens, at, right=True)  # where the position's sequence ends, in cu_seqlens
+    past = torch.searchsorted(cu_seqlens, at, right=True)  # index in cu_seqlens of the end of the position's sequence
     ends = torch.cat([cu_seqlens, cu_seqlens.new_zeros(1)])[past]
     starts = torch.where(past < cu_seqlens.size(0), cu_seqlens[past - 1], 0)
     return starts.to(torch.int32).unsqueeze(0), ends.to(torch.int32).unsqueeze(0)

@@ -12,25 +12,27 @@ class KeyValueCache:
     """The projected keys and values of the last `mem_len` positions of one attention layer, and its
     W_kR R.
 
-    With frozen parameters these never change, so keeping them instead of hidden states is exact and
-    saves projecting the memory again at every segment. Appending writes in place; when the buffer
-    is full the rows held move to its front, once in at least `mem_len` positions, so memory and
-    time a position stay constant however long the sequence.
+    While parameters are frozen these do not change, so attention over the cache equals attention
+    over the hidden states, without projecting the memory again for every segment. `append` writes
+    in place. When the buffer is full, the positions held move to its front, at most once in
+    `mem_len` positions. So memory and time for a position do not depend on the sequence's length.
 
     Attributes:
-        r: [H, T, D], encodings of distances -zero_row and up.
-        zero_row: row of r that holds distance 0: how far ahead a segment sees itself.
-        window: keys a position sees, its own included; None for all that are there.
-        owner: the identity of the one layer whose keys it holds: the one that made it, else the
-            first to use it; None before.
+        r: [H, T, D], the projected encodings of distances from -zero_row.
+        zero_row: the row of r that holds distance 0, which is the number of keys after its own that
+            a query of a segment can see.
+        window: the number of keys that a query sees, its own included, or (left, right), as in
+            `rel_attention`; None for all.
+        owner: the identity of the layer whose keys the cache holds: the layer that made it, else
+            the first that used it; None before.
     """
 
     owner: object | None = None
-    _begin: int  # of what is held, in the buffer
+    _begin: int  # offset of the first position held, in the buffer
     _end: int
-    _total: int  # positions ever added
-    _last_reset: int  # and when a row was last reset
-    _since: Tensor | None  # int64 [B]: positions added before each row's sequence; None where all that is held counts
+    _total: int  # number of positions that were appended since `clear`
+    _last_reset: int  # value of _total when a batch row was last reset
+    _since: Tensor | None  # int64 [B]: _total where each row's sequence began; None if all rows see all positions
 
     def __init__(
         self,
@@ -41,7 +43,11 @@ class KeyValueCache:
         window: int | tuple[int | None, int | None] | None = None,
         zero_row: int = 0,
     ) -> None:
-        """Empty. Its dtype and device are r's."""
+        """Allocate an empty cache, of r's dtype and device.
+
+        Raises:
+            TypeError, ValueError: a size is not an integer in range, or r has too few rows.
+        """
         minimum = {"batch": 1, "mem_len": 0, "max_segment": 1, "zero_row": 0}
         for (name, low), value in zip(minimum.items(), (batch, mem_len, max_segment, zero_row), strict=True):
             check_integer(name, value, low, f">= {low}")
@@ -54,7 +60,7 @@ class KeyValueCache:
         self.max_segment = max_segment
         self.window = window
         shape = (2, batch, r.size(0), 2 * mem_len + max_segment, r.size(2))
-        with torch.inference_mode(False):  # written to in either mode
+        with torch.inference_mode(False):  # inference tensors could not be written to in another mode
             self._buffer = torch.zeros(shape, dtype=r.dtype, device=r.device)
         self.clear()
 
@@ -63,22 +69,22 @@ class KeyValueCache:
         return self._buffer.size(1)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"owner": None}  # a copied layer has an identity of its own
+        return vars(self) | {"owner": None}  # a copied layer has another identity
 
     def __len__(self) -> int:
-        """Positions held, at most mem_len."""
+        """The number of positions held, at most mem_len."""
         return self._end - self._begin
 
     @property
     def memory(self) -> tuple[Tensor, Tensor]:
-        """(k_mem, v_mem), views [B, H, len(self), D] of the buffer."""
+        """The pair (k_mem, v_mem), views [B, H, len(self), D] of the buffer."""
         held = self._buffer[:, :, :, self._begin : self._end]
         return held[0], held[1]
 
     @property
     def start(self) -> Tensor | None:
-        """First key of each row's own sequence, int32 [B, 1], for `rel_attention`; None where all
-        that is held counts."""
+        """The first key of each batch row's present sequence, int32 [B, 1], as `rel_attention`
+        takes it; None if all rows see all that is held."""
         if self._since is None:
             return None
         return (len(self) - (self._total - self._since)).clamp(min=0).to(torch.int32).unsqueeze(1)
@@ -94,7 +100,7 @@ class KeyValueCache:
 
     @torch.no_grad()
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Adds a segment's keys and values [B, H, L, D] and drops the oldest beyond mem_len.
+        """Append a segment's keys and values [B, H, L, D], and drop the oldest beyond mem_len.
 
         Raises:
             ValueError: L is above max_segment, or another axis differs from the cache's.
@@ -106,7 +112,7 @@ class KeyValueCache:
                 f"{list(k.shape)} and {list(v.shape)}"
             )
         held, length = len(self), k.size(2)
-        if self._end + length > self._buffer.size(3):  # so begin >= mem_len >= held: the copy never overlaps
+        if self._end + length > self._buffer.size(3):  # then begin >= mem_len >= held: source and target do not overlap
             self._buffer[:, :, :, :held] = self._buffer[:, :, :, self._begin : self._end]
             self._begin, self._end = 0, held
         rows = slice(self._end, self._end + length)
@@ -119,35 +125,36 @@ class KeyValueCache:
             self._since = None
 
     def reset(self, rows: Tensor | None = None) -> None:
-        """Begin new sequences in some rows of the batch; the others go on.
+        """Begin new sequences in some batch rows; the others continue.
 
-        What those rows held is no longer seen. Does not wait for the device.
+        Queries of the reset rows no longer see the positions held. The device is not synchronized.
 
-        rows: bool [B] on the cache's device, True where a sequence begins; None for all rows.
+        rows: bool [B] on the cache's device, True where a sequence begins; None for all batch rows.
 
         Raises:
-            TypeError, ValueError: rows is something else.
+            TypeError, ValueError: rows has another type, dtype, shape or device.
         """
         if rows is None:
             self.clear()
             return
         self._check_rows(rows, torch.bool, "None or a bool tensor [B]")
         since = self._since
-        if since is None:  # of all rows, what is held counts
+        if since is None:  # all rows see all that is held
             since = torch.full((self.batch,), self._total - len(self), dtype=torch.int64, device=rows.device)
         self._since = torch.where(rows, self._total, since)
         self._last_reset = max(self._total, self._last_reset)
 
     def hide(self, counts: Tensor) -> None:
-        """Leaves out each row's first positions, counted from the oldest that is held; they may be
-        still to come, as the padding before a sequence is.
+        """Hide the first positions of each batch row, counted from the oldest position held.
 
-        Until they are there, a segment must reach at least as far. Waits for the device.
+        The hidden positions may be appended later, as padding on the left of a first segment is:
+        that segment must then be at least as long as the padding. Synchronizes with the device.
 
-        counts: int64 [B] on the cache's device, positions >= 0.
+        counts: int64 [B] on the cache's device, numbers of positions, >= 0.
 
         Raises:
-            TypeError, ValueError: counts is something else.
+            TypeError, ValueError: counts has another type, dtype, shape or device, or a negative
+                value.
         """
         self._check_rows(counts, torch.int64, "an int64 tensor [B]", "counts")
         low, high = int(counts.min()), int(counts.max())
@@ -160,12 +167,14 @@ class KeyValueCache:
 
     @torch.no_grad()
     def reorder(self, rows: Tensor) -> None:
-        """Row n becomes what row rows[n] was, as beam search needs it.
+        """Replace batch row n by batch row rows[n], as beam search does.
 
-        rows: int64 [B] on the cache's device, each from 0 to B - 1 (not looked at on a GPU).
+        rows: int64 [B] on the cache's device, each from 0 to B - 1 (the range is not checked on a
+        GPU).
 
         Raises:
-            TypeError, ValueError: rows is something else.
+            TypeError, ValueError: rows has another type, dtype, shape or device, or a value out of
+                range.
         """
         self._check_rows(rows, torch.int64, "an int64 tensor [B]")
         if rows.device.type == "cpu" and (int(rows.min()) < 0 or int(rows.max()) >= self.batch):
@@ -185,6 +194,6 @@ class KeyValueCache:
             )
 
     def clear(self) -> None:
-        """Forgets everything held."""
+        """Drop all positions held."""
         self._begin = self._end = self._total = self._last_reset = 0
         self._since = None

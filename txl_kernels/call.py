@@ -1,4 +1,5 @@
-"""One call of `rel_attention`: its fields, which keys its queries see, which weights it drops."""
+"""The fields of a call of `rel_attention`, the keys that its queries see, and the weights that
+dropout drops."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,10 +9,10 @@ from torch import Tensor
 
 
 class Call(NamedTuple):
-    """The checked arguments that every backend receives. Shapes as in `rel_attention`.
+    """The checked arguments that every backend receives. Shapes are those of `rel_attention`.
 
-    The order is the operators' schema. `csrc/python/call.h` holds it too, and a compiled module
-    whose order differs is not loaded.
+    The operators' schema is generated from the order of the fields. `csrc/python/call.h` repeats
+    it, and a compiled module with another order is not loaded.
     """
 
     q: Tensor
@@ -22,7 +23,7 @@ class Call(NamedTuple):
     position_bias: Tensor
     k_mem: Tensor | None
     v_mem: Tensor | None
-    r_bias: Tensor | None  # [H, T], any strides; r or r_bias is given
+    r_bias: Tensor | None  # [H, T], any strides; at least one of r and r_bias is given
     start: Tensor | None  # int32 [B, L]
     end: Tensor | None  # int32 [B, L]
     seed: Tensor | None  # int64 [1]; present if dropout_p > 0
@@ -31,21 +32,21 @@ class Call(NamedTuple):
     zero_row: int
     scale: float
     dropout_p: float
-    softcap: float  # 0.0: none
+    softcap: float  # 0.0 for none
 
 
 INPUTS = Call._fields[: Call._fields.index("start")]
 BOUNDS = ("start", "end")
 TENSORS = (*INPUTS, *BOUNDS, "seed")
 SETTINGS = Call._fields[len(TENSORS) :]
-Wanted = Sequence[bool]  # which of INPUTS' gradients
+Wanted = Sequence[bool]  # for each of INPUTS, whether its gradient is needed
 ALL: Wanted = (True,) * len(INPUTS)
 
 
-# Functions, not properties or `_replace`, and slices of plain tuples: torch.compile of torch 2.6
-# does not follow those of named ones.
+# These are functions, not properties or `_replace`, and they slice plain tuples, because
+# torch.compile of torch 2.6 cannot trace those of named tuples.
 def changed(call: Call, **fields: Any) -> Call:
-    """The call with other values in some fields."""
+    """Return the call with other values in some fields."""
     return Call(**{**dict(zip(Call._fields, call, strict=True)), **fields})
 
 
@@ -54,24 +55,24 @@ def memory_len_of(call: Call) -> int:
 
 
 def table_len_of(call: Call) -> int:
-    """T, of r or of `r_bias`."""
+    """Return T, the number of rows of r or of `r_bias`."""
     if call.r is not None:
         return call.r.size(1)
     return 0 if call.r_bias is None else call.r_bias.size(1)
 
 
 def inputs_of(call: Call) -> tuple[Tensor | None, ...]:
-    """The tensors that have gradients, named by INPUTS."""
+    """Return the tensors that have gradients, in the order of INPUTS."""
     return tuple(call)[: len(INPUTS)]  # type: ignore[return-value]
 
 
 def tensors_of(call: Call) -> tuple[Tensor | None, ...]:
-    """Inputs, bounds and seed, named by TENSORS."""
+    """Return inputs, bounds and seed, in the order of TENSORS."""
     return tuple(call)[: len(TENSORS)]  # type: ignore[return-value]
 
 
 def settings_of(call: Call) -> tuple[Any, ...]:
-    """The fields that are no tensors, named by SETTINGS."""
+    """Return the fields that are not tensors, in the order of SETTINGS."""
     return tuple(call)[len(TENSORS) :]
 
 
@@ -89,36 +90,36 @@ def needs_gradients(call: Call) -> bool:
 
 
 def empty_like_rows(x: Tensor) -> Tensor:
-    """Uninitialised, of x's shape and dtype, with x's strides where they leave the last axis
-    contiguous."""
+    """Return an uninitialised tensor of x's shape and dtype. It has x's strides if these leave the
+    last axis contiguous."""
     y = torch.empty_like(x)
-    # empty_like sorts the strides of a tensor that overlaps itself (expanded, unfolded) in its own
-    # way.
+    # empty_like chooses other strides for a tensor that overlaps itself (expanded, unfolded).
     return y if y.stride(-1) == 1 or y.shape[-1] <= 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def empty_out(q: Tensor, v: Tensor) -> Tensor:
-    """Uninitialised, [B, H, L, D of v]: like q, or like v where that is of another width."""
+    """Return an uninitialised tensor [B, H, L, D of v], with the strides of q, or of v where q has
+    another width."""
     return empty_like_rows(q if q.size(3) == v.size(3) else v)
 
 
 def empty_gradients(call: Call, wanted: Wanted = ALL) -> tuple[Tensor, ...]:
-    """Uninitialised gradients of the call's inputs, as the backward operator returns them; empty
-    where there is no input or none is wanted."""
+    """Return uninitialised gradients of the call's inputs, as the backward operator returns them:
+    of shape [0] where there is no input or its gradient is not wanted."""
     return tuple(
-        empty_like_rows(x) if x is not None and want else call.q.new_empty(0)  # each its own: outputs may not alias
+        empty_like_rows(x) if x is not None and want else call.q.new_empty(0)  # separate tensors: outputs may not alias
         for x, want in zip(inputs_of(call), wanted, strict=True)
     )
 
 
-# Which keys a query sees: one interval a query, and the distances those intervals reach. Query i
-# stands at key position p_i = M + i; key j is at distance d = p_i - j. A query sees the keys
-# low <= j < high, the intersection of `left`, `right`, `start` and `end`.
+# Visible keys: each query sees one interval of keys. Query i stands at key position p_i = M + i;
+# key j is at distance d = p_i - j. A query sees the keys low <= j < high, the intersection of
+# `left`, `right`, `start` and `end`.
 
 
 def intervals(call: Call) -> tuple[Tensor, Tensor]:
-    """First and one-past-last visible key of each query, both int64 [B or 1, L], within [0, S];
-    low >= high: none."""
+    """Return (low, high), the first and one-past-last visible key of each query, both int64 [B or
+    1, L], within [0, S]. A query with low >= high sees no key."""
     memory_len, length = memory_len_of(call), call.q.size(2)
     keys = memory_len + length
     at = torch.arange(memory_len, keys, device=call.q.device).unsqueeze(0)
@@ -132,18 +133,18 @@ def intervals(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def seen_by_any(call: Call) -> Tensor:
-    """Keys that at least one query sees, bool [B or 1, S]."""
+    """Return the keys that at least one query sees, bool [B or 1, S]."""
     low, high = intervals(call)
     keys = memory_len_of(call) + call.q.size(2)
-    counts = (low < high).to(torch.int32)  # +1 where an interval begins, -1 behind its end
+    counts = (low < high).to(torch.int32)  # +1 where an interval begins, -1 one past its end
     steps = counts.new_zeros(low.size(0), keys + 1)
     steps = steps.scatter_add(1, low.clamp(0, keys), counts).scatter_add(1, high.clamp(0, keys), -counts)
     return steps.cumsum(1)[:, :-1] > 0
 
 
 def distance_range(call: Call) -> tuple[int, int]:
-    """Smallest and largest distance that `left` and `right` let any query see; (0, -1) without
-    keys or queries."""
+    """Return the smallest and largest distance that `left` and `right` leave visible to any query;
+    (0, -1) if there are no queries."""
     length = call.q.size(2)
     keys = memory_len_of(call) + length
     if length == 0:
@@ -153,38 +154,41 @@ def distance_range(call: Call) -> tuple[int, int]:
     return -right, farthest
 
 
-# Dropout bits: Philox-4x32-7 (Salmon et al. 2011), a function of seed and (b, h, i, j) alone.
-# Entry (b, h, i, j) takes the i % 8-th 16 bits, lowest first, of the block with counter
-# (j, i // 8, b * H + h, 0) under the 64-bit key `seed`, and is dropped if they are below
-# `drop_threshold`. Every backend draws these same bits. Eight neighbouring queries share a block
-# because blocks of queries start at multiples of eight, while tiles of keys start where the
-# memory's length puts them. Seven rounds are the fewest that pass BigCrush (there, table 2).
+# Dropout bits: Philox-4x32-7 (Salmon et al. 2011), a function of seed and (b, h, i, j) alone. Entry
+# (b, h, i, j) uses the i % 8-th 16 bits, lowest first, of the block with counter (j, i // 8, b * H
+# + h, 0) under the 64-bit key `seed`, and is dropped if they are below `drop_threshold`. Every
+# backend uses the same bits. Eight neighbouring queries share a block because tiles of queries
+# begin at multiples of eight, while the offset of tiles of keys depends on the memory's length.
+# Seven rounds are the fewest that pass BigCrush (there, table 2).
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 7
-DROPOUT_BITS = "Philox-4x32-7, 16 bits"  # changes when the bits of a seed do
+DROPOUT_BITS = "Philox-4x32-7, 16 bits"  # change it if the bits of a seed change
 
 
 def drop_threshold(dropout_p: float) -> int:
-    """The integer below which 16 bits are dropped: 65536 p, rounded, 1 to 65535; 0 if p is 0."""
+    """Return the integer t such that 16 bits below t drop an entry: 65536 p, rounded, 1 to 65535; 0
+    if p is 0."""
     return min(max(round(dropout_p * 2**16), 1), 2**16 - 1) if dropout_p else 0
 
 
 def keep_scale(dropout_p: float) -> float:
-    """The factor of weights that stay: 1 / (1 - p) of the p that `drop_threshold` makes of it."""
+    """Return the factor of weights that are kept, 1 / (1 - p), where p is `drop_threshold` /
+    65536."""
     return 2**16 / (2**16 - drop_threshold(dropout_p))
 
 
 def _high_low(x: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    # 32 x 32 -> 64 bits in int64, which would overflow: split x into 16-bit halves.
+    # The 64-bit product of 32-bit values would overflow int64: split x into 16-bit halves.
     low, high = (x & 0xFFFF) * multiplier, (x >> 16) * multiplier
     middle = high + (low >> 16)
     return (middle >> 16) & _MASK, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Four words for each counter; everything int64 holding 32-bit values, broadcast together."""
+    """Return four words for each counter. All tensors are int64, hold 32-bit values and are
+    broadcast together."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -196,7 +200,8 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
 
 def keep_mask(seed: Tensor, batch: int, heads: int, length: int, keys: int, dropout_p: float) -> Tensor:
-    """Which entries stay: bool [batch, heads, length, keys]. seed: int64, one element."""
+    """Return the mask of entries that are kept, bool [batch, heads, length, keys]. seed: int64, one
+    element."""
     device = seed.device
     bh = torch.arange(batch * heads, device=device).view(-1, 1, 1)
     group = torch.arange((length + 7) // 8, device=device).view(1, -1, 1)

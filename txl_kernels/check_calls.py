@@ -1,7 +1,7 @@
-"""`python -m txl_kernels --check`: each kind of call that users make, once, on this machine.
+"""`python -m txl_kernels --check`: makes each kind of call that users make once on this machine.
 
-A line a call: the backend that ran it, seconds to the first result, and the error against the
-reference in float64. Whatever a call raises is told in its line, and the others still run.
+Each call prints one line: the backend that ran it, seconds to the first result, and the error
+against the reference in float64. If a call raises, its line says so, and the other calls still run.
 """
 
 import time
@@ -32,11 +32,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bias instead of r": {"r_bias": True},
     "rows that fill the device": {"rows": 264},
 }
-_WIDEST_LINE = 75  # of what a line says of its call
+_WIDEST_LINE = 75  # characters of a line's description of its call
 
 
 class Kind(NamedTuple):
-    """One kind of call."""
+    """A kind of call: dtype, head width D, decode or prefill, with gradients or not, an option of
+    OPTIONS, compiled or not."""
 
     dtype: torch.dtype
     D: int
@@ -60,8 +61,8 @@ class Kind(NamedTuple):
 
 
 def kinds(device: torch.device) -> Iterator[Kind]:
-    """The kinds of calls to try. Narrow heads are the last: compilers for Hopper have been reported
-    to lose the CUDA context with them, which ends the run."""
+    """Yield the kinds of calls to make. Narrow heads come last: compilers for Hopper have been
+    reported to lose the CUDA context with them, which ends the run."""
     half = torch.bfloat16
     yield from _of_widths(WIDTHS[2:])
     for dtype in (torch.float32, torch.float16):
@@ -72,7 +73,7 @@ def kinds(device: torch.device) -> Iterator[Kind]:
     for option in OPTIONS:
         yield Kind(half, 64, decode=True, gradients=False, option=option)
         yield Kind(half, 64, decode=False, gradients=True, option=option)
-    if device.type == "cuda":  # on a CPU the compiler takes longer than all the rest
+    if device.type == "cuda":  # on a CPU torch.compile takes longer than all other calls
         yield Kind(half, 64, decode=False, gradients=True, compiled=True)
     yield from _of_widths(WIDTHS[:2])
 
@@ -85,7 +86,8 @@ def _of_widths(widths: Sequence[int]) -> Iterator[Kind]:
 
 
 def arguments(kind: Kind) -> dict[str, Any]:
-    """Arguments of `rel_attention` on the CPU, with values of the kind's dtype in float64."""
+    """Return arguments of `rel_attention` on the CPU, in float64 with values that the kind's dtype
+    can represent."""
     options = dict(OPTIONS.get(kind.option, {}))
     rows, length, memory, width = options.pop("rows", 4), kind.length, kind.memory, kind.D
     generator = torch.Generator("cpu").manual_seed(0)
@@ -110,7 +112,8 @@ def arguments(kind: Kind) -> dict[str, Any]:
 
 
 def moved(given: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Arguments on a device, floats in a dtype, as leaves of their own."""
+    """Return copies of tensors on a device, floating-point tensors in `dtype`, as leaves of a new
+    graph; other values unchanged."""
     if isinstance(given, tuple) and all(isinstance(x, Tensor) for x in given):
         return tuple(moved(x, device, dtype) for x in given)
     if not isinstance(given, Tensor):
@@ -120,7 +123,7 @@ def moved(given: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def results(given: dict[str, Any], backend: str | None, attention: Callable[..., Any] = rel_attention) -> list[Tensor]:
-    """out, lse and, where inputs require them, gradients."""
+    """Return out, lse and, if inputs require them, gradients."""
     out, lse = attention(**given, return_lse=True, backend=backend)
     leaves = [x for value in given.values() for x in (value if isinstance(value, tuple) else (value,))]
     leaves = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
@@ -131,7 +134,7 @@ def results(given: dict[str, Any], backend: str | None, attention: Callable[...,
 
 
 def call_of(given: dict[str, Any]) -> Call:
-    """The call that `rel_attention` makes of such arguments."""
+    """Return the call that `rel_attention` makes of such arguments."""
     q, width = given["q"], given["q"].size(3)
     zeros = q.new_zeros(q.size(1), width)
     u, w = (zeros if given[name] is None else given[name] for name in ("content_bias", "position_bias"))
@@ -145,22 +148,23 @@ def call_of(given: dict[str, Any]) -> Call:
 
 
 def error_of(got: list[Tensor], want: list[Tensor]) -> float:
-    """The largest error of a result, of its norm."""
+    """Return the largest relative error of the results: the norm of a difference over the norm of
+    the wanted tensor."""
     pairs = zip(got, want, strict=True)
     return max(float((x.cpu().double() - y).norm() / y.norm()) if y.any() else float(x.any()) for x, y in pairs)
 
 
 class Check:
-    """The calls of one run, and what came of them."""
+    """The calls of one run, with their failures and warnings."""
 
     def __init__(self, device: torch.device, say: Callable[[str], None]) -> None:
         self.device, self.say = device, say
         self.failures: list[str] = []
-        self.notes: dict[str, None] = {}  # warnings, in their order
+        self.notes: dict[str, None] = {}  # texts of warnings, as an ordered set
         self.count = 0
 
     def run(self, wanted: Iterator[Kind]) -> bool:
-        """Try each kind; return whether all were right."""
+        """Make a call of each kind; return whether all results were right."""
         for kind in wanted:
             exact = arguments(kind)
             want = results(exact, "reference")
@@ -175,13 +179,13 @@ class Check:
         return not self.failures
 
     def _fits(self, name: str, kind: Kind, given: dict[str, Any]) -> bool:
-        """Whether a backend runs the call that backend=None did not give it."""
+        """Whether a backend supports a call for which backend=None chose another."""
         kernels = KERNELS[name]
         fits = kernels.why_not_tensors(self.device, kind.dtype, kind.D) is None and not kind.compiled
         return fits and kernels.why_not_call(call_of(given)) is None
 
     def _try(self, kind: Kind, given: dict[str, Any], name: str | None, want: list[Tensor]) -> str:
-        """Run one call and say what came of it; return the backend that ran it."""
+        """Make one call and print its line; return the name of the backend that ran it."""
         begun, chosen = time.perf_counter(), name or "?"
         attention = torch.compile(rel_attention) if kind.compiled else rel_attention
         self.count += 1
@@ -195,7 +199,7 @@ class Check:
                 chosen = name or backends.choose(None, call_of(given))
             self.notes |= dict.fromkeys(str(x.message) for x in told)
             error = error_of(got, want)
-            right = error <= MAX_ERROR[kind.dtype]  # not so of NaN
+            right = error <= MAX_ERROR[kind.dtype]  # False if error is NaN
             ending = f"{chosen:<9} {seconds:8.3f} s  error {error:.1e}{'' if right else '  WRONG'}"
             if not right:
                 self.failures.append(f"{kind}: {chosen} is off by {error:.2g}, {MAX_ERROR[kind.dtype]:.2g} is allowed")
@@ -214,8 +218,8 @@ def moved_all(given: dict[str, Any], device: torch.device, dtype: torch.dtype) -
 
 
 def check(device: torch.device, say: Callable[[str], None] = print, widths: Sequence[int] = WIDTHS) -> int:
-    """Run all kinds of these head widths and say the result: 0 if every call was right and no
-    backend was left out."""
+    """Make the calls of all kinds with these head widths and print the results. Return 0 if every
+    call was right and no backend was left out, else 1."""
     begun, run = time.perf_counter(), Check(device, say)
     say(f"\ncalls on {device}:")
     run.run(x for x in kinds(device) if x.D in widths)

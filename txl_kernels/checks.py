@@ -1,5 +1,4 @@
-"""Checks of a call before any kernel runs. `check` reads no tensor's values;
-`check_bound_values` does."""
+"""Checks of a call before any kernel runs. Only `check_bound_values` reads tensors' values."""
 
 import numbers
 from typing import Any
@@ -31,11 +30,12 @@ WINDOW = "None or an integer >= 1 (keys seen, the query's own included)"
 
 
 def check(call: Call) -> None:
-    """Checks all that shapes, dtypes, devices, strides and settings decide; the seed apart, which
-    changes at every call.
+    """Check everything that shapes, dtypes, devices, strides and settings decide, except the seed,
+    which changes with every call.
 
     Raises:
-        TypeError, ValueError: an argument, by name, with what was given and what is accepted.
+        TypeError, ValueError: an argument is wrong; the message names it, what was given and what
+            is accepted.
     """
     check_tensors(call)
     check_bounds(call)
@@ -44,12 +44,15 @@ def check(call: Call) -> None:
 
 
 def check_tensors(call: Call, special: bool = False) -> None:
-    """Checks that tensors are dense, of q's dtype and device, of shapes that fit each other, their
-    last axis contiguous (but for `r_bias`, whose strides may be any).
+    """Check that tensors are dense, have q's dtype and device, shapes that fit each other, and a
+    contiguous last axis (except `r_bias`, which may have any strides).
 
-    special: of a call that `txl_kernels.composed` takes apart: r may also be [1, T, D] or
-    [B or 1, H or 1, T, D] and `r_bias` [1, T]; dtypes and strides are left to the plain calls,
-    whose tensors autocast may have cast.
+    special: True for a call that `txl_kernels.composed` will rewrite: r may also be [1, T, D] or [B
+    or 1, H or 1, T, D], and `r_bias` [1, T]. Dtypes and strides are then checked in the plain
+    calls, after autocast has cast the tensors.
+
+    Raises:
+        TypeError, ValueError: a tensor is wrong; the message names it.
     """
     if (call.k_mem is None) != (call.v_mem is None):
         raise TypeError("k_mem and v_mem must both be given or both be None, got one of them")
@@ -66,10 +69,10 @@ def check_tensors(call: Call, special: bool = False) -> None:
 
 
 def memory_pair(memory: Any) -> KeyValuePair:
-    """The (k_mem, v_mem) pair, as such.
+    """Return `memory` as the pair (k_mem, v_mem).
 
     Raises:
-        TypeError: it is no pair of tensors.
+        TypeError: memory is not a pair of tensors.
     """
     if not isinstance(memory, (tuple, list)) or len(memory) != 2:
         got = f"{type(memory).__name__}" + (f" of length {len(memory)}" if isinstance(memory, (tuple, list)) else "")
@@ -163,7 +166,11 @@ def _check_last_axis(given: dict[str, Tensor]) -> None:
 
 
 def check_settings(call: Call) -> None:
-    """Checks `left`, `right`, `zero_row`, `scale`, `dropout_p`, `softcap`."""
+    """Check `left`, `right`, `zero_row`, `scale`, `dropout_p` and `softcap`.
+
+    Raises:
+        TypeError, ValueError: a setting is wrong; the message names it.
+    """
     for name, side in (("left", call.left), ("right", call.right)):
         if side is not None:
             check_integer(name, side, 0, SIDE)
@@ -183,9 +190,15 @@ def check_settings(call: Call) -> None:
 
 
 def check_integer(name: str, value: Any, minimum: int, accepted: str) -> None:
-    """Check an integer, which while tracing may be a symbol, of at least `minimum`; a bool is
-    refused."""
-    # The first test is all that torch.compile has to follow; NumPy's integers pass the second.
+    """Check that a value is an integer >= `minimum`, and not a bool. While tracing it may be a
+    SymInt.
+
+    accepted: the accepted values, for the error.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    # torch.compile follows only the first test; NumPy's integers pass the second.
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):  # noqa: SIM102
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{name} must be {accepted}, got {type(value).__name__}")
@@ -194,7 +207,14 @@ def check_integer(name: str, value: Any, minimum: int, accepted: str) -> None:
 
 
 def check_number(name: str, value: Any, low: float, high: float, accepted: str) -> None:
-    """A real number in [low, high); no bool."""
+    """Check that a value is a real number in [low, high), and not a bool. While tracing it may be a
+    symbol.
+
+    accepted: the accepted values, for the error.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
     symbols = (torch.SymInt, torch.SymFloat)
     if isinstance(value, bool) or not isinstance(value, (float, int, *symbols)):  # noqa: SIM102
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -204,10 +224,10 @@ def check_number(name: str, value: Any, low: float, high: float, accepted: str) 
 
 
 def check_seed(seed: Any, q: Tensor, name: str = "dropout_seed") -> None:
-    """A seed, if one is given: an int64 tensor of one element on q's device.
+    """Check that a seed is None or an int64 tensor of one element on q's device.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: it is not.
     """
     if seed is None:
         return
@@ -217,10 +237,11 @@ def check_seed(seed: Any, q: Tensor, name: str = "dropout_seed") -> None:
 
 
 def span(causal: Any, window: Any) -> tuple[int | None, int | None]:
-    """(left, right) of a `Call`: keys before and after a query's own, each None for all.
+    """Return (left, right) of a `Call`: the numbers of keys before and after a query's own, each
+    None for all.
 
     Raises:
-        TypeError, ValueError: causal or window is something else than `rel_attention` takes.
+        TypeError, ValueError: `rel_attention` does not accept this causal or window.
     """
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {type(causal).__name__}")
@@ -248,23 +269,23 @@ def _two_sided(causal: bool, window: Any) -> tuple[int | None, int | None]:
 
 
 def with_bounds(call: Call) -> Call:
-    """The call with `start` and `end` as int32 [B, L] views of what a user gave.
+    """Return the call with `start` and `end` as int32 views [B, L].
 
     Raises:
         TypeError, ValueError: see `broadcast_bound`.
     """
-    if (call.start is None and call.end is None) or call.q.dim() != 4:  # the latter is refused elsewhere
+    if (call.start is None and call.end is None) or call.q.dim() != 4:  # another check reports a wrong q
         return call
     start, end = (broadcast_bound(name, x, call.q) for name, x in zip(BOUNDS, (call.start, call.end), strict=True))
     return changed(call, start=start, end=end)
 
 
 def broadcast_bound(name: str, bound: Any, q: Tensor) -> Tensor | None:
-    """The user's `start` or `end` as an int32 [B, L] view.
+    """Return the user's `start` or `end` as an int32 view [B, L].
 
     Raises:
-        TypeError, ValueError: not an integer tensor on q's device that broadcasts to [B, L], or of
-            one axis where that could be the batch as well as the queries.
+        TypeError, ValueError: it is not an integer tensor on q's device that broadcasts to [B, L],
+            or has one axis that could be the batch as well as the queries.
     """
     if bound is None:
         return None
@@ -297,12 +318,17 @@ def _of_lengths(name: str, bound: Tensor, q: Tensor) -> str:
 
 
 def to_int32(bound: Tensor) -> Tensor:
-    """An int32 or int64 bound as int32; what does not fit in 32 bits stays out of range."""
+    """Return an int32 or int64 bound as int32. Values that do not fit in 32 bits are clamped to
+    values that remain out of range."""
     return bound if bound.dtype == torch.int32 else bound.clamp(-1, 2**31 - 1).to(torch.int32)
 
 
 def check_bounds(call: Call) -> None:
-    """Checks that bounds are int32 [B, L] on q's device."""
+    """Check that bounds are int32 [B, L] on q's device.
+
+    Raises:
+        TypeError, ValueError: a bound is not.
+    """
     shape = (call.q.size(0), call.q.size(2))
     for name, bound in zip(BOUNDS, (call.start, call.end), strict=True):
         if bound is None:
@@ -314,21 +340,25 @@ def check_bounds(call: Call) -> None:
 
 
 def check_table(call: Call) -> None:
-    """Checks that r reaches as far as `left` and `right` alone let a query see; with bounds their
-    values decide.
+    """Check that r has a row for every distance that `left` and `right` leave visible. If the call
+    has bounds, `check_bound_values` does this.
 
-    While compiling lengths are symbols, of which a comparison would make a graph for some lengths:
-    what runs in the graph checks them.
+    Under torch.compile lengths are symbols, and comparing them would specialize the graph; the
+    operators check the table when the graph runs.
+
+    Raises:
+        ValueError: r, or `r_bias` without it, has too few rows.
     """
     if not is_bounded(call) and not torch.compiler.is_compiling():
         _require_rows(call, *distance_range(call))
 
 
 def check_bound_values(call: Call) -> None:
-    """Reads `start` and `end`: values in [0, S], and no visible distance without a row in r.
+    """Read `start` and `end`, and check that their values are in [0, S] and that r has a row for
+    every visible distance.
 
     Raises:
-        ValueError: with the argument, the value given, and what is accepted.
+        ValueError: a value is not; the message names the argument, the value and what is accepted.
     """
     if not is_bounded(call):
         return
@@ -351,7 +381,7 @@ def check_bound_values(call: Call) -> None:
 
 
 def _has_rows(call: Call, nearest: int, farthest: int) -> bool:
-    """Whether r has a row for every distance of [nearest, farthest]."""
+    """Whether r (or `r_bias` without it) has a row for every distance in [nearest, farthest]."""
     return nearest > farthest or (nearest + call.zero_row >= 0 and farthest + call.zero_row < table_len_of(call))
 
 
@@ -369,13 +399,14 @@ def _require_rows(call: Call, nearest: int, farthest: int) -> None:
 def check_gradients(
     call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Checks them; returns dout and dlse as kernels read them.
+    """Check the arguments of the backward operator, and return dout and dlse as the kernels read
+    them.
 
-    That is dout in q's dtype with a contiguous last axis, dlse contiguous and float32.
+    dout is returned in q's dtype with a contiguous last axis, dlse contiguous in float32.
 
     Raises:
-        ValueError: a shape or a device, by name, or results that the forward operator did not
-            return.
+        ValueError: a tensor has a wrong shape or device, or out and lse do not look like results of
+            the forward operator.
     """
     for name, x, shape in (
         ("out", out, call.v.shape),
@@ -395,16 +426,16 @@ def check_gradients(
 
 
 def can_autocast(device_type: str) -> bool:
-    """Whether torch.autocast knows the device."""
+    """Whether torch.autocast supports the device."""
     return torch.amp.is_autocast_available(device_type)
 
 
-# torch.compile asks once, while it traces: that of torch 2.6 cannot follow the question.
+# torch.compile evaluates it once, while tracing: that of torch 2.6 cannot trace into it.
 setattr(can_autocast, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """The dtype that torch.autocast casts to on the device; None where it is off."""
+    """The dtype to which torch.autocast casts on the device; None if autocast is off."""
     if (device_type != "cpu" and not can_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
         return None
     return torch.get_autocast_dtype(device_type)

@@ -1,8 +1,8 @@
-"""Variants of the attention that the kernels do not know, composed of calls that they know.
+"""Variants of the attention that the kernels do not have, composed of plain calls.
 
-`attend` rewrites a call step by step: each step takes a call as `rel_attention` was given it and
-returns one without one of the variants, until a plain call is left. So every backend has all
-variants, exactly, and the kernels compute one formula.
+`attend` rewrites a call in steps. Each step takes a call and returns one without one of the
+variants, until a plain call is left. So every backend computes all variants exactly, and the
+kernels compute one formula.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +23,12 @@ Attend = Callable[[Call], tuple[Tensor, Tensor]]
 def attend(
     call: Call, plain: Attend, chunk: Chunk, prefix: int, r_descending: bool, clamp: bool
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) of any variant. plain: computes a plain call; the rest as in `rel_attention`.
+    """Return (out, lse) of a call with any variant.
+
+    plain: computes a plain call. The other arguments are those of `rel_attention`.
 
     Raises:
-        TypeError, ValueError: an argument, by name.
+        TypeError, ValueError: an argument is wrong; the message names it.
     """
     check_tensors(call, special=True)
     check_seed(call.seed, call.q)
@@ -46,7 +48,8 @@ def attend(
 
 
 def of_all_heads(table: Any, heads: int) -> Any:
-    """r [1, T, D] or `r_bias` [1, T] as a view for each head; anything else as it is."""
+    """Return r [1, T, D] or `r_bias` [1, T] as a view with a table for each head; any other value
+    unchanged."""
     shared = isinstance(table, Tensor) and not table.is_nested and table.dim() in (2, 3) and table.size(0) == 1
     return table.expand(heads, *table.shape[1:]) if shared else table
 
@@ -57,7 +60,8 @@ def _one_table(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
 
 
 def _each_batch_row(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
-    """A call for each batch row b with its table r[b] and, for dropout, seed + b."""
+    """Return (out, lse) of one plain call for each batch row b, with its table r[b] and, for
+    dropout, seed + b."""
     batch = call.q.size(0)
     tables = r.expand(batch, -1, -1, -1)
     batched = {
@@ -85,18 +89,18 @@ def _each_batch_row(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[
 
 
 def _of_row(bound: Tensor | None, b: int) -> Tensor | None:
-    """Bounds [B or 1, L] of one batch row, [1, L]."""
+    """Return the bounds of batch row b, [1, L], of bounds [B or 1, L]."""
     return bound if bound is None or bound.size(0) == 1 else bound[b : b + 1]
 
 
-# Chunked streaming encoders: a query sees its own chunk and some before it.
+# Chunked streaming encoders: a query sees its own chunk and chunks before it.
 
 
 def check_chunk(chunk: Any, causal: Any) -> Chunk:
-    """The (size, left) that `chunk` is; None for None.
+    """Return `chunk` as a pair (size, left), or None.
 
     Raises:
-        TypeError, ValueError: chunk is something else, or the attention causal.
+        TypeError, ValueError: chunk is not such a pair, or the attention is causal.
     """
     if chunk is None:
         return None
@@ -112,10 +116,11 @@ def check_chunk(chunk: Any, causal: Any) -> Chunk:
 
 
 def without_chunk(call: Call, chunk: Chunk) -> Call:
-    """The same with `start` and `end`, both within [0, M + L], int32 [B or 1, L].
+    """Return the call with its chunks expressed by `start` and `end`, int32 [B or 1, L], both
+    within [0, M + L].
 
     Raises:
-        TypeError, ValueError: `start` or `end`.
+        TypeError, ValueError: `start` or `end` is wrong.
     """
     call = with_bounds(call)
     given_start, given_end = call.start, call.end
@@ -130,19 +135,20 @@ def without_chunk(call: Call, chunk: Chunk) -> Call:
     start = given_start
     if left is not None:
         start = (memory_len + (own - left) * size).clamp(min=0).unsqueeze(0)
-        if given_start is not None:  # what is out of range stays so
+        if given_start is not None:  # values out of range stay out of range, and raise later
             start = torch.where(given_start < 0, given_start, torch.maximum(start, given_start))
     return changed(call, start=start, end=end)
 
 
-# Tables of positions in another order, too short, or with a bias beside the vectors.
+# Tables in descending order, and tables with too few rows.
 
 
 def _ascending(call: Call) -> Call:
-    """Row `zero_row + d` holds distance d, in a copy of r and `r_bias`.
+    """Return the call with r and `r_bias` copied in ascending order: row `zero_row + d` holds
+    distance d.
 
     Raises:
-        TypeError, ValueError: `zero_row`.
+        TypeError, ValueError: `zero_row` is wrong.
     """
     rows = _rows(call, "r_descending")
     r = None if call.r is None else call.r.flip(-2)
@@ -151,10 +157,12 @@ def _ascending(call: Call) -> Call:
 
 
 def _rows(call: Call, setting: str) -> int:
-    """The number of rows of r, of which `zero_row` is one, as the setting needs.
+    """Return the number of rows of r (or `r_bias`), after a check that `zero_row` is one of them.
+
+    setting: the option that needs this, for the error.
 
     Raises:
-        TypeError, ValueError: it is not, or r has none.
+        TypeError, ValueError: `zero_row` is not a row, or the table has no rows.
     """
     rows = table_len_of(call) if call.r is None else call.r.size(-2)
     check_integer("zero_row", call.zero_row, 0, ZERO_ROW)
@@ -169,15 +177,15 @@ def _rows(call: Call, setting: str) -> int:
 
 
 def _clamped(call: Call, prefix: int) -> Call:
-    """Enough copies of the first and last rows of r and `r_bias` for every distance that settings
-    let a query see."""
+    """Return the call with the first and last rows of r and `r_bias` repeated for every distance
+    that the settings leave visible."""
     rows, length = _rows(call, "clamp"), call.q.size(2)
     keys = memory_len_of(call) + length
-    # A prefix is seen at any distance.
+    # A query sees a prefix at any distance.
     past = keys - 1 if call.left is None or prefix else min(keys - 1, call.left)
     future = length - 1 if call.right is None or prefix else min(call.right, length - 1)
     before, after = max(future - call.zero_row, 0), max(call.zero_row + past + 1 - rows, 0)
-    if torch.compiler.is_compiling():  # for all lengths: how many are needed would be asked of each
+    if torch.compiler.is_compiling():  # one graph serves all lengths; an exact count would add a guard for each
         before = length if call.right is None or prefix else call.right
         after = keys if call.left is None or prefix else call.left + 1
     r = None if call.r is None else _extended(call.r, before, after)
@@ -186,8 +194,8 @@ def _clamped(call: Call, prefix: int) -> Call:
 
 
 def _extended(x: Tensor, before: int, after: int) -> Tensor:
-    """x [.., T, D] with its first and last row repeated, whose gradients are sums in a fixed
-    order."""
+    """Return x [.., T, D] with its first and last rows repeated. Gradients of the repeated rows are
+    summed in a fixed order."""
     if not before and not after:
         return x
     first, last = x[..., :1, :], x[..., -1:, :]
@@ -195,25 +203,26 @@ def _extended(x: Tensor, before: int, after: int) -> Tensor:
     return torch.cat([first.expand(*shape, before, -1), x, last.expand(*shape, after, -1)], -2)
 
 
-# Keys that every query sees besides its interval: two intervals, merged.
+# A prefix gives a query two intervals of keys. Each is a call; `merged` combines them.
 
 
 def _check_prefix(call: Call, prefix: Any) -> None:
     keys = memory_len_of(call) + call.q.size(2)
-    check_integer("prefix", prefix, 0, "an integer from 0 to M + L")  # written out, a symbol would be made a number
+    check_integer("prefix", prefix, 0, "an integer from 0 to M + L")  # an f-string would specialize a symbolic size
     if prefix > keys:
         raise ValueError(f"prefix must be an integer from 0 to M + L = {keys}, got {prefix}")
 
 
 def _with_prefix(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
-    """(out, lse). One call where every interval begins at key 0, as a causal one does."""
+    """Return (out, lse) with the prefix: one call where every interval begins at key 0, as in
+    causal attention, else two."""
     low, high, valid = _interval(call)
     if call.dropout_p:
-        call = seeded(call)  # one for both calls
+        call = seeded(call)  # both calls use one seed
     call = changed(call, left=None, right=None)
     if low is None:
         return plain(changed(call, start=None, end=torch.where(valid, high.clamp(min=prefix), high)))
-    joined = (low <= prefix) | (low >= high)  # then it is one interval, from key 0 on
+    joined = (low <= prefix) | (low >= high)  # the prefix and the interval are one interval from key 0
     first = torch.where(joined & valid, 0, low)
     last = torch.where(joined & valid, torch.where(low < high, high, 0).clamp(min=prefix), high)
     none = torch.zeros_like(low)
@@ -226,8 +235,9 @@ def _with_prefix(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor
 
 
 def _interval(call: Call) -> tuple[Tensor | None, Tensor, Tensor]:
-    """First and one-past-last key that settings and bounds let each query see, int32 [B or 1, L],
-    the first None where it is 0; and where the bounds are in range."""
+    """Return (low, high, valid): the first and one-past-last key that settings and bounds let each
+    query see, int32 [B or 1, L] (low is None if it is 0 for all), and whether the bounds are in
+    range, bool."""
     memory_len, length = memory_len_of(call), call.q.size(2)
     keys = memory_len + length
     at = torch.arange(memory_len, keys, device=call.q.device, dtype=torch.int32).unsqueeze(0)
@@ -247,11 +257,13 @@ def _interval(call: Call) -> tuple[Tensor | None, Tensor, Tensor]:
 
 
 def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """(out, lse) over disjoint ranges of keys from those of each, weighted by each range's share of
-    the softmax's denominator. Shares sum to 1; each is as exact as the ranges' lse in their dtype.
+    """Return (out, lse) over the union of disjoint ranges of keys, of (out, lse) over each range.
+
+    Each range's out is weighted by its share of the softmax's denominator. The shares sum to 1;
+    their precision is that of lse in its dtype.
     """
     sums = torch.stack([lse for _, lse in parts])
-    # A query that sees no key: of nothing but -inf neither difference nor gradient is a number.
+    # If all ranges' lse are -inf, the difference is NaN, and so is its gradient: replace them by 0.
     nothing = torch.isneginf(sums).all(0)
     sums = sums.masked_fill(nothing, 0.0)
     shares, lse = softmax(sums, 0)

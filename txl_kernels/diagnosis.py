@@ -1,4 +1,4 @@
-"""A report of what runs on this machine, to paste into a bug report."""
+"""The report of what runs on this machine, to be pasted into a bug report."""
 
 import platform
 import sys
@@ -66,18 +66,18 @@ def _cuda_lines() -> list[str]:
 
 
 def _tried(name: str, device: torch.device) -> str:
-    """The result of a small case by a backend's kernels, in bfloat16 at head width 64; "" where it
-    is not tried, as on a CPU."""
+    """Return what the self-check of a backend found for bfloat16 at head width 64, as the end of a
+    line; "" if there is no self-check, as on a CPU."""
     if name not in KERNELS or not self_check.concerns(device):
         return ""
     if not self_check.is_wanted():
         return f"; not tried, as {self_check.SETTING}=off"
-    # "cuda" computes gradients on one architecture alone.
+    # "cuda" computes gradients on one architecture only.
     kind = self_check.Kind(name, device, torch.bfloat16, 64, decode=name == cuda.NAME, gradients=name != cuda.NAME)
     begun = time.perf_counter()
     try:
         reason = self_check.why_not_trusted(KERNELS[name], kind)
-    except Exception as error:  # memory that is full, a context that is lost
+    except Exception as error:  # out of memory, or a lost context
         return f"; a small case could not be tried: {type(error).__name__}: {error}"
     if reason is not None:
         return f"; but it is left out: {reason}"
@@ -92,8 +92,8 @@ def _taken(device: torch.device) -> str:
 
 
 def report() -> str:
-    """Versions, devices, and for each backend and device the dtypes it takes or why it takes
-    none."""
+    """Return the report: versions, devices, and for each backend and device the dtypes that it
+    supports, or why it supports none."""
     lines = [
         f"txl_kernels {txl_kernels.__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.machine()}",
@@ -109,7 +109,7 @@ def report() -> str:
             if works:
                 verdict = f"works for {', '.join(works)}{_tried(name, device)}"
             lines.append(f"  {name:<10} {verdict}")
-        with warnings.catch_warnings():  # that one is left out is said above
+        with warnings.catch_warnings():  # a warning that a backend is left out would repeat a line above
             warnings.simplefilter("ignore")
             lines.append(f"  backend=None takes {_taken(device)} for float32")
     lines += ["\nnative module:", *_native_lines(), "\ncuda module:", *_cuda_lines()]

@@ -1,9 +1,9 @@
-"""Floating-point operations of the operators, for torch.utils.flop_counter.
+"""Formulas of the operators' floating-point operations, for torch.utils.flop_counter.
 
-Two for a multiply-add, as torch counts its own. Pairs of query and key are those that `left` and
-`right` (causal or not, say) leave visible, for the kernels skip the others; torch's formula of
-scaled_dot_product_attention counts all, causal or not. `start` and `end` are not read. Backward
-counts all gradients, whichever are wanted.
+A multiply-add counts as two operations, as in torch's own formulas. Only pairs of query and key
+that `left` and `right` leave visible count, because the kernels skip the others; torch's formula
+for scaled_dot_product_attention counts all pairs, causal or not. `start` and `end` are ignored.
+Backward counts all gradients, even if not all are computed.
 """
 
 import importlib.util
@@ -16,17 +16,18 @@ from typing import Any
 
 import torch
 
-import txl_kernels.operators  # noqa: F401  # defines what is counted
+import txl_kernels.operators  # noqa: F401  # defines the operators that are counted
 from txl_kernels.call import Call
 
 _COUNTER = "torch.utils.flop_counter"
 
 
 def visible_pairs(length: int, memory_len: int, left: int | None, right: int | None) -> int:
-    """Pairs of a query and a key that it sees, of one head of one batch row."""
-    hidden_after = 0 if right is None else max(length - 1 - right, 0)  # of the first query; one less of each next
+    """Return the number of pairs of a query and a key that it sees, for one head of one batch
+    row."""
+    hidden_after = 0 if right is None else max(length - 1 - right, 0)  # of the first query; each next has one fewer
     hidden_before = 0 if left is None else max(memory_len + length - 1 - left, 0)  # of the last query
-    queries = min(hidden_before, length)  # to which keys behind are hidden
+    queries = min(hidden_before, length)  # number of queries that do not see all keys before them
     return (
         length * (memory_len + length)
         - hidden_after * (hidden_after + 1) // 2
@@ -35,15 +36,18 @@ def visible_pairs(length: int, memory_len: int, left: int | None, right: int | N
 
 
 def _forward(*shapes: Any, **_: Any) -> int:
-    """FLOPs of forward, from the operator's arguments with shapes in place of tensors: a product
-    with each key, with each row of r, and with each value."""
+    """Return the FLOPs of forward: a product with each key, each row of r and each value.
+
+    shapes: the operator's arguments, with shapes in place of tensors.
+    """
     call: Any = Call(*shapes[: len(Call._fields)])
     tables = 1 if call.r is not None else 0
     return _pairs(call) * 2 * int((1 + tables) * call.q[3] + call.v[3])
 
 
 def _backward(dout: Sequence[int], dlse: Any, out: Any, lse: Any, *shapes: Any, **_: Any) -> int:
-    """The scores again, and two products for each of forward's."""
+    """Return the FLOPs of backward: the scores are computed again, and each product of forward has
+    two in backward."""
     call: Any = Call(*shapes[: len(Call._fields)])
     tables = 1 if call.r is not None else 0
     return _pairs(call) * 2 * int(3 * (1 + tables) * call.q[3] + 2 * call.v[3])
@@ -62,8 +66,8 @@ def _register(counter: ModuleType) -> None:
 
 
 class _WhenImported(MetaPathFinder, Loader):
-    """Registers the formulas when somebody imports the counter, which itself imports Triton and so
-    takes most of a second."""
+    """An import hook that registers the formulas when torch.utils.flop_counter is first imported.
+    It is not imported here, because it imports Triton and takes most of a second."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname != _COUNTER or self not in sys.meta_path:

@@ -1,4 +1,4 @@
-"""Attention as functions: `rel_attention` checks its arguments once, chooses a backend and runs it;
+"""Attention as functions. `rel_attention` checks its arguments, chooses a backend and runs it;
 `rel_attention_weights` returns the softmax weights."""
 
 import functools
@@ -16,7 +16,7 @@ from txl_kernels.composed import Chunk
 from txl_kernels.seed import seeded
 
 _MAX_ZEROS = 256
-_kept_zeros: dict[Any, Tensor] = {}  # biases of calls without
+_kept_zeros: dict[Any, Tensor] = {}  # zeros for the biases of calls that give none
 _NO_TABLE = "position_bias must be None where r is None: it multiplies rows of r"
 
 
@@ -66,8 +66,8 @@ def rel_attention(
     return_lse: bool = False,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention with Transformer-XL's relative positions (Dai et al. 2019, section 3.3), memory
-    included.
+    """Transformer-XL's relative-position attention (Dai et al. 2019, section 3.3) over a segment
+    and its memory.
 
     Query i stands at key position M + i; key j of the S = M + L keys, memory first, is at distance
     d = M + i - j:
@@ -77,69 +77,74 @@ def rel_attention(
         score[i, j] = softcap * tanh(score[i, j] / softcap)                      where softcap > 0
         out_i = sum_j dropout(softmax_j(score[i, j])) v_j
 
-    Each query's weights sum to 1, in backward, too, for finite scores of any size (to 2e38 in
-    "triton"; "cuda" gives NaN gradients where |lse| > 45,426). Kernels add up weights of at most 1
-    times values, so values are to stay below 3.4e38 / (M + L).
+    Each query's weights sum to 1, in forward and backward, for finite scores of any size (up to
+    2e38 in "triton"; "cuda" gives NaN gradients where |lse| > 45,426). Kernels sum values times
+    weights of at most 1 before they divide, so values must stay below 3.4e38 / (M + L).
 
-    Nothing of size L x S is stored by any backend but `reference`. Differentiable in all tensors
-    but `start`, `end` and the seed.
+    Only the backend "reference" stores anything of size L x S. The result is differentiable in all
+    tensors except `start`, `end` and the seed.
 
     Args:
-        q, k, v: [B, H, L, D], one floating dtype. Any strides with a contiguous last axis, as in
-            all tensors here: [L, B, H, D] storage viewed by `permute(1, 2, 0, 3)` is taken without
-            a copy. v may be of another width, which is then out's, too.
-        r: [H, T, D], the projected encodings W_kR R; row `zero_row + d` belongs to distance d. It
-            needs a row for every distance some query sees, no more. [1, T, D] for a table that all
-            heads share; [B, H, T, D] for one of each batch row, which takes a call for each. None
-            where `r_bias` alone says what a distance adds: then no product of positions is formed.
-        content_bias, position_bias: [H, D], u and v of the paper; None for zeros, as
-            position_bias must be where r is None.
-        memory: None, or keys and values before the segment, ([B, H, M, D], [B, H, M, D]).
-        causal: a query sees no key after its own position.
-        window: None; or the number of most recent keys a query sees, its own included: distances
-            0 to window - 1; or (left, right), keys before and after its own, each None for all:
-            distances -right to left.
-        chunk: None, or (size, left) for an encoder that streams in chunks of `size`, the first of
-            which begins with the segment: a query sees its own chunk, also ahead of itself, and
-            `left` chunks before it, None for all. Needs causal=False.
-        prefix: the first `prefix` keys, memory first, are seen by every query, whatever else is.
-        start, end: None, or int32 tensors that broadcast to [B, L]: the query sees keys
-            start <= j < end only, values in [0, M + L], intersected with `causal` and `window`.
-            Where B = L, one axis could mean either and is refused: pass [B, 1] or [1, L]. A
-            query that sees no key gives out 0, lse -inf and zero gradients. Values out of range
-            raise (a compiled `reference` call raises only for distances r lacks); "triton" and
-            "cuda" do not wait for the device to read them, and give NaN for a query whose own are
-            out of range or reach a distance without a row in r.
-        zero_row: row of r that holds distance 0; L - 1 if row 0 holds distance -(L - 1).
-        r_descending: row `zero_row - d` belongs to distance d, as in most published code, instead.
-        clamp: distances beyond r's rows take its first or last row (Shaw et al. 2018).
-        r_bias: None, or [H, T] (or [1, T]) of any strides, a bias for each row of r, or in place
-            of r: T5's and ALiBi's positions, see `t5_buckets` and `alibi_slopes`. It stands inside
-            the brackets above, so `scale` applies to it.
-        scale: factor of the scores; None for 1 / sqrt(D).
-        softcap: 0.0, or a number (1e-30 to 1e30) that no score exceeds, by the tanh above, as in
-            Gemma; lse is of the capped scores.
+        q, k, v: [B, H, L, D], all of one floating dtype. As for all tensors here, any strides are
+            accepted if the last axis is contiguous: [L, B, H, D] storage viewed by `permute(1, 2,
+            0, 3)` is not copied. v may have another width than q and k; out has v's.
+        r: [H, T, D], the projected encodings W_kR R; row `zero_row + d` belongs to distance d. A
+            row is required for every distance at which a query sees a key. [1, T, D] is a table
+            that all heads share; [B, H, T, D] has a table for each batch row and runs as one call
+            for each. None if `r_bias` is the only positional term: no product of queries and r is
+            computed.
+        content_bias, position_bias: [H, D], u and v of the paper; None for zeros. position_bias
+            must be None where r is None.
+        memory: None, or the keys and values of the M positions before the segment, (k_mem [B, H, M,
+            D], v_mem [B, H, M, D of v]).
+        causal: True if a query sees no key after its own position.
+        window: None; or an integer, the number of most recent keys that a query sees, its own
+            included (distances 0 to window - 1); or (left, right), the numbers of keys before and
+            after its own (distances -right to left), each None for no limit.
+        chunk: None, or (size, left) for an encoder that streams in chunks of `size` positions, the
+            first of which begins with the segment. A query sees all of its own chunk and the `left`
+            chunks before it (None: all chunks before it). Requires causal=False.
+        prefix: the number of first keys, counted from the memory's start, that every query sees,
+            whatever the other arguments hide.
+        start, end: None, or int32 tensors with values in [0, M + L] that broadcast to [B, L]. A
+            query sees only those of the keys start <= j < end that `causal` and `window` leave
+            visible. A tensor of one axis is ambiguous where B = L and raises: pass [B, 1] or [1,
+            L]. A query that sees no key has out 0, lse -inf and zero gradients. Values out of range
+            raise ValueError (a compiled "reference" call raises only for distances without a row in
+            r). "triton" and "cuda" do not synchronize with the device to read the values: they
+            return NaN for each query whose bounds are out of range or reach a distance without a
+            row in r.
+        zero_row: the row of r that holds distance 0; L - 1 if row 0 holds distance -(L - 1).
+        r_descending: True if row `zero_row - d` belongs to distance d, as in most published code.
+        clamp: True if distances beyond r's rows use its first or last row (Shaw et al. 2018).
+        r_bias: None, or [H, T] (or [1, T]) of any strides: a relative bias for each row of r. It
+            may replace r, as in T5 and ALiBi (see `t5_buckets` and `alibi_slopes`). `scale`
+            multiplies it, too, as the formula above shows.
+        scale: the factor of the scores; None for 1 / sqrt(D).
+        softcap: 0.0 for none, or the bound of the scores' size (1e-30 to 1e30) that the tanh above
+            enforces, as in Gemma; lse is that of the capped scores.
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
-        dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element:
-            the same seed drops the same entries in every backend. With r of each batch row,
-            [B, H, T, D], row b drops what row 0 would with seed + b: other entries than with one
-            r for all.
-        return_lse: also return the log of the softmax's denominator.
-        backend: None for the fastest that can run, else "native" (C++, CPU, float32 and bfloat16)
-            or "reference" (PyTorch, any device and dtype, L x S memory), or "triton" (NVIDIA GPUs,
-            float32, bfloat16 and float16, head widths to 256; float32 products are formed as
-            torch.set_float32_matmul_precision says), or, only by name, "cuda" (CUDA C++ for NVIDIA
-            GPUs: up to 16 queries without gradients, head widths that are multiples of 8 up to 256;
-            on compute capability 9.0, for 16-bit types and head widths to 128, any number of
-            queries and gradients).
+        dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element.
+            The same seed drops the same entries in every backend. If r is [B, H, T, D], batch row b
+            uses seed + b, as a call with B = 1 would, so it drops other entries than with r [H, T,
+            D].
+        return_lse: True to return lse, the logarithm of the softmax's denominator, too.
+        backend: None for the fastest backend that can run the call, or a name: "native" (C++ for
+            CPUs: float32 and bfloat16), "reference" (PyTorch: any device and dtype, L x S memory),
+            "triton" (NVIDIA GPUs: float32, bfloat16 and float16, head widths up to 256, float32
+            products by the setting of torch.set_float32_matmul_precision), or "cuda" (CUDA C++ for
+            NVIDIA GPUs, which None does not choose: up to 16 queries without gradients, head widths
+            that are multiples of 8 up to 256; on compute capability 9.0, in 16-bit types and head
+            widths up to 128, any number of queries, and gradients).
 
     Returns:
-        out [B, H, L, D of v] in q's dtype; with `return_lse` also lse [B, H, L], float32 (float64
-        for float64). Under torch.autocast the tensors are cast to its dtype first.
+        out [B, H, L, D of v] in q's dtype; with `return_lse` the pair of out and lse [B, H, L],
+        float32 (float64 for float64). Under torch.autocast the tensors are cast to its dtype first.
 
     Raises:
-        TypeError, ValueError: an argument's type, dtype, device, shape or value, by name.
-        RuntimeError: the backend asked for cannot run here, with the reason.
+        TypeError, ValueError: an argument has a wrong type, dtype, device, shape or value; the
+            message names it.
+        RuntimeError: the backend that `backend` names cannot run the call; the message says why.
     """
     if not isinstance(q, Tensor):
         raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
@@ -166,9 +171,9 @@ def rel_attention(
 
 
 def _is_special(call: Call, chunk: Any, prefix: Any, r_descending: Any, clamp: Any) -> bool:
-    """Whether a call asks for more than the kernels know: by a setting, which may be wrong, or by a
-    table that heads share or that each batch row has of its own. What else is wrong with tables the
-    plain call refuses."""
+    """Whether a call needs `composed`: it sets an option that the kernels do not have, or has a
+    table that all heads share or one table for each batch row. Other faults of tables are left to
+    the checks of the plain call."""
     if r_descending is not False or clamp is not False or chunk is not None or type(prefix) is not int or prefix != 0:
         return True
     if call.q.dim() != 4:
@@ -185,8 +190,10 @@ def _is_special(call: Call, chunk: Any, prefix: Any, r_descending: Any, clamp: A
 
 
 def _plain(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any]:
-    """(out, lse) of a call as `rel_attention` was given it, one that the kernels know.
-    Without `need_lse`, lse may be left out (None)."""
+    """Return (out, lse) of a call without composed variants, whose arguments are not checked yet.
+
+    Without `need_lse`, lse may be None.
+    """
     dtype = autocast_dtype(call.q.device.type)
     if dtype is not None:
         call = Call(*(_cast_for_autocast(x, dtype) for x in inputs_of(call)), *tuple(call)[len(INPUTS) :])
@@ -198,8 +205,12 @@ def _plain(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any
 
 
 def _zeros(q: Tensor) -> Tensor:
-    """A bias of zeros, [H, D]; nothing for a q that is refused anyway. Kept for later calls, as
-    each would launch a kernel for it, by what orders launches: the stream."""
+    """Return a bias of zeros, [H, D], in q's dtype; of shape [0] if q's shape is wrong, which a
+    later check reports.
+
+    The tensor is kept for later calls, each of which would otherwise launch a kernel to fill it.
+    Each CUDA stream has its own, because only work on one stream is ordered.
+    """
     shape = q.shape[1::2] if not q.is_nested and q.dim() == 4 else (0,)
     dtype = q.dtype if q.is_floating_point() else torch.float32
     if not operators.is_plain() or not operators.ordinary(q):
@@ -210,7 +221,8 @@ def _zeros(q: Tensor) -> Tensor:
     if zeros is None:
         with torch.inference_mode(False):  # later calls may need gradients
             zeros = torch.zeros(shape, dtype=dtype, device=q.device)
-        # Inside a graph's capture nothing is written yet, and the memory is the graph's.
+        # While a CUDA graph is captured, nothing is written yet, and the memory belongs to the
+        # graph.
         if not q.is_cuda or not torch.cuda.is_current_stream_capturing():
             if len(_kept_zeros) >= _MAX_ZEROS:
                 _kept_zeros.clear()
@@ -219,8 +231,8 @@ def _zeros(q: Tensor) -> Tensor:
 
 
 def _cast_for_autocast(x: Any, dtype: torch.dtype) -> Any:
-    """Cast an argument as autocast does for scaled_dot_product_attention: float64 and what is no
-    float are left alone."""
+    """Cast an argument as autocast does for scaled_dot_product_attention. float64 tensors and
+    values that are not floating-point tensors are returned unchanged."""
     eligible = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
     return x.to(dtype) if eligible else x
 
@@ -243,26 +255,26 @@ def rel_attention_weights(
     scale: float | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
-    """softmax(score) of `rel_attention`, before any dropout, in memory for all pairs that are asked
-    for; differentiable.
+    """The weights softmax(score) of `rel_attention`, before dropout; differentiable.
 
-    In plain PyTorch on any device: to look at, or for what else needs them. `rel_attention` neither
-    needs nor stores them.
+    They are computed in plain PyTorch on any device, and need memory for all L x S (or R x S)
+    pairs. `rel_attention` neither needs nor stores them.
 
     Args:
-        q, k, content_bias, position_bias: as in `rel_attention`.
-        causal, window, start, end, zero_row, r_bias, scale, softcap: likewise.
-        r: [H, T, D], or [1, T, D] for all heads; None beside `r_bias`.
+        q, k: [B, H, L, D], as in `rel_attention`.
+        content_bias, position_bias: [H, D] or None, as in `rel_attention`.
+        causal, window, start, end, zero_row, r_bias, scale, softcap: as in `rel_attention`.
+        r: [H, T, D], or [1, T, D] for all heads; None if `r_bias` is the only positional term.
         k_mem: None, or the memory's keys, [B, H, M, D].
-        rows: None for all queries, or int64 [R], the queries whose weights are wanted, each from
-            -L to L - 1.
+        rows: None for the weights of all queries, or int64 [R], the indices of the queries, each
+            from -L to L - 1.
 
     Returns:
-        [B, H, L or R, M + L], float32 (float64 for float64); rows of zeros for queries that see no
-        key.
+        [B, H, L or R, M + L], float32 (float64 for float64). The weights of a query that sees no
+            key are 0.
 
     Raises:
-        TypeError, ValueError: an argument, by name.
+        TypeError, ValueError: an argument is wrong; the message names it.
     """
     if not isinstance(q, Tensor) or q.dim() != 4:
         raise ValueError(

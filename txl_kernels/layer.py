@@ -1,5 +1,6 @@
-"""Attention layers over a segment and its memory: projections, heads, caches and checks; and
-`RelAttention`, the paper's, that owns its projections and biases."""
+"""Attention layers over a segment and its memory. `SegmentAttention` has the projections, heads,
+caches and checks; `RelAttention`, the paper's layer, adds the projection of positions and the
+biases."""
 
 import abc
 from typing import Any, NamedTuple, NoReturn
@@ -22,29 +23,34 @@ UNIT = 8  # elements of a 16-bit type in 16 bytes
 
 
 def loads_by_units(device: torch.device) -> bool:
-    """Whether kernels are much slower where rows are no multiples of UNIT elements: on a GPU, where
-    such widths (the paper's own 41) are padded once, when they are projected."""
+    """Whether the device's kernels are much slower if the width of rows is not a multiple of
+    UNIT elements.
+
+    True on a GPU: there, tensors of such widths (the paper's 41, say) are padded once, after their
+    projection.
+    """
     return device.type == "cuda"
 
 
 def _padded(x: Tensor) -> Tensor:
-    """Rows of x filled up with zeros to a multiple of UNIT."""
+    """Return x with its last axis padded by zeros to a multiple of UNIT."""
     return F.pad(x, (0, -x.size(-1) % UNIT))
 
 
 def _later(own: Tensor | None, start: Tensor | None, q: Tensor) -> Tensor | None:
-    """The later of a cache's own start [B, 1] and the one given, for each query."""
+    """Return the larger of a cache's start [B, 1] and the given start, for each query: int32 [B, 1]
+    or [B, L], or None."""
     if own is None or start is None:
         return start if own is None else own
     given = broadcast_bound("start", start, q)
     if given is None:
         return None
-    return torch.where(given < 0, given, torch.maximum(own, given))  # what is out of range stays so
+    return torch.where(given < 0, given, torch.maximum(own, given))  # what is out of range stays so, and raises later
 
 
 def _longest(cu_seqlens: Tensor | None, length: int) -> int:
-    """Positions that attention meets at once: of the longest packed sequence, where that is known
-    without waiting for a device."""
+    """The greatest number of positions that one attention covers: that of the longest packed
+    sequence if it can be read without a device synchronization, else `length`."""
     if cu_seqlens is None or cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
         return length
     return int(cu_seqlens.diff().max()) if cu_seqlens.size(0) > 1 else 0
@@ -63,11 +69,10 @@ class Projections(NamedTuple):
 class SegmentAttention(nn.Module, abc.ABC):
     """The base of attention layers whose positions are a table r, one vector for each distance.
 
-    A subclass says what the table is and which biases there are: `RelAttention` the paper's.
-    Arguments as in `RelAttention`.
+    A subclass defines the table and the biases. The arguments are those of `RelAttention`.
 
     Attributes:
-        scale: of the scores; None for 1 / sqrt of the heads' width.
+        scale: the factor of the scores; None for 1 / sqrt(width of the heads).
     """
 
     scale: float | None = None
@@ -108,7 +113,7 @@ class SegmentAttention(nn.Module, abc.ABC):
         self.d_model, self.n_head, self.d_head = d_model, n_head, d_head
         self.attn_dropout, self.causal, self.window, self.clamp_len = attn_dropout, causal, window, clamp_len
         self.chunk, self.batch_first, self.backend = chunk, batch_first, backend
-        self._identity = object()  # what a cache knows its layer by
+        self._identity = object()  # the identity that a cache's `owner` records
         width = n_head * d_head
         self.qkv = nn.Linear(d_model, 3 * width, bias=False, device=device, dtype=dtype)  # rows: q, then k, then v
         self.out = nn.Linear(width, d_model, bias=False, device=device, dtype=dtype)
@@ -117,28 +122,31 @@ class SegmentAttention(nn.Module, abc.ABC):
     def positions(
         self, length: int, memory_len: int, clamp_len: int | None = None, *, like: Tensor | None = None
     ) -> Tensor:
-        """The argument of `project_positions`, for every distance that a segment of this length
-        meets; the first row's distance is 0, or -(length - 1) if not causal.
+        """Return the argument of `project_positions`: positions [T, ..] for every distance at which
+        a query of the segment sees a key.
 
-        clamp_len: None for the layer's own.
+        Row 0 has distance 0, or -(length - 1) if the layer is not causal.
+
+        length, memory_len: L and M.
+        clamp_len: the largest distance; None for the layer's own `clamp_len`.
         like: hidden states, whose dtype and device the result has; None for those of the biases.
         """
 
     @abc.abstractmethod
     def project_positions(self, positions: Tensor) -> Tensor:
-        """The table r, [H, T, kernel_width], of T positions."""
+        """Return the table r, [H, T, kernel_width], of T positions."""
 
     @abc.abstractmethod
     def biases(self) -> tuple[Tensor, Tensor]:
-        """Content and position bias, [H, kernel_width] each."""
+        """Return content and position bias, [H, kernel_width] each."""
 
     @property
     def kernel_width(self) -> int:
-        """The heads' width as the kernel sees them."""
+        """The width of the heads in the call of the kernel."""
         return self.d_head
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Asked by torch.jit.script, of every module in a model."""
+        """Raise RuntimeError: torch.jit.script calls this method of every module in a model."""
         raise RuntimeError(
             f"torch.jit.script does not take {type(self).__name__}, whose code is not TorchScript; use torch.export.export, "
             "torch.compile or torch.jit.trace"
@@ -152,16 +160,18 @@ class SegmentAttention(nn.Module, abc.ABC):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
 
     def _heads(self, x: Tensor) -> Tensor:
-        """[B, L, H * D] or [L, B, H * D] -> [B, H, L, D], a view."""
+        """Return [B, L, H * D] or [L, B, H * D] as a view [B, H, L, D]."""
         x = x.unflatten(-1, (self.n_head, self.d_head))
         return x.permute(0, 2, 1, 3) if self.batch_first else x.permute(1, 2, 0, 3)
 
     def _merge(self, x: Tensor) -> Tensor:
-        """Back from [B, H, L, D]; no copy where the kernel kept q's strides."""
+        """Return [B, H, L, D] as [B, L, H * D] or [L, B, H * D], without a copy if the kernel kept
+        q's strides."""
         return (x.permute(0, 2, 1, 3) if self.batch_first else x.permute(2, 0, 1, 3)).flatten(-2)
 
     def distances(self, length: int, memory_len: int, clamp_len: int | None, device: torch.device) -> Tensor:
-        """The distances [T] that a segment of this length meets, clamped."""
+        """Return the distances at which queries of a segment see keys, int64 [T], clamped to
+        +-clamp_len."""
         first = 0 if self.causal else -max(length - 1, 0)
         distances = torch.arange(first, memory_len + length, device=device)
         clamp_len = self.clamp_len if clamp_len is None else clamp_len
@@ -178,17 +188,19 @@ class SegmentAttention(nn.Module, abc.ABC):
         clamp_len: int | None = None,
         like: Tensor | None = None,
     ) -> KeyValueCache:
-        """An empty key/value cache, holding W_kR R of the parameters as they are now.
+        """Return an empty key/value cache that holds W_kR R of the parameters' present values.
 
-        A layer with chunks takes one chunk at a time, which sees itself whole: max_segment is their
-        size, and with mem_len = left * size the stream's outputs are those of all at once.
+        A layer with chunks reads one chunk at a time: max_segment must be the size of a chunk. If
+        mem_len is left * size, the outputs equal those of one call for the whole stream.
 
+        batch: B.
+        mem_len, max_segment: positions that the cache holds, and the largest segment.
         window, clamp_len: None for the layer's own.
         like: hidden states, whose dtype and device the cache has; None for those of the biases.
 
         Raises:
-            TypeError, ValueError: an argument, by name; the layer looks ahead without chunks; the
-                biases are offloaded (on "meta") and `like` is None.
+            TypeError, ValueError: an argument is wrong (the message names it), the layer is neither
+                causal nor chunked, or the biases are offloaded (on "meta") and `like` is None.
         """
         if window is not None:
             check_integer("window", window, 1, WINDOW)
@@ -200,7 +212,7 @@ class SegmentAttention(nn.Module, abc.ABC):
             raise ValueError(f"max_segment must be the size of a chunk, {self.chunk[0]}, got {max_segment}")
         if like is None:
             like = self.biases()[0]
-            if like.is_meta and "forward" in vars(self):  # accelerate's hook, which loads parameters for a forward
+            if like.is_meta and "forward" in vars(self):  # accelerate's hook loads parameters only for forward
                 raise ValueError("like must be given where the layer's parameters are offloaded: pass like=x")
         r = self.project_positions(self.positions(max_segment, mem_len, clamp_len, like=like)).contiguous()
         zero_row = 0 if self.causal else max_segment - 1
@@ -210,12 +222,12 @@ class SegmentAttention(nn.Module, abc.ABC):
 
     @torch.no_grad()
     def fill_cache(self, cache: KeyValueCache, memory: Tensor) -> None:
-        """Adds the keys and values of hidden states [B, M, d_model] (or [M, B, d_model]) to the
+        """Append the keys and values of hidden states [B, M, d_model] (or [M, B, d_model]) to the
         cache.
 
         Raises:
-            ValueError: memory is not three-dimensional or of another width; of another batch than
-                the cache's; the cache is another layer's.
+            ValueError: memory does not have three axes, the width d_model and the cache's batch; or
+                the cache belongs to another layer.
         """
         if memory.dim() != 3 or memory.size(-1) != self.d_model:
             raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
@@ -240,30 +252,33 @@ class SegmentAttention(nn.Module, abc.ABC):
         cache: KeyValueCache | None = None,
         **unknown: Any,
     ) -> Tensor:
-        """Attention of a segment over its memory and itself.
+        """Compute the attention of a segment over its memory and itself.
 
         Args:
             x: [B, L, d_model] (or [L, B, d_model], see `batch_first`).
-            memory: None, or the hidden states [B, M, d_model] before x; detach them as the paper
-                does.
-            positions: None for sinusoids, or the encodings [T, d_model] of distances 0, 1, .. (with
-                dropout, say), shared between layers; from -(L - 1) on if not causal.
+            memory: None, or the hidden states [B, M, d_model] (or [M, B, d_model]) of the positions
+                before x. The paper detaches them from the graph; this method does not.
+            positions: None to compute the layer's own, or the result of `positions` (after dropout,
+                say), which layers can share: in `RelAttention` encodings [T, d_model] of distances
+                0, 1, .., or from -(L - 1) on if not causal.
             start, end: as in `rel_attention`.
-            cu_seqlens: None, or int32 or int64 [sequences + 1]: x is a row, B = 1, of packed
-                sequences, each of which sees itself alone, as `bounds_from_cu_seqlens` says. The
-                result is that of each sequence alone. Without memory, cache, `start`, `end` and
-                chunks, which count from the row's start.
-            cache: None, or this layer's cache from `new_cache`: its keys are the memory, and x's
-                are added to it. Evaluation only; equal to passing the hidden states as `memory`.
-                Rows that `cache.reset(rows)` began anew do not see what went before. `start` and
-                `end` then count the len(cache) positions held first. Each layer needs its own.
+            cu_seqlens: None, or int32 or int64 [sequences + 1], the offsets of sequences that are
+                packed into one batch row (B = 1); see `bounds_from_cu_seqlens`. Each sequence sees
+                only itself, and its result equals that of a call for it alone. Memory, cache,
+                `start`, `end` and chunks must be None: they count keys from the batch row's start.
+            cache: None, or a cache that `new_cache` of this layer made. The keys and values in it
+                are the memory, and those of x are appended. The result equals that of a call with
+                the hidden states as `memory`. Only for evaluation. Batch rows that
+                `cache.reset(rows)` restarted do not see earlier positions. `start` and `end` count
+                keys from the first of the len(cache) positions held. Each layer needs its own
+                cache.
 
         Returns:
-            Of x's shape.
+            The layer's output, of x's shape and dtype (under torch.autocast, its dtype).
 
         Raises:
-            TypeError, ValueError, RuntimeError: an argument, by name; a mask is not taken, but
-                `intervals` makes start and end of one.
+            TypeError, ValueError, RuntimeError: an argument is wrong; the message names it. A mask
+                is refused: `txl_kernels.intervals` converts it to `start` and `end`.
         """
         if unknown:
             raise TypeError(
@@ -313,10 +328,12 @@ class SegmentAttention(nn.Module, abc.ABC):
         return project(self.out, self._merge(out))
 
     def weights(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        """The weights that `forward` gives the values, before any dropout: float32 [B, H, L, M +
-        L].
+        """Return the attention weights of `forward` before dropout, float32 [B, H, L, M + L].
 
-        x, memory: as in `forward`; errors too, and a layer with chunks is refused.
+        x, memory: as in `forward`.
+
+        Raises:
+            TypeError, ValueError: as in `forward`, and if the layer has chunks.
         """
         if self.chunk is not None:
             raise ValueError(f"chunk must be None, got a layer with chunk={self.chunk}")
@@ -327,8 +344,8 @@ class SegmentAttention(nn.Module, abc.ABC):
         )  # fmt: skip
 
     def projections(self, x: Tensor, memory: Tensor | None = None) -> Projections:
-        """The tensors that the scores are made of, with `biases`; x, memory and errors as in
-        `forward`."""
+        """Return q, k, k_mem and r, of which the scores are made together with `biases`; x, memory
+        and errors as in `forward`."""
         self._check_input(x)
         if memory is not None:
             self._check_memory(memory, x)
@@ -394,7 +411,11 @@ class SegmentAttention(nn.Module, abc.ABC):
         self._own(cache)
 
     def _own(self, cache: KeyValueCache) -> None:
-        """Refuses a cache that holds another layer's keys."""
+        """Make this layer the owner of the cache.
+
+        Raises:
+            ValueError: the cache belongs to another layer.
+        """
         if cache.owner is not None and cache.owner is not self._identity:
             raise ValueError(
                 "cache must be this layer's own, got another layer's: make one for each with its new_cache"
@@ -402,11 +423,11 @@ class SegmentAttention(nn.Module, abc.ABC):
         cache.owner = self._identity
 
     def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
-        """Parts [B, H, L, D] of what `qkv` gives: q, k and v, or k and v alone."""
+        """Split the output of `qkv` into parts [B, H, L, D]: q, k and v, or only k and v."""
         return tuple(self._heads(part) for part in projected.split(self.n_head * self.d_head, -1))
 
     def _project(self, x: Tensor, memory: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor] | None]:
-        """(q, k, v) of a segment, and (k_mem, v_mem) of its memory or None."""
+        """Return (q, k, v) of a segment, and (k_mem, v_mem) of its memory or None."""
         if memory is None:
             return self._split(project(self.qkv, x)), None
         keys_and_values = slice(self.n_head * self.d_head, None)
@@ -415,8 +436,11 @@ class SegmentAttention(nn.Module, abc.ABC):
         return self._split(of_x), (k_mem, v_mem)
 
     def _without_unseen(self, memory: Tensor, x: Tensor, start: Tensor | None, end: Tensor | None) -> Tensor:
-        """The memory with zeros where no query sees it: its keys' gradients are zero, but the
-        projection's weight would get zero times whatever stands there, NaN included."""
+        """Return the memory with zeros at positions that no query sees.
+
+        The gradients of their keys and values are zero, but the gradient of the projection's weight
+        is a sum of these zeros times the hidden states, which is NaN where a hidden state is NaN.
+        """
         left, right = span(self.causal, self.window)
         q, k_mem = ((t if self.batch_first else t.transpose(0, 1)).unsqueeze(1) for t in (x, memory))
         if start is None and end is None and self.chunk is None and (left is None or k_mem.size(2) <= left):
@@ -431,22 +455,22 @@ class RelAttention(SegmentAttention):
     """Multi-head attention with relative positions and segment memory (paper, sections 3.2
     and 3.3).
 
-    Only the attention: no residual, no layer norm, no dropout on the output.
+    The layer has no residual connection, no layer norm and no dropout on the output.
 
     Args:
-        d_model: width of the hidden states; even (the encodings are sinusoids).
-        n_head, d_head: heads and their width; d_head None for d_model // n_head.
-        attn_dropout: dropout on the attention weights in training.
+        d_model: width of the hidden states; even, because sinusoids come in pairs.
+        n_head, d_head: number of heads H and their width D; d_head None for d_model // n_head.
+        attn_dropout: probability of dropping an attention weight in training.
         causal, window, chunk: as in `rel_attention`.
-        clamp_len: None, or the largest distance told apart from longer ones.
-        batch_first: True for [B, L, d_model], False for [L, B, d_model]; memory and result alike.
-            Neither is copied.
-        content_bias, position_bias: None for biases of its own (zeros), or [H, D] parameters shared
-            between layers.
+        clamp_len: None, or the largest distance with an encoding of its own; greater ones share it.
+        batch_first: True if hidden states are [B, L, d_model], False if [L, B, d_model]; so are
+            memory and result. Neither layout is copied.
+        content_bias, position_bias: None for new parameters, initially 0, or [H, D] parameters that
+            layers share.
         backend: as in `rel_attention`.
 
     Raises:
-        TypeError, ValueError: an argument, by name.
+        TypeError, ValueError: an argument is wrong; the message names it.
     """
 
     def __init__(
@@ -488,9 +512,10 @@ class RelAttention(SegmentAttention):
         return shared
 
     def reset_parameters(self) -> None:
-        """Initial values: projections as `nn.Linear` draws them, biases of zero, shared ones too.
+        """Initialize the parameters: projections as `nn.Linear` does, biases to zero, including
+        shared ones.
 
-        After `to_empty`, say, which leaves memory as it was.
+        Needed after `to_empty`, for example, which leaves them uninitialized.
         """
         for projection in (self.qkv, self.r, self.out):
             projection.reset_parameters()
@@ -498,14 +523,14 @@ class RelAttention(SegmentAttention):
         nn.init.zeros_(self.position_bias)
 
     def biases(self) -> tuple[Tensor, Tensor]:
-        """u and v of the paper, [H, D] each."""
+        """Return u and v of the paper, [H, D] each."""
         return self.content_bias, self.position_bias
 
     def project_positions(self, positions: Tensor) -> Tensor:
-        """W_kR R: encodings [T, d_model] -> [H, T, D], a view.
+        """Return W_kR R: encodings [T, d_model] as a table [H, T, D], a view.
 
         Raises:
-            ValueError: positions is of another shape.
+            ValueError: positions is not [T, d_model].
         """
         if positions.dim() != 2 or positions.size(-1) != self.d_model:
             raise ValueError(
@@ -517,11 +542,15 @@ class RelAttention(SegmentAttention):
     def positions(
         self, length: int, memory_len: int, clamp_len: int | None = None, *, like: Tensor | None = None
     ) -> Tensor:
-        """Encodings [T, d_model] of every distance a segment of this length meets, the first row's
-        distance 0 or -(length - 1).
+        """Return the encodings [T, d_model] of every distance at which a query of the segment sees
+        a key.
 
-        clamp_len: None for the layer's own.
-        like: hidden states, whose dtype and device the encodings have; None for the biases'.
+        Row 0 has distance 0, or -(length - 1) if the layer is not causal.
+
+        length, memory_len: L and M.
+        clamp_len: the largest distance; None for the layer's own `clamp_len`.
+        like: hidden states, whose dtype and device the encodings have; None for those of the
+        biases.
         """
         like = self.content_bias if like is None else like
         return sinusoid(self.distances(length, memory_len, clamp_len, like.device), self.d_model, like.dtype)

@@ -1,8 +1,8 @@
-"""Products of linear layers: in float32 without gradients by the library that is faster on this
-processor; and when a layer's weight may be used without calling the layer.
+"""Linear layers: the float32 product without gradients, computed by the faster library on this
+processor, and the rule for when a layer's weight may be used without calling the layer.
 
-torch multiplies float32 matrices by MKL, which on a Zen 5 reaches about 40% of the processor's
-peak; oneDNN, which torch has for its other types, 75% to 90%.
+torch multiplies float32 matrices by MKL, which reaches about 40% of the peak of a Zen 5. oneDNN,
+which torch uses for other types, reaches 75% to 90%.
 """
 
 import functools
@@ -19,18 +19,18 @@ from torch.nn.modules.module import _has_any_global_hook
 from txl_kernels.checks import autocast_dtype
 from txl_kernels.operators import is_plain, ordinary
 
-_LEAST = 2**22  # multiply-adds of a call: below, oneDNN's own overhead is what counts
-_FASTER = 1.4  # far from what is met: 2 on a Zen 5; where MKL is at home there is little to gain
+_LEAST = 2**22  # multiply-adds of a call; below, oneDNN's overhead outweighs its gain
+_FASTER = 1.4  # a clear gain: measured 2 on a Zen 5; on Intel processors MKL leaves little to gain
 _ROUNDS = 8
-ALL = slice(None)  # outputs of a layer
+ALL = slice(None)  # slice of all outputs of a layer
 _PLAIN = (nn.Parameter, Tensor, FakeTensor)
-_MAX_SHAPES = 64  # oneDNN keeps 0.5 to 2.5 MiB for each number of rows of each weight, as long as the process lives
-_shapes: set[tuple[int, int, int, bool]] = set()  # rows, in, out and whether there is a bias, that are oneDNN's
+_MAX_SHAPES = 64  # oneDNN keeps 0.5 to 2.5 MiB for each weight and number of rows until the process ends
+_shapes: set[tuple[int, int, int, bool]] = set()  # (rows, in, out, has bias) of products that oneDNN computes
 
 
 def _onednn() -> Any:
-    """oneDNN's product (x, weight, bias, "none", [], "") for plain tensors; None where torch has no
-    such operator."""
+    """Return oneDNN's product (x, weight, bias, "none", [], ""), or None if torch has no such
+    operator."""
     if not torch.backends.mkldnn.is_available():
         return None
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -38,8 +38,11 @@ def _onednn() -> Any:
 
 @functools.cache
 def onednn_gain() -> float:
-    """The speed of oneDNN's float32 product relative to torch's own: short ones in turns, the
-    best of each, measured once a process; 0 where torch has none."""
+    """Return the speed of oneDNN's float32 product relative to torch's own; 0 if torch has no
+    oneDNN.
+
+    It is measured once a process, by short products in turns and the best time of each.
+    """
     product = _onednn()
     if product is None:
         return 0.0
@@ -52,13 +55,13 @@ def onednn_gain() -> float:
         for z, way in enumerate(ways):
             began = time.perf_counter()
             way()
-            if n:  # the first prepares
+            if n:  # the first round is a warm-up
                 best[z] = min(best[z], time.perf_counter() - began)
     return best[0] / best[1]
 
 
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether a product of x [.., in] and weight [out, in] is oneDNN's."""
+    """Whether oneDNN computes the product of x [.., in] and weight [out, in]."""
     return (
         not torch.is_grad_enabled()
         and x.dtype == weight.dtype == torch.float32
@@ -78,19 +81,20 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _is_kept(shape: tuple[int, int, int, bool]) -> bool:
-    """Whether oneDNN has prepared a shape of `_shapes`, or may: the first _MAX_SHAPES."""
+    """Whether a shape is among the first _MAX_SHAPES, which oneDNN may prepare; records a new
+    one."""
     if shape not in _shapes and len(_shapes) < _MAX_SHAPES:
         _shapes.add(shape)
     return shape in _shapes
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `torch.nn.functional.linear`, errors too; [.., in] to [.., out].
+    """Return `torch.nn.functional.linear(x, weight, bias)`, [.., in] to [.., out], with its errors.
 
-    Without gradients a product of float32 on a CPU is oneDNN's, where that is measured to be
-    faster: the same but for rounding, for the first 64 shapes that a process multiplies.
-    `torch.use_deterministic_algorithms(True)` and `torch.backends.mkldnn.enabled = False` leave it
-    to torch.
+    Without gradients, oneDNN computes float32 products on a CPU where it was measured to be faster:
+    equal except for rounding, for the first 64 shapes of a process.
+    `torch.use_deterministic_algorithms(True)` or `torch.backends.mkldnn.enabled = False` leaves
+    them to torch.
     """
     if not _by_onednn(x, weight, bias):
         return F.linear(x, weight, bias)
@@ -99,11 +103,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def plain_weight(module: nn.Module) -> Tensor | None:
-    """The weight [out, in] of a module whose call is exactly `F.linear` by it; None for any other.
+    """Return the weight [out, in] of a module whose call is exactly `F.linear` by it; None for any
+    other module.
 
-    Only such a weight may be sliced or multiplied by other means. Whatever wraps, replaces or
-    watches a linear layer (LoRA, hooks, parametrizations, pruning, quantized layers and tensors,
-    offloaded or sharded parameters) acts when the module is called, and is lost otherwise.
+    Only such a weight may be sliced or multiplied without calling the module. LoRA, hooks,
+    parametrizations, pruning, quantized layers and tensors, and offloaded or sharded parameters
+    take effect when the module is called, and would be lost.
     """
     if (
         type(module) is not nn.Linear
@@ -111,7 +116,7 @@ def plain_weight(module: nn.Module) -> Tensor | None:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or getattr(module.forward, "__func__", None) is not nn.Linear.forward  # replaced on the instance
+        or getattr(module.forward, "__func__", None) is not nn.Linear.forward  # forward is replaced on the instance
         or (not torch.compiler.is_compiling() and _has_any_global_hook())
     ):
         return None
@@ -121,7 +126,7 @@ def plain_weight(module: nn.Module) -> Tensor | None:
 
 
 def project(module: nn.Module, x: Tensor) -> Tensor:
-    """module(x) of a linear layer, by `linear` where that is the same."""
+    """Return module(x) of a linear layer, computed by `linear` if that gives the same."""
     if torch.is_grad_enabled() or not is_plain() or plain_weight(module) is None:
         projected: Tensor = module(x)
         return projected
@@ -129,11 +134,12 @@ def project(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def project_parts(module: nn.Module, axis: int, *parts: tuple[Tensor, slice]) -> list[Tensor]:
-    """Outputs of one linear layer for several inputs [.., in]: for each those that its slice names.
+    """Return the outputs of one linear layer for several inputs [.., in], each with the slice of
+    the outputs that it needs.
 
-    By rows of the weight where that is the same as calling the layer. Else the layer is called
-    once, with the inputs one behind the other along an axis, which is what hooks, adapters, offload
-    and FSDP expect of a module in a forward.
+    If `plain_weight` allows it, each input is multiplied by its rows of the weight. Else the layer
+    is called once, for the inputs concatenated along `axis`, because hooks, adapters, offload and
+    FSDP expect one call of a module in a forward.
     """
     weight = plain_weight(module)
     if weight is None:

@@ -1,17 +1,16 @@
-"""The torch operators of a call, and a fast path for ordinary calls that no torch feature has to
-see.
+"""The torch operators of a call, and a fast path for calls on which no torch feature depends.
 
 `txl_kernels::rel_attention` and `txl_kernels::rel_attention_backward` take the fields of `Call` and
-a backend's name; backward also `output_mask`, which of the gradients are wanted (None: all). Anyone
-can call them, so they check what `rel_attention` has checked already.
+the name of a backend. Backward also takes `output_mask`, which selects the gradients to compute
+(None: all). Users can call the operators directly, so they repeat the checks of `rel_attention`.
 
-torch.library's Python path costs more than a small kernel. It is needed for tracing, transforms,
-modes, profiling and tensor subclasses; a call without any of these gives the same results, and the
-same autograd graph, without it, and what was checked once holds again.
+torch.library's Python path takes longer than a small kernel. Tracing, transforms, modes, profiling
+and tensor subclasses need it. Without them the fast path gives the same results and the same
+autograd graph, and checks calls of one signature only once.
 
-The derivative is there once, for the three ways in which torch asks for it: the operators carry it
-for tracers and modes, an autograd function with `setup_context` for torch.func.grad, which those of
-torch.library lack, and one without operators for ordinary calls.
+The derivative is defined once, and registered in three ways: on the operators for tracers and
+modes; in an autograd function with `setup_context` for torch.func.grad, which torch.library's own
+functions do not support; and in one that skips the operators, for the fast path.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,20 +40,20 @@ Results = tuple[Tensor, Tensor | None]
 _ORDINARY = (Tensor, torch.nn.Parameter)
 _SETTING_TYPES = (type(None), bool, int, float)
 _MAX_SIGNATURES = 4096
-_known: dict[Any, Prepared] = {}  # by signature; of backwards by that and the backend
+_known: dict[Any, Prepared] = {}  # by signature; for backward by (signature, backend)
 
 
 def _find(path: str) -> Any:
-    """torch.<path>; None where this torch has no such private name."""
+    """Return torch.<path>, or None if this torch has no such private name."""
     found: Any = torch
     for name in path.split("."):
         found = getattr(found, name, None)
     return found
 
 
-# Torch features that must see the operator: transforms, dispatch modes, tracers, profilers. They
-# are asked by private names of torch, any of which another version may lack; then every call takes
-# the dispatcher, which is slower by some microseconds and always right.
+# Torch features that must see the operator: transforms, dispatch modes, tracers, profilers. Private
+# names of torch tell which are active. If a version of torch lacks any of these names, every call
+# goes through the dispatcher, which takes some microseconds more and is always correct.
 _NAMES = (
     "_C._are_functorch_transforms_active", "_C._len_torch_dispatch_stack",
     "_ops._len_torch_dispatch_stack_pre_dispatch", "_C._is_tracing", "_C._autograd._profiler_enabled", "_C._has_storage",
@@ -66,7 +65,7 @@ AVAILABLE = None not in _found
 
 
 def is_plain() -> bool:
-    """Whether no tracer, transform or dispatch mode has a part in what operators do.
+    """Whether no tracer, transform or dispatch mode is active.
 
     A TorchFunctionMode does not count: torch.set_default_device is one.
     """
@@ -81,12 +80,14 @@ def is_plain() -> bool:
 
 
 def is_open() -> bool:
-    """Whether no torch feature has to see operators, the profiler included."""
+    """Whether the fast path may be taken: no torch feature that must see operators is active,
+    profilers included."""
     return is_plain() and not _profiling()
 
 
 def ordinary(*tensors: Tensor | None) -> bool:
-    """Whether all are dense tensors of no subclass, whose memory holds their values."""
+    """Whether all tensors are dense, of no subclass, and store their values in memory; None counts
+    as ordinary."""
     return AVAILABLE and all(
         x is None
         or (
@@ -101,27 +102,30 @@ def ordinary(*tensors: Tensor | None) -> bool:
 
 
 def signature(call: Call, *others: Tensor | None) -> Any:
-    """All that decides whether a call, with `others` beside it, is valid, but for the values in its
-    tensors; hashable. None for what is not ordinary.
+    """Return a hashable key of everything that decides whether a call is valid, except the values
+    in its tensors; None if a tensor is not ordinary.
 
-    Ordinary tensors are dense, of no subclass, and their memory holds their values: torch has views
-    that negate, zeros without memory, and batches (of torch.autograd.grad) that look like one
-    tensor. The C++ module tells in a microsecond what takes Python ten.
+    Ordinary tensors are dense, of no subclass, and store their values in memory. Others are views
+    that negate, zeros without memory, and the batches of torch.autograd.grad, which look like one
+    tensor. The C++ module computes the key in about 1 us, Python in about 10 us.
+
+    others: tensors that the key includes beside the call's.
     """
     if not AVAILABLE:
         return None
     if cpu.native.module is not None:
         return cpu.native.module.signature(call, _ORDINARY, others)
-    *tensors, _ = tensors_of(call)  # the seed is another at every call
+    *tensors, _ = tensors_of(call)  # the seed changes with every call
     settings = settings_of(call)
     if not ordinary(*tensors, *others) or not all(type(x) in _SETTING_TYPES for x in settings):
         return None
     forms = [None if x is None else (x.dtype, x.device, x.shape, x.stride()) for x in (*tensors, *others)]
-    return (*forms, *((type(x), x) for x in settings))  # True, 1 and 1.0 are equal, but not equally valid
+    return (*forms, *((type(x), x) for x in settings))  # True == 1 == 1.0, but not all of them are valid
 
 
 def _is_written_down() -> bool:
-    """Whether a compiler or tracer follows the call, and would miss what is remembered."""
+    """Whether a compiler or tracer follows the call, so that checks must not be skipped by what
+    earlier calls have stored."""
     return torch.compiler.is_compiling() or (AVAILABLE and _tracing())
 
 
@@ -133,8 +137,8 @@ def _remember(key: Any) -> Prepared:
 
 
 def check(call: Call) -> Prepared | None:
-    """`checks.check`, once for all calls of a signature: what is kept for these; None if the call
-    is not ordinary.
+    """Run `checks.check` once for all calls of one signature. Return the record that these calls
+    share, or None if the call is not ordinary.
 
     Raises:
         TypeError, ValueError: as `checks.check`.
@@ -159,23 +163,24 @@ _GRADIENTS = ", ".join(["Tensor"] * len(INPUTS))
 
 
 class _Derivatives(torch.library.Library):
-    """Derivatives that refuse forward-mode AD: what register_autograd makes drops the tangents of
-    inputs that do not require gradients."""
+    """A library whose autograd kernels raise for forward-mode AD. Those of register_autograd would
+    drop the tangents of inputs that do not require gradients."""
 
     def impl(self, op_name: Any, fn: Any, *key: Any, **options: Any) -> None:
         super().impl(op_name, _without_tangents(fn), *key, **options)  # type: ignore[no-untyped-call]
 
 
 def _without_tangents(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel, called where no argument has a tangent.
+    """Return the kernel with a check in front that raises if an argument has a tangent.
 
-    torch's transforms peel their wrappers off level by level, and only a kernel of the key Autograd
-    sees the tangents of each. To ask takes 10 us a tensor, so a plain call is not asked.
+    torch's transforms unwrap tensors level by level, and only a kernel of the dispatch key Autograd
+    sees the tangents of each level. The check takes 10 us for each tensor, so it is skipped where
+    `is_plain()`.
     """
 
     def autograd(keyset: Any, *arguments: Any) -> Any:
         if not is_plain():
-            for x in arguments:  # torch.compile traces a level without telling `_current_level`: it is 0
+            for x in arguments:  # torch.compile traces at level 0 without setting `_current_level`
                 if isinstance(x, Tensor) and torch.autograd.forward_ad.unpack_dual(x, level=0).tangent is not None:
                     _no_forward_mode()
         return kernel(keyset, *arguments)
@@ -199,12 +204,15 @@ _library.define(
 
 
 def checked(call: Call, backend: str, gradients: bool) -> Kernels:
-    """The kernels for a call that anyone may have made, of values or of gradients.
+    """Check a call of an operator, which a user may have made directly, and return its backend's
+    kernels.
+
+    gradients: True for the backward operator.
 
     Raises:
-        TypeError, ValueError: an argument, as `rel_attention` would say.
-        RuntimeError: the backend cannot run here, does not take the call, or failed at the first
-            call of this kind, with the reason.
+        TypeError, ValueError: an argument is wrong, as in `rel_attention`.
+        RuntimeError: the backend cannot run here, does not support the call, or failed at the first
+            call of this kind; the message says why.
     """
     if backend not in KERNELS:
         raise ValueError(f"backend must be one of {', '.join(KERNELS)}, got {backend!r}")
@@ -221,7 +229,7 @@ def checked(call: Call, backend: str, gradients: bool) -> Kernels:
 
 
 def _check(kernels: Kernels, call: Call, gradients: bool) -> Prepared | None:
-    """All of `checked` that a call's signature decides."""
+    """Run the checks of `checked` that depend only on the call's signature."""
     reason = kernels.why_not_tensors(call.q.device, call.q.dtype, call.q.size(-1) if call.q.dim() else 1)
     if reason is not None:
         raise RuntimeError(reason)
@@ -246,12 +254,12 @@ def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *argu
     kernels = checked(call, backend, True)
     dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
     grads = kernels.backward(call, out, lse, dout, dlse, wanted)
-    return tuple(call.q.new_empty(0) if x is None else x for x in grads)  # each its own: outputs may not alias
+    return tuple(call.q.new_empty(0) if x is None else x for x in grads)  # separate tensors: outputs may not alias
 
 
 def _parts(arguments: tuple[Any, ...]) -> tuple[Call, str, Wanted]:
-    """The call, the backend and which gradients are wanted; the dispatcher leaves out a mask of
-    None."""
+    """Return the call, the backend's name and the mask of wanted gradients. The dispatcher omits an
+    `output_mask` of None."""
     fields, (backend, *rest) = arguments[: len(Call._fields)], arguments[len(Call._fields) :]
     mask = rest[0] if rest else None
     if mask is not None and len(mask) != len(ALL):
@@ -275,9 +283,10 @@ def _backward_fake(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, 
 
 
 def rel_attention(call: Call, backend: str, prepared: Prepared | None, need_lse: bool) -> Results:
-    """(out, lse) of a checked call that the backend can run. prepared: what `check` returned.
+    """Return (out, lse) of a checked call that the backend can run.
 
-    Without `need_lse`, lse may be left out (None) where no gradient will want it.
+    prepared: the result of `check`.
+    need_lse: False if lse may be None where no gradient needs it.
     """
     result: Results
     if backend == reference.NAME:
@@ -300,7 +309,7 @@ def rel_attention(call: Call, backend: str, prepared: Prepared | None, need_lse:
 
 
 def _inside_functorch() -> bool:
-    # A torch without this private name gives its own error for torch.func.grad.
+    # Without this private name, torch.func.grad raises torch's own error.
     return in_functorch is not None and not torch.compiler.is_compiling() and bool(in_functorch())
 
 
@@ -316,7 +325,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
 
 
 def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Gradients of what the operator took: the call's fields and the backend's name."""
+    """Return the gradients of the operator's arguments: the call's fields and the backend's
+    name."""
     others = (None,) * (len(Call._fields) + 1 - len(INPUTS))
     return (*_input_gradients(ctx, dout, dlse), *others)
 
@@ -329,8 +339,8 @@ def _input_gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Sequ
             return (None,) * len(INPUTS)
         dout = torch.zeros_like(out)
     wanted = ctx.needs_input_grad[: len(INPUTS)]
-    # With grad mode on (create_graph=True) the operator is there to say that it has no second
-    # derivative.
+    # With grad mode on (create_graph=True) the operator must be called: it raises the error that
+    # there is no second derivative.
     key = None if torch.is_grad_enabled() or not is_open() else signature(call, out, lse, dout, dlse)
     grads: Sequence[Tensor | None]
     if key is not None:
@@ -345,8 +355,13 @@ def _input_gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Sequ
 def _fast_backward(
     key: Any, call: Call, backend: str, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted
 ) -> Sequence[Tensor | None]:
-    """key: the signature of the call and of what follows. They are checked again: `.data` can be
-    set, and hooks can return anything, between forward and backward."""
+    """Run the backend's backward, with checks once for all calls of one signature.
+
+    They are not those of forward: between forward and backward `.data` can be set, and hooks can
+    return any tensor.
+
+    key: the signature of the call with out, lse, dout and dlse.
+    """
     kernels = KERNELS[backend]
     prepared = _known.get((key, backend))
     if prepared is None:
@@ -378,7 +393,7 @@ torch.library.register_autograd("txl_kernels::rel_attention_backward", _no_secon
 
 
 def _one_by_one(operator: Any) -> Callable[..., Any]:
-    """The operator's rule for vmap: a call for each."""
+    """Return a vmap rule that calls the operator once for each example."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         if info.batch_size == 0:
@@ -422,12 +437,12 @@ class _BackwardForFunctorch(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Nothing to keep: there is no second derivative."""
+        """Save nothing: there is no second derivative."""
 
 
 class _FastPath(torch.autograd.Function):
-    """The operator's autograd without the operator. Takes the call's inputs, for their gradients,
-    and (call, backend, prepared, need_lse)."""
+    """The operator's autograd function without the operator. Its arguments are the call's inputs,
+    so that they get gradients, and (call, backend, prepared, need_lse)."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
@@ -441,5 +456,5 @@ class _FastPath(torch.autograd.Function):
         return (*_input_gradients(ctx, dout, dlse), None)
 
 
-# Function.apply itself only asks for functorch, which `is_open` and `signature` have done.
+# Function.apply would only check for functorch, which `is_open` and `signature` have done.
 _run_fast_path: Any = super(torch.autograd.Function, _FastPath).apply

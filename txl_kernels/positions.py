@@ -1,5 +1,5 @@
-"""Tables for relative distances: sinusoidal encodings R (paper, section 3.3; Vaswani et al.
-2017), and the biases of T5 and ALiBi."""
+"""Tables for relative distances: sinusoidal encodings R (paper, section 3.3; Vaswani et al. 2017),
+and the relative biases of T5 and ALiBi."""
 
 import math
 
@@ -11,17 +11,19 @@ from txl_kernels.checks import check_integer
 
 
 def sinusoid(distances: Tensor, d_model: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Encodings [T, d_model], row t for distance d = distances[t].
+    """Return encodings [T, d_model]; row t encodes distance d = distances[t].
 
     Row: [sin(d f_0), sin(d f_1), .. | cos(d f_0), cos(d f_1), ..] with f_c = 10000^(-2c / d_model).
-    Computed in float32 whatever the dtype: bfloat16 holds integers exactly to 256 only.
+    They are computed in float32 (float64 for float64), because bfloat16 holds integers exactly only
+    up to 256.
 
     Args:
         distances: [T], integers or floats.
         d_model: width, even.
+        dtype: dtype of the result.
 
     Raises:
-        ValueError: d_model is odd or not positive, or distances is not one-dimensional.
+        ValueError: d_model is odd or not positive, or distances does not have one axis.
     """
     if d_model <= 0 or d_model % 2:
         raise ValueError(f"d_model must be even and positive for sinusoidal encodings, got {d_model}")
@@ -33,27 +35,27 @@ def sinusoid(distances: Tensor, d_model: int, dtype: torch.dtype = torch.float32
     return torch.cat([angle.sin(), angle.cos()], 1).to(dtype)
 
 
-# Positions as a bias for each distance, `r_bias` of `rel_attention`.
+# Relative biases for each distance, `r_bias` of `rel_attention`.
 
 
 def t5_buckets(table: Tensor, distances: Tensor, *, bidirectional: bool = True, max_distance: int = 128) -> Tensor:
-    """T5's relative positions (Raffel et al. 2020) as `r_bias` [H, T], a view; differentiable in
-    the table.
+    """Return T5's relative biases (Raffel et al. 2020) as `r_bias` [H, T], a view; differentiable
+    in the table.
 
-    Half of the buckets (of each sign's, where bidirectional) hold a distance each, the others
-    distances up to `max_distance` in logarithmic steps, and the last whatever is beyond. T5 scales
-    no score: pass scale=1.0 to `rel_attention`.
+    Half of the buckets (of those of each sign, if bidirectional) hold one distance each. The others
+    cover the distances up to `max_distance` in logarithmic steps, and the last of them also all
+    greater distances. T5 does not scale scores: pass scale=1.0 to `rel_attention`.
 
     Args:
         table: [buckets, H], T5's `relative_attention_bias.weight`.
-        distances: integers [T], of the rows of `r_bias`: torch.arange(M + L) if causal, with
-            zero_row=0; torch.arange(1 - L, M + L) with zero_row=L - 1 else.
-        bidirectional: True for T5's encoder, whose later keys have buckets of their own; False for
-            its decoder, where they share that of distance 0.
-        max_distance: of the configuration's `relative_attention_max_distance`.
+        distances: int32 or int64 [T], the distance of each row of `r_bias`: torch.arange(M + L) for
+            causal attention (zero_row=0), else torch.arange(1 - L, M + L) (zero_row=L - 1).
+        bidirectional: True for T5's encoder, which has separate buckets for keys after the query;
+            False for its decoder, where these share the bucket of distance 0.
+        max_distance: the configuration's `relative_attention_max_distance`.
 
     Raises:
-        TypeError, ValueError: an argument, by name.
+        TypeError, ValueError: an argument is wrong; the message names it.
     """
     if not isinstance(table, Tensor) or not table.is_floating_point() or table.dim() != 2:
         got = f"{table.dtype} {list(table.shape)}" if isinstance(table, Tensor) else type(table).__name__
@@ -73,11 +75,12 @@ def t5_buckets(table: Tensor, distances: Tensor, *, bidirectional: bool = True, 
 
 
 def t5_bucket_numbers(buckets: int, distances: Tensor, bidirectional: bool, max_distance: int) -> Tensor:
-    """The row of `t5_buckets`' table for each distance, int64 [T]; arguments are not checked.
+    """Return the row of the table of `t5_buckets` for each distance, int64 [T]. Arguments are not
+    checked.
 
     buckets: rows of the table.
     """
-    each = buckets // 2 if bidirectional else buckets  # of a sign
+    each = buckets // 2 if bidirectional else buckets  # buckets of one sign
     exact = each // 2
     size = distances.abs() if bidirectional else distances.clamp(min=0)
     steps = torch.log(size.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (each - exact)
@@ -88,14 +91,18 @@ def t5_bucket_numbers(buckets: int, distances: Tensor, bidirectional: bool, max_
 def alibi_slopes(
     n_head: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
 ) -> Tensor:
-    """ALiBi's slopes (Press et al. 2022), [H]: a key at distance d loses slope * d of its score.
+    """Return ALiBi's slopes (Press et al. 2022), [H]: a key at distance d has slope * d subtracted
+    from its score.
 
-    Of n heads, a power of two, 2^(-8 / n), 2^(-16 / n), .., 2^-8; of another number those of the
-    next lower power, and every other one of its double's. As `r_bias`, to which the scale applies:
-    -alibi_slopes(H)[:, None] * distances / scale.
+    If n_head is a power of two, they are 2^(-8 / n), 2^(-16 / n), .., 2^-8. Else they are those of
+    the next lower power of two, followed by every other one of its double. As `r_bias`, to which
+    the scale applies: -alibi_slopes(H)[:, None] * distances / scale.
+
+    Args:
+        n_head: number of heads H.
 
     Raises:
-        TypeError, ValueError: n_head is no positive integer.
+        TypeError, ValueError: n_head is not a positive integer.
     """
     check_integer("n_head", n_head, 1, "an integer >= 1")
     lower = 2 ** (int(n_head).bit_length() - 1)

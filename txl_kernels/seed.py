@@ -1,8 +1,8 @@
-"""The seed of dropout, drawn so that forward and backward have the same.
+"""The seed of dropout, drawn so that forward and backward use the same.
 
-A compiled graph's backward may compute again what forward did not keep: torch's partitioner does so
-to hold an activation memory budget, and a number drawn again is another one. So an operator draws
-the seed, as whose value torch is told to keep it.
+The backward of a compiled graph may recompute what forward did not save: torch's partitioner does
+so to keep to an activation memory budget. A seed drawn again would be another one. So an operator
+draws the seed, and the graph marks its result to be saved.
 """
 
 import torch
@@ -18,7 +18,7 @@ _library.define("new_seed(Device device) -> Tensor", tags=(torch.Tag.nondetermin
 
 
 def new_seed(device: torch.device) -> Tensor:
-    """A seed, int64 [1], drawn from torch's generator of the device."""
+    """Return a seed, int64 [1], drawn from torch's generator of the device."""
     if torch.compiler.is_compiling():
         seed: Tensor = torch.ops.txl_kernels.new_seed(device)
         return seed
@@ -26,10 +26,10 @@ def new_seed(device: torch.device) -> Tensor:
 
 
 def seeded(call: Call) -> Call:
-    """The call with a seed, drawn if none was given, where it drops weights; else without one.
+    """Return the call with a seed if it drops weights (drawn if none was given), else without one.
 
     Raises:
-        TypeError: the seed given is no int64 tensor of one element on q's device.
+        TypeError: the given seed is not an int64 tensor of one element on q's device.
     """
     check_seed(call.seed, call.q)
     if call.dropout_p > 0:
@@ -42,8 +42,8 @@ def _draw(device: torch.device) -> Tensor:
 
 
 def _draw_to_keep(device: torch.device) -> Tensor:
-    """`_draw`, whose node in a graph that is being traced is marked as one to be saved: the mark of
-    selective activation checkpointing."""
+    """Draw a seed, and mark its node in a graph that is being traced to be saved, as selective
+    activation checkpointing does."""
     meta = get_current_meta()
     before = meta.get("recompute")
     meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -56,7 +56,8 @@ def _draw_to_keep(device: torch.device) -> Tensor:
             meta["recompute"] = before
 
 
-# Of a composite operator, a graph holds what it is made of: torch's randint, which every pass over
-# graphs knows as random. vmap has randomness of its own, which it adds where it meets the operator.
+# A graph does not contain a composite operator, but the operators that it calls: here torch's
+# randint, which every graph pass treats as random. vmap handles randomness by itself, where it
+# meets the operator.
 for _key in ("CompositeImplicitAutograd", "FuncTorchVmapMode"):
     _library.impl("new_seed", _draw_to_keep, _key)

@@ -1,5 +1,5 @@
-"""The backends, and which of them runs a call. Only `backend=None` may choose; one asked for by
-name runs or says why it cannot."""
+"""The backends, and the choice of the one that runs a call. Only `backend=None` chooses; a backend
+that is named runs the call or raises with the reason."""
 
 import functools
 import threading
@@ -17,8 +17,8 @@ KERNELS: dict[str, Kernels] = {cpu.NAME: cpu, cuda.NAME: cuda, triton.NAME: trit
 BACKENDS: dict[str, Backend] = {**KERNELS, reference.NAME: reference}
 ALIGNMENT = cuda.ROW_BYTES
 _warning = threading.Lock()
-# Dtypes in which kernels can be expected on a device, so that falling back to the reference is
-# worth a warning.
+# Dtypes that the kernels of a device support, so that falling back to the reference is worth a
+# warning.
 _EXPECTED = {
     "cpu": (cpu, (torch.float32, torch.bfloat16, torch.float16)),
     "cuda": (triton, triton.DTYPES),
@@ -28,17 +28,21 @@ _EXPECTED = {
 def available_backends(
     device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, head_width: int = 64
 ) -> list[str]:
-    """Names of the backends that run on `device` with `dtype`, fastest first.
+    """Return the names of the backends that run on `device` with `dtype`, fastest first.
 
-    "cuda" among them takes decode calls (at most 16 queries) without gradients, on an H100 in
-    16-bit types any call, and for now only by name. The other backends take any call.
+    "cuda" supports only decode calls (at most 16 queries) without gradients, or on an H100 any call
+    in 16-bit types; it runs only if named. The other backends support any call.
     """
     device = torch.device(device)
     return [name for name, backend in BACKENDS.items() if backend.why_not_tensors(device, dtype, head_width) is None]
 
 
 def check_name(backend: str | None) -> None:
-    """Raises TypeError or ValueError for what is neither None nor the name of a backend."""
+    """Check that `backend` is None or the name of a backend.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
     if backend is not None and not isinstance(backend, str):
         raise TypeError(f"backend must be None or one of {', '.join(BACKENDS)}, got {type(backend).__name__}")
     if backend is not None and backend not in BACKENDS:
@@ -46,16 +50,16 @@ def check_name(backend: str | None) -> None:
 
 
 def choose(backend: str | None, call: Call, prepared: Prepared | None = None) -> str:
-    """The name of the backend for a checked call.
+    """Return the name of the backend that runs a checked call.
 
-    prepared: keeps the choice for calls of the same signature: on a CPU for all of them, elsewhere
-    for those that agree on whether gradients are wanted and whether tensors begin where 16 bytes
-    can be read.
+    prepared: stores the choice for calls of the same signature. On a CPU all of them share it;
+    elsewhere those that agree on whether gradients are needed and whether all tensors are aligned
+    to 16 bytes.
 
     Raises:
         TypeError, ValueError: backend is neither None nor a name.
-        RuntimeError: it cannot run on this device, dtype or head width, does not take this call, or
-            failed at the first call of this kind, with the reason.
+        RuntimeError: the named backend cannot run on this device, dtype or head width, does not
+            support the call, or failed at the first call of this kind; the message says why.
     """
     check_name(backend)
     if prepared is None:
@@ -89,9 +93,9 @@ def _choose(backend: str | None, call: Call) -> str:
 def choose_unasked(
     device: torch.device, dtype: torch.dtype, head_width: int = 64, *, decode: bool = False, gradients: bool = True
 ) -> str:
-    """The backend that backend=None takes for decode (at most 16 queries) or prefill, with or
-    without gradients. On a GPU the first choice of a kind runs the backend, which compiles
-    kernels."""
+    """Return the backend that backend=None chooses for decode (at most 16 queries) or prefill, with
+    or without gradients. On a GPU the first choice for a kind of call runs the backend's
+    self-check, which compiles kernels."""
     return _first_that_runs(device, dtype, head_width, None, decode, gradients)
 
 
@@ -103,8 +107,8 @@ def _first_that_runs(
     decode: bool = False,
     gradients: bool = True,
 ) -> str:
-    """The first backend that runs such a call, the last of which runs any. One warning says why a
-    faster one is left out."""
+    """Return the first backend that runs such a call; the last one runs any. Warn once if a faster
+    one is left out, with the reason."""
     left_out = None
     for name, backend in BACKENDS.items():
         if backend.why_not_tensors(device, dtype, head_width) is not None:
@@ -130,24 +134,25 @@ def _first_that_runs(
 
 
 def why_not_kind(name: str, call: Call, gradients: bool | None = None) -> str | None:
-    """Why a backend that takes a call is not to be used for its kind, as a small case on a GPU
-    showed; None where it agreed with the reference, or could not be tried.
+    """Return the reason why a backend that supports a call is left out for calls of its kind, as
+    the self-check on a GPU found; None if its results agreed with the reference, or could not be
+    checked.
 
-    gradients: whether the call is to have them; None where the call itself says so.
+    gradients: whether gradients will be needed; None to read it from the call.
     """
     if name not in KERNELS or not self_check.concerns(call.q.device):
         return None
-    if torch.compiler.is_compiling():  # one graph is for all lengths: none is asked for
+    if torch.compiler.is_compiling():  # one graph serves all lengths, so no length is compared
         reasons = (_why_not(True, *self_check.kind_of(name, call, gradients, decode)) for decode in (False, True))
         return next((x for x in reasons if x is not None), None)
     return None if call.q.numel() == 0 else _why_not(False, *self_check.kind_of(name, call, gradients))
 
 
 def _why_not(is_traced: bool, *kind: Any) -> str | None:
-    """`self_check.why_not_trusted` of the kind with these fields.
+    """Return `self_check.why_not_trusted` of the kind with these fields.
 
-    What it raises while a call is traced, where it would reach the user as the compiler's, it
-    raises again when the graph first runs.
+    While a call is traced, an exception would reach the user as the compiler's. It is dropped, and
+    raised again when the graph first runs.
     """
     name: str = kind[0]
     try:
@@ -159,12 +164,13 @@ def _why_not(is_traced: bool, *kind: Any) -> str | None:
     return reason
 
 
-# A constant to torch.compile, which would follow it into the kernels, and guard what is remembered.
+# A constant for torch.compile, which would otherwise trace into the kernels and add guards for the
+# results that are stored.
 setattr(_why_not, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def _cuda_unasked(call: Call | None) -> bool:
-    """Whether a device has shown that it is right and faster for such a call."""
+    """Whether a record from a device shows that "cuda" is right and faster for such a call."""
     if call is None or not (cuda.VERIFIED or cuda.HOPPER_VERIFIED):
         return False
     if call.q.size(2) > cuda.MAX_DECODE_QUERIES or needs_gradients(call):
@@ -173,7 +179,8 @@ def _cuda_unasked(call: Call | None) -> bool:
 
 
 def _why_not_kernels(call: Call) -> str | None:
-    """Why kernels that could be expected do not take a call; None where none could be."""
+    """Return the reason why kernels that exist for the device and dtype do not run the call; None
+    if there are none."""
     kernels, dtypes = _EXPECTED.get(call.q.device.type, (None, ()))
     if kernels is None or call.q.dtype not in dtypes:
         return None
@@ -184,7 +191,7 @@ def _why_not_kernels(call: Call) -> str | None:
 
 
 def _warn(device: str, reason: str) -> None:
-    """One warning a device and reason, at the line that called the package."""
+    """Warn once for each device and reason, at the line that called the package."""
     with _warning:
         _warn_once(device, reason)
 

@@ -1,5 +1,5 @@
-"""The `native` backend: C++ on the CPU, float32 and bfloat16, float32 accumulation. Its kernels:
-csrc/cpu."""
+"""The `native` backend: C++ kernels (csrc/cpu) for CPUs, in float32 and bfloat16 with float32
+accumulation."""
 
 import ctypes
 import functools
@@ -22,21 +22,21 @@ native = native_modules.load("_native", "C++")
 
 
 def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
-    """Why this backend cannot take tensors of this device and dtype, of any head width; None if it
-    can."""
+    """Return the reason why the backend cannot run with tensors of this device and dtype, or None.
+    Any head width is supported."""
     if device.type != "cpu":
         return f"{NAME} runs on the cpu, not on {device.type}"
     return why_not_dtype(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or native.why_not_loaded
 
 
 def why_not_call(call: Call) -> str | None:
-    """Takes every call."""
+    """Return None: this backend supports every call."""
     return None
 
 
 def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked
-    call."""
+    """Return (out [B, H, L, D of v], lse float32 [B, H, L]) of a checked call. out has q's strides
+    if q is dense."""
     kept = None if prepared is None else prepared.plans.get(NAME)
     if kept is None:
         kept = _keep(prepared, call, empty_out(call.q, call.v))
@@ -55,8 +55,11 @@ def backward(
     wanted: Wanted = ALL,
     prepared: Prepared | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the call's inputs, in their order; None where there is no input or none is
-    wanted. prepared: of calls whose `out` has these strides."""
+    """Return the gradients of the call's inputs, in their order; None where there is no input or
+    its gradient is not wanted.
+
+    prepared: the record of calls whose `out` has the same strides.
+    """
     kept = None if prepared is None else prepared.plans.get(NAME)
     if kept is None:
         kept = _keep(prepared, call, out)
@@ -71,16 +74,16 @@ def backward(
 
 
 def make_plan(call: Call, out: Tensor) -> Any:
-    """The call as the module knows it, without pointers."""
+    """Return the module's plan of a call: everything except the pointers."""
     drop_below = drop_threshold(call.dropout_p) if call.seed is not None else 0
     return prepare().Plan(call, out, DTYPES.index(call.q.dtype), drop_below)
 
 
 class _Kept(NamedTuple):
-    """A plan and its shapes, shared by calls of one signature."""
+    """A plan, and the shapes of its results, shared by calls of one signature."""
 
     plan: Any
-    empty_like: Callable[[Tensor], Tensor]  # empty_like_rows, or what is the same for these inputs
+    empty_like: Callable[[Tensor], Tensor]  # empty_like_rows, or a faster function that gives the same for these inputs
     lse_shape: tuple[int, ...]
     like_v: bool  # out's shape is v's, not q's
 
@@ -100,15 +103,15 @@ def _seed(call: Call) -> int:
 
 @functools.cache
 def prepare() -> Any:
-    """The module, told to run on torch's own thread pool: a second one would fight it for the
-    cores."""
+    """Return the module, set to run on torch's own thread pool: a second pool would compete with it
+    for the cores."""
     native.module.set_openmp(find_openmp())
     return native.module
 
 
 def find_openmp() -> int:
-    """Address of GOMP_parallel in the OpenMP runtime that torch itself uses; 0 if it uses none we
-    know."""
+    """Return the address of GOMP_parallel in the OpenMP runtime that torch uses; 0 if it uses none
+    that exports it."""
     return native_modules.address_of("GOMP_parallel")
 
 
@@ -122,8 +125,8 @@ class _Found(ctypes.Structure):  # Dl_info of dladdr(3)
 
 
 def library_at(address: int) -> str | None:
-    """Path of the shared library that is loaded at an address of this process; None if there is
-    none."""
+    """Return the path of the shared library that is loaded at an address of this process, or
+    None."""
     dladdr, found = ctypes.CDLL(None).dladdr, _Found()
     dladdr.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     return os.fsdecode(found.file) if dladdr(address, ctypes.byref(found)) else None

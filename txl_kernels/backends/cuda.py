@@ -1,9 +1,9 @@
-"""The `cuda` backend: CUDA C++ for NVIDIA GPUs from sm_80 on.
+"""The `cuda` backend: CUDA C++ kernels (csrc/cuda) for NVIDIA GPUs from sm_80 on.
 
-Forward of up to 16 queries, for evaluation and generation; on compute capability 9.0 (H100, H200)
-forward of any number and gradients, in bfloat16 and float16.
-No compiler and no warm-up at run time. Its kernels, csrc/cuda, are enqueued on torch's current
-stream after every argument was checked; nothing is read back, so calls can be captured in graphs.
+It computes forward of up to 16 queries, for evaluation and generation; on compute capability 9.0
+(H100, H200), in bfloat16 and float16, also forward of any number of queries, and gradients. There
+is no compiler and no warm-up at run time. Kernels are enqueued on torch's current stream after
+every argument was checked. The host reads no values back, so calls can be captured in CUDA graphs.
 """
 
 import contextlib
@@ -32,32 +32,32 @@ NAME = "cuda"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of txl::Type
 HEAD_WIDTHS = HeadWidths(multiple_of=8, maximum=256)
 READS_BOUNDS = False
-# Whether a device's record of it lies in benchmarks/results/. Until then it runs only when asked
-# for by name.
+# True if benchmarks/results/ has a record of it from a device. Until then it runs only if named.
 VERIFIED = False
 MAX_DECODE_QUERIES, MAX_DECODE_KEYS, MAX_HEADS = 16, 2**23, 65535
-# The kernels of more queries, and of gradients.
+# The kernels of prefill and of gradients.
 HOPPER, HOPPER_DTYPES, HOPPER_WIDTH = (9, 0), (torch.bfloat16, torch.float16), 128
 ROW_BYTES = 16
-MAX_PREFILL_KEYS = 2**26 - 128  # the rings' addresses, 32 times a key, are 32-bit integers
-MAX_BATCH = 65535  # of prefill: the last axis of a grid
-MAX_TABLES = 16  # of dr, for the same bits at every run
-_PREFILL = "cuda, prefill"  # the key of a prefill plan beside NAME's
-# What backend=None gives it once it is verified: beyond, Triton's matrix units have less arithmetic
-# to do.
+MAX_PREFILL_KEYS = 2**26 - 128  # the rings' offsets, 32 for each key, are 32-bit integers
+MAX_BATCH = 65535  # of prefill, where batch rows are the last axis of the grid
+MAX_TABLES = 16  # the most slots of dr (two sums each) that give the same bits at every run
+_PREFILL = "cuda, prefill"  # the key of a prefill plan in `Prepared.plans`
+# The most queries for which backend=None chooses it once it is verified. For more, Triton's kernels
+# need less arithmetic, because they use the matrix units.
 FASTER_UP_TO = 4
-HOPPER_VERIFIED = False  # the same of the kernels of more queries and of gradients
+HOPPER_VERIFIED = False  # the same for the kernels of prefill and of gradients
 native = native_modules.load("_cuda", "CUDA")
 
 
 def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
-    """Why this backend cannot take tensors of this device, dtype and head width; None if it can."""
+    """Return the reason why the backend cannot run with tensors of this device, dtype and head
+    width, or None."""
     reason: str | None = why_not_dtype(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or _why_not_device(device)
     return reason
 
 
 def _why_not_device(device: torch.device) -> str | None:
-    """Why the kernels do not run on a device at all."""
+    """Return the reason why the kernels do not run on a device at all, or None."""
     if device.type != "cuda":
         return f"cuda runs on CUDA devices, not on {device.type}"
     return native.why_not_loaded or why_not_gpu(device) or _why_not_driver()
@@ -65,17 +65,18 @@ def _why_not_device(device: torch.device) -> str | None:
 
 @functools.cache
 def _why_not_driver() -> str | None:
-    """The module's own runtime may want a newer driver than torch's."""
+    """Return the reason why the module's own CUDA runtime cannot use the driver, or None: it may
+    need a newer one than torch's."""
     reason = native.module.no_driver()
     return f"cuda cannot use the GPU: {reason}" if reason else None
 
 
-# As in the triton backend: torch.compile asks once, while it traces.
+# torch.compile evaluates it once, while tracing, as in the triton backend.
 setattr(_why_not_device, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def why_not_call(call: Call) -> str | None:
-    """Why this call is none for these kernels; None if it is."""
+    """Return the reason why these kernels do not support the call, or None."""
     reason = _beyond(call)
     if reason is not None:
         return f"it does not take {reason}; backend='triton' does"
@@ -99,7 +100,7 @@ def why_not_call(call: Call) -> str | None:
 
 
 def _beyond(call: Call) -> str | None:
-    """The part of the formula that a call asks for and these kernels lack."""
+    """Return the part of the formula that the call needs and these kernels do not have, or None."""
     if call.softcap:
         return f"softcap, got {call.softcap}"
     if call.r is None or call.r_bias is not None:
@@ -110,7 +111,8 @@ def _beyond(call: Call) -> str | None:
 
 
 def why_not_hopper(call: Call) -> str | None:
-    """Why the kernels of prefill and of gradients do not take a call; None if they do."""
+    """Return the reason why the kernels of prefill and of gradients do not support a call, or
+    None."""
     capability = _capability(call.q.device)
     if capability != HOPPER:
         return f"it needs a GPU of compute capability {HOPPER[0]}.{HOPPER[1]}, this is {capability[0]}.{capability[1]}"
@@ -125,7 +127,8 @@ def why_not_hopper(call: Call) -> str | None:
 
 
 def _rows_apart(x: Tensor) -> bool:
-    """Whether every row begins where TMA can read it, behind the row before."""
+    """Whether every row begins at an address that TMA can read, and after the end of the row
+    before."""
     item = x.element_size()
     steps = [step for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1 and step]
     is_repeated = x.dim() > 1 and x.size(-2) > 1 and x.stride(-2) == 0
@@ -135,19 +138,19 @@ def _rows_apart(x: Tensor) -> bool:
 
 
 def _address(x: Tensor) -> int:
-    """The address of a tensor. Tensors that are traced or differentiated by torch.func begin
-    nowhere, here at 0: the module looks again at every call."""
+    """Return the address of a tensor, or 0 for tensors without one, which torch traces or
+    transforms. The module checks addresses again at every call."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
         return 0
     try:
         return x.data_ptr()
-    except RuntimeError:  # of a tensor in a transform's wrapper
+    except RuntimeError:  # a tensor in a transform's wrapper
         return 0
 
 
 def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-    """(out [B, H, L, D] with q's strides where it is dense, lse float32 [B, H, L]) of a checked
-    call."""
+    """Return (out [B, H, L, D], lse float32 [B, H, L]) of a checked call. out has q's strides if q
+    is dense."""
     q = call.q
     out = empty_like_rows(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if need_lse else None
@@ -174,11 +177,14 @@ def backward(
     wanted: Wanted = ALL,
     prepared: Prepared | None = None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of the call's inputs, in their order; empty where there is no input or none is
-    wanted.
+    """Return the gradients of the call's inputs, in their order; of shape [0] where there is no
+    input or its gradient is not wanted.
 
-    dr is added up in any order, or, with torch.use_deterministic_algorithms(True), in a fixed one
-    that takes more launches and memory.
+    dr is summed by atomics in any order; with torch.use_deterministic_algorithms(True) in a fixed
+    order, which takes more launches and memory.
+
+    Raises:
+        RuntimeError: the Hopper kernels cannot compute the gradients of this call.
     """
     gradients = empty_gradients(call, wanted)
     if call.q.numel() == 0:
@@ -186,7 +192,7 @@ def backward(
     with _on(call.q.device):
         plan = None if prepared is None else prepared.plans.get(_PREFILL)
         if plan is None:
-            reason = why_not_hopper(call)  # a raw operator's forward cannot know of gradients
+            reason = why_not_hopper(call)  # forward of the raw operator does not know whether gradients follow
             if reason is not None:
                 raise RuntimeError(f"backend={NAME!r} cannot compute gradients: {reason}; backend='triton' can")
             plan = prefill_plan(call, out, _multiprocessors(call.q.device))
@@ -196,7 +202,7 @@ def backward(
         slots, tables = 0, 1
         if torch.are_deterministic_algorithms_enabled():
             slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MAX_TABLES)
-            tables = 2 * slots  # a block has two warpgroups at most
+            tables = 2 * slots  # a block has at most two warpgroups
         asked = tuple(x if x.numel() else None for x in gradients[: INPUTS.index("r_bias")])
         workspace = call.q.new_empty(plan.backward_workspace(asked, slots), dtype=torch.float32)
         dr = None
@@ -210,7 +216,8 @@ def backward(
 
 
 def make_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
-    """The call as the module knows it, without pointers: what calls of one signature share."""
+    """Return the module's plan of a call, shared by calls of one signature: everything except the
+    pointers."""
     if call.q.size(2) > MAX_DECODE_QUERIES:
         return prefill_plan(call, out, multiprocessors)
     return native.module.DecodePlan(
@@ -219,14 +226,14 @@ def make_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
 
 
 def prefill_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
-    """The same for prefill, and for backward of any number of queries."""
+    """Return the plan of prefill, or of backward for any number of queries."""
     return native.module.PrefillPlan(
         call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors, _index(call)
     )
 
 
 def _index(call: Call) -> int:
-    """The GPU's number; -1 where torch's current one is meant."""
+    """Return the GPU's index; -1 for torch's current device."""
     return -1 if call.q.device.index is None else call.q.device.index
 
 

@@ -1,5 +1,5 @@
-"""Meaning of an exception that a backend's first call raised: whether it says anything about the
-backend, and what to install."""
+"""The meaning of an exception that a backend's first call raised: whether it says anything about
+the backend, and what to install."""
 
 import errno
 import os
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-_LONGEST = 300  # characters of an exception's text
+_LONGEST = 300  # characters of an exception's message
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
-# Texts of errors of the context or of memory: torch's own, and CUDA's as Triton and the CUDA C++
-# module give them.
+# Messages of errors of memory or of the CUDA context: torch's own, and CUDA's as Triton and the
+# CUDA C++ module report them.
 _TRANSIENT = re.compile(
     r"^CUDA error:|^CUDA out of memory|^CUDA: out of memory|\[CUDA\]: out of memory|illegal memory access"
     r"|device-side assert|unspecified launch failure|misaligned address|uncorrectable ECC|context is destroyed"
@@ -23,8 +23,8 @@ _UNKNOWN_GPU = re.compile(r"gpu-name|no kernel image|recognized (processor|targe
 
 
 def is_transient(error: Exception, device: torch.device) -> bool:
-    """Whether an error says nothing about the backend: memory that is full, a CUDA context that is
-    lost. It is raised again, and the next call tries again."""
+    """Whether an error says nothing about the backend: memory is full, or the CUDA context is lost.
+    Such an error is raised, and the next call tries again."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     lost = getattr(torch, "AcceleratorError", None)  # newer than torch 2.7
@@ -36,7 +36,8 @@ def is_transient(error: Exception, device: torch.device) -> bool:
 
 
 def is_lost(device: torch.device) -> bool:
-    """Whether the device's context answers every call with an error, as after an illegal access."""
+    """Whether the device's CUDA context answers every call with an error, as after an illegal
+    memory access."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
     try:
@@ -47,13 +48,15 @@ def is_lost(device: torch.device) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """The exception in one line, the same for every call that fails alike, and what to install."""
+    """Return the exception in one line, the same for all calls that fail alike, followed by what to
+    install."""
     advice = _advice(error)
     return f"its first call raised {type(error).__name__}: {_text_of(error)}" + (f" {advice}" if advice else "")
 
 
 def _text_of(error: Exception) -> str:
-    """Without names of temporary files, which differ from call to call."""
+    """Return the exception's message without names of temporary files, which differ from call to
+    call."""
     if isinstance(error, subprocess.CalledProcessError):
         return f"{_command_of(error)} ended with exit status {error.returncode}."
     if isinstance(error, OSError) and error.strerror:
@@ -84,7 +87,7 @@ def _advice(error: Exception) -> str | None:
 
 
 def _missing_to_compile() -> str:
-    """The tools that Triton needs to build its launcher."""
+    """Return which tools are missing that Triton needs to build its launcher."""
     header = Path(sysconfig.get_path("include"), "Python.h")
     lacks = []
     if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")))):

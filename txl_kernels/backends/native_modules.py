@@ -1,4 +1,4 @@
-"""The compiled modules of this package, and why one is not there."""
+"""Loading of the package's compiled modules, and the reason if one is missing."""
 
 import ctypes
 import importlib.machinery
@@ -19,12 +19,13 @@ from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import Call
 
 PACKAGE = Path(__file__).resolve().parents[1]
-SOURCES = PACKAGE.parent / "csrc"  # in a source tree
+SOURCES = PACKAGE.parent / "csrc"  # exists only in a source tree
 
 
 @dataclass
 class NativeModule:
-    """txl_kernels.<name> and the file it came from; both None where it cannot be used, and why."""
+    """A compiled module txl_kernels.<name> and its file, or why it cannot be used; then module and
+    file are None."""
 
     module: Any = None
     file: Path | None = None
@@ -32,12 +33,12 @@ class NativeModule:
 
 
 def load(name: str, language: str) -> NativeModule:
-    """A module of this copy of the package; in a source tree that has none of its own, the
-    installed package's if it was built from the tree's sources."""
+    """Return the module of this copy of the package. A source tree without one uses that of the
+    installed package, if it was built from the same sources."""
     errors = []
     for folder in (PACKAGE, *_installed()):
         file = _file_of(name, folder)
-        note = folder / f"{name}_missing.txt"  # of setup.py
+        note = folder / f"{name}_missing.txt"  # setup.py writes it if the build failed
         if file is None:
             if note.is_file():
                 errors.append(note.read_text(encoding="utf-8").strip())
@@ -61,7 +62,7 @@ def _file_of(name: str, folder: Path) -> Path | None:
 
 def _import(name: str, file: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"txl_kernels.{name}", file)
-    assert spec is not None  # its suffix is an extension module's
+    assert spec is not None  # the file has the suffix of an extension module
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -70,8 +71,8 @@ def _import(name: str, file: Path) -> Any:
 
 
 def torch_library() -> ctypes.CDLL | None:
-    """Torch's own library, which is loaded already: a search in it follows its dependencies, and no
-    other package's copy can be mistaken for them."""
+    """Return torch's own library, which is already loaded, or None. A symbol lookup in it follows
+    its dependencies, so another package's copy of a library cannot be found by mistake."""
     name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
     try:
         return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
@@ -80,15 +81,17 @@ def torch_library() -> ctypes.CDLL | None:
 
 
 def address_of(name: str) -> int:
-    """The address of a function in torch's library or its dependencies; 0 if there is none."""
+    """Return the address of a function in torch's library or its dependencies; 0 if there is
+    none."""
     function = getattr(torch_library(), name, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def connect(module: Any) -> None:
-    """Tells a module where the C functions are by which torch describes tensors.
+    """Set the addresses of the C functions by which the module reads torch's tensors.
 
-    Without them, or if what they say of a tensor is not what Python says, it asks Python.
+    If a function is missing, or disagrees with Python about a tensor, the module uses Python's
+    attributes instead.
     """
     module.set_torch_functions([address_of(name) for name in module.TORCH_FUNCTIONS])
     x = torch.frombuffer(bytearray(24), dtype=torch.float32)
@@ -102,17 +105,17 @@ def in_source_tree() -> bool:
 
 
 def _is_of_this_source(name: str, module: Any) -> bool:
-    """Whether it takes the calls of this source, and is of the C++ sources where those are
-    there."""
+    """Whether a module has this source's `Call` fields and, in a source tree, was built from its
+    C++ sources."""
     return vars(module).get("FIELDS") == Call._fields and (
         not in_source_tree() or vars(module).get("SOURCE_HASH") == source_hash(SOURCES, name)
     )
 
 
 def _installed() -> Iterator[Path]:
-    """Folders of the installed package, asked from a source tree: another copy than this."""
+    """Yield, in a source tree, the folders of other, installed copies of the package."""
     for distribution in importlib.metadata.distributions(name="txl-kernels") if in_source_tree() else ():
-        origin = json.loads(distribution.read_text("direct_url.json") or "{}")  # pip's
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")  # pip writes it
         if origin.get("dir_info", {}).get("editable"):
             folder = Path(url2pathname(urlsplit(origin["url"]).path)) / "txl_kernels"
         else:

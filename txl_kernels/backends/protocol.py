@@ -1,6 +1,7 @@
-"""The protocol of a backend, and questions that several backends ask of a device.
+"""The protocol of a backend, and reasons why a device or dtype is refused that several backends
+share.
 
-Modules implement it: their functions are its methods, their constants its attributes.
+Backends are modules: their functions are the protocol's methods, their constants its attributes.
 """
 
 import dataclasses
@@ -16,16 +17,15 @@ from txl_kernels.call import ALL, Call, Wanted
 
 @dataclasses.dataclass(slots=True)
 class Prepared:
-    """The record kept between calls of one signature: the same shapes, strides, dtypes and
-    settings.
+    """The record that calls of one signature (the same shapes, strides, dtypes and settings) share.
 
     Attributes:
-        always: the backend that runs every such call, by what was asked for (None or a name).
-        chosen: the backend by (asked for, gradients wanted, tensors begin where 16 bytes can be
-            read), where that decides.
-        checked: (backend, gradients) of calls of the operators that were checked.
-        plans: of the C++ and CUDA modules, by kernels: the call without its pointers.
-        as_given: of a backward: kernels read dout and dlse as they come.
+        always: the backend that runs every such call, by the `backend` argument (None or a name).
+        chosen: the backend by (`backend` argument, gradients needed, tensors aligned to 16 bytes),
+            if it depends on these.
+        checked: (backend, gradients) of operator calls that were checked.
+        plans: the plans of the C++ and CUDA modules (the call without its pointers), by kernel.
+        as_given: True if the kernels of backward read dout and dlse without a conversion.
     """
 
     always: dict[str | None, str] = dataclasses.field(default_factory=dict)
@@ -36,49 +36,51 @@ class Prepared:
 
 
 class HeadWidths(NamedTuple):
-    """Head widths D that a backend takes."""
+    """The head widths D that a backend supports."""
 
     multiple_of: int = 1
     maximum: int | None = None
 
 
 class Backend(Protocol):
-    """A way to compute a checked call."""
+    """A backend: a way to compute a checked call."""
 
     @property
     def NAME(self) -> str: ...
 
     @property
     def DTYPES(self) -> tuple[torch.dtype, ...] | None:
-        """None: every floating dtype."""
+        """The supported dtypes; None for every floating dtype."""
 
     @property
     def HEAD_WIDTHS(self) -> HeadWidths: ...
 
     @property
     def READS_BOUNDS(self) -> bool:
-        """Whether values of `start` and `end` are read and checked before it runs.
+        """Whether the values of `start` and `end` are read and checked before the backend runs.
 
-        Where reading them would mean waiting for a device, kernels give NaN to a query whose own
-        are out of range.
+        Backends that would have to synchronize with a device do not read them; their kernels return
+        NaN for each query whose bounds are out of range.
         """
 
     def why_not_tensors(self, device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
-        """Why it cannot take tensors of this device, dtype and head width; None if it can."""
+        """Return the reason why the backend cannot run with tensors of this device, dtype and head
+        width, or None."""
 
     def why_not_call(self, call: Call) -> str | None:
-        """Why it does not take this call of tensors that it could take; None if it does."""
+        """Return the reason why the backend does not support this call although it supports its
+        tensors, or None."""
 
     def forward(
         self, call: Call, prepared: Prepared | None = None, need_lse: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        """(out [B, H, L, D of v] in q's dtype, lse [B, H, L]) of a checked call; lse may be None
-        where it is not needed."""
+        """Return (out [B, H, L, D of v] in q's dtype, lse [B, H, L]) of a checked call. lse may be
+        None if `need_lse` is False."""
 
 
 class Kernels(Backend, Protocol):
-    """A backend behind the operators: out has q's strides where q is dense, lse is float32,
-    gradients are its own."""
+    """A backend that the operators call. out has q's strides if q is dense, lse is float32, and
+    `backward` computes the gradients."""
 
     def backward(
         self,
@@ -90,8 +92,8 @@ class Kernels(Backend, Protocol):
         wanted: Wanted = ALL,
         prepared: Prepared | None = None,
     ) -> Sequence[Tensor | None]:
-        """Gradients of the call's inputs, in their order; None or empty where there is no input or
-        none is wanted."""
+        """Return the gradients of the call's inputs, in their order; None or empty where there is
+        no input or its gradient is not wanted."""
 
 
 def _join(names: list[str]) -> str:
@@ -101,8 +103,8 @@ def _join(names: list[str]) -> str:
 def why_not_dtype(
     name: str, dtypes: tuple[torch.dtype, ...], widths: HeadWidths, dtype: torch.dtype, head_width: int
 ) -> str | None:
-    """Why a backend of these dtypes and widths does not take tensors of this dtype and head width;
-    None if it does."""
+    """Return the reason why a backend with these dtypes and widths does not support this dtype and
+    head width, or None."""
     if dtype not in dtypes:
         short = [str(x).removeprefix("torch.") for x in (*dtypes, dtype)]
         return f"{name} takes {_join(short[:-1])}, not {short[-1]}"
@@ -115,7 +117,8 @@ def why_not_dtype(
 
 @functools.cache
 def why_not_gpu(device: torch.device) -> str | None:
-    """Why kernels for NVIDIA GPUs from sm_80 on do not run on a CUDA device; None if they do."""
+    """Return the reason why kernels for NVIDIA GPUs from sm_80 on do not run on a CUDA device, or
+    None."""
     if torch.version.hip is not None:
         return "ROCm is refused: the kernels are for NVIDIA GPUs"
     if not torch.cuda.is_available():

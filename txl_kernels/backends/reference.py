@@ -1,6 +1,7 @@
-"""The `reference` backend: plain PyTorch, any device and float dtype, differentiable to any order.
+"""The `reference` backend: plain PyTorch, for any device and floating dtype, differentiable to any
+order.
 
-It builds the L x S scores in memory; float16 and bfloat16 are computed in float32.
+It stores the L x S scores, and computes float16 and bfloat16 in float32.
 """
 
 import torch
@@ -17,19 +18,20 @@ READS_BOUNDS = True
 
 
 def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
-    """Runs everywhere."""
+    """Return None: this backend runs everywhere."""
     return None
 
 
 def why_not_call(call: Call) -> str | None:
-    """Takes every call."""
+    """Return None: this backend supports every call."""
     return None
 
 
 def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
-    """(out [B, H, L, D of v] in q's dtype, lse [B, H, L] in float32 or float64).
+    """Return (out [B, H, L, D of v] in q's dtype, lse [B, H, L] in float32, or float64 for
+    float64).
 
-    Paper, section 3.3.
+    The formula is that of the paper, section 3.3, as `rel_attention` states it.
     """
     if can_autocast(call.q.device.type):
         with torch.autocast(call.q.device.type, enabled=False):
@@ -52,15 +54,15 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def exact(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which tensors of a dtype are computed."""
+    """Return the dtype in which tensors of a dtype are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Before dropout, [B, H, L, S]; lse [B, H, L]; and which keys some query sees,
-    [B or 1, 1, S, 1].
+    """Return the weights before dropout, [B, H, L, S]; lse [B, H, L]; and whether any query sees a
+    key, bool [B or 1, 1, S, 1].
 
-    rows: int64 [R], of the queries wanted, in place of all L.
+    rows: None for all L queries, or int64 [R], the indices of the queries to compute.
     """
     dtype = exact(call.q.dtype)
     q, k, u = (x.to(dtype) for x in (call.q, call.k, call.content_bias))
@@ -74,7 +76,8 @@ def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
     batch, heads, length, _ = q.shape
     j = torch.arange(keys, device=q.device)
     seen = ((low.unsqueeze(-1) <= j) & (j < high.unsqueeze(-1))).unsqueeze(1)  # [B or 1, 1, L, S]
-    # What no query sees may hold anything, a memory not filled yet say, and 0 * NaN is NaN.
+    # Keys that no query sees may hold any values (a memory that is not filled yet), and 0 * NaN is
+    # NaN.
     used = seen.any(2).unsqueeze(-1)
     k = k.where(used, 0.0)
     alive = seen.any(-1, keepdim=True)
@@ -99,17 +102,19 @@ def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
         score = float(call.softcap) * (score / float(call.softcap)).tanh()
     score = score.masked_fill(~seen, -torch.inf)
 
-    # A query without keys: its row of -inf would make NaN in the softmax and in its gradient.
+    # For a query without keys, a row of -inf would give NaN in the softmax and in its gradient.
     score = score.masked_fill(~alive, 0.0)
     p, lse = softmax(score, -1) if keys else (score, score.new_zeros(batch, heads, length))
     return p * alive, lse.masked_fill(~alive.squeeze(-1), -torch.inf), used
 
 
 def softmax(score: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Softmax of `score` along `dim`, which is not empty, and lse, without that axis.
+    """Return the softmax of `score` along `dim`, which must not be empty, and lse, without that
+    axis.
 
-    Weights and both gradients are relative to the largest score. exp(score - lse) is not: lse holds
-    the largest score and the log of the sum in one number, which of large scores is only the first.
+    Weights and both gradients are computed relative to the largest score. exp(score - lse) would
+    not be exact for large scores: lse is the sum of the largest score and the logarithm of the sum
+    of weights, and rounding loses the latter.
     """
     top = score.detach().amax(dim, keepdim=True)
     return score.softmax(dim), ((score - top).exp().sum(dim, keepdim=True).log() + top).squeeze(dim)

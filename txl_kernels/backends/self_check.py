@@ -1,10 +1,10 @@
-"""Check of a backend at the first call of a kind on a GPU: a small case runs by the same kernels
-and by the reference.
+"""The self-check of a backend at the first call of a kind on a GPU: its kernels run a small case,
+which is compared with the reference.
 
-No silent wrong number on a GPU that nobody has tried, and no exception of a backend that nobody
-asked for: what the small case shows or raises is the reason why `backend=None` leaves the backend
-out, and why one asked for by name raises. What agreed is remembered on disk, by all that decides
-what runs. TXL_KERNELS_SELF_CHECK=off leaves the check out.
+On a GPU on which the kernels were never tested, they could give wrong results silently, or raise.
+If the small case differs or raises, `backend=None` leaves the backend out with that reason, and a
+backend that is named raises it. That a kind agreed is stored on disk, under a hash of everything
+that decides what runs. TXL_KERNELS_SELF_CHECK=off disables the check.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ from txl_kernels.call import INPUTS, Call, inputs_of, needs_gradients
 
 SETTING = "TXL_KERNELS_SELF_CHECK"
 MAX_DECODE_QUERIES = cuda.MAX_DECODE_QUERIES
-# Of the norm of a result: ten times what kernels differ by; a fault of a kernel gives about 1.
-# float32 may be computed in tf32.
+# Relative to the norm of a result: ten times the usual error of the kernels; a faulty kernel gives
+# about 1. float32 may be computed in tf32.
 MAX_ERROR = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 ROOT = Path(__file__).resolve().parents[1]
 logger = logging.getLogger("txl_kernels")
@@ -38,7 +38,8 @@ _T = TypeVar("_T")
 
 
 class Kind(NamedTuple):
-    """The part of a call that decides which kernels are compiled; one small case stands for it."""
+    """The part of a call's signature that decides which kernels are compiled. One small case checks
+    all calls of a kind."""
 
     backend: str
     device: torch.device
@@ -46,14 +47,14 @@ class Kind(NamedTuple):
     head_width: int
     decode: bool  # at most MAX_DECODE_QUERIES queries
     gradients: bool
-    value_width: int | None = None  # None: head_width
+    value_width: int | None = None  # None for head_width
     r: bool = True
     r_bias: bool = False
     start: bool = False
     end: bool = False
     dropout: bool = False
     softcap: bool = False
-    deterministic: bool = False  # torch.use_deterministic_algorithms, where there are gradients
+    deterministic: bool = False  # torch.use_deterministic_algorithms, if there are gradients
 
 
 _compared: dict[Kind, str | None] = {}
@@ -62,9 +63,9 @@ _is_said = False
 
 
 def kind_of(backend: str, call: Call, gradients: bool | None = None, decode: bool | None = None) -> Kind:
-    """The kind of a call. torch.compile's symbols become constants.
+    """Return the kind of a call. Symbols of torch.compile become constants.
 
-    gradients, decode: of the kind; None where the call itself says so.
+    gradients, decode: fields of the kind; None to derive them from the call.
     """
     q, gradients = call.q, needs_gradients(call) if gradients is None else gradients
     width, value_width = len(range(q.size(3))), len(range(call.v.size(3)))
@@ -78,14 +79,18 @@ def kind_of(backend: str, call: Call, gradients: bool | None = None, decode: boo
 
 
 def _holds(condition: bool) -> bool:
-    """The condition as torch.compile's constant, of which it may have made a symbol."""
+    """Return a condition as a bool; torch.compile may have made it a symbol."""
     if condition:  # noqa: SIM103
         return True
     return False
 
 
 def is_wanted() -> bool:
-    """Raises ValueError for a value of the setting that is none."""
+    """Whether the self-check is enabled.
+
+    Raises:
+        ValueError: TXL_KERNELS_SELF_CHECK is neither "on" nor "off".
+    """
     wanted = os.environ.get(SETTING, "on")
     if wanted not in ("on", "off"):
         raise ValueError(f"{SETTING} must be on or off, got {wanted!r}")
@@ -93,31 +98,32 @@ def is_wanted() -> bool:
 
 
 def can_run_now(device: torch.device) -> bool:
-    """Whether the device is a GPU, and no graph is being captured."""
+    """Whether the device is a GPU and no CUDA graph is being captured."""
     return device.type == "cuda" and torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
 
 
-# torch.compile asks while it traces, instead of following this into the driver.
+# torch.compile evaluates it while tracing, instead of tracing into the driver.
 setattr(can_run_now, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def concerns(device: torch.device) -> bool:
-    """Whether backends are tried on a device before they are used."""
+    """Whether backends are checked on a device before they are used."""
     return device.type == "cuda" or can_run_now(device)
 
 
 def is_settled(kind: Kind) -> bool:
-    """Whether later calls would be told the same."""
+    """Whether later calls of the kind will get the same answer."""
     return kind in _compared or kind.device.type != "cuda" or not is_wanted()
 
 
 def why_not_trusted(kernels: Kernels, kind: Kind) -> str | None:
-    """Why a backend is not to be used for a kind of call, by its small case: how results differ
-    from the reference's, or what it raised; None if they agree, or cannot be compared now.
+    """Return the reason why a backend must not be used for a kind of call: how the results of the
+    small case differ from the reference's, or what it raised. None if they agree, or cannot be
+    compared now.
 
     Raises:
-        BaseException: the case was interrupted, memory was full, or the CUDA context is lost: that
-            says nothing of the backend, and is not remembered.
+        BaseException: the case was interrupted, memory was full, or the CUDA context is lost. This
+            says nothing about the backend and is not stored.
     """
     if kind in _compared:
         return _compared[kind]
@@ -126,14 +132,14 @@ def why_not_trusted(kernels: Kernels, kind: Kind) -> str | None:
     with _lock:
         if kind not in _compared:
             _compared[kind] = found = _in_a_thread(_find, kernels, kind)
-            if found is None and kind.gradients:  # then forward agreed, too
+            if found is None and kind.gradients:  # forward agreed, too
                 _compared[kind._replace(gradients=False, deterministic=False)] = None
         return _compared[kind]
 
 
 def _in_a_thread(function: Callable[..., _T], *args: Any) -> _T:
-    """Return or raise what a function does in a thread of its own, where none of the caller's
-    modes, transforms, tracers, streams and default devices is in force."""
+    """Run a function in another thread, and return its result or raise its exception. The caller's
+    modes, transforms, tracers, streams and default devices are not active there."""
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -147,7 +153,8 @@ def _in_a_thread(function: Callable[..., _T], *args: Any) -> _T:
 
 
 def _find(kernels: Kernels, kind: Kind) -> str | None:
-    """`why_not_trusted`, not remembered. What agreed before still runs: it may not compile."""
+    """Return the result of `why_not_trusted`, without storing it in this process. A kind that
+    agreed in an earlier process runs once more, because it may no longer compile."""
     note = _note_of(kind)
     is_known = note is not None and note.exists()
     if not is_known:
@@ -165,14 +172,14 @@ def _find(kernels: Kernels, kind: Kind) -> str | None:
     if found is not None:
         return f"{found}. {SETTING}=off runs it nevertheless"
     if note is not None:
-        with contextlib.suppress(OSError):  # it is compared again in the next process
+        with contextlib.suppress(OSError):  # the next process compares again
             note.parent.mkdir(parents=True, exist_ok=True)
             note.touch()
     return None
 
 
 def _say_once(kind: Kind) -> None:
-    """One line a process, before the first kernels are compiled."""
+    """Log one line for each process, before the first kernels are compiled."""
     global _is_said
     if kind.backend == triton.NAME and not _is_said:
         _is_said = True
@@ -184,10 +191,11 @@ def _say_once(kind: Kind) -> None:
 
 
 def compare(kernels: Kernels, kind: Kind) -> str | None:
-    """Error of the kernels in their dtype against the reference in float64, None if it is allowed.
+    """Return how the kernels' results, in their dtype, differ from the reference in float64; None
+    if the error is within `MAX_ERROR`.
 
-    Two small cases: one whose keys are split among programs, one with enough rows to fill the
-    device without that.
+    Two small cases run: one whose keys are split among programs, and one with enough batch rows to
+    fill the device without a split.
     """
     for fills in (False, True):
         found = _compare(kernels, kind, case_of(kind, fills), with_dlse=not fills)
@@ -197,7 +205,7 @@ def compare(kernels: Kernels, kind: Kind) -> str | None:
 
 
 def _given(call: Call) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of the inputs that there are."""
+    """Yield names and tensors of the call's inputs that are not None."""
     yield from ((name, x) for name, x in zip(INPUTS, inputs_of(call), strict=True) if x is not None)
 
 
@@ -214,7 +222,7 @@ def _compare(kernels: Kernels, kind: Kind, exact: Call, with_dlse: bool) -> str 
     results = _run(kernels, kind, call, (dout, dlse))
     names = ["out", "lse", *(f"gradient of {name}" for name in given)]
     for name, got, want in zip(names, results, (out.detach(), lse.detach(), *grads), strict=False):
-        if want is None:  # of a bias that multiplies no table
+        if want is None:  # the gradient of a position bias without a table
             continue
         error = torch.inf if got is None else float((got.cpu().double() - want).norm() / want.norm())
         if not error <= MAX_ERROR[kind.dtype]:
@@ -226,7 +234,7 @@ def _compare(kernels: Kernels, kind: Kind, exact: Call, with_dlse: bool) -> str 
 
 
 def _cotangents(out: Tensor, lse: Tensor, with_dlse: bool) -> tuple[Tensor, Tensor | None]:
-    """float64 on the CPU."""
+    """Return dout and dlse (or None), in float64 on the CPU."""
     at = torch.arange(out.numel(), dtype=torch.float64, device="cpu")
     return at.cos().view(out.shape), torch.ones_like(lse) if with_dlse else None
 
@@ -234,8 +242,10 @@ def _cotangents(out: Tensor, lse: Tensor, with_dlse: bool) -> tuple[Tensor, Tens
 def _run(
     kernels: Kernels, kind: Kind, call: Call, cotangents: tuple[Tensor, Tensor | None] | None
 ) -> list[Tensor | None]:
-    """out, lse and the gradients of the inputs that there are. cotangents: of out and lse; None for
-    any."""
+    """Return out, lse and the gradients of the inputs that are not None.
+
+    cotangents: dout and dlse; None for any values.
+    """
     with torch.no_grad():
         out, lse = kernels.forward(call)
         results: list[Tensor | None] = [out, lse]
@@ -245,7 +255,7 @@ def _run(
             grads = kernels.backward(call, out, lse, dout.to(out), None if dlse is None else dlse.to(lse))
             results += [dx for x, dx in zip(inputs_of(call), grads, strict=True) if x is not None]
         if kind.device.type == "cuda":
-            torch.cuda.synchronize(kind.device)  # or what a kernel raised would come later
+            torch.cuda.synchronize(kind.device)  # raise errors of kernels here
     return results
 
 
@@ -259,9 +269,11 @@ def _to_device(exact: Call, kind: Kind) -> Call:
 
 
 def case_of(kind: Kind, fills: bool = False) -> Call:
-    """A small case on the CPU: more keys than a tile has, a memory that ends inside of one; values
-    as the dtype has them, in float64. fills: of at least as many batch rows and heads as the device
-    has multiprocessors."""
+    """Return a small case on the CPU: more keys than a tile, and a memory that ends inside a tile;
+    in float64, with values that the kind's dtype can represent.
+
+    fills: True for at least as many batch rows times heads as the device has multiprocessors.
+    """
     generator = torch.Generator("cpu").manual_seed(0)
     batch, heads, length, memory = (2, 2, 3, 150) if kind.decode else (1, 2, 70, 90)
     if fills:
@@ -292,12 +304,14 @@ def case_of(kind: Kind, fills: bool = False) -> Call:
 
 
 def _multiprocessors(device: torch.device) -> int:
-    """The device's; on a CPU the number that Triton's interpreter is given."""
+    """Return the device's number of multiprocessors; on a CPU the number that Triton's interpreter
+    assumes."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
 
 
 def _note_of(kind: Kind) -> Path | None:
-    """The empty file that says that these agreed; None where there is no place for one."""
+    """Return the path of the empty file whose existence says that a kind agreed; None if there is
+    no cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(home):
         return None
@@ -306,7 +320,8 @@ def _note_of(kind: Kind) -> Path | None:
 
 
 def _machine(device: torch.device) -> tuple[object, ...]:
-    """The device the kernels run on, and the versions that compile them."""
+    """Return the device's name, compute capability and driver, and the versions of the
+    compilers."""
     properties = torch.cuda.get_device_properties(device)
     driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     return (
@@ -321,7 +336,7 @@ def _machine(device: torch.device) -> tuple[object, ...]:
 
 @functools.cache
 def _sources() -> str:
-    """Hash of the package's own code, compiled modules' sources among it."""
+    """Return a hash of the backends' Python code and of the compiled module's sources."""
     module = cuda.native.module
     return hash_files(ROOT, _files()) + ("" if module is None else str(module.SOURCE_HASH))
 

@@ -1,5 +1,5 @@
-"""Hashes of source files: that of a compiled module's sources is baked into it, and compared where
-the sources lie beside it.
+"""Hashes of source files. A compiled module contains the hash of its sources, which is compared
+with theirs in a source tree.
 
 CMake runs this file, so it imports nothing of the package.
 """
@@ -10,18 +10,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _SUFFIXES = (".cpp", ".h", ".cu", ".cuh")
-_FOLDERS = {"_native": "cpu", "_cuda": "cuda"}  # of each module, in csrc; what is elsewhere both share
+_FOLDERS = {"_native": "cpu", "_cuda": "cuda"}  # the folder in csrc of each module; the other folders belong to both
 
 
 def source_hash(csrc: Path, name: str) -> str:
-    """Hash of the names and contents of the sources of module `name`: 16 hexadecimal digits."""
+    """Return the hash of the names and contents of the sources of module `name`: 16 hexadecimal
+    digits."""
     others = {csrc / folder for module, folder in _FOLDERS.items() if module != name}
     found = (file for file in csrc.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
     return hash_files(csrc, (file for file in found if others.isdisjoint(file.parents)))
 
 
 def hash_files(root: Path, files: Iterable[Path]) -> str:
-    """Hash of the contents of files under `root` and of their names there, in any order: 16
+    """Return the hash of files' contents and of their paths under `root`, in any order: 16
     hexadecimal digits."""
     digest = hashlib.sha256()
     for file in sorted(files):

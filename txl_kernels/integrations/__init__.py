@@ -1,8 +1,9 @@
-"""Other libraries' attention layers on these kernels: `accelerate(model)`, `restore(model)`.
+"""Attention layers of other libraries on these kernels: `accelerate(model)` and `restore(model)`.
 
-An attention module whose class and source are known gets a subclass of its own class, in place:
-parameters, buffers, hooks, state_dict names and isinstance stay as they were. Where a call needs
-what the kernels do not do (weights, additive masks, masks with holes) the original runs, counted.
+An attention module whose class and source are known becomes an instance of a subclass of its own
+class, in place. Parameters, buffers, hooks, state_dict names and isinstance do not change. If a
+call needs something that the kernels do not support (weights, additive masks, masks with holes),
+the original code runs, and the call is counted.
 """
 
 from txl_kernels.integrations.accelerate import Report, Row, accelerate, is_accelerated, restore

@@ -1,4 +1,4 @@
-"""Swaps the classes of known attention modules, and back; and reports what was done, module by
+"""Replacement of the classes of known attention modules, and its reversal, with a report for each
 module."""
 
 import warnings
@@ -28,14 +28,16 @@ HEADER = ("module", "class", "what was done", "fallbacks")
 
 @dataclass(frozen=True)
 class Row:
-    """One attention module.
+    """A row of a report: one attention module.
 
     Attributes:
-        name: in the model.
-        kind: full name of its class.
-        reason: why it was left alone; None if it was accelerated.
-        note: how it was known, where not by its own name.
-        concerns: False where nothing was to be done: no relative positions, or not selected.
+        name: the module's name in the model.
+        kind: the full name of its class.
+        reason: why it was not accelerated; None if it was.
+        reference: a weak reference to the module.
+        note: how it was recognised, if not by its class' name.
+        concerns: False if there was nothing to accelerate: it has no relative positions, or was not
+            selected.
     """
 
     name: str
@@ -47,18 +49,18 @@ class Row:
 
     @property
     def module(self) -> nn.Module | None:
-        """None once the model has dropped it: a report keeps no module alive."""
+        """The module, or None once the model has dropped it: a report keeps no module alive."""
         return self.reference()
 
     @property
     def fallbacks(self) -> dict[str, int]:
-        """Calls so far that the original answered, by reason."""
+        """The number of calls so far that the original code answered, by reason."""
         module = self.module
         return dict(module.fallbacks) if isinstance(module, Accelerated) else {}
 
     @property
     def done(self) -> str:
-        """In words."""
+        """The outcome, in words."""
         if self.reason is None:
             return f"accelerated{self.note}"
         return f"left alone: {self.reason}" if self.concerns else f"nothing to do: {self.reason}"
@@ -66,12 +68,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """Printed, a table: what was accelerated, what was not and why, and calls that fell back so
-    far.
+    """The result of `accelerate`, which prints as a table: which modules were accelerated, which
+    were not and why, and how many calls fell back so far.
 
     Attributes:
-        rows: one for each module that is known.
-        strangers: where there is none, of each other class of attention what is told of it.
+        rows: one for each known module.
+        strangers: if there is none, a line for each class of attention in the model, with the
+            reason why it is unknown.
     """
 
     rows: tuple[Row, ...]
@@ -87,7 +90,7 @@ class Report:
 
     @property
     def fallbacks(self) -> dict[str, int]:
-        """Calls so far that an original answered, by reason, of all modules."""
+        """The number of calls so far that original code answered, by reason, over all modules."""
         total: dict[str, int] = {}
         for row in self.rows:
             for reason, count in row.fallbacks.items():
@@ -122,43 +125,47 @@ def accelerate(
     verify: bool = False,
     export: Export = "original",
 ) -> Report:
-    """Runs the relative-position attention of a model's known modules on these kernels, in place.
+    """Run the relative-position attention of a model's known modules on these kernels, in place.
 
-    The modules' classes change, nothing else: parameters, state_dict names, hooks and isinstance
-    stay; copies, pickles and replicas are accelerated, too. Called again, it changes nothing but
-    the settings (`weights`, `streaming`, `window`, `export`) of the modules that it selects. A
-    query that sees no key gives 0, where some libraries give a mean over padding.
+    Only the modules' classes change. Parameters, state_dict names, hooks and isinstance do not;
+    copies, pickles and replicas are accelerated, too. A second call changes only the settings
+    (`weights`, `streaming`, `window`, `export`) of the modules that it selects. A query that sees
+    no key has output 0, where some libraries average over padding.
 
-    A module is known by its class' name and source, or by its source alone, wherever a copy of it
-    lives; see `explain`.
+    A module is known by the name and source of its class, or by its source alone if the class is a
+    copy in another package; see `explain`.
 
     Args:
-        model: any module; its parts are searched.
-        strict: raise where a known module must be left alone, and where there is none to
-            accelerate; nothing is changed then. Attention without relative positions is no reason.
-        weights: for calls that ask for attention weights, "fallback" runs the original and returns
-            them, "none" returns None in their place (SpeechBrain asks at every call).
-        streaming: without gradients, on a CPU, keep what a streaming step projected for the next
-            one: W_kR R, and keys and values of NeMo's cache. For parameters that stay as they are:
-            a change through `.data` is not noticed.
-        include, exclude: None for all, or which modules: classes, names of classes, names of
-            modules with * for anything, one or several; each stands for what it holds, too.
-        window: None, or (left, right): frames before and after its own that a query sees at most,
-            each None for all, besides what the model's own masks hide. A model trained with more
-            context gives other results. Calls that the original must answer raise then.
-        verify: try a module out that looks like a known one and has another source (a changed copy,
-            another release), on small random inputs with masks and gradients, and accelerate it
-            where the two agree. In evaluation: dropout and caches are not tried.
-        export: what torch.export writes down, the "original" attention (with a warning) or the
-            "operator" of these kernels, which whoever runs it must have installed; see the page on
-            deployment. ONNX gets the original in any case.
+        model: any module; its submodules are searched.
+        strict: True to raise, before anything is changed, if a known module cannot be accelerated,
+            or if there is none to accelerate. Attention without relative positions does not count.
+        weights: for calls that ask for attention weights: "fallback" runs the original code and
+            returns them, "none" returns None in their place (SpeechBrain asks in every call).
+        streaming: True to keep projections from one streaming step to the next, without gradients
+            on a CPU: W_kR R, and the keys and values of NeMo's cache. Parameters must not be
+            changed through `.data`, because such a change is not noticed.
+        include, exclude: None for all modules, or one or several classes, names of classes, or
+            names of modules (* matches anything). Each entry also selects the modules inside those
+            that it matches.
+        window: None, or (left, right): the numbers of frames before and after its own that a query
+            sees at most (None for all), in addition to the model's masks. A model trained with more
+            context gives other results. Calls that the original code would have to answer raise
+            RuntimeError.
+        verify: True to test a module that resembles a known one but has other source (a changed
+            copy, another release): it is compared with the adapter on small random inputs, with
+            masks and gradients, and accelerated if both agree. The test runs in evaluation mode,
+            without dropout and caches.
+        export: the attention in a graph of torch.export: "original" (with a warning) or "operator",
+            the operator of these kernels, which must be installed where the graph runs; see the
+            page on deployment. ONNX always gets the original.
 
     Returns:
-        A report, to print: each known module, whether it was accelerated or why not, and how often
-        its original has answered since.
+        A report, which can be printed: each known module, whether it was accelerated or why not,
+            and how often its original code has answered since.
 
     Raises:
-        TypeError, ValueError: an argument; with `strict`, every module that would be left alone.
+        TypeError, ValueError: an argument is wrong (the message names it); with `strict`, a module
+            cannot be accelerated (the message has the report).
     """
     _check(model, streaming, weights, window, verify, export)
     chosen, spared = Selection("include", include), Selection("exclude", exclude)
@@ -229,10 +236,10 @@ def _check(model: Any, streaming: Any, weights: Any, window: Any, verify: Any, e
 def judge(
     name: str, module: nn.Module, above: Sequence[nn.Module], verify: bool = False
 ) -> tuple[Row | None, Peer | None]:
-    """The decision about a module that is not accelerated: its row in a report, None for an unknown
-    module; and the peer whose adapter it gets, or None.
+    """Return the decision about a module that is not accelerated: its row of a report (None for an
+    unknown module), and the peer whose adapter it gets (or None).
 
-    above: the modules that hold it, outermost first.
+    above: the modules that contain it, outermost first.
     """
     path = path_of(type(module))
     found = recognise(module)
@@ -259,8 +266,9 @@ def judge(
 
 
 def recognise(module: nn.Module) -> tuple[Peer, str | None, str] | None:
-    """The peer that a module is of or like; why that is not certain, or None; how it was known
-    where not by its own name. None for a module like nobody's."""
+    """Return the peer whose class a module has or resembles; why that is not certain, or None; and
+    how it was recognised, if not by its class' name. Return None for a module that resembles no
+    peer."""
     kind = type(module)
     named = find(path_of(kind))
     reason = None if named is None else named.unknown_source(kind)
@@ -279,8 +287,8 @@ def recognise(module: nn.Module) -> tuple[Peer, str | None, str] | None:
 
 
 def try_out(module: nn.Module, first: Peer, above: Sequence[nn.Module]) -> Peer | str:
-    """The first peer, of that and all that the module looks like, whose adapter computes what it
-    does; or how far off each is."""
+    """Return the first peer whose adapter computes the same as the module, among `first` and the
+    peers that the module resembles; or, if there is none, how each differs."""
     said: dict[type[Accelerated], str] = {}
     for peer in (first, *look_alikes(module)):
         if peer.adapter not in said:
@@ -299,10 +307,10 @@ def _unselected(name: str, module: nn.Module, excluded: bool) -> Row | None:
 
 
 def is_accelerated(model: nn.Module) -> bool:
-    """Whether a model, or any module in it, runs on these kernels now.
+    """Whether any module of a model, or the model itself, is accelerated.
 
     Raises:
-        TypeError: model is no module.
+        TypeError: model is not a module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -310,12 +318,13 @@ def is_accelerated(model: nn.Module) -> bool:
 
 
 def restore(model: nn.Module) -> int:
-    """Gives modules their own classes back; how many.
+    """Give accelerated modules their original classes back, and return their number.
 
     Raises:
-        TypeError: model is no module.
-        RuntimeError: a module's class was changed since (by a parametrization, say), or its forward
-            replaced on the instance, but for accelerate's hooks; by name, nothing is restored.
+        TypeError: model is not a module.
+        RuntimeError: since a module was accelerated, its class was changed (by a parametrization,
+            for example), or its forward was replaced on the instance by something other than
+            accelerate's hooks. The message names it, and nothing is restored.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -339,7 +348,8 @@ def restore(model: nn.Module) -> int:
 
 
 def _modules(model: nn.Module) -> Iterator[Chain]:
-    """Each once, with the modules above it, by name, outermost first."""
+    """Yield each module once, at the end of the chain of (name, module) that contain it, outermost
+    first."""
     seen: set[int] = set()
 
     def walk(chain: tuple[tuple[str, nn.Module], ...]) -> Iterator[Chain]:
@@ -355,11 +365,12 @@ def _modules(model: nn.Module) -> Iterator[Chain]:
 
 
 def _hindrance(peer: Peer, module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
-    """Why a module is left alone, or None."""
+    """Return the reason why a module is not accelerated, or None."""
     for x in module.parameters():
         if isinstance(x, nn.parameter.UninitializedParameter):
             return "has parameters that are not initialised"
-        # "meta" may be anywhere later, and bytes are of quantized layers; calls look again.
+        # Tensors on "meta" may be loaded to any device later, and tensors of one-byte elements are
+        # those of quantized layers: each call checks its own tensors.
         elsewhere = x.device.type == "meta" or x.itemsize == 1
         if x.is_floating_point() and not elsewhere and not has_kernel(x.device, x.dtype):
             return f"no kernel for {x.dtype} on {x.device.type}"

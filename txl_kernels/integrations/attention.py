@@ -1,4 +1,5 @@
-"""Functions that adapters call: masks to intervals, encodings to a table, and the attention."""
+"""Functions that adapters share: masks to intervals, encodings to a table, and the attention
+itself."""
 
 import math
 import threading
@@ -16,20 +17,20 @@ from txl_kernels.functional import rel_attention
 from txl_kernels.seed import new_seed
 
 Bounds = tuple[Tensor | None, Tensor | None]
-Window = tuple[int | None, int | None] | None  # keys before and after a query's own, each None for all
+Window = tuple[int | None, int | None] | None  # numbers of keys before and after a query's own, each None for all
 ALL: Bounds = (None, None)
 T = TypeVar("T")
 _last = threading.local()
 
 
 def mask_bounds(mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = None) -> Bounds | None:
-    """(start, end) of a mask, or None if it has holes; while compiling, an assertion that it has
-    none.
+    """Return (start, end) of a mask, or None if it has holes (a hidden key between visible ones).
+    Under torch.compile, assert that it has none.
 
-    Worked out once for the mask that the layers of one forward share.
+    The result is kept for the other layers of a forward that share the mask.
 
-    seen: makes of the mask a bool one [B, L, S] or [B, S], True where a key is seen; None where it
-        is one.
+    seen: converts the mask to bool [B, L, S] or [B, S], True where a query sees a key; None if it
+    has this form.
     """
     if mask is None:
         return ALL
@@ -38,17 +39,18 @@ def mask_bounds(mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = N
 
 
 def bounds_of(seen: Tensor) -> Bounds | None:
-    """`mask_bounds` of a bool mask."""
+    """Return the result of `mask_bounds` for a bool mask."""
     start, end, hole = scan(seen, True)
     message = "the mask hides a key between visible ones; txl_kernels takes one interval a query"
     return (start, end) if holds(hole < 0, message) else None
 
 
 def visible(mask: Tensor) -> Tensor:
-    """[B, 1, L, S], bool (True: seen) or additive (0: seen) -> bool [B, L or 1, S].
+    """Convert a mask [B, 1, L, S], bool (True where visible) or additive (0 where visible), to bool
+    [B, L or 1, S].
 
     Raises:
-        AdditiveMask: it holds something else than 0 and -inf (or its dtype's lowest).
+        AdditiveMask: the mask has values other than 0 and -inf (or its dtype's lowest).
     """
     mask = mask[:, 0]
     if mask.dim() == 3 and mask.size(1) > 1 and mask.stride(1) == 0:
@@ -69,7 +71,8 @@ class AdditiveMask(ValueError):
 
 
 def four_axes(mask: Any) -> str | None:
-    """Why a mask of transformers' attention interface is none of ours, or None."""
+    """Return the reason why a mask of transformers' attention interface is not supported, or
+    None."""
     if mask is None:
         return None
     if not isinstance(mask, Tensor) or mask.dim() != 4:
@@ -78,15 +81,18 @@ def four_axes(mask: Any) -> str | None:
 
 
 def project_table(project: nn.Module, encodings: Tensor, heads: int) -> Tensor:
-    """Encodings [1 or B, T, d], farthest past first, -> r [H, T, D] or [B, H, T, D], farthest
-    future first."""
+    """Return the table r [H, T, D] or [B, H, T, D], farthest future first, of encodings [1 or B, T,
+    d], farthest past first."""
     r: Tensor = project(encodings.flip(-2)).unflatten(-1, (heads, -1)).transpose(-3, -2)
     return r[0] if r.dim() == 4 and r.size(0) == 1 else r
 
 
 def within(window: Window, encodings: Tensor, past: int) -> tuple[Tensor, int]:
-    """The rows [.., T, d] of the distances that a window shows, of encodings whose first is of
-    distance `past`; and the distance of the first that is left."""
+    """Cut encodings to the rows [.., T, d] of the distances that a window allows. Return them and
+    the distance of the first.
+
+    past: distance of the first row of `encodings`.
+    """
     if window is None:
         return encodings, past
     left, right = window
@@ -96,19 +102,19 @@ def within(window: Window, encodings: Tensor, past: int) -> tuple[Tensor, int]:
 
 
 def narrower(own: tuple[int, int], window: Window) -> tuple[int, int]:
-    """A context of a module's own, within that of a window."""
+    """Return a module's own context (left, right), limited by a window."""
     left, right = window or (None, None)
     return own[0] if left is None else min(own[0], left), own[1] if right is None else min(own[1], right)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """[B, L, H * D] -> [B, H, L, D], a view."""
+    """Return x [B, L, H * D] as a view [B, H, L, D]."""
     heads_apart: Tensor = x.unflatten(-1, (heads, -1)).transpose(1, 2)
     return heads_apart
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """[B, H, L, D] -> [B, L, H * D]."""
+    """Return x [B, H, L, D] as [B, L, H * D]."""
     return x.transpose(1, 2).flatten(-2)
 
 
@@ -116,13 +122,15 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, u: Tensor | None, w: Tensor | None, *bounds: Bounds,
     past: int | None = None, **settings: Any,
 ) -> Tensor:  # fmt: skip
-    """`rel_attention` of keys that include those before the queries: k, v [B, H, M + L, D].
+    """Return `rel_attention` for k and v [B, H, M + L, D] that include the M keys before the
+    queries.
 
-    Bidirectional unless settings say otherwise.
+    It is bidirectional unless `settings` has another `causal`.
 
-    bounds: intervals that queries see, disjoint if there are several.
-    past: distance of r's last row, where settings hold no zero_row; None for S - 1, the largest
-        there is, where libraries' tables end.
+    q, r, u, w: as q, r, content_bias and position_bias of `rel_attention`.
+    bounds: intervals (start, end) that queries see; disjoint if there are several.
+    past: the distance of r's last row, if `settings` has no zero_row; None for S - 1, the greatest
+    distance, with which most libraries' tables end.
     """
     if r is not None and "zero_row" not in settings:
         settings["zero_row"] = r.size(-2) - 1 - (k.size(2) - 1 if past is None else past)
@@ -149,33 +157,33 @@ def attend(
 
 
 def dropout_of(dropout: nn.Module) -> float:
-    """The rate that a Dropout module applies now: it may be in another mode than the attention
-    around it. NaN for a module of another kind, whose rate is unknown."""
+    """Return the probability that a Dropout module applies now, which may be in another mode than
+    the attention around it. NaN if the module is of another class, whose probability is unknown."""
     if type(dropout) is nn.Dropout:
         return float(dropout.p) if dropout.training else 0.0
     return 0.0 if type(dropout) is nn.Identity else math.nan
 
 
 def pad(x: Tensor, more: int) -> Tensor:
-    """The last axis filled up with zeros."""
+    """Pad the last axis with zeros."""
     return F.pad(x, (0, more))
 
 
 def nonzero(mask: Tensor) -> Tensor:
-    """Keys that a mask shows, bool: where it is not zero."""
+    """Return where a mask is not zero, as bool: the visible keys."""
     return mask if mask.dtype == torch.bool else mask != 0
 
 
 def unhidden(mask: Tensor) -> Tensor:
-    """Keys that a mask shows, bool: where it is zero."""
+    """Return where a mask is zero, as bool: the visible keys."""
     return ~mask if mask.dtype == torch.bool else mask == 0
 
 
 def same_for_all(x: Tensor, axis: int = 0) -> bool:
-    """Whether all of a batch have the same values along the axis; while compiling, an assertion
-    that they have.
+    """Whether all slices along the axis have the same values. Under torch.compile, True, with an
+    assertion in the graph.
 
-    Worked out once for the tensor that layers share; waits for a device.
+    The result is kept for other layers that share the tensor. Synchronizes with the device.
     """
     if x.size(axis) == 1 or x.stride(axis) == 0:
         return True
@@ -187,12 +195,12 @@ def same_for_all(x: Tensor, axis: int = 0) -> bool:
     return once("encodings", x, axis, compare)
 
 
-# What values decide: asked of tensors, once for all layers of a forward that share them.
+# Conditions on tensors' values: read once for all layers of a forward that share a tensor.
 
 
 def holds(condition: Tensor, message: str) -> bool:
-    """Whether a condition, bool [], is met; while compiling, True, and asserted when the graph
-    runs."""
+    """Whether a condition, bool [], is met. Under torch.compile, True, with an assertion that runs
+    with the graph."""
     if torch.compiler.is_compiling():
         torch._assert_async(condition, message)
         return True
@@ -200,10 +208,11 @@ def holds(condition: Tensor, message: str) -> bool:
 
 
 def once(kind: str, x: Tensor, key: Any, compute: Callable[[], T]) -> T:
-    """compute(), or what it gave when this thread asked for the same tensor and key last.
+    """Return compute(), or its last result in this thread if tensor and key are the same.
 
-    A tensor changed in place is another, but for changes that its version does not tell: through
-    `.data` or memory that it shares. Inference tensors tell none, and are worked out each time.
+    A tensor that was changed in place counts as another one. Changes that do not increase its
+    version are not noticed: those through `.data` or through shared memory. Inference tensors have
+    no version, so for them compute() runs each time.
     """
     if torch.compiler.is_compiling() or x.is_inference():
         return compute()
@@ -211,7 +220,7 @@ def once(kind: str, x: Tensor, key: Any, compute: Callable[[], T]) -> T:
     if last is not None and last[0]() is x and last[1] == x._version and last[2] == key:
         result: T = last[3]
         return result
-    with torch.inference_mode(False):  # what comes of it may be used in training
+    with torch.inference_mode(False):  # the result may be used in training
         result = compute()
     _last.__dict__[kind] = (weakref.ref(x), x._version, key, result)
     return result

@@ -1,4 +1,4 @@
-"""An explanation of how a module is classified: for users who wonder why it was left alone."""
+"""An explanation of how a module is classified, for users whose module was not accelerated."""
 
 import difflib
 import inspect
@@ -10,16 +10,18 @@ from txl_kernels.integrations.peer import Accelerated, Peer
 from txl_kernels.integrations.registry import path_of
 from txl_kernels.integrations.source import parts, source_hash
 
-LINES = 60  # of a difference
+LINES = 60  # the most lines of a difference
 
 
 def explain(module: nn.Module) -> str:
-    """Explain which class `accelerate` takes an attention module for, or what differs from it.
+    """Return a text that says as which class `accelerate` recognises an attention module, or how it
+    differs from a known one.
 
-    The modules above it are not looked at; pass `accelerate` the model for a report of all.
+    The modules that contain it are ignored; pass the model to `accelerate` for a report of all
+    modules.
 
     Raises:
-        TypeError: module is no module.
+        TypeError: module is not a module.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
@@ -48,7 +50,8 @@ def explain(module: nn.Module) -> str:
 
 
 def _differences(peer: Peer, kind: type) -> list[str]:
-    """Between the tested source, where its package is installed as tested, and the module's."""
+    """Return the lines of a difference between the tested source, if its package is installed as
+    tested, and the module's."""
     try:
         original = peer.original()
         tested = source_hash(original) in peer.hashes.values()

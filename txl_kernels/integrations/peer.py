@@ -1,5 +1,5 @@
-"""One attention class of another library (`Peer`), and the base of all accelerated modules:
-when the original runs instead, and how that is counted."""
+"""Attention classes of other libraries (`Peer`), and the base class of all accelerated modules,
+which decides when the original code runs instead and counts these calls."""
 
 import importlib
 import warnings
@@ -16,19 +16,21 @@ from txl_kernels.backends import KERNELS
 from txl_kernels.integrations.source import source_hash
 from txl_kernels.integrations.wrapped import acts_on_calls
 
-STATE = "_txl_kernels"  # of a module, an attribute beside its own
+STATE = "_txl_kernels"  # the name of an attribute that is added to accelerated modules
 EXPORTED = "exported or traced"
 
 
 class Accelerated:
-    """Base of adapters, left of the original class.
+    """The base class of adapters. An accelerated class has it before the original class in its
+    bases.
 
     Attributes:
         original: the class that the module had.
-        method: of the original, that the adapter replaces.
-        needs: attributes by which a module is taken for one of the adapter's kind.
-        skips: modules in it, by name, that the original calls and the adapter does not; where
-            something acts on their calls, hooks say, the original runs.
+        peer: the `Peer` that the class belongs to.
+        method: the name of the original's method that the adapter replaces.
+        needs: names of attributes that a module of this kind has.
+        skips: names of submodules that the original calls and the adapter does not. If hooks, for
+            example, act on their calls, the original runs.
     """
 
     original: ClassVar[type]
@@ -39,29 +41,34 @@ class Accelerated:
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
-        """Settings that calls need from the modules above, outermost first; see `setting`. Asked at
-        every `accelerate`, when the classes have changed; what it leaves out stays as it was."""
+        """Return the settings that calls need from the modules that contain this one, outermost
+        first; see `setting`.
+
+        `accelerate` calls it each time, after the classes have changed. Settings that are not
+        returned keep their values.
+        """
         return {}
 
     def released(self) -> None:
-        """Called before `restore` gives the class back."""
+        """Clean up; called before `restore` gives the class back."""
 
     @staticmethod
     def reach(module: Any) -> int:
-        """For `sample`: how many frames it takes to see all that the module does."""
+        """Return the number of frames that `sample` needs to exercise everything that the module
+        does."""
         return 13
 
     @staticmethod
     def sample(module: Any, draw: "Draw", seen: Tensor | None) -> "Sample | None":
-        """For `accelerate`'s verify: frames, and how a module is called with them for its output;
-        None if nobody has said how.
+        """Return random frames, and a function that calls a module with them and returns its
+        output, for `accelerate`'s verify; None if the adapter defines none.
 
-        seen: None for all, or bool [B, T, T], the keys that queries see.
+        seen: None for all keys, or bool [B, T, T], the keys that each query sees.
         """
         return None
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Asked by torch.jit.script, of every module in a model."""
+        """Raise RuntimeError: torch.jit.script calls this method of every module in a model."""
         raise RuntimeError(
             "torch.jit.script does not take an accelerated model, whose code is not TorchScript: call restore(model) first, "
             "or torch.jit.trace, which writes down the original's attention"
@@ -69,22 +76,23 @@ class Accelerated:
 
     @property
     def fallbacks(self) -> "Counter[str]":
-        """The number of calls that the original answered, by reason."""
+        """The number of calls that the original code answered, by reason."""
         counts: Counter[str] = self.__dict__[STATE]["fallbacks"]
         return counts
 
     def fall_back(self, why: str, *args: Any, **kwargs: Any) -> Any:
-        """The original's result, counted.
+        """Count a call that the original code answers, and return its result.
+
+        why: the reason, for the count.
 
         Raises:
-            RuntimeError: the context is limited by `accelerate`'s window, of which the original
-                knows nothing.
+            RuntimeError: `accelerate` was given a window, which the original code would ignore.
         """
         self.count(why)
         return getattr(self.original, self.method)(self, *args, **kwargs)
 
     def count(self, why: str) -> None:
-        """One more call that the original answers; none is counted while compiling.
+        """Count a call that the original code answers, except under torch.compile.
 
         Raises:
             RuntimeError: as `fall_back`.
@@ -108,17 +116,18 @@ class Accelerated:
             self.fallbacks[why] += 1
 
     def reader_of_weights(self: Any) -> str | None:
-        """For a class that stores its weights: a reader that a call may have afterwards, or
-        None."""
+        """Return the reason why a class that stores its attention weights must compute them: a hook
+        may read them after the call. None if there is no such hook."""
         readers = [hook for hook in self._forward_hooks.values() if not _is_torchs(hook)]
         return "a forward hook, which may read the weights that the original stores" if readers else None
 
     def setting(self, name: str) -> Any:
-        """A setting that `accelerate` was given, or found above the module."""
+        """Return a setting that was given to `accelerate` or found by `settings_from`; None if
+        there is none."""
         return self.__dict__[STATE].get(name)
 
     def why_not_kernel(self: Any, x: Tensor, dropout_p: float = 0.0) -> str | None:
-        """Why no kernel takes tensors like x and this dropout now, or None."""
+        """Return the reason why no kernel supports tensors like x and this dropout now, or None."""
         if torch._C._get_tracing_state() is not None or torch.onnx.is_in_onnx_export():
             return EXPORTED
         if exporting() and self.setting("export") != "operator":
@@ -137,26 +146,27 @@ class Accelerated:
 
 
 def _is_torchs(hook: Any) -> bool:
-    """Whether a hook is of torch itself, FSDP's say, and reads no weights of attention."""
+    """Whether a hook is torch's own (FSDP's, for example), and so does not read attention
+    weights."""
     return str(getattr(hook, "__module__", "")).startswith("torch.")
 
 
 def exporting() -> bool:
-    """Whether torch.export is at work; False where torch cannot tell (before 2.7)."""
+    """Whether torch.export is tracing; False if torch cannot tell (before 2.7)."""
     told: Callable[[], bool] | None = getattr(torch.compiler, "is_exporting", None)
     return told is not None and told()
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a kernel takes tensors of such a device and dtype, of some head width."""
+    """Whether a kernel supports tensors of this device and dtype, for some head width."""
     return any(kernels.why_not_tensors(device, dtype) is None for name, kernels in KERNELS.items() if name != "cuda")
 
 
 def width_of(projection: nn.Module) -> int:
-    """The number of features that a linear layer takes, whatever it is wrapped in.
+    """Return the number of input features of a linear layer, which may be wrapped.
 
     Raises:
-        AttributeError: there is none in it.
+        AttributeError: there is no linear layer in it.
     """
     for part in projection.modules():
         width: Any = getattr(part, "in_features", None)
@@ -166,7 +176,7 @@ def width_of(projection: nn.Module) -> int:
 
 
 def new_state(**settings: Any) -> dict[str, Any]:
-    """State of a module that is about to be accelerated."""
+    """Return the initial state of a module that is about to be accelerated."""
     return {"fallbacks": Counter(), **settings}
 
 
@@ -174,7 +184,8 @@ Sample = tuple[Tensor, Callable[[Any, Tensor], Tensor]]
 
 
 class Draw:
-    """Small random float32 tensors on the CPU, the same every time, of B sequences of T frames."""
+    """Small random float32 tensors on the CPU, the same at every run, for B sequences of T
+    frames."""
 
     B = 2
 
@@ -186,12 +197,12 @@ class Draw:
         return torch.randn(shape, generator=self._generator, dtype=torch.float32, device="cpu")
 
     def frames(self, width: int) -> Tensor:
-        """[B, T, width]."""
+        """Return frames [B, T, width]."""
         return self.normal(self.B, self.T, width)
 
     def table(self, width: int, past: int | None = None, future: int | None = None) -> Tensor:
-        """Encodings [1, past + 1 + future, width], farthest past first: any will do; T - 1 on a
-        side if nothing is said."""
+        """Return encodings [1, past + 1 + future, width], farthest past first, of random values;
+        past and future are T - 1 if None."""
         before, after = (self.T - 1 if n is None else n for n in (past, future))
         return self.normal(1, before + 1 + after, width)
 
@@ -205,19 +216,19 @@ def _nothing(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
 
 @dataclass(frozen=True)
 class Peer:
-    """An attention class, and the adapter that stands for it.
+    """An attention class of another library, and its adapter.
 
     Attributes:
-        name: of the accelerated class, a Python identifier of its own.
-        path: full name of the original class.
-        adapter: subclass of `Accelerated` with the `forward` that calls the kernels.
-        distribution: the package that holds the class, as pip knows it.
-        hashes: by version of the distribution (or the name of another that has a copy),
-            `source_hash` of the class as tested; empty for any source.
-        refuses: why a module is to be left alone, or None; gets the modules above it, outermost
-            first.
-        other: why there is nothing to accelerate, a module without relative positions say, or None;
-            as `why_not_module`, but no reason to warn, nor for `strict` to raise.
+        name: the name of the accelerated class, a unique Python identifier.
+        path: the full name of the original class.
+        adapter: a subclass of `Accelerated` whose `forward` calls the kernels.
+        distribution: the package that contains the class, by its name in pip.
+        hashes: the `source_hash` of each tested source, by version of the distribution (or by the
+            name of another that has a copy); empty to accept any source.
+        why_not_module: returns the reason why a module cannot be accelerated, or None, from the
+            module and the modules that contain it, outermost first.
+        other: like `why_not_module`, but returns the reason why there is nothing to accelerate (no
+            relative positions, for example), which gives no warning and no error under `strict`.
     """
 
     name: str
@@ -229,12 +240,12 @@ class Peer:
     other: Judgement = _nothing
 
     def original(self) -> Any:
-        """The class, its package imported."""
+        """Import the package and return the original class."""
         module, _, name = self.path.rpartition(".")
         return getattr(importlib.import_module(module), name)
 
     def unknown_source(self, original: type) -> str | None:
-        """Why the class is not the one that was tested, or None."""
+        """Return the reason why a class is not one that was tested, or None."""
         if not self.hashes:
             return None
         try:
@@ -249,7 +260,7 @@ class Peer:
         return ", ".join(v if " " in v else f"{self.distribution} {v}" for v in self.hashes)
 
     def version(self) -> str:
-        """The installed version of the distribution."""
+        """Return the installed version of the distribution."""
         try:
             return metadata.version(self.distribution)
         except metadata.PackageNotFoundError:

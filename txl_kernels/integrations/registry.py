@@ -1,8 +1,8 @@
-"""Which classes are known, by name and by source; and the accelerated ones, made when first asked
-for, so that pickles find them by name here.
+"""The registry of known classes, by name and by source, and their accelerated classes, which are
+made when first needed, under names by which pickles find them in this module.
 
-`Accelerated<name of the peer>`: a subclass of the peer's adapter and of the original class; of a
-copy `Accelerated<name>@<full name of its class, with : for .>`.
+`Accelerated<name of the peer>` is a subclass of the peer's adapter and of the original class. That
+of a copy is `Accelerated<name>@<full name of its class, with : for .>`.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ _peers: dict[str, Peer] = {peer.path: peer for peer in KNOWN}
 
 
 def peers() -> tuple[Peer, ...]:
-    """All that are known, in the order in which they were registered."""
+    """Return all known peers, in the order in which they were registered."""
     return tuple(_peers.values())
 
 
 def find(path: str) -> Peer | None:
-    """The peer whose class has this full name."""
+    """Return the peer whose class has this full name, or None."""
     return _peers.get(path)
 
 
@@ -41,8 +41,8 @@ def path_of(kind: type) -> str:
 
 
 def look_alikes(module: nn.Module) -> Iterator[Peer]:
-    """Peers whose adapter takes what the module's method takes, and finds what it needs on it;
-    those whose class has its name first."""
+    """Yield the peers whose adapter takes the same arguments as the module's method and finds the
+    attributes that it needs on the module; first those whose class has the same name."""
     name = "." + type(module).__name__
     for peer in sorted(_peers.values(), key=lambda peer: not peer.path.endswith(name)):
         adapter = peer.adapter
@@ -57,8 +57,8 @@ def look_alikes(module: nn.Module) -> Iterator[Peer]:
 
 
 def nearest(module: nn.Module) -> tuple[Peer, list[str]] | None:
-    """The peer of which a module has the largest share of the attributes that the adapter needs,
-    more than half; and those that it lacks. None if there is none."""
+    """Return the peer of whose adapter's attributes the module has the largest share, if that is
+    more than half, and the attributes that the module lacks. None if there is no such peer."""
     found: tuple[Peer, list[str]] | None = None
     minimum = 0.5
     for peer in _peers.values():
@@ -70,7 +70,8 @@ def nearest(module: nn.Module) -> tuple[Peer, list[str]] | None:
 
 
 def _fits(theirs: list[str], ours: Any) -> bool:
-    """Whether our method has their parameters in their order, and others with defaults only."""
+    """Whether our method has their parameters in the same order, and no others without a
+    default."""
     left = iter(theirs)
     following = next(left, None)
     for name, parameter in inspect.signature(ours).parameters.items():
@@ -82,7 +83,7 @@ def _fits(theirs: list[str], ours: Any) -> bool:
 
 
 def of_known_source(module: nn.Module) -> Peer | None:
-    """The peer of whose class this is a copy, wherever it lives, or None."""
+    """Return the peer of whose class the module's class is a copy, in any package, or None."""
     hashed = None
     for peer in look_alikes(module):
         try:
@@ -95,11 +96,11 @@ def of_known_source(module: nn.Module) -> Peer | None:
 
 
 def register(peer: Peer) -> None:
-    """Adds an attention class of your own, or replaces one that is known.
+    """Add an attention class, or replace a known one.
 
     Raises:
-        TypeError: the adapter is no subclass of `Accelerated`.
-        ValueError: the name is no identifier or another class has it.
+        TypeError: the adapter is not a subclass of `Accelerated`.
+        ValueError: the name is not an identifier, or another class has it.
     """
     if not (isinstance(peer.adapter, type) and issubclass(peer.adapter, Accelerated)):
         raise TypeError(f"peer.adapter must be a subclass of Accelerated, got {peer.adapter!r}")
@@ -112,18 +113,21 @@ def register(peer: Peer) -> None:
 
 
 def register_copy(kind: type[nn.Module], of: str) -> Peer:
-    """Takes a class of yours, as it is now, for a copy of one that is known.
+    """Register a class, with its present source, as a copy of a known one.
 
-    Whether it computes the same nobody looks at here: `accelerate(model, verify=True)` does, and
-    needs no registration.
+    Whether both compute the same is not checked; `accelerate(model, verify=True)` checks it,
+    without a registration.
 
     Args:
         kind: the class.
-        of: name of the peer that it is a copy of, one of `peers()`.
+        of: the name of the peer that it is a copy of, one of `peers()`.
+
+    Returns:
+        The new peer.
 
     Raises:
-        TypeError: kind is no subclass of torch.nn.Module.
-        ValueError: nobody has the name `of`.
+        TypeError: kind is not a subclass of torch.nn.Module.
+        ValueError: no peer has the name `of`.
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise TypeError(f"kind must be a subclass of torch.nn.Module, got {kind!r}")
@@ -138,7 +142,7 @@ def register_copy(kind: type[nn.Module], of: str) -> Peer:
 
 
 def accelerated_class(peer: Peer, original: type) -> type:
-    """The one class for an original."""
+    """Return the accelerated class of an original class, which is made once."""
     name = PREFIX + peer.name
     path = path_of(original)
     if path != peer.path:
@@ -151,7 +155,8 @@ def accelerated_class(peer: Peer, original: type) -> type:
 
 
 def __getattr__(name: str) -> Any:
-    """For unpickling: imports the package of the class."""
+    """Return an accelerated class by name, for unpickling; imports the package of the original
+    class."""
     known, _, copy = name.removeprefix(PREFIX).partition("@")
     peer = by_name(known) if name.startswith(PREFIX) else None
     if peer is None:

@@ -1,4 +1,5 @@
-"""Which modules of a model somebody means: by class, by its name, by the module's name."""
+"""The modules of a model that a user selects: by class, by the class' name, or by the module's
+name."""
 
 import fnmatch
 from collections.abc import Iterable, Sequence
@@ -10,13 +11,13 @@ Chosen = type | str | Iterable[type | str] | None
 
 
 class Selection:
-    """Entries of `accelerate`'s include or exclude.
+    """The entries of an `include` or `exclude` argument of `accelerate`.
 
-    A class, the name of one (bare or full) or the name of a module, with * for anything; each
-    stands for the modules it fits and for all that they hold.
+    An entry is a class, the name of one (bare or full), or the name of a module, in which * matches
+    anything. It selects the modules that it matches and all modules inside them.
 
     Raises:
-        TypeError: an entry is neither a class nor a string; names `argument`.
+        TypeError: an entry is neither a class nor a string; the message names `argument`.
     """
 
     def __init__(self, argument: str, chosen: Chosen) -> None:
@@ -32,18 +33,19 @@ class Selection:
         self.given = chosen is not None
 
     def has(self, chain: Sequence[tuple[str, nn.Module]]) -> bool:
-        """Whether an entry fits a module, or one above it. chain: names and modules, outermost
-        first."""
+        """Whether an entry matches a module or one that contains it. chain: names and modules,
+        outermost first."""
         fitting = [entry for entry in self.entries if any(_fits(entry, name, module) for name, module in chain)]
         for entry in fitting:
             self._unused.pop(entry, None)
         return bool(fitting)
 
     def check_all_used(self) -> None:
-        """After every module was asked for.
+        """Check that every entry matched a module. To be called after `has` was called for all
+        modules.
 
         Raises:
-            ValueError: an entry fits nothing in the model.
+            ValueError: an entry matches no module of the model.
         """
         if self._unused:
             (first, *_) = self._unused

@@ -1,5 +1,5 @@
-"""A fingerprint of what a class computes, sixteen digits: a hash of its source that survives
-moving, renaming and reformatting, but no change of code."""
+"""A fingerprint of what a class computes: a hash of its source that does not change when the class
+is moved, renamed or reformatted, but changes with its code."""
 
 import ast
 import hashlib
@@ -9,20 +9,21 @@ import textwrap
 from typing import Any
 
 _NOT_OF_PEERS = ("torch", "abc", "builtins", "typing")
-# What a reader adds for readers and tools; `ctx` says what the place in the tree says already.
+# Fields that do not change what is computed; `ctx` follows from the place in the tree.
 _SAYS_NOTHING = ("annotation", "returns", "type_comment", "type_params", "type_ignores", "kind", "ctx")
 
 
 def source_hash(original: type) -> str:
-    """Sixteen digits of the sha256 of a class' code, of that of its bases outside torch, and of the
-    functions, classes and numbers beside them that their methods name.
+    """Return sixteen hexadecimal digits of the sha256 of a class' code, with that of its bases
+    outside torch, and of the functions, classes and constants of their modules that their methods
+    name.
 
     Comments, docstrings, annotations and layout do not count, nor do the names of these classes and
-    functions: a copy in another package has the same hash. What a module imports from others is
-    known by its name alone.
+    functions: a copy in another package has the same hash. Objects that a module imports from
+    another count only by name.
 
     Raises:
-        OSError, TypeError: there is no source.
+        OSError, TypeError: the source cannot be found.
     """
     found = parts(original)
     names = {part.__name__: f"#{n}" for n, part in enumerate(found)}
@@ -32,7 +33,8 @@ def source_hash(original: type) -> str:
 
 
 def parts(original: type) -> list[Any]:
-    """The class, its bases, and what their methods name in their own modules, in the order met."""
+    """Return the class, its bases, and what their methods name in their own modules, in order of
+    discovery."""
     found: dict[str, Any] = {}
     for kind in original.__mro__:
         if kind.__module__.partition(".")[0] not in _NOT_OF_PEERS:
@@ -53,7 +55,7 @@ def _collect(part: Any, found: dict[str, Any]) -> None:
 
 
 def _numbers(part: Any) -> dict[str, Any]:
-    """Module constants that a part names."""
+    """Return the module constants that a part names, with their values."""
     beside = vars(sys.modules[part.__module__])
     return {
         name: beside[name] for name in _names(part) if type(beside.get(name)) in (int, float, str, bool)
@@ -61,7 +63,7 @@ def _numbers(part: Any) -> dict[str, Any]:
 
 
 def _names(part: Any) -> list[str]:
-    """Global names in the code of a function, or of a class' methods."""
+    """Return the global names in the code of a function, or of a class' methods."""
     members = vars(part).values() if inspect.isclass(part) else [part]
     plain = [getattr(x, "__func__", getattr(x, "fget", x)) for x in members]
     todo = [inspect.unwrap(x).__code__ for x in plain if inspect.isfunction(x)]
@@ -74,9 +76,9 @@ def _names(part: Any) -> list[str]:
 
 
 def canonical(part: Any, names: dict[str, str]) -> Any:
-    """The syntax tree of a class or function as nested tuples, the same in every Python.
+    """Return the syntax tree of a class or function as nested tuples, the same in every Python.
 
-    names: what to write for the names of classes and functions.
+    names: the replacement for each name of a class or function.
     """
     return _plain(ast.parse(textwrap.dedent(inspect.getsource(part))), names)
 
@@ -97,5 +99,5 @@ def _plain(node: Any, names: dict[str, str]) -> Any:
 
 
 def _is_text(node: Any) -> bool:
-    """A docstring, or another string that stands alone."""
+    """Whether a node is a docstring, or another string that is a statement."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

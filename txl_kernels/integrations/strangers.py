@@ -1,4 +1,4 @@
-"""The attention modules of a model of which none is known, and why none is taken."""
+"""The attention modules of a model that has no known ones, and why they are unknown."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,8 @@ from txl_kernels.integrations.registry import nearest, path_of
 
 
 def strangers(model: nn.Module) -> Iterator[str]:
-    """A line for each class of attention, by its name: where it is first met, how often, and why it
-    is not taken."""
+    """Yield a line for each class of attention (by its name): the first module, how many more there
+    are, and why it is unknown."""
     found: dict[type, list[tuple[str, nn.Module]]] = {}
     for name, module in model.named_modules():
         if any(word in type(module).__name__.lower() for word in ("attention", "attn", "mha")):

@@ -1,10 +1,11 @@
-"""Projections that streaming steps need again: of encodings that stay the same, of cached frames.
+"""Reuse of projections between streaming steps: of encodings that do not change, and of cached
+frames.
 
-A step of a cache-aware encoder gives few new frames and many old ones. With `streaming=True` of
-`accelerate`, what was projected is kept, and used again for the same values and parameters; nothing
-of it is saved or copied with the module. Without gradients, on a CPU: elsewhere a comparison would
-wait for the device. Parameters are compared by their version, which does not tell changes through
-`.data`; that is why it is asked for.
+A step of a cache-aware encoder has few new frames and many old ones. With `streaming=True` of
+`accelerate`, projections are kept and used again for the same values and parameters. They are not
+saved or copied with the module. This is done only without gradients and on a CPU: on other devices
+the comparison of values would synchronize. Parameters are compared by their version, which does not
+change when they are modified through `.data`; therefore the user must ask for it.
 """
 
 import weakref
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from txl_kernels.linear import plain_weight
 from txl_kernels.operators import is_plain
 
-FEW = 4  # times as many rows to project as new frames, to be worth keeping
+FEW = 4  # least ratio of rows to project to new frames for which results are kept
 _kept: "weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Any, ...]]]" = weakref.WeakKeyDictionary()
 
 
@@ -29,9 +30,11 @@ def again(
     frames: int,
     project: Callable[[], tuple[Tensor, ...]],
 ) -> tuple[Tensor, ...]:
-    """project(), or what `keep` or an earlier call kept for the same x and the same parameters.
+    """Return project(), or the result that `keep` or an earlier call kept for an equal x and the
+    same parameters.
 
-    x: all that project() depends on besides parameters. frames: that are new in this call.
+    x: the tensor that project() depends on besides parameters. frames: the number of new frames in
+    this call.
     """
     if not worth_keeping(module, projections, x, frames):
         return project()
@@ -49,14 +52,14 @@ def again(
 def keep(
     module: nn.Module, name: str, projections: tuple[nn.Module, ...], x: Tensor, result: tuple[Tensor, ...]
 ) -> None:
-    """For a later `again` with the same x."""
-    parameters = _parameters(projections)  # held, so that no other tensor gets their address
-    x = x.clone() if x.is_inference() else x  # which may change and does not tell
+    """Keep a result for a later `again` with an equal x."""
+    parameters = _parameters(projections)  # keeps them alive, so that no other tensor gets their address
+    x = x.clone() if x.is_inference() else x  # an inference tensor may change without a new version
     _kept.setdefault(module, {})[name] = (parameters, _key(projections), x, _version(x), result)
 
 
 def forget(module: Any) -> None:
-    """Drops what was kept for a module."""
+    """Drop the results that were kept for a module."""
     _kept.pop(module, None)
 
 
@@ -69,11 +72,11 @@ def _same(before: Tensor, x: Tensor) -> bool:
 
 
 def worth_keeping(module: Any, projections: tuple[nn.Module, ...], x: Tensor, frames: int) -> bool:
-    """Whether results may and should be kept."""
+    """Whether results may be kept, and are worth it."""
     return (
         bool(module.setting("streaming"))
         and not torch.is_grad_enabled()
-        and is_plain()  # a tangent, say, changes neither address nor version
+        and is_plain()  # tangents, for example, change neither address nor version
         and x.device.type == "cpu"
         and x.size(-2) >= FEW * frames
         and not torch.is_autocast_enabled("cpu")
@@ -82,7 +85,7 @@ def worth_keeping(module: Any, projections: tuple[nn.Module, ...], x: Tensor, fr
 
 
 def _plain(projection: nn.Module) -> bool:
-    """A linear layer that nothing wraps, whose parameters tell their version."""
+    """Whether a projection is a linear layer without wrappers, whose parameters have versions."""
     return plain_weight(projection) is not None and not any(p.is_inference() for p in _own(projection))
 
 
@@ -91,7 +94,8 @@ def _parameters(projections: tuple[nn.Module, ...]) -> tuple[Tensor, ...]:
 
 
 def _own(projection: nn.Module) -> tuple[Tensor, ...]:
-    """Weight and bias of a linear layer: `parameters()` takes longer than a comparison."""
+    """Return weight and bias of a linear layer. `parameters()` would take longer than the
+    comparison."""
     found = projection._parameters
     return tuple(p for p in (found["weight"], found["bias"]) if p is not None)
 

@@ -1,5 +1,5 @@
-"""Trial of an adapter on a module that looks like a known layer but has another source: both must
-compute the same."""
+"""The comparison of an adapter with a module that resembles a known layer but has other source:
+both must compute the same."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -12,22 +12,24 @@ from txl_kernels.integrations.peer import STATE, Accelerated, Draw, Peer, new_st
 from txl_kernels.integrations.registry import accelerated_class
 from txl_kernels.integrations.wrapped import swap
 
-TOLERANCE = 2e-4  # of the largest number of a tensor; another formula is off by much more
+TOLERANCE = 2e-4  # relative to the largest value of a tensor; another formula differs by much more
 
 
 def difference(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module]) -> str | None:
-    """In what a module differs from the peer's adapter on small random inputs, or None.
+    """Return how a module differs from the peer's adapter on small random inputs, or None if it
+    does not.
 
-    A float32 copy on the CPU, in evaluation, its parameters disturbed (many begin as zeros):
-    without a mask, with padding, with limited context; outputs, and gradients of input and
-    parameters. So dropout, caches and what else such calls do not reach is not looked at.
+    Both run as float32 copies on the CPU in evaluation mode, with perturbed parameters (many are
+    initially zero): without a mask, with padding, and with limited context. Outputs, and gradients
+    of the input and of parameters, are compared. Dropout, caches and everything else that these
+    calls do not use are not compared.
     """
     default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)  # of what the module makes for itself, as is the device
+    torch.set_default_dtype(torch.float32)  # for tensors that the module creates; so is the device
     try:
         with torch.device("cpu"):
             return _difference(module, peer, ancestors)
-    except Exception as error:  # whatever a stranger's module raises, it is not taken
+    except Exception as error:  # a module that raises any error is refused
         return f"it raises {type(error).__name__}: {error}"
     finally:
         torch.set_default_dtype(default)
@@ -78,8 +80,8 @@ def _masks(T: int) -> Iterator[tuple[str, Tensor | None]]:
 
 
 def _run(module: nn.Module, x: Tensor, call: Any) -> dict[str, Tensor]:
-    """Output and gradients, by name; no gradients of a module that has none on a CPU
-    (FlexAttention)."""
+    """Return the output and gradients, by name; only the output if the module has no gradients on a
+    CPU (FlexAttention)."""
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
         x = x.clone().requires_grad_()
         try:

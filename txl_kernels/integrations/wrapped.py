@@ -1,17 +1,17 @@
-"""Wrappers that others put around a module's calls: hooks, and accelerate's offload, which keeps
-the bound `forward` that the module had."""
+"""Wrappers around a module's calls: hooks, and the offload of Hugging Face's accelerate, which
+stores the module's bound `forward`."""
 
 import functools
 import types
 
 from torch import nn
 
-_HELD = ("_old_forward", "forward")  # of an instance, by accelerate's hooks; the second is left when they are removed
+_HELD = ("_old_forward", "forward")  # set on an instance by accelerate's hooks; the second remains
 
 
 def swap(module: nn.Module, kind: type) -> None:
-    """Gives a module another class; bound forwards of its own class that it holds become the
-    other's."""
+    """Change a module's class. Bound forwards of its own class that the instance holds are replaced
+    by the new class'."""
     own = [name for name in _HELD if _is_own(module, module.__dict__.get(name))]
     module.__class__ = kind
     for name in own:
@@ -22,19 +22,19 @@ def swap(module: nn.Module, kind: type) -> None:
 
 
 def is_replaced(module: nn.Module) -> bool:
-    """Whether a module's forward was replaced on the instance, but for accelerate's hooks around
-    its own."""
+    """Whether a module's forward was replaced on the instance by something other than accelerate's
+    hooks around its own."""
     return "forward" in module.__dict__ and not _is_offloaded(module)
 
 
 def swaps_back(module: nn.Module) -> bool:
-    """Whether `swap` reaches all bound forwards that a module holds."""
+    """Whether `swap` replaces all bound forwards that a module holds."""
     return not is_replaced(module) or _is_own(module, module.__dict__["forward"])
 
 
 def acts_on_calls(module: nn.Module) -> bool:
-    """Whether anything happens when a module is called that does not where its attributes are read:
-    hooks, a forward of the instance's, tensors that accelerate loads for a call."""
+    """Whether a call of a module does more than its class' forward on its tensors: hooks, a forward
+    replaced on the instance, or tensors that accelerate loads for a call."""
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return True
     if "forward" not in module.__dict__:
@@ -52,7 +52,7 @@ def _is_own(module: nn.Module, forward: object) -> bool:
 
 
 def _is_offloaded(module: nn.Module) -> bool:
-    """Whether accelerate's hooks are around the forward of the module's class."""
+    """Whether accelerate's hooks wrap the forward of the module's class."""
     around = module.__dict__.get("forward")
     return (
         isinstance(around, functools.partial)

@@ -1,8 +1,9 @@
-"""The `triton` backend: NVIDIA GPUs from sm_80 on, head widths to 256.
+"""The `triton` backend: NVIDIA GPUs from sm_80 on, in float32, bfloat16 and float16, with head
+widths up to 256.
 
-Float32, bfloat16 and float16. Kernels are compiled at their first call for a dtype and head width.
-With TRITON_INTERPRET=1 they run on the cpu in Triton's interpreter, slowly, which is how they are
-tested without a GPU. Triton itself is imported at the first call.
+Kernels are compiled at the first call for a dtype and head width. With TRITON_INTERPRET=1 they run
+on the CPU in Triton's interpreter, slowly; tests without a GPU use it. Triton itself is imported at
+the first call.
 """
 
 import functools
@@ -23,21 +24,22 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDEST = 256
 HEAD_WIDTHS = HeadWidths(maximum=_WIDEST)
 READS_BOUNDS = False
-# From here on gathers of rank 1, and float32 through descriptors, compile as the kernels need.
+# The oldest Triton that compiles gathers of rank 1, and float32 through descriptors, as the kernels
+# need.
 OLDEST_TRITON = (3, 6)
-OLDEST_TORCH = (2, 10)  # that brings it
+OLDEST_TORCH = (2, 10)  # the oldest torch that brings it
 
 
 @functools.cache
 def why_not_loaded() -> str | None:
-    """Why Triton itself cannot be used; None if it can."""
+    """Return the reason why Triton cannot be used, or None."""
     try:
         found = version()
     except ModuleNotFoundError as error:
         if error.name != NAME:
             return f"triton cannot be imported: {error}"
         return f'the triton package is not installed: pip install "txl-kernels[gpu]"{_too_old_a_torch()}'
-    except Exception as error:  # a library that does not load, say
+    except Exception as error:  # a library that does not load, for example
         return f"triton cannot be imported: {type(error).__name__}: {error}"
     if numbers_of(found) < OLDEST_TRITON:
         return (
@@ -49,17 +51,17 @@ def why_not_loaded() -> str | None:
 
 
 def version() -> str:
-    """Triton's version; "" for a module without one. Its distribution has several names: triton,
-    pytorch-triton (nightly builds), triton-windows.
+    """Return Triton's version, or "" if the module has none. Its distribution has several names:
+    triton, pytorch-triton (nightly builds), triton-windows.
 
     Raises:
-        ImportError: there is none, or it does not load.
+        ImportError: Triton is not installed, or does not load.
     """
     return str(getattr(importlib.import_module(NAME), "__version__", ""))
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """Major and minor."""
+    """Return the major and minor number of a version."""
     return tuple(int(x) for x in re.findall(r"\d+", version)[:2])
 
 
@@ -71,19 +73,21 @@ def _too_old_a_torch() -> str:
 
 
 def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
-    """Why this backend cannot take tensors of this device, dtype and head width; None if it can."""
+    """Return the reason why the backend cannot run with tensors of this device, dtype and head
+    width, or None."""
     reason: str | None = why_not_dtype(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or _why_not_device(device)
     return reason
 
 
 def why_not_call(call: Call) -> str | None:
-    """Why it does not take a call of tensors that it could take: values too wide."""
+    """Return the reason why the backend does not support a call although it supports q's device,
+    dtype and head width (its values are too wide), or None."""
     width = call.v.size(3)
     return None if width <= _WIDEST else f"{NAME} does not take values wider than {_WIDEST}, got {width}"
 
 
 def _why_not_device(device: torch.device) -> str | None:
-    """Why kernels do not run on a device at all."""
+    """Return the reason why the kernels do not run on a device at all, or None."""
     on_cpu = interpreted()
     if device.type != ("cpu" if on_cpu else "cuda"):
         if on_cpu:
@@ -95,9 +99,9 @@ def _why_not_device(device: torch.device) -> str | None:
     return reason
 
 
-# torch.compile asks once, while it traces, instead of following this into package metadata and the
-# driver. It is what torch.compiler.assume_constant_result does, which would import the compiler, a
-# second more at each start.
+# torch.compile evaluates it once, while tracing, instead of tracing into package metadata and the
+# driver. torch.compiler.assume_constant_result does the same, but imports the compiler, which takes
+# a second at each start.
 setattr(_why_not_device, "_dynamo_marked_constant", True)  # noqa: B010
 
 
@@ -107,9 +111,9 @@ def _passes() -> Any:
 
 
 def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor]:
-    """(out [B, H, L, D], lse float32 [B, H, L]). out has q's strides where q is dense.
+    """Return (out [B, H, L, D of v], lse float32 [B, H, L]). out has q's strides if q is dense.
 
-    prepared and need_lse: not used.
+    prepared, need_lse: not used.
     """
     result: tuple[Tensor, Tensor] = _passes().forward(call)
     return result
@@ -124,7 +128,7 @@ def backward(
     wanted: Wanted = ALL,
     prepared: Prepared | None = None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of the call's inputs, in their order; empty where there is no input or none is
-    wanted. All are computed."""
+    """Return the gradients of the call's inputs, in their order; of shape [0] where there is no
+    input or its gradient is not wanted. All gradients are computed."""
     result: tuple[Tensor, ...] = _passes().backward(call, out, lse, dout, dlse, wanted)
     return result

@@ -1,9 +1,10 @@
 """Tile sizes, warps and pipeline stages of every kernel, by architecture, dtype and head width.
 
-Nothing is autotuned. Chosen from compiled code (no spill, fewest instructions a pair, at least 8
-warps a multiprocessor where possible), for half precision by descriptors on Hopper by the clocks
-that a model gives a tile; see docs/kernels-gpu.md. `tools/aot.py check` compiles every entry and
-compares registers, spills and shared memory with tools/aot_table.json.
+Nothing is autotuned. The entries were chosen from compiled code: no spill, the fewest instructions
+for each pair, and at least 8 warps on a multiprocessor where possible. Those for half precision
+with descriptors on Hopper were chosen by the clock cycles that a model gives a tile; see
+docs/kernels-gpu.md. `tools/aot.py check` compiles every entry and compares registers, spills and
+shared memory with tools/aot_table.json.
 """
 
 import os
@@ -13,7 +14,8 @@ import torch
 
 
 class Config(NamedTuple):
-    """Queries and keys of a tile (square in backward), warps, stages of the load pipeline."""
+    """The queries and keys of a tile (as many of both in backward), warps, and stages of the load
+    pipeline."""
 
     block_m: int
     block_n: int
@@ -22,13 +24,13 @@ class Config(NamedTuple):
 
 
 KERNELS = ("forward", "decode", "backward_queries", "backward_keys", "backward_table")
-WIDTHS = (64, 128, 256)  # padded head widths of the tables; narrower heads take the first
-DECODE_LENGTH = 16  # segments shorter than this take `decode`
+WIDTHS = (64, 128, 256)  # padded head widths of the tables; narrower heads use the first entry
+DECODE_LENGTH = 16  # shorter segments use `decode`
 Capability = tuple[int, int]
 INTERPRETER: Capability = (0, 0)
 ATOMICS = "TXL_KERNELS_ATOMICS"  # environment variable
 
-# family -> kind of products -> kernel -> one entry a width
+# family -> kind of products -> kernel -> one entry for each of WIDTHS
 _TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
     # mma.sync and cp.async: sm_80, and with less shared memory sm_86, sm_89, sm_120
     "ampere": {
@@ -79,7 +81,7 @@ _TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
         },
     },
 }
-# Where descriptors cannot be used (unaligned rows), addresses take registers and some tiles need
+# Without descriptors (for rows that are not aligned), addresses take registers, and some tiles need
 # more warps.
 _TABLE["hopper by pointers"] = {
     **_TABLE["hopper"],
@@ -92,7 +94,7 @@ _TABLE["hopper by pointers"] = {
         "backward_table": (Config(32, 32, 2, 1), Config(32, 32, 4, 1), Config(32, 32, 8, 1)),
     },
 }
-# Dropout needs registers, too: instead of the first entry of "half".
+# Dropout needs registers, too: these replace the first entry of "half".
 _DROPOUT: dict[str, dict[str, Config]] = {
     "ampere": {
         "forward": Config(32, 32, 4, 1),
@@ -113,16 +115,17 @@ _DROPOUT: dict[str, dict[str, Config]] = {
 
 
 def family(capability: Capability, descriptors: bool) -> str:
-    """The table's row for a device and a way to load."""
+    """Return the family in `_TABLE` of a device, by whether tiles are loaded by descriptors."""
     if not has_descriptors(capability):
         return "ampere"
     return "hopper" if descriptors else "hopper by pointers"
 
 
 def why_not_capability(capability: Capability, triton_version: tuple[int, ...]) -> str | None:
-    """Why kernels are not compiled for a compute capability by this Triton, or None.
+    """Return the reason why this Triton cannot compile the kernels for a compute capability, or
+    None.
 
-    Before 3.8 Triton has races on Blackwell's data center GPUs (triton-lang/triton#9871).
+    Triton before 3.8 has races on Blackwell's data center GPUs (triton-lang/triton#9871).
     """
     if capability[0] == 10 and triton_version < (3, 8):
         have, need = (".".join(map(str, x)) for x in (triton_version, capability))
@@ -131,20 +134,21 @@ def why_not_capability(capability: Capability, triton_version: tuple[int, ...]) 
 
 
 def has_descriptors(capability: Capability) -> bool:
-    """Whether TMA loads tiles: where shared memory is enough for them, too."""
+    """Whether TMA loads tiles: on architectures that also have enough shared memory for them."""
     return capability[0] in (9, 10)
 
 
 def choose(
     kernel: str, capability: Capability, kind: str, block_d: int, descriptors: bool, dropout: bool = False
 ) -> Config:
-    """The entry for one kernel.
+    """Return the configuration of one kernel.
 
-    kind: "half", "tf32" or "float32". block_d: head width padded to a power of two. dropout:
-    whether there is any.
+    kind: "half", "tf32" or "float32".
+    block_d: head width padded to a power of two.
+    dropout: whether weights are dropped.
     """
     if capability == INTERPRETER:
-        return Config(16 if kernel == "decode" else 32, 32, 4, 1)  # which takes its time by the tile
+        return Config(16 if kernel == "decode" else 32, 32, 4, 1)  # its time depends on the number of tiles
     if dropout and kind == "half" and block_d <= WIDTHS[0]:
         special = _DROPOUT[family(capability, descriptors)].get(kernel)
         if special is not None:
@@ -153,28 +157,30 @@ def choose(
 
 
 def kind_of(dtype: torch.dtype) -> str:
-    """The kind of products of a dtype: float32 as torch does, see
-    torch.set_float32_matmul_precision."""
+    """Return the kind of a dtype's products, "half", "tf32" or "float32". For float32 it follows
+    torch.set_float32_matmul_precision, as torch's own products do."""
     if dtype != torch.float32:
         return "half"
     matmul = torch.backends.cuda.matmul
     if not hasattr(matmul, "fp32_precision"):  # before torch 2.9
         return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     setting = matmul.fp32_precision
-    if setting == "none":  # left to the setting for everything
+    if setting == "none":  # the general setting decides
         setting = getattr(torch.backends, "fp32_precision", "none")
     return "tf32" if setting == "tf32" else "float32"
 
 
 def dr_by_atomics() -> bool:
-    """Whether dr is added up by atomics: 12 products instead of 17, in another order at every run.
+    """Whether dr is summed by atomics: 12 products for each tile instead of 17, in another order at
+    every run.
 
-    Yes, unless torch.use_deterministic_algorithms(True) or TXL_KERNELS_ATOMICS=0 asks for the same
-    bits every run.
+    True unless torch.use_deterministic_algorithms(True) or TXL_KERNELS_ATOMICS=0 asks for the same
+    bits at every run.
     """
     return os.environ.get(ATOMICS, "1") != "0" and not torch.are_deterministic_algorithms_enabled()
 
 
 def interpreted() -> bool:
-    """Whether kernels run on the cpu. Triton reads the variable when kernels are first imported."""
+    """Whether kernels run on the CPU in Triton's interpreter. Triton reads the variable when
+    kernels are first imported."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"

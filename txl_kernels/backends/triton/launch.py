@@ -1,6 +1,6 @@
-"""Launches of kernels, laid out once for calls whose tensors are alike and run with the tensors of
-each call, by Triton's public `kernel[grid](...)`. An `Operand` stands for a tensor in a launch.
-"""
+"""Launches of kernels, by Triton's public `kernel[grid](...)`. They are laid out once for calls
+whose tensors have the same forms, with an `Operand` in place of each tensor, and run with the
+tensors of each call."""
 
 import contextlib
 import math
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-ALIGNMENT = 16  # bytes, which descriptors need
-PART = 256  # bytes, of which a part of the workspace starts at a multiple
+ALIGNMENT = 16  # bytes; descriptors need it
+PART = 256  # bytes; each part of a workspace starts at a multiple
 
 
 class Form(NamedTuple):
-    """A tensor without its values and its place."""
+    """The shape, strides, dtype and alignment of a tensor."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
@@ -25,19 +25,20 @@ class Form(NamedTuple):
 
 
 def forms_of(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """The fields of each tensor's `Form`, as a tuple, which is made faster; None for None."""
+    """Return the fields of each tensor's `Form` as a plain tuple, which is faster to make; None for
+    None."""
     return tuple([None if x is None else (x.shape, x.stride(), x.dtype, x.data_ptr() % ALIGNMENT) for x in tensors])
 
 
 class Operand(NamedTuple):
-    """A tensor of a launch: number `n` of its call's, from row `first` on."""
+    """A tensor of a launch: number `n` of the call's tensors, from row `first` on."""
 
     n: int
     form: Form
     first: int = 0
 
     def rows(self, first: int, past: int) -> "Operand":
-        """Its rows [first, past), of the last axis but one."""
+        """Return the operand of rows [first, past), counted in the last axis but one."""
         shape, strides, dtype, misaligned = self.form
         shape = (*shape[:-2], past - first, shape[-1])
         misaligned = (misaligned + first * strides[-2] * dtype.itemsize) % ALIGNMENT
@@ -51,7 +52,7 @@ class Operand(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """An operand by a descriptor that loads blocks of this shape."""
+    """An operand that is passed as a descriptor, which loads blocks of this shape."""
 
     operand: Operand
     block: tuple[int, ...]
@@ -62,10 +63,11 @@ class Tile(NamedTuple):
 
 
 class Workspace:
-    """Tensors that only a call's kernels use, in one allocation, which takes time on the host.
+    """The tensors that only a call's kernels use, in one allocation, because each allocation takes
+    time on the host.
 
-    first: the number of its first among the call's tensors. A gap follows each part, so
-    that tools/ptx, which watches parts, sees what reaches over an end; a checker that watches
+    first: the number of its first part among the call's tensors. A gap follows each part, so that
+    tools/ptx, which knows the parts, finds an access past the end of one; a tool that knows only
     allocations does not.
     """
 
@@ -75,7 +77,7 @@ class Workspace:
         self._zeros: list[tuple[int, int]] = []
 
     def add(self, dtype: torch.dtype, *shape: int, zeros: bool = False) -> Operand:
-        """One more part, contiguous."""
+        """Add a contiguous part, and return its operand."""
         strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
         start, form = self._bytes, Form(shape, strides, dtype)
         past = start + math.prod(shape) * dtype.itemsize
@@ -86,18 +88,19 @@ class Workspace:
         return Operand(self._first + len(self._parts) - 1, form)
 
     def allocate(self, device: torch.device) -> Tensor | None:
-        """uint8 [bytes], zero only where it has to be; None where there are no parts."""
+        """Allocate uint8 [bytes], with zeros only where a part needs them; None if there are no
+        parts."""
         if not self._parts:
             return None
         memory = torch.empty(self._bytes, dtype=torch.uint8, device=device)
-        if memory.data_ptr() % ALIGNMENT:  # its parts were taken to be aligned
+        if memory.data_ptr() % ALIGNMENT:  # layouts assume aligned parts
             raise RuntimeError(f"{device} gives memory that does not start at a multiple of {ALIGNMENT} bytes")
         for start, past in self._zeros:
             memory[start:past].zero_()
         return memory
 
     def views(self, memory: Tensor | None) -> list[Tensor]:
-        """Its parts."""
+        """Return the parts as views."""
         if memory is None:
             return []
         return [
@@ -107,35 +110,36 @@ class Workspace:
 
 
 def on_device(device: torch.device) -> Any:
-    """Triton launches on the current device."""
+    """Return a context in which `device` is the current device, on which Triton launches."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(device)
 
 
 class Launch:
-    """A kernel, its grid, and its arguments by name, Triton's options among them; `Operand` and
-    `Tile` stand for tensors."""
+    """A kernel, its grid, and its arguments by name, including Triton's options. `Operand` and
+    `Tile` take the place of tensors."""
 
     def __init__(self, function: Any, grid: tuple[int, ...], **arguments: Any) -> None:
         self.function, self.grid = function, grid
-        # Fused as when the tables of compiled kernels were made; Triton's own default is to change.
+        # Multiply-adds are fused, as when the tables of compiled kernels were made. Triton's
+        # default will change.
         self._arguments = {"enable_fp_fusion": True, **arguments}
         self._given = {name: x for name, x in arguments.items() if isinstance(x, (Operand, Tile))}
 
     def run(self, tensors: Sequence[Tensor | None]) -> None:
-        """Launch on the current stream. tensors: the call's and the workspace's."""
+        """Launch on the current stream. tensors: the call's, followed by the workspace's."""
         self.function[self.grid](**self._arguments | {name: x.of(tensors) for name, x in self._given.items()})
 
 
 class Launches:
-    """All kernels of a call, in order. workspace: tensors that only they use."""
+    """All kernels of a call, in order. workspace: the tensors that only they use."""
 
     def __init__(self, launches: Sequence[Launch], workspace: Workspace) -> None:
         self.launches, self.workspace = tuple(launches), workspace
 
     def run(self, device: torch.device, tensors: Sequence[Tensor | None]) -> None:
-        """Launch on the current stream."""
+        """Allocate the workspace, and launch on the current stream. tensors: the call's."""
         together = [*tensors, *self.workspace.views(self.workspace.allocate(device))]
         with on_device(device):
             for launch in self.launches:

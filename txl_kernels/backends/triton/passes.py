@@ -1,8 +1,8 @@
-"""From a checked call, and for backward what came of it, to its launches.
+"""The launches of a checked call's forward and backward.
 
 Nothing here reads a tensor's values or waits for the device, so calls can be captured in a CUDA
-graph. What is launched depends on the forms of tensors, settings, the device and how float32
-products are formed, and is laid out once for all calls that are alike in these.
+graph. Launches depend on the forms of tensors, the settings, the device and the precision of
+float32 products. All calls that agree in these share one layout.
 """
 
 from typing import Any
@@ -42,24 +42,26 @@ from txl_kernels.call import INPUTS, TENSORS, Call, Wanted, empty_gradients, emp
 MAX_PARTS = 128
 MERGE_CHUNK = 16
 REACH_CELLS, REACH_CHUNK = 128, 32
-FINISH_CELLS = 4096  # of a tile that is added up
+FINISH_CELLS = 4096  # elements of a tile that is summed
 REACH = ("KEY_FIRST", "KEY_LAST", "ROW_FIRST", "ROW_LAST")
 
 
 def parts_of_keys(programs: int, tiles: int, wanted: int) -> int:
-    """Parts into which each program's keys are split so that about twice `wanted` programs run."""
+    """Return the number of parts into which each program's keys are split, so that about twice
+    `wanted` programs run."""
     if programs >= wanted:
         return 1
     return int(max(1, min(tiles, triton.cdiv(2 * wanted, programs), MAX_PARTS)))
 
 
 def _with_rows(call: Call) -> Call:
-    """The same with `r_bias` as [H, T, 1]: rows are cut in the last axis but one."""
+    """Return the call with `r_bias` as [H, T, 1], because rows are counted in the last axis but
+    one."""
     return call if call.r_bias is None else call._replace(r_bias=call.r_bias.unsqueeze(-1))
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """See `txl_kernels.backends.triton.forward`."""
+    """Run forward; see `txl_kernels.backends.triton.forward`."""
     q, device = call.q, call.q.device
     out = empty_out(q, call.v)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device)
@@ -72,10 +74,10 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 @once_for_all_alike
 def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tuple[Any, ...], kind: str) -> Launches:
-    """Launches that fill out and lse; in parts of the keys where queries alone leave
-    multiprocessors idle.
+    """Return the launches that compute out and lse. Keys are split into parts if the blocks of
+    queries alone would leave multiprocessors idle.
 
-    forms: of TENSORS, out, lse. The rest as `make_plan` takes it.
+    forms: of TENSORS, out and lse. The other arguments are those of `make_plan`.
     """
     plan = make_plan(device, forms[: len(TENSORS)], settings, kind)
     out, lse = operands(forms[len(TENSORS) :], len(TENSORS))
@@ -111,12 +113,12 @@ def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tupl
 def backward(
     call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted
 ) -> tuple[Tensor, ...]:
-    """See `txl_kernels.backends.triton.backward`."""
+    """Run backward; see `txl_kernels.backends.triton.backward`."""
     grads = list(empty_gradients(call))
     if call.q.numel() == 0:
         return tuple(x.zero_() for x in empty_gradients(call, wanted))
     device, settings = call.q.device, call[len(TENSORS) :]
-    given = [*grads[:-1], grads[-1].unsqueeze(-1)]  # of r_bias, the last, as [H, T, 1]
+    given = [*grads[:-1], grads[-1].unsqueeze(-1)]  # the last, of r_bias, as [H, T, 1]
     tensors: list[Any] = [*_with_rows(call)[: len(TENSORS)], out, lse, dout, dlse, *given]
     kind = config.kind_of(call.q.dtype)
     launches = lay_out_backward(device, forms_of(tensors), settings, kind, config.dr_by_atomics())
@@ -128,10 +130,10 @@ def backward(
 def lay_out_backward(
     device: torch.device, forms: tuple[Any, ...], settings: tuple[Any, ...], kind: str, atomics: bool
 ) -> Launches:
-    """Launches that fill the gradients.
+    """Return the launches that compute the gradients.
 
-    forms: of TENSORS, out, lse, dout, dlse, and of the gradients in the order of INPUTS. The rest
-    as `make_plan` takes it.
+    forms: of TENSORS, out, lse, dout, dlse, and of the gradients in the order of INPUTS.
+    atomics: whether dr is summed by atomics. The other arguments are those of `make_plan`.
     """
     plan = make_plan(device, forms[: len(TENSORS)], settings, kind)
     backward = _Backward(plan, operands(forms[len(TENSORS) :], len(TENSORS)), Workspace(len(forms)), atomics)
@@ -141,7 +143,8 @@ def lay_out_backward(
 class _Backward:
     """The launches of one backward call, and what they share.
 
-    given: out, lse, dout, dlse and the gradients. atomics: dr is added up by them.
+    given: the operands of out, lse, dout, dlse and the gradients.
+    atomics: whether dr is summed by atomics.
     """
 
     def __init__(self, plan: Plan, given: list[Any], workspace: Workspace, atomics: bool) -> None:
@@ -158,8 +161,8 @@ class _Backward:
         self.shared = shared(plan) | strides("do", self.dout)
         self.shared |= {"DELTA": self.delta, "TOP": self.top, "LSE2": self.lse2, "scale": float(plan.call.scale)}
         self._prepare(out, lse, dlse)
-        # The gradient of q is the sum of what comes through content and through positions, so w's
-        # is its sum less u's.
+        # dq is the sum of a part through content and a part through positions, whose sums over
+        # queries are the gradients of u and w. So w's gradient is the sum of dq less u's gradient.
         dr_sum, db_sum = self._table_sums(1, zeros=True) if atomics else (None, None)
         dq_sum = self._queries(dr_sum, db_sum)
         du_sum = self._keys()
@@ -171,8 +174,8 @@ class _Backward:
         return self.workspace.add(torch.float32, *shape, zeros=zeros)
 
     def _table_sums(self, shares: int, zeros: bool = False) -> tuple[Operand | None, Operand | None]:
-        """For dr float32 [shares, H, T, D] and for the gradient of `r_bias` [shares, H, T]; None
-        for a table that there is not."""
+        """Allocate dr, float32 [shares, H, T, D], and the gradient of `r_bias`, [shares, H, T];
+        None for a table that the call does not have."""
         plan, sizes = self.plan, (shares, self.plan.H, self.plan.T)
         dr = None if plan.r is None else self._float32(*sizes, plan.D, zeros=zeros)
         return dr, None if plan.r_bias is None else self._float32(*sizes, zeros=zeros)
@@ -181,10 +184,9 @@ class _Backward:
         self.launches.append(Launch(kernel, grid, **arguments))
 
     def _reach(self) -> dict[str, Operand | None]:
-        """First and last query that sees each key [B, S] and uses each row of r [B, T], int32.
-
-        None without bounds.
-        """
+        """Launch the kernel that computes the first and last query that sees each key, int32 [B,
+        S], and that uses each row of r, int32 [B, T]. Return these operands by name; all are None
+        without bounds."""
         plan = self.plan
         if not is_bounded(plan.call):
             return dict.fromkeys(REACH)
@@ -221,15 +223,16 @@ class _Backward:
         )  # fmt: skip
 
     def _tiles(self, chosen: config.Config, tma: bool, *written: Operand) -> dict[str, Any]:
-        """The arguments that say how a kernel loads and stores rows. written: tensors whose rows
-        may lie far apart, too."""
+        """Return the arguments by which a kernel loads and stores rows. written: further tensors
+        whose strides count."""
         addressing = self.plan.addressing(self.dout.form, *(x.form for x in written))
         return {"BLOCK": chosen.block_m, "TMA": tma, **addressing, **options(chosen)}
 
     def _queries(self, dr_sum: Operand | None, db_sum: Operand | None) -> Operand:
-        """dq; returns its sums over blocks of queries [B, H, blocks, D].
+        """Launch the kernel for dq. Return its sums over each block of queries, float32 [B, H,
+        blocks, D].
 
-        dr_sum, db_sum: where atomics add up the tables' gradients, or None.
+        dr_sum, db_sum: where atomics sum the tables' gradients, or None.
         """
         plan, tma, dq = self.plan, self.plan.descriptors, self.grads["q"]
         chosen = plan.tile("backward_queries", tma)
@@ -244,9 +247,10 @@ class _Backward:
         return dq_sum
 
     def _streams(self, chosen: config.Config, r_blocks: int) -> dict[str, Any]:
-        """q + u, q + w, dout, r, keys and values as the kernels that walk queries take them.
+        """Return q + u, q + w, dout, r, keys and values as arguments of the kernels that walk
+        queries.
 
-        r_blocks: of r a kernel loads at once.
+        r_blocks: the number of blocks of r that a kernel loads at once.
         """
         plan = self.plan
         walked = {"QU": (self.qu, 1), "QW": (self.qw, 1), "DOUT": (self.dout, 1), "R": (plan.r, r_blocks)}
@@ -257,10 +261,11 @@ class _Backward:
         return loaded | {"K": plan.call.k, "V": plan.call.v, "K_MEM": plan.k_mem, "V_MEM": plan.v_mem}
 
     def _keys(self) -> Operand:
-        """dk, dv and the memory's; returns the shares of du [B, H, blocks, D]."""
+        """Launch the kernel for dk, dv and the memory's gradients. Return each block's share of du,
+        float32 [B, H, blocks, D]."""
         plan = self.plan
         dk, dv = self.grads["k"], self.grads["v"]
-        # Without a memory nothing is written of its gradients.
+        # Without a memory nothing is written to its gradients.
         dk_mem, dv_mem = (self.grads["k_mem"], self.grads["v_mem"]) if plan.M else (dk, dv)
         chosen = plan.tile("backward_keys", self.tma)
         blocks = triton.cdiv(plan.M, chosen.block_m) + triton.cdiv(plan.L, chosen.block_m)
@@ -274,10 +279,11 @@ class _Backward:
         return du_sum
 
     def _table(self) -> tuple[Operand | None, Operand | None]:
-        """The partial sums of the table's gradients, as `_table_sums` allocates them."""
+        """Launch the kernel for the tables' gradients. Return its partial sums, which `_table_sums`
+        allocates."""
         plan = self.plan
         chosen = plan.tile("backward_table", self.tma)
-        low_blocks = triton.cdiv(plan.zero_row, chosen.block_m)  # of negative distances
+        low_blocks = triton.cdiv(plan.zero_row, chosen.block_m)  # blocks of negative distances
         programs = (low_blocks + triton.cdiv(max(plan.T - plan.zero_row, 0), chosen.block_m)) * plan.H
         shares = min(plan.B, triton.cdiv(2 * multiprocessors(plan.device), max(programs, 1)))
         dr_sum, db_sum = self._table_sums(shares)
@@ -290,7 +296,8 @@ class _Backward:
         return dr_sum, db_sum
 
     def _finish(self, dq_sum: Operand, du_sum: Operand, dr_sum: Operand | None, db_sum: Operand | None) -> None:
-        """The tables' gradients, and du and dw, from what programs left."""
+        """Launch the kernel that computes du, dw and the tables' gradients from the partial sums of
+        the others."""
         plan = self.plan
         du, dw = self.grads["content_bias"], self.grads["position_bias"]
         dr = None if plan.r is None else self.grads["r"]

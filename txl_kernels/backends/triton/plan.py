@@ -1,5 +1,5 @@
-"""Sizes and settings of calls that are alike, as kernels take them, how tiles are loaded, and what
-launches pass by name."""
+"""Plans of calls whose tensors have the same forms: sizes and settings as kernels take them, how
+tiles are loaded, and the arguments that launches pass by name."""
 
 import functools
 import math
@@ -17,23 +17,24 @@ from txl_kernels.checks import FLOAT32_RANGE
 
 LOG2E = 1.4426950408889634
 MAX_KEYS = 2**30  # positions are computed in 32 bits
-LARGEST_BLOCK = 128  # rows of a tile, at most
-REMEMBERED = 512  # kinds of calls, in each direction
+LARGEST_BLOCK = 128  # the most rows of a tile
+REMEMBERED = 512  # layouts that are kept, for each direction
 
 _caches: list[Any] = []
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def once_for_all_alike(lay_out: _F) -> _F:
-    """Calls alike in all arguments of `lay_out`, none of which holds a tensor, share its result."""
+    """Cache a layout function, so that calls with equal arguments (which hold no tensors) share a
+    result."""
     cached = functools.lru_cache(REMEMBERED)(lay_out)
     _caches.append(cached)
     return cast(_F, cached)
 
 
 def forget() -> None:
-    """Forgets all layouts, for whoever replaces what they are made of: tile sizes, kernels, what a
-    device can do."""
+    """Drop all cached layouts. Needed when something that they depend on is replaced: tile sizes,
+    kernels, or a device's capability."""
     for cached in _caches:
         cached.cache_clear()
 
@@ -43,9 +44,8 @@ TRITON_VERSION = numbers_of(triton.__version__)
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Programs that should run at once to fill the device; under the interpreter a number that
-    makes tests split.
-    """
+    """Return the number of programs that should run at once to fill the device; in the interpreter
+    a number that makes tests split keys."""
     return 8 if interpreted() else int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
@@ -60,8 +60,8 @@ def wide(*forms: Form) -> bool:
 
 
 def stride_unit(*forms: Form) -> int:
-    """The largest power of two, of at most 16 bytes, of which all strides of rows are multiples;
-    1 where all are multiples of 16, which Triton finds itself."""
+    """Return the largest power of two, of at most 16 bytes, that divides all strides of rows; 1 if
+    16 divides them, which Triton finds itself."""
     steps = [step for x in forms for step in x.strides[:-1]]
     if all(step % 16 == 0 for step in steps):
         return 1
@@ -69,9 +69,8 @@ def stride_unit(*forms: Form) -> int:
 
 
 def describable(x: Form) -> bool:
-    """Whether TMA can load it: 16-byte aligned rows, nothing empty, nothing
-    expanded.
-    """
+    """Whether TMA can load a tensor: its rows are aligned to 16 bytes, and no axis is empty or
+    expanded."""
     unit = ALIGNMENT // x.dtype.itemsize
     return (
         x.misaligned == 0
@@ -82,14 +81,14 @@ def describable(x: Form) -> bool:
 
 
 class Plan(NamedTuple):
-    """Sizes as in `rel_attention`, and what follows from calls' settings.
+    """Sizes as in `rel_attention`, and values that follow from the settings.
 
-    r and `r_bias` are cut to the T rows that `left` and `right` let some query use: what lies
-    beyond may hold anything.
+    r and `r_bias` are cut to the T rows that `left` and `right` let a query use. The other rows may
+    hold any values.
     """
 
     device: torch.device
-    call: Any  # a `Call` with operands for tensors
+    call: Any  # a `Call` with operands in place of tensors
     B: int
     H: int
     L: int
@@ -97,21 +96,21 @@ class Plan(NamedTuple):
     T: int
     D: int
     D_V: int  # width of values
-    k_mem: Operand  # k and v in place of a memory that no query sees; nothing of it is read
+    k_mem: Operand  # k and v if no query sees the memory, of which nothing is read then
     v_mem: Operand
-    unseen: int  # rows of k_mem and v_mem before any window
+    unseen: int  # rows of k_mem and v_mem that precede every window
     r: Operand | None
     r_bias: Operand | None  # [H, T, 1]
-    first_row: int  # of the call's tables
-    zero_row: int  # of these
+    first_row: int  # the row of the call's tables at which these begin
+    zero_row: int  # a row of these tables
     left: int  # keys seen before a query's own position
     right: int  # keys seen after it
     sign: float
-    scale_log2: float  # of scores, or of what the cap leaves of them
-    to_cap: float | None  # factor of scores before the cap; None without one
+    scale_log2: float  # factor of scores, or of capped scores
+    to_cap: float | None  # factor of scores before the cap; None without a cap
     drop_below: int
     keep_scale: float
-    kind: str  # of products, see config
+    kind: str  # of products; see config
     block_d: int
     block_dv: int
     loaded: tuple[Form, ...]  # q, k, v, the memory and r
@@ -124,22 +123,24 @@ class Plan(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether dq's two parts have accumulators of their own; see `backward_queries_kernel`."""
+        """Whether dq's two parts have separate accumulators; see `backward_queries_kernel`."""
         return capability(self.device)[0] == 10
 
     def addressing(self, *written: Form) -> dict[str, Any]:
-        """The constants of kernels that say how rows are addressed; written: further tensors."""
+        """Return the constants by which kernels address rows. written: the forms of further
+        tensors."""
         forms = (*self.loaded, *written)
         return {"WIDE": wide(*forms), "UNIT": stride_unit(*forms)}
 
     def tile(self, kernel: str, descriptors: bool) -> config.Config:
-        """Tile sizes of one kernel of these calls."""
+        """Return the configuration of one kernel for these calls."""
         dropped = bool(self.constants["DROPOUT"])
         block_d = max(self.block_d, self.block_dv)
         return config.choose(kernel, capability(self.device), self.kind, block_d, descriptors, dropped)
 
     def rows(self, x: Operand, first: int, block: int, tma: bool) -> Operand | Tile:
-        """x itself, or its descriptor from row `first` on, which loads blocks of `block` rows."""
+        """Return x, or with `tma` its descriptor from row `first` on, which loads blocks of `block`
+        rows."""
         if not tma:
             return x
         shape = x.form.shape
@@ -148,10 +149,10 @@ class Plan(NamedTuple):
         )
 
     def sources(self, block: int, left_out: str) -> dict[str, Any]:
-        """k, v, the memory and r as the kernels that walk keys take them.
+        """Return k, v, the memory and r as arguments of the kernels that walk keys.
 
-        left_out: "K" or "V", of which bounds leave rows out that a kernel must not read, as a
-        descriptor cannot: then these come by pointers.
+        left_out: "K" or "V", the tensors with rows that bounds hide and the kernel must not read. A
+        descriptor cannot skip rows, so with bounds these tensors are passed as pointers.
         """
         each = {"K": (self.call.k, 0), "V": (self.call.v, 0)}
         if self.r is not None:
@@ -165,24 +166,30 @@ class Plan(NamedTuple):
 
 
 def padded(width: int, capability: config.Capability) -> int:
-    """Columns of a tile of rows of this width: a power of two, at least 16.
+    """Return the number of columns of a tile for rows of this width: a power of two, at least 16.
 
-    At least 64 on sm_90 with Triton before 3.8, where kernels of narrower tiles are reported to
-    access memory illegally (triton-lang/triton#10573, #10486, #11366).
+    It is at least 64 on sm_90 with Triton before 3.8, where kernels with narrower tiles are
+    reported to access memory illegally (triton-lang/triton#10573, #10486, #11366).
     """
     minimum = 64 if capability == (9, 0) and TRITON_VERSION < (3, 8) else 16
     return max(minimum, 1 << (width - 1).bit_length())
 
 
 def operands(forms: Sequence[Any], first: int = 0) -> list[Any]:
-    """Tensors numbered from `first` on. forms: of each the fields of `Form`; None for no tensor."""
+    """Return operands for tensors that are numbered from `first` on. forms: the fields of each
+    tensor's `Form`, or None for no tensor."""
     return [None if x is None else Operand(n, Form(*x)) for n, x in enumerate(forms, first)]
 
 
 def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any], kind: str) -> Plan:
-    """The plan of checked calls. forms: fields of `Form` of each tensor, None where there is none.
+    """Return the plan of checked calls.
 
-    settings: what is no tensor. Both in the order of `Call`. kind: see `config.kind_of`.
+    forms: the fields of each tensor's `Form`, or None, in the order of `Call`.
+    settings: the fields that are not tensors, in the order of `Call`.
+    kind: see `config.kind_of`.
+
+    Raises:
+        ValueError: memory and segment have more than MAX_KEYS keys.
     """
     call: Any = Call(*operands(forms), *settings)
     batch, heads, length, width = call.q.form.shape
@@ -218,8 +225,8 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
         r_bias, first_row, zero_row=call.zero_row - first_row,
         left=left,
         right=right,
-        # Kernels see a positive scale and queries of the right sign; a scale of 0 makes all scores
-        # 0.
+        # Kernels get the scale's absolute value, and multiply queries by its sign. A scale of 0
+        # makes all scores 0.
         sign=float((call.scale > 0) - (call.scale < 0)),
         scale_log2=scale_log2,
         to_cap=to_cap,
@@ -238,17 +245,17 @@ TABLE = ("head", "row")  # the axes of r and `r_bias`
 _AXES = {4: ("batch", "head", "row"), 3: ("head", "row"), 2: ("head",)}
 
 
-@functools.lru_cache(4096)  # a dozen a call, mostly the same
+@functools.lru_cache(4096)  # about twelve a call, mostly equal
 def _named(name: str, steps: tuple[int, ...]) -> dict[str, int | None]:
     axes = _AXES[len(steps)]
-    return {f"{name}_{axis}": step for axis, step in zip(axes, steps[:-1], strict=True)}  # the last axis has 1
+    return {f"{name}_{axis}": step for axis, step in zip(axes, steps[:-1], strict=True)}  # the last axis has stride 1
 
 
 def strides(name: str, x: Operand | None, axes: tuple[str, ...] = ()) -> dict[str, int | None]:
-    """`k` [B, H, L, D] -> k_batch, k_head, k_row; r [H, T, D] has head and row, a bias head. For no
-    tensor None, of `axes`.
+    """Return the strides of x by name: k [B, H, L, D] has k_batch, k_head and k_row; r [H, T, D]
+    has head and row; a bias [H, D] has head. If x is None, so are the strides of `axes`.
 
-    The same dict for the same strides: not to be changed.
+    Equal strides share one dict, which must not be changed.
     """
     if x is None:
         return {f"{name}_{axis}": None for axis in axes}
@@ -256,7 +263,7 @@ def strides(name: str, x: Operand | None, axes: tuple[str, ...] = ()) -> dict[st
 
 
 def bounds(plan: Plan) -> dict[str, Any]:
-    """`start` and `end` [B, L] or None, and their strides."""
+    """Return `start` and `end`, [B, L] or None, and their strides, by name."""
     start, end = plan.call.start, plan.call.end
     start_steps = (0, 0) if start is None else start.form.strides
     end_steps = (0, 0) if end is None else end.form.strides
@@ -267,8 +274,8 @@ def bounds(plan: Plan) -> dict[str, Any]:
 
 
 def shared(plan: Plan) -> dict[str, Any]:
-    """The arguments that all kernels of forward and backward take, without k, v, r and the
-    memory."""
+    """Return the arguments that all kernels of forward and backward take, by name, except k, v, r
+    and the memory."""
     return {
         "H": plan.H, "L": plan.L, "M": plan.M, "T": plan.T, "zero_row": plan.zero_row, "left": plan.left,
         "right": plan.right, "SEED": plan.call.seed, "scale_log2": plan.scale_log2, "drop_below": plan.drop_below,
@@ -280,5 +287,5 @@ def shared(plan: Plan) -> dict[str, Any]:
 
 
 def options(chosen: config.Config) -> dict[str, int]:
-    """Triton's own options."""
+    """Return Triton's own options of a configuration."""
     return {"num_warps": chosen.warps, "num_stages": chosen.stages}

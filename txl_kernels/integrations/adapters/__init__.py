@@ -1,4 +1,4 @@
-"""One file a library: what its attention is, said in terms of `rel_attention`."""
+"""Adapters, one file for each library: its attention in terms of `rel_attention`."""
 
 from txl_kernels.integrations.adapters import (
     ding,

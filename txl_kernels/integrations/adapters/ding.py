@@ -1,4 +1,4 @@
-"""DI-engine: AttentionXL of its GTrXL, hidden states before the segment, [L, B, d]."""
+"""The AttentionXL of DI-engine's GTrXL, with hidden states before the segment, [L, B, d]."""
 
 from typing import Any
 
@@ -42,8 +42,8 @@ class DIEngine(Accelerated):
 
 
 def _bounds(mask: Tensor) -> Bounds | None:
-    """The bounds of a mask [L, S, 1 or B], True: hidden; None with holes, or where keys ahead are
-    seen, for which the table has no rows."""
+    """Return the bounds of a mask [L, S, 1 or B], True where hidden; None if it has holes, or
+    leaves keys after a query visible, for which the table has no rows."""
     bounds = bounds_of(~mask.bool().permute(2, 0, 1))
     if bounds is None or bounds[1] is None:
         return None

@@ -1,5 +1,5 @@
-"""enformer-pytorch: Enformer's attention (Avsec et al. 2021), the paper's formula with values of
-another width, and basis functions of its own for positions. There are no masks."""
+"""enformer-pytorch: Enformer's attention (Avsec et al. 2021). It is the paper's formula with values
+of another width, and with basis functions instead of sinusoids. It has no masks."""
 
 import sys
 from typing import Any
@@ -17,7 +17,7 @@ class Enformer(Accelerated):
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample | None:
-        if module.use_tf_gamma:  # whose table is of 1,536 positions
+        if module.use_tf_gamma:  # its table has 1,536 positions
             return None
         return draw.frames(width_of(module.to_q)), lambda m, x: m(x)
 
@@ -34,11 +34,11 @@ class Enformer(Accelerated):
             x.device,
             use_tf_gamma=self.use_tf_gamma,
             dtype=torch.float32 if torch.is_autocast_enabled(x.device.type) else x.dtype,
-        )  # row 0: a key length - 1 before its query
+        )  # row 0 belongs to a key length - 1 before its query
         window = self.setting("window")
         features, past = within(window, self.pos_dropout(features), length - 1)
         r = self.to_rel_k(features.flip(0)).unflatten(-1, (heads, -1)).transpose(0, 1)
-        # Its biases are added to queries that are scaled already.
+        # The original adds its biases to queries that are already scaled.
         u, w = (bias.flatten(0, 2) / self.scale for bias in (self.rel_content_bias, self.rel_pos_bias))
         out = attend(
             q, k, v, r, u, w, ALL, past=past, window=window, scale=self.scale, dropout_p=dropout_p

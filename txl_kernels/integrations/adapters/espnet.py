@@ -1,4 +1,4 @@
-"""ESPnet: its relative attentions, and FunASR's."""
+"""ESPnet's relative attentions, and FunASR's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width
 
 
 class ESPnet(Accelerated):
-    """The newer relative attention, whose table has distances on both sides; FunASR's, too."""
+    """The newer relative attention, whose table has distances on both sides, also FunASR's."""
 
     skips = ("dropout",)
     needs = ("forward_qkv", "linear_pos", "pos_bias_u", "pos_bias_v", "zero_triu", "h")
@@ -43,7 +43,7 @@ class ESPnet(Accelerated):
         window = self.setting("window")
         encodings, past = within(window, pos_emb, q.size(2) - 1)
         r = project_table(self.linear_pos, encodings, self.h)
-        if self.zero_triu:  # (b) and (d) are 0 for keys ahead
+        if self.zero_triu:  # terms (b) and (d) are 0 for keys after the query
             ahead = r.size(-2) - 1 - past
             r = torch.cat([torch.zeros_like(r[..., :ahead, :]), r[..., ahead:, :]], -2)
         out = attend(
@@ -54,15 +54,16 @@ class ESPnet(Accelerated):
 
 
 class ESPnetLegacy(Accelerated):
-    """The first relative attention, still the encoders' default, whose shift wraps around.
+    """The first relative attention, still the default of the encoders, whose shift wraps around.
 
-    With rows r_0 .. r_(T-1) the position score of key j for query i takes
+    With rows r_0 .. r_(T-1), the position score of key j for query i is
 
         j <= i:     (q_i + v) . r_(i - j)
         j  = i + 1: 0
         j >  i + 1: (q_(i+1) + v) . r_(T + 1 + i - j)
 
-    so keys ahead meet the next query's features. Two queries in one of twice the width say that.
+    so keys after the query use the next query's features. Both queries, concatenated along the
+    width, and a table of twice the width give the same scores.
     """
 
     skips = ("dropout",)
@@ -99,8 +100,8 @@ class ESPnetLegacy(Accelerated):
 
 
 class ESPnetTransducer(Accelerated):
-    """ESPnet2's transducer encoder, and FunASR's chunks: a padding mask, a chunk mask, and frames
-    of left context."""
+    """The attention of ESPnet2's transducer encoder, and of FunASR's chunks: a padding mask, a
+    chunk mask, and a number of frames of left context."""
 
     skips = ("dropout",)
     needs = ("forward_qkv", "linear_pos", "num_heads", "compute_att_score")

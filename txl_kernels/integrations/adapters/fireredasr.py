@@ -1,5 +1,5 @@
-"""FireRedASR's Conformer. It always returns its weights, although no caller reads them; see
-`accelerate`'s `weights`."""
+"""FireRedASR's Conformer. It always returns its attention weights, although no caller reads them;
+see `weights` of `accelerate`."""
 
 from typing import Any
 

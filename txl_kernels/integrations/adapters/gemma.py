@@ -1,6 +1,6 @@
-"""Gemma 3n's audio encoder of transformers: relative positions without biases, scores capped by a
-tanh. Its blocks of queries are how it computes, not what: each query sees as many frames before
-and after itself, wherever its block begins."""
+"""The audio encoder of Gemma 3n in transformers: relative positions without biases, scores capped
+by tanh. Its blocks of queries do not change the result: each query sees the same numbers of frames
+before and after itself, in any block."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ class Gemma3n(Accelerated):
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        padding = seen is not None and seen.all(1).any()  # it knows no other mask
+        padding = seen is not None and seen.all(1).any()  # it supports no other mask
         mask = torch.zeros(draw.B, draw.T, dtype=torch.bool, device="cpu")
         if seen is not None and padding:
             mask = ~seen[:, 0]

@@ -1,5 +1,5 @@
-"""Granite Speech of transformers: Shaw's relative attention, one table for all heads, in blocks
-that see themselves alone; of release 5, whose frames may be padding, too."""
+"""Granite Speech in transformers: Shaw's relative attention with one table for all heads, in blocks
+that see only themselves. In release 5 frames may be padding, too."""
 
 from typing import Any
 
@@ -40,13 +40,13 @@ class Granite5(Accelerated):
 
     @staticmethod
     def reach(module: Any) -> int:
-        return 3 * int(module.context_size) - 1  # no block is padding alone, the last one is shorter
+        return 3 * int(module.context_size) - 1  # no block consists of padding, and the last one is shorter
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         at = torch.arange(module.context_size, device="cpu")
         distances = at.unsqueeze(1) - at + module.config.max_position_embeddings
-        mask = seen[:, 0] if seen is not None and seen.all(1).any() else None  # it knows padding alone
+        mask = seen[:, 0] if seen is not None and seen.all(1).any() else None  # it supports only padding
         return draw.frames(width_of(module.q_proj)), lambda m, x: m(x, distances, attention_mask=mask)[0]
 
     def forward(
@@ -71,17 +71,19 @@ class Granite5(Accelerated):
 
 
 def _in_blocks(self: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, zero: int, **settings: Any) -> Tensor:
-    """Attention of blocks, with the rows that they need of a table whose row `zero` is of distance
-    0."""
+    """Return the attention in blocks, each of which sees only itself.
+
+    zero: the row of the table that holds distance 0.
+    """
     size = self.context_size
-    rows = torch.arange(zero - size + 1, zero + size, device=q.device)  # of distances 1 - size .. size - 1
+    rows = torch.arange(zero - size + 1, zero + size, device=q.device)  # distances 1 - size .. size - 1
     r = self.rel_pos_emb(rows).to(q.dtype).unsqueeze(0)
     window = self.setting("window")
     return attend(q, k, v, r, None, None, bounds, zero_row=size - 1, chunk=(size, 0), window=window, **settings)
 
 
 def _usual(distances: Tensor, size: int, zero: int) -> bool:
-    """Whether rows of the table are given for i - j, as the encoder gives them."""
+    """Whether the entry for (i, j) is row i - j + zero of the table, as the encoder makes it."""
     if distances.shape != (size, size):
         return False
     at = torch.arange(size, device=distances.device)

@@ -1,4 +1,4 @@
-"""labml: Transformer-XL with learned vectors and a bias for each distance, [L, B, d]:
+"""labml's Transformer-XL, with a learned vector and a learned bias for each distance, [L, B, d]:
 score = (q_i + u) . k_j + q_i . E_d + S_d."""
 
 from typing import Any
@@ -37,7 +37,7 @@ class Labml(Accelerated):
 
 
 def _visible(mask: Tensor) -> Tensor:
-    """[L, S, 1 or B], non-zero: seen -> [1 or B, L, S]."""
+    """Convert a mask [L, S, 1 or B], non-zero where visible, to bool [1 or B, L, S]."""
     return (mask != 0).permute(2, 0, 1)
 
 

@@ -1,5 +1,5 @@
-"""NeMo: Conformer and FastConformer encoders, offline, with limited context, local, and
-cache-aware; and its Transformer encoder.
+"""NeMo: the attention of Conformer and FastConformer encoders (offline, with limited context,
+local, and cache-aware), and of its Transformer encoder.
 
 The cache holds hidden frames; their keys and values are kept from step to step.
 """
@@ -89,8 +89,8 @@ class NeMo(Accelerated):
         return torch.cat([k, new[0]], 2), torch.cat([v, new[1]], 2)
 
     def _keep(self: Any, cache: Tensor, k: Tensor, v: Tensor, frames: int) -> None:
-        """The keys and values of the next step's cache: the last frames of this one's, less those
-        that are dropped."""
+        """Keep the keys and values of the next step's cache: the last frames of this step's,
+        without those that are dropped."""
         both, held = (self.linear_k, self.linear_v), cache.size(1)
         last = k.size(2) - self.cache_drop_size
         if 0 <= self.cache_drop_size <= frames and worth_keeping(self, both, cache, frames) and last >= held:
@@ -98,7 +98,7 @@ class NeMo(Accelerated):
 
 
 def _without_float16(module: Any) -> Any:
-    """Apply NeMo's own guard against overflow of float16, where it has one."""
+    """Return the context of NeMo's own guard against overflow of float16, if it has one."""
     own = vars(sys.modules[module.original.__module__]).get("avoid_float16_autocast_context", contextlib.nullcontext)
     return own()
 
@@ -106,10 +106,9 @@ def _without_float16(module: Any) -> Any:
 class NeMoLocal(Accelerated):
     """`rel_pos_local_attn`: attention to `att_context_size` frames, in overlapping chunks.
 
-    With w the larger side its scores have a column for each of the distances w .. -w, to the first
-    and the last of which it adds the terms of positions, as many as there are on a side: where the
-    sides differ, the shorter one's terms belong to distances farther away, and those between have
-    none.
+    Let w be the larger side. The scores have a column for each of the distances w .. -w. The left
+    and right positional terms are added to the first and last columns. If the sides differ, the
+    shorter side's terms therefore belong to greater distances, and the columns between have none.
     """
 
     skips = ("dropout",)
@@ -161,8 +160,8 @@ def _has_global_tokens(module: nn.Module, ancestors: Sequence[nn.Module]) -> str
 
 
 class NeMoTransformer(Accelerated):
-    """The Transformer encoder's attention, whose masks are FlexAttention's; its dropout is
-    elsewhere."""
+    """The attention of the Transformer encoder, with FlexAttention's masks. It has no dropout of
+    attention weights."""
 
     needs = ("w_qkv", "qk_norm", "linear_pos", "pos_bias_u", "_uses_rel_pos")
 
@@ -199,9 +198,9 @@ class NeMoTransformer(Accelerated):
 
 
 def _of_block_mask(mask: Any, length: int, device: torch.device) -> Bounds | None:
-    """Bounds of a BlockMask, from its function of indices: worked out for the blocks' tensors,
-    which are a new mask's own. None for masks of heads or with holes, or where blocks say
-    otherwise."""
+    """Return the bounds of a BlockMask, computed from its function of indices, and kept by the
+    tensor of its blocks, which each mask has for itself. None for a mask of each head, a mask with
+    holes, or if the blocks disagree with the function."""
     return once("block mask", mask.kv_indices, (length, device), lambda: _from_function(mask, length, device))
 
 

@@ -1,4 +1,4 @@
-"""Ray RLlib: the attention of its GTrXL, always causal."""
+"""Ray RLlib: the attention of its GTrXL, which is always causal."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""SpeechBrain: RelPosMHAXL. It returns weights unless told not to; see `accelerate`'s `weights`."""
+"""SpeechBrain's RelPosMHAXL. By default it returns attention weights; see `weights` of
+`accelerate`."""
 
 from typing import Any
 
@@ -17,7 +18,7 @@ class SpeechBrain(Accelerated):
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         table = draw.table(width_of(module.linear_pos))
-        padding, hidden = (None, None) if seen is None else (~seen.any(1), ~seen[0])  # the first is not padded
+        padding, hidden = (None, None) if seen is None else (~seen.any(1), ~seen[0])  # the first has no padding
         return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, padding, hidden)[0]
 
     def forward(
@@ -44,14 +45,14 @@ class SpeechBrain(Accelerated):
         window = self.setting("window")
         encodings, past = within(window, pos_embs, query.size(1) - 1)
         r = project_table(self.linear_pos, encodings, heads)
-        u, w = (bias.view(heads, width) for bias in (self.pos_bias_u, self.pos_bias_v))  # stored [D, H], read so
+        u, w = (bias.view(heads, width) for bias in (self.pos_bias_u, self.pos_bias_v))  # stored [D, H], read as [H, D]
         out = attend(q, k, v, r, u, w, bounds, past=past, window=window, scale=self.scale, dropout_p=dropout_p)
         projected = self.out_proj(merge_heads(out))
         return (projected, None) if return_attn_weights else projected
 
 
 def _bounds(padding: Tensor | None, hidden: Tensor | None) -> Any:
-    """The bounds of a padding mask [B, S] and a mask [L, S], True: hidden."""
+    """Return the bounds of a padding mask [B, S] and a mask [L, S], both True where hidden."""
     if padding is None and hidden is None:
         return mask_bounds(None)
     seen = None if padding is None else ~padding.bool().unsqueeze(1)

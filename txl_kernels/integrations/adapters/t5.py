@@ -1,8 +1,8 @@
-"""T5's self-attention of transformers, of encoders and decoders (Raffel et al. 2020): a bias a
-distance and head, from a table of buckets, and no scale.
+"""T5's self-attention in transformers, of encoders and decoders (Raffel et al. 2020): a relative
+bias for each head from a table of buckets, and no scale.
 
-The original's first layer makes [1, H, L, S] of its table and hands that from layer to layer. Ours
-hands on [1, H, T], a bias for each distance, where all layers of the stack are accelerated.
+The original's first layer computes biases [1, H, L, S] and passes them from layer to layer. The
+adapter passes [1, H, T], a bias for each distance, if all layers of the stack are accelerated.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ class T5(Accelerated):
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
-        """One dict that all layers of the stack share. Its entry "whole" tells whether all of them
-        are accelerated; it refers to none of them."""
+        """Return a dict that all layers of the stack share. Its entry "whole" is True if all of
+        them are accelerated. It holds no reference to a layer."""
         stack = _stack(ancestors)
         if not stack:
             return {}
@@ -54,7 +54,7 @@ class T5(Accelerated):
             why = self._unlike(key_value_states, position_bias, implementation)
         bounds = bounds_or_reason(mask) if why is None else why
         if isinstance(bounds, str):
-            named = {"past_key_values": past_key_values, "cache": cache}  # since 5.24 it is the cache
+            named = {"past_key_values": past_key_values, "cache": cache}  # `cache` is the new name since 5.24
             named = {name: x for name, x in named.items() if x is not None}
             bias = _of_all_pairs(position_bias, hidden_states.size(1))
             out, made, weights = self.fall_back(bounds, hidden_states, mask, key_value_states, bias, **named, **kwargs)
@@ -74,7 +74,7 @@ class T5(Accelerated):
             mask is None and length > 1 and implementation == "sdpa" and bool(kwargs.get("is_causal", self.is_causal))
         )
         window = self.setting("window")
-        if causal or (window is not None and held is not None):  # not the room behind, in a static cache
+        if causal or (window is not None and held is not None):  # a static cache has unused room behind the keys
             keys = length if causal else int(seen) + length
             k, v = k[:, :, :keys], v[:, :, :keys]
         if position_bias is None:
@@ -86,7 +86,7 @@ class T5(Accelerated):
         return self.o(merge_heads(out)), position_bias, None
 
     def _unlike(self: Any, others: Tensor | None, bias: Tensor | None, implementation: str) -> str | None:
-        """Why a call is for the original, or None."""
+        """Return the reason why the original must answer a call, or None."""
         if others is not None:
             return "cross-attention"
         if implementation not in ("eager", "sdpa"):
@@ -99,8 +99,9 @@ class T5(Accelerated):
         return None if layers is not None and layers["whole"] else "another layer of its stack is not accelerated"
 
     def _numbers(self: Any, length: int, keys: int, seen: int | Tensor, device: torch.device) -> Tensor:
-        """[1, H, T], key ahead of its query first, as `attend` counts distances: as if the keys
-        ended with the queries, behind which a static cache has room."""
+        """Return biases [1, H, T] of the distances that `attend` expects, farthest future first.
+        They are shifted so that the last key is at the last query, also for a static cache, which
+        has unused room behind the keys."""
         distances = torch.arange(1 - length, keys, device=device) + (seen - (keys - length))
         buckets = t5_bucket_numbers(
             self.relative_attention_num_buckets, distances, not self.is_decoder, self.relative_attention_max_distance
@@ -110,7 +111,7 @@ class T5(Accelerated):
 
 
 def _of_all_pairs(bias: Tensor | None, length: int) -> Tensor | None:
-    """[1, H, T] -> [1, H, L, S], as the original wants it."""
+    """Expand biases [1, H, T] to [1, H, L, S], as the original expects them."""
     if bias is None or bias.dim() != 3:
         return bias
     keys = bias.size(-1) + 1 - length

@@ -1,4 +1,4 @@
-"""transformers: its speech encoders, and XLNet (Yang et al. 2019)."""
+"""The speech encoders of transformers, and XLNet (Yang et al. 2019)."""
 
 import sys
 from collections.abc import Sequence
@@ -33,15 +33,15 @@ from txl_kernels.integrations.streaming import again
 
 DISTRIBUTION = "transformers"
 MODELS = "transformers.models"
-SEGMENTS = 8  # told apart in a batch row; features are added in eights
+SEGMENTS = 8  # the most segments in a batch row; head widths grow by this number, a multiple of 8
 
 
 def attentions_wanted(module: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether weights are to be returned: by argument, configuration, or whoever collects
-    outputs."""
+    """Whether the call must return attention weights: by an argument, the configuration, or
+    transformers' collector of outputs."""
     if kwargs.get("output_attentions") or getattr(getattr(module, "config", None), "output_attentions", False):
         return True
-    if torch.compiler.is_compiling():  # whoever collects outputs cannot either
+    if torch.compiler.is_compiling():  # the collector does not work there either
         return False
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collector = getattr(capturing, "_active_collector", None)
@@ -53,7 +53,7 @@ IMPLEMENTATIONS = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_
 
 
 def own_way(module: Any, kwargs: dict[str, Any]) -> str | None:
-    """Why a call wants the original, whatever the tensors, or None."""
+    """Return the reason why the original must answer a call, whatever its tensors are, or None."""
     if attentions_wanted(module, kwargs) and module.setting("weights") == "fallback":
         return "attention weights asked for"
     implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
@@ -61,7 +61,7 @@ def own_way(module: Any, kwargs: dict[str, Any]) -> str | None:
 
 
 def bounds_or_reason(mask: Any) -> Bounds | str:
-    """Bounds of a mask [B, 1, L, S], bool or additive, or why there are none."""
+    """Return the bounds of a mask [B, 1, L, S], bool or additive, or the reason why it has none."""
     reason = four_axes(mask)
     if reason is not None:
         return reason
@@ -75,8 +75,8 @@ def bounds_or_reason(mask: Any) -> Bounds | str:
 class HFConformer(Accelerated):
     """Wav2Vec2-Conformer, Wav2Vec2-BERT, SeamlessM4T v1 and v2.
 
-    "relative" is the paper's attention. "relative_key" is Shaw's: one table for all heads, clamped,
-    no biases; row left + (j - i) of `distance_embedding` holds key j for query i.
+    "relative" is the paper's attention. "relative_key" is Shaw's: one clamped table for all heads,
+    without biases; row left + (j - i) of `distance_embedding` belongs to key j and query i.
     """
 
     needs = ("linear_q", "linear_out", "position_embeddings_type", "num_heads", "head_size")
@@ -138,7 +138,8 @@ def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str
 
 
 class Parakeet(Accelerated):
-    """Parakeet's encoder, and Nemotron's, which streams with a cache of keys and values."""
+    """The attention of Parakeet's encoder, and of Nemotron's, which streams with a cache of keys
+    and values."""
 
     needs = ("q_proj", "relative_k_proj", "bias_u", "bias_v", "head_dim", "num_key_value_groups")
 
@@ -158,7 +159,7 @@ class Parakeet(Accelerated):
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         given = dict(kwargs)
-        for name, x in (("past_key_values", past_key_values), ("cache", cache)):  # since 5.24 it is the cache
+        for name, x in (("past_key_values", past_key_values), ("cache", cache)):  # `cache` is the new name since 5.24
             if x is not None:
                 given[name] = x
         dropout_p = float(self.attention_dropout) if self.training else 0.0
@@ -184,8 +185,8 @@ class Parakeet(Accelerated):
         return self.o_proj(merge_heads(out)), None
 
     def _table(self: Any, encodings: Tensor, past: int, heads: int, frames: int) -> tuple[Tensor, int]:
-        """r [H, T, D], or [B, H, T, D] where positions are dropped for each batch row; and the
-        distance of its last row."""
+        """Return the table r [H, T, D], or [B, H, T, D] if dropout of positions differs between
+        batch rows, and the distance of its last row."""
         dropped = self.training and getattr(self.config, "dropout_positions", 0.0) > 0
         if not dropped and same_for_all(encodings):
             encodings = encodings[:1]
@@ -195,13 +196,13 @@ class Parakeet(Accelerated):
         return r, past
 
     def _for_each_head(self: Any, x: Tensor) -> Tensor:
-        """Grouped keys and values, repeated."""
+        """Return grouped keys or values, repeated for each head of their group."""
         groups = self.num_key_value_groups
         return x if groups == 1 else x.repeat_interleave(groups, 1)
 
 
 class FastSpeech2(Accelerated):
-    """FastSpeech2-Conformer."""
+    """The attention of FastSpeech2-Conformer."""
 
     skips = ("dropout",)
     needs = ("linear_q", "linear_pos", "pos_bias_u", "pos_bias_v", "num_heads")
@@ -238,12 +239,12 @@ class FastSpeech2(Accelerated):
 
 
 class XLNet(Accelerated):
-    """XLNet (Yang et al. 2019).
+    """The attention of XLNet (Yang et al. 2019).
 
     Its third term depends on whether query and key are of one segment: e_s(i, j) = (q_i + s) . E_s
-    with s = 0 or 1. e_1 is the same for all keys of a query and cancels in the softmax; what is
-    left, (e_0 - e_1)_i for keys of i's own segment, is a product of one more feature a segment,
-    one-hot.
+    with s = 0 or 1. e_1 is the same for all keys of a query, so it cancels in the softmax. The
+    rest, (e_0 - e_1)_i for keys of i's own segment, is expressed by additional features: one for
+    each segment, one-hot in the keys.
     """
 
     method = "rel_attn_core"
@@ -252,7 +253,7 @@ class XLNet(Accelerated):
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
-        """The entry "bi_data": whether the model gives the halves of the batch different
+        """Return the entry "bi_data": whether the model gives the two halves of the batch different
         encodings."""
         configs = [m.config for m in ancestors if hasattr(m, "config")]
         return {"bi_data": any(getattr(config, "bi_data", False) for config in configs)} if configs else {}
@@ -270,7 +271,7 @@ class XLNet(Accelerated):
         given = (q_head, k_head_h, v_head_h, k_head_r, seg_mat, attn_mask, output_attentions)
         dropout_p = dropout_of(self.dropout)
         why = self.why_not_kernel(q_head, dropout_p)
-        if output_attentions:  # a pair is unpacked by the caller
+        if output_attentions:  # the caller unpacks a pair
             why = "attention weights asked for"
         keys, length = k_head_h.size(0), q_head.size(0)
         if attn_mask is None and k_head_r.size(0) < keys + length:
@@ -284,7 +285,7 @@ class XLNet(Accelerated):
             why = "more than 8 segments in a batch row" if features is None else None
         if why is not None or intervals is None:
             return self.fall_back(why or "a mask with holes", *given)
-        # Row 0 is a distance that nobody is at.
+        # No pair of query and key has the distance of row 0.
         each_text = self.setting("bi_data") or (self.training and self.dropout.p > 0) or not same_for_all(k_head_r, 1)
         r = k_head_r[1:] if each_text else k_head_r[1:, :1]
         r = r.flip(0).permute(1, 2, 0, 3)  # [B or 1, H, T, D]
@@ -303,10 +304,11 @@ class XLNet(Accelerated):
 
 
 def _intervals(mask: Tensor) -> list[Bounds] | None:
-    """Disjoint intervals of keys that queries see, of a mask [q, k, B, 1], non-zero: hidden.
+    """Return disjoint intervals of keys that queries see, of a mask [q, k, B, 1], non-zero where
+    hidden.
 
-    None if there are more than these: one of the memory, one of the segment, and the query's own
-    key, which XLNet leaves to tokens of padding.
+    They are one of the memory, one of the segment, and the query's own key, which XLNet leaves
+    visible to padding tokens. None if the mask needs others.
     """
     seen = (mask[..., 0] == 0).permute(2, 0, 1)  # [B, q, k]
     whole = None if torch.compiler.is_compiling() else bounds_of(seen)
@@ -327,7 +329,8 @@ def _intervals(mask: Tensor) -> list[Bounds] | None:
 
 
 def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
-    """One-hot segments of queries [B, q, 8] and of keys [B, k, 8]; None if there are more.
+    """Return the one-hot segments of queries [B, q, 8] and of keys [B, k, 8]; None if there are
+    more than 8.
 
     matrix: [q, k, B], non-zero where query and key are of one segment.
     """

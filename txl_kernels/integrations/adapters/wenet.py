@@ -1,5 +1,5 @@
-"""WeNet's attention where the table of positions is shifted, as in CosyVoice and what copied it:
-ESPnet's formula with a cache of keys and values."""
+"""WeNet's attention with a shifted table of positions, as in CosyVoice and its copies: ESPnet's
+formula with a cache of keys and values."""
 
 from collections.abc import Sequence
 from typing import Any

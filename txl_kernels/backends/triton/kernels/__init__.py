@@ -1,1 +1,1 @@
-"""The GPU kernels themselves, in Triton."""
+"""The Triton kernels."""

@@ -1,16 +1,17 @@
 """Named groups of arguments that the kernels' functions pass to each other.
 
-Kernels themselves take flat arguments and build these at their top: inside a tuple Triton compiles
-anew for integers that are 1 or multiples of 16, whatever `do_not_specialize` says, and 3.6 launches
-no descriptor. Constants and None are lost where a function returns them, so tuples with such fields
-are built in kernels: only there, as 3.6 tells constant tuples apart by their address.
+Kernels themselves take flat arguments and build these tuples at their top. Inside a tuple argument,
+Triton specializes integers that are 1 or multiples of 16, whatever `do_not_specialize` says, and
+Triton 3.6 does not launch with descriptors. Constants and None are lost in a tuple that a function
+returns, so tuples with such fields are built in kernels. They are built only there, because Triton
+3.6 identifies constant tuples by their address.
 """
 
 from typing import Any, NamedTuple
 
 
 class Sizes(NamedTuple):
-    """Integers of a call, as in `Plan`."""
+    """The integers of a call, as in `Plan`."""
 
     H: Any
     L: Any
@@ -33,7 +34,7 @@ class Bounds(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Batch row and head of a program, 64 bits; bh is b * H + h."""
+    """The batch row b and head h of a program, int64; bh is b * H + h."""
 
     bh: Any
     b: Any
@@ -41,11 +42,11 @@ class Place(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Constants of tiles of rows: D columns in memory, BLOCK_D in a tile.
+    """Constants of tiles of rows, which have D columns in memory and BLOCK_D in a tile.
 
     WIDE: whether offsets inside a tile need 64 bits. TMA: whether descriptors load tiles; stores
-    always take pointers. UNIT: elements of which all strides are multiples, for vectorized loads:
-    Triton itself looks for multiples of 16 only.
+    always use pointers. UNIT: a number of elements that divides all strides, for vectorized loads;
+    Triton itself recognises only multiples of 16.
     """
 
     D: Any
@@ -56,10 +57,11 @@ class Layout(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of one (b, h). Those outside [first, last) are not read, and are zeros in a tile.
+    """Rows of a tensor at one (b, h). Rows outside [first, last) are not read, and are zeros in a
+    tile.
 
-    at: pointer to row 0; or a descriptor of [B, H, rows, D] that starts at row `first` and ends at
-    `last`, which alone needs b and h.
+    at: a pointer to row 0; or a descriptor of [B, H, rows, D] that starts at row `first` and ends
+    at `last`. Only a descriptor needs b and h.
     """
 
     at: Any
@@ -71,9 +73,10 @@ class Rows(NamedTuple):
 
 
 class Table(NamedTuple):
-    """r of one head, its rows counted by distance. Those outside [first, last) are not read.
+    """The table r of one head, with rows indexed by distance. Rows outside [first, last) are not
+    read.
 
-    at: pointer to distance 0; or a descriptor of [H, rows, D], which alone needs h.
+    at: a pointer to distance 0; or a descriptor of [H, rows, D], which alone needs h.
     """
 
     at: Any
@@ -84,9 +87,11 @@ class Table(NamedTuple):
 
 
 class BiasTable(NamedTuple):
-    """`r_bias` of one head, counted by distance. Those outside [first, last) are not read.
+    """The table `r_bias` of one head, indexed by distance. Distances outside [first, last) are not
+    read.
 
-    at: pointer to distance 0. sign: of the scale, which they get as queries do.
+    at: a pointer to distance 0. sign: the scale's sign, by which biases are multiplied as queries
+    are.
     """
 
     at: Any
@@ -97,14 +102,19 @@ class BiasTable(NamedTuple):
 
 
 class TableGradient(NamedTuple):
-    """dr of one head by atomics: `Rows` of float32 [T, D], and the scale of what they get."""
+    """The sum of one head's dr by atomics: `Rows` of float32 [T, D], and the factor of what is
+    added."""
 
     rows: Any
     scale: Any
 
 
 class BiasTableGradient(NamedTuple):
-    """The same of `r_bias`: pointer to float32 at distance 0, and which there are."""
+    """The sum of one head's gradient of `r_bias` by atomics.
+
+    at: a pointer to float32 at distance 0. first, last: the range of distances. scale: the factor
+    of what is added.
+    """
 
     at: Any
     first: Any
@@ -113,7 +123,8 @@ class BiasTableGradient(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Keys and values of memory or segment: tiles start at row `start`, row 0 is key `shift`."""
+    """Keys and values of the memory or the segment. Tiles start at row `start`; row 0 is key
+    `shift`."""
 
     k: Any  # Rows
     v: Any  # Rows
@@ -122,11 +133,11 @@ class Source(NamedTuple):
 
 
 class Visible(NamedTuple):
-    """The keys that a block of BM queries sees: query m the keys of [low[m], high[m]), both int32
+    """The keys that a block of BM queries sees: query m sees the keys [low[m], high[m]), both int32
     [BM].
 
-    low = high = 0: none. Some query sees the keys first and last - 1; all see every key of
-    [all_from, all_to).
+    low = high = 0 for a query that sees no key. first and last - 1 are the first and last key that
+    any of the queries sees. All of them see every key of [all_from, all_to).
     """
 
     low: Any
@@ -138,9 +149,9 @@ class Visible(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """A block of queries: qu and qw [BM, BLOCK_D]; the first, m0, stands at key position `at`.
+    """A block of queries: qu and qw [BM, BLOCK_D]. The first is query m0, at key position `at`.
 
-    scale_log2 is of what `capped` leaves, if there is a to_cap and not None.
+    scale_log2 is the factor of scores, or of capped scores if to_cap is not None.
     """
 
     qu: Any
@@ -152,8 +163,8 @@ class Queries(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """The inputs of backward for each query: dout [BM, BLOCK_D]; top and lse2, for `weights`, and
-    delta: float32 [BM]."""
+    """The inputs of backward for each query: dout [BM, BLOCK_D]; top and lse2 (see `weights`) and
+    delta, float32 [BM]."""
 
     dout: Any
     top: Any
@@ -162,7 +173,8 @@ class Upstream(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Seed and place of a program's random bits; the rest as in `Plan`. None: no dropout."""
+    """The arguments of dropout, or None in place of this tuple. seed and bh select a program's
+    random bits; the others are as in `Plan`."""
 
     seed: Any
     bh: Any

@@ -1,5 +1,5 @@
-"""Backward by blocks that walk queries: of keys for dk and dv, and of distances for dr without
-atomics."""
+"""Backward kernels that walk queries: for dk and dv by blocks of keys, and for dr without atomics
+by blocks of distances."""
 
 import triton
 import triton.language as tl
@@ -26,11 +26,10 @@ from txl_kernels.backends.triton.kernels.tiles import (
 )
 from txl_kernels.backends.triton.kernels.visible import interval, span
 
-# dk and dv: a block of keys walks the queries that see it. 6 products a tile.
+# dk and dv: a block of keys walks the queries that see it. A tile takes 6 products.
 #
-# Tiles are transposed, [keys, queries], so that the products with p and dS take them as they are.
-# The bias u needs no product: its gradient is the sum over keys of (the key's column sum of dS)
-# times k.
+# Tiles are transposed, [keys, queries], as the products with p and dS need them. The gradient of u
+# needs no product: it is the sum over keys of k times the sum of dS over queries.
 
 
 @triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "left", "right", "drop_below"])
@@ -45,7 +44,7 @@ def backward_keys_kernel(
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
     DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of keys of one (b, h)).
+    """Compute dk and dv of a block of keys. A program has a block of keys of one (b, h).
 
     DU: float32 [B * H, blocks, D], the block's share of the gradient of u. With TMA, QU, QW, DOUT
     and R are descriptors.
@@ -61,10 +60,10 @@ def backward_keys_kernel(
     pid = tl.program_id(0)
     block = pid % blocks
     place = place_of(pid // blocks, H)
-    key0 = M + (block - mem_blocks) * BLOCK  # below 0 where the memory's first block is ragged
+    key0 = M + (block - mem_blocks) * BLOCK  # negative if the memory's first block is not full
     key = key0 + tl.arange(0, BLOCK)
 
-    # The queries that see some key of the block.
+    # The range of queries that see a key of the block.
     seen = None
     if KEY_FIRST is not None:
         row = place.b * (M + L)
@@ -73,8 +72,9 @@ def backward_keys_kernel(
         from_query = tl.maximum(key0 - M - right, 0)
         to_query = tl.minimum(key0 + BLOCK - M + left, L)
 
-    unseen = tl.maximum(M - left, 0)  # keys of the memory before any window: not read
-    # Rows have names of their own in each branch: one's strides may have 64 bits, the other's 32.
+    unseen = tl.maximum(M - left, 0)  # keys of the memory before every window; not read
+    # The branches use different names for rows, because strides may have 64 bits in one and 32 in
+    # the other.
     if key0 < M:
         km_rows = rows_of(K_MEM, (km_batch, km_head, km_row), place, unseen, M, plain)
         k = load_rows(km_rows, key0, seen, BLOCK, plain)  # [BLOCK, BLOCK_D]
@@ -107,7 +107,7 @@ def backward_keys_kernel(
         if R is not None:
             qw = load_rows(qw_rows, m0, None, BLOCK, layout)  # [BLOCK, BLOCK_D], as are r and qu
             r = load_distances(table, d0 - BLOCK, None, 2 * BLOCK, layout)  # [2 * BLOCK, BLOCK_D]
-            both = dot(r, tl.trans(qw), None, PRECISION)  # [distances, queries], those below d0 and from it on
+            both = dot(r, tl.trans(qw), None, PRECISION)  # [distances, queries], the first at d0 - BLOCK
             if table_bias is not None:
                 both = add_unfused(both, load_table_bias(table_bias, d0 - BLOCK, 2 * BLOCK)[:, None])
             below, above = tl.split(tl.permute(tl.reshape(both, (2, BLOCK, BLOCK)), (1, 2, 0)))
@@ -124,7 +124,8 @@ def backward_keys_kernel(
         lse2 = tl.load(LSE2 + place.bh * L + i, mask=i < L, other=float("inf"))
         delta = tl.load(DELTA + place.bh * L + i, mask=i < L, other=0.0)
         p = weights(s, scale_log2, top[None, :], lse2[None, :])
-        # Whole, without bounds: the last query sees the first key and the first query the last.
+        # Whole: without bounds, every query sees every key, because the last query sees the first
+        # key, and the first query sees the last key.
         whole = (key0 >= tl.maximum(M + m0 + BLOCK - 1 - left, 0)) & (
             key0 + BLOCK <= tl.minimum(M + m0 + right + 1, M + L)
         )
@@ -133,7 +134,7 @@ def backward_keys_kernel(
             low, high, _ = interval(bounds, place.b, i, sizes)
             sees = (key[:, None] >= low[None, :]) & (key[:, None] < high[None, :])
             p = tl.where(sees, p, 0.0)
-            if to_cap is not None:  # its slope may be NaN where nothing is seen
+            if to_cap is not None:  # the cap's slope may be NaN at hidden pairs
                 s = tl.where(sees, s, 0.0)
         dout = load_rows(do_rows, m0, None, BLOCK, values)  # [BLOCK, BLOCK_DV]
         dp = dot(v, tl.trans(dout), None, PRECISION)
@@ -169,14 +170,16 @@ def backward_keys_kernel(
 # dr and the gradient of `r_bias` without atomics: a block of distances walks the diagonals of every
 # batch row.
 #
-# 6 products a tile. Tiles are [distances c, queries m]; the key of a pair is M + i - d, so content
-# scores and dP come skewed from two blocks of keys, and the positional product is the plain one.
-# Batch rows are dealt to `shares` programs whose sums are added up in order afterwards.
+# A tile takes 6 products. Tiles are [distances c, queries m]. The key of a pair is M + i - d, so
+# content scores and dP are skewed from two blocks of keys, and the positional product needs no
+# skew. Batch rows are distributed over `shares` programs, whose sums are added in a fixed order
+# afterwards.
 
 
 @triton.jit
 def _load_keys(memory, segment, key0, M, BLOCK: tl.constexpr, layout):
-    """[BLOCK, BLOCK_D] of keys or values from key0 on: a block never straddles the memory's end."""
+    """Return keys or values [BLOCK, BLOCK_D] from key0 on. A block does not cross the memory's
+    end."""
     inside = key0 < M
     at = tl.where(inside, memory.at, segment.at)
     row0 = tl.where(inside, key0, key0 - M)
@@ -196,10 +199,11 @@ def backward_table_kernel(
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
     DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of distances of one head, share of the batch). DR: float32 [shares, H, T, D].
+    """Compute a share of dr and of the gradient of `r_bias`. A program has a block of distances of
+    one head, and a share of the batch.
 
-    DB: float32 [shares, H, T]. Either is None as R or R_BIAS is. With TMA, QU, QW, DOUT and R are
-    descriptors.
+    DR: float32 [shares, H, T, D]; DB: float32 [shares, H, T]; None where R or R_BIAS is. With TMA,
+    QU, QW, DOUT and R are descriptors.
     """
     sizes = Sizes(H, L, M, T, zero_row, left, right)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
@@ -207,7 +211,7 @@ def backward_table_kernel(
     plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
     values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA, UNIT)
     plain_values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False, UNIT)
-    low_blocks = tl.cdiv(zero_row, BLOCK)  # of negative distances
+    low_blocks = tl.cdiv(zero_row, BLOCK)  # blocks of negative distances
     blocks = low_blocks + tl.cdiv(tl.maximum(T - zero_row, 0), BLOCK)
     pid = tl.program_id(0)
     d0 = (pid % blocks - low_blocks) * BLOCK
@@ -224,13 +228,13 @@ def backward_table_kernel(
     seed = 0
     if DROPOUT:
         seed = tl.load(SEED)
-    unseen = tl.maximum(M - left, 0)  # keys of the memory before any window: not read
+    unseen = tl.maximum(M - left, 0)  # keys of the memory before every window; not read
     dr = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     for b_index in range(share, B, shares):
         b = tl.cast(b_index, tl.int64)
         place = Place(b * H + h, b, h)
         dropout = Dropout(seed, place.bh, drop_below, keep_scale)
-        # The queries that see some key at one of these distances.
+        # The range of queries that see a key at one of these distances.
         if ROW_FIRST is not None:
             from_query, to_query, _ = span(ROW_FIRST + b * T, ROW_LAST + b * T, row, T)
         else:
@@ -247,7 +251,7 @@ def backward_table_kernel(
         do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, values)
         for m0 in range(from_query // BLOCK * BLOCK, to_query, BLOCK):
             i = m0 + tl.arange(0, BLOCK)
-            key0 = M + m0 - d0  # key of query m0 at distance d0; the others are up to BLOCK - 1 before and after
+            key0 = M + m0 - d0  # key of query m0 at distance d0; the others are up to BLOCK - 1 away
             qu = load_rows(qu_rows, m0, None, BLOCK, layout)  # [BLOCK, BLOCK_D], as are k and qw
             k = _load_keys(mem_keys, keys, key0, M, BLOCK, plain)
             above = dot(k, tl.trans(qu), None, PRECISION)  # [keys, queries]
@@ -268,7 +272,7 @@ def backward_table_kernel(
             above = dot(v, tl.trans(dout), None, PRECISION)  # [keys, queries]
             v = _load_keys(mem_values, value_rows, key0 - BLOCK, M, BLOCK, plain_values)
             below = dot(v, tl.trans(dout), None, PRECISION)
-            if DROPOUT:  # in key coordinates, where eight queries share a draw
+            if DROPOUT:  # before the skew, because eight queries of a key share random bits
                 stays = keep_mask_transposed(dropout, m0, key0, BLOCK, BLOCK)
                 above = tl.where(stays, above * keep_scale, 0.0)
                 stays = keep_mask_transposed(dropout, m0, key0 - BLOCK, BLOCK, BLOCK)

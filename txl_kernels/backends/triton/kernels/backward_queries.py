@@ -1,11 +1,12 @@
 """Backward, dq: a block of queries walks its keys as forward does.
 
-5 products a tile, 6 with dr by atomics. Scores come from lse. The tile's dS, joined with the one
-before, is unskewed into distance coordinates: G[m, c] is the gradient of the score at distance d0 +
-c, complete for these queries, so dq through positions is G @ r, one product.
+A tile takes 5 products, and 6 with dr by atomics. Weights are computed from scores and lse. dS of a
+tile, joined with dS of the tile before, is unskewed into distance coordinates: G[m, c] is the
+gradient of the score at distance d0 + c, complete for these queries. So dq through positions is one
+product, G @ r.
 
-After all kernels of backward, `finish_kernel` adds up what programs left, in one order: the same
-bits every time.
+After all other kernels of backward, `finish_kernel` adds their partial sums in a fixed order, which
+gives the same bits at every run.
 """
 
 import triton
@@ -55,7 +56,7 @@ from txl_kernels.backends.triton.kernels.visible import (
 
 @triton.jit
 def _in_use(last, rows, row0, BLOCK: tl.constexpr):
-    """[BLOCK] bool: which rows from row0 on some query sees; None without bounds.
+    """Return whether any query uses each row from row0 on, bool [BLOCK]; None without bounds.
 
     last: pointer to KEY_LAST or ROW_LAST of `reach_kernel` at row 0.
     """
@@ -68,9 +69,11 @@ def _in_use(last, rows, row0, BLOCK: tl.constexpr):
 
 @triton.jit
 def _unskew(ds, ds_before, s, varying, BLOCK: tl.constexpr):
-    """G of this tile: [BLOCK, BLOCK], as all; s: scores, for their layout."""
+    """Return G of this tile. All tensors are [BLOCK, BLOCK]; s: scores, for their register
+    layout."""
     if ds.dtype.primitive_bitwidth == 16:
-        # In 4 bytes, which have no bank conflicts, and in the layout that the next product takes.
+        # In 4 bytes, which have no bank conflicts, and in the register layout that the next product
+        # needs.
         G = skew(ds.to(tl.float32), ds_before.to(tl.float32), varying, BLOCK, BLOCK)
         G = laid_out_as(G, s).to(ds.dtype)
     else:
@@ -82,8 +85,8 @@ def _unskew(ds, ds_before, s, varying, BLOCK: tl.constexpr):
 def _through_positions(
     dq, G, qw, table, row_last, gradient, table_bias_gradient, d0, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout
 ):  # fmt: skip
-    """dq + G @ r for the block of distances at d0; with gradients, adds G^T @ qw and G's sums to
-    those.
+    """Return dq + G @ r for the block of distances at d0. Add G^T @ qw and the sums of G over
+    queries to the tables' gradients, if given.
 
     G: [BLOCK, BLOCK], in q's dtype.
     """
@@ -106,11 +109,11 @@ def _walk(
     state, source, key_last, table, row_last, gradient, table_bias, table_bias_gradient, queries, upstream, visible, dropout,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, APART: tl.constexpr, layout, key_layout, value_layout,
 ):  # fmt: skip
-    """All tiles of one source.
+    """Process all tiles of one source, and return the new state.
 
-    state: dq [BLOCK, BLOCK_D]; with APART its part through positions, likewise; position scores of
-    the block of distances above the next tile [BLOCK, BLOCK], float32; dS of the tile before
-    [BLOCK, BLOCK], in q's dtype; and its distance d0.
+    state: dq [BLOCK, BLOCK_D]; with APART its part through positions, of the same shape; the
+    position scores of the block of distances above the next tile [BLOCK, BLOCK], float32; dS of the
+    tile before [BLOCK, BLOCK], in q's dtype; and the distance d0 of that tile.
     """
     dq, dq_positions, above, ds_before, d0 = state
     for row0 in range(source.start, source.k.last, BLOCK):
@@ -170,15 +173,16 @@ def backward_queries_kernel(
     DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
     APART: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of queries of one (b, h)).
+    """Compute dq of a block of queries. A program has a block of queries of one (b, h).
 
-    APART: dq's parts through content and through positions have accumulators of their own: on
-    Blackwell, where Triton gave wrong values of two products chained through one
-    (triton-lang/triton#10821).
+    APART: whether the parts of dq through content and through positions have separate accumulators.
+    They have on Blackwell, where Triton gave wrong values for two products chained through one
+    accumulator (triton-lang/triton#10821).
 
-    DQ_SUM: float32 [B * H, blocks, D], the block's sum of dq. DR and DB: None, or float32 [H, T, D]
-    and [H, T] of zeros, to which dr and the gradient of `r_bias` are added by atomics. With TMA, V,
-    V_MEM and R are descriptors, as K and K_MEM are without bounds; see forward.
+    DQ_SUM: float32 [B * H, blocks, D], the sum of dq over the block. DR and DB: None, or float32
+    [H, T, D] and [H, T] of zeros, to which dr and the gradient of `r_bias` are added by atomics.
+    With TMA, V, V_MEM and R are descriptors, and so are K and K_MEM without bounds; see
+    `forward_kernel`.
     """
     sizes = Sizes(H, L, M, T, zero_row, left, right)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
@@ -189,13 +193,13 @@ def backward_queries_kernel(
     plain_values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False, UNIT)
     blocks = tl.cdiv(L, BLOCK)
     pid = tl.program_id(0)
-    block = blocks - 1 - pid % blocks  # longest first
+    block = blocks - 1 - pid % blocks  # blocks with the most keys first
     m0 = block * BLOCK
     place = place_of(pid // blocks, H)
     i = m0 + tl.arange(0, BLOCK)
-    # Queries past the segment's end may meet anything: their dS must not reach dr or DQ_SUM.
+    # Queries past the segment's end hold any values: their dS must not reach dr or DQ_SUM.
     visible, _ = visible_to(bounds, place.b, i, sizes, True)
-    key_last = None  # of the memory; the segment's begins at key M
+    key_last = None  # KEY_LAST of the memory; the segment's begins at key M
     segment_last = None
     row_last = None
     if KEY_LAST is not None:
@@ -233,7 +237,7 @@ def backward_queries_kernel(
         dr_rows = Rows(DR + place.h * T * D, D, 0, T, place.b, place.h)
         gradient = TableGradient(dr_rows, tl.abs(scale))
     d0 = queries.at - tl.where(visible.first < M, mem_start, M + seg_start)
-    above = tl.zeros((1, 1), tl.float32)  # of nothing, without a table
+    above = tl.zeros((1, 1), tl.float32)  # not used without a table
     if R is not None:
         r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
         above = dot(qw, tl.trans(r), None, PRECISION)
@@ -261,7 +265,8 @@ def backward_queries_kernel(
     if APART:
         dq += dq_positions
     if (R is not None) or (DB is not None):
-        # What the last tile leaves below d0: nothing when causal, else the distances of later keys.
+        # dS of the last tile at distances below d0: none if causal, else the distances of later
+        # keys.
         G = skew(tl.zeros((BLOCK, BLOCK), tl.float32), ds.to(tl.float32), d0, BLOCK, BLOCK).to(ds.dtype)
         dq = _through_positions(
             dq, G, qw, table, row_last, gradient, table_bias_gradient, d0 - BLOCK, BLOCK, PRECISION, layout
@@ -274,7 +279,8 @@ def backward_queries_kernel(
 
 @triton.jit
 def _sum_of_head(PARTS, h, B, H, blocks, BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """float32 [BLOCK_D]: the sum over b and blocks of PARTS, float32 [B, H, blocks, D]."""
+    """Return the sum over b and blocks of PARTS, float32 [B, H, blocks, D], for a head: float32
+    [BLOCK_D]."""
     d = tl.arange(0, BLOCK_D)
     acc = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     for part in range(0, B * blocks, BLOCK):
@@ -292,12 +298,13 @@ def finish_kernel(
     B, H, T, rows, first_row, query_blocks, key_blocks, shares,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (head): du and dw [H, D]. After those, program (block of rows of a head): dr and db.
+    """Compute du and dw [H, D] (program: a head), then dr and db (program: a block of rows of a
+    head).
 
-    DQ_SUM: float32 [B, H, query_blocks, D], of dq; DU_SUM: float32 [B, H, key_blocks, D]; dw is the
-    first's sum less du. DR_SUM: float32 [shares, H, T, D], of dr's rows from first_row on; others
-    are zero. DR: [H, rows, D]. Without a table DR is None and dw zero. DB_SUM, float32
-    [shares, H, T], and DB [H, rows]: the same of `r_bias`, or None.
+    DQ_SUM: float32 [B, H, query_blocks, D], sums of dq; DU_SUM: float32 [B, H, key_blocks, D],
+    shares of du; dw is the sum of the first less du. DR_SUM: float32 [shares, H, T, D], the rows of
+    dr from first_row on; other rows are 0. DR: [H, rows, D]. Without a table DR is None and dw is
+    0. DB_SUM, float32 [shares, H, T], and DB [H, rows]: the same for `r_bias`, or None.
     """
     pid = tl.program_id(0)
     d = tl.arange(0, BLOCK_D)

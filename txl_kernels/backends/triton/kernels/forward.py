@@ -1,7 +1,7 @@
-"""Forward: a block of queries walks the keys it can see with an online softmax.
+"""Forward: a block of queries walks the keys that it sees, with an online softmax.
 
-It carries half of each window of distances: the block below one tile is the block above the next,
-from memory to segment too: see `visible`.
+The position scores of a tile need two blocks of distances. The block below one tile is the block
+above the next, so it is kept, also from the memory to the segment (see `visible`).
 """
 
 import triton
@@ -43,12 +43,12 @@ def _walk(
     state, source, from_tile, to_tile, table, table_bias, queries, visible, dropout,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, GAPS: tl.constexpr, layout, value_layout,
 ):  # fmt: skip
-    """Tiles from_tile .. to_tile - 1 of one source.
+    """Process the tiles from_tile .. to_tile - 1 of one source, and return the new state.
 
-    state: sum of weights times values [BM, BLOCK_DV], largest score and sum of weights [BM], and
-    the position scores of the block of distances above the next tile [BM, BN], which without a
-    table mean nothing; all float32. GAPS: whether keys between seen ones may be seen by no query of
-    the block.
+    state: the sum of weights times values [BM, BLOCK_DV], the largest score and the sum of weights
+    [BM], and the position scores of the block of distances above the next tile [BM, BN] (not used
+    without a table); all float32. GAPS: whether there may be keys between visible ones that no
+    query of the block sees.
     """
     acc, top, total, above = state
     for tile in range(from_tile, to_tile):
@@ -71,8 +71,8 @@ def _walk(
             s = capped(s, queries.to_cap)
         if partly(visible, key0, BN):
             s = tl.where(sees(visible, key), s, float("-inf"))
-        # Differences are scaled, not scores: what a product of large ones leaves out when it is
-        # rounded is no small row_bias.
+        # Differences are scaled, not scores: the rounding error of a large score times the scale
+        # would be large.
         raised = tl.maximum(top, tl.max(s, 1))  # [BM]
         base = tl.where(raised == float("-inf"), 0.0, raised)
         p = tl.math.exp2((s - base[:, None]) * queries.scale_log2)  # [BM, BN]
@@ -89,7 +89,7 @@ def _walk(
     return acc, top, total, above
 
 
-# Sizes that change from call to call must not compile a kernel each.
+# Sizes change from call to call; if they were specialized, each would compile a kernel.
 @triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "left", "right", "drop_below"])
 def forward_kernel(
     Q, K, V, K_MEM, V_MEM, R, R_BIAS, U, W, START, END, SEED, OUT, LSE,
@@ -101,13 +101,14 @@ def forward_kernel(
     BLOCK_DV: tl.constexpr, DROPOUT: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of BM queries of one (b, h), part of its keys).
+    """Compute out and lse. A program has a block of BM queries of one (b, h), and a part of its
+    keys.
 
-    R or R_BIAS may be None. With SPLIT, OUT is float32 [parts, B * H, L, D_V] and LSE the largest
-    scores and the sums of weights, [2, parts, B * H, L], for `merge_kernel`; without, there is one
-    part. With TMA, K, K_MEM and R are
-    descriptors, as V and V_MEM are without bounds (which leave rows out); those of the memory start
-    at the first key that some query sees.
+    R or R_BIAS may be None. With SPLIT, OUT is float32 [parts, B * H, L, D_V], and LSE has the
+    largest scores and the sums of weights, [2, parts, B * H, L], for `merge_kernel`. Without SPLIT
+    there is one part. With TMA, K, K_MEM and R are descriptors. V and V_MEM are, too, except with
+    bounds, which hide rows that must not be read. The memory's descriptors start at the first key
+    that a query can see.
     """
     sizes = Sizes(H, L, M, T, zero_row, left, right)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
@@ -116,7 +117,7 @@ def forward_kernel(
     out_layout: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, False, UNIT)
     blocks = tl.cdiv(L, BM)
     pid = tl.program_id(0)
-    m0 = (blocks - 1 - pid % blocks) * BM  # longest first
+    m0 = (blocks - 1 - pid % blocks) * BM  # blocks with the most keys first
     place = place_of(pid // blocks, H)
     i = m0 + tl.arange(0, BM)
     visible, bad = visible_to(bounds, place.b, i, sizes, False)
@@ -184,7 +185,7 @@ def forward_kernel(
     )  # fmt: skip
     acc, top, total, _ = state
 
-    nothing = total == 0.0  # of these keys, which may be one part's
+    nothing = total == 0.0  # no key is visible, in this part if there are several
     out = tl.where(nothing[:, None], 0.0, acc * (keep_scale / tl.where(nothing, 1.0, total))[:, None])
     at = place.bh
     if SPLIT:
@@ -206,7 +207,8 @@ def merge_kernel(
     PARTS, PART_SUMS, OUT, LSE, out_batch, out_head, out_row, H, L, parts, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Program (query of one (b, h)): adds up the parts of its keys by their sums, in order.
+    """Merge the parts of a query's keys by their sums, in a fixed order. A program has a query of
+    one (b, h).
 
     PARTS: float32 [parts, B * H, L, D]; PART_SUMS: float32 [2, parts, B * H, L], see
     `forward_kernel`.

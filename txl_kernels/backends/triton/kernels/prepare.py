@@ -1,4 +1,4 @@
-"""The kernel that computes, once for each query, the inputs of the other backward kernels."""
+"""The kernel that computes, once for each query, inputs of the other backward kernels."""
 
 import triton
 import triton.language as tl
@@ -30,16 +30,18 @@ from txl_kernels.backends.triton.kernels.visible import (
 )
 
 LOG2E = tl.constexpr(1.4426950408889634)
-LARGE = tl.constexpr(64 * 1.4426950408889634)  # lse2, from which on its rounding is more than a weight's own
+LARGE = tl.constexpr(64 * 1.4426950408889634)  # above it, the rounding error of lse2 exceeds that of a weight
 
 
 @triton.jit
 def _largest_and_sum(
     state, source, table, table_bias, queries, visible, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout
 ):  # fmt: skip
-    """The largest scores and the sums of weights relative to them, over all tiles of one source.
+    """Return the largest scores, and the sums of weights relative to them, over all tiles of one
+    source.
 
-    state: both [BLOCK], and the position scores of the block of distances above the next tile.
+    state: both so far, float32 [BLOCK], and the position scores of the block of distances above the
+    next tile.
     """
     top, total, above = state
     for row0 in range(source.start, source.k.last, BLOCK):
@@ -76,13 +78,15 @@ def prepare_kernel(
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of queries of one (b, h)): q + u, q + w, delta, and lse in base 2.
+    """Compute q + u, q + w, delta, and lse in base 2. A program has a block of queries of one (b,
+    h).
 
-    QU, QW: [B * H, L, D], rounded to q's dtype, with the scale's sign, zero for a query that sees
-    nothing; QW and W None where there is no table. DELTA, TOP, LSE2: [B * H, L]; weights are
-    exp2((score - TOP) * scale_log2 - LSE2). TOP is 0 and LSE2 lse in base 2; where that is large,
-    they are the largest score and the log2 of the sum of weights relative to it, formed anew from
-    all keys. LSE2 is +inf for a query that sees nothing, so that its probabilities are zero.
+    QU, QW: [B * H, L, D], rounded to q's dtype and multiplied by the scale's sign; 0 for a query
+    that sees no key. Without a table, QW and W are None. DELTA, TOP, LSE2: float32 [B * H, L]; the
+    weights are exp2((score - TOP) * scale_log2 - LSE2). TOP is 0 and LSE2 is lse in base 2. Where
+    that is large, TOP is the largest score and LSE2 the log2 of the sum of weights relative to it,
+    both computed again from all keys. LSE2 is +inf for a query that sees no key, so that its
+    weights are 0.
     """
     sizes = Sizes(H, L, M, T, zero_row, left, right)
     layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
@@ -127,7 +131,7 @@ def prepare_kernel(
         table_bias = None
         if R_BIAS is not None:
             table_bias = bias_table_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign)
-        above = tl.zeros((1, 1), tl.float32)  # of nothing, without a table
+        above = tl.zeros((1, 1), tl.float32)  # not used without a table
         if R is not None:
             d0 = queries.at - tl.where(visible.first < M, mem_start, M + seg_start)
             r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]

@@ -1,5 +1,5 @@
-"""Tiles: [ROWS, BLOCK_D] from memory and back, by pointers or by descriptors; their products; what
-is done to scores."""
+"""Operations on tiles [ROWS, BLOCK_D]: loads and stores by pointers or descriptors, products, and
+operations on scores."""
 
 import triton
 import triton.language as tl
@@ -13,14 +13,14 @@ PHILOX_ROUNDS = tl.constexpr(7)  # as in `txl_kernels.call`
 
 @triton.jit
 def place_of(bh, H):
-    """The `Place` of a program."""
+    """Return the `Place` of a program."""
     bh = bh.to(tl.int64)
     return Place(bh, bh // H, bh % H)
 
 
 @triton.jit
 def multiple(stride, layout):
-    """A stride, which is a multiple of UNIT, as the compiler can tell that it is one."""
+    """Return a stride that is a multiple of UNIT, in a form that shows this to the compiler."""
     if layout.UNIT > 1:
         stride = stride // layout.UNIT * layout.UNIT
     return stride
@@ -28,7 +28,7 @@ def multiple(stride, layout):
 
 @triton.jit
 def rows_of(x, strides, place, first, last, layout):
-    """`Rows` of x [B, H, rows, D] at a place. strides: of batch, head and row."""
+    """Return the `Rows` of x [B, H, rows, D] at a place. strides: of batch, head and row."""
     if not layout.TMA:
         x += place.b * multiple(strides[0], layout) + place.h * multiple(strides[1], layout)
     return Rows(x, multiple(strides[2], layout), first, last, place.b, place.h)
@@ -36,7 +36,7 @@ def rows_of(x, strides, place, first, last, layout):
 
 @triton.jit
 def packed_rows(x, place, L, layout):
-    """`Rows` of a contiguous x [B * H, L, D]; a descriptor has [B, H, L, D]."""
+    """Return the `Rows` of a contiguous x [B * H, L, D]; a descriptor has [B, H, L, D]."""
     if not layout.TMA:
         x += place.bh * (tl.cast(L, tl.int64) * layout.D)
     return Rows(x, layout.D, 0, L, place.b, place.h)
@@ -44,7 +44,8 @@ def packed_rows(x, place, L, layout):
 
 @triton.jit
 def _mask(rows, row0, ROWS: tl.constexpr, layout):
-    """[ROWS, BLOCK_D]: rows inside [first, last) and, if BLOCK_D is not D, columns below D."""
+    """Return the mask [ROWS, BLOCK_D] of rows inside [first, last) and, if BLOCK_D is not D,
+    columns below D."""
     row = row0 + tl.arange(0, ROWS)
     mask = ((row >= rows.first) & (row < rows.last))[:, None]
     if layout.D != layout.BLOCK_D:
@@ -54,7 +55,8 @@ def _mask(rows, row0, ROWS: tl.constexpr, layout):
 
 @triton.jit
 def _pointers(rows, row0, ROWS: tl.constexpr, layout):
-    """[ROWS, BLOCK_D] pointers from row0 on; offsets of 64 bits where 32 could overflow."""
+    """Return pointers [ROWS, BLOCK_D] from row0 on, with 64-bit offsets where 32 bits could
+    overflow."""
     first = rows.at + tl.cast(row0, tl.int64) * rows.stride
     row = tl.arange(0, ROWS)
     if layout.WIDE:
@@ -64,7 +66,7 @@ def _pointers(rows, row0, ROWS: tl.constexpr, layout):
 
 @triton.jit
 def load_by_pointers(rows, row0, keep, ROWS: tl.constexpr, layout):
-    """`load_rows` of `Rows` or a `Table` without descriptors."""
+    """Return the tile of `load_rows`, of `Rows` or a `Table` without descriptors."""
     mask = _mask(rows, row0, ROWS, layout)
     if keep is not None:
         mask = mask & keep[:, None]
@@ -73,9 +75,10 @@ def load_by_pointers(rows, row0, keep, ROWS: tl.constexpr, layout):
 
 @triton.jit
 def load_rows(rows, row0, keep, ROWS: tl.constexpr, layout):
-    """[ROWS, BLOCK_D] from row0 on; zeros outside [first, last), and where keep is False.
+    """Return the tile [ROWS, BLOCK_D] from row0 on, with zeros outside [first, last) and where keep
+    is False.
 
-    keep: bool [ROWS]; or None, as it must be with a descriptor.
+    keep: bool [ROWS]; or None, which is required with a descriptor.
     """
     if layout.TMA:
         tl.static_assert(keep is None)
@@ -88,7 +91,7 @@ def load_rows(rows, row0, keep, ROWS: tl.constexpr, layout):
 
 @triton.jit
 def store_rows(rows, row0, value, ROWS: tl.constexpr, layout):
-    """Writes value [ROWS, BLOCK_D] from row0 on, inside [first, last), in the rows' dtype."""
+    """Store value [ROWS, BLOCK_D] from row0 on, inside [first, last), in the rows' dtype."""
     mask = _mask(rows, row0, ROWS, layout)
     pointers = _pointers(rows, row0, ROWS, layout)
     tl.store(pointers, value.to(rows.at.dtype.element_ty), mask=mask)
@@ -96,14 +99,14 @@ def store_rows(rows, row0, value, ROWS: tl.constexpr, layout):
 
 @triton.jit
 def add_rows(rows, row0, value, ROWS: tl.constexpr, layout):
-    """Adds value, float32 [ROWS, BLOCK_D], from row0 on, inside [first, last), by atomics."""
+    """Add value, float32 [ROWS, BLOCK_D], from row0 on, inside [first, last), by atomics."""
     pointers = _pointers(rows, row0, ROWS, layout)
     tl.atomic_add(pointers, value, mask=_mask(rows, row0, ROWS, layout), sem="relaxed")
 
 
 @triton.jit
 def table_of(R, r_head, r_row, h, sizes, layout):
-    """`Table` of r [H, T, D] at a head."""
+    """Return the `Table` of r [H, T, D] at a head."""
     if not layout.TMA:
         R += tl.cast(sizes.zero_row, tl.int64) * multiple(r_row, layout) + h * multiple(r_head, layout)
     return Table(R, multiple(r_row, layout), -sizes.zero_row, sizes.T - sizes.zero_row, h)
@@ -111,7 +114,8 @@ def table_of(R, r_head, r_row, h, sizes, layout):
 
 @triton.jit
 def load_distances(table, d0, keep, ROWS: tl.constexpr, layout):
-    """[ROWS, BLOCK_D] of r from distance d0 on; zeros where r has none, and where keep is False.
+    """Return the tile [ROWS, BLOCK_D] of r from distance d0 on, with zeros where r has no row and
+    where keep is False.
 
     keep: bool [ROWS], or None.
     """
@@ -127,20 +131,21 @@ def load_distances(table, d0, keep, ROWS: tl.constexpr, layout):
 
 @triton.jit
 def bias_table_of(R_BIAS, rb_head, rb_row, h, sizes, sign):
-    """`BiasTable` of `r_bias` [H, T] at a head."""
+    """Return the `BiasTable` of `r_bias` [H, T] at a head."""
     at = R_BIAS + h * rb_head + tl.cast(sizes.zero_row, tl.int64) * rb_row
     return BiasTable(at, rb_row, -sizes.zero_row, sizes.T - sizes.zero_row, sign)
 
 
 @triton.jit
 def sign_of(scale):
-    """1, 0 or -1: of a scale of 0 all scores are 0."""
+    """Return the scale's sign, 1, 0 or -1. A scale of 0 makes all scores 0."""
     return tl.where(scale > 0, 1.0, tl.where(scale < 0, -1.0, 0.0))
 
 
 @triton.jit
 def load_table_bias(table_bias, d0, COUNT: tl.constexpr):
-    """float32 [COUNT]: of distances from d0 on, zeros where there are none."""
+    """Return relative biases float32 [COUNT] from distance d0 on, with zeros where the table has
+    none."""
     d = d0 + tl.arange(0, COUNT)
     pointers = table_bias.at + d.to(tl.int64) * table_bias.stride
     value = tl.load(pointers, mask=(d >= table_bias.first) & (d < table_bias.last), other=0.0)
@@ -149,41 +154,42 @@ def load_table_bias(table_bias, d0, COUNT: tl.constexpr):
 
 @triton.jit
 def load_bias(U, head_stride, h, layout):
-    """[BLOCK_D] float32 of a bias [H, D]; zeros from column D on."""
+    """Return a bias [H, D] at a head as float32 [BLOCK_D], with zeros from column D on."""
     d = tl.arange(0, layout.BLOCK_D)
     return tl.load(U + h * head_stride + d, mask=d < layout.D, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
-    """a @ b (+ acc), float32. PRECISION: of float32 operands, "ieee" or "tf32"."""
-    if INTERPRETED:  # its product of bfloat16 takes the raw bits for integers
+    """Return a @ b (+ acc), float32. PRECISION: "ieee" or "tf32", for float32 operands."""
+    if INTERPRETED:  # its product of bfloat16 reads the raw bits as integers
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
-# The relative shift inside a tile: from products with distances to keys of queries, and back.
+# The relative shift inside a tile, from [queries, distances] to [queries, keys], and the way back.
 #
-# A tile holds queries m of [0, BM) against keys n of [0, BN), BM <= BN; d0 is the distance of (m,
-# n) = (0, 0). Its pairs are at distances d0 + m - n, so they need the products with two blocks of
-# BN distances: `above` starts at d0, `below` at d0 - BN. Pair (m, n) wants column (m - n) mod BN,
-# of `above` where n <= m and of `below` where n > m. In row m these are the columns up to m of
-# `above` and the rest of `below`, so the two are one block before anything is moved.
+# A tile has queries m of [0, BM) and keys n of [0, BN), BM <= BN; d0 is the distance of (m, n) =
+# (0, 0). Its pairs are at distances d0 + m - n, so they need the products with two blocks of BN
+# distances: `above` starts at d0, `below` at d0 - BN. Pair (m, n) needs column (m - n) mod BN, of
+# `above` where n <= m and of `below` where n > m. In row m these are the columns up to m of `above`
+# and the other columns of `below`. So one select joins both blocks before anything is moved.
 #
-# A rank-1 gather is one store to shared memory, a barrier and one load (a gather of rank 2 becomes
-# shuffles, many more instructions). Flat addresses put the low bits so that neither the store nor
-# the load has bank conflicts in the matrix units' layout of 4-byte results, and wrap around in
-# their highest bits, which a single "and" does.
+# A gather of rank 1 compiles to one store to shared memory, a barrier and one load (a gather of
+# rank 2 becomes shuffles, with many more instructions). The low bits of the flat addresses are
+# ordered so that neither the store nor the load has bank conflicts in the matrix units' layout of
+# 4-byte results. The highest bits wrap around, by a single "and".
 
 
 @triton.jit
 def _opaque_zero(varying):
-    """0, which the compiler does not know: what is computed with it inside a loop is not computed
-    before, where it would take registers for as long as the loop runs.
+    """Return 0 in a form that the compiler cannot evaluate. It keeps the compiler from moving
+    computations out of a loop, where their results would take registers for as long as the loop
+    runs.
 
-    varying: an int32 that changes in the loop. The assembly has no side effects, as Triton's
-    pipeliner on Blackwell takes none.
+    varying: an int32 that changes in the loop. The assembly is declared pure, because Triton's
+    pipeliner on Blackwell does not accept side effects.
     """
     zero = 0
     if not INTERPRETED:
@@ -193,7 +199,7 @@ def _opaque_zero(varying):
 
 @triton.jit
 def laid_out_as(x, like):
-    """x in the layout of `like`, both float32 [BM, BN]."""
+    """Return x in the register layout of `like`, both float32 [BM, BN]."""
     if not INTERPRETED:
         x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f,f", [x, like], tl.float32, True, 1)
     return x
@@ -201,10 +207,10 @@ def laid_out_as(x, like):
 
 @triton.jit
 def skew(above, below, varying, BM: tl.constexpr, BN: tl.constexpr):
-    """[BM, BN]: out[m, n] = [below | above][m, m - n + BN].
+    """Return the skewed tile [BM, BN]: out[m, n] = [below | above][m, m - n + BN].
 
-    Also its own inverse, up to which tile is new: with (ds, ds of the tile before) it gives G[m,
-    c], the entries at distance d0 + c.
+    It also unskews: of dS of a tile and dS of the tile before, it returns G[m, c], the entries at
+    distance d0 + c.
     """
     zero = _opaque_zero(varying)
     both = tl.where(tl.arange(0, BN)[None, :] > (tl.arange(0, BM) + zero)[:, None], below, above)
@@ -224,7 +230,8 @@ def skew(above, below, varying, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def skew_transposed(above, below, varying, BLOCK: tl.constexpr):
-    """The same for transposed square tiles: out[n, m] = [below ; above][m - n + BLOCK, m]."""
+    """Return the skewed tile of transposed square tiles: out[n, m] = [below ; above][m - n + BLOCK,
+    m]."""
     zero = _opaque_zero(varying)
     both = tl.where((tl.arange(0, BLOCK) + zero)[:, None] > tl.arange(0, BLOCK)[None, :], below, above)
     nh = (tl.arange(0, BLOCK // 8) + zero)[:, None, None, None]
@@ -242,7 +249,7 @@ def skew_transposed(above, below, varying, BLOCK: tl.constexpr):
 
 @triton.jit
 def bias_of_pairs(table_bias, d0, BM: tl.constexpr, BN: tl.constexpr):
-    """[BM, BN]: the row_bias at each pair's distance, d0 + m - n. BM <= BN."""
+    """Return the relative bias of each pair, [BM, BN], at distance d0 + m - n. BM <= BN."""
     window = load_table_bias(table_bias, d0 - BN, 2 * BN)
     at = (tl.arange(0, BM) + _opaque_zero(d0))[:, None] - tl.arange(0, BN)[None, :] + BN
     return tl.reshape(tl.gather(window, tl.reshape(at, (BM * BN,)), axis=0), (BM, BN))
@@ -250,7 +257,7 @@ def bias_of_pairs(table_bias, d0, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def bias_of_pairs_transposed(table_bias, d0, BLOCK: tl.constexpr):
-    """[BLOCK, BLOCK]: the same, out[n, m]."""
+    """Return the transposed `bias_of_pairs`, [BLOCK, BLOCK]: out[n, m]."""
     window = load_table_bias(table_bias, d0 - BLOCK, 2 * BLOCK)
     at = tl.arange(0, BLOCK)[None, :] - (tl.arange(0, BLOCK) + _opaque_zero(d0))[:, None] + BLOCK
     return tl.reshape(tl.gather(window, tl.reshape(at, (BLOCK * BLOCK,)), axis=0), (BLOCK, BLOCK))
@@ -258,21 +265,22 @@ def bias_of_pairs_transposed(table_bias, d0, BLOCK: tl.constexpr):
 
 @triton.jit
 def add_unfused(scores, table_bias):
-    """Their sum, which stays apart from the product that the scores are.
+    """Return scores + table_bias, added after the product that gives the scores.
 
-    BiasTable repeat in a tile. As the first sums of a product on sm_90 each copy would go to a
-    register of its own behind the fence that products need before them.
+    Biases repeat in a tile. If they were the product's accumulator on sm_90, each copy would take a
+    register of its own, because of the fence before the product.
     """
     return tl.fma(scores, 1.0, table_bias)
 
 
 @triton.jit
 def capped(s, to_cap):
-    """tanh(s * to_cap), float32, to a few units in the last place of any size; NaN stays."""
+    """Return tanh(s * to_cap), float32, with an error of a few units in the last place; NaN for
+    NaN."""
     x = s * to_cap
     size = tl.abs(x)
     z = x * x
-    # Near 0 a polynomial, fitted to tanh(x) / x on [0, 0.6]: 1 - e would cancel.
+    # Near 0 a polynomial, fitted to tanh(x) / x on [0, 0.6], avoids the cancellation in 1 - e.
     p = ((-0.005893945 * z + 0.020794618) * z - 0.053783293) * z + 0.133319153
     near = x + x * z * (p * z - 0.333332975)
     e = tl.math.exp2(size * -2.8853900817779268)  # exp(-2 size)
@@ -282,33 +290,35 @@ def capped(s, to_cap):
 
 @triton.jit
 def weights(s, scale_log2, top, lse2):
-    """exp2((s - top) * scale_log2 - lse2), at most 1.
+    """Return the weights exp2((s - top) * scale_log2 - lse2), limited to 1; NaN for NaN.
 
-    s: scores, float32, or what `capped` made of them. top, lse2: see `prepare_kernel`. Another
-    kernel may have summed a score in another order: of huge ones the difference is no longer small,
-    and exp2 of it has no bound. NaN stays.
+    s: scores, float32, capped if there is a cap. top, lse2: see `prepare_kernel`. The limit is
+    needed where another kernel summed a score in another order: for huge scores the difference is
+    not small, and exp2 of it has no bound.
     """
     return tl.math.exp2(tl.minimum((s - top) * scale_log2 - lse2, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
-# Dropout bits, a function of seed, place, query and key: see `txl_kernels.call`.
+# Dropout bits, a function of seed, (b, h), query and key; see `txl_kernels.call`.
 
 
 @triton.jit
 def _kept_eight(dropout, group, key):
-    """Eight bools, in three axes of 2, for each (group of eight queries, key): not dropped."""
+    """Return whether entries are kept, for each (group of eight queries, key): eight bools, in
+    three axes of 2."""
     zero = tl.zeros_like(group + key)
     w0, w1, w2, w3 = tl.philox(
         dropout.seed, zero + key, zero + group, zero + dropout.bh.to(tl.int32), zero, PHILOX_ROUNDS
     )
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
     below = dropout.drop_below.to(tl.uint32) << 16
-    return tl.join(words << 16 >= below, words >= below)  # the low 16 bits, the high
+    return tl.join(words << 16 >= below, words >= below)  # the low 16 bits, then the high ones
 
 
 @triton.jit
 def keep_mask(dropout, m0, key0, BM: tl.constexpr, BN: tl.constexpr):
-    """[BM, BN] bool: what dropout leaves of the tile at query m0 (a multiple of 8) and key0."""
+    """Return the mask of kept entries, bool [BM, BN], of the tile at query m0 (a multiple of 8) and
+    key0."""
     group = (m0 // 8 + tl.arange(0, BM // 8))[:, None]  # [BM / 8, 1]
     key = (key0 + tl.arange(0, BN))[None, :]  # [1, BN]
     eight = tl.reshape(_kept_eight(dropout, group, key), (BM // 8, BN, 8))
@@ -317,7 +327,7 @@ def keep_mask(dropout, m0, key0, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def keep_mask_transposed(dropout, m0, key0, BM: tl.constexpr, BN: tl.constexpr):
-    """The same as [BN, BM]."""
+    """Return the transposed `keep_mask`, bool [BN, BM]."""
     group = (m0 // 8 + tl.arange(0, BM // 8))[None, :]  # [1, BM / 8]
     key = (key0 + tl.arange(0, BN))[:, None]  # [BN, 1]
     return tl.reshape(_kept_eight(dropout, group, key), (BN, BM))

@@ -1,5 +1,5 @@
-"""Which keys queries see: the interval of each, what a block of queries has in common, how it walks
-them, and which queries see a key."""
+"""Visible keys: the interval of each query, what the intervals of a block have in common, how a
+block walks its keys, and which queries see a key."""
 
 import triton
 import triton.language as tl
@@ -12,11 +12,11 @@ NEVER = tl.constexpr(2**31 - 1)  # in KEY_FIRST and ROW_FIRST: no query
 
 @triton.jit
 def interval(bounds, b, i, sizes):
-    """Keys low <= j < high that queries i see, and whether a query is bad; all [BM].
+    """Return (low, high, bad) of queries i, all [BM]: a query sees the keys low <= j < high.
 
-    Bad: a bound out of range, or no row in r. A query stands at key M + i and sees `left` keys
-    before that and `right` keys after it. Queries beyond L see nothing: low = high = 0, as for
-    every query that sees nothing.
+    bad, bool: a bound is out of range, or a visible distance has no row in r. A query stands at key
+    M + i and sees at most `left` keys before it and `right` keys after it. Queries from L on see no
+    key; low = high = 0 for every query that sees no key.
     """
     keys = sizes.M + sizes.L
     at = sizes.M + i
@@ -46,10 +46,9 @@ def interval(bounds, b, i, sizes):
 
 @triton.jit
 def visible_to(bounds, b, i, sizes, PAST_END: tl.constexpr):
-    """`Visible` of queries i [BM], and which of them are bad.
+    """Return the `Visible` of queries i [BM], and `bad` of `interval`.
 
-    PAST_END: whether queries past the segment's end count, which see nothing: then no tile is whole
-    for their block.
+    PAST_END: whether queries from L on count. They see no key, so no tile is whole for their block.
     """
     low, high, bad = interval(bounds, b, i, sizes)
     keys = sizes.M + sizes.L
@@ -65,48 +64,49 @@ def visible_to(bounds, b, i, sizes, PAST_END: tl.constexpr):
 
 @triton.jit
 def partly(visible, key0, BN: tl.constexpr):
-    """True if some query does not see some key of the tile at key0."""
+    """Return True if some query of the block does not see some key of the tile at key0."""
     return (key0 < visible.all_from) | (key0 + BN > visible.all_to)
 
 
 @triton.jit
 def sees(visible, key):
-    """[BM, BN] bool: which query sees which key. key: int32 [BN]."""
+    """Return whether each query sees each key, bool [BM, BN]. key: int32 [BN]."""
     return (key[None, :] >= visible.low[:, None]) & (key[None, :] < visible.high[:, None])
 
 
 @triton.jit
 def _first_bits(n):
-    """int64 with the lowest n bits set, 0 <= n <= 64."""
+    """Return int64 with the lowest n bits set, 0 <= n <= 64."""
     one = tl.full(n.shape, 1, tl.int64)
     return tl.where(n < 64, (one << tl.minimum(n, 63).to(tl.int64)) - 1, -1)
 
 
 @triton.jit
 def seen_by_some(visible, key0, BN: tl.constexpr):
-    """[BN] bool: which keys of the tile at key0 some query of the block sees.
+    """Return whether any query of the block sees each key of the tile at key0, bool [BN].
 
-    A query's keys are a run of bits, so that one value for each is combined and not BN. BN: at
-    most 64.
+    A query's keys are consecutive bits of one word, so that the queries' words are combined instead
+    of BN bools each. BN: at most 64.
     """
     tl.static_assert(BN <= 64)
     low = tl.minimum(tl.maximum(visible.low - key0, 0), BN)  # [BM]
     high = tl.minimum(tl.maximum(visible.high - key0, 0), BN)
     bits = tl.reduce_or(_first_bits(high) ^ _first_bits(low), 0)
     n = tl.arange(0, BN)
-    word = tl.where(n < 32, bits.to(tl.int32), (bits >> 32).to(tl.int32))  # halves take fewer registers
+    word = tl.where(n < 32, bits.to(tl.int32), (bits >> 32).to(tl.int32))  # 32-bit halves take fewer registers
     return ((word >> (n & 31)) & 1) != 0
 
 
-# Memory and segment as a block of queries walks their keys.
+# The order in which a block of queries walks the keys of memory and segment.
 #
-# Tiles of the memory end where the memory ends and tiles of the segment start there, so that the
-# walk crosses from one to the other without a seam, for any M.
+# Tiles of the memory end where the memory ends, and tiles of the segment start there. So the walk
+# has no partial tile between them, for any M.
 
 
 @triton.jit
 def tile_starts(visible, sizes, BN: tl.constexpr):
-    """Rows of the memory and of the segment at which the first tile with a visible key starts."""
+    """Return the rows of the memory and of the segment at which the first tile with a visible key
+    starts."""
     memory = sizes.M - tl.cdiv(tl.maximum(sizes.M - visible.first, 0), BN) * BN
     segment = tl.maximum(visible.first - sizes.M, 0) // BN * BN
     return memory, segment
@@ -114,7 +114,8 @@ def tile_starts(visible, sizes, BN: tl.constexpr):
 
 @triton.jit
 def memory_source(K, k_strides, V, v_strides, start, place, visible, sizes, k_layout, v_layout):
-    """`Source` of the keys before M. Descriptors start at the first key that a window reaches."""
+    """Return the `Source` of the keys before M. Descriptors start at the first key that a window
+    reaches."""
     last = tl.minimum(visible.last, sizes.M)
     reached = tl.maximum(sizes.M - sizes.left, 0)
     k = rows_of(K, k_strides, place, reached if k_layout.TMA else visible.first, last, k_layout)
@@ -124,7 +125,7 @@ def memory_source(K, k_strides, V, v_strides, start, place, visible, sizes, k_la
 
 @triton.jit
 def segment_source(K, k_strides, V, v_strides, start, place, visible, sizes, k_layout, v_layout):
-    """`Source` of the keys from M on."""
+    """Return the `Source` of the keys from M on."""
     first = tl.maximum(visible.first, sizes.M) - sizes.M
     last = visible.last - sizes.M
     k = rows_of(K, k_strides, place, 0 if k_layout.TMA else first, last, k_layout)
@@ -134,8 +135,8 @@ def segment_source(K, k_strides, V, v_strides, start, place, visible, sizes, k_l
 
 # Before backward with bounds: which queries see each key and use each row of r.
 #
-# It bounds the loops over queries, and keeps rows that no query sees out of the products: they may
-# hold any values.
+# This limits the loops over queries, and keeps rows that no query sees out of the products, because
+# they may hold any values.
 
 
 @triton.jit(do_not_specialize=["L", "M", "T", "zero_row", "left", "right"])
@@ -144,11 +145,11 @@ def reach_kernel(
     start_batch, start_query, end_batch, end_query, L, M, T, zero_row, left, right,
     CELLS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Program (batch row, CELLS keys and CELLS rows of r): first and last
-    query that sees the key, or uses the row.
+    """Compute the first and last query that sees each key, and that uses each row of r. A program
+    has a batch row, CELLS keys and CELLS rows of r.
 
-    KEY_FIRST, KEY_LAST: int32 [B, S]; ROW_FIRST, ROW_LAST: int32 [B, T].
-    Without such a query: NEVER and -1.
+    KEY_FIRST, KEY_LAST: int32 [B, S]; ROW_FIRST, ROW_LAST: int32 [B, T]. They are NEVER and -1 if
+    there is no such query.
     """
     sizes = Sizes(1, L, M, T, zero_row, left, right)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
@@ -179,10 +180,11 @@ def reach_kernel(
 
 @triton.jit
 def span(FIRST, LAST, cell, cells):
-    """From and to which query some of these cells are in use, for `range`; and which are, bool.
+    """Return the range of queries (from, to) that use any of these cells, for `range`; and whether
+    each cell is in use, bool [BLOCK].
 
-    FIRST, LAST: pointers to one batch row's `cells` keys, or rows of r; cell: int32 [BLOCK], also
-    out of their range.
+    FIRST, LAST: pointers to the `cells` keys, or rows of r, of one batch row. cell: int32 [BLOCK],
+    which may be out of range.
     """
     inside = (cell >= 0) & (cell < cells)
     from_query = tl.min(tl.load(FIRST + cell, mask=inside, other=NEVER), 0)
