@@ -43,7 +43,7 @@ class Reading:
             tokens, a window of attn_len tokens is computed from an empty memory, as in the released
             evaluation without memory; segment = 1 is the evaluation of Al-Rfou et al. None: see
             `default_method`.
-        segment: number of tokens a step.
+        segment: number of tokens per step.
 
     Raises:
         TxlError: a number is below 1, or there is no such method.

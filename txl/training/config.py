@@ -42,8 +42,8 @@ class TrainConfig:
         min_lr_ratio: ratio of the last learning rate to the peak (TensorFlow code: 0.004).
         clip: maximum norm of the gradient.
         average: an average of the weights, used for validation and the best checkpoint. "ema":
-            exponential, with ema_decay. "triggered": the mean of all updates from the first
-            validation on whose loss exceeds the best of all but the last `patience` validations
+            exponential, with ema_decay. "triggered": the mean over all updates since a validation's
+            loss first exceeded the best of all earlier validations but the last `patience`
             (AWD-LSTM, Merity et al. 2018).
         intermediate_losses: add the loss of a prediction from layer l of n during the first l / 2n
             of the updates (Al-Rfou et al. 2018).

@@ -117,7 +117,7 @@ def lock(folder: Path) -> None:
     key, path = str(folder.resolve()), folder / ".lock"
     held = _locks.get(key)
     if held is not None and path.exists() and path.stat().st_ino == held[1]:
-        return  # the lock is void if the folder was removed and created again
+        return  # held already; a folder that was removed and created again has another inode
     descriptor = lock_file(path)
     if descriptor is None:
         raise TxlError(f"{folder}: another process is training there")
