@@ -198,7 +198,7 @@ class Trunk(nn.Module):
         self.output_dropout = hidden_dropout(config, config.output_dropout)
 
     def _apply(self, *arguments: Any, **options: Any) -> "Trunk":
-        super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]  # `to_empty` makes each layer a tensor of its own
+        super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]  # `to_empty` unties the layers' biases
         self.tie_biases()
         return self
 
