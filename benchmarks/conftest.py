@@ -1,11 +1,11 @@
-"""Options of the benchmarks, the comparisons they run, the record they leave and the table they
-print.
+"""pytest options of the benchmarks, and hooks that run the comparisons, write the record and print
+the table.
 
     pytest benchmarks/ --benchmark-only [--full | --brief] [--device cpu|cuda] [--record FILE]
                        [--deadline SECONDS]
 
-A benchmark is a test decorated with `@comparisons(f)`, where f(machine, full) lists its
-comparisons; it becomes one test for each implementation of each comparison.
+A benchmark is a function f(machine, full) that returns a list of comparisons, decorated with
+`@comparisons(..)`; it becomes one test for each implementation of each comparison.
 """
 
 import datetime
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[RUNNER] = Runner(machine, where, time.monotonic() + config.getoption("--deadline"), brief)
 
 
-@pytest.hookimpl(trylast=True)  # what comes last is shown first
+@pytest.hookimpl(trylast=True)  # the hook that runs last is shown first
 def pytest_report_header(config: pytest.Config) -> str:
     return header(config.stash[MACHINE])
 
@@ -65,8 +65,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[Comparison, str], None]:
-    """run(comparison, implementation): all of it once, then this one's times to pytest-benchmark,
-    or its failure."""
+    """A function run(comparison, implementation). It measures the whole comparison once, then
+    passes the times of this implementation to pytest-benchmark, or raises its failure."""
     runner = request.config.stash[RUNNER]
 
     def one(comparison: Comparison, implementation: str) -> None:

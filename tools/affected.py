@@ -16,13 +16,14 @@ EVERYTHING = ("csrc/", "CMakeLists.txt", "setup.py", "pyproject.toml", "requirem
 
 
 def module(path: str) -> str:
-    """The dotted name by which a Python file is imported."""
+    """Return the dotted name by which a Python file is imported."""
     root = next(root for root in ROOTS if path.startswith(root))
     return path.removeprefix(root).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def imported(path: str, text: str) -> Iterator[str]:
-    """The modules a file imports, names that may be modules, and strings like "package.module"."""
+    """Yield the modules a file imports, imported names that may be modules, and strings like
+    "package.module"."""
     package = module(path) if path.endswith("/__init__.py") else module(path).rpartition(".")[0]
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -33,17 +34,18 @@ def imported(path: str, text: str) -> Iterator[str]:
 
 
 def affected(changed: set[str], sources: dict[str, str]) -> list[str]:
-    """The test files among `sources` (path: text) that the changed paths affect, or ["tests"]."""
+    """Return the test files among `sources` (path: text) that the changed paths affect, or
+    ["tests"] for all."""
     if any(path.startswith(EVERYTHING) for path in changed):
         return ["tests"]
     tests, paths = {path for path in sources if path.startswith("tests/") and "/test_" in path}, {*changed, *sources}
     modules = {module(path): path for path in paths if path.endswith(".py")}
     users = {path: {x for x in tests if x.startswith(path.removesuffix("conftest.py"))} for path in paths}
-    for user in sources.keys() - {"tests/conftest.py"}:  # which every test loads
+    for user in sources.keys() - {"tests/conftest.py"}:  # loaded by every test
         for name in set(imported(user, sources[user])):
             for other in [x for x in modules if x.startswith(name)] if name.endswith(".") else modules.keys() & {name}:
                 users[modules[other]].add(user)
-    found = {path for path in changed if users[path]}  # to import any module of a package runs its __init__.py
+    found = {path for path in changed if users[path]}  # importing any module of a package runs its __init__.py
     found |= {x for path in found if path.endswith("/__init__.py") for x in sources if x.startswith(path[:-11])}
     for path in changed - found:
         named = path.split("/")[-1], f'"{path.split("/")[0]}"'

@@ -22,7 +22,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.pop("TRITON_INTERPRET", None)  # nothing is compiled under it
+os.environ.pop("TRITON_INTERPRET", None)  # kernels are not compiled if it is set
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import triton
@@ -34,8 +34,9 @@ from txl_kernels.backends.triton import config, passes, plan
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 TABLE = Path(__file__).with_name("aot_table.json")
 VERSION = ".".join(triton.__version__.split(".")[:2])
-SHARED_LIMIT = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB a program may have
-GROWTH = 1.05  # of the inner loop's instructions
+# maximum KiB of shared memory of a program, by compute capability
+SHARED_LIMIT = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+GROWTH = 1.05  # maximum ratio of the inner loop's instruction count to the table's
 POINTERS = dict.fromkeys(["LSE", "TOP", "LSE2", "DELTA", "DLSE", "DQ_SUM", "DU", "DR", "PARTS", "PART_SUMS"], "*fp32")
 BOUNDS = ["START", "END", "KEY_FIRST", "KEY_LAST", "ROW_FIRST", "ROW_LAST"]
 POINTERS |= dict.fromkeys(BOUNDS, "*i32") | {"SEED": "*i64", "DB": "*fp32"}
@@ -45,18 +46,18 @@ KINDS = {"bf16": "half", "fp16": "half", "tf32": "tf32", "fp32": "float32"}
 
 
 class Variant(NamedTuple):
-    """One kernel as a user's call would compile it."""
+    """A kernel with the types and options of a call."""
 
     kernel: str
     capability: int
-    dtype: str  # of KINDS
+    dtype: str  # a key of KINDS
     width: int
     tma: bool = False
     bounds: bool = False
     dropout: bool = False
     atomics: bool = False
-    value_width: int = 0  # 0: width
-    tables: str = "r"  # or r_bias, or both
+    value_width: int = 0  # 0 for `width`
+    tables: str = "r"  # "r", "r_bias" or "both"
     softcap: bool = False
 
     def __str__(self) -> str:
@@ -73,8 +74,8 @@ class Variant(NamedTuple):
 
 
 def shipped() -> list[Variant]:
-    """Kernel x width x architecture in bf16; other dtypes and options where they change the code
-    most."""
+    """List the kernels for all widths and architectures in bf16, and for other dtypes and options
+    where these change the code most."""
     variants = [
         Variant(kernel, capability, "bf16", width, tma=config.has_descriptors(divmod(capability, 10)))
         for kernel in config.KERNELS
@@ -87,10 +88,10 @@ def shipped() -> list[Variant]:
             variants += [plain._replace(dtype=dtype, width=width) for dtype in ("tf32", "fp32") for width in (64, 128)]
             variants += [plain._replace(width=width) for width in (80, 256)]
             variants += [plain._replace(dropout=True), plain._replace(bounds=True)]
-        variants += [Variant(kernel, 90, "bf16", width) for width in (64, 128)]  # by pointers
-        # Rows of 80 bytes, which Triton's own alignment does not know.
+        variants += [Variant(kernel, 90, "bf16", width) for width in (64, 128)]  # with pointers instead of descriptors
+        # Rows of 80 bytes, whose alignment Triton does not derive by itself.
         variants += [Variant(kernel, capability, "bf16", 40) for capability in (80, 120)]
-        # Terms beyond the paper's, each alone.
+        # Terms that the paper does not have, one at a time.
         plain = Variant(kernel, 90, "bf16", 64, True)
         variants += [plain._replace(value_width=128), plain._replace(tables="r_bias"), plain._replace(softcap=True)]
         variants += [plain._replace(tables="both")]
@@ -102,9 +103,10 @@ def shipped() -> list[Variant]:
 def compile_variant(
     v: Variant, chosen: config.Config, far: Collection[str] = (), target: GPUTarget | None = None
 ) -> Any:
-    """The compiled kernel.
+    """Compile a variant; return Triton's compiled kernel.
 
-    far: strides that are passed as 64 bits, as those from 2**31 on are. target: instead of v's.
+    far: names of strides passed as 64 bits, as strides from 2**31 on are. target: compile for it
+    instead of v's capability.
     """
     name = "forward" if v.kernel == "decode" else v.kernel
     function = getattr(passes, f"{name}_kernel")
@@ -127,7 +129,7 @@ def compile_variant(
     constants = {name: x for name, x in constants.items() if name in function.arg_names}
     walks_keys = v.kernel in ("forward", "decode", "backward_queries")
     described = {"K", "V", "K_MEM", "V_MEM", "R"} if walks_keys else {"QU", "QW", "DOUT", "R"}
-    if v.bounds and walks_keys:  # rows are left out, which a descriptor cannot
+    if v.bounds and walks_keys:  # rows are left out, which a descriptor cannot do
         described -= {"K", "K_MEM"} if v.kernel == "backward_queries" else {"V", "V_MEM"}
     rows = chosen.block_n if walks_keys else chosen.block_m
     signature, aligned = {}, []
@@ -156,7 +158,7 @@ def compile_variant(
 
 
 def inner_loops(sass: str, capability: int) -> list[list[str]]:
-    """Instructions of every innermost loop that holds matrix products."""
+    """Return the instructions of every innermost loop that has matrix products."""
     labels: dict[str, int] = {}
     code: list[str] = []
     for line in sass.splitlines():
@@ -167,7 +169,8 @@ def inner_loops(sass: str, capability: int) -> list[list[str]]:
     loops = []
     for at, text in enumerate(code):
         m = re.search(r"BRA\S*\s.*?(\.L_x_\d+)", text)
-        # From sm_90 on, waits for barriers lie behind the code and jump back unconditionally.
+        # From sm_90 on, code that waits for barriers is placed at the end and jumps back
+        # unconditionally.
         if m and labels.get(m[1], at + 1) <= at and (capability < 90 or text.startswith("@")):
             loops.append((labels[m[1]], at))
     loops = [(a, b) for a, b in loops if any("MMA" in x or "FFMA" in x for x in code[a : b + 1])]
@@ -176,10 +179,10 @@ def inner_loops(sass: str, capability: int) -> list[list[str]]:
 
 
 def measure(compiled: Any, capability: int) -> dict[str, Any]:
-    """The numbers of one entry of the table.
+    """Return the figures of one entry of the table.
 
-    spill: bytes stored and loaded; shared: bytes; serialised: warnings; loop, products: the most
-    instructions, and of them matrix products, of an inner loop.
+    spill: bytes stored and loaded; shared: bytes; serialised: number of warnings; loop, products:
+    instructions of the inner loop with the most, and the matrix products among them.
     """
     with tempfile.TemporaryDirectory() as folder:
         cubin, ptx = Path(folder, "k.cubin"), Path(folder, "k.ptx")
@@ -211,8 +214,8 @@ def measure(compiled: Any, capability: int) -> dict[str, Any]:
 
 
 def sample(variants: list[Variant], count: int, day: int) -> list[Variant]:
-    """Every kernel and architecture in bf16 at width 64, and others up to `count`, which all have
-    their turn as the days go by."""
+    """Select every kernel and architecture in bf16 at width 64, and other variants up to `count` in
+    all, rotating by `day` so that each is selected in turn."""
     plain = [v for v in variants if v == Variant(v.kernel, v.capability, "bf16", 64, v.tma, atomics=v.atomics)]
     others = [v for v in variants if v not in plain]
     more = max(count - len(plain), 0)
@@ -220,7 +223,8 @@ def sample(variants: list[Variant], count: int, day: int) -> list[Variant]:
 
 
 def examine(v: Variant) -> tuple[str, dict[str, Any]]:
-    """Its measurements; `refused` where the package does not compile it with this Triton."""
+    """Compile and measure a variant; the result is `refused` if the package does not support it
+    with this Triton."""
     refusal = config.why_not_capability(divmod(v.capability, 10), plan.TRITON_VERSION)
     if refusal is not None:
         return str(v), {"refused": refusal}

@@ -23,17 +23,18 @@ import triton
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TABLE = Path(__file__).with_name("cuda_table.json")
-GROWTH = 1.05  # of instructions
-THREADS, REGISTERS = 128, 65536  # of a block, as in csrc/cuda/simt.h; of a multiprocessor
-ROWS = 4  # of a tile, in a thread
-NO_COUNTER = 7  # of an instruction that raises none
-MORE_TRIPS = 2  # than in the table: ptxas moves a load or two
+GROWTH = 1.05  # maximum ratio of instruction counts
+THREADS, REGISTERS = 128, 65536  # threads of a block, as in csrc/cuda/simt.h; registers of a multiprocessor
+ROWS = 4  # rows of a tile that a thread loads
+NO_COUNTER = 7  # the counter field of an instruction that uses none
+MORE_TRIPS = 2  # allowed increase of round trips over the table: ptxas moves a load or two
 Kernels = dict[str, dict[str, Any]]
 
 
 def readable(mangled: str) -> str:
-    """part_kernel<Shape<Bf16, 8, 1, 4, true>> -> "part bf16 width 64 queries 4"; of Hopper's
-    backward_keys_kernel<KeysShape<Bf16, 64, ..>> -> "hopper backward_keys bf16 width 64"."""
+    """Return a readable kernel name: part_kernel<Shape<Bf16, 8, 1, 4, true>> -> "part bf16 width 64
+    queries 4"; for Hopper backward_keys_kernel<KeysShape<Bf16, 64, ..>> -> "hopper backward_keys
+    bf16 width 64"."""
     hopper = re.search(r"\d(forward|backward_queries|backward_keys)_kernel.*?(Bf16|F16)ELi(\d+)E", mangled)
     if hopper is not None:
         return f"hopper {hopper[1]} {hopper[2].lower()} width {hopper[3]}"
@@ -51,12 +52,13 @@ def readable(mangled: str) -> str:
 
 
 def groups_of(name: str) -> int:
-    """Warpgroups of a block that compute, beside the one that loads; csrc/cuda/hopper."""
+    """Return the number of consumer warpgroups of a block, besides the producer; see
+    csrc/cuda/hopper."""
     return 1 if "backward" in name and "width 128" in name else 2
 
 
 def _by_kernel(text: str) -> dict[str, str]:
-    """cuobjdump's output in pieces: "sm_90 part ..." -> what it says of that kernel."""
+    """Split cuobjdump's output by kernel: "sm_90 part ..." -> the kernel's section."""
     arch, name, pieces = "", "", {}
     for line in text.splitlines():
         if m := re.match(r"\s*arch = (\w+)", line):
@@ -70,8 +72,9 @@ def _by_kernel(text: str) -> dict[str, str]:
 
 
 def measure(binary: Path) -> Kernels:
-    """By kernel: registers, stack (bytes), instructions, wide (128-bit loads), ahead (of the first
-    barrier), trips (to global memory)."""
+    """Return for each kernel: registers, stack (bytes), instructions, wide (number of 128-bit
+    loads), ahead (those before the first barrier), trips (round trips to global memory, see
+    `trips`)."""
 
     def told(option: str) -> dict[str, str]:
         done = subprocess.run([CUOBJDUMP, option, binary], capture_output=True, text=True, check=True)
@@ -93,7 +96,7 @@ def measure(binary: Path) -> Kernels:
         found[name] = {
             "registers": int(said[1]),
             "stack": int(said[2]) + int(said[4]),
-            "shared": int(said[3]),  # beyond what the launch asks for
+            "shared": int(said[3]),  # static; the launch adds dynamic shared memory
             "instructions": len(code),
             "wide": len(wide),
             "ahead": sum(n < barrier for n in wide),
@@ -106,11 +109,11 @@ def measure(binary: Path) -> Kernels:
 
 
 def trips(sass: str) -> int:
-    """How often the code, read from top to bottom, waits for a load of global memory that began
-    after the last such wait. An instruction's second word says which of six counters it raises
-    until its result is there, and for which it waits."""
+    """Count how often the code, read from top to bottom, waits for a load from global memory that
+    was issued after the previous such wait. The second word of an instruction names which of six
+    counters it raises until its result is available, and which counters it waits for."""
     found = re.findall(r"\*/\s+(?:@!?U?P\w+ )?(\w+)[^;]*;\s+/\* 0x\w+ \*/\s+/\* 0x(\w{16}) \*/", sass)
-    began: dict[int, int] = {}  # by counter: the last load that raises it
+    began: dict[int, int] = {}  # the last load that raised each counter
     count, resumed = 0, -1
     for n, (op, word) in enumerate(found):
         control = int(word, 16) >> 41
@@ -126,8 +129,9 @@ def trips(sass: str) -> int:
 
 
 def _handed_over(code: dict[int, str], groups: int) -> dict[str, int]:
-    """Where warpgroups hand registers over: how many each `keeps` or `takes`, how many
-    warpgroups take, and what those that keep have `used`: one more than the highest."""
+    """Return how warpgroups redistribute registers (setmaxnreg): the number per thread that the
+    producer `keeps` and that each consumer `takes`, the number of consumer warpgroups, and the
+    number that the producer has `used` (its highest register + 1)."""
     kept = {at: int(m[1], 16) for at, x in code.items() if (m := re.match(r"USETMAXREG\.DEALLOC\S* (\w+)", x))}
     taken = [int(m[1], 16) for x in code.values() if (m := re.match(r"USETMAXREG\.TRY_ALLOC\S* UP\d, (\w+)", x))]
     if not kept and not taken:
@@ -140,7 +144,7 @@ def _handed_over(code: dict[int, str], groups: int) -> dict[str, int]:
 
 
 def reached(code: dict[int, str], start: int) -> set[int]:
-    """Addresses of the instructions that may run after the one at `start`."""
+    """Return the addresses of the instructions that can run after the one at `start`."""
     places = sorted(code)
     following = dict(itertools.pairwise(places))
     found, left = set(), [start]
@@ -160,7 +164,7 @@ def reached(code: dict[int, str], start: int) -> set[int]:
 
 
 def blocks(kernel: dict[str, Any]) -> int:
-    """That fit on a multiprocessor by their registers."""
+    """Return the number of blocks that fit on a multiprocessor by their registers."""
     return REGISTERS // (-(-kernel["registers"] // 8) * 8 * THREADS)
 
 
@@ -168,7 +172,7 @@ def complaints(name: str, now: dict[str, Any], before: dict[str, Any] | None) ->
     found = []
     if now["stack"]:
         found.append(f"{now['stack']} bytes of registers spilled")
-    # A product of 64 deep is four instructions, of which the last marks the group.
+    # A product with a depth of 64 is four instructions, the last of which commits the group.
     if now.get("waits", 0) * 4 > now.get("products", 0):
         found.append(f"{now['waits']} of {now['products']} wgmma end a group: the compiler has serialised them")
     if "keeps" in now:
@@ -179,12 +183,12 @@ def complaints(name: str, now: dict[str, Any], before: dict[str, Any] | None) ->
             found.append(f"register {now['used'] - 1} is used where {now['keeps']} were kept")
     if " part " in name and "unaligned" not in name:
         per_row = 2 if "f32 width 256" in name else 1
-        tile = ROWS * per_row  # loads
+        tile = ROWS * per_row  # number of loads
         if now["wide"] < 6 * tile:
             found.append(
                 f"{now['wide']} 128-bit loads, {6 * tile} are wanted: a first tile and the next, of k, r and v"
             )
-        if now["ahead"] < 2 * tile:  # of three; ptxas for sm_100 moves one behind the barrier where rows are wide
+        if now["ahead"] < 2 * tile:  # of three tiles; ptxas for sm_100 moves one behind the barrier if rows are wide
             found.append(f"{now['ahead']} loads in flight before the first barrier, {2 * tile} are wanted")
     if before is None:
         return found

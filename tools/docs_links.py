@@ -1,4 +1,4 @@
-"""For the documentation site: links to files outside docs/ are shown as their paths."""
+"""mkdocs hook for the documentation site that shows links to files outside docs/ as paths."""
 
 import posixpath
 import re
@@ -8,7 +8,8 @@ LINK = re.compile(r"\[[^\]]+\]\((\.\./[^)#\s]+)\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """mkdocs' hook: `[REPORT](../benchmarks/REPORT.md)` becomes `benchmarks/REPORT.md`, as code."""
+    """Replace such links: `[REPORT](../benchmarks/REPORT.md)` becomes `benchmarks/REPORT.md`, as
+    code."""
 
     def shown(link: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page.file.src_uri), link[1]))

@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 LIST = Path(__file__).parents[1] / "tests" / "integrations" / "peers.txt"
-PEERS_OF = "PEERS"  # of the environment, names the folder
+PEERS_OF = "PEERS"  # environment variable with the folder's path
 WITH_DEPENDENCIES = "transformers"
 IN_PART = {"ray": ("ray/rllib/models/torch/modules/relative_multi_head_attention.py", ".dist-info/METADATA")}
 
@@ -37,8 +37,8 @@ def get(folder: Path) -> None:
 
 
 def fetch(folder: Path, name: str, version: str | None) -> str:
-    """One library without what it depends on, the newest release where no version is said; which it
-    is."""
+    """Install one library without its dependencies, the newest release if version is None; return
+    the installed version."""
     requirement = name if version is None else f"{name}=={version}"
     folder.mkdir()
     if name in IN_PART:
@@ -51,7 +51,7 @@ def fetch(folder: Path, name: str, version: str | None) -> str:
 
 
 def _extract(folder: Path, name: str, requirement: str) -> None:
-    """Of a wheel what IN_PART says."""
+    """Extract the part of a wheel that IN_PART names."""
     with tempfile.TemporaryDirectory() as wheels:
         pip("download", "--no-deps", "--dest", wheels, requirement)
         (wheel,) = Path(wheels).glob("*.whl")

@@ -18,20 +18,22 @@ from typing import Any
 import torch
 
 LIBRARY = "libnvidia-ml.so.1"
-_TEXT = 96  # bytes, of NVML's longest text
-_SM, _MEMORY = 1, 2  # nvmlClockType_t
+_TEXT = 96  # bytes; maximum length of NVML's strings
+_SM, _MEMORY = 1, 2  # values of nvmlClockType_t
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """CMake's name; Hopper's own instructions take an "a"."""
+    """Return CMake's name of an architecture; "a" enables Hopper's architecture-specific
+    instructions."""
     major, minor = capability
     return f"{major}{minor}{'a' if capability == (9, 0) else ''}-real"
 
 
 def covers(architectures: str, capability: tuple[int, int]) -> bool:
-    """Whether a module built for these ("80-real 90a-real 100") runs on a GPU: machine code runs on
-    its own generation from its minor version on, or, with an "a", on that GPU alone; PTX, which a
-    name without "-real" has too, on all that came later."""
+    """Whether a module built for these architectures ("80-real 90a-real 100") runs on a GPU.
+    Machine code runs on GPUs of the same major and the same or a later minor version, or, with an
+    "a", only on exactly that version. PTX, which is included unless the name ends in "-real", runs
+    on all later GPUs."""
     wanted = 10 * capability[0] + capability[1]
     for name in architectures.split():
         digits = int(name.split("-")[0].rstrip("af"))
@@ -46,7 +48,8 @@ def covers(architectures: str, capability: tuple[int, int]) -> bool:
 
 
 def misfit(clocks: int, capability: tuple[int, int]) -> str | None:
-    """Why the CUDA C++ module that is here is not the one that is wanted; None if it is."""
+    """Return why the installed CUDA C++ module does not fit the GPU or the clock limit; None if it
+    does."""
     from txl_kernels.backends import cuda
 
     module = cuda.native.module
@@ -60,7 +63,8 @@ def misfit(clocks: int, capability: tuple[int, int]) -> str | None:
 
 
 class Nvml:
-    """NVML's functions by name, without "nvml"; None is what one gives that failed."""
+    """NVML's functions, by their names without the prefix "nvml"; a function that fails returns
+    None."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         self._library = ctypes.CDLL(library)
@@ -84,7 +88,8 @@ class Nvml:
         return (first.value, second.value) if ok else None
 
     def device(self, uuid: str) -> ctypes.c_void_p:
-        """The handle of torch's device: NVML counts GPUs that CUDA_VISIBLE_DEVICES hides, too."""
+        """Return the handle of torch's device by UUID, since NVML also counts GPUs hidden by
+        CUDA_VISIBLE_DEVICES."""
         handle = ctypes.c_void_p()
         name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         if not self._call("DeviceGetHandleByUUID", name.encode(), ctypes.byref(handle)):
@@ -92,12 +97,13 @@ class Nvml:
         return handle
 
     def sm_mhz(self, device: Any) -> int | None:
-        """The multiprocessors' clock now."""
+        """Return the present clock of the multiprocessors in MHz."""
         return self.number("DeviceGetClockInfo", device, _SM)
 
     def facts(self, device: Any) -> dict[str, Any]:
-        """Clocks in MHz, power in W, temperature in degrees Celsius; ECC and MIG: (now, after the
-        next reset), 1 for on; None for what the driver does not say."""
+        """Return clocks in MHz, power in W, temperature in degrees Celsius, and ECC and MIG modes
+        as (present, after the next reset), 1 for on; None for values that the driver does not
+        give."""
         watts = {
             name: None if x is None else x / 1000
             for name, x in (
@@ -121,7 +127,7 @@ class Nvml:
 
 
 def facts(library: str = LIBRARY) -> dict[str, Any]:
-    """What NVML and torch say of the first GPU."""
+    """Return NVML's and torch's data on the first GPU."""
     said: dict[str, Any] = {
         "time": time.strftime("%Y-%m-%d %H:%M:%S"),
         "torch": torch.__version__,
@@ -141,8 +147,9 @@ def facts(library: str = LIBRARY) -> dict[str, Any]:
 
 
 def mhz_under(run: Callable[[], None]) -> int:
-    """The multiprocessors' clock while calls are worked off; where there is no NVML, from the time
-    that a kernel takes which waits for a number of clocks, right behind them."""
+    """Return the multiprocessors' clock in MHz under load: from NVML while calls run, or without
+    NVML from the time of a kernel that waits for a fixed number of clocks, run directly after
+    them."""
     for _ in range(100):
         run()
     try:

@@ -34,15 +34,16 @@ from triton.runtime import cache
 
 from txl_kernels import rel_attention
 
-NAME = "triton-key"  # of the file in the cache's folder that holds the name of its Triton
+NAME = "triton-key"  # file in the cache's folder with the key of the Triton that filled it
 WIDTHS = (64, 128)
 KERNELS = {False: ("forward", "backward_queries", "backward_keys"), True: ("backward_queries", "backward_table")}
-PROFILED = 5  # calls
+PROFILED = 5  # number of calls profiled
 
 
 class Work(NamedTuple):
-    """Sizes and options of a causal bfloat16 call. bounded: the segment's second half is a document
-    of its own. same_bits: every time, as with torch's deterministic algorithms."""
+    """Sizes and options of a causal bfloat16 call. bounded: the second half of the segment is a
+    separate document. same_bits: results are bitwise reproducible, as with torch's deterministic
+    algorithms."""
 
     B: int
     H: int
@@ -56,13 +57,13 @@ class Work(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """64 x 64 tiles of pairs of which some is visible, L and M multiples of 64."""
+        """Number of 64 x 64 tiles with a visible pair; L and M must be multiples of 64."""
         rows, columns = self.L // 64, self.M // 64
         return self.B * self.H * (rows * columns + rows * (rows + 1) // 2)
 
 
 def benchmarked() -> Iterator[Work]:
-    """The benchmarks' shapes on a GPU, and the small ones that they check values on."""
+    """Yield the benchmarks' shapes on a GPU, and the small shapes of their checks."""
     for b, h, n, d in ((8, 16, 2048, 64), (22, 8, 512, 64), (8, 8, 1024, 128), (4, 16, 256, 64)):
         base = Work(b, h, n, n, d)
         yield from (base, base._replace(L=70, M=90, B=min(b, 8)), base._replace(backward=False))
@@ -75,8 +76,8 @@ def benchmarked() -> Iterator[Work]:
 
 
 def call_of(work: Work, device: str, backend: str = "triton") -> Callable[[], None]:
-    """The call, with gradients if it is to have them. On a CPU, where nothing is launched, tensors
-    hold anything."""
+    """Return a function that makes the call, with gradients if work.backward. On a CPU, where no
+    kernel is launched, tensors are uninitialized."""
     make = partial(torch.empty if device == "cpu" else torch.randn, device=device, dtype=torch.bfloat16)
     B, H, L, M, D = work[:5]
     given = [make(B, H, L, D) for _ in "qkv"] + [make(H, M + L, D), make(H, D), make(H, D)]
@@ -100,7 +101,8 @@ def call_of(work: Work, device: str, backend: str = "triton") -> Callable[[], No
 
 @contextlib.contextmanager
 def same_bits(wanted: bool) -> Iterator[None]:
-    """Every time, where it is wanted; memory that is not written is not filled for that."""
+    """A context with torch's deterministic algorithms if wanted, but without their filling of
+    uninitialized memory."""
     before = deterministic.fill_uninitialized_memory
     deterministic.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(wanted)
@@ -112,7 +114,8 @@ def same_bits(wanted: bool) -> Iterator[None]:
 
 
 def compile_one(work: Work) -> str | None:
-    """Into Triton's cache, launching nothing; why not, or None."""
+    """Compile the kernels of a call into Triton's cache, without a launch; return an error message
+    or None."""
     with on_hopper():
         try:
             call_of(work, "cpu")()
@@ -122,7 +125,7 @@ def compile_one(work: Work) -> str | None:
 
 
 def fill() -> int:
-    """1 if a kernel could not be compiled."""
+    """Compile all benchmarked calls; return 1 if one could not be compiled, else 0."""
     begun, folder = time.monotonic(), Path(os.environ["TRITON_CACHE_DIR"])
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         failed = list(filter(None, pool.imap_unordered(compile_one, list(benchmarked()), chunksize=1)))
@@ -134,8 +137,8 @@ def fill() -> int:
 
 
 def adopt(folder: Path) -> str:
-    """From now on this process finds the kernels of `folder`, if its own Triton differs from theirs
-    in the compiled library alone; says what it did."""
+    """Make this process use the kernels cached in `folder`, if its Triton differs from the one that
+    compiled them only in the compiled library. Return a message."""
     if not (folder / NAME).exists():
         return "no kernels were carried"
     theirs = (folder / NAME).read_text()
@@ -148,7 +151,7 @@ def adopt(folder: Path) -> str:
 
 
 def microseconds(run: Callable[[], None]) -> dict[str, float]:
-    """Of each kernel in a call, by the profiler."""
+    """Return the time of each kernel in a call, in microseconds, from the profiler."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -164,12 +167,13 @@ def microseconds(run: Callable[[], None]) -> dict[str, float]:
 
 
 def times() -> int:
-    """Clocks of a tile: seconds x the multiprocessors' clock x their number / tiles."""
+    """Print the time of each kernel, and clocks per tile: seconds x clock x number of
+    multiprocessors / tiles."""
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     for length, width, fixed in itertools.product((2048, 512), WIDTHS, (False, True)):
         work = Work(8, 16, length, length, width, same_bits=fixed)
         run = call_of(work, "cuda")
-        run()  # compiles
+        run()  # compiles the kernels
         us, mhz = microseconds(run), mhz_under(run)
         for kernel in KERNELS[fixed]:
             took = sum(t for name, t in us.items() if name.startswith(f"{kernel}_kernel"))
@@ -184,9 +188,9 @@ def times() -> int:
 
 
 def others(work: Work) -> Iterator[dict[str, Any]]:
-    """The same sizes by the CUDA C++ kernels, and by torch's SDPA without positions over as many
-    visible pairs: every query of the segment sees all of M + L / 2 keys. What does not run says
-    why."""
+    """Yield times of the same sizes for the CUDA C++ kernels, and for torch's SDPA without
+    positions over the same number of visible pairs: every query of the segment sees all of M + L /
+    2 keys. An implementation that does not run yields its error."""
     ways = {"cuda": lambda: call_of(work, "cuda", "cuda")}
     backends = {"flash SDPA": SDPBackend.FLASH_ATTENTION, "cuDNN SDPA": SDPBackend.CUDNN_ATTENTION}
     ways |= {name: partial(sdpa, work, backend) for name, backend in backends.items()}
@@ -204,7 +208,8 @@ def others(work: Work) -> Iterator[dict[str, Any]]:
 
 
 def sdpa(work: Work, backend: Any, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Callable[[], None]:
-    """torch's attention of L queries and M + L / 2 keys, forward and backward, which hides none."""
+    """Return a function that runs torch's SDPA, forward and backward, for L queries and M + L / 2
+    keys without a mask."""
     make = partial(torch.randn, device=device, dtype=dtype, requires_grad=True)
     q, *kv = (make(work.B, work.H, n, work.D) for n in (work.L, *2 * [work.M + work.L // 2]))
     dout = torch.randn(work.B, work.H, work.L, work.D, device=device, dtype=dtype)

@@ -1,5 +1,5 @@
-"""A plugin of pytest (-p gpu_plugin) for a GPU that may break: a CUDA error costs the test it came
-in, a failure is told at once, and kernels that were carried are found."""
+"""pytest plugin (-p gpu_plugin) for runs on a GPU: a CUDA error fails only the test that caused it,
+failures are printed at once, and kernels compiled elsewhere are used."""
 
 import os
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 class Failures:
-    """Prints each at once: a run may be cut off before its summary."""
+    """Prints each failure at once, since a run may be killed before its summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.writer = config.get_terminal_writer()
@@ -36,8 +36,8 @@ class Failures:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """After an error that the context does not survive, nothing in this process can be trusted:
-    pytest-xdist replaces it."""
+    """Stop the process after a CUDA error that destroys the context, since all later results would
+    be invalid; pytest-xdist starts another worker."""
     result = yield
     try:
         if torch.cuda.is_available():

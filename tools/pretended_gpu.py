@@ -1,5 +1,5 @@
-"""The `triton` backend takes tensors on the CPU as if they lay on a GPU; what launches is replaced
-by whoever pretends, or (`on_hopper`) kernels are compiled for sm_90 and launched nowhere."""
+"""Contexts in which the `triton` backend accepts CPU tensors as if they were on a GPU. Launches are
+replaced by the caller, or (`on_hopper`) kernels are compiled for sm_90 and not launched."""
 
 import contextlib
 import itertools
@@ -18,7 +18,8 @@ from txl_kernels.backends.triton import passes, plan
 
 @contextlib.contextmanager
 def pretended_gpu(capability: int, multiprocessors: int) -> Iterator[None]:
-    """capability: 80, 90. Launches are laid out for it, and not kept."""
+    """A context in which launches are planned for a GPU; capability: 80 or 90. Plans are not cached
+    beyond it."""
     patch = mock.patch.object
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch(backend, "_why_not_device", return_value=None))
@@ -30,15 +31,15 @@ def pretended_gpu(capability: int, multiprocessors: int) -> Iterator[None]:
         yield
 
 
-_DEVICES = itertools.count(1000)  # each driver's own: Triton keeps what it compiled by the device
+_DEVICES = itertools.count(1000)  # a new number for each driver, since Triton caches compiled kernels by device
 
 
 def _launch(*arguments: object) -> None:
-    """In place of Triton's native launcher."""
+    """Replacement of Triton's native launcher; it does nothing."""
 
 
 class _Driver:
-    """A device of sm_90 for Triton, which launches nothing."""
+    """A Triton driver for a device of sm_90 that launches nothing."""
 
     launcher_cls = nvidia.CudaLauncher
 
@@ -46,7 +47,8 @@ class _Driver:
         self.device = next(_DEVICES)
         self.utils = SimpleNamespace(
             launch=_launch,
-            load_binary=lambda name, *rest: (1, name, 0, 0, 1024),  # module, function, registers, spills, threads
+            # returns module, function, registers, spills, maximum threads
+            load_binary=lambda name, *rest: (1, name, 0, 0, 1024),
             unload_module=lambda module: None,
             get_device_properties=lambda device: {"max_shared_mem": 227 * 1024},
             build_signature_metadata=tuple,
@@ -66,8 +68,8 @@ class _Driver:
 
 @contextlib.contextmanager
 def on_hopper() -> Iterator[None]:
-    """The `triton` backend takes tensors that are not on a GPU as if they were; its kernels are
-    compiled and not launched."""
+    """A context in which the `triton` backend accepts CPU tensors as if they were on a GPU; kernels
+    are compiled for sm_90 and not launched."""
     patch = mock.patch.object
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch(triton.runtime.driver, "_active", _Driver()))

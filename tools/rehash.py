@@ -25,7 +25,7 @@ from get_peers import LIST, PEERS_OF, fetch
 ROOT = Path(__file__).parents[1]
 ADAPTERS = ROOT / "txl_kernels" / "integrations" / "adapters"
 TESTS = ("test_exactness.py", "test_models.py", "test_streaming.py", "test_copies.py", "test_hf.py", "test_t5.py")
-# Run where another release is to be imported: prints {name of the peer: [hash, source]}.
+# Program run where the other release can be imported: prints {name of the peer: [hash, source]}.
 READ = """
 import inspect, json, sys
 from implementations import bare_peers
@@ -42,7 +42,7 @@ print(json.dumps(found))
 
 
 def with_entry(text: str, name: str, version: str, found: str) -> str:
-    """An adapter's file with one more hash of the peer of that name.
+    """Return an adapter's file with one more hash for the peer of that name.
 
     Raises:
         ValueError: the file has no such peer with hashes.
@@ -56,7 +56,8 @@ def with_entry(text: str, name: str, version: str, found: str) -> str:
 
 
 def merged(folder: Path, peers: Path, own: Path) -> Path:
-    """A folder of links to the packages of `own`, and to those of `peers` that it has not."""
+    """Make a folder of links to the packages of `own` and to those of `peers` that `own` does not
+    have."""
     folder.mkdir()
     for source in (own, peers):
         for entry in source.iterdir():
@@ -66,7 +67,7 @@ def merged(folder: Path, peers: Path, own: Path) -> Path:
 
 
 def read(peers: Path, library: str) -> dict[str, list[str]]:
-    """Hash and source of each known class of a library, by the name of the peer."""
+    """Return hash and source of each known class of a library, by the name of the peer."""
     done = subprocess.run(
         [sys.executable, "-c", READ, library], env=_environment(peers), cwd=ROOT, check=True, capture_output=True, text=True
     )  # fmt: skip
@@ -79,7 +80,8 @@ def _environment(peers: Path) -> dict[str, str]:
 
 
 def rehash(library: str, version: str | None, peers: Path) -> int:
-    """Exit status: 0 where the release is known now."""
+    """Compare a release with the pinned one and update the adapter; return 0 if the release is
+    known now, 1 if a test failed, 2 if the library is not listed."""
     lines = LIST.read_text(encoding="utf-8").splitlines()
     pinned = next((line.split("==")[1] for line in lines if line.startswith(f"{library}==")), None)
     if pinned is None:

@@ -13,7 +13,8 @@ __all__ = ["Engine", "LanguageModel", "ModelConfig", "TransformerXL", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    # Files take packages that the command must be able to name where they are missing.
+    # Checkpoint and text files need packages that the command line must be able to report as
+    # missing, so these names are imported lazily.
     if name in ("LanguageModel", "load"):
         from txl import language_model
 

@@ -1,4 +1,5 @@
-"""The `txl` command, also `python -m txl`: what it lacks is said in one line."""
+"""Entry point of the `txl` command and of `python -m txl`; a missing package is reported in one
+line."""
 
 import importlib.util
 import sys
@@ -7,13 +8,13 @@ from txl.errors import NEEDED
 
 
 def main() -> None:
-    """Runs the command; exit code 1 where a package is missing."""
+    """Run the command; exit with code 1 if a package is missing."""
     try:
         from txl.commands import cli
 
         cli.main()
     except ModuleNotFoundError as error:
-        if error.name is None or "." in error.name:  # a fault of some package, not a missing one
+        if error.name is None or "." in error.name:  # a fault inside some package, not a missing one
             raise
         names = sorted({error.name, *(name for name in NEEDED if importlib.util.find_spec(name) is None)})
         print(f"error: txl needs {', '.join(names)}: pip install {' '.join(names)}", file=sys.stderr)

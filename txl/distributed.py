@@ -1,4 +1,4 @@
-"""Several processes that train as one, started by torchrun: how they meet, agree and part."""
+"""Data-parallel training processes started by torchrun: setup, exchange, comparison, shutdown."""
 
 import gc
 import json
@@ -21,8 +21,8 @@ from txl.errors import TxlError
 from txl_kernels.backends.source_hash import hash_files
 
 _T = TypeVar("_T")
-# A process that does nothing for so long is taken for lost; one that dies is noticed at once. A
-# validation by the first process must fit in.
+# Timeout of a collective: a process that stays away for longer counts as lost, while one that dies
+# is noticed at once. The first process validates alone, so a validation must take less.
 TIMEOUT = timedelta(minutes=60)
 _LEAVING_S = 10.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -30,10 +30,10 @@ _LOST = ("connection closed by peer", "connection reset", "broken pipe", "timed 
 
 
 class SharedError(TxlError):
-    """An error of one process that all of them raise, so that none waits for another for ever.
+    """An error of one process, raised in all of them so that none waits for ever.
 
     Attributes:
-        rank: of the process whose error it is.
+        rank: the rank of the process whose error it is.
     """
 
     def __init__(self, message: str, rank: int) -> None:
@@ -43,12 +43,13 @@ class SharedError(TxlError):
 
 @dataclass(frozen=True)
 class World:
-    """This process among all that work together; `World()` is alone.
+    """The process group as seen by this process; `World()` is a single process.
 
-    Every method is to be called by all processes alike.
+    All processes must call each method, in the same order.
 
     Attributes:
-        rank: from 0 to size - 1. size: how many there are.
+        rank: from 0 to size - 1.
+        size: the number of processes.
     """
 
     rank: int = 0
@@ -56,19 +57,20 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes files and speaks."""
+        """Whether this is rank 0, the only process that writes files and prints."""
         return self.rank == 0
 
     def rows(self, count: int) -> slice:
-        """This process's share of `count` rows: contiguous, in order of the ranks, of sizes that
-        differ by one at most."""
+        """Return this process's slice of `count` rows: contiguous, in order of the ranks, with
+        sizes that differ by at most one."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def gather(self, value: _T) -> list[_T]:
-        """The values of all processes, in order of the ranks; anything small that can be pickled.
+        """Return the values of all processes, in order of the ranks. They are pickled, so keep them
+        small.
 
         Raises:
-            SharedError: a process came here with an error, from inside `together`.
+            SharedError: another process arrived here with an error raised inside `together`.
         """
         return self._exchange(value, None)
 
@@ -83,8 +85,8 @@ class World:
         return [given for given, _ in found]
 
     def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
-        """For the first process each one's tensor, of one shape, on the CPU; for the others
-        nothing."""
+        """Return the tensors of all processes, on the CPU and in order of the ranks, to the first
+        process, and an empty list to the others. All have the same shape and dtype."""
         if self.size == 1:
             return [tensor.cpu()]
         tensor = tensor.contiguous()
@@ -96,10 +98,11 @@ class World:
     def together(self) -> Iterator[None]:
         """A context whose body succeeds in all processes or raises in all.
 
-        Of what talks between processes only `gather` and what is made of it may be inside.
+        The body may use no collective but `gather` and the methods built on it.
 
         Raises:
-            SharedError: a process raised TxlError or OSError; its message, of the lowest rank.
+            SharedError: a process raised TxlError or OSError; the message is that of the lowest
+                such rank.
         """
         if self.size == 1:
             yield
@@ -114,8 +117,8 @@ class World:
             self._exchange(None, None)
 
     def first_does(self, act: Callable[[], _T]) -> _T:
-        """The result of the first process, in all processes; small and picklable. Errors as in
-        `together`."""
+        """Call `act` in the first process and return its result in all of them. The result is
+        pickled, so keep it small. Errors as in `together`."""
         result: list[_T] = []
         with self.together():
             if self.first:
@@ -123,7 +126,8 @@ class World:
         return self.gather(result)[0][0]
 
     def in_order(self, act: Callable[[], _T]) -> _T:
-        """The first process acts, then all others: for what only the first has to make.
+        """Call `act` in the first process, then in all others, for work whose products the others
+        reuse.
 
         Errors as in `together`.
         """
@@ -135,10 +139,10 @@ class World:
         return result[0]
 
     def agree(self, facts: dict[str, str]) -> None:
-        """Compares what must be the same in all processes.
+        """Check that `facts` are equal in all processes.
 
         Raises:
-            SharedError: a fact differs; it is named, with both values.
+            SharedError: a fact differs; the message names it and gives both values.
         """
         told = self.gather(facts)
         with self.together():
@@ -156,11 +160,12 @@ def launched() -> bool:
 
 
 def local_device(name: str) -> str:
-    """The device that a name means here: under torchrun "cuda" is this process's GPU, and so is
-    "auto" where there are GPUs.
+    """Resolve a device name: under torchrun "cuda" is this process's GPU, and so is "auto" if there
+    are GPUs.
 
     Raises:
-        TxlError: a machine has fewer GPUs than processes, or one GPU is named for all of them.
+        TxlError: this machine has fewer GPUs than processes, or the name gives one GPU to all of
+            them.
     """
     if not launched() or name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return name
@@ -174,15 +179,15 @@ def local_device(name: str) -> str:
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[World]:
-    """The world that torchrun started; alone without torchrun.
+    """A context with the world that torchrun started, or a single process without torchrun.
 
-    A default process group that is there is used, and left.
+    An existing default process group is used and not destroyed.
 
-    device: of this process; a CPU's talk by gloo, GPUs by NCCL.
+    device: of this process; CPU tensors are exchanged by gloo, CUDA tensors by NCCL.
 
     Raises:
-        TxlError: the processes cannot meet (a port in use, a process that does not come), or later
-            another one is lost.
+        TxlError: the processes cannot connect (a port in use, a process that does not arrive), or
+            another process is lost later.
     """
     if not launched():
         yield World()
@@ -207,21 +212,22 @@ def joined(device: torch.device) -> Iterator[World]:
     finally:
         if own:
             if not lost:
-                gc.collect()  # process groups that only a cycle holds end here, not with the interpreter
+                gc.collect()  # frees process groups that only a reference cycle still holds
             _leave()
 
 
 def settle() -> None:
-    """Waits until every process has come here, so that torchrun, which ends all when one fails,
-    cuts none short; without a world or with a peer gone does nothing."""
+    """Wait for all processes at a barrier, so that torchrun, which kills all when one fails, kills
+    none that is still working. Does nothing without a process group or when a process is lost."""
     if dist.is_initialized():
         with suppress(RuntimeError):
             dist.barrier()
 
 
 def _leave() -> None:
-    """Takes the process group down, or it may abort the process at its end. With a peer gone that
-    may wait for ever, with the gloo of torch 2.6 even for one that left in peace."""
+    """Destroy the process group, since it may otherwise abort the process at exit. The call can
+    block for ever when a process is lost, so it runs in a thread that is joined for `_LEAVING_S`
+    seconds; with gloo in torch 2.6 it can block even after a clean exit and is skipped."""
     if torch.__version__.startswith("2.6.") and dist.get_backend() == "gloo":
         return
 
@@ -272,10 +278,10 @@ def _is_lost_peer(error: RuntimeError) -> bool:
 
 
 def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, Any]) -> None:
-    """Compares code, corpus (its fingerprint) and configurations of all processes.
+    """Check that code, corpus (its fingerprint) and configurations are equal in all processes.
 
     Raises:
-        SharedError: they differ, in what is named.
+        SharedError: something differs; the message names it.
     """
     if world.size == 1:
         return
@@ -287,6 +293,6 @@ def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, 
 
 @cache
 def code_digest() -> str:
-    """Hashes of the source files of both packages, whatever their version says."""
+    """Hashes of the Python source files of both packages, whatever their version numbers are."""
     roots = (Path(__file__).parent, Path(str(txl_kernels.__file__)).parent)
     return ", ".join(hash_files(root, root.rglob("*.py")) for root in roots)

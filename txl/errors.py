@@ -1,7 +1,7 @@
-"""Errors that are the user's to mend, shown as one line without a traceback; the end of a training
-that was asked to stop."""
+"""Errors that the user can correct, shown as one line without a traceback, and the exception that
+ends a training run on request."""
 
-# Dependencies that the kernels alone do without; `pip install --no-deps` leaves them out.
+# Dependencies that txl needs and the kernels alone do not; `pip install --no-deps` omits them.
 NEEDED = ("numpy", "rich", "safetensors", "typer")
 
 
@@ -10,4 +10,4 @@ class TxlError(Exception):
 
 
 class Interrupted(Exception):
-    """Training was asked to stop; the checkpoint is written."""
+    """A training run was asked to stop; its checkpoint has been written."""

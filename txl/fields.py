@@ -1,5 +1,5 @@
-"""Fields of dataclasses: those that are options of `txl train`, and values of JSON checked by their
-types."""
+"""Dataclass fields: those that are options of `txl train`, and type checks of values read from
+JSON."""
 
 import dataclasses
 import types
@@ -16,10 +16,11 @@ _NAMES: dict[Any, str] = {
 
 
 def option(default: Any, panel: str, help: str, *names: str, **kind: Any) -> Any:
-    """Dataclass field with what `--help` says of it under the heading `panel`.
+    """A dataclass field with its `--help` text under the heading `panel`.
 
-    default: `dataclasses.MISSING` for none. names: of the option, where they are not the field's.
-    kind: what typer's Option takes besides.
+    default: `dataclasses.MISSING` for a required option. names: the option's names, if they differ
+    from the field's.
+    kind: further keyword arguments of `typer.Option`.
     """
     metadata = {"panel": panel, "help": help, "names": names, "kind": kind}
     return dataclasses.field(default=default, metadata=metadata)
@@ -37,10 +38,10 @@ def options(config: type[Any]) -> Iterator[tuple[str, type[Any], dict[str, Any]]
 
 
 def from_values(kind: type[_T], values: Any) -> _T:
-    """A dataclass made of a JSON object; fields that it does not know are left out.
+    """Make a dataclass from a JSON object; unknown fields are ignored.
 
     Raises:
-        TxlError: the values are no object, one is missing, or one is not of its field's type.
+        TxlError: `values` is not an object, or a field is missing or has a value of the wrong type.
     """
     if not isinstance(values, dict):
         raise TxlError(f"{kind.__name__.lower()} must be an object, got {values!r:.40}")
@@ -54,14 +55,14 @@ def from_values(kind: type[_T], values: Any) -> _T:
 
 
 def check_types(config: Any) -> None:
-    """Raises TxlError where a field of a dataclass has a value of another type."""
+    """Raise TxlError if a field of a dataclass has a value of the wrong type."""
     for field in dataclasses.fields(config):
         check_type(field, getattr(config, field.name))
 
 
 def check_type(field: "dataclasses.Field[Any]", value: Any) -> None:
-    """Raises TxlError where a value is not of a field's type; a list may stand for a tuple. A
-    `Literal` is its dataclass's to check."""
+    """Raise TxlError if a value is not of a field's type; a list is accepted for a tuple. The
+    choices of a `Literal` are checked by its dataclass."""
     if not _is_of(field.type, value):
         raise TxlError(f"{field.name} must be {_told(field.type)}, got {value!r:.80}")
 

@@ -33,19 +33,19 @@ from txl.text.streams import Counting
 from txl.text.vocabulary import SENTENCE, Tokens, Vocabulary, WordVocabulary
 from txl.training import checkpoint as checkpoints
 
-Prompt = str | bytes | Tokens | None  # None for the start of a text; tokens as `Corpus.split` has them
+Prompt = str | bytes | Tokens | None  # None: the start of a text; an array: tokens, as in the splits of a `Corpus`
 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A model with its vocabulary, as a checkpoint holds them.
+    """A trained model with its vocabulary, as stored in a checkpoint.
 
     Attributes:
         model: in evaluation mode, on its device.
-        attn_len: the longest attention of training, the default here. segment: tokens of its
-            segments.
-        path: the file it was read from.
-        digest: SHA-256 of what was read; "" for a model that was not.
+        attn_len: the longest attention length used in training, the default here. segment: tokens
+            of a training segment.
+        path: the file that it was read from.
+        digest: SHA-256 of that file; "" if there is none.
     """
 
     model: Network
@@ -65,15 +65,15 @@ class LanguageModel:
         counting: Counting = "all",
         progress: Callable[[int], None] | None = None,
     ) -> Score:
-        """Scores a text, or tokens as `Corpus.split` has them.
+        """Compute the loss of a text, or of an array of tokens as in the splits of a `Corpus`.
 
         Args:
-            reading: how; a number is its attn_len. What it leaves open is as `resolve` says.
+            reading: how the text is read; an integer is its attn_len. Defaults as in `resolve`.
             batch, limit, counting, progress: as in `txl.evaluation.evaluate`.
 
         Raises:
-            TxlError: the text is empty or holds what the vocabulary lacks, or an argument does not
-                fit the model.
+            TxlError: the text is empty or holds a symbol that is not in the vocabulary, or an
+                argument does not fit the model.
         """
         for name, value in (("batch", batch), ("limit", limit)):
             check_positive(name, value)
@@ -89,12 +89,13 @@ class LanguageModel:
         return dataclasses.replace(score, sentences=sentences)
 
     def resolve(self, reading: Reading | int | None = None) -> ResolvedReading:
-        """The reading that `evaluate` takes for one that leaves something open: `self.attn_len`;
-        cached keys where the model has recurrence and relative positions, else see
-        `default_method`; 128 tokens a step cached, 1 sliding, training's by segments.
+        """Return the reading that `evaluate` uses, with defaults filled in: attn_len is
+        `self.attn_len`; the method is "cached" if the model has recurrence and relative positions,
+        else see `default_method`; segment is 128 for "cached", 1 for "sliding" and training's for
+        "segments".
 
         Raises:
-            TxlError: attn_len or zeros are asked of an LSTM or QRNN.
+            TxlError: attn_len or zeros is given for an LSTM or QRNN.
         """
         length = self.attn_len
         sizes: Sizes = {"cached": (length, 128), "sliding": (length, 1), "segments": (length, self.segment)}
@@ -110,20 +111,22 @@ class LanguageModel:
         seed: int | None = None,
         stop: str | bytes | None = None,
     ) -> str:
-        """The text that continues a prompt; bytes that are no UTF-8 are replaced.
+        """Generate a continuation of a prompt. Invalid UTF-8 in it is replaced.
 
         Args:
-            prompt: None for the start of a text; tokens as `Corpus.split` has them.
-            count: tokens to generate: bytes, or words.
-            reading: how; a number is its attn_len. What it leaves open is as in training, but that
-                models with absolute positions or without recurrence read a window, by default as
-                long as training's segments, anew for each token.
-            seed: for the same text again; None for another each time.
-            stop: a string before which the text ends; None to end after `count` tokens only.
+            prompt: None for the start of a text; an array holds tokens, as in the splits of a
+                `Corpus`.
+            count: number of tokens to generate (bytes or words).
+            reading: how the text is read; an integer is its attn_len. Defaults as in training,
+                except that a model with absolute positions or without recurrence reads a sliding
+                window (by default of a training segment's length) anew for each token.
+            seed: a seed for a reproducible text; None for a different one each time.
+            stop: a string that ends the text and is left out; None to end only after `count`
+                tokens.
 
         Raises:
-            TxlError: the prompt is empty or holds what the vocabulary lacks, an argument does not
-                fit the model, or the model's predictions are not finite.
+            TxlError: the prompt is empty or holds a symbol that is not in the vocabulary, an
+                argument does not fit the model, or the model's predictions are not finite.
         """
         shown = self.stream(prompt, count, sampling, reading, seed=seed, stop=stop)
         return b"".join(shown).decode("utf-8", errors="replace")
@@ -138,11 +141,11 @@ class LanguageModel:
         seed: int | None = None,
         stop: str | bytes | None = None,
     ) -> Iterator[bytes]:
-        """As `generate`, each token's bytes as soon as it is drawn, or as soon as it is known not
-        to begin a stop string.
+        """Generate as `generate` does, but yield the bytes of each token as soon as it is drawn,
+        or, for bytes that may begin the stop string, as soon as they turn out not to.
 
-        With relative positions and recurrence memory and time a token are constant however long the
-        text gets; otherwise each token reads its window anew.
+        Memory and time per token do not depend on the length of the text if the model has relative
+        positions and recurrence; otherwise each token reads its window anew.
         """
         tokens, apart = self._begin(prompt)
         check_positive("count", count)
@@ -153,7 +156,7 @@ class LanguageModel:
         return text_of(drawn, self.vocabulary, int(tokens[-1]), apart, stop_bytes(stop))
 
     def _begin(self, prompt: Prompt) -> tuple[Tensor, bool]:
-        """A prompt's tokens [n], and whether white space ends it."""
+        """Return a prompt's tokens, int64 [n], and whether the prompt ends in white space."""
         if prompt is None:
             tokens, apart = torch.tensor([self.vocabulary.start], device="cpu"), True
         elif isinstance(prompt, (str, bytes)):
@@ -168,7 +171,8 @@ class LanguageModel:
         return self.vocabulary.encode(encoded(text, "the text"))
 
     def _checked(self, tokens: Tokens, name: str = "text") -> Tokens:
-        """Tokens as they are; TxlError for what are none of the vocabulary's."""
+        """Return `tokens`; raise TxlError if they are not an integer array [n] of the vocabulary's
+        range."""
         if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise TxlError(f"{name} must be str, bytes, or a NumPy array [n] of tokens, got {type(tokens).__name__}")
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < len(self.vocabulary):
@@ -178,8 +182,9 @@ class LanguageModel:
         return tokens
 
     def _reader(self, asked: Reading, longest: int) -> Reader:
-        """For `longest` tokens: cached; or a window, with absolute positions or without recurrence.
-        An LSTM or QRNN carries its state, whatever attn_len."""
+        """Make the reader for a generation of `longest` tokens: "cached", or "sliding" for a model
+        with absolute positions or without recurrence. An LSTM or QRNN carries its state, whatever
+        attn_len."""
         method, recurrent = default_method(self.model), isinstance(self.model, RecurrentNetwork)
         if method != "cached" and not recurrent:
             if asked.zeros:
@@ -191,7 +196,7 @@ class LanguageModel:
             "segments": (self.attn_len, 128 if recurrent else self.segment),
         }
         whole = self._resolved(asked, sizes, method)
-        if asked.attn_len and not whole.zeros:  # no token sees more than there is
+        if asked.attn_len and not whole.zeros:  # a token cannot see more keys than there are tokens
             whole = dataclasses.replace(whole, attn_len=min(asked.attn_len, longest))
         return make_reader(starting_with(self.model, whole.zeros), 1, whole)
 
@@ -203,8 +208,8 @@ class LanguageModel:
 
     @property
     def _alone(self) -> bool:
-        """Whether texts are of sentences that stand alone, as One Billion Word's, which `<S>`
-        bounds."""
+        """Whether the text consists of independent sentences delimited by `<S>`, as One Billion
+        Word."""
         return isinstance(self.vocabulary, WordVocabulary) and self.vocabulary.end == SENTENCE
 
 
@@ -213,13 +218,13 @@ def _reading(asked: Reading | int | None) -> Reading:
 
 
 def load(path: AnyPath, device: torch.device | str = "cpu") -> LanguageModel:
-    """Opens a trained model.
+    """Load a trained model from a checkpoint.
 
     Args:
-        path: a run's folder, whose best checkpoint is taken, or a .safetensors file.
+        path: a run's folder, whose best checkpoint is loaded, or a .safetensors file.
 
     Raises:
-        TxlError: there is none, or it is damaged.
+        TxlError: there is no checkpoint, or it is damaged.
     """
     model, saved = checkpoints.restore(path, device)
     return LanguageModel(model, saved.vocabulary, saved.attn_len, saved.segment, saved.path, saved.digest)

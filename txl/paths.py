@@ -1,5 +1,5 @@
-"""Files and folders on disk: paths as public functions take them, files replaced whole, locks, and
-reads that cannot wait for ever."""
+"""Files and folders on disk: path arguments of public functions, atomic replacement, locks, and
+reads that cannot block for ever."""
 
 import errno
 import fcntl
@@ -25,11 +25,11 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @contextmanager
 def replaced(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file that takes the place of `path` when the block ends, and is removed if it
-    raises: a temporary file beside it, fsync, rename.
+    """Open a new file that replaces `path` when the block ends and is removed if the block raises.
+    It is a temporary file in the same folder; replacement is fsync and rename.
 
     Raises:
-        OSError: it cannot be written; names `path`, and leaves what is there as it was.
+        OSError: it cannot be written; the error names `path`, whose old content is kept.
     """
     with naming(path):
         temporary, descriptor = _temporary(path, folder=False)
@@ -42,23 +42,24 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Write a file as `replaced` does."""
+    """Replace a file's content by bytes, atomically as `replaced` does."""
     with replaced(path) as file:
         file.write(content)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file as `replaced` does, in UTF-8."""
+    """Replace a file's content by text in UTF-8, atomically as `replaced` does."""
     replace_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Make a folder beside `path` that is renamed to it when the block ends, and removed if it
+    """Make a new folder that is renamed to `path` when the block ends and removed if the block
     raises. An empty folder at `path` is replaced.
 
     Raises:
-        OSError: it cannot be written, or `path` is a file or holds something; names `path`.
+        OSError: it cannot be written, or `path` is a file or a non-empty folder; the error names
+            `path`.
     """
     with naming(path):
         temporary, descriptor = _temporary(path, folder=True)
@@ -72,8 +73,8 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _temporary(path: Path, *, folder: bool) -> tuple[Path, int]:
-    """A new file or folder beside `path` and its descriptor, which is locked as long as its writer
-    lives: see `remove_leftovers`."""
+    """Make a temporary file or folder beside `path`. Return it and its descriptor, which stays
+    locked while the writing process lives (see `remove_leftovers`)."""
     while True:
         name = os.fsdecode(os.fsencode(path.name)[:200])
         temporary = path.with_name(f".{name}.{secrets.token_hex(8)}.tmp")
@@ -84,7 +85,7 @@ def _temporary(path: Path, *, folder: bool) -> tuple[Path, int]:
             descriptor = create(temporary)
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if temporary.exists():  # it could have been taken for a leftover before it was locked
+        if temporary.exists():  # until it was locked, another process could have removed it as a leftover
             return temporary, descriptor
         os.close(descriptor)
 
@@ -107,9 +108,9 @@ def _remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, ending: str = "") -> None:
-    """Remove the temporary files and folders that killed writers left in a folder.
+    """Remove temporary files and folders left in a folder by writers that were killed.
 
-    ending: of the names that they were to get.
+    ending: how the names of the finished files end.
     """
     for path in list(folder.iterdir()) if folder.is_dir() else []:
         match = _TEMPORARY.fullmatch(path.name)
@@ -118,9 +119,9 @@ def remove_leftovers(folder: Path, ending: str = "") -> None:
 
 
 def _has_writer(path: Path) -> bool:
-    """Whether a process holds the lock of a temporary file, or may hold it."""
+    """Whether a process holds, or may hold, the lock of a temporary file."""
     if path.is_symlink():
-        return False  # no writer of ours makes one
+        return False  # no writer of this package makes one
     try:
         descriptor = os.open(path, (os.O_RDONLY if path.is_dir() else os.O_RDWR) | os.O_NONBLOCK | _SAFE)
     except OSError:
@@ -135,16 +136,16 @@ def _has_writer(path: Path) -> bool:
 
 
 def create(path: Path) -> int:
-    """Make a file that is not there, and return its descriptor; follows no symbolic link.
+    """Create a file that must not exist and return its descriptor; symbolic links are not followed.
 
     Raises:
-        FileExistsError: something has this name.
+        FileExistsError: the name exists.
     """
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666)
 
 
 def append_text(path: Path, text: str) -> None:
-    """Add to the end of a regular file, which is made if it is not there.
+    """Append to a regular file, which is created if it does not exist.
 
     Raises:
         OSError: it cannot be written, or `path` is a symbolic link, a pipe or a device.
@@ -162,22 +163,23 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read a regular file of UTF-8; errors as `open_regular`, and ValueError for other text."""
+    """Read a regular file of UTF-8; errors as `open_regular`, and ValueError for invalid UTF-8."""
     return read_bytes(path).decode("utf-8")
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a regular file to read it.
+    """Open a regular file for reading.
 
     Raises:
-        OSError: it cannot be opened, or is a pipe, which could wait for ever, a device or a folder.
+        OSError: it cannot be opened, or is a device, a folder, or a pipe (reading one could block
+            for ever).
     """
     with naming(path):
         return os.fdopen(_regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)), "rb")
 
 
 def _regular(descriptor: int) -> int:
-    """The descriptor, if it is a regular file's; else closes it and raises OSError."""
+    """Return a descriptor if it is a regular file's; else close it and raise OSError."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "Not a regular file")
@@ -186,7 +188,8 @@ def _regular(descriptor: int) -> int:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Raise each OSError of the block under the name of `path`, as `write` and `fsync` do not."""
+    """Raise each OSError of the block again with the name of `path`, which `write` and `fsync`
+    omit."""
     try:
         yield
     except OSError as error:
@@ -197,7 +200,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the directory entries of a folder are on disk (fsync)."""
     descriptor = os.open(folder, _DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -206,9 +209,10 @@ def sync(folder: Path) -> None:
 
 
 def lock_file(path: Path) -> int | None:
-    """Lock a file, made if it is not there, until its descriptor is closed or the process ends.
+    """Lock a file, which is created if it does not exist, until its descriptor is closed or the
+    process ends.
 
-    Returns: the descriptor; None if another holds it.
+    Returns: the descriptor, or None if another process holds the lock.
 
     Raises:
         OSError: it cannot be made, or `path` is a symbolic link, a pipe or a device.
@@ -219,9 +223,9 @@ def lock_file(path: Path) -> int | None:
 
 
 def lock_folder(folder: Path, *, shared: bool = False) -> int | None:
-    """Lock a folder as `lock_file` does a file, and leave no file there.
+    """Lock a folder as `lock_file` locks a file; no file is created in it.
 
-    shared: a shared lock, as readers take it; else an exclusive one.
+    shared: take a shared lock, for readers, instead of an exclusive one.
     """
     descriptor = os.open(folder, _DIRECTORY)
     return _locked(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
@@ -233,14 +237,14 @@ def _locked(descriptor: int, kind: int) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         return None
-    except OSError:  # not every file system has locks
+    except OSError:  # not every file system supports locks
         pass
     return descriptor
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Lock a folder for the block.
+    """Lock a folder while the block runs.
 
     Raises:
         TxlError: another process holds it.
@@ -255,10 +259,10 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path, option: str) -> None:
-    """Make a folder if it is not there.
+    """Create a folder if it does not exist.
 
     Raises:
-        TxlError: it cannot be one, or nothing can be written to it.
+        TxlError: it cannot be created, or is not writable.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -270,10 +274,11 @@ def make_folder(path: Path, option: str) -> None:
 
 @contextmanager
 def results_folder(path: Path, option: str) -> Iterator[None]:
-    """Make a folder for results and lock it for the block; what a killed writer left there goes.
+    """Create a folder for results, lock it while the block runs, and remove leftovers of killed
+    writers.
 
     Raises:
-        TxlError: as `make_folder`, or another process writes there.
+        TxlError: as `make_folder`, or another process writes to the folder.
     """
     make_folder(path, option)
     with held(path):

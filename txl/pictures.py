@@ -1,6 +1,7 @@
-"""Pictures of a run: its loss, the loss at each attention length; and what others draw with.
+"""Charts of a run: its loss curve and the loss at each attention length, and helpers for other
+charts.
 
-matplotlib is imported only where something is drawn: that takes a third of a second.
+matplotlib is imported only when something is drawn, because that takes a third of a second.
 """
 
 import io
@@ -11,11 +12,11 @@ from typing import Any
 from txl.paths import AnyPath, replace_bytes
 
 _UNITS = {"bpc": "bits per character", "ppl": "perplexity"}
-_MAX_VALUE = 1e100  # that matplotlib can draw
+_MAX_VALUE = 1e100  # the largest value that matplotlib can draw
 
 
 def missing() -> str | None:
-    """Why nothing can be drawn, in words; None if it can."""
+    """Return why no chart can be drawn (a message for the user), or None if one can."""
     try:
         new_figure()
     except ImportError as error:
@@ -24,7 +25,7 @@ def missing() -> str | None:
 
 
 def save(figure: Any, path: AnyPath) -> None:
-    """Writes a figure as PNG, or leaves the file that is there as it was.
+    """Write a figure as PNG; on an error the existing file is kept.
 
     Raises:
         OSError: it cannot be written.
@@ -35,14 +36,14 @@ def save(figure: Any, path: AnyPath) -> None:
 
 
 def label(name: str) -> str:
-    """A name as matplotlib shows it: no mathematics in it, and in the legend whatever its first
-    letter."""
+    """Return a name escaped for matplotlib: not parsed as mathematics, and shown in the legend even
+    if it begins with an underscore."""
     shown = name.encode("utf-8", "replace").decode("utf-8").replace("$", r"\$")
     return " " + shown if shown.startswith("_") else shown
 
 
 def new_figure(width: float = 7.0, height: float = 4.2) -> Any:
-    """An empty figure; sizes in inches."""
+    """Make an empty figure; width and height are in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -52,11 +53,11 @@ def new_figure(width: float = 7.0, height: float = 4.2) -> Any:
 
 
 def draw_loss(entries: Sequence[Mapping[str, Any]], path: AnyPath, unit: str) -> None:
-    """Draw the training and validation loss against the update.
+    """Draw the training and validation loss over the updates.
 
     Args:
         entries: a run's log, as `read_log` gives it; values that cannot be drawn are left out.
-        path: of the PNG file.
+        path: the PNG file.
         unit: "bpc" (bits per character) or "ppl" (perplexity), as the log names the losses.
     """
 
@@ -68,7 +69,7 @@ def draw_loss(entries: Sequence[Mapping[str, Any]], path: AnyPath, unit: str) ->
     axes = figure.add_subplot()
     for values, style, name in ((train, "-", "training"), (valid, "o-", "validation")):
         axes.plot([x for x, _ in values], [y for _, y in values], style, label=name)
-    if len(train) > 4:  # the first steps would flatten everything after them
+    if len(train) > 4:  # the high losses of the first steps would flatten the rest of the curve
         _fit_height(axes, [y for _, y in train[len(train) // 20 :] + valid])
     axes.set(xlabel="update", ylabel=_UNITS[unit], title="Loss")
     axes.grid(alpha=0.3)
@@ -79,12 +80,12 @@ def draw_loss(entries: Sequence[Mapping[str, Any]], path: AnyPath, unit: str) ->
 def draw_attention_lengths(
     cached: Mapping[int, float], levels: Mapping[str, float], trained: int, path: AnyPath, unit: str
 ) -> None:
-    """Draw the loss against the attention length.
+    """Draw the loss over the attention length.
 
     Args:
         cached: the loss at each attention length.
         levels: losses drawn as horizontal lines, by their labels.
-        trained: the longest attention in training, a vertical line.
+        trained: the longest attention length in training, drawn as a vertical line.
         path, unit: as in `draw_loss`.
     """
     figure = new_figure()

@@ -1,1 +1,2 @@
-"""Is the working tree slower than another revision? `make bench-compare BASE=<revision>`"""
+"""Comparison of the working tree's speed with another revision's: `make bench-compare
+BASE=REVISION`."""

@@ -31,16 +31,17 @@ MAX_RATIO = 1.10
 
 
 class Failed(Exception):
-    """A side cannot be built or run."""
+    """One of the two revisions cannot be built or run."""
 
 
 class Refused(Exception):
-    """A side cannot run a case."""
+    """One of the two revisions cannot run a case."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one case: median of head's time over base's, its 95% interval, both median times."""
+    """The result for one case: median of head's time over base's, its 95% interval, and both median
+    times in seconds."""
 
     case: str
     ratio: float
@@ -55,7 +56,7 @@ class Verdict:
 
 
 def judge(case: str, base: list[float], head: list[float]) -> Verdict:
-    """From the seconds of the same rounds on both sides."""
+    """Compute the verdict from times in seconds; base[i] and head[i] are from the same round."""
     ratios = [b / a for a, b in zip(base, head, strict=True)]
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
@@ -64,7 +65,7 @@ def judge(case: str, base: list[float], head: list[float]) -> Verdict:
 
 
 class Side:
-    """A process that uses the packages in `site`."""
+    """A worker process that uses the packages in the folder `site`."""
 
     def __init__(self, site: Path) -> None:
         self.site = site
@@ -100,19 +101,20 @@ class Side:
 
 
 def measure(base: Side, head: Side, case: str, seconds: float) -> Verdict:
-    """Rounds of both sides in turn, at least 11, for so long."""
+    """Time a case alternately on both sides, for at least 11 rounds and `seconds` seconds."""
     times: dict[Side, list[float]] = {base: [], head: []}
     end = time.monotonic() + seconds
     while len(times[head]) < 11 or (time.monotonic() < end and len(times[head]) < 300):
         for side in (base, head) if len(times[head]) % 2 else (head, base):
-            time.sleep(0.005)  # the other side's threads stop spinning
+            time.sleep(0.005)  # lets the other process's threads stop spinning
             times[side].append(side.seconds(case))
     return judge(case, times[base], times[head])
 
 
 @contextlib.contextmanager
 def built(revision: str) -> Iterator[tuple[Path, Path]]:
-    """Folders with the packages of the revision and of the working tree, both built now."""
+    """A context with two folders: the packages of the revision and of the working tree, both built
+    now."""
     with tempfile.TemporaryDirectory() as folder:
         tree, sites = Path(folder, "tree"), (Path(folder, "base"), Path(folder, "head"))
         _command(["git", "-C", str(ROOT), "worktree", "add", "--detach", "--quiet", str(tree), revision])
@@ -134,7 +136,7 @@ def _command(command: list[str]) -> None:
 
 
 def compare(base_site: Path, head_site: Path, only: str, seconds: float) -> bool:
-    """Prints a line a case; whether none has regressed."""
+    """Print a line for each case; return whether none has regressed."""
     names = [name for name in CASES if re.search(only, name)]
     if not names:
         raise Failed(f"no case matches {only!r}; there are: {', '.join(CASES)}")
@@ -147,7 +149,7 @@ def compare(base_site: Path, head_site: Path, only: str, seconds: float) -> bool
             for name in names:
                 try:
                     v = measure(base, head, name, seconds)
-                except Refused as error:  # an older base may lack what a case uses
+                except Refused as error:  # an older base may not have what a case uses
                     print(f"{name:<52}not compared: {error}")
                     continue
                 verdicts.append(v)

@@ -1,7 +1,8 @@
-"""One of the two sides: runs cases on request, with the txl_kernels that PYTHONPATH puts first.
+"""Worker process of one revision: runs cases on request, with the txl_kernels that is first on
+PYTHONPATH.
 
-Reads a case's name a line, answers with a line of JSON: {"seconds": ..} or {"error": ..}. It uses
-nothing but the public interface, so that any two revisions can be compared.
+It reads a case's name a line and answers with a line of JSON, {"seconds": ..} or {"error": ..}. It
+uses only the public interface, so that any two revisions can be compared.
 """
 
 import functools

@@ -1,8 +1,9 @@
-"""Attention alone: rel_attention against the same computed otherwise, beside the machine's limits.
+"""Attention alone: rel_attention, other implementations of the same computation, and the machine's
+limits.
 
-The baseline, scaled_dot_product_attention without positions, does two products forward where
-attention with positions does three, and seven with backward where it does eleven: 1.5x and 1.57x
-its time is level with it.
+The baseline is scaled_dot_product_attention without positions. Forward, it does two products where
+attention with positions does three; with backward, seven instead of eleven. So 1.5x and 1.57x its
+time is the same rate.
 """
 
 import functools
@@ -25,7 +26,8 @@ Others = tuple[Attention, ...]
 def implementations(
     machine: Machine, shape: Shape, direction: Direction, others: Others = QUICK, second_dtype: bool = True
 ) -> list[Implementation]:
-    """Ours on every backend, the others, and ours in bfloat16 on a CPU."""
+    """Return rel_attention on every backend, the other implementations, and rel_attention in
+    bfloat16 on a CPU."""
     backward = direction == "forward+backward"
     found = [timed(x, machine, shape, backward) for x in (*ours(machine, shape.L <= 16 and not backward), *others)]
     if second_dtype and machine.kind == "cpu":
@@ -34,7 +36,7 @@ def implementations(
 
 
 def both_ways(machine: Machine, shape: Shape, others: Others = QUICK, **options: Any) -> list[Comparison]:
-    """Forward, and forward with backward."""
+    """Return the comparisons of forward, and of forward with backward."""
     with_backward = tuple(x for x in others if x is not FLEX or machine.kind == "cuda")
     found = []
     for direction in DIRECTIONS:
@@ -58,8 +60,8 @@ def test_training_shape(machine: Machine, full: bool) -> list[Comparison]:
 
 @comparisons("cpu", "cuda", "interpreter")
 def test_decode(machine: Machine, full: bool) -> list[Comparison]:
-    """One query (on a GPU also a few): the work is reading keys, values and r once; other layers
-    have filled the caches."""
+    """A call with one query (on a GPU also with a few), bound by reading keys, values and r once.
+    The caches hold other data before each call, as if other layers had run."""
     sizes = machine.pick(
         cpu=[(1, 3800), (1, 16000), (8, 3800)],
         cuda=[(b, m) for m in (3800, 800, 32768) for b in (1, 8, 64)],
@@ -68,12 +70,12 @@ def test_decode(machine: Machine, full: bool) -> list[Comparison]:
     heads = machine.pick(cpu=8, cuda=8, interpreter=1)
     everybody = (EAGER, DENSE, BASELINE)
     shapes = {Shape(batch, heads, 1, memory_len, 64): everybody for batch, memory_len in sizes}
-    if machine.kind == "cuda":  # where should the CUDA C++ kernels leave off?
+    if machine.kind == "cuda":  # to see up to how many queries the CUDA C++ kernels are faster
         shapes |= {Shape(8, heads, length, 3800, 64): (BASELINE,) for length in (2, 4, 8, 16)}
     found = []
     for shape, others in shapes.items():
         runs = implementations(machine, shape, "forward", others)
-        if machine.kind == "cuda":  # one launch of a graph each: a GPU outruns Python here
+        if machine.kind == "cuda":  # as CUDA graphs, since launches from Python are slower than the kernels
             runs += [graphed(x, machine) for x in runs]
         runs.append(memory(machine, int(shape.read_bytes(machine.dtype.itemsize))))
         seconds = machine.pick(cpu=4.0, cuda=1.5, interpreter=1.0)
@@ -82,13 +84,13 @@ def test_decode(machine: Machine, full: bool) -> list[Comparison]:
 
 
 def graphed(implementation: Implementation, machine: Machine) -> Implementation:
-    """The same call captured in a CUDA graph."""
+    """Return the implementation with its call captured in a CUDA graph."""
     prepare = functools.partial(_capture, implementation.prepare, machine)
     return replace(implementation, name=f"{implementation.name}, CUDA graph", prepare=prepare)
 
 
 def _capture(prepare: Callable[[], Entry], machine: Machine) -> Entry:
-    """Its check also compares what a replay of the graph writes."""
+    """Capture a call in a CUDA graph; the entry's check also compares the output of a replay."""
     made = prepare()
     alone = made.run()
     machine.synchronize()
@@ -105,7 +107,7 @@ def _capture(prepare: Callable[[], Entry], machine: Machine) -> Entry:
 
     def replay() -> None:
         graph.replay()
-        made  # noqa: B018  the graph reads its tensors, which must live
+        made  # noqa: B018  keeps the tensors that the graph reads alive
 
     return Entry(replay, check, bytes=made.bytes)
 
@@ -117,7 +119,7 @@ def test_long_memory_short_segment(machine: Machine, full: bool) -> list[Compari
 
 @comparisons("cpu", "cuda", "interpreter")
 def test_length(machine: Machine, full: bool) -> list[Comparison]:
-    """Speed against length: L = M."""
+    """Speed against length, with L = M."""
     batch, heads, steps = machine.pick(
         cpu=(1, 8, [128, 256, 512, 1024] + [2048, 4096] * full),
         cuda=(4, 16, [256, 512, 1024, 2048, 4096]),
@@ -135,7 +137,8 @@ def test_length(machine: Machine, full: bool) -> list[Comparison]:
 
 @comparisons("cuda")
 def test_slow_to_start(machine: Machine, full: bool) -> list[Comparison]:
-    """On a GPU last of all: what must be compiled first, wide heads, and the longest."""
+    """Cases with long preparation, which run last on a GPU: those that must be compiled first, wide
+    heads, and the longest sequences."""
     found = both_ways(machine, Shape(8, 8, 1024, 1024, 128), (DENSE, BASELINE))
     found += both_ways(machine, Shape(8, 16, 8192, 8192, 64), (BASELINE,))
     return found + both_ways(machine, Shape(8, 16, 512, 512, 64), (FLEX, COMPILED, BASELINE))

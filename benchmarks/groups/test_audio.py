@@ -1,5 +1,5 @@
-"""A layer of Parakeet's size over 10 to 60 minutes of audio, forward: time and peak memory, each in
-a process of its own; as it is where the memory is there, and accelerated.
+"""An encoder layer of Parakeet's size over 10 to 60 minutes of audio, forward: time and peak
+memory, each in a separate process. The library's own layer runs only where memory suffices.
 
     make peers
     PEERS=.peers pytest benchmarks/groups/test_audio.py --benchmark-only [--full | --brief]

@@ -1,5 +1,5 @@
-"""rel_attention in bfloat16 on a CPU, beside float32 and plain SDPA, and the peaks of the units
-that multiply both."""
+"""rel_attention in bfloat16 on a CPU, compared with float32 and SDPA without positions, and the
+peak rates for both dtypes."""
 
 import torch
 

@@ -1,5 +1,4 @@
-"""What a call costs besides its arithmetic: small calls, start-up, threads, and sharing torch's
-thread pool."""
+"""Overhead of calls: small calls, start-up, threads, and the sharing of torch's thread pool."""
 
 import functools
 import subprocess
@@ -19,7 +18,7 @@ from implementations.attention import BASELINE, NAMES, Inputs, check, entry, fus
 from txl_kernels import rel_attention
 
 SMALL_CALL = Shape(1, 2, 8, 8, 64)
-_CALLS = 200  # of a small call in one timing
+_CALLS = 200  # number of small calls in one timing
 
 
 @comparisons("cpu", "cuda")
@@ -71,7 +70,7 @@ txl_kernels.rel_attention(q, k, v, r, *biases).sum().item()
 
 @comparisons("cpu", "cuda", backend=None)
 def test_start_up(machine: Machine, full: bool) -> list[Comparison]:
-    """Whole processes, from the launch of Python to its end."""
+    """Whole processes, timed from the launch of Python to its end."""
 
     def process(code: str) -> Entry:
         def run() -> None:
@@ -129,7 +128,8 @@ def test_threads(machine: Machine, full: bool) -> list[Comparison]:
 
 @comparisons("cpu", backend="native")
 def test_one_thread_pool(machine: Machine, full: bool) -> list[Comparison]:
-    """Two pools that spin against each other would make the whole slower than its parts."""
+    """A sequence of torch operators and kernels. With two thread pools that spin against each other
+    it would take longer than the sum of its parts."""
     times, shape = 10, Shape(1, 8, 128, 384, 64)
 
     def repeat(*calls: Callable[[], object]) -> Entry:

@@ -1,4 +1,4 @@
-"""Numbers a distance without a table, texts packed in a row, a narrow window of a long sequence."""
+"""Relative biases without a table r, packed sequences, and a narrow window in a long sequence."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from txl_kernels import bounds_from_cu_seqlens, rel_attention
 
 Inputs = dict[str, Tensor]
 Compute = Callable[[Inputs], Tensor]
-PACKED, LONGEST = 32, 512  # texts, of which the shortest has a quarter of the longest's tokens
+PACKED, LONGEST = 32, 512  # number of sequences; the shortest has a quarter of the longest's tokens
 
 
 def _randn(machine: Machine, sizes: dict[str, tuple[int, ...]]) -> Inputs:
@@ -44,7 +44,7 @@ def _exactly(x: Inputs) -> Inputs:
     return {name: y.detach().double() for name, y in x.items()}
 
 
-# A number a distance.
+# Relative biases alone.
 
 
 def _numbers(shape: Shape, machine: Machine) -> Inputs:
@@ -72,7 +72,7 @@ def _alone(M: int, x: Inputs, backend: str | None = None) -> Tensor:
 
 
 def _dense(M: int, x: Inputs) -> Tensor:
-    """The numbers looked up for every pair."""
+    """Look up the bias of every pair, [H, L, S]."""
     length, scale = x["q"].size(2), x["q"].size(3) ** -0.5
     device = x["q"].device
     row = M + torch.arange(length, device=device)[:, None] - torch.arange(M + length, device=device) + length - 1
@@ -85,7 +85,7 @@ def _plain(x: Inputs) -> Tensor:
 
 @comparisons("cpu", "cuda")
 def test_numbers(machine: Machine, full: bool) -> list[Comparison]:
-    """`r_bias` alone, bidirectional."""
+    """`r_bias` without r, bidirectional."""
     small = Shape(2, 2, 12, 7, 8)
     shape = machine.pick(cpu=Shape(2, 8, 1024, 1024, 64), cuda=Shape(8, 16, 2048, 2048, 64), interpreter=small)
 
@@ -111,7 +111,7 @@ def test_numbers(machine: Machine, full: bool) -> list[Comparison]:
     return found
 
 
-# Packed texts.
+# Packed sequences.
 
 
 def _lengths(texts: int, longest: int) -> list[int]:
@@ -129,7 +129,7 @@ def _attend(settings: dict[str, Any], longest: int, x: Inputs) -> Tensor:
 
 
 def _check_packed(machine: Machine) -> None:
-    """Each text against itself alone, in float64."""
+    """Check each packed sequence against a separate call in float64."""
     lengths = [5, 1, 12]
     x = _texts(1, sum(lengths), 2, max(lengths), machine)
     start, end = bounds_from_cu_seqlens(torch.tensor([0, *lengths], device=machine.device).cumsum(0), sum(lengths))
@@ -141,7 +141,7 @@ def _check_packed(machine: Machine) -> None:
 
 @comparisons("cpu", "cuda")
 def test_packed(machine: Machine, full: bool) -> list[Comparison]:
-    """Texts of a quarter of the longest to all of it, in one row and in padded ones."""
+    """Sequences of a quarter of the longest's length to all of it, packed and padded."""
     texts, longest = machine.pick(cpu=(PACKED, LONGEST), cuda=(PACKED, 4 * LONGEST), interpreter=(2, 12))
     lengths, heads = _lengths(texts, longest), 8
     ends = torch.tensor([0, *lengths], device=machine.device).cumsum(0)
@@ -168,12 +168,13 @@ def test_packed(machine: Machine, full: bool) -> list[Comparison]:
     return found
 
 
-# A window to both sides.
+# A window on both sides.
 
 
 @comparisons("cpu", "cuda")
 def test_both_sides(machine: Machine, full: bool) -> list[Comparison]:
-    """64 tokens before and 64 after each of 32,768, and as many pairs without a window."""
+    """64 keys before and 64 after each of 32,768 queries, and a call of as many pairs without a
+    window."""
     length, side, heads = machine.pick(cpu=(32768, 64, 8), cuda=(32768, 64, 16), interpreter=(48, 5, 1))
     pairs = length * (2 * side + 1) - side * (side + 1)
     square = round(pairs**0.5)

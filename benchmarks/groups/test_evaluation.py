@@ -1,9 +1,9 @@
-"""Evaluation speed (paper, section 4.5 and Table 9) and generation with whole models, batch 1,
-memory full.
+"""Evaluation speed (paper, section 4.5 and Table 9) and generation with whole models, with batch 1
+and a full memory.
 
-The vanilla model of Al-Rfou et al. slides its window one token at a time: one prediction a forward
-pass. Transformer-XL reads whole segments; every token sees exactly as many keys as the vanilla
-model's window holds.
+The vanilla model of Al-Rfou et al. moves its window by one token, so each prediction takes a
+forward pass over the window. Transformer-XL reads whole segments; every token sees as many keys as
+the vanilla model's window has.
 """
 
 import functools
@@ -42,7 +42,7 @@ def built(config: ModelConfig, machine: Machine) -> TransformerXL:
 def evaluator(
     algorithm: str, config: ModelConfig, machine: Machine, attn_len: int, segment: int, calls: int = 1
 ) -> Entry:
-    """`calls` segments in a row."""
+    """Make an entry that evaluates `calls` segments in succession."""
     make = EVALUATORS[algorithm].make
     evaluate = make(built(config, machine), 1, attn_len, segment)
     evaluate.remember(torch.randn(1, attn_len, config.d_model).to(machine.device, machine.dtype))
@@ -57,11 +57,11 @@ def evaluator(
 
 
 def window(algorithm: str, config: ModelConfig, machine: Machine, attn_len: int) -> Entry:
-    """The vanilla model's prediction for one token."""
+    """Make an entry that predicts one token with the vanilla model."""
     predict = vanilla(built(config, machine), algorithm)
     tokens = text(1, attn_len, machine.device)
     eager, compiled = algorithm == "vanilla-eager", algorithm in ("vanilla-compiled", "vanilla-last")
-    slow = machine.kind == "cpu" and attn_len > 800 and not compiled  # seconds, and nothing to compile
+    slow = machine.kind == "cpu" and attn_len > 800 and not compiled  # takes seconds, and nothing is compiled
     check = functools.partial(check_vanilla, algorithm, machine.dtype, machine.device)
     maximum = 2 if machine.kind == "cpu" and attn_len > 1800 and eager else None
     extra = {"paper_speedup": SPEED_UP[attn_len]}
@@ -88,7 +88,7 @@ def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
                 runs.append(Implementation(title, algorithm, prepare, role, segment=segment))
             for algorithm, name in VANILLA.items():
                 if algorithm == "vanilla-compiled" and not full and shortest < attn_len < longest:
-                    continue  # the strongest, which is compiled too, is measured everywhere
+                    continue  # the fastest one, which is also compiled, is measured at every length
                 runs.append(Implementation(name, algorithm, functools.partial(window, algorithm, *size)))
             case = Case(unit="token", model=model, layers=config.n_layer, attn_len=attn_len)
             runs.append(arithmetic(machine))
@@ -98,9 +98,9 @@ def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
 
 @comparisons("cpu", "cuda")
 def test_generation(machine: Machine, full: bool) -> list[Comparison]:
-    """One token a call."""
+    """Generation of one token a call."""
     config, found = ENWIK8_BASE, []
-    for attn_len in (512, 1601, 3800):  # 1,601: the authors' script for samples
+    for attn_len in (512, 1601, 3800):  # 1,601 is the length in the authors' sampling script
         runs = []
         for algorithm, (name, role, _) in EVALUATORS.items():
             calls = 20 if algorithm == OURS else 1

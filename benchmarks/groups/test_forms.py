@@ -1,5 +1,5 @@
-"""What forms of other libraries' attention, and terms beyond the paper's, cost beside the plain
-call."""
+"""Cost, relative to the plain call, of composed variants from other libraries' attention and of
+terms beyond the paper's."""
 
 import functools
 from typing import Any
@@ -19,7 +19,7 @@ FORMS = ("plain", "r_descending", "clamp, a table of 65 rows for all heads", "r_
 
 
 def _arguments(form: str, shape: Shape, machine: Machine) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors that get gradients, and settings."""
+    """Return the call's tensors that get gradients, and its settings."""
     B, H, L, M, D = shape
     g = torch.Generator(machine.device).manual_seed(0)
 
@@ -84,7 +84,7 @@ def test_forms(machine: Machine, full: bool) -> list[Comparison]:
 
 @comparisons("cpu", "cuda")
 def test_wide_values(machine: Machine, full: bool) -> list[Comparison]:
-    """As long as Enformer's, whose keys have 64 and values 192 columns."""
+    """Values wider than keys, in Enformer's sizes: 64 columns for keys, 192 for values."""
     shape = machine.pick(cpu=Shape(1, 8, 1536, 0, 64), cuda=Shape(8, 8, 1536, 0, 64), interpreter=SMALL)
     return _beside_the_plain_call(machine, shape, ("plain", *WIDER))
 

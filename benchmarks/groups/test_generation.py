@@ -1,4 +1,5 @@
-"""`generate()` of txl.hf's TransfoXL against that of transformers 4.37.2, greedy, enwik8-base.
+"""Speed of greedy `generate()`: txl.hf's TransfoXL against that of transformers 4.37.2,
+enwik8-base.
 
 make peers
 PEERS=.peers pytest benchmarks/groups/test_generation.py --benchmark-only

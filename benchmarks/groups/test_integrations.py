@@ -1,5 +1,5 @@
-"""Other libraries' attention layers and whole encoders, as they are and accelerated: time, and
-peak memory in a process of its own.
+"""Attention layers and whole encoders of other libraries, original and accelerated: time, and peak
+memory in a separate process.
 
     make peers
     PEERS=.peers pytest benchmarks/groups/test_integrations.py --benchmark-only [--full]
@@ -17,7 +17,8 @@ WAYS: dict[str, Role] = {peers.ACCELERATED: "ours", peers.ORIGINAL: "other"}
 
 
 def _both(entry: Any, *before: Any, after: tuple[Any, ...] = ()) -> list[Implementation]:
-    """A layer as it is and accelerated; entry(*before, way, *after)."""
+    """Return the implementations with the original and the accelerated layer, from entry(*before,
+    way, *after)."""
     return [
         Implementation(way, way, functools.partial(entry, *before, way, *after), role) for way, role in WAYS.items()
     ]

@@ -1,5 +1,5 @@
-"""Peak memory against length, L = M: attention alone and a training step; and of a training step's
-softmax. Each is measured in a process of its own."""
+"""Peak memory against length, with L = M, of attention alone and of a training step; and peak
+memory of a training step's softmax. Each is measured in a separate process."""
 
 import functools
 

@@ -1,4 +1,5 @@
-"""What a window and padding save: the work follows the visible pairs, not the tensors' sizes."""
+"""Time saved by a window and by padding: the work depends on the visible pairs, not on the tensor
+sizes."""
 
 import functools
 from dataclasses import replace
@@ -42,13 +43,14 @@ def test_window(machine: Machine, full: bool) -> list[Comparison]:
 
 def _timed(call: Attention, machine: Machine, shape: Shape, backward: bool, windowed: bool) -> Entry:
     made = entry(call, machine, shape, backward)
-    if windowed:  # not what the check of attention computes
+    if windowed:  # attention's own check has no window
         made.check = functools.partial(check, call.compute, backward, machine.dtype, machine.device, shape, WINDOW)
     return Entry(made.run, made.check)
 
 
 def padded_inputs(batch: int, heads: int, length: int, width: int, machine: Machine) -> Inputs:
-    """q, k, v [B, H, L, D], r [H, 2 L - 1, D], biases [H, D], int32 lengths [B] from L / 4 to L."""
+    """Make q, k, v [B, H, L, D], r [H, 2 L - 1, D], biases [H, D] and int32 lengths [B] from L / 4
+    to L."""
     g = torch.Generator().manual_seed(0)
     sizes = dict.fromkeys("qkv", (batch, heads, length, width)) | {"r": (heads, 2 * length - 1, width)}
     sizes |= {"content_bias": (heads, width), "position_bias": (heads, width)}
@@ -64,7 +66,7 @@ def padded(x: Inputs, backend: str | None = None, told: bool = True) -> Tensor:
 
 
 def _scores(x: Inputs) -> Tensor:
-    """Positional scores of a Conformer layer, hidden at padding: [B, H, L, L]."""
+    """Compute a Conformer layer's positional scores [B, H, L, L], -inf at padding."""
     position = shift_both((x["q"] + x["position_bias"][:, None]) @ x["r"].flip(1).mT) * x["q"].size(-1) ** -0.5
     keys = torch.arange(position.size(-1), device=position.device)
     return position.masked_fill(keys >= x["lengths"][:, None, None, None], -torch.inf)
@@ -84,7 +86,7 @@ def padded_plain(x: Inputs) -> Tensor:
 
 
 def check_padded(call: Compute, machine: Machine) -> None:
-    """Refuses what differs from the float64 reference that is told of the padding."""
+    """Check an implementation against the float64 reference that gets the lengths."""
     small = padded_inputs(3, 2, 50, 64, machine)
     exact = {n: t if n == "lengths" else t.double() for n, t in small.items()}
     with torch.no_grad():
@@ -93,13 +95,13 @@ def check_padded(call: Compute, machine: Machine) -> None:
 
 @comparisons("cpu", "cuda")
 def test_padding(machine: Machine, full: bool) -> list[Comparison]:
-    """Lengths from a quarter of the longest to all of it."""
+    """A padded batch with lengths from a quarter of the longest to all of it."""
     batch, heads, length = machine.pick(cpu=(8, 4, 512), cuda=(32, 8, 1024), interpreter=(1, 1, 1))
 
     def prepare(call: Compute, right: bool, products: int = 3) -> Entry:
         inputs = padded_inputs(batch, heads, length, 64, machine)
         run = torch.no_grad()(functools.partial(call, inputs))
-        work = products * 2.0 * heads * 64 * length * float(inputs["lengths"].sum())  # over the keys that are filled
+        work = products * 2.0 * heads * 64 * length * float(inputs["lengths"].sum())  # only keys that are not padding
         return Entry(run, functools.partial(check_padded, call, machine) if right else None, operations=work)
 
     runs = []

@@ -1,4 +1,4 @@
-"""A training by several processes of one machine, against one process with all of its threads.
+"""Training by several processes on one machine, against one process with all of its threads.
 
 pytest benchmarks/groups/test_processes.py --benchmark-only
 """

@@ -1,5 +1,5 @@
-"""Small and short: reinforcement learning, short utterances, generation in batches; and what it
-saves when a gradient is not wanted."""
+"""Small problems: reinforcement learning, short utterances, batched generation, and the time saved
+when some gradients are not required."""
 
 import functools
 

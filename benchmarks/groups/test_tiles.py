@@ -1,8 +1,9 @@
-"""What the Triton backend's table of tiles should say: forward and backward with other tiles, warps
-and stages.
+"""Search for the Triton backend's table of tiles: forward and backward with other tiles, numbers of
+warps and numbers of stages.
 
-On a GPU only; the first implementation is the table as it is. Also pointers instead of descriptors,
-and dr without atomics, as all are for the kernel that only then runs.
+It needs a GPU; the first implementation uses the table as it is. Pointers instead of descriptors
+are measured too, and dr without atomics; the latter for all candidates of the kernel that runs only
+then.
 """
 
 import functools
@@ -23,12 +24,12 @@ Change = Callable[[], AbstractContextManager[None]]
 
 
 def under(change: Change, run: Callable[..., Any], *arguments: Any) -> Any:
-    """run(*arguments) with one of the backend's choices replaced."""
+    """Return run(*arguments), called with one of the backend's choices replaced."""
     try:
         with change():
             return run(*arguments)
     except Exception as error:
-        if type(error).__name__ == "OutOfResources":  # Triton's: a tile beyond what the device has
+        if type(error).__name__ == "OutOfResources":  # Triton's error for a tile that does not fit the device
             raise Unavailable(str(error)) from None
         raise
 

@@ -1,4 +1,4 @@
-"""A training step of the paper's layer sizes: forward, backward, clipping and Adam, over a full
+"""A training step with the paper's layer sizes: forward, backward, clipping and Adam, with a full
 memory."""
 
 import functools

@@ -1,1 +1,2 @@
-"""How benchmarks are run: shapes and cases, checks, turns, clocks, limits, and the record."""
+"""The benchmark harness: shapes and cases, checks, interleaved timing, clocks, limits, and the
+record."""

@@ -1,20 +1,21 @@
-"""What records say: in fields what a comparison's implementations all do, so that nothing is read
-out of a title, and the shares of the machine's limits."""
+"""Cases of the record: fields that describe the work of a comparison's implementations, so that no
+title has to be parsed, and shares of the machine's limits."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-SCHEMA = 2  # of the records: one more with every change of their fields
+SCHEMA = 2  # version of the records' fields, incremented with every change
 Direction = Literal["forward", "forward+backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "forward+backward")
 Row = dict[str, Any]
-MOST_DISTURBED = 1.2  # the median of a limit over its fastest round
-# Speed-up of Table 9 of the paper (per token, one GPU, over the vanilla model) by attention length.
+MOST_DISTURBED = 1.2  # maximum ratio of a limit's median to its fastest round
+# Speed-up in Table 9 of the paper (per token on one GPU, relative to the vanilla model) by
+# attention length.
 SPEED_UP = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 
 class Shape(NamedTuple):
-    """Sizes of a causal call with all of its memory visible."""
+    """Sizes of a causal call whose queries see all of the memory."""
 
     B: int
     H: int
@@ -26,31 +27,31 @@ class Shape(NamedTuple):
         return f"B{self.B} H{self.H} L{self.L} M{self.M} D{self.D}"
 
     def product(self) -> float:
-        """Operations of one product over the visible pairs; attention with positions takes 3
-        forward, 8 backward."""
+        """Floating-point operations of one product over the visible pairs; attention with positions
+        takes 3 products forward and 8 backward."""
         pairs = self.L * self.M + self.L * (self.L + 1) // 2
         return 2.0 * self.B * self.H * pairs * self.D
 
     def dense_product(self) -> float:
-        """Operations of one product over all pairs."""
+        """Floating-point operations of one product over all pairs."""
         return 2.0 * self.B * self.H * self.L * (self.L + self.M) * self.D
 
     def read_bytes(self, element: int) -> float:
-        """Size of the keys, the values and r."""
+        """Return the size in bytes of keys, values and r; element: bytes of an element."""
         return float(element * self.D * self.H * (self.M + self.L) * (2 * self.B + 1))
 
 
 @dataclass(frozen=True)
 class Case:
-    """The same work for every implementation of a comparison; None where a field says nothing.
+    """Work that all implementations of a comparison do. A field that does not apply is None.
 
     Attributes:
-        unit: what times are shown for one of.
-        shape: of one attention, or of each attention of a model.
-        model, layers: a model of these sizes; layers may be fewer than the model's own, or None
-            where none is computed.
-        attn_len: keys every token sees.
-        note: for people; nothing depends on it.
+        unit: the unit that times are given for.
+        shape: sizes of the attention, or of each attention of a model.
+        model, layers: a model with these sizes; layers can be fewer than the model's own, or None
+            if no layer is computed.
+        attn_len: number of keys each token sees.
+        note: a remark for readers; it is never parsed.
     """
 
     unit: Literal["call", "token", "step", "process"] = "call"
@@ -62,13 +63,13 @@ class Case:
     note: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields, without those that are None."""
+        """Return the fields that are not None."""
         found = {name: value for name, value in vars(self).items() if value is not None}
         return found if self.shape is None else found | {"shape": self.shape._asdict()}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Case":
-        """Raises TypeError if a field is none of a case's."""
+        """Make a case from JSON; raise TypeError for an unknown field."""
         shape = fields.get("shape")
         return cls(**(fields | {"shape": None if shape is None else Shape(**shape)}))
 
@@ -81,7 +82,7 @@ class Case:
 
     @property
     def work(self) -> str:
-        """All that is done, in words."""
+        """A description of the work in words."""
         parts = [
             self.network if self.model else None,
             f"attention length {self.attn_len}" if self.attn_len else None,
@@ -96,11 +97,11 @@ class Case:
 
 
 def add_shares(rows: list[Row]) -> None:
-    """Adds the shares of the limits measured in the same comparison, or marks the limit as
-    disturbed and adds none.
+    """Add to each row its shares of the limits measured in the same comparison. If a limit was
+    disturbed, mark it and add none.
 
-    A limit does the same in every round: where its median is far above its fastest round, something
-    else ran meanwhile.
+    A limit does the same work in every round, so a median far above its fastest round means that
+    something else ran at the same time.
     """
     limits = [row for row in rows if "limit" in row]
     for row in limits:
@@ -110,7 +111,7 @@ def add_shares(rows: list[Row]) -> None:
     if disturbed(rows):
         return
     for what, rate in (("operations", "gflops"), ("bytes", "gb_per_s")):
-        # Units have a peak for each dtype; memory is read at one rate.
+        # Arithmetic peaks depend on the dtype; the rate of reading memory does not.
         rates = {_unit(row) if what == "operations" else "": row[rate] for row in limits if row["limit"] == what}
         for row in rows:
             limit = rates.get(_unit(row) if what == "operations" else "")
@@ -119,12 +120,12 @@ def add_shares(rows: list[Row]) -> None:
 
 
 def _unit(row: Row) -> str:
-    """Which peak counts; a row without dtype is in the record's, as its limit is."""
+    """Return the dtype whose peak applies; float32 if the row has none, as for the limit's row."""
     return str(row.get("dtype", "float32"))
 
 
 def sdpa_note(device: str, isa: str | None) -> str:
-    """What to know of multiples of torch's SDPA on this machine; empty where there is nothing."""
+    """Return a note on comparisons with torch's SDPA on this machine; empty if there is none."""
     if "AMD" not in device or "avx512" not in (isa or ""):
         return ""
     return (
@@ -134,6 +135,6 @@ def sdpa_note(device: str, isa: str | None) -> str:
 
 
 def disturbed(rows: list[Row]) -> str:
-    """Why a comparison gives no shares of its limit; an empty string if it was not disturbed."""
+    """Return why a comparison has no shares of its limit; empty if it was not disturbed."""
     slowed = max((row.get("disturbed", 0.0) for row in rows), default=0.0)
     return f"the limit's median is {slowed:.2f} times its fastest round, so no shares" if slowed else ""

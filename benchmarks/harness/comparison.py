@@ -1,5 +1,5 @@
-"""A comparison: implementations that do the same work, the one measure of right and wrong, and what
-a record says of each."""
+"""Comparisons: implementations that do the same work, the error bound for all of them, and their
+fields in a record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,19 +11,19 @@ from torch import Tensor
 from harness.case import Case, Row
 from harness.machine import Machine, Run
 
-# Most of what rounding explains: several times what right implementations show.
+# Bounds that are several times the rounding errors of correct implementations.
 MAX_ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 Role = Literal["ours", "part", "other", "baseline", "limit"]
 
 
 class Unavailable(Exception):
-    """An implementation cannot take part here (not installed, no such operator): the reason. It is
-    skipped, not failed."""
+    """An implementation cannot run here (such as a package that is not installed); the message says
+    why. It is skipped and does not count as failed."""
 
 
 def require(got: Tensor, want: Tensor, name: str, maximum: float | None = None) -> None:
-    """Raises AssertionError if got differs from want, in float64, by more than its dtype explains
-    (or than `maximum`), or is NaN: the relative error, by norms."""
+    """Raise AssertionError if got differs from want by more than `maximum` (None: the bound of its
+    dtype) in relative norm, computed in float64, or if it has a NaN."""
     maximum = MAX_ERROR[got.dtype] if maximum is None else maximum
     error = float(((got.double() - want).norm() / want.norm()).detach())
     if not error <= maximum:
@@ -33,18 +33,19 @@ def require(got: Tensor, want: Tensor, name: str, maximum: float | None = None) 
 
 @dataclass
 class Entry:
-    """One implementation, ready to run.
+    """An implementation that is ready to run.
 
     Attributes:
-        run: what is timed; with the clock "own" it returns its seconds itself.
+        run: the function that is timed; with the clock "own" it returns its time in seconds.
         check: raises if the implementation computes something else; None for limits, baselines and
             parts.
-        per: tokens, calls: times are shown for one of them.
-        operations, bytes: useful work of a run, for rates and for shares of a limit.
-        limit: this is the machine's own limit of operations or bytes a second.
-        warm_up: False counts the first run too: for runs so long that a warm-up is lost in them.
-        most: rounds at most, if fewer than the comparison's.
-        extra: more for the record; may be filled by `run`.
+        per: tokens, calls: the number of these in a run; times are given for one.
+        operations, bytes: useful work of a run, for rates and shares of a limit.
+        limit: "operations" or "bytes" if this is the machine's own limit of that rate.
+        warm_up: False also counts the first run, for runs so long that a warm-up makes no
+            difference.
+        most: maximum number of rounds, if less than the comparison's.
+        extra: further fields for the record; `run` may fill it.
     """
 
     run: Callable[[], Any]
@@ -60,17 +61,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to do a comparison's work.
+    """An implementation of a comparison's work.
 
     Attributes:
-        name: as shown, once in a comparison; nothing else is read out of it.
-        algorithm: what computes, by the short name that tables and plots choose by.
-        prepare: makes it ready; called when the comparison starts.
-        role: "ours", a "part" of ours alone, an "other" that computes the same, a "baseline" that
-            computes less, a "limit" of the machine.
-        backend: of rel_attention.
-        dtype: where it is not the record's.
-        segment: tokens read at once.
+        name: the displayed name, unique in a comparison; it is never parsed.
+        algorithm: short name of the method, by which tables and plots select.
+        prepare: makes the entry; called when the comparison starts.
+        role: "ours", a "part" of ours, an "other" that computes the same, a "baseline" that
+            computes less, or a "limit" of the machine.
+        backend: backend of rel_attention.
+        dtype: the dtype, if it is not the record's.
+        segment: number of tokens read at once.
     """
 
     name: str
@@ -82,7 +83,7 @@ class Implementation:
     segment: int | None = None
 
     def to_json(self) -> Row:
-        """What a record says of it, without what is None."""
+        """Return the fields for a record, without those that are None."""
         fields = {"implementation": self.name, "algorithm": self.algorithm, "role": self.role}
         options = {"backend": self.backend, "dtype": self.dtype, "segment": self.segment}
         return fields | {name: value for name, value in options.items() if value is not None}
@@ -90,13 +91,13 @@ class Implementation:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Implementations of one case, ours first.
+    """Implementations of one case, those of this package first.
 
-    clock: "device", "cold" (device, caches filled with something else before), "wall", or "own".
-    brief: what --brief runs in its place, where once is too long.
+    clock: "device", "cold" (device time, with other data in the caches), "wall", or "own".
+    brief: the comparison that replaces this one under --brief, if this one takes too long.
 
     Raises:
-        ValueError: two implementations have one name.
+        ValueError: two implementations have the same name.
     """
 
     group: str
@@ -119,10 +120,11 @@ class Comparison:
 
 
 def comparisons(*kinds: str, backend: str | None = "any") -> Callable[[Any], Any]:
-    """Makes a function (machine, full) that lists comparisons one test for each implementation of
-    each.
+    """Decorator that turns a function (machine, full) -> list of comparisons into one test for each
+    implementation of each comparison.
 
-    kinds: of machines that it is for. backend: of ours that must be there; None if none need.
+    kinds: kinds of machines that it is for. backend: a backend of this package that must be
+    available; None if none is needed.
     """
 
     def decorate(listed: Callable[[Machine, bool], list[Comparison]]) -> Any:

@@ -1,4 +1,4 @@
-"""All that the benchmarks use of txl_kernels beyond its public interface."""
+"""Uses of txl_kernels beyond its public interface; the benchmarks have no others."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,23 +18,23 @@ def interpreted() -> bool:
 
 
 def instruction_set() -> str | None:
-    """Of the native kernels; None where they are not built."""
+    """Return the instruction set of the native kernels, or None if they are not built."""
     return None if cpu.native.module is None else str(cpu.prepare().isa())
 
 
 def multiply_add(iterations: int, dtype: torch.dtype = torch.float32) -> float:
-    """Multiply-adds of registers by the units that the kernels use for dtype, on all of torch's
-    threads; returns how many operations."""
+    """Run multiply-adds in registers, by the units that the kernels use for dtype, on all of
+    torch's threads; return the number of operations."""
     return float(cpu.prepare().fma(iterations, torch.get_num_threads(), dtype == torch.bfloat16))
 
 
 def read(x: Tensor) -> None:
-    """Reads a float32 tensor once, on all of torch's threads."""
+    """Read a float32 tensor once, on all of torch's threads."""
     cpu.prepare().read(x.data_ptr(), x.numel(), torch.get_num_threads())
 
 
 def native_kernel(tensors: list[Tensor]) -> Callable[[], object]:
-    """The native forward kernel alone, arguments already examined; causal.
+    """Return a function that runs the native causal forward kernel alone, without argument checks.
 
     tensors: q, k, v, r, content_bias, position_bias, k_mem, v_mem.
     """
@@ -47,14 +47,14 @@ def native_kernel(tensors: list[Tensor]) -> Callable[[], object]:
 
 @contextlib.contextmanager
 def attention_of_the_layer(replacement: Callable[..., Tensor]) -> Iterator[None]:
-    """`RelAttention` calls the replacement instead of rel_attention."""
+    """A context in which `RelAttention` calls the replacement instead of rel_attention."""
     with _replaced(txl_kernels.layer, "rel_attention", replacement):
         yield
 
 
 @contextlib.contextmanager
 def triton_tile(kernel: str, tile: tuple[int, int, int, int]) -> Iterator[None]:
-    """One of the Triton kernels takes this tile: (rows of queries, rows of keys, warps, stages)."""
+    """A context in which a Triton kernel uses this tile: (queries, keys, warps, stages)."""
     from txl_kernels.backends.triton import config, plan
 
     real = config.choose
@@ -68,7 +68,7 @@ def triton_tile(kernel: str, tile: tuple[int, int, int, int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def triton_same_bits() -> Iterator[None]:
-    """The Triton backend adds up dr without atomics."""
+    """A context in which the Triton backend computes dr without atomics."""
     from txl_kernels.backends.triton import config
 
     with _replaced(config, "dr_by_atomics", lambda: False):
@@ -77,14 +77,14 @@ def triton_same_bits() -> Iterator[None]:
 
 @contextlib.contextmanager
 def triton_table_tile(tile: tuple[int, int, int, int]) -> Iterator[None]:
-    """`triton_tile` of backward_table, which runs only without atomics."""
+    """`triton_tile` for backward_table, which runs only without atomics."""
     with triton_same_bits(), triton_tile("backward_table", tile):
         yield
 
 
 @contextlib.contextmanager
 def triton_pointers() -> Iterator[None]:
-    """The Triton backend uses pointers where it could use descriptors."""
+    """A context in which the Triton backend uses pointers even where it could use descriptors."""
     from txl_kernels.backends.triton import plan
 
     with _replaced(plan, "describable", lambda x: False, plan.forget):
@@ -93,7 +93,7 @@ def triton_pointers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any, forget: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """forget: drops what was made with the other value."""
+    """A context with an attribute replaced; forget: drops what was cached for the other value."""
     real = getattr(owner, name)
     setattr(owner, name, value)
     forget()

@@ -1,4 +1,4 @@
-"""What the machine itself does at most, as implementations: arithmetic, and moving memory."""
+"""The machine's own maximum rates, as implementations: arithmetic, and reading memory."""
 
 import functools
 
@@ -12,8 +12,8 @@ _ITERATIONS = 1_000_000
 
 
 def arithmetic(machine: Machine, dtype: torch.dtype = torch.float32) -> Implementation:
-    """Multiply-adds of registers on all of torch's threads, by the units for dtype; on a GPU the
-    library's largest matrix product."""
+    """Make the limit of arithmetic: multiply-adds in registers on all of torch's threads, by the
+    units for dtype; on a GPU the library's largest matrix product."""
     name, prepare = "matrix products", functools.partial(_matrix_products, machine)
     if machine.kind == "cpu":
         name, prepare = "FMA peak" if dtype == torch.float32 else "bfloat16 peak", functools.partial(_fma, dtype)
@@ -22,8 +22,8 @@ def arithmetic(machine: Machine, dtype: torch.dtype = torch.float32) -> Implemen
 
 
 def memory(machine: Machine, size: int) -> Implementation:
-    """Reading `size` bytes once on all of torch's threads; on a GPU a copy of a gibibyte, bytes
-    read and written."""
+    """Make the limit of memory: reading `size` bytes once on all of torch's threads; on a GPU
+    copying a gibibyte, counted as bytes read and written."""
     if machine.kind == "cpu":
         return Implementation("limit: a plain read", "memory", functools.partial(_read, size), "limit")
     return Implementation("limit: a copy", "memory", functools.partial(_copy, machine), "limit")

@@ -1,5 +1,5 @@
-"""The machine under test: its device, dtype and backends, its clocks, its caches, and what records
-call it."""
+"""The machine under test: device, dtype, backends, clocks and caches, and its description in
+records."""
 
 import contextlib
 import ctypes
@@ -25,12 +25,12 @@ from txl_kernels import available_backends
 
 T = TypeVar("T")
 Run = Callable[[], object]
-_BEYOND_CACHES = 2**28  # bytes: more than the last-level cache that 2 to 64 cores of today's processors share
+_BEYOND_CACHES = 2**28  # bytes; more than the last-level cache shared by 2 to 64 cores of current processors
 
 
 class Machine:
-    """The CPU, the GPU, or ("interpreter") tiny problems in Triton's interpreter, whose times mean
-    nothing."""
+    """The machine that runs the benchmarks: the CPU, the GPU, or "interpreter", which runs tiny
+    problems in Triton's interpreter and whose times have no meaning."""
 
     def __init__(self, kind: str) -> None:
         if kind == "auto":
@@ -45,11 +45,11 @@ class Machine:
         self.backends_for_few_queries = [name for name in names if name != "reference"]
 
     def pick(self, *, cpu: T, cuda: T, interpreter: T) -> T:
-        """What suits this machine."""
+        """Return the argument for this kind of machine."""
         return {"cpu": cpu, "cuda": cuda, "interpreter": interpreter}[self.kind]
 
     def wall(self, run: Run) -> float:
-        """Seconds until the result is there, launches included."""
+        """Return the seconds until the result is available, launches included."""
         self.synchronize()
         begin = time.perf_counter()
         run()
@@ -57,8 +57,8 @@ class Machine:
         return time.perf_counter() - begin
 
     def on_device(self, run: Run) -> float:
-        """Seconds between events around each of many launches, the L2 cache flushed before; waits
-        of the device included."""
+        """Return the seconds between events around each of many launches, with the L2 cache flushed
+        before each. Idle time of the device is included."""
         if self.kind != "cuda":
             return self.wall(run)
         from triton.testing import do_bench
@@ -66,8 +66,8 @@ class Machine:
         return float(do_bench(run, warmup=10, rep=40, return_mode="median")) / 1e3
 
     def cold(self, run: Run) -> float:
-        """As `on_device`, after the caches were filled with something else, as the other layers of
-        a model would."""
+        """Return the time as `on_device` does, with other data in the caches before each launch, as
+        if other layers of a model had run."""
         if self.kind == "cpu":
             self._evict()
         return self.on_device(run)
@@ -77,7 +77,7 @@ class Machine:
             torch.cuda.synchronize()
 
     def free_memory(self) -> None:
-        """What a comparison leaves behind goes back: to the system, or to other processes on the
+        """Release the memory of a finished comparison to the system, or to other processes on the
         GPU."""
         gc.collect()
         if self.kind == "cuda":
@@ -99,7 +99,7 @@ class Machine:
         return torch.cuda.get_device_name() if self.kind == "cuda" else _cpu_name()
 
     def about(self) -> dict[str, Any]:
-        """What a record says of where its figures come from."""
+        """Return the record's description of this machine and its software."""
         commit, dirty = _commit()
         return {
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -113,13 +113,13 @@ class Machine:
         }  # fmt: skip
 
     def slug(self) -> str:
-        """The machine's name for a file."""
+        """Return the machine's name as a part of file names."""
         name = self.name if self.kind == "cuda" else f"{self.name}-{self.threads}t"
         return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def trim() -> None:
-    """glibc keeps freed blocks otherwise."""
+    """Return freed blocks to the system, which glibc would keep."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -145,8 +145,9 @@ def _cpu_name() -> str:
 
 
 def _commit() -> tuple[str, bool]:
-    """Of the folder the benchmarks are in; whether tracked files differ from it. BENCHMARK_COMMIT
-    says it, as git describe --dirty does, where a tree has travelled without its history."""
+    """Return the commit of the benchmarks' folder, and whether tracked files differ from it.
+    BENCHMARK_COMMIT, in the form of git describe --dirty, replaces it for a tree without
+    history."""
     given = os.environ.get("BENCHMARK_COMMIT")
     if given:
         return given.removesuffix("-dirty"), given.endswith("-dirty")

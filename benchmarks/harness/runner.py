@@ -1,7 +1,7 @@
-"""Runs comparisons: each implementation is checked, all are timed in turns, rows are recorded and
-printed.
+"""Runner of comparisons: it checks each implementation, times all of them in interleaved rounds,
+records the rows and prints them.
 
-On a shared machine only times taken in turns can be compared: all implementations of a comparison
+On a shared machine only interleaved times can be compared, so all implementations of a comparison
 run round by round in one process. pytest-benchmark then gets each one's times through a clock that
 replays them, so that its tables, records and comparisons work as usual.
 """
@@ -21,16 +21,16 @@ from txl.paths import replace_text
 
 
 class DeviceLost(Exception):
-    """The device answers nothing any more, so nothing after it can be measured."""
+    """The device no longer responds, so nothing more can be measured."""
 
 
 class Runner:
-    """Runs each comparison once, keeps its rows, and writes the record after each, so that a run
-    cut short leaves one.
+    """Runs each comparison once, keeps its rows, and writes the record after each, so that an
+    interrupted run has a record.
 
     Attributes:
-        rows: by comparison's title, then by implementation's name.
-        times: seconds of each round, by both.
+        rows: rows by the comparison's title and the implementation's name.
+        times: seconds of each round, by the same keys.
     """
 
     def __init__(self, machine: Machine, record: Path | None, deadline: float, brief: bool = False) -> None:
@@ -41,14 +41,14 @@ class Runner:
         self.times: dict[tuple[str, str], list[float]] = {}
 
     def of(self, comparison: Comparison) -> dict[str, Row] | None:
-        """Rows of the comparison by implementation; None if the time was up before it."""
+        """Return a comparison's rows by implementation; None if the time was up before it."""
         title = comparison.title
         if title not in self.rows:
             if time.monotonic() > self.deadline:
                 return None
             self.about = self.about or {"schema": SCHEMA} | self.machine.about()
             with warnings.catch_warnings():
-                warnings.simplefilter("default")  # a library's warning is no failure
+                warnings.simplefilter("default")  # a library's warning is not a failure
                 self.rows[title] = self._run(comparison)
             self.done[title] = comparison
             self._write()
@@ -61,7 +61,7 @@ class Runner:
         runs: dict[str, Callable[[], float]] = {}
 
         def lost(name: str, error: Exception) -> None:
-            # Text only: an exception would keep every tensor of its comparison alive.
+            # As text, because an exception would keep all tensors of its comparison alive.
             status = "unavailable" if isinstance(error, Unavailable) else "failed"
             text = f"{error}" if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
             rows[name] = {"status": status, "error": text.strip()[:600] or "no message"}
@@ -80,7 +80,7 @@ class Runner:
                     entry.check()
                 clock = self._clock(comparison, entry)
                 if entry.warm_up and not self.brief:
-                    clock()  # what cannot run at this size shows here
+                    clock()  # raises here if it cannot run at this size
             except Exception as error:
                 lost(name, error)
                 continue
@@ -128,8 +128,8 @@ def _statistics(times: list[float]) -> Row:
 
 
 def _rates(entry: Entry, times: list[float]) -> Row:
-    """Operations and bytes a second; a limit is what the machine can do, so its fastest round
-    counts."""
+    """Return operations and bytes per second. A limit's rate is that of its fastest round, because
+    it states what the machine can do."""
     seconds = (min(times) if entry.limit else statistics.median(times)) * entry.per
     rates = {"gflops": entry.operations / seconds / 1e9, "gb_per_s": entry.bytes / seconds / 1e9}
     return {name: rate for name, rate in rates.items() if rate} | ({"limit": entry.limit} if entry.limit else {})
@@ -138,10 +138,12 @@ def _rates(entry: Entry, times: list[float]) -> Row:
 def take_turns(
     runs: Mapping[str, Callable[[], float]], *, seconds: float, minimum: int, maximum: Mapping[str, int]
 ) -> tuple[dict[str, list[float]], dict[str, Exception]]:
-    """What each run returned (its seconds), in rounds spread evenly over the run; and who failed.
+    """Time all runs in interleaved rounds; return the times of each in seconds, and the exceptions
+    of those that failed.
 
-    Each is given the same share of `seconds`, but no fewer than `minimum` rounds and no more than
-    its `maximum`: a slow one sits out some rounds. They come warmed up; one that raises drops out.
+    Each run gets the same share of `seconds`, but at least `minimum` and at most its `maximum`
+    rounds, so a slow one skips some rounds. Runs must be warmed up before; one that raises is not
+    called again.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     errors: dict[str, Exception] = {}
@@ -169,7 +171,7 @@ def take_turns(
 
 
 class Replay:
-    """A clock for pytest-benchmark, which moves by recorded times."""
+    """A clock for pytest-benchmark that advances by recorded times."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -186,13 +188,13 @@ CLOCK = Replay()
 
 
 def replay(benchmark: Any, times: list[float]) -> None:
-    """Hands recorded times to pytest-benchmark, in a test marked `benchmark(timer=CLOCK)`."""
+    """Pass recorded times to pytest-benchmark, in a test marked `benchmark(timer=CLOCK)`."""
     CLOCK.recorded = iter(times)
     benchmark.pedantic(CLOCK.run, rounds=len(times), iterations=1)
 
 
 def header(machine: Machine) -> str:
-    """What is compared with what, on which device and dtype, and how it is timed."""
+    """Return a line that says what is compared, on which device and dtype, and how it is timed."""
     dtype = str(machine.dtype).removeprefix("torch.")
     ours = ", ".join(machine.backends_for_few_queries) or "no backend of its own here"
     threads = "" if machine.kind == "cuda" else f", {machine.threads} threads"
@@ -202,7 +204,7 @@ def header(machine: Machine) -> str:
 
 
 def table(comparison: Comparison, rows: dict[str, Row]) -> list[str]:
-    """A line for each implementation."""
+    """Return a line for each implementation."""
     first = next(iter(rows.values())).get("median_ms")
     per_token = comparison.case.unit == "token"
     lines = ["", comparison.title]

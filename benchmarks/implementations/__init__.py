@@ -1,1 +1,1 @@
-"""What is compared: ways to compute the same, each with a check against float64."""
+"""Implementations to compare, each with a check against float64."""

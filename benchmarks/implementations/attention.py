@@ -1,5 +1,4 @@
-"""Ways to compute the same attention: their inputs, what they must agree with, and each ready to be
-timed."""
+"""Implementations of the same attention: inputs, checks, and entries that are ready to be timed."""
 
 import functools
 from collections.abc import Callable
@@ -23,8 +22,8 @@ SMALL = Shape(2, 2, 70, 90, 64)
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Inputs:
-    """q, k, v [B, H, L, D], r [H, M + L, D], biases [H, D], k_mem, v_mem [B, H, M, D]; k_all,
-    v_all, r_all: see below."""
+    """Make q, k, v [B, H, L, D], r [H, M + L, D], biases [H, D], k_mem, v_mem [B, H, M, D], and
+    k_all, v_all, r_all, the layouts that other implementations take (see below)."""
     B, H, L, M, D = shape
     g = torch.Generator(device).manual_seed(0)
 
@@ -34,7 +33,8 @@ def make_inputs(shape: Shape, dtype: torch.dtype = torch.float32, device: torch.
     tensors = {name: randn(B, H, L, D) for name in "qkv"} | {"r": randn(H, M + L, D)}
     tensors |= {name: randn(H, D) for name in ("content_bias", "position_bias")}
     tensors |= {name: randn(B, H, M, D) for name in ("k_mem", "v_mem")}
-    # Memory and segment in one tensor, r in the original's order: the others get it for nothing.
+    # Memory and segment in one tensor, and r in the original's order, so that the other
+    # implementations need not copy.
     for name in "kv":
         whole = torch.cat([tensors[f"{name}_mem"], tensors[name]], 2).detach()
         tensors[f"{name}_all"] = whole.requires_grad_()
@@ -43,7 +43,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype = torch.float32, device: torch.
 
 @dataclass(frozen=True)
 class Attention:
-    """One of them; its fields are those of an `Implementation`."""
+    """An implementation of attention; fields as in `Implementation`."""
 
     name: str
     algorithm: str
@@ -61,7 +61,8 @@ def eager_bhls(x: Inputs) -> Tensor:
 
 
 def compiler() -> None:
-    """Too many recompilations are a failure, not a silent return to eager code."""
+    """A context in which too many recompilations raise, instead of a silent return to eager
+    code."""
     import torch._dynamo
 
     if hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
@@ -79,13 +80,14 @@ def compiled_bhls(x: Inputs) -> Tensor:
 
 
 def eager_qkbh(x: Inputs) -> Tensor:
-    """In the original's own layout; the inputs are permuted views of it."""
+    """Compute attention in the original's layout; its inputs are permuted views."""
     q, k, v = (t.permute(2, 0, 1, 3) for t in (x["q"], x["k_all"], x["v_all"]))
     return original_qkbh(q, k, v, x["r_all"].transpose(0, 1), x["content_bias"], x["position_bias"]).permute(1, 2, 0, 3)
 
 
 def dense_bias_sdpa(x: Inputs) -> Tensor:
-    """The positional scores, dense, [B, H, L, S], with the causal mask, as SDPA's bias."""
+    """Compute attention by SDPA with the positional scores, [B, H, L, S] with the causal mask, as
+    its bias."""
     position = position_bhls(x["q"], x["r_all"], x["position_bias"])
     length, keys = position.shape[-2:]
     hidden = torch.ones(length, keys, dtype=torch.bool, device=position.device).triu(1 + keys - length)
@@ -104,15 +106,15 @@ def _flex() -> Callable[..., Tensor]:
 
 @functools.cache
 def _block_mask(length: int, keys: int, device: torch.device) -> Any:
-    """Causal; made once for a shape, as a user would."""
+    """Return the causal block mask; it is made once for a shape, as a user would."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(lambda b, h, i, j: j <= keys - length + i, None, None, length, keys, device=device)
 
 
 def flex(x: Inputs) -> Tensor:
-    """FlexAttention with the positional scores captured, unshifted. It has no backward on the
-    CPU."""
+    """Compute attention by FlexAttention, which captures the unshifted positional scores. It has no
+    backward on the CPU."""
     if x["q"].device.type == "cpu":
         x = {name: t.detach() for name, t in x.items()}
     q, k = x["q"], x["k_all"]
@@ -129,18 +131,18 @@ def flex(x: Inputs) -> Tensor:
 
 
 def plain_sdpa(x: Inputs) -> Tensor:
-    """The baseline, without positions and biases: on a GPU over the visible pairs, on a CPU over
-    all of them."""
+    """Compute the baseline without positions and biases: on a GPU over the visible pairs, on a CPU
+    over all pairs."""
     from torch.nn.attention.bias import causal_lower_right
 
     q, k, v = x["q"], x["k_all"], x["v_all"]
-    if q.device.type == "cpu":  # there a causal bias would be a dense matrix
+    if q.device.type == "cpu":  # on a CPU a causal bias would be a dense matrix
         return F.scaled_dot_product_attention(q, k, v)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(q.size(2), k.size(2)))
 
 
 def ours(machine: Machine, short: bool = False) -> list[Attention]:
-    """Our backends; short: for calls of up to 16 queries without gradients."""
+    """Return this package's backends; short: for calls of up to 16 queries without gradients."""
     names = machine.backends_for_few_queries if short else machine.backends
     return [rel_attention_on(name) for name in names]
 
@@ -160,7 +162,7 @@ OTHERS = (ORIGINAL, EAGER, COMPILED, DENSE, FLEX, BASELINE)
 
 
 def split_gradients(inputs: Inputs, out: Tensor, dout: Tensor) -> dict[str, Tensor]:
-    """Gradients by the names of ours, whichever form of keys and values an implementation used."""
+    """Return gradients by this package's argument names, for both layouts of keys and values."""
     grads = torch.autograd.grad(out, list(inputs.values()), dout, allow_unused=True)
     by_name = {name: x for name, x in zip(inputs, grads, strict=True) if x is not None}
     for name in "kv":
@@ -180,14 +182,13 @@ def check(
     shape: Shape = SMALL,
     window: int | None = None,
 ) -> None:
-    """Refuses what computes something else, on a problem that takes the same paths through the
-    kernels as `shape`.
+    """Check values, and gradients if `backward`, on a small problem that takes the same paths
+    through the kernels as `shape`.
 
     Raises:
-        AssertionError: values or, if `backward`, gradients differ from the float64 reference by
-            more than dtype explains.
+        AssertionError: they differ from the float64 reference by more than the bound of dtype.
     """
-    few = shape.L <= 16  # then over several parts of the keys
+    few = shape.L <= 16  # decode splits the keys into several parts
     batch, heads = (min(shape.B, 8), shape.H) if device.type == "cuda" else (min(shape.B, 2), 2)
     small = Shape(batch, heads, min(shape.L, 70), min(shape.M, 1200 if few else 200), shape.D)
     inputs = make_inputs(small, dtype, device)
@@ -211,7 +212,8 @@ def timed(
     backward: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Implementation:
-    """Forward without gradients, or forward and backward; dtype: if not the machine's."""
+    """Make an implementation of forward without gradients, or of forward and backward; dtype: None
+    for the machine's."""
     prepare = functools.partial(entry, attention, machine, shape, backward, dtype)
     name, said = attention.name, None
     if dtype is not None:
@@ -223,7 +225,8 @@ def timed(
 def entry(
     attention: Attention, machine: Machine, shape: Shape, backward: bool = False, dtype: torch.dtype | None = None
 ) -> Entry:
-    """An attention on its own inputs, with the work it cannot avoid."""
+    """Make an entry of an attention with its own inputs and the work that any implementation must
+    do."""
     dtype = dtype or machine.dtype
     inputs = make_inputs(shape, dtype, machine.device)
     dout = torch.randn_like(inputs["q"])
@@ -237,7 +240,7 @@ def entry(
 
     run, plain = both if backward else forward, attention.role == "baseline"
     forward_products, products = (2, 7) if plain else (3, 11)
-    if shape.L <= 16:  # bound by reading
+    if shape.L <= 16:  # bound by reading memory
         tables = (2 * shape.B, 2 * shape.B + 1)
         read = shape.read_bytes(dtype.itemsize) * (tables[0] / tables[1] if plain else 1.0)
         work = {"bytes": read}

@@ -1,7 +1,7 @@
-"""A layer of transformers' Parakeet, of its configuration's default size, over minutes of audio: as
-it is, where the memory is there, and accelerated; with all context or a window.
+"""A layer of transformers' Parakeet in its configuration's default size, over minutes of audio: the
+original, if memory suffices, and accelerated; with full context or a window.
 
-The environment's PEERS names the folder that `make peers` filled.
+The environment variable PEERS names the folder that `make peers` filled.
 """
 
 import functools
@@ -20,15 +20,15 @@ from txl_kernels.integrations import accelerate
 
 bare_peers.use()
 WIDTH, HEADS = 1024, 8
-FRAMES = 750  # in a minute, after the subsampling
+FRAMES = 750  # in a minute, after subsampling
 ACCELERATED, ORIGINAL = "accelerated", "original"
 Layer = Callable[[Tensor], Tensor]
 
 
 def layer(way: str, window: int | None, heads: int = HEADS, width: int = WIDTH) -> tuple[Any, Layer]:
-    """An encoder of one layer, and what runs that layer on frames [1, T, width].
+    """Make an encoder of one layer, and a function that runs that layer on frames [1, T, width].
 
-    window: frames seen on either side, None for all. The original is given it as a mask.
+    window: frames visible on either side, None for all. The original gets it as a mask.
     """
     if not bare_peers.AVAILABLE:
         raise Unavailable("other libraries are not here: `make peers`, and PEERS=.peers in the environment")
@@ -62,29 +62,30 @@ def step(way: str, window: int | None, frames: int) -> Callable[[], Tensor]:
 
 
 def needed(frames: int) -> float:
-    """GiB: the original's terms of positions [H, T, 2T - 1], float32, and what they are padded
-    to."""
+    """Return the GiB that the original needs for positional scores [H, T, 2T - 1], float32, and
+    their padded copy."""
     return 2 * HEADS * frames * (2 * frames - 1) * 4 / 2**30
 
 
 def entry(way: str, window: int | None, frames: int, machine: Machine, memory: bool) -> Entry:
-    """Forward of the layer, once, in a process of its own: its time, and its peak memory too.
+    """Make an entry that runs the layer forward once, in a separate process, and measures time or
+    peak memory.
 
     Raises:
-        Unavailable: the original's tensors are more than the machine's memory.
+        Unavailable: the original's tensors do not fit into the machine's memory.
     """
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     if way == ORIGINAL and needed(frames) > there - 2:
         raise Unavailable(f"would need {needed(frames):,.0f} GiB")
     found = probe("audio", way, "" if window is None else str(window), (frames,), frames, machine, None)
     found.check = functools.partial(check, way, window)
-    if not memory:  # measured all the same, but shown in the other table
+    if not memory:  # measured anyway, but shown in the other table
         return Entry(found.run, found.check, warm_up=False, maximum=1)
     return found
 
 
 def check(way: str, window: int | None) -> None:
-    """Refuses another output than the original's in float64."""
+    """Check the output against the original's in float64."""
     small = {"heads": 4, "width": 64}
     x = torch.randn(1, 300, 64)
     model, original = layer(ORIGINAL, window, **small)

@@ -1,7 +1,7 @@
-"""Attention modules of heavy packages, each loaded alone: the packages above it become empty ones,
-and what little they need of others a stub.
+"""Attention modules of heavy packages, each loaded without its package: the packages above it are
+replaced by empty ones, and what it needs of others by stubs.
 
-`make peers` puts the packages into one folder, which the environment's PEERS names.
+`make peers` puts the packages into one folder, which the environment variable PEERS names.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ AVAILABLE = "PEERS" in os.environ
 
 
 def use() -> None:
-    """The folder's packages before all others."""
+    """Put the folder's packages before all others on sys.path."""
     if not AVAILABLE or str(FOLDER) in sys.path:
         return
     if not (FOLDER / "transformers").is_dir():
@@ -30,7 +30,7 @@ def use() -> None:
 
 
 def _module(name: str, **attributes: Any) -> Any:
-    """An empty module or package, unless there is one."""
+    """Make an empty module or package, unless it exists."""
     if name not in sys.modules:
         module = types.ModuleType(name)
         module.__path__ = [str(FOLDER / name.replace(".", "/"))]
@@ -44,7 +44,7 @@ def _module(name: str, **attributes: Any) -> Any:
 
 
 def _alone(dotted: str) -> Any:
-    """A module whose packages' own code does not run."""
+    """Load a module without running the code of its parent packages."""
     parts = dotted.split(".")
     for n in range(1, len(parts)):
         _module(".".join(parts[:n]))
@@ -52,7 +52,7 @@ def _alone(dotted: str) -> Any:
 
 
 def transformers(model: str) -> Any:
-    """modeling_<model> of transformers, which imports only what is used."""
+    """Load modeling_<model> of transformers, whose imports are limited to what is used."""
     return importlib.import_module(f"transformers.models.{model}.modeling_{model}")
 
 
@@ -129,14 +129,15 @@ def labml() -> Any:
 
 
 def original(peer: Any) -> Any:
-    """The class of a peer of txl_kernels.integrations, its module loaded alone."""
+    """Return the original class of a peer in txl_kernels.integrations, from its module loaded
+    alone."""
     for load in LOADERS.get(peer.distribution, ()):
         load()
     return peer.original()
 
 
 class SlimFC(nn.Module):
-    """Of RLlib's what its attention uses."""
+    """The part of RLlib's SlimFC that its attention uses."""
 
     def __init__(self, in_size: int, out_size: int, use_bias: bool = True, activation_fn: Any = None, **_: Any) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Transformer-XL evaluated segment by segment: ours, the original algorithm, and Hugging Face's, on
-the same weights; and the vanilla model of Al-Rfou et al., a window that slides one token at a time,
-computed in several ways."""
+"""Transformer-XL evaluated segment by segment, by txl, the original algorithm and transformers,
+with the same weights; and the vanilla model of Al-Rfou et al., whose window moves by one token, in
+several implementations."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,24 +18,25 @@ from txl import Engine, ModelConfig, TransformerXL
 
 
 class Evaluator(Protocol):
-    """Reads a text segment by segment: tokens [B, L] to the logits [B, L, vocab_size] of the tokens
+    """Reader of a text segment by segment: tokens [B, L] -> logits [B, L, vocab_size] of the tokens
     that follow.
 
-    Every token sees exactly the last attn_len positions, itself included.
+    Every token sees exactly the last attn_len positions, its own included.
     """
 
     def __call__(self, tokens: Tensor) -> Tensor: ...
 
     def remember(self, states: Tensor) -> None:
-        """Goes on as if states [B, M, d_model] had been every layer's hidden states so far."""
+        """Set the memory as if states [B, M, d_model] had been the last hidden states of every
+        layer."""
 
 
-# make(model, batch, attn_len, max_segment)
+# arguments: model, batch, attn_len, max_segment
 MakeEvaluator = Callable[[TransformerXL, int, int, int], Evaluator]
 
 
 class CachedEvaluator(Engine):
-    """Ours."""
+    """txl's evaluation with cached keys and values."""
 
     @torch.inference_mode()
     def remember(self, states: Tensor) -> None:
@@ -45,8 +46,8 @@ class CachedEvaluator(Engine):
 
 
 class OriginalEvaluator:
-    """The original algorithm: memory of hidden states, everything projected anew for each
-    segment."""
+    """The original algorithm: a memory of hidden states, whose keys and values are projected again
+    for each segment."""
 
     def __init__(self, model: TransformerXL, batch: int, attn_len: int, max_segment: int) -> None:
         self.model = OriginalTransformerXL(model, attn_len - 1, attn_len).eval()
@@ -63,12 +64,13 @@ class OriginalEvaluator:
 
 
 class HuggingFaceEvaluator:
-    """transformers' TransfoXL with the same weights; same_length, so that a token sees mem_len
+    """transformers' TransfoXL with the same weights; same_length makes each token see mem_len
     keys."""
 
     def __init__(self, model: TransformerXL, batch: int, attn_len: int, max_segment: int) -> None:
         self.model = hugging_face(model, mem_len=attn_len, same_length=True).eval()
-        empty = model.softmax.bias.new_zeros(0, batch, model.config.d_model)  # None would be zeros, attended
+        # None would mean zero states that are attended to
+        empty = model.softmax.bias.new_zeros(0, batch, model.config.d_model)
         self.memory: list[Tensor] = [empty] * model.config.n_layer
 
     @torch.inference_mode()
@@ -89,8 +91,8 @@ EVALUATORS = {
 
 
 def check_evaluator(make: MakeEvaluator, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuses what gives other logits than one float64 pass over the whole text in which a token
-    sees attn_len keys."""
+    """Check the logits against one float64 pass over the whole text with a window of attn_len
+    keys."""
     model, exact, tokens = small(dtype, device)
     attn_len, segment = 23, 12
     evaluator = make(model, 2, attn_len, segment)
@@ -103,29 +105,31 @@ def check_evaluator(make: MakeEvaluator, dtype: torch.dtype, device: torch.devic
 
 
 def operations(config: ModelConfig, attn_len: int) -> float:
-    """Useful operations for a token of Transformer-XL whose memory is kept projected."""
+    """Return the useful operations per token of Transformer-XL with cached keys and values."""
     return _outside(config) + config.n_layer * 6.0 * attn_len * config.n_head * config.d_head
 
 
 def vanilla_operations(config: ModelConfig, algorithm: str, attn_len: int) -> float:
-    """Useful operations for a token of a vanilla model that reads its window anew."""
+    """Return the useful operations per token of a vanilla model, which recomputes its window."""
     width = config.n_head * config.d_head
-    attention = 2.0 * attn_len * attn_len * width  # of a layer: 2 products, pairs to the left
+    attention = 2.0 * attn_len * attn_len * width  # operations of a layer: 2 products over the causal pairs
     softmax = 2.0 * config.d_model * config.vocab_size
     layer = (_outside(config) - softmax) / config.n_layer
     if not algorithm.endswith("-last"):
         return config.n_layer * (attn_len * layer + attention) + softmax
-    last = layer + 4.0 * (attn_len - 1) * config.d_model * width + 4.0 * attn_len * width  # keys, values of all
+    # keys and values of all positions
+    last = layer + 4.0 * (attn_len - 1) * config.d_model * width + 4.0 * attn_len * width
     return (config.n_layer - 1) * (attn_len * layer + attention) + last + softmax
 
 
 def _outside(config: ModelConfig) -> float:
-    """Operations for a token outside attention: projections, feed-forward nets, softmax."""
+    """Return the operations per token outside attention: projections, feed-forward nets,
+    softmax."""
     layer = 4 * config.d_model * config.n_head * config.d_head + 2 * config.d_model * config.d_inner
     return 2.0 * (config.n_layer * layer + config.d_model * config.vocab_size)
 
 
-# Algorithm: its title.
+# Title of each algorithm.
 VANILLA = {
     "vanilla-eager": "vanilla, eager as published",
     "vanilla-flash": "vanilla, flash SDPA",
@@ -136,15 +140,15 @@ VANILLA = {
 
 
 def vanilla(model: TransformerXL, algorithm: str) -> Callable[[Tensor], Tensor]:
-    """A vanilla model of these sizes, untrained, sinusoids added to the embeddings, no memory:
-    predict(window [B, W]) -> logits [B, vocab_size].
+    """Make an untrained vanilla model of these sizes, with sinusoids added to the embeddings and no
+    memory; return predict(window [B, W]) -> logits [B, vocab_size].
 
-    algorithm: "vanilla-eager": scores built in full in the original's layout; "vanilla-flash":
-    torch's fused attention; "vanilla-compiled": that, each layer under torch.compile, which
-    multiplies by MKL; "..-last": those, and the last layer computes only what the last token needs.
+    algorithm: "vanilla-eager": full scores in the original's layout; "vanilla-flash": torch's fused
+    attention; "vanilla-compiled": the same with each layer under torch.compile, which multiplies by
+    MKL; "..-last": the last layer computes only the last token.
     """
     torch.manual_seed(1)
-    # Weights that any dtype holds, so that models of two dtypes are the same.
+    # Weights that every dtype represents exactly, so that models of two dtypes are equal.
     config = dataclasses.replace(
         model.config, encoding="sinusoid", mem_len=0, table_len=None, window=None, clamp_len=None, untie_r=False,
         pre_norm=False, final_norm=False,
@@ -172,6 +176,6 @@ def _eager_attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def check_vanilla(algorithm: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuses a vanilla model whose logits differ from the eager one's in float64."""
+    """Check a vanilla model's logits against the eager one's in float64."""
     model, exact, tokens = small(dtype, device)
     require(vanilla(model, algorithm)(tokens), vanilla(exact, "vanilla-eager")(tokens), "logits", MAX_ERROR[dtype])

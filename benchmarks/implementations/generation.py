@@ -1,10 +1,9 @@
-"""`generate()` of transformers' old TransfoXL and of `txl.hf`'s, on the same weights: each in a
-process of its own, since both transformers cannot be in one.
+"""`generate()` of transformers' old TransfoXL and of `txl.hf`'s, with the same weights, each in a
+separate process because they need different versions of transformers.
 
     python -m implementations.generation old|new FOLDER; the new one needs PEERS
 
-A process reads a line "SCORES FILE" or "GENERATE BATCH NEW" at a time; answers each by a line of
-JSON.
+A process reads lines "SCORES FILE" or "GENERATE BATCH NEW" and answers each with a line of JSON.
 """
 
 import atexit
@@ -39,7 +38,7 @@ _HERE = Path(__file__).parents[1]
 
 @functools.cache
 def saved(mem_len: int) -> Path:
-    """A folder with enwik8-base of random weights, as both classes read it."""
+    """Write enwik8-base with random weights to a folder that both classes can load."""
     folder = Path(tempfile.mkdtemp(prefix="txl-generation-"))
     torch.manual_seed(0)
     model = TransformerXL(replace(ENWIK8_BASE, mem_len=mem_len, initial_memory="zeros"))
@@ -49,10 +48,10 @@ def saved(mem_len: int) -> Path:
 
 
 class Worker:
-    """One class in a process; `ask` sends a line and waits for the answer."""
+    """A process with one of the classes; `ask` sends a line and waits for the answer."""
 
     def __init__(self, way: str, mem_len: int) -> None:
-        """Raises Unavailable: its transformers is not installed."""
+        """Raise Unavailable if the required version of transformers is not installed."""
         paths = [_HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
         command = [sys.executable, "-m", "implementations.generation", way, saved(mem_len)]
         self._process = subprocess.Popen(
@@ -91,7 +90,7 @@ def _require() -> None:
 
 @functools.cache
 def _exact(mem_len: int) -> torch.Tensor:
-    """Scores of `txl`'s own model, of two segments."""
+    """Compute the scores of two segments by `txl`'s own model."""
     from txl.importing.checkpoint import convert
 
     with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +103,8 @@ def _exact(mem_len: int) -> torch.Tensor:
 
 
 def entry(way: str, mem_len: int, batch: int) -> Entry:
-    """Greedy tokens after a prompt, all on one process's clock."""
+    """Make an entry that generates greedily after a prompt; times are measured inside the
+    process."""
     _require()
     running = worker(way, mem_len)
 
@@ -125,7 +125,7 @@ def load(way: str, folder: Path) -> Any:
         from transformers import TransfoXLLMHeadModel
     model = TransfoXLLMHeadModel.from_pretrained(folder).eval()
     model.generation_config.eos_token_id = None
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # of the mask that is not given
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # no warning that attention_mask is missing
     return model
 
 

@@ -1,4 +1,4 @@
-"""transformers' TransfoXL on the weights of our model."""
+"""transformers' TransfoXL with the weights of a txl model."""
 
 import warnings
 from typing import Any
@@ -12,11 +12,11 @@ from txl import TransformerXL
 
 
 def hugging_face(model: TransformerXL, mem_len: int, same_length: bool = False) -> nn.Module:
-    """Their TransfoXL, without adaptive softmax, with copies of our weights.
+    """Make transformers' TransfoXL, without adaptive softmax, from copies of a model's weights.
 
     Raises:
-        Unavailable: transformers is not installed, or has no TransfoXL any more (gone from 5.0;
-            4.37.2 has it).
+        Unavailable: transformers is not installed, or has no TransfoXL (removed in 5.0; 4.37.2 has
+            it).
     """
     try:
         from transformers import TransfoXLConfig, TransfoXLLMHeadModel
@@ -41,14 +41,15 @@ def hugging_face(model: TransformerXL, mem_len: int, same_length: bool = False) 
 
 
 def hugging_face_logits(theirs: Any, tokens: Tensor, memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Logits [B, L, vocab_size] and the memory that follows, [M, B, d_model] a layer."""
+    """Return logits [B, L, vocab_size] and the memory for the next segment, [M, B, d_model] for
+    each layer."""
     out = theirs.transformer(tokens, mems=memory)
     last = theirs.crit.out_layers[0]
     return F.linear(out.last_hidden_state, last.weight, last.bias), out.mems
 
 
 def their_names(model: TransformerXL) -> list[tuple[str, Tensor]]:
-    """(their name, our parameter), each shared parameter once."""
+    """List (transformers' name, txl's parameter), each shared parameter once."""
     pairs: list[tuple[str, Tensor]] = [
         ("transformer.word_emb.emb_layers.0.weight", model.embedding.tables[0]),
         ("crit.out_layers.0.bias", model.softmax.bias),

@@ -1,14 +1,14 @@
-"""Peak memory of one implementation, in a process of its own: python -m implementations.memory WORK
-ALGORITHM BACKEND LENGTHS DEVICE.
+"""Measurement of one implementation's peak memory in a separate process: python -m
+implementations.memory WORK ALGORITHM BACKEND LENGTHS DEVICE.
 
 WORK: "attention" (forward and backward, B1 H8 D64, L = M), "step" (a training step of two layers
-of enwik8-base's sizes, B1), "softmax" (a training step's, of as many words as the length says),
-"peer" (another library's layer) or "audio" (a layer of Parakeet's size, forward). BACKEND: of
-rel_attention, the layer's title, the frames to either side that are seen, or empty. LENGTHS,
-separated by commas, are measured in this order after a tiny one, so that libraries loaded at the
-first use do not count.
-Prints a line of JSON for each: length, seconds, and peak_mib beyond what was there before, that is
-beyond the inputs or the parameters (before_mib).
+with enwik8-base's sizes, B1), "softmax" (a training step's, with LENGTH words in the vocabulary),
+"peer" (another library's layer) or "audio" (a layer of Parakeet's size, forward). BACKEND: the
+backend of rel_attention, the peer layer's title, the audio window in frames on either side, or
+empty. LENGTHS, separated by commas, are measured in this order after a tiny one, so that libraries
+loaded on first use do not count.
+It prints a line of JSON for each length, with length, seconds, peak_mib above the memory used
+before, and that memory (inputs or parameters) as before_mib.
 """
 
 import functools
@@ -36,7 +36,8 @@ _BENCHMARKS = Path(__file__).parents[1]
 def probed(
     kind: str, algorithm: str, backend: str, lengths: tuple[int, ...], device: str
 ) -> tuple[dict[int, Any], str]:
-    """What the process measured for each length, and how it ended if before the last."""
+    """Run the process; return its measurements by length, and how it ended if it did not reach the
+    last."""
     command = [
         sys.executable,
         "-m",
@@ -82,7 +83,7 @@ def work(kind: str, algorithm: str, backend: str, length: int, machine: Machine)
 
         return audio.step(algorithm, int(backend) if backend else None, length)
     if kind == "softmax":
-        from implementations import softmax  # not loaded for attention alone
+        from implementations import softmax  # not imported for attention alone
 
         return softmax.step(algorithm, length, machine.device)
     from implementations.models import ENWIK8_BASE
@@ -93,7 +94,7 @@ def work(kind: str, algorithm: str, backend: str, length: int, machine: Machine)
 
 
 def _high_water() -> float:
-    """MiB: the largest resident size since the last reset (Linux)."""
+    """Return the largest resident size since the last reset, in MiB (Linux)."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
@@ -110,7 +111,7 @@ def measured(run: Callable[[], object], machine: Machine) -> dict[str, float]:
         }
     machine.free_memory()
     with open("/proc/self/clear_refs", "w") as refs:
-        refs.write("5")  # forgets the peak so far
+        refs.write("5")  # resets the peak
     before = _high_water()
     begin = time.perf_counter()
     run()

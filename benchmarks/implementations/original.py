@@ -1,8 +1,7 @@
-"""The original algorithm, written plainly: attention alone, which rel_attention is compared with,
-and whole models, which training steps and evaluation speed are.
+"""The original algorithm in plain code: attention alone, to compare with rel_attention, and whole
+models, to compare training steps and evaluation speed.
 
-Scores are built in full, and the relative shift is done by padding one column and reshaping (paper,
-appendix B).
+Scores are built in full; the relative shift pads one column and reshapes (paper, appendix B).
 """
 
 import torch
@@ -15,7 +14,7 @@ HiddenMemory = list[Tensor]  # hidden states of each layer, [M, B, d_model]
 
 
 def shift_qkbh(x: Tensor) -> Tensor:
-    """Relative shift of [q, k, b, h] scores whose k axis runs over distances S-1 .. 0."""
+    """Apply the relative shift to scores [q, k, b, h] whose k axis runs over distances S-1 .. 0."""
     padded = torch.cat([x.new_zeros(x.size(0), 1, *x.shape[2:]), x], 1)
     return padded.view(x.size(1) + 1, x.size(0), *x.shape[2:])[1:].view_as(x)
 
@@ -29,10 +28,10 @@ def original_qkbh(
     position_bias: Tensor,
     hidden: Tensor | None = None,
 ) -> Tensor:
-    """Attention in the original's layout, causal.
+    """Compute causal attention in the original's layout.
 
     q [L, B, H, D]; k, v [S, B, H, D], memory first; r [S, H, D], distances S-1 .. 0; biases [H, D];
-    hidden: bool [L, S], True where a query must not look, None for causal. Returns [L, B, H, D].
+    hidden: bool [L, S], True for pairs to mask, None for the causal mask. Returns [L, B, H, D].
     """
     length, keys = q.size(0), k.size(0)
     if hidden is None:
@@ -45,20 +44,20 @@ def original_qkbh(
 
 
 def shift_bhls(x: Tensor) -> Tensor:
-    """Relative shift of [b, h, q, k] scores whose k axis runs over distances S-1 .. 0."""
+    """Apply the relative shift to scores [b, h, q, k] whose k axis runs over distances S-1 .. 0."""
     batch, heads, length, keys = x.shape
     padded = torch.cat([x.new_zeros(batch, heads, length, 1), x], 3)
     return padded.view(batch, heads, keys + 1, length)[:, :, 1:].reshape(x.shape)
 
 
 def position_bhls(q: Tensor, r: Tensor, position_bias: Tensor) -> Tensor:
-    """Positional scores [B, H, L, S], not scaled; q [B, H, L, D], r [H, S, D] for distances S-1 ..
-    0."""
+    """Compute unscaled positional scores [B, H, L, S] from q [B, H, L, D] and r [H, S, D] for
+    distances S-1 .. 0."""
     return shift_bhls(torch.einsum("bhld,hsd->bhls", q + position_bias[:, None], r))
 
 
 def original_bhls(q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tensor, position_bias: Tensor) -> Tensor:
-    """The same algorithm in [B, H, L, S], the layout that suits batched matrix products.
+    """Compute the same attention in [B, H, L, S], the layout that suits batched matrix products.
 
     q [B, H, L, D]; k, v [B, H, S, D], memory first; r [H, S, D], distances S-1 .. 0; biases [H, D].
     """
@@ -70,8 +69,8 @@ def original_bhls(q: Tensor, k: Tensor, v: Tensor, r: Tensor, content_bias: Tens
 
 
 def original_absolute_qkbh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention without relative positions, in the same layout: the vanilla model's, as
-    published."""
+    """Compute causal attention without relative positions in the same layout, as in the published
+    vanilla model."""
     length = q.size(0)
     hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
     score = torch.einsum("ibnd,jbnd->ijbn", q, k).mul_(q.size(-1) ** -0.5)
@@ -80,19 +79,19 @@ def original_absolute_qkbh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def shift_both(x: Tensor) -> Tensor:
-    """Relative shift of [b, h, q, 2 q - 1] scores over distances L-1 .. -(L-1) to [b, h, q, q]
-    (Conformer, XLNet)."""
+    """Apply the relative shift to scores [b, h, q, 2 q - 1] over distances L-1 .. -(L-1) -> [b, h,
+    q, q] (Conformer, XLNet)."""
     batch, heads, length, _ = x.shape
     padded = torch.cat([x.new_zeros(batch, heads, length, 1), x], 3).view(batch, heads, 2 * length, length)
     return padded[:, :, 1:].reshape(batch, heads, length, 2 * length - 1)[..., :length]
 
 
 class OriginalTransformerXL(nn.Module):
-    """Transformer-XL as its authors released it, on the weights of ours: [length, batch, width],
-    memory of hidden states.
+    """Transformer-XL as its authors released it, with the weights of a txl model, activations
+    [length, batch, width], and a memory of hidden states.
 
-    Every segment projects keys, values (and queries) of memory and segment together and W_kR R
-    anew, and builds the scores in full. It shares its parameters with `model`.
+    For every segment it projects queries, keys and values of memory and segment together, projects
+    W_kR R again, and builds the scores in full. It shares its parameters with `model`.
     """
 
     def __init__(self, model: TransformerXL, mem_len: int, window: int | None = None) -> None:
@@ -100,8 +99,8 @@ class OriginalTransformerXL(nn.Module):
         self.model, self.mem_len, self.window = model, mem_len, window
 
     def forward(self, tokens: Tensor, memory: HiddenMemory | None = None) -> tuple[Tensor, HiddenMemory]:
-        """Logits [B, L, vocab_size] of the tokens after tokens [B, L], and the memory for the
-        segment that follows."""
+        """Return logits [B, L, vocab_size] of the tokens after tokens [B, L], and the memory for
+        the next segment."""
         model = self.model
         hidden = model.embedding_dropout(model.embed(tokens.t()))
         length, held = hidden.size(0), memory[0].size(0) if memory else 0

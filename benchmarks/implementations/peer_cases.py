@@ -1,4 +1,5 @@
-"""One attention module of each peer, with the inputs that its own encoder would give it."""
+"""Attention modules of other libraries, one for each peer, with the inputs that their own encoder
+passes."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +18,8 @@ CHUNK, LEFT = 8, 2
 
 @dataclass
 class PeerCase:
-    """call(module, x): the output. valid: of its first two axes, True where an output counts."""
+    """A module with its input x and a function call(module, x) that returns the output. valid: bool
+    mask of the output's first two axes, True where the output is defined."""
 
     module: nn.Module
     call: Callable[[nn.Module, Tensor], Tensor]
@@ -26,7 +28,7 @@ class PeerCase:
 
 
 def answer(case: PeerCase) -> Tensor:
-    """The output, without gradients."""
+    """Compute the output without gradients."""
     with torch.no_grad():
         result: Tensor = case.call(case.module, case.x)
     return result
@@ -47,14 +49,15 @@ class Sizes:
 
 
 def sinusoids(first: int, last: int, d: int) -> Tensor:
-    """[1, first - last + 1, d], distances first, .. last downwards; sines and cosines in turns."""
+    """Return encodings [1, first - last + 1, d] of distances first, .. last in descending order;
+    sines and cosines alternate."""
     angle = torch.arange(first, last - 1, -1.0).unsqueeze(1) * torch.exp(torch.arange(0, d, 2.0) * -(math.log(1e4) / d))
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).unsqueeze(0)
 
 
 def seen_by(masks: str, sizes: Sizes) -> tuple[Tensor | None, Tensor]:
-    """Which keys queries see, bool [B, 1 or T, T] or None for all; and which frames are real
-    [B, T]."""
+    """Return the keys that queries see, bool [B, 1 or T, T] or None for all, and the frames that
+    are not padding, bool [B, T]."""
     at, n = torch.arange(sizes.T), sizes.lengths(masks).unsqueeze(1)
     real = at >= sizes.T - n if masks == "left" else at < n
     if masks == "none":
@@ -73,7 +76,8 @@ def seen_by(masks: str, sizes: Sizes) -> tuple[Tensor | None, Tensor]:
 
 
 def make(name: str, masks: str = "none", dropout: float = 0.0, sizes: Sizes | None = None, **options: Any) -> PeerCase:
-    """masks: none, right, left (padding), chunks, chunks padded, limited (context), holes."""
+    """Make the case of a peer; masks: none, right, left (padding), chunks, chunks padded, limited
+    (context), holes."""
     torch.manual_seed(0)
     sizes = sizes or Sizes()
     seen, real = seen_by(masks, sizes)
@@ -119,7 +123,8 @@ def _hugging_face(model: str, config: str, module: str, **fixed: Any) -> Callabl
 
 
 def _alive(seen: Tensor | None, real: Tensor) -> Tensor:
-    """Frames whose query sees some key: of others, each library has an output of its own."""
+    """Return the frames whose query sees some key; for other frames each library's output is
+    different."""
     return torch.ones_like(real) if seen is None else seen.any(-1).expand(real.shape)
 
 
@@ -212,7 +217,7 @@ def _granite5(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: f
     at, mask = torch.arange(context), None if seen is None else seen[:, 0].expand(s.B, s.T)
     distances = at.unsqueeze(1) - at + 2 * context
     valid = torch.ones_like(real)
-    if mask is not None:  # blocks with frames that are no padding
+    if mask is not None:  # valid are the blocks with a frame that is not padding
         blocks = torch.nn.functional.pad(mask, (0, -s.T % context)).unflatten(1, (-1, context)).any(-1)
         valid = blocks.repeat_interleave(context, 1)[:, : s.T]
     module = m.GraniteSpeech5EncoderAttention(config, 0)
@@ -234,7 +239,8 @@ def _gemma(
 
 
 def _t5(name: str, decoder: bool) -> Callable[..., PeerCase]:
-    """A stack of three layers; with dropout its attention alone, so that a mean says something."""
+    """Return a maker of a stack of three layers, or with dropout of its attention alone, so that a
+    mean over masks is meaningful."""
 
     def maker(
         s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, implementation: str = "sdpa"
@@ -321,14 +327,15 @@ def _legacy(package: Callable[[], Any]) -> Callable[..., PeerCase]:
 
 
 def _transducer(package: Callable[[], Any], name: str) -> Callable[..., PeerCase]:
-    """held: frames before the chunk, of a cache that streaming fills."""
+    """Return a maker; held: number of frames before the chunk, from a cache filled by streaming."""
 
     def maker(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, held: int = 0) -> PeerCase:
         module = getattr(package(), name)(s.heads, s.d, dropout)
         encodings = sinusoids(held + s.T - 1, 1 - s.T, s.d)
         before = torch.randn(s.B, held, s.d)
         padding = torch.cat([torch.zeros(s.B, held, dtype=torch.bool), ~real], 1)
-        # Its chunk mask is the same for all texts: that of a text without padding.
+        # The module's chunk mask is shared by all batch rows, so that of a row without padding is
+        # used.
         hidden = None if seen is None or seen.size(1) == 1 else ~seen[0]
 
         def call(f: nn.Module, x: Tensor) -> Tensor:
@@ -369,7 +376,8 @@ def _xlnet(
     if positions:
         encodings = torch.nn.functional.dropout(encodings, positions)
     mask = None
-    if seen is not None:  # as its model makes it: [q, k, B, 1], 1 where hidden, own token never
+    # in the form that its model makes: [q, k, B, 1], 1 for masked pairs, the own token never masked
+    if seen is not None:
         full = _square(seen, s)
         assert full is not None
         hidden = (~full).permute(1, 2, 0).float()
@@ -388,7 +396,7 @@ def _xlnet(
         out: Tensor = f(x, None, own[0], None, own[1], own[2], own[3])[0]
         return out
 
-    counts = torch.ones(s.T, s.B) > 0 if all_rows or seen is None else real.T  # padding's outputs go into its memory
+    counts = torch.ones(s.T, s.B) > 0 if all_rows or seen is None else real.T  # outputs at padding go into its memory
     return PeerCase(module, call, x.transpose(0, 1).contiguous(), counts)
 
 

@@ -1,6 +1,6 @@
-"""Attention layers of other libraries, and whole encoders, as they are and accelerated.
+"""Attention layers and whole encoders of other libraries, original and accelerated.
 
-The environment's PEERS names the folder that `make peers` filled.
+The environment variable PEERS names the folder that `make peers` filled.
 """
 
 import copy
@@ -19,12 +19,12 @@ from txl_kernels.integrations import accelerate
 
 bare_peers.use()
 D_MODEL, HEADS = 512, 8
-BATCHES = {256: 4, 1000: 2, 3000: 1}  # by length
+BATCHES = {256: 4, 1000: 2, 3000: 1}  # batch size by length
 ACCELERATED, ORIGINAL = "accelerated", "original"
 
 
 class Layer(NamedTuple):
-    """Of `peer_cases.make` the name and options."""
+    """Name and options for `peer_cases.make`."""
 
     name: str
     options: dict[str, Any]
@@ -53,8 +53,8 @@ LAYERS = {
     "Enformer": Layer("enformer", {"values": 192}),
 }
 STEPS_OF_RUN = 50
-SHORT = tuple(LAYERS)[:7]  # what is run without --full
-WITH_MEMORY = ("ding", "rllib", "labml")  # causal, behind as many frames of memory; never padded
+SHORT = tuple(LAYERS)[:7]  # layers that are run without --full
+WITH_MEMORY = ("ding", "rllib", "labml")  # causal, with a memory of as many frames as the segment; never padded
 
 
 def _case(title: str, length: int, batch: int, d_model: int, heads: int) -> peer_cases.PeerCase:
@@ -82,7 +82,7 @@ def _run(case: Any, module: nn.Module, x: Tensor, backward: bool) -> Callable[[]
 
 
 def layer_step(title: str, way: str, length: int, backward: bool) -> Callable[[], Tensor]:
-    """One layer with its projections, on a padded batch."""
+    """Return a function that runs one layer with its projections on a padded batch."""
     _require_peers()
     case = _case(title, length, BATCHES[length], D_MODEL, HEADS)
     if way == ACCELERATED:
@@ -95,15 +95,16 @@ def layer_entry(title: str, way: str, length: int, backward: bool) -> Entry:
 
 
 def memory_entry(title: str, way: str, lengths: tuple[int, ...], length: int, machine: Machine) -> Entry:
-    """The peak memory of forward and backward, in a process of its own."""
+    """Make an entry that measures the peak memory of forward and backward in a separate process."""
     _require_peers()
     return probe("peer", way, title, lengths, length, machine, functools.partial(check_layer, title, way))
 
 
 def check_layer(title: str, way: str) -> None:
-    """Refuses another output than the library's own in float64, where it can run in float64."""
+    """Check the output against the library's own in float64, or in float32 if it cannot run in
+    float64."""
     case = _case(title, 45, 3, 64, 4)
-    if LAYERS[title].name == "speechbrain":  # its softmax is float32's
+    if LAYERS[title].name == "speechbrain":  # its softmax is computed in float32
         exact = case.call(case.module, case.x)[case.valid].double()
     else:
         exact = case.call(copy.deepcopy(case.module).double(), case.x.double())[case.valid]
@@ -121,7 +122,8 @@ STEPS = ((70, 1), (70, 14), (256, 16))  # cached and new frames of NeMo's stream
 
 
 def stream_entry(way: str, held: int, new: int) -> Entry:
-    """Steps of NeMo's cache-aware attention, each with the last one's cache."""
+    """Make an entry that runs steps of NeMo's cache-aware attention, each with the cache of the
+    previous step."""
     _require_peers()
     case = _case("NeMo", held, 1, D_MODEL, HEADS)
     module: Any = case.module
@@ -154,10 +156,10 @@ def stream_entry(way: str, held: int, new: int) -> Entry:
 
 
 class Encoder(NamedTuple):
-    """A whole model of random weights.
+    """A whole model with random weights.
 
     Attributes:
-        frames: of input for a second of sound.
+        frames: number of input frames per second of audio.
     """
 
     make: Callable[[int], Any]
@@ -184,7 +186,7 @@ LAYERS_OF_ENCODER = 4
 
 
 def encoder_entry(title: str, way: str, seconds: int) -> Entry:
-    """Forward of a whole encoder over one recording."""
+    """Make an entry that runs a whole encoder forward over one recording."""
     _require_peers()
     encoder = ENCODERS[title]
     torch.manual_seed(0)

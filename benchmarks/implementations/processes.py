@@ -1,9 +1,9 @@
-"""Updates of one training by one process or several, each with its share of this machine's cores.
+"""Updates of a training by one process or several, each with a share of the machine's cores.
 
     python -m implementations.processes MODEL BATCH LENGTH
 
-A process, started as torchrun would start it, makes an update for each line it reads; the first
-process answers each by a line of JSON with the loss.
+Each process, started as torchrun would start it, makes an update for each line it reads; the first
+process answers each line with a line of JSON that holds the loss.
 """
 
 import atexit
@@ -34,7 +34,7 @@ _HERE = Path(__file__).parents[1]
 
 
 class Processes:
-    """A training on its way; `update` waits for one more."""
+    """Running processes of a training; `update` waits for one more update."""
 
     def __init__(self, count: int, threads: int, model: str, batch: int, length: int) -> None:
         with socket.socket() as free:
@@ -75,7 +75,7 @@ def _started(*given: Any) -> Processes:
 
 
 def entry(count: int, threads: int, model: str, batch: int, length: int) -> Entry:
-    """Of one update; checked against one process with one thread."""
+    """Make an entry of one update; it is checked against one process with one thread."""
     ours = _started(count, threads, model, batch, length)
 
     def check() -> None:
@@ -103,7 +103,7 @@ def train(model: str, batch: int, length: int, world: World) -> None:
     tokens = np.random.default_rng(0).integers(0, 204, 1 << 22).astype(np.uint16)
     batches = Batches(OrderedStreams(tokens, batch, length), config, sizes, world, device)
     step = 0
-    while step * length < sizes.mem_len:  # until memory is full
+    while step * length < sizes.mem_len:  # until the memory is full
         loss = updater.update(step, batches).loss
         step += 1
     while True:

@@ -1,9 +1,9 @@
-"""Softmaxes over a vocabulary of words, as a training step has them: the loss of its hidden states,
-and gradients of them and of all parameters.
+"""Softmaxes over a vocabulary of words as in a training step: the loss of hidden states, and
+gradients of these and of all parameters.
 
-Targets follow Zipf's law (`models.words`), so that the bins are hit as text hits them. With div_val
-4, ours and torch's module differ by ours' biases in the tails alone; with 1, torch's module still
-projects its tails, and ours does not.
+Targets follow Zipf's law (`models.words`), so that the bins are used as often as in text. With
+div_val 4, txl's module and torch's differ only by txl's biases in the tails; with div_val 1,
+torch's module still projects its tails and txl's does not.
 """
 
 import functools
@@ -22,20 +22,22 @@ from txl import ModelConfig
 from txl.model.adaptive import AdaptiveSoftmax
 from txl.model.transformer import init_parameters
 
-BATCH, LENGTH = 4, 150  # of hidden states; wt103-base's segment
-SMALL = 2_000  # words that softmaxes are checked on
+BATCH, LENGTH = 4, 150  # of the hidden states; wt103-base's segment length
+SMALL = 2_000  # vocabulary size in the checks
 # Weight [n, d_model] and bias [n] of the head (the first bin's words, then one row for each other
 # bin), and of each other bin's words.
 Scores = list[tuple[Tensor, Tensor]]
 
 
 class Softmax(NamedTuple):
-    """One that is compared.
+    """A softmax to compare.
 
     Attributes:
-        make: from a model's sizes.
-        loss: mean nll, [], of it, hidden states [B, L, d_model] and targets [B, L].
-        scores: what it computes, for the check.
+        make: makes the module from a model configuration.
+        loss: function of the module, hidden states [B, L, d_model] and targets [B, L]; returns the
+            mean negative log-likelihood, a scalar.
+        scores: function of the module that returns its weights and biases as `Scores`, for the
+            check.
     """
 
     name: str
@@ -107,8 +109,8 @@ SOFTMAXES = {
 
 
 def step(algorithm: str, vocab_size: int, device: torch.device) -> Callable[[], None]:
-    """Forward and backward; float32 parameters, autocast to bfloat16 on a GPU as `txl train`
-    does."""
+    """Return a function that runs forward and backward with float32 parameters, on a GPU under
+    autocast to bfloat16 as in `txl train`."""
     torch.manual_seed(0)
     config, softmax = wt103(vocab_size), SOFTMAXES[algorithm]
     module = softmax.make(config).to(device)
@@ -126,7 +128,7 @@ def step(algorithm: str, vocab_size: int, device: torch.device) -> Callable[[], 
 
 
 def log_probs(scores: Scores, hidden: Tensor) -> Tensor:
-    """Of every word, [.., vocab_size]: that of its bin, and in its bin that of the word."""
+    """Return log-probabilities [.., vocab_size]: of each word's bin plus of the word in its bin."""
     head, *tails = ((hidden @ weight.T + bias).log_softmax(-1) for weight, bias in scores)
     first = head.size(-1) - len(tails)
     return torch.cat([head[..., :first], *(head[..., first + i, None] + tail for i, tail in enumerate(tails))], -1)
@@ -138,7 +140,7 @@ def check(
     scores: Callable[[Any], Scores],
     device: torch.device,
 ) -> None:
-    """Refuses another loss or other gradients than the definition's of the same parameters."""
+    """Check loss and gradients against those of the definition with the same parameters."""
     torch.manual_seed(0)
     config = wt103(SMALL)
     module, exact = make(config).to(device), make(config).to(device).double()
@@ -160,7 +162,8 @@ def check(
 
 
 def checked(algorithm: str, device: torch.device) -> Callable[[], None]:
-    """Refuses it if it computes something else than its scores say."""
+    """Return the check of an algorithm against the definition with the weights from its
+    `scores`."""
     _, _, make, loss, scores = SOFTMAXES[algorithm]
     return functools.partial(check, make, loss, scores, device)
 
@@ -170,5 +173,5 @@ def entry(algorithm: str, vocab_size: int, device: torch.device) -> Entry:
 
 
 def note(vocab_size: int) -> str:
-    """What is done, for a case."""
+    """Return a description of the work, for a case."""
     return f"{vocab_size:,} words, B{BATCH} L{LENGTH}"

@@ -1,5 +1,5 @@
-"""A training step - forward, backward, clipping and Adam over a full memory - of the models that
-are compared."""
+"""A training step of the models to compare: forward, backward, clipping and Adam, with a full
+memory."""
 
 import functools
 from collections.abc import Callable
@@ -17,13 +17,14 @@ from implementations.models import Named, text
 from implementations.original import OriginalTransformerXL
 from txl import ModelConfig, TransformerXL
 
-# What is trained, and its logits [B, L, vocab_size] for tokens [B, L] after a full memory.
+# A module to train, and the function that returns its logits [B, L, vocab_size] for tokens [B, L]
+# after a full memory.
 Trained = tuple[nn.Module, Callable[[Tensor], Tensor]]
-MakeTrained = Callable[[TransformerXL, int], Trained]  # from a model that it may use or copy, and a batch
+MakeTrained = Callable[[TransformerXL, int], Trained]  # arguments: a model to use or copy, and the batch size
 
 
 def memory_states(model: TransformerXL, batch: int) -> tuple[Tensor, ...]:
-    """A full memory, [B, M, d_model] a layer."""
+    """Make a full memory, [B, M, d_model] for each layer."""
     c, device = model.config, model.device
     states = torch.randn(batch, c.mem_len, c.d_model, generator=torch.Generator().manual_seed(0)).to(device)
     return (states,) * c.n_layer
@@ -55,7 +56,7 @@ TRAINED = {
 
 
 def check(make: MakeTrained, device: torch.device) -> None:
-    """Refuses other logits or gradients than the reference backend's in float64."""
+    """Check logits and gradients against the reference backend's in float64."""
     config = ModelConfig(
         vocab_size=204, n_layer=2, d_model=64, n_head=2, d_head=32, d_inner=96, dropout=0.0, mem_len=20
     )
@@ -83,7 +84,8 @@ def _loss(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def step(make: MakeTrained, config: ModelConfig, batch: int, length: int, device: torch.device) -> Callable[[], None]:
-    """One update; float32 parameters, autocast to bfloat16 on a GPU as `txl train` does."""
+    """Return a function that makes one update, with float32 parameters, on a GPU under autocast to
+    bfloat16 as in `txl train`."""
     torch.manual_seed(0)
     model = TransformerXL(config).to(device).train()
     trained, forward = make(model, batch)
@@ -107,11 +109,11 @@ def entry(algorithm: str, config: ModelConfig, batch: int, length: int, device: 
 
 
 def without_attention(config: ModelConfig, batch: int, length: int, device: torch.device) -> Entry:
-    """Ours, where attention hands its queries back and its other inputs get gradients of zero: the
-    rest of the step."""
+    """Make an entry of a txl step without attention, which returns its queries and gives zero
+    gradients to its other inputs; it measures the rest of the step."""
 
     def nothing(q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor, w: Tensor, memory: Any, **_: Any) -> Tensor:
-        return q + 0 * (sum(x.sum() for x in (k, v, r, u, w, *memory)))  # all get gradients
+        return q + 0 * (sum(x.sum() for x in (k, v, r, u, w, *memory)))  # all inputs get gradients
 
     whole = step(ours, config, batch, length, device)
 

@@ -1,4 +1,4 @@
-"""The report's plots: speed against length, shares of the machine's limit, memory, Table 9."""
+"""The report's plots: speed against length, shares of the machine's limit, memory, and Table 9."""
 
 import io
 import math
@@ -16,8 +16,8 @@ Lines = dict[str, list[tuple[float, float]]]
 
 
 class Plot(NamedTuple):
-    """What is drawn of a group (of one of its directions), into which file: draw(axes, found, key,
-    *words) of the comparisons whose rows have the key."""
+    """A plot of a group of comparisons, or of one of its directions. It calls draw(axes, found,
+    key, *words) with the comparisons whose rows have `key`."""
 
     group: str
     direction: str | None
@@ -27,7 +27,7 @@ class Plot(NamedTuple):
     words: tuple[str, ...] = ()
 
     def of(self, device: Device) -> list[Measured]:
-        """What there is to draw."""
+        """Return the comparisons to draw."""
         found = device.group(self.group, self.direction)
         return [measured for measured in found if any(self.key in row for row in measured.rows.values())]
 
@@ -36,7 +36,7 @@ class Plot(NamedTuple):
 
 
 def names(device: Device) -> dict[str, list[str]]:
-    """Files by the group they belong to, of the plots this device has figures for."""
+    """Return file names by group, for the plots that this device has figures for."""
     found: dict[str, list[str]] = {}
     for plot in _PLOTS:
         if plot.of(device):
@@ -45,7 +45,8 @@ def names(device: Device) -> dict[str, list[str]]:
 
 
 def draw(device: Device) -> dict[str, bytes]:
-    """The same files' contents: the same bytes from the same figures and the same matplotlib."""
+    """Return the contents of these files. The same figures and matplotlib version give the same
+    bytes."""
     found = {}
     for plot in _PLOTS:
         measured = plot.of(device)
@@ -53,7 +54,7 @@ def draw(device: Device) -> dict[str, bytes]:
             figure = new_figure(8, 4.6)
             axes = figure.add_subplot()
             plot.draw(axes, measured, plot.key, *plot.words)
-            figure.suptitle(f"{axes.get_title()}\n{device.name}", fontsize=10)  # as wide as names and all
+            figure.suptitle(f"{axes.get_title()}\n{device.name}", fontsize=10)  # two lines, because both names are long
             axes.set_title("")
             png = io.BytesIO()
             figure.savefig(png, dpi=110, metadata={"Software": None})
@@ -77,7 +78,7 @@ def _against_length(axes: Any, found: list[Measured], key: str, title: str, unit
 
 
 def _style(role: str, n: int) -> dict[str, Any]:
-    """Of the n-th line: ours stands out; baselines step back."""
+    """Return the style of the n-th line: this package's are prominent, baselines are not."""
     if role == "ours":
         return {"color": OURS, "lw": 2.4, "marker": "o", "zorder": 3}
     if role == "baseline":
@@ -116,7 +117,8 @@ def _shares(axes: Any, found: list[Measured], key: str, title: str, limit: str) 
 
 
 def _draw_lines(axes: Any, lines: Lines, styles: dict[str, dict[str, Any]]) -> None:
-    """Lines on a logarithmic axis, named at their ends; styles: of each, with its color."""
+    """Draw lines on a logarithmic axis with names at their ends; styles: of each line, with its
+    color."""
     for name, line in lines.items():
         axes.plot(*zip(*line, strict=True), **styles[name])
     axes.set_yscale("log")
@@ -125,14 +127,15 @@ def _draw_lines(axes: Any, lines: Lines, styles: dict[str, dict[str, Any]]) -> N
 
 
 def _label_ends(axes: Any, lines: Lines, colors: dict[str, str], apart: float = 0.062) -> None:
-    """Names beside the last points of lines on a logarithmic axis, moved until none covers another.
+    """Write names beside the last points of lines on a logarithmic axis, moved so that none
+    overlap.
 
-    apart: of the axis' height, at least between two.
+    apart: minimum distance between two names, as a fraction of the axis' height.
     """
     low, high = axes.get_ylim()
     ends = sorted((line[-1][1], name) for name, line in lines.items())
     places = [math.log(y / low) / math.log(high / low) for y, _ in ends]
-    for _ in range(200):  # two that are too close give way to each other
+    for _ in range(200):  # moves two names that are too close in opposite directions
         for n in range(len(places) - 1):
             missing = max(apart - (places[n + 1] - places[n]), 0) / 2
             places[n], places[n + 1] = places[n] - missing, places[n + 1] + missing
@@ -146,7 +149,8 @@ def _label_ends(axes: Any, lines: Lines, colors: dict[str, str], apart: float = 
 
 
 def _draw_bars(axes: Any, groups: dict[str, list[tuple[str, float, str]]]) -> None:
-    """A group of bars for each title: name, per cent and color of each, with its value."""
+    """Draw a group of bars for each title; each bar has a name, a percentage and a color, and shows
+    its value."""
     y, ticks, labels = 0.0, [], []
     for title, found in groups.items():
         axes.text(0, y, title, fontsize=8, va="center", weight="bold")
@@ -159,7 +163,7 @@ def _draw_bars(axes: Any, groups: dict[str, list[tuple[str, float, str]]]) -> No
             y += 1
         y += 0.4
     axes.set_yticks(ticks, labels, fontsize=8)
-    axes.set_ylim(y - 0.6, -0.8)  # from the top down
+    axes.set_ylim(y - 0.6, -0.8)  # top to bottom
     axes.grid(alpha=0.3, axis="x")
 
 

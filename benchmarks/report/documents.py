@@ -1,4 +1,4 @@
-"""The documents made from records: the report's tables, and the figures of the README and docs."""
+"""Documents made from records: the report's tables, and the figures in the README and docs."""
 
 import re
 import textwrap
@@ -29,16 +29,16 @@ does the same work in every round: if its median is over 1.2 times its fastest r
 disturbed the comparison, and no shares are given. MiB are peak memory beyond the inputs (of a model,
 beyond the parameters).
 """
-# Of two implementations each, another library's and ours.
+# Groups of comparisons of two implementations, another library's and this package's.
 _LAYERS = "other libraries' layers"
 LIBRARIES = (_LAYERS, f"peak memory of {_LAYERS}", f"streaming steps of {_LAYERS}", "other libraries' encoders")
 GENERATE = ("generate()",)
-# What docs/speed.md shows beside the evaluation.
+# Groups that docs/speed.md shows besides evaluation.
 SHOWN = ("attention", "decode", "training step", "softmax", "peak memory", "padding", "call overhead", "start-up")
 
 
 def texts(devices: list[Device]) -> dict[Path, str]:
-    """What the report, the README and the pages with figures should say."""
+    """Return the required contents of the report, the README and the pages with figures."""
     return {
         REPORT: _joined([INTRODUCTION, LEGEND, *(line for device in devices for line in section(device))]),
         README: _with_figures(README, headline(devices)),
@@ -49,18 +49,18 @@ def texts(devices: list[Device]) -> dict[Path, str]:
 
 
 def _with_figures(path: Path, lines: list[str]) -> str:
-    """A document's text with these figures between its marks."""
+    """Return a document's text with these lines between its markers."""
     before, rest = path.read_text(encoding="utf-8").split(BEGIN)
     return f"{before}{BEGIN}\n\n{_joined(lines)}\n{END}{rest.split(END)[1]}"
 
 
 def _joined(lines: list[str]) -> str:
-    """With single blank lines."""
+    """Join lines, with no more than one blank line in succession."""
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"
 
 
 def write(devices: list[Device]) -> list[Path]:
-    """Writes the documents and plots that differ from what they should hold; returns those."""
+    """Write the documents and plots whose content has changed; return their paths."""
     wanted = {path: text.encode() for path, text in texts(devices).items()}
     for device in devices:
         wanted |= {PLOTS / name: png for name, png in charts.draw(device).items()}
@@ -72,17 +72,17 @@ def write(devices: list[Device]) -> list[Path]:
 
 
 def number(x: float) -> str:
-    """Three significant digits."""
+    """Format a number with three significant digits."""
     return f"{x:,.0f}" if x >= 100 else f"{x:#.3g}".rstrip(".")
 
 
 def prose(text: str, indent: str = "") -> list[str]:
-    """Lines of at most 100 columns; indent: of all but the first."""
+    """Wrap text to lines of at most 100 columns; indent: of all lines but the first."""
     return textwrap.wrap(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def pivot(head: str, cells: dict[tuple[str, str], str]) -> list[str]:
-    """A table of cells by their rows and columns, in the order in which these first appear."""
+    """Format cells by row and column as a table, in the order in which these first appear."""
     rows, columns = (dict.fromkeys(key[n] for key in cells) for n in (0, 1))
     lines = [[head, *columns], ["---", *("---:" for _ in columns)]]
     lines += [[row, *(cells.get((row, column), "") for column in columns)] for row in rows]
@@ -90,7 +90,7 @@ def pivot(head: str, cells: dict[tuple[str, str], str]) -> list[str]:
 
 
 def sources(found: list[Measured]) -> str:
-    """Dates, commits and versions behind figures."""
+    """List dates, commits and versions of the given measurements."""
     said = (
         f"{about['date'][:10]}, commit {about['commit']}{' with changes' * about['uncommitted_changes']}, "
         f"torch {about['torch']}, {about['dtype']}"
@@ -100,7 +100,7 @@ def sources(found: list[Measured]) -> str:
 
 
 def section(device: Device) -> list[str]:
-    """Everything measured on one machine, with its plots."""
+    """Format all measurements of one machine, with its plots."""
     lines, pictures = ["", f"## {device.name}", "", *prose(device.note)], charts.names(device)
     for group in dict.fromkeys(measured.group for measured in device.comparisons):
         found = device.group(group)
@@ -112,7 +112,7 @@ def section(device: Device) -> list[str]:
 
 
 def summary(device: Device) -> list[str]:
-    """One machine in docs/speed.md."""
+    """Format one machine's part of docs/speed.md."""
     base = [x for x in device.group("evaluation speed") if x.case.model == "enwik8-base"]
     found = [x for group in SHOWN for x in device.group(group) if group != "peak memory" or x.case.model]
     lines = ["", *prose(f"**{device.name}** ({sources([*base, *found])}; medians, implementations in turns)")]
@@ -120,8 +120,8 @@ def summary(device: Device) -> list[str]:
 
 
 def in_full(found: list[Measured]) -> list[str]:
-    """Tables of comparisons, those of one group, direction and model beside each other: a row an
-    implementation, the failed ones too."""
+    """Format tables of comparisons, those of the same group, direction and model side by side: a
+    row for each implementation, including failed ones."""
     tables: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
     lines = []
     for measured in found:
@@ -134,8 +134,8 @@ def in_full(found: list[Measured]) -> list[str]:
 
 
 def _cell(row: Row, first: Row) -> str:
-    """Time or peak memory, as a multiple of the first implementation's too, and the share of the
-    limit; or what happened instead."""
+    """Format time or peak memory, its multiple of the first implementation's, and the share of the
+    limit; or the reason why there is no measurement."""
     if "median_ms" not in row:
         return f"{row['status']}: {row['error'].splitlines()[0][:100]}".replace("|", "/")
     key = "peak_mib" if "peak_mib" in row else "median_ms"
@@ -149,13 +149,13 @@ def _cell(row: Row, first: Row) -> str:
 
 
 def _share(row: Row) -> list[str]:
-    """Of the machine's limit, in at most one word."""
+    """Format the share of the machine's limit, as no or one word."""
     return [f"{row[name]:.0%}" for name in ("share_of_operations", "share_of_bytes") if name in row]
 
 
 def speed_ups(found: list[Measured]) -> list[str]:
-    """Table 9 of each model: the paper's column, the share of the peak that ours has, then
-    speed-ups over each implementation of ours that may be compared with it, with its share."""
+    """Format Table 9 for each model: the paper's speed-up, txl's share of the peak, and for each
+    other implementation txl's speed-up over it and its share."""
     lines = []
     for network in dict.fromkeys(measured.case.network for measured in found):
         cells: dict[tuple[str, str], str] = {}
@@ -176,7 +176,8 @@ def speed_ups(found: list[Measured]) -> list[str]:
 
 
 def pairs(found: list[Measured]) -> list[str]:
-    """Another library's and ours: a table for each group and direction, a row a model."""
+    """Format pairs of another library's implementation and this package's: a table for each group
+    and direction, a row for each model."""
     tables: dict[str, dict[tuple[str, str], str]] = {}
     for measured in found:
         case, key = measured.case, "peak_mib" if measured.group.startswith("peak memory") else "median_ms"
@@ -192,7 +193,8 @@ def pairs(found: list[Measured]) -> list[str]:
 
 
 def libraries(devices: list[Device], groups: tuple[str, ...]) -> list[str]:
-    """For the documentation, of each machine where the libraries were there."""
+    """Format the documentation's comparison with other libraries, for each machine that had
+    them."""
     lines = []
     for device in devices:
         found = [x for x in device.comparisons if x.group in groups and any("median_ms" in y for y in x.rows.values())]
@@ -200,7 +202,7 @@ def libraries(devices: list[Device], groups: tuple[str, ...]) -> list[str]:
     return lines
 
 
-# The README's columns, each with the fields of its row in a comparison.
+# The README's columns, each with the fields that select its row in a comparison.
 COLUMNS: dict[str, dict[str, str]] = {
     "ours": {"role": "ours"},
     "the paper's PyTorch code": {"algorithm": "original-qkbh"},
@@ -210,7 +212,7 @@ COLUMNS: dict[str, dict[str, str]] = {
 
 
 def headline(devices: list[Device]) -> list[str]:
-    """The README's tables: attention, a row a machine, a table for each shape."""
+    """Format the README's tables of attention: a table for each shape, a row for each machine."""
     tables: dict[str, dict[tuple[str, str], str]] = {}
     for device in devices:
         attention = device.group("attention")

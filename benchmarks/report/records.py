@@ -1,9 +1,8 @@
-"""The records that benchmark runs leave in benchmarks/results/, and the newest of each comparison
-on each machine.
+"""The records that benchmark runs leave in benchmarks/results/, and the newest record of each
+comparison on each machine.
 
-A row names its group, its case and its implementation in fields (`harness.case.Case`,
-`harness.comparison.Implementation`); a record's "about" says which schema it follows and where it
-was measured.
+A row identifies its group, case and implementation by fields (`harness.case.Case`,
+`harness.comparison.Implementation`); a record's "about" gives its schema version and the machine.
 """
 
 import json
@@ -18,7 +17,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def ratio(slower: Row | None, faster: Row | None) -> float | None:
-    """How many times as long the first takes; None if one was not measured."""
+    """Return the ratio of two times, the first over the second; None if one was not measured."""
     if slower is None or faster is None or "median_ms" not in slower or "median_ms" not in faster:
         return None
     return float(slower["median_ms"] / faster["median_ms"])
@@ -26,8 +25,7 @@ def ratio(slower: Row | None, faster: Row | None) -> float | None:
 
 @dataclass
 class Measured:
-    """One comparison: its rows by implementation, and what the record they come from says of
-    itself."""
+    """One comparison: its rows by implementation, and the "about" of its record."""
 
     group: str
     case: Case
@@ -35,47 +33,47 @@ class Measured:
     about: Row
 
     def find(self, **fields: Any) -> Row | None:
-        """The first row with these fields."""
+        """Return the first row with these fields."""
         return next((row for row in self.rows.values() if all(row.get(k) == x for k, x in fields.items())), None)
 
     def ours(self) -> list[Row]:
         return [row for row in self.rows.values() if row["role"] == "ours"]
 
     def speed_ups(self, row: Row | None) -> list[float]:
-        """How many times as long a row takes as each of ours that reads the text in segments as it
-        does; all of ours if it knows none, as vanilla models."""
+        """Return the ratio of a row's time to each of this package's rows with the same segment
+        length (all of them if the row has none, as for vanilla models)."""
         mine = [x for x in self.ours() if row is not None and row.get("segment") in (None, x["segment"])]
         return [found for x in mine if (found := ratio(row, x)) is not None]
 
     @property
     def disturbed(self) -> str:
-        """Why it gives no shares; empty if it was not disturbed."""
+        """The reason why it has no shares; empty if it was not disturbed."""
         return disturbed(list(self.rows.values()))
 
 
 @dataclass
 class Device:
-    """All comparisons of one machine, in the order they were run."""
+    """All comparisons of one machine, in the order in which they were run."""
 
     name: str
     comparisons: list[Measured] = field(default_factory=list)
 
     @property
     def note(self) -> str:
-        """What to know of multiples of torch's SDPA here; empty where there is nothing."""
+        """A note on comparisons with torch's SDPA on this machine; empty if there is none."""
         about = self.comparisons[0].about
         return sdpa_note(about["device"], about.get("isa"))
 
     def group(self, group: str, direction: str | None = None) -> list[Measured]:
-        """Those of a group; direction: those of one direction only."""
+        """Return the comparisons of a group, or only those of one direction."""
         return [x for x in self.comparisons if x.group == group and direction in (None, x.case.direction)]
 
 
 def published() -> list[Path]:
-    """The records under version control: what the published documents and every test go by.
+    """Return the records under version control, which the published documents and all tests use.
 
     Raises:
-        RuntimeError: this is no git checkout.
+        RuntimeError: this is not a git checkout.
     """
     listed = subprocess.run(["git", "ls-files", "*.json"], capture_output=True, text=True, cwd=RESULTS)
     if listed.returncode != 0:
@@ -84,16 +82,16 @@ def published() -> list[Path]:
 
 
 def present() -> list[Path]:
-    """The published records and those that runs have left since: what `make report` goes by."""
+    """Return the published records and those of later runs, which `make report` uses."""
     return sorted(RESULTS.glob("*.json"))
 
 
 def load(paths: list[Path]) -> list[Device]:
-    """Devices, the one measured last first, each with the newest measurement of every comparison;
-    those of the interpreter are left out.
+    """Read records; return devices, the one measured last first, each with the newest measurement
+    of every comparison. Runs in the interpreter are left out.
 
     Raises:
-        ValueError: a file is not a record, or one of another schema.
+        ValueError: a file is not a record, or has another schema version.
     """
     newest: dict[str, dict[tuple[str, Case], Measured]] = {}
     for record in sorted(map(_read, paths), key=lambda record: str(record["about"]["date"])):

@@ -1,4 +1,4 @@
-"""A block of threads running a kernel."""
+"""A thread block that executes a kernel."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +21,12 @@ AXES = "xyz"
 
 @dataclass
 class Launch:
-    """What all blocks of a launch share.
+    """Data shared by all blocks of a launch.
 
-    params: their bytes; tensor_maps: by offset in them, the tensor maps of TMA loads. strict: what
-    PTX's manual forbids and compilers do nevertheless is a fault: products of what cp.async
-    copied without a fence.proxy.async, writes of registers that a product reads or, after its
-    wgmma.fence, will read.
+    params: the parameters' bytes. tensor_maps: tensor maps of TMA loads, by offset in params.
+    strict: raise a fault also for what PTX's manual forbids although compilers emit it: products of
+    data copied by cp.async without a fence.proxy.async, and writes of registers that a product
+    reads or, after its wgmma.fence, will read.
     """
 
     kernel: Kernel
@@ -38,10 +38,10 @@ class Launch:
     tensor_maps: dict[int, Any] = field(default_factory=dict)
     counts: Counts | None = None
     strict: bool = True
-    first: tuple[int, ...] = ()  # warpgroups in the order in which they go on as far as they can; none: together
+    first: tuple[int, ...] = ()  # warpgroups in the order in which they run as far as they can; () to run them together
 
     def run(self) -> None:
-        """Every block, one after the other."""
+        """Run all blocks, one after the other."""
         if self.threads % WARP:
             raise NotModelled(f"blocks of {self.threads} threads")
         for z in range(self.grid[2]):
@@ -51,7 +51,7 @@ class Launch:
 
 
 class Block:
-    """Threads, their registers and shared memory."""
+    """A thread block: its threads, their registers and shared memory."""
 
     def __init__(self, launch: Launch, index: tuple[int, int, int]) -> None:
         kernel, threads = launch.kernel, launch.threads
@@ -61,17 +61,19 @@ class Block:
         self.shared = SharedMemory(launch.shared_bytes, self.order, kernel.shared_cell, launch.strict, launch.counts)
         self.mbarriers = MBarriers(self.order, self.shared)
         self.registers: list[np.ndarray | None] = [None] * len(kernel.program.registers)
-        # Of registers that asynchronous products write (True) or read: threads [threads] of each.
+        # By register: mask [threads] of those whose register an asynchronous product writes
+        # (in_flight) or reads (lent).
         self.in_flight: dict[int, np.ndarray] = {}
         self.lent: dict[int, np.ndarray] = {}
-        # Of registers that products use: threads that wrote them after their last wgmma.fence.
+        # By register that products use: mask [threads] of those that wrote it after their last
+        # wgmma.fence.
         self.unfenced = {slot: np.ones(threads, bool) for slot in kernel.product_slots}
-        self.copies: Any = None  # cp.async, made by their first instruction
-        self.products: Any = None  # wgmma
-        self.refused: dict[int, np.ndarray] = {}  # by wait for an mbarrier: threads it has said no to
+        self.copies: Any = None  # state of cp.async, made by the first such instruction
+        self.products: Any = None  # state of wgmma
+        self.refused: dict[int, np.ndarray] = {}  # by wait for an mbarrier: mask of threads whose last test failed
         g = launch.grid
         number = (index[2] * g[1] + index[1]) * g[0] + index[0]
-        self.thread_number = number * threads + np.arange(threads, dtype=np.int64) + 1  # in the launch
+        self.thread_number = number * threads + np.arange(threads, dtype=np.int64) + 1  # index in the launch, from 1 on
         lane = np.arange(threads, dtype=np.uint32)
         self.names: dict[str, np.ndarray] = {
             "%tid.x": lane, "%laneid": lane % WARP, "%warpid": lane // WARP, "%ntid.x": _one(threads),
@@ -105,7 +107,7 @@ class Block:
             return
         old = self.registers[slot]
         if old is None:
-            # Predicates that only some threads wrote are false elsewhere.
+            # In threads that did not write them, predicates are false.
             new = np.zeros(self.threads, x.dtype) if x.dtype == bool else _poison(self.threads, x.dtype)
         else:
             new = old.copy()
@@ -119,7 +121,7 @@ class Block:
         return x if len(x) == 1 else x[lanes.at]
 
     def run(self) -> None:
-        """To the end of all threads."""
+        """Run until all threads have ended."""
         try:
             with np.errstate(all="ignore"):
                 Schedule(self).run()

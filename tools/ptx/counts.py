@@ -1,4 +1,5 @@
-"""What a launch cost, by instruction: issues, wavefronts of shared memory, sectors of global."""
+"""Costs of a launch by instruction: issues, wavefronts of shared memory, sectors of global
+memory."""
 
 from collections import Counter
 
@@ -24,13 +25,14 @@ _CLASSES = (
 
 
 class Counts:
-    """Sums over all blocks of a launch; entries [instructions].
+    """Sums over all blocks of a launch; arrays have one entry for each instruction.
 
     Attributes:
-        issues: times a warp issued it.
-        wavefronts, least: 128-byte cycles of shared memory it took, and would without conflicts.
-        sectors: of 32 bytes that it moved from or to global memory.
-        tensor_macs: multiply-adds of matrix products. unit_bytes: of shared memory that
+        issues: number of times a warp issued it.
+        wavefronts, least: 128-byte cycles of shared memory that it took, and the number without
+            bank conflicts.
+        sectors: 32-byte sectors that it moved from or to global memory.
+        tensor_macs: multiply-adds of matrix products. unit_bytes: bytes of shared memory that
             asynchronous units read or wrote.
     """
 
@@ -47,8 +49,8 @@ class Counts:
         self.issues[pc] += len(lanes.warps)
 
     def shared_access(self, address: np.ndarray, width: int, warp: np.ndarray) -> None:
-        """Threads access `width` bytes each: lanes of a warp in parts of 128 bytes, whose distinct
-        words in one bank take a wavefront each."""
+        """Count a shared-memory access of `width` bytes per thread. The lanes of a warp are served
+        in parts of 128 bytes; distinct words of a part in the same bank take one wavefront each."""
         share = max(1, WARP * BANK // max(width, BANK))
         lane_of_warp = np.arange(len(warp)) - np.searchsorted(warp, warp)
         part = warp * WARP + lane_of_warp // share
@@ -67,17 +69,18 @@ class Counts:
         self.sectors[self._pc] += len(keys)
 
     def product(self, macs: int, unit_bytes: int = 0) -> None:
-        """unit_bytes: of shared memory that an asynchronous unit read for it."""
+        """Count a matrix product; unit_bytes: bytes of shared memory that an asynchronous unit read
+        for it."""
         self.tensor_macs += macs
         self.unit_bytes += unit_bytes
 
     def unit_copy(self, size: int) -> None:
-        """TMA moves bytes from global to shared memory."""
+        """Count bytes that TMA moves from global to shared memory."""
         self.sectors[self._pc] += -(-size // SECTOR)
         self.unit_bytes += size
 
     def by_class(self) -> Counter[str]:
-        """Issues by class of instruction, with totals."""
+        """Return the issues by class of instruction, with totals."""
         found: Counter[str] = Counter()
         for instruction, n in zip(self.program.code, self.issues, strict=True):
             if n:
@@ -89,13 +92,13 @@ class Counts:
         return found
 
     def conflicts(self) -> list[tuple[int, str]]:
-        """(wavefronts beyond the least, instruction), most first."""
+        """Return (wavefronts beyond the minimum, instruction), the largest first."""
         extra = self.wavefronts - self.minimum
         return [(int(extra[n]), self.program.code[n].text) for n in np.argsort(-extra) if extra[n] > 0]
 
 
 def class_of(op: str) -> str:
-    """Which of the classes an instruction belongs to."""
+    """Return the class of an instruction."""
     for name, starts in _CLASSES:
         if op.startswith(starts):
             return name

@@ -1,4 +1,4 @@
-"""From parsed instructions to functions that run them."""
+"""Decoding of parsed instructions to functions that execute them."""
 
 import importlib
 from collections.abc import Callable
@@ -17,11 +17,12 @@ _MODULES = (
 
 
 def instruction(*names: str, kind: str = "plain") -> Callable[[Bind], Bind]:
-    """Registers what makes a function of (block, lanes) of an instruction whose name begins so:
-    with the most parts, where several fit.
+    """Decorator that registers a function, which makes the executable (block, lanes) of an
+    instruction, for instructions whose name begins with one of `names`; the longest match is used.
 
-    kind: "plain"; or what the schedule must know of: "branch", "exit", "wait" (returns which
-    threads go on), "barrier" (returns its number, threads or None, whether it waits).
+    kind: "plain", or how the instruction affects the schedule: "branch", "exit", "wait" (the
+    executable returns the threads that continue), "barrier" (it returns the barrier's number, the
+    number of threads or None, and whether the threads wait).
     """
 
     def register(bind: Bind) -> Bind:
@@ -33,7 +34,7 @@ def instruction(*names: str, kind: str = "plain") -> Callable[[Bind], Bind]:
 
 @dataclass
 class Decoded:
-    """An instruction that can be run."""
+    """An instruction with its executable function."""
 
     kind: str
     run: Any
@@ -44,12 +45,12 @@ class Decoded:
 
 
 class Kernel:
-    """A kernel that can be run.
+    """A decoded kernel.
 
     Attributes:
-        param_at: offset of each parameter in their bytes.
-        product_slots: registers that asynchronous products read or add to.
-        shared_cell: bytes of the narrowest access to shared memory, at most 4.
+        param_at: byte offset of each parameter.
+        product_slots: registers that asynchronous products read or accumulate in.
+        shared_cell: size in bytes of the narrowest access to shared memory, at most 4.
     """
 
     def __init__(self, program: Program) -> None:
@@ -85,7 +86,7 @@ def _decode(x: Instruction) -> Decoded:
 
 
 def _shared_width(x: Instruction) -> int:
-    """Bytes of an ordinary access to shared memory; 16 for anything else."""
+    """Return the bytes of an ordinary access to shared memory; 16 for any other instruction."""
     if x.parts[0] not in ("ld", "st") or not x.parts[1].startswith("shared"):
         return 16
     (t,) = types_of(x.parts[1:])

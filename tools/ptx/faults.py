@@ -1,9 +1,9 @@
-"""What running PTX may find."""
+"""Exceptions of the PTX executor."""
 
 
 class Fault(Exception):
-    """The program does what it must not, on some schedule."""
+    """The program is wrong on some schedule."""
 
 
 class NotModelled(Exception):
-    """The program does what this executor does not know."""
+    """The program uses an instruction or option that the executor does not implement."""

@@ -1,4 +1,4 @@
-"""Global memory: this process's own, but only the tensors that a launch was given."""
+"""Global memory: memory of this process, limited to the tensors given to a launch."""
 
 import ctypes
 
@@ -7,28 +7,30 @@ import torch
 
 from ptx.faults import Fault, NotModelled
 
-CELL = 2  # bytes that are watched together
-ATOMIC = -1  # instead of a thread
+CELL = 2  # bytes that share one entry in the tables of accesses
+ATOMIC = -1  # in place of a thread's index
 
 
 class Span:
-    """Bytes that a launch may access."""
+    """A range of bytes that a launch may access."""
 
     def __init__(self, base: int, size: int) -> None:
         self.base, self.size = base, size
         self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(self.base))
-        self.writer = np.zeros(-(-self.size // CELL), np.int64)  # thread of the launch, from 1 on
+        # index in the launch, from 1 on, of the last thread that wrote
+        self.writer = np.zeros(-(-self.size // CELL), np.int64)
 
 
 class GlobalMemory:
-    """All threads of a launch share it: what one wrote, another must not touch before it ends."""
+    """Global memory of a launch. Before the launch ends, no other thread may access what a thread
+    wrote."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
 
     def add(self, tensor: torch.Tensor) -> None:
-        """A launch may access a tensor, which the caller keeps: if it is contiguous, maybe a part
-        of a workspace, nothing around it, else all of its storage."""
+        """Allow access to a tensor, which the caller must keep alive: to its elements alone if it
+        is contiguous, since it may be part of a workspace, else to all of its storage."""
         if tensor.is_contiguous():
             self.add_bytes(tensor.data_ptr(), tensor.nbytes)
             return
@@ -36,7 +38,7 @@ class GlobalMemory:
         self.add_bytes(storage.data_ptr(), storage.nbytes())
 
     def add_bytes(self, base: int, size: int) -> None:
-        """A launch may access these; spans that overlap become one."""
+        """Allow access to a range of bytes; overlapping spans are merged."""
         if not size:
             return
         end = base + size
@@ -48,7 +50,7 @@ class GlobalMemory:
         self.bases = np.array([x.base for x in self.spans], np.uint64)
 
     def _located(self, address: np.ndarray, width: int) -> list[tuple[np.ndarray, Span, np.ndarray]]:
-        """[(entries of address, span, offset in it)]."""
+        """Return [(indices into address, span, offsets in the span)]."""
         if (address % np.uint64(width)).any():
             raise Fault(f"{width} bytes of global memory at an address that is not a multiple of it")
         which = np.searchsorted(self.bases, address, "right") - 1
@@ -62,7 +64,7 @@ class GlobalMemory:
         return found
 
     def read(self, address: np.ndarray, width: int, thread: np.ndarray) -> np.ndarray:
-        """[n, width] bytes. thread: of the launch, from 1 on."""
+        """Read [n, width] bytes; thread: indices in the launch, from 1 on."""
         data = np.empty((len(address), width), np.uint8)
         for entries, span, offset in self._located(address, width):
             writer = span.writer[offset[:, None] // CELL + np.arange(-(-width // CELL))]
@@ -87,7 +89,7 @@ class GlobalMemory:
                 raise Fault("race: two threads write different values to one global address at once")
 
     def add_float32(self, address: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Atomic addition, one after the other; returns what was there before all of them."""
+        """Add atomically, one thread after the other; return the values before all additions."""
         before = np.empty(len(address), np.float32)
         for entries, span, offset in self._located(address, 4):
             cells = offset[:, None] // CELL + np.arange(2)

@@ -1,9 +1,9 @@
-"""Counts of what one more tile of 64 queries and 64 keys costs each Hopper kernel of csrc/cuda.
+"""Cost of one more tile of 64 queries and 64 keys in each Hopper kernel of csrc/cuda.
 
     PYTHONPATH=tools:tests/support python -m ptx.hopper_tile
 
-nvcc compiles the kernels; their host code is built as the tests build it. A program is a warpgroup
-of the one block that a multiprocessor runs.
+nvcc compiles the kernels; their host code is built as in the tests. A program is one warpgroup of
+the single block that a multiprocessor runs.
 """
 
 import contextlib
@@ -18,16 +18,17 @@ from ptx.tile import HEAD, Cost, difference, row
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
 
-GROUPS = {  # warpgroups of a block that compute, by width and kernel
+GROUPS = {  # consumer warpgroups of a block, by width and kernel
     64: {"forward": 2, "backward_queries": 2, "backward_keys": 2},
     128: {"forward": 2, "backward_queries": 1, "backward_keys": 1},
 }
-# Queries and memory of two calls that differ by so many tiles and not by their programs.
+# (queries, memory) of two calls with the same number of programs, and the number of tiles by which
+# they differ.
 MORE_KEYS, MORE_QUERIES = ((128, 128), (128, 640), 16), ((128, 384), (384, 128), 32)
 
 
 def counted(module: PtxModule, queries: int, memory: int, width: int) -> dict[str, Counter[str]]:
-    """Of a call and its backward, without a mask, in bfloat16; by kernel."""
+    """Return counts by kernel for a bfloat16 call, forward and backward, without a mask."""
 
     def randn(*size: int) -> torch.Tensor:
         return torch.randn(size, dtype=torch.bfloat16).requires_grad_()
@@ -47,7 +48,7 @@ def counted(module: PtxModule, queries: int, memory: int, width: int) -> dict[st
 
 
 def per_tile(module: PtxModule, width: int) -> dict[str, Cost]:
-    """By kernel."""
+    """Return the cost of one more tile by kernel."""
     found = {}
     for (short, long, tiles), names in (
         (MORE_KEYS, ("forward", "backward_queries")),
@@ -61,7 +62,7 @@ def per_tile(module: PtxModule, width: int) -> dict[str, Cost]:
 
 @contextlib.contextmanager
 def module_of() -> Iterator[PtxModule]:
-    """The backend's module, whose launches run nvcc's PTX."""
+    """A context with the backend's module, whose launches run nvcc's PTX in the executor."""
     module = ptx_module()
     module.use(compiled_ptx("sm_90a"))
     pretended = {"_why_not_device": None, "_multiprocessors": 1, "_stream": 0, "_capability": cuda.HOPPER}

@@ -11,9 +11,10 @@ class Lanes:
     """Threads of a block.
 
     Attributes:
-        ids: their numbers, ascending; n: how many.
-        at: what picks their entries out of an array over the block's threads.
-        warp: of each; warps: those that take part. whole: whether each with all its threads.
+        ids: thread indices, ascending. n: number of threads.
+        at: index that selects their entries in an array over the block's threads.
+        warp: warp of each thread. warps: warps with a thread in the set. whole: whether all of
+            these have all their threads in it.
     """
 
     def __init__(self, mask: np.ndarray) -> None:
@@ -33,5 +34,5 @@ def _lanes(mask: bytes) -> Lanes:
 
 
 def lanes_of(mask: np.ndarray) -> Lanes:
-    """The threads where mask [threads] is true."""
+    """Return the set of threads where mask [threads] is true."""
     return _lanes(mask.tobytes())

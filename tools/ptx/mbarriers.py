@@ -1,4 +1,4 @@
-"""mbarriers: arrivals, bytes to come, phases; and what each phase's end makes seen."""
+"""mbarriers: arrivals, expected bytes, phases, and the accesses that each phase makes visible."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,14 +12,16 @@ from ptx.shared_memory import SharedMemory
 
 @dataclass
 class MBarrier:
-    count: int  # arrivals of a phase
+    count: int  # arrivals that complete a phase
     agent: int
     pending: int = 0
     bytes_to_come: int = 0
-    phase: int = 0  # completed
-    copies: list[tuple[int, Callable[[int], None]]] = field(default_factory=list)  # bytes, what lands them
-    arrived: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # what arrivers of this phase saw
-    done: tuple[np.ndarray, np.ndarray] | None = None  # what all phases' arrivers saw
+    phase: int = 0  # number of completed phases
+    # (bytes, function that completes the copy)
+    copies: list[tuple[int, Callable[[int], None]]] = field(default_factory=list)
+    # accesses seen by the threads that arrived in this phase
+    arrived: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    done: tuple[np.ndarray, np.ndarray] | None = None  # the same for all completed phases
 
 
 class MBarriers:
@@ -57,9 +59,10 @@ class MBarriers:
         self._settle(barrier)
 
     def completed(self, address: int, parity: int, thread: int) -> bool:
-        """Whether the phase of a parity has ended; then the thread has seen what came before.
+        """Whether the phase with this parity has completed; if so, the thread sees all accesses
+        before it.
 
-        Copies land as late as can be: now.
+        Pending copies complete here, which is as late as possible.
         """
         barrier = self.get(address, thread)
         landed, barrier.copies = barrier.copies, []
@@ -70,7 +73,7 @@ class MBarriers:
             self._settle(barrier)
         if barrier.phase % 2 == parity % 2:
             return False
-        if barrier.done is not None:  # of a new one the phase before the first has ended
+        if barrier.done is not None:  # None for a new mbarrier, whose preceding phase counts as completed
             self.order.acquire(thread, *barrier.done)
         return True
 

@@ -1,4 +1,4 @@
-"""Reading and writing operands: arrays over the threads that execute."""
+"""Reading and writing of operands as arrays over the executing threads."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,16 +17,16 @@ Write = Callable[["Block", Lanes, np.ndarray], None]
 RAW = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 FLOAT = {16: np.float16, 32: np.float32, 64: np.float64}
-PARAM_BASE = 1 << 30  # address of the parameters, generic ones too; 32 bits hold it
+PARAM_BASE = 1 << 30  # address of the parameters, also as a generic address; it fits into 32 bits
 
 
 class Type(NamedTuple):
-    kind: str  # b, u, s, f, bf, pred; tf for tf32
+    kind: str  # b, u, s, f, bf or pred; tf for tf32
     bits: int
 
 
 def type_of(part: str) -> Type | None:
-    """`s32` of an instruction's name; None for another part."""
+    """Parse a type such as `s32` in an instruction's name; return None for any other part."""
     if part == "pred":
         return Type("pred", 1)
     if part == "tf32":
@@ -42,12 +42,13 @@ def types_of(parts: tuple[str, ...]) -> list[Type]:
 
 
 def elements(parts: tuple[str, ...]) -> int:
-    """That an access has: 4 of `ld.shared.v4.b32`."""
+    """Return the number of elements of an access: 4 for `ld.shared.v4.b32`."""
     return next((int(p[1]) for p in parts if p in ("v2", "v4")), 1)
 
 
 def raw_reader(operand: Operand | None, bits: int) -> Read:
-    """Unsigned integers of `bits` bits, or booleans: [n], or [1] for what all threads share."""
+    """Return a reader of unsigned integers of `bits` bits, or of booleans: [n], or [1] if all
+    threads have the same."""
     dtype = RAW[bits]
     if isinstance(operand, Register):
         slot = operand.slot
@@ -64,7 +65,7 @@ def raw_reader(operand: Operand | None, bits: int) -> Read:
 
 
 def constant(operand: Operand | None) -> int:
-    """The value of an operand that must be a number in the text."""
+    """Return the value of an operand that must be a literal."""
     if not isinstance(operand, Immediate):
         raise NotModelled(f"{operand} is not a constant")
     return operand.value
@@ -91,14 +92,14 @@ def as_raw(x: np.ndarray, t: Type) -> np.ndarray:
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:
-    """float32 rounded to nearest, ties to even, as uint16."""
+    """Round float32 to bf16 (to nearest, ties to even), as uint16."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
     rounded = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
     return np.where(np.isnan(x), 0x7FFF, rounded).astype(np.uint16)
 
 
 def reader(operand: Operand | None, t: Type) -> Read:
-    """Numbers of a type."""
+    """Return a reader of values of a type."""
     raw = raw_reader(operand, t.bits)
     if t.kind in ("b", "u", "pred"):
         return raw
@@ -120,12 +121,12 @@ def writer(operand: Operand | None, t: Type) -> Write:
 
 
 def items(operand: Operand | None) -> tuple[Operand | None, ...]:
-    """Of a vector; or the one operand."""
+    """Return the elements of a vector operand, or the operand alone."""
     return operand.items if isinstance(operand, Vector) else (operand,)
 
 
 def pair(operand: Operand | None) -> tuple[Operand | None, Operand | None]:
-    """`a|p`; or a alone."""
+    """Return the two operands of `a|p`, or a and None."""
     both = items(operand)
     if len(both) > 2:
         raise NotModelled(f"operand {operand}")
@@ -133,7 +134,7 @@ def pair(operand: Operand | None) -> tuple[Operand | None, Operand | None]:
 
 
 def address_reader(operand: Operand | None, bits: int) -> Read:
-    """[n] addresses: int64 in shared memory (bits 32), uint64 elsewhere."""
+    """Return a reader of addresses [n]: int64 in shared memory (bits 32), uint64 elsewhere."""
     if not isinstance(operand, Address):
         raise NotModelled(f"address {operand}")
     offset = operand.offset
@@ -145,5 +146,5 @@ def address_reader(operand: Operand | None, bits: int) -> Read:
 
 
 def spread(x: np.ndarray, lanes: Lanes) -> np.ndarray:
-    """An entry for each thread."""
+    """Broadcast [1] to one entry for each thread."""
     return x if len(x) == lanes.n else np.broadcast_to(x, (lanes.n,))

@@ -1,4 +1,4 @@
-"""PTX text to a list of instructions with operands."""
+"""Parser from PTX text to instructions with operands."""
 
 import re
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ from ptx.faults import NotModelled
 class Register(NamedTuple):
     name: str
     slot: int
-    bits: int  # 1: a predicate
+    bits: int  # 1 for a predicate
 
 
 class Special(NamedTuple):
-    name: str  # %tid.x
+    name: str  # such as %tid.x
 
 
 class Immediate(NamedTuple):
-    value: int  # bits of a float, or an integer
+    value: int  # an integer, or the bits of a float
 
 
 class Symbol(NamedTuple):
@@ -37,7 +37,7 @@ class TensorAddress(NamedTuple):
 
 
 class Vector(NamedTuple):
-    items: "tuple[Operand | None, ...]"  # None: `_`
+    items: "tuple[Operand | None, ...]"  # None for `_`
 
 
 Operand = Register | Special | Immediate | Symbol | Address | TensorAddress | Vector
@@ -45,34 +45,35 @@ Operand = Register | Special | Immediate | Symbol | Address | TensorAddress | Ve
 
 @dataclass
 class Instruction:
-    op: str  # ld.global.v4.b32
+    op: str  # such as ld.global.v4.b32
     parts: tuple[str, ...]
-    operands: list[Operand | None]  # None: `_`
+    operands: list[Operand | None]  # None for `_`
     guard: Register | None
     negated: bool
     text: str
-    line: int  # of the PTX
-    target: int = -1  # of a branch
+    line: int  # line number in the PTX
+    target: int = -1  # index of a branch's target
 
 
 @dataclass
 class Program:
-    """One kernel."""
+    """A parsed kernel."""
 
     name: str
-    params: list[tuple[str, int, int]]  # name, bytes, alignment
+    params: list[tuple[str, int, int]]  # (name, bytes, alignment)
     code: list[Instruction] = field(default_factory=list)
     registers: list[Register] = field(default_factory=list)
-    dynamic_shared: list[str] = field(default_factory=list)  # names of the one block of shared memory
+    # names of the dynamic shared memory, which is a single block
+    dynamic_shared: list[str] = field(default_factory=list)
 
 
 class _Scope:
-    """Names that a pair of braces declares."""
+    """Names declared in a pair of braces."""
 
     def __init__(self, outer: "_Scope | None") -> None:
         self.outer = outer
         self.registers: dict[str, Register] = {}
-        self.families: dict[str, int] = {}  # %r of `.reg .b32 %r<100>` to its bits
+        self.families: dict[str, int] = {}  # the prefix of `.reg .b32 %r<100>` and its bits
         self.labels: dict[str, int] = {}
 
     def chain(self) -> Iterator["_Scope"]:
@@ -90,7 +91,7 @@ _NUMBER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|\d+)U?$")
 
 
 def kernels(ptx: str) -> dict[str, str]:
-    """The text of each entry of a module, by name."""
+    """Return the text of each entry function of a module, by name."""
     ptx = re.sub(r"/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), ptx, flags=re.DOTALL)
     ptx = re.sub(r"//[^\n]*", "", ptx)
     starts = [m.start() for m in re.finditer(r"^\s*(?:\.visible |\.weak )?\.entry\s", ptx, re.MULTILINE)]
@@ -104,9 +105,9 @@ def kernels(ptx: str) -> dict[str, str]:
 
 
 def parse(ptx: str, entry: str | None = None) -> Program:
-    """One kernel of a module.
+    """Parse one kernel of a module.
 
-    entry: its name; may be left out where there is one.
+    entry: its name; None if the module has only one.
     """
     texts = kernels(ptx)
     if entry is None:
@@ -116,7 +117,7 @@ def parse(ptx: str, entry: str | None = None) -> Program:
 
 
 def split(text: str) -> list[str]:
-    """At commas outside of braces and brackets."""
+    """Split at commas outside braces and brackets."""
     parts, depth, last = [], 0, 0
     for at, c in enumerate(text):
         depth += (c in "{[(") - (c in "}])")
@@ -132,7 +133,7 @@ class _Parser:
         open_, close = text.index("("), text.index(")")
         self.program = Program(name, [_param(x) for x in split(text[open_ + 1 : close])], dynamic_shared=shared)
         self.scope = _Scope(None)
-        self.pending: list[tuple[Instruction, str, _Scope]] = []  # branches
+        self.pending: list[tuple[Instruction, str, _Scope]] = []  # branches whose targets are not yet known
         body = text.index("{", close)
         self._statements(text, body + 1)
         for instruction, label, scope in self.pending:
@@ -142,7 +143,7 @@ class _Parser:
             instruction.target = found[0]
 
     def _statements(self, text: str, at: int) -> None:
-        """To the closing brace."""
+        """Parse statements up to the closing brace."""
         line = text.count("\n", 0, at) + 1
         while True:
             gap = re.compile(r"\s*").match(text, at)

@@ -1,4 +1,4 @@
-"""Which threads of a block go on: those at the lowest instruction, together."""
+"""Schedule of a block's threads: those at the lowest instruction execute together."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ GROUP = 128  # threads of a warpgroup
 
 @dataclass
 class _Waiting:
-    """Threads at a barrier of the block; resume: which of them go on where."""
+    """Threads that wait at a barrier of the block; resume: masks of waiting threads by the
+    instruction at which they continue."""
 
     count: int
     arrived: np.ndarray
@@ -35,12 +36,12 @@ class _Waiting:
 
 
 class Schedule:
-    """Threads [threads] by the instruction that they are at.
+    """Masks [threads] by the instruction at which threads are.
 
     Attributes:
-        ready, parked: that may go on, and that wait at mbarriers.
-        groups: masks of warpgroups that go on one before the other.
-        waiting: at barriers of the block, by number.
+        ready, parked: threads that can continue, and threads that wait at mbarriers.
+        groups: masks of warpgroups, in the order in which they run as far as they can.
+        waiting: threads at barriers of the block, by barrier number.
     """
 
     def __init__(self, block: "Block") -> None:
@@ -50,14 +51,14 @@ class Schedule:
         self.parked: dict[int, np.ndarray] = {}
         self.waiting: dict[int, _Waiting] = {}
         self.ended = np.zeros(block.threads, bool)
-        self.all = self.front = np.ones(block.threads, bool)  # front: threads that go on now
+        self.all = self.front = np.ones(block.threads, bool)  # front: the threads that are run now
         number = np.arange(block.threads) // GROUP
         self.groups = [number == g for g in block.launch.first]
-        self.changes = block.mbarriers.changes  # when threads were last woken
+        self.changes = block.mbarriers.changes  # value of the counter when threads were last woken
         self.steps = 0
 
     def run(self) -> None:
-        """To the end of all threads."""
+        """Run until all threads have ended."""
         while self.ready or self.parked or self.waiting:
             if self.ready:
                 self.front = next((g for g in self.groups if any((x & g).any() for x in self.ready.values())), self.all)
@@ -77,7 +78,8 @@ class Schedule:
             self._add(pc, mask)
 
     def _lowest(self) -> int:
-        """Where the front's threads that are furthest behind are; the end where none is ready."""
+        """Return the lowest instruction of the front's ready threads; the end of the code if there
+        are none."""
         if self.front is self.all:
             return min(self.ready, default=len(self.code))
         return min((pc for pc, mask in self.ready.items() if (mask & self.front).any()), default=len(self.code))
@@ -87,7 +89,8 @@ class Schedule:
             self.ready[pc] = self.ready[pc] | mask if pc in self.ready else mask
 
     def _go(self, pc: int, mask: np.ndarray) -> None:
-        """Threads run on from pc while they stay together and no others are behind or beside."""
+        """Run threads from pc while they stay together and no ready threads are at a lower or the
+        same instruction."""
         block, counts = self.block, self.block.counts
         lanes = lanes_of(mask)
         while pc < len(self.code) and not (self.ready and pc >= self._lowest()):
@@ -113,7 +116,7 @@ class Schedule:
             self._add(pc, mask)
 
     def _active(self, now: "Decoded", lanes: Lanes) -> Lanes:
-        """Those that an instruction's guard lets execute it."""
+        """Return the threads that an instruction's guard enables."""
         if now.guard is None:
             return lanes
         on = now.guard(self.block, lanes)
@@ -124,8 +127,8 @@ class Schedule:
         return lanes_of(chosen)
 
     def _control(self, pc: int, now: "Decoded", lanes: Lanes, active: Lanes) -> int | None:
-        """Executes what may part threads; returns where all go on together, or None once each has
-        its place."""
+        """Execute an instruction that may separate threads; return the instruction at which all
+        continue, or None if each set of threads has been stored separately."""
         others = lanes.mask & ~active.mask
         if now.kind == "branch":
             if active is lanes:
@@ -146,7 +149,8 @@ class Schedule:
         return None
 
     def _arrive(self, pc: int, active: Lanes, number: int, count: int | None, waits: bool) -> None:
-        """At a barrier of the block: of `count` threads or all; waits: until they are there."""
+        """Arrive at a barrier of the block, which is for `count` threads or (None) for all; waits:
+        stop until all have arrived."""
         if not active.whole:
             raise Fault("part of a warp arrives at a barrier")
         count = count or self.block.threads

@@ -1,6 +1,6 @@
-"""A block's shared memory: bytes, and for each few of them who touched them last and when.
+"""Shared memory of a block: its bytes, and for each cell of bytes the last accesses to it.
 
-What nobody wrote reads as NaN.
+Bytes that were never written read as NaN.
 """
 
 import numpy as np
@@ -10,16 +10,17 @@ from ptx.faults import Fault
 from ptx.lanes import WARP
 from ptx.order import Order
 
-NOBODY, COLLECTIVE, UNIT = -1, -2, -3  # instead of a thread: none yet, a whole warp, an asynchronous unit
-POISON = 0xFF  # a NaN in every type
-FIRST = 1024  # its first address, as from sm_90 on, where the system has the bytes before
+NOBODY, COLLECTIVE, UNIT = -1, -2, -3  # in place of a thread's index: never written, a whole warp, an asynchronous unit
+POISON = 0xFF  # NaN in every floating-point type
+FIRST = 1024  # first address, as from sm_90 on, where the system uses the bytes before it
 
 
 class SharedMemory:
-    """
-    cell: bytes that are watched together; no access is of less. copies_need_fence: whether products
-    see what cp.async wrote only after a fence.proxy.async, as the memory model has it. counts: of
-    the launch, if any.
+    """Shared memory with checks for races.
+
+    cell: bytes with one entry in the tables, no more than the narrowest access. copies_need_fence:
+    whether products see what cp.async wrote only after a fence.proxy.async, as the memory model
+    requires. counts: counts of the launch, or None.
     """
 
     def __init__(
@@ -33,14 +34,14 @@ class SharedMemory:
         self.write_clock = np.zeros(cells, np.int64)
         self.reader = np.full((cells, order.warps), NOBODY, np.int32)
         self.read_clock = np.zeros((cells, order.warps), np.int64)
-        self.landing = np.zeros(cells, bool)  # an asynchronous copy writes it
-        self.lent = np.zeros(cells, np.int32)  # asynchronous products that read it
+        self.landing = np.zeros(cells, bool)  # an asynchronous copy is writing it
+        self.lent = np.zeros(cells, np.int32)  # number of asynchronous products that read it
         self.copies_need_fence = copies_need_fence
         self.copied = np.zeros(cells, bool)  # last written by cp.async
-        self.reserved = np.zeros(cells, bool)  # an mbarrier lies there
+        self.reserved = np.zeros(cells, bool)  # part of an mbarrier
 
     def cells(self, address: np.ndarray, width: int) -> np.ndarray:
-        """[n, cells of an access]: of `width` bytes at each address [n]."""
+        """Return the cells [n, cells of an access] of `width` bytes at each address [n]."""
         if (address < FIRST).any() or (address + width > self.end).any():
             raise Fault(
                 f"shared memory is {FIRST}..{self.end}; {address.min()}..{address.max()} + {width} are accessed"
@@ -57,7 +58,8 @@ class SharedMemory:
             raise Fault("what an asynchronous copy writes is accessed before it was waited for")
 
     def _after_write(self, cells: np.ndarray, ids: np.ndarray, own: bool) -> None:
-        """The last writes come before what threads ids [n] do now. own: a thread's own do."""
+        """Check that the last writes are ordered before accesses of threads ids [n]; own: a
+        thread's own writes are."""
         known = self.order.seen[ids[:, None], self.write_agent[cells]] >= self.write_clock[cells]
         if own:
             known |= self.writer[cells] == ids[:, None]
@@ -79,7 +81,8 @@ class SharedMemory:
             raise Fault("shared memory is written that asynchronous products still read")
 
     def read(self, address: np.ndarray, width: int, ids: np.ndarray, collective: bool = False) -> np.ndarray:
-        """[n, width] bytes. collective: what one thread's address names goes to all of its warp."""
+        """Read [n, width] bytes; collective: the data of each thread's address goes to all threads
+        of its warp."""
         if self.counts is not None:
             self.counts.shared_access(address, width, ids // WARP)
         cells = self.cells(address, width)
@@ -88,7 +91,7 @@ class SharedMemory:
         warp = (ids // WARP)[:, None]
         self.read_clock[cells, warp] = self.order.clock[warp]
         self.reader[cells, warp] = COLLECTIVE if collective else ids[:, None]
-        if not collective:  # one of several readers is not enough to be remembered
+        if not collective:  # if several threads of a warp have read, the warp is recorded as the reader
             several = self.reader[cells, warp] != ids[:, None]
             if several.any():
                 self.reader[cells[several], np.broadcast_to(warp, cells.shape)[several]] = COLLECTIVE
@@ -96,7 +99,7 @@ class SharedMemory:
         return data
 
     def write(self, address: np.ndarray, data: np.ndarray, ids: np.ndarray, collective: bool = False) -> None:
-        """data [n, width] bytes, by threads ids [n]."""
+        """Write data [n, width] bytes as threads ids [n]."""
         if self.counts is not None:
             self.counts.shared_access(address, data.shape[1], ids // WARP)
         self._write(address, data, ids, own=not collective)
@@ -119,7 +122,7 @@ class SharedMemory:
             raise Fault("race: two threads write different values to one address at once")
 
     def begin_copy(self, address: np.ndarray, width: int, ids: np.ndarray) -> None:
-        """cp.async: its bytes are nobody's until it has landed."""
+        """Begin a cp.async; its destination may not be accessed until it has completed."""
         cells = self.cells(address, width)
         self._free(cells)
         self._after_write(cells, ids, own=True)
@@ -128,14 +131,14 @@ class SharedMemory:
         self.bytes[address[:, None] + np.arange(width)] = POISON
 
     def land_copy(self, address: np.ndarray, data: np.ndarray, ids: np.ndarray) -> None:
-        """As if the threads wrote it now."""
+        """Complete a cp.async, as if the threads wrote the data now."""
         cells = self.cells(address, data.shape[1])
         self.landing[cells] = False
         self._put(cells, address, data, ids)
         self.copied[cells] = True
 
     def _for_units(self, cells: np.ndarray, thread: int) -> None:
-        """What was written is there for an asynchronous unit that a thread starts."""
+        """Check that writes to cells are visible to an asynchronous unit that a thread starts."""
         agent, clock = self.write_agent[cells], self.write_clock[cells]
         by_unit = self.writer[cells] == UNIT
         if not self.copies_need_fence:
@@ -151,7 +154,7 @@ class SharedMemory:
             )
 
     def _cells_at(self, places: np.ndarray, what: str) -> np.ndarray:
-        """Cells of the bytes `places` [n] that an asynchronous unit accesses."""
+        """Return the cells of the bytes `places` [n], which an asynchronous unit accesses."""
         if places.min() < FIRST or places.max() >= self.end:
             raise Fault(f"{what} {places.min()}..{places.max()}, where shared memory is {FIRST}..{self.end}")
         cells = np.unique(places // self.cell)
@@ -159,7 +162,7 @@ class SharedMemory:
         return cells
 
     def begin_unit_copy(self, places: np.ndarray, thread: int) -> np.ndarray:
-        """cp.async.bulk to bytes `places` [n], started by a thread; returns its cells."""
+        """Begin a cp.async.bulk to bytes `places` [n], started by a thread; return its cells."""
         cells = self._cells_at(places, "a copy to")
         self._for_units(cells, thread)
         ids = np.full(len(cells), thread)
@@ -169,14 +172,16 @@ class SharedMemory:
         return cells
 
     def land_unit_copy(self, cells: np.ndarray, places: np.ndarray, data: np.ndarray, agent: int, clock: int) -> None:
-        """Seen by whoever sees phase `clock` of the mbarrier that is `agent`."""
+        """Complete it; the data is visible to threads that see phase `clock` of the mbarrier
+        `agent`."""
         self.landing[cells] = False
         self.bytes[places] = data
         self.writer[cells] = UNIT
         self.write_agent[cells], self.write_clock[cells] = agent, clock
 
     def lend(self, places: np.ndarray, threads: np.ndarray) -> np.ndarray:
-        """Bytes `places` that an asynchronous product of some threads' warps reads; its cells."""
+        """Mark the bytes `places` as read by an asynchronous product of the threads' warps; return
+        their cells."""
         cells = self._cells_at(places, "a product reads")
         for thread in threads:
             self._for_units(cells, int(thread))
@@ -184,13 +189,13 @@ class SharedMemory:
         return cells
 
     def take_back(self, cells: np.ndarray, warps: np.ndarray) -> None:
-        """The product has ended: its warps have read."""
+        """Record that a product has ended, as a read by its warps."""
         self.lent[cells] -= 1
         self.read_clock[cells[:, None], warps] = self.order.clock[warps]
         self.reader[cells[:, None], warps] = COLLECTIVE
 
     def reserve(self, address: int, thread: int) -> None:
-        """An mbarrier is made of 8 bytes."""
+        """Make the 8 bytes at an address an mbarrier."""
         at, ids = np.array([address]), np.array([thread])
         self._write(at, np.zeros((1, 8), np.uint8), ids, own=True)
         self.reserved[self.cells(at, 8)] = True
@@ -199,7 +204,8 @@ class SharedMemory:
         self.reserved[self.cells(np.array([address]), 8)] = False
 
     def used_by(self, address: int, thread: int) -> None:
-        """An mbarrier is used by a thread: its making comes before."""
+        """Check that an mbarrier's initialization is ordered before its use by a thread, and record
+        the use."""
         cells, ids = self.cells(np.array([address]), 8), np.array([thread])
         self._after_write(cells, ids, own=True)
         warp = thread // WARP
@@ -209,7 +215,8 @@ class SharedMemory:
 
 
 def swizzled(at: np.ndarray, row: int) -> np.ndarray:
-    """Where a matrix of rows of 16 (not swizzled), 32, 64 or 128 bytes keeps what lies at `at`."""
+    """Return the address at which a swizzled matrix, with rows of 16 (no swizzle), 32, 64 or 128
+    bytes, stores the byte of address `at`."""
     return at ^ ((at >> 7 & row // 16 - 1) << 4)
 
 

@@ -29,7 +29,8 @@ sectors | programs |
 
 
 class Shape(NamedTuple):
-    """Of a call without a mask: texts, and blocks of queries and of memory. atomics: for dr."""
+    """Sizes of a call without a mask: batch rows, and blocks of 64 queries and of 64 memory
+    positions. atomics: whether dr is added by atomics."""
 
     batch: int
     queries: int
@@ -37,7 +38,8 @@ class Shape(NamedTuple):
     atomics: bool = True
 
 
-# Of each kernel: two shapes that differ by `tiles` of its tiles, and not by its programs.
+# For each kernel: two shapes that differ by `tiles` of its tiles and have the same number of
+# programs.
 _MORE_KEYS = (Shape(1, 1, 2), Shape(1, 1, 6), 4)
 _MORE_QUERIES = (Shape(1, 1, 3), Shape(1, 3, 1), 8)
 PROBES: dict[str, tuple[Shape, Shape, int]] = {
@@ -47,15 +49,16 @@ PROBES: dict[str, tuple[Shape, Shape, int]] = {
     "backward_queries_kernel, the same bits": tuple(  # type: ignore[dict-item]
         x._replace(atomics=False) if isinstance(x, Shape) else x for x in _MORE_KEYS
     ),
-    "backward_table_kernel": (Shape(1, 2, 2, False), Shape(2, 2, 2, False), 10),  # of a text, diagonal
+    # the tiles of one batch row, along diagonals
+    "backward_table_kernel": (Shape(1, 2, 2, False), Shape(2, 2, 2, False), 10),
 }
 
 
 class Cost(NamedTuple):
     """Counts of one more tile.
 
-    warps: of a program, among which the counts are divided. programs: that a multiprocessor runs at
-    once.
+    warps: warps of a program, over which the counts are divided. programs: number that a
+    multiprocessor runs at once.
     """
 
     counts: Counter[str]
@@ -64,7 +67,7 @@ class Cost(NamedTuple):
 
 
 def counted(capability: int, width: int, shape: Shape) -> Any:
-    """The executor of a call, forward and backward."""
+    """Return the executor after a call, forward and backward."""
 
     def randn(*size: int) -> torch.Tensor:
         return torch.randn(size, dtype=torch.bfloat16).requires_grad_()
@@ -86,12 +89,12 @@ def _atomics(on: bool) -> Iterator[None]:
 
 
 def difference(short: Counter[str], long: Counter[str], tiles: int) -> Counter[str]:
-    """Counts of one tile, of two calls that differ by so many."""
+    """Return the counts of one tile from two calls that differ by `tiles` tiles."""
     return Counter({key: round((n - short[key]) / tiles) for key, n in long.items()})
 
 
 def per_tile(capability: int, width: int) -> dict[str, Cost]:
-    """By kernel."""
+    """Return the cost of one more tile by kernel."""
     shapes = {shape for short, long, _ in PROBES.values() for shape in (short, long)}
     ran = {shape: counted(capability, width, shape) for shape in sorted(shapes)}
     found = {}
@@ -104,7 +107,7 @@ def per_tile(capability: int, width: int) -> dict[str, Cost]:
 
 
 def row(name: str, width: int, cost: Cost) -> str:
-    """A line of the table under HEAD. Barriers and waits: of one warp."""
+    """Format a row of the table under HEAD. Barriers and waits are counts of one warp."""
     counts = cost.counts
     start = f"| {width}: {name.replace('_kernel', '')} | {counts['tensor macs'] / (BLOCK * BLOCK * width):.3g} | "
     cells = [counts["issues"], counts["exponentials"]]

@@ -1,4 +1,5 @@
-"""Triton's launches through the PTX that it compiles for an architecture, on the CPU.
+"""Execution of Triton's launches on the CPU, through the PTX that Triton compiles for an
+architecture.
 
 with executed(90):
     rel_attention(..., backend="triton")
@@ -13,7 +14,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-os.environ.pop("TRITON_INTERPRET", None)  # nothing is compiled under it
+os.environ.pop("TRITON_INTERPRET", None)  # kernels are not compiled if it is set
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import triton
@@ -32,25 +33,25 @@ from ptx.instructions.tensor_copies import TensorMap
 from ptx.parse import parse
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32", torch.int64: "i64"}
-# Older ones multiply what cp.async has copied without a fence.proxy.async, as CUTLASS does, store
-# registers that a product still reads, and write a product's factor after its wgmma.fence, where
-# ptxas puts another one (its remark C7519).
+# Older versions emit products of data copied by cp.async without a fence.proxy.async, as CUTLASS
+# does, overwrite registers that a product still reads, and write a product's factor after its
+# wgmma.fence, where ptxas inserts another one (its remark C7519).
 STRICT = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
-Change = Callable[[str, str], str]  # of (kernel, PTX) to PTX
+Change = Callable[[str, str], str]  # maps (kernel name, PTX) to PTX
 
 
 class Executor:
     """Runs launches for one architecture.
 
-    change: of the PTX of a kernel, to plant a fault. counting: fills `counts`.
+    change: modifies a kernel's PTX, to plant a fault. counting: whether to fill `counts`.
 
     Attributes:
-        counts: of each kernel, summed over its launches.
-        kernels: by name and all that they were compiled for.
-        compiled: by name, as Triton gave it the last time.
+        counts: counts of each kernel, summed over its launches.
+        kernels: decoded kernels by name and compilation key.
+        compiled: Triton's last compilation of each kernel, by name.
     """
 
-    _compiled: ClassVar[dict[Any, Any]] = {}  # of all executors, as compiling takes longest
+    _compiled: ClassVar[dict[Any, Any]] = {}  # shared by all executors, since compilation takes longest
 
     def __init__(self, capability: int, change: Change | None = None, counting: bool = False) -> None:
         self.capability, self.change, self.counting = capability, change, counting
@@ -59,7 +60,8 @@ class Executor:
         self.compiled: dict[str, Any] = {}
 
     def launch(self, function: JITFunction, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        """In place of JITFunction.run. None: nothing that later launches could go to instead."""
+        """Replacement of JITFunction.run. It returns None, so that no launch is cached and later
+        ones come here too."""
         names = [p.name for p in function.params]
         values = dict(zip(names, args, strict=False)) | {k: v for k, v in named.items() if k in names}
         options = {k: v for k, v in named.items() if k not in names}
@@ -119,7 +121,8 @@ class Executor:
 
 
 def _specialise(function: JITFunction, values: dict[str, Any]) -> tuple[dict[str, Any], Any, Any, list[Any]]:
-    """As a call on a device would: (signature, constants, attributes, what is passed)."""
+    """Specialize arguments as a call on a device would; return (signature, constants, attributes,
+    arguments passed)."""
     signature: dict[str, Any] = {}
     constants, attributes, given = {}, {}, []
     for n, parameter in enumerate(function.params):
@@ -161,9 +164,10 @@ def _tensor_map(x: TensorDescriptor, meta: dict[str, Any]) -> TensorMap:
 
 @contextlib.contextmanager
 def executed(capability: int, multiprocessors: int = 4, **settings: Any) -> Iterator[Executor]:
-    """The `triton` backend takes tensors on the CPU, for a GPU of this capability (80, 90).
+    """A context in which the `triton` backend accepts CPU tensors and runs as on a GPU of this
+    capability (80 or 90).
 
-    settings: of `Executor`.
+    settings: arguments of `Executor`.
     """
     executor = Executor(capability, **settings)
     launch = mock.patch.object(JITFunction, "run", lambda f, *a, **k: executor.launch(f, *a, **k))

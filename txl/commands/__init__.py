@@ -1,1 +1,1 @@
-"""The `txl` command, and what it shows."""
+"""The `txl` command and its terminal output."""

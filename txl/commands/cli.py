@@ -1,4 +1,4 @@
-"""The `txl` command: its parts, and what becomes of errors."""
+"""The `txl` command: its subcommands, and the reporting of errors."""
 
 import errno
 import importlib
@@ -44,15 +44,15 @@ COMMANDS = {
 """Commands: module, function, and what each does, where Python leaves docstrings out (-OO)."""
 
 
-_TEXTS = ("--prompt", "--stop")  # options whose value may be empty
+_TEXTS = ("--prompt", "--stop")  # options that accept an empty value
 
 
 class _Commands(typer.core.TyperGroup):
-    """Commands that are imported when they run."""
+    """A group whose commands are imported when they run."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises TxlError: a value is empty, as of a shell's variable that is not set; a path would
-        become the current folder."""
+        """Raise TxlError for an empty option value, such as from an unset shell variable, since an
+        empty path would mean the current folder."""
         for before, given in zip(["", *args], args, strict=False):
             name = before if given == "" else given[:-1] if given.startswith("-") and given.endswith("=") else None
             if name is not None and not {name, before} & set(_TEXTS):
@@ -100,43 +100,44 @@ def _options(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    pass  # the option's callback does it all; the help is the app's
+    pass  # the option's callback does the work; the help text is the app's
 
 
-_UsageError: Any = typer.BadParameter.__base__  # whichever click typer uses
+_UsageError: Any = typer.BadParameter.__base__  # of the click version that typer uses
 
 
 def main() -> None:
-    """Entry point: a user's error is one line on stderr and exit code 1; Ctrl-C is 130."""
+    """Entry point. A user's error is printed as one line on stderr with exit code 1; Ctrl-C exits
+    with 130."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:  # closed by the shell, as in `txl generate >&-`
             discard(number)
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # file names may hold any bytes
+            stream.reconfigure(errors="backslashreplace")  # file names can hold any bytes
     try:
         if app(standalone_mode=False) == 130:  # newer typers return it; older ones raise Abort
             raise KeyboardInterrupt
     except _UsageError as error:
         error.show()
         sys.exit(error.exit_code)
-    except Interrupted:  # said already
+    except Interrupted:  # has been reported already
         sys.exit(130)
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):
             raise
-        discard(sys.stdout.fileno())  # as below; click has turned it into exit code 1
+        discard(sys.stdout.fileno())  # as below; click has turned the broken pipe into exit code 1
         sys.exit(0)
     except (KeyboardInterrupt, typer.Abort):
         tell("interrupted")
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output is gone, as in `txl generate | head`
+    except BrokenPipeError:  # the reader of the output has closed it, as in `txl generate | head`
         discard(sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
-            raise  # `txl.__main__` says how to install it
+            raise  # `txl.__main__` reports how to install it
         known = _reason(error)
         if known is None:
             _report_unforeseen(error)
@@ -146,7 +147,7 @@ def main() -> None:
 
 
 def _report_unforeseen(error: BaseException) -> None:
-    """Names the error on stderr, and the file that its traceback was written to."""
+    """Print an unexpected error on stderr, with the file to which its traceback was written."""
     text = "".join(traceback.format_exception(error))
     try:
         descriptor, path = tempfile.mkstemp(prefix="txl-error-", suffix=".txt")
@@ -160,16 +161,17 @@ def _report_unforeseen(error: BaseException) -> None:
 
 
 def _reason(error: BaseException) -> str | None:
-    """The message of an error that was foreseen; None for any other."""
+    """Return the message of an error that is expected; None for any other."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-        return f"standard output: {error.strerror}"  # errors of files name them
+        return f"standard output: {error.strerror}"  # errors of files have a file name
     return str(error) if isinstance(error, (TxlError, OSError)) else memory_summary(error)
 
 
 def memory_summary(error: BaseException) -> str | None:
-    """The message of an error of memory, a number's range or a kernel setting; else None."""
+    """Return the message if memory is exhausted, a number overflows or a kernel setting is invalid;
+    else None."""
     text = str(error)
-    if text.startswith("TXL_KERNELS_"):  # a setting in the environment that is none
+    if text.startswith("TXL_KERNELS_"):  # an environment variable with an invalid value
         return text
     if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
         return f"there is not enough memory for these sizes ({' '.join(text.split())[:200] or 'MemoryError'})"

@@ -1,4 +1,4 @@
-"""Progress on the terminal, and lines in files."""
+"""Progress on the terminal, or as lines in a file."""
 
 import math
 import os
@@ -24,31 +24,31 @@ _T = TypeVar("_T", bound="_Shown")
 
 
 def discard(descriptor: int) -> None:
-    """Discard all that is written to a descriptor from now on."""
+    """Discard everything written to a file descriptor from now on."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def tell(text: str) -> None:
-    """Prints to stderr; a reader that is gone (`txl train 2>&1 | tee log`) does not matter."""
+    """Print to stderr, ignoring a closed reader (`txl train 2>&1 | tee log`)."""
     try:
-        print(text + "\n", end="", file=sys.stderr, flush=True)  # at once: several processes may speak
+        print(text + "\n", end="", file=sys.stderr, flush=True)  # one write, since several processes may print
     except BrokenPipeError:
         discard(2)
 
 
 def one_line(why: str) -> str:
-    """An error as one line, whatever file names hold."""
+    """Return a message as one line, even if file names in it have line ends."""
     return "error: " + why.replace("\n", "\\n").replace("\r", "\\r")
 
 
 def output_is_gone() -> None:
-    """Say on stderr that the output's reader is gone, and discard what is printed from now on."""
+    """Report on stderr that the reader of stdout has closed it, and discard further output."""
     discard(sys.stdout.fileno())
     tell("the reader of the output is gone; the command goes on without it")
 
 
 class PatientConsole(Console):
-    """Console that continues when its output's reader is gone; rich's own ends the program."""
+    """Console that continues when its output's reader is closed; rich's own exits."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -56,7 +56,7 @@ class PatientConsole(Console):
 
 
 class _Shown:
-    """A bar that is on the screen inside a with statement."""
+    """Base of progress reports whose bar is shown while a with block runs."""
 
     _bar: Progress
 
@@ -71,16 +71,16 @@ class _Shown:
 
 
 def shows_bars(console: Console) -> bool:
-    """Whether lines can be drawn over: on a terminal that moves its cursor, not in a file."""
+    """Whether a bar can be redrawn: on a terminal that can move its cursor, not in a file."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 class Bar(Progress):
-    """Progress bar, shown only where lines can be drawn over; with room for the ^C that a terminal
-    shows, which would begin a line."""
+    """Progress bar, shown only if it can be redrawn. It is two columns narrower than the terminal,
+    so that an echoed ^C does not wrap to a new line."""
 
     def __init__(self, console: Console, *columns: ProgressColumn, transient: bool = False) -> None:
-        self._shown_on = console  # rich's own attribute is not there when it first asks what to show
+        self._shown_on = console  # rich's own attribute does not exist yet when it first calls get_renderable
         super().__init__(*columns, console=console, transient=transient, disable=not shows_bars(console))
 
     def get_renderable(self) -> RenderableType:
@@ -88,16 +88,17 @@ class Bar(Progress):
 
 
 class TrainingProgress(_Shown):
-    """A bar with step, share, bpc or perplexity, tokens/s and time left; a line an evaluation.
+    """A bar with step, percentage, bpc or perplexity, tokens/s and remaining time; a line for each
+    evaluation.
 
-    Without a terminal, a line about every `SECONDS` and at the end.
+    Without a terminal: a line about every `SECONDS` seconds and at the end.
     """
 
     SECONDS = 10.0
 
     def __init__(self, console: Console, trainer: Trainer) -> None:
         self._console = console
-        # What is told of a loss: bits a byte, or the perplexity of a word.
+        # The loss is shown as bits per byte, or as perplexity per word.
         self._unit = "bpc" if trainer.corpus.vocabulary.unit == "bytes" else "ppl"
         self._bar = Bar(
             console,
@@ -111,7 +112,7 @@ class TrainingProgress(_Shown):
         self._trainer, self._last_line = trainer, -math.inf
 
     def report(self, entry: dict[str, Any]) -> None:
-        """Takes what `Trainer.run` reports. A reader that is gone does not end the training."""
+        """Show an entry passed by `Trainer.run`. A closed reader does not end the training."""
         try:
             self._report(entry)
         except BrokenPipeError:
@@ -120,7 +121,7 @@ class TrainingProgress(_Shown):
     def _report(self, entry: dict[str, Any]) -> None:
         if "loss" in entry:
             measure, rate = f"{self._unit} {entry[self._unit]:.4f}", f"{entry['tokens_per_s']:,.0f} tokens/s"
-            steps, now = self._trainer.config.steps, time.monotonic()  # steps may follow the clock
+            steps, now = self._trainer.config.steps, time.monotonic()  # the number of steps can change with the clock
             self._bar.update(self._task, completed=entry["step"], total=steps, status=f"{measure}  {rate}")
             if self._bar.disable and (now - self._last_line >= self.SECONDS or entry["step"] == steps):
                 self._last_line = now
@@ -135,10 +136,10 @@ class TrainingProgress(_Shown):
 
 
 class EvaluationProgress(_Shown):
-    """A bar over the tokens to score."""
+    """A progress bar over the tokens to score."""
 
     def __init__(self, console: Console, title: str, total: int) -> None:
-        told = TextColumn("{task.description}", markup=False)  # names may hold braces and brackets
+        told = TextColumn("{task.description}", markup=False)  # names can hold braces and brackets
         self._bar = Bar(console, told, BarColumn(), TimeRemainingColumn(), transient=True)
         self._task = self._bar.add_task(title, total=total)
 

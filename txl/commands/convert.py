@@ -1,4 +1,4 @@
-"""`txl import`, `txl export`, `txl average`: one checkpoint from others."""
+"""`txl import`, `txl export`, `txl average`: make a checkpoint from others."""
 
 import os
 from collections.abc import Iterator
@@ -90,8 +90,8 @@ def average_command(
 
 @contextmanager
 def _new_file(out: Path) -> Iterator[None]:
-    """Holds the run that a new checkpoint is to be written into, if it is one; what a killed writer
-    left in the folder goes.
+    """Lock the folder of a new checkpoint while the block runs, if it is a run's folder, and remove
+    leftovers of killed writers there.
 
     Raises:
         TxlError: the file exists already, or another process trains there.
@@ -112,7 +112,7 @@ def _average(files: list[Path], out: Path) -> None:
         if other.vocabulary != first.vocabulary:
             raise TxlError(f"{other.path}: has another vocabulary than {first.path}")
     parts = [each.part("model") for each in loaded]
-    # Computed in float64, in the parameters' own dtype.
+    # The mean is computed in float64 and stored in the parameters' dtype.
     mean = {
         name: torch.stack([part[name].double() for part in parts]).mean(0).to(x.dtype) for name, x in parts[0].items()
     }

@@ -1,4 +1,4 @@
-"""`txl demo`: train a small model, measure what memory is worth, and sample."""
+"""`txl demo`: train a small model, measure the gain from memory, and sample."""
 
 import dataclasses
 import math
@@ -36,7 +36,7 @@ SAMPLE_BYTES = 400
 
 
 def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: str = "auto") -> None:
-    """The demo, in a new run folder; `minutes` of training."""
+    """Run the demo in a new run folder; minutes: time for training."""
     device = options.pick_device(device_name)
     if not 0 < minutes < math.inf:
         raise TxlError(f"--minutes must be > 0 and finite, got {minutes}")
@@ -70,11 +70,12 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
 
 
 def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) -> tuple[dict[str, Score], list[Score]]:
-    """Score the test split without memory in two ways, by their names, then at attention lengths.
+    """Score the test split without memory in two ways, by name, then with a cache at several
+    attention lengths.
 
-    Without memory the first tokens of a segment see next to nothing (context fragmentation,
-    section 1 of the paper). A window that slides by a sixteenth of itself mends that and reaches no
-    further; what memory gains beyond it is reach.
+    Without memory, the first tokens of a segment see almost no keys (context fragmentation, section
+    1 of the paper). A window that slides by a sixteenth of its length avoids that without a longer
+    context, so any gain of memory over it comes from the longer context.
     """
     trained = model.config.attn_len(tgt_len)
     lengths = [trained // 16, trained // 8, trained // 4, trained // 2, trained, 2 * trained, 4 * trained]
@@ -119,7 +120,7 @@ def _show_lengths(levels: dict[str, Score], cached: list[Score], trained: int) -
 
 
 def _draw(trainer: Trainer, levels: dict[str, Score], cached: list[Score], trained: int) -> str:
-    """Draw both pictures and name them, or say why they are left out."""
+    """Draw both charts and return a line that names them, or the reason why there are none."""
     reason = draw_loss(trainer)
     if reason is None:
         lengths, lines = {s.attn_len: s.bpc for s in cached}, {name: s.bpc for name, s in levels.items()}

@@ -99,7 +99,7 @@ def evaluate_command(
     asked = Reading(None, clamp_len, zeros, method, segment)  # type: ignore[arg-type]
     where = pick_device(device)
     language_model = load(checkpoint, where)
-    # One more, which tells a part from a whole text.
+    # One more than the limit, to know whether the text is longer.
     tokens = split_of(language_model, source, split, None if limit is None else limit + 1)
     score_at = functools.partial(language_model.evaluate, tokens, batch=batch, counting=counted)
     dtype = evaluation_dtype(precision, where)
@@ -115,18 +115,18 @@ def evaluate_command(
 
 
 def split_of(saved: LanguageModel, source: Path | None, split: str, enough: int | None = None) -> Tokens:
-    """Tokens of a text.
+    """Return the tokens of a split or of a file.
 
-    source: a corpus, or a file, which is taken whole; None for the run's corpus.
-    enough: tokens of a file after which no more of it is read.
+    source: a corpus, or a file, which is read as a whole; None for the run's corpus.
+    enough: maximum number of tokens to read from a file; None for all.
 
     Raises:
-        TxlError: there is none, or the corpus has another vocabulary than the model.
+        TxlError: the source does not exist, or the corpus has another vocabulary than the model.
     """
     if split not in SPLITS:
         raise TxlError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     source = source or read_record(saved.path.parent).corpus
-    if source.exists() and not source.is_dir():  # a pipe, too
+    if source.exists() and not source.is_dir():  # also a pipe
         return encode_file(saved.vocabulary, source, enough)
     corpus = data.load(source)
     if corpus.vocabulary != saved.vocabulary:

@@ -1,4 +1,4 @@
-"""`txl generate`: a text goes on."""
+"""`txl generate`: continue a text."""
 
 import os
 import sys
@@ -62,5 +62,5 @@ def generate_command(
 
 def _prompt(prompt: str) -> bytes:
     if not prompt.startswith("@"):
-        return os.fsencode(prompt)  # the bytes that were typed, UTF-8 or not
+        return os.fsencode(prompt)  # the bytes as typed, UTF-8 or not
     return files.read(prompt[1:])

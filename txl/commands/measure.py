@@ -1,4 +1,4 @@
-"""`txl recl`, `txl attention`: what is measured of trained models, in pictures."""
+"""`txl recl`, `txl attention`: measurements of trained models, as charts."""
 
 import dataclasses
 import io
@@ -25,8 +25,8 @@ from txl.text.vocabulary import Tokens
 
 _TEXT, _HOW = "Text", "How"
 SAVE_EVERY_S = 20.0
-FIGURE_RATIO = 0.1  # of figure 3
-TARGETS = 64  # of figure 6 and of the page, in the middle of the text
+FIGURE_RATIO = 0.1  # fraction of positions in figure 3
+TARGETS = 64  # number of targets in figure 6 and in the page, from the middle of the text
 
 Data = Annotated[Path | None, in_panel(_TEXT, "--data", help="A corpus, or a text file. Default: the (first) run's.")]
 Split = Annotated[str, in_panel(_TEXT, help="train, valid or test, of a corpus.")]
@@ -100,7 +100,8 @@ def recl_command(
 
 
 def _group(models: list[LanguageModel], paths: list[Path]) -> dict[str, LanguageModel]:
-    """By the names of their folders or files, or whole paths where two are alike."""
+    """Return the models by the names of their folders or files, or by whole paths if names are not
+    unique."""
     for model in models[1:]:
         if model.vocabulary != models[0].vocabulary:
             raise TxlError(f"{model.path}: its vocabulary is not that of {models[0].path}; a group needs one")
@@ -114,7 +115,8 @@ def _group(models: list[LanguageModel], paths: list[Path]) -> dict[str, Language
 
 
 def _losses(name: str, model: LanguageModel, tokens: Tokens, layout: recl.Layout, folder: Path) -> recl.Array:
-    """All losses of a model, [C, N]: those that a folder holds, the rest measured now and kept."""
+    """Return all losses of a model, [C, N]: read from the folder if measured before, else measured
+    and saved."""
     predict = recl.NetworkLosses(model)
     cost, kept = layout.cost(predict.limit), folder / f"{recl.fingerprint(model.digest, tokens, layout)}.npz"
     values = recl.kept_losses(kept, layout)

@@ -1,4 +1,4 @@
-"""Options that commands share: the console, the device, a checkpoint as an argument."""
+"""Options shared by the commands: console, device, and a checkpoint argument."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,11 +9,11 @@ import typer
 from txl.commands.console import PatientConsole
 from txl.errors import TxlError
 
-console = PatientConsole(emoji=False)  # names may hold :smile:
+console = PatientConsole(emoji=False)  # names can hold text such as :smile:
 
 
 def in_panel(panel: str, *names: str, help: str, show_default: bool = True, **kind: Any) -> Any:
-    """An option that `--help` shows under this heading."""
+    """Make an option that `--help` shows under the heading `panel`."""
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=show_default, **kind)
 
 
@@ -22,7 +22,8 @@ Checkpoint = Annotated[Path, typer.Argument(help="A run folder (its best checkpo
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a name; TxlError if torch does not know it or it is not there."""
+    """Return the device of a name; raise TxlError if torch does not know it or it is not
+    available."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -36,7 +37,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Whole numbers separated by commas; TxlError that names the option."""
+    """Parse whole numbers separated by commas; raise TxlError that names the option."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -44,5 +45,5 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 def say(text: object) -> None:
-    """Prints a line as it is, file names and all."""
+    """Print a line without interpreting markup, so that file names appear as they are."""
     console.print(str(text), markup=False, highlight=False, soft_wrap=True)

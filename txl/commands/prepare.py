@@ -1,4 +1,4 @@
-"""`txl prepare`: a text or a data set's files as a corpus."""
+"""`txl prepare`: make a corpus from a text or a data set's files."""
 
 from pathlib import Path
 from typing import Annotated

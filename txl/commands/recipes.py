@@ -1,4 +1,4 @@
-"""`txl recipes`: the paper's models, and how each is prepared, trained and evaluated."""
+"""`txl recipes`: list the paper's models with their preparation, training and evaluation."""
 
 from typing import Annotated
 
@@ -13,11 +13,12 @@ from txl.model.transformer import count_parameters
 from txl.recipes.cost import training_cost
 from txl.training.config import TrainConfig
 
-_DEFAULT_VOCABULARY = 204  # of a recipe that belongs to no data set
+_DEFAULT_VOCABULARY = 204  # vocabulary size for a recipe without a data set
 
 
 def parameters(recipe: recipes.Recipe) -> int:
-    """Parameters of a recipe's model with its data set's vocabulary, counted without making it."""
+    """Count the parameters of a recipe's model with its data set's vocabulary, without allocating
+    it."""
     config = recipe.model_config(None if recipe.data else _DEFAULT_VOCABULARY)
     with torch.device("meta"):
         return count_parameters(make_network(config))

@@ -1,4 +1,4 @@
-"""`txl train`: a model from a recipe and options, or a run that goes on."""
+"""`txl train`: train a model from a recipe and options, or resume a run."""
 
 import dataclasses
 import inspect
@@ -89,8 +89,8 @@ def train(
 
 
 def _with_options(command: Any) -> Any:
-    """The command with an option for each field of the configurations that has help, None where it
-    is not given."""
+    """Add an option to the command for each configuration field that has help; its value is None if
+    it is not given."""
     signature = inspect.signature(command)
     kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for config in (ModelConfig, TrainConfig):
@@ -107,7 +107,7 @@ train_command = _with_options(train)
 
 @dataclass(frozen=True)
 class Given:
-    """The options of the command line: fields of the configurations that were given."""
+    """The options given on the command line: fields of the configurations."""
 
     source: Path | None
     recipe: str | None
@@ -131,7 +131,8 @@ def _given(source: Path | None, recipe: str | None, init: Path | None, options: 
 
 @dataclass(frozen=True)
 class Run:
-    """The arguments of a `Trainer`; steps_before: of a run that goes on."""
+    """The arguments of a `Trainer`; steps_before: the number of steps before resuming, None for a
+    new run."""
 
     corpus: data.Corpus
     model: Config
@@ -141,16 +142,16 @@ class Run:
 
 
 def new_run(folder: Path, given: Given, world: World) -> Run:
-    """A new run, whose folder is locked before anything is prepared in it.
+    """Prepare a new run. Its folder is locked before anything is written to it.
 
     Raises:
-        TxlError: the folder is used, or the options do not go together.
+        TxlError: the folder holds a run already, or the options contradict each other.
     """
     recipe = recipes.load(given.recipe or recipes.DEFAULT)
     begun = None if given.init is None else checkpoints.load(given.init)
     world.in_order(lambda: runs.begin(folder) if world.first else None)
     if begun is None:
-        # The first process may have to prepare it.
+        # the first process may have to prepare the corpus
         corpus = world.in_order(lambda: data.open_corpus(given.source, folder / "corpus", recipe.prepare_options()))
         _tell_other_data(recipe, corpus)
         model = config_from_json(recipe.model_with(given.model) | {"vocab_size": len(corpus.vocabulary)})
@@ -168,10 +169,10 @@ def new_run(folder: Path, given: Given, world: World) -> Run:
 
 
 def run_to_go_on(folder: Path, given: Given, world: World) -> Run:
-    """The run in a folder, which is locked.
+    """Lock the folder of an existing run and prepare to resume it.
 
     Raises:
-        TxlError: there is none, or an option would make it another.
+        TxlError: the folder holds no run, or an option would change the run.
     """
     if given.init is not None:
         raise TxlError("--resume continues the run with its own parameters; leave --init out")
@@ -195,7 +196,7 @@ def run_to_go_on(folder: Path, given: Given, world: World) -> Run:
 
 
 def _tell_other_data(recipe: recipes.Recipe, corpus: data.Corpus) -> None:
-    """Says where a prepared corpus is not what the recipe's figures are of."""
+    """Report if the corpus is not the one that the recipe's published figures are for."""
     wanted = recipe.data.get("vocab_size")
     if wanted is not None and (corpus.rule != recipe.data["rule"] or len(corpus.vocabulary) != wanted):
         say(
@@ -205,8 +206,8 @@ def _tell_other_data(recipe: recipes.Recipe, corpus: data.Corpus) -> None:
 
 
 def _tell_schedule(trainer: Trainer, before: int | None) -> None:
-    """Says where the learning rate will not be what one may think; before: the run's steps when it
-    was last begun."""
+    """Report a learning-rate schedule that may surprise: changed by another number of steps, or
+    with a warm-up that never ends. before: the run's previous number of steps."""
     config = trainer.config
     if before is not None and config.steps != before:
         say(

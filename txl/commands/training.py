@@ -1,5 +1,5 @@
-"""Training as `txl train` and `txl demo` show it: its heading, its progress, a Ctrl-C
-that loses nothing, and the processes of torchrun."""
+"""Training on a terminal, as in `txl train` and `txl demo`: header, progress, Ctrl-C with a
+checkpoint, and the processes of torchrun."""
 
 import os
 import shlex
@@ -24,21 +24,21 @@ from txl.training.trainer import Trainer
 from txl_kernels.backends import choose_unasked
 
 FINISHING = "finishing this update; Ctrl-C again ends at once\n"
-_LAST_WORDS_S = 5  # then SIGALRM ends the process
-_CLEAR_LINE = "\r\x1b[2K"  # of a bar, and of the ^C that the terminal shows
+_LAST_WORDS_S = 5  # seconds until SIGALRM ends the process
+_CLEAR_LINE = "\r\x1b[2K"  # clears a progress bar, and the ^C that the terminal echoes
 
 
 def train_on_terminal(trainer: Trainer, seconds: float | None = None) -> None:
-    """Trains to the end, or to a Ctrl-C, which lets the update in progress end with a checkpoint;
-    seconds: as `Trainer.run` takes them."""
+    """Train to the end, or until Ctrl-C, which ends the training after the current update with a
+    checkpoint; seconds: as in `Trainer.run`."""
     with TrainingProgress(console, trainer) as progress, stop_on_ctrl_c(trainer):
         trainer.run(progress.report, seconds)
 
 
 def run_training(trainer: Trainer, kept: list[str], seconds: float | None = None) -> None:
-    """`train_on_terminal`; after a Ctrl-C the way on is told and the loss drawn.
+    """Run `train_on_terminal` and draw the loss; after a Ctrl-C, print how to resume.
 
-    kept: options that are to be given again on resume.
+    kept: options that must be repeated on resume.
     """
     try:
         train_on_terminal(trainer, seconds)
@@ -54,7 +54,7 @@ def run_training(trainer: Trainer, kept: list[str], seconds: float | None = None
 
 
 def draw_loss(trainer: Trainer) -> str | None:
-    """Draws `loss.png` into the run's folder; returns why it could not, or None."""
+    """Draw `loss.png` in the run's folder; return the reason if it cannot be drawn, else None."""
     reason = pictures.missing()
     if reason is not None:
         return reason
@@ -62,13 +62,13 @@ def draw_loss(trainer: Trainer) -> str | None:
     try:
         entries, _ = read_log(trainer.folder / "log.jsonl")
         pictures.draw_loss(entries, trainer.folder / "loss.png", unit)
-    except OSError as error:  # a full disk: the run is there without
+    except OSError as error:  # such as a full disk; the run itself is complete
         return str(error)
     return None
 
 
 def header(trainer: Trainer) -> str:
-    """Model, parameters, what computes it, tokens an update, and the updates there are to do."""
+    """Return the header: model, parameters, backend, tokens per update, and remaining updates."""
     config, training = trainer.model.config, trainer.config
     size = f"{config.n_layer} layers x {config.d_model}, {count_parameters(trainer.model) / 1e6:.2f}M parameters"
     tokens = training.batch * training.scored * training.accumulate
@@ -89,14 +89,14 @@ def _kind(config: Config) -> str:
 
 
 def _attention(config: ModelConfig, width: int, device: torch.device, dtype: torch.dtype | None) -> str:
-    """The name of the backend that computes attention with heads of a width."""
-    if config.absolute:  # ours has positions in the scores
+    """Return the name of the backend that computes attention with heads of this width."""
+    if config.absolute:  # the kernels only compute attention with positions in the scores
         return "torch's attention"
     return f"{choose_unasked(device, dtype or torch.float32, width)} backend"
 
 
 def _computed_by(taken: str, device: torch.device, dtype: torch.dtype | None, processes: int) -> str:
-    """That, on which device or how many threads, in how many processes, and autocast's dtype."""
+    """Describe the backend, device or threads, number of processes, and autocast's dtype."""
     if device.type == "cuda":
         count = "" if processes == 1 else f"{processes} x "
         where = f"{taken} on {count}{torch.cuda.get_device_name(device)}"
@@ -109,7 +109,8 @@ def _computed_by(taken: str, device: torch.device, dtype: torch.dtype | None, pr
 
 @contextmanager
 def processes(device: str) -> Iterator[tuple[World, torch.device]]:
-    """All processes that torchrun started, and this one's device; only the first one speaks."""
+    """A context with the process group that torchrun started and this process's device; only the
+    first process prints."""
     where = pick_device(local_device(device))
     with _last_words() if launched() else nullcontext(), joined(where) as world:
         console.quiet = console.quiet or not world.first
@@ -124,15 +125,16 @@ def processes(device: str) -> Iterator[tuple[World, torch.device]]:
             settle()
             raise
         except KeyboardInterrupt:
-            if not world.first:  # it is said once
+            if not world.first:  # reported once
                 sys.exit(130)
             raise
 
 
 @contextmanager
 def _last_words() -> Iterator[None]:
-    """SIGTERM, which torchrun sends to all when one process fails, leaves this one seconds to say
-    what it saw of that; a second one ends it at once."""
+    """A context in which SIGTERM, which torchrun sends to all processes when one fails, lets this
+    process run for `_LAST_WORDS_S` more seconds to report the failure it saw; a second SIGTERM ends
+    it at once."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -140,16 +142,18 @@ def _last_words() -> Iterator[None]:
 
     previous = signal.signal(signal.SIGTERM, handler)
     yield
-    signal.signal(signal.SIGTERM, previous)  # not after an error: it is still to be told
+    signal.signal(signal.SIGTERM, previous)  # not restored after an error, which is still to be reported
     signal.alarm(0)
 
 
 @contextmanager
 def stop_on_ctrl_c(trainer: Trainer) -> Iterator[None]:
-    """The first Ctrl-C lets the trainer finish its update and write a checkpoint.
+    """A context in which the first Ctrl-C lets the trainer finish its update and write a
+    checkpoint.
 
-    The second ends at once. Where Ctrl-C is ignored (`nohup`, a script's background job) it stays
-    so. Of several processes any may get it, and SIGTERM, which torchrun passes on, does the same.
+    A second Ctrl-C ends the process at once. If Ctrl-C is ignored (`nohup`, a script's background
+    job), it remains ignored. With several processes any of them may receive it, and SIGTERM, which
+    torchrun passes on, has the same effect.
     """
     signals = [signal.SIGINT] if trainer.world.size == 1 else [signal.SIGINT, signal.SIGTERM]
     signals = [one for one in signals if signal.getsignal(one) not in (signal.SIG_IGN, None)]
@@ -158,7 +162,7 @@ def stop_on_ctrl_c(trainer: Trainer) -> Iterator[None]:
     def handler(number: int, frame: FrameType | None) -> None:
         trainer.request_stop()
         signal.signal(number, previous[signal.Signals(number)])
-        # Not print: what the signal interrupts may be half way through one.
+        # Not print: the signal may have interrupted a call of print.
         if trainer.world.first:
             with suppress(OSError):
                 os.write(2, ((_CLEAR_LINE if os.isatty(2) else "") + FINISHING).encode())

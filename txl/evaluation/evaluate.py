@@ -1,4 +1,5 @@
-"""The loss of a split, every token scored once, read in one of three ways, and its measures."""
+"""Evaluation: the loss of a split, each token scored once, by one of three methods of reading
+it."""
 
 import copy
 import math
@@ -22,24 +23,27 @@ from txl.text.vocabulary import Tokens
 
 Method = Literal["cached", "segments", "sliding"]
 METHODS: tuple[Method, ...] = get_args(Method)
-Sizes = Mapping[Method, tuple[int, int]]  # attn_len and segment of a method
+Sizes = Mapping[Method, tuple[int, int]]  # attn_len and segment for a method
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The options of reading a text; None leaves a choice to `resolve`.
+    """Options of reading a text; None leaves a choice to `resolve`.
 
     Attributes:
-        attn_len: most keys a token sees, itself included. A window of the model's own gives way.
-        clamp_len: largest distance told apart.
-        zeros: whether zero states precede a text, as many as a token sees, and are attended.
-        method: "cached": each token sees exactly attn_len keys, and the score does not depend on
-            `segment`. "segments": a memory of attn_len - segment hidden states, as the released
-            evaluation with mem_len; tokens see from attn_len - segment + 1 keys on; an LSTM or
-            QRNN carries its state, whatever attn_len. "sliding": a window of attn_len tokens read
-            anew for every `segment` tokens, as the released evaluation without memory;
-            segment = 1 is Al-Rfou et al.'s. None: `default_method`.
-        segment: tokens a step.
+        attn_len: maximum number of keys a token sees, its own position included. It replaces the
+            model's own window.
+        clamp_len: distances above it are encoded as clamp_len; None for the model's own.
+        zeros: whether a text begins with zero states that are attended to, as many as a token can
+            see.
+        method: "cached": each token sees exactly attn_len keys, and the loss does not depend on
+            `segment`. "segments": each segment has a memory of attn_len - segment hidden states, as
+            in the released evaluation with mem_len, so tokens see at least attn_len - segment + 1
+            keys; an LSTM or QRNN carries its state, whatever attn_len. "sliding": every `segment`
+            tokens, a window of attn_len tokens is computed from an empty memory, as in the released
+            evaluation without memory; segment = 1 is the evaluation of Al-Rfou et al. None: see
+            `default_method`.
+        segment: number of tokens per step.
 
     Raises:
         TxlError: a number is below 1, or there is no such method.
@@ -60,7 +64,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class ResolvedReading:
-    """A `Reading` that leaves nothing open; its fields are explained there.
+    """A `Reading` with all choices made; its fields are explained there.
 
     Attributes:
         clamp_len: None for the model's own.
@@ -74,7 +78,7 @@ class ResolvedReading:
 
 
 def check_positive(name: str, value: int | None) -> None:
-    """Raises TxlError if it is neither None nor an integer >= 1."""
+    """Raise TxlError if `value` is neither None nor an integer >= 1."""
     if value is not None and (not isinstance(value, int) or value < 1):
         raise TxlError(f"{name} must be an integer >= 1, got {value!r}")
 
@@ -84,9 +88,9 @@ class Score:
     """Result of an evaluation.
 
     Attributes:
-        attn_len: most keys that a token saw.
-        tokens: scored. nats: mean loss of one.
-        sentences: of a corpus of shuffled sentences; None for others.
+        attn_len: maximum number of keys that a token saw.
+        tokens: number of tokens scored. nats: mean loss of a token.
+        sentences: number of sentences, if the corpus is of shuffled sentences; else None.
     """
 
     attn_len: int
@@ -97,19 +101,19 @@ class Score:
 
     @property
     def bpc(self) -> float:
-        """Bits a token: nats / ln 2; bits per character where tokens are bytes."""
+        """Bits per token, nats / ln 2; bits per character if tokens are bytes."""
         return self.nats / math.log(2)
 
     @property
     def ppl(self) -> float:
-        """e^nats a token."""
+        """Perplexity per token, e^nats."""
         return perplexity(self.nats)
 
     @property
     def ppl_with_starts(self) -> float | None:
-        """Perplexity as the TensorFlow code counts One Billion Word: it also scores the `<S>` that
-        opens each sentence, after the one that closes the last. Taken here at no cost, so a lower
-        bound."""
+        """Perplexity as the TensorFlow code computes it for One Billion Word: it also scores the
+        `<S>` that opens each sentence, directly after the `<S>` that closes the last one. Here
+        these tokens are counted with a loss of zero, so the value is a lower bound."""
         return perplexity(self.nats * self.tokens / (self.tokens + self.sentences)) if self.sentences else None
 
     @property
@@ -118,14 +122,14 @@ class Score:
 
 
 def perplexity(nats: float) -> float:
-    """e^nats, infinite where a float ends."""
+    """Return e^nats, or infinity if that overflows a float."""
     return math.exp(nats) if nats < 700 else math.inf
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """The columns of the paper's Table 6: perplexity at training's attention length ("init"), the
-    best, and the shortest length whose perplexity is within 0.1% of the best."""
+    """Columns of the paper's Table 6: perplexity at training's attention length ("init"), the best
+    perplexity, and the shortest attention length whose perplexity is within 0.1% of the best."""
 
     init: Score
     best: Score
@@ -133,10 +137,10 @@ class Lengths:
 
 
 def init_and_best(scores: Sequence[Score], trained: int, gain: float = 1e-3) -> Lengths:
-    """`Lengths` of scores at several attention lengths, among them the one of training.
+    """Return `Lengths` from scores at several attention lengths, which must include training's.
 
     Raises:
-        ValueError: training's length is not among them.
+        ValueError: training's attention length is not among them.
     """
     ordered = sorted(scores, key=lambda s: s.attn_len)
     init = next((s for s in ordered if s.attn_len == trained), None)
@@ -148,11 +152,10 @@ def init_and_best(scores: Sequence[Score], trained: int, gain: float = 1e-3) -> 
 
 
 def default_method(model: Network) -> Method:
-    """The method by which a model is read when nothing is said.
+    """Return the default method of reading for a model.
 
-    With recurrence cached where positions are relative, by segments as in training where they are
-    absolute; without recurrence by a sliding window. An LSTM or QRNN by segments, its state
-    carried.
+    With recurrence: "cached" if positions are relative, else "segments", as in training. Without
+    recurrence: "sliding". For an LSTM or QRNN: "segments", with its state carried.
     """
     if isinstance(model.config, RecurrentConfig):
         return "segments"
@@ -167,15 +170,15 @@ def resolve(
     sizes: Sizes | None = None,
     method: Method | None = None,
 ) -> ResolvedReading:
-    """Decides what a reading leaves open: the one place where defaults are taken.
+    """Fill in the choices that a reading leaves open. All defaults are decided here.
 
     Args:
-        sizes: attn_len and segment to take with each method; None if attn_len must be asked for,
-            and segment is 128.
-        method: to take; None for `default_method`.
+        sizes: default attn_len and segment for each method; with None attn_len must be given and
+            segment is 128.
+        method: the default method; None for `default_method`.
 
     Raises:
-        TxlError: attn_len is missing, or zeros is asked of an LSTM or QRNN.
+        TxlError: attn_len is missing, or zeros is given for an LSTM or QRNN.
     """
     method = asked.method or method or default_method(model)
     attn_len, segment = (asked.attn_len, 128) if sizes is None else sizes[method]
@@ -195,7 +198,8 @@ def _starts_with_zeros(model: Network) -> bool:
 
 
 def starting_with(model: Network, zeros: bool) -> Network:
-    """The model, or one of the same parameters whose texts begin otherwise; see `Reading`."""
+    """Return the model, or a copy with the same parameters and the other initial memory; see
+    `Reading.zeros`."""
     if zeros == _starts_with_zeros(model):
         return model
     other = copy.copy(as_transformer(model, "zeros"))  # shares the parameters
@@ -204,7 +208,7 @@ def starting_with(model: Network, zeros: bool) -> Network:
 
 
 def make_reader(model: Network, batch: int, reading: ResolvedReading) -> Reader:
-    """A reader of `batch` texts side by side, from the model's own start."""
+    """Make a reader of `batch` parallel texts that begins with the model's own initial memory."""
     attn_len, segment, clamp_len = reading.attn_len, reading.segment, reading.clamp_len
     if reading.method == "cached":
         return Engine(model, batch, attn_len, segment, clamp_len)
@@ -228,16 +232,17 @@ def evaluate(
     sentences: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Score:
-    """Scores a split.
+    """Compute the loss of a split.
 
     Args:
-        tokens: the split. start: the token before its first.
-        reading: how; what it leaves open is as `resolve` says.
-        batch: parallel streams, each beginning without memory, so that few of them score long
-            contexts best; for "sliding" windows side by side, of which the score is independent.
-        limit: score only the first so many tokens.
-        carry_memory: False forgets everything at each segment.
-        counting, sentences: which tokens are scored, see `scored_segments`.
+        tokens: [n], the split. start: the token before the first.
+        reading: how the split is read; defaults as in `resolve`.
+        batch: number of parallel streams. Each begins without memory, so with long contexts a small
+            batch scores best. For "sliding": number of windows computed at once, which does not
+            change the loss.
+        limit: score only the first `limit` tokens.
+        carry_memory: False clears the memory at each segment.
+        counting, sentences: which tokens are scored; see `scored_segments`.
         progress: called with the number of tokens scored so far.
 
     Raises:
@@ -267,14 +272,14 @@ def _losses(
     counting: Counting,
     sentences: bool,
 ) -> Iterator[tuple[Tensor, int]]:
-    """Losses step by step, and how many of them count."""
+    """Yield the losses of each step and the number of scored tokens among them."""
     if len(tokens) == 0:
         raise TxlError("the split to evaluate is empty")
     model, method = starting_with(model, reading.zeros), reading.method
     reach, segment = reading.attn_len, reading.segment
     if method == "sliding" or (method == "segments" and not isinstance(model, RecurrentNetwork)):
         segment = min(segment, reach)
-    if not reading.zeros:  # no token sees more than there is
+    if not reading.zeros:  # a token cannot see more keys than there are tokens
         reach, segment = min(reach, len(tokens)), min(segment, len(tokens))
     if method == "sliding":
         if counting != "all":
@@ -292,13 +297,13 @@ def _losses(
 
 
 def in_dtype(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
-    """Computes in dtype by torch.autocast; in the parameters' own for None."""
+    """Return a torch.autocast context for dtype; None disables autocast."""
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def evaluation_dtype(asked: str, device: torch.device) -> torch.dtype | None:
-    """The dtype to evaluate in (None: the parameters' own).
+    """Return the dtype to evaluate in; None for the parameters' own.
 
-    asked: one of `PRECISIONS`; "auto" is bfloat16 where the device multiplies it faster.
+    asked: one of `PRECISIONS`; "auto" is bfloat16 if the device multiplies it faster.
     """
     return autocast_dtype("bf16" if asked == "auto" and multiplies_bf16(device) else asked, device)

@@ -1,5 +1,5 @@
-"""Sampling from a model, one token at a time, at constant cost a token, and the text that it gives:
-piece by piece, up to a stop string."""
+"""Sampling from a model token by token, and conversion of the tokens to text, up to a stop
+string."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from txl.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Sampling:
-    """The options of drawing a token from the logits.
+    """Options of drawing a token from the logits.
 
     Attributes:
-        temperature: 0 takes the likeliest token; above 0 divides the logits.
-        top_k: only the k likeliest; 0 for all.
-        top_p: only the likeliest whose probabilities sum to p; 1 for all.
+        temperature: logits are divided by it; 0 takes the most likely token.
+        top_k: draw from the k most likely tokens only; 0 for all.
+        top_p: draw from the fewest most likely tokens whose probabilities sum to p; 1 for all.
     """
 
     temperature: float = 0.8
@@ -35,21 +35,21 @@ class Sampling:
             raise TxlError(f"top-p must be in (0, 1], got {self.top_p}")
 
     def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Tokens [B] from logits [B, vocab_size]."""
+        """Draw tokens [B] from logits [B, vocab_size]."""
         if self.temperature == 0:
             return logits.argmax(-1)
-        logits = logits.double()  # in which even a temperature of 1e-300 is one
+        logits = logits.double()  # float64 can represent a temperature of 1e-300
         if not logits.amax(-1).isfinite().all():
             raise TxlError("the model's predictions are not finite: its parameters are damaged, or it diverged")
-        # The largest is 0, however low the temperature.
+        # The largest becomes 0, so dividing by a very low temperature cannot overflow upwards.
         logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
         if 0 < self.top_k < logits.size(-1):
-            kept = logits.topk(self.top_k).indices  # by place: of equal logits no more than k get through
+            kept = logits.topk(self.top_k).indices  # by index, so that equal logits do not let more than k through
             logits = torch.full_like(logits, -torch.inf).scatter(-1, kept, logits.gather(-1, kept))
         if self.top_p < 1:
             ordered, order = logits.sort(descending=True)
             p = ordered.softmax(-1)
-            beyond = p.cumsum(-1) - p >= self.top_p  # the first token is always kept
+            beyond = p.cumsum(-1) - p >= self.top_p  # keeps the first token always
             logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
         return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
 
@@ -57,9 +57,9 @@ class Sampling:
 def generate(
     reader: Reader, prompt: Tensor, count: int, sampling: Sampling, generator: torch.Generator | None = None
 ) -> Iterator[Tensor]:
-    """Yields `count` tokens [B], each as soon as it is drawn.
+    """Yield `count` drawn tokens [B], each as soon as it is drawn.
 
-    prompt: [B, L >= 1]; the reader is reset first.
+    prompt: [B, L >= 1]; the reader is reset before it reads it.
     """
     reader.reset()
     logits = reader.feed(prompt)
@@ -71,10 +71,10 @@ def generate(
 
 
 def stop_bytes(stop: str | bytes | None) -> bytes:
-    """A stop string as bytes; empty for None.
+    """Return a stop string as bytes; empty for None.
 
     Raises:
-        TxlError: it is empty, cannot be encoded, or is no string.
+        TxlError: it is empty, cannot be encoded, or is not a string.
     """
     if stop is None:
         return b""
@@ -84,7 +84,7 @@ def stop_bytes(stop: str | bytes | None) -> bytes:
 
 
 def encoded(text: str | bytes, name: str) -> bytes:
-    """A text as bytes; TxlError, which names it, if it cannot be encoded."""
+    """Return a text as bytes; raise TxlError with its `name` if it cannot be encoded."""
     try:
         return text.encode("utf-8", errors="surrogateescape") if isinstance(text, str) else text
     except UnicodeEncodeError as error:
@@ -94,15 +94,15 @@ def encoded(text: str | bytes, name: str) -> bytes:
 def text_of(
     drawn: Iterator[Tensor], vocabulary: Vocabulary, before: int, apart: bool, stop: bytes = b""
 ) -> Iterator[bytes]:
-    """Yield the bytes that tokens [1] add to a text, up to a stop string, which is left out.
+    """Yield the bytes that drawn tokens [1] add to a text, up to a stop string, which is left out.
 
-    Bytes that may begin the stop string are held back until the next tokens decide. No token is
-    drawn after it.
+    Bytes that may begin the stop string are held back until later tokens decide. No token is drawn
+    after the stop string.
 
     Args:
-        before: the token that precedes the first.
-        apart: the text before ends in white space, so that no space is wanted before a word.
-        stop: as `stop_bytes` gives it; empty for none.
+        before: the token that precedes the first drawn one.
+        apart: whether the text before ends in white space, so that a first word needs no space.
+        stop: as `stop_bytes` returns it; empty for no stop string.
     """
     held, decode = b"", vocabulary.decode
     apart = apart and vocabulary.unit == "words"

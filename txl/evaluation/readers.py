@@ -1,4 +1,4 @@
-"""Readers of a text with a model, segment by segment, at constant cost: memory and time a token do
+"""Readers, which run a model over a text segment by segment with memory and time per token that do
 not depend on the length of the text."""
 
 import abc
@@ -18,12 +18,13 @@ from txl_kernels.layer import SegmentAttention
 
 
 class Reader(abc.ABC):
-    """Goes through `batch` texts side by side; parameters must not change while it lives.
+    """A reader of `batch` parallel texts; the model's parameters must not change while it is in
+    use.
 
     Args:
         model: switched to evaluation mode.
-        batch: texts run side by side.
-        max_segment: most tokens of one call.
+        batch: number of parallel texts.
+        max_segment: maximum number of tokens of one call.
     """
 
     def __init__(self, model: Network, batch: int, max_segment: int) -> None:
@@ -34,34 +35,34 @@ class Reader(abc.ABC):
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Back to the start of a text."""
+        """Return to the start of a text."""
 
     @abc.abstractmethod
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Advances by tokens [B, L <= max_segment].
+        """Read tokens [B, L <= max_segment].
 
-        Returns: what the softmax takes, [B, L, d_model].
+        Returns: the softmax's inputs, [B, L, d_model].
         """
 
     @torch.inference_mode()
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Advances by tokens [B, L <= max_segment].
+        """Read tokens [B, L <= max_segment].
 
-        Returns: logits [B, L, vocab_size] of the tokens that follow.
+        Returns: scores [B, L, vocab_size] of the tokens that follow (`AdaptiveSoftmax.logits`).
         """
         return self.model.logits(self.hidden(tokens))
 
     @torch.inference_mode()
     def nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Advances by tokens [B, L <= max_segment]; the losses [B, L] of targets (see `nll` of the
-        softmax)."""
+        """Read tokens [B, L <= max_segment] and return the losses [B, L] of targets [B, L] (see
+        `AdaptiveSoftmax.nll`)."""
         return self.model.softmax.nll(self.hidden(tokens), targets)
 
     @torch.inference_mode()
     def feed(self, tokens: Tensor) -> Tensor:
-        """Advances by tokens [B, any L >= 1] in segments.
+        """Read tokens [B, any L >= 1] in segments.
 
-        Returns: logits [B, vocab_size] of the token after the last.
+        Returns: scores [B, vocab_size] of the token after the last.
         """
         if tokens.size(1) == 0:
             raise TxlError("the prompt is empty: at least one token is needed to predict the next")
@@ -70,19 +71,20 @@ class Reader(abc.ABC):
         return self.model.logits(last)[:, 0]
 
     def _check_segment(self, tokens: Tensor) -> None:
-        """Raises TxlError if there are more than max_segment."""
+        """Raise TxlError if there are more than max_segment tokens."""
         if tokens.size(1) > self.max_segment:
             raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
 
 
 def check_attn_len(attn_len: int) -> None:
-    """Raises TxlError if it is below 1."""
+    """Raise TxlError if attn_len is below 1."""
     if attn_len < 1:
         raise TxlError(f"the attention length must be >= 1 (a token sees at least itself), got {attn_len}")
 
 
 def check_clamp_len(model: Network, clamp_len: int | None) -> None:
-    """Raises TxlError if it is below 1, or the model has no sinusoids of distances to clamp."""
+    """Raise TxlError if clamp_len is below 1, or the model has no sinusoids of distances to
+    clamp."""
     if clamp_len is None:
         return
     if clamp_len < 1:
@@ -94,18 +96,19 @@ def check_clamp_len(model: Network, clamp_len: int | None) -> None:
 
 
 class Engine(Reader):
-    """Runs a model over a text by segments; parameters must not change while it lives.
+    """A reader that caches keys and values; the model's parameters must not change while it is in
+    use.
 
-    Every token attends to exactly the last `attn_len` positions, itself included (fewer at the
-    start), however the text is cut into segments. Exactly what recomputing the keys from
-    hidden-state memory gives (paper, section 3.2).
+    Every token attends to exactly the last `attn_len` positions, its own included (fewer at the
+    start of a text), however the text is cut into segments. The result equals that of recomputing
+    the keys from a memory of hidden states (paper, section 3.2).
 
     Args:
         model: switched to evaluation mode; its positions must be relative ("relative" or Shaw's).
-        batch: texts run side by side.
-        attn_len: keys a token sees.
-        max_segment: most tokens of one call.
-        clamp_len: largest distance told apart; None for the model's own.
+        batch: number of parallel texts.
+        attn_len: number of keys a token sees.
+        max_segment: maximum number of tokens of one call.
+        clamp_len: distances above it are encoded as clamp_len; None for the model's own.
 
     Raises:
         TxlError: a size is below 1, or the model has absolute positions or no attention.
@@ -132,7 +135,8 @@ class Engine(Reader):
 
     @torch.inference_mode()
     def reset(self) -> None:
-        """Back to the start of a text: no memory, or zeros of the engine's own length."""
+        """Return to the start of a text: empty caches, or zero states if the model begins with
+        them."""
         self._transformer.begin(self.caches)
 
     @torch.inference_mode()
@@ -141,14 +145,14 @@ class Engine(Reader):
 
 
 class SegmentReader(Reader):
-    """The released evaluation: a segment sees its memory of mem_len states and itself.
+    """The released evaluation: a segment attends to its memory of mem_len states and to itself.
 
-    So its tokens see from mem_len + 1 to mem_len + L keys, and the score depends on L.
+    Its tokens see from mem_len + 1 to mem_len + L keys, so the loss depends on L.
 
     Args:
-        mem_len: states each layer remembers; 0 for none. An LSTM or QRNN carries its state unless
-            it is 0.
-        clamp_len: largest distance told apart; None for the model's own.
+        mem_len: number of states each layer keeps; 0 for none. An LSTM or QRNN carries its state
+            unless mem_len is 0.
+        clamp_len: distances above it are encoded as clamp_len; None for the model's own.
     """
 
     def __init__(
@@ -175,10 +179,10 @@ class SegmentReader(Reader):
 
 @contextmanager
 def seeing(model: Network, attn_len: int, clamp_len: int | None, always: bool = False) -> Iterator[None]:
-    """The model with another clamp_len (None changes nothing), and where it has a window of its own
-    with one of attn_len keys; an LSTM or QRNN as it is.
+    """A context in which the model has another clamp_len (None changes nothing) and, if it has a
+    window, a window of attn_len keys. An LSTM or QRNN is not changed.
 
-    always: where it has none, too.
+    always: set the window even if the model has none.
     """
     layers = [] if isinstance(model, RecurrentNetwork) else [block.attention for block in model.layers]
     own = [(attention.window, getattr(attention, "clamp_len", None)) for attention in layers]

@@ -1,4 +1,5 @@
-"""Reading with a window that slides, everything in it computed anew: models without recurrence."""
+"""Evaluation with a sliding window that is recomputed at each step, for models without
+recurrence."""
 
 from collections.abc import Iterator
 
@@ -14,7 +15,8 @@ from txl.text.vocabulary import Tokens
 
 
 def check_window(model: Network, attn_len: int, stride: int) -> None:
-    """Raises TxlError if a window cannot have these sizes, or is longer than learned positions."""
+    """Raise TxlError if a window cannot have these sizes, or is longer than the table of learned
+    positions."""
     check_attn_len(attn_len)
     if not 1 <= stride <= attn_len:
         raise TxlError(f"stride must be from 1 to the window's {attn_len} tokens, got {stride}")
@@ -24,17 +26,18 @@ def check_window(model: Network, attn_len: int, stride: int) -> None:
 
 
 def learned_positions(model: Network) -> int | None:
-    """Most tokens that a segment can have: the rows of a table of learned positions; None without
-    one."""
+    """Return the maximum length of a segment, which is the number of learned positions; None if the
+    model has none."""
     config = model.config
     return config.table_len if isinstance(config, ModelConfig) and config.encoding in PLACES else None
 
 
 class WindowReader(Reader):
-    """Each call reads the last `attn_len` tokens from an empty state; gives the new ones' states.
+    """A reader that at each call recomputes the last `attn_len` tokens from an empty memory and
+    returns the states of the new ones.
 
-    So the last of L new tokens sees attn_len keys, the first attn_len - L + 1; with L = 1 it is
-    the evaluation of Al-Rfou et al. (2018), and the vanilla side of the paper's Table 9.
+    Of L new tokens the last sees attn_len keys, the first attn_len - L + 1. L = 1 is the evaluation
+    of Al-Rfou et al. (2018), and the vanilla model's in the paper's Table 9.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class WindowReader(Reader):
 
     @torch.inference_mode()
     def feed(self, tokens: Tensor) -> Tensor:
-        """As `Reader.feed`; of a long prompt only the last window is read."""
+        """As `Reader.feed`; only the last window of a long prompt is read."""
         if tokens.size(1) == 0:
             raise TxlError("the prompt is empty: at least one token is needed to predict the next")
         before = tokens[:, :-1]
@@ -77,14 +80,15 @@ def sliding_losses(
     clamp_len: int | None = None,
     first: int = 0,
 ) -> Iterator[Tensor]:
-    """Losses of a split, windows of attn_len tokens side by side, the last `stride` of each scored.
+    """Yield the losses of a split read in windows of attn_len tokens, the last `stride` of each
+    scored.
 
-    Windows do not depend on each other, so no text is cut: each token sees as much as it can, and
-    those near the start all that is before them (`start` first).
+    Windows are independent, so the split is not cut into streams: each token sees attn_len - stride
+    + 1 to attn_len keys, or, near the start, all tokens before it (`start` is the first).
 
-    first: leaves out tokens before this one.
+    first: index of the first token to score.
 
-    Yields: losses, flat, in order of the tokens.
+    Yields: losses [n], in order of the tokens.
 
     Raises:
         TxlError: as `check_window`.
@@ -95,7 +99,8 @@ def sliding_losses(
     count = len(tokens)
 
     def inputs(begin: int, end: int) -> Tensor:
-        """Tokens begin - 1 .. end - 2, where -1 is `start`: what predicts begin .. end - 1."""
+        """Inputs that predict tokens begin .. end - 1: tokens begin - 1 .. end - 2, where -1 is
+        `start`."""
         part = as_tensor(tokens[max(begin - 1, 0) : end - 1])
         return torch.cat([torch.tensor([start], device="cpu"), part]) if begin == 0 else part
 
@@ -108,7 +113,7 @@ def sliding_losses(
 
     full: list[tuple[int, int]] = []
     for end in range(first + stride, count - (count - first) % stride + 1, stride):
-        if end <= attn_len:  # at the start windows are shorter, each of another length
+        if end <= attn_len:  # windows at the start are shorter and differ in length, so they cannot be batched
             yield losses([(0, end)], stride)
             continue
         full.append((end - attn_len, end))

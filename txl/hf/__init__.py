@@ -1,4 +1,4 @@
-"""TransfoXL for today's transformers: `pip install ".[hf]"`, then `import txl.hf`.
+"""TransfoXL for current transformers: `pip install ".[hf]"`, then `import txl.hf`.
 
 Importing it registers configuration, models and tokenizer with the Auto classes, and the
 text-generation pipeline.
@@ -54,7 +54,8 @@ AutoModel.register(TransfoXLConfig, TransfoXLModel)
 AutoModelForCausalLM.register(TransfoXLConfig, TransfoXLLMHeadModel)
 AutoModelForSequenceClassification.register(TransfoXLConfig, TransfoXLForSequenceClassification)
 AutoTokenizer.register(TransfoXLConfig, fast_tokenizer_class=TransfoXLTokenizer)
-# Pipelines know a model's task by its class's name; Trainer, whether label smoothing shifts labels.
+# Pipelines find a model's task by its class name, and Trainer decides by it whether label smoothing
+# shifts labels.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TransfoXLConfig.model_type] = TransfoXLLMHeadModel.__name__
 MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[TransfoXLConfig.model_type] = (
     TransfoXLForSequenceClassification.__name__

@@ -1,4 +1,4 @@
-"""The cache of `generate()`."""
+"""The cache of keys and values for `generate()`."""
 
 from typing import Any
 
@@ -10,29 +10,30 @@ from txl_kernels import KeyValueCache, RelAttention
 
 
 def one_cache(cache: Any, past_key_values: Any) -> Any:
-    """The one given of two arguments that mean the same."""
+    """Return the one that is given of two names of the same argument; raise ValueError for both."""
     if cache is not None and past_key_values is not None:
         raise ValueError("pass either cache or past_key_values, which is its older name")
     return past_key_values if cache is None else cache
 
 
 class TransfoXLCache:
-    """The last mem_len keys and values of each layer, preallocated: time and memory a token do not
-    grow with the text.
+    """The last mem_len keys and values of each layer, preallocated: time and memory per token do
+    not grow with the text.
 
-    Passed as `cache`, or by its older name `past_key_values`; `generate()` makes its own.
+    Pass it as `cache` or by the older name `past_key_values`; `generate()` makes its own.
 
     Attributes:
-        layers: a cache a layer.
-        max_segment: most tokens of one call; more are read in several.
+        layers: one `KeyValueCache` for each layer.
+        max_segment: maximum number of tokens of one kernel call; longer inputs are read in several.
     """
 
-    # What generate() asks of a cache.
+    # attributes that generate() reads from a cache
     is_compileable = False
     is_croppable = False
 
     def __init__(self, trunk: Trunk, batch: int, max_segment: int = 128) -> None:
-        """At the start of a text: no memory, or zeros of mem_len (`config.initial_memory`)."""
+        """Make a cache at the start of a text: empty, or with mem_len zero states
+        (`config.initial_memory`)."""
         self.max_segment, self._seen = max_segment, 0
         self.layers: list[KeyValueCache] = []
         with torch.no_grad():
@@ -46,18 +47,18 @@ class TransfoXLCache:
 
     @property
     def is_linear(self) -> list[bool]:
-        """For each layer, whether its attention is linear."""
+        """For each layer, whether its attention is linear (always False)."""
         return [False] * len(self)
 
     def saw(self, count: int) -> None:
-        """Counts tokens read."""
+        """Add to the number of tokens read."""
         self._seen += count
 
     def pad(self, left: Tensor) -> None:
-        """Begins row n of the texts after left[n] tokens of padding, int64 [B].
+        """Hide padding: batch row n begins with left[n] tokens of padding, int64 [B].
 
         Raises:
-            ValueError: tokens have been read, or the padding is longer than a segment.
+            ValueError: tokens have been read already, or the padding is longer than max_segment.
         """
         longest = int(left.max())
         if self._seen:
@@ -71,10 +72,10 @@ class TransfoXLCache:
             cache.hide(left)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens read so far, those that were dropped included."""
+        """Return the number of tokens read, including those no longer in the cache."""
         return self._seen
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Puts rows into the order of the beams."""
+        """Permute the batch rows into the order of the beams, beam_idx [B]."""
         for cache in self.layers:
             cache.reorder(beam_idx.long())

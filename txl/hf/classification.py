@@ -1,4 +1,4 @@
-"""A classifier of texts: a linear layer on the hidden state of a text's last token."""
+"""A text classifier: a linear layer on the hidden state of each row's last token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class TransfoXLSequenceClassifierOutput(ModelOutput):  # type: ignore[misc]
     """Output of `TransfoXLForSequenceClassification`; the rest as in `TransfoXLModelOutput`.
 
     Attributes:
-        loss: of the labels, by `config.problem_type` as everywhere in transformers.
+        loss: loss of the labels, chosen by `config.problem_type` as elsewhere in transformers.
         logits: scores [B, config.num_labels].
     """
 
@@ -30,12 +30,12 @@ class TransfoXLSequenceClassifierOutput(ModelOutput):  # type: ignore[misc]
 
 
 class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
-    """Scores of a text for each of config.num_labels classes."""
+    """TransfoXL with a head that scores config.num_labels classes for each row."""
 
     accepts_loss_kwargs = False
 
     def __init__(self, config: TransfoXLConfig) -> None:
-        """Raises TxlError: the configuration is of no such model."""
+        """Raise TxlError if the configuration is not one of a model that `txl` supports."""
         super().__init__(config)
         self.transformer = TransfoXLModel(config)
         self.score = nn.Linear(config.d_model, config.num_labels, bias=False)
@@ -52,16 +52,16 @@ class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Any:
-        """As `TransfoXLModel.forward`.
+        """Score the classes of each row; other arguments as in `TransfoXLModel.forward`.
 
         Args:
-            labels: int64 [B]; or as config.problem_type has them.
-            attention_mask: says which token of a row is its last; without it, those that are not
-                config.pad_token_id are the text.
+            labels: int64 [B], or of the form that config.problem_type requires.
+            attention_mask: [B, L], used to find each row's last token; if it is None, tokens other
+                than config.pad_token_id count as text.
 
         Raises:
-            ValueError: an argument, by name; there are several rows and neither mask nor
-                pad_token_id.
+            ValueError: an argument is invalid (the message names it), or there are several rows and
+                neither attention_mask nor pad_token_id.
         """
         mask, pad = attention_mask, self.config.pad_token_id
         if mask is None and pad is not None and input_ids is not None:

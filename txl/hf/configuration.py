@@ -1,4 +1,4 @@
-"""The configuration, with the fields that config.json always had."""
+"""The configuration, with the fields of transformers' config.json for TransfoXL."""
 
 import dataclasses
 from typing import Any
@@ -14,25 +14,26 @@ class TransfoXLConfig(PretrainedConfig):  # type: ignore[misc]
 
     Args:
         vocab_size, cutoffs, d_model, d_embed, n_head, d_head, d_inner, div_val, n_layer: sizes.
-        pre_lnorm: layer norms before attention and feed-forward net.
-        mem_len: hidden states remembered.
-        clamp_len: largest distance told apart; -1 for no limit.
-        same_length: each token sees mem_len keys.
-        proj_share_all_but_first, tie_projs: bins whose softmax uses the embedding's projection;
-            tie_projs, a flag a bin, wins.
-        untie_r: biases u and v of their own in each layer.
-        dropout, dropatt, layer_norm_epsilon, tie_word_embeddings, eos_token_id, pad_token_id: as
-            everywhere.
-        init_std, proj_init_std: of the initial parameters.
-        initial_memory: "zeros", what the old class always began with, or "empty".
-        attn_type, adaptive, sample_softmax: of old files; only 0, either, and -1 ever worked.
+        pre_lnorm: apply layer norms before attention and feed-forward net instead of after.
+        mem_len: number of hidden states in memory.
+        clamp_len: distances above it are encoded as clamp_len; -1 for no limit.
+        same_length: whether each token sees exactly mem_len keys.
+        proj_share_all_but_first, tie_projs: bins whose softmax shares the embedding's projection;
+            tie_projs, one flag for each bin, has precedence.
+        untie_r: biases u and v are separate in each layer.
+        dropout, dropatt, layer_norm_epsilon, tie_word_embeddings, eos_token_id, pad_token_id: as in
+            other models of transformers.
+        init_std, proj_init_std: standard deviations of the initial parameters.
+        initial_memory: "zeros", as in transformers' own class, or "empty".
+        attn_type, adaptive, sample_softmax: accepted for old files; only 0, either value, and -1
+            are valid.
 
     Raises:
-        TxlError: by `model_config`, for what is no such model.
+        TxlError: raised by `model_config` for a configuration that `txl` does not support.
     """
 
     model_type = MODEL_TYPE
-    prefix = ""  # of prompts in pipelines, which else put a Russian story before those of TransfoXL
+    prefix = ""  # no prefix for prompts in pipelines, which prepend a Russian story for TransfoXL by default
     keys_to_ignore_at_inference = ["losses", "mems", "cache", "past_key_values"]  # noqa: RUF012
     attribute_map = OTHER_NAMES
 
@@ -86,10 +87,10 @@ class TransfoXLConfig(PretrainedConfig):  # type: ignore[misc]
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 
     def model_config(self) -> ModelConfig:
-        """As `txl` takes it.
+        """Return the configuration of `txl`'s model.
 
         Raises:
-            TxlError: a field, by name.
+            TxlError: a field is not supported; the message names it.
         """
         config = from_theirs(self.to_dict(), "config")
         return dataclasses.replace(config, init_std=self.init_std, proj_init_std=self.proj_init_std)

@@ -1,4 +1,4 @@
-"""TransfoXL for transformers, on our kernels: the model without a softmax, and the language
+"""TransfoXL for transformers, on the kernels of txl_kernels: the base model and the language
 model."""
 
 import functools
@@ -19,16 +19,16 @@ from txl.model.adaptive import IGNORED, AdaptiveSoftmax
 from txl.model.transformer import HiddenMemory, States, Trunk
 from txl_kernels import RelAttention
 
-NAMES = ("cache", "past_key_values")  # of generate()'s cache: since transformers 5.24, and before
+NAMES = ("cache", "past_key_values")  # argument name of generate()'s cache: since transformers 5.24, and before
 
 
 @functools.cache
 def name_in_generation() -> str:
-    """The name under which the `generate()` of this transformers keeps what a step leaves for the
-    next one.
+    """Return the argument name by which `generate()` of the installed transformers passes a step's
+    cache to the next step.
 
     Raises:
-        RuntimeError: under a name of which this module knows nothing.
+        RuntimeError: the name is not in `NAMES`.
     """
     taken = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
     for name in NAMES:
@@ -41,17 +41,17 @@ def name_in_generation() -> str:
 
 
 class TransfoXLModel(TransfoXLPreTrainedModel):
-    """Embeddings and layers with memory (Dai et al. 2019); no softmax."""
+    """The base model (Dai et al. 2019): embeddings and layers with memory, without a softmax."""
 
     def __init__(self, config: TransfoXLConfig) -> None:
-        """Raises TxlError: the configuration is of no such model."""
+        """Raise TxlError if the configuration is not one of a model that `txl` supports."""
         super().__init__(config)
         self.trunk = Trunk(config.model_config())
         self.post_init()
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Whether backward computes the layers anew."""
+        """Whether backward recomputes the layers."""
         return any(block.recompute for block in self.trunk.layers) if hasattr(self, "trunk") else False
 
     @gradient_checkpointing.setter
@@ -63,7 +63,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         return self.trunk.embedding
 
     def new_cache(self, batch: int, max_segment: int = 128) -> TransfoXLCache:
-        """For `cache`, at the start of a text."""
+        """Make a value for the argument `cache`, at the start of a text."""
         return TransfoXLCache(self.trunk, batch, max_segment)
 
     def forward(
@@ -79,24 +79,25 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         use_cache: bool | None = None,
         cache: TransfoXLCache | None = None,
     ) -> Any:
-        """A segment after its memory.
+        """Compute the hidden states of a segment, given its memory.
 
         Args:
-            input_ids: [B, L]; or inputs_embeds [B, L, d_model], scaled embeddings.
-            mems: of the call for the segment before, [M, B, d_model] a layer; None, or None for
-                each layer, at the start of a text.
-            attention_mask: [B, L]: ones, or zeros at a row's beginning or end, which are padding: a
-                row's text is read as if it stood alone, and no mems come out. With a cache only at
-                its start, and at rows' beginnings.
-            use_cache: False for no mems; a cache comes out if one went in.
-            cache: keys and values in place of mems, evaluation only; from `new_cache`. Its older
-                name, past_key_values, means the same.
+            input_ids: [B, L]; alternatively inputs_embeds: [B, L, d_model], scaled embeddings.
+            mems: the mems returned for the previous segment, [M, B, d_model] for each layer; None,
+                or None for each layer, at the start of a text.
+            attention_mask: [B, L], ones, with zeros for padding at the beginning or end of a row. A
+                padded row gives the same result as without padding, and no mems are returned. With
+                a cache, padding is allowed only at the start of the text and at the beginning of
+                rows.
+            use_cache: False to return no mems; a cache that is given is returned in any case.
+            cache: a cache from `new_cache` used instead of mems, for evaluation only.
+                past_key_values is its older name.
 
         Returns:
-            `TransfoXLModelOutput`, or a tuple of what there is.
+            `TransfoXLModelOutput`, or a tuple of its fields that are not None.
 
         Raises:
-            ValueError, RuntimeError: an argument, by name.
+            ValueError, RuntimeError: an argument is invalid; the message names it.
         """
         if self.config.mem_len != self.trunk.config.mem_len:
             raise ValueError(
@@ -137,7 +138,8 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         return inputs_embeds
 
     def _memory(self, mems: Sequence[Tensor | None] | None, batch: int) -> HiddenMemory | None:
-        """As `Trunk` takes it; raises ValueError: mems are of another model or batch."""
+        """Convert mems to the memory of `Trunk`; raise ValueError if they are of another model or
+        batch."""
         mems = known(mems)
         if mems is None:
             return None
@@ -163,7 +165,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         )
 
     def _attentions(self, states: States, memory: HiddenMemory | None) -> tuple[Tensor, ...]:
-        """Computed anew: the kernels keep none."""
+        """Recompute the attention weights of all layers, which the kernels do not store."""
         if memory is None:
             memory = self.trunk.initial_memory(states.hidden.size(0))
         found = []
@@ -174,7 +176,8 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         return tuple(found)
 
     def _read_cached(self, embedded: Tensor, cache: TransfoXLCache, left: Tensor | None) -> Tensor:
-        """left: tokens of padding before each text [B], all in the first segment; None for none."""
+        """Read embeddings with a cache, in segments; left: [B], padding before each row's text, all
+        of it in the first segment, or None for no padding."""
         if self.training:
             raise RuntimeError("cache is for evaluation: call model.eval()")
         first, *others = embedded.split(cache.max_segment, 1)
@@ -188,7 +191,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         return read[0] if len(read) == 1 else torch.cat(read, 1)
 
     def _read_padded(self, hidden: Tensor, cache: TransfoXLCache, left: Tensor) -> Tensor:
-        """As `Trunk.read_cached`; padding is zero states, as a memory of zeros has them."""
+        """As `Trunk.read_cached`, with padded positions set to zero states."""
         padding = (torch.arange(hidden.size(1), device=left.device) < left.unsqueeze(1)).unsqueeze(2)
         for block, layer in zip(self.trunk.layers, cache.layers, strict=True):
             hidden = hidden.masked_fill(padding, 0)
@@ -197,17 +200,17 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
 
 
 def known(mems: Any) -> Any:
-    """mems, or None where they are None for every layer."""
+    """Return mems, or None if they are None for every layer."""
     return None if mems is None or all(x is None for x in mems) else mems
 
 
 class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """The language model: log-probabilities of the next token, or losses."""
+    """The language model: scores (log-probabilities) of the next token, or losses."""
 
     def __init__(self, config: TransfoXLConfig) -> None:
-        """Raises TxlError: the configuration is of no such model."""
+        """Raise TxlError if the configuration is not one of a model that `txl` supports."""
         super().__init__(config)
-        self.loss_type = "ForCausalLM"  # so Trainer counts the labels that are scored: all but the first of a row
+        self.loss_type = "ForCausalLM"  # makes Trainer count the scored labels: all but the first of a row
         self.transformer = TransfoXLModel(config)
         self.crit = AdaptiveSoftmax(config.model_config(), self.transformer.trunk.embedding)
         self.post_init()
@@ -228,17 +231,19 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         num_items_in_batch: Tensor | int | None = None,
         cache: TransfoXLCache | None = None,
     ) -> Any:
-        """As `TransfoXLModel.forward`.
+        """Compute scores of the next tokens, or with labels their losses; other arguments as in
+        `TransfoXLModel.forward`.
 
         Args:
-            labels: [B, L], shifted here: the label of position n is scored by position n - 1; -100
-                is not scored, nor is a row's first token after padding. With them there are losses
-                and no scores.
-            logits_to_keep: positions at the end whose scores are wanted; 0 for all.
-            num_items_in_batch: what the sum of the losses is divided by; None for those scored.
+            labels: [B, L], shifted in this method: position n - 1 predicts the label of position n.
+                Labels of -100 and a row's first token after padding are not scored. With labels,
+                the output has losses instead of scores.
+            logits_to_keep: number of final positions to return scores for; 0 for all.
+            num_items_in_batch: divisor of the sum of the losses; None for the number of scored
+                labels.
 
         Returns:
-            `TransfoXLLMHeadModelOutput`, or a tuple of what there is.
+            `TransfoXLLMHeadModelOutput`, or a tuple of its fields that are not None.
         """
         read = self.transformer(
             input_ids,
@@ -281,8 +286,8 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         cache: TransfoXLCache | list[Tensor] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The tokens that the cache has not seen; a cache at the start, unless the text follows
-        `mems`, or what only goes with those is wanted."""
+        """Select the tokens that the cache has not read, and make a cache at the start of the text
+        unless `mems`, or outputs that only work with mems, are asked for."""
         name_in_generation()
         if input_ids.size(1) == 0:
             raise ValueError("input_ids must hold a token at least, to generate from")
@@ -293,9 +298,9 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         shown = {name: kwargs.get(name) for name in ("output_attentions", "output_hidden_states")}
         cache, mask = past if isinstance(past, TransfoXLCache) else None, kwargs.get("attention_mask")
         if cached and mems is None and past is None and not self.training and not any(shown.values()):
-            padded = mask is not None and not bool(mask.all())  # padding must be in one segment
+            padded = mask is not None and not bool(mask.all())  # all padding must be in the first segment
             cache = self.transformer.new_cache(input_ids.size(0), max(128, input_ids.size(1)) if padded else 128)
-        elif cached and isinstance(past, list):  # the mems of the last step
+        elif cached and isinstance(past, list):  # mems of the previous step
             mems, input_ids, mask = past, input_ids[:, -1:], None
         if cache is not None:
             seen = cache.get_seq_length()
@@ -318,7 +323,8 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
     def _update_model_kwargs_for_generation(
         self, outputs: TransfoXLLMHeadModelOutput, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Put beams into order: the cache, or else the mems of this step."""
+        """Pass the cache, or without one the mems, to the next step, where beam search reorders
+        them."""
         updated: dict[str, Any] = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
         for name in NAMES:
             updated.pop(name, None)
@@ -326,7 +332,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         return updated if left is None else updated | {name_in_generation(): left}
 
     def _expand_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
-        """For each of the beams; mems too, whose rows are their second axis."""
+        """Repeat all inputs for the beams, including mems, whose batch axis is the second."""
         mems, times = known(kwargs.get("mems")), kwargs.get("expand_size", 1)
         if mems is not None and times > 1:
             kwargs["mems"] = [x.repeat_interleave(times, 1) for x in mems]
@@ -334,7 +340,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
 
     @staticmethod
     def _reorder_cache(past: TransfoXLCache | list[Tensor] | None, beam_idx: Tensor) -> Any:
-        """The rows of the beams that go on."""
+        """Select the batch rows of the beams that continue."""
         if isinstance(past, TransfoXLCache):
             past.reorder_cache(beam_idx)
             return past

@@ -1,4 +1,5 @@
-"""Outputs of the models; and padding, which they read by rotating rows so that it comes last."""
+"""Outputs of the models, and left padding, which is rotated to the end of the rows before they are
+read."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,10 @@ from txl.hf.cache import TransfoXLCache
 
 
 def left_padding(mask: Tensor, embedded: Tensor) -> Tensor | None:
-    """Zeros before each row's ones, int64 [B]; None for a mask of ones.
+    """Return the number of zeros before each row's ones, int64 [B]; None if the mask is all ones.
 
     Raises:
-        ValueError: it is of another shape, or a row has zeros between ones.
+        ValueError: the mask has another shape than [B, L], or a row has zeros between ones.
     """
     if mask.shape != embedded.shape[:2]:
         raise ValueError(f"attention_mask must be {list(embedded.shape[:2])}, got shape {list(mask.shape)}")
@@ -29,7 +30,7 @@ def left_padding(mask: Tensor, embedded: Tensor) -> Tensor | None:
 
 
 def rotate(x: Tensor, by: Tensor, axis: int = 1) -> Tensor:
-    """x [B, ..], each row rotated along an axis: element by[n] of row n comes first."""
+    """Rotate each row of x [B, ..] along an axis, so that element by[n] of row n comes first."""
     index = (torch.arange(x.size(axis), device=x.device) + by.unsqueeze(1)) % x.size(axis)
     return x.take_along_dim(index.view(-1, *[1] * (axis - 1), x.size(axis), *[1] * (x.dim() - axis - 1)), axis)
 
@@ -40,11 +41,12 @@ class TransfoXLModelOutput(ModelOutput):  # type: ignore[misc]
 
     Attributes:
         last_hidden_state: [B, L, d_model].
-        mems: a tensor [M, B, d_model] a layer, for the segment that follows; None with a cache or
+        mems: the memory for the next segment, [M, B, d_model] for each layer; None with a cache or
             padding.
-        cache: the cache that was given, with this segment in it; `past_key_values`, too.
-        hidden_states: [B, L, d_model], what each layer got, then what the last made.
-        attentions: [B, H, L, M + L] a layer.
+        cache: the cache that was given, with this segment added; also available as
+            `past_key_values`.
+        hidden_states: [B, L, d_model], the input of each layer, then the output of the last.
+        attentions: [B, H, L, M + L] for each layer.
     """
 
     last_hidden_state: Tensor | None = None
@@ -58,7 +60,8 @@ class TransfoXLModelOutput(ModelOutput):  # type: ignore[misc]
         return self.cache
 
     def rotated(self, by: Tensor) -> "TransfoXLModelOutput":
-        """With positions rotated as by `rotate`; for an output without memory and cache."""
+        """Return the output with its positions rotated by `rotate`; it must have no mems and no
+        cache."""
         assert self.last_hidden_state is not None
         length = self.last_hidden_state.size(1)
         hidden = self.hidden_states and tuple(rotate(x, by) for x in self.hidden_states)
@@ -72,11 +75,11 @@ class TransfoXLLMHeadModelOutput(ModelOutput):  # type: ignore[misc]
     """Output of `TransfoXLLMHeadModel`; the rest as in `TransfoXLModelOutput`.
 
     Attributes:
-        loss: mean of the losses of labels that are not -100.
-        losses: [B, L - 1], 0 where the label is -100; in order of the positions (the old class gave
-            them in order of the bins).
-        logits: log-probabilities [B, L, vocab_size]; None with labels. `prediction_scores`, too,
-            the old class's name.
+        loss: mean loss of the labels other than -100.
+        losses: [B, L - 1], in order of positions (transformers' own class ordered them by bin); 0
+            where the label is -100.
+        logits: log-probabilities [B, L, vocab_size]; None with labels. Also available as
+            `prediction_scores`, the old name.
     """
 
     loss: Tensor | None = None

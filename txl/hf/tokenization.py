@@ -1,4 +1,4 @@
-"""The vocabulary of an old checkpoint as a fast tokenizer."""
+"""The vocabulary of an old TransfoXL checkpoint as a fast tokenizer."""
 
 import logging
 from typing import Any
@@ -15,27 +15,27 @@ _ASCII_SPACE = Regex(r"[ \t\n\r\x0b\x0c]+")
 
 
 class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
-    """Words between white space, and a line end as `<eos>`; or bytes, where the checkpoint has
-    those.
+    """Tokenizer that splits words at white space and maps a line end to `<eos>`, or, for a
+    checkpoint with a byte vocabulary, maps bytes.
 
-    The old tokenizer also ran Moses' rules over raw English; text that is cut into words already,
-    as WikiText is, comes out the same.
+    The old tokenizer also applied Moses' rules to raw English; for text that is already split into
+    words, such as WikiText, both give the same tokens.
     """
 
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
     @property
     def of_words(self) -> bool:
-        """Whether its tokens are words, between which decoding puts spaces."""
+        """Whether its tokens are words, which decoding joins by spaces."""
         return self.backend_tokenizer.decoder is None
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """The tokenizer of a folder with tokenizer.json, or with vocab.pkl, vocab.bin or vocab.txt,
-        which are read without executing anything.
+        """Load the tokenizer of a folder with tokenizer.json, vocab.pkl, vocab.bin or vocab.txt;
+        pickles are read without executing anything.
 
         Raises:
-            OSError: neither is there.
+            OSError: the folder has none of these files.
             TxlError: the vocabulary is damaged or of another form.
         """
         name = str(pretrained_model_name_or_path)
@@ -53,7 +53,7 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
 
     @classmethod
     def from_vocabulary(cls, words: Vocabulary, **options: Any) -> "TransfoXLTokenizer":
-        """The tokenizer of a vocabulary of `txl`; options as transformers' tokenizers take them."""
+        """Make the tokenizer of a vocabulary of `txl`; options as in transformers' tokenizers."""
         plain = {"clean_up_tokenization_spaces": False} | options
         if isinstance(words, ByteVocabulary):
             return cls(tokenizer_object=_of_bytes(words), **plain)
@@ -64,8 +64,8 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
 
 
 class TransfoXLTextGenerationPipeline(TextGenerationPipeline):  # type: ignore[misc]
-    """transformers' own, with a space between a prompt and the first word after it where the
-    tokenizer is a `TransfoXLTokenizer` of words: it decodes what is new alone."""
+    """transformers' text-generation pipeline, which decodes the new tokens alone; this one puts a
+    space between the prompt and the first new word if a `TransfoXLTokenizer` of words is used."""
 
     def postprocess(self, model_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         prompt = model_outputs["prompt_text"]
@@ -95,8 +95,8 @@ def _of_bytes(words: ByteVocabulary) -> Tokenizer:
 
 
 def _printable() -> list[str]:
-    """The character that stands for each byte, as GPT-2's byte-level coding has it: printable
-    Latin-1 for itself, the others from 256 on."""
+    """Return the character that represents each byte in GPT-2's byte-level coding: printable
+    Latin-1 characters represent themselves, other bytes characters from 256 on."""
     own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in own else chr(next(others)) for byte in range(256)]

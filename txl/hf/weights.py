@@ -1,5 +1,5 @@
-"""The base of TransfoXL's models: weights as Hugging Face's TransfoXL always named them, to and
-from these models' own names."""
+"""The base class of TransfoXL's models: it loads and saves weights under the names of transformers'
+own TransfoXL."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,13 @@ from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, draw, resize_
 from txl.model.config import ModelConfig
 from txl.model.transformer import Trunk, init_module
 
-HEAD = "score."  # of a classifier
+HEAD = "score."  # prefix of a classifier's head
 OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
 
 
 def file_of(name: str, file: str, options: Mapping[str, Any]) -> Path | None:
-    """A file of a folder, or of a name on the Hub, downloaded first; None if it is not there."""
+    """Return the path of a file in a folder or in a repository of the Hub (which is downloaded);
+    None if it does not exist."""
     if Path(name).is_dir():
         path = Path(name, options.get("subfolder") or "", file)
         return path if path.is_file() else None
@@ -34,20 +35,21 @@ def file_of(name: str, file: str, options: Mapping[str, Any]) -> Path | None:
 
 
 def _folder_of(name: str, options: Mapping[str, Any], files: Sequence[str]) -> Path:
-    """The folder of a checkpoint, with its config.json and the first of the files there is.
+    """Return the local folder of a checkpoint, after downloading config.json and the first existing
+    one of `files`.
 
     Raises:
-        OSError: it holds no config.json.
+        OSError: there is no config.json.
     """
     config = file_of(name, "config.json", options)
     if config is None:
         raise OSError(f"{name}: holds no config.json")
-    next((file for file in files if file_of(name, file, options) is not None), None)  # for the download
+    next((file for file in files if file_of(name, file, options) is not None), None)  # downloads it
     return config.parent
 
 
 def _files(use_safetensors: bool | None, variant: str | None) -> tuple[str, ...]:
-    """Names of the files of weights to look for; raises ValueError: variant is given."""
+    """Return the names of weight files to look for; raise ValueError if variant is given."""
     if variant is not None:
         raise ValueError(f"variant must be None: such files were never written for TransfoXL; got {variant!r}")
     safe, pickled = huggingface.WEIGHTS
@@ -55,21 +57,22 @@ def _files(use_safetensors: bool | None, variant: str | None) -> tuple[str, ...]
 
 
 def _are_theirs(state: Mapping[str, Any]) -> bool:
-    """Whether tensors have Hugging Face's names."""
+    """Whether the tensors have transformers' names for TransfoXL."""
     return any("word_emb." in name for name in state)
 
 
 def _to_ours(given: Mapping[str, Tensor], model: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
-    """The model's state_dict from Hugging Face's, in the dtype that all have there, else float32;
-    without a classifier's head where there is none.
+    """Make the model's state_dict from tensors with transformers' names, in the dtype that all of
+    them have, else in float32. A classifier's head is included only if both sides have one.
 
     Raises:
-        TxlError: a tensor is missing, unknown, of another shape, or repeats another and differs.
+        TxlError: a tensor is missing, unknown, of another shape, or differs from the one it is tied
+            to.
     """
     softmax, shapes, state = False, {}, model.state_dict()
     head = {name: x for name, x in given.items() if name.startswith(HEAD)}
     given = {name: x for name, x in given.items() if name not in head}
-    names: dict[str, list[str]] = {}  # of the model's state, by those of `txl`: tied biases are there in each layer
+    names: dict[str, list[str]] = {}  # full names of the state by short name; tied biases have one for each layer
     for full, p in state.items():
         if full.startswith(HEAD):
             continue
@@ -88,8 +91,8 @@ def _to_ours(given: Mapping[str, Tensor], model: nn.Module, config: ModelConfig)
 
 
 def _to_theirs(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Hugging Face's names and tensors, none twice; with the prefix where there is a softmax or a
-    classifier's head."""
+    """Convert a state_dict to transformers' names, tied tensors once; names get the prefix if there
+    is a softmax or a classifier's head."""
     short = {_short(name): x for name, x in state.items()}
     softmax, head = (any(name.startswith(kind) for name in short) for kind in ("softmax.", HEAD))
     found = original(short, config, softmax)
@@ -104,7 +107,8 @@ def _short(name: str) -> str:
 
 
 def _read(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
-    """Raises OSError as transformers does: there are none, or they are damaged."""
+    """Read the weights in a folder; raise OSError, as transformers does, if there are none or they
+    are damaged."""
     try:
         return huggingface.tensors(folder, names)
     except TxlError as error:
@@ -112,7 +116,7 @@ def _read(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
 
 
 class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
-    """Reads and writes the weights that Hugging Face's class wrote, under their old names."""
+    """Base class that loads and saves weights under the names of transformers' own TransfoXL."""
 
     config_class = TransfoXLConfig
     base_model_prefix = "transformer"
@@ -122,13 +126,13 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As transformers', of a folder or a name on the Hub, safetensors or pickle (read with
-        `weights_only`); strict.
+        """Load a model as transformers does, from a folder or a repository of the Hub, with weights
+        as safetensors or pickle (read with `weights_only`). All tensors must match.
 
         Raises:
-            OSError: no weights there, or damaged ones.
-            TxlError: a tensor is missing, unknown or of another shape, or the configuration is of
-                no such model.
+            OSError: there are no weights, or they are damaged.
+            TxlError: a tensor is missing, unknown or of another shape, or `txl` does not support
+                the configuration.
         """
         given = kwargs.pop("state_dict", None)
         if pretrained_model_name_or_path is None:
@@ -140,7 +144,7 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         config = kwargs.pop("config", None)
         dtypes: dict[str, Any] = {
             key: kwargs.pop(key) for key in ("dtype", "torch_dtype") if key in kwargs
-        }  # "auto" is no config's
+        }  # "auto" is not a value of a configuration
         kwargs = {key: value for key, value in kwargs.items() if key not in OF_THE_HUB}
         if not isinstance(config, TransfoXLConfig):
             config, kwargs = TransfoXLConfig.from_pretrained(config or folder, return_unused_kwargs=True, **kwargs)
@@ -164,14 +168,14 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         return _to_ours(given, shape, config.model_config())
 
     def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Any = None, **kwargs: Any) -> None:
-        """As transformers', under the names that its own class had."""
+        """Save as transformers does, under the names of its own TransfoXL class."""
         state = self.state_dict() if state_dict is None else state_dict
         if not _are_theirs(state):
             state = _to_theirs(state, self.config.model_config())
         super().save_pretrained(save_directory, *args, state_dict=state, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Loads parameters by their old names or their own."""
+        """Load parameters by transformers' names for TransfoXL or by this module's own."""
         if _are_theirs(state_dict):
             state_dict = _to_ours(state_dict, self, self.config.model_config())
         result = super().load_state_dict(state_dict, *args, **kwargs)
@@ -179,7 +183,7 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         return result
 
     def tie_weights(self, *args: Any, **kwargs: Any) -> None:
-        """u and v are one pair in all layers, unless `untie_r`."""
+        """Share one pair of biases u and v among all layers, unless `untie_r`."""
         super().tie_weights(*args, **kwargs)
         for module in self.modules():
             if isinstance(module, Trunk):
@@ -187,7 +191,8 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     def _init_weights(self, module: nn.Module) -> None:
         config = self.config.model_config()
-        if isinstance(module, (nn.ParameterList, nn.ParameterDict)):  # an owner of these alone is never asked
+        # not called for modules that own nothing but these
+        if isinstance(module, (nn.ParameterList, nn.ParameterDict)):
             draw(module, config)
         else:
             init_module(module, config)
@@ -195,19 +200,19 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        """A vocabulary of another size: tokens are added or removed at the end of its last bin.
+        """Change the vocabulary's size: tokens are added or removed at the end of the last bin.
 
         Args:
-            new_num_tokens: the size; None for the present one.
-            pad_to_multiple_of: None, or what the size is rounded up to a multiple of.
-            mean_resizing: new embeddings and biases are the mean of the bin's; False to draw them
-                as at first.
+            new_num_tokens: the new size; None for the present one.
+            pad_to_multiple_of: round the size up to a multiple of this; None for no rounding.
+            mean_resizing: initialize new embeddings and biases with the mean of the bin's; False to
+                draw them as at construction.
 
         Returns:
-            The embedding.
+            The embedding module.
 
         Raises:
-            ValueError: nothing would be left of the last bin.
+            ValueError: the last bin would be empty.
         """
         size = self.config.vocab_size if new_num_tokens is None else new_num_tokens
         size += -size % (pad_to_multiple_of or 1)
@@ -222,10 +227,10 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         return embedding
 
     def reset_memory_length(self, mem_len: int) -> None:
-        """Another mem_len from the next call on, in the configuration, too.
+        """Set mem_len, also in the configuration, from the next call on.
 
         Raises:
-            TxlError: it is below 0, or 0 with same_length.
+            TxlError: mem_len is below 0, or 0 with same_length.
         """
         found = self._change(mem_len=mem_len)
         for module in self.modules():
@@ -234,7 +239,8 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
                     block.attention.window = found.window
 
     def _change(self, **fields: Any) -> ModelConfig:
-        """Sets fields of every module's configuration, if together they are one."""
+        """Set fields of the configuration in all modules; raise TxlError if the result is
+        invalid."""
         changed = copy.deepcopy(self.config)
         for name, value in fields.items():
             setattr(changed, name, value)

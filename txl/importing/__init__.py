@@ -1,2 +1,2 @@
-"""Checkpoints of other code: the original's, Hugging Face's, NVIDIA's. Nothing in a file is
-executed."""
+"""Import of checkpoints of other code: the original's, transformers' and NVIDIA's. Nothing in a
+file is executed."""

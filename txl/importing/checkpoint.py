@@ -1,4 +1,4 @@
-"""From another code's checkpoint to one of ours, and back to Hugging Face's."""
+"""Conversion of other code's checkpoints to txl's, and export for transformers."""
 
 import json
 import os
@@ -23,11 +23,11 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 class _Code(NamedTuple):
-    """One that wrote checkpoints.
+    """A code base whose checkpoints can be imported.
 
     Attributes:
-        find: what `read` takes, or None if a path is none of its checkpoints.
-        looks: what one is.
+        find: returns the argument of `read`, or None if a path is not one of its checkpoints.
+        looks: description of its checkpoints, for messages.
     """
 
     find: Callable[[Path], Path | None]
@@ -48,7 +48,7 @@ _CODES = {
 
 
 class Imported(NamedTuple):
-    """The result of `convert`: the format, the model, and its vocabulary."""
+    """The result of `convert`: format, model and vocabulary."""
 
     form: str
     model: TransformerXL
@@ -58,17 +58,18 @@ class Imported(NamedTuple):
 def convert(
     source: Path, out: Path, words: Path | None = None, form: Format = "auto", lengths: Lengths | None = None
 ) -> Imported:
-    """Reads a checkpoint, compares all it holds with what its configuration needs, writes ours.
+    """Convert a checkpoint of other code to one of txl, after comparing all its tensors with what
+    its configuration requires.
 
     Args:
         source: a file or folder.
         out: the .safetensors file to write.
-        words: a vocabulary's file; None for the one in the checkpoint or beside it.
-        form: the format; "auto" to tell by its looks.
-        lengths: what a TensorFlow checkpoint does not say; for no other format.
+        words: file with a vocabulary; None for the vocabulary in the checkpoint or in its folder.
+        form: the format; "auto" to detect it.
+        lengths: lengths that a TensorFlow checkpoint does not store; not used for other formats.
 
     Raises:
-        TxlError: anything missing, unknown, damaged or in disagreement; nothing is written.
+        TxlError: something is missing, unknown, damaged or inconsistent; nothing is written.
     """
     try:
         return _convert(source, out, words, form, lengths or Lengths())
@@ -76,7 +77,7 @@ def convert(
         if str(source) in str(error) or str(out) in str(error) or (words is not None and str(words) in str(error)):
             raise
         raise TxlError(f"{source}: {error}") from error
-    except Exception as error:  # what a hostile file leads to is anything
+    except Exception as error:  # a hostile file can raise anything
         reason = " ".join(str(error).split())[:200]
         raise TxlError(
             f"{source}: not a checkpoint as its code writes it ({type(error).__name__}: {reason})"
@@ -98,7 +99,7 @@ def _convert(source: Path, out: Path, words: Path | None, form: Format, lengths:
 
 
 def _find(source: Path, form: Format) -> tuple[str, Path]:
-    """The format and what its `read` takes."""
+    """Return the format and the argument of its `read`."""
     if form not in FORMATS:
         raise TxlError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
     tried = [form] if form != "auto" else list(_CODES)
@@ -114,7 +115,7 @@ def _find(source: Path, form: Format) -> tuple[str, Path]:
 def _model(read: Foreign, what: str) -> TransformerXL:
     if read.config.n_layer > len(read.tensors):
         raise TxlError(f"{what}: the configuration needs {read.config.n_layer:,} layers, more than there are tensors")
-    with torch.device("meta"):  # nothing is allocated for sizes that the file does not have
+    with torch.device("meta"):  # a damaged file could name sizes that do not fit into memory
         shapes = {name: p.shape for name, p in TransformerXL(read.config).named_parameters()}
     found = translate(read.tensors, read.config, shapes, read.flipped_clusters, what)
     model = TransformerXL(read.config)
@@ -141,15 +142,16 @@ def _vocabulary(read: Foreign, words: Path | None, source: Path) -> Vocabulary:
 
 
 def export(source: AnyPath, folder: Path) -> None:
-    """Writes config.json, model.safetensors and vocab.txt, as transformers up to 4.x and `txl.hf`
-    read them; all of them or none.
+    """Write config.json, model.safetensors and vocab.txt, as transformers up to 4.x and `txl.hf`
+    read them. On an error, no file is written.
 
     Args:
-        source: a checkpoint or a run.
-        folder: a new one, or an empty one.
+        source: a checkpoint or a run's folder.
+        folder: a folder that does not exist or is empty.
 
     Raises:
-        TxlError: the model is none of that class, or the folder holds something.
+        TxlError: the model is not one that transformers' TransfoXL supports, or the folder is not
+            empty.
     """
     if os.path.lexists(folder) and (not folder.is_dir() or folder.is_symlink() or any(folder.iterdir())):
         raise TxlError(f"{folder}: exists already; choose another folder")
@@ -162,7 +164,7 @@ def export(source: AnyPath, folder: Path) -> None:
         listed, config["eos_token_id"] = list(words.words), words.start
     else:
         assert isinstance(words, ByteVocabulary)
-        listed = [str(byte) for byte in words.symbols]  # their numbers, as the original prepares enwik8
+        listed = [str(byte) for byte in words.symbols]  # decimal numbers, as in the original preparation of enwik8
     tensors = huggingface.prefixed(original(dict(model.named_parameters()), model.config))
     text = json.dumps({"architectures": ["TransfoXLLMHeadModel"]} | config, indent=2, sort_keys=True)
     try:

@@ -1,5 +1,5 @@
-"""Hugging Face's TransfoXL: a folder with config.json and weights, as transformers up to 4.x saved
-it."""
+"""Checkpoints of transformers' TransfoXL: a folder with config.json and weights, as saved by
+transformers up to 4.x."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,25 +32,25 @@ _NOT_THEIRS = {
     "embedding_dropout": None, "output_dropout": None,
 }  # fmt: skip
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-SEGMENT = 128  # of training; the configuration does not say
+SEGMENT = 128  # tokens of a training segment, which the configuration does not give
 
 
 def find(source: Path) -> Path | None:
-    """The folder, or None if it is none by its looks."""
+    """Return the folder if it looks like a checkpoint of TransfoXL, else None."""
     return source if (source / "config.json").is_file() else None
 
 
 def read(source: Path, lengths: Lengths) -> Foreign:
-    """A folder's configuration and tensors; raises as `config` and `tensors` do."""
+    """Read a folder's configuration and tensors; errors as in `config` and `tensors`."""
     return Foreign(config(source), tensors(source), False, SEGMENT, vocabulary.beside(source))
 
 
 def config(source: Path) -> ModelConfig:
-    """The model's configuration, as `from_theirs`.
+    """Read the model's configuration, as `from_theirs` does.
 
     Raises:
-        TxlError: config.json is missing, damaged, of another model, or asks for what the paper's
-            model is not.
+        TxlError: config.json is missing, damaged, of another model, or has options that the paper's
+            model does not have.
     """
     path = source / "config.json"
     try:
@@ -64,12 +64,12 @@ def config(source: Path) -> ModelConfig:
 
 
 def tensors(source: Path, names: Sequence[str] = WEIGHTS) -> dict[str, Tensor]:
-    """Its tensors by the names of the original code; of several files, if an index says so.
+    """Read the tensors, from one file or from those in an index, with the original code's names.
 
-    names: of the files that are looked for, the first that is there.
+    names: file names to look for; the first that exists is read.
 
     Raises:
-        TxlError: there are none, or a file is damaged or holds more than tensors.
+        TxlError: there is no such file, or one is damaged or holds other objects than tensors.
     """
     for name in names:
         if (source / name).is_file():
@@ -81,7 +81,7 @@ def tensors(source: Path, names: Sequence[str] = WEIGHTS) -> dict[str, Tensor]:
 
 
 def _parts(index: Path) -> list[Path]:
-    """The files of an index, all of them beside it."""
+    """Return the files named by an index; they must be in its folder."""
     try:
         found = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -93,7 +93,7 @@ def _parts(index: Path) -> list[Path]:
 
 
 def unprefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by the original's names, from Hugging Face's."""
+    """Rename tensors from transformers' names to the original code's."""
     found = {str(name).removeprefix("transformer."): x for name, x in tensors.items()}
     if len(found) < len(tensors):
         raise TxlError("tensors are there with and without the prefix 'transformer.'")
@@ -101,17 +101,17 @@ def unprefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def prefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by Hugging Face's names, from the original's."""
+    """Rename tensors from the original code's names to transformers'."""
     return {name if name.startswith("crit.") else f"transformer.{name}": x for name, x in tensors.items()}
 
 
 def from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
-    """Our configuration from the fields of config.json. Memory begins with zeros, as their code has
-    it, unless `initial_memory`, a field of ours, says otherwise; same_length is a window of mem_len
-    keys.
+    """Make a `ModelConfig` from the fields of config.json. Memory begins with zeros, as in
+    transformers, unless `initial_memory`, a field added by txl, says otherwise; same_length becomes
+    a window of mem_len keys.
 
     Raises:
-        TxlError: a field is missing, or asks for what the paper's model is not; begins with `what`.
+        TxlError: a field is missing, or is not supported; the message begins with `what`.
     """
     given = _by_own_names(given, what)
     if given.get("attn_type", 0) != 0:
@@ -126,7 +126,7 @@ def from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
 
 
 def _by_own_names(given: dict[str, Any], what: str) -> dict[str, Any]:
-    """Fields by their own names; TxlError where one is there under two names and differs."""
+    """Rename fields from aliases to proper names; raise TxlError if both are given and differ."""
     for other, own in OTHER_NAMES.items():
         if own in given and given.get(other, given[own]) != given[own]:
             raise TxlError(f"{what}: {other} {given[other]!r} and {own} {given[own]!r} are one field and differ")
@@ -160,10 +160,11 @@ def _from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
 
 
 def to_theirs(config: ModelConfig, what: str) -> dict[str, Any]:
-    """Fields of config.json from our configuration.
+    """Make the fields of config.json from a `ModelConfig`.
 
     Raises:
-        TxlError: the model is none of its class; begins with `what`, names the field.
+        TxlError: transformers' class does not support the model; the message begins with `what` and
+            names the field.
     """
     for name, value in _NOT_THEIRS.items():
         if getattr(config, name) != value:

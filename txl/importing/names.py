@@ -1,4 +1,5 @@
-"""Names of our parameters and options in the PyTorch code of the paper, and all that came of it."""
+"""Translation between txl's parameters and those of the paper's PyTorch code and its
+descendants."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -11,17 +12,17 @@ from txl.model.adaptive import needs_projection, table_shapes
 from txl.model.config import ModelConfig
 from txl.text.vocabulary import Vocabulary
 
-_MOST_GROWTH = 4  # float16 becomes float32, and shared projections may become separate ones
+_MOST_GROWTH = 4  # bound on growth: float16 becomes float32, and shared projections can become separate
 _IGNORED = ("pos_emb.inv_freq",)  # computed, not learned
 Ties = Literal["none", "tail", "all"]
 
 
 class Lengths(NamedTuple):
-    """The lengths that a TensorFlow checkpoint does not hold.
+    """Lengths that a TensorFlow checkpoint does not store.
 
     Attributes:
-        mem_len, clamp_len, same_length: as its scripts' flags; clamp_len None for no limit.
-        segment: tokens of training's segments (tgt_len); None for mem_len.
+        mem_len, clamp_len, same_length: the flags of its scripts; clamp_len is None for no limit.
+        segment: tokens of a training segment (tgt_len); None for mem_len.
     """
 
     mem_len: int | None = None
@@ -31,13 +32,13 @@ class Lengths(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """A checkpoint of other code.
+    """A checkpoint of other code, as read.
 
     Attributes:
-        tensors: by the names of the original PyTorch code.
-        flipped_clusters: rows of the clusters stand in reverse.
-        segment: tokens of training's segments.
-        vocabulary: reads what lies beside the tensors; None if nothing does.
+        tensors: tensors by the names of the original PyTorch code.
+        flipped_clusters: whether the rows of cluster_weight and cluster_bias are in reverse order.
+        segment: tokens of a training segment.
+        vocabulary: function that reads the vocabulary; None if there is none.
     """
 
     config: ModelConfig
@@ -48,10 +49,11 @@ class Foreign(NamedTuple):
 
 
 def ties(tied: Sequence[bool], what: str) -> Ties:
-    """The ties of flags, one a bin: which bins' softmax uses the embedding's projection.
+    """Return `ModelConfig.tie_projs` for flags, one for each bin, that say whether the softmax
+    shares the embedding's projection.
 
     Raises:
-        TxlError: another pattern than `ModelConfig.tie_projs` has; begins with `what`.
+        TxlError: `tie_projs` has no value for this pattern; the message begins with `what`.
     """
     tied = list(tied)
     tail = [False] + [True] * (len(tied) - 1)
@@ -63,9 +65,10 @@ def ties(tied: Sequence[bool], what: str) -> Ties:
 
 
 def window(same_length: object, keys: int, what: str) -> int | None:
-    """Keys a token sees where training said same_length; None for all.
+    """Return the number of keys a token sees if the model was trained with same_length; None for
+    all.
 
-    keys: memory's, or one more, as the code has it.
+    keys: mem_len, or mem_len + 1, depending on the code.
     """
     if not same_length:
         return None
@@ -75,11 +78,11 @@ def window(same_length: object, keys: int, what: str) -> int | None:
 
 
 class Part(NamedTuple):
-    """One of our parameters.
+    """The source of one of txl's parameters.
 
     Attributes:
-        theirs: one name, or several whose rows follow each other.
-        flipped: rows in reverse order.
+        theirs: a name in the other code, or several whose rows are concatenated.
+        flipped: whether rows are in reverse order.
     """
 
     theirs: tuple[str, ...]
@@ -87,9 +90,10 @@ class Part(NamedTuple):
 
 
 def parts(config: ModelConfig, flipped_clusters: bool) -> tuple[dict[str, Part], dict[str, str]]:
-    """Our names and theirs; and names of theirs that repeat another of theirs where tied.
+    """Return the source of each txl parameter, and for tied parameters the other code's repeated
+    names with the names they repeat.
 
-    flipped_clusters: clusters are in reverse order, as in the original and NVIDIA's code.
+    flipped_clusters: whether clusters are in reverse order, as in the original's and NVIDIA's code.
     """
     found: dict[str, Part] = {}
     repeated: dict[str, str] = {}
@@ -118,7 +122,7 @@ def parts(config: ModelConfig, flipped_clusters: bool) -> tuple[dict[str, Part],
         found["softmax.cluster_bias"] = Part(("crit.cluster_bias",), flipped_clusters)
     for n in range(config.n_layer):
         found |= _layer(n, config)
-        if not config.untie_r:  # one pair, which every layer names too
+        if not config.untie_r:  # a single pair, which has a name in every layer too
             repeated |= {f"layers.{n}.dec_attn.{name}": name for name in ("r_w_bias", "r_r_bias")}
     return found, repeated
 
@@ -153,16 +157,16 @@ def translate(
     what: str,
     softmax: bool = True,
 ) -> dict[str, Tensor]:
-    """Our parameters, float32, from theirs by their names.
+    """Make txl's parameters, float32, from the other code's.
 
     Args:
-        given: theirs, prefixes removed.
-        shapes: of our parameters.
-        softmax: False for all but the softmax's, which are not looked at.
+        given: the other code's tensors, with prefixes removed.
+        shapes: shapes of txl's parameters.
+        softmax: False to leave out the softmax's parameters.
 
     Raises:
-        TxlError: a tensor is missing, unknown, of another shape or no float, or one that should
-            repeat another differs from it; begins with `what`.
+        TxlError: a tensor is missing, unknown, of another shape or not floating point, or differs
+            from the one it should repeat; the message begins with `what`.
     """
     named, repeated = parts(config, flipped_clusters)
     if not softmax:
@@ -196,8 +200,8 @@ def _without_softmax(named: Mapping[str, Part]) -> dict[str, Part]:
 
 
 def original(parameters: Mapping[str, Tensor], config: ModelConfig, softmax: bool = True) -> dict[str, Tensor]:
-    """Their parameters from ours, the other way than `translate`; clusters in natural order, none
-    twice."""
+    """Make the other code's parameters from txl's, the inverse of `translate`; clusters are in
+    natural order, and no tensor is repeated."""
     named, _ = parts(config, flipped_clusters=False)
     found: dict[str, Tensor] = {}
     rows = [count for count, _ in table_shapes(config)]
@@ -209,7 +213,8 @@ def original(parameters: Mapping[str, Tensor], config: ModelConfig, softmax: boo
 
 
 def check_plain(x: Tensor, what: str) -> None:
-    """Raises TxlError: it is not dense, not in memory, or has more elements than bytes."""
+    """Raise TxlError unless the tensor is dense, in memory, and has no more elements than bytes of
+    storage."""
     if x.layout != torch.strided or x.is_nested or x.is_quantized or x.device.type == "meta":
         raise TxlError(f"{what} is no dense tensor")
     if x.numel() * x.element_size() > x.untyped_storage().nbytes():
@@ -217,7 +222,8 @@ def check_plain(x: Tensor, what: str) -> None:
 
 
 def _check(tensors: Sequence[Tensor], shape: torch.Size, what: str) -> None:
-    """Raises TxlError: they hold no floats, or their rows together are not of this shape."""
+    """Raise TxlError if the tensors are not floating point, or their concatenation has another
+    shape."""
     first = tensors[0]
     if not all(x.is_floating_point() for x in tensors):
         raise TxlError(f"{what} must hold floats, got {', '.join(sorted({str(x.dtype) for x in tensors}))}")
@@ -229,8 +235,8 @@ def _check(tensors: Sequence[Tensor], shape: torch.Size, what: str) -> None:
 
 
 def _refuse_growth(given: Iterable[Tensor], shapes: Iterable[torch.Size], what: str) -> None:
-    """Raises TxlError: more is needed than the file holds, as of views that repeat a small
-    tensor."""
+    """Raise TxlError if the parameters need much more memory than the file has, as with views that
+    repeat a small tensor."""
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in given}
     held, needed = sum(storages.values()), 4 * sum(shape.numel() for shape in shapes)
     if needed > _MOST_GROWTH * held:

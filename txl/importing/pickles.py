@@ -1,5 +1,5 @@
-"""Pickles and files of torch.save read without executing anything: data and tensors come out, of
-everything else an inert stand-in."""
+"""Reading of pickles and torch.save files without executing anything: data and tensors are
+returned, all other objects are replaced by inert ones."""
 
 import io
 import pickle
@@ -26,7 +26,7 @@ _REFUSED = (
     pickle.PERSID, pickle.BINPERSID, pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.BYTEARRAY8, pickle.NEXT_BUFFER,
     pickle.READONLY_BUFFER,
 )  # fmt: skip
-_WIDEST_KEY = 2**61 - 1  # beyond it integers that differ may have one hash
+_WIDEST_KEY = 2**61 - 1  # larger integers can differ and have the same hash
 
 _NUMBER, _VERSION = 0x1950A86A20F9469CFC6C, 1001  # of torch.save's older format
 _BEGINS = pickle.dumps(_NUMBER, 2)
@@ -35,16 +35,16 @@ _DTYPES = {
     "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32, "ShortStorage": torch.int16,
     "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
 }  # fmt: skip
-_LOOKED_AT = 2**24  # bytes of a file's beginning, or of the pickle inside
+_LOOKED_AT = 2**24  # number of bytes searched at the beginning of a file or of the pickle inside
 
 
 class Inert:
-    """Stands for an object or function of a pickle. Takes what a pickle does to it, and keeps its
-    state.
+    """Inert replacement of an object or function of a pickle. It accepts all operations of a pickle
+    and stores its state.
 
     Attributes:
-        kind: full name of what it stands for.
-        state: what the pickle would have set; None if nothing.
+        kind: full name of the replaced class or function.
+        state: the state that the pickle would have set, or None.
     """
 
     kind = ""
@@ -57,13 +57,14 @@ class Inert:
         self.state = state
 
     def append(self, *values: Any) -> None:
-        """Accept items of what is like a container and ignore them."""
+        """Accept and ignore the items of a container-like object."""
 
     extend = add = __setitem__ = append
 
 
 def _check_keys(keys: Iterable[Any]) -> None:
-    """Raises UnpicklingError: a key whose hash has no bounds."""
+    """Raise UnpicklingError for a key that could be slow to hash (nested or a very large
+    integer)."""
     for key in keys:
         plain = key is None or type(key) in (str, bytes, bool, float) or (type(key) is int and abs(key) < _WIDEST_KEY)
         if not plain and not isinstance(key, Inert):
@@ -71,7 +72,7 @@ def _check_keys(keys: Iterable[Any]) -> None:
 
 
 def _checked(load: str, keys: slice) -> Callable[[Any], None]:
-    """A step of the unpickler's, once the keys that it finds on the stack are known to be plain."""
+    """Return an unpickler's opcode handler that first checks the keys it takes from the stack."""
 
     def step(it: Any) -> None:
         _check_keys(it.stack[keys])
@@ -81,12 +82,12 @@ def _checked(load: str, keys: slice) -> Callable[[Any], None]:
 
 
 class Unpickler(pickle._Unpickler):
-    """Unpickler of data: Python's own, the one written in Python, with changes.
+    """Unpickler for data, derived from Python's pure-Python unpickler.
 
-    A name is never imported but becomes `Inert`, or is one of a few containers; nothing outside the
-    file is asked for (no persistent ids, extensions, buffers); nothing is allocated or copied
-    beyond what the file holds; keys of dictionaries and members of sets are plain, since hashing
-    what is nested has no bounds.
+    A name is never imported: it becomes `Inert` or one of a few containers. Nothing outside the
+    file is accessed (no persistent ids, extensions or buffers). Nothing larger than the file is
+    allocated or copied. Keys of dictionaries and members of sets must be plain, since hashing
+    nested objects can take unlimited time.
     """
 
     dispatch: ClassVar[dict[int, Any]] = {
@@ -94,26 +95,28 @@ class Unpickler(pickle._Unpickler):
     }
 
     def __init__(self, file: Any, budget: int, **options: Any) -> None:
-        """budget: elements that may be copied from container to container."""
+        """budget: maximum number of elements copied from container to container."""
         super().__init__(file, **options)
         self.budget = budget
         self._classes: dict[tuple[str, str], Any] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Never a class that anyone else has: a pickle can set attributes of classes."""
+        """Return a class created for this unpickler, since a pickle can set attributes of
+        classes."""
         if (module, name) not in self._classes:
             self._classes[module, name] = self._stand_in(module, name)
         return self._classes[module, name]
 
     def _stand_in(self, module: str, name: str) -> Any:
-        """The object that takes the place of a name."""
+        """Make the class that replaces a name."""
         container = _CONTAINERS.get((module, name))
         if container is not None:
             return self._counted(name, container)
         return type("Inert", (Inert,), {"kind": f"{module}.{name}"})
 
     def _counted(self, name: str, container: type) -> type:
-        """The container, of plain keys, filled with no more than the budget."""
+        """Make a subclass of a container that checks its keys and counts copied elements against
+        the budget."""
 
         def init(it: Any, *args: Any) -> None:
             for given in args:
@@ -135,23 +138,23 @@ class Unpickler(pickle._Unpickler):
 
 
 def unpickle(data: bytes, what: str) -> Any:
-    """The object in a pickle.
+    """Return the object in a pickle.
 
     Raises:
-        TxlError: it is damaged, truncated, or does what no data needs; begins with `what`.
+        TxlError: it is damaged, truncated, or uses operations that data does not need; the message
+            begins with `what`.
     """
     try:
-        # Strings of Python 2 are bytes, and stay so.
+        # Strings of Python 2 are read as bytes.
         return Unpickler(io.BytesIO(data), len(data), encoding="bytes").load()
     except RecursionError as error:
         raise TxlError(f"{what}: no pickle of data: nested too deeply") from error
-    except Exception as error:  # what a damaged pickle raises is anything
+    except Exception as error:  # a damaged pickle can raise anything
         raise TxlError(f"{what}: not a whole pickle of data ({type(error).__name__}: {error})") from error
 
 
 class _Fixed:
-    """The object that a pickle gets in place of a function or a storage's type, and cannot
-    change."""
+    """The immutable object that a pickle gets in place of a function or a storage type."""
 
     __slots__ = ("call", "dtype")
     call: Callable[..., Any] | None
@@ -188,13 +191,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class _Legacy(Unpickler):
-    """Unpickler of torch.save's older format, also of modules pickled whole, which torch reads as
-    code or not at all.
+    """Unpickler for torch.save's older format, including pickled modules, which torch itself only
+    reads by importing their classes.
 
     Attributes:
-        names: of classes that become inert, as `load` has them; besides these, tensors and plain
-            containers are read.
-        storages: bytes by key.
+        names: names of classes that become inert, as in `load`; apart from these only tensors and
+            plain containers are read.
+        storages: storages by key.
     """
 
     names: ClassVar[frozenset[str]] = frozenset()
@@ -217,7 +220,8 @@ class _Legacy(Unpickler):
         raise pickle.UnpicklingError(f"Unsupported class {full}")
 
     def _persistent(self) -> None:
-        """A class, its source not looked at, or a storage that the file can hold."""
+        """Resolve a persistent id: a class (its source is ignored), or a storage no larger than the
+        file."""
         given = self.stack.pop()  # type: ignore[attr-defined]
         if not isinstance(given, tuple) or len(given) < 5 - (given[:1] == ("module",)):
             raise pickle.UnpicklingError("a persistent id of no known form")
@@ -243,10 +247,10 @@ class _Legacy(Unpickler):
 
 
 def _load_legacy(path: Path, classes: Iterable[str]) -> Any:
-    """The contents of a file of the older format: five pickles (a number, a version, sizes of
-    integers, the object, keys of its storages), then each storage, its length first.
+    """Read a file of the older format: five pickles (magic number, version, sizes of integers, the
+    object, keys of its storages), then each storage, preceded by its length.
 
-    Raises anything where it is damaged or holds other names.
+    Raises exceptions of any type if the file is damaged or has other names.
     """
     size = path.stat().st_size
     kind: Any = type("Unpickler", (_Legacy,), {"names": frozenset(classes)})
@@ -265,7 +269,7 @@ def _load_legacy(path: Path, classes: Iterable[str]) -> Any:
 
 
 def _fill(storage: torch.UntypedStorage, file: BinaryIO) -> None:
-    """From what follows: the number of elements, then their bytes."""
+    """Fill a storage from a file: number of elements (8 bytes), then their bytes."""
     count = int.from_bytes(file.read(8), "little")
     data = file.read(storage.nbytes())
     if len(data) != storage.nbytes() or (count == 0) != (len(data) == 0) or (count and len(data) % count):
@@ -276,7 +280,7 @@ def _fill(storage: torch.UntypedStorage, file: BinaryIO) -> None:
 
 
 def is_one(path: Path) -> bool:
-    """Whether a file is one of torch.save by its looks."""
+    """Whether a file looks like one written by torch.save."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -284,7 +288,7 @@ def is_one(path: Path) -> bool:
 
 
 def mentions(path: Path, *texts: bytes) -> bool:
-    """Whether its pickle holds all of these, by its looks."""
+    """Whether the beginning of a file's pickle contains all of these byte strings."""
     if not is_one(path):
         return False
     if not zipfile.is_zipfile(path):
@@ -304,19 +308,19 @@ def mentions(path: Path, *texts: bytes) -> bool:
 
 
 def load(path: Path, classes: Iterable[str] = ()) -> Any:
-    """The contents of a file, on the CPU.
+    """Return the object in a torch.save file, on the CPU.
 
     Args:
-        classes: names of what may stand in it besides tensors and data, with their module, or
-            without it for any; each comes out as an `Inert`, and nothing of it runs.
+        classes: names of classes that may occur besides tensors and data, with their module, or
+            without it for any module; their objects become `Inert`, and no code of theirs runs.
 
     Raises:
-        TxlError: it is damaged, holds anything else, or more than its bytes say.
+        TxlError: the file is damaged, holds other objects, or claims more data than it has.
     """
     classes = tuple(classes)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a class's source, which is not looked at
+            warnings.simplefilter("ignore")  # warnings about a class's source, which is ignored
             if not zipfile.is_zipfile(path):
                 return _load_legacy(path, classes)
             named = [
@@ -327,12 +331,13 @@ def load(path: Path, classes: Iterable[str] = ()) -> Any:
                 return torch.load(path, map_location="cpu", weights_only=True)
     except TxlError:
         raise
-    except Exception as error:  # what a damaged pickle raises is anything
+    except Exception as error:  # a damaged pickle can raise anything
         raise TxlError(f"{path}: not a whole file of tensors and data ({_reason(error)})") from error
 
 
 class _Look(Unpickler):
-    """Goes through a pickle of torch's as of data, for what torch's reader has no bounds for."""
+    """Unpickler that checks a pickle of torch's zip format for what torch's own reader does not
+    bound."""
 
     def _persistent(self) -> None:
         self.stack[-1] = None  # type: ignore[attr-defined]
@@ -341,19 +346,19 @@ class _Look(Unpickler):
 
 
 def _look_through(path: Path) -> set[tuple[str, str]]:
-    """The modules and names that its pickles mention.
+    """Check all pickles of a file and return the modules and names that they mention.
 
-    Raises: the archive claims more than its bytes, an entry is not what its checksum says, or a
-    pickle is none of plain data.
+    Raises: TxlError if the archive claims more data than it has or an entry's checksum is wrong;
+    UnpicklingError, or others, if a pickle is not plain data.
     """
     found: set[tuple[str, str]] = set()
     with zipfile.ZipFile(path) as archive:
-        # torch.save stores what it writes as it is; what says otherwise could ask for any memory.
+        # torch.save does not compress; a compressed entry could expand to any size.
         claimed, have = sum(entry.file_size for entry in archive.infolist()), path.stat().st_size
         if claimed > have or any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise TxlError(f"{path}: claims {claimed:,} bytes, has {have:,}; torch.save compresses nothing")
         damaged = archive.testzip()
-        if damaged is not None:  # torch's reader looks at no checksum
+        if damaged is not None:  # torch's reader does not verify checksums
             raise TxlError(f"{path}: is damaged: the CRC-32 of {damaged!r} is not the one that was saved with it")
         for name in archive.namelist():
             if name.endswith(".pkl"):
@@ -365,7 +370,7 @@ def _look_through(path: Path) -> set[tuple[str, str]]:
 
 
 def _reason(error: Exception) -> str:
-    """In a line: of torch's text what was found, without its advice to those who write Python."""
+    """Return torch's error in one line, without its advice on `safe_globals`."""
     text = str(error)
     unknown = re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)", text)
     if unknown is not None:
@@ -376,10 +381,10 @@ def _reason(error: Exception) -> str:
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file of safetensors or torch.save, by name.
+    """Read the tensors in a safetensors or torch.save file, by name.
 
     Raises:
-        TxlError: it is damaged, or holds anything else.
+        TxlError: it is damaged, or holds other objects than tensors.
     """
     if path.suffix == ".safetensors":
         try:

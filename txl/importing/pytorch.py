@@ -1,5 +1,5 @@
-"""The original PyTorch code's model.pt, its module pickled whole; and what came of it, NVIDIA's
-checkpoints: a state_dict, its model's options and the vocabulary."""
+"""Checkpoints of the original PyTorch code (model.pt, a pickled module) and of NVIDIA's code
+derived from it (state_dict, model options and vocabulary)."""
 
 from pathlib import Path
 from typing import Any
@@ -39,16 +39,17 @@ _MOST_MODULES, _DEEPEST, _LONGEST_NAME = 100_000, 12, 100
 
 
 def find(source: Path) -> Path | None:
-    """The file at `source`, or in that folder; None if there is none by its looks."""
+    """Return the file at `source` or in that folder; None if it does not look like such a
+    checkpoint."""
     path = source / FILE if source.is_dir() else source
     return path if pickles.mentions(path, MODEL.encode()) else None
 
 
 def read(path: Path, lengths: Lengths) -> Foreign:
-    """The checkpoint in a file. Its memory begins empty; same_length is a window of mem_len keys.
+    """Read a checkpoint. Its memory begins empty; same_length becomes a window of mem_len keys.
 
     Raises:
-        TxlError: it is damaged, of another kind, or a model that the paper does not describe.
+        TxlError: it is damaged, of another kind, or not a model that the paper describes.
     """
     model = pickles.load(path, CLASSES)
     if not isinstance(model, Inert) or model.kind.rpartition(".")[2] != MODEL:
@@ -62,7 +63,7 @@ def read(path: Path, lengths: Lengths) -> Foreign:
 
 
 def _check_kind(attn_type: int, sample_softmax: int, ext_len: int, what: str) -> None:
-    """Raises TxlError: options of the released code that ask for another model than is imported."""
+    """Raise TxlError for options of the released code that select a model that is not supported."""
     if attn_type != 0 or sample_softmax > 0 or ext_len != 0:
         raise TxlError(
             f"{what}: only attn_type 0, no sample_softmax and ext_len 0 are imported, got {attn_type}, {sample_softmax}, "
@@ -71,7 +72,7 @@ def _check_kind(attn_type: int, sample_softmax: int, ext_len: int, what: str) ->
 
 
 def _collect(module: Any, prefix: str, found: dict[str, Tensor], seen: set[int] | None = None) -> None:
-    """Parameters and buffers by their full names; no module is in two places."""
+    """Collect parameters and buffers by their full names; raise if a module occurs twice."""
     seen = set() if seen is None else seen
     if id(module) in seen or len(seen) > _MOST_MODULES or prefix.count(".") > _DEEPEST:
         raise ValueError("modules without end")
@@ -126,22 +127,22 @@ def _config(model: Inert, tensors: dict[str, Tensor], path: Path) -> ModelConfig
 
 
 def _same(tensors: dict[str, Tensor], a: str, b: str) -> bool:
-    """Whether two names are of one parameter."""
+    """Whether two names are the same parameter."""
     return a in tensors and b in tensors and tensors[a].data_ptr() == tensors[b].data_ptr()
 
 
 def find_nvidia(source: Path) -> Path | None:
-    """As `find`, of NVIDIA's; in a folder the best."""
+    """As `find`, for NVIDIA's checkpoints; in a folder the best one is returned."""
     paths = [source / name for name in NVIDIA_FILES] if source.is_dir() else [source]
     return next((x for x in paths if pickles.mentions(x, b"model_state", b"model_config")), None)
 
 
 def read_nvidia(path: Path, lengths: Lengths) -> Foreign:
-    """NVIDIA's checkpoint in a file. Its memory begins empty; same_length is a window of
+    """Read a checkpoint of NVIDIA's code. Its memory begins empty; same_length becomes a window of
     mem_len + 1 keys.
 
     Raises:
-        TxlError: it is damaged, of another kind, or a model that the paper does not describe.
+        TxlError: it is damaged, of another kind, or not a model that the paper describes.
     """
     held = pickles.load(path, NVIDIA_CLASSES)
     given, state = (held.get(x) if isinstance(held, dict) else None for x in ("model_config", "model_state"))
@@ -177,7 +178,7 @@ def _nvidia_config(given: dict[str, Any], path: Path) -> ModelConfig:
 
 
 def _renamed(state: dict[str, Tensor], given: dict[str, Any], config: ModelConfig, path: Path) -> dict[str, Tensor]:
-    """By the original's names."""
+    """Rename tensors to the original code's names."""
     found: dict[str, Tensor] = {}
     for name, x in state.items():
         check_plain(x, f"{path}: {name!r}")
@@ -192,7 +193,7 @@ def _renamed(state: dict[str, Tensor], given: dict[str, Any], config: ModelConfi
         if name in found:
             raise TxlError(f"{path}: {name} is there under two names")
         found[name] = x
-    if not config.tie_weight:  # projections are shared there without the tables, here not
+    if not config.tie_weight:  # NVIDIA's code shares projections even if tables are not shared; txl does not
         for bin_, tied in enumerate(given["tie_projs"]):
             first = state.get(f"word_emb.emb_projs.{0 if config.div_val == 1 else bin_}")
             if tied and first is not None:

@@ -32,10 +32,10 @@ _LAYER = {  # TensorFlow's name: PyTorch's, and whether it is transposed
 
 
 def find(source: Path) -> Path | None:
-    """The file of safetensors, or None if it is none by its looks.
+    """Return the safetensors file; None if it does not look like such a checkpoint.
 
     Raises:
-        TxlError: it is damaged, or as TensorFlow itself writes it.
+        TxlError: it is damaged, or is a checkpoint in TensorFlow's own format.
     """
     if source.is_dir():
         own = (source / "checkpoint").is_file() or any(source.glob("*.index"))
@@ -57,11 +57,11 @@ def find(source: Path) -> Path | None:
 
 
 def read(path: Path, lengths: Lengths) -> Foreign:
-    """The checkpoint in a file. Its memory begins with zeros; same_length is a window of
-    mem_len + 1 keys.
+    """Read a checkpoint. Its memory begins with zeros; same_length becomes a window of mem_len + 1
+    keys.
 
     Raises:
-        TxlError: it is damaged, not of this model, or its memory's length is not given.
+        TxlError: it is damaged, not of this model, or mem_len is not given.
     """
     if lengths.mem_len is None:
         raise TxlError(f"{path}: a TensorFlow checkpoint does not say how long its memory is: give --mem-len")
@@ -81,7 +81,7 @@ def read(path: Path, lengths: Lengths) -> Foreign:
 
 
 def _config(shapes: dict[str, tuple[int, ...]], lengths: Lengths, what: str) -> ModelConfig:
-    """From the tensors' shapes."""
+    """Derive the configuration from the shapes of the tensors."""
     n_layer = len({name.split("/")[0] for name in shapes if name.startswith("layer_")})
     d_model, d_inner = shapes["layer_0/ff/layer_1/kernel"]
     *untied, n_head, d_head = shapes["r_w_bias"]
@@ -120,7 +120,8 @@ def _config(shapes: dict[str, tuple[int, ...]], lengths: Lengths, what: str) -> 
 
 
 def _each(shapes: dict[str, tuple[int, ...]], name: str) -> list[tuple[int, ...]]:
-    """Shapes of name with 0, 1, .. in it, as far as there are any."""
+    """Return the shapes of the tensors whose name has 0, 1, .. in its place, up to the first that
+    is missing."""
     found: list[tuple[int, ...]] = []
     while name.format(len(found)) in shapes:
         found.append(shapes[name.format(len(found))])
@@ -128,7 +129,7 @@ def _each(shapes: dict[str, tuple[int, ...]], name: str) -> list[tuple[int, ...]
 
 
 def _renamed(given: dict[str, Tensor], config: ModelConfig, what: str) -> dict[str, Tensor]:
-    """By the original PyTorch names; a name that is not known stays and is refused by them."""
+    """Rename tensors to the original PyTorch names; unknown names are kept, and reported later."""
     names = {f"{_EMBED}lookup_table": ("word_emb.emb_layers.0.weight", False),
              f"{_EMBED}proj_W": ("word_emb.emb_projs.0", True),
              f"{_SOFTMAX}bias": ("crit.out_layers.0.bias", False),

@@ -1,4 +1,4 @@
-"""Vocabularies of the original code and of Hugging Face's tokenizer, kept as pickles."""
+"""Vocabularies of the original code and of transformers' tokenizer, stored as pickles."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,27 +13,29 @@ from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, deco
 
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
 CLASSES = ("Vocab", "Corpus")
-SETTINGS = "txl_vocabulary"  # a field of config.json, of ours
+SETTINGS = "txl_vocabulary"  # a field that txl adds to config.json
 MOST_BYTES = 2**30
 _NONE: Mapping[str, Any] = {}
 
 
 def beside(path: Path) -> Callable[[], Vocabulary] | None:
-    """Reads the vocabulary in a folder, or in that of a file; None if there is none."""
+    """Return a function that reads the vocabulary in a folder, or in a file's folder; None if there
+    is none."""
     folder = path if path.is_dir() else path.parent
     found = next((folder / name for name in FILES if (folder / name).is_file()), None)
     return None if found is None else lambda: read(found)
 
 
 def read(path: Path) -> Vocabulary:
-    """The vocabulary in a file as `FILES`: a pickle, one of torch.save, or a text, a word a line.
+    """Read a vocabulary file, one of `FILES`: a pickle, a torch.save file, or a text with one word
+    a line.
 
-    Words that are all numbers of bytes, as the original prepares enwik8, are the bytes themselves.
-    Those of text whose UTF-8 was read as Latin-1, as in Hugging Face's own WikiText-103, are put
-    right by `decoded_again`; words of Python 2 and of our own export are never touched.
+    If all words are numbers of bytes, as in the original preparation of enwik8, a byte vocabulary
+    is returned. Words whose UTF-8 was read as Latin-1, as in transformers' WikiText-103 vocabulary,
+    are repaired by `decoded_again`, but not those in pickles of Python 2 or in txl's own export.
 
     Raises:
-        TxlError: it is damaged or of another form; names the file.
+        TxlError: it is damaged or of another form; the message names the file.
     """
     if path.stat().st_size > MOST_BYTES:
         raise TxlError(f"{path}: {path.stat().st_size:,} bytes are too many for a vocabulary")
@@ -50,7 +52,8 @@ def read(path: Path) -> Vocabulary:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """The settings that our export writes to config.json about the list beside it."""
+    """Read the settings that txl's export stores in config.json for the word list in the same
+    folder."""
     try:
         found = json.loads(read_text(path.parent / "config.json"))[SETTINGS]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -59,7 +62,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def of(found: Any, path: Path) -> Vocabulary:
-    """The vocabulary of an object that was unpickled; errors as in `read`."""
+    """Make the vocabulary from an unpickled object; errors as in `read`."""
     fields = _fields(found, path)
     words = fields.get("idx2sym")
     if not isinstance(words, list) or not words:
@@ -69,7 +72,7 @@ def of(found: Any, path: Path) -> Vocabulary:
 
 
 def _fields(found: Any, path: Path) -> dict[str, Any]:
-    """Attributes of the vocabulary, which may be one of a corpus."""
+    """Return the attributes of a vocabulary object, or of the vocabulary inside a corpus object."""
     for _ in range(2):
         state = found.state if isinstance(found, Inert) else found
         if not isinstance(state, dict):
@@ -82,7 +85,7 @@ def _fields(found: Any, path: Path) -> dict[str, Any]:
 
 
 def _text(word: Any, path: Path) -> str:
-    """A str of Python 3, or the UTF-8 bytes of Python 2, as str."""
+    """Return a word as str, which is str of Python 3 or UTF-8 bytes of Python 2."""
     if isinstance(word, str):
         return word
     if not isinstance(word, bytes):
@@ -96,7 +99,7 @@ def _text(word: Any, path: Path) -> str:
 def _of_words(
     words: list[str], lower: bool, path: Path, settings: Mapping[str, Any] = _NONE, *, again: bool
 ) -> Vocabulary:
-    """again: whether words may be UTF-8 read as Latin-1."""
+    """again: whether words may be UTF-8 that was read as Latin-1."""
     if not words or not all(word.isprintable() or word.encode("utf-8", "ignore").decode() == word for word in words):
         raise TxlError(f"{path}: holds no words, or some that are no text")
     numbers = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) <= 3]

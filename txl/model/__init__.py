@@ -1,4 +1,4 @@
-"""The language models of the paper: sizes, parts, and every network that can be trained."""
+"""The language models of the paper: their configurations, modules and networks."""
 
 from txl.errors import TxlError
 from txl.model.config import Config, RecurrentConfig
@@ -9,12 +9,14 @@ Network = TransformerXL | RecurrentNetwork
 
 
 def make_network(config: Config) -> Network:
-    """The network of a configuration, initial parameters drawn from torch's generator."""
+    """Make the network of a configuration; initial parameters are drawn from torch's generator."""
     return RecurrentNetwork(config) if isinstance(config, RecurrentConfig) else TransformerXL(config)
 
 
 def as_transformer(network: Network, what: str) -> TransformerXL:
-    """The network, if it is a Transformer; what: that needs one, for the message.
+    """Return the network if it is a Transformer.
+
+    what: the feature that needs one, for the message.
 
     Raises:
         TxlError: it is an LSTM or QRNN.

@@ -1,4 +1,5 @@
-"""Adaptive input and adaptive softmax: tokens in bins, rarer ones with narrower embeddings."""
+"""Adaptive input and adaptive softmax: the vocabulary in bins, rarer ones with narrower
+embeddings."""
 
 import math
 from itertools import pairwise
@@ -12,18 +13,19 @@ from torch.autograd.function import once_differentiable
 from txl.model.config import NetworkConfig
 from txl_kernels.linear import linear
 
-IGNORED = -100  # a target that is not scored
+IGNORED = -100  # the target of a position that is not scored
 
 
 class AdaptiveEmbedding(nn.Module):
     """Adaptive input (Baevski and Auli 2019): narrower embeddings for rarer tokens.
 
-    sqrt(d_model) * P_i E_i[x - l_i] for a token x of bin i, whose first token is l_i.
+    A token x of bin i, whose first token is l_i, is embedded as sqrt(d_model) * P_i E_i[x - l_i].
 
     Attributes:
-        bounds: of the bins, 0 first and vocab_size last.
-        tables: E_i [tokens of bin i, d_embed // div_val^i]; with div_val 1 one table for all.
-        projections: P_i [d_model, width of E_i], under "i"; with div_val 1 one, if any is needed.
+        bounds: first token of each bin, then vocab_size: 0, c_1, .., vocab_size.
+        tables: E_i [tokens of bin i, d_embed // div_val^i]; a single table for all bins if div_val
+            is 1.
+        projections: P_i [d_model, width of E_i], keyed by str(i); at most one if div_val is 1.
     """
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -39,10 +41,11 @@ class AdaptiveEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[B, L] integers -> [B, L, d_model]. Looks up the rows that are met, no others.
+        """Embed tokens: [B, L] integers -> [B, L, d_model]. Only the rows that occur are looked up.
 
         Raises:
-            IndexError: on a CPU, a token is out of range (on a GPU torch's assertion fails).
+            IndexError: a token is out of range, on a CPU (on a GPU a device-side assertion of torch
+                fails).
         """
         kept = self._kept_rows()
         if len(self.tables) == 1:
@@ -52,7 +55,7 @@ class AdaptiveEmbedding(nn.Module):
         which = bin_of(flat, self.bounds)
         for i in range(len(self.tables)):
             rows = (which == i).nonzero().squeeze(1)
-            # A bin without tokens takes part too, so that every parameter gets a gradient.
+            # Bins without tokens are embedded too, so that every parameter gets a gradient.
             result = result.index_copy(0, rows, self._embed(i, flat[rows], kept))
         return result.view(*tokens.shape, self.d_model)
 
@@ -61,11 +64,13 @@ class AdaptiveEmbedding(nn.Module):
         if kept is not None:
             embedded = embedded * kept[tokens].unsqueeze(-1)
         if str(i) in self.projections:
-            embedded = F.linear(embedded, self.projections[str(i)]).to(embedded.dtype)  # also under autocast
+            # back to the embeddings' dtype under autocast
+            embedded = F.linear(embedded, self.projections[str(i)]).to(embedded.dtype)
         return embedded * math.sqrt(self.d_model)
 
     def _kept_rows(self) -> Tensor | None:
-        """[V]: 0 or 1 / (1 - p), drawn once a segment; None without dropout."""
+        """Scale of each embedding row, [V], with word dropout p: 0 or 1 / (1 - p), drawn once a
+        segment; None without word dropout."""
         if not self.training or self.word_dropout == 0:
             return None
         kept = 1 - self.word_dropout
@@ -74,7 +79,8 @@ class AdaptiveEmbedding(nn.Module):
 
 
 def bin_of(tokens: Tensor, bounds: tuple[int, ...]) -> Tensor:
-    """The bin of each token; of one out of range the first or the last, whose lookup refuses it."""
+    """Return the bin of each token. A token out of range gets the first or last bin, whose lookup
+    rejects it."""
     which = torch.zeros_like(tokens)
     for cutoff in bounds[1:-1]:
         which += tokens >= cutoff
@@ -82,7 +88,7 @@ def bin_of(tokens: Tensor, bounds: tuple[int, ...]) -> Tensor:
 
 
 def table_shapes(config: NetworkConfig) -> list[tuple[int, int]]:
-    """Rows and width of each table of embeddings."""
+    """Return the number of rows and the width of each embedding table."""
     bins = config.bins
     if config.div_val == 1:
         return [(bins.vocab_size, bins.d_embed)]
@@ -90,31 +96,35 @@ def table_shapes(config: NetworkConfig) -> list[tuple[int, int]]:
 
 
 def needs_projection(config: NetworkConfig, width: int) -> bool:
-    """With div_val > 1 the released code projects bins that have d_model already, too."""
+    """Whether a bin of this width is projected. The released code, if div_val > 1, also projects
+    bins whose width is d_model."""
     return width != config.d_model or (config.div_val > 1 and config.proj_same_dim)
 
 
 class AdaptiveSoftmax(nn.Module):
-    """Adaptive softmax (Grave et al. 2017): log-probabilities, of rare tokens by way of their bin.
+    """Adaptive softmax (Grave et al. 2017): a head over the first bin and the clusters of rarer
+    tokens.
 
-    The head is log_softmax([E_0; C] P'_0^T h + [b_0; b_C]); a token w of bin i >= 1, whose first
+    The head is log_softmax([E_0; C] P'_0^T h + [b_0; b_C]). A token w of bin i >= 1, whose first
     token is l_i, has log-probability head[c_1 + i - 1] + log_softmax(E_i P'_i^T h + b_i)[w - l_i].
 
     Attributes:
-        bounds: of the bins, 0 first and vocab_size last.
-        own_tables, own_projections: E_i and P'_i as in `AdaptiveEmbedding`, those that are not the
-            embedding's; with div_val 1 there is a projection for each bin.
+        bounds: first token of each bin, then vocab_size: 0, c_1, .., vocab_size.
+        own_tables, own_projections: E_i and P'_i as in `AdaptiveEmbedding`, without those shared
+            with the embedding; if div_val is 1 there is a projection for each bin.
         bias: [vocab_size], b_0, b_1, ..
         cluster_weight, cluster_bias: C [bins - 1, d_embed] and b_C [bins - 1], if bins > 1.
     """
 
     def __init__(self, config: NetworkConfig, embedding: AdaptiveEmbedding | None) -> None:
-        """embedding: whose tables are used where config ties them; None for none."""
+        """embedding: the module whose tables are used if config ties them; None if there is
+        none."""
         super().__init__()
         self.bounds = config.bins.bounds
         self.div_val = config.div_val
         shared = embedding if config.tie_weight else None
-        # In a tuple: the embedding registers them, and tied they stay, whatever becomes of tensors.
+        # In a tuple, so that the embedding alone registers the shared tables and they stay tied
+        # when their tensors are replaced (`to`, `load_state_dict`).
         self._shared: tuple[AdaptiveEmbedding, ...] = () if shared is None else (shared,)
         tables = [] if shared is not None else [torch.empty(shape) for shape in table_shapes(config)]
         self.own_tables = nn.ParameterList(tables)
@@ -133,12 +143,12 @@ class AdaptiveSoftmax(nn.Module):
 
     @property
     def tables(self) -> nn.ParameterList:
-        """E_i, wherever they are registered."""
+        """The tables E_i, this module's own or the embedding's."""
         return self._shared[0].tables if self._shared else self.own_tables
 
     @property
     def projections(self) -> dict[str, nn.Parameter]:
-        """P'_i, wherever they are registered, under "i"."""
+        """The projections P'_i, this module's own or the embedding's, keyed by str(i)."""
         found = dict(self.own_projections.items())
         for i in self._tied_projections:
             found[i] = self._shared[0].projections["0" if self.div_val == 1 else i]
@@ -151,18 +161,19 @@ class AdaptiveSoftmax(nn.Module):
 
         Args:
             hidden: [B, L, d_model].
-            targets: [B, L], integers below vocab_size, or -100 where nothing is scored.
+            targets: [B, L], integers below vocab_size, or -100 for positions that are not scored.
 
         Returns:
-            [B, L] in order of the targets, float32 (float64 of float64 states); 0 where ignored.
+            [B, L] in order of the targets, float32 (float64 if `hidden` is float64); 0 where
+            ignored.
 
         Raises:
-            ValueError: targets is of another shape; on a CPU also: a target is out of range
-                (IndexError by torch where compiled).
+            ValueError: targets has another shape, or, on a CPU, a target is out of range (under
+                torch.compile torch raises IndexError instead).
         """
         if targets.shape != hidden.shape[:-1]:
             raise ValueError(f"targets must be {list(hidden.shape[:-1])}, like hidden, got {list(targets.shape)}")
-        # Reading values would break a compiled graph, where torch's cross_entropy refuses them.
+        # A check by value would break a compiled graph; there torch's cross_entropy raises.
         if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
             low, high = int(targets.min()), int(targets.max())
             if high >= self.bounds[-1] or (low < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
@@ -171,9 +182,9 @@ class AdaptiveSoftmax(nn.Module):
                 )
         flat, goal = hidden.flatten(0, -2), targets.flatten()
         first = self.bounds[1]
-        which = bin_of(goal, self.bounds)  # 0 for those ignored
+        which = bin_of(goal, self.bounds)  # 0 for ignored targets
         column = torch.where(which == 0, goal, first + which - 1)
-        # A bin without targets takes part too, so that every parameter gets a gradient.
+        # Bins without targets are computed too, so that every parameter gets a gradient.
         rows = [(which == i).nonzero().squeeze(1) for i in range(1, len(self.bounds) - 1)]
         scores = self._scores([flat, *(flat[found] for found in rows)])
         nll = F.cross_entropy(scores[0], column, reduction="none", ignore_index=IGNORED)
@@ -183,7 +194,7 @@ class AdaptiveSoftmax(nn.Module):
         return nll.view(targets.shape)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """[.., d_model] -> log-probabilities [.., vocab_size]; float32 or float64."""
+        """Return log-probabilities: [.., d_model] -> [.., vocab_size], float32 or float64."""
         flat = hidden.flatten(0, -2)
         scores = [x.log_softmax(-1) for x in self._scores([flat] * (len(self.bounds) - 1))]
         first = self.bounds[1]
@@ -191,15 +202,15 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat([scores[0][:, :first], *tails], -1).view(*hidden.shape[:-1], -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores whose softmax is the distribution, [.., vocab_size]: of one bin as they are, of
-        several their log-probabilities."""
+        """Return scores [.., vocab_size] whose softmax is the distribution: the logits if there is
+        one bin, else log-probabilities."""
         if len(self.bounds) > 2:
             return self.log_probs(hidden)
         return linear(self._project(0, hidden), self.tables[0], self.bias)
 
     def _scores(self, hidden: list[Tensor]) -> list[Tensor]:
-        """The scores of states [N_i, d_model] of each bin: head [N_0, c_1 + bins - 1], then tails
-        [N_i, tokens of bin i]; float32 or float64."""
+        """Return the scores of each bin for states [N_i, d_model]: of the head [N_0, c_1 + bins -
+        1], then of the tails [N_i, tokens of bin i]; float32 or float64."""
         bounds, projected = self.bounds, [self._project(i, h) for i, h in enumerate(hidden)]
         if len(self.tables) == 1 and len(self.bounds) > 2 and torch.is_grad_enabled():
             scores = list(ScoresOfRows.apply(self.tables[0], self.bias, bounds, *projected))  # type: ignore[no-untyped-call]
@@ -218,15 +229,16 @@ class AdaptiveSoftmax(nn.Module):
 
 
 class ScoresOfRows(torch.autograd.Function):
-    """hidden_i @ table[bounds[i] : bounds[i + 1]]^T + bias[..] of each bin i.
+    """Scores hidden_i @ table[bounds[i] : bounds[i + 1]]^T + bias[..] of all bins i of one table.
 
-    By slices autograd would make, for each bin, a gradient as large as its rows, and then one of
-    the whole table from them: of a large vocabulary most of a step's memory traffic.
+    With slices, autograd would allocate a gradient for each bin and then copy them into one of the
+    whole table: most of a step's memory traffic if the vocabulary is large. This backward writes
+    each bin's gradient in place.
     """
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, bias: Tensor, bounds: tuple[int, ...], *hidden: Tensor) -> tuple[Tensor, ...]:
-        """table [V, d], bias [V], hidden_i [N_i, d] -> scores_i [N_i, tokens of bin i]."""
+        """Compute table [V, d], bias [V], hidden_i [N_i, d] -> scores_i [N_i, tokens of bin i]."""
         ctx.save_for_backward(table, bias, *hidden)
         ctx.bounds = bounds
         return tuple(
@@ -253,12 +265,12 @@ class ScoresOfRows(torch.autograd.Function):
 
 @torch.no_grad()
 def resize_vocabulary(module: AdaptiveEmbedding | AdaptiveSoftmax, config: NetworkConfig, mean: bool) -> None:
-    """Adds tokens to the last bin, or removes some.
+    """Add tokens to the last bin, or remove tokens from its end.
 
     Args:
-        config: with the new vocab_size, nothing else of it changed.
-        mean: what is added is the mean of the bin's embeddings and biases; False to draw
-            embeddings, with biases of zero.
+        config: the configuration with the new vocab_size, otherwise unchanged.
+        mean: initialize new rows with the mean of the bin's embeddings and biases; if False, draw
+            embeddings at random and set biases to zero.
     """
     first = config.bins.bounds[-2]
 
@@ -279,7 +291,7 @@ def resize_vocabulary(module: AdaptiveEmbedding | AdaptiveSoftmax, config: Netwo
 
 
 def init_tables(module: AdaptiveEmbedding | AdaptiveSoftmax, config: NetworkConfig) -> None:
-    """Draws all that embeddings or softmax hold."""
+    """Draw all parameters that an embedding or a softmax owns."""
     if isinstance(module, AdaptiveEmbedding):
         draw(module.tables, config)
         draw(module.projections, config)
@@ -293,7 +305,7 @@ def init_tables(module: AdaptiveEmbedding | AdaptiveSoftmax, config: NetworkConf
 
 
 def draw(parameters: nn.ParameterList | nn.ParameterDict, config: NetworkConfig) -> None:
-    """Tables of embeddings, or their projections."""
+    """Draw embedding tables (a ParameterList) or their projections (a ParameterDict)."""
     if isinstance(parameters, nn.ParameterList):
         for table in parameters:
             nn.init.normal_(table, 0.0, config.init_std)

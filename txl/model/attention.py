@@ -1,4 +1,4 @@
-"""Attention of a layer by its encoding of positions; the paper's is `RelAttention`."""
+"""Attention modules for each position encoding; that of the paper is `RelAttention`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +17,12 @@ Biases = tuple[nn.Parameter, nn.Parameter]  # u and v of the paper, shared by al
 
 
 class ShawAttention(SegmentAttention):
-    """Terms (a) and (b) of the paper's scores, with a learned vector a head and distance as r (Shaw
-    et al. 2018).
+    """Shaw et al. 2018: terms (a) and (b) of the paper's scores, with r a learned vector for each
+    head and distance.
 
     Args:
-        table_len: distances told apart, from 0 on; longer ones share the last row.
+        table_len: number of distances with a row in the table, from 0 on; longer distances use the
+            last.
         others: as in `RelAttention`.
 
     Attributes:
@@ -37,7 +38,8 @@ class ShawAttention(SegmentAttention):
     def positions(
         self, length: int, memory_len: int, clamp_len: int | None = None, *, like: Tensor | None = None
     ) -> Tensor:
-        """Rows of the table [T] for distances 0, 1, ..; like: as in `SegmentAttention`."""
+        """Return the table's row indices [T] for distances 0, 1, ..; like: as in
+        `SegmentAttention`."""
         longest = self.table.size(1) - 1
         device = self.table.device if like is None else like.device
         return self.distances(length, memory_len, clamp_len, device).clamp(max=longest)
@@ -51,12 +53,13 @@ class ShawAttention(SegmentAttention):
 
 
 class ReleasedShawAttention(ShawAttention):
-    """The released code's form (attn_type 1): adds a bias u . k (c) and a bias for each distance
-    (d).
+    """Shaw's attention as in the released code (attn_type 1): adds a bias u . k (term c) and a bias
+    for each distance (term d).
 
-    The kernel sees heads with room for one more feature: r holds there the number of its distance,
-    the position bias 1, and q, k and v hold 0; so the number is added to the score as it is, and
-    the scale stays that of D. The room is a multiple of 8, for aligned rows.
+    The heads are widened for the kernel by at least one feature, to a multiple of 8 so that rows
+    stay aligned. In the first added feature r holds the bias of its distance, the position bias 1,
+    and q, k and v hold 0. So the bias of the distance becomes one more term of the score, and the
+    scale remains that of D.
 
     Attributes:
         content_bias: [H, D], the released r_w_bias.
@@ -94,13 +97,13 @@ class ReleasedShawAttention(ShawAttention):
 class AbsoluteAttention(nn.Module):
     """Causal attention over memory and segment by torch's fused scaled_dot_product_attention.
 
-    Scores hold no positions: they are in the hidden states (Vaswani et al. 2017).
+    Scores hold no positions: positions are added to the hidden states (Vaswani et al. 2017).
 
     Args:
-        window: keys a token sees, itself included; None for all.
+        window: keys a query sees, its own position included; None for all.
 
     Attributes:
-        attend: what computes it from q [B, H, L, D], k and v [B, H, M + L, D].
+        attend: function of q [B, H, L, D], k and v [B, H, M + L, D] that returns [B, H, L, D].
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class AbsoluteAttention(nn.Module):
         p = self.attn_dropout if self.training else 0.0
         if q.size(2) == k.size(2) and self.window is None:
             return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
-        if q.size(2) == 1 and self.window is None:  # one query at the end sees all
+        if q.size(2) == 1 and self.window is None:  # a single query at the end sees all keys
             return F.scaled_dot_product_attention(q, k, v, dropout_p=p)
         query = torch.arange(k.size(2) - q.size(2), k.size(2), device=q.device).unsqueeze(1)
         key = torch.arange(k.size(2), device=q.device)
@@ -127,9 +130,10 @@ class AbsoluteAttention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=p)
 
     def forward(self, x: Tensor, memory: Tensor | None = None, *, queries: Tensor | None = None) -> Tensor:
-        """[B, L, d_model] with memory [B, M, d_model], positions in both -> [B, L, d_model].
+        """Attend from [B, L, d_model] to memory [B, M, d_model] and itself -> [B, L, d_model]. Both
+        inputs include their positions.
 
-        queries: [B, L, d_model], what q is projected from; None for x.
+        queries: input [B, L, d_model] of the query projection; None for x.
         """
         width = self.n_head * self.d_head
         parts = [(x, ALL)]
@@ -149,7 +153,7 @@ class AbsoluteAttention(nn.Module):
 
 
 def make_attention(config: ModelConfig, biases: Biases | None) -> SegmentAttention | AbsoluteAttention:
-    """The attention of a layer with the encoding that config names."""
+    """Make the attention module of a layer for the encoding that config names."""
     sizes = (config.d_model, config.n_head, config.d_head)
     if config.absolute:
         return AbsoluteAttention(*sizes, attn_dropout=config.attn_dropout, window=config.window)

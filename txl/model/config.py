@@ -1,4 +1,4 @@
-"""Sizes and options of the networks: frozen dataclasses that travel as JSON inside checkpoints."""
+"""Configurations of the networks: frozen dataclasses that are stored as JSON in checkpoints."""
 
 import math
 from dataclasses import asdict, dataclass, fields
@@ -12,15 +12,15 @@ Encoding = Literal[
     "relative", "shaw", "shaw-released", "sinusoid", "sinusoid-released", "learned", "learned-released"
 ]  # fmt: skip
 ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
-PLACES = ("learned", "learned-released")  # a learned vector a place in the segment, in each layer
-TABLES = ("shaw", "shaw-released", *PLACES)  # encodings that are parameters, table_len of them
-ABSOLUTE = ("sinusoid", "sinusoid-released", *PLACES)  # places added to hidden states, not in scores
+PLACES = ("learned", "learned-released")  # one learned vector for each position in the segment and layer
+TABLES = ("shaw", "shaw-released", *PLACES)  # encodings with table_len learned rows
+ABSOLUTE = ("sinusoid", "sinusoid-released", *PLACES)  # added to hidden states instead of scores
 Kind = Literal["lstm", "qrnn"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _MODEL, _REGULAR, _SOFTMAX, _TRAINING = "Model", "Regularisation", "Vocabulary", "Training"  # headings of --help
 MAX_BINS = 1000
-MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1  # beyond which a number is a mistake
+MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1  # larger values are mistakes
 _C = TypeVar("_C", bound="NetworkConfig")
 
 
@@ -56,7 +56,7 @@ class Bins:
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """len(self) + 1 numbers, 0 first and vocab_size last."""
+        """Boundaries of the bins, len(self) + 1 tokens from 0 to vocab_size."""
         return (0, *self.cutoffs, self.vocab_size)
 
     @property
@@ -65,7 +65,7 @@ class Bins:
 
     @property
     def head_size(self) -> int:
-        """Outputs of the softmax over the first bin and one token for each of the others."""
+        """Width of the head: the tokens of the first bin and one cluster for each other bin."""
         return self.bounds[1] + len(self) - 1
 
 
@@ -74,24 +74,25 @@ class NetworkConfig:
     """Embeddings, softmax and dropout of a network; names are those of the paper's released code.
 
     Attributes:
-        d_model: width of the embeddings and of what the softmax takes.
-        init_std: of the initial weights, embeddings and biases u, v; of an LSTM or QRNN the
-            embeddings. The original's 0.02 suits d_model from 400 on.
-        proj_init_std: of the initial projections between embeddings and hidden states.
+        d_model: width of the embeddings and of the hidden states that the softmax takes.
+        init_std: standard deviation of the initial weights, embeddings and biases u, v (of an LSTM
+            or QRNN: of the embeddings). The original's 0.02 suits d_model of at least 400.
+        proj_init_std: the same of the projections between embeddings and hidden states.
         cutoffs: bins of adaptive input and softmax (Grave et al. 2017): 0 < c_1 < .. < vocab_size,
             the most frequent tokens first; () for one bin.
         div_val: bin i has embeddings of width d_embed // div_val^i.
-        d_embed: None for d_model.
+        d_embed: embedding width of the first bin; None for d_model.
         tie_weight: the softmax uses the embeddings' tables.
-        tie_projs: bins whose softmax uses the embedding's projection too: "none", "tail" (all but
-            the first, the released WikiText-103 models'), or "all".
-        proj_same_dim: False leaves out the projection of a bin that has d_model already (the
-            TensorFlow One Billion Word models), where div_val > 1.
-        variational_dropout: one mask a segment, the same for all its positions (Gal and Ghahramani
-            2016), on embeddings, attention output, feed-forward hidden units and output, and the
-            final states; the Penn Treebank model's.
-        embedding_dropout, output_dropout: None for `dropout`.
-        word_dropout: rows of the embeddings dropped whole.
+        tie_projs: bins whose softmax also shares the embedding's projection: "none", "tail" (all
+            but the first, as in the released WikiText-103 models), or "all".
+        proj_same_dim: if div_val > 1, whether a bin whose width is d_model is projected too; False
+            in the TensorFlow One Billion Word models.
+        variational_dropout: use one mask a segment for all its positions (Gal and Ghahramani 2016)
+            on embeddings, attention output, feed-forward hidden units and output, and final states,
+            as in the Penn Treebank model.
+        embedding_dropout, output_dropout: rates for embeddings and final states; None for
+            `dropout`.
+        word_dropout: rate at which whole rows of the embedding table are dropped.
     """
 
     vocab_size: int
@@ -117,7 +118,7 @@ class NetworkConfig:
     word_dropout: float = option(0.0, _REGULAR, "Words dropped from the input, whole.")
 
     def __post_init__(self) -> None:
-        if isinstance(self.cutoffs, list):  # of JSON
+        if isinstance(self.cutoffs, list):  # a list if read from JSON
             object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
         self._check_types()
         for name in ("vocab_size", "n_layer", "d_model", "d_inner", "div_val"):
@@ -133,7 +134,7 @@ class NetworkConfig:
         self._check_tying()
 
     def _check_types(self) -> None:
-        """Values of files are anything."""
+        """Check field types, since values read from a file can be anything."""
         if isinstance(self.cutoffs, tuple):
             if len(self.cutoffs) > MAX_BINS:
                 raise TxlError(f"cutoffs must be at most {MAX_BINS}, got {len(self.cutoffs):,}")
@@ -153,7 +154,7 @@ class NetworkConfig:
         _ = self.bins  # raises where the cutoffs do
 
     def ties_projection(self, i: int) -> bool:
-        """Whether the softmax of bin i uses the embedding's projection."""
+        """Whether the softmax of bin i shares the embedding's projection."""
         return self.tie_projs == "all" or (self.tie_projs == "tail" and i > 0)
 
     @property
@@ -170,7 +171,7 @@ class NetworkConfig:
 
     @classmethod
     def from_json(cls: type[_C], values: dict[str, Any]) -> _C:
-        """Raises TxlError on a field this version does not know or that is missing."""
+        """Make a configuration from JSON; raise TxlError for an unknown or missing field."""
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
@@ -188,30 +189,32 @@ class ModelConfig(NetworkConfig):
     """Sizes and options of a `TransformerXL`; names are the paper's and its released code's.
 
     Attributes:
-        mem_len: hidden states a layer remembers of earlier segments; 0 is no recurrence.
-        encoding: of positions (paper, Tables 6 and 7). "relative": the paper's (section 3.3).
-            "shaw": Shaw et al. 2018, a learned vector a layer, head and distance, terms (a) and
-            (b). "shaw-released": the released code's attn_type 1, which adds a bias a key (c) and
-            a learned bias for each distance (d). "sinusoid": Vaswani et al. 2017, added to the
-            embeddings. "learned": Al-Rfou et al. 2018, added to the input of every layer.
-            "sinusoid-released", "learned-released": the released code's attn_type 2 and 3. There a
-            segment's last token is place 0 of the sinusoids, and has the table's last row; with
-            pre_norm queries are projected from hidden states that are not normed, keys and values
-            from normed ones.
-        table_len: of a learned encoding: the distances told apart by "shaw" and "shaw-released"
-            (longer ones share the last), the longest segment of "learned" and "learned-released".
-            None for the others.
-        window: keys a token sees, itself included; None for all of memory and segment. The original
-            PyTorch code's same_length is window = mem_len, the TensorFlow one's mem_len + 1.
-        clamp_len: largest distance told apart; None for no limit. For "relative" only.
-        pre_norm, final_norm: layer norms before attention and feed-forward net, not after; with
-            one after the last layer.
-        untie_r: own biases u and v in each layer, instead of one pair shared by all.
-        norm_eps: of the layer norms (TensorFlow: 1e-12).
-        norm_std: of the initial weights of layer norms, around 1 (TensorFlow: 0).
-        initial_memory: "empty", or "zeros": mem_len zero states that are attended, as the
-            TensorFlow code and the published WikiText-103 checkpoint have it.
-        second_target: a softmax of its own for the token after the next (Al-Rfou et al. 2018).
+        mem_len: hidden states that each layer caches from earlier segments; 0 for no recurrence.
+        encoding: position encoding (paper, Tables 6 and 7). "relative": the paper's (section 3.3).
+            "shaw": Shaw et al. 2018, a learned vector for each layer, head and distance; terms (a)
+            and (b). "shaw-released": the released code's attn_type 1, which adds term (c), a bias
+            for each key, and for (d) a learned bias for each distance. "sinusoid": Vaswani et al.
+            2017, added to the embeddings. "learned": Al-Rfou et al. 2018, added to the input of
+            every layer. "sinusoid-released", "learned-released": the released code's attn_type 2
+            and 3. They number positions so that a segment's last token has sinusoid 0 or the
+            table's last row; with pre_norm, queries are projected from hidden states before the
+            layer norm, keys and values from those after it.
+        table_len: rows of a learned encoding, None for other encodings. For "shaw" and
+            "shaw-released": the number of distances (longer ones share the last row). For "learned"
+            and "learned-released": the longest segment.
+        window: keys a query sees, its own position included; None for all of memory and segment.
+            The original PyTorch code's same_length is window = mem_len, the TensorFlow code's
+            mem_len + 1.
+        clamp_len: distances above it are encoded as clamp_len; None for no limit. Only for
+            "relative".
+        pre_norm, final_norm: apply layer norms before attention and feed-forward net instead of
+            after; final_norm adds one after the last layer.
+        untie_r: biases u and v are separate in each layer instead of shared by all.
+        norm_eps: epsilon of the layer norms (TensorFlow: 1e-12).
+        norm_std: standard deviation, around 1, of the initial layer-norm weights (TensorFlow: 0).
+        initial_memory: "empty", or "zeros": mem_len zero states that queries attend to, as in the
+            TensorFlow code and the published WikiText-103 checkpoint.
+        second_target: add a second softmax, for the token after the next (Al-Rfou et al. 2018).
     """
 
     n_layer: int = option(12, _MODEL, "Layers.")
@@ -267,28 +270,30 @@ class ModelConfig(NetworkConfig):
 
     @property
     def absolute(self) -> bool:
-        """Whether positions are places in the segment, so that a cache of keys cannot be kept."""
+        """Whether positions are absolute, within the segment, so that keys cannot be cached."""
         return self.encoding in ABSOLUTE
 
     @property
     def raw_queries(self) -> bool:
-        """Whether queries are of hidden states before the layer norm, keys and values after it."""
+        """Whether queries are projected from hidden states before the layer norm, keys and values
+        after."""
         return self.pre_norm and self.absolute and self.encoding.endswith("-released")
 
     def attn_len(self, tgt_len: int) -> int:
-        """Most keys a token sees when the text is read in segments of tgt_len."""
+        """Return the maximum number of keys a token sees when text is read in segments of
+        tgt_len."""
         reach = self.mem_len + tgt_len
         return reach if self.window is None else min(self.window, reach)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(NetworkConfig):
-    """Layers of d_inner features, the last of d_model, as in Merity et al. (2017, 2018).
+    """An LSTM or QRNN: layers of d_inner features, the last of d_model (Merity et al. 2017, 2018).
 
     Attributes:
         network: "lstm", or "qrnn" (Bradbury et al. 2017).
-        dropout: of the embeddings and of each layer's output.
-        mem_len: none; what it remembers is its state.
+        dropout: rate for the embeddings and each layer's output.
+        mem_len: always 0; the network carries a recurrent state instead of a memory.
     """
 
     mem_len: ClassVar[int] = 0
@@ -303,12 +308,12 @@ class RecurrentConfig(NetworkConfig):
             raise TxlError(f"network must be one of {', '.join(KINDS)}, got {self.network!r}")
 
     def attn_len(self, tgt_len: int) -> int:
-        """As of a Transformer without memory: the tokens that gradients go through."""
+        """Return the tokens that gradients go through, as for a Transformer without memory."""
         return tgt_len
 
     @property
     def widths(self) -> list[tuple[int, int]]:
-        """Features into and out of each layer."""
+        """The number of input and output features of each layer."""
         outer = [self.d_model, *[self.d_inner] * (self.n_layer - 1), self.d_model]
         return list(pairwise(outer))
 
@@ -317,8 +322,8 @@ Config = ModelConfig | RecurrentConfig
 
 
 def config_from_json(values: dict[str, Any]) -> Config:
-    """The configuration that `to_json` wrote; "network" names an LSTM or QRNN, without it it is a
-    Transformer.
+    """Make the configuration that `to_json` wrote: of an LSTM or QRNN if there is a field
+    "network", else of a Transformer.
 
     Raises:
         TxlError: a field is unknown to that network, missing, or out of range.

@@ -15,7 +15,7 @@ from txl_kernels import KeyValueCache, RelAttention, sinusoid
 from txl_kernels.layer import SegmentAttention
 from txl_kernels.linear import project
 
-# The hidden states each layer read last, n_layer of [B, M, d_model], M <= mem_len. Detached.
+# The last inputs of each layer, detached: n_layer tensors [B, M, d_model], M <= mem_len.
 HiddenMemory = tuple[Tensor, ...]
 
 
@@ -23,9 +23,9 @@ class States(NamedTuple):
     """The outputs of a model for a segment.
 
     Attributes:
-        hidden: [B, L, d_model], what the softmax takes.
-        memory: for the segment that follows; None without recurrence.
-        inputs: what each layer got, [B, L, d_model]; the first the embeddings.
+        hidden: [B, L, d_model], the input of the softmax.
+        memory: the memory for the next segment; None without recurrence.
+        inputs: the input of each layer, [B, L, d_model]; the first is the embeddings.
         layers: the output of each layer, [B, L, d_model].
     """
 
@@ -36,17 +36,18 @@ class States(NamedTuple):
 
 
 def check_tokens(tokens: Tensor) -> None:
-    """Raises ValueError unless they are [B, L] with L >= 1."""
+    """Raise ValueError unless tokens are [B, L] with L >= 1."""
     if tokens.dim() != 2 or tokens.size(1) == 0:
         raise ValueError(f"tokens must be [B, L] with L >= 1, got shape {list(tokens.shape)}")
 
 
 def remember(past: Tensor | None, hidden: Tensor, mem_len: int, ext_len: int = 0) -> Tensor:
-    """The last mem_len states [B, M, d_model] of memory and segment, detached (h tilde), in the
-    dtype of `past`.
+    """Return the last mem_len states [B, M, d_model] of memory and segment, detached (h tilde in
+    the paper), in the dtype of `past`.
 
-    ext_len: states at the segment's end to leave out: the next segment begins with these positions
-        and computes them anew. (The released code swaps two lengths here and keeps some twice.)
+    ext_len: states to leave out at the segment's end, because the next segment begins with these
+    positions and computes them again. (The released code swaps two lengths here and keeps some
+    states twice.)
     """
     new = hidden[:, : max(hidden.size(1) - ext_len, 0)].detach()
     if past is None or new.size(1) >= mem_len:
@@ -56,7 +57,7 @@ def remember(past: Tensor | None, hidden: Tensor, mem_len: int, ext_len: int = 0
 
 
 class VariationalDropout(nn.Module):
-    """Drops features [B, 1, d] of [B, L, d]: for all positions of a segment the same ones."""
+    """Dropout of [B, L, d] with a mask [B, 1, d] that is the same at all positions of a segment."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -74,13 +75,13 @@ class VariationalDropout(nn.Module):
 
 
 def hidden_dropout(config: NetworkConfig, p: float | None = None) -> nn.Module:
-    """Dropout of hidden states [B, L, d] with rate p, None for config.dropout."""
+    """Make the dropout of hidden states [B, L, d] with rate p; None for config.dropout."""
     p = config.dropout if p is None else p
     return VariationalDropout(p) if config.variational_dropout else nn.Dropout(p)
 
 
 class FeedForward(nn.Sequential):
-    """Position-wise: d_model -> d_inner -> d_model with ReLU."""
+    """Position-wise feed-forward net: d_model -> d_inner -> d_model with ReLU."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(
@@ -98,11 +99,11 @@ class FeedForward(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward net, each with its residual and layer norm.
+    """A layer: attention and feed-forward net, each with a residual connection and a layer norm.
 
     Attributes:
-        recompute: whether backward computes the layer anew instead of keeping what it made.
-        places: [table_len, d_model], what a learned place adds to this layer's input; else None.
+        recompute: whether backward recomputes the layer instead of storing its activations.
+        places: [table_len, d_model], learned positions added to this layer's input, or None.
     """
 
     def __init__(self, config: ModelConfig, biases: Biases | None) -> None:
@@ -110,7 +111,7 @@ class Block(nn.Module):
         self.pre_norm, self.recompute = config.pre_norm, False
         self.attention = make_attention(config, biases)
         self.places: nn.Parameter | None = None
-        self.last_rows = config.encoding == "learned-released"  # of places, for a short segment
+        self.last_rows = config.encoding == "learned-released"  # a short segment takes the last rows of places
         self.raw_queries = config.raw_queries
         if config.encoding in PLACES:
             assert config.table_len is not None
@@ -121,10 +122,10 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(config.d_model, config.norm_eps)
 
     def place(self, hidden: Tensor) -> Tensor:
-        """The layer's input with its learned positions, if it has any.
+        """Return the layer's input [B, L, d_model] with its learned positions added, if it has any.
 
         Raises:
-            TxlError: the segment is longer than the table.
+            TxlError: the segment is longer than the table of positions.
         """
         if self.places is None:
             return hidden
@@ -137,13 +138,14 @@ class Block(nn.Module):
         return hidden + self.places[first : first + hidden.size(1)]
 
     def attention_input(self, hidden: Tensor) -> Tensor:
-        """The input of the projections, from hidden states, of the segment and of the memory
-        alike."""
+        """Return the input of the attention's projections for hidden states, those of the segment
+        and those of the memory alike."""
         normed: Tensor = self.attention_norm(hidden) if self.pre_norm else hidden
         return normed
 
     def after_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the layer; both [B, L, d_model]."""
+        """Return the layer's output from its input and the attention's output, both [B, L,
+        d_model]."""
         hidden = hidden + self.dropout(attended)
         if self.pre_norm:
             result: Tensor = hidden + self.feed_forward(self.feed_forward_norm(hidden))
@@ -153,9 +155,11 @@ class Block(nn.Module):
         return result
 
     def forward(self, hidden: Tensor, memory: Tensor | None, positions: Tensor | None) -> Tensor:
-        """[B, L, d_model] with memory [B, M, d_model].
+        """Compute the layer's output [B, L, d_model] from hidden [B, L, d_model] and memory [B, M,
+        d_model].
 
-        positions: encodings [M + L, d_model] shared by the layers; None for what the layer has.
+        positions: encodings [M + L, d_model] shared by the layers; None if the layer has its own or
+        none.
         """
         if self.recompute and torch.is_grad_enabled():
             recomputed: Tensor = checkpoint(self._forward, hidden, memory, positions, use_reentrant=False)
@@ -174,9 +178,9 @@ class Block(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Tokens to hidden states; state is explicit: memory goes in, memory comes out.
+    """The network without its softmax: tokens to hidden states. Memory is an argument and a result.
 
-    Parameters are left as they are allocated: who adds a softmax draws them.
+    Parameters are not initialized here: a subclass that adds a softmax does it.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -194,17 +198,17 @@ class Trunk(nn.Module):
         self.output_dropout = hidden_dropout(config, config.output_dropout)
 
     def _apply(self, *arguments: Any, **options: Any) -> "Trunk":
-        super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]  # `to_empty` makes each layer a tensor of its own
+        super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]  # `to_empty` unties the layers' biases
         self.tie_biases()
         return self
 
     def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
-        result = super().load_state_dict(*arguments, **options)  # so does assign=True
+        result = super().load_state_dict(*arguments, **options)  # load_state_dict(assign=True) also unties the biases
         self.tie_biases()
         return result
 
     def tie_biases(self) -> None:
-        """u and v are the first layer's in all, where the configuration ties them."""
+        """Share the first layer's u and v among all layers, if the configuration ties them."""
         if self.config.encoding != "relative" or self.config.untie_r:
             return
         first = self.layers[0].attention
@@ -222,10 +226,10 @@ class Trunk(nn.Module):
         return device
 
     def initial_memory(self, batch: int, mem_len: int | None = None) -> tuple[Tensor, ...] | None:
-        """The memory before a text: None, or zero states in each layer
+        """Return the memory at the start of a text: None, or zero states for each layer
         (`ModelConfig.initial_memory`).
 
-        mem_len: how many; None for the configuration's.
+        mem_len: number of states; None for the configuration's.
         """
         c = self.config
         mem_len = c.mem_len if mem_len is None else mem_len
@@ -234,7 +238,8 @@ class Trunk(nn.Module):
         return tuple(self.embedding.tables[0].new_zeros(batch, mem_len, c.d_model) for _ in range(c.n_layer))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[B, L] -> [B, L, d_model], scaled by sqrt(d_model); plus sinusoids if so encoded."""
+        """Embed tokens: [B, L] -> [B, L, d_model], scaled by sqrt(d_model), plus sinusoids for an
+        encoding that adds them."""
         embedded: Tensor = self.embedding(tokens)
         if self.config.encoding in ("sinusoid", "sinusoid-released"):
             places = torch.arange(tokens.size(1), device=tokens.device)
@@ -244,7 +249,7 @@ class Trunk(nn.Module):
         return embedded
 
     def finish(self, hidden: Tensor) -> Tensor:
-        """The last layer's output [.., d_model] -> what the softmax takes."""
+        """Return the softmax's input [.., d_model] from the last layer's output [.., d_model]."""
         finished: Tensor = self.output_dropout(self.final_norm(hidden))
         return finished
 
@@ -257,17 +262,19 @@ class Trunk(nn.Module):
         ext_len: int = 0,
         last: int | None = None,
     ) -> States:
-        """Reads a segment after a memory.
+        """Compute the hidden states of a segment, given the memory of the segments before it.
 
         Args:
             tokens: [B, L], integers below vocab_size.
-            memory: what the call for the segment before returned; None at the start of a text.
-            mem_len: states to remember; None for the configuration's.
-            ext_len: tokens at the segment's end that the next segment begins with.
-            last: states wanted; None for all L. The last layer computes no others.
+            memory: the memory returned for the previous segment; None at the start of a text.
+            mem_len: number of states to keep as memory; None for the configuration's.
+            ext_len: tokens at the segment's end with which the next segment begins again.
+            last: number of final positions to return states for; None for all L. The last layer
+                computes only these.
 
         Raises:
-            ValueError: tokens is not [B, L] with L >= 1, or memory is of another batch or model.
+            ValueError: tokens is not [B, L] with L >= 1, or memory has another batch size or number
+                of layers.
         """
         check_tokens(tokens)
         return self.read_embedded(self.embed(tokens), memory, mem_len=mem_len, ext_len=ext_len, last=last)
@@ -281,7 +288,7 @@ class Trunk(nn.Module):
         ext_len: int = 0,
         last: int | None = None,
     ) -> States:
-        """As `read`, of embeddings [B, L, d_model] as `embed` gives them."""
+        """As `read`, from embeddings [B, L, d_model] as `embed` returns them."""
         c = self.config
         mem_len = c.mem_len if mem_len is None else mem_len
         if memory is None:
@@ -309,7 +316,7 @@ class Trunk(nn.Module):
         return States(self.finish(hidden), tuple(kept) if mem_len else None, inputs, layers)
 
     def begin(self, caches: Sequence[KeyValueCache]) -> None:
-        """Puts each layer's cache at the start of a text: empty, or full of zero states."""
+        """Reset each layer's cache to the start of a text: empty, or filled with zero states."""
         zeros = self.initial_memory(caches[0].batch, caches[0].mem_len)
         for i, (block, cache) in enumerate(zip(self.layers, caches, strict=True)):
             cache.clear()
@@ -318,15 +325,16 @@ class Trunk(nn.Module):
                 block.attention.fill_cache(cache, block.attention_input(zeros[i]))
 
     def read_cached(self, embedded: Tensor, caches: Sequence[KeyValueCache]) -> Tensor:
-        """As `read_embedded`'s hidden states, with a layer's keys and values from its cache, to
-        which it adds; for evaluation, and relative positions."""
+        """Return hidden states as `read_embedded` does, taking a layer's keys and values from its
+        cache and appending the new ones. For evaluation with relative positions."""
         hidden = embedded
         for block, cache in zip(self.layers, caches, strict=True):
             hidden = block.after_attention(hidden, block.attention(block.attention_input(hidden), cache=cache))
         return self.finish(hidden)
 
     def _positions(self, embedded: Tensor, memory_len: int) -> Tensor | None:
-        """Encodings of distances that the layers share; None where layers have their own."""
+        """Return the encodings of distances shared by the layers; None if layers have their own or
+        none."""
         attention = self.layers[0].attention
         if not isinstance(attention, RelAttention):
             return None
@@ -335,14 +343,15 @@ class Trunk(nn.Module):
 
 
 class TransformerXL(Trunk):
-    """Language model; state is explicit: memory goes in, memory comes out.
+    """The language model. Memory is an argument and a result of `forward`.
 
-    `ModelConfig` says which of the paper's systems it is. For evaluation and generation use
-    `txl.Engine`, which caches keys and values where positions are relative.
+    `ModelConfig` selects the paper's variants. For evaluation and generation use `txl.Engine`,
+    which caches keys and values (relative positions only).
 
     Attributes:
         softmax: log-probabilities and losses of hidden states.
-        second_softmax: of the token after the next (`ModelConfig.second_target`), or None.
+        second_softmax: the softmax for the token after the next (`ModelConfig.second_target`), or
+            None.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -352,29 +361,30 @@ class TransformerXL(Trunk):
         init_parameters(self, config)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[.., d_model] -> [.., vocab_size]; their softmax is that of the next token."""
+        """Return scores [.., vocab_size] of the next token from [.., d_model]; see
+        `AdaptiveSoftmax.logits`."""
         return self.softmax.logits(hidden)
 
     def forward(self, tokens: Tensor, memory: HiddenMemory | None = None) -> tuple[Tensor, HiddenMemory | None]:
-        """Scores of the token after each position; arguments and errors as in `read`.
+        """Compute scores of the token after each position; arguments and errors as in `read`.
 
         Returns:
-            logits [B, L, vocab_size], and the memory for the segment that follows, None if mem_len
-            is 0.
+            Scores [B, L, vocab_size] (see `logits`) and the memory for the next segment, None if
+            mem_len is 0.
         """
         states = self.read(tokens, memory)
         return self.logits(states.hidden), states.memory
 
 
 def init_parameters(model: nn.Module, config: ModelConfig) -> None:
-    """Draws every parameter of a model from torch's generator, as the released code does."""
+    """Draw all parameters of a model from torch's generator, as the released code does."""
     for module in model.modules():
         init_module(module, config)
 
 
 def init_module(module: nn.Module, config: ModelConfig) -> None:
-    """Draws what a module holds itself, its children's parameters apart; of embeddings and softmax
-    all."""
+    """Draw a module's own parameters, without its children's; for embeddings and softmax all of
+    them."""
     std = config.init_std
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, 0.0, std)
@@ -398,5 +408,5 @@ def init_module(module: nn.Module, config: ModelConfig) -> None:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Each shared parameter once."""
+    """Count the elements of all parameters, shared ones once."""
     return sum(p.numel() for p in model.parameters())

@@ -1,1 +1,1 @@
-"""The paper's comparisons: LSTM and QRNN, effective context, pictures of attention."""
+"""The paper's comparisons: LSTM and QRNN, effective context length, attention maps."""

@@ -1,5 +1,5 @@
-"""Maps of what trained heads attend to (paper, Appendix D): figures 5, 6 and 7, and a page to look
-at."""
+"""Maps of what trained heads attend to (paper, Appendix D): figures 5, 6 and 7, and an interactive
+HTML page."""
 
 import base64
 import json
@@ -24,16 +24,16 @@ from txl.text.vocabulary import ByteVocabulary, Tokens, Vocabulary
 from txl_kernels.layer import SegmentAttention
 
 SEGMENT = 128
-# The paper leaves out (c), the prior of each key.
+# The paper's figures omit term (c), the bias of each key.
 TERMS = {"a": "(a) content", "b": "(b) content-dependent position", "d": "(d) global position bias"}
-MARKED = 0.2  # of a row's weights, the largest: figure 6
+MARKED = 0.2  # fraction of each row's weights, the largest, that figure 6 marks
 _TEMPLATE = Path(__file__).with_name("attention.html")
 _DATA = "/*DATA*/null"
 
 
 class Terms(NamedTuple):
-    """The terms of a layer's scaled scores (paper, section 3.3); column d is the key d positions
-    before the query.
+    """The terms of a layer's scaled scores (paper, section 3.3). Column d is for the key d
+    positions before the query.
 
     Attributes:
         content: (a), q . k, [H, L, W].
@@ -49,24 +49,24 @@ class Terms(NamedTuple):
 
     @property
     def score(self) -> Tensor:
-        """The scores before the softmax, [H, L, W]."""
+        """Scores before the softmax, [H, L, W]."""
         return self.content + self.content_position + self.content_bias + self.position_bias.unsqueeze(1)
 
 
 def score_terms(attention: SegmentAttention, x: Tensor, memory: Tensor, window: int) -> Terms:
-    """The terms of a layer's scores, for queries that see whole windows.
+    """Compute the terms of a layer's scores for queries with full windows.
 
     Args:
-        x: [1, L, d_model], what the layer's projections take.
-        memory: [1, M >= window - 1, d_model], alike, what was before it.
-        window: keys of a query, W, itself included.
+        x: [1, L, d_model], input of the layer's projections.
+        memory: [1, M >= window - 1, d_model], the same for the positions before x.
+        window: W, the number of keys of a query, its own position included.
     """
     q, k, k_mem, r = attention.projections(x, memory)
     assert k_mem is not None
     assert k_mem.size(2) >= window - 1
     scale = 1 / math.sqrt(q.size(-1)) if attention.scale is None else attention.scale
     u, v = attention.biases()
-    keys = torch.cat([k_mem[0, :, k_mem.size(2) - (window - 1) :], k[0]], 1).flip(1)  # the last key first
+    keys = torch.cat([k_mem[0, :, k_mem.size(2) - (window - 1) :], k[0]], 1).flip(1)  # last key first
     table = r[:, :window]
     return Terms(
         _by_distance(q[0] @ keys.mT, window) * scale,
@@ -77,7 +77,8 @@ def score_terms(attention: SegmentAttention, x: Tensor, memory: Tensor, window: 
 
 
 def _by_distance(scores: Tensor, window: int) -> Tensor:
-    """[H, L, L + W - 1], the last key first -> [H, L, W], each query's own key first; a view."""
+    """Skew scores [H, L, L + W - 1], last key first, to [H, L, W], each query's own key first; a
+    view."""
     heads, length, _ = scores.shape
     return scores.as_strided(
         (heads, length, window), (scores.stride(0), scores.stride(1) - 1, 1), scores.storage_offset() + length - 1
@@ -85,7 +86,7 @@ def _by_distance(scores: Tensor, window: int) -> Tensor:
 
 
 class Part(NamedTuple):
-    """One layer's terms for the queries first .. first + L - 1 of the text."""
+    """Terms of one layer for the queries first .. first + L - 1 of the text."""
 
     layer: int
     first: int
@@ -93,10 +94,10 @@ class Part(NamedTuple):
 
 
 def check_attention(network: Network) -> TransformerXL:
-    """A model whose scores have positions.
+    """Return the network if its scores depend on positions.
 
     Raises:
-        TxlError: it has none.
+        TxlError: they do not (an LSTM, QRNN or absolute positions).
     """
     model = as_transformer(network, "a picture of attention")
     if model.config.absolute:
@@ -111,20 +112,21 @@ def check_attention(network: Network) -> TransformerXL:
 def read_terms(
     network: Network, tokens: Tokens, start: int, window: int, clamp_len: int | None = None, segment: int = SEGMENT
 ) -> Iterator[list[Part]]:
-    """Every layer's terms for all queries that see whole windows of real tokens.
+    """Yield every layer's terms for all queries whose windows are full of tokens of the text.
 
     Args:
-        tokens: the text, [n]. start: the token before its first.
-        window: keys of each query, itself included; a window of the model's own gives way.
-        clamp_len: largest distance told apart; None for the model's own.
-        segment: queries at a time.
+        tokens: [n], the text. start: the token before its first.
+        window: number of keys of each query, its own position included; replaces the model's
+            window.
+        clamp_len: distances above it are encoded as clamp_len; None for the model's own.
+        segment: number of queries computed at once.
 
     Yields:
-        For each segment the layers' parts, in order; the number of a query is that of its token in
-        the text.
+        For each segment a list of the layers' parts, in order. A query's index is that of its token
+        in the text.
 
     Raises:
-        TxlError: the model has no positions in its scores, or the text no query with a whole
+        TxlError: the model's scores do not depend on positions, or the text is too short for a full
             window.
     """
     model = check_attention(network).eval()
@@ -135,11 +137,11 @@ def read_terms(
         raise TxlError(f"the text has {len(tokens):,} tokens, fewer than a window of {window:,}")
     memory: tuple[Tensor, ...] | None = None
     for first in range(0, len(tokens), segment):
-        # The input of query t is token t - 1, whose successor it predicts.
+        # Query t reads token t - 1 and predicts token t.
         inputs = as_tensor(tokens[max(first - 1, 0) : min(first + segment, len(tokens)) - 1])
         inputs = torch.cat([torch.tensor([start], device="cpu"), inputs]) if first == 0 else inputs
         block = inputs.unsqueeze(0).to(model.device)
-        skipped, parts = max(window - 1 - first, 0), []  # queries whose windows are not whole yet
+        skipped, parts = max(window - 1 - first, 0), []  # queries whose windows are not full
         with seeing(model, window, clamp_len, always=True):
             states = model.read(block, memory, mem_len=max(window - 1, 1))
             for layer, inner in enumerate(model.layers if skipped < block.size(1) else []):
@@ -154,16 +156,16 @@ def read_terms(
 
 
 class Attention:
-    """Mean attention over a text, in as much memory for a long one as for a short one, and all of
-    it at one place; rows are heads, layer by layer, and column d is the key d positions before.
+    """Mean attention over a text, in memory independent of its length, and the attention of a few
+    consecutive queries. Rows are heads, layer by layer; column d is for the key d positions before.
 
     Args:
-        layers, heads, window: sizes.
-        first, count: the queries whose weights are kept, numbered as their tokens in the text.
+        layers, heads, window: sizes n_layer, H and W.
+        first, count: range of the queries whose weights are stored, by index in the text.
 
     Attributes:
-        queries: how many have been added.
-        weights: of the kept ones, [n_layer * H, count, W] float32.
+        queries: number of queries added.
+        weights: those of the stored queries, [n_layer * H, count, W] float32.
     """
 
     def __init__(self, layers: int, heads: int, window: int, first: int = 0, count: int = 0) -> None:
@@ -173,7 +175,7 @@ class Attention:
         self._sums = dict(zip(("all", *TERMS), sums, strict=True))
 
     def add(self, layers: list[Part]) -> None:
-        """Takes what `read_terms` yields."""
+        """Add the parts of one segment, as `read_terms` yields them."""
         for layer, first, terms in layers:
             rows, weights = slice(layer * self.heads, (layer + 1) * self.heads), terms.score.softmax(-1)
             self._sums["all"][rows] += _total(weights)
@@ -187,9 +189,9 @@ class Attention:
         self.queries += layers[0].terms.content.size(1)
 
     def mean(self, term: str = "all") -> Tensor:
-        """Mean weight of the keys at each distance, [n_layer * H, W] float64; rows sum to 1.
+        """Return the mean weight at each distance, [n_layer * H, W] float64; rows sum to 1.
 
-        term: "a", "b" or "d" for the softmax of that one alone.
+        term: "all", or "a", "b" or "d" for the softmax of that term alone.
         """
         if not self.queries:
             raise TxlError("no query has been added yet")
@@ -199,27 +201,27 @@ class Attention:
         return mean
 
     def widest(self, layer: int) -> int:
-        """The head of a layer (from 0) whose mean attention has the largest entropy; counted over
-        all layers, from 0."""
+        """Return the index, over all layers, of the head of a layer (both from 0) whose mean
+        attention has the largest entropy."""
         rows = self.mean()[layer * self.heads : (layer + 1) * self.heads]
         return layer * self.heads + int(torch.special.entr(rows).sum(-1).argmax())
 
 
 def _total(weights: Tensor) -> Tensor:
-    """[H, L, W] -> sum over queries, [H, W] float64."""
+    """Sum [H, L, W] over the queries -> [H, W] float64."""
     return weights.sum(1, dtype=torch.float64).cpu()
 
 
 def figures(attention: Attention, heads: Sequence[int]) -> dict[str, Tensor]:
-    """The data of the figures, as it stands in them.
+    """Return the data of the figures, arranged as drawn.
 
-    heads: of figure 6, counted over all layers, from 0.
+    heads: the heads of figure 6, indices over all layers, from 0.
 
     Returns:
-        figure_5, figure_7_a, figure_7_b, figure_7_d: [n_layer * H, W], a row a head, layer by
-        layer, a column a distance, W - 1 .. 0. figure_6: [heads, T, W + T - 1], a row a target, a
-        column a token from W before the first target on: its weight in a target's window, NaN
-        outside.
+        figure_5, figure_7_a, figure_7_b, figure_7_d: [n_layer * H, W]; rows are heads, layer by
+            layer, columns are distances W - 1 .. 0. figure_6: [heads, T, W + T - 1]; rows are
+            targets, columns are tokens from W before the first target on; each value is a token's
+            weight in the target's window, NaN outside.
     """
     found = {"figure_5": attention.mean().flip(1)}
     found |= {f"figure_7_{term}": attention.mean(term).flip(1) for term in TERMS}
@@ -227,7 +229,7 @@ def figures(attention: Attention, heads: Sequence[int]) -> dict[str, Tensor]:
 
 
 def by_token(rows: Tensor) -> Tensor:
-    """[T, W] by distance -> [T, W + T - 1] by token, NaN beyond a row's window."""
+    """Shift rows [T, W] by distance to [T, W + T - 1] by token; NaN outside a row's window."""
     count, window = rows.shape
     picture = rows.new_full((count, window + count - 1), torch.nan)
     for n, row in enumerate(rows):
@@ -236,21 +238,22 @@ def by_token(rows: Tensor) -> Tensor:
 
 
 def marked(weights: Tensor) -> Tensor:
-    """[T, W] by distance -> [T, W + T - 1] by token: 1 for the largest fifth of each row, 0 for the
-    rest of its window, NaN beyond."""
+    """Mark the largest fifth of each row: [T, W] by distance -> [T, W + T - 1] by token, with 1 for
+    marked weights, 0 for the rest of the window and NaN outside."""
     largest = weights.topk(max(round(MARKED * weights.size(1)), 1)).indices
     return by_token(torch.zeros_like(weights).scatter_(1, largest, 1.0))
 
 
 def draw_means(attention: Attention, titles: dict[str, str], path: Path) -> None:
-    """Figure 5, or 7: of each term ("all" for the whole) a row a head, layer by layer from the top;
-    a column a distance, the nearest at the right; darker is more, in the shades of figure 5."""
+    """Draw figure 5 (term "all") or 7: one panel for each term. Rows are heads, layer by layer from
+    the top; columns are distances, the nearest at the right; darker is larger, in the colors of
+    figure 5."""
     from matplotlib.colors import PowerNorm
 
     figure = new_figure(7.0 if len(titles) == 1 else 13.0, 4.8)
     panels = figure.subplots(1, len(titles), sharey=True, squeeze=False)[0]
     cells = attention.mean().flatten()
-    top = float(cells.kthvalue(max(int(0.998 * cells.numel()), 1)).values) or 1.0  # what all but a few stay below
+    top = float(cells.kthvalue(max(int(0.998 * cells.numel()), 1)).values) or 1.0  # above all but a few values
     for axes, (term, title) in zip(panels, titles.items(), strict=True):
         rows = attention.mean(term).flip(1)
         image = axes.imshow(
@@ -265,10 +268,10 @@ def draw_means(attention: Attention, titles: dict[str, str], path: Path) -> None
 
 
 def draw_heads(attention: Attention, heads: Sequence[int], path: Path) -> None:
-    """Figure 6: successive targets from the top, what each head sees of the text; the largest fifth
-    of a row's weights in red.
+    """Draw figure 6: for each head, successive targets from the top and their weights on the text,
+    the largest fifth of each row in red.
 
-    heads: counted over all layers, from 0.
+    heads: indices over all layers, from 0.
     """
     _, count, window = attention.weights.shape
     figure = new_figure(9.0, 2.4 * len(heads) + 0.4)
@@ -287,11 +290,11 @@ def draw_heads(attention: Attention, heads: Sequence[int], path: Path) -> None:
 def write_page(
     path: Path, attention: Attention, tokens: Tokens, vocabulary: Vocabulary, title: str, about: str
 ) -> None:
-    """Writes one HTML file, without a network, to look around in the weights that were kept.
+    """Write one self-contained HTML file that shows the stored weights interactively.
 
-    They are 8 bits of the square root of a row's share of its maximum, deflated.
+    Weights are stored as 8 bits of the square root of weight / row maximum, compressed by deflate.
 
-    tokens: the text. about: what the page says of model and text.
+    tokens: the text. about: a description of model and text for the page.
     """
     rows, count, window = attention.weights.shape
     weights = attention.weights.numpy()
@@ -309,7 +312,7 @@ def write_page(
 
 
 def show(vocabulary: Vocabulary, token: int) -> str:
-    """A token as a reader can see it: a line's end as an arrow, bytes that are no character in
+    """Return a printable form of a token: a line end as an arrow, bytes that are no character in
     hexadecimal."""
     if isinstance(vocabulary, ByteVocabulary):
         byte = vocabulary.symbols[token]

@@ -34,14 +34,15 @@ BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Effective:
-    """The gain of one model of a group from a longer context.
+    """The gain of one model of a group from longer contexts.
 
     Attributes:
-        length: the RECL: the shortest context whose next step gains less than the threshold, but
-            no more than the model's own limit; the longest context if all steps gain.
-        reached_end: every step up to the longest context gained, so that `length` is a lower bound.
-        short: e^f(c, c) for each context but the last, the same for all models of a group.
-        long: e^f(c, c') for the step after each of them.
+        length: the RECL: the shortest context from which the next step gains less than the
+            threshold (the longest context if all steps gain), but at most the model's limit.
+        reached_end: whether every step up to the longest context gained, so that `length` is a
+            lower bound.
+        short: e^f(c, c) for each context c but the last; the same for all models of a group.
+        long: e^f(c, c') for each of them, with c' the next context.
         gains: (short - long) / short.
     """
 
@@ -60,16 +61,17 @@ def effective_context(
     threshold: float = 0.01,
     limits: Mapping[str, int | None] | None = None,
 ) -> dict[str, Effective]:
-    """The RECL of each model of a group.
+    """Compute the RECL of each model of a group.
 
     Args:
-        losses: as in `relative_losses`.
-        contexts: the C lengths, increasing, in tokens.
-        threshold: the relative gain below which a step ends the search (the paper's 0.01).
-        limits: longest context that a model can use; its RECL is no longer.
+        losses, ratio: as in `relative_losses`.
+        contexts: the C context lengths in tokens, increasing.
+        threshold: relative gain below which the search ends (the paper's 0.01).
+        limits: the longest context that each model can use, an upper bound of its RECL; None for no
+            limit.
 
     Raises:
-        TxlError: as in `relative_losses`, or contexts are not increasing or not C of them.
+        TxlError: as in `relative_losses`, or contexts are not increasing, or their number is not C.
     """
     short, long = relative_losses(losses, ratio)
     if len(contexts) != len(short) + 1 or any(b <= a for a, b in pairwise(contexts)):
@@ -91,20 +93,20 @@ def effective_context(
 
 
 def relative_losses(losses: Mapping[str, Array], ratio: float) -> tuple[Array, dict[str, Array]]:
-    """f_i(c, c) and f_i(c, c') of each model, for each context c and the next one, c'.
+    """Compute f_i(c, c) and f_i(c, c') of each model i, for each context c and the next one, c'.
 
-    The positions that count, T(c), are the `ratio` of them with the largest baseline b(c, t), the
-    least loss of any model with context c; they are chosen anew for each c.
+    They are means over T(c): the fraction `ratio` of the positions with the largest baseline b(c,
+    t), which is the lowest loss of any model with context c. T(c) is chosen anew for each c.
 
     Args:
-        losses: of each model [C, N], in nats: l_i(c, t) for C contexts, in order, at N positions.
-        ratio: r of the paper, in (0, 1].
+        losses: [C, N] for each model, in nats: l_i(c, t) for C contexts, in order, at N positions.
+        ratio: the paper's r, in (0, 1].
 
     Returns:
-        f(c, c), [C - 1], which is the same for all models, and f_i(c, c') [C - 1] of each.
+        f(c, c), [C - 1], which is the same for all models, and f_i(c, c'), [C - 1] for each model.
 
     Raises:
-        TxlError: ratio is out of range, or the losses are not finite or of different shapes.
+        TxlError: ratio is out of range, or the losses are not finite or differ in shape.
     """
     if not 0 < ratio <= 1:
         raise TxlError(f"ratio must be in (0, 1], got {ratio}")
@@ -119,7 +121,7 @@ def relative_losses(losses: Mapping[str, Array], ratio: float) -> tuple[Array, d
             raise TxlError(f"the losses of {name} are not all finite")
     baseline = np.minimum.reduce([x.astype(np.float64) for x in losses.values()])
     count = max(round(ratio * baseline.shape[1]), 1)
-    # Stable, so that of equal losses the earlier positions count.
+    # A stable sort: of equal losses the earlier positions are taken.
     hardest = np.argsort(-baseline[:-1], axis=1, kind="stable")[:, :count]
     base = np.take_along_axis(baseline[:-1], hardest, 1)
     short = base.mean(1)
@@ -131,12 +133,13 @@ def relative_losses(losses: Mapping[str, Array], ratio: float) -> tuple[Array, d
 
 
 class Run(NamedTuple):
-    """Tokens from start on, read from an empty state.
+    """Tokens from `start` on that are read at once from an empty state.
 
     Attributes:
-        ends: lengths of the contexts that it measures, increasing; it is as long as the last.
-        first: number of the first of these contexts; the next ones follow.
-        place: number of the position that its first context predicts; the next ones follow.
+        ends: increasing lengths of the contexts that the run measures; the last is the run's
+            length.
+        first: index of the first of these contexts; the others follow in order.
+        place: index of the position that the first context predicts; the others follow in order.
     """
 
     start: int
@@ -147,21 +150,21 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of a text, and the runs that measure them.
+    """Positions of a text and the runs that measure their losses.
 
-    Predicting t from exactly c tokens is a run that begins empty at t - c. Positions a step apart
-    in chains share runs: the one that begins at s gives t = s + step with context step, t = s + 2
-    step with 2 step, and so on. A chain of m positions with C contexts takes m + C - 1 runs instead
-    of m C.
+    Predicting token t from exactly c tokens takes a run that begins with an empty state at t - c.
+    The positions of a chain are `step` apart, so they share runs: a run from s predicts s + step
+    with context step, s + 2 step with context 2 step, and so on. A chain of m positions with C
+    contexts takes m + C - 1 runs instead of m C.
 
     Args:
-        tokens: of the text.
-        samples: positions wanted; fewer if the text has fewer.
-        step, contexts: lengths are step, 2 step, .. contexts * step.
+        tokens: length of the text.
+        samples: number of positions; fewer if the text is too short for so many.
+        step, contexts: context lengths are step, 2 step, .. contexts * step.
 
     Raises:
-        TxlError: a number is below 1, there are fewer than 2 contexts, or the text is too short for
-            one position with the longest.
+        TxlError: an argument is below 1, there are fewer than 2 contexts, or the text is too short
+            for one position with the longest context.
     """
 
     tokens: int
@@ -185,14 +188,15 @@ class Layout:
 
     @property
     def lengths(self) -> list[int]:
-        """The lengths of the contexts, in tokens."""
+        """Context lengths in tokens."""
         return [self.step * (n + 1) for n in range(self.contexts)]
 
     def chains(self) -> list[tuple[int, int]]:
-        """First position and number of positions of each chain, all positions different.
+        """Return the first position and the number of positions of each chain. No position is in
+        two chains.
 
-        Lanes are positions a step apart over the whole text; where one lane has enough, the chains
-        are spread over it.
+        A lane is all positions `step` apart over the whole text. If one lane has enough positions,
+        the chains are spread over it.
         """
         usable = self.tokens - self.longest  # positions longest .. tokens - 1
         wanted = min(self.samples, usable)
@@ -205,12 +209,13 @@ class Layout:
             parts = -(-share // LONGEST_CHAIN)
             bounds = [share * part // max(parts, 1) for part in range(parts + 1)]
             for part, (begin, end) in enumerate(pairwise(bounds)):
-                skipped = part * (there - share) // parts  # what is between the chains
+                skipped = part * (there - share) // parts  # positions between this chain and the next
                 chains.append((self.longest + offset + (begin + skipped) * self.step, end - begin))
         return chains
 
     def _lanes(self, wanted: int) -> list[tuple[int, int]]:
-        """Offset and number of positions of as few lanes as hold the wanted ones."""
+        """Return offset and number of positions of the fewest lanes that have `wanted`
+        positions."""
         usable = self.tokens - self.longest
         for count in range(max(-(-wanted // -(-usable // self.step)), 1), self.step + 1):
             offsets = [lane * self.step // count for lane in range(count)]
@@ -220,20 +225,20 @@ class Layout:
         raise AssertionError("every position is in one of `step` lanes")
 
     def positions(self) -> npt.NDArray[np.int64]:
-        """The positions of the tokens that are predicted, [N], in the order of the chains."""
+        """Return the positions of the predicted tokens, [N], in the order of the chains."""
         return np.concatenate([first + np.arange(count) * self.step for first, count in self.chains()])
 
     def runs(self, limit: int | None = None) -> list[Run]:
-        """All runs, the longest first.
+        """Return all runs, the longest first.
 
-        limit: the longest context a model can use; if it is none of the lengths, it has runs of its
-        own, as the first context beyond.
+        limit: the longest context a model can use. If it is not one of the lengths, it is measured
+        by separate runs, as the first context above the limit.
         """
         usable = self.contexts if limit is None else min(limit // self.step, self.contexts)
         found, before = [], 0
         for first, count in self.chains():
-            for n in range(1 - self.contexts, count):  # the number of the position before its first step
-                begin, end = max(-n, 0), min(count - n, usable)  # contexts it has positions for
+            for n in range(1 - self.contexts, count):  # index of the position before the run's first step
+                begin, end = max(-n, 0), min(count - n, usable)  # range of contexts for which the chain has positions
                 if end > begin:
                     ends = tuple(self.lengths[begin:end])
                     found.append(Run(first + (n - 1) * self.step, ends, begin, before + n + begin))
@@ -243,17 +248,18 @@ class Layout:
         return sorted(found, key=lambda run: (-run.ends[-1], run.first, run.start))
 
     def cost(self, limit: int | None = None) -> int:
-        """Tokens to be read for all positions."""
+        """Return the number of tokens to read for all positions."""
         return sum(run.ends[-1] for run in self.runs(limit))
 
 
 class ContextLosses(Protocol):
-    """A model to measure: anything that gives log-probabilities."""
+    """A model to measure: a function that returns losses."""
 
     def __call__(self, tokens: Tensor, ends: list[int], targets: Tensor) -> Tensor:
-        """-log P(targets[:, i] | tokens[:, :ends[i]]) in nats, float [B, K].
+        """Return -log P(targets[:, i] | tokens[:, :ends[i]]) in nats, float [B, K].
 
-        Nothing before the tokens [B, n] may matter; ends: K increasing lengths, the last one n.
+        tokens: [B, n], read from an empty state. ends: K increasing lengths, the last is n.
+        targets: [B, K].
         """
 
 
@@ -261,16 +267,16 @@ class ContextLosses(Protocol):
 class NetworkLosses:
     """`ContextLosses` of a trained model.
 
-    A context of c tokens is one segment of c tokens without memory, in which every token sees all
-    before it, or the model's own window of them.
+    A context of c tokens is read as one segment of c tokens without memory. Each token sees all
+    tokens before it, or the model's own window of them.
     """
 
     language_model: LanguageModel
 
     @property
     def limit(self) -> int | None:
-        """Longest context of a model with absolute positions: training's segment, beyond which no
-        position was ever seen; None for the others."""
+        """The longest context of a model with absolute positions, which is training's segment,
+        since later positions were never trained; None for other models."""
         config, segment = self.language_model.model.config, self.language_model.segment
         if not isinstance(config, ModelConfig) or not config.absolute:
             return None
@@ -295,17 +301,16 @@ def measure(
     batch_tokens: int = BATCH_TOKENS,
     watch: Callable[[int], None] = lambda done: None,
 ) -> Array:
-    """Losses l(c, t) of one model at exact context lengths: each prediction from c tokens and an
-    empty state.
+    """Measure losses l(c, t) of one model at exact context lengths: each prediction reads c tokens
+    from an empty state.
 
     Args:
-        tokens: the text, `layout.tokens` of them.
-        limit: the longest context the model can use; longer ones have the loss of that
-            (`l(c > K) = l(K)`).
-        values: [C, N] of an earlier, interrupted measurement, NaN where it is still to be measured;
-            filled in place.
-        batch_tokens: tokens of the runs that are read side by side.
-        watch: called after each batch with the tokens done so far, of `layout.cost(limit)`.
+        tokens: the text, [layout.tokens].
+        limit: the longest context the model can use; longer ones get its loss (`l(c > K) = l(K)`).
+        values: [C, N] from an interrupted measurement, NaN where not yet measured; filled in place.
+        batch_tokens: maximum number of tokens of the runs that are read as one batch.
+        watch: called after each batch with the number of tokens read so far, of
+            `layout.cost(limit)`.
 
     Returns:
         values, in nats, [C, N].
@@ -329,20 +334,21 @@ def measure(
 
 
 def fingerprint(checkpoint: str, tokens: Tokens, layout: Layout) -> str:
-    """SHA-256 of all that measured losses depend on; checkpoint: the digest of what was loaded."""
+    """Return the SHA-256 of all that measured losses depend on; checkpoint: the digest of the
+    model."""
     values = [checkpoint, content(tokens), LONGEST_CHAIN, *astuple(layout)]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def keep_losses(path: Path, values: Array) -> None:
-    """Replaces the file whole."""
+    """Write losses, replacing the file atomically."""
     file = io.BytesIO()
     np.savez(file, values=values)
     replace_bytes(path, file.getvalue())
 
 
 def kept_losses(path: Path, layout: Layout) -> Array:
-    """The losses that `keep_losses` wrote, [C, N]; all NaN if the file is not there or damaged."""
+    """Read losses [C, N] that `keep_losses` wrote; all NaN if the file is missing or damaged."""
     nothing = np.full((layout.contexts, len(layout.positions())), np.nan)
     try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as kept:
@@ -355,7 +361,7 @@ def kept_losses(path: Path, layout: Layout) -> Array:
 
 
 def draw_gains(found: Mapping[str, Effective], contexts: Sequence[int], ratio: float, path: AnyPath) -> None:
-    """Figure 3: e^f(c, c) - e^f(c, c') of each step."""
+    """Draw figure 3: e^f(c, c) - e^f(c, c') of each step."""
     _draw(
         {name: [a - b for a, b in zip(each.short, each.long, strict=True)] for name, each in found.items()},
         [f"{a}\n{b}" for a, b in pairwise(contexts)],
@@ -367,7 +373,7 @@ def draw_gains(found: Mapping[str, Effective], contexts: Sequence[int], ratio: f
 
 
 def draw_perplexity(found: Mapping[str, Sequence[float]], contexts: Sequence[int], path: AnyPath) -> None:
-    """Figure 4: perplexity against context."""
+    """Draw figure 4: perplexity over context length."""
     words = {"xlabel": "context, tokens", "ylabel": "perplexity of a token", "title": "Perplexity against context"}
     _draw(found, contexts, path, **words)
 

@@ -1,4 +1,4 @@
-"""LSTM and QRNN language models, what the paper compares its effective context with (Table 8)."""
+"""LSTM and QRNN language models, with whose effective context the paper compares (Table 8)."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ Layer = tuple[Tensor, State]
 
 
 def by_steps(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    """One fused multiply-add a step: what a CPU does fastest."""
+    """Compute the recurrence with one fused multiply-add a step, the fastest way on a CPU."""
     states = torch.empty_like(b)
     last = before
     for t in range(b.size(0)):
@@ -24,7 +24,8 @@ def by_steps(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
 
 
 def by_doubling(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    """A scan in log2(L) steps over all positions at once (Hillis and Steele 1986), for GPUs."""
+    """Compute the recurrence by a scan in log2(L) steps over all positions (Hillis and Steele
+    1986), for GPUs."""
     states = b.clone()
     states[0] = torch.addcmul(b[0], a[0], before)
     factors, distance = a, 1
@@ -41,7 +42,8 @@ def _scan(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
 
 
 class _LinearRecurrence(torch.autograd.Function):
-    """Its own backward is a scan, too, from the last position to the first."""
+    """The recurrence, with a backward that is itself a scan, from the last position to the
+    first."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, before: Tensor) -> Tensor:
@@ -54,7 +56,8 @@ class _LinearRecurrence(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         a, before, states = ctx.saved_tensors
         grad = grads[0].flip(0)
-        # g_t = grad_t + a_{t+1} * g_{t+1}; flipped, a is one place later.
+        # g_t = grad_t + a_{t+1} * g_{t+1}; in reversed order the factor of a step is the a of the
+        # step before.
         factors = torch.cat([torch.zeros_like(a[:1]), a[1:].flip(0)])
         g = _scan(factors, grad, torch.zeros_like(before)).flip(0)
         previous = torch.cat([before.unsqueeze(0), states[:-1]])
@@ -62,21 +65,21 @@ class _LinearRecurrence(torch.autograd.Function):
 
 
 def linear_recurrence(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    """States h_t = a_t * h_{t-1} + b_t.
+    """Compute states h_t = a_t * h_{t-1} + b_t.
 
     Args:
-        a, b: [L, ..], L >= 1, of one dtype.
-        before: [..], h_0's predecessor.
+        a, b: [L, ..], L >= 1, of the same dtype.
+        before: [..], the state before the first.
 
     Returns:
-        [L, ..]; gradients reach all three.
+        [L, ..]; differentiable with respect to all three arguments.
     """
     states: Tensor = _LinearRecurrence.apply(a, b, before)  # type: ignore[no-untyped-call]
     return states
 
 
 class LSTMLayer(nn.LSTM):
-    """torch's LSTM of one layer; its state is h and c, [B, width] each."""
+    """torch's LSTM with one layer; its state is h and c, [B, width] each."""
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__(d_in, d_out, batch_first=True)
@@ -86,20 +89,21 @@ class LSTMLayer(nn.LSTM):
         return zero, zero
 
     def advance(self, x: Tensor, state: State) -> Layer:
-        """[B, L, d_in] -> [B, L, d_out], and the state after it."""
+        """Compute [B, L, d_in] -> [B, L, d_out] and the state after the last position."""
         h, c = (part.to(x.dtype).unsqueeze(0).contiguous() for part in state)
         out, (h, c) = self(x, (h, c))
         return out, (h[0], c[0])
 
 
 class QRNNLayer(nn.Module):
-    """z = tanh, f and o = sigmoid of a convolution; c_t = f z + (1 - f) c_{t-1}, h = o c.
+    """QRNN layer: z = tanh, f and o = sigmoid of a convolution; c_t = f z + (1 - f) c_{t-1}, h = o
+    c.
 
-    (Bradbury et al. 2017, "fo-pooling"; f weighs the new value, as AWD-QRNN's code has it.) Its
-    state is c [B, d_out] and, with a window of 2, the last input [B, d_in].
+    This is "fo-pooling" of Bradbury et al. (2017), with f as the weight of the new value, as in
+    AWD-QRNN's code. The state is c [B, d_out] and, with a window of 2, the last input [B, d_in].
 
     Args:
-        window: inputs that a convolution sees: 1, or 2 with the one before.
+        window: inputs of the convolution: 1 for the current one, 2 to include the one before.
     """
 
     def __init__(self, d_in: int, d_out: int, window: int) -> None:
@@ -112,13 +116,13 @@ class QRNNLayer(nn.Module):
         return state if self.window == 1 else (*state, x.new_zeros(x.size(0), self.d_in))
 
     def advance(self, x: Tensor, state: State) -> Layer:
-        """[B, L, d_in] -> [B, L, d_out], and the state after it."""
+        """Compute [B, L, d_in] -> [B, L, d_out] and the state after the last position."""
         source = x
         if self.window == 2:
             earlier = torch.cat([state[1].to(x.dtype).unsqueeze(1), x[:, :-1]], 1)
             source = torch.cat([x, earlier], -1)
         gates = self.gates(source).transpose(0, 1)
-        gates = gates if gates.dtype == torch.float64 else gates.float()  # under autocast, too
+        gates = gates if gates.dtype == torch.float64 else gates.float()  # also under autocast
         z, f, o = gates.split(self.d_out, -1)  # [L, B, d_out] each
         f = f.sigmoid()
         cells = linear_recurrence(1 - f, f * z.tanh(), state[0].to(f.dtype))
@@ -127,11 +131,12 @@ class QRNNLayer(nn.Module):
 
 
 class RecurrentNetwork(nn.Module):
-    """Language model of LSTM or QRNN layers; used as `TransformerXL`, its state in memory's place.
+    """Language model of LSTM or QRNN layers, with the interface of `TransformerXL`; its memory is
+    the layers' state.
 
     Attributes:
         blocks: the layers.
-        softmax, second_softmax: as in `TransformerXL`, the second always None.
+        softmax, second_softmax: as in `TransformerXL`; the second is always None.
     """
 
     second_softmax: None = None
@@ -145,7 +150,7 @@ class RecurrentNetwork(nn.Module):
             LSTMLayer(d_in, d_out) if config.network == "lstm" else QRNNLayer(d_in, d_out, 2 if i == 0 else 1)
             for i, (d_in, d_out) in enumerate(config.widths)
         ]
-        self.blocks = nn.ModuleList(made)  # drawn by torch: uniform, 1 / sqrt(width) wide
+        self.blocks = nn.ModuleList(made)  # initialized by torch: uniform in +- 1 / sqrt(width)
         self.dropout = hidden_dropout(config)
         self.output_dropout = hidden_dropout(config, config.output_dropout)
         self.softmax = AdaptiveSoftmax(config, self.embedding)
@@ -166,18 +171,19 @@ class RecurrentNetwork(nn.Module):
         ext_len: int = 0,
         last: int | None = None,
     ) -> States:
-        """Reads a segment after a state.
+        """Compute the hidden states of a segment, given the state after the segments before it.
 
         Args:
             tokens: [B, L], integers below vocab_size.
-            memory: what the call for the segment before returned, detached; None at the start.
+            memory: the state returned for the previous segment, detached; None at the start of a
+                text.
             mem_len: 0 to return no state.
-            ext_len: 0; what has been read cannot be read again.
-            last: states wanted; None for all L.
+            ext_len: must be 0, because a recurrent network cannot read tokens again.
+            last: number of final positions to return states for; None for all L.
 
         Raises:
-            ValueError: tokens is not [B, L] with L >= 1; ext_len is not 0; or memory is of another
-                batch.
+            ValueError: tokens is not [B, L] with L >= 1, ext_len is not 0, or memory has another
+                batch size.
         """
         check_tokens(tokens)
         if ext_len:
@@ -203,10 +209,12 @@ class RecurrentNetwork(nn.Module):
         return States(hidden, None if mem_len == 0 else tuple(kept), inputs, layers)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[.., d_model] -> [.., vocab_size]; their softmax is that of the next token."""
+        """Return scores [.., vocab_size] of the next token from [.., d_model]; see
+        `AdaptiveSoftmax.logits`."""
         return self.softmax.logits(hidden)
 
     def forward(self, tokens: Tensor, memory: HiddenMemory | None = None) -> tuple[Tensor, HiddenMemory | None]:
-        """As `TransformerXL.forward`: logits [B, L, vocab_size], and the state after them."""
+        """As `TransformerXL.forward`: scores [B, L, vocab_size], and the state after the
+        segment."""
         states = self.read(tokens, memory)
         return self.logits(states.hidden), states.memory

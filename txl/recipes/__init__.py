@@ -1,4 +1,4 @@
-"""The paper's models as named files, and how they are read."""
+"""Recipes: the paper's models as named files, with their data, training and evaluation."""
 
 import json
 from dataclasses import dataclass, field
@@ -13,18 +13,18 @@ from txl.training.config import TrainConfig
 _FOLDER = Path(__file__).parent
 DEFAULT = "laptop"
 _MERGED = ("data", "model", "train", "evaluate")
-_NULLABLE = ("warmup", "eval_tokens")  # options of which null is a value
+_NULLABLE = ("warmup", "eval_tokens")  # options for which null is a value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A model of the paper: its sizes, how it is trained and evaluated, and where that is from.
+    """A model of the paper: its sizes, how it is trained and evaluated, and the source of these.
 
     Attributes:
-        paper: what the paper reports of it; "" where it is not the paper's.
-        source: of the sizes and options.
-        parameters: millions, with the data set's own vocabulary; None where no source counts them.
-        data: what to prepare: rule, options, `vocab_size` as published.
+        paper: the result reported in the paper; "" if the model is not from the paper.
+        source: where sizes and options are taken from.
+        parameters: number in millions, with the data set's vocabulary; None if no source gives it.
+        data: how to prepare the corpus: rule, options, and the published `vocab_size`.
         model, train: fields of `ModelConfig` (or `RecurrentConfig`) and `TrainConfig`.
         evaluate: method, attn_len, segment and clamp_len of the published evaluation.
     """
@@ -42,14 +42,14 @@ class Recipe:
 
     @property
     def network(self) -> str | None:
-        """ "lstm" or "qrnn"; None for a Transformer."""
+        """The kind of a recurrent network, lstm or qrnn; None for a Transformer."""
         return self.model.get("network")
 
     def model_config(self, vocab_size: int | None = None) -> Config:
-        """The model's configuration; vocab_size: None for the published one.
+        """Make the model's configuration; vocab_size: None for the published one.
 
         Raises:
-            TxlError: the recipe is of no data set and none is given.
+            TxlError: the recipe belongs to no data set and no vocab_size is given.
         """
         vocab_size = self.data.get("vocab_size") if vocab_size is None else vocab_size
         if vocab_size is None:
@@ -57,8 +57,8 @@ class Recipe:
         return config_from_json({"vocab_size": vocab_size} | self.model)
 
     def model_with(self, given: dict[str, Any]) -> dict[str, Any]:
-        """`model` with options given instead; those of its own that only fit what was replaced are
-        left out."""
+        """Return `model` updated with given options, without the options that only fit a replaced
+        one."""
         values = dict(self.model)
         if given.get("encoding", values.get("encoding", "relative")) != values.get("encoding", "relative"):
             for name in ("table_len", "untie_r", "clamp_len"):
@@ -70,7 +70,7 @@ class Recipe:
         return values | given
 
     def prepare_options(self) -> PrepareOptions:
-        """The options that make this recipe's corpus of a raw text."""
+        """Return the options that prepare this recipe's corpus from its source."""
         if not self.data:
             return PrepareOptions()
         return PrepareOptions(self.data["rule"], newline=self.data.get("newline", "keep"))
@@ -80,16 +80,16 @@ class Recipe:
 
 
 def names() -> list[str]:
-    """All recipes, the default first."""
+    """Return the names of all recipes, the default first."""
     found = sorted(path.stem for path in _FOLDER.glob("*.json"))
     return [DEFAULT, *(name for name in found if name != DEFAULT)]
 
 
 def load(name: str) -> Recipe:
-    """A recipe; what it does not say is its base's.
+    """Read a recipe; what it does not define is taken from its base.
 
     Raises:
-        TxlError: there is none of that name.
+        TxlError: there is no recipe of that name.
     """
     if name not in names():
         raise TxlError(f"recipe must be one of {', '.join(names())}, got {name!r}")
@@ -106,5 +106,5 @@ def _values(name: str) -> dict[str, Any]:
 
 
 def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
-    """null takes away what the base says."""
+    """Remove options set to null, by which a recipe discards its base's value."""
     return {k: v for k, v in values.items() if v is not None or k in _NULLABLE}

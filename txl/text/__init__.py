@@ -1,1 +1,1 @@
-"""Texts: where they come from, how they become tokens on disk, in what order they are read."""
+"""Text: data sets, preparation to tokens on disk, and the order in which tokens are read."""

@@ -1,4 +1,4 @@
-"""Corpora on disk: memory-mapped tokens, and the vocabulary they belong to."""
+"""Corpora on disk: memory-mapped tokens with their vocabulary."""
 
 import hashlib
 import json
@@ -32,11 +32,12 @@ class Corpus:
     """A prepared corpus.
 
     Attributes:
-        train, valid, test: memory maps [n] of uint8, uint16 or uint32.
-        source: a line on where the text came from. rule: the name of its rule.
-        fingerprint: SHA-256 of vocabulary and tokens. sha256: of each file's content, by its stem.
-        sentences: where they are to be shuffled, int64 starts of the training split's sentences
-            (see `ShuffledStreams`), a memory map; else None.
+        train, valid, test: tokens, memory maps [n] of uint8, uint16 or uint32.
+        source: a line that describes the source. rule: name of the rule that prepared it.
+        fingerprint: SHA-256 of vocabulary and tokens. sha256: that of each file's content, by its
+            stem.
+        sentences: if the training sentences are to be shuffled (see `ShuffledStreams`), the index
+            of each one's first token, a memory map of int64; else None.
     """
 
     folder: Path
@@ -57,10 +58,10 @@ class Corpus:
         return tokens
 
     def verify(self, *splits: str) -> None:
-        """Reads splits, or all of them, once.
+        """Read the given splits, or all, and compare their checksums.
 
         Raises:
-            TxlError: their tokens are not those that were prepared.
+            TxlError: a split's tokens differ from those that were prepared.
         """
         arrays: dict[str, Any] = {name: self.split(name) for name in splits or SPLITS}
         if "train" in arrays and self.sentences is not None:
@@ -72,7 +73,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Meta:
-    """The contents of `corpus.json`; `checksum` is that of all the rest."""
+    """The contents of `corpus.json`; `checksum` is that of all other fields."""
 
     format: int
     rule: str
@@ -88,7 +89,7 @@ class Meta:
 
 
 class _Passes:
-    """Tells the progress of each reading of the source apart."""
+    """A progress callback that tells the successive readings of the source apart."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress = progress
@@ -110,18 +111,19 @@ def prepare(
     progress: Progress | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> Corpus:
-    """Writes a corpus to `folder` and opens it, in memory that does not grow with the text.
+    """Prepare a corpus in `folder` and open it. Memory does not grow with the text.
 
-    The source is read two or three times. A corpus in the folder is replaced at the very end, so
-    that one that is interrupted leaves it as it was.
+    The source is read two or three times. A corpus already in the folder is replaced at the very
+    end, so an interrupted call leaves it unchanged.
 
     Args:
         source: a file, an archive or a folder; None for the standard library of this interpreter.
-        vocabulary: to encode with; None for the source's own.
+        vocabulary: the vocabulary to encode with; None to make one from the source.
 
     Raises:
-        TxlError: the source is not what the rule needs, is too short, truncated or damaged; the
-            vocabulary is of another unit or lacks its words; or the folder cannot be written.
+        TxlError: the source is not as the rule requires, is too short, truncated or damaged; the
+            vocabulary has another unit or lacks words of the source; or the folder cannot be
+            written.
     """
     passes = _Passes(progress)
     found = Source(None if source is None else Path(source), passes.watch)
@@ -142,18 +144,18 @@ def prepare(
 def open_corpus(
     source: AnyPath | None, folder: AnyPath, options: PrepareOptions = _AUTO, vocabulary: Vocabulary | None = None
 ) -> Corpus:
-    """A prepared corpus as it is; anything else is prepared in `folder` first, as options and
-    vocabulary say."""
+    """Open a prepared corpus; any other source is first prepared in `folder` with the given options
+    and vocabulary."""
     if source is not None and Path(source, META).is_file():
         return load(source)
     return prepare(source, folder, options, vocabulary=vocabulary)
 
 
 def load(folder: AnyPath) -> Corpus:
-    """Opens a prepared corpus.
+    """Open a prepared corpus.
 
     Raises:
-        TxlError: the folder holds none, or it is damaged or of an older format.
+        TxlError: the folder holds no corpus, or one that is damaged or of an older format.
     """
     folder = Path(folder)
     try:
@@ -172,10 +174,11 @@ def load(folder: AnyPath) -> Corpus:
 
 
 def _opened(folder: Path, values: Any) -> Corpus:
-    """The corpus of a folder; values: of its corpus.json.
+    """Open the corpus in a folder; values: the parsed corpus.json.
 
     Raises:
-        TxlError, KeyError, ValueError, OSError: it is not as the values say, or they are damaged.
+        TxlError, KeyError, ValueError, OSError: the files do not match the values, or the values
+            are damaged.
     """
     meta = from_values(Meta, values)
     if meta.checksum != checksum(values):
@@ -205,5 +208,5 @@ def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> Any:
 
 
 def as_tensor(tokens: Tokens) -> Tensor:
-    """int64 copy."""
+    """Copy tokens to an int64 tensor."""
     return torch.from_numpy(np.asarray(tokens).astype(np.int64))

@@ -1,4 +1,4 @@
-"""One rule a data set: which text is train, valid and test, and how it becomes tokens."""
+"""Rules, one for each data set: how the source is split and how it becomes tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -10,20 +10,20 @@ from txl.text.files import some
 from txl.text.readers import CutFile, Layout, Reader, Source
 from txl.text.vocabulary import LINE_END, SENTENCE, Unit
 
-STANDARD_BYTES = 100_000_000  # of enwik8 and text8
+STANDARD_BYTES = 100_000_000  # size of enwik8 and of text8
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """The options of preparing a corpus.
+    """Options of preparing a corpus.
 
     Attributes:
         rule: a name in RULES, or "auto".
-        newline: of enwik8: "keep" models newlines (205 symbols), "drop" neither models nor counts
-            them, as the original preparation (204).
-        lower: put words in lower case. None: as the rule has it.
-        min_count: words seen less often in train become `<unk>`.
-        max_words: at most so many words, besides `<eos>` and `<unk>`; the rest become `<unk>`.
+        newline: for enwik8: "keep" models newlines (205 symbols); "drop" leaves them out, as the
+            original preparation does (204 symbols).
+        lower: convert words to lower case; None for the rule's default.
+        min_count: words that occur less often in train become `<unk>`.
+        max_words: maximum number of words besides `<eos>` and `<unk>`; the rest become `<unk>`.
         vocabulary: a file of words, one a line, in the order of their tokens.
     """
 
@@ -49,18 +49,19 @@ class PrepareOptions:
 
 @dataclass(frozen=True)
 class Rule:
-    """A data set.
+    """The preparation of a data set.
 
     Attributes:
-        takes: the options of PrepareOptions it takes.
-        read: the source as splits.
-        lower: put words in lower case.
-        end, unknown: the words that end a line and that stand for unknown ones.
-        always_unknown: whether the unknown word is added where nothing needs it.
-        counted: the splits whose words are counted.
-        min_count: words seen less often become unknown.
-        shuffled: whether the training split is sentences to be shuffled.
-        counts: published sizes: "vocabulary", and tokens of "train", "valid", "test".
+        takes: names of the fields of PrepareOptions that apply to it.
+        read: makes a reader of the source's splits.
+        lower: convert words to lower case.
+        end, unknown: the word that ends a line, and the word for words not in the vocabulary.
+        always_unknown: whether the unknown word is added even if no word of the text needs it.
+        counted: the splits whose words make the vocabulary.
+        min_count: words that occur less often become unknown.
+        shuffled: whether the training split consists of sentences to be shuffled.
+        counts: published sizes, by "vocabulary", "train", "valid" and "test" (the latter in
+            tokens).
     """
 
     name: str
@@ -77,7 +78,7 @@ class Rule:
     counts: dict[str, int] = field(default_factory=dict)
 
     def check(self, options: PrepareOptions) -> None:
-        """Raises TxlError if an option is given that the rule does not take."""
+        """Raise TxlError if an option is given that does not apply to the rule."""
         for option in fields(PrepareOptions):
             if option.name in ("rule", *self.takes) or getattr(options, option.name) == option.default:
                 continue
@@ -85,7 +86,7 @@ class Rule:
             raise TxlError(f"{option.name} is no option of the rule {self.name}; it is one of {takers}")
 
     def published(self, options: PrepareOptions) -> dict[str, int]:
-        """Sizes published for the data set, as prepared with these options."""
+        """Return the sizes published for the data set when prepared with these options."""
         return {"vocabulary": 204} if options.newline == "drop" else self.counts
 
 
@@ -119,7 +120,9 @@ def _named(*layouts: Layout, several: bool = False) -> Callable[[Source], Reader
 
 
 def _any_text(unit: Unit) -> Callable[[Source], Reader]:
-    """A file is cut; a folder's files say their split or are dealt out; so may an archive's."""
+    """Make the reading function of a rule for any text: a file is cut; files of a folder or archive
+    go to the splits that their names give; the files of any other folder are distributed by
+    `deal`."""
 
     def read(source: Source) -> Reader:
         lines = unit == "words"
@@ -176,10 +179,11 @@ bug; here valid is heldout-00001 and test heldout-00000.
 
 
 def choose(source: Source, options: PrepareOptions) -> Rule:
-    """The rule asked for; "auto" tells data sets by their files' names and sizes, else bytes.
+    """Return the rule that options name. "auto" recognizes data sets by file names and sizes and
+    else takes bytes.
 
     Raises:
-        TxlError: the source cannot be read, or an option is not the rule's.
+        TxlError: the source cannot be read, or an option does not apply to the rule.
     """
     rule = RULES[_recognised(source) if options.rule == "auto" else options.rule]
     rule.check(options)
@@ -195,7 +199,7 @@ def _recognised(source: Source) -> str:
     else:
         _, packed, name, size = source.contents
         if packed is None:
-            stems = {source.path.name.split(".")[0], name.split(".")[0]}  # a zip's, or its member's
+            stems = {source.path.name.split(".")[0], name.split(".")[0]}  # the name of a zip, or of the file in it
             standard = sorted(stems & {"enwik8", "text8"})
             return standard[0] if standard and size == STANDARD_BYTES else "bytes"
         inside, names = packed, [name.rsplit("/", 1)[-1] for name in packed]

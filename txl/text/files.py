@@ -1,5 +1,5 @@
-"""Files as text, in memory that does not grow with them: plain, compressed, or packed in a zip or a
-.tar.gz; told by their first bytes, not their names."""
+"""Text from plain, compressed and archived files (zip, .tar.gz) in memory that does not grow with
+them. Formats are recognized by content, not by name."""
 
 import bz2
 import codecs
@@ -21,11 +21,11 @@ from typing import IO, Any, NamedTuple
 from txl.errors import TxlError
 from txl.paths import AnyPath
 
-LARGEST_BYTES = 2_000_000_000  # of what is decompressed, or comes from a pipe, to be held at once
+LARGEST_BYTES = 2_000_000_000  # maximum size of decompressed data or of a pipe's data that is held in memory at once
 PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 8192
-_HEADER_BYTES = 1 << 20  # of a file in a .tar.gz, its name and attributes
-MAX_FILES = 100_000  # of an archive
+_HEADER_BYTES = 1 << 20  # maximum size of a .tar.gz member's header: its name and attributes
+MAX_FILES = 100_000  # in an archive
 _OPENERS: dict[str, Any] = {"bzip2": bz2.open, "gzip": gzip.open, "xz": lzma.open}
 _MAGIC = {
     "bzip2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)",
@@ -40,7 +40,7 @@ _MAGIC = {
     "lzma": rb"\]\0\0..\xff{8}",
     "rar": rb"Rar!\x1a\x07",
 }
-_MARKS = {  # UTF-32's first, as it begins with UTF-16's
+_MARKS = {  # UTF-32's first, since UTF-16's is a prefix of it
     codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }  # fmt: skip
@@ -52,17 +52,17 @@ _DAMAGE = (
 
 Watch = Callable[[int], None]
 """Takes how many more bytes of a file have been read."""
-Member = tuple[str, Iterator[bytes]]  # the pieces are read before the next member is asked for
+Member = tuple[str, Iterator[bytes]]  # the pieces must be read before the next member
 
 
 class Contents(NamedTuple):
     """The contents of a file.
 
     Attributes:
-        form: bzip2, gzip, xz, zip or tar.gz; None for a plain text.
-        names: of the files in an archive; None for one text, also one in a zip.
-        name: the name the text was packed under, else the file's.
-        size: bytes of the text without its compression.
+        form: bzip2, gzip, xz, zip or tar.gz; None for plain text.
+        names: file names in an archive; None for a single text, also for one in a zip.
+        name: the name under which the text was packed, else the file's.
+        size: bytes of the decompressed text.
     """
 
     form: str | None
@@ -72,10 +72,11 @@ class Contents(NamedTuple):
 
 
 def look(path: AnyPath, watch: Watch = lambda count: None) -> Contents:
-    """Looks at what a file holds; reads it once, but for a plain text's beginning.
+    """Find out what a file contains. It is read once, or, if it is plain text, only its beginning.
 
     Raises:
-        TxlError: it cannot be read, is no regular file, no text, truncated, damaged or encrypted.
+        TxlError: it cannot be read, or is not a regular file, not text, truncated, damaged or
+            encrypted.
     """
     path = Path(path)
     with _regular(path) as file:
@@ -87,38 +88,39 @@ def look(path: AnyPath, watch: Watch = lambda count: None) -> Contents:
         name, text = next(_members(file, path, form, progress))
         if form is not None:
             return Contents(form, None, PurePosixPath(name).name, sum(map(len, text)))
-        next(text, b"")  # refused here where it is no text
+        next(text, b"")  # raises if it is not text
         file.seek(0)
         marked = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
         return Contents(None, None, name, path.stat().st_size - len(codecs.BOM_UTF8) * marked)
 
 
 def members(path: AnyPath, watch: Watch = lambda count: None) -> Iterator[Member]:
-    """Names and contents of the files in an archive, in its order; raises as `look`. Any other file
-    is an archive of itself."""
+    """Yield names and contents of the files in an archive, in its order; a file that is no archive
+    is its own only member. Errors as in `look`."""
     path = Path(path)
     with _regular(path) as file:
         yield from _members(file, path, _form(file, path), _Progress(file, watch))
 
 
 def pieces(path: AnyPath, watch: Watch = lambda count: None) -> Iterator[bytes]:
-    """The text in a file; raises as `look`, or if it is an archive of several files."""
+    """Yield the text of a file in pieces; errors as in `look`, and TxlError for an archive of
+    several files."""
     path = Path(path)
     with _regular(path) as file:
         yield from _only_text(file, path, _form(file, path), _Progress(file, watch))
 
 
 def read(path: AnyPath) -> bytes:
-    """The text in a file or a pipe; raises as `stream`."""
+    """Read the text of a file or a pipe; errors as in `stream`."""
     return b"".join(stream(path))
 
 
 def stream(path: AnyPath) -> Iterator[bytes]:
-    """The pieces that `read` joins, read as they are asked for.
+    """Yield the text of a file or a pipe in pieces, reading as they are consumed.
 
     Raises:
-        TxlError: as `pieces`, but for pipes; or it is larger than LARGEST_BYTES without its
-            compression.
+        TxlError: as in `pieces`, except that pipes are accepted; or the decompressed text is larger
+            than LARGEST_BYTES.
     """
     path = Path(path)
     with _naming(path):
@@ -134,7 +136,8 @@ def stream(path: AnyPath) -> Iterator[bytes]:
 
 
 def _bounded_pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """The text in a file; TxlError where a compressed one is a decompression bomb."""
+    """Yield the text of a file in pieces; raise TxlError if a compressed one exceeds LARGEST_BYTES
+    (a decompression bomb)."""
     form, size = _form(file, path), 0
     for piece in _only_text(file, path, form, _Progress(file, lambda count: None)):
         size += len(piece)
@@ -147,7 +150,8 @@ def _bounded_pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
 
 
 def _pipe_pieces(file: Any, path: Path) -> Iterator[bytes]:
-    """The text that a pipe gives until its writer is done; a compressed one is held first."""
+    """Yield what a pipe gives until its writer closes it; compressed data is first held in
+    memory."""
     with _naming(path):
         head = b""
         while len(head) < tarfile.BLOCKSIZE and (more := file.read1(PIECE_BYTES)):
@@ -184,7 +188,7 @@ def _regular(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _naming(path: Path, form: str | None = None) -> Iterator[None]:
-    """Turns what reading raises into one line that names the file."""
+    """Turn the errors of reading into a one-line TxlError that names the file."""
     try:
         yield
     except _DAMAGE as error:
@@ -194,7 +198,8 @@ def _naming(path: Path, form: str | None = None) -> Iterator[None]:
 
 
 class _Progress:
-    """Tells how much more of a file has been read, by the decompressor or else."""
+    """Reports how many more bytes of a file have been read, also when the decompressor reads
+    them."""
 
     def __init__(self, file: IO[bytes], watch: Watch) -> None:
         self._file, self._watch, self._seen = file, watch, 0
@@ -206,13 +211,15 @@ class _Progress:
 
 
 def _format(head: bytes) -> str | None:
-    """The format of compressed data or of an archive by its first bytes; None for all else."""
+    """Return the compression or archive format that the first bytes show; None for anything
+    else."""
     found = next((name for name, magic in _FORMATS.items() if magic.match(head)), None)
     return "tar" if found is None and _is_tar(head) else found
 
 
 def _is_tar(head: bytes) -> bool:
-    """By the checksum of its first header, since the oldest kind has no magic bytes."""
+    """Whether the checksum of the first tar header is right; the oldest tar format has no magic
+    bytes."""
     try:
         tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -221,7 +228,8 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _form(file: IO[bytes], path: Path) -> str | None:
-    """The form of a file that is read here; None for all else, which is text or refused as such."""
+    """Return the form of a file if it is one that is read here; None for anything else, which is
+    read as text or rejected as such."""
     with _naming(path):
         found = _format(file.read(_HEAD_BYTES))
         file.seek(0)
@@ -244,7 +252,8 @@ def _members(file: IO[bytes], path: Path, form: str | None, progress: _Progress)
 
 
 def _names(file: IO[bytes], path: Path, form: str, progress: _Progress) -> list[str]:
-    """Names of the files in an archive; TxlError if they are more than MAX_FILES."""
+    """Return the names of the files in an archive; raise TxlError if there are more than
+    MAX_FILES."""
     found = [name for name, _ in islice(_members(file, path, form, progress), MAX_FILES + 1)]
     if len(found) > MAX_FILES:
         raise TxlError(f"{path}: is an archive of more than {MAX_FILES:,} files; unpack it first")
@@ -265,18 +274,19 @@ def _only_text(file: IO[bytes], path: Path, form: str | None, progress: _Progres
 
 
 def some(names: list[str]) -> str:
-    """The first of them, for a message."""
+    """Join the first names for an error message."""
     return ", ".join(map(repr, names[:3])) + (", .." if len(names) > 3 else "")
 
 
 def without_mark(head: bytes, what: str) -> bytes:
-    """The first bytes of a text, at least 4 of them, without UTF-8's byte-order mark.
+    """Strip UTF-8's byte-order mark from the first bytes of a text (at least 4 of them).
 
-    what: its name in messages.
+    what: the text's name in messages.
 
     Raises:
-        TxlError: they are of UTF-16 or UTF-32: by the mark, or because zero bytes, which UTF-8 has
-            none of, are all at even or all at odd places, or at least an eighth.
+        TxlError: the text is UTF-16 or UTF-32: it has their mark, or its zero bytes, which UTF-8
+            text does not contain, are all at even or all at odd positions, or are at least an
+            eighth of all.
     """
     found = next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), None)
     if found is not None:
@@ -292,10 +302,10 @@ def without_mark(head: bytes, what: str) -> bytes:
 
 
 def _text(stream: IO[bytes], path: Path, form: str | None, what: str, progress: _Progress) -> Iterator[bytes]:
-    """A text piece by piece; what: its name in messages.
+    """Yield a text piece by piece; what: its name in messages.
 
     Raises:
-        TxlError: it is truncated or damaged, or no text.
+        TxlError: it is truncated or damaged, or not text.
     """
     with _naming(path, form):
         head = stream.read(_HEAD_BYTES)
@@ -335,7 +345,7 @@ def _zip_pieces(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, pr
 
 
 class _Bounded:
-    """A stream of which at most `left` bytes more are read, any number where that is None."""
+    """A stream from which at most `left` more bytes are read; None for no limit."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
@@ -351,14 +361,15 @@ class _Bounded:
 
 
 class _Header(tarfile.TarInfo):
-    """A header whose damage tarfile does not take for the end of the archive."""
+    """A tar header that raises when it is damaged, where tarfile would take it for the archive's
+    end."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> "_Header":
         try:
             return super().fromtarfile(archive)
         except tarfile.HeaderError as error:
-            if type(error).__name__ == "EOFHeaderError":  # the zeros that end an archive
+            if type(error).__name__ == "EOFHeaderError":  # the zero block that ends an archive
                 raise
             raise tarfile.ReadError(f"header: {error}") from error
 
@@ -376,7 +387,7 @@ def _tar_members(file: IO[bytes], path: Path, progress: _Progress) -> Iterator[M
 
 
 def _tar_entries(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
-    """Names and contents of an archive's files; raises what tarfile does."""
+    """Yield names and contents of an archive's files; errors are tarfile's."""
     bounded: Any = _Bounded(stream)
     with tarfile.open(fileobj=bounded, mode="r|", tarinfo=_Header) as archive:
         while (member := archive.next()) is not None:
@@ -386,9 +397,9 @@ def _tar_entries(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
             if packed is not None:
                 bounded.left = None
                 yield member.name, packed
-                while packed.read(PIECE_BYTES):  # so that what is read next is a header
+                while packed.read(PIECE_BYTES):  # reads the member to its end, so that a header comes next
                     pass
-            archive.members = []  # type: ignore[attr-defined]  # which would grow with the archive
+            archive.members = []  # type: ignore[attr-defined]  # this list would grow with the archive
             bounded.left = _HEADER_BYTES
-    while stream.read(PIECE_BYTES):  # so that the checksum of its compression is compared
+    while stream.read(PIECE_BYTES):  # reads to the end, so that the compression's checksum is verified
         pass

@@ -1,5 +1,5 @@
-"""Two readings of a source: its vocabulary is counted, then its tokens are written beside a corpus,
-which they replace at the end."""
+"""Preparation of a corpus in two passes: count the vocabulary, then write tokens to temporary files
+that replace the corpus at the end."""
 
 import hashlib
 import json
@@ -38,14 +38,16 @@ from txl.text.vocabulary import (
 META, VOCABULARY, SENTENCES = "corpus.json", "vocabulary.txt", "sentences.bin"
 _NAMES = (*(f"{split}.bin" for split in SPLITS), SENTENCES, VOCABULARY)
 FORMAT = 3
-LONGEST_WORD = 1 << 20  # bytes; more is no text of words, and would not fit the memory promised
+# bytes; a longer word means that the file is not a text of words, and would exceed the promised
+# memory
+LONGEST_WORD = 1 << 20
 
 
 def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: Watch) -> Vocabulary:
-    """The vocabulary of a source, from the file given or from one reading.
+    """Make the vocabulary of a source, from the given file or by reading the source once.
 
     Raises:
-        TxlError: the source is no such text, or the file is damaged or lacks words.
+        TxlError: the source is not text of the rule's kind, or the file is damaged or lacks words.
     """
     if rule.unit == "bytes":
         used: set[int] = set()
@@ -66,7 +68,7 @@ def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: 
 
 
 def _read_words(path: Path, *, lower: bool, end: str) -> WordVocabulary:
-    """A user's vocabulary file: the first word of each line, in its order."""
+    """Read a vocabulary file given by the user: the first word of each line, in order."""
     content = files.read(path)
     try:
         words, count = decoded_again(first_words(content))
@@ -79,12 +81,12 @@ def _read_words(path: Path, *, lower: bool, end: str) -> WordVocabulary:
 
 
 def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> Iterator[tuple[int, str]]:
-    """Text cut at white space. Each split's last piece must end with white space.
+    """Cut text at white space. Each split's last piece must end with white space.
 
-    names: of the splits, for messages.
+    names: the splits' names, for messages.
 
     Raises:
-        TxlError: it is not UTF-8, or a word is longer than LONGEST_WORD.
+        TxlError: the text is not UTF-8, or a word is longer than LONGEST_WORD.
     """
     carry, at = b"", [0, 0, 0]
     for split, piece in pieces:
@@ -102,7 +104,7 @@ def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> 
 
 
 def _count(reader: Reader, lower: bool, end: str, watch: Watch, ascii_space: bool) -> list[Counter[str]]:
-    """Count the words of each split, in order of first appearance: the order of ties."""
+    """Count the words of each split; keys are in order of first appearance, which decides ties."""
     counts: list[Counter[str]] = [Counter(), Counter(), Counter()]
     for split, text in _whole_words(reader.pieces(watch), reader.description):
         counts[split].update(words_of(text, lower, end, ascii_space))
@@ -110,7 +112,8 @@ def _count(reader: Reader, lower: bool, end: str, watch: Watch, ascii_space: boo
 
 
 def _counted(counts: list[Counter[str]], rule: Rule, options: PrepareOptions, lower: bool) -> WordVocabulary:
-    """The word that ends a line, then by falling count; ties by first appearance."""
+    """Make a vocabulary from counts: the word that ends a line, then words by falling count, ties
+    by first appearance."""
     total: Counter[str] = Counter()
     for split in rule.counted:
         total.update(counts[split])
@@ -129,10 +132,10 @@ def _counted(counts: list[Counter[str]], rule: Rule, options: PrepareOptions, lo
 
 @dataclass
 class _Split:
-    """A split, or the starts of its sentences, while it is written to a temporary file."""
+    """A temporary file into which a split, or the starts of its sentences, are written."""
 
-    file: IO[bytes]  # without a buffer: closing it writes nothing
-    path: Path  # where it will be
+    file: IO[bytes]  # unbuffered, so that closing it writes nothing
+    path: Path  # the final path
     items: int = 0
     hash: Any = field(default_factory=hashlib.sha256)
 
@@ -148,20 +151,20 @@ class _Split:
 def write_corpus(
     folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule, options: PrepareOptions, watch: Watch
 ) -> None:
-    """Writes a corpus to a folder, or leaves the one that is there as it was.
+    """Write a corpus to a folder, or leave the corpus that is there unchanged.
 
-    Once all of it is written, `finish` puts it into its place, at any later time if need be.
+    When all files are written, `finish` moves them into place, in a later process if need be.
 
     Raises:
-        TxlError: the source is damaged, a split is empty, or the folder cannot be written or is
-            being written by another.
+        TxlError: the source is damaged, a split is empty, or the folder cannot be written or
+            another process is writing to it.
     """
     fresh = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
             try:
-                _remove_temporary(folder)  # of a process that was killed
+                _remove_temporary(folder)  # left by a process that was killed
                 _write(folder, reader, vocabulary, rule, options, watch)
             except BaseException:
                 with suppress(OSError):
@@ -176,16 +179,17 @@ def write_corpus(
 
 
 def finish(folder: Path) -> None:
-    """Puts a corpus into its place that was written whole by a process that died before it did so.
+    """Complete a corpus whose files were all written by a process that died before moving them into
+    place.
 
     Raises:
-        TxlError: another process is at it. OSError: the folder cannot be written.
+        TxlError: another process writes to the folder. OSError: the folder cannot be written.
     """
     if (folder / META).exists() or not _temporary(folder, META).exists():
         return
     with _alone(folder), suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         meta = json.loads(read_text(_temporary(folder, META)))
-        if meta["checksum"] == checksum(meta):  # a file cut short ends nothing
+        if meta["checksum"] == checksum(meta):  # a truncated file is not completed
             _swap(folder)
 
 
@@ -195,24 +199,25 @@ def _remove_temporary(folder: Path) -> None:
 
 
 def _swap(folder: Path) -> None:
-    """A folder with corpus.json is whole; one with its temporary file is, too, after this."""
+    """Move all temporary files into place. corpus.json is moved last, so a folder that has only the
+    temporary one can be completed by calling this again."""
     (folder / META).unlink(missing_ok=True)
     meta = json.loads(read_text(_temporary(folder, META)))
     if meta["sentences"] is None:
         (folder / SENTENCES).unlink(missing_ok=True)
     for name in _NAMES:
         if _temporary(folder, name).exists():
-            _temporary(folder, name).replace(folder / name)  # whoever has the old one mapped keeps it
+            _temporary(folder, name).replace(folder / name)  # a process that has the old file mapped keeps its content
     _temporary(folder, META).replace(folder / META)
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Holds a folder against other preparations and against runs that begin to train on it; the
-    system lets go of it when a process ends.
+    """Lock a folder against other preparations and against training runs that start on it; the
+    operating system releases the lock when the process ends.
 
     Raises:
-        TxlError: another preparation is going on there, or a run trains on the corpus.
+        TxlError: another process prepares a corpus there, or a run trains on the one there.
     """
     descriptor = lock_folder(folder)
     if descriptor is None:
@@ -228,7 +233,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _temporary(folder: Path, name: str) -> Path:
-    """One a folder, so that whoever opens it next can end what was begun."""
+    """Return the temporary path for a file: always the same one in a folder, so that the next
+    process that opens the folder can complete an interrupted preparation."""
     return folder / f".{name}.tmp"
 
 
@@ -244,7 +250,7 @@ def _write_whole(folder: Path, name: str, content: bytes) -> None:
 def _write(
     folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule, options: PrepareOptions, watch: Watch
 ) -> None:
-    with ExitStack() as opened:  # closes all, whichever fails
+    with ExitStack() as opened:  # closes all files, whichever fails
 
         def begun(name: str) -> _Split:
             return _Split(opened.enter_context(_create(folder, name)), folder / name)
@@ -289,13 +295,13 @@ def _write(
 
 
 def checksum(meta: dict[str, Any]) -> str:
-    """Checksum of all that `corpus.json` says."""
+    """Compute the checksum of all other fields of `corpus.json`."""
     said = {key: value for key, value in meta.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _encoded(reader: Reader, vocabulary: Vocabulary, watch: Watch) -> Iterator[tuple[int, Tokens]]:
-    """Tokens piece by piece."""
+    """Yield (split, tokens) piece by piece."""
     pieces = reader.pieces(watch)
     if isinstance(vocabulary, WordVocabulary):
         for n, text in _whole_words(pieces, reader.description):
@@ -306,11 +312,11 @@ def _encoded(reader: Reader, vocabulary: Vocabulary, watch: Watch) -> Iterator[t
 
 
 def encode_file(vocabulary: Vocabulary, path: Path, limit: int | None = None) -> Tokens:
-    """Tokens [n] of a text file: all of them, or the first `limit`, for which no more of it is read
-    than they take.
+    """Encode a text file: all of its tokens [n], or the first `limit`, for which no more of the
+    file is read than needed.
 
     Raises:
-        TxlError: as `txl.text.files.read` and `Vocabulary.encode`.
+        TxlError: as in `txl.text.files.read` and `Vocabulary.encode`.
     """
     if limit is None:
         return vocabulary.encode(files.read(path))
@@ -325,7 +331,7 @@ def encode_file(vocabulary: Vocabulary, path: Path, limit: int | None = None) ->
                 break
         return np.concatenate(found)
     for piece in pieces:
-        while piece and missing:  # a vocabulary may drop some bytes
+        while piece and missing:  # a vocabulary may leave some bytes out
             found.append(vocabulary.encode(piece[:missing]))
             piece = piece[missing:]
             missing -= len(found[-1])

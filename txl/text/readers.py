@@ -1,5 +1,5 @@
-"""Readers of what a user passes as a text: a file, an archive or a folder; read as splits, pieces
-of train, valid and test, in memory that does not grow."""
+"""Readers of text sources (a file, an archive or a folder): they yield the splits train, valid and
+test in pieces, in memory that does not grow."""
 
 import hashlib
 import os
@@ -16,8 +16,8 @@ from txl.text import files
 from txl.text.files import Contents, Watch
 
 SPLITS = ("train", "valid", "test")
-LEAST_BYTES = 60  # so that each of 90/5/5 gets some
-Layout = tuple[str, str, str]  # for each split, a pattern of the whole path inside a folder
+LEAST_BYTES = 60  # gives each of the 90/5/5 percent some bytes
+Layout = tuple[str, str, str]  # a pattern for each split, matched with the whole path inside a folder
 Pieces = Iterator[tuple[int, bytes]]
 """Text and the split it belongs to: 0 train, 1 valid, 2 test."""
 _NOT_TEXTS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
@@ -25,13 +25,14 @@ _NOT_TEXTS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", 
 
 @dataclass(frozen=True)
 class Source:
-    """A path that exists, or None for Python's standard library; what it is, looked up once."""
+    """An existing path, or None for Python's standard library, with its properties computed
+    once."""
 
     path: Path | None
     watch: Watch = lambda count: None
 
     def __post_init__(self) -> None:
-        """Raises TxlError: nothing is there, or it is a prepared corpus."""
+        """Raise TxlError if the path does not exist or is a prepared corpus."""
         if self.path is None:
             return
         if (self.path / "corpus.json").is_file():
@@ -44,33 +45,33 @@ class Source:
 
     @property
     def folder(self) -> Path | None:
-        """The folder it is, or None."""
+        """The folder, or None if the source is a file."""
         if self.path is None:
             return Path(sysconfig.get_paths()["stdlib"])
         return self.path if self.path.is_dir() else None
 
     @property
     def file(self) -> Path:
-        """The file it is; TxlError if it is a folder."""
+        """The file; raises TxlError if the source is a folder."""
         if self.path is None or self.path.is_dir():
             raise TxlError(f"{self}: is a folder; a file is needed")
         return self.path
 
     @cached_property
     def contents(self) -> Contents:
-        """The contents of the file; TxlError as `files.look`."""
+        """The contents of the file; errors as in `files.look`."""
         return files.look(self.file, self.watch)
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return self.file.stat().st_size
 
 
 class Reader(Protocol):
-    """A source whose splits can be read again and again.
+    """A source whose splits can be read repeatedly.
 
-    Where lines are closed, each file and each split ends with a line end.
+    If lines are closed, each file and each split ends with a line end.
     """
 
     @property
@@ -78,22 +79,22 @@ class Reader(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes that one reading takes from disk."""
+        """Number of bytes that one pass reads from disk."""
         ...
 
     def pieces(self, watch: Watch) -> Pieces:
-        """The text; TxlError if it is damaged."""
+        """Yield (split, bytes) in pieces; raise TxlError if the text is damaged."""
         ...
 
 
 @dataclass(frozen=True)
 class CutFile:
-    """One file, cut at two places.
+    """A file cut at two places into three splits.
 
     Attributes:
-        ends: bytes before the end of train and of valid.
-        lines: cut at the line ends that follow, and close the last line.
-        strip: drop white space at both edges of each part.
+        ends: byte offsets at which train and valid end.
+        lines: move the cuts to the next line ends, and close the last line.
+        strip: remove white space at both ends of each split.
     """
 
     source: Source
@@ -116,7 +117,7 @@ class CutFile:
 
 @dataclass(frozen=True)
 class Folder:
-    """Files of a folder, each wholly in one split."""
+    """Files of a folder, each of which belongs to one split."""
 
     description: str
     files: list[tuple[int, Path]]
@@ -133,7 +134,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Archive:
-    """Files of an archive whose names say their split."""
+    """Files of an archive whose names tell their split."""
 
     source: Source
     description: str
@@ -152,7 +153,8 @@ class Archive:
 
 
 def _in_split(split: int, pieces: Iterable[bytes], lines: bool, what: str) -> Pieces:
-    """A file of several; TxlError if it is no text, as a picture among texts is not."""
+    """Yield a file's pieces for a split; raise TxlError if it is not text, such as an image among
+    text files."""
     for piece in _closed(pieces) if lines else pieces:
         if b"\0" in piece:
             raise TxlError(f"{what}: is no text (it holds a zero byte); take it out, or pass the texts alone")
@@ -162,14 +164,14 @@ def _in_split(split: int, pieces: Iterable[bytes], lines: bool, what: str) -> Pi
 def named(
     source: Source, layouts: Iterable[Layout], *, lines: bool, deep: bool, several: bool = False
 ) -> Folder | Archive:
-    """The files of the first layout that has all three splits.
+    """Find the files of the first layout that has all three splits.
 
     Args:
-        deep: look in the folders of a folder too.
-        several: more than one file may belong to a split; a folder's are taken by name.
+        deep: also search subfolders.
+        several: a split may have more than one file; those of a folder are ordered by name.
 
     Raises:
-        TxlError: no layout has them all, or one file too many, which are named.
+        TxlError: no layout has all splits, or a split has too many files; the message names them.
     """
     folder = source.folder
     if folder is None:
@@ -200,10 +202,11 @@ def has_all(names: Iterable[str], layout: Layout) -> bool:
 
 
 def deal(source: Source) -> Folder:
-    """The files of a folder, 90/5/5: by a hash of their paths, each to the split most behind.
+    """Distribute the files of a folder 90/5/5: in order of a hash of their paths, each goes to the
+    split that lags most.
 
     Raises:
-        TxlError: there are too few, or a split would get none.
+        TxlError: there are too few files, or a split would get none.
     """
     texts = _texts_of(source)
     if len(texts) < 3:
@@ -222,8 +225,8 @@ def deal(source: Source) -> Folder:
 
 
 def _texts_of(source: Source) -> list[tuple[Path, int]]:
-    """The files of a folder, without hidden and empty ones, and their sizes, in the order of a hash
-    of their paths. Of the standard library, its modules without their tests."""
+    """List the files of a folder with their sizes, without hidden and empty ones, in order of a
+    hash of their paths. For the standard library: its modules without their tests."""
     folder = source.folder
     assert folder is not None
     found = []
@@ -232,12 +235,12 @@ def _texts_of(source: Source) -> list[tuple[Path, int]]:
         skipped = any(part.startswith(".") for part in name.parts) if source.path else _NOT_TEXTS & set(name.parts)
         if not skipped and path.is_file() and not path.is_symlink() and path.stat().st_size:
             found.append((path, path.stat().st_size))
-    # By hash, since largest first would starve the small splits of variety.
+    # By hash, since in order of size the small splits would get only similar files.
     return sorted(found, key=lambda it: hashlib.sha256(os.fsencode(it[0].relative_to(folder).as_posix())).digest())
 
 
 def cut(source: Source, *, lines: bool) -> CutFile:
-    """A file cut 90/5/5 by bytes; TxlError if it is too short."""
+    """Cut a file 90/5/5 by bytes; raise TxlError if it is too short."""
     form, _, _, size = source.contents
     if not size:
         raise TxlError(f"{source}: the file is empty")
@@ -248,7 +251,7 @@ def cut(source: Source, *, lines: bool) -> CutFile:
 
 
 def _closed(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """With a line end after the last line, if there is any text."""
+    """Yield the pieces, plus a line end if there is text and its last line has none."""
     last = b"\n"
     for piece in pieces:
         yield piece
@@ -258,9 +261,9 @@ def _closed(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _cut_at(pieces: Iterable[bytes], ends: tuple[int, int], lines: bool) -> Pieces:
-    """Three splits of a text, of which the first two end after so many bytes.
+    """Divide a text into three splits, the first two of which end at these byte offsets.
 
-    lines: or at the line end that follows.
+    lines: move each cut to the next line end.
     """
     split, at = 0, 0
     for piece in pieces:
@@ -279,7 +282,8 @@ def _cut_at(pieces: Iterable[bytes], ends: tuple[int, int], lines: bool) -> Piec
 
 
 def _with_all(parts: Pieces, what: str) -> Pieces:
-    """The splits of a text that is cut at line ends; TxlError if it has too few for all three."""
+    """Yield the splits of a text cut at line ends; raise TxlError if it has too few lines for all
+    three."""
     last = lines = returns = 0
     for last, piece in parts:
         lines, returns = lines + piece.count(b"\n"), returns + piece.count(b"\r")
@@ -294,7 +298,7 @@ def _with_all(parts: Pieces, what: str) -> Pieces:
 
 
 def _stripped(pieces: Pieces) -> Pieces:
-    """Without the white space at the edges of each split."""
+    """Yield the splits without the white space at their ends."""
     current, started, held = -1, False, b""
     for split, piece in pieces:
         if split != current:

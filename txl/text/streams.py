@@ -1,4 +1,4 @@
-"""The order in which a split is read: streams to train on, segments to score."""
+"""The order in which a split is read: streams for training, segments for evaluation."""
 
 from collections.abc import Iterator
 from typing import Literal, get_args
@@ -17,7 +17,7 @@ Counting = Literal["all", "released"]
 
 
 class _Streams:
-    """`batch` streams of `stream_len` pairs (token, successor), read by segments of `length`.
+    """`batch` streams of `stream_len` pairs (token, next token), read in segments of `length`.
 
     Stream b begins at token b * `stride`.
     """
@@ -42,19 +42,19 @@ class _Streams:
             )
 
     def starts_epoch(self, n: int) -> bool:
-        """Whether segment n begins the text again, so that memory must be emptied."""
+        """Whether segment n begins an epoch, so that the memory must be cleared."""
         return n % self.segments == 0
 
     def segment(self, n: int, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Segment n, counted over epochs: a pure function of n.
+        """Return segment n, counted over all epochs. It is a pure function of n.
 
-        rows: of the streams that are wanted.
+        rows: the streams to return.
 
         Returns:
-            Inputs [batch, e + l] and targets [batch, l], both int64: l = length, or less at the
-            end of an epoch, whose last segment is kept as in the released code; e = ext_len, or
-            what precedes the segment in this epoch if that is less. Targets are the successors of
-            the last l inputs.
+            Inputs [batch, e + l] and targets [batch, l], both int64. l is `length`, or less at the
+            end of an epoch, whose last segment is kept as in the released code. e is ext_len, or
+            the number of tokens before the segment in this epoch if that is less. Targets are the
+            tokens after the last l inputs.
         """
         epoch, n = divmod(n, self.segments)
         first = n * self.length
@@ -65,27 +65,28 @@ class _Streams:
         return block[:, :-1], block[:, first - last :]
 
     def _tokens(self, epoch: int, places: Indices) -> Indices:
-        """Tokens at places of the text in the epoch's order."""
+        """Return the tokens at these positions of the split in the epoch's order."""
         raise NotImplementedError
 
 
 class OrderedStreams(_Streams):
-    """A split cut into `batch` contiguous streams, read in order so that memory carries over."""
+    """A split cut into `batch` contiguous streams, read in order so that memory can be carried
+    over."""
 
     def __init__(self, tokens: Tokens, batch: int, length: int, ext_len: int = 0, counting: Counting = "all") -> None:
-        """The streams of a split.
+        """Cut a split into streams.
 
         Args:
             tokens: [n].
-            ext_len: tokens before a segment that are read again as its context.
-            counting: "all": streams of (n - 1) // batch targets, the last of which is the next
-                stream's first token. "released": as the released code, n // batch tokens each, of
-                which the first is an input only. So a stream has one target less, or, where batch
-                divides n, as many, but begins elsewhere.
+            ext_len: tokens before a segment that are read again as context.
+            counting: "all": streams of (n - 1) // batch targets; a stream's last target is the next
+                stream's first token. "released": as in the released code, streams of n // batch
+                tokens, the first of which is only an input. So a stream has one target less or, if
+                batch divides n, as many targets but another start.
 
         Raises:
-            TxlError: the text is too short for so many streams, a size is too small, or counting is
-                another word.
+            TxlError: the split is too short for so many streams, a size is too small, or counting
+                is not one of these words.
         """
         super().__init__(len(tokens), batch, length, ext_len, counting)
         self.tokens = tokens
@@ -96,12 +97,13 @@ class OrderedStreams(_Streams):
 
 
 class ShuffledStreams(_Streams):
-    """Sentences in an order drawn anew each epoch from (seed, epoch), cut into `batch` streams.
+    """Sentences, shuffled anew each epoch by (seed, epoch), and cut into `batch` streams.
 
-    Inputs and targets are those of the released PyTorch code's iterator: a closing `<S>` is the
-    next sentence's opening one, scored once. Its order is another: it shuffles the shards, then the
-    sentences of each; a stream takes the next sentence when its own has ended; and the batch at a
-    shard's end that is not full is left out. Memory: an index of the sentences, not the tokens.
+    Inputs and targets are those of the released PyTorch code's iterator: the `<S>` that closes a
+    sentence also opens the next and is scored once. The order differs: the released code shuffles
+    the shards, then the sentences of each; a stream takes the next sentence when its own has ended;
+    and the last batch of a shard is left out unless it is full. Memory use: an index of the
+    sentences, not the tokens.
     """
 
     def __init__(
@@ -113,10 +115,10 @@ class ShuffledStreams(_Streams):
         seed: int,
         ext_len: int = 0,
     ) -> None:
-        """As `OrderedStreams`.
+        """Cut sentences into streams; other arguments and errors as in `OrderedStreams`.
 
-        tokens: [n], sentences as `<S> w1 .. wn` one after the other, and a last `<S>`.
-        sentences: [m], where each begins.
+        tokens: [n], sentences `<S> w1 .. wn` one after the other, and a final `<S>`.
+        sentences: [m], index of each sentence's first token.
         """
         if not len(sentences):
             raise TxlError("the training split has no sentences to shuffle")
@@ -141,8 +143,8 @@ class ShuffledStreams(_Streams):
 def training_streams(
     corpus: Corpus, batch: int, length: int, ext_len: int, seed: int, counting: Counting = "all"
 ) -> OrderedStreams | ShuffledStreams:
-    """The training split of a corpus, its sentences shuffled where they are to be; arguments and
-    errors as in the streams.
+    """Make the streams of a corpus's training split, shuffled if the corpus has `sentences`;
+    arguments and errors as in the streams' classes.
 
     Raises:
         TxlError: counting is "released" and the sentences are to be shuffled.
@@ -166,22 +168,22 @@ def scored_segments(
     counting: Counting = "all",
     sentences: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Segments (inputs, targets), int64 [batch, l <= length] each, that score a split.
+    """Yield segments (inputs, targets), int64 [batch, l <= length] each, that score a split.
 
     Args:
         tokens: [n]. start: the token before the first.
-        batch: streams it is cut into; a batch larger than the split is made smaller.
-        limit: only the first so many tokens.
-        counting: "all" scores every token exactly once: each token's input is its predecessor, and
-            targets are -100 (ignored) where a shorter stream has ended. "released" counts as the
-            released code: what exceeds a multiple of batch is left out, and the first token of each
-            stream is an input only.
-        sentences: the split is of sentences that stand alone, each ended by `start`. The released
-            code's streams then take the next sentence when their own has ended, and it leaves out
-            the last segment, which not all of them fill.
+        batch: number of streams; reduced if the split has fewer tokens.
+        limit: score only the first `limit` tokens.
+        counting: "all" scores each token exactly once: its input is the token before it, and
+            targets are -100 (ignored) after the end of a shorter stream. "released" is as in the
+            released code: tokens beyond a multiple of batch are left out, and the first token of
+            each stream is only an input.
+        sentences: the split consists of independent sentences, each ended by `start`. With
+            "released", a stream then takes the next sentence when its own has ended, and the last
+            segment is left out unless all streams fill it.
 
     Raises:
-        TxlError: the split is empty or too short, or counting is another word.
+        TxlError: the split is empty or too short, or counting is not one of these words.
     """
     _check_counting("counting", counting)
     tokens = tokens[:limit]
@@ -216,11 +218,11 @@ def scored_segments(
 
 
 def _dealt(tokens: Tokens, start: int, batch: int, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Segments [batch, length] of sentences, dealt to the streams as these run out, until one
-    cannot be filled."""
+    """Yield segments [batch, length] of sentences: a stream whose sentence has ended takes the next
+    one, until a segment cannot be filled."""
     ends = np.append(np.flatnonzero(tokens == start) + 1, len(tokens)).tolist()
     sentences = map(range, [0, *ends], ends)
-    left: list[list[int]] = [[] for _ in range(batch)]  # places of each stream that are not scored yet
+    left: list[list[int]] = [[] for _ in range(batch)]  # positions in each stream that are not scored yet
     while True:
         for places in left:
             while len(places) < length:

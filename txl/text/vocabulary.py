@@ -1,4 +1,4 @@
-"""Tokens and vocabularies: bytes or words as tokens, and the file each vocabulary is kept in."""
+"""Vocabularies of bytes or words, and their files."""
 
 import hashlib
 import re
@@ -16,7 +16,7 @@ from txl.text.files import without_mark
 
 LINE_END, SENTENCE = "<eos>", "<S>"
 _UNKNOWN = ("<unk>", "<UNK>")
-_SHOWN = 5  # of what is wrong, in a message
+_SHOWN = 5  # maximum number of wrong symbols listed in a message
 _WORD = re.compile(r"[^ \t\n\r\v\f]+")
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
@@ -26,19 +26,20 @@ Unit = Literal["bytes", "words"]
 
 
 def token_dtype(size: int) -> type[np.unsignedinteger[Any]]:
-    """The smallest of uint8, uint16, uint32 that holds the tokens of a vocabulary of `size`."""
+    """Return the smallest of uint8, uint16 and uint32 that holds the tokens of a vocabulary of
+    `size`."""
     if size <= 1 << 8:
         return np.uint8
     return np.uint16 if size <= 1 << 16 else np.uint32
 
 
 def content(tokens: Tokens) -> str:
-    """SHA-256 of a text's tokens."""
+    """Return the SHA-256 of tokens."""
     return hashlib.sha256(np.ascontiguousarray(tokens).data).hexdigest()
 
 
 class Vocabulary(Protocol):
-    """A vocabulary: the symbol of each token. Two are equal if their contents are."""
+    """A vocabulary: maps symbols to tokens. Vocabularies with equal contents are equal."""
 
     @property
     def unit(self) -> Unit: ...
@@ -47,31 +48,32 @@ class Vocabulary(Protocol):
 
     @property
     def start(self) -> int:
-        """The token taken to precede a text."""
+        """The token that is taken to precede a text."""
         ...
 
     def encode(self, text: bytes) -> Tokens:
-        """Tokens [n] of `token_dtype(len(self))`; TxlError for what the vocabulary lacks."""
+        """Return tokens [n] of `token_dtype(len(self))`; raise TxlError for symbols not in the
+        vocabulary."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> bytes: ...
 
     def to_file(self) -> bytes:
-        """The content of its file; `from_file` with `settings` reads it."""
+        """Return the content of its file; `from_file` reads it, together with `settings`."""
         ...
 
     def settings(self) -> dict[str, Any]:
-        """The settings that its file does not hold, JSON-able."""
+        """Return the settings that its file does not hold, as JSON values."""
         ...
 
 
 @dataclass(frozen=True)
 class ByteVocabulary:
-    """The bytes a corpus uses, in order; token n stands for byte symbols[n].
+    """The bytes that a corpus uses, in order; token n is byte symbols[n].
 
     Attributes:
-        dropped: bytes that a text may hold and that are left out of it, as the newlines of the
-            original enwik8.
+        dropped: bytes that are removed from a text before it is encoded, such as newlines in the
+            original preparation of enwik8.
     """
 
     symbols: bytes
@@ -86,14 +88,14 @@ class ByteVocabulary:
 
     @property
     def start(self) -> int:
-        """Newline, or the first symbol."""
+        """The token of a newline, or the first token if there is none."""
         return max(self.symbols.find(b"\n"), 0)
 
     def encode(self, text: bytes) -> Tokens:
-        """Tokens [n], uint8.
+        """Return tokens [n], uint8.
 
         Raises:
-            TxlError: the text holds bytes the vocabulary lacks, which it lists.
+            TxlError: the text has bytes that are not in the vocabulary; the message lists them.
         """
         if self.dropped:
             text = text.translate(None, delete=self.dropped)
@@ -103,14 +105,14 @@ class ByteVocabulary:
             more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
             raise TxlError(f"the text holds bytes that the training data never did: {names}{more}")
         table = bytes.maketrans(self.symbols, bytes(range(len(self.symbols))))
-        # Not table[text], which takes indices of 8 bytes.
+        # Not table[text], which needs an int64 index array, 8 bytes for each byte of text.
         return np.frombuffer(text.translate(table), dtype=np.uint8)
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         return bytes(self.symbols[t] for t in tokens)
 
     def to_file(self) -> bytes:
-        """One symbol a line, as 0x0a."""
+        """Return one symbol a line, such as 0x0a."""
         return b"".join(b"0x%02x\n" % symbol for symbol in self.symbols)
 
     def settings(self) -> dict[str, Any]:
@@ -119,19 +121,20 @@ class ByteVocabulary:
 
 @dataclass(frozen=True, init=False)
 class WordVocabulary:
-    """Words between white space; token n stands for words[n].
+    """Words separated by white space; token n is words[n].
 
-    White space is Unicode's, or ASCII's alone where a word holds other white space, as words do
-    that Python 2 cut out of bytes: else no text could have such a word.
+    White space is Unicode's, or only ASCII's if a word of the vocabulary contains other white space
+    (Python 2 produced such words by splitting bytes), since no text could contain that word
+    otherwise.
 
-    `<eos>` ends a line, or `<S>` where sentences stand alone; `<unk>` or `<UNK>`, if there is one,
-    stands for every word that is not there.
+    `<eos>` ends a line, or `<S>` where sentences are independent; `<unk>` or `<UNK>`, if there is
+    one, replaces every word that is not in the vocabulary.
 
     Attributes:
-        lower: text is put in lower case before it is looked up.
-        end: the word a line end becomes, `<eos>` or `<S>`.
-        decoded_again: how many words `decoded_again` has put right, for a message.
-        ascii_space: whether words end at ASCII white space alone.
+        lower: convert text to lower case before looking words up.
+        end: the word that a line end becomes, `<eos>` or `<S>`.
+        decoded_again: number of words that the function `decoded_again` repaired, for a message.
+        ascii_space: whether only ASCII white space separates words.
     """
 
     words: tuple[str, ...]
@@ -144,11 +147,12 @@ class WordVocabulary:
     def __init__(
         self, words: Sequence[str], *, lower: bool = False, end: str | None = None, decoded_again: int = 0
     ) -> None:
-        """end: by default `<eos>` if there is one, else `<S>`.
+        """end: the word for a line end; None for `<eos>` if there is one, else `<S>`.
 
         Raises:
-            TxlError: a word is there twice, empty or holds ASCII white space (lines count from 1,
-                as in the file), there are fewer than two, or none that ends a line.
+            TxlError: a word is duplicate, empty or contains ASCII white space (the message counts
+                lines from 1, as in the file), there are fewer than two words, or none that ends a
+                line.
         """
         table = {word: n for n, word in enumerate(words)}
         bad = [n for n, word in enumerate(words, 1) if _WORD.fullmatch(word) is None]
@@ -182,19 +186,19 @@ class WordVocabulary:
 
     @property
     def unknown(self) -> int | None:
-        """The token of the words that are not there."""
+        """The token for words that are not in the vocabulary, or None."""
         return next((self._table[word] for word in _UNKNOWN if word in self._table), None)
 
     def missing(self, words: Iterable[str]) -> list[str]:
-        """Those of the words that are not there, each once, in order."""
+        """Return the words that are not in the vocabulary, each once, in order."""
         return [word for word in dict.fromkeys(words) if word not in self._table]
 
     def encode(self, text: bytes) -> Tokens:
-        """Tokens [n]; each line end is a token, so a last line without one has none.
+        """Return tokens [n]. Each line end is a token; a last line without a line end gets none.
 
         Raises:
-            TxlError: the text is not UTF-8, or holds words the vocabulary lacks and it has no
-                unknown word.
+            TxlError: the text is not UTF-8, or has words that are not in the vocabulary, and there
+                is no unknown word.
         """
         try:
             return self.encode_text(text.decode("utf-8"))
@@ -202,7 +206,7 @@ class WordVocabulary:
             raise TxlError(f"the text is not UTF-8 (at byte {error.start}); words need UTF-8") from error
 
     def encode_text(self, text: str, limit: int | None = None) -> Tokens:
-        """As `encode`, of text that is decoded already; limit: only the first so many tokens."""
+        """Encode decoded text as `encode` does; limit: only the first `limit` tokens."""
         words = words_of(text, self.lower, self.end, self.ascii_space)[:limit]
         unknown = self.unknown
         found = map(self._table.get, words, repeat(-1 if unknown is None else unknown))
@@ -212,7 +216,8 @@ class WordVocabulary:
         return tokens.astype(token_dtype(len(self)))
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        """Words joined by spaces; what ends a line becomes a newline."""
+        """Return the words joined by spaces as UTF-8; the word that ends a line becomes a
+        newline."""
         text = " ".join("\n" if self.words[t] == self.end else self.words[t] for t in tokens)
         return text.replace(" \n", "\n").replace("\n ", "\n").encode()
 
@@ -225,19 +230,19 @@ class WordVocabulary:
 
 
 def words_of(text: str, lower: bool, end: str, ascii_space: bool = False) -> list[str]:
-    """The words between white space, and `end` for each line end."""
+    """Return the words between white space, and `end` for each line end."""
     text = (text.lower() if lower else text).replace("\n", f" {end} ")
     return _WORD.findall(text) if ascii_space else text.split()
 
 
 def decoded_again(words: Sequence[str]) -> tuple[list[str], int]:
-    """Words whose UTF-8 was read as Latin-1, as Python 3 may read Python 2's pickles, put right;
-    and how many of them there were.
+    """Repair words whose UTF-8 was read as Latin-1, as Python 3 can do with pickles of Python 2.
+    Return all words and the number of repaired ones.
 
-    The whole vocabulary decides: no word has a character above U+00FF, and every word with one from
-    U+0080 on is strict UTF-8 once its characters are taken for bytes. A single real word such as
-    "café" is not, so it shows that the vocabulary is right; all its words are kept. No two words
-    become equal, since different bytes decode to different texts.
+    The whole vocabulary decides: it is repaired if no word has a character above U+00FF and every
+    word with a character from U+0080 on, taken as bytes, is valid UTF-8. A real word such as "café"
+    is not, so a single one shows that the vocabulary is right, and no word is changed. Repaired
+    words remain distinct, since different bytes decode to different strings.
     """
     try:
         found = [word if word.isascii() else word.encode("latin-1").decode("utf-8") for word in words]
@@ -247,19 +252,20 @@ def decoded_again(words: Sequence[str]) -> tuple[list[str], int]:
 
 
 def words_decoded_again(count: int) -> str:
-    """The message about words that `decoded_again` has put right."""
+    """Return the message about words that `decoded_again` repaired."""
     return f"{count:,} words of the vocabulary were UTF-8 read as Latin-1 and have been decoded again"
 
 
 def lacking(words: list[str]) -> str:
-    """The message about words that a vocabulary lacks: the first of them and how many there are."""
+    """Return the message about words that are not in a vocabulary: the first of them and their
+    number."""
     names = ", ".join(repr(word) for word in words[:_SHOWN]) + (", .." if len(words) > _SHOWN else "")
     return f"the text holds {len(words)} word(s) that the vocabulary lacks, and it has no <unk>: {names}"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The JSON of `Vocabulary.settings`."""
+    """JSON fields of `Vocabulary.settings`."""
 
     unit: str
     dropped: tuple[int, ...] = ()
@@ -268,10 +274,10 @@ class Settings:
 
 
 def from_file(content: bytes, settings: Any) -> Vocabulary:
-    """The vocabulary whose `to_file` and `settings` these are.
+    """Make the vocabulary from what `to_file` and `settings` returned.
 
     Raises:
-        TxlError: the content or the settings are not of that form, with the lines at fault.
+        TxlError: content or settings are invalid; the message names the lines at fault.
     """
     given = from_values(Settings, settings)
     if given.unit == "bytes":
@@ -284,8 +290,8 @@ def from_file(content: bytes, settings: Any) -> Vocabulary:
 
 
 def first_words(content: bytes) -> list[str]:
-    """The first word of each line, as the released code reads a vocabulary file; words end at ASCII
-    white space.
+    """Return the first word of each line, as the released code reads a vocabulary file; only ASCII
+    white space ends a word.
 
     Raises:
         TxlError: it is not UTF-8, or a line is empty.

@@ -1,1 +1,1 @@
-"""Training: one run folder, resumable bit for bit."""
+"""Training: a run in one folder, which can be resumed bit for bit."""

@@ -1,4 +1,5 @@
-"""Checkpoints: one safetensors file with JSON in its header, never unpickled, written whole."""
+"""Checkpoints: safetensors files with JSON in the header; they are never unpickled and are replaced
+atomically."""
 
 import hashlib
 import json
@@ -20,9 +21,9 @@ from txl.paths import AnyPath, replaced
 from txl.text.vocabulary import Vocabulary, from_file
 
 FORMAT = "txl-2"
-VOCABULARY = "vocabulary"  # the bytes of its file, as a tensor: a header must stay small
-BEST, LAST = "best.safetensors", "last.safetensors"  # of a run: with the lowest loss, and the one to go on from
-MOST_COUNT = 2**53  # of updates or tokens
+VOCABULARY = "vocabulary"  # content of the vocabulary's file, stored as a tensor because a header must stay small
+BEST, LAST = "best.safetensors", "last.safetensors"  # of a run: the lowest validation loss, and the one to resume from
+MOST_COUNT = 2**53  # maximum number of updates or tokens
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -31,7 +32,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Header:
-    """The JSON of a checkpoint beside its tensors."""
+    """JSON in a checkpoint's header."""
 
     format: str
     config: dict[str, Any]
@@ -41,16 +42,19 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """The state of a run in a checkpoint; others hold less.
+    """The state of a run in a checkpoint; checkpoints of other origin hold only some of the fields.
 
     Attributes:
-        step: updates done. best_loss, losses: in nats, the best and all of the validations.
-        train: the `TrainConfig`. corpus: its fingerprint.
-        attn_len, segment: as in `Checkpoint`. ranks: processes.
-        averaging: whether the average of the weights has begun.
-        attention_dropout: the generator of its bits; "" in a checkpoint of an earlier version.
-        validation_due: whether the run ended before the validation of this step.
-        valid: loss of a best checkpoint. imported, averaged: what else a checkpoint was made of.
+        step: number of updates done. best_loss, losses: validation losses in nats, the lowest and
+            all.
+        train: the `TrainConfig`. corpus: fingerprint of the corpus.
+        attn_len, segment: as in `Checkpoint`. ranks: number of processes.
+        averaging: whether averaging of the weights has begun.
+        attention_dropout: name of the generator of dropout bits; "" in checkpoints of earlier
+            versions.
+        validation_due: whether the run ended before the validation that is due at this step.
+        valid: validation loss of a best checkpoint. imported, averaged: origin of a checkpoint made
+            from others.
     """
 
     step: int = 0
@@ -79,10 +83,10 @@ class State:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint and all its tensors, on the CPU.
+    """A checkpoint with all its tensors on the CPU.
 
-    They are named `model.*`, and `optimizer.*`, `memory.*`, `average.*`, `rng.*` if it can be
-    resumed. `digest`: SHA-256 of all of it.
+    Tensors are named `model.*` and, if the run can be resumed, `optimizer.*`, `memory.*`,
+    `average.*` and `rng.*`. `digest` is the SHA-256 of header and tensors.
     """
 
     path: Path
@@ -94,26 +98,26 @@ class Checkpoint:
 
     @property
     def attn_len(self) -> int:
-        """The longest attention of training; what evaluation takes when not told otherwise."""
+        """The longest attention length in training, which is the default in evaluation."""
         return int(self.state.get("attn_len", self.config.attn_len(1)))
 
     @property
     def segment(self) -> int:
-        """Tokens of a segment of training."""
+        """Number of tokens of a training segment."""
         return int(self.state.get("segment", max(self.attn_len - self.config.mem_len, 1)))
 
     def part(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors named `prefix.*`, without the prefix."""
+        """Return the tensors named `prefix.*`, with the prefix removed."""
         return {name.removeprefix(prefix + "."): x for name, x in self.tensors.items() if name.startswith(prefix + ".")}
 
 
 def _read_header(path: Path, header: Any, written: Tensor) -> tuple[Config, Vocabulary, dict[str, Any]]:
-    """Configuration, vocabulary and state, each value of the type it must have.
+    """Return configuration, vocabulary and state, with the types of all values checked.
 
-    written: the vocabulary's tensor.
+    written: the tensor with the vocabulary's file.
 
     Raises:
-        TxlError: it is another version's, or damaged: the field is named.
+        TxlError: the checkpoint is of another version, or damaged; the message names the field.
     """
     if isinstance(header, dict) and isinstance(header.get("format"), str) and header["format"] != FORMAT:
         raise TxlError(f"{path}: checkpoint format {header['format']!r} is not {FORMAT!r} of this version")
@@ -133,15 +137,14 @@ def _read_header(path: Path, header: Any, written: Tensor) -> tuple[Config, Voca
 def save(
     path: AnyPath, model: Network, vocabulary: Vocabulary, state: dict[str, Any], extra: dict[str, Tensor]
 ) -> None:
-    """Writes a checkpoint, or leaves the one at `path` as it was; the same bytes for the same
-    contents.
+    """Write a checkpoint, or on an error keep the file at `path`. Equal contents give equal bytes.
 
     Args:
-        state: JSON-able, kept as is.
-        extra: further tensors, under full names.
+        state: values that JSON can represent, stored unchanged.
+        extra: further tensors by their full names.
 
     Raises:
-        TxlError: it cannot be written, say because the disk is full; `path` is untouched.
+        TxlError: it cannot be written, for example because the disk is full; `path` is unchanged.
     """
     path = Path(path)
     tensors = {f"model.{name}": p.detach().cpu().contiguous() for name, p in model.named_parameters()}
@@ -160,10 +163,10 @@ def save(
 
 
 def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file of tensors on the CPU.
+    """Write CPU tensors as a safetensors file.
 
-    The library's `save_file` writes to a file of its own making, which stays when it is killed, and
-    metadata in an order that changes from process to process.
+    The library's `save_file` is not used: it writes to a file that remains if the process is
+    killed, and orders metadata differently in each process.
     """
     header: dict[str, Any] = {"__metadata__": metadata}
     ordered, at = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])), 0
@@ -179,12 +182,13 @@ def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor], metadata: dict
 
 
 def _content(x: Tensor) -> Any:
-    """The bytes of a tensor, without a copy where it is contiguous."""
+    """Return the bytes of a tensor, without a copy if it is contiguous."""
     return x.contiguous().flatten().view(torch.uint8).numpy().data if x.numel() else b""
 
 
 def _digest(header: str, tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of the header and of names, types, shapes and values, in order of the names."""
+    """Return the SHA-256 of the header and of names, dtypes, shapes and values, in order of
+    names."""
     digest = hashlib.sha256(header.encode())
     for name, x in sorted(tensors.items()):
         digest.update(f"{name} {x.dtype} {list(x.shape)}".encode())
@@ -193,11 +197,11 @@ def _digest(header: str, tensors: dict[str, Tensor]) -> str:
 
 
 def load(path: AnyPath) -> Checkpoint:
-    """Reads a checkpoint: a file, or the best (else the last) one of a run.
+    """Read a checkpoint file, or the best (if none, the last) checkpoint of a run's folder.
 
     Raises:
-        TxlError: it is missing, truncated, damaged, not safetensors (a pickle, say), or not one of
-            ours.
+        TxlError: it is missing, truncated, damaged, not safetensors (such as a pickle), or was not
+            written by txl.
     """
     path = Path(path)
     if path.is_dir():
@@ -226,12 +230,12 @@ def load(path: AnyPath) -> Checkpoint:
 
 
 def load_parameters(model: Network, checkpoint: Checkpoint, given: dict[str, Tensor] | None = None) -> None:
-    """Copies a checkpoint's parameters into a model of the same shapes.
+    """Copy a checkpoint's parameters into a model of the same shapes.
 
-    given: others in their place, by the same names.
+    given: parameters to take instead of the checkpoint's, by the same names.
 
     Raises:
-        TxlError: a parameter is missing, unknown or of another shape, by name.
+        TxlError: a parameter is missing, unknown or of another shape; the message names it.
     """
     given, wanted = checkpoint.part("model") if given is None else given, dict(model.named_parameters())
     check_shapes(checkpoint.path, {name: x.shape for name, x in given.items()}, wanted)
@@ -241,7 +245,8 @@ def load_parameters(model: Network, checkpoint: Checkpoint, given: dict[str, Ten
 
 
 def check_shapes(path: Path, given: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> None:
-    """Raises TxlError: a parameter is missing, unknown or of another shape, by name."""
+    """Raise TxlError, with its name, for a parameter that is missing, unknown or of another
+    shape."""
     for name in sorted(set(given) ^ set(wanted)):
         where = "is missing from" if name in wanted else "is unknown to the configuration of"
         raise TxlError(f"{path}: parameter {name} {where} the checkpoint")
@@ -253,9 +258,9 @@ def check_shapes(path: Path, given: Mapping[str, torch.Size], wanted: Mapping[st
 
 
 def restore(path: AnyPath, device: torch.device | str = "cpu") -> tuple[Network, Checkpoint]:
-    """A model as a checkpoint describes it, in evaluation mode."""
+    """Make the model that a checkpoint describes, in evaluation mode, and return both."""
     checkpoint = load(path)
-    with torch.device("meta"):  # nothing is allocated for sizes that the file does not have
+    with torch.device("meta"):  # a damaged header could name sizes that do not fit into memory
         sizes = dict(make_network(checkpoint.config).named_parameters())
     check_shapes(checkpoint.path, {name: x.shape for name, x in checkpoint.part("model").items()}, sizes)
     model = make_network(checkpoint.config)

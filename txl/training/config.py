@@ -1,5 +1,5 @@
-"""The options of training, as a frozen dataclass that travels as JSON inside checkpoints; the
-learning rate of each update."""
+"""Options of training (a frozen dataclass that is stored as JSON in checkpoints) and the learning
+rate of each update."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -13,43 +13,46 @@ Schedule = Literal["cosine", "cosine-released", "constant"]
 Average = Literal["none", "ema", "triggered"]
 
 _TRAINING, _OPTIMIZER, _KEEPING = "Training", "Optimizer", "Evaluation and checkpoints"  # headings of --help
-MOST_LR = 1e6  # far beyond any use, and far from the end of float32
+MOST_LR = 1e6  # larger than any useful rate, and far below float32's maximum
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The options of training; names are those of the released code where it has them.
+    """Options of training, named as in the released code where it has them.
 
     Attributes:
-        steps: updates; each scores batch x tgt_len x accumulate tokens.
-        batch: streams the corpus is cut into, each with its own memory.
-        streams: how it is cut, see `OrderedStreams`: "all" trains on every token, "released" as the
-            released code. Of sentences that are shuffled "all" only.
-        batch_chunk: parts that the batch is computed in, one after the other, for less memory.
+        steps: number of updates; each scores batch x tgt_len x accumulate tokens.
+        batch: number of streams that the corpus is cut into, each with its own memory.
+        streams: how the corpus is cut, see `OrderedStreams`: "all" trains on every token,
+            "released" as the released code does. Shuffled sentences support "all" only.
+        batch_chunk: number of parts into which a batch is split, computed one after the other to
+            save memory.
         tgt_len: tokens of a segment. ext_len: tokens before it that are read again as context.
-        loss: "full", or "half": a segment is tgt_len tokens, of which the later half is scored;
-            the next begins in its middle, so that every token is scored once an epoch.
-        accumulate: segments a stream advances per update, their gradients averaged.
-        optimizer: "adam" (AdamW with weight_decay), or "muon" for the matrices of the layers, q, k
-            and v apart, and Adam for the rest.
-        weight_decay: of the layers' projections and feed-forward matrices, of nothing else.
+        loss: "full", or "half": only the second half of a segment's tgt_len tokens is scored, and
+            the next segment begins in its middle, so that every token is scored once an epoch.
+        accumulate: segments that a stream advances per update; their gradients are averaged.
+        optimizer: "adam" (AdamW with weight_decay), or "muon" for the layers' matrices, with q, k
+            and v as separate ones, and Adam for all other parameters.
+        weight_decay: applied only to the layers' projections and feed-forward matrices.
         lr: peak learning rate. warmup: updates until it is reached; None for a thirtieth of steps.
-        schedule: after warm-up. "cosine": half a cosine over the updates that are left (TensorFlow
-            code). "cosine-released": over all updates, warm-up included, whose first update has the
-            peak rate and whose others are one update late (PyTorch code). "constant".
-        min_lr_ratio: of the last learning rate to the peak (TensorFlow code: 0.004).
-        clip: largest norm of the gradient.
-        average: of the weights, for validation and the best checkpoint. "ema": exponential, with
-            ema_decay. "triggered": the mean of all since validation was worse than the best of all
-            but the last `patience` ones (AWD-LSTM, Merity et al. 2018).
-        intermediate_losses: layer l of n predicts, too, for the first l / 2n of the updates
-            (Al-Rfou et al. 2018).
-        eval_tokens: tokens of the validation split scored at each evaluation; None for all.
+        schedule: the learning rate after warm-up. "cosine": half a cosine over the remaining
+            updates (TensorFlow code). "cosine-released": half a cosine over all updates including
+            warm-up; the first update has the peak rate, and each later one the rate of the update
+            before it (PyTorch code). "constant".
+        min_lr_ratio: ratio of the last learning rate to the peak (TensorFlow code: 0.004).
+        clip: maximum norm of the gradient.
+        average: an average of the weights, used for validation and the best checkpoint. "ema":
+            exponential, with ema_decay. "triggered": the mean over all updates since a validation's
+            loss first exceeded the best of all earlier validations but the last `patience`
+            (AWD-LSTM, Merity et al. 2018).
+        intermediate_losses: add the loss of a prediction from layer l of n during the first l / 2n
+            of the updates (Al-Rfou et al. 2018).
+        eval_tokens: tokens of the validation split scored at each validation; None for all.
         save_every: updates between checkpoints; one is also written at the end and on Ctrl-C.
-        precision: "fp32"; "bf16", by torch.autocast; "auto": bf16 on a GPU that multiplies it, else
-            fp32. The commands decide "auto" on a CPU (`txl.training.timing.with_precision`).
-        compile: the layers, by torch.compile. recompute: each layer's activations in backward
-            (activation checkpointing), for less memory.
+        precision: "fp32"; "bf16", by torch.autocast; "auto": bf16 on a GPU with native bfloat16,
+            else fp32. On a CPU the commands resolve "auto" (`txl.training.timing.with_precision`).
+        compile: compile the layers with torch.compile. recompute: recompute each layer's
+            activations in backward (activation checkpointing) to save memory.
     """
 
     steps: int = option(1000, _TRAINING, "Updates.")
@@ -124,12 +127,12 @@ class TrainConfig:
 
     @property
     def scored(self) -> int:
-        """Tokens of a stream that a segment scores."""
+        """Number of tokens of a stream that a segment scores."""
         return self.tgt_len - self.context if self.loss == "half" else self.tgt_len
 
     @property
     def context(self) -> int:
-        """Tokens before them that the segment reads again."""
+        """Number of tokens before the scored ones that the segment reads again."""
         return self.tgt_len // 2 if self.loss == "half" else self.ext_len
 
     @property
@@ -141,7 +144,8 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TrainConfig":
-        """Raises TxlError on a field this version does not know, or a value of another type."""
+        """Make the options from JSON; raise TxlError for an unknown field or a value of the wrong
+        type."""
         if values.get("offload_memory") is True:
             raise TxlError("offload_memory is an option of earlier versions; finish the run with the one that began it")
         try:
@@ -151,10 +155,11 @@ class TrainConfig:
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Learning rate of update `step`, from 0 on: linear warm-up, then as `config.schedule` says.
+    """Return the learning rate of update `step` (from 0): linear warm-up, then `config.schedule`.
 
-    The released PyTorch code sets rates after updates, by their number. So with "cosine-released"
-    the first update has the peak rate, and the second the one of a warm-up's first.
+    The released PyTorch code sets the rate after each update, by the number of updates done. So
+    with "cosine-released" update 0 has the peak rate, and update n the rate of step n of the
+    schedule, which is lr / warmup for update 1.
     """
     warmup, released = config.warmup_updates, config.schedule == "cosine-released"
     if released and step == 0:

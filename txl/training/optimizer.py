@@ -1,4 +1,4 @@
-"""Optimizers, and which parameters they are of."""
+"""Optimizers and the parameters that each of them updates."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from txl.training.config import TrainConfig
 
 
 def layer_matrices(model: Network) -> list[nn.Parameter]:
-    """The layers' projections (q, k, v, r, output) and feed-forward matrices; of an LSTM or QRNN
-    its matrices."""
+    """Return the layers' projections (q, k, v, r, output) and feed-forward matrices; for an LSTM or
+    QRNN, its matrices."""
     if isinstance(model, RecurrentNetwork):
         return [p for p in model.blocks.parameters() if p.dim() == 2]
     linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
@@ -22,10 +22,10 @@ def layer_matrices(model: Network) -> list[nn.Parameter]:
 
 
 def make_optimizers(model: Network, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """One optimizer, or two with Muon: for the matrices of the layers, and for the rest.
+    """Make one optimizer, or two with Muon: for the layers' matrices and for all other parameters.
 
     Raises:
-        TxlError: this torch has no Muon, or Muon is asked for an LSTM or QRNN.
+        TxlError: this torch has no Muon, or Muon is chosen for an LSTM or QRNN.
     """
     matrices = layer_matrices(model)
     chosen = {id(p) for p in matrices}
@@ -48,7 +48,7 @@ def _muon(model: TransformerXL, matrices: list[nn.Parameter], config: TrainConfi
 
 
 def _thirds(matrix: Tensor) -> list[slice]:
-    """Rows of q, of k and of v."""
+    """Return the row slices of q, k and v in a fused projection."""
     third = matrix.size(0) // 3
     return [slice(i * third, (i + 1) * third) for i in range(3)]
 
@@ -56,7 +56,8 @@ def _thirds(matrix: Tensor) -> list[slice]:
 def _views_under(
     kind: type[torch.optim.Optimizer], parts: list[tuple[nn.Parameter, slice]], config: TrainConfig
 ) -> torch.optim.Optimizer:
-    """An optimizer of rows of parameters: each part a matrix of its own, on the same storage."""
+    """Make an optimizer that treats each given row slice of a parameter as a separate matrix; its
+    parameters are views of the same storage."""
 
     class OfRows(kind):  # type: ignore[misc, valid-type]
         def step(self, closure: Any = None) -> Any:
@@ -68,5 +69,5 @@ def _views_under(
             return result
 
     views = [nn.Parameter(whole.detach()[rows]) for whole, rows in parts]
-    # Updates of the size of Adam's, so that one learning rate suits both.
+    # Scales updates to the size of Adam's, so that both optimizers can share the learning rate.
     return OfRows(views, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")

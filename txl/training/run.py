@@ -1,5 +1,5 @@
-"""Run folder: its options in `run.json`, its log in `log.jsonl`, its lock; its checkpoints are
-`txl.training.checkpoint`'s."""
+"""A run's folder: options in `run.json`, log in `log.jsonl`, and a lock. Its checkpoints are in
+`txl.training.checkpoint`."""
 
 import json
 import os
@@ -14,10 +14,11 @@ from txl.errors import TxlError
 from txl.paths import AnyPath, append_text, lock_file, naming, read_bytes, read_text, remove_leftovers, replace_text
 from txl.training.checkpoint import BEST, LAST
 
-# What may differ when a run is resumed: how long it is, what is looked at, how it is computed.
+# Options that may change on resume: they set the run's length, its reports, or how (not what) it
+# computes.
 CHANGEABLE = ("steps", "eval_every", "save_every", "log_every", "batch_chunk", "compile", "recompute")
 
-_locks: dict[str, tuple[int, int]] = {}  # held, by folder: descriptor and inode of the file
+_locks: dict[str, tuple[int, int]] = {}  # locks held by this process, by folder: descriptor and inode of the file
 
 
 @dataclass(frozen=True)
@@ -30,29 +31,29 @@ class RunRecord:
 
 
 def refuse_used_folder(folder: AnyPath) -> None:
-    """Raises TxlError if a run has left a checkpoint in the folder."""
+    """Raise TxlError if a run has left a checkpoint in the folder."""
     if Path(folder, LAST).exists() or Path(folder, BEST).exists():
         raise TxlError(f"{folder}: already holds a run; continue it with --resume or choose another folder")
 
 
 def begin(folder: Path) -> None:
-    """Makes and locks the folder of a new run, before anything in it is touched.
+    """Create and lock the folder of a new run, before anything in it is changed.
 
     Raises:
-        TxlError: another process trains there, or a run has left a checkpoint.
+        TxlError: another process trains there, or a run has left a checkpoint there.
     """
     refuse_used_folder(folder)
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
     take(folder)
-    refuse_used_folder(folder)  # that another process has left since
+    refuse_used_folder(folder)  # another process may have written one before the lock was taken
 
 
 def go_on(folder: Path) -> RunRecord:
-    """Locks the folder of a run that is there, before anything in it is touched; its record.
+    """Lock the folder of an existing run, before anything in it is changed, and return its record.
 
     Raises:
-        TxlError: another process trains there, or it holds no run.
+        TxlError: another process trains there, or the folder holds no run.
     """
     read_record(folder)
     take(folder)
@@ -60,7 +61,7 @@ def go_on(folder: Path) -> RunRecord:
 
 
 def take(folder: Path) -> None:
-    """Locks a run's folder and removes what a killed process was writing there.
+    """Lock a run's folder and remove the temporary files of processes that were killed.
 
     Raises:
         TxlError: another process trains there.
@@ -70,8 +71,8 @@ def take(folder: Path) -> None:
 
 
 def write_record(folder: Path, model: dict[str, Any], train: dict[str, Any], corpus: Path) -> None:
-    """Writes `run.json`. A corpus inside the folder is named relative to it, so that both can be
-    moved."""
+    """Write `run.json`. A corpus inside the folder is stored as a relative path, so that run and
+    corpus can be moved together."""
     text = corpus.resolve()
     inside = text.is_relative_to(folder.resolve())
     where = text.relative_to(folder.resolve()) if inside else text
@@ -80,10 +81,10 @@ def write_record(folder: Path, model: dict[str, Any], train: dict[str, Any], cor
 
 
 def read_record(folder: AnyPath) -> RunRecord:
-    """The options and the corpus of the run in a folder.
+    """Return the options and the corpus of the run in a folder.
 
     Raises:
-        TxlError: there is none.
+        TxlError: the folder holds no run.
     """
     folder = Path(folder)
     try:
@@ -98,7 +99,7 @@ def read_record(folder: AnyPath) -> RunRecord:
 def refuse_changes(
     folder: Path, what: str, saved: dict[str, Any], asked: dict[str, Any], allowed: tuple[str, ...] = ()
 ) -> None:
-    """Raises TxlError that names each option that differs and may not."""
+    """Raise TxlError with the names of all options that differ and are not in `allowed`."""
     names = [k for k in {**saved, **asked} if k not in allowed and saved.get(k) != asked.get(k)]
     if names:
         changed = "; ".join(f"{k} is {asked.get(k)}, was {saved.get(k)}" for k in names)
@@ -107,8 +108,8 @@ def refuse_changes(
 
 
 def lock(folder: Path) -> None:
-    """Takes a run's folder for this process; the system gives it back when the process ends,
-    however. Again does nothing.
+    """Lock a run's folder for this process; the operating system releases the lock when the process
+    ends in any way. Does nothing if this process holds the lock already.
 
     Raises:
         TxlError: another process trains there.
@@ -116,7 +117,7 @@ def lock(folder: Path) -> None:
     key, path = str(folder.resolve()), folder / ".lock"
     held = _locks.get(key)
     if held is not None and path.exists() and path.stat().st_ino == held[1]:
-        return  # not so where the folder was removed and made anew
+        return  # held already; a folder that was removed and created again has another inode
     descriptor = lock_file(path)
     if descriptor is None:
         raise TxlError(f"{folder}: another process is training there")
@@ -124,7 +125,7 @@ def lock(folder: Path) -> None:
 
 
 def unlock(folder: Path) -> None:
-    """Gives a folder back; one that was not taken is left alone."""
+    """Release the lock of a folder, if this process holds it."""
     held = _locks.pop(str(folder.resolve()), None)
     if held is not None:
         os.close(held[0])
@@ -132,7 +133,7 @@ def unlock(folder: Path) -> None:
 
 @contextmanager
 def not_training(folder: Path) -> Iterator[None]:
-    """Takes a folder for the block if it is a run's.
+    """Lock a folder while the block runs, if it is a run's folder.
 
     Raises:
         TxlError: another process trains there.
@@ -148,15 +149,16 @@ def not_training(folder: Path) -> Iterator[None]:
 
 
 def append_log(path: Path, entry: dict[str, Any]) -> None:
-    """Adds an entry to a log, one JSON object a line."""
+    """Append an entry to a log, one JSON object a line."""
     append_text(path, json.dumps(entry) + "\n")
 
 
 def read_log(path: AnyPath) -> tuple[list[dict[str, Any]], int]:
-    """The entries of a log, and how many lines are not one: no JSON, no object, without a step.
+    """Return the entries of a log and the number of invalid lines (not JSON, not an object, or
+    without a step).
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     found, damaged = [], 0
     try:
@@ -177,14 +179,16 @@ def read_log(path: AnyPath) -> tuple[list[dict[str, Any]], int]:
 
 
 def truncate_log(path: Path, step: int, validated: bool = True) -> None:
-    """Drops what a killed run logged after its last checkpoint, and a line it was writing.
+    """Remove from a log what a killed run wrote after its last checkpoint, including an incomplete
+    line.
 
-    validated: False if the validation at this step is to be done again.
+    validated: False if the validation at this step will be repeated, so that its entry is removed
+    too.
 
-    A log with damaged lines is kept beside, as `log.damaged.jsonl`, with a warning.
+    If the log has damaged lines, a copy is kept as `log.damaged.jsonl`, with a warning.
     """
     entries, damaged = read_log(path)
-    if damaged > 1 or (damaged and read_bytes(path).endswith(b"\n")):  # more than a line cut short
+    if damaged > 1 or (damaged and read_bytes(path).endswith(b"\n")):  # more than one truncated last line
         kept = path.with_name("log.damaged.jsonl")
         os.replace(path, kept)
         warnings.warn(f"{path}: {damaged} damaged lines were dropped; the file as it was is {kept.name}", stacklevel=2)

@@ -1,4 +1,5 @@
-"""Decisions before a run: how many updates fill a time, by a trial, and its precision."""
+"""Decisions before a run, from short trials: the number of updates that fit a time, and the
+precision."""
 
 import contextlib
 import dataclasses
@@ -14,15 +15,16 @@ from txl.text.corpus import Corpus
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
 
-_UNTIMED, _TIMED = 4, 16  # updates of a trial
+_UNTIMED, _TIMED = 4, 16  # updates of a trial before and during the measurement
 
 
 def timed(
     minutes: float, corpus: Corpus, model: Config, config: TrainConfig, device: torch.device, world: World = World(),  # noqa: B008 - frozen
 ) -> TrainConfig:  # fmt: skip
-    """The configuration with as many updates as fill the time, evaluated and saved four times;
-    warm-up is a thirtieth of them at most. Judged by a trial of a few updates; a `Trainer.run` that
-    is given the seconds, too, follows the clock from there."""
+    """Return the configuration with the number of updates that fit into `minutes`, four evaluations
+    and checkpoints, and a warm-up of at most a thirtieth of the updates. The number is estimated
+    from a few updates; `Trainer.run` corrects it during training if it is given the time as
+    well."""
     with _trial(corpus, model, config, device, world) as trial:
         trial.advance(_UNTIMED)
         seconds = _seconds(trial, _TIMED, world)
@@ -33,26 +35,27 @@ def timed(
 
 
 def with_precision(config: TrainConfig, device: torch.device, world: World = World()) -> TrainConfig:  # noqa: B008 - frozen
-    """The configuration with "auto" decided on a CPU: bf16 where that of every process multiplies
-    it faster, else fp32.
+    """Return the configuration with "auto" resolved on a CPU: bf16 if the CPUs of all processes
+    multiply it faster, else fp32.
 
-    The configuration holds the decision, so a run that goes on keeps it wherever it goes on.
+    The result is stored in the configuration, so a resumed run keeps it on any machine.
     """
     all_asked = world.gather((config.precision, device.type, multiplies_bf16(device)))
     if any((precision, kind) != ("auto", "cpu") for precision, kind, _ in all_asked):
-        return config  # what differs is the trainer's to refuse
+        return config  # the trainer reports configurations that differ between processes
     return dataclasses.replace(config, precision="bf16" if all(helps for *_, helps in all_asked) else "fp32")
 
 
 @contextlib.contextmanager
 def _trial(corpus: Corpus, model: Config, config: TrainConfig, device: torch.device, world: World) -> Iterator[Trainer]:
-    """A trainer that writes nothing; torch's generators are then as they were before."""
+    """A context with a trainer that writes no files; afterwards torch's random generators are
+    restored."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield Trainer(None, corpus, model, config, device=device, world=world)
 
 
 def _seconds(trial: Trainer, updates: int, world: World) -> float:
-    """The seconds of an update, in the slowest of the processes."""
+    """Return the seconds an update takes in the slowest process."""
     began = time.perf_counter()
     trial.advance(updates)
     return max(world.gather((time.perf_counter() - began) / updates))

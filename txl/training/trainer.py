@@ -1,4 +1,4 @@
-"""Trainer: the loop of updates, validations and checkpoints, resumable bit for bit."""
+"""The trainer: updates, validations and checkpoints of a run, which can be resumed bit for bit."""
 
 import dataclasses
 import hashlib
@@ -30,26 +30,28 @@ from txl.training.update import Batches, NotFinite, Updated, Updater
 from txl_kernels.call import DROPOUT_BITS
 
 _DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
-_SETTLED = 0.05  # of the time that is given, before the clock counts
-OnEntry = Callable[[dict[str, Any]], None]  # takes an entry of the log
+_SETTLED = 0.05  # fraction of the given time that must pass before step times are used
+OnEntry = Callable[[dict[str, Any]], None]  # receives an entry of the log
 
 
 class Trainer:
-    """A run: model, optimizers, data, and the folder they are kept in.
+    """A run: model, optimizers, data, and the folder where they are stored.
 
-    Files: `run.json` (configurations), `log.jsonl` (one object a line), `last.safetensors`
-    (resumable), `best.safetensors` (parameters with the
-    lowest validation loss; the average's where one is kept).
+    Files: `run.json` (configurations), `log.jsonl` (one object a line), `last.safetensors` (for
+    resuming), `best.safetensors` (parameters with the lowest validation loss, those of the average
+    if there is one).
 
-    Several processes train as one: each makes a trainer with the same arguments but its own `world`
-    and device, and calls its methods as the others do. Only the first writes, and reports.
+    With several processes, each makes a trainer with the same arguments except `world` and device,
+    and all call the same methods. Only the first process writes files and reports.
 
     Attributes:
-        model: what is trained. updater: that and what trains it.
+        model: the network in training. updater: the network with its optimizers, gradients and
+            average.
         batches: segments and memory of this process's streams.
-        step: updates done. saved_step: of the newest checkpoint; None without one.
-        attn_len: most keys a token sees in training.
-        segment: tokens that a segment of training has, context and all.
+        step: number of updates done. saved_step: that of the newest checkpoint; None if there is
+            none.
+        attn_len: maximum number of keys a token sees in training.
+        segment: number of tokens of a training segment, including context.
     """
 
     def __init__(
@@ -65,17 +67,18 @@ class Trainer:
         init: Checkpoint | None = None,
         world: World = World(),  # noqa: B008 - frozen
     ) -> None:
-        """Starts a run, or takes one up again at its last checkpoint, with as many processes as
-        there are now.
+        """Start a run, or resume one from its last checkpoint; the number of processes may differ
+        from before.
 
-        folder: None for a trial, which writes nothing: only `advance` may be called.
-        init: whose parameters a new run begins with; None to draw them.
+        folder: None for a trial that writes no files; then only `advance` may be called.
+        init: a checkpoint whose parameters a new run begins with; None to draw them.
 
         Raises:
-            TxlError: `init` is of another vocabulary or other sizes; the folder already holds a run
-                (without `resume`), or holds none or one of other options (with it); another process
-                trains there; the corpus is too short, or not as it was prepared; the processes do
-                not divide the batch; or one of them has other code, configuration or corpus.
+            TxlError: `init` has another vocabulary or other sizes; without `resume`, the folder
+                already holds a run; with it, the folder holds none or one with other options;
+                another process trains there; the corpus is too short, or damaged; the batch is not
+                divisible by the number of processes; or the processes differ in code, configuration
+                or corpus.
         """
         trial = folder is None
         self.folder = folder = Path() if folder is None else Path(folder)
@@ -130,7 +133,7 @@ class Trainer:
         return self.config.scored + self.config.context
 
     def _check(self, model_config: Config) -> None:
-        """Raises TxlError where corpus, network and training do not go together."""
+        """Raise TxlError if corpus, network and training options do not fit together."""
         if model_config.vocab_size != len(self.corpus.vocabulary):
             raise TxlError(
                 f"vocab_size is {model_config.vocab_size}, but the corpus has {len(self.corpus.vocabulary)} symbols"
@@ -138,10 +141,11 @@ class Trainer:
         _check_fit(model_config, self.config, self.segment)
 
     def _keep_corpus(self) -> None:
-        """Lets nobody prepare another corpus in this one's place as long as the trainer lives.
+        """Lock the corpus while the trainer lives, so that no process can replace it.
 
         Raises:
-            TxlError: somebody is at it, or was since the corpus was opened.
+            TxlError: another process is preparing a corpus there, or has done so since it was
+                opened.
         """
         descriptor = lock_folder(self.corpus.folder, shared=True)
         if descriptor is None:
@@ -151,27 +155,27 @@ class Trainer:
             raise TxlError(f"{self.corpus.folder}: another corpus was prepared there meanwhile")
 
     def request_stop(self) -> None:
-        """Asks `run` to write a checkpoint after the update in progress and raise `Interrupted`."""
+        """Make `run` write a checkpoint after the current update and raise `Interrupted`."""
         self.stop_requested = True
 
     def advance(self, updates: int) -> None:
-        """So many updates without log, evaluation or checkpoint."""
+        """Do a number of updates without log, evaluation or checkpoint."""
         for _ in range(updates):
             self._update()
 
     def run(self, report: OnEntry | None = None, seconds: float | None = None) -> None:
-        """Trains to `config.steps`.
+        """Train up to `config.steps`.
 
-        report: called after each logged update and each evaluation with what goes into the log.
-        seconds: to train for so long: `config.steps`, and with it the schedule of the learning
-            rate, follows the clock.
+        report: called after each logged update and each evaluation with the entry of the log.
+        seconds: time to train for; `config.steps`, and with it the learning-rate schedule, is
+        adjusted to the measured speed.
 
         Raises:
             Interrupted: `request_stop` was called.
             TxlError: loss or gradient are no longer finite, or a checkpoint cannot be written.
         """
         began, first = time.perf_counter(), self.step
-        if self.validation_due:  # the run was interrupted before it
+        if self.validation_due:  # the run was interrupted before this validation
             self.validation_due = False
             self._evaluate(report)
             self.save()
@@ -191,16 +195,19 @@ class Trainer:
                 entry |= {"lr": rate_of_learning, "tokens_per_s": rate}
                 self._log(entry, report)
                 since, updates = now, 0
-            # Of several processes none acts by its own flag, which may have been raised since.
+            # With several processes, only the exchanged flag counts: a process's own may have been
+            # set since.
             stop = self.stop_requested if self.world.size == 1 else updated.stop
-            if stop and self.step < c.steps:  # a validation that is due takes its time
+            # a validation that is due would take its time, so it is left to the resumed run
+            if stop and self.step < c.steps:
                 self.validation_due = self.step % c.eval_every == 0
                 self.save()
                 raise Interrupted
             if self.step % c.eval_every == 0 or self.step == c.steps:
                 paused = time.perf_counter()
                 if self.saved_step is None:
-                    self.validation_due = True  # whatever ends the run from here on, it can be resumed
+                    # written first, so that the run can be resumed if it ends during the validation
+                    self.validation_due = True
                     self.save()
                     self.validation_due = False
                 self._evaluate(report)
@@ -209,9 +216,9 @@ class Trainer:
                 self.save()
 
     def _follow_clock(self, first: int, taken: float, seconds: float) -> TrainConfig:
-        """Sets `config.steps` to what fits into so many seconds, by those taken since step `first`,
-        and before the first checkpoint the steps between two to a quarter; by the first process's
-        clock."""
+        """Set `config.steps` to the number that fits into `seconds`, given the seconds `taken`
+        since step `first`. Before the first checkpoint, set the steps between evaluations and
+        between checkpoints to a quarter of it. All processes use the first one's clock."""
         taken = self.world.gather(taken)[0]
         if taken > _SETTLED * seconds or self.step == self.config.steps:
             steps = max(first + int((self.step - first) * seconds / taken), self.step)
@@ -223,7 +230,7 @@ class Trainer:
     def _update(self) -> Updated:
         try:
             updated = self.updater.update(self.step, self.batches, lambda: self.stop_requested)
-        except NotFinite as error:  # of all processes
+        except NotFinite as error:  # raised in all processes
             raise SharedError(f"{error} at step {self.step + 1}; {self._last_good()}", 0) from error
         self.step += 1
         return updated
@@ -234,8 +241,9 @@ class Trainer:
         return f"the last good checkpoint is {self.last} (step {self.saved_step})"
 
     def _score(self, model: Network) -> Score:
-        """Score the validation split at the longest attention of training, by the first process."""
-        # By segments as in training; a window slides by half of itself.
+        """Score the validation split at training's longest attention length, in the first
+        process."""
+        # In segments as in training; a sliding window moves by half a segment.
         reach, half = model.config.mem_len + self.segment, max(self.segment // 2, 1)
         sizes: Sizes = {
             "cached": (self.attn_len, 128),
@@ -250,7 +258,8 @@ class Trainer:
         )
 
     def _evaluate(self, report: OnEntry | None) -> None:
-        """Validate the average, or the parameters where none is kept, and keep the best."""
+        """Validate the average, or the parameters if there is none, and write the best
+        checkpoint."""
         model = self.updater.average.model
         score = self._score(model)
         self.updater.average.validated(score.nats)
@@ -275,7 +284,8 @@ class Trainer:
             report(entry)
 
     def save(self) -> None:
-        """Writes a checkpoint with everything a bit-exact continuation needs; by all processes.
+        """Write a checkpoint with all state for a bit-exact continuation. All processes must call
+        it.
 
         Raises:
             TxlError: it cannot be written.
@@ -291,12 +301,12 @@ class Trainer:
         self.saved_step = self.step
 
     def _write_record(self) -> None:
-        """Writes run.json: the steps may have followed the clock."""
+        """Write run.json again, because the number of steps may have changed with the clock."""
         if self.world.first:
             runs.write_record(self.folder, self.model.config.to_json(), self.config.to_json(), self.corpus.folder)
 
     def _state(self) -> dict[str, Any]:
-        """The JSON state of a run."""
+        """Return the JSON state of a run."""
         average = self.updater.average
         state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
         state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}
@@ -305,22 +315,23 @@ class Trainer:
         return state | {"losses": average.losses, "averaging": average.started}
 
     def _rng(self) -> dict[str, Tensor]:
-        """This process's random numbers."""
+        """Return the states of this process's random generators."""
         own = {f"{_rng_name(self.world)}.cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             own[f"{_rng_name(self.world)}.cuda"] = torch.cuda.get_rng_state(self.device)
         return own
 
     def _seed_anew(self) -> None:
-        """Begins this process's random numbers, which are no other's."""
+        """Seed this process's random generators differently from those of all other processes and
+        steps."""
         given = f"{self.config.seed} {self.step} {self.world.rank} {self.world.size}".encode()
         torch.manual_seed(int.from_bytes(hashlib.sha256(given).digest()[:7], "little"))
 
     def _restore(self) -> None:
-        """Takes the run up at its newest checkpoint.
+        """Resume the run from its newest checkpoint.
 
         Raises:
-            TxlError: there is none, or it is damaged, or of other options or another text.
+            TxlError: there is none, it is damaged, or it has other options or another corpus.
         """
         with self.world.together():
             saved = self._open()
@@ -336,7 +347,7 @@ class Trainer:
             runs.truncate_log(self.folder / "log.jsonl", self.step, not self.validation_due)
 
     def _open(self) -> Checkpoint:
-        """The newest checkpoint, of this very run."""
+        """Read the newest checkpoint and check that it belongs to this run."""
         saved = checkpoints.load(self.last)
         if "train" not in saved.state:
             raise TxlError(f"{saved.path}: holds parameters only (a best checkpoint?); it cannot be resumed")
@@ -347,9 +358,9 @@ class Trainer:
         return saved
 
     def _refuse_others(self, saved: Checkpoint) -> None:
-        """Raises TxlError where the checkpoint is of other options or another text."""
+        """Raise TxlError if the checkpoint has other options or another corpus."""
         try:
-            before = TrainConfig.from_json(saved.state["train"]).to_json()  # with the options that came later
+            before = TrainConfig.from_json(saved.state["train"]).to_json()  # with defaults for options added since
         except TxlError as error:
             raise _damaged(saved, error) from error
         runs.refuse_changes(self.folder, "model", saved.config.to_json(), self.model.config.to_json())
@@ -387,7 +398,8 @@ def _damaged(saved: Checkpoint, error: Exception) -> TxlError:
 
 
 def _tell_other_warm_up(saved: Checkpoint, config: TrainConfig) -> None:
-    """Warn where an earlier version began a warm-up that this one continues an update behind."""
+    """Warn if an earlier version began this warm-up, whose rates were one update ahead of this
+    version's."""
     step, warmup = saved.state["step"], config.warmup_updates
     if config.schedule == "cosine-released" and "streams" not in saved.state["train"] and step < warmup:
         warnings.warn(
@@ -398,7 +410,7 @@ def _tell_other_warm_up(saved: Checkpoint, config: TrainConfig) -> None:
 
 
 def _tell_other_dropout(saved: Checkpoint, rate: float) -> None:
-    """Warn where the version that began the run drew other bits for attention dropout."""
+    """Warn if the run was begun by a version with another generator of attention-dropout bits."""
     if rate and saved.state.get("attention_dropout") != DROPOUT_BITS:
         warnings.warn(
             f"{saved.path}: an earlier version drew other bits for attention dropout; the run goes on with those of "
@@ -408,7 +420,7 @@ def _tell_other_dropout(saved: Checkpoint, rate: float) -> None:
 
 
 def _check_fit(model: Config, training: TrainConfig, segment: int) -> None:
-    """Raises TxlError where a network cannot be trained so."""
+    """Raise TxlError if the network does not support these options of training."""
     if isinstance(model, RecurrentConfig):
         for name in ("compile", "recompute", "intermediate_losses"):
             if getattr(training, name):

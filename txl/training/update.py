@@ -1,5 +1,5 @@
-"""Update: what a process reads of each segment, losses and gradients over all processes, the
-optimizer's step, the average of the weights."""
+"""The update: this process's part of each segment, losses and gradients over all processes, the
+optimizer's step, and the average of the weights."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -31,9 +31,9 @@ class SegmentLoss(NamedTuple):
     """The losses of a segment.
 
     Attributes:
-        total: to be minimised, a scalar.
-        nll: mean loss of the next token, in nats, a detached scalar.
-        memory: for the segment that follows.
+        total: the loss to minimise, a scalar.
+        nll: mean loss of the next token in nats, a detached scalar.
+        memory: the memory for the next segment.
     """
 
     total: Tensor
@@ -42,8 +42,8 @@ class SegmentLoss(NamedTuple):
 
 
 def layers_that_predict(n_layer: int, done: float) -> range:
-    """Layers (from 0) below the last whose predictions still count after a share `done` of
-    training: the l-th of n, from 1 on, for the first l / 2n."""
+    """Return the layers (from 0) below the last whose predictions are still trained after a
+    fraction `done` of training: layer l of n, counted from 1, is until l / 2n."""
     return range(int(2 * n_layer * done), n_layer - 1)
 
 
@@ -56,14 +56,14 @@ def segment_loss(
     ext_len: int = 0,
     intermediate: range = range(0),
 ) -> SegmentLoss:
-    """Mean loss over the targets, and the auxiliary losses that are switched on.
+    """Compute the mean loss over the targets plus the auxiliary losses that are switched on.
 
     Args:
-        tokens: [B, E + L], context that was read before and the segment.
-        targets: [B, L], the successors of the last L tokens.
+        tokens: [B, E + L], context of E tokens that were read before, then the segment.
+        targets: [B, L], the tokens that follow the last L of `tokens`.
         memory: see `TransformerXL.read`.
         ext_len: tokens at the end that the next segment reads again.
-        intermediate: layers below the last that predict, too.
+        intermediate: indices of layers below the last whose predictions are trained too.
     """
     scored = targets.size(1)
     states = model.read(tokens, memory, ext_len=ext_len)
@@ -73,14 +73,14 @@ def segment_loss(
         return nll.sum() / (wanted != IGNORED).sum().clamp(min=1)
 
     def predicted(hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of the next token, and with that of the one after it if the model has a softmax for
-        it."""
+        """Return the loss of the next token, and that loss plus the weighted loss of the token
+        after it if the model has a second softmax."""
         hidden = hidden[:, -scored:]
         first = mean(model.softmax, hidden, targets)
         if model.second_softmax is None:
             return first, first
-        # The last token's second successor is in the next segment. Of one token nothing is left,
-        # yet the softmax takes part, so that every parameter gets a gradient.
+        # The second target of the last token is in the next segment. A segment of one token has no
+        # second target, but the softmax is computed so that every parameter gets a gradient.
         return first, first + SECOND_TARGET_WEIGHT * mean(model.second_softmax, hidden[:, :-1], targets[:, 1:])
 
     nll, total = predicted(states.hidden)
@@ -90,7 +90,7 @@ def segment_loss(
 
 
 class SegmentTraining(nn.Module):
-    """A network whose forward is the loss of a segment, since DDP hooks into forward."""
+    """A network whose forward returns the loss of a segment, because DDP hooks into forward."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -99,12 +99,13 @@ class SegmentTraining(nn.Module):
     def forward(
         self, tokens: Tensor, targets: Tensor, memory: HiddenMemory | None, ext_len: int, intermediate: range
     ) -> SegmentLoss:
-        """As `segment_loss`."""
+        """Compute `segment_loss` of the network."""
         return segment_loss(self.network, tokens, targets, memory, ext_len=ext_len, intermediate=intermediate)
 
 
 class Chunk(NamedTuple):
-    """Part of a batch that is computed at once: tokens [b, e + l], targets [b, l], memory."""
+    """A part of a batch that is computed at once: its index, tokens [b, e + l], targets [b, l] and
+    memory."""
 
     number: int
     tokens: Tensor
@@ -113,12 +114,12 @@ class Chunk(NamedTuple):
 
 
 class Batches:
-    """The streams of a batch that are this process's: contiguous rows, in order of the ranks.
+    """This process's streams of a batch: contiguous rows, in order of the ranks.
 
-    So any number of processes reads the same segments with the same memory as one.
+    Segments and memory of a stream therefore do not depend on the number of processes.
 
     Attributes:
-        memories: of each chunk, in order of the rows; under autocast in its dtype.
+        memories: the memory of each chunk, in order of the rows; under autocast in its dtype.
     """
 
     def __init__(
@@ -129,20 +130,22 @@ class Batches:
         world: World,
         device: torch.device,
     ) -> None:
-        """Raises TxlError if the processes' chunks would not be of one size."""
+        """Raise TxlError if chunks of the processes would differ in size."""
         if config.batch % (world.size * config.batch_chunk):
             raise TxlError(
                 f"batch must be a multiple of the number of processes times batch_chunk, {world.size} x "
                 f"{config.batch_chunk}, got {config.batch}"
             )
         self.streams, self.device, self.world = streams, device, world
-        # A Transformer's memory is only multiplied, in autocast's dtype; an LSTM's state adds up.
+        # A Transformer's memory is only an input of products, which run in autocast's dtype anyway;
+        # an LSTM's state accumulates and keeps its precision.
         self.dtype = autocast_dtype(config.precision, device) if isinstance(model, ModelConfig) else None
         self.rows, self.batch = world.rows(config.batch), config.batch
         self.memories: list[HiddenMemory | None] = [None] * config.batch_chunk
 
     def segment(self, n: int) -> Iterator[Chunk]:
-        """The chunks of segment n, counted over epochs; `keep` what each leaves."""
+        """Yield the chunks of segment n, counted over all epochs; call `keep` with each one's
+        memory."""
         if self.streams.starts_epoch(n):
             self.memories = [None] * len(self.memories)
         tokens, targets = (x.to(self.device) for x in self.streams.segment(n, self.rows))
@@ -151,13 +154,13 @@ class Batches:
             yield Chunk(number, inputs, wanted, self.memories[number])
 
     def keep(self, number: int, memory: HiddenMemory | None) -> None:
-        """The memory a chunk leaves for its next segment."""
+        """Store the memory that a chunk's next segment begins with."""
         kept = memory if memory is None or self.dtype is None else tuple(x.to(self.dtype) for x in memory)
         self.memories[number] = kept
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Memory of each part of the batch, in order of the rows: for the first process that of all
-        processes, for the others nothing; to be called by all of them."""
+        """Return the memory of each part of the batch, in order of the rows: that of all processes
+        in the first one, an empty dict in the others. All processes must call it."""
         tensors: dict[str, Tensor] = {}
         for chunk, memory in enumerate(self.memories):
             for i, states in enumerate(memory or ()):
@@ -166,10 +169,10 @@ class Batches:
         return tensors
 
     def load_state_dict(self, saved: Checkpoint) -> None:
-        """Takes the memory of this process's rows, whoever held which part of it.
+        """Load the memory of this process's rows, which other processes may have saved.
 
         Raises:
-            KeyError, ValueError: it is not whole.
+            KeyError, ValueError: memory of some rows or layers is missing.
         """
         count, saved_memory = len(self.memories), saved.part("memory")
         parts: dict[int, int] = {}
@@ -194,11 +197,11 @@ class Batches:
 
 
 class WeightAverage:
-    """An average beside a model, of the kind that `TrainConfig.average` names.
+    """An average of a model's weights, of the kind named by `TrainConfig.average`.
 
     Attributes:
-        losses: of validations so far, in order.
-        started: whether anything is averaged yet.
+        losses: losses of all validations so far, in order.
+        started: whether averaging has begun.
     """
 
     def __init__(self, model: Network, config: TrainConfig) -> None:
@@ -210,7 +213,8 @@ class WeightAverage:
 
     @property
     def module(self) -> Network | None:
-        """The network that holds the average, whether or not it has begun; None without one."""
+        """The network that holds the average, even before averaging begins; None without an
+        average."""
         if self._average is None:
             return None
         averaged = self._average.module
@@ -219,30 +223,30 @@ class WeightAverage:
 
     @property
     def count(self) -> Tensor:
-        """The number of averaged updates, a scalar; only where there is an average."""
+        """The number of averaged updates, a scalar tensor; requires an average."""
         assert self._average is not None
         return self._average.n_averaged
 
     def update(self) -> None:
-        """To be called after every update of the model."""
+        """Update the average; to be called after every update of the model."""
         if self._average is not None and self.started:
             self._average.update_parameters(self.source)
 
     @property
     def model(self) -> Network:
-        """The average as a model, or the model itself as long as nothing is averaged."""
+        """The average as a model, or the model itself before averaging begins."""
         if self._average is None or not self._average.n_averaged or self.module is None:
             return self.source
         return self.module
 
     def validated(self, loss: float) -> None:
-        """Takes a validation's loss; starts a triggered average where it is due (`is_due`)."""
+        """Record a validation's loss, and start a triggered average if it is due (`is_due`)."""
         if self.config.average == "triggered" and not self.started:
             self.started = is_due(self.losses, loss, self.config.patience)
         self.losses.append(loss)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that a checkpoint needs, beside `losses` and `started`."""
+        """Return the tensors that a checkpoint must store besides `losses` and `started`."""
         if self._average is None:
             return {}
         named = {f"average.{name}": p for name, p in self._average.module.named_parameters()}
@@ -250,17 +254,18 @@ class WeightAverage:
 
 
 def is_due(losses: Sequence[float], loss: float, patience: int) -> bool:
-    """Whether a validation is worse than the best of all before it but the last `patience` ones
+    """Whether a validation's loss exceeds the best of all earlier ones without the last `patience`
     (non-monotone trigger, Merity et al. 2018, algorithm 1)."""
     return len(losses) > patience and loss > min(losses[:-patience])
 
 
 class NotFinite(Exception):
-    """A loss or gradient that is infinite or no number; the same in all processes."""
+    """A loss or gradient is infinite or NaN; raised in all processes."""
 
 
 class Updated(NamedTuple):
-    """Mean loss in nats, the gradient's norm before clipping, whether any process is to stop."""
+    """Mean loss in nats, norm of the gradient before clipping, and whether any process asks to
+    stop."""
 
     loss: float
     norm: float
@@ -268,7 +273,7 @@ class Updated(NamedTuple):
 
 
 class Updater:
-    """A network in training, with its average, optimizers and gradients. Each process holds all
+    """A network in training with its average, optimizers and gradients. Each process holds all
     parameters; gradients are means over the processes."""
 
     def __init__(self, network: Network, config: TrainConfig, world: World, device: torch.device) -> None:
@@ -287,14 +292,15 @@ class Updater:
         self.optimizers = make_optimizers(network, config)
 
     def update(self, step: int, batches: Batches, stopping: Callable[[], bool] = lambda: False) -> Updated:
-        """The update after `step` others; stopping: whether this process is to stop after it.
+        """Do one update, after `step` earlier ones; stopping: returns whether this process asks to
+        stop.
 
         Raises:
-            NotFinite: loss or gradient are; nothing was changed.
+            NotFinite: the loss or gradient is not finite; nothing was changed.
         """
         c, module = self.config, self.module
         self.network.train()
-        nll: Any = 0.0  # of the losses' dtype and device
+        nll: Any = 0.0  # becomes a tensor of the losses' dtype and device
         intermediate = range(0)
         if c.intermediate_losses:
             intermediate = layers_that_predict(self.network.config.n_layer, step / c.steps)
@@ -312,7 +318,8 @@ class Updater:
         told = torch.stack([nll, torch.full_like(nll, float(stopping()))])
         if self.world.size > 1:
             dist.all_reduce(told)
-        total, stops, length = torch.cat([told, norm.to(told.dtype).reshape(1)]).tolist()  # the one wait for the device
+        # the only synchronization with the device
+        total, stops, length = torch.cat([told, norm.to(told.dtype).reshape(1)]).tolist()
         total /= self.world.size
         if not math.isfinite(total) or not math.isfinite(length):
             raise NotFinite(
@@ -327,7 +334,7 @@ class Updater:
         return Updated(total, length, stops > 0)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Optimizers and average, which a continuation needs beside the network's parameters."""
+        """Return the state of optimizers and average; the network's parameters are not in it."""
         tensors = self.average.tensors()
         for n, optimizer in enumerate(self.optimizers):
             for i, slots in optimizer.state_dict()["state"].items():
@@ -335,11 +342,11 @@ class Updater:
         return tensors
 
     def load_state_dict(self, saved: Checkpoint) -> None:
-        """Takes parameters, optimizers and average of a checkpoint.
+        """Load parameters, optimizers and average from a checkpoint.
 
         Raises:
-            TxlError: a parameter is missing, unknown or of another shape. KeyError, ValueError,
-            RuntimeError: the rest is damaged.
+            TxlError: a parameter is missing, unknown or of another shape.
+            KeyError, ValueError, RuntimeError: the rest is damaged.
         """
         load_parameters(self.network, saved)
         for n, optimizer in enumerate(self.optimizers):
@@ -354,10 +361,10 @@ class Updater:
 
 
 def _slots(saved: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
-    """The state of an optimizer by parameter, from tensors named `INDEX.NAME`.
+    """Return an optimizer's state by parameter, from tensors named `INDEX.NAME`.
 
     Raises:
-        IndexError, ValueError: it is of no parameter, of another shape, or not whole.
+        IndexError, ValueError: a tensor has no parameter or another shape, or some are missing.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     found: dict[int, dict[str, Tensor]] = {}

@@ -1,1 +1,1 @@
-"""What each instruction does; `ptx.decode` finds them here."""
+"""Implementations of the instructions, which `ptx.decode` imports."""

@@ -1,4 +1,4 @@
-"""add, mul, fma, min, comparisons, bits."""
+"""Arithmetic: add, mul, fma, min, comparisons and bit operations."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from ptx.faults import NotModelled
 from ptx.operands import RAW, SIGNED, Type, constant, raw_reader, raw_writer, reader, types_of, writer
 from ptx.parse import Instruction
 
-# Parts of names that change nothing here: rounding that numpy has anyway, flushes of subnormals.
+# Qualifiers without effect here: numpy's own rounding, and flushes of subnormals.
 _PLAIN = {"rn", "ftz", "approx", "full", "lo", "wide", "hi", "relu"}
 
 
 def _type(x: Instruction, *more: str) -> Type:
-    """The one type of an instruction. more: parts that its caller knows."""
+    """Return the type of an instruction that has one; more: qualifiers that the caller handles."""
     found = types_of(x.parts[1:])
     odd = [p for p in x.parts[1:] if p not in _PLAIN and p not in more and not types_of((p,))]
     if odd or len(found) != 1:
@@ -84,7 +84,8 @@ def multiply(x: Instruction) -> Any:
 
 @instruction("fma")
 def fused(x: Instruction) -> Any:
-    """The product is exact in float64; the sum is rounded twice, which rarely shows."""
+    """fma: the product is exact in float64; the sum is rounded twice, which rarely makes a
+    difference."""
     t = _type(x)
     if t != Type("f", 32):
         raise NotModelled(x.op)
@@ -146,7 +147,7 @@ def bit_field(x: Instruction) -> Any:
 
 @instruction("bfi")
 def insert_bits(x: Instruction) -> Any:
-    """bfi.b32 and .b64: the low bits of the first operand, into the second."""
+    """bfi.b32 and .b64: insert the low bits of the first operand into the second."""
     t = _type(x)
     a, b = raw_reader(x.operands[1], t.bits), raw_reader(x.operands[2], t.bits)
     at, length, put = constant(x.operands[3]), constant(x.operands[4]), raw_writer(x.operands[0])
@@ -157,7 +158,7 @@ def insert_bits(x: Instruction) -> Any:
 
 @instruction("prmt")
 def permute(x: Instruction) -> Any:
-    """Each byte of the result is one of eight, or the sign of one."""
+    """prmt: each byte of the result is one of eight bytes, or the sign of one."""
     if x.op != "prmt.b32":
         raise NotModelled(x.op)
     a, b, selector = (raw_reader(operand, 32) for operand in x.operands[1:])

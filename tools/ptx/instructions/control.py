@@ -1,4 +1,4 @@
-"""Barriers, fences, ends."""
+"""Control: barriers, fences and exits."""
 
 from typing import Any
 
@@ -44,8 +44,8 @@ def warp_barrier(x: Instruction) -> Any:
 
 @instruction("fence", "membar")
 def fence(x: Instruction) -> Any:
-    """Order between threads comes from barriers; of fences only the asynchronous proxy's matters
-    here."""
+    """Fences: order between threads is that of barriers here, so only the asynchronous proxy's
+    fence has an effect."""
     if x.op.startswith("fence.proxy.async"):
         return lambda block, lanes: block.order.fence_proxy(lanes)
     if x.parts[1] == "proxy":
@@ -55,5 +55,5 @@ def fence(x: Instruction) -> Any:
 
 @instruction("setmaxnreg", "nanosleep")
 def nothing(x: Instruction) -> Any:
-    """Of what matters to values and order."""
+    """Instructions without effect on values and order."""
     return lambda block, lanes: None

@@ -1,4 +1,4 @@
-"""cvt: from one type of number to another."""
+"""cvt: conversion between number types."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def convert(x: Instruction) -> Any:
 
 
 def _two_halves(x: Instruction, to: str) -> Any:
-    """The first operand becomes the upper half."""
+    """cvt with two sources: the first operand becomes the upper half."""
     upper, lower, put = reader(x.operands[1], _FLOAT32), reader(x.operands[2], _FLOAT32), raw_writer(x.operands[0])
 
     def half(y: np.ndarray) -> np.ndarray:

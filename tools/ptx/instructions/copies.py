@@ -1,4 +1,5 @@
-"""cp.async: copies to shared memory that have landed once their thread has waited for them."""
+"""cp.async: copies to shared memory, which complete when the threads that issued them wait for
+them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,21 +14,22 @@ from ptx.parse import Instruction
 
 @dataclass
 class _Copy:
-    address: np.ndarray  # in shared memory
+    address: np.ndarray  # destination in shared memory
     data: np.ndarray  # [n, bytes]
-    ids: np.ndarray  # threads
-    group: np.ndarray  # of each of them
+    ids: np.ndarray  # threads that issued the copies
+    group: np.ndarray  # group of each copy
 
 
 class Copies:
-    """Of a block: those under way, in groups that each thread numbers for itself."""
+    """Pending copies of a block, in groups numbered separately for each thread."""
 
     def __init__(self, threads: int) -> None:
-        self.group = np.zeros(threads, np.int64)  # that a thread's next copy belongs to
+        self.group = np.zeros(threads, np.int64)  # group of each thread's next copy
         self.list: list[_Copy] = []
 
     def wait(self, block: Any, lanes: Any, left: int) -> None:
-        """All but a thread's last `left` groups land; a group not committed stays."""
+        """Complete all but each thread's last `left` committed groups; uncommitted copies stay
+        pending."""
         going = np.zeros(len(self.group), bool)
         going[lanes.at] = True
         rest = []
@@ -74,7 +76,7 @@ def copy(x: Instruction) -> Any:
 
     def run(block: Any, lanes: Any) -> None:
         address, origin = to(block, lanes), source(block, lanes)
-        data = np.zeros((lanes.n, size), np.uint8)  # what is not read is zero
+        data = np.zeros((lanes.n, size), np.uint8)  # bytes that are not read are zero
         bytes_read = spread(given(block, lanes), lanes) if given else np.full(lanes.n, size)
         if not np.isin(bytes_read, (0, size)).all():
             raise NotModelled("a copy of some of its bytes")

@@ -1,4 +1,4 @@
-"""mma.sync and the loads and stores that spread 8 x 8 matrices over a warp."""
+"""mma.sync, and loads and stores that distribute 8 x 8 matrices over a warp."""
 
 from typing import Any
 
@@ -11,12 +11,13 @@ from ptx.lanes import WARP
 from ptx.operands import Type, address_reader, items, raw_reader, raw_writer, reader, spread, writer
 from ptx.parse import Instruction, Operand
 
-ROW, COLUMN = np.arange(WARP) // 4, np.arange(WARP) % 4  # of a thread in the fragments
+ROW, COLUMN = np.arange(WARP) // 4, np.arange(WARP) % 4  # of each thread in the fragments
 _FLOAT32 = Type("f", 32)
 
 
 def fragment(operands: tuple[Operand | None, ...], kind: str) -> Any:
-    """A function to float32 [warps, 32, numbers of a thread]; lower halves come first."""
+    """Return a function that reads a fragment as float32 [warps, 32, values per thread]; lower
+    halves come first."""
     readers = [raw_reader(operand, 32) for operand in operands]
 
     def read(block: Any, lanes: Any) -> np.ndarray:
@@ -28,12 +29,12 @@ def fragment(operands: tuple[Operand | None, ...], kind: str) -> Any:
 
 
 def in_a_register(kind: str) -> int:
-    """Numbers of a factor."""
+    """Return the number of values of a factor in one register."""
     return 1 if kind == "tf32" else 2
 
 
 def left_factor(a: np.ndarray, kind: str, depth: int) -> np.ndarray:
-    """[warps, 16, depth] of its fragments [warps, 32, ...]."""
+    """Assemble the left factor [warps, 16, depth] from its fragments [warps, 32, ...]."""
     each = in_a_register(kind)
     A = np.zeros((len(a), 16, depth), np.float32)
     for n in range(a.shape[2]):
@@ -43,7 +44,8 @@ def left_factor(a: np.ndarray, kind: str, depth: int) -> np.ndarray:
 
 
 def numbers(raw: np.ndarray, kind: str) -> np.ndarray:
-    """bf16 or f16 of uint16, tf32 of uint32 (its low 13 bits are not read), as float32."""
+    """Convert uint16 as bf16 or f16, or uint32 as tf32 (whose low 13 bits are ignored), to
+    float32."""
     if kind == "bf16":
         return (raw.astype(np.uint32) << 16).view(np.float32)
     if kind == "f16":
@@ -94,7 +96,8 @@ def _matrices(x: Instruction) -> int:
 
 
 def _rows(address: np.ndarray, lanes: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Addresses of the rows, and their threads: thread n names row n % 8 of matrix n // 8."""
+    """Return the addresses of the rows, and the threads that give them: thread n has row n % 8 of
+    matrix n // 8."""
     chosen = lanes.ids % WARP < 8 * count
     return address[chosen], lanes.ids[chosen]
 

@@ -1,4 +1,4 @@
-"""Loads, stores, atomic additions."""
+"""Loads, stores and atomic additions."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ _CACHING = {"nc", "ca", "cg", "cs", "relaxed", "gpu", "cta", "sys", "weak", "v2"
 
 
 def space_and_width(x: Instruction) -> tuple[str, Type, int]:
-    """(memory, type of an element, elements)."""
+    """Return (memory space, type of an element, number of elements)."""
     space = x.parts[1].removesuffix("_cta")
     (t,) = types_of(x.parts[1:])
     odd = [p for p in x.parts[2:] if p not in _CACHING and not types_of((p,))]

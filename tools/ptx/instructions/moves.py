@@ -1,4 +1,4 @@
-"""mov, with packing and unpacking; cvta."""
+"""mov, with packing and unpacking, and cvta."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def move(x: Instruction) -> Any:
 
 @instruction("cvta")
 def address_space(x: Instruction) -> Any:
-    """Generic addresses are those of global memory and of the parameters."""
+    """cvta: generic addresses equal those of global memory and of the parameters."""
     if not set(x.parts[1:]) <= {"to", "global", "param", "u64"}:
         raise NotModelled(x.op)
     put, source = raw_writer(x.operands[0]), raw_reader(x.operands[1], 64)

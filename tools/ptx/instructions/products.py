@@ -1,4 +1,4 @@
-"""wgmma: products of four warps together, whose results are there once they were waited for."""
+"""wgmma: asynchronous products of a warpgroup, whose results are available after a wait."""
 
 import re
 from dataclasses import dataclass, field
@@ -15,20 +15,20 @@ from ptx.parse import Instruction, Operand, Register, Vector
 from ptx.shared_memory import swizzled
 
 GROUP = 4 * WARP
-_SPANS = {0: 16, 1: 128, 2: 64, 3: 32}  # bytes of a swizzled row, by layout of the descriptor
+_SPANS = {0: 16, 1: 128, 2: 64, 3: 32}  # bytes of a swizzled row, by the descriptor's layout field
 
 
 @dataclass
 class _Products:
-    """Committed together, by one warpgroup."""
+    """Products committed in one group by one warpgroup."""
 
-    cells: list[np.ndarray] = field(default_factory=list)  # of shared memory that they read
-    results: set[int] = field(default_factory=set)  # registers
+    cells: list[np.ndarray] = field(default_factory=list)  # cells of shared memory that they read
+    results: set[int] = field(default_factory=set)  # registers that they write
     sources: set[int] = field(default_factory=set)
 
 
 class Products:
-    """Of a block, by warpgroup."""
+    """Pending products of a block, by warpgroup."""
 
     def __init__(self, threads: int) -> None:
         self.open = [_Products() for _ in range(threads // GROUP)]
@@ -42,7 +42,7 @@ def _products(block: Any) -> Products:
 
 
 def _groups(lanes: Any) -> list[int]:
-    """Warpgroups that execute together."""
+    """Return the warpgroups that execute the instruction together."""
     groups = np.unique(lanes.ids // GROUP)
     if lanes.n != GROUP * len(groups):
         raise Fault("an instruction of four warps, by fewer threads")
@@ -157,9 +157,9 @@ class Multiply:
         return slot in block.in_flight and bool(block.in_flight[slot][_threads(g)].all())
 
     def _from_registers(self, block: Any, lanes: Any, n: int) -> np.ndarray:
-        """[64, K]: a warp has 16 rows."""
+        """Return a left factor [64, K] from registers; each warp has 16 rows."""
         assert self.left is not None
-        lent, block.lent = block.lent, {}  # other products may read the same registers
+        lent, block.lent = block.lent, {}  # other products may read the same registers, so their marks are set aside
         a = self.left(block, lanes)[4 * n : 4 * n + 4]
         block.lent = lent
         return left_factor(a, self.kind, self.K).reshape(64, self.K)
@@ -167,7 +167,7 @@ class Multiply:
     def _from_shared(
         self, block: Any, lanes: Any, descriptor: Any, rows: int, transposed: Any, n: int, g: int, now: _Products
     ) -> np.ndarray:
-        """[rows, K] that a matrix descriptor names."""
+        """Return the matrix [rows, K] that a matrix descriptor names."""
         given = spread(descriptor(block, lanes), lanes)[n * GROUP : n * GROUP + GROUP]
         if (given != given[0]).any():
             raise Fault("threads of a warpgroup name different matrices")
@@ -189,7 +189,7 @@ class Multiply:
         return numbers(raw.view(np.uint32 if self.item == 4 else np.uint16), self.kind)
 
     def _accumulate(self, block: Any, C: np.ndarray, add: bool, g: int) -> None:
-        """C [64, N] to the registers: row 16 w + ROW (+ 8), column 8 n + 2 COLUMN (+ 1)."""
+        """Write C [64, N] to the registers: row 16 w + ROW (+ 8), column 8 n + 2 COLUMN (+ 1)."""
         warp = np.arange(4)[:, None]
         for n, slot in enumerate(self.results):
             row = 16 * warp + ROW + 8 * (n % 4 // 2)

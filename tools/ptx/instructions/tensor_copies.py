@@ -1,4 +1,4 @@
-"""mbarriers, and TMA's loads of boxes of a tensor, which complete on one."""
+"""mbarriers, and TMA loads of boxes of a tensor, whose completion an mbarrier counts."""
 
 import re
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from ptx.operands import PARAM_BASE, SIGNED, address_reader, raw_reader, raw_wri
 from ptx.parse import Address, Instruction, TensorAddress
 from ptx.shared_memory import swizzled
 
-ALIGNED = 128  # bytes that a box in shared memory starts at a multiple of
+ALIGNED = 128  # alignment in bytes of a box in shared memory
 
 
 @dataclass
 class TensorMap:
-    """A tensor map, as TMA reads it: outermost axis first.
+    """A tensor map as TMA reads it; the outermost axis comes first.
 
-    address: of its first element; item: bytes of one. swizzle: 0 none, 1 to 3: rows of 32, 64, 128
-    bytes.
+    address: of the first element. item: bytes of an element. swizzle: 0 for none, 1 to 3 for rows
+    of 32, 64 and 128 bytes.
     """
 
     address: int
@@ -32,7 +32,7 @@ class TensorMap:
 
 
 def _where(x: Instruction) -> Any:
-    """A function to the mbarrier's address of each thread."""
+    """Return a function that gives each thread's mbarrier address."""
     (given,) = (y for y in x.operands if isinstance(y, Address))
     return address_reader(given, 32)
 
@@ -78,10 +78,10 @@ def arrive(x: Instruction) -> Any:
 
 @instruction("mbarrier.try_wait", "mbarrier.test_wait", kind="wait")
 def wait(x: Instruction) -> Any:
-    """Which threads go on.
+    """try_wait and test_wait: return the threads that continue.
 
-    It may say no at any time: it does so once, and then until the phase has ended, which lets
-    others run.
+    A test may fail at any time. Here a thread's first test always fails without stopping it; after
+    a second failure it stops until the phase has ended, so that others run.
     """
     if "parity" not in x.parts:
         raise NotModelled(x.op)
@@ -106,7 +106,7 @@ def wait(x: Instruction) -> Any:
 
 @instruction("cp.async.bulk.tensor")
 def load(x: Instruction) -> Any:
-    """cp.async.bulk.tensor.Nd.shared.global.mbarrier: a box, zeros where it lies outside."""
+    """cp.async.bulk.tensor.Nd.shared.global.mbarrier: load a box, with zeros outside the tensor."""
     m = re.match(r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::(cta|cluster)\.global\.mbarrier::complete_tx::bytes$", x.op)
     if m is None or not isinstance(x.operands[1], TensorAddress):
         raise NotModelled(x.op)
@@ -153,7 +153,7 @@ def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, 
 
 @instruction("prefetch.tensormap")
 def prefetch(x: Instruction) -> Any:
-    """Of a descriptor, which must be one that was given."""
+    """prefetch of a tensor map, which must be one of the launch's."""
     address = address_reader(x.operands[0], 64)
 
     def run(block: Any, lanes: Any) -> None:

@@ -1,4 +1,4 @@
-"""Shuffles, reductions and elections inside a warp: they also put a warp's accesses in order."""
+"""Shuffles, reductions and elections within a warp, which also order its accesses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +15,15 @@ _ALL = 0xFFFFFFFF
 
 
 def need_whole(lanes: Any) -> int:
-    """Warps that take part, each with all its threads."""
+    """Return the number of warps; raise Fault if a warp takes part without some of its threads."""
     if not lanes.whole:
         raise Fault("an instruction of the whole warp, by part of one")
     return len(lanes.warps)
 
 
 def _all_members(x: Instruction) -> Callable[[Any, Any], int]:
-    """A function to the warps that take part: the last operand names all of their threads."""
+    """Return a function that gives the number of warps; the last operand must name all of their
+    threads."""
     mask = raw_reader(x.operands[-1], 32)
 
     def check(block: Any, lanes: Any) -> int:
