@@ -86,9 +86,9 @@ SPILLS = {
 
 
 def test_spills_at_width_64(aot: Any) -> None:
-    """The table's bounds for bf16 on sm_80 and sm_90: without options no spill by descriptors, a few
-    registers elsewhere, more with atomics, and nothing serialised but the two products of scores
-    without a table."""
+    """The table's bounds for bf16 on sm_80 and sm_90: without options no spill by descriptors, a
+    few registers elsewhere, more with atomics, and nothing serialised but the two products of
+    scores without a table."""
     import json
 
     table = json.loads((ROOT / "tools" / "aot_table.json").read_text())
