@@ -103,7 +103,7 @@ _DROPOUT: dict[str, dict[str, Config]] = {
     },
     "hopper": {
         "backward_queries": Config(64, 64, 8, 2),
-        "backward_keys": Config(64, 64, 8, 1),
+        "backward_keys": Config(32, 32, 4, 1),
         "backward_table": Config(32, 32, 2, 1),
     },
     "hopper by pointers": {
