@@ -56,7 +56,7 @@ FALLS_BACK: dict[str, tuple[Callable[[], Any], str]] = {
     "speechbrain, numbers": (lambda: with_mask("speechbrain", torch.ones(45, 45).triu(1).to(torch.uint8)),
                              "an additive mask"),
     "wav2vec2-conformer, integers": (lambda: with_mask("wav2vec2-conformer", torch.ones(3, 1, 45, 45).long()),
-                                     "an additive mask of other numbers"),
+                                     "an additive mask of other values"),
     "nemo, everything dropped": (lambda: in_training("nemo", 1.0), "everything is dropped"),
     "a function of one's own": (lambda: own_function("parakeet"), "an attention function of one's own, 'mine'"),
 }  # fmt: skip
