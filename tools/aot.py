@@ -249,7 +249,7 @@ def complaints(name: str, now: dict[str, Any], before: dict[str, Any] | None) ->
         found.append(f"spills {now['spill']} bytes, before {before['spill']}")
     if set(now["serialised"]) - set(before["serialised"]):
         found.append(f"wgmma serialised ({', '.join(now['serialised'])})")
-    if now["loop"] > GROWTH * before["loop"]:
+    if before["loop"] and now["loop"] > GROWTH * before["loop"]:  # 0: no loop was found in the machine code
         found.append(f"{now['loop']} instructions in the inner loop, before {before['loop']}")
     return found
 
