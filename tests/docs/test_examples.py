@@ -134,7 +134,7 @@ def test_paper_tables(tmp_path: Path, capfd: pytest.CaptureFixture[str], table: 
 
 
 def test_paper_systems(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What it would run, recorded by a command of the same name, runs on smaller models."""
+    """The commands of the script, recorded by a command of the same name, run on smaller models."""
     calls = recorded(tmp_path, "paper_systems.sh", words(tmp_path).folder, tmp_path / "runs", "0.0005")
     assert len(calls) == 18
     for call in calls:

@@ -134,7 +134,7 @@ def test_dropout_in_training(name: str) -> None:
     assert 0.9 < float(ratio) < 1.1
 
 
-def test_positions_dropped_for_each_text() -> None:
+def test_positions_dropped_for_each_row() -> None:
     """In training its encoder gives each text encodings of its own."""
     case = make("parakeet", positions=0.3)
     case.module.train()

@@ -1,4 +1,4 @@
-"""What tests compile, made once for all processes and sessions, in build/tests."""
+"""Builds that tests need, compiled once for all processes and sessions, in build/tests."""
 
 import fcntl
 import functools

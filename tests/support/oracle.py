@@ -22,11 +22,11 @@ def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
     M, S = x["k_mem"].size(2), k.size(2)
     scale = D**-0.5 if x["scale"] is None else x["scale"]
     u, w = (q.new_zeros(H, D) if x[name] is None else x[name] for name in ("content_bias", "position_bias"))
-    each_text = x["r"] is not None and x["r"].dim() == 4
+    each_row = x["r"] is not None and x["r"].dim() == 4
     outs, sums = [], []
     for b in range(B):
-        r = None if x["r"] is None else (x["r"].expand(B, -1, -1, -1)[b] if each_text else x["r"]).expand(H, -1, -1)
-        keep = _kept(x, b, each_text, (B, H, L, S))
+        r = None if x["r"] is None else (x["r"].expand(B, -1, -1, -1)[b] if each_row else x["r"]).expand(H, -1, -1)
+        keep = _kept(x, b, each_row, (B, H, L, S))
         for i in range(L):
             seen = [j for j in range(S) if sees(x, b, i, j, M)]
             rows = [_row(x, M + i - j) for j in seen]
@@ -72,12 +72,12 @@ def _row(x: dict[str, Any], distance: int) -> int:
     return int(row)
 
 
-def _kept(x: dict[str, Any], b: int, each_text: bool, shape: tuple[int, ...]) -> Tensor:
+def _kept(x: dict[str, Any], b: int, each_row: bool, shape: tuple[int, ...]) -> Tensor:
     """Factors [H, L, S] of the weights of text b."""
     if not x["dropout_p"]:
         return torch.ones(shape[1:], dtype=torch.float64)
-    seed = x["dropout_seed"] + b if each_text else x["dropout_seed"]
-    return keep_mask(seed, *shape, x["dropout_p"])[0 if each_text else b].double() * keep_scale(x["dropout_p"])
+    seed = x["dropout_seed"] + b if each_row else x["dropout_seed"]
+    return keep_mask(seed, *shape, x["dropout_p"])[0 if each_row else b].double() * keep_scale(x["dropout_p"])
 
 
 def gradients(

@@ -18,7 +18,7 @@ SOURCES = (
 
 
 def present() -> dict[str, str] | None:
-    """What would be proved here, by hash and version; None without the compilers."""
+    """Return the hash and versions that a proof here would have; None without the compilers."""
     try:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -29,7 +29,7 @@ def present() -> dict[str, str] | None:
 
 
 class Proofs:
-    """Of one session: outcomes of its proofs; a phase of a test that did not pass counts, too."""
+    """The outcomes of a session's proofs, counting each phase of a test that did not pass."""
 
     def __init__(self) -> None:
         self.present = present()

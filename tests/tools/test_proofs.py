@@ -20,7 +20,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left_out() -> list[str]:
-    """Of both tests, those that a session would skip."""
+    """Return which of both tests a session would skip."""
     skipped: list[str] = []
     items = [SimpleNamespace(nodeid=x, add_marker=lambda mark, x=x: skipped.append(x)) for x in (PROOF, OTHER)]
     session: Any = proofs.Proofs()

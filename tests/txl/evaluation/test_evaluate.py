@@ -171,7 +171,7 @@ def test_methods_when_nothing_is_said() -> None:
 
 
 def test_a_reading_is_resolved_whole() -> None:
-    """What was asked for stays; the rest is the method's, by the model, and its start."""
+    """Given options are kept; the others come from the method, which the model decides."""
     sizes: Sizes = {"cached": (20, 128), "segments": (20, 5), "sliding": (12, 1)}
     of = {name: frozen(**SYSTEMS[name]) for name in ("relative", "sinusoid")} | {
         "zeros": frozen(initial_memory="zeros")

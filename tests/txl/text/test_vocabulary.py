@@ -119,7 +119,7 @@ SPACES = [chr(n) for n in range(0x110000) if chr(n).isspace()]
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda x: f"U+{ord(x):04X}")
 def test_words_that_hold_white_space(space: str) -> None:
-    """Of Unicode, and a text then has them; of ASCII they are two words."""
+    """Other spaces than those of ASCII, which separate words, may be part of a word."""
     words = ["<eos>", f"10{space}km", "a"]
     if space in " \t\n\r\v\f":
         with pytest.raises(TxlError, match="line 2 is not one word"):

@@ -20,7 +20,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "numbers": {"tables": "both"},
     "numbers alone": {"tables": "r_bias", "r_bias_heads": 1},
     "table for all heads": {"r_axes": (1,)},
-    "table of each text": {"r_axes": (2, 2)},
+    "table of each batch row": {"r_axes": (2, 2)},
     "memory": {"M": 4},
     "bounds": {"intervals": "random"},
     "packed": {"packed": (2, 0, 3), "B": 1},
@@ -37,7 +37,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 # Two of the same, or refused: RelAttention's tests say which.
 EXCLUSIVE = [
     {"numbers", "numbers alone"}, {"packed", "bounds"}, {"packed", "memory"},
-    *map(set, itertools.combinations(("numbers alone", "table for all heads", "table of each text"), 2)),
+    *map(set, itertools.combinations(("numbers alone", "table for all heads", "table of each batch row"), 2)),
 ]  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def compose(names: tuple[str, ...], base: Case = BASE) -> Case:
         fields |= FEATURES[name]
     if "packed" in names:
         fields["L"] = sum(fields["packed"])
-        if "table of each text" in names:
+        if "table of each batch row" in names:
             fields["r_axes"] = (1, 2)
     return replace(base, name=", ".join(names), **fields)
 
@@ -74,7 +74,7 @@ def test_any_number_of_features(backend: str) -> None:
     )  # fmt: skip
     @given(base=bases, names=chosen)
     def check(base: Case, names: tuple[str, ...]) -> None:
-        if "table of each text" in names:
+        if "table of each batch row" in names:
             base = replace(base, B=2)
         if "prefix" in names:
             base = replace(base, L=max(base.L, 2))

@@ -25,7 +25,7 @@ def test_each_position_sees_its_own_text(dtype: torch.dtype, padding: int) -> No
 @pytest.mark.parametrize(
     "options", [{}, {"causal": False}, {"window": 4}, {"causal": False, "batch_first": False}], ids=str
 )
-def test_a_layer_gives_what_each_text_gives(options: dict[str, Any]) -> None:
+def test_a_layer_gives_what_each_sequence_gives(options: dict[str, Any]) -> None:
     layer = RelAttention(16, 2, dtype=torch.float64, **options)
     for bias in layer.biases():
         torch.nn.init.normal_(bias)

@@ -327,8 +327,8 @@ def test_spare_arguments_are_refused(call: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["start", "end"])
 def test_one_axis_is_refused_where_it_could_be_texts_or_queries(name: str) -> None:
-    """One value for each text, [B], reads as one for each query where B == L: wrong numbers, and
-    silent ones."""
+    """One value for each batch row, [B], reads as one for each query where B == L: wrong numbers,
+    and silent ones."""
     call = as_call(make_inputs(Case("", B=3, L=3, M=4, D=8), torch.float32))
     lengths = torch.tensor([4, 5, 6], dtype=INT)
     with pytest.raises(ValueError, match=rf"{name} must say whether .* B = L = 3: pass {name}\[:, None\] or"):

@@ -286,8 +286,8 @@ class XLNet(Accelerated):
         if why is not None or intervals is None:
             return self.fall_back(why or "a mask with holes", *given)
         # No pair of query and key has the distance of row 0.
-        each_text = self.setting("bi_data") or (self.training and self.dropout.p > 0) or not same_for_all(k_head_r, 1)
-        r = k_head_r[1:] if each_text else k_head_r[1:, :1]
+        each_row = self.setting("bi_data") or (self.training and self.dropout.p > 0) or not same_for_all(k_head_r, 1)
+        r = k_head_r[1:] if each_row else k_head_r[1:, :1]
         r = r.flip(0).permute(1, 2, 0, 3)  # [B or 1, H, T, D]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_head, k_head_h, v_head_h))
         u, w = self.r_w_bias, self.r_r_bias
@@ -298,7 +298,7 @@ class XLNet(Accelerated):
             q = torch.cat([q, own], -1)
             k = torch.cat([k, of_keys.unsqueeze(1).expand(-1, k.size(1), -1, -1).to(k.dtype)], -1)
             r, u, w = (pad(x, SEGMENTS) for x in (r, u, w))
-        out = attend(q, k, v, r if each_text else r[0], u, w, *intervals, scale=self.scale, dropout_p=dropout_p,
+        out = attend(q, k, v, r if each_row else r[0], u, w, *intervals, scale=self.scale, dropout_p=dropout_p,
                            window=self.setting("window"))  # fmt: skip
         return out.permute(2, 0, 1, 3)
 
