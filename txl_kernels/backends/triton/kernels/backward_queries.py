@@ -37,6 +37,7 @@ from txl_kernels.backends.triton.kernels.tiles import (
     load_table_bias,
     packed_rows,
     place_of,
+    position_scores,
     rows_of,
     sign_of,
     skew,
@@ -239,10 +240,7 @@ def backward_queries_kernel(
     d0 = queries.at - tl.where(visible.first < M, mem_start, M + seg_start)
     above = tl.zeros((1, 1), tl.float32)  # not used without a table
     if R is not None:
-        r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
-        above = dot(qw, tl.trans(r), None, PRECISION)
-        if table_bias is not None:
-            above = add_unfused(above, load_table_bias(table_bias, d0, BLOCK)[None, :])
+        above = position_scores(qw, table, table_bias, d0, BLOCK, PRECISION, layout)
     k_strides, v_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
     memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, keys, values)
     k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)

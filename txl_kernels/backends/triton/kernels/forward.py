@@ -16,10 +16,9 @@ from txl_kernels.backends.triton.kernels.tiles import (
     dot,
     keep_mask,
     load_bias,
-    load_distances,
     load_rows,
-    load_table_bias,
     place_of,
+    position_scores,
     rows_of,
     skew,
     store_rows,
@@ -57,10 +56,7 @@ def _walk(
         key = key0 + tl.arange(0, BN)
         k = load_rows(source.k, row0, None, BN, layout)  # [BN, BLOCK_D]
         if table is not None:
-            r = load_distances(table, queries.at - key0 - BN, None, BN, layout)  # [BN, BLOCK_D]
-            below = dot(queries.qw, tl.trans(r), None, PRECISION)  # [BM, BN]
-            if table_bias is not None:
-                below = add_unfused(below, load_table_bias(table_bias, queries.at - key0 - BN, BN)[None, :])
+            below = position_scores(queries.qw, table, table_bias, queries.at - key0 - BN, BN, PRECISION, layout)
             s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BM, BN]
             s += skew(above, below, key0, BM, BN)
             above = below
@@ -158,10 +154,7 @@ def forward_kernel(
         table = table_of(R, r_head, r_row, place.h, sizes, layout)
         seg_key = M + seg_start + (from_tile - mem_tiles) * BN
         key0 = tl.where(from_tile < mem_tiles, mem_start + from_tile * BN, seg_key)
-        r = load_distances(table, queries.at - key0, None, BN, layout)  # [BN, BLOCK_D]
-        above = dot(qw, tl.trans(r), None, PRECISION)
-        if table_bias is not None:
-            above = add_unfused(above, load_table_bias(table_bias, queries.at - key0, BN)[None, :])
+        above = position_scores(qw, table, table_bias, queries.at - key0, BN, PRECISION, layout)
     state = (
         tl.zeros((BM, BLOCK_DV), tl.float32),
         tl.full((BM,), float("-inf"), tl.float32),

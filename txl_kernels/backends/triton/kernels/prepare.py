@@ -11,11 +11,10 @@ from txl_kernels.backends.triton.kernels.tiles import (
     capped,
     dot,
     load_bias,
-    load_distances,
     load_rows,
-    load_table_bias,
     packed_rows,
     place_of,
+    position_scores,
     rows_of,
     skew,
     store_rows,
@@ -50,10 +49,7 @@ def _largest_and_sum(
         k = load_rows(source.k, row0, None, BLOCK, layout)
         s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BLOCK, BLOCK]
         if table is not None:
-            r = load_distances(table, d0 - BLOCK, None, BLOCK, layout)
-            below = dot(queries.qw, tl.trans(r), None, PRECISION)
-            if table_bias is not None:
-                below = add_unfused(below, load_table_bias(table_bias, d0 - BLOCK, BLOCK)[None, :])
+            below = position_scores(queries.qw, table, table_bias, d0 - BLOCK, BLOCK, PRECISION, layout)
             s += skew(above, below, key0, BLOCK, BLOCK)
             above = below
         else:
@@ -134,10 +130,7 @@ def prepare_kernel(
         above = tl.zeros((1, 1), tl.float32)  # not used without a table
         if R is not None:
             d0 = queries.at - tl.where(visible.first < M, mem_start, M + seg_start)
-            r = load_distances(table, d0, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
-            above = dot(qw, tl.trans(r), None, PRECISION)
-            if table_bias is not None:
-                above = add_unfused(above, load_table_bias(table_bias, d0, BLOCK)[None, :])
+            above = position_scores(qw, table, table_bias, d0, BLOCK, PRECISION, layout)
         steps = (km_batch, km_head, km_row)
         memory = memory_source(K_MEM, steps, K_MEM, steps, mem_start, place, visible, sizes, layout, layout)
         steps = (k_batch, k_head, k_row)

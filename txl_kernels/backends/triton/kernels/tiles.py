@@ -248,6 +248,19 @@ def skew_transposed(above, below, varying, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def position_scores(qw, table, table_bias, d0, BN: tl.constexpr, PRECISION: tl.constexpr, layout):
+    """Return the positional scores [BM, BN] of queries at the distances d0 .. d0 + BN - 1, float32.
+
+    qw: q + position_bias, [BM, BLOCK_D]. table_bias: None, or a bias for each distance.
+    """
+    r = load_distances(table, d0, None, BN, layout)  # [BN, BLOCK_D]
+    scores = dot(qw, tl.trans(r), None, PRECISION)
+    if table_bias is not None:
+        scores = add_unfused(scores, load_table_bias(table_bias, d0, BN)[None, :])
+    return scores
+
+
+@triton.jit
 def bias_of_pairs(table_bias, d0, BM: tl.constexpr, BN: tl.constexpr):
     """Return the relative bias of each pair, [BM, BN], at distance d0 + m - n. BM <= BN."""
     window = load_table_bias(table_bias, d0 - BN, 2 * BN)
