@@ -33,6 +33,7 @@ MAX_DECODE_QUERIES = cuda.MAX_DECODE_QUERIES
 # about 1. float32 may be computed in tf32.
 MAX_ERROR = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 ROOT = Path(__file__).resolve().parents[1]
+DRIVER = Path("/proc/driver/nvidia/version")  # text with the version of NVIDIA's kernel driver
 logger = logging.getLogger("txl_kernels")
 _T = TypeVar("_T")
 
@@ -323,7 +324,9 @@ def _machine(device: torch.device) -> tuple[object, ...]:
     """Return the device's name, compute capability and driver, and the versions of the
     compilers."""
     properties = torch.cuda.get_device_properties(device)
-    driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
+    driver = ""
+    with contextlib.suppress(OSError):  # there is no such file under WSL
+        driver = DRIVER.read_text()
     return (
         properties.name,
         properties.major,

@@ -16,7 +16,8 @@ CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 
 def models(**options: Any) -> tuple[TransformerXL, TransformerXL]:
     """On the CPU and on the GPU, of the same parameters."""
-    network = TransformerXL(ModelConfig(vocab_size=500, dropout=0.0, **(SIZES | options)))
+    with torch.device("cpu"):
+        network = TransformerXL(ModelConfig(vocab_size=500, dropout=0.0, **(SIZES | options)))
     for p in network.parameters():
         torch.nn.init.normal_(p, 0.0, 0.1)
     return network.eval(), copy.deepcopy(network).cuda().eval()
@@ -32,15 +33,17 @@ def test_steps_are_those_of_the_cpu(options: dict[str, Any], batch: int) -> None
     here, there = (Engine(network, batch, 100, 32) for network in models(**options))
     for _ in range(2):
         for length in (7, *[1] * 120, 20, *[1] * 10):
-            tokens = torch.randint(500, (batch, length))
-            torch.testing.assert_close(there.feed(tokens.cuda()).cpu(), here.feed(tokens), **CLOSE)
+            tokens = torch.randint(500, (batch, length), device="cpu")
+            want = here.feed(tokens)
+            assert want.device.type == "cpu"
+            torch.testing.assert_close(there.feed(tokens.cuda()).cpu(), want, **CLOSE)
         here.reset()
         there.reset()
 
 
 def test_likeliest_tokens_are_the_same() -> None:
     prompt, texts = torch.arange(5).unsqueeze(0), []
-    for network in models():
+    for network in models():  # the first is on the CPU
         drawn = generate(Engine(network, 1, 400, 32), prompt.to(network.device), 200, Sampling(0.0))
         texts.append(torch.cat(list(drawn)).cpu())
     same = (texts[0] == texts[1]).long().cumprod(0).sum()

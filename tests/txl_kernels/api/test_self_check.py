@@ -10,12 +10,13 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from cases import Case, as_call, as_fields, make_inputs
-from internals import COMPARED, IS_SAID, KNOWN_CALLS, MACHINE, SOURCES, TO_DEVICE, WARN_ONCE
+from internals import COMPARED, IS_SAID, KNOWN_CALLS, SOURCES, TO_DEVICE, WARN_ONCE
 from ptx_marks import RUNS_TRITONS_PTX
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -34,7 +35,8 @@ needs_native = pytest.mark.skipif(cpu.native.module is None, reason="needs the C
 def first_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of a process, on a device that counts as a GPU."""
     monkeypatch.setattr(self_check, "can_run_now", lambda device: True)
-    MACHINE.replace(monkeypatch, lambda device: ("a GPU",))
+    properties = SimpleNamespace(name="a GPU", major=9, minor=0, multi_processor_count=8)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     COMPARED.replace(monkeypatch, {})
     KNOWN_CALLS.replace(monkeypatch, {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -110,7 +112,7 @@ def test_it_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_native
 @pytest.mark.usefixtures("first_call")
-def test_what_agreed_is_remembered_where_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_agreed_is_remembered_where_it_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran = []
     monkeypatch.setattr(self_check, "compare", lambda kernels, kind: ran.append(kind))
     call = as_fields(make_inputs(Case(""), torch.float32))
@@ -121,7 +123,8 @@ def test_what_agreed_is_remembered_where_it_ran(monkeypatch: pytest.MonkeyPatch)
         return len(ran)
 
     assert [choose_anew(), choose_anew()] == [1, 1]
-    MACHINE.replace(monkeypatch, lambda device: ("another GPU",))
+    (tmp_path / "driver").write_text("another driver")
+    monkeypatch.setattr(self_check, "DRIVER", tmp_path / "driver")
     assert choose_anew() == 2
     SOURCES.replace(monkeypatch, lambda: "other code")
     assert choose_anew() == 3

@@ -115,8 +115,10 @@ def test_graphs(length: int) -> None:
     dout = torch.randn_like(inputs["q"])
 
     def step() -> tuple[torch.Tensor, ...]:
-        out = rel_attention(**as_call(inputs), backend="triton")
-        return (out, *torch.autograd.grad(out, [inputs[n] for n in TENSORS], dout))
+        # New leaves each time: a leaf's gradient node belongs to the stream on which it was made.
+        leaves = {n: inputs[n].detach().requires_grad_() for n in TENSORS}
+        out = rel_attention(**as_call(inputs | leaves), backend="triton")
+        return (out.detach(), *torch.autograd.grad(out, list(leaves.values()), dout))
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
