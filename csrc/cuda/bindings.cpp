@@ -128,7 +128,7 @@ class PrefillPlan {
   }
 
   // Enqueues backward. gradients: of the call's inputs, in their order, each a tensor or None; dr: zeros,
-  // float32, as many tables [H, T, D] as it adds to, or None; slots: 0, or for the same bits.
+  // float32, as many tables [H, DR_MARGIN + T, D] as it adds to, or None; slots: 0, or for the same bits.
   void backward(const py::tuple& call, const py::handle& out, const py::handle& lse, const py::handle& dout,
                 const py::handle& dlse, const py::tuple& gradients, const py::handle& dr, int64_t slots, int64_t tables,
                 int64_t workspace, int64_t stream) const {
@@ -169,6 +169,7 @@ class PrefillPlan {
 
 PYBIND11_MODULE(TXL_MODULE, m) {
   m.doc() = "CUDA kernels of txl_kernels, decode and prefill; see txl_kernels/backends/cuda.py.";
+  m.attr("DR_MARGIN") = txl_cuda::DR_MARGIN;
   m.attr("FIELDS") = txl::field_names();
   m.attr("SOURCE_HASH") = TXL_SOURCE_HASH;
   txl::define_facts(m);

@@ -35,12 +35,16 @@ int64_t split_prefill(Problem& p, int multiprocessors);
 void forward_prefill(const Problem& p, void* stream);
 void load_prefill(const Problem& p);  // backward, too
 
+// Rows of a table of dr before its row 0. A block of distances begins up to 127 rows before it, and TMA reductions,
+// unlike loads, take no negative rows (an illegal instruction on an H200).
+constexpr int64_t DR_MARGIN = 128;
+
 // Where a backward call's other tensors lie. Gradients without data are not written.
 struct Gradients {
   txl::View dout, dq, dk, dv, dk_mem, dv_mem;
   const float* dlse = nullptr;    // [B, H, L] contiguous, or null
   txl::View dr_out, du, dw;       // of r, and of what is added to queries for content and for position
-  float* dr = nullptr;            // zeros: [tables, H, T, D]; or null, as dr_out is then
+  float* dr = nullptr;            // zeros: [tables, H, DR_MARGIN + T, D]; or null, as dr_out is then
   float* workspace = nullptr;     // of workspace_of(..) floats; at a multiple of 16 bytes
   int64_t slots = 0, tables = 1;  // for the same bits at every run: slots * 2 tables; slots 0 for any order
   int64_t parts = 1;              // of the keys of a block of queries, see split_backward

@@ -45,7 +45,7 @@ FORWARD = [
     Hopper("stage-count", ("STAGES", "STAGES + 1"), NARROW, ""),
     Hopper("first-tiles-of-r", ("-S::GROUPS", "1 - S::GROUPS"), NARROW, ""),
     Hopper("skew-column", ("- e;", "- e + 1;"), NARROW, ""),
-    Hopper("skew-base-address", ("memory_ + (to_[e]", "(memory_ + to_[e]"), NARROW, ""),
+    Hopper("skew-base-address", ("at += memory_", "at |= memory_"), NARROW, ""),
     Hopper("block-without-tiles", ("if (block_.tiles) ", ""), NOTHING, "wait for ever"),
 ]
 BACKWARD = [
@@ -54,7 +54,7 @@ BACKWARD = [
     Hopper("factors-barrier", None, WIDE, "fence.proxy.async"),
     Hopper("distances-barrier", None, NARROW, "race"),
     Hopper("distances-fence", None, NARROW, "fence.proxy.async"),
-    Hopper("operand-read", 2, NARROW, "a register is read that an asynchronous product still reads"),
+    Hopper("operand-read", 3, NARROW, "a register is read that an asynchronous product still reads"),
     Hopper("tile-scores-wait", ("0 : 2", "0 : 3"), NARROW, "waited"),
     Hopper("distances-wait", ("<0>", "<1>"), NARROW, "still read"),
     Hopper("next-scores-wait", None, NARROW, "waited"),
@@ -73,7 +73,7 @@ BACKWARD = [
     Hopper("transposed-skew-base-address", ("memory_ + (eight | (", "(eight | (memory_ + "), NARROW, ""),
     Hopper("gradient-block-without-tiles", ("if (block_.tiles) ", ""), NOTHING, "wait for ever"),
     Hopper("transposed-column", ("d % 2 * 16", "0"), NARROW, "values"),
-    Hopper("rows-beyond-r", ("row + SIDE - 6 <=", "row <="), NARROW, ""),
+    Hopper("dr-wait", None, NARROW, "still read"),
     Hopper("transposed-skew-buffers", ("step & 1", "step & 0"), NARROW, "race"),
     Hopper("transposed-skew-column", ("- e;", "- e + 1;"), NARROW, ""),
     Hopper("rows-beyond-queries", ("(n), is_row &&", "(n) + (is_row ? 0 : i * rows.s2),"), LONG, "global memory"),

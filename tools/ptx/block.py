@@ -69,6 +69,7 @@ class Block:
         # wgmma.fence.
         self.unfenced = {slot: np.ones(threads, bool) for slot in kernel.product_slots}
         self.copies: Any = None  # state of cp.async, made by the first such instruction
+        self.reductions: list[Any] = []  # cp.reduce.async.bulk, not waited for
         self.products: Any = None  # state of wgmma
         self.refused: dict[int, np.ndarray] = {}  # by wait for an mbarrier: mask of threads whose last test failed
         g = launch.grid
@@ -134,6 +135,8 @@ class Block:
     def _nothing_under_way(self) -> None:
         if self.copies is not None and self.copies.under_way():
             raise Fault("a block ends with asynchronous copies under way")
+        if self.reductions:
+            raise Fault("a block ends with reductions that still read shared memory")
         if any(barrier.copies for barrier in self.mbarriers.at.values()):
             raise Fault("a block ends with copies to shared memory under way")
 

@@ -207,7 +207,8 @@ def backward(
         workspace = call.q.new_empty(plan.backward_workspace(asked, slots), dtype=torch.float32)
         dr = None
         if call.r is not None and gradients[INPUTS.index("r")].numel():
-            dr = call.q.new_zeros((tables, *call.r.shape), dtype=torch.float32)
+            heads, rows, width = call.r.shape
+            dr = call.q.new_zeros((tables, heads, native.module.DR_MARGIN + rows, width), dtype=torch.float32)
         dout = dout if _rows_apart(dout) else dout.clone(memory_format=torch.contiguous_format)
         dlse = None if dlse is None else dlse.contiguous()
         stream = _stream(call.q.device)

@@ -71,6 +71,7 @@ BackwardProblem describe_backward(const Problem& p, const Gradients& gradients) 
   x.dout_rows = map_rows(p, x.dout, p.B, p.L);
   x.content_rows = map_rows(p, {x.content, batch_row, head, row}, p.B, x.rows);
   x.position_rows = map_rows(p, {x.position, batch_row, head, row}, p.B, x.rows);
+  x.dr_rows = map_sums(p, x.dr, x.slots ? x.slots * Q::GROUPS : 1, DR_MARGIN + p.T);
   return x;
 }
 

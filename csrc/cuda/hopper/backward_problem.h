@@ -1,5 +1,6 @@
 // A backward call as the Hopper kernels see it.
 #pragma once
+#include "../launch.h"
 #include "prefill_problem.h"
 
 namespace txl_cuda {
@@ -15,7 +16,7 @@ struct BackwardProblem : PrefillProblem {
   View dout;
   const float* dlse = nullptr;      // [B, H, L] contiguous, or null
   View dq, dk, dv, dk_mem, dv_mem;  // as q, k, v and the memory
-  float* dr = nullptr;              // [slots, groups, H, T, D], zero before; slots 0: [H, T, D]
+  float* dr = nullptr;              // [slots, groups, H, DR_MARGIN + T, D], zero before; slots 0: no first two axes
   // For the same bits at every run: launch `turn` has blocks slots * turn .. of all batch rows' queries, each
   // with a table of its own for each of its warpgroups, so that each element takes one addition a launch.
   int64_t slots = 0, turn = 0;
@@ -32,6 +33,7 @@ struct BackwardProblem : PrefillProblem {
   int64_t workspace_bytes = 0;                   // from content on
   int64_t rows = 0;                              // L, padded
   RowsMap dout_rows, content_rows, position_rows;
+  TensorMap dr_rows;  // dr, in boxes of 64 rows and 32 columns
 };
 
 }  // namespace txl_cuda

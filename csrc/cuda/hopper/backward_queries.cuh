@@ -24,7 +24,9 @@ struct QueriesShape {
   static constexpr int k = ring + GROUPS * WARPS_A_GROUP * RING, v = k + STAGES * BYTES, r = v + STAGES * BYTES;
   static constexpr int position = r + R_STAGES * BYTES, content = position + GROUPS * BYTES;
   static constexpr int dout = content + (IN_SHARED ? GROUPS * BYTES : 0);
-  static constexpr int barriers = dout + (IN_SHARED ? GROUPS * BYTES : 0);
+  // Width 64: where dr waits to be added up, a tile of 32 columns each. q + w is in registers by then.
+  static constexpr int dr_low = position, dr_high = dout;
+  static constexpr int barriers = dout + GROUPS * (IN_SHARED ? BYTES : TILE);
   static constexpr int BARRIERS = 3 * (2 * STAGES + R_STAGES);
   static constexpr int seen = barriers + BARRIERS * 8, shared = seen + QUERIES * 8;
   static_assert(shared <= MAX_SHARED);
@@ -67,10 +69,21 @@ class QueriesGroup {
         skew_(block.address(0), S::ring + (group_ * WARPS_A_GROUP + warp_) * RING, warp_),
         unskew_(block.address(0), S::distances + group_ * 2 * TILE, warp_) {
     const int row = own_row(warp_), column = own_column();
+    table_ = p.slots ? block_x() * S::GROUPS + group_ : 0;
     // plant: rows-of-dr
-    r_row_ = static_cast<int>(p.zero_row) + block.distance(-1 - group_) + (S::IN_SHARED ? row : column);
-    const int64_t table = p.slots ? (block_x() * S::GROUPS + group_) * p.H : 0;
-    dr_ = p.dr + (table + block.h) * p.T * p.D + (S::IN_SHARED ? column : row);
+    r_row_ = static_cast<int>(p.zero_row) + block.distance(-1 - group_) + (S::IN_SHARED ? row : 0);
+    if constexpr (S::IN_SHARED) {
+      const int64_t rows = DR_MARGIN + p.T;
+      dr_ = p.dr + ((static_cast<int64_t>(table_) * p.H + block.h) * rows + DR_MARGIN) * p.D + column;
+    } else {
+      // Row `column` + e of dr and column `row` + 8 h are chunk (row / 4 % 8) ^ 2 h of 16 bytes of the tile, swizzled.
+      TXL_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const uint32_t at =
+            static_cast<uint32_t>((column + e) * ROW + ((row / 4 % 8) ^ (column + e)) * 16 + row % 4 * 4);
+        dr_at_[e] = block.address((row < 32 ? S::dr_low : S::dr_high) + group_ * TILE) + at;
+      }
+    }
   }
 
   TXL_DEVICE void run() {
@@ -196,24 +209,19 @@ class QueriesGroup {
     if constexpr (!S::IN_SHARED) return multiply<T, Rows::depth, false>(dr, transposed_, distances(t));
     multiply<T, 64, Rows::depth, Rows::depth, false>(dr, distances(t), tile(S::position));
   }
+  // Width 128: dr of the block of distances that was whole at tile t is added to global memory.
   TXL_DEVICE void add_to_r(const float (&dr)[S::WIDTH / 2], int t) const {
-    if (!p_.dr) return;
+    if (!S::IN_SHARED || !p_.dr) return;
     const int row = r_row_ - t * SIDE, D = static_cast<int>(p_.D), rows = static_cast<int>(p_.T);
     float* const to = dr_ + static_cast<int64_t>(row) * D;
-    if constexpr (S::IN_SHARED) {
-      TXL_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        if (row + 8 * h < 0 || row + 8 * h >= rows) continue;
-        if (D == S::WIDTH) {
-          add_row<true>(to + 8 * h * D, dr, h, D);
-        } else {
-          add_row<false>(to + 8 * h * D, dr, h, D);
-        }
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      if (row + 8 * h < 0 || row + 8 * h >= rows) continue;
+      if (D == S::WIDTH) {
+        add_row<true>(to + 8 * h * D, dr, h, D);
+      } else {
+        add_row<false>(to + 8 * h * D, dr, h, D);
       }
-    } else if (D == S::WIDTH && row >= 0 && row + SIDE - 6 <= rows) {  // plant: rows-beyond-r
-      add_transposed<true>(to, dr, row, rows, D);
-    } else {
-      add_transposed<false>(to, dr, row, rows, D);
     }
   }
   template <bool WHOLE>
@@ -222,20 +230,25 @@ class QueriesGroup {
     for (int n = 0; n < S::WIDTH / 2; n += 4)
       if (WHOLE || n / 4 * 8 < D) add_pair(to + n / 4 * 8, dr[n + 2 * h], dr[n + 2 * h + 1]);
   }
-  // Rows of dr are columns of r, its columns rows of r from `row` on. WHOLE: all of them exist.
-  template <bool WHOLE>
-  TXL_DEVICE void add_transposed(float* to, const float (&dr)[32], int row, int rows, int D) const {
-    const int columns = D - own_row(warp_), step = WHOLE ? S::WIDTH : D;
-    TXL_UNROLL
-    for (int n = 0; n < 32; n += 4) {
-      TXL_UNROLL
-      for (int e = 0; e < 2; ++e, ++row, to += step) {
-        if (!WHOLE && (row < 0 || row >= rows)) continue;
-        if (WHOLE || columns > 0) add_one(to, dr[n + e]);
-        if (WHOLE || columns > 8) add_one(to + 8, dr[n + e + 2]);
-      }
-      row += 6, to += 6 * step;
-    }
+  // Width 64: dr goes to shared memory, and two threads start adding 32 columns each. Between them lie a fence and a
+  // barrier of the warpgroup; before put_dr, a barrier after what wait_dr waits for.
+  TXL_DEVICE bool starts_dr() const { return thread() % (GROUP / 2) == 0; }
+  TXL_DEVICE void wait_dr() const {
+    if (!S::IN_SHARED && starts_dr()) tma_store_wait();  // plant: dr-wait
+  }
+  TXL_DEVICE void put_dr(const float (&dr)[S::WIDTH / 2]) const {
+    if constexpr (!S::IN_SHARED)
+      unroll<32>([&](auto number) {
+        constexpr int n = decltype(number)::value;  // 4 k + 2 h + e
+        put_shared<8 * ROW*(n / 4)>(dr_at_[n % 2] ^ (n / 2 % 2 * 32), dr[n]);
+      });
+  }
+  TXL_DEVICE void start_dr(int t) const {
+    const int row = r_row_ - t * SIDE + static_cast<int>(DR_MARGIN), half = thread() % GROUP / (GROUP / 2);
+    if (S::IN_SHARED || !p_.dr || !starts_dr()) return;
+    tma_reduce_add_box(p_.dr_rows, block_.shared + (half ? S::dr_high : S::dr_low) + group_ * TILE, half * 32, row,
+                       block_.h, table_);
+    tma_store_arrive();
   }
   TXL_DEVICE void skew(const float (&block)[32], float (&scores)[32], int t) {
     skew_.put(block, t);
@@ -273,8 +286,8 @@ class QueriesGroup {
   // For each tile of keys, with G = unskew(dS):
   //   S = skew((q + w) r^T) + (q + u) k^T,  P = 2^(S - lse),  dS = P (dout v^T - delta)
   //   dq += dS k + G r,  dr += G^T (q + w)
-  // Tile t, whose position scores `scores` holds; dr of the block of distances that was whole at the tile
-  // before is added up (0 in the first two steps), the next is issued; and position scores of the tile after.
+  // Tile t, whose position scores `scores` holds; the product of the block of distances that was whole at the tile
+  // before, whose dr is added up; and position scores of the tile after.
   template <bool FIRST>
   TXL_DEVICE void step(float (&scores)[32], float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
     float weights[32], block[32];
@@ -282,6 +295,7 @@ class QueriesGroup {
     issue_content(scores);
     issue_weights(weights);
     if constexpr (!FIRST) add_to_r(dr, t - 2), issue_distances(dq, dr, t - 1);
+    wait_dr();
     warpgroup_wait<FIRST ? 0 : 2>();  // plant: tile-scores-wait
     fence_operand(scores);
     fence_operand(weights);
@@ -295,9 +309,11 @@ class QueriesGroup {
     sync_warpgroup(group_);  // all have read what is overwritten here; plant: distances-barrier
     issue_positions(block);
     unskew_.put(pairs, t & 1);  // plant: operand-read
+    if constexpr (!FIRST) put_dr(dr);
     multiply<T, Rows::depth, true>(dq, pairs, stage(S::k, k_.stage()));
     fence_view_async_shared();  // plant: distances-fence
     sync_warpgroup(group_);
+    if constexpr (!FIRST) start_dr(t - 1);
     warpgroup_wait<1>();  // plant: next-scores-wait
     fence_operand(block);
     skew(block, scores, t + 1);
@@ -308,6 +324,7 @@ class QueriesGroup {
 
   TXL_DEVICE void walk(const Tiles& own, float (&dq)[S::WIDTH / 2]) {
     float block[32], scores[32], dr[S::WIDTH / 2] = {};
+    skew_.begin(own.from - 1);
     issue_positions(block);
     warpgroup_wait<0>();
     fence_operand(block);
@@ -319,21 +336,24 @@ class QueriesGroup {
     step<true>(scores, dq, dr, own.from);
     TXL_ROLLED
     for (int t = own.from + 1; t < own.to; ++t) step<false>(scores, dq, dr, t);
+    // The last two blocks; the last one's other half is empty.
     add_to_r(dr, own.to - 2);
-    issue_distances(dq, dr, own.to - 1);
-    warpgroup_wait<0>();
-    finish_distances(dq, dr);
-    add_to_r(dr, own.to - 1);
-    // The last block's other half is empty.
-    const uint32_t none[16] = {};
-    sync_warpgroup(group_);
-    unskew_.put(none, own.to & 1);
-    fence_view_async_shared();
-    sync_warpgroup(group_);
-    issue_distances(dq, dr, own.to);
-    warpgroup_wait<0>();
-    finish_distances(dq, dr);
-    add_to_r(dr, own.to);
+    TXL_UNROLL
+    for (int t = own.to - 1; t <= own.to; ++t) {
+      issue_distances(dq, dr, t);
+      warpgroup_wait<0>();
+      finish_distances(dq, dr);
+      wait_dr();
+      sync_warpgroup(group_);
+      put_dr(dr);
+      const uint32_t none[16] = {};
+      if (t < own.to) unskew_.put(none, own.to & 1);
+      fence_view_async_shared();
+      sync_warpgroup(group_);
+      add_to_r(dr, t);
+      start_dr(t);
+    }
+    wait_dr();
     r_again_.consumer_release();  // the block that was loaded after the last tile
   }
 
@@ -374,10 +394,12 @@ class QueriesGroup {
   int group_, warp_, first_, query_;  // first query of the group, this thread's first
   Consumer<S::STAGES> k_, v_;
   Consumer<S::R_STAGES> r_, r_again_;
-  Skew skew_;
+  Skew<false> skew_;
   Unskew unskew_;
-  int r_row_;  // this thread's first of the block that is whole after tile 0
-  float* dr_;  // its row 0
+  int r_row_;          // first row of dr of the block that is whole after tile 0; at width 128 this thread's first
+  int table_;          // of dr
+  float* dr_;          // its row 0, at width 128
+  uint32_t dr_at_[2];  // this thread's first places of dr in shared memory, at width 64
   uint32_t content_[S::WIDTH / 4], position_[S::WIDTH / 4], dout_[S::WIDTH / 4];
   uint32_t transposed_[16];   // (q + w)^T
   float base_[2], delta_[2];  // lse, less log2 ln 2

@@ -35,9 +35,9 @@ void finish_kernel(const TXL_CONSTANT BackwardProblem p) {
   int64_t block = block_x();
   if (block < p.r_blocks) {
     for (int n = 0; n < 4; ++n) {
-      const int64_t at = block * Finish::ELEMENTS + (n * THREADS + thread()) * 4, table = p.T * D;
-      if (at < table)
-        finish_four<T>(p.dr + h * table + at, p.tables, p.H * table,
+      const int64_t at = block * Finish::ELEMENTS + (n * THREADS + thread()) * 4, table = (DR_MARGIN + p.T) * D;
+      if (at < p.T * D)
+        finish_four<T>(p.dr + h * table + DR_MARGIN * D + at, p.tables, p.H * table,
                        const_cast<T*>(row_of<T>(p.dr_out, h, at / D, 0)) + at % D);
     }
     return;

@@ -90,6 +90,7 @@ class ForwardGroup {
   TXL_DEVICE void walk(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
     float block[32], scores[32], rescale[2];
     uint32_t weights[16];
+    skew_.begin(own.from - 1);
     // Both blocks of the first tile.
     issue_positions(block);
     warpgroup_wait<0>();
@@ -126,8 +127,10 @@ class ForwardGroup {
       k_.consumer_release();
       softmax.weigh(scores, t, block_.first_key(0), rescale);
       pack_weights<T>(scores, weights);
-      TXL_UNROLL
-      for (int n = 0; n < S::WIDTH / 2; ++n) values[n] *= rescale[n / 2 % 2];
+      if (!all_of_warp(rescale[0] == 1 && rescale[1] == 1)) {  // mostly the largest score stays what it was
+        TXL_UNROLL
+        for (int n = 0; n < S::WIDTH / 2; ++n) values[n] *= rescale[n / 2 % 2];
+      }
       warpgroup_wait<0>();
       fence_operand(block);
       r_.consumer_release();
@@ -179,7 +182,7 @@ class ForwardGroup {
   int group_, warp_;
   Consumer<S::STAGES> k_, v_;
   Consumer<S::R_STAGES> r_;
-  Skew skew_;
+  Skew<S::WIDTH == SIDE> skew_;  // registers are scarce at width 128
   uint32_t content_[S::WIDTH / 4], position_[S::WIDTH / 4];
 };
 

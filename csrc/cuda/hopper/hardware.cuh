@@ -65,6 +65,18 @@ TXL_DEVICE void tma_load_box(void* to, const TensorMap& from, Barrier* b, int x,
       : "memory");
 }
 
+// Starts adding a box of floats in shared memory, at a multiple of 1024 bytes, to global memory, in any order with
+// other additions; x: first column. What lies outside of the tensor is left out.
+TXL_DEVICE void tma_reduce_add_box(const TensorMap& to, const void* from, int x, int row, int h, int n) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&to),
+      "r"(shared_address(from)), "r"(x), "r"(row), "r"(h), "r"(n)
+      : "memory");
+}
+// Makes what this thread has started since the last call a group.
+TXL_DEVICE void tma_store_arrive() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until this thread's groups have read shared memory, which may be written then.
+TXL_DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Prefetches a tensor map before the first load that uses it.
 TXL_DEVICE void prefetch_tma_descriptor(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -112,6 +124,11 @@ TXL_DEVICE float get_shared(uint32_t at) {
   return x;
 }
 
+// Two neighbouring words, at a multiple of 8 bytes.
+template <int MORE = 0>
+TXL_DEVICE void get_shared_pair(uint32_t at, float& x, float& y) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2+%3];" : "=f"(x), "=f"(y) : "r"(at), "n"(MORE) : "memory");
+}
 // The lower or upper half of a word.
 template <int MORE>
 TXL_DEVICE void put_low(uint32_t at, uint32_t x) {
@@ -125,10 +142,7 @@ TXL_DEVICE void put_high(uint32_t at, uint32_t x) {
                "n"(MORE)
                : "memory");
 }
-// Adds to floats of global memory in any order with others: one, or two neighbours at a multiple of 8 bytes.
-TXL_DEVICE void add_one(float* to, float x) {
-  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
-}
+// Adds to two neighbouring floats of global memory, at a multiple of 8 bytes, in any order with others.
 TXL_DEVICE void add_pair(float* to, float x, float y) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 }

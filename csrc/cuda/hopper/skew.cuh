@@ -8,37 +8,57 @@
 //        row m    | ....xxxxxxxxxxxx|xxxxxx..........     x: what block t brings; the dots of tile t came
 //        row m+1  | .....xxxxxxxxxxx|xxxxxxx.........     with block t - 1
 //
-// Word (row, key): row % 8 + 8 (key >> 1 & 3) + 32 (key & 1) + 64 (key >> 3) + 1024 (row >> 3): lanes of
-// a store differ in row - 2 (lane % 4), of a load in row and key / 2: 32 banks either way.
+// Word (row, key): key % 8 + 8 (row % 4 ^ row / 4 % 2) + 32 (row / 4 % 2) + 64 (key / 8) + 1024 (row / 8). Lanes of a
+// store differ in row and in row - 2 (lane % 4): 32 banks. Half a warp's lanes load pairs of keys that differ in row %
+// 4 and in key / 2: 32 banks.
 #pragma once
 #include "tile.cuh"
 
 namespace txl_cuda {
 
+// KEEP: addresses of stores are kept in registers, 18 of them, and not computed for each tile.
+template <bool KEEP>
 class Skew {
  public:
   // ring: the warp's, an address at a multiple of 8 KB from `memory`; both anywhere.
   TXL_DEVICE Skew(uint32_t memory, int ring, int warp) : memory_(memory) {
     const int lane = thread() % WARP, row = lane / 4, pair = lane % 4;
-    from_ = memory + static_cast<uint32_t>(ring + 4 * (row + 8 * pair));
+    const int word = 8 * (row % 4 ^ row / 4) + 32 * (row / 4);
+    from_ = memory + static_cast<uint32_t>(ring + 4 * (word + 2 * pair));
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
       // Less 16 warp + 8 h - 8 k, from -7 to 7.
       const int key = row - 2 * pair - e;  // plant: skew-column
-      to_[e] = static_cast<uint32_t>(ring + 4 * (row + 8 * (key >> 1 & 3) + 32 * (key & 1)));
+      to_[e] = static_cast<uint32_t>(ring + 4 * (word + (key & 7)));
       eight_[e] = 256 * (2 * warp + (key >> 3));
     }
   }
 
-  // block: tile t's.
+  // Before the first block, which is tile t's.
+  TXL_DEVICE void begin(int t) {
+    if constexpr (KEEP) {
+      TXL_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        TXL_UNROLL
+        for (int up = -7; up <= 1; ++up) kept_[e][up + 7] = place(e, up, t);
+      }
+    }
+  }
+
+  // block: tile t's; t grows by one each time.
   TXL_DEVICE void put(const float (&block)[32], int t) {
-    const int later = 256 * 8 * (t + 1);
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
       TXL_UNROLL
       for (int up = -7; up <= 1; ++up) {  // h - k
-        // plant: skew-base-address
-        const uint32_t at = memory_ + (to_[e] | (static_cast<uint32_t>(eight_[e] + later + 256 * up) & 0xF00));
+        uint32_t at;
+        if constexpr (KEEP) {
+          at = kept_[e][up + 7];
+          kept_[e][up + 7] ^= TILE_BIT;
+        } else {
+          at = place(e, up, t);
+        }
+        at += memory_;  // plant: skew-base-address
         if (up <= 0) put_shared(at, block[4 * -up + e]);
         if (up >= -6) put_shared<4096>(at, block[4 * (1 - up) + 2 + e]);
       }
@@ -47,16 +67,21 @@ class Skew {
 
   // scores: tile t's, in a product's places.
   TXL_DEVICE void get(float (&scores)[32], int t) const {
-    const uint32_t at = from_ + static_cast<uint32_t>(256 * 8 * (t & 1));
-    unroll<32>([&](auto number) {
-      constexpr int n = decltype(number)::value;  // 4 k + 2 h + e
-      scores[n] = get_shared<256 * (n / 4) + 4096 * (n / 2 % 2) + 128 * (n % 2)>(at);
+    const uint32_t at = from_ + TILE_BIT * static_cast<uint32_t>(t & 1);
+    unroll<16>([&](auto number) {
+      constexpr int n = 2 * decltype(number)::value;  // 4 k + 2 h
+      get_shared_pair<256 * (n / 4) + 4096 * (n / 2 % 2)>(at, scores[n], scores[n + 1]);
     });
   }
 
  private:
+  static constexpr uint32_t TILE_BIT = 256 * 8;  // from a tile's keys to the next tile's, modulo the ring's 4 KB
+  TXL_DEVICE uint32_t place(int e, int up, int t) const {
+    return to_[e] | (static_cast<uint32_t>(eight_[e] + static_cast<int>(TILE_BIT) * (t + 1) + 256 * up) & 0xF00);
+  }
   uint32_t memory_, from_, to_[2];  // to_: from memory_ on
   int eight_[2];
+  uint32_t kept_[2][9];
 };
 
 }  // namespace txl_cuda

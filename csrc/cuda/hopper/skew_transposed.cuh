@@ -3,9 +3,9 @@
 //
 // Row m, column c of the blocks above and below the distance of the first query to the first key: key
 // m - c, if that is not negative, by the block above; key 64 + m - c by the block below. Word (key,
-// query) of 64 x 64: 6 bits within 8 x 8, then key / 8, query / 8. Within: (query ^ bit 1 of key), bits
-// 0, 2 and 1 of key: 32 banks for a store, whose lanes differ in the query and in query - 2 (lane % 4),
-// and for a load, whose lanes differ in the key and 2 (lane % 4).
+// query) of 64 x 64: 6 bits within 8 x 8, then key / 8, query / 8. Within: the query, then bits 0 ^ 2, 1 and 2 of the
+// key: 32 banks for a store, whose lanes differ in the query and in query - 2 (lane % 4), and for half a warp's lanes,
+// which load pairs of queries that differ in key % 4 and query / 2.
 #pragma once
 #include "tile.cuh"
 
@@ -24,8 +24,8 @@ class SkewTransposed {
       const int key = row - 2 * pair - e;  // plant: transposed-skew-column
       to_[e] = within(key & 7, row) + static_cast<uint32_t>(buffers + 2048 * 2 * warp);
       eight_[e] = 2 * warp + (key >> 3);
-      from_[e] = within(row, 2 * pair + e) + static_cast<uint32_t>(buffers + 256 * 2 * warp);
     }
+    from_ = within(row, 2 * pair) + static_cast<uint32_t>(buffers + 256 * 2 * warp);
   }
 
   // blocks: below and above; less: what is taken from the scores of this thread's two queries.
@@ -47,22 +47,21 @@ class SkewTransposed {
 
   // In a product's places: keys as rows.
   TXL_DEVICE void get(float (&scores)[32], int step) const {
-    const uint32_t buffer = buffer_of(step);
-    const uint32_t from[2] = {memory_ + (from_[0] | buffer), memory_ + (from_[1] | buffer)};
-    unroll<32>([&](auto number) {
-      constexpr int n = decltype(number)::value;
-      scores[n] = get_shared<2048 * (n / 4) + 256 * (n / 2 % 2)>(from[n % 2]);
+    const uint32_t from = memory_ + (from_ | buffer_of(step));
+    unroll<16>([&](auto number) {
+      constexpr int n = 2 * decltype(number)::value;
+      get_shared_pair<2048 * (n / 4) + 256 * (n / 2 % 2)>(from, scores[n], scores[n + 1]);
     });
   }
 
  private:
   static TXL_DEVICE uint32_t within(int key, int query) {
-    const int word = (query ^ (key >> 1 & 1)) | (key & 1) << 3 | (key >> 2 & 1) << 4 | (key >> 1 & 1) << 5;
+    const int word = query | ((key ^ key >> 2) & 1) << 3 | (key >> 1 & 1) << 4 | (key >> 2 & 1) << 5;
     return static_cast<uint32_t>(4 * word);
   }
   // plant: transposed-skew-buffers
   static TXL_DEVICE uint32_t buffer_of(int step) { return static_cast<uint32_t>((step & 1) * BYTES); }
-  uint32_t memory_, to_[2], from_[2];  // the others from memory_ on
+  uint32_t memory_, to_[2], from_;  // the others from memory_ on
   int eight_[2];
 };
 

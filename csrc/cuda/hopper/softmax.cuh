@@ -36,24 +36,34 @@ class Softmax {
   // added up before are to be multiplied by. first_key: index of tile 0's first key.
   TXL_DEVICE void weigh(float (&s)[32], int tile, int first_key, float (&rescale)[2]) {
     mask(s, tile);
+    // Four chains of both queries at once: each instruction waits for one before it, and few warps fill the waits.
+    float top[4], base[2], sum[4] = {};
+    TXL_UNROLL
+    for (int c = 0; c < 4; ++c) top[c] = fmaxf(s[2 * c], s[2 * c + 1]);
+    TXL_UNROLL
+    for (int n = 8; n < 32; n += 2) top[n / 2 % 4] = fmaxf(top[n / 2 % 4], fmaxf(s[n], s[n + 1]));
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) top[h] = fmaxf(top[h], top[h + 2]);
+    TXL_UNROLL
+    for (int step = 1; step < 4; step *= 2) {
+      const float other[2] = {shuffle_xor(top[0], step), shuffle_xor(top[1], step)};
+      top[0] = fmaxf(top[0], other[0]), top[1] = fmaxf(top[1], other[1]);
+    }
     TXL_UNROLL
     for (int h = 0; h < 2; ++h) {
-      float top = -INFINITY;
-      TXL_UNROLL
-      for (int n = 2 * h; n < 32; n += 4) top = fmaxf(top, fmaxf(s[n], s[n + 1]));
-      top = fmaxf(top, shuffle_xor(top, 1));
-      top = fmaxf(top_[h], fmaxf(top, shuffle_xor(top, 2)));
-      const float base = top == -INFINITY ? 0.f : top;
-      rescale[h] = power_of_2(top_[h] - base);
-      top_[h] = top;
-      float sum = 0;
-      TXL_UNROLL
-      for (int n = 2 * h; n < 32; n += 4) {
-        s[n] = power_of_2(s[n] - base), s[n + 1] = power_of_2(s[n + 1] - base);
-        sum += s[n] + s[n + 1];
-      }
-      sum_[h] = sum_[h] * rescale[h] + sum;
+      const float all = fmaxf(top_[h], top[h]);
+      base[h] = all == -INFINITY ? 0.f : all;
+      rescale[h] = power_of_2(top_[h] - base[h]);
+      top_[h] = all;
     }
+    TXL_UNROLL
+    for (int n = 0; n < 32; n += 2) {
+      const int h = n / 2 % 2;
+      s[n] = power_of_2(s[n] - base[h]), s[n + 1] = power_of_2(s[n + 1] - base[h]);
+      sum[n / 2 % 4] += s[n] + s[n + 1];
+    }
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) sum_[h] = sum_[h] * rescale[h] + (sum[h] + sum[h + 2]);
     if (!p_.drop_below) return;
     const uint32_t keep_mask = draw_keep_mask(p_, bh_, query_, first_key + tile * SIDE);
     TXL_UNROLL

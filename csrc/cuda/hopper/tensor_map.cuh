@@ -8,8 +8,9 @@
 
 namespace txl_cuda {
 
-// A tensor [n, h, rows, columns] of 16-bit elements in boxes of 64 rows and 64 columns.
+// A tensor [n, h, rows, columns] in boxes of 64 rows of 128 bytes.
 inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&sizes)[4], const int64_t (&steps)[4]) {
+  const int item = type == Type::f32 ? 4 : 2, columns = ROW / item;
 #ifdef __CUDACC__
   static const auto encode_tiled = [] {
     void* function = nullptr;
@@ -23,18 +24,20 @@ inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&
   cuuint64_t dims[4], strides[3];
   for (int n = 0; n < 4; ++n) dims[n] = static_cast<cuuint64_t>(sizes[n]);
   for (int n = 0; n < 3; ++n) strides[n] = static_cast<cuuint64_t>(steps[n + 1]);
-  const cuuint32_t box[4] = {SIDE, SIDE, 1, 1}, every[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), SIDE, 1, 1}, every[4] = {1, 1, 1, 1};
+  const auto element = type == Type::f32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                       : type == Type::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                            : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const CUresult result =
-      encode_tiled(&map, type == Type::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-                   const_cast<void*>(data), dims, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      encode_tiled(&map, element, 4, const_cast<void*>(data), dims, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
                    CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw std::runtime_error("CUDA: cuTensorMapEncodeTiled failed with error " + std::to_string(result));
 #else
   map = TensorMap();
-  map.data = data, map.item = 2;
-  for (int n = 0; n < 4; ++n) map.sizes[n] = sizes[n], map.steps[n] = steps[n], map.box[n] = n < 2 ? SIDE : 1;
-  static_cast<void>(type);
+  map.data = data, map.item = item;
+  for (int n = 0; n < 4; ++n) map.sizes[n] = sizes[n], map.steps[n] = steps[n], map.box[n] = 1;
+  map.box[0] = columns, map.box[1] = SIDE;
 #endif
 }
 
@@ -62,6 +65,15 @@ inline RowsMap map_rows(const Problem& p, const View& view, int64_t B, int64_t r
   const int64_t steps[4] = {ITEM, rows > 1 ? row * ITEM : alone, map.h ? head * ITEM : alone,
                             map.n ? batch_row * ITEM : alone};
   encode(map.map, p.type, view.data, sizes, steps);
+  return map;
+}
+
+// Float32 sums [tables, H, rows, D], contiguous. None: a map that is not used.
+inline TensorMap map_sums(const Problem& p, const float* data, int64_t tables, int64_t rows) {
+  TensorMap map{};
+  if (!data) return map;
+  const int64_t sizes[4] = {p.D, rows, p.H, tables}, row = 4 * p.D;
+  encode(map, Type::f32, data, sizes, {4, row, row * rows, row * rows * p.H});
   return map;
 }
 

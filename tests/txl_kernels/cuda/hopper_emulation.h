@@ -59,7 +59,8 @@ struct Units {
   std::map<const void*, MBarrier> barriers;
   std::map<int, std::unique_ptr<Barrier>> named;
   std::map<int, Group> groups;
-  std::map<int, std::vector<Product>> products;  // by thread
+  std::map<int, std::vector<Product>> products;                  // by thread
+  std::map<int, std::vector<std::function<void()>>> reductions;  // started by a thread, not waited for
 };
 
 inline Units& units() {
@@ -154,6 +155,38 @@ inline void tma_load_box(void* to, const TensorMap& map, Barrier* b, int x, int 
 }
 
 inline void prefetch_tma_descriptor(const TensorMap&) {}
+
+// A reduction reads shared memory as late as it can, when its thread waits.
+inline void tma_reduce_add_box(const TensorMap& map, const void* from, int x, int row, int h, int n) {
+  const uint32_t at = shared_address(from);
+  if (at % 1024) simt::die("a box of shared memory that does not start at a multiple of 1024 bytes");
+  if (map.item != 4) simt::die("a reduction of elements that are not float32");
+  if (x < 0 || row < 0 || h < 0 || n < 0) simt::die("a reduction at negative coordinates");
+  simt::units().reductions[thread()].push_back([=] {
+    const int64_t corner[4] = {x, row, h, n};
+    for (int i = 0; i < map.box[1]; ++i)
+      for (int j = 0; j < map.box[0]; ++j) {
+        const int64_t place[4] = {corner[0] + j, corner[1] + i, corner[2], corner[3]};
+        int64_t offset = 0;
+        bool inside = true;
+        for (int d = 0; d < 4; ++d)
+          inside &= place[d] >= 0 && place[d] < map.sizes[d], offset += place[d] * map.steps[d];
+        if (!inside) continue;
+        float one, sum;
+        std::memcpy(&one, simt::shared_at(simt::swizzled(at + static_cast<uint32_t>((i * map.box[0] + j) * 4))), 4);
+        char* const to = static_cast<char*>(const_cast<void*>(map.data)) + offset;
+        std::memcpy(&sum, to, 4);
+        sum += one;
+        std::memcpy(to, &sum, 4);
+      }
+  });
+}
+inline void tma_store_arrive() {}
+inline void tma_store_wait() {
+  auto& mine = simt::units().reductions[thread()];
+  for (const auto& reduction : mine) reduction();
+  mine.clear();
+}
 inline void fence_view_async_shared() {}
 inline void sync_warp() {
   simt::current.block->warps[static_cast<size_t>(simt::current.index / simt::WARP)]->barrier.wait();
@@ -200,6 +233,10 @@ float get_shared(uint32_t at) {
   std::memcpy(&x, simt::shared_at(at + MORE), 4);
   return x;
 }
+template <int MORE = 0>
+void get_shared_pair(uint32_t at, float& x, float& y) {
+  x = get_shared<MORE>(at), y = get_shared<MORE + 4>(at);
+}
 template <int MORE>
 void put_low(uint32_t at, uint32_t x) {
   std::memcpy(simt::shared_at(at + MORE), &x, 2);
@@ -209,7 +246,6 @@ void put_high(uint32_t at, uint32_t x) {
   x >>= 16;
   std::memcpy(simt::shared_at(at + MORE), &x, 2);
 }
-inline void add_one(float* to, float x) { *to += x; }
 inline void add_pair(float* to, float x, float y) { to[0] += x, to[1] += y; }
 
 inline uint32_t load_word(const void* from, bool is_there) {

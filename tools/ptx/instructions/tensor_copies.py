@@ -1,4 +1,5 @@
-"""mbarriers, and TMA loads of boxes of a tensor, whose completion an mbarrier counts."""
+"""mbarriers; TMA loads of boxes of a tensor, whose completion an mbarrier counts; and TMA reductions, which the thread
+that started them waits for."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +9,8 @@ import numpy as np
 
 from ptx.decode import instruction
 from ptx.faults import Fault, NotModelled
-from ptx.operands import PARAM_BASE, SIGNED, address_reader, raw_reader, raw_writer, spread
+from ptx.lanes import WARP
+from ptx.operands import PARAM_BASE, SIGNED, address_reader, constant, raw_reader, raw_writer, spread
 from ptx.parse import Address, Instruction, TensorAddress
 from ptx.shared_memory import swizzled
 
@@ -126,8 +128,10 @@ def load(x: Instruction) -> Any:
     return run
 
 
-def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, thread: int) -> None:
-    if to % ALIGNED:
+def _box(given: TensorMap, corner: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a box's elements that lie inside of the tensor, their global addresses, and the places of all bytes of
+    the box [elements, bytes] in shared memory, where it begins at `at`."""
+    if at % ALIGNED:
         raise Fault(f"a box of shared memory that does not start at a multiple of {ALIGNED} bytes")
     item, row = given.item, given.box[-1] * given.item
     if len(corner) != len(given.box) or row > 128:
@@ -136,19 +140,93 @@ def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, 
         raise NotModelled(f"rows of {row} bytes with swizzle {given.swizzle}")
     grid = np.stack(np.meshgrid(*map(np.arange, given.box), indexing="ij"), -1).reshape(-1, len(given.box)) + corner
     inside = ((grid >= 0) & (grid < np.array(given.shape))).all(1)
-    data = np.zeros((len(grid), item), np.uint8)
+    address = (grid[inside] * np.array(given.strides)).sum(1) * item + given.address
+    places = swizzled(at + np.arange(len(grid)) * item, 16 << given.swizzle)
+    return inside, address.astype(np.uint64), places[:, None] + np.arange(item)
+
+
+def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, thread: int) -> None:
+    inside, address, places = _box(given, corner, to)
+    data = np.zeros(places.shape, np.uint8)
     if inside.any():
-        offset = (grid[inside] * np.array(given.strides)).sum(1) * item + given.address
-        data[inside] = block.memory.read(offset.astype(np.uint64), item, np.zeros(len(offset), np.int64))
+        data[inside] = block.memory.read(address, given.item, np.zeros(len(address), np.int64))
     if block.counts is not None:
-        block.counts.unit_copy(len(grid) * item)
-    places = swizzled(to + np.arange(len(grid)) * item, 16 << given.swizzle)
-    places = (places[:, None] + np.arange(item)).ravel()
+        block.counts.unit_copy(data.size)
+    places = places.ravel()
     cells = block.shared.begin_unit_copy(places, thread)
     barrier = block.mbarriers.get(bar, thread)
     barrier.copies.append(
         (len(places), lambda phase: block.shared.land_unit_copy(cells, places, data.ravel(), barrier.agent, phase))
     )
+
+
+@dataclass
+class _Reduction:
+    thread: int
+    given: TensorMap
+    corner: np.ndarray
+    at: int
+    cells: np.ndarray  # cells of shared memory that it reads
+    is_committed: bool = False
+
+
+@instruction("cp.reduce.async.bulk.tensor")
+def reduce(x: Instruction) -> Any:
+    """cp.reduce.async.bulk.tensor: add a box of float32 to global memory; shared memory is read as late as possible,
+    when the thread waits."""
+    known = r"cp\.reduce\.async\.bulk\.tensor\.[1-5]d\.global\.shared::cta\.add\.tile\.bulk_group$"
+    if not re.match(known, x.op) or not isinstance(x.operands[0], TensorAddress):
+        raise NotModelled(x.op)
+    source, handle = address_reader(x.operands[1], 32), raw_reader(x.operands[0].base, 64)
+    coordinates = [raw_reader(c, 32) for c in x.operands[0].coordinates]
+
+    def run(block: Any, lanes: Any) -> None:
+        at, maps = source(block, lanes), spread(handle(block, lanes), lanes)
+        corners = np.stack([spread(c(block, lanes), lanes).view(SIGNED[32]) for c in coordinates[::-1]], 1)
+        for n, thread in enumerate(lanes.ids):
+            given = block.launch.tensor_maps.get(int(maps[n]) - PARAM_BASE)
+            if given is None:
+                raise Fault("a reduction by a descriptor that was not given")
+            if given.item != 4:
+                raise NotModelled(f"a reduction of elements of {given.item} bytes")
+            if (corners[n] < 0).any():
+                raise Fault(f"a reduction at negative coordinates {corners[n]}: an illegal instruction on devices")
+            _, _, places = _box(given, corners[n], int(at[n]))
+            if block.counts is not None:
+                block.counts.unit_copy(places.size)
+            cells = block.shared.lend(places.ravel(), np.array([thread]))
+            block.reductions.append(_Reduction(int(thread), given, corners[n], int(at[n]), cells))
+
+    return run
+
+
+@instruction("cp.async.bulk.commit_group")
+def commit(x: Instruction) -> Any:
+    def run(block: Any, lanes: Any) -> None:
+        for reduction in block.reductions:
+            reduction.is_committed |= reduction.thread in lanes.ids
+
+    return run
+
+
+@instruction("cp.async.bulk.wait_group")
+def wait_for_reductions(x: Instruction) -> Any:
+    if constant(x.operands[0]) != 0:
+        raise NotModelled(x.text)
+
+    def run(block: Any, lanes: Any) -> None:
+        rest = []
+        for reduction in block.reductions:
+            if not reduction.is_committed or reduction.thread not in lanes.ids:
+                rest.append(reduction)
+                continue
+            inside, address, places = _box(reduction.given, reduction.corner, reduction.at)
+            values = block.shared.bytes[places].view(np.float32)[:, 0]
+            block.memory.add_float32(address, values[inside])
+            block.shared.take_back(reduction.cells, np.array([reduction.thread // WARP]))
+        block.reductions = rest
+
+    return run
 
 
 @instruction("prefetch.tensormap")

@@ -20,8 +20,8 @@ namespace simt {
 template <class Problem>
 auto add_backward_maps(const Problem& p, std::vector<uint64_t>& offsets, int)
     -> decltype(static_cast<void>(p.dout_rows)) {
-  for (const auto* rows : {&p.dout_rows, &p.content_rows, &p.position_rows})
-    offsets.push_back(reinterpret_cast<const char*>(&rows->map) - reinterpret_cast<const char*>(&p));
+  for (const auto* map : {&p.dout_rows.map, &p.content_rows.map, &p.position_rows.map, &p.dr_rows})
+    offsets.push_back(reinterpret_cast<const char*>(map) - reinterpret_cast<const char*>(&p));
 }
 template <class Problem>
 void add_backward_maps(const Problem&, std::vector<uint64_t>&, long) {}
@@ -35,7 +35,8 @@ auto add_backward_spans(const Problem& p, const Add& add, int) -> decltype(stati
   };
   rows(p.dout, p.L), rows(p.dq, p.L), rows(p.dk, p.L), rows(p.dv, p.L), rows(p.dk_mem, p.M), rows(p.dv_mem, p.M);
   add(p.dlse, end * 4);
-  add(p.dr, (p.slots ? p.slots * 2 : 1) * p.H * p.T * p.D * 4);
+  constexpr uint64_t margin = 128;  // DR_MARGIN of launch.h
+  add(p.dr, (p.slots ? p.slots * 2 : 1) * p.H * (margin + p.T) * p.D * 4);
   add(p.content, p.workspace_bytes);
   if (p.dr_out.data) add(p.dr_out.data, ((p.H - 1) * p.dr_out.s0 + (p.T - 1) * p.dr_out.s1 + p.D) * item);
   for (const auto* view : {&p.du, &p.dw})
