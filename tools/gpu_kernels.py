@@ -36,6 +36,7 @@ from txl_kernels import rel_attention
 
 NAME = "triton-key"  # file in the cache's folder with the key of the Triton that filled it
 WIDTHS = (64, 128)
+LENGTHS = (2048, 512, 1024)  # of the segment, and of the memory
 KERNELS = {False: ("forward", "backward_queries", "backward_keys"), True: ("backward_queries", "backward_table")}
 PROFILED = 5  # number of calls profiled
 
@@ -170,7 +171,7 @@ def times() -> int:
     """Print the time of each kernel, and clocks per tile: seconds x clock x number of
     multiprocessors / tiles."""
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    for length, width, fixed in itertools.product((2048, 512), WIDTHS, (False, True)):
+    for length, width, fixed in itertools.product(LENGTHS, WIDTHS, (False, True)):
         work = Work(8, 16, length, length, width, same_bits=fixed)
         run = call_of(work, "cuda")
         run()  # compiles the kernels
@@ -181,7 +182,7 @@ def times() -> int:
             row = {"D": width, "L": length, "kernel": name, "us": round(took, 1), "sm_mhz": mhz}
             row["clocks"] = round(took * mhz * multiprocessors / work.tiles, 1)
             print(json.dumps(row), flush=True)
-    for length, width in itertools.product((2048, 512), WIDTHS):
+    for length, width in itertools.product(LENGTHS, WIDTHS):
         for line in others(Work(8, 16, length, length, width)):
             print(json.dumps({"D": width, "L": length} | line), flush=True)
     return 0

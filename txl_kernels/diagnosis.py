@@ -56,10 +56,8 @@ def _cuda_lines() -> list[str]:
     built = f"compiled by {module.compiler} for {module.architectures}"
     lines = [
         _origin(cuda.native),
-        f"  forward of up to {cuda.MAX_DECODE_QUERIES} queries, on H100 of any number and gradients; {built}",
+        f"  forward of up to {cuda.MAX_DECODE_QUERIES} queries, on H100 and H200 of any number and gradients; {built}",
     ]
-    if not cuda.VERIFIED:
-        lines.append('  not yet verified on a device, so it runs only when asked for: backend="cuda"')
     if module.no_driver():
         lines.append(f"  {module.no_driver()}")
     return lines

@@ -113,8 +113,10 @@ def _first_that_runs(
     for name, backend in BACKENDS.items():
         if backend.why_not_tensors(device, dtype, head_width) is not None:
             continue
-        if name == cuda.NAME and not _cuda_unasked(call):
-            continue
+        if name == cuda.NAME:
+            kind = (device, dtype, head_width, decode, gradients)
+            if not (cuda.takes_kind(*kind) if call is None else cuda.is_preferred(call)):
+                continue
         if call is not None and backend.why_not_call(call) is not None:
             continue
         if call is not None:
@@ -167,15 +169,6 @@ def _why_not(is_traced: bool, *kind: Any) -> str | None:
 # A constant for torch.compile, which would otherwise trace into the kernels and add guards for the
 # results that are stored.
 setattr(_why_not, "_dynamo_marked_constant", True)  # noqa: B010
-
-
-def _cuda_unasked(call: Call | None) -> bool:
-    """Whether a record from a device shows that "cuda" is right and faster for such a call."""
-    if call is None or not (cuda.VERIFIED or cuda.HOPPER_VERIFIED):
-        return False
-    if call.q.size(2) > cuda.MAX_DECODE_QUERIES or needs_gradients(call):
-        return cuda.HOPPER_VERIFIED
-    return cuda.VERIFIED and call.q.size(2) <= cuda.FASTER_UP_TO
 
 
 def _why_not_kernels(call: Call) -> str | None:

@@ -32,8 +32,6 @@ NAME = "cuda"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of txl::Type
 HEAD_WIDTHS = HeadWidths(multiple_of=8, maximum=256)
 READS_BOUNDS = False
-# True if benchmarks/results/ has a record of it from a device. Until then it runs only if named.
-VERIFIED = False
 MAX_DECODE_QUERIES, MAX_DECODE_KEYS, MAX_HEADS = 16, 2**23, 65535
 # The kernels of prefill and of gradients.
 HOPPER, HOPPER_DTYPES, HOPPER_WIDTH = (9, 0), (torch.bfloat16, torch.float16), 128
@@ -42,10 +40,9 @@ MAX_PREFILL_KEYS = 2**26 - 128  # the rings' offsets, 32 for each key, are 32-bi
 MAX_BATCH = 65535  # of prefill, where batch rows are the last axis of the grid
 MAX_TABLES = 16  # the most slots of dr (two sums each) that give the same bits at every run
 _PREFILL = "cuda, prefill"  # the key of a prefill plan in `Prepared.plans`
-# The most queries for which backend=None chooses it once it is verified. For more, Triton's kernels
-# need less arithmetic, because they use the matrix units.
+# The most queries of decode for which backend=None chooses it. From 2 on Triton's kernels, which use the matrix units,
+# take less time, but a call of theirs takes 0.15 ms more of the host's (H200).
 FASTER_UP_TO = 4
-HOPPER_VERIFIED = False  # the same for the kernels of prefill and of gradients
 native = native_modules.load("_cuda", "CUDA")
 
 
@@ -108,6 +105,19 @@ def _beyond(call: Call) -> str | None:
     if call.v.size(3) != call.q.size(3):
         return f"values of another width than q's, got {call.v.size(3)} and {call.q.size(3)}"
     return None
+
+
+def is_preferred(call: Call) -> bool:
+    """Whether backend=None takes these kernels, where they support the call, rather than Triton's, as measured on an
+    H200 (docs/kernels-gpu.md)."""
+    return needs_gradients(call) or not FASTER_UP_TO < call.q.size(2) <= MAX_DECODE_QUERIES
+
+
+def takes_kind(device: torch.device, dtype: torch.dtype, head_width: int, decode: bool, gradients: bool) -> bool:
+    """Whether the kernels take calls of a kind, with or without gradients, whose tensors they can read."""
+    if decode and not gradients:
+        return True
+    return _capability(device) == HOPPER and dtype in HOPPER_DTYPES and head_width <= HOPPER_WIDTH
 
 
 def why_not_hopper(call: Call) -> str | None:

@@ -72,41 +72,29 @@ def test_a_missing_module_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert cuda.why_not_tensors(torch.device("cuda"), torch.float32) == "built without it"
 
 
-def test_it_is_verified_if_a_record_from_a_device_holds_it() -> None:
-    """A change of this test's outcome is a change of `VERIFIED`: then short calls take it unasked.
-
-    By the records under version control alone: those that runs leave are not published yet.
-    """
-    rows = [row for device in load(published()) for x in device.comparisons for row in x.rows.values()]
-    assert rows, "no published records"
-    measured = [row for row in rows if row.get("backend") == "cuda" and "median_ms" in row]
-    assert bool(measured) == cuda.VERIFIED
-    if cuda.native.module is not None:
-        assert ("not yet verified on a device" in report()) != cuda.VERIFIED
-
-
-def test_it_is_chosen_by_name_only_until_it_is_verified(
-    inputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_chosen_where_it_is_faster(inputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: for a few queries, and on compute capability 9.0 in 16 bits for many and for gradients."""
     monkeypatch.setattr(cuda, "why_not_tensors", lambda *args: None)
     monkeypatch.setattr(triton, "why_not_tensors", lambda *args: None)
     monkeypatch.setattr(backends.cpu, "why_not_tensors", lambda *args: "not here")
-    CAPABILITY.replace(monkeypatch, lambda device: cuda.HOPPER)
 
     def chosen(length: int, dtype: torch.dtype = torch.float32) -> str:
         return backends.choose(None, as_fields(make_inputs(Case("", L=length, M=5, D=8), dtype)))
 
-    with torch.no_grad():
-        monkeypatch.setattr(cuda, "VERIFIED", False)
-        assert chosen(1) == "triton"
-        monkeypatch.setattr(cuda, "VERIFIED", True)
-        assert [chosen(length) for length in (1, 4, 5)] == ["cuda", "cuda", "triton"]
-    assert chosen(1) == "triton"  # gradients are asked for
-    assert chosen(1, torch.bfloat16) == chosen(50, torch.bfloat16) == "triton"
-    monkeypatch.setattr(cuda, "HOPPER_VERIFIED", True)
-    assert chosen(1, torch.bfloat16) == chosen(50, torch.bfloat16) == "cuda"
-    assert chosen(50) == "triton"
-    assert backends.choose_unasked(torch.device("cpu"), torch.float32) == "triton"
+    for capability in ((8, 0), cuda.HOPPER):
+        CAPABILITY.replace(monkeypatch, lambda device, found=capability: found)
+        is_hopper = capability == cuda.HOPPER
+        with torch.no_grad():
+            assert [chosen(length) for length in (1, 4, 5, 16, 50)] == ["cuda", "cuda", "triton", "triton", "triton"]
+            assert [chosen(length, torch.bfloat16) for length in (1, 5, 50)] == [
+                "cuda", "triton", "cuda" if is_hopper else "triton",
+            ]  # fmt: skip
+        assert chosen(1) == chosen(50) == "triton"  # gradients are asked for
+        assert chosen(50, torch.bfloat16) == ("cuda" if is_hopper else "triton")
+        wanted = {(False, True): "cuda" if is_hopper else "triton", (True, False): "cuda"}
+        for (decode, gradients), name in wanted.items():
+            kind = {"decode": decode, "gradients": gradients}
+            assert backends.choose_unasked(torch.device("cpu"), torch.bfloat16, **kind) == name
 
 
 def ask_setup(setting: str, compiler: str) -> "subprocess.CompletedProcess[str]":
