@@ -19,7 +19,7 @@ def use(
 ) -> None:
     """The backend takes cpu tensors to the emulation; what another module planned is forgotten."""
     monkeypatch.setattr(operators, "_known", {})
-    monkeypatch.setattr(cuda, "_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(cuda.native, "module", module)
     monkeypatch.setattr(cuda, "_why_not_device", lambda device: None)
     monkeypatch.setattr(cuda, "_multiprocessors", lambda device: multiprocessors)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from txl_kernels import backends, functional, linear, operators
-from txl_kernels.backends import cuda, native_modules, self_check
+from txl_kernels.backends import native_modules, self_check
 
 
 class Internal(NamedTuple):
@@ -26,7 +26,6 @@ KNOWN_CALLS = Internal(operators, "_known")  # what was chosen for a signature
 FAST_FORWARD = Internal(operators, "_forward")
 IMPORT = Internal(native_modules, "_import")
 INSTALLED = Internal(native_modules, "_installed")
-CAPABILITY = Internal(cuda, "_capability")
 # Of the first call's check.
 MACHINE = Internal(self_check, "_machine")
 SOURCES = Internal(self_check, "_sources")

@@ -40,8 +40,9 @@ MAX_PREFILL_KEYS = 2**26 - 128  # the rings' offsets, 32 for each key, are 32-bi
 MAX_BATCH = 65535  # of prefill, where batch rows are the last axis of the grid
 MAX_TABLES = 16  # the most slots of dr (two sums each) that give the same bits at every run
 _PREFILL = "cuda, prefill"  # the key of a prefill plan in `Prepared.plans`
-# The most queries of decode for which backend=None chooses it. From 2 on Triton's kernels, which use the matrix units,
-# take less time, but a call of theirs takes 0.15 ms more of the host's (H200).
+# The most queries of decode for which backend=None chooses it. From 2 on Triton's kernels, which
+# use the matrix units, take less time, but a call of theirs takes 0.15 ms more of the host's
+# (H200).
 FASTER_UP_TO = 4
 native = native_modules.load("_cuda", "CUDA")
 
@@ -108,24 +109,25 @@ def _beyond(call: Call) -> str | None:
 
 
 def is_preferred(call: Call) -> bool:
-    """Whether backend=None takes these kernels, where they support the call, rather than Triton's, as measured on an
-    H200 (docs/kernels-gpu.md)."""
+    """Whether backend=None takes these kernels, where they support the call, rather than Triton's,
+    as measured on an H200 (docs/kernels-gpu.md)."""
     return needs_gradients(call) or not FASTER_UP_TO < call.q.size(2) <= MAX_DECODE_QUERIES
 
 
 def takes_kind(device: torch.device, dtype: torch.dtype, head_width: int, decode: bool, gradients: bool) -> bool:
-    """Whether the kernels take calls of a kind, with or without gradients, whose tensors they can read."""
+    """Whether the kernels take calls of a kind, with or without gradients, whose tensors they can
+    read."""
     if decode and not gradients:
         return True
-    return _capability(device) == HOPPER and dtype in HOPPER_DTYPES and head_width <= HOPPER_WIDTH
+    return _why_not_hopper_gpu(device) is None and dtype in HOPPER_DTYPES and head_width <= HOPPER_WIDTH
 
 
 def why_not_hopper(call: Call) -> str | None:
     """Return the reason why the kernels of prefill and of gradients do not support a call, or
     None."""
-    capability = _capability(call.q.device)
-    if capability != HOPPER:
-        return f"it needs a GPU of compute capability {HOPPER[0]}.{HOPPER[1]}, this is {capability[0]}.{capability[1]}"
+    reason: str | None = _why_not_hopper_gpu(call.q.device)
+    if reason is not None:
+        return reason
     if call.q.dtype not in HOPPER_DTYPES:
         return f"it needs bfloat16 or float16, not {str(call.q.dtype).removeprefix('torch.')}"
     if call.q.size(3) > HOPPER_WIDTH:
@@ -252,11 +254,16 @@ def _drop_below(call: Call) -> int:
     return drop_threshold(call.dropout_p) if call.seed is not None else 0
 
 
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+def _why_not_hopper_gpu(device: torch.device) -> str | None:
+    capability = torch.cuda.get_device_capability(device)
+    if capability == HOPPER:
+        return None
+    return f"it needs a GPU of compute capability {HOPPER[0]}.{HOPPER[1]}, this is {capability[0]}.{capability[1]}"
 
 
-setattr(_capability, "_dynamo_marked_constant", True)  # noqa: B010
+# A constant for torch.compile, whose version 2.11 cannot compare tuples that such a function
+# returns.
+setattr(_why_not_hopper_gpu, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @functools.cache

@@ -12,11 +12,9 @@ import pytest
 import torch
 from cases import Case, as_call, as_fields, make_inputs
 from cuda_emulation import call_nowhere, plan_of
-from internals import CAPABILITY
 
-from report.records import load, published
 from txl_kernels import available_backends, backends, rel_attention
-from txl_kernels.backends import cuda, native_modules, triton
+from txl_kernels.backends import cuda, native_modules, self_check, triton
 from txl_kernels.diagnosis import report
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -73,7 +71,7 @@ def test_a_missing_module_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_it_is_chosen_where_it_is_faster(inputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU: for a few queries, and on compute capability 9.0 in 16 bits for many and for gradients."""
+    """For a few queries, and on compute capability 9.0 in 16 bits for many and for gradients."""
     monkeypatch.setattr(cuda, "why_not_tensors", lambda *args: None)
     monkeypatch.setattr(triton, "why_not_tensors", lambda *args: None)
     monkeypatch.setattr(backends.cpu, "why_not_tensors", lambda *args: "not here")
@@ -82,7 +80,7 @@ def test_it_is_chosen_where_it_is_faster(inputs: dict[str, Any], monkeypatch: py
         return backends.choose(None, as_fields(make_inputs(Case("", L=length, M=5, D=8), dtype)))
 
     for capability in ((8, 0), cuda.HOPPER):
-        CAPABILITY.replace(monkeypatch, lambda device, found=capability: found)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None, found=capability: found)
         is_hopper = capability == cuda.HOPPER
         with torch.no_grad():
             assert [chosen(length) for length in (1, 4, 5, 16, 50)] == ["cuda", "cuda", "triton", "triton", "triton"]
@@ -95,6 +93,32 @@ def test_it_is_chosen_where_it_is_faster(inputs: dict[str, Any], monkeypatch: py
         for (decode, gradients), name in wanted.items():
             kind = {"decode": decode, "gradients": gradients}
             assert backends.choose_unasked(torch.device("cpu"), torch.bfloat16, **kind) == name
+
+
+@pytest.mark.parametrize("length", [3, 20])
+def test_a_compiled_model_takes_it_unasked(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice is traced whole, with the checks of strides that prefill needs; fake tensors."""
+    from torch._subclasses import FakeTensorMode
+
+    monkeypatch.setattr(cuda, "why_not_tensors", lambda *args: None)
+    monkeypatch.setattr(self_check, "concerns", lambda device: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: cuda.HOPPER)
+    torch.compiler.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def forward(*tensors: torch.Tensor) -> torch.Tensor:
+        return rel_attention(*tensors[:6], tensors[6:])
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    shapes = [(2, 2, length, 8)] * 3 + [(2, length + 5, 8), (2, 8), (2, 8)] + [(2, 2, 5, 8)] * 2
+    with FakeTensorMode():
+        tensors = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
+        torch.compile(forward, fullgraph=True, backend=keep)(*tensors)
+    assert len(graphs) == 1
+    assert "'cuda')" in graphs[0].code.split("txl_kernels.rel_attention.default")[1].split(";")[0]
 
 
 def ask_setup(setting: str, compiler: str) -> "subprocess.CompletedProcess[str]":

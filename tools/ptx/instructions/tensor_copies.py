@@ -1,5 +1,5 @@
-"""mbarriers; TMA loads of boxes of a tensor, whose completion an mbarrier counts; and TMA reductions, which the thread
-that started them waits for."""
+"""mbarriers; TMA loads of boxes of a tensor, whose completion an mbarrier counts; and TMA
+reductions, which the thread that started them waits for."""
 
 import re
 from dataclasses import dataclass
@@ -129,8 +129,8 @@ def load(x: Instruction) -> Any:
 
 
 def _box(given: TensorMap, corner: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a box's elements that lie inside of the tensor, their global addresses, and the places of all bytes of
-    the box [elements, bytes] in shared memory, where it begins at `at`."""
+    """Return a box's elements that lie inside of the tensor, their global addresses, and the places
+    of all bytes of the box [elements, bytes] in shared memory, where it begins at `at`."""
     if at % ALIGNED:
         raise Fault(f"a box of shared memory that does not start at a multiple of {ALIGNED} bytes")
     item, row = given.item, given.box[-1] * given.item
@@ -172,8 +172,8 @@ class _Reduction:
 
 @instruction("cp.reduce.async.bulk.tensor")
 def reduce(x: Instruction) -> Any:
-    """cp.reduce.async.bulk.tensor: add a box of float32 to global memory; shared memory is read as late as possible,
-    when the thread waits."""
+    """cp.reduce.async.bulk.tensor: add a box of float32 to global memory; shared memory is read as
+    late as possible, when the thread waits."""
     known = r"cp\.reduce\.async\.bulk\.tensor\.[1-5]d\.global\.shared::cta\.add\.tile\.bulk_group$"
     if not re.match(known, x.op) or not isinstance(x.operands[0], TensorAddress):
         raise NotModelled(x.op)

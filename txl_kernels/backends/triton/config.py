@@ -2,9 +2,9 @@
 
 Nothing is autotuned. The entries were chosen from compiled code: no spill, the fewest instructions
 for each pair, and at least 8 warps on a multiprocessor where possible. Those for half precision
-with descriptors on Hopper were chosen by the clock cycles that a model gives a tile; see
-docs/kernels-gpu.md. `tools/aot.py check` compiles every entry and compares registers, spills and
-shared memory with tools/aot_table.json.
+with descriptors on Hopper, up to head width 128, are the fastest of those measured on an H200
+(docs/log.md). `tools/aot.py check` compiles every entry and compares registers, spills and shared
+memory with tools/aot_table.json.
 """
 
 import os
@@ -60,8 +60,8 @@ _TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
     "hopper": {
         "half": {
             "forward": (Config(64, 64, 4, 3), Config(64, 64, 4, 3), Config(32, 32, 4, 2)),
-            "decode": (Config(16, 64, 2, 2), Config(16, 64, 2, 1), Config(16, 64, 4, 2)),
-            "backward_queries": (Config(64, 64, 4, 2), Config(64, 64, 4, 2), Config(16, 16, 4, 1)),
+            "decode": (Config(16, 64, 4, 3), Config(16, 64, 2, 2), Config(16, 64, 4, 2)),
+            "backward_queries": (Config(64, 64, 4, 2), Config(64, 64, 4, 1), Config(16, 16, 4, 1)),
             "backward_keys": (Config(64, 64, 4, 2), Config(64, 64, 4, 1), Config(32, 32, 8, 1)),
             "backward_table": (Config(64, 64, 4, 1), Config(64, 64, 4, 1), Config(32, 32, 4, 1)),
         },
