@@ -162,7 +162,12 @@ def test_a_fault_in_tritons_kernels(decode: bool, gradients: bool, monkeypatch: 
 @RUNS_TRITONS_PTX[2]
 @pytest.mark.parametrize("kernel", ["forward_kernel", "backward_queries_kernel", "backward_keys_kernel"])
 def test_a_fault_in_what_triton_compiles(kernel: str) -> None:
-    """Run from PTX for sm_90: e to the power of a score, forgotten in one kernel."""
+    """Run from PTX for sm_90: e to the power of a score, forgotten in one kernel.
+
+    The executor may also stop at a consequence: threads that store the same NaN hold different bits
+    of it on some processors, which it takes for a race.
+    """
+    from ptx.faults import Fault
     from ptx.triton_launch import executed
 
     kind = Kind("triton", CPU, torch.bfloat16, 64, False, True)
@@ -173,8 +178,12 @@ def test_a_fault_in_what_triton_compiles(kernel: str) -> None:
         assert name != kernel or "ex2.approx.ftz.f32" in ptx
         return ptx.replace("ex2.approx.ftz.f32", "mov.f32") if name == kernel else ptx
 
+    found: str | None = None
     with executed(90, change=plant):
-        found = compare(triton, kind)
+        try:
+            found = compare(triton, kind)
+        except Fault as fault:
+            found = str(fault)
     assert found is not None
 
 
