@@ -64,8 +64,21 @@ modules() {
     CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=$("$python" tools/gpu_card.py architecture) -DTXL_CLOCK_LIMIT=$clocks" \
     "$python" setup.py -q build_ext --inplace && loaded
 }
-export -f loaded modules
-export python kit clocks
+
+# Each kind of call once, by head widths in processes of their own: one after the other they compile for ten minutes.
+calls() {
+  local bad=0 pids=() widths=("$@")
+  for at in "${widths[@]}"; do
+    "$python" -m txl_kernels --check $on_device --widths "$at" > "$scratch/calls-$at" 2>&1 &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || bad=1; done
+  for at in "${widths[@]}"; do cat "$scratch/calls-$at"; done
+  for at in "${widths[@]}"; do printf ' widths %s: %s;' "$at" "$(tail -n 1 "$scratch/calls-$at" | cut -d, -f1,2)"; done | cut -c 2-
+  return $bad
+}
+export -f loaded modules calls
+export python kit clocks scratch
 
 alone=("$python" -m pytest -q -p no:cacheprovider -p gpu_plugin)
 many=("${alone[@]}") # nearly all of its time goes into compiling kernels; a process that a test ended is replaced
@@ -75,16 +88,17 @@ has xdist && many+=(-n "$((cores > 14 ? 12 : cores > 4 ? cores - 2 : 2))" --max-
 kernels=tests/txl_kernels
 if [ "${INTERPRETER:-0}" = 1 ]; then
   export TRITON_INTERPRET=1
-  marked=(-m triton --backends triton) on=interpreter seconds=30 calls=(--check cpu --widths 16)
+  marked=(-m triton --backends triton) on=interpreter seconds=30 on_device=cpu widths=(16)
   smoke=($kernels/api/test_values.py -k "matches_the_definition and window")
   right=($kernels/triton/test_triton.py -k "descriptors or parts")
   longer=($kernels/api/test_values.py -k "matches_the_definition and episodes")
 else
-  marked=(-m gpu --backends triton) on=cuda seconds=240 calls=(--check cuda:0)
+  marked=(-m gpu --backends triton) on=cuda seconds=240 on_device=cuda:0 widths=(64 40,41,80 128,256 16,32)
   smoke=($kernels/triton/test_device.py -k "head_widths and 64 or graphs")
   right=($kernels/triton)
   longer=($kernels/api)
 fi
+export on_device
 sanitizer() { echo compute-sanitizer --tool "$1" --target-processes all --error-exitcode 9; }
 
 device card 30 "$python" tools/gpu_card.py facts
@@ -92,7 +106,7 @@ device modules 300 bash -c modules
 [ "$number" = 1 ] || export TXL_KERNELS_SELF_CHECK=off
 case $number in
   1)
-    step calls 300 "$python" -m txl_kernels "${calls[@]}"
+    step calls 300 bash -c 'calls "$@"' - "${widths[@]}"
     export TXL_KERNELS_SELF_CHECK=off # what follows compares by itself
     step smoke 120 "${many[@]}" "${marked[@]}" "${smoke[@]}"
     device "CUDA C++" 150 "${many[@]}" "${marked[@]}" $kernels/cuda
@@ -101,7 +115,7 @@ case $number in
     ;;
   2)
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1 # or torch's pool hides what is out of bounds
-    device "memcheck, narrow heads" 90 $(sanitizer memcheck) "$python" -m txl_kernels "${calls[@]}" --widths 16,32
+    device "memcheck, narrow heads" 90 $(sanitizer memcheck) "$python" -m txl_kernels --check $on_device --widths 16,32
     unset PYTORCH_NO_CUDA_MEMORY_CACHING
     step API 180 "${many[@]}" "${marked[@]}" "${longer[@]}"
     device "same bits" 60 "${alone[@]}" "${marked[@]}" $kernels/triton $kernels/cuda -k "same_bits or fixed_order"
@@ -114,7 +128,7 @@ case $number in
     device "memcheck, Triton" 60 $(sanitizer memcheck) "${alone[@]}" "${marked[@]}" $kernels/api/test_values.py \
       -k "matches_the_definition and (41 or episodes or block)"
     for tool in racecheck synccheck; do
-      device "$tool, Triton" 40 $(sanitizer $tool) "$python" -m txl_kernels "${calls[@]}" --widths 64
+      device "$tool, Triton" 40 $(sanitizer $tool) "$python" -m txl_kernels --check $on_device --widths 64
     done
     device "memcheck, CUDA C++" 60 $(sanitizer memcheck) "${alone[@]}" "${marked[@]}" $kernels/cuda/test_hopper.py \
       -k values_and_gradients

@@ -77,7 +77,7 @@ def test_a_step_that_fails_or_hangs_leaves_its_reason(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == told
     failed, hung, late = told.splitlines()
-    assert failed == "calls: exit status 3 after 0 s: the check is on"
+    assert failed == "calls: exit status 1 after 0 s: widths 16: the check is on;"
     assert hung.startswith("smoke: at its limit after ")
     assert late == "Triton: not run, the time is up"
     assert "=== smoke\nhere, the check is off\n" in (tmp_path / "out/call1.log").read_text()
