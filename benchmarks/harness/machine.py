@@ -105,7 +105,7 @@ class Machine:
         commit, dirty = _commit()
         return {
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "kind": self.kind, "device": self.name, "cpu": _cpu_name(), "cores": os.cpu_count(),
+            "kind": self.kind, "device": self.name, "cpu": _cpu_name(), **_cpu_model(), "cores": os.cpu_count(),
             "threads": self.threads, "isa": internals.instruction_set(),
             "dtype": str(self.dtype).removeprefix("torch."), "backends": self.backends_for_few_queries,
             "python": platform.python_version(), "torch": torch.__version__,
@@ -138,12 +138,26 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_name() -> str:
+@functools.cache
+def _cpuinfo() -> dict[str, str]:
+    """Return the fields of the first processor in /proc/cpuinfo; {} where there is none."""
     try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return {}
+    fields = (line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
+    return {name.strip(): value.strip() for name, value in fields}
+
+
+def _cpu_name() -> str:
+    return _cpuinfo().get("model name", platform.machine())
+
+
+def _cpu_model() -> dict[str, int]:
+    """Return the processor's family, model and stepping, which its name may leave out; {} on
+    processors that have none."""
+    found = {"family": "cpu family", "model": "model", "stepping": "stepping"}
+    return {key: int(_cpuinfo()[name]) for key, name in found.items() if _cpuinfo().get(name, "").isdigit()}
 
 
 def _commit() -> tuple[str, bool]:

@@ -4,9 +4,10 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-from benchmark_records import ABOUT, SHAPE, ours, write
+from benchmark_records import ABOUT, SHAPE, ours, row, write
 
 from harness.case import MOST_DISTURBED
 from report import records
@@ -26,6 +27,28 @@ def test_newest_of_each_comparison(folder: Path) -> None:
     mine = measured.find(role="ours", segment=256)
     assert ratio(measured.find(algorithm="vanilla-flash"), mine) == 3800
     assert ratio(measured.find(algorithm="nobody"), mine) is None
+
+
+@pytest.mark.parametrize(("told", "peak", "name"), [
+    ({"isa": "avx512_bf16", "family": 25}, None, "AMD EPYC (Zen 4), 2 threads, avx512_bf16"),
+    ({"isa": "avx512_bf16", "family": 26}, 236.0, "AMD EPYC (Zen 5), 2 threads, avx512_bf16"),
+    ({"isa": "avx512_bf16", "family": 27}, None, "AMD EPYC (family 27), 2 threads, avx512_bf16"),
+    ({"isa": "avx512_bf16"}, 236.0, "AMD EPYC (Zen 4), 2 threads, avx512_bf16"),
+    ({"isa": "avx512_bf16"}, 550.0, "AMD EPYC (Zen 5), 2 threads, avx512_bf16"),
+    ({"isa": "avx512_bf16"}, None, "AMD EPYC (Zen 5), 2 threads, avx512_bf16"),
+    ({"isa": "avx512"}, None, "AMD EPYC (Zen 4), 2 threads, avx512"),
+    ({"isa": "avx2", "family": 25}, None, "AMD EPYC, 2 threads, avx2"),
+])  # fmt: skip
+def test_processors_of_one_name(tmp_path: Path, told: dict[str, Any], peak: float | None, name: str) -> None:
+    """Units with a peak of their own, such as bfloat16's, do not tell which it is."""
+    case = {"unit": "call", "direction": "forward", "shape": SHAPE}
+    rows = [ours("attention", case, "ours", 1.0)]
+    for dtype, gflops in ((None, peak), ("bfloat16", 1000.0)):
+        if gflops is not None:
+            limit = row("attention", case, f"{dtype} peak", 1.0, role="limit", gflops=gflops, limit="operations")
+            rows.append(limit | ({} if dtype is None else {"dtype": dtype}))
+    (device,) = load([write(tmp_path, "2026-01-01", rows, device="AMD EPYC", **told)])
+    assert device.name == name
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"about": []}', "no JSON", '{"about": {}}'])
