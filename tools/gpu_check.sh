@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A borrowed GPU for half an hour, in three calls of at most nine minutes, after `make gpu-kit` on any machine:
 #     bash tools/gpu_check.sh 1|2|3 [output folder]
-# 1: each kind of call that users make, once, in one process, then the tests; 2: what takes longer, sanitizers, the same
+# 1: each kind of call that users make, once, in a process for each group of head widths, then the tests; 2: what takes longer, sanitizers, the same
 # bits; 3: benchmarks, whose gpu.json goes to benchmarks/results/, and microseconds of each kernel. Each leaves callN.txt, a line a step, and callN.log, all that was printed, whatever fails.
 # Needs torch with CUDA, triton and pytest; no network, no nvidia-smi. Works without gpu-kit/, too, then everything is compiled there.
 # INTERPRETER=1 tries it on a CPU, in Triton's interpreter; the CUDA C++ kernels take no part then.

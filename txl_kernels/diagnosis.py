@@ -82,9 +82,9 @@ def _tried(name: str, device: torch.device) -> str:
     return f"; a small case agrees with the reference, {time.perf_counter() - begun:.1f} s"
 
 
-def _taken(device: torch.device) -> str:
+def _taken(device: torch.device, dtype: torch.dtype) -> str:
     try:
-        return choose_unasked(device, torch.float32)
+        return choose_unasked(device, dtype)
     except Exception as error:
         return f"what could not be tried ({type(error).__name__})"
 
@@ -109,6 +109,9 @@ def report() -> str:
             lines.append(f"  {name:<10} {verdict}")
         with warnings.catch_warnings():  # a warning that a backend is left out would repeat a line above
             warnings.simplefilter("ignore")
-            lines.append(f"  backend=None takes {_taken(device)} for float32")
+            taken = f"backend=None takes {_taken(device, torch.float32)} for float32"
+            if device.type == "cuda":
+                taken += f" and {_taken(device, torch.bfloat16)} for bfloat16, with gradients"
+            lines.append(f"  {taken}")
     lines += ["\nnative module:", *_native_lines(), "\ncuda module:", *_cuda_lines()]
     return "\n".join(lines)

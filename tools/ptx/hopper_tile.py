@@ -65,12 +65,13 @@ def module_of() -> Iterator[PtxModule]:
     """A context with the backend's module, whose launches run nvcc's PTX in the executor."""
     module = ptx_module()
     module.use(compiled_ptx("sm_90a"))
-    pretended = {"_why_not_device": None, "_multiprocessors": 1, "_stream": 0, "_capability": cuda.HOPPER}
+    pretended = {"_why_not_device": None, "_multiprocessors": 1, "_stream": 0}
     with (
         mock.patch.object(cuda.native, "module", module),
         mock.patch.multiple(cuda, **{name: lambda device, x=x: x for name, x in pretended.items()}),
         mock.patch.object(torch.cuda, "device"),
         mock.patch.object(torch.cuda, "current_device", return_value=None),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=cuda.HOPPER),
     ):
         yield module
 

@@ -30,8 +30,8 @@ def available_backends(
 ) -> list[str]:
     """Return the names of the backends that run on `device` with `dtype`, fastest first.
 
-    "cuda" supports only decode calls (at most 16 queries) without gradients, or on an H100 any call
-    in 16-bit types; it runs only if named. The other backends support any call.
+    "cuda" supports decode calls (at most 16 queries) without gradients, and on an H100 or H200 most
+    calls in 16-bit types up to width 128. The other backends support any call.
     """
     device = torch.device(device)
     return [name for name, backend in BACKENDS.items() if backend.why_not_tensors(device, dtype, head_width) is None]
@@ -117,7 +117,7 @@ def _first_that_runs(
             kind = (device, dtype, head_width, decode, gradients)
             if not (cuda.takes_kind(*kind) if call is None else cuda.is_preferred(call)):
                 continue
-        if call is not None and backend.why_not_call(call) is not None:
+        elif call is not None and backend.why_not_call(call) is not None:
             continue
         if call is not None:
             reason = why_not_kind(name, call)
@@ -131,7 +131,7 @@ def _first_that_runs(
     if left_out is None and name == reference.NAME and call is not None:
         left_out = _why_not_kernels(call)
     if left_out is not None:
-        _warn(device.type, left_out)
+        _warn(device.type, name, left_out)
     return name
 
 
@@ -145,9 +145,14 @@ def why_not_kind(name: str, call: Call, gradients: bool | None = None) -> str | 
     if name not in KERNELS or not self_check.concerns(call.q.device):
         return None
     if torch.compiler.is_compiling():  # one graph serves all lengths, so no length is compared
-        reasons = (_why_not(True, *self_check.kind_of(name, call, gradients, decode)) for decode in (False, True))
+        kinds = (self_check.kind_of(name, call, gradients, decode) for decode in (False, True))
+        reasons = (_why_not(True, *kind) for kind in kinds if name != cuda.NAME or _cuda_takes(kind))
         return next((x for x in reasons if x is not None), None)
     return None if call.q.numel() == 0 else _why_not(False, *self_check.kind_of(name, call, gradients))
+
+
+def _cuda_takes(kind: Any) -> bool:
+    return cuda.takes_kind(kind.device, kind.dtype, kind.head_width, kind.decode, kind.gradients)
 
 
 def _why_not(is_traced: bool, *kind: Any) -> str | None:
@@ -183,10 +188,11 @@ def _why_not_kernels(call: Call) -> str | None:
     return reason
 
 
-def _warn(device: str, reason: str) -> None:
-    """Warn once for each device and reason, at the line that called the package."""
+def _warn(device: str, name: str, reason: str) -> None:
+    """Warn once for each device, backend that is used instead and reason, at the line that called
+    the package."""
     with _warning:
-        _warn_once(device, reason)
+        _warn_once(device, name, reason)
 
 
 # torch.compile warns while it traces.
@@ -194,9 +200,10 @@ setattr(_warn, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @functools.cache
-def _warn_once(device: str, reason: str) -> None:
+def _warn_once(device: str, name: str, reason: str) -> None:
+    used = "the slow reference backend" if name == reference.NAME else f"backend={name!r}"
     warnings.warn(
-        f"txl_kernels uses the slow reference backend on the {device}: {reason}. Run `python -m txl_kernels` for details.",
+        f"txl_kernels uses {used} on the {device}: {reason}. Run `python -m txl_kernels` for details.",
         RuntimeWarning,
         stacklevel=8,
     )

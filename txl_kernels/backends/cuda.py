@@ -40,9 +40,9 @@ MAX_PREFILL_KEYS = 2**26 - 128  # the rings' offsets, 32 for each key, are 32-bi
 MAX_BATCH = 65535  # of prefill, where batch rows are the last axis of the grid
 MAX_TABLES = 16  # the most slots of dr (two sums each) that give the same bits at every run
 _PREFILL = "cuda, prefill"  # the key of a prefill plan in `Prepared.plans`
-# The most queries of decode for which backend=None chooses it. From 2 on Triton's kernels, which
-# use the matrix units, take less time, but a call of theirs takes 0.15 ms more of the host's
-# (H200).
+# The most queries of decode for which backend=None chooses it: its calls take 0.15 ms less of the
+# host's time (H200). On the device Triton's take less from 2 queries on, and for 64 batch rows from
+# one.
 FASTER_UP_TO = 4
 native = native_modules.load("_cuda", "CUDA")
 
@@ -109,9 +109,16 @@ def _beyond(call: Call) -> str | None:
 
 
 def is_preferred(call: Call) -> bool:
-    """Whether backend=None takes these kernels, where they support the call, rather than Triton's,
-    as measured on an H200 (docs/kernels-gpu.md)."""
-    return needs_gradients(call) or not FASTER_UP_TO < call.q.size(2) <= MAX_DECODE_QUERIES
+    """Whether backend=None takes these kernels for the call rather than Triton's, as measured on an
+    H200 (docs/kernels-gpu.md).
+
+    A traced graph serves all lengths. There the answer depends on none, which would add a guard:
+    True where the kernels take any.
+    """
+    if torch.compiler.is_compiling():
+        return _beyond(call) is None and why_not_hopper(call) is None
+    few = call.q.size(2) <= MAX_DECODE_QUERIES and not needs_gradients(call)
+    return (not few or call.q.size(2) <= FASTER_UP_TO) and why_not_call(call) is None
 
 
 def takes_kind(device: torch.device, dtype: torch.dtype, head_width: int, decode: bool, gradients: bool) -> bool:

@@ -185,7 +185,7 @@ def _say_once(kind: Kind) -> None:
     if kind.backend == triton.NAME and not _is_said:
         _is_said = True
         logger.warning(
-            "Triton compiles kernels for %s: usually 5 to 60 seconds for the first call of each dtype, head width and "
+            "Triton compiles kernels for %s: usually 1 to 15 seconds for the first call of each dtype, head width and "
             "direction on a machine, and well below a second in later processes, which find them in its cache",
             kind.device,
         )

@@ -24,7 +24,8 @@ struct QueriesShape {
   static constexpr int k = ring + GROUPS * WARPS_A_GROUP * RING, v = k + STAGES * BYTES, r = v + STAGES * BYTES;
   static constexpr int position = r + R_STAGES * BYTES, content = position + GROUPS * BYTES;
   static constexpr int dout = content + (IN_SHARED ? GROUPS * BYTES : 0);
-  // Width 64: where dr waits to be added up, a tile of 32 columns each. q + w is in registers by then.
+  // Width 64: where a group's dr waits to be added up, columns 0 to 31 and 32 to 63. q + w, which lay in the first, is
+  // in registers by then.
   static constexpr int dr_low = position, dr_high = dout;
   static constexpr int barriers = dout + GROUPS * (IN_SHARED ? BYTES : TILE);
   static constexpr int BARRIERS = 3 * (2 * STAGES + R_STAGES);
@@ -76,7 +77,8 @@ class QueriesGroup {
       const int64_t rows = DR_MARGIN + p.T;
       dr_ = p.dr + ((static_cast<int64_t>(table_) * p.H + block.h) * rows + DR_MARGIN) * p.D + column;
     } else {
-      // Row `column` + e of dr and column `row` + 8 h are chunk (row / 4 % 8) ^ 2 h of 16 bytes of the tile, swizzled.
+      // dr[column + e + 8 k][row + 8 h] is in chunk (row / 4 % 8) ^ 2 h, of 16 bytes, of its row of 128; the swizzle
+      // adds the row's number, without carries.
       TXL_UNROLL
       for (int e = 0; e < 2; ++e) {
         const uint32_t at =
@@ -286,8 +288,8 @@ class QueriesGroup {
   // For each tile of keys, with G = unskew(dS):
   //   S = skew((q + w) r^T) + (q + u) k^T,  P = 2^(S - lse),  dS = P (dout v^T - delta)
   //   dq += dS k + G r,  dr += G^T (q + w)
-  // Tile t, whose position scores `scores` holds; the product of the block of distances that was whole at the tile
-  // before, whose dr is added up; and position scores of the tile after.
+  // Tile t, whose position scores `scores` holds; the products of the block of distances that was whole at tile t - 1,
+  // whose dr is added up in this step (width 64) or in the next (128); and position scores of tile t + 1.
   template <bool FIRST>
   TXL_DEVICE void step(float (&scores)[32], float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
     float weights[32], block[32];

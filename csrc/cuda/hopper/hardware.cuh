@@ -1,5 +1,5 @@
-// Hopper's instructions besides wgmma, by the names that CUTLASS gives them: mbarriers, TMA loads, fences, setmaxnreg.
-// Host code gets the tests' emulation.
+// Hopper's instructions besides wgmma, by the names that CUTLASS gives them: mbarriers, TMA loads and reductions,
+// fences, setmaxnreg. Host code gets the tests' emulation.
 #pragma once
 #include "../simt.h"
 

@@ -81,7 +81,7 @@ class Skew {
   }
   uint32_t memory_, from_, to_[2];  // to_: from memory_ on
   int eight_[2];
-  uint32_t kept_[2][9];
+  uint32_t kept_[2][9];  // KEEP: of the next block's stores, from memory_ on
 };
 
 }  // namespace txl_cuda

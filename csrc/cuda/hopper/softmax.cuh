@@ -36,7 +36,8 @@ class Softmax {
   // added up before are to be multiplied by. first_key: index of tile 0's first key.
   TXL_DEVICE void weigh(float (&s)[32], int tile, int first_key, float (&rescale)[2]) {
     mask(s, tile);
-    // Four chains of both queries at once: each instruction waits for one before it, and few warps fill the waits.
+    // Two chains for each of the two queries, side by side: an instruction waits for the one before it in its chain,
+    // and there are few warps to fill the waits.
     float top[4], base[2], sum[4] = {};
     TXL_UNROLL
     for (int c = 0; c < 4; ++c) top[c] = fmaxf(s[2 * c], s[2 * c + 1]);

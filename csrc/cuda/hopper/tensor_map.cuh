@@ -68,7 +68,7 @@ inline RowsMap map_rows(const Problem& p, const View& view, int64_t B, int64_t r
   return map;
 }
 
-// Float32 sums [tables, H, rows, D], contiguous. None: a map that is not used.
+// Float32 sums [tables, H, rows, D], contiguous. Without data: a map that is not used.
 inline TensorMap map_sums(const Problem& p, const float* data, int64_t tables, int64_t rows) {
   TensorMap map{};
   if (!data) return map;

@@ -121,6 +121,44 @@ def test_a_compiled_model_takes_it_unasked(length: int, monkeypatch: pytest.Monk
     assert "'cuda')" in graphs[0].code.split("txl_kernels.rel_attention.default")[1].split(";")[0]
 
 
+@pytest.mark.parametrize(("capability", "name"), [(cuda.HOPPER, "cuda"), ((8, 0), "triton")], ids=str)
+def test_one_exported_graph_serves_all_lengths_on_a_gpu(
+    capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No length decides which backend it is: a bound of a dimension would be refused."""
+    from torch._subclasses import FakeTensorMode
+
+    class Attention(torch.nn.Module):
+        def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+            return rel_attention(*tensors[:6], tensors[6:], window=20)
+
+    monkeypatch.setattr(cuda, "why_not_tensors", lambda *args: None)
+    monkeypatch.setattr(triton, "why_not_tensors", lambda *args: None)
+    monkeypatch.setattr(self_check, "concerns", lambda device: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    length, memory = torch.export.Dim("length", max=4096), torch.export.Dim("memory", max=4096)
+    sizes: list[Any] = [{2: length}] * 3 + [None] * 3 + [{2: memory}] * 2
+    shapes = [(2, 2, 30, 8)] * 3 + [(2, 20, 8), (2, 8), (2, 8)] + [(2, 2, 5, 8)] * 2
+    with FakeTensorMode(), torch.no_grad():
+        tensors = tuple(torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+        program = torch.export.export(Attention(), tensors, dynamic_shapes=(tuple(sizes),), strict=False)
+    assert f"'{name}')" in program.graph_module.code.split("txl_kernels.rel_attention.default")[1].split(";")[0]
+
+
+def test_a_compiled_short_call_is_checked_as_decode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On other GPUs the module has no kernels for many queries, and their check would fail."""
+    asked: list[bool] = []
+    monkeypatch.setattr(self_check, "concerns", lambda device: True)
+    monkeypatch.setattr(self_check, "why_not_trusted", lambda kernels, kind: asked.append(kind.decode))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    call = as_fields(make_inputs(Case("", L=3, M=5, D=8), torch.bfloat16))
+    for capability, wanted in (((8, 0), [True]), (cuda.HOPPER, [False, True])):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None, found=capability: found)
+        asked.clear()
+        assert backends.why_not_kind("cuda", call, gradients=False) is None
+        assert asked == wanted
+
+
 def ask_setup(setting: str, compiler: str) -> "subprocess.CompletedProcess[str]":
     """What setup.py decides about the CUDA module."""
     environment = os.environ | {"TXL_KERNELS_CUDA": setting, "CUDACXX": compiler}
