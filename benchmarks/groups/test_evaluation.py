@@ -77,6 +77,10 @@ def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for model, config in configs.items():
         lengths = ATTENTION_LENGTHS if full or config is ENWIK8_BASE else (longest,)
+        # Lengths of what is compiled, for a minute each on a GPU; "vanilla-last" is the fastest.
+        compiled = {"vanilla-compiled": {shortest, longest}, "vanilla-last": set(lengths)}
+        if on_gpu:
+            compiled = dict.fromkeys(compiled, {longest} if config is ENWIK8_BASE else set())
         for attn_len in sorted(lengths, reverse=on_gpu):  # the longest first, as a GPU may be borrowed
             size = (config, machine, attn_len)
             chosen = [(OURS, SEGMENT), (OURS, LONG_SEGMENT), (ORIGINAL, SEGMENT)]
@@ -89,12 +93,8 @@ def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
                 title = f"{name}, segments of {segment}"
                 runs.append(Implementation(title, algorithm, prepare, role, segment=segment))
             for algorithm, name in VANILLA.items():
-                if algorithm == "vanilla-compiled" and not full and shortest < attn_len < longest:
-                    continue  # the fastest one, which is also compiled, is measured at every length
-                is_compiled = algorithm in ("vanilla-compiled", "vanilla-last")
-                if is_compiled and on_gpu and not full and (attn_len < longest or config is not ENWIK8_BASE):
-                    continue  # each compilation takes a minute
-                runs.append(Implementation(name, algorithm, functools.partial(window, algorithm, *size)))
+                if full or attn_len in compiled.get(algorithm, lengths):
+                    runs.append(Implementation(name, algorithm, functools.partial(window, algorithm, *size)))
             case = Case(unit="token", model=model, layers=config.n_layer, attn_len=attn_len)
             runs.append(arithmetic(machine))
             found.append(Comparison("evaluation speed", case, runs, clock="wall", seconds=6, minimum=3, maximum=30))

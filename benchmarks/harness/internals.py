@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import txl_kernels.layer
-from txl_kernels.backends import cpu, triton
+from txl_kernels.backends import cpu, cuda, triton
 from txl_kernels.call import Call
 
 
@@ -20,6 +20,11 @@ def interpreted() -> bool:
 def instruction_set() -> str | None:
     """Return the instruction set of the native kernels, or None if they are not built."""
     return None if cpu.native.module is None else str(cpu.prepare().isa())
+
+
+def takes_many_queries(backend: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a backend that is available takes calls of more than 16 queries, and gradients."""
+    return backend != cuda.NAME or cuda.takes_kind(device, dtype, 64, decode=False, gradients=True)
 
 
 def multiply_add(iterations: int, dtype: torch.dtype = torch.float32) -> float:

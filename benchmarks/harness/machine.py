@@ -42,9 +42,8 @@ class Machine:
         self.dtype = torch.bfloat16 if kind == "cuda" else torch.float32
         names = ["triton"] if kind == "interpreter" else available_backends(self.device, self.dtype)
         self.backends_for_few_queries = [name for name in names if name != "reference"]
-        # Only on compute capability 9.0 do the CUDA C++ kernels take many queries and gradients.
-        left_out = () if kind == "cuda" and torch.cuda.get_device_capability() == (9, 0) else ("cuda",)
-        self.backends = [name for name in self.backends_for_few_queries if name not in left_out]
+        few = self.backends_for_few_queries
+        self.backends = [name for name in few if internals.takes_many_queries(name, self.device, self.dtype)]
 
     def pick(self, *, cpu: T, cuda: T, interpreter: T) -> T:
         """Return the argument for this kind of machine."""

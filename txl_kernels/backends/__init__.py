@@ -145,14 +145,12 @@ def why_not_kind(name: str, call: Call, gradients: bool | None = None) -> str | 
     if name not in KERNELS or not self_check.concerns(call.q.device):
         return None
     if torch.compiler.is_compiling():  # one graph serves all lengths, so no length is compared
-        kinds = (self_check.kind_of(name, call, gradients, decode) for decode in (False, True))
-        reasons = (_why_not(True, *kind) for kind in kinds if name != cuda.NAME or _cuda_takes(kind))
+        kinds = [self_check.kind_of(name, call, gradients, decode) for decode in (False, True)]
+        if name == cuda.NAME:
+            kinds = [x for x in kinds if cuda.takes_kind(x.device, x.dtype, x.head_width, x.decode, x.gradients)]
+        reasons = (_why_not(True, *kind) for kind in kinds)
         return next((x for x in reasons if x is not None), None)
     return None if call.q.numel() == 0 else _why_not(False, *self_check.kind_of(name, call, gradients))
-
-
-def _cuda_takes(kind: Any) -> bool:
-    return cuda.takes_kind(kind.device, kind.dtype, kind.head_width, kind.decode, kind.gradients)
 
 
 def _why_not(is_traced: bool, *kind: Any) -> str | None:

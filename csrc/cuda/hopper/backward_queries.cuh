@@ -326,7 +326,6 @@ class QueriesGroup {
 
   TXL_DEVICE void walk(const Tiles& own, float (&dq)[S::WIDTH / 2]) {
     float block[32], scores[32], dr[S::WIDTH / 2] = {};
-    skew_.begin(own.from - 1);
     issue_positions(block);
     warpgroup_wait<0>();
     fence_operand(block);

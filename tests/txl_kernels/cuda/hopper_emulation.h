@@ -132,53 +132,53 @@ inline void barrier_wait(Barrier* b, int parity) {
   }
 }
 
-inline void tma_load_box(void* to, const TensorMap& map, Barrier* b, int x, int row, int h, int n) {
-  const uint32_t at = shared_address(to);
+// each(in shared memory, in the tensor): of the elements of a box of shared memory at `at`; null outside of the tensor.
+template <class Each>
+void walk_box(const TensorMap& map, uint32_t at, int x, int row, int h, int n, const Each& each) {
+  for (int i = 0; i < map.box[1]; ++i)
+    for (int j = 0; j < map.box[0]; ++j) {
+      const int64_t place[4] = {x + j, row + i, h, n};
+      int64_t offset = 0;
+      bool inside = true;
+      for (int d = 0; d < 4; ++d) inside &= place[d] >= 0 && place[d] < map.sizes[d], offset += place[d] * map.steps[d];
+      char* const element = static_cast<char*>(const_cast<void*>(map.data)) + offset;
+      const auto byte = static_cast<uint32_t>((i * map.box[0] + j) * map.item);
+      each(simt::shared_at(simt::swizzled(at + byte)), inside ? element : nullptr);
+    }
+}
+inline uint32_t box_address(const void* p) {
+  const uint32_t at = shared_address(p);
   if (at % 1024) simt::die("a box of shared memory that does not start at a multiple of 1024 bytes");
-  const int columns = map.box[0], rows = map.box[1];
-  std::memset(to, 0xFF, static_cast<size_t>(columns * rows * map.item));
-  const auto land = [=] {
-    const int64_t corner[4] = {x, row, h, n};
-    for (int i = 0; i < rows; ++i)
-      for (int j = 0; j < columns; ++j) {
-        const int64_t place[4] = {corner[0] + j, corner[1] + i, corner[2], corner[3]};
-        int64_t offset = 0;
-        bool inside = true;
-        for (int d = 0; d < 4; ++d)
-          inside &= place[d] >= 0 && place[d] < map.sizes[d], offset += place[d] * map.steps[d];
-        char* const byte = simt::shared_at(simt::swizzled(at + static_cast<uint32_t>((i * columns + j) * map.item)));
-        std::memset(byte, 0, static_cast<size_t>(map.item));
-        if (inside) std::memcpy(byte, static_cast<const char*>(map.data) + offset, static_cast<size_t>(map.item));
-      }
-  };
-  simt::mbarrier(b).copies.emplace_back(columns * rows * map.item, land);
+  return at;
+}
+
+inline void tma_load_box(void* to, const TensorMap& map, Barrier* b, int x, int row, int h, int n) {
+  const uint32_t at = box_address(to);
+  const int bytes = map.box[0] * map.box[1] * map.item;
+  std::memset(to, 0xFF, static_cast<size_t>(bytes));
+  simt::mbarrier(b).copies.emplace_back(bytes, [=] {
+    walk_box(map, at, x, row, h, n, [&](char* here, const char* there) {
+      std::memset(here, 0, static_cast<size_t>(map.item));
+      if (there) std::memcpy(here, there, static_cast<size_t>(map.item));
+    });
+  });
 }
 
 inline void prefetch_tma_descriptor(const TensorMap&) {}
 
 // A reduction reads shared memory as late as it can, when its thread waits.
 inline void tma_reduce_add_box(const TensorMap& map, const void* from, int x, int row, int h, int n) {
-  const uint32_t at = shared_address(from);
-  if (at % 1024) simt::die("a box of shared memory that does not start at a multiple of 1024 bytes");
+  const uint32_t at = box_address(from);
   if (map.item != 4) simt::die("a reduction of elements that are not float32");
   if (x < 0 || row < 0 || h < 0 || n < 0) simt::die("a reduction at negative coordinates");
   simt::units().reductions[thread()].push_back([=] {
-    const int64_t corner[4] = {x, row, h, n};
-    for (int i = 0; i < map.box[1]; ++i)
-      for (int j = 0; j < map.box[0]; ++j) {
-        const int64_t place[4] = {corner[0] + j, corner[1] + i, corner[2], corner[3]};
-        int64_t offset = 0;
-        bool inside = true;
-        for (int d = 0; d < 4; ++d)
-          inside &= place[d] >= 0 && place[d] < map.sizes[d], offset += place[d] * map.steps[d];
-        if (!inside) continue;
-        float one, sum;
-        std::memcpy(&one, simt::shared_at(simt::swizzled(at + static_cast<uint32_t>((i * map.box[0] + j) * 4))), 4);
-        char* const to = static_cast<char*>(const_cast<void*>(map.data)) + offset;
-        std::memcpy(&sum, to, 4);
-        sum += one;
-        std::memcpy(to, &sum, 4);
-      }
+    walk_box(map, at, x, row, h, n, [](const char* here, char* there) {
+      if (!there) return;
+      float one, sum;
+      std::memcpy(&one, here, 4), std::memcpy(&sum, there, 4);
+      sum += one;
+      std::memcpy(there, &sum, 4);
+    });
   });
 }
 inline void tma_store_arrive() {}

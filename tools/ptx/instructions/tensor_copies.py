@@ -113,19 +113,28 @@ def load(x: Instruction) -> Any:
     if m is None or not isinstance(x.operands[1], TensorAddress):
         raise NotModelled(x.op)
     to, barrier = address_reader(x.operands[0], 32), address_reader(x.operands[2], 32)
-    handle = raw_reader(x.operands[1].base, 64)
-    coordinates = [raw_reader(c, 32) for c in x.operands[1].coordinates]
+    boxes = _boxes(x.operands[1])
 
     def run(block: Any, lanes: Any) -> None:
-        at, bars, maps = to(block, lanes), barrier(block, lanes), spread(handle(block, lanes), lanes)
-        corners = np.stack([spread(c(block, lanes), lanes).view(SIGNED[32]) for c in coordinates[::-1]], 1)
-        for n, thread in enumerate(lanes.ids):
-            tensor_map = block.launch.tensor_maps.get(int(maps[n]) - PARAM_BASE)
-            if tensor_map is None:
-                raise Fault("a copy by a descriptor that was not given")
-            _start(block, tensor_map, corners[n], int(at[n]), int(bars[n]), int(thread))
+        given = zip(boxes(block, lanes), to(block, lanes), barrier(block, lanes), lanes.ids, strict=True)
+        for (tensor_map, corner), at, bar, thread in given:
+            _start(block, tensor_map, corner, int(at), int(bar), int(thread))
 
     return run
+
+
+def _boxes(operand: TensorAddress) -> Any:
+    """Return a function (block, lanes) that gives each thread's tensor map and the box's corner."""
+    handle, coordinates = raw_reader(operand.base, 64), [raw_reader(c, 32) for c in operand.coordinates]
+
+    def read(block: Any, lanes: Any) -> list[tuple[TensorMap, np.ndarray]]:
+        corners = np.stack([spread(c(block, lanes), lanes).view(SIGNED[32]) for c in coordinates[::-1]], 1)
+        maps = [block.launch.tensor_maps.get(int(x) - PARAM_BASE) for x in spread(handle(block, lanes), lanes)]
+        if None in maps:
+            raise Fault("a copy by a descriptor that was not given")
+        return list(zip(maps, corners, strict=True))
+
+    return read
 
 
 def _box(given: TensorMap, corner: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -163,9 +172,8 @@ def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, 
 @dataclass
 class _Reduction:
     thread: int
-    given: TensorMap
-    corner: np.ndarray
-    at: int
+    places: np.ndarray  # bytes in shared memory [elements, 4] of those inside of the tensor
+    address: np.ndarray  # their global addresses
     cells: np.ndarray  # cells of shared memory that it reads
     is_committed: bool = False
 
@@ -177,25 +185,19 @@ def reduce(x: Instruction) -> Any:
     known = r"cp\.reduce\.async\.bulk\.tensor\.[1-5]d\.global\.shared::cta\.add\.tile\.bulk_group$"
     if not re.match(known, x.op) or not isinstance(x.operands[0], TensorAddress):
         raise NotModelled(x.op)
-    source, handle = address_reader(x.operands[1], 32), raw_reader(x.operands[0].base, 64)
-    coordinates = [raw_reader(c, 32) for c in x.operands[0].coordinates]
+    source, boxes = address_reader(x.operands[1], 32), _boxes(x.operands[0])
 
     def run(block: Any, lanes: Any) -> None:
-        at, maps = source(block, lanes), spread(handle(block, lanes), lanes)
-        corners = np.stack([spread(c(block, lanes), lanes).view(SIGNED[32]) for c in coordinates[::-1]], 1)
-        for n, thread in enumerate(lanes.ids):
-            given = block.launch.tensor_maps.get(int(maps[n]) - PARAM_BASE)
-            if given is None:
-                raise Fault("a reduction by a descriptor that was not given")
+        for (given, corner), at, thread in zip(boxes(block, lanes), source(block, lanes), lanes.ids, strict=True):
             if given.item != 4:
                 raise NotModelled(f"a reduction of elements of {given.item} bytes")
-            if (corners[n] < 0).any():
-                raise Fault(f"a reduction at negative coordinates {corners[n]}: an illegal instruction on devices")
-            _, _, places = _box(given, corners[n], int(at[n]))
+            if (corner < 0).any():
+                raise Fault(f"a reduction at negative coordinates {corner}: an illegal instruction on devices")
+            inside, address, places = _box(given, corner, int(at))
             if block.counts is not None:
                 block.counts.unit_copy(places.size)
             cells = block.shared.lend(places.ravel(), np.array([thread]))
-            block.reductions.append(_Reduction(int(thread), given, corners[n], int(at[n]), cells))
+            block.reductions.append(_Reduction(int(thread), places[inside], address, cells))
 
     return run
 
@@ -220,9 +222,8 @@ def wait_for_reductions(x: Instruction) -> Any:
             if not reduction.is_committed or reduction.thread not in lanes.ids:
                 rest.append(reduction)
                 continue
-            inside, address, places = _box(reduction.given, reduction.corner, reduction.at)
-            values = block.shared.bytes[places].view(np.float32)[:, 0]
-            block.memory.add_float32(address, values[inside])
+            values = block.shared.bytes[reduction.places].view(np.float32)[:, 0]
+            block.memory.add_float32(reduction.address, values)
             block.shared.take_back(reduction.cells, np.array([reduction.thread // WARP]))
         block.reductions = rest
 

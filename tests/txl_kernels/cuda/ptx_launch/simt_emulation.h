@@ -35,8 +35,7 @@ auto add_backward_spans(const Problem& p, const Add& add, int) -> decltype(stati
   };
   rows(p.dout, p.L), rows(p.dq, p.L), rows(p.dk, p.L), rows(p.dv, p.L), rows(p.dk_mem, p.M), rows(p.dv_mem, p.M);
   add(p.dlse, end * 4);
-  constexpr uint64_t margin = 128;  // DR_MARGIN of launch.h
-  add(p.dr, (p.slots ? p.slots * 2 : 1) * p.H * (margin + p.T) * p.D * 4);
+  add(p.dr, p.tables * p.dr_rows.steps[3]);
   add(p.content, p.workspace_bytes);
   if (p.dr_out.data) add(p.dr_out.data, ((p.H - 1) * p.dr_out.s0 + (p.T - 1) * p.dr_out.s1 + p.D) * item);
   for (const auto* view : {&p.du, &p.dw})
