@@ -24,16 +24,21 @@ struct Attention {
   Type type = Type::f32;
   int64_t B = 0, H = 0, L = 0, M = 0, D = 0;  // S = M + L
   int64_t Dv = 0;                             // width of values and out
+  int64_t Dr = 0;                             // width of r, w and q_pos; D without q_pos
+  int64_t Hkv = 0;                            // heads of keys and values: head h reads head h / (H / Hkv)
   int64_t T = 0, zero_row = 0;                // r and r_bias have T rows; row zero_row + d is distance d
   int64_t left = 0, right = 0;                // keys seen before and after a query's own, at most S each
   float scale = 1;
+  float position_scale = 1;    // of the terms of r and r_bias
   float softcap = 0;           // a score is softcap * tanh(score / softcap); 0: as it is
   uint32_t drop_below = 0;     // an entry whose 16 bits are below this is dropped; 0: no dropout
   float keep_scale = 1;        // 65536 / (65536 - drop_below)
-  View q, k, v, k_mem, v_mem;  // [B, H, rows, D], values Dv
-  View r;                      // [H, T, D]: s0 head, s1 row; not given: r_bias alone
+  View q, k, v, k_mem, v_mem;  // [B, H (q) or Hkv, rows, D], values Dv
+  View q_pos;                  // [B, H, L, Dr]: queries of r; not given: q
+  View r;                      // [H, T, Dr]: s0 head, s1 row; not given: r_bias alone
   View r_bias;                 // [H, T]: s0 head, s1 row; not given: zeros
-  View u, w;                   // [H, D]: s0 head (content and position bias)
+  View u, w;                   // [H, D] and [H, Dr]: s0 head (content and position bias)
+  View sink;                   // [B, H, L] float: all three strides; not given: no sink
   Bounds start, end;
   View out;              // [B, H, L, Dv]: written by forward, read by backward
   float* lse = nullptr;  // [B, H, L] contiguous: written by forward unless null, read by backward

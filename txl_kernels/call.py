@@ -24,6 +24,8 @@ class Call(NamedTuple):
     k_mem: Tensor | None
     v_mem: Tensor | None
     r_bias: Tensor | None  # [H, T], any strides; at least one of r and r_bias is given
+    q_pos: Tensor | None  # [B, H, L, Dp], the queries of r; None for q (then position_scale == scale beside r)
+    sink: Tensor | None  # [B, H, L], any strides, float32 (float64 beside float64)
     start: Tensor | None  # int32 [B, L]
     end: Tensor | None  # int32 [B, L]
     seed: Tensor | None  # int64 [1]; present if dropout_p > 0
@@ -33,6 +35,8 @@ class Call(NamedTuple):
     scale: float
     dropout_p: float
     softcap: float  # 0.0 for none
+    position_scale: float  # the factor of the terms of r and r_bias
+    zero_outside: bool  # True if pairs at distances without a row of r and r_bias have no such terms
 
 
 INPUTS = Call._fields[: Call._fields.index("start")]
@@ -48,6 +52,11 @@ ALL: Wanted = (True,) * len(INPUTS)
 def changed(call: Call, **fields: Any) -> Call:
     """Return the call with other values in some fields."""
     return Call(**{**dict(zip(Call._fields, call, strict=True)), **fields})
+
+
+def position_width_of(call: Call) -> int:
+    """Return Dp, the width of the rows of r and of `position_bias`: D without `q_pos`."""
+    return call.q.size(3) if call.q_pos is None else call.q_pos.size(3)
 
 
 def memory_len_of(call: Call) -> int:
@@ -98,9 +107,11 @@ def empty_like_rows(x: Tensor) -> Tensor:
 
 
 def empty_out(q: Tensor, v: Tensor) -> Tensor:
-    """Return an uninitialised tensor [B, H, L, D of v], with the strides of q, or of v where q has
-    another width."""
-    return empty_like_rows(q if q.size(3) == v.size(3) else v)
+    """Return an uninitialised tensor [B, H, L, D of v]. It has the strides of q, or of v where q
+    has another width; where v has another number of heads, too, it is contiguous."""
+    if q.size(3) == v.size(3):
+        return empty_like_rows(q)
+    return empty_like_rows(v) if v.size(1) == q.size(1) else q.new_empty((*q.shape[:3], v.size(3)))
 
 
 def empty_gradients(call: Call, wanted: Wanted = ALL) -> tuple[Tensor, ...]:

@@ -136,14 +136,15 @@ def results(given: dict[str, Any], backend: str | None, attention: Callable[...,
 def call_of(given: dict[str, Any]) -> Call:
     """Return the call that `rel_attention` makes of such arguments."""
     q, width = given["q"], given["q"].size(3)
+    scale = width**-0.5
     zeros = q.new_zeros(q.size(1), width)
     u, w = (zeros if given[name] is None else given[name] for name in ("content_bias", "position_bias"))
     left, right = span(given.get("causal", True), given.get("window"))
     k_mem, v_mem = given["memory"]
     return Call(
-        q, given["k"], given["v"], given["r"], u, w, k_mem, v_mem, given.get("r_bias"), given.get("start"),
-        given.get("end"), given.get("dropout_seed"), left, right, given["zero_row"], width**-0.5,
-        given.get("dropout_p", 0.0), given.get("softcap", 0.0),
+        q, given["k"], given["v"], given["r"], u, w, k_mem, v_mem, given.get("r_bias"), None, None, given.get("start"),
+        given.get("end"), given.get("dropout_seed"), left, right, given["zero_row"], scale,
+        given.get("dropout_p", 0.0), given.get("softcap", 0.0), scale, False,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Checks of a call before any kernel runs. Only `check_bound_values` reads tensors' values."""
 
 import numbers
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,11 +16,13 @@ from txl_kernels.call import (
     intervals,
     is_bounded,
     memory_len_of,
+    position_width_of,
     table_len_of,
 )
 
 KeyValuePair = tuple[Tensor, Tensor]
 Window = int | tuple[int | None, int | None] | None
+Outside = Literal["refuse", "clamp", "zero"]
 _WIDEST = 2**31  # wider than any distance
 SIDE = "None or an integer >= 0"
 ZERO_ROW = "an integer from 0 to 2**31 - 1 (the row of r that holds distance 0)"
@@ -45,7 +47,7 @@ def check(call: Call) -> None:
 
 def check_tensors(call: Call, special: bool = False) -> None:
     """Check that tensors are dense, have q's dtype and device, shapes that fit each other, and a
-    contiguous last axis (except `r_bias`, which may have any strides).
+    contiguous last axis (except `r_bias` and `sink`, which may have any strides).
 
     special: True for a call that `txl_kernels.composed` will rewrite: r may also be [1, T, D] or [B
     or 1, H or 1, T, D], and `r_bias` [1, T]. Dtypes and strides are then checked in the plain
@@ -57,7 +59,7 @@ def check_tensors(call: Call, special: bool = False) -> None:
     if (call.k_mem is None) != (call.v_mem is None):
         raise TypeError("k_mem and v_mem must both be given or both be None, got one of them")
     inputs: dict[str, Any] = dict(zip(INPUTS, inputs_of(call), strict=True))
-    may_lack = {"k_mem", "v_mem", "r_bias"} | ({"r"} if call.r_bias is not None else set())
+    may_lack = {"k_mem", "v_mem", "r_bias", "q_pos", "sink"} | ({"r"} if call.r_bias is not None else set())
     given = {name: x for name, x in inputs.items() if x is not None or name not in may_lack}
     _check_kind(given, call.q, dtypes=not special)
     _check_shapes(call)
@@ -65,7 +67,7 @@ def check_tensors(call: Call, special: bool = False) -> None:
         _check_special_tables(call)
     else:
         _check_tables(call)
-        _check_last_axis({name: x for name, x in given.items() if name != "r_bias"})
+        _check_last_axis({name: x for name, x in given.items() if name not in ("r_bias", "sink")})
 
 
 def memory_pair(memory: Any) -> KeyValuePair:
@@ -92,7 +94,7 @@ def _check_kind(given: dict[str, Any], q: Tensor, dtypes: bool) -> None:
     if not q.dtype.is_floating_point:
         raise TypeError(f"q must have a floating-point dtype, got {q.dtype}")
     for name, x in given.items():
-        if dtypes and x.dtype != q.dtype:
+        if dtypes and x.dtype != q.dtype and name != "sink":
             raise TypeError(f"{name} must have q's dtype {q.dtype}, got {x.dtype}; convert it or use torch.autocast")
         if x.device != q.device:
             raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}")
@@ -108,29 +110,50 @@ def _check_shapes(call: Call) -> None:
     batch, heads, length, width = q.shape
     if width == 0:
         raise ValueError(f"q must have a head width D >= 1, got shape {list(q.shape)}")
-    if call.k.shape != q.shape:
-        raise ValueError(f"k must be [B, H, L, D] = {list(q.shape)} like q, got shape {list(call.k.shape)}")
-    if call.v.dim() != 4 or call.v.shape[:3] != q.shape[:3] or call.v.size(3) == 0:
-        wanted = f"[B, H, L, any] = [{batch}, {heads}, {length}, any]"
+    if call.k.dim() != 4 or (call.k.size(0), *call.k.shape[2:]) != (batch, length, width):
+        raise ValueError(
+            f"k must be [B, H, L, D] = {list(q.shape)} like q, or have fewer heads, got shape {list(call.k.shape)}"
+        )
+    kv_heads = call.k.size(1)
+    if kv_heads != heads and (kv_heads == 0 or heads % kv_heads):
+        raise ValueError(f"k must have q's {heads} heads or a divisor of them, got {kv_heads} in shape {list(call.k.shape)}")
+    if call.v.dim() != 4 or call.v.shape[:3] != call.k.shape[:3] or call.v.size(3) == 0:
+        wanted = f"[B, heads of k, L, any] = [{batch}, {kv_heads}, {length}, any]"
         raise ValueError(f"v must be {wanted}, got shape {list(call.v.shape)}")
     if call.k_mem is not None and call.v_mem is not None:
         for name, x, wide in (("k_mem", call.k_mem, width), ("v_mem", call.v_mem, call.v.size(3))):
-            if x.dim() != 4 or (x.size(0), x.size(1), x.size(3)) != (batch, heads, wide):
-                wanted = f"[B, H, M, D] = [{batch}, {heads}, M, {wide}]" + (" of v's width" if name == "v_mem" else "")
+            if x.dim() != 4 or (x.size(0), x.size(1), x.size(3)) != (batch, kv_heads, wide):
+                wanted = f"[B, heads of k, M, D] = [{batch}, {kv_heads}, M, {wide}]" + (
+                    " of v's width" if name == "v_mem" else ""
+                )
                 raise ValueError(f"{name} must be {wanted}, got shape {list(x.shape)}")
         if call.k_mem.size(2) != call.v_mem.size(2):
             lengths = f"{call.k_mem.size(2)} and {call.v_mem.size(2)}"
             raise ValueError(f"k_mem and v_mem must have the same length M, got {lengths}")
-    for name, x in (("content_bias", call.content_bias), ("position_bias", call.position_bias)):
-        if x.shape != (heads, width):
-            raise ValueError(f"{name} must be [H, D] = [{heads}, {width}], got shape {list(x.shape)}")
+    if call.q_pos is not None and (
+        call.q_pos.dim() != 4 or call.q_pos.shape[:3] != q.shape[:3] or call.q_pos.size(3) == 0
+    ):
+        raise ValueError(
+            f"q_pos must be [B, H, L, Dp] = [{batch}, {heads}, {length}, Dp], got shape {list(call.q_pos.shape)}"
+        )
+    if call.sink is not None and call.sink.shape != q.shape[:3]:
+        raise ValueError(f"sink must be [B, H, L] = {list(q.shape[:3])}, got shape {list(call.sink.shape)}")
+    for name, x, wide in (
+        ("content_bias", call.content_bias, width),
+        ("position_bias", call.position_bias, position_width_of(call)),
+    ):
+        if x.shape != (heads, wide):
+            axes = "[H, Dp]" if wide != width else "[H, D]"
+            raise ValueError(f"{name} must be {axes} = [{heads}, {wide}], got shape {list(x.shape)}")
 
 
 def _check_tables(call: Call) -> None:
-    heads, width = call.q.size(1), call.q.size(3)
+    heads, width = call.q.size(1), position_width_of(call)
     r, r_bias = call.r, call.r_bias
     if r is not None and (r.dim() != 3 or (r.size(0), r.size(2)) != (heads, width)):
         raise ValueError(f"r must be [H, T, D] = [{heads}, T, {width}], got shape {list(r.shape)}")
+    if call.zero_outside and table_len_of(call) == 0 and (r is not None or r_bias is not None):
+        raise ValueError(f"{'r_bias' if r is None else 'r'} must have a row where outside='zero', got none")
     if r_bias is not None and (r_bias.dim() != 2 or r_bias.size(0) != heads):
         raise ValueError(f"r_bias must be [H, T] = [{heads}, T], got shape {list(r_bias.shape)}")
     if r is not None and r_bias is not None and r_bias.size(1) != r.size(1):
@@ -138,7 +161,8 @@ def _check_tables(call: Call) -> None:
 
 
 def _check_special_tables(call: Call) -> None:
-    batch, heads, _, width = call.q.shape
+    batch, heads, _, _ = call.q.shape
+    width = position_width_of(call)
     if call.r is not None:
         table = call.r.shape
         sizes = (batch, heads)[-max(len(table) - 2, 0) :]
@@ -182,11 +206,37 @@ def check_settings(call: Call) -> None:
     check_integer("zero_row", call.zero_row, 0, ZERO_ROW)
     if call.zero_row >= 2**31:
         raise ValueError(f"zero_row must be {ZERO_ROW}, got {call.zero_row}")
-    check_number("scale", call.scale, -FLOAT32_RANGE, FLOAT32_RANGE, "None or a finite number in float32's range")
+    check_scale("scale", call.scale)
+    check_scale("position_scale", call.position_scale)
+    if call.q_pos is None and call.r is not None and call.position_scale != call.scale:
+        raise ValueError(
+            f"position_scale must be scale, {call.scale}, where q_pos is None beside r, got {call.position_scale}"
+        )
     check_number("dropout_p", call.dropout_p, 0.0, 1.0, "a number in [0, 1)")
     check_number("softcap", call.softcap, 0.0, FLOAT32_RANGE, SOFTCAP)
     if call.softcap and not CAPS[0] <= call.softcap <= CAPS[1]:
         raise ValueError(f"softcap must be {SOFTCAP}, got {call.softcap}")
+
+
+def check_scale(name: str, value: Any) -> None:
+    """Check that a factor of scores is a finite number in float32's range.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    check_number(name, value, -FLOAT32_RANGE, FLOAT32_RANGE, "None or a finite number in float32's range")
+
+
+def check_outside(value: Any, accepted: tuple[str, ...] = get_args(Outside)) -> None:
+    """Check that `outside` is one of the accepted names.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"outside must be one of {', '.join(accepted)}, got {type(value).__name__}")
+    if value not in accepted:
+        raise ValueError(f"outside must be one of {', '.join(accepted)}, got {value!r}")
 
 
 def check_integer(name: str, value: Any, minimum: int, accepted: str) -> None:
@@ -323,6 +373,28 @@ def to_int32(bound: Tensor) -> Tensor:
     return bound if bound.dtype == torch.int32 else bound.clamp(-1, 2**31 - 1).to(torch.int32)
 
 
+def broadcast_sink(sink: Any, q: Tensor) -> Tensor | None:
+    """Return the user's `sink`, [H] or [B, H, L], as a view [B, H, L] in float32 (float64 beside
+    float64).
+
+    Raises:
+        TypeError, ValueError: it is neither None nor such a tensor on q's device.
+    """
+    if sink is None or q.dim() != 4:  # another check reports a wrong q
+        return None
+    batch, heads, length, _ = q.shape
+    if not isinstance(sink, Tensor):
+        raise TypeError(f"sink must be None or a tensor [H] or [B, H, L], got {type(sink).__name__}")
+    if not sink.dtype.is_floating_point or sink.layout != torch.strided or sink.is_nested:
+        raise TypeError(f"sink must be a dense tensor of a floating-point dtype, got {sink.dtype} of layout {sink.layout}")
+    if sink.device != q.device:
+        raise ValueError(f"sink must be on q's device {q.device}, got {sink.device}")
+    if sink.shape not in ((heads,), q.shape[:3]):
+        raise ValueError(f"sink must be [H] = [{heads}] or [B, H, L] = {list(q.shape[:3])}, got shape {list(sink.shape)}")
+    sink = sink.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return sink[:, None].expand(batch, heads, length) if sink.dim() == 1 else sink
+
+
 def check_bounds(call: Call) -> None:
     """Check that bounds are int32 [B, L] on q's device.
 
@@ -349,7 +421,7 @@ def check_table(call: Call) -> None:
     Raises:
         ValueError: r, or `r_bias` without it, has too few rows.
     """
-    if not is_bounded(call) and not torch.compiler.is_compiling():
+    if not call.zero_outside and not is_bounded(call) and not torch.compiler.is_compiling():
         _require_rows(call, *distance_range(call))
 
 
@@ -369,7 +441,7 @@ def check_bound_values(call: Call) -> None:
                 f"{name} must hold key indices in [0, M + L] = [0, {keys}], got values from {int(bound.min())} to "
                 f"{int(bound.max())}"
             )
-    if _has_rows(call, *distance_range(call)):
+    if call.zero_outside or _has_rows(call, *distance_range(call)):
         return
     low, high = intervals(call)
     at = torch.arange(memory_len_of(call), keys, device=call.q.device)
@@ -409,8 +481,8 @@ def check_gradients(
             the forward operator.
     """
     for name, x, shape in (
-        ("out", out, call.v.shape),
-        ("dout", dout, call.v.shape),
+        ("out", out, (*call.q.shape[:3], call.v.size(3))),
+        ("dout", dout, (*call.q.shape[:3], call.v.size(3))),
         ("lse", lse, call.q.shape[:3]),
         ("dlse", dlse, call.q.shape[:3]),
     ):

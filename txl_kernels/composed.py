@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.backends.reference import softmax
+from txl_kernels.backends.reference import share_beside, softmax
 from txl_kernels.call import Call, changed, memory_len_of, table_len_of
 from txl_kernels.checks import ZERO_ROW, check_integer, check_seed, check_tensors, with_bounds
 from txl_kernels.seed import seeded
@@ -25,7 +25,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of a call with any variant.
 
-    plain: computes a plain call. The other arguments are those of `rel_attention`.
+    plain: computes a plain call.
+    clamp: True for outside="clamp". The other arguments are those of `rel_attention`.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -34,9 +35,8 @@ def attend(
     check_seed(call.seed, call.q)
     _check_prefix(call, prefix)
     call = without_chunk(call, chunk)
-    for name, value in (("r_descending", r_descending), ("clamp", clamp)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+    if not isinstance(r_descending, bool):
+        raise TypeError(f"r_descending must be True or False, got {type(r_descending).__name__}")
     if r_descending:
         call = _ascending(call)
     if clamp:
@@ -64,9 +64,8 @@ def _each_batch_row(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[
     dropout, seed + b."""
     batch = call.q.size(0)
     tables = r.expand(batch, -1, -1, -1)
-    batched = {
-        name: getattr(call, name) for name in ("q", "k", "v", "k_mem", "v_mem") if getattr(call, name) is not None
-    }
+    names = ("q", "k", "v", "k_mem", "v_mem", "q_pos", "sink")
+    batched = {name: getattr(call, name) for name in names if getattr(call, name) is not None}
     parts = [
         _one_table(
             changed(
@@ -83,7 +82,7 @@ def _each_batch_row(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[
         for b in range(batch)
     ]
     if not parts:
-        return call.q.new_empty(call.v.shape), call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
+        return call.q.new_empty((*call.q.shape[:3], call.v.size(3))), call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
     out, lse = zip(*parts, strict=True)
     return torch.cat(out), torch.cat(lse)
 
@@ -150,7 +149,7 @@ def _ascending(call: Call) -> Call:
     Raises:
         TypeError, ValueError: `zero_row` is wrong.
     """
-    rows = _rows(call, "r_descending")
+    rows = _rows(call, "r_descending=True")
     r = None if call.r is None else call.r.flip(-2)
     r_bias = None if call.r_bias is None else call.r_bias.flip(-1)
     return changed(call, r=r, r_bias=r_bias, zero_row=rows - 1 - call.zero_row)
@@ -168,10 +167,10 @@ def _rows(call: Call, setting: str) -> int:
     check_integer("zero_row", call.zero_row, 0, ZERO_ROW)
     table = "r_bias" if call.r is None else "r"
     if rows == 0:
-        raise ValueError(f"{table} must have a row where {setting}=True, got none")
+        raise ValueError(f"{table} must have a row where {setting}, got none")
     if call.zero_row >= rows:
         raise ValueError(
-            f"zero_row must be a row of {table} (0 to {rows - 1}) where {setting}=True, got {call.zero_row}"
+            f"zero_row must be a row of {table} (0 to {rows - 1}) where {setting}, got {call.zero_row}"
         )
     return rows
 
@@ -179,7 +178,7 @@ def _rows(call: Call, setting: str) -> int:
 def _clamped(call: Call, prefix: int) -> Call:
     """Return the call with the first and last rows of r and `r_bias` repeated for every distance
     that the settings leave visible."""
-    rows, length = _rows(call, "clamp"), call.q.size(2)
+    rows, length = _rows(call, "outside='clamp'"), call.q.size(2)
     keys = memory_len_of(call) + length
     # A query sees a prefix at any distance.
     past = keys - 1 if call.left is None or prefix else min(keys - 1, call.left)
@@ -226,12 +225,14 @@ def _with_prefix(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor
     first = torch.where(joined & valid, 0, low)
     last = torch.where(joined & valid, torch.where(low < high, high, 0).clamp(min=prefix), high)
     none = torch.zeros_like(low)
-    return merged(
+    sink, call = call.sink, changed(call, sink=None)  # of both calls together
+    out, lse = merged(
         [
             plain(changed(call, start=first, end=last)),
             plain(changed(call, start=none, end=torch.where(joined, none, prefix))),
         ]
     )
+    return out if sink is None else (out * share_beside(sink, lse).unsqueeze(-1)).to(out.dtype), lse
 
 
 def _interval(call: Call) -> tuple[Tensor | None, Tensor, Tensor]:

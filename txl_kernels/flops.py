@@ -42,7 +42,7 @@ def _forward(*shapes: Any, **_: Any) -> int:
     """
     call: Any = Call(*shapes[: len(Call._fields)])
     tables = 1 if call.r is not None else 0
-    return _pairs(call) * 2 * int((1 + tables) * call.q[3] + call.v[3])
+    return _pairs(call) * 2 * int(call.q[3] + tables * _position_width(call) + call.v[3])
 
 
 def _backward(dout: Sequence[int], dlse: Any, out: Any, lse: Any, *shapes: Any, **_: Any) -> int:
@@ -50,7 +50,12 @@ def _backward(dout: Sequence[int], dlse: Any, out: Any, lse: Any, *shapes: Any, 
     two in backward."""
     call: Any = Call(*shapes[: len(Call._fields)])
     tables = 1 if call.r is not None else 0
-    return _pairs(call) * 2 * int(3 * (1 + tables) * call.q[3] + 2 * call.v[3])
+    return _pairs(call) * 2 * int(3 * (call.q[3] + tables * _position_width(call)) + 2 * call.v[3])
+
+
+def _position_width(call: Any) -> int:
+    width: int = (call.q if call.q_pos is None else call.q_pos)[3]
+    return width
 
 
 def _pairs(call: Any) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from txl_kernels import backends, checks, composed, operators
 from txl_kernels.backends import reference
 from txl_kernels.call import INPUTS, Call, inputs_of
-from txl_kernels.checks import KeyValuePair, Window, autocast_dtype, memory_pair, span
+from txl_kernels.checks import KeyValuePair, Outside, Window, autocast_dtype, memory_pair, span
 from txl_kernels.composed import Chunk
 from txl_kernels.seed import seeded
 
@@ -23,20 +23,20 @@ _NO_TABLE = "position_bias must be None where r is None: it multiplies rows of r
 @overload
 def rel_attention(
     q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
-    memory: KeyValuePair | None = ..., *, causal: bool = ..., window: Window = ..., chunk: Chunk = ..., prefix: int = ...,
-    start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., r_descending: bool = ...,
-    clamp: bool = ..., r_bias: Tensor | None = ..., scale: float | None = ..., softcap: float = ...,
-    dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[False] = ..., backend: str | None = ...,
+    memory: KeyValuePair | None = ..., *, q_pos: Tensor | None = ..., causal: bool = ..., window: Window = ...,
+    chunk: Chunk = ..., prefix: int = ..., start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ...,
+    r_descending: bool = ..., outside: Outside = ..., r_bias: Tensor | None = ..., scale: float | None = ...,
+    position_scale: float | None = ..., softcap: float = ..., sink: Tensor | None = ..., dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[False] = ..., backend: str | None = ...,
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def rel_attention(
     q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
-    memory: KeyValuePair | None = ..., *, causal: bool = ..., window: Window = ..., chunk: Chunk = ..., prefix: int = ...,
-    start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ..., r_descending: bool = ...,
-    clamp: bool = ..., r_bias: Tensor | None = ..., scale: float | None = ..., softcap: float = ...,
-    dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[True], backend: str | None = ...,
+    memory: KeyValuePair | None = ..., *, q_pos: Tensor | None = ..., causal: bool = ..., window: Window = ...,
+    chunk: Chunk = ..., prefix: int = ..., start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ...,
+    r_descending: bool = ..., outside: Outside = ..., r_bias: Tensor | None = ..., scale: float | None = ...,
+    position_scale: float | None = ..., softcap: float = ..., sink: Tensor | None = ..., dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[True], backend: str | None = ...,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -49,6 +49,7 @@ def rel_attention(
     position_bias: Tensor | None = None,
     memory: KeyValuePair | None = None,
     *,
+    q_pos: Tensor | None = None,
     causal: bool = True,
     window: Window = None,
     chunk: Chunk = None,
@@ -57,10 +58,12 @@ def rel_attention(
     end: Tensor | None = None,
     zero_row: int = 0,
     r_descending: bool = False,
-    clamp: bool = False,
+    outside: Outside = "refuse",
     r_bias: Tensor | None = None,
     scale: float | None = None,
+    position_scale: float | None = None,
     softcap: float = 0.0,
+    sink: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: Tensor | None = None,
     return_lse: bool = False,
@@ -72,31 +75,40 @@ def rel_attention(
     Query i stands at key position M + i; key j of the S = M + L keys, memory first, is at distance
     d = M + i - j:
 
-        score[i, j] = scale * ((q_i + content_bias) . k_j + (q_i + position_bias) . r[zero_row + d]
-                               + r_bias[zero_row + d])
+        score[i, j] = scale * (q_i + content_bias) . k_j
+                      + position_scale * ((q_pos_i + position_bias) . r[zero_row + d] + r_bias[zero_row + d])
         score[i, j] = softcap * tanh(score[i, j] / softcap)                      where softcap > 0
         out_i = sum_j dropout(softmax_j(score[i, j])) v_j
 
-    Each query's weights sum to 1, in forward and backward, for finite scores of any size (up to
-    2e38 in "triton"; "cuda" gives NaN gradients where |lse| > 45,426). Kernels sum values times
-    weights of at most 1 before they divide, so values must stay below 3.4e38 / (M + L).
+    q_pos is q unless it is given: then this is the attention of Inkling, too, whose learned term
+    of the distance has queries of its own.
+
+    Each query's weights sum to 1 (with a `sink` to less), in forward and backward, for finite
+    scores of any size (up to 2e38 in "triton"; "cuda" gives NaN gradients where |lse| > 45,426).
+    Kernels sum values times weights of at most 1 before they divide, so values must stay below
+    3.4e38 / (M + L).
 
     Only the backend "reference" stores anything of size L x S. The result is differentiable in all
     tensors except `start`, `end` and the seed.
 
     Args:
-        q, k, v: [B, H, L, D], all of one floating dtype. As for all tensors here, any strides are
-            accepted if the last axis is contiguous: [L, B, H, D] storage viewed by `permute(1, 2,
-            0, 3)` is not copied. v may have another width than q and k; out has v's.
+        q, k, v: q [B, H, L, D]; k and v [B, Hkv, L, D], all of one floating dtype. As for all
+            tensors here, any strides are accepted if the last axis is contiguous: [L, B, H, D]
+            storage viewed by `permute(1, 2, 0, 3)` is not copied. v may have another width than q
+            and k; out has v's. H is a multiple of Hkv: query head h reads head h // (H / Hkv) of
+            keys and values, as scaled_dot_product_attention does with enable_gqa=True. Nothing is
+            repeated in memory.
         r: [H, T, D], the projected encodings W_kR R; row `zero_row + d` belongs to distance d. A
-            row is required for every distance at which a query sees a key. [1, T, D] is a table
-            that all heads share; [B, H, T, D] has a table for each batch row and runs as one call
-            for each. None if `r_bias` is the only positional term: no product of queries and r is
-            computed.
+            row is required for every distance at which a query sees a key, unless `outside` says
+            otherwise. [1, T, D] is a table that all heads share; [B, H, T, D] has a table for each
+            batch row and runs as one call for each. None if `r_bias` is the only positional term:
+            no product of queries and r is computed.
         content_bias, position_bias: [H, D], u and v of the paper; None for zeros. position_bias
             must be None where r is None.
-        memory: None, or the keys and values of the M positions before the segment, (k_mem [B, H, M,
-            D], v_mem [B, H, M, D of v]).
+        memory: None, or the keys and values of the M positions before the segment, (k_mem [B, Hkv,
+            M, D], v_mem [B, Hkv, M, D of v]).
+        q_pos: None for q, or [B, H, L, Dp], the queries of r (position queries). r and
+            position_bias then have rows of width Dp, which need not be D.
         causal: True if a query sees no key after its own position.
         window: None; or an integer, the number of most recent keys that a query sees, its own
             included (distances 0 to window - 1); or (left, right), the numbers of keys before and
@@ -116,13 +128,20 @@ def rel_attention(
             row in r.
         zero_row: the row of r that holds distance 0; L - 1 if row 0 holds distance -(L - 1).
         r_descending: True if row `zero_row - d` belongs to distance d, as in most published code.
-        clamp: True if distances beyond r's rows use its first or last row (Shaw et al. 2018).
+        outside: what distances without a row of r and r_bias mean. "refuse": an error where a
+            query sees a key at one; "clamp": they use the first or last row (Shaw et al. 2018);
+            "zero": such pairs have no positional term, as in Inkling. Tiles of keys that are
+            outside for all their queries then cost what plain attention does.
         r_bias: None, or [H, T] (or [1, T]) of any strides: a relative bias for each row of r. It
-            may replace r, as in T5 and ALiBi (see `t5_buckets` and `alibi_slopes`). `scale`
-            multiplies it, too, as the formula above shows.
-        scale: the factor of the scores; None for 1 / sqrt(D).
+            may replace r, as in T5 and ALiBi (see `t5_buckets` and `alibi_slopes`).
+            `position_scale` multiplies it, as the formula above shows.
+        scale: the factor of the content's scores; None for 1 / sqrt(D).
+        position_scale: the factor of the terms of r and r_bias; None for `scale`.
         softcap: 0.0 for none, or the bound of the scores' size (1e-30 to 1e30) that the tanh above
             enforces, as in Gemma; lse is that of the capped scores.
+        sink: None, or a logit of each head, [H], or of each query, [B, H, L]: one more score whose
+            value is 0, so that out_i is divided by the sum of the weights and e^sink. In q's dtype
+            or float32. A query that sees no key has out 0 all the same; lse leaves the sink out.
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
         dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element.
             The same seed drops the same entries in every backend. If r is [B, H, T, D], batch row b
@@ -150,31 +169,49 @@ def rel_attention(
         raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
     if content_bias is None:
         content_bias = _zeros(q)
+    if scale is None:
+        scale = 1.0 / math.sqrt(max(q.shape[-1], 1)) if q.dim() else 1.0
+    q_pos, position_scale = _position_terms(q, r, q_pos, scale, position_scale)
     if position_bias is None:
-        position_bias = _zeros(q)
+        position_bias = _zeros(q if q_pos is None else q_pos)
     elif r is None:
         raise ValueError(_NO_TABLE)
     k_mem, v_mem = (None, None) if memory is None else memory_pair(memory)
-    if scale is None:
-        scale = 1.0 / math.sqrt(max(q.shape[-1], 1)) if q.dim() else 1.0
     left, right = span(causal, window)
+    checks.check_outside(outside)
     call = Call(
-        q, k, v, r, content_bias, position_bias, k_mem, v_mem, r_bias, start, end, dropout_seed, left, right, zero_row,
-        scale, dropout_p, softcap,
+        q, k, v, r, content_bias, position_bias, k_mem, v_mem, r_bias, q_pos, checks.broadcast_sink(sink, q), start, end,
+        dropout_seed, left, right, zero_row, scale, dropout_p, softcap, position_scale, outside == "zero",
     )  # fmt: skip
-    if _is_special(call, chunk, prefix, r_descending, clamp):
+    if _is_special(call, chunk, prefix, r_descending, outside):
         plain = functools.partial(_plain, backend=backend, need_lse=True)
+        clamp = outside == "clamp"
         out, lse = composed.attend(call, plain, composed.check_chunk(chunk, causal), prefix, r_descending, clamp)
     else:
         out, lse = _plain(call, backend, return_lse)
     return (out, lse) if return_lse else out
 
 
-def _is_special(call: Call, chunk: Any, prefix: Any, r_descending: Any, clamp: Any) -> bool:
+def _position_terms(q: Tensor, r: Any, q_pos: Any, scale: Any, position_scale: Any) -> tuple[Any, Any]:
+    """Return (q_pos, position_scale) as `Call` has them.
+
+    Raises:
+        TypeError, ValueError: position_scale is not a number, or q_pos is given without r.
+    """
+    if q_pos is not None and r is None:
+        raise ValueError("q_pos must be None where r is None: it multiplies rows of r")
+    if position_scale is None:
+        return q_pos, scale
+    checks.check_scale("position_scale", position_scale)
+    # Kernels add up q's gradient by both products before they multiply it by one factor.
+    return q if q_pos is None and r is not None and position_scale != scale else q_pos, position_scale
+
+
+def _is_special(call: Call, chunk: Any, prefix: Any, r_descending: Any, outside: str) -> bool:
     """Whether a call needs `composed`: it sets an option that the kernels do not have, or has a
     table that all heads share or one table for each batch row. Other faults of tables are left to
     the checks of the plain call."""
-    if r_descending is not False or clamp is not False or chunk is not None or type(prefix) is not int or prefix != 0:
+    if r_descending is not False or outside == "clamp" or chunk is not None or type(prefix) is not int or prefix != 0:
         return True
     if call.q.dim() != 4:
         return False
@@ -196,7 +233,8 @@ def _plain(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any
     """
     dtype = autocast_dtype(call.q.device.type)
     if dtype is not None:
-        call = Call(*(_cast_for_autocast(x, dtype) for x in inputs_of(call)), *tuple(call)[len(INPUTS) :])
+        inputs = (x if name == "sink" else _cast_for_autocast(x, dtype) for name, x in zip(INPUTS, inputs_of(call)))
+        call = Call(*inputs, *tuple(call)[len(INPUTS) :])
     call = checks.with_bounds(call)
     prepared = operators.check(call)
     if call.dropout_p > 0 or call.seed is not None:
@@ -245,15 +283,19 @@ def rel_attention_weights(
     position_bias: Tensor | None = None,
     k_mem: Tensor | None = None,
     *,
+    q_pos: Tensor | None = None,
     rows: Tensor | None = None,
     causal: bool = True,
     window: Window = None,
     start: Tensor | None = None,
     end: Tensor | None = None,
     zero_row: int = 0,
+    outside: Literal["refuse", "zero"] = "refuse",
     r_bias: Tensor | None = None,
     scale: float | None = None,
+    position_scale: float | None = None,
     softcap: float = 0.0,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """The weights softmax(score) of `rel_attention`, before dropout; differentiable.
 
@@ -261,11 +303,13 @@ def rel_attention_weights(
     pairs. `rel_attention` neither needs nor stores them.
 
     Args:
-        q, k: [B, H, L, D], as in `rel_attention`.
+        q, k: [B, H, L, D] and [B, Hkv, L, D], as in `rel_attention`.
         content_bias, position_bias: [H, D] or None, as in `rel_attention`.
-        causal, window, start, end, zero_row, r_bias, scale, softcap: as in `rel_attention`.
+        q_pos, causal, window, start, end, zero_row, r_bias, scale, position_scale, softcap, sink: as
+            in `rel_attention`.
+        outside: as in `rel_attention`, but for "clamp".
         r: [H, T, D], or [1, T, D] for all heads; None if `r_bias` is the only positional term.
-        k_mem: None, or the memory's keys, [B, H, M, D].
+        k_mem: None, or the memory's keys, [B, Hkv, M, D].
         rows: None for the weights of all queries, or int64 [R], the indices of the queries, each
             from -L to L - 1.
 
@@ -283,17 +327,22 @@ def rel_attention_weights(
     left, right = span(causal, window)
     dtype = autocast_dtype(q.device.type)
     if dtype is not None:
-        q, k, r, content_bias, position_bias, k_mem, r_bias = (
-            _cast_for_autocast(x, dtype) for x in (q, k, r, content_bias, position_bias, k_mem, r_bias)
+        q, k, r, content_bias, position_bias, k_mem, r_bias, q_pos = (
+            _cast_for_autocast(x, dtype) for x in (q, k, r, content_bias, position_bias, k_mem, r_bias, q_pos)
         )
     if r is None and position_bias is not None:
         raise ValueError(_NO_TABLE)
     r, r_bias = composed.of_all_heads(r, q.size(1)), composed.of_all_heads(r_bias, q.size(1))
-    zeros = q.new_zeros(q.shape[1::2])
-    u, w = (zeros if x is None else x for x in (content_bias, position_bias))
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.size(-1), 1))
-    call = Call(q, k, k, r, u, w, k_mem, k_mem, r_bias, start, end, None, left, right, zero_row, scale, 0.0, softcap)
+    q_pos, position_scale = _position_terms(q, r, q_pos, scale, position_scale)
+    u = _zeros(q) if content_bias is None else content_bias
+    w = _zeros(q if q_pos is None else q_pos) if position_bias is None else position_bias
+    checks.check_outside(outside, ("refuse", "zero"))
+    call = Call(
+        q, k, k, r, u, w, k_mem, k_mem, r_bias, q_pos, checks.broadcast_sink(sink, q), start, end, None, left, right,
+        zero_row, scale, 0.0, softcap, position_scale, outside == "zero",
+    )  # fmt: skip
     call = checks.with_bounds(call)
     checks.check(call)
     if not torch.compiler.is_compiling():

@@ -38,7 +38,7 @@ def _arguments(form: str, shape: Shape, machine: Machine) -> tuple[dict[str, Ten
     if form == "r_descending":
         settings |= {"r_descending": True, "zero_row": M + L - 1}
     elif form.startswith("clamp"):
-        settings |= {"clamp": True}
+        settings |= {"outside": "clamp"}
     elif form.startswith("r_bias"):
         x["r_bias"] = randn(H, rows)
     elif form == "softcap":

@@ -44,7 +44,8 @@ def native_kernel(tensors: list[Tensor]) -> Callable[[], object]:
     tensors: q, k, v, r, content_bias, position_bias, k_mem, v_mem.
     """
     q = tensors[0]
-    call = Call(*tensors, None, None, None, None, None, 0, 0, q.size(-1) ** -0.5, 0.0, 0.0)
+    scale = q.size(-1) ** -0.5
+    call = Call(*tensors, *(None,) * 7, 0, 0, scale, 0.0, 0.0, scale, False)
     out, threads = torch.empty_like(q), torch.get_num_threads()
     plan = cpu.make_plan(call, out)
     return lambda: plan.forward(call, out, None, threads, 0)

@@ -13,7 +13,7 @@ namespace txl {
 namespace {
 
 std::array<View*, INPUTS> inputs_of(Attention& a) {
-  return {&a.q, &a.k, &a.v, &a.r, &a.u, &a.w, &a.k_mem, &a.v_mem, &a.r_bias};
+  return {&a.q, &a.k, &a.v, &a.r, &a.u, &a.w, &a.k_mem, &a.v_mem, &a.r_bias, &a.q_pos, &a.sink};
 }
 
 Bounds bounds_of(const py::handle& tensor) {
@@ -95,8 +95,9 @@ py::object signature(const py::tuple& call, const py::tuple& types, const py::tu
 }  // namespace
 
 py::tuple field_names() {
-  return py::make_tuple("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem", "r_bias", "start", "end",
-                        "seed", "left", "right", "zero_row", "scale", "dropout_p", "softcap");
+  return py::make_tuple("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem", "r_bias", "q_pos", "sink",
+                        "start", "end", "seed", "left", "right", "zero_row", "scale", "dropout_p", "softcap",
+                        "position_scale", "zero_outside");
 }
 
 Attention attention_of(const py::tuple& call, const py::handle& out, Type type, uint32_t drop_below) {
@@ -104,12 +105,14 @@ Attention attention_of(const py::tuple& call, const py::handle& out, Type type, 
   Attention a;
   a.type = type;
   a.B = size(call[Q], 0), a.H = size(call[Q], 1), a.L = size(call[Q], 2), a.D = size(call[Q], 3);
-  a.Dv = size(call[V], 3);
+  a.Dv = size(call[V], 3), a.Hkv = size(call[K], 1);
+  a.Dr = call[Q_POS].is_none() ? a.D : size(call[Q_POS], 3);
   a.M = call[K_MEM].is_none() ? 0 : size(call[K_MEM], 2);
   a.T = size(call[call[R].is_none() ? R_BIAS : R], 1), a.zero_row = call[ZERO_ROW].cast<int64_t>();
   for (auto [side, field] : {std::pair{&a.left, LEFT}, std::pair{&a.right, RIGHT}})
     *side = call[field].is_none() ? a.M + a.L : std::min(call[field].cast<int64_t>(), a.M + a.L);
   a.scale = static_cast<float>(call[SCALE].cast<double>());
+  a.position_scale = static_cast<float>(call[POSITION_SCALE].cast<double>());
   a.softcap = static_cast<float>(call[SOFTCAP].cast<double>());
   a.drop_below = drop_below;
   if (drop_below) a.keep_scale = 65536.f / static_cast<float>(65536 - drop_below);
@@ -117,6 +120,7 @@ Attention attention_of(const py::tuple& call, const py::handle& out, Type type, 
   for (size_t i = 0; i < INPUTS; ++i)
     if (!call[i].is_none()) *inputs[i] = strides_of(call[i]);
   if (!call[R_BIAS].is_none()) a.r_bias.s1 = stride(call[R_BIAS], 1);  // its last axis may be strided
+  if (!call[SINK].is_none()) a.sink.s2 = stride(call[SINK], 2);        // so may this one
   a.start = bounds_of(call[START]), a.end = bounds_of(call[END]);
   a.out = strides_of(out);
   return a;

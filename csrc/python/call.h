@@ -11,13 +11,13 @@ namespace txl {
 // clang-format off
 enum Field : size_t {
   // inputs, which have gradients
-  Q, K, V, R, CONTENT_BIAS, POSITION_BIAS, K_MEM, V_MEM, R_BIAS,
+  Q, K, V, R, CONTENT_BIAS, POSITION_BIAS, K_MEM, V_MEM, R_BIAS, Q_POS, SINK,
   // bounds
   START, END,
   // another at every call
   SEED,
   // settings
-  LEFT, RIGHT, ZERO_ROW, SCALE, DROPOUT_P, SOFTCAP,
+  LEFT, RIGHT, ZERO_ROW, SCALE, DROPOUT_P, SOFTCAP, POSITION_SCALE, ZERO_OUTSIDE,
   // how many
   FIELDS
 };

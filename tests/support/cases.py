@@ -28,11 +28,14 @@ class Case:
     M: int = 5
     D: int = 8
     Dv: int = 0  # 0: D
+    Dp: int = 0  # 0: no q_pos
+    Hkv: int = 0  # 0: H
     tables: str = "r"  # or r_bias, or both
     r_axes: tuple[int, ...] = ()  # leading axes of r: (): (H,)
     r_bias_heads: int = 0  # 0: H
     biases: bool = True
     softcap: float = 0.0
+    sink: str = ""  # "", heads ([H]) or queries ([B, H, L])
     causal: bool = True
     window: int | tuple[int | None, int | None] | None = None
     chunk: tuple[int, int | None] | None = None
@@ -42,10 +45,11 @@ class Case:
     dropout_p: float = 0.0
     layout: str = "bhld"  # or lbhd, fused
     scale: float | None = None
+    position_scale: float | None = None
     rows: int = 0  # of r and r_bias; 0: those needed
     extra_rows: int = 0  # beyond those
     zero_row: int | None = None  # None: the one that fits the rows needed
-    clamp: bool = False
+    outside: str = "refuse"
     r_descending: bool = False
     seed: int = 0
 
@@ -124,19 +128,25 @@ def make_inputs(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Any
     g = torch.Generator("cpu").manual_seed(case.seed)
     B, H, L, M, D, Dv = case.B, case.H, case.L, case.M, case.D, case.Dv or case.D
     rows, zero_row = case.table()
-    widths = {"q": D, "k": D, "v": Dv}
-    tensors = {name: _stored((B, H, L, n), case.layout, g) for name, n in widths.items()}
-    tensors["r"] = randn(*(case.r_axes or (H,)), rows, D, generator=g)
-    tensors |= {name: randn(H, D, generator=g) for name in ("content_bias", "position_bias")}
-    tensors |= {name: _stored((B, H, M, n), case.layout, g) for name, n in (("k_mem", D), ("v_mem", Dv))}
+    Dp, Hkv = case.Dp or D, case.Hkv or H
+    sizes = {"q": (H, D), "k": (Hkv, D), "v": (Hkv, Dv)}
+    tensors = {name: _stored((B, heads, L, n), case.layout, g) for name, (heads, n) in sizes.items()}
+    tensors["r"] = randn(*(case.r_axes or (H,)), rows, Dp, generator=g)
+    tensors |= {name: randn(H, n, generator=g) for name, n in (("content_bias", D), ("position_bias", Dp))}
+    tensors |= {name: _stored((B, Hkv, M, n), case.layout, g) for name, n in (("k_mem", D), ("v_mem", Dv))}
     if case.tables != "r":
         tensors["r_bias"] = randn(rows, case.r_bias_heads or H, generator=g).t()
+    if case.Dp:
+        tensors["q_pos"] = _stored((B, H, L, Dp), case.layout, g)
+    if case.sink:
+        tensors["sink"] = randn(*((B, H, L) if case.sink == "queries" else (H,)), generator=g)
     absent = {"r", "position_bias"} if case.tables == "r_bias" else set()
     absent |= set() if case.biases else {"content_bias", "position_bias"}
     start, end = intervals_of(case, g)
     given: dict[str, Any] = {"start": start, "end": end, "causal": case.causal, "window": case.window}
     given |= {"zero_row": zero_row, "scale": case.scale, "dropout_p": case.dropout_p, "softcap": case.softcap}
-    given |= {n: x for n in ("chunk", "prefix", "clamp", "r_descending") if (x := getattr(case, n))}
+    given |= {n: x for n in ("chunk", "prefix", "position_scale", "r_descending") if (x := getattr(case, n))}
+    given |= {} if case.outside == "refuse" else {"outside": case.outside}
     if case.dropout_p:
         given["dropout_seed"] = torch.tensor([-(2**62) + 12345])
     return given | cast(tensors, dtype) | dict.fromkeys(absent)
@@ -162,13 +172,16 @@ def as_fields(inputs: dict[str, Any]) -> Call:
     """The call that `rel_attention` would make of `make_inputs`' arguments, as backends and
     operators take it."""
     B, H, L, D = inputs["q"].shape
-    given = {name: x for name, x in inputs.items() if name in Call._fields}
+    given = {"r_bias": None, "q_pos": None, "sink": None}
+    given |= {name: x for name, x in inputs.items() if name in Call._fields}
     bounds = {name: None if inputs[name] is None else inputs[name].expand(B, L) for name in ("start", "end")}
     scale = D**-0.5 if inputs["scale"] is None else inputs["scale"]
     given["left"], given["right"] = span(inputs["causal"], inputs["window"])
     if given["position_bias"] is None:
         given["position_bias"] = inputs["q"].new_zeros(H, D)
-    given = {"r_bias": None} | given | bounds | {"scale": scale, "seed": inputs.get("dropout_seed")}
+    given |= bounds | {"scale": scale, "seed": inputs.get("dropout_seed")}
+    given["position_scale"] = inputs.get("position_scale") or scale
+    given["zero_outside"] = inputs.get("outside") == "zero"
     return Call(**given)
 
 
@@ -226,20 +239,65 @@ TERMS = [
     Case("numbers alone, softcap, wide values", tables="r_bias", softcap=2.0, Dv=20, causal=False, intervals="padded"),
     Case("everything, more than a tile", tables="both", softcap=2.0, Dv=5, L=40, M=45, B=1, H=1, causal=False),
 ]
+# What Inkling's attention needs: queries of r, grouped heads, distances outside the table, sinks.
+INKLING = [
+    Case("position queries", Dp=3, biases=False),
+    Case("position queries wider than keys", Dp=40, position_scale=0.7),
+    Case("position queries and biases, bidirectional", Dp=16, causal=False, tables="both"),
+    Case("position queries, one query", Dp=16, L=1, M=40),
+    Case("position queries, few queries, wide values", Dp=5, L=3, M=21, Dv=11),
+    Case("own scale of positions", position_scale=0.7),
+    Case("own scale of numbers alone", tables="r_bias", position_scale=-1.3, scale=0.2),
+    Case("position scale near 0", Dp=4, position_scale=1e-30, scale=-0.4),
+    Case("distances outside", rows=4, zero_row=1, outside="zero"),
+    Case("distances outside, bidirectional", rows=4, zero_row=2, outside="zero", causal=False, tables="both"),
+    Case("distances outside, numbers alone", rows=3, zero_row=0, outside="zero", tables="r_bias"),
+    Case("all distances outside", rows=2, zero_row=100, outside="zero", tables="both"),
+    Case("distances outside, one query", L=1, M=37, rows=5, zero_row=0, outside="zero"),
+    Case("distances outside, blocks and tiles", L=110, M=310, B=1, H=1, rows=40, zero_row=3, outside="zero", Dp=4),
+    Case("distances outside, softcap, dropout", rows=4, zero_row=0, outside="zero", softcap=1.5, dropout_p=0.3, causal=False),
+    Case("distances outside, random intervals", rows=4, zero_row=3, outside="zero", intervals="random", causal=False),
+    Case("grouped heads", H=4, Hkv=2),
+    Case("one head of keys", H=3, Hkv=1, M=0, causal=False),
+    Case("grouped heads, one query", H=6, Hkv=2, L=1, M=40),
+    Case("grouped heads, few queries", H=4, Hkv=1, L=3, M=21, Dv=5),
+    Case("grouped heads, dropout", H=4, Hkv=2, dropout_p=0.3),
+    Case("grouped heads, fused projections, wide values", H=4, Hkv=2, Dv=13, layout="fused"),
+    Case("grouped heads, random intervals, numbers", H=4, Hkv=2, intervals="random", tables="both", causal=False),
+    Case("grouped heads, more than a tile", H=4, Hkv=2, L=53, M=310, B=1),
+    Case("sinks", sink="heads"),
+    Case("sinks of each query", sink="queries", causal=False),
+    Case("sinks, one query", sink="heads", L=1, M=9),
+    Case("sinks, queries that see nothing", sink="queries", intervals="empty"),
+    Case("sinks, dropout, softcap", sink="heads", dropout_p=0.3, softcap=1.5, causal=False),
+    Case("sinks, parts of keys", sink="heads", B=1, H=1, L=5, M=1700),
+    Case("Inkling", H=6, Hkv=2, Dp=16, D=24, r_axes=(1,), rows=7, zero_row=0, outside="zero", biases=False, L=40, M=9,
+         position_scale=1.0, sink="heads"),
+    Case("Inkling, window", H=4, Hkv=2, Dp=16, D=24, r_axes=(1,), rows=5, zero_row=0, outside="zero", biases=False,
+         window=5, position_scale=1.0, scale=1 / 24),
+    Case("Inkling, one query", H=6, Hkv=2, Dp=16, D=24, r_axes=(1,), rows=7, zero_row=0, outside="zero", biases=False,
+         L=1, M=33, position_scale=1.0, sink="queries", intervals="start"),
+    Case("Inkling, prefix, a table for each batch row", H=4, Hkv=2, Dp=5, r_axes=(2, 1), rows=4, zero_row=0,
+         outside="zero", prefix=2, window=3, sink="heads", position_scale=0.6),
+    Case("Inkling, descending, chunks, dropout", H=4, Hkv=2, Dp=5, rows=4, zero_row=2, r_descending=True, outside="zero",
+         chunk=(3, 1), causal=False, sink="queries", dropout_p=0.3),
+    Case("Inkling, prefix, both bounds, dropout", M=3, L=8, intervals="random", prefix=2, window=(3, 1), dropout_p=0.3,
+         causal=False, H=4, Hkv=1, Dp=5, sink="queries"),
+]  # fmt: skip
 # Forms that are reduced to calls of the kernels.
 FORMS = [
     Case("no biases, a table of more rows", biases=False, rows=16, zero_row=5),
     Case("descending", r_descending=True, causal=False),
     Case("descending, causal, no memory", M=0, r_descending=True),
     Case("a table for all heads", r_axes=(1,)),
-    Case("clamped", r_axes=(1,), rows=4, zero_row=2, biases=False, clamp=True, causal=False),
-    Case("clamped, descending, causal", rows=3, zero_row=1, clamp=True, r_descending=True),
-    Case("clamped by one row", rows=1, zero_row=0, clamp=True, window=(3, 2), causal=False),
-    Case("clamped table that is long enough", clamp=True, causal=False),
+    Case("clamped", r_axes=(1,), rows=4, zero_row=2, biases=False, outside="clamp", causal=False),
+    Case("clamped, descending, causal", rows=3, zero_row=1, outside="clamp", r_descending=True),
+    Case("clamped by one row", rows=1, zero_row=0, outside="clamp", window=(3, 2), causal=False),
+    Case("clamped table that is long enough", outside="clamp", causal=False),
     Case("numbers for all heads, no biases", tables="both", r_bias_heads=1, biases=False, D=7),
-    Case("numbers, clamped, descending", tables="both", rows=4, zero_row=2, r_axes=(1,), clamp=True, r_descending=True,
+    Case("numbers, clamped, descending", tables="both", rows=4, zero_row=2, r_axes=(1,), outside="clamp", r_descending=True,
          causal=False),
-    Case("numbers alone, clamped, descending", tables="r_bias", rows=4, zero_row=2, clamp=True, r_descending=True,
+    Case("numbers alone, clamped, descending", tables="r_bias", rows=4, zero_row=2, outside="clamp", r_descending=True,
          causal=False),
     Case("numbers alone for all heads, prefix, softcap", tables="r_bias", r_bias_heads=1, Dv=3, prefix=2, window=2,
          softcap=1.5),
@@ -263,6 +321,6 @@ FORMS = [
     Case("prefix, narrow values, numbers", Dv=4, tables="both", prefix=2, window=2),
     Case("prefix of an end that hides all", M=0, intervals="end", prefix=1),
     Case("all at once", r_axes=(1,), Dv=5, tables="both", rows=5, zero_row=2, intervals="random", prefix=3,
-         window=(2, 2), clamp=True, r_descending=True, scale=0.3, softcap=0.8, causal=False),
+         window=(2, 2), outside="clamp", r_descending=True, scale=0.3, softcap=0.8, causal=False),
 ]  # fmt: skip
-BY_NAME = {case.name: case for case in CASES + TERMS + FORMS}
+BY_NAME = {case.name: case for case in CASES + TERMS + FORMS + INKLING}

@@ -90,8 +90,8 @@ def call_nowhere(
         return torch.empty(shape, dtype=dtype, device="meta")
 
     q, memory, bias = nowhere(B, H, L, D), nowhere(B, H, M, D), nowhere(H, D)
-    inputs = (q, q, q, nowhere(H, M + L, D), bias, bias, memory, memory, None)
-    return Call(*inputs, None, None, None, None if window is None else window - 1, 0, 0, 1.0, 0.0, 0.0)
+    inputs = (q, q, q, nowhere(H, M + L, D), bias, bias, memory, memory, None, None, None)
+    return Call(*inputs, None, None, None, None if window is None else window - 1, 0, 0, 1.0, 0.0, 0.0, 1.0, False)
 
 
 def plan_of(*sizes: Any, module: Any = None, window: int | None = None, multiprocessors: int = 132) -> Any:

@@ -19,9 +19,16 @@ def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """(out, lse) of `make_inputs`' arguments, query by query over the keys that it sees."""
     q, k, v = x["q"], torch.cat([x["k_mem"], x["k"]], 2), torch.cat([x["v_mem"], x["v"]], 2)
     B, H, L, D = q.shape
+    heads = [h // (H // k.size(1)) for h in range(H)]
+    k, v = k[:, heads], v[:, heads]
+    q_pos = x.get("q_pos", q)
     M, S = x["k_mem"].size(2), k.size(2)
     scale = D**-0.5 if x["scale"] is None else x["scale"]
-    u, w = (q.new_zeros(H, D) if x[name] is None else x[name] for name in ("content_bias", "position_bias"))
+    position_scale = scale if x.get("position_scale") is None else x["position_scale"]
+    u, w = (
+        q.new_zeros(H, width) if x[name] is None else x[name]
+        for name, width in (("content_bias", D), ("position_bias", q_pos.size(3)))
+    )
     each_row = x["r"] is not None and x["r"].dim() == 4
     outs, sums = [], []
     for b in range(B):
@@ -30,15 +37,22 @@ def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
         for i in range(L):
             seen = [j for j in range(S) if sees(x, b, i, j, M)]
             rows = [_row(x, M + i - j) for j in seen]
-            score = ((q[b, :, i, None] + u[:, None]) * k[b, :, seen]).sum(-1)
+            inside = torch.tensor([row is not None for row in rows])
+            rows = [0 if row is None else row for row in rows]
+            score = scale * ((q[b, :, i, None] + u[:, None]) * k[b, :, seen]).sum(-1)
+            position = torch.zeros_like(score)
             if r is not None:
-                score = score + ((q[b, :, i, None] + w[:, None]) * r[:, rows]).sum(-1)
+                position = position + ((q_pos[b, :, i, None] + w[:, None]) * r[:, rows]).sum(-1)
             if "r_bias" in x:
-                score = score + x["r_bias"][:, rows]
-            score = scale * score
+                position = position + x["r_bias"][:, rows]
+            score = score + position_scale * position * inside
             if x["softcap"]:
                 score = x["softcap"] * torch.tanh(score / x["softcap"])
-            p = score.softmax(-1) * keep[:, i, seen]
+            p = score.softmax(-1)
+            if "sink" in x and seen:
+                sink = (x["sink"] if x["sink"].dim() == 1 else x["sink"][b, :, i])[:, None]
+                p = torch.cat([score, sink], -1).softmax(-1)[:, :-1]
+            p = p * keep[:, i, seen]
             outs.append((p[..., None] * v[b, :, seen]).sum(1))
             sums.append(score.logsumexp(-1))
     if not outs:
@@ -63,11 +77,13 @@ def sees(x: dict[str, Any], b: int, i: int, j: int, M: int) -> bool:
     return ok
 
 
-def _row(x: dict[str, Any], distance: int) -> int:
-    """The row of r and r_bias."""
+def _row(x: dict[str, Any], distance: int) -> int | None:
+    """The row of r and r_bias; None for a distance without one."""
     rows = x["r_bias"].size(1) if x["r"] is None else x["r"].size(-2)
     row = x["zero_row"] + (-distance if x.get("r_descending") else distance)
-    row = min(max(row, 0), rows - 1) if x.get("clamp") else row
+    row = min(max(row, 0), rows - 1) if x.get("outside") == "clamp" else row
+    if x.get("outside") == "zero" and not 0 <= row < rows:
+        return None
     assert 0 <= row < rows
     return int(row)
 

@@ -103,6 +103,14 @@ def _beyond(call: Call) -> str | None:
         return f"softcap, got {call.softcap}"
     if call.r is None or call.r_bias is not None:
         return "r_bias"
+    if call.q_pos is not None:
+        return "q_pos"
+    if call.k.size(1) != call.q.size(1):
+        return f"grouped heads, got {call.k.size(1)} heads of k for {call.q.size(1)} of q"
+    if call.sink is not None:
+        return "sink"
+    if call.zero_outside:
+        return "outside='zero'"
     if call.v.size(3) != call.q.size(3):
         return f"values of another width than q's, got {call.v.size(3)} and {call.q.size(3)}"
     return None

@@ -45,6 +45,7 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
     if call.v_mem is not None:
         v = torch.cat([call.v_mem.to(dtype), v], 2)
     p, lse, used = weights(call)
+    v = _for_each_head(v, p.size(1))
     if call.seed is not None and call.dropout_p > 0:
         batch, heads, length, keys = p.shape
         keep = keep_mask(call.seed, batch, heads, length, keys, call.dropout_p)
@@ -53,14 +54,27 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
+def _for_each_head(x: Tensor, heads: int) -> Tensor:
+    """Return keys or values [B, Hkv, S, D], those of each head repeated for the query heads that
+    read it, [B, heads, S, D]."""
+    return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), 1)
+
+
+def share_beside(sink: Tensor, lse: Tensor) -> Tensor:
+    """Return the keys' share of the softmax's denominator beside a sink, e^lse / (e^lse + e^sink);
+    0 for a query without keys, in forward and backward."""
+    empty = torch.isneginf(lse)
+    return (lse.masked_fill(empty, 0.0) - sink.to(lse.dtype)).sigmoid().masked_fill(empty, 0.0)
+
+
 def exact(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which tensors of a dtype are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weights before dropout, [B, H, L, S]; lse [B, H, L]; and whether any query sees a
-    key, bool [B or 1, 1, S, 1].
+    """Return the weights before dropout, [B, H, L, S], beside the sink if there is one; lse [B, H,
+    L] of the keys alone; and whether any query sees a key, bool [B or 1, 1, S, 1].
 
     rows: None for all L queries, or int64 [R], the indices of the queries to compute.
     """
@@ -68,11 +82,15 @@ def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
     q, k, u = (x.to(dtype) for x in (call.q, call.k, call.content_bias))
     if call.k_mem is not None:
         k = torch.cat([call.k_mem.to(dtype), k], 2)
+    k = _for_each_head(k, q.size(1))
+    q_pos = q if call.q_pos is None else call.q_pos.to(dtype)
+    sink = call.sink
     keys = k.size(2)
     low, high = intervals(call)
     at = torch.arange(memory_len_of(call), keys, device=q.device)
     if rows is not None:
-        q, low, high, at = q[:, :, rows], low[:, rows], high[:, rows], at[rows]
+        q, q_pos, low, high, at = q[:, :, rows], q_pos[:, :, rows], low[:, rows], high[:, rows], at[rows]
+        sink = None if sink is None else sink[:, :, rows]
     batch, heads, length, _ = q.shape
     j = torch.arange(keys, device=q.device)
     seen = ((low.unsqueeze(-1) <= j) & (j < high.unsqueeze(-1))).unsqueeze(1)  # [B or 1, 1, L, S]
@@ -81,23 +99,31 @@ def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
     used = seen.any(2).unsqueeze(-1)
     k = k.where(used, 0.0)
     alive = seen.any(-1, keepdim=True)
-    q = q.where(alive, 0.0)
+    q, q_pos = q.where(alive, 0.0), q_pos.where(alive, 0.0)
     score = (q + u.unsqueeze(1)) @ k.mT
+    one_factor = call.position_scale == call.scale
     rows_of_table = table_len_of(call)
     if rows_of_table:
         row = call.zero_row + at.unsqueeze(-1) - j  # [L, S]
         outside = (row < 0) | (row >= rows_of_table)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and not call.zero_outside:
             torch._assert_async((~(outside & seen)).all(), "r has no row for a distance that a query sees")
         row = row.clamp(0, rows_of_table - 1)
         met = torch.zeros(rows_of_table, device=q.device, dtype=torch.bool)
-        met = met.index_put((row,), seen.any(0)[0], accumulate=True)
+        met = met.index_put((row,), seen.any(0)[0] & ~outside, accumulate=True)
+        position = torch.zeros_like(score)
         if call.r is not None:
             r, w = call.r.to(dtype).where(met.unsqueeze(-1), 0.0), call.position_bias.to(dtype)
-            score = score + ((q + w.unsqueeze(1)) @ r.mT).gather(3, row.expand(batch, heads, length, keys))
+            position = ((q_pos + w.unsqueeze(1)) @ r.mT).gather(3, row.expand(batch, heads, length, keys))
         if call.r_bias is not None:
-            score = score + call.r_bias.to(dtype).where(met, 0.0)[:, row]
-    score = score * float(call.scale)
+            position = position + call.r_bias.to(dtype).where(met, 0.0)[:, row]
+        position = position.masked_fill(outside, 0.0)
+        if one_factor:
+            score = score + position
+        else:
+            score = score * float(call.scale) + position * float(call.position_scale)
+    if one_factor or not rows_of_table:
+        score = score * float(call.scale)
     if call.softcap:
         score = float(call.softcap) * (score / float(call.softcap)).tanh()
     score = score.masked_fill(~seen, -torch.inf)
@@ -105,7 +131,9 @@ def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
     # For a query without keys, a row of -inf would give NaN in the softmax and in its gradient.
     score = score.masked_fill(~alive, 0.0)
     p, lse = softmax(score, -1) if keys else (score, score.new_zeros(batch, heads, length))
-    return p * alive, lse.masked_fill(~alive.squeeze(-1), -torch.inf), used
+    lse = lse.masked_fill(~alive.squeeze(-1), -torch.inf)
+    p = p * alive
+    return p if sink is None else p * share_beside(sink, lse).unsqueeze(-1), lse, used
 
 
 def softmax(score: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -297,10 +297,12 @@ def case_of(kind: Kind, fills: bool = False) -> Call:
         values(heads, width), values(heads, width) * (1.0 if kind.r else 0.0),
         rows(memory, width), rows(memory, value_width),
         values(heads, keys) if kind.r_bias else None,
+        None, None,
         (at - 37).contiguous() if kind.start else None,
         (at + 1 - at % 3).contiguous() if kind.end else None,
         torch.tensor([1234], dtype=torch.int64, device="cpu") if kind.dropout else None,
         None, 0, 0, width**-0.5, 0.25 if kind.dropout else 0.0, 5.0 if kind.softcap else 0.0,
+        width**-0.5, False,
     )  # fmt: skip
 
 

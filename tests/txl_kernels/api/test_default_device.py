@@ -62,9 +62,9 @@ def without_biases() -> Results:
 def forms() -> Results:
     q, r = QUERIES, TABLE
     return [
-        rel_attention(q, q, q, r, chunk=(4, 1), causal=False, zero_row=q.size(2) - 1, clamp=True),
-        rel_attention(q, q, q, r, prefix=3, window=4, clamp=True),
-        rel_attention(q, q, q, r[:, :5], r_descending=True, zero_row=4, clamp=True, window=5),
+        rel_attention(q, q, q, r, chunk=(4, 1), causal=False, zero_row=q.size(2) - 1, outside="clamp"),
+        rel_attention(q, q, q, r, prefix=3, window=4, outside="clamp"),
+        rel_attention(q, q, q, r[:, :5], r_descending=True, zero_row=4, outside="clamp", window=5),
     ]
 
 

@@ -24,7 +24,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "memory": {"M": 4},
     "bounds": {"intervals": "random"},
     "packed": {"packed": (2, 0, 3), "B": 1},
-    "clamp": {"rows": 4, "zero_row": 2, "clamp": True},
+    "clamp": {"rows": 4, "zero_row": 2, "outside": "clamp"},
     "descending": {"r_descending": True},
     "softcap": {"softcap": 0.7},
     "window": {"window": (2, 1)},

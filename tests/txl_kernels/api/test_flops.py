@@ -25,8 +25,8 @@ def visible(call: dict[str, Any]) -> int:
     q, memory, window = call["q"], call.get("memory"), call.get("window")
     k_mem = None if memory is None else memory[0]
     left, right = span(call.get("causal", True), window)
-    unused: Any = (None,) * 2
-    low, high = intervals(Call(q, q, q, None, q, q, k_mem, k_mem, *unused, None, None, left, right, 0, 1.0, 0.0, 0.0))
+    unused: Any = (None,) * 6
+    low, high = intervals(Call(q, q, q, None, q, q, k_mem, k_mem, *unused, left, right, 0, 1.0, 0.0, 0.0, 1.0, False))
     return int((high - low).clamp(min=0).sum()) * q.size(0) * q.size(1)
 
 

@@ -109,8 +109,8 @@ class Attention(torch.nn.Module):
 
 ONE_GRAPH: dict[str, dict[str, Any]] = {
     "window": {"window": 20},
-    "chunk": {"causal": False, "chunk": (4, 2), "clamp": True, "zero_row": 3},
-    "prefix": {"prefix": 3, "window": 4, "clamp": True},
+    "chunk": {"causal": False, "chunk": (4, 2), "outside": "clamp", "zero_row": 3},
+    "prefix": {"prefix": 3, "window": 4, "outside": "clamp"},
     "reference": {"window": 20, "backend": "reference"},
 }
 

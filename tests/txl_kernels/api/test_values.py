@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import CASES, DTYPES, FORMS, TERMS, Case, as_call, here, make_inputs
+from cases import CASES, DTYPES, FORMS, INKLING, TERMS, Case, as_call, here, make_inputs
 from oracle import attend, gradients, matches_the_definition, oracle
 from tolerances import require_close
 
@@ -10,7 +10,7 @@ from txl_kernels import rel_attention
 
 
 @pytest.mark.usefixtures("nan_filled")
-@pytest.mark.parametrize("case", CASES + TERMS + FORMS, ids=str)
+@pytest.mark.parametrize("case", CASES + TERMS + FORMS + INKLING, ids=str)
 def test_matches_the_definition(case: Case, backend: str) -> None:
     matches_the_definition(case, backend)
 

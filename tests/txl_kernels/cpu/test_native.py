@@ -395,7 +395,7 @@ from txl_kernels.backends import cpu, native_modules
 from txl_kernels.call import Call
 q = torch.randn(1, 4, 256, 64)
 bias = q[0, :, 0].contiguous()
-call = Call(q, q, q, torch.randn(4, 256, 64), bias, bias, None, None, None, None, None, None, None, 0, 0, 0.1, 0.0, 0.0)
+call = Call(q, q, q, torch.randn(4, 256, 64), bias, bias, *(None,) * 9, 0, 0, 0.1, 0.0, 0.0, 0.1, False)
 out, lse = torch.empty_like(q), torch.empty(1, 4, 256)
 plan = cpu.make_plan(call, out)
 """

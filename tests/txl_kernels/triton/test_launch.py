@@ -34,7 +34,7 @@ def both_ways(length: int = 70, width: int = 64, memory_len: int = 40) -> None:
     q, k, v = (torch.zeros(B, length, H, width, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
     memory = [torch.zeros(B, memory_len, H, width, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)]
     r, bias = (torch.zeros(H, *shape, width, dtype=torch.bfloat16) for shape in ((memory_len + length,), ()))
-    call = Call(q, k, v, r, bias, bias, *memory, None, None, None, None, None, 0, 0, 0.125, 0.0, 0.0)
+    call = Call(q, k, v, r, bias, bias, *memory, *(None,) * 7, 0, 0, 0.125, 0.0, 0.0, 0.125, False)
     out, lse = backend.forward(call)
     backend.backward(call, out, lse, torch.zeros_like(out), None)
 

@@ -83,7 +83,14 @@ def why_not_call(call: Call) -> str | None:
     """Return the reason why the backend does not support a call although it supports q's device,
     dtype and head width (its values are too wide), or None."""
     width = call.v.size(3)
-    return None if width <= _WIDEST else f"{NAME} does not take values wider than {_WIDEST}, got {width}"
+    if width > _WIDEST:
+        return f"{NAME} does not take values wider than {_WIDEST}, got {width}"
+    lacking = {
+        "q_pos": call.q_pos is not None, "grouped heads": call.k.size(1) != call.q.size(1),
+        "sink": call.sink is not None, "outside='zero'": call.zero_outside,
+        "position_scale other than scale": call.position_scale != call.scale,
+    }  # fmt: skip
+    return next((f"{NAME} does not take {what}" for what, is_so in lacking.items() if is_so), None)
 
 
 def _why_not_device(device: torch.device) -> str | None:

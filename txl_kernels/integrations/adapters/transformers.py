@@ -116,7 +116,7 @@ class HFConformer(Accelerated):
             past = self.left_max_position_embeddings
             rows = torch.arange(past + self.right_max_position_embeddings, -1, -1, device=q.device)
             r = self.distance_embedding(rows).to(q.dtype).unsqueeze(0)
-            out = attend(q, k, v, r, None, None, bounds, past=past, clamp=True, **settings)
+            out = attend(q, k, v, r, None, None, bounds, past=past, outside="clamp", **settings)
         else:
             if relative_position_embeddings is None:
                 raise ValueError(
