@@ -27,6 +27,7 @@ struct Attention {
   int64_t Dr = 0;                             // width of r, w and q_pos; D without q_pos
   int64_t Hkv = 0;                            // heads of keys and values: head h reads head h / (H / Hkv)
   int64_t T = 0, zero_row = 0;                // r and r_bias have T rows; row zero_row + d is distance d
+  bool zero_outside = false;                  // a pair whose row is not in [0, T) has no terms of r and r_bias
   int64_t left = 0, right = 0;                // keys seen before and after a query's own, at most S each
   float scale = 1;
   float position_scale = 1;    // of the terms of r and r_bias

@@ -35,7 +35,8 @@ class Plan {
                 const py::handle& dlse, const py::tuple& gradients, int threads, uint64_t seed) const {
     const txl::Problem p = problem(call, out, lse, threads, seed);
     txl::Gradients g;
-    txl::View* const views[txl::INPUTS] = {&g.dq, &g.dk, &g.dv, &g.dr, &g.du, &g.dw, &g.dk_mem, &g.dv_mem, &g.dr_bias};
+    txl::View* const views[txl::INPUTS] = {&g.dq,     &g.dk,     &g.dv,      &g.dr,     &g.du,   &g.dw,
+                                           &g.dk_mem, &g.dv_mem, &g.dr_bias, &g.dq_pos, &g.dsink};
     for (size_t i = 0; i < txl::INPUTS; ++i)
       if (!gradients[i].is_none()) *views[i] = txl::view_of(gradients[i]);
     g.dout = txl::view_of(dout);

@@ -12,10 +12,12 @@ struct Problem : Attention {
 struct Gradients {                  // what is out: data == nullptr where it is not wanted
   View dout;                        // [B, H, L, Dv], in
   const float* dlse = nullptr;      // [B, H, L] contiguous or null, in
-  View dq, dk, dv, dk_mem, dv_mem;  // [B, H, rows, D], values Dv, out
-  View dr;                          // [H, T, D] contiguous, out
-  View du, dw;                      // [H, D] contiguous, out
+  View dq, dk, dv, dk_mem, dv_mem;  // [B, H (dq) or Hkv, rows, D], values Dv, out
+  View dq_pos;                      // [B, H, L, Dr], out
+  View dr;                          // [H, T, Dr] contiguous, out
+  View du, dw;                      // [H, D] and [H, Dr] contiguous, out
   View dr_bias;                     // [H, T] contiguous, out
+  View dsink;                       // [B, H, L] float, last axis contiguous, out
 };
 
 }  // namespace txl

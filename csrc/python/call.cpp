@@ -112,6 +112,7 @@ Attention attention_of(const py::tuple& call, const py::handle& out, Type type, 
   for (auto [side, field] : {std::pair{&a.left, LEFT}, std::pair{&a.right, RIGHT}})
     *side = call[field].is_none() ? a.M + a.L : std::min(call[field].cast<int64_t>(), a.M + a.L);
   a.scale = static_cast<float>(call[SCALE].cast<double>());
+  a.zero_outside = call[ZERO_OUTSIDE].cast<bool>();
   a.position_scale = static_cast<float>(call[POSITION_SCALE].cast<double>());
   a.softcap = static_cast<float>(call[SOFTCAP].cast<double>());
   a.drop_below = drop_below;

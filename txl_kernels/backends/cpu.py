@@ -40,7 +40,7 @@ def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True)
     kept = None if prepared is None else prepared.plans.get(NAME)
     if kept is None:
         kept = _keep(prepared, call, empty_out(call.q, call.v))
-    out = kept.empty_like(call.v if kept.like_v else call.q)
+    out = kept.empty_like(call.q) if kept.like_q else empty_out(call.q, call.v)
     lse = torch.empty(kept.lse_shape, dtype=torch.float32, device=call.q.device) if need_lse else None
     kept.plan.forward(call, out, lse, torch.get_num_threads(), _seed(call))
     return out, lse
@@ -85,13 +85,13 @@ class _Kept(NamedTuple):
     plan: Any
     empty_like: Callable[[Tensor], Tensor]  # empty_like_rows, or a faster function that gives the same for these inputs
     lse_shape: tuple[int, ...]
-    like_v: bool  # out's shape is v's, not q's
+    like_q: bool  # out's shape is q's
 
 
 def _keep(prepared: Prepared | None, call: Call, out: Tensor) -> _Kept:
     contiguous = all(x is None or x.is_contiguous() for x in inputs_of(call))
     like = torch.empty_like if contiguous else empty_like_rows
-    kept = _Kept(make_plan(call, out), like, tuple(call.q.shape[:3]), call.q.size(3) != call.v.size(3))
+    kept = _Kept(make_plan(call, out), like, tuple(call.q.shape[:3]), call.q.size(3) == call.v.size(3))
     if prepared is not None:
         prepared.plans[NAME] = kept
     return kept

@@ -1,7 +1,7 @@
-// How backward's work is cut. An item is a head, a chunk of its keys and, where there are many batch
-// rows, a group of those: it finishes dk and dv of its keys, tile by tile, while dr, du and dw are sums
-// over its batch rows, added up afterwards in a fixed order; so is dq where there are several chunks.
-// How many items is a function of shapes, so threads change no bit.
+// How backward's work is cut. An item is a head of keys with the query heads that read it, a chunk of the keys and,
+// where there are many batch rows, a group of those: it finishes dk and dv of its keys, tile by tile, while dr, du and dw
+// are sums over its batch rows, one for each query head, added up afterwards in a fixed order; so is dq where there are
+// several chunks. How many items is a function of shapes, so threads change no bit.
 #pragma once
 #include "scores.h"
 
@@ -12,21 +12,26 @@ constexpr int64_t BACKWARD_ITEMS = 32;  // chunks of keys are made until there a
 constexpr int64_t MAX_CHUNKS = 16;      // each has a dq of its own
 
 struct BackwardPlan {
-  int64_t Dp, Dvp, chunk, chunks, group, groups, rows, rhos;  // chunk: keys; group: batch rows
-  bool content, position, dr, dr_bias;                        // what is wanted: of q, by its two halves; of the tables
+  int64_t Dp, Drp, Dvp, heads;                       // heads: query heads that read one head of keys
+  int64_t chunk, chunks, group, groups, rows, rhos;  // chunk: keys; group: batch rows
+  bool apart;                                        // dq_pos has sums of its own
+  bool content, position, dr, dr_bias;  // what is wanted: of queries, by keys and by the table; of the tables
 
   Range rhos_met;  // by all keys and queries
 
   BackwardPlan(const Problem& p, const Gradients& g, const InUse& in_use)
       : Dp(round_up(p.D, NR)),
+        Drp(round_up(p.Dr, NR)),
         Dvp(round_up(p.Dv, NR)),
+        heads(group_of(p)),
+        apart(p.q_pos.data),
         content(g.dq.data || g.du.data),
-        position(p.r.data && (g.dq.data || g.dw.data)),
+        position(p.r.data && ((apart ? g.dq_pos : g.dq).data || g.dw.data)),
         dr(g.dr.data),
         dr_bias(g.dr_bias.data),
         rhos_met(TXL_ISA::rhos_met(p, in_use)) {
-    const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S), BH = max_of(p.B * p.H, 1);
-    chunks = clamp(div_up(BACKWARD_ITEMS, BH), 1, clamp(tiles, 1, MAX_CHUNKS));
+    const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S), whole = max_of(p.B * p.Hkv, 1);  // items without chunks
+    chunks = clamp(div_up(BACKWARD_ITEMS, whole), 1, clamp(tiles, 1, MAX_CHUNKS));
     chunk = max_of(div_up(tiles, chunks), 1) * BLOCK_S;
     chunks = div_up(S, chunk);
     group = chunks > 1 ? 1 : batch_rows_of_item(p, BACKWARD_ITEMS);
@@ -35,7 +40,7 @@ struct BackwardPlan {
     rhos = min_of(p.right ? chunk + p.L : min_of(chunk + p.L, S), rhos_met.high - rhos_met.low);
     rhos = dr || dr_bias ? round_up(rhos + 2 * BLOCK_L + 3 * NR, NR) : 0;  // blocks stand out at both ends
   }
-  int64_t items(const Problem& p) const { return groups * p.H * chunks; }
+  int64_t items(const Problem& p) const { return groups * p.Hkv * chunks; }
   // The first rho of the chunk that starts at key j0.
   int64_t first_rho(const Problem& p, int64_t j0) const {
     return max_of(rho_of(p, p.L - 1 + BLOCK_L - 1, j0), max_of(rhos_met.low - MR - NR, 0)) / NR * NR;
@@ -45,20 +50,25 @@ struct BackwardPlan {
     const int64_t first = first_rho(p, low);
     return {max_of(rho_of(p, p.L - 1, low), rhos_met.low) - first, min_of(rho_of(p, 0, high), rhos_met.high) - first};
   }
-  int64_t dq_floats() const { return rows * Dp; }
+  // Sums of a query head: of a batch row's queries; of an item.
+  int64_t dq_floats() const { return rows * (apart ? Dp + Drp : Dp); }
   int64_t dr_rows() const { return dr ? rhos : 0; }
-  int64_t dr_bias_offset() const { return (dr_rows() + 2) * Dp; }
+  int64_t du_offset() const { return dr_rows() * Drp; }
+  int64_t dw_offset() const { return du_offset() + Dp; }
+  int64_t dr_bias_offset() const { return dw_offset() + Drp; }
   int64_t item_floats() const { return dr_bias_offset() + (dr_bias ? rhos : 0); }
 };
 
-// Where a batch row of an item adds up: dq [rows][Dp], dr [rhos][Dp] from first_rho on, du, dw [Dp], dr_bias [rhos].
+// Where a query head and batch row of an item add up: dq [rows][Dp], dq_pos [rows][Drp] (which is dq if they are not
+// apart), dr [rhos][Drp] from first_rho on, du [Dp], dw [Drp], dr_bias [rhos].
 struct Sums {
-  float *dq, *dr, *du, *dw, *dr_bias;
+  float *dq, *dq_pos, *dr, *du, *dw, *dr_bias;
   Sums(const BackwardPlan& plan, float* row_dq, float* item)
       : dq(row_dq),
+        dq_pos(plan.apart ? dq + plan.rows * plan.Dp : dq),
         dr(item),
-        du(item + plan.dr_rows() * plan.Dp),
-        dw(du + plan.Dp),
+        du(item + plan.du_offset()),
+        dw(item + plan.dw_offset()),
         dr_bias(item + plan.dr_bias_offset()) {}
 };
 
@@ -72,17 +82,16 @@ struct QueryStats {
       : memory(3 * p.B * p.H * p.L), lse(memory.data), norm(lse + p.B * p.H * p.L), delta(norm + p.B * p.H * p.L) {}
 };
 
-// A batch row and head against the keys of a chunk: [low, high).
+// A batch row and head of keys, and the keys of a chunk: [low, high).
 struct Part {
-  int64_t b, h, low, high;
-  int64_t bh(const Problem& p) const { return b * p.H + h; }
+  int64_t b, hk, low, high;
 };
 
 // A gradient of key row j of the memory or of the segment; null where it is not wanted.
 template <class T>
 TXL_INLINE T* key_gradient(const Problem& p, const View& memory, const View& segment, const Part& at, int64_t j) {
   const bool wanted = j < p.M ? memory.data : segment.data;
-  return wanted ? const_cast<T*>(key_row<T>(p, memory, segment, at.b, at.h, j)) : nullptr;
+  return wanted ? const_cast<T*>(key_row<T>(p, memory, segment, at.b, at.hk, j)) : nullptr;
 }
 
 // Whether a gradient of the memory's and of the segment's rows is wanted for some of the keys [low, high).
@@ -126,10 +135,23 @@ struct Seen {
   bool live(int64_t b, int64_t chunk) const { return blocks_of(b, chunk).any(); }
 };
 
+// log(e^a + e^b).
+TXL_INLINE float log_add(float a, float b) {
+  const float top = a > b ? a : b, below = a > b ? b - a : a - b;
+  return below < -100.f ? top : top + log_of(1.f + exp_of(below));
+}
+
 // Backward's stats of query i from the largest of its scores and the sum of its weights relative to `top`, which lies
 // at most a few e-folds below that: lse, rounded up from no less than the largest, and what that rounding leaves out.
-TXL_INLINE void set_stats(const QueryStats& stats, int64_t at, float top, float total) {
+TXL_INLINE void set_stats(const Problem& p, const QueryStats& stats, int64_t bh, int64_t i, float top, float total) {
+  const float sink = sink_of(p, bh, i);
+  if (sink > top) {  // the largest then
+    total = total * exp_of(top - sink) + 1.f, top = sink;
+  } else if (sink > -INF) {
+    total += exp_of(sink - top);
+  }
   const float lse = top + log_of(total);
+  const int64_t at = bh * p.L + i;
   stats.lse[at] = lse;
   stats.norm[at] = 1.f / (total * exp_of(top - lse));
 }

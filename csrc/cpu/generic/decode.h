@@ -23,7 +23,7 @@ TXL_INLINE void prefetch(const T* row, int64_t stride, int64_t d) {
 
 static bool decode_fits(const Problem& p) { return p.L <= DECODE_L && !p.drop_below; }
 
-// score[0..LANES) of the keys from j on, D summed in lanes: qu . k, and if POSITIONS qw . r. Keys past `last` count
+// score[0..LANES) of the keys from j on, widths summed in lanes: qu . k, and if POSITIONS qw . r. Keys past `last` count
 // as the last one.
 template <bool POSITIONS, class T>
 TXL_INLINE void decode_products(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j, int64_t last,
@@ -37,42 +37,63 @@ TXL_INLINE void decode_products(const Problem& p, int64_t b, int64_t h, int64_t 
     TXL_UNROLL(4)
     for (int z = 0; z < 4; ++z) {
       const int64_t key = min_of(j + first + z, last);
-      k[z] = key_row<T>(p, p.k_mem, p.k, b, h, key);
+      k[z] = key_row<T>(p, p.k_mem, p.k, b, key_head(p, h), key);
       if (POSITIONS) r[z] = row_of<T>(p.r, h, p.zero_row + p.M + i - key, 0);
     }
+    const int64_t both = POSITIONS ? min_of(p.D, p.Dr) : 0;
     int64_t d = 0;
-    for (; d + LANES <= p.D; d += LANES) {
+    for (; d + LANES <= both; d += LANES) {
       const vf u = load(qu + d), w = load(qw + d);
       TXL_UNROLL(4)
       for (int z = 0; z < 4; ++z) {
         prefetch(k[z], k_stride, d);
         four[z] += u * load(k[z] + d);
-        if (POSITIONS) prefetch(r[z], -p.r.s1, d), four[z] += w * load(r[z] + d);
+        prefetch(r[z], -p.r.s1, d), four[z] += w * load(r[z] + d);
       }
+    }
+    int64_t c = d;  // the columns of r that are left
+    for (; d + LANES <= p.D; d += LANES) {
+      const vf u = load(qu + d);
+      TXL_UNROLL(4)
+      for (int z = 0; z < 4; ++z) prefetch(k[z], k_stride, d), four[z] += u * load(k[z] + d);
+    }
+    for (; POSITIONS && c + LANES <= p.Dr; c += LANES) {
+      const vf w = load(qw + c);
+      TXL_UNROLL(4)
+      for (int z = 0; z < 4; ++z) prefetch(r[z], -p.r.s1, c), four[z] += w * load(r[z] + c);
     }
     TXL_UNROLL(4)
     for (int z = 0; z < 4; ++z) {
       sum[first + z] = four[z];
       tail[first + z] = 0;
-      for (int64_t x = d; x < p.D; ++x) {
-        tail[first + z] += to_float(qu[x]) * to_float(k[z][x]);
-        if (POSITIONS) tail[first + z] += to_float(qw[x]) * to_float(r[z][x]);
-      }
+      for (int64_t x = d; x < p.D; ++x) tail[first + z] += to_float(qu[x]) * to_float(k[z][x]);
+      for (int64_t x = c; POSITIONS && x < p.Dr; ++x) tail[first + z] += to_float(qw[x]) * to_float(r[z][x]);
     }
   }
   const vf total = sum_each(sum) + load(tail);
   store(score, total);
 }
 
-// The same with r_bias, before the cap.
+// The keys of a range as up to three of which all or none are at distances with a row in the tables.
+struct DecodeRanges {
+  Range part[3];
+  DecodeRanges(const Problem& p, int64_t i, Range keys) {
+    const Range inside = inside_table(p, i);
+    const int64_t low = clamp(inside.low, keys.low, keys.high), high = clamp(inside.high, low, keys.high);
+    part[0] = {keys.low, low}, part[1] = {low, high}, part[2] = {high, keys.high};
+  }
+  static bool has_positions(int n) { return n == 1; }
+};
+
+// The same with r_bias, before the cap; without either where the keys have no positions.
 template <class T>
 TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j, int64_t last,
-                              const Packed* qu, const Packed* qw, float* score) {
-  if (p.r.data)
+                              bool positions, const Packed* qu, const Packed* qw, float* score) {
+  if (p.r.data && positions)
     decode_products<true, T>(p, b, h, i, j, last, qu, qw, score);
   else
     decode_products<false, T>(p, b, h, i, j, last, qu, qw, score);
-  for (int64_t z = 0; p.r_bias.data && z < LANES; ++z)
+  for (int64_t z = 0; p.r_bias.data && positions && z < LANES; ++z)
     score[z] += bias_of<T>(p, h, p.zero_row + p.M + i - min_of(j + z, last));
 }
 
@@ -109,15 +130,19 @@ static void weighted_rows(const float* weight, const T* values, int64_t stride, 
 template <class T>
 static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, const Packed* qu, const Packed* qw,
                         float* out) {
-  const int64_t b = bh / p.H, h = bh % p.H, Dv = p.Dv;
+  const int64_t b = bh / p.H, h = bh % p.H, hk = key_head(p, h), Dv = p.Dv;
   const int64_t n = keys.high - keys.low;
   const Cap cap(p);
-  float score[DECODE_PART];
-  for (int64_t x = 0; x < n; x += LANES) decode_scores<T>(p, b, h, i, keys.low + x, keys.high - 1, qu, qw, score + x);
+  const DecodeRanges ranges(p, i, keys);
+  float score[DECODE_PART + LANES];  // a range is written to whole vectors, the next one over what is too much
+  for (int z = 0; z < 3; ++z)
+    for (int64_t j = ranges.part[z].low; j < ranges.part[z].high; j += LANES)
+      decode_scores<T>(p, b, h, i, j, ranges.part[z].high - 1, DecodeRanges::has_positions(z), qu, qw,
+                       score + (j - keys.low));
   for (int64_t x = 0; p.softcap && x < n; x += LANES) store(score + x, cap(load(score + x)));
   for (int64_t x = n; x < round_up(n, LANES); ++x) score[x] = -INF;
   for (int64_t x = 0; x < min_of(n, AHEAD); ++x) {  // the first values, while the weights are computed
-    const T* row = key_row<T>(p, p.v_mem, p.v, b, h, keys.low + x);
+    const T* row = key_row<T>(p, p.v_mem, p.v, b, hk, keys.low + x);
     for (int64_t d = 0; d < Dv; d += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + d);
   }
   vf tops = splat(-INF);
@@ -131,38 +156,40 @@ static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, con
   }
   for (int64_t d = 0; d < Dv; ++d) out[d] = 0;
   const int64_t in_memory = clamp(p.M - keys.low, 0, n);
-  if (in_memory) weighted_rows(score, row_of<T>(p.v_mem, b, h, keys.low), p.v_mem.s2, in_memory, Dv, out);
+  if (in_memory) weighted_rows(score, row_of<T>(p.v_mem, b, hk, keys.low), p.v_mem.s2, in_memory, Dv, out);
   if (n > in_memory)
-    weighted_rows(score + in_memory, row_of<T>(p.v, b, h, keys.low + in_memory - p.M), p.v.s2, n - in_memory, Dv, out);
+    weighted_rows(score + in_memory, row_of<T>(p.v, b, hk, keys.low + in_memory - p.M), p.v.s2, n - in_memory, Dv, out);
   out[Dv] = top;
   out[Dv + 1] = sum_lanes(sum);
 }
 
 template <class T>
 static void run_decode(const Problem& p) {
-  const int64_t BH = p.B * p.H, D = p.D, Dv = p.Dv, queries = BH * p.L, parts = div_up(p.M + p.L, DECODE_PART);
-  const int64_t entry = Dv + 2;
-  Buffer partial(queries * parts * entry), shifted(queries * 2 * D), sums(Dv);
-  auto qu_of = [&](int64_t bh, int64_t i) {  // q + w: L rows on
-    return reinterpret_cast<Packed*>(shifted.data) + (2 * bh * p.L + i) * D;
+  const int64_t BH = p.B * p.H, Dv = p.Dv, queries = BH * p.L, parts = div_up(p.M + p.L, DECODE_PART);
+  const int64_t entry = Dv + 2, group = group_of(p), groups = p.B * p.Hkv;
+  Buffer partial(queries * parts * entry), shifted(queries * p.D), shifted_for_r(queries * p.Dr), sums(Dv);
+  auto qu_of = [&](int64_t bh, int64_t i) { return reinterpret_cast<Packed*>(shifted.data) + (bh * p.L + i) * p.D; };
+  auto qw_of = [&](int64_t bh, int64_t i) {
+    return reinterpret_cast<Packed*>(shifted_for_r.data) + (bh * p.L + i) * p.Dr;
   };
   for (int64_t bh = 0; bh < BH; ++bh) {
     auto sees = [&](int64_t i) { return visible(p, bh / p.H, i).any(); };
-    pack_queries<T>(p, bh / p.H, bh % p.H, 0, p.L, sees, D, qu_of(bh, 0), qu_of(bh, p.L));
+    pack_queries<T>(p, bh / p.H, bh % p.H, 0, p.L, sees, p.D, p.Dr, qu_of(bh, 0), qw_of(bh, 0));
   }
   auto part_of = [&](Range seen, int64_t part) -> Range {
     return {max_of(seen.low, part * DECODE_PART), min_of(seen.high, (part + 1) * DECODE_PART)};
   };
-  // An item is one (b, h) and part: its keys stay in cache for all the queries, its rows of r for the next
-  // batch row.
-  parallel_for(p.threads, BH * parts, [&](int64_t item, int) {
-    const int64_t bh = item % p.B * p.H + item / p.B / parts, part = item / p.B % parts;
-    for (int64_t i = 0; i < p.L; ++i) {
-      const Range keys = part_of(visible(p, bh / p.H, i), part);
-      if (!keys.any()) continue;
-      decode_part<T>(p, bh, i, keys, qu_of(bh, i), qu_of(bh, p.L + i),
-                     partial.data + ((bh * p.L + i) * parts + part) * entry);
-    }
+  // An item is a batch row, a head of keys and a part: the keys stay in cache for all the queries that read them, the
+  // rows of r for the next batch row.
+  parallel_for(p.threads, groups * parts, [&](int64_t item, int) {
+    const int64_t b = item % p.B, hk = item / p.B / parts, part = item / p.B % parts;
+    for (int64_t bh = b * p.H + hk * group; bh < b * p.H + (hk + 1) * group; ++bh)
+      for (int64_t i = 0; i < p.L; ++i) {
+        const Range keys = part_of(visible(p, b, i), part);
+        if (!keys.any()) continue;
+        decode_part<T>(p, bh, i, keys, qu_of(bh, i), qw_of(bh, i),
+                       partial.data + ((bh * p.L + i) * parts + part) * entry);
+      }
   });
   for (int64_t x = 0; x < queries; ++x) {
     const int64_t bh = x / p.L, i = x % p.L;
@@ -183,7 +210,11 @@ static void run_decode(const Problem& p) {
       top = raised;
     }
     const bool empty = !seen.any();
-    for (int64_t d = 0; d < Dv; ++d) put(out + d, empty ? 0.f : into[d] / total);
+    if (p.sink.data) {
+      write_row(out, into, empty ? 0.f : share_of(p, bh, i, top, total), Dv);
+    } else {
+      for (int64_t d = 0; d < Dv; ++d) put(out + d, empty ? 0.f : into[d] / total);
+    }
     if (p.lse) p.lse[x] = empty ? -INF : top + log_of(total);
   }
 }

@@ -102,21 +102,23 @@ TXL_INLINE float first_score(const float* score, const float* position, const Ca
   return max_lane(lanes_within(n, own.low, own.high) ? x : splat(-INF));
 }
 
-// How the work is cut: items are (b, h), a range of queries, a part of the keys.
+// How the work is cut: items are a batch row and a group of heads, a range of queries, a part of the keys.
 struct ForwardPlan {
-  int64_t Dp, Dvp, range, ranges, part, parts, rows;  // range: queries; part: keys; rows: a range rounded up to MR
+  int64_t Dp, Drp, Dvp, range, ranges, part, parts, rows;  // range: queries; part: keys; rows: a range rounded up to MR
+  int64_t group;                                           // heads that read one head of keys and values
 
-  explicit ForwardPlan(const Problem& p) : Dp(round_up(p.D, NR)), Dvp(round_up(p.Dv, NR)) {
+  explicit ForwardPlan(const Problem& p)
+      : Dp(round_up(p.D, NR)), Drp(round_up(p.Dr, NR)), Dvp(round_up(p.Dv, NR)), group(group_of(p)) {
     const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S);
     ranges = div_up(p.L, RANGE_L);
     range = round_up(div_up(p.L, ranges), GROUP);
     ranges = div_up(p.L, range);
-    parts = clamp(div_up(FORWARD_ITEMS, p.B * p.H * ranges), 1, max_of(1, S / PART_S));
+    parts = clamp(div_up(FORWARD_ITEMS, p.B * p.Hkv * ranges), 1, max_of(1, S / PART_S));
     part = div_up(tiles, parts) * BLOCK_S;
     parts = div_up(S, part);
     rows = min_of(range, round_up(p.L, MR));
   }
-  int64_t entry() const { return rows * (Dvp + 2); }  // floats of a range's result: out, then references, then sums
+  int64_t entry() const { return rows * (Dvp + 2); }  // floats of a head's result: out, then references, then sums
 };
 
 #ifdef TXL_PAIRS
@@ -127,57 +129,61 @@ TXL_INLINE bf16* weights_of(Arena& a, float*) { return a.take<bf16>(MR * BLOCK_S
 TXL_INLINE float* weights_of(Arena&, float* scores) { return scores; }
 #endif
 
-// One thread's working memory.
+// One thread's working memory. What each head of a group has of its own: qu, qw, the result and its window of the table,
+// unless the heads share one.
 struct ForwardScratch {
   Packed *qu, *qw, *k_panels, *v_rows;
   float *content, *position;
   Packed* weights;
   float *factor, *result;
-  Table table;
+  bool one_table;
+  Table* tables;
 
   ForwardScratch(Arena& a, const Problem& p, const ForwardPlan& plan)
-      : qu(a.take<Packed>(plan.rows * plan.Dp)),
-        qw(a.take<Packed>(plan.rows * plan.Dp)),
+      : qu(a.take<Packed>(plan.group * plan.rows * plan.Dp)),
+        qw(a.take<Packed>(plan.group * plan.rows * plan.Drp)),
         k_panels(a.take<Packed>(BLOCK_S * deep(p.D))),
         v_rows(a.take<Packed>(BLOCK_S * plan.Dvp)),
         content(a.take(MR * BLOCK_S)),
         position(a.take(MR * POSITION_LD)),
         weights(weights_of(a, content)),
         factor(a.take(GROUP * BLOCK_S)),
-        result(a.take(plan.entry())),
-        table(a, Table::room(BLOCK_S + plan.rows), p, 0) {}
+        result(a.take(plan.group * plan.entry())),
+        one_table(plan.group == 1 || (p.r.s0 == 0 && p.r_bias.s0 == 0)),
+        tables(a.take<Table>(one_table ? 1 : plan.group)) {
+    for (int64_t g = 0; g < (one_table ? 1 : plan.group); ++g) {
+      const Table empty(a, Table::room(BLOCK_S + plan.rows), p, 0);
+      if (tables) tables[g] = empty;
+    }
+  }
 };
 
-// out (not yet divided), references and sums of queries [i0, i0 + count) over the keys of a part, into
-// `result`. slack: SLACK, or less.
+// Queries [i0, i0 + count) of one head of a batch row, against tiles of keys.
 template <class T>
-static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in_use, int64_t bh, int64_t i0,
-                      int64_t count, Range part, float slack, ForwardScratch& s, float* result) {
-  const int64_t b = bh / p.H, h = bh % p.H, Dp = plan.Dp, Dvp = plan.Dvp, rows = round_up(count, MR);
-  const Cap cap(p);
-  const BlockRanges<RANGE_L> ranges(p, b, i0, count, part);
-  float *out = result, *reference = out + plan.rows * Dvp, *total = reference + plan.rows;
-  memset(out, 0, sizeof(float) * rows * Dvp);
-  for (int64_t i = 0; i < rows; ++i) reference[i] = -INF, total[i] = 0;
-  pack_queries<T>(p, b, h, i0, rows, [&](int64_t i) { return ranges.row[i].any(); }, Dp, s.qu, s.qw);
+struct HeadRange {
+  const Problem& p;
+  const ForwardPlan& plan;
+  const BlockRanges<RANGE_L>& ranges;
+  int64_t b, h, i0, rows;  // rows: count rounded up to MR
+  const Packed *qu, *qw;
+  Table& table;
+  float *out, *reference, *total;  // of the result
+  float slack;                     // SLACK, or less
 
-  for (int64_t j0 = ranges.all.low / BLOCK_S * BLOCK_S; j0 < ranges.all.high; j0 += BLOCK_S) {
-    const Range tile = within(ranges.all, j0);
-    const int64_t first = tile.low / NR * NR, last = round_up(tile.high, NR);
-    pack_keys<T>(p, in_use, p.k_mem, p.k, b, h, j0 + first, last - first, p.D, Dp, s.k_panels + first * deep(p.D),
-                 nullptr);
-    pack_keys<T>(p, in_use, p.v_mem, p.v, b, h, j0 + first, last - first, p.Dv, Dvp, nullptr, s.v_rows + first * Dvp);
-    s.table.template cover<T>(p, in_use, h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Dp);
+  // Adds a tile of keys, packed in s, to out (not yet divided), references and sums.
+  void add_tile(int64_t j0, ForwardScratch& s) const {
+    const int64_t Dp = plan.Dp, Drp = plan.Drp, Dvp = plan.Dvp;
+    const Cap cap(p);
     for (int64_t i = 0; i < rows; i += MR) {
       if (p.drop_below && i % GROUP == 0)
-        dropout_factors(p, ranges.row + i, min_of(GROUP, rows - i), bh, i0 + i, j0, s.factor);
+        dropout_factors(p, ranges.row + i, min_of(GROUP, rows - i), b * p.H + h, i0 + i, j0, s.factor);
       const Range seen = within(ranges.strip[i / MR], j0);
       if (!seen.any()) continue;
       const int64_t from = seen.low / NR * NR, to = round_up(seen.high, STEP);
       Softmax softmax(reference + i, slack);
       for (bool raised = true; raised;) {
-        const Positions positions = strip_scores(p, Dp, s.qu + i * Dp, s.qw + i * Dp, i0 + i, j0, from, to, s.k_panels,
-                                                 s.table, s.content, s.position);
+        const Positions positions = strip_scores(p, Dp, Drp, qu + i * Dp, qw + i * Drp, i0 + i, j0, from, to,
+                                                 s.k_panels, table, s.content, s.position);
         for (int64_t x = 0; x < MR; ++x) {
           const Range own = within(ranges.row[i + x], j0);
           Packed* const weights = s.weights + x * BLOCK_S;
@@ -208,20 +214,55 @@ static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in
                      out + i * Dvp);
     }
   }
+};
+
+// out (not yet divided), references and sums of queries [i0, i0 + count) over the keys of a part, of each query head of
+// key head `hk`, into `result`, `step` floats apart. A tile of keys and values is packed once for all of them. slack:
+// SLACK, or less.
+template <class T>
+static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in_use, int64_t b, int64_t hk, int64_t i0,
+                      int64_t count, Range part, float slack, ForwardScratch& s, float* result, int64_t step) {
+  const int64_t Dp = plan.Dp, Drp = plan.Drp, Dvp = plan.Dvp, rows = round_up(count, MR), h0 = hk * plan.group;
+  const BlockRanges<RANGE_L> ranges(p, b, i0, count, part);
+  auto head = [&](int64_t g) {
+    float *const out = result + g * step, *const reference = out + plan.rows * Dvp;
+    return HeadRange<T>{p, plan, ranges, b, h0 + g, i0, rows, s.qu + g * plan.rows * Dp, s.qw + g * plan.rows * Drp,
+                        s.tables[s.one_table ? 0 : g], out, reference, reference + plan.rows, slack};
+  };
+  for (int64_t g = 0; g < plan.group; ++g) {
+    const HeadRange<T> it = head(g);
+    memset(it.out, 0, sizeof(float) * rows * Dvp);
+    for (int64_t i = 0; i < rows; ++i) it.reference[i] = -INF, it.total[i] = 0;
+    pack_queries<T>(p, b, it.h, i0, rows, [&](int64_t i) { return ranges.row[i].any(); }, Dp, Drp,
+                    s.qu + g * plan.rows * Dp, s.qw + g * plan.rows * Drp);
+  }
+  for (int64_t j0 = ranges.all.low / BLOCK_S * BLOCK_S; j0 < ranges.all.high; j0 += BLOCK_S) {
+    const Range tile = within(ranges.all, j0);
+    const int64_t first = tile.low / NR * NR, last = round_up(tile.high, NR);
+    pack_keys<T>(p, in_use, p.k_mem, p.k, b, hk, j0 + first, last - first, p.D, Dp, s.k_panels + first * deep(p.D),
+                 nullptr);
+    pack_keys<T>(p, in_use, p.v_mem, p.v, b, hk, j0 + first, last - first, p.Dv, Dvp, nullptr, s.v_rows + first * Dvp);
+    for (int64_t g = 0; g < plan.group; ++g) {
+      const HeadRange<T> it = head(g);
+      it.table.template cover<T>(p, in_use, it.h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Drp);
+      it.add_tile(j0, s);
+    }
+  }
 }
 
 // The same, for values of any size: weights of up to e^SLACK times values near the largest float are not finite, where
 // weights of at most 1 may be.
 template <class T>
-static void forward_range(const Problem& p, const ForwardPlan& plan, const InUse& in_use, int64_t bh, int64_t i0,
-                          int64_t count, Range part, ForwardScratch& s, float* result) {
-  sum_range<T>(p, plan, in_use, bh, i0, count, part, SLACK, s, result);
+static void forward_range(const Problem& p, const ForwardPlan& plan, const InUse& in_use, int64_t b, int64_t hk,
+                          int64_t i0, int64_t count, Range part, ForwardScratch& s, float* result, int64_t step) {
+  sum_range<T>(p, plan, in_use, b, hk, i0, count, part, SLACK, s, result, step);
   vf odd = {};  // 0, or NaN
-  for (int64_t n = 0; n < count * plan.Dvp; n += LANES) odd += load(result + n) * 0.f;
-  if (!(sum_lanes(odd) == 0)) sum_range<T>(p, plan, in_use, bh, i0, count, part, 0.f, s, result);
+  for (int64_t g = 0; g < plan.group; ++g)
+    for (int64_t n = 0; n < count * plan.Dvp; n += LANES) odd += load(result + g * step + n) * 0.f;
+  if (!(sum_lanes(odd) == 0)) sum_range<T>(p, plan, in_use, b, hk, i0, count, part, 0.f, s, result, step);
 }
 
-// Merges the results of the parts, `step` floats apart, into the first and writes out and lse.
+// Merges a head's results of the parts, `step` floats apart, into the first and writes out and lse.
 template <class T>
 static void write_range(const Problem& p, const ForwardPlan& plan, int64_t bh, int64_t i0, int64_t count, float* result,
                         int64_t step) {
@@ -241,33 +282,36 @@ static void write_range(const Problem& p, const ForwardPlan& plan, int64_t bh, i
     }
     const bool empty = !visible(p, bh / p.H, i0 + i).any();
     T* to = const_cast<T*>(row_of<T>(p.out, bh / p.H, bh % p.H, i0 + i));
-    write_row(to, out, empty ? 0.f : 1.f / total, p.Dv);
+    write_row(to, out, empty ? 0.f : share_of(p, bh, i0 + i, top, total), p.Dv);
     if (p.lse) p.lse[bh * p.L + i0 + i] = empty ? -INF : top + log_of(total);
   }
 }
 
-// Forward by tiles, for any number of queries. An item is a range of queries and a head: of one batch row
-// and a part of its keys, or of several small batch rows, which find the table packed.
+// Forward by tiles, for any number of queries. An item is a range of queries and the heads that read one head of keys:
+// of one batch row and a part of its keys, or of several small batch rows, which find the table packed.
 template <class T>
 static void run_tiles(const Problem& p) {
   const ForwardPlan plan(p);
   const InUse in_use(p);
   const int64_t pairs = p.B * p.H * plan.ranges, per_thread = floats_of<ForwardScratch>(p, plan);
   const int64_t group = plan.parts > 1 ? 1 : batch_rows_of_item(p, FORWARD_ITEMS), groups = div_up(p.B, group);
+  const int64_t step = plan.parts > 1 ? plan.parts * plan.entry() : plan.entry();  // from head to head
   Buffer scratch(p.threads * per_thread), results(plan.parts > 1 ? pairs * plan.parts * plan.entry() : 0);
   // Longest first: a causal range late in the segment sees the most keys.
   auto range_of = [&](int64_t x) { return (plan.ranges - 1 - x) * plan.range; };
-  parallel_for(p.threads, plan.ranges * p.H * groups * plan.parts, [&](int64_t item, int thread) {
-    const int64_t n = item % plan.parts, b0 = item / plan.parts % groups * group, h = item / plan.parts / groups % p.H;
-    const int64_t x = item / plan.parts / groups / p.H, i0 = range_of(x), count = min_of(plan.range, p.L - i0);
+  parallel_for(p.threads, plan.ranges * p.Hkv * groups * plan.parts, [&](int64_t item, int thread) {
+    const int64_t n = item % plan.parts, b0 = item / plan.parts % groups * group;
+    const int64_t hk = item / plan.parts / groups % p.Hkv, x = item / plan.parts / groups / p.Hkv;
+    const int64_t i0 = range_of(x), count = min_of(plan.range, p.L - i0);
     [[maybe_unused]] const Unit unit;
     Arena arena(scratch.data + thread * per_thread);
     ForwardScratch s(arena, p, plan);
     for (int64_t b = b0; b < min_of(b0 + group, p.B); ++b) {
-      const int64_t bh = b * p.H + h;
+      const int64_t bh = b * p.H + hk * plan.group;  // of the first head
       float* result = plan.parts > 1 ? results.data + ((x * p.B * p.H + bh) * plan.parts + n) * plan.entry() : s.result;
-      forward_range<T>(p, plan, in_use, bh, i0, count, {n * plan.part, (n + 1) * plan.part}, s, result);
-      if (plan.parts == 1) write_range<T>(p, plan, bh, i0, count, result, 0);
+      forward_range<T>(p, plan, in_use, b, hk, i0, count, {n * plan.part, (n + 1) * plan.part}, s, result, step);
+      for (int64_t g = 0; plan.parts == 1 && g < plan.group; ++g)
+        write_range<T>(p, plan, bh + g, i0, count, result + g * step, 0);
     }
   });
   if (plan.parts > 1)

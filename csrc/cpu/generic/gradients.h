@@ -1,6 +1,6 @@
 // Backward's weights of a block of queries against a tile of keys, and what the keys get from them.
 #pragma once
-#include "rows.h"
+#include "backward_plan.h"
 
 namespace txl::TXL_ISA {
 namespace {
@@ -34,7 +34,9 @@ struct Weights {
     written = max_of(written, min_of(round_up(high + MR, NR), BLOCK_S));
     return written;
   }
-  WeightRow row(int64_t i) const { return {p + i * BLOCK_S, unskewed + (i * UNSKEWED_LD + BLOCK_L - 1 - i)}; }
+  WeightRow row(int64_t i, bool = true) const {
+    return {p + i * BLOCK_S, unskewed + (i * UNSKEWED_LD + BLOCK_L - 1 - i)};
+  }
   float* by_key(int64_t i) const { return unskewed + BLOCK_L - 1 + i * KEY_LD; }
   // What is not seen must read as zero.
   void clear(int64_t i, int64_t from, int64_t to) {
@@ -45,12 +47,12 @@ struct Weights {
 
 // dk [BLOCK_S][Dp] and dv [BLOCK_S][Dvp] of a tile.
 struct KeyGradients {
-  int64_t Dp, Dvp;
+  int64_t Dp, Drp, Dvp;
   bool wants_dk = false, wants_dv = false;
   float *dk, *dv;
 
-  KeyGradients(Arena& a, int64_t padded, int64_t padded_v, int64_t)
-      : Dp(padded), Dvp(padded_v), dk(a.take(BLOCK_S * Dp)), dv(a.take(BLOCK_S * Dvp)) {}
+  KeyGradients(Arena& a, const BackwardPlan& plan)
+      : Dp(plan.Dp), Drp(plan.Drp), Dvp(plan.Dvp), dk(a.take(BLOCK_S * Dp)), dv(a.take(BLOCK_S * Dvp)) {}
 
   void start_item() {}
   void start_tile(bool with_dk, bool with_dv, int64_t keys) {
@@ -60,27 +62,30 @@ struct KeyGradients {
     if (wants_dv) memset(dv, 0, sizeof(float) * keys * Dvp);
   }
 
-  // From a block whose weights are complete in `rows` rows, for keys [from, to) and, unskewed, `columns`; dr: of the
-  // item, row `rho` belonging to column 0; null if it is not wanted.
-  void add(const Weights& w, const float* qu, const float* qw, const float* dout, int64_t rows, int64_t from,
-           int64_t to, Range columns, float* dr, int64_t rho) {
+  // From a block whose weights are complete in `rows` rows, for keys [from, to).
+  void add(const Weights& w, const float* qu, const float* dout, int64_t rows, int64_t from, int64_t to) {
     // MR divides BLOCK_S, so groups of MR stay inside the tile.
     for (int64_t n = from / MR * MR; n < to; n += MR) {
       if (wants_dv) add_transposed_times_rows(w.p + n, BLOCK_S, dout, rows, Dvp, dv + n * Dvp);
       if (wants_dk) add_transposed_times_rows(w.by_key(0) + n, Weights::KEY_LD, qu, rows, Dp, dk + n * Dp);
     }
-    if (!dr) return;
+  }
+
+  // The same of the table, for the unskewed `columns`; dr: of the item and the group's head `head`, row `rho` belonging to
+  // column 0.
+  void add_to_table(const Weights& w, const float* qw, int64_t rows, int64_t from, int64_t to, Range columns, int64_t,
+                    float* dr, int64_t rho) {
     for (int64_t c = columns.low / MR * MR; c < columns.high; c += MR) {
       const int64_t first = max_of(0, BLOCK_L - 1 - (c + MR - 1) + from);  // rows with a column of this group
       const int64_t last = min_of(rows, BLOCK_L - 1 - c + to);
       if (first < last)
-        add_transposed_times_rows(w.unskewed + first * UNSKEWED_LD + c, UNSKEWED_LD, qw + first * Dp, last - first, Dp,
-                                  dr + (rho + c) * Dp);
+        add_transposed_times_rows(w.unskewed + first * UNSKEWED_LD + c, UNSKEWED_LD, qw + first * Drp, last - first,
+                                  Drp, dr + (rho + c) * Drp);
     }
   }
 
   void finish_tile(int64_t) {}
-  void finish_item(float*) {}
+  void finish_item(int64_t, float*) {}
 };
 
 #else
@@ -90,7 +95,7 @@ struct WeightRow {
   void put(int64_t n, const vf* weight, const vf* gradient) const {
     store_weights(p + n, weight);
     store_weights(by_key + n, gradient);
-    store_weights(unskewed + n, gradient);
+    if (unskewed) store_weights(unskewed + n, gradient);
   }
 };
 
@@ -111,8 +116,9 @@ struct Weights {
     written = max_of(written, round_up(high, STEP > NR ? STEP : NR));
     return written;
   }
-  WeightRow row(int64_t i) const {
-    return {p + i * BLOCK_S, ds + i * BLOCK_S, unskewed + (i * UNSKEWED_LD + BLOCK_L - 1 - i)};
+  // unskew: whether the row is read unskewed, too.
+  WeightRow row(int64_t i, bool unskew = true) const {
+    return {p + i * BLOCK_S, ds + i * BLOCK_S, unskew ? unskewed + (i * UNSKEWED_LD + BLOCK_L - 1 - i) : nullptr};
   }
   const bf16* by_key(int64_t i) const { return ds + i * BLOCK_S; }
   // What is not seen must read as zero.
@@ -144,46 +150,45 @@ static void transpose_rows(const bf16* rows, int64_t width, int64_t count, bf16*
     }
 }
 
-// dk and dv of a tile and dr of an item are added up transposed, [Dp (dv: Dvp)][keys or rhos]: so that pairs of
+// dk and dv of a tile and dr of an item are added up transposed, [Dp (dv: Dvp, dr: Drp)][keys or rhos]: so that pairs of
 // queries lie side by side in what multiplies the weights, and weights need no transposition.
 struct KeyGradients {
-  int64_t Dp, Dvp, rhos, dr_ld;
+  int64_t Dp, Drp, Dvp, rhos, dr_ld, heads;
   bool wants_dk = false, wants_dv = false;
   float *dk, *dv;                  // [BLOCK_S][Dp or Dvp], of a finished tile
   float *dk_columns, *dv_columns;  // [Dp or Dvp][BLOCK_S]
-  float* dr_columns;               // [Dp][dr_ld]
+  float* dr_columns;               // [heads][Drp][dr_ld]
   bf16 *p_pairs, *ds_pairs, *unskewed_pairs, *qu_columns, *qw_columns, *dout_columns;
 
-  KeyGradients(Arena& a, int64_t padded, int64_t padded_v, int64_t rho_rows)
-      : Dp(padded),
-        Dvp(padded_v),
-        rhos(rho_rows),
-        dr_ld(round_up(rho_rows, 2 * NR) + NR),  // rows far apart in the cache's sets
+  KeyGradients(Arena& a, const BackwardPlan& plan)
+      : Dp(plan.Dp),
+        Drp(plan.Drp),
+        Dvp(plan.Dvp),
+        rhos(plan.dr_rows()),
+        dr_ld(round_up(rhos, 2 * NR) + NR),  // rows far apart in the cache's sets
+        heads(plan.heads),
         dk(a.take(BLOCK_S * Dp)),
         dv(a.take(BLOCK_S * Dvp)),
         dk_columns(a.take(BLOCK_S * Dp)),
         dv_columns(a.take(BLOCK_S * Dvp)),
-        dr_columns(a.take(dr_ld * Dp)),
+        dr_columns(a.take(rhos ? heads * dr_ld * Drp : 0)),
         p_pairs(a.take<bf16>(BLOCK_L * BLOCK_S)),
         ds_pairs(a.take<bf16>(BLOCK_L * BLOCK_S)),
         unskewed_pairs(a.take<bf16>(BLOCK_L * UNSKEWED_LD)),
         qu_columns(a.take<bf16>(BLOCK_L * Dp)),
-        qw_columns(a.take<bf16>(BLOCK_L * Dp)),
+        qw_columns(a.take<bf16>(BLOCK_L * Drp)),
         dout_columns(a.take<bf16>(BLOCK_L * Dvp)) {}
 
-  void start_item() { memset(dr_columns, 0, sizeof(float) * dr_ld * Dp); }
+  void start_item() { memset(dr_columns, 0, sizeof(float) * heads * dr_ld * Drp); }
   void start_tile(bool with_dk, bool with_dv, int64_t keys) {
     wants_dk = with_dk, wants_dv = with_dv;
     for (int64_t d = 0; wants_dk && d < Dp; ++d) memset(dk_columns + d * BLOCK_S, 0, sizeof(float) * keys);
     for (int64_t d = 0; wants_dv && d < Dvp; ++d) memset(dv_columns + d * BLOCK_S, 0, sizeof(float) * keys);
   }
 
-  // From a block whose weights are complete in `rows` rows, for keys [from, to) and, unskewed, `columns`; `rho`: the
-  // item's row of dr that belongs to column 0. dr: null if it is not wanted.
-  void add(const Weights& w, const bf16* qu, const bf16* qw, const bf16* dout, int64_t rows, int64_t from, int64_t to,
-           Range columns, const float* dr, int64_t rho) {
+  // From a block whose weights are complete in `rows` rows, for keys [from, to).
+  void add(const Weights& w, const bf16* qu, const bf16* dout, int64_t rows, int64_t from, int64_t to) {
     from = from / NR * NR, to = round_up(to, NR);
-    columns = {columns.low / NR * NR, min_of(round_up(columns.high, NR), UNSKEWED_LD)};
     if (wants_dv) {
       pair_rows(w.p, BLOCK_S, rows, from, to, p_pairs);
       transpose_rows(dout, Dvp, rows, dout_columns);
@@ -194,15 +199,23 @@ struct KeyGradients {
       transpose_rows(qu, Dp, rows, qu_columns);
       add_columns(Dp, qu_columns, ds_pairs, BLOCK_S, 0, rows, from, to, dk_columns, BLOCK_S);
     }
-    if (!dr) return;
+  }
+
+  // The same of the table, for the unskewed `columns`; `rho`: the row of dr, of the group's head `head`, that belongs to
+  // column 0.
+  void add_to_table(const Weights& w, const bf16* qw, int64_t rows, int64_t from, int64_t to, Range columns,
+                    int64_t head, float*, int64_t rho) {
+    float* const dr = dr_columns + head * Drp * dr_ld;
+    from = from / NR * NR, to = round_up(to, NR);
+    columns = {columns.low / NR * NR, min_of(round_up(columns.high, NR), UNSKEWED_LD)};
     pair_rows(w.unskewed, UNSKEWED_LD, rows, columns.low, columns.high, unskewed_pairs);
-    transpose_rows(qw, Dp, rows, qw_columns);
+    transpose_rows(qw, Drp, rows, qw_columns);
     for (int64_t c = columns.low; c < columns.high; c += NR) {
       const int64_t first =
           max_of(0, BLOCK_L - 1 - (c + NR - 1) + from) / DEPTH * DEPTH;  // rows with a column of these
       const int64_t last = min_of(rows, round_up(BLOCK_L - 1 - c + to, DEPTH));
       if (first < last)
-        add_columns(Dp, qw_columns, unskewed_pairs, UNSKEWED_LD, first, last, c, c + NR, dr_columns + rho, dr_ld);
+        add_columns(Drp, qw_columns, unskewed_pairs, UNSKEWED_LD, first, last, c, c + NR, dr + rho, dr_ld);
     }
   }
 
@@ -210,7 +223,9 @@ struct KeyGradients {
     if (wants_dk) transpose_back(Dp, dk_columns, BLOCK_S, keys, dk);
     if (wants_dv) transpose_back(Dvp, dv_columns, BLOCK_S, keys, dv);
   }
-  void finish_item(float* dr) { transpose_back(Dp, dr_columns, dr_ld, rhos, dr); }
+  void finish_item(int64_t head, float* dr) {
+    transpose_back(Drp, dr_columns + head * Drp * dr_ld, dr_ld, rhos, dr);
+  }
 
  private:
   // sums[d][n] += sum over the queries [first, last) of x[d][i] * weights[i][n], for d < width and n in [from, to).

@@ -1,5 +1,5 @@
-// Which keys a query sees, and rows of keys, values, queries and gradients: their width D (or Dv, of values and
-// out) rounded up to NR, Dp (Dvp), with zeros behind D.
+// Which keys a query sees, and rows of keys, values, queries and gradients: their width D (Dv of values and out, Dr of
+// the table r and its queries) rounded up to NR, Dp (Dvp, Drp), with zeros behind D.
 #pragma once
 #include "../cpu_problem.h"
 #include "../runtime.h"
@@ -52,6 +52,31 @@ TXL_INLINE Range visible(const Problem& p, int64_t b, int64_t i) {
   if (p.start.data) low = max_of(low, p.start.data[b * p.start.s0 + i * p.start.s1]);
   if (p.end.data) high = min_of(high, p.end.data[b * p.end.s0 + i * p.end.s1]);
   return low < high ? Range{low, high} : Range{0, 0};
+}
+
+// Keys of query i that are at distances with a row in the tables.
+TXL_INLINE Range inside_table(const Problem& p, int64_t i) {
+  const int64_t row_of_key_0 = p.zero_row + p.M + i;
+  return {row_of_key_0 - p.T + 1, row_of_key_0 + 1};
+}
+
+// Grouped heads: query heads that read one head of keys and values, and that head of a query head.
+TXL_INLINE int64_t group_of(const Problem& p) { return p.Hkv ? p.H / p.Hkv : 1; }
+TXL_INLINE int64_t key_head(const Problem& p, int64_t h) { return h / group_of(p); }
+
+// The sink of query i of batch row and head bh = b * H + h; -INF without one.
+TXL_INLINE float sink_of(const Problem& p, int64_t bh, int64_t i) {
+  if (!p.sink.data) return -INF;
+  return static_cast<const float*>(p.sink.data)[bh / p.H * p.sink.s0 + bh % p.H * p.sink.s1 + i * p.sink.s2];
+}
+
+// The factor of out's sum of values, whose weights are relative to e^top and add up to `total`: 1 / total, or less beside
+// the query's sink.
+TXL_INLINE float share_of(const Problem& p, int64_t bh, int64_t i, float top, float total) {
+  if (!p.sink.data) return 1.f / total;
+  const float above = sink_of(p, bh, i) - top;
+  const float below = exp_of(above > 0 ? -above : above);
+  return above > 0 ? below / (total * below + 1.f) : 1.f / (total + below);
 }
 
 // Keys of each batch row, and distances, that some query meets. Rows that no query meets must not enter a
@@ -116,7 +141,7 @@ TXL_INLINE void pack(const Row& row, int64_t first, int64_t count, int64_t D, in
   }
 }
 
-// The keys or values [first, first + count) of (b, h), D wide, zeros where no query sees them.
+// The keys or values [first, first + count) of batch row b and key head h, D wide, zeros where no query sees them.
 template <class T>
 static void pack_keys(const Problem& p, const InUse& in_use, const View& memory, const View& segment, int64_t b,
                       int64_t h, int64_t first, int64_t count, int64_t D, int64_t Dp, Packed* panels, Packed* rows) {
@@ -137,28 +162,31 @@ TXL_INLINE void clear_row(T* out, int64_t D) {
   memset(static_cast<void*>(out), 0, sizeof(T) * D);
 }
 
-// (q + u) and (q + w) of queries [i0, i0 + count), times scale: [count][Dp], zeros behind D and for
-// queries that see nothing; sees(i) of the query's place in the block.
+// (x + bias) * scale of `count` rows x(i), null for zeros, D wide: [count][Dp], zeros behind D.
+template <class T, class Row>
+TXL_INLINE void pack_shifted(const Row& x, int64_t count, const T* bias, float scale, int64_t D, int64_t Dp,
+                             Packed* out) {
+  for (int64_t i = 0; i < count; ++i, out += Dp) {
+    int64_t d = 0;
+    if (const T* row = x(i)) {
+      for (; d + LANES <= D; d += LANES) store(out + d, (load(row + d) + load(bias + d)) * scale);
+      for (; d < D; ++d) put(out + d, (to_float(row[d]) + to_float(bias[d])) * scale);
+    }
+    for (; d < Dp; ++d) out[d] = Packed{};
+  }
+}
+
+// Queries [i0, i0 + count) of keys and of the table r, with their biases and factors: qu [count][Dp] and, with r, qw
+// [count][Drp]; zeros for queries that see nothing; sees(i) of the query's place in the block.
 template <class T, class Sees>
 static void pack_queries(const Problem& p, int64_t b, int64_t h, int64_t i0, int64_t count, const Sees& sees,
-                         int64_t Dp, Packed* qu, Packed* qw) {
-  const T *u = row_of<T>(p.u, h, 0, 0), *w = row_of<T>(p.w, h, 0, 0);
-  for (int64_t i = 0; i < count; ++i, qu += Dp, qw += Dp) {
-    int64_t d = 0;
-    if (sees(i)) {
-      const T* q = row_of<T>(p.q, b, h, i0 + i);
-      for (; d + LANES <= p.D; d += LANES) {
-        const vf x = load(q + d);
-        store(qu + d, (x + load(u + d)) * p.scale);
-        store(qw + d, (x + load(w + d)) * p.scale);
-      }
-      for (; d < p.D; ++d) {
-        put(qu + d, (to_float(q[d]) + to_float(u[d])) * p.scale);
-        put(qw + d, (to_float(q[d]) + to_float(w[d])) * p.scale);
-      }
-    }
-    for (; d < Dp; ++d) qu[d] = qw[d] = Packed{};
-  }
+                         int64_t Dp, int64_t Drp, Packed* qu, Packed* qw) {
+  auto row = [&](const View& x) {
+    return [&p, &x, &sees, b, h, i0](int64_t i) { return sees(i) ? row_of<T>(x, b, h, i0 + i) : nullptr; };
+  };
+  pack_shifted<T>(row(p.q), count, row_of<T>(p.u, h, 0, 0), p.scale, p.D, Dp, qu);
+  if (p.r.data)
+    pack_shifted<T>(row(p.q_pos.data ? p.q_pos : p.q), count, row_of<T>(p.w, h, 0, 0), p.position_scale, p.Dr, Drp, qw);
 }
 
 }  // namespace

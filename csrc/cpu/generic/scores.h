@@ -15,10 +15,11 @@ TXL_INLINE int64_t rho_origin(const Problem& p) { return round_up(p.L, NR) + BLO
 TXL_INLINE int64_t rho_of(const Problem& p, int64_t i, int64_t j) { return rho_origin(p) - i + j; }
 TXL_INLINE int64_t distance_of(const Problem& p, int64_t rho) { return p.M + rho_origin(p) - rho; }
 
-// From the first rho at which some query meets a key to past the last.
+// From the first rho of the tables at which some query meets a key to past the last; {0, 0} if there is none.
 TXL_INLINE Range rhos_met(const Problem& p, const InUse& in_use) {
   const int64_t zero = p.M + rho_origin(p);
-  return {zero - in_use.met.high + 1, zero - in_use.met.low + 1};
+  const Range met = {max_of(in_use.met.low, -p.zero_row), min_of(in_use.met.high, p.T - p.zero_row)};
+  return met.any() ? Range{zero - met.high + 1, zero - met.low + 1} : Range{0, 0};
 }
 
 // The row of the tables for rho; -1 where they have none, or no query meets it.
@@ -27,14 +28,14 @@ TXL_INLINE int64_t rho_row(const Problem& p, const InUse& in_use, int64_t rho) {
   return row >= 0 && row < p.T && in_use.distance(distance) ? row : -1;
 }
 
-// scale * r_bias[row] of a head.
+// position_scale * r_bias[row] of a head.
 template <class T>
 TXL_INLINE float bias_of(const Problem& p, int64_t h, int64_t row) {
-  return to_float(*row_of<T>(p.r_bias, h, row, 0)) * p.scale;
+  return to_float(*row_of<T>(p.r_bias, h, row, 0)) * p.position_scale;
 }
 
 // The part [first, end) of the reversed tables that is at hand, multiples of NR; r in both layouts, or
-// panels alone; r_bias times scale. Upwards it grows: rows that are needed are packed, rows behind are
+// panels alone; r_bias times its factor. Upwards it grows: rows that are needed are packed, rows behind are
 // dropped when the room runs out. Downwards it starts anew.
 struct Table {
   int64_t capacity;
@@ -46,9 +47,11 @@ struct Table {
   // row_elements: 0 for panels alone.
   Table(Arena& a, int64_t room, const Problem& p, int64_t row_elements)
       : capacity(room),
-        panels(p.r.data ? a.take<Packed>(room * deep(p.D)) : nullptr),
+        panels(p.r.data ? a.take<Packed>(room * deep(p.Dr)) : nullptr),
         rows(p.r.data && row_elements ? a.take<Packed>(room * row_elements) : nullptr),
         bias(p.r_bias.data ? a.take(room) : nullptr) {}
+
+  void forget() { first = end = 0; }
 
   // Rows of room for windows of `count` rows: twice that, so that moving the window to the front is
   // rare.
@@ -56,16 +59,16 @@ struct Table {
 
   // Has rows [from, to) at hand, but for those further from what is met than a strip reads.
   template <class T>
-  void cover(const Problem& p, const InUse& in_use, int64_t h, int64_t from, int64_t to, int64_t Dp) {
+  void cover(const Problem& p, const InUse& in_use, int64_t h, int64_t from, int64_t to, int64_t Drp) {
     met = rhos_met(p, in_use);
     from = max_of(from, max_of(met.low - MR - NR - DEPTH, 0)) / NR * NR;
     to = min_of(round_up(to, NR), round_up(met.high + MR + STEP + DEPTH, NR) + NR);
     if (from >= to) return;
     if (from >= end || from < first) first = end = from;
     if (to - first > capacity) {
-      if (panels) memmove(panels, panels + (from - first) * deep(p.D), sizeof(Packed) * (end - from) * deep(p.D));
+      if (panels) memmove(panels, panels + (from - first) * deep(p.Dr), sizeof(Packed) * (end - from) * deep(p.Dr));
       if (bias) memmove(bias, bias + (from - first), sizeof(float) * (end - from));
-      if (rows) memmove(rows, rows + (from - first) * Dp, sizeof(Packed) * (end - from) * Dp);
+      if (rows) memmove(rows, rows + (from - first) * Drp, sizeof(Packed) * (end - from) * Drp);
       first = from;
     }
     if (to <= end) return;
@@ -74,8 +77,8 @@ struct Table {
       return at < 0 ? nullptr : row_of<T>(p.r, h, at, 0);
     };
     if (panels)
-      pack<T>(row, end, to - end, p.D, Dp, panels + (end - first) * deep(p.D),
-              rows ? rows + (end - first) * Dp : nullptr);
+      pack<T>(row, end, to - end, p.Dr, Drp, panels + (end - first) * deep(p.Dr),
+              rows ? rows + (end - first) * Drp : nullptr);
     for (int64_t rho = end; bias && rho < to; ++rho) {
       const int64_t at = rho_row(p, in_use, rho);
       bias[rho - first] = at < 0 ? 0.f : bias_of<T>(p, h, at);
@@ -105,13 +108,13 @@ struct BlockRanges {
   }
 };
 
-// Batch rows that share an item: those of small calls, as many as leave so many items. Large ones have
-// items of their own, for machines of many cores.
+// Batch rows that share an item, which is of a group of heads: those of small calls, as many as leave so many items.
+// Large ones have items of their own, for machines of many cores.
 constexpr int64_t SMALL_ITEM = 1 << 22;  // multiplications, 8 a pair
 
 TXL_INLINE int64_t batch_rows_of_item(const Problem& p, int64_t items) {
-  const int64_t each = 8 * max_of(p.L, 1) * max_of(p.M + p.L, 1) * max_of(p.D, p.Dv);
-  return clamp(min_of(p.B * p.H / items, SMALL_ITEM / each), 1, max_of(p.B, 1));
+  const int64_t each = 8 * group_of(p) * max_of(p.L, 1) * max_of(p.M + p.L, 1) * max_of(p.D, p.Dv);
+  return clamp(min_of(p.B * p.Hkv / items, SMALL_ITEM / each), 1, max_of(p.B, 1));
 }
 
 // The part of a range inside the tile that starts at key j0, relative to j0; low >= high if none.
@@ -130,25 +133,41 @@ struct Positions {
   const float* row(int64_t x) const { return first + x * step; }
 };
 
+alignas(64) constexpr float NO_POSITIONS[BLOCK_S] = {};
+
 // content[MR][BLOCK_S] and, as position[MR][POSITION_LD] skewed by one a row, what positions add to it, of the strip
 // whose first query is i, for the keys j0 + n with from <= n < to, from a multiple of NR. Without r one row of biases
-// serves all. k_panels: of the tile.
-static Positions strip_scores(const Problem& p, int64_t Dp, const Packed* qu, const Packed* qw, int64_t i, int64_t j0,
-                              int64_t from, int64_t to, const Packed* k_panels, const Table& table, float* content,
-                              float* position) {
-  const int64_t D = deep(p.D), rho = rho_of(p, i + MR - 1, j0 + from), shift = rho % NR;  // of the last row, first key
+// serves all. Where all pairs are outside the tables there are no positions. k_panels: of the tile; Dp, Drp: the
+// strides of qu and qw.
+static Positions strip_scores(const Problem& p, int64_t Dp, int64_t Drp, const Packed* qu, const Packed* qw, int64_t i,
+                              int64_t j0, int64_t from, int64_t to, const Packed* k_panels, const Table& table,
+                              float* content, float* position) {
+  const int64_t D = deep(p.D), Dr = deep(p.Dr);
+  const int64_t rho = rho_of(p, i + MR - 1, j0 + from), shift = rho % NR, first = rho - shift;  // of the last row, first key
   times_panels(qu, Dp, k_panels + from * D, D, div_up(to - from, NR), content + from, BLOCK_S);
-  const float* const bias = table.bias ? table.bias + (rho - shift - table.first) : nullptr;
-  if (!table.panels) return {bias + shift + MR - 1 - from, -1};
-  const int64_t low = max_of(table.met.low - (rho - shift), 0) / NR * NR;  // columns that no query meets are left out
-  const int64_t high = min_of(shift + MR - 1 + to - from, table.met.high - (rho - shift));
-  times_panels(qw, Dp, table.panels + (rho - shift + low - table.first) * D, D, div_up(high - low, NR), position + low,
+  const int64_t columns = shift + MR - 1 + to - from;
+  const int64_t low = max_of(table.met.low - first, 0) / NR * NR;  // columns that no query meets are left out
+  const int64_t high = min_of(columns, table.met.high - first);
+  if (p.zero_outside && low >= high) return {NO_POSITIONS, 0};
+  const float* const bias = table.bias ? table.bias + (first - table.first) : nullptr;
+  const int64_t left = shift + MR - 1 - from;
+  if (!table.panels) {
+    if (!p.zero_outside || (low == 0 && high == columns)) return {bias + left, -1};
+    for (int64_t c = 0; c < columns; ++c) position[c] = c >= low && c < high ? bias[c] : 0.f;
+    return {position + left, -1};
+  }
+  const int64_t past = low + round_up(high - low, NR);
+  times_panels(qw, Drp, table.panels + (first + low - table.first) * Dr, Dr, (past - low) / NR, position + low,
                POSITION_LD);
   if (bias)
     for (int64_t x = 0; x < MR; ++x)
       for (int64_t c = low; c < high; c += LANES)
         store(position + x * POSITION_LD + c, load(position + x * POSITION_LD + c) + load(bias + c));
-  return {position + shift + MR - 1 - from, POSITION_LD - 1};
+  for (int64_t x = 0; p.zero_outside && x < MR; ++x) {
+    memset(position + x * POSITION_LD, 0, sizeof(float) * low);
+    if (past < columns) memset(position + x * POSITION_LD + past, 0, sizeof(float) * (columns - past));
+  }
+  return {position + left, POSITION_LD - 1};
 }
 
 // The cap on scores: x -> cap * tanh(x / cap); slope: what a gradient is multiplied by on its way back.
