@@ -116,7 +116,9 @@ def _check_shapes(call: Call) -> None:
         )
     kv_heads = call.k.size(1)
     if kv_heads != heads and (kv_heads == 0 or heads % kv_heads):
-        raise ValueError(f"k must have q's {heads} heads or a divisor of them, got {kv_heads} in shape {list(call.k.shape)}")
+        raise ValueError(
+            f"k must have q's {heads} heads or a divisor of them, got {kv_heads} in shape {list(call.k.shape)}"
+        )
     if call.v.dim() != 4 or call.v.shape[:3] != call.k.shape[:3] or call.v.size(3) == 0:
         wanted = f"[B, heads of k, L, any] = [{batch}, {kv_heads}, {length}, any]"
         raise ValueError(f"v must be {wanted}, got shape {list(call.v.shape)}")
@@ -386,11 +388,15 @@ def broadcast_sink(sink: Any, q: Tensor) -> Tensor | None:
     if not isinstance(sink, Tensor):
         raise TypeError(f"sink must be None or a tensor [H] or [B, H, L], got {type(sink).__name__}")
     if not sink.dtype.is_floating_point or sink.layout != torch.strided or sink.is_nested:
-        raise TypeError(f"sink must be a dense tensor of a floating-point dtype, got {sink.dtype} of layout {sink.layout}")
+        raise TypeError(
+            f"sink must be a dense tensor of a floating-point dtype, got {sink.dtype} of layout {sink.layout}"
+        )
     if sink.device != q.device:
         raise ValueError(f"sink must be on q's device {q.device}, got {sink.device}")
     if sink.shape not in ((heads,), q.shape[:3]):
-        raise ValueError(f"sink must be [H] = [{heads}] or [B, H, L] = {list(q.shape[:3])}, got shape {list(sink.shape)}")
+        raise ValueError(
+            f"sink must be [H] = [{heads}] or [B, H, L] = {list(q.shape[:3])}, got shape {list(sink.shape)}"
+        )
     sink = sink.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
     return sink[:, None].expand(batch, heads, length) if sink.dim() == 1 else sink
 

@@ -82,7 +82,9 @@ def _each_batch_row(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[
         for b in range(batch)
     ]
     if not parts:
-        return call.q.new_empty((*call.q.shape[:3], call.v.size(3))), call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
+        return call.q.new_empty((*call.q.shape[:3], call.v.size(3))), call.q.new_empty(
+            call.q.shape[:3], dtype=torch.float32
+        )
     out, lse = zip(*parts, strict=True)
     return torch.cat(out), torch.cat(lse)
 
@@ -169,9 +171,7 @@ def _rows(call: Call, setting: str) -> int:
     if rows == 0:
         raise ValueError(f"{table} must have a row where {setting}, got none")
     if call.zero_row >= rows:
-        raise ValueError(
-            f"zero_row must be a row of {table} (0 to {rows - 1}) where {setting}, got {call.zero_row}"
-        )
+        raise ValueError(f"zero_row must be a row of {table} (0 to {rows - 1}) where {setting}, got {call.zero_row}")
     return rows
 
 

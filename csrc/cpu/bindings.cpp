@@ -117,6 +117,8 @@ PYBIND11_MODULE(_native, m) {
   m.def("refused", &txl::refused, "What the processor has and the system keeps from this process; empty if nothing.");
   m.def("pairs_over_floats", &txl::pairs_over_floats,
         "Multiplications by VDPBF16PS for one of float32's, measured once; 0 without it, or with AMX.");
+  m.def("emulated_multiplications", &txl::emulated_multiplications,
+        "Multiplications that emulated_bf16 has done in this process; 0 in a build without it.");
   m.def("force_isa", &txl::force_isa, "Uses this instruction set from now on; '' for the best.");
   m.def("set_openmp", &txl::set_openmp, "Address of GOMP_parallel in torch's OpenMP runtime, or 0.");
   m.def("threading", [] { return std::string(txl::threading()); });

@@ -51,6 +51,9 @@ TXL_DECLARE_VECTORS(baseline)
 #if defined(TXL_EMULATED)
 TXL_DECLARE_PAIRS(emulated_bf16)
 TXL_DECLARE_PAIRS(emulated_amx)
+namespace isa_emulated_bf16 {
+int64_t multiplications();
+}
 #endif
 #if defined(__x86_64__)
 TXL_DECLARE_VECTORS(avx2)
@@ -145,6 +148,14 @@ double pairs_over_floats() {
 #if defined(__x86_64__)
   static const double ratio = has_avx512_bf16() && !knows_amx() ? measured_pairs() : 0;
   return ratio;
+#else
+  return 0;
+#endif
+}
+
+int64_t emulated_multiplications() {
+#if defined(TXL_EMULATED)
+  return isa_emulated_bf16::multiplications();
 #else
   return 0;
 #endif

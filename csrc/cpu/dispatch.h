@@ -44,6 +44,9 @@ const Kernels& kernels();
 // lacks it, or has AMX.
 double pairs_over_floats();
 
+// Multiplications that the unit emulated_bf16 has done in this process; 0 in a build without it.
+int64_t emulated_multiplications();
+
 // An instruction set that the processor has and the system keeps from this process, and why; or an empty string.
 std::string refused();
 

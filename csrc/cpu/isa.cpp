@@ -30,6 +30,10 @@ void backward(const Problem& p, const Gradients& g) {
 
 // For benchmarks and tests: Probes of dispatch.h.
 
+#ifdef TXL_TILE_ROWS  // of an emulated unit
+int64_t multiplications() { return __atomic_load_n(&multiplied, __ATOMIC_RELAXED); }
+#endif
+
 #ifdef TXL_PAIRS
 double pairs(int64_t iterations, int threads) {
   parallel_for(threads, threads, [&](int64_t, int) {

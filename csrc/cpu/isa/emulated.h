@@ -11,10 +11,13 @@ constexpr int DEPTH = TXL_TILE_DEPTH;
 
 struct Unit {};  // nothing to prepare
 
+int64_t multiplied = 0;  // multiplications so far, by all threads: tests count which products a call leaves out
+
 // c[i][0..NR) (+)= sum over k < n of a[i * lda + k] * b[k][0..NR), for i < MR; b in pairs of rows of
 // width ldb, n a multiple of DEPTH.
 template <bool ACCUMULATE>
 static void micro(const bf16* a, int64_t lda, const bf16* b, int64_t ldb, int64_t n, float* c, int64_t ldc) {
+  __atomic_fetch_add(&multiplied, MR * NR * n, __ATOMIC_RELAXED);
   for (int i = 0; i < MR; i += 4)
     for (int x = 0; x < NR; x += LANES) {
       vf acc[4];

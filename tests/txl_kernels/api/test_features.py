@@ -33,9 +33,15 @@ FEATURES: dict[str, dict[str, Any]] = {
     "dropout": {"dropout_p": 0.3},
     "bidirectional": {"causal": False},
     "scale": {"scale": -0.8},
+    "position scale": {"position_scale": 0.6},
+    "position queries": {"Dp": 3},
+    "outside": {"rows": 3, "zero_row": 1, "outside": "zero"},
+    "grouped heads": {"H": 4, "Hkv": 2},
+    "sinks": {"sink": "heads"},
 }
 # Two of the same, or refused: RelAttention's tests say which.
 EXCLUSIVE = [
+    {"numbers alone", "position queries"}, {"clamp", "outside"},
     {"numbers", "numbers alone"}, {"packed", "bounds"}, {"packed", "memory"},
     *map(set, itertools.combinations(("numbers alone", "table for all heads", "table of each batch row"), 2)),
 ]  # fmt: skip
@@ -46,10 +52,12 @@ def compose(names: tuple[str, ...], base: Case = BASE) -> Case:
     fields: dict[str, Any] = {}
     for name in names:
         fields |= FEATURES[name]
+    if {"grouped heads", "table of each batch row"} <= set(names):
+        fields["r_axes"] = (2, 4)
     if "packed" in names:
         fields["L"] = sum(fields["packed"])
         if "table of each batch row" in names:
-            fields["r_axes"] = (1, 2)
+            fields["r_axes"] = (1, *fields["r_axes"][1:])
     return replace(base, name=", ".join(names), **fields)
 
 

@@ -40,12 +40,27 @@ def cases(sizes: dict[str, st.SearchStrategy[int]], widths: tuple[int, ...]) -> 
         "tables": st.sampled_from(("r", "r_bias", "both")),
         "softcap": st.sampled_from((0.0, 0.0, 0.5, 30.0)),
     }
+    inkling = {
+        "Dp": st.sampled_from((0, *widths)),
+        "Dv": st.sampled_from((0, *widths)),
+        "Hkv": st.integers(1, 3),
+        "position_scale": st.sampled_from((None, 1.0, -0.4)),
+        "sink": st.sampled_from(("", "heads", "queries")),
+    }
+    beyond = {
+        "outside": st.just("zero"),
+        "rows": st.sampled_from((1, 7, 64, 200)),
+        "zero_row": st.sampled_from((0, 3, 90)),
+        "tables": st.sampled_from(("r", "both")),
+    }
     built = st.builds(Case, **paper) | st.builds(Case, **paper, **terms)
+    general = st.builds(Case, **paper, **inkling) | st.builds(Case, **paper, **inkling, **beyond)
+    built |= general.map(lambda case: replace(case, H=case.Hkv * min(case.H, 3)))
     return built.map(lambda case: case if case.S else replace(case, intervals=""))
 
 
 def test_kernels_match_the_reference(kernel_backend: str) -> None:
-    examples, calls = (18, cases(FEW, (16, 41, 64))) if kernel_backend == "triton" else (160, cases(ANY, WIDTHS))
+    examples, calls = (18, cases(FEW, (16, 41, 64))) if kernel_backend == "triton" else (240, cases(ANY, WIDTHS))
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(case=calls, dtype=st.sampled_from([torch.float32, torch.bfloat16]))

@@ -49,7 +49,7 @@ BAD = {
     "k of another length": (
         {"k": zeros(B, H, L + 1, D)},
         ValueError,
-        r"k must be .* = \[2, 3, 4, 8\] like q, got .*5, 8",
+        r"k must be .* = \[2, 3, 4, 8\] like q, or have fewer heads, got .*5, 8",
     ),
     "v of another width": (
         {"v": zeros(B, H, L, D + 1)},
@@ -88,7 +88,7 @@ BAD = {
     "memory of another batch": (
         {"memory": (zeros(1, H, M, D), zeros(1, H, M, D))},
         ValueError,
-        r"k_mem must be \[B, H, M, D\] = \[2, 3, M, 8\], got shape \[1, 3, 5, 8\]",
+        r"k_mem must be \[B, heads of k, M, D\] = \[2, 3, M, 8\], got shape \[1, 3, 5, 8\]",
     ),
     "memory of unequal lengths": (
         {"memory": (zeros(B, H, M, D), zeros(B, H, M - 1, D))},
@@ -159,6 +159,69 @@ BAD = {
         {"r": None, "position_bias": None, "r_bias": zeros(H, 8)},
         ValueError,
         r"r_bias has 8 rows .* distances 0 to 8 are visible: r_bias needs 9 rows with zero_row=0",
+    ),
+    "k of heads that do not divide q's": (
+        {"k": zeros(B, 2, L, D), "v": zeros(B, 2, L, D), "memory": None},
+        ValueError,
+        r"k must have q's 3 heads or a divisor of them, got 2 in shape \[2, 2, 4, 8\]",
+    ),
+    "v of other heads than k": (
+        {"v": zeros(B, 1, L, D)},
+        ValueError,
+        r"v must be \[B, heads of k, L, any\] = \[2, 3, 4, any\]",
+    ),
+    "memory of other heads than k": (
+        {"memory": (zeros(B, 1, M, D), zeros(B, 1, M, D))},
+        ValueError,
+        r"k_mem must be \[B, heads of k, M, D\] = \[2, 3, M, 8\], got shape \[2, 1, 5, 8\]",
+    ),
+    "q_pos no tensor": ({"q_pos": 1.0}, TypeError, r"q_pos must be a torch.Tensor, got float"),
+    "q_pos of rank 3": ({"q_pos": zeros(H, L, D)}, ValueError, r"q_pos must be \[B, H, L, Dp\] = \[2, 3, 4, Dp\], got"),
+    "q_pos of other heads": ({"q_pos": zeros(B, 1, L, D)}, ValueError, r"q_pos must be .*, got shape \[2, 1, 4, 8\]"),
+    "q_pos in another dtype": ({"q_pos": zeros(B, H, L, D).double()}, TypeError, r"q_pos must have q's dtype"),
+    "q_pos of another width than r": (
+        {"q_pos": zeros(B, H, L, 5), "position_bias": None},
+        ValueError,
+        r"r must be \[H, T, D\] = \[3, T, 5\], got shape \[3, 9, 8\]",
+    ),
+    "position_bias of another width than q_pos": (
+        {"q_pos": zeros(B, H, L, 5)},
+        ValueError,
+        r"position_bias must be \[H, Dp\] = \[3, 5\], got shape \[3, 8\]",
+    ),
+    "q_pos without r": (
+        {"r": None, "position_bias": None, "r_bias": zeros(H, L + M), "q_pos": zeros(B, H, L, D)},
+        ValueError,
+        r"q_pos must be None where r is None",
+    ),
+    "position_scale NaN": ({"position_scale": math.nan}, ValueError, r"position_scale must be None or .*, got nan"),
+    "position_scale a tensor": (
+        {"position_scale": torch.ones(())},
+        TypeError,
+        r"position_scale must be .*, got Tensor",
+    ),
+    "outside unknown": ({"outside": "skip"}, ValueError, r"outside must be one of refuse, clamp, zero, got 'skip'"),
+    "outside a bool": ({"outside": True}, TypeError, r"outside must be one of refuse, clamp, zero, got bool"),
+    "no row inside": (
+        {"outside": "zero", "r": zeros(H, 0, D)},
+        ValueError,
+        r"r must have a row where outside='zero', got none",
+    ),
+    "sink a number": ({"sink": 0.5}, TypeError, r"sink must be None or a tensor \[H\] or \[B, H, L\], got float"),
+    "sink of integers": (
+        {"sink": zeros(H, dtype=INT)},
+        TypeError,
+        r"sink must be .* floating-point dtype, got torch.int32",
+    ),
+    "sink of other heads": (
+        {"sink": zeros(2)},
+        ValueError,
+        r"sink must be \[H\] = \[3\] or .* = \[2, 3, 4\], got shape \[2\]",
+    ),
+    "sink on another device": (
+        {"sink": zeros(H, device="meta")},
+        ValueError,
+        r"sink must be on q's device cpu, got meta",
     ),
     "softcap negative": ({"softcap": -1.0}, ValueError, r"softcap must be 0.0 for none, or a number .*, got -1.0"),
     "softcap tiny": ({"softcap": 1e-31}, ValueError, r"softcap must be .*, got 1e-31"),

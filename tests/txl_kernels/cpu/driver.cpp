@@ -32,11 +32,12 @@ int main() {
   const std::vector<int64_t> n = take<int64_t>(15);
   const std::vector<float> f = take<float>(2);
   txl::Problem p;
-  p.B = n[0], p.H = n[1], p.L = n[2], p.M = n[3], p.D = p.Dv = n[4], p.T = n[5], p.zero_row = n[6], p.left = n[8],
+  p.B = n[0], p.H = n[1], p.L = n[2], p.M = n[3], p.D = p.Dv = n[4], p.Dr = p.D, p.Hkv = p.H;
+  p.T = n[5], p.zero_row = n[6], p.left = n[8],
   p.right = n[7];
   p.type = n[9] ? txl::Type::bf16 : txl::Type::f32, p.threads = static_cast<int>(n[10]);
   p.drop_below = static_cast<uint32_t>(n[11]), p.seed = static_cast<uint64_t>(n[12]);
-  p.scale = f[0], p.keep_scale = f[1];
+  p.scale = p.position_scale = f[0], p.keep_scale = f[1];
   const size_t element = n[9] ? 2 : 4;
   const int64_t heads = p.B * p.H, D = p.D;
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from cases import CASES, TERMS, Case, as_call, make_inputs
+from cases import CASES, INKLING, TERMS, Case, as_call, make_inputs
 from error_budget import SHAPES, require_at_most_twice_eager
 from oracle import gradients, matches_the_reference
 from tolerances import OF_ROUNDING, largest
@@ -45,7 +45,7 @@ def test_error_is_at_most_twice_that_of_eager(case: Case, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", UNITS)
-@pytest.mark.parametrize("case", CASES + TERMS, ids=str)
+@pytest.mark.parametrize("case", CASES + TERMS + INKLING, ids=str)
 def test_the_contract_in_bfloat16(case: Case, isa: str) -> None:
     use(isa)
     matches_the_reference(case, torch.bfloat16, "native", minimum=0.0)
@@ -64,6 +64,27 @@ def test_a_unit_computes_what_its_emulation_does(isa: str, case: Case) -> None:
     """The same roundings to bfloat16; another order of sums, which may turn one."""
     for got, want in zip(run(case, isa), run(case, EMULATED[isa]), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=OF_ROUNDING[got.dtype] * largest(want))
+
+
+def test_distances_outside_the_table_cost_no_products() -> None:
+    """Tiles of keys whose distances all lie outside the table multiply as often as plain attention
+    does, whose only positional term is a bias: forward and backward, for shared and own tables."""
+    length, width = 1500, 64
+    shape = {"name": "", "B": 1, "H": 2, "Hkv": 1, "L": length, "M": 0, "D": width, "outside": "zero"}
+
+    def multiplications(case: Case) -> int:
+        use("emulated_bf16")
+        before = cpu.native.module.emulated_multiplications()
+        run(case, "emulated_bf16")
+        return int(cpu.native.module.emulated_multiplications()) - before
+
+    plain = multiplications(Case(**shape, tables="r_bias", rows=1, zero_row=0))
+    outside = multiplications(Case(**shape, Dp=16, rows=1, zero_row=10**6))
+    assert outside == plain > 0
+    inside = multiplications(Case(**shape, Dp=16, rows=length, zero_row=0)) - plain
+    partly = multiplications(Case(**shape, Dp=16, rows=100, zero_row=0)) - plain
+    pairs, pairs_partly = length * (length + 1) / 2, 100 * length
+    assert 0 < partly / inside < 3 * pairs_partly / pairs  # 13% of the pairs, in whole tiles
 
 
 @pytest.mark.parametrize("isa", UNITS)
