@@ -397,8 +397,8 @@ def broadcast_sink(sink: Any, q: Tensor) -> Tensor | None:
         raise ValueError(
             f"sink must be [H] = [{heads}] or [B, H, L] = {list(q.shape[:3])}, got shape {list(sink.shape)}"
         )
-    sink = sink.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
-    return sink[:, None].expand(batch, heads, length) if sink.dim() == 1 else sink
+    exact: Tensor = sink.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return exact[:, None].expand(batch, heads, length) if sink.dim() == 1 else exact
 
 
 def check_bounds(call: Call) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from txl_kernels import backends, checks, composed, operators
 from txl_kernels.backends import reference
-from txl_kernels.call import INPUTS, Call, inputs_of
+from txl_kernels.call import INPUTS, Call, changed, inputs_of
 from txl_kernels.checks import KeyValuePair, Outside, Window, autocast_dtype, memory_pair, span
 from txl_kernels.composed import Chunk
 from txl_kernels.seed import seeded
@@ -26,7 +26,8 @@ def rel_attention(
     memory: KeyValuePair | None = ..., *, q_pos: Tensor | None = ..., causal: bool = ..., window: Window = ...,
     chunk: Chunk = ..., prefix: int = ..., start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ...,
     r_descending: bool = ..., outside: Outside = ..., r_bias: Tensor | None = ..., scale: float | None = ...,
-    position_scale: float | None = ..., softcap: float = ..., sink: Tensor | None = ..., dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[False] = ..., backend: str | None = ...,
+    position_scale: float | None = ..., softcap: float = ..., sink: Tensor | None = ..., dropout_p: float = ...,
+    dropout_seed: Tensor | None = ..., return_lse: Literal[False] = ..., backend: str | None = ...,
 ) -> Tensor: ...  # fmt: skip
 
 
@@ -36,7 +37,8 @@ def rel_attention(
     memory: KeyValuePair | None = ..., *, q_pos: Tensor | None = ..., causal: bool = ..., window: Window = ...,
     chunk: Chunk = ..., prefix: int = ..., start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ...,
     r_descending: bool = ..., outside: Outside = ..., r_bias: Tensor | None = ..., scale: float | None = ...,
-    position_scale: float | None = ..., softcap: float = ..., sink: Tensor | None = ..., dropout_p: float = ..., dropout_seed: Tensor | None = ..., return_lse: Literal[True], backend: str | None = ...,
+    position_scale: float | None = ..., softcap: float = ..., sink: Tensor | None = ..., dropout_p: float = ...,
+    dropout_seed: Tensor | None = ..., return_lse: Literal[True], backend: str | None = ...,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -76,7 +78,8 @@ def rel_attention(
     d = M + i - j:
 
         score[i, j] = scale * (q_i + content_bias) . k_j
-                      + position_scale * ((q_pos_i + position_bias) . r[zero_row + d] + r_bias[zero_row + d])
+                      + position_scale * ((q_pos_i + position_bias) . r[zero_row + d]
+                                          + r_bias[zero_row + d])
         score[i, j] = softcap * tanh(score[i, j] / softcap)                      where softcap > 0
         out_i = sum_j dropout(softmax_j(score[i, j])) v_j
 
@@ -233,8 +236,8 @@ def _plain(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any
     """
     dtype = autocast_dtype(call.q.device.type)
     if dtype is not None:
-        inputs = (x if name == "sink" else _cast_for_autocast(x, dtype) for name, x in zip(INPUTS, inputs_of(call)))
-        call = Call(*inputs, *tuple(call)[len(INPUTS) :])
+        cast = {name: _cast_for_autocast(x, dtype) for name, x in zip(INPUTS, inputs_of(call), strict=True)}
+        call = changed(call, **cast | {"sink": call.sink})  # it is added to lse, in float32
     call = checks.with_bounds(call)
     prepared = operators.check(call)
     if call.dropout_p > 0 or call.seed is not None:
@@ -305,8 +308,8 @@ def rel_attention_weights(
     Args:
         q, k: [B, H, L, D] and [B, Hkv, L, D], as in `rel_attention`.
         content_bias, position_bias: [H, D] or None, as in `rel_attention`.
-        q_pos, causal, window, start, end, zero_row, r_bias, scale, position_scale, softcap, sink: as
-            in `rel_attention`.
+        q_pos, causal, window, start, end, zero_row, r_bias, scale, position_scale, softcap, sink:
+            as in `rel_attention`.
         outside: as in `rel_attention`, but for "clamp".
         r: [H, T, D], or [1, T, D] for all heads; None if `r_bias` is the only positional term.
         k_mem: None, or the memory's keys, [B, Hkv, M, D].

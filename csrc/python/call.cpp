@@ -95,8 +95,8 @@ py::object signature(const py::tuple& call, const py::tuple& types, const py::tu
 }  // namespace
 
 py::tuple field_names() {
-  return py::make_tuple("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem", "r_bias", "q_pos", "sink",
-                        "start", "end", "seed", "left", "right", "zero_row", "scale", "dropout_p", "softcap",
+  return py::make_tuple("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem", "r_bias", "q_pos",
+                        "sink", "start", "end", "seed", "left", "right", "zero_row", "scale", "dropout_p", "softcap",
                         "position_scale", "zero_outside");
 }
 

@@ -118,10 +118,9 @@ def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
         if call.r_bias is not None:
             position = position + call.r_bias.to(dtype).where(met, 0.0)[:, row]
         position = position.masked_fill(outside, 0.0)
-        if one_factor:
-            score = score + position
-        else:
-            score = score * float(call.scale) + position * float(call.position_scale)
+        if not one_factor:
+            score, position = score * float(call.scale), position * float(call.position_scale)
+        score = score + position
     if one_factor or not rows_of_table:
         score = score * float(call.scale)
     if call.softcap:

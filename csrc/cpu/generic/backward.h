@@ -155,8 +155,8 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
   if (plan.dr_bias) add_unskewed(s.weights, rows, columns, sums.dr_bias + row0);
 }
 
-// dk and dv of a chunk's keys, and what its batch row adds to the sums of each head of the group, of_head(g). hulls: the
-// keys each block of the batch row sees; met_by: the blocks that see the chunk.
+// dk and dv of a chunk's keys, and what its batch row adds to the sums of each head of the group, of_head(g). hulls:
+// the keys each block of the batch row sees; met_by: the blocks that see the chunk.
 template <class T, class OfHead>
 static void backward_part(const Problem& p, const Gradients& g, const BackwardPlan& plan, const InUse& in_use,
                           const Range* hulls, Range met_by, const QueryStats& stats, const Part& at, BackwardScratch& s,
@@ -236,8 +236,8 @@ static void sum_weights(const Problem& scores, const ForwardPlan& plan, const In
   }
 }
 
-// Stats of all queries, and the sinks' gradients. Forward's lse has half a unit in its last place of error, and all of a
-// query's weights the factor e^that: of large ones the sum is formed anew.
+// Stats of all queries, and the sinks' gradients. Forward's lse has half a unit in its last place of error, and all of
+// a query's weights the factor e^that: of large ones the sum is formed anew.
 template <class T>
 static void find_stats(const Problem& p, const Gradients& g, const InUse& in_use, const QueryStats& stats) {
   if (p.B * p.H * p.L == 0) return;
@@ -323,8 +323,7 @@ static void add_up_items(const Problem& p, const Gradients& g, const BackwardPla
     const int64_t h = (x - queries) / (table_tiles + 1), tile = (x - queries) % (table_tiles + 1);
     if (tile == table_tiles) {
       auto item = [&](int64_t n) { return of_head(h, n); };
-      if (g.du.data)
-        add_up(item, parts, plan.du_offset(), p.scale, p.D, sum, const_cast<T*>(row_of<T>(g.du, h, 0, 0)));
+      if (g.du.data) add_up(item, parts, plan.du_offset(), p.scale, p.D, sum, const_cast<T*>(row_of<T>(g.du, h, 0, 0)));
       if (g.dw.data)
         add_up(item, parts, plan.dw_offset(), p.position_scale, p.Dr, sum, const_cast<T*>(row_of<T>(g.dw, h, 0, 0)));
       return;
@@ -358,8 +357,8 @@ static void run_backward(const Problem& p, const Gradients& g) {
   const Seen seen(p, plan);
   const int64_t S = p.M + p.L, Dp = plan.Dp, Drp = plan.Drp, BH = p.B * p.H;
   const bool decode = decode_fits(p);
-  const int64_t per_thread = max_of(
-      decode ? floats_of<DecodeBackwardScratch>(p, plan) : floats_of<BackwardScratch>(p, plan), max_of(Dp, Drp));
+  const int64_t per_thread =
+      max_of(decode ? floats_of<DecodeBackwardScratch>(p, plan) : floats_of<BackwardScratch>(p, plan), max_of(Dp, Drp));
   const QueryStats stats(p);
   find_stats<T>(p, g, in_use, stats);
   Buffer scratch(p.threads * per_thread), items(plan.items(p) * plan.heads * plan.item_floats()),
@@ -385,10 +384,10 @@ static void run_backward(const Problem& p, const Gradients& g) {
       const Part at{b, hk, chunk * plan.chunk, min_of((chunk + 1) * plan.chunk, S)};
       auto of_head = [&](int64_t x) {
         const int64_t bh = b * p.H + h0 + x;
-        return Sums(plan,
-                    own_dq ? own_dq + x * plan.dq_floats()
-                           : dq_parts.data + (bh * plan.chunks + chunk) * plan.dq_floats(),
-                    item_of(x));
+        return Sums(
+            plan,
+            own_dq ? own_dq + x * plan.dq_floats() : dq_parts.data + (bh * plan.chunks + chunk) * plan.dq_floats(),
+            item_of(x));
       };
       const Range blocks = own_dq ? Range{0, seen.blocks} : seen.blocks_of(b, chunk);  // of which dq is written
       const int64_t first = blocks.low * BLOCK_L, past = min_of(blocks.high * BLOCK_L, plan.rows);

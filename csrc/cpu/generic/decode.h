@@ -23,8 +23,8 @@ TXL_INLINE void prefetch(const T* row, int64_t stride, int64_t d) {
 
 static bool decode_fits(const Problem& p) { return p.L <= DECODE_L && !p.drop_below; }
 
-// score[0..LANES) of the keys from j on, widths summed in lanes: qu . k, and if POSITIONS qw . r. Keys past `last` count
-// as the last one.
+// score[0..LANES) of the keys from j on, widths summed in lanes: qu . k, and if POSITIONS qw . r. Keys past `last`
+// count as the last one.
 template <bool POSITIONS, class T>
 TXL_INLINE void decode_products(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j, int64_t last,
                                 const Packed* qu, const Packed* qw, float* score) {

@@ -55,8 +55,8 @@ struct DecodeBackwardScratch {
 // positions or none.
 template <class T>
 static void decode_backward_weights(const Problem& p, const Part& at, int64_t h, int64_t i, int64_t n0, int64_t j0,
-                                    Range keys, bool positions, const QueryStats& stats,
-                                    const DecodeBackwardScratch& s, const BackwardPlan& plan) {
+                                    Range keys, bool positions, const QueryStats& stats, const DecodeBackwardScratch& s,
+                                    const BackwardPlan& plan) {
   const Cap cap(p);
   const int64_t query = (at.b * p.H + h) * p.L + i;
   float *weight = s.p + n0 * DECODE_BACKWARD_PART, *gradient = s.ds + n0 * DECODE_BACKWARD_PART;

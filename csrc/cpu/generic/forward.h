@@ -129,8 +129,8 @@ TXL_INLINE bf16* weights_of(Arena& a, float*) { return a.take<bf16>(MR * BLOCK_S
 TXL_INLINE float* weights_of(Arena&, float* scores) { return scores; }
 #endif
 
-// One thread's working memory. What each head of a group has of its own: qu, qw, the result and its window of the table,
-// unless the heads share one.
+// One thread's working memory. What each head of a group has of its own: qu, qw, the result and its window of the
+// table, unless the heads share one.
 struct ForwardScratch {
   Packed *qu, *qw, *k_panels, *v_rows;
   float *content, *position;
@@ -226,15 +226,28 @@ static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in
   const BlockRanges<RANGE_L> ranges(p, b, i0, count, part);
   auto head = [&](int64_t g) {
     float *const out = result + g * step, *const reference = out + plan.rows * Dvp;
-    return HeadRange<T>{p, plan, ranges, b, h0 + g, i0, rows, s.qu + g * plan.rows * Dp, s.qw + g * plan.rows * Drp,
-                        s.tables[s.one_table ? 0 : g], out, reference, reference + plan.rows, slack};
+    return HeadRange<T>{p,
+                        plan,
+                        ranges,
+                        b,
+                        h0 + g,
+                        i0,
+                        rows,
+                        s.qu + g * plan.rows * Dp,
+                        s.qw + g * plan.rows * Drp,
+                        s.tables[s.one_table ? 0 : g],
+                        out,
+                        reference,
+                        reference + plan.rows,
+                        slack};
   };
   for (int64_t g = 0; g < plan.group; ++g) {
     const HeadRange<T> it = head(g);
     memset(it.out, 0, sizeof(float) * rows * Dvp);
     for (int64_t i = 0; i < rows; ++i) it.reference[i] = -INF, it.total[i] = 0;
-    pack_queries<T>(p, b, it.h, i0, rows, [&](int64_t i) { return ranges.row[i].any(); }, Dp, Drp,
-                    s.qu + g * plan.rows * Dp, s.qw + g * plan.rows * Drp);
+    pack_queries<T>(
+        p, b, it.h, i0, rows, [&](int64_t i) { return ranges.row[i].any(); }, Dp, Drp, s.qu + g * plan.rows * Dp,
+        s.qw + g * plan.rows * Drp);
   }
   for (int64_t j0 = ranges.all.low / BLOCK_S * BLOCK_S; j0 < ranges.all.high; j0 += BLOCK_S) {
     const Range tile = within(ranges.all, j0);

@@ -71,8 +71,8 @@ struct KeyGradients {
     }
   }
 
-  // The same of the table, for the unskewed `columns`; dr: of the item and the group's head `head`, row `rho` belonging to
-  // column 0.
+  // The same of the table, for the unskewed `columns`; dr: of the item and the group's head `head`, row `rho` belonging
+  // to column 0.
   void add_to_table(const Weights& w, const float* qw, int64_t rows, int64_t from, int64_t to, Range columns, int64_t,
                     float* dr, int64_t rho) {
     for (int64_t c = columns.low / MR * MR; c < columns.high; c += MR) {
@@ -150,8 +150,8 @@ static void transpose_rows(const bf16* rows, int64_t width, int64_t count, bf16*
     }
 }
 
-// dk and dv of a tile and dr of an item are added up transposed, [Dp (dv: Dvp, dr: Drp)][keys or rhos]: so that pairs of
-// queries lie side by side in what multiplies the weights, and weights need no transposition.
+// dk and dv of a tile and dr of an item are added up transposed, [Dp (dv: Dvp, dr: Drp)][keys or rhos]: so that pairs
+// of queries lie side by side in what multiplies the weights, and weights need no transposition.
 struct KeyGradients {
   int64_t Dp, Drp, Dvp, rhos, dr_ld, heads;
   bool wants_dk = false, wants_dv = false;
@@ -201,8 +201,8 @@ struct KeyGradients {
     }
   }
 
-  // The same of the table, for the unskewed `columns`; `rho`: the row of dr, of the group's head `head`, that belongs to
-  // column 0.
+  // The same of the table, for the unskewed `columns`; `rho`: the row of dr, of the group's head `head`, that belongs
+  // to column 0.
   void add_to_table(const Weights& w, const bf16* qw, int64_t rows, int64_t from, int64_t to, Range columns,
                     int64_t head, float*, int64_t rho) {
     float* const dr = dr_columns + head * Drp * dr_ld;
@@ -223,9 +223,7 @@ struct KeyGradients {
     if (wants_dk) transpose_back(Dp, dk_columns, BLOCK_S, keys, dk);
     if (wants_dv) transpose_back(Dvp, dv_columns, BLOCK_S, keys, dv);
   }
-  void finish_item(int64_t head, float* dr) {
-    transpose_back(Drp, dr_columns + head * Drp * dr_ld, dr_ld, rhos, dr);
-  }
+  void finish_item(int64_t head, float* dr) { transpose_back(Drp, dr_columns + head * Drp * dr_ld, dr_ld, rhos, dr); }
 
  private:
   // sums[d][n] += sum over the queries [first, last) of x[d][i] * weights[i][n], for d < width and n in [from, to).

@@ -70,8 +70,8 @@ TXL_INLINE float sink_of(const Problem& p, int64_t bh, int64_t i) {
   return static_cast<const float*>(p.sink.data)[bh / p.H * p.sink.s0 + bh % p.H * p.sink.s1 + i * p.sink.s2];
 }
 
-// The factor of out's sum of values, whose weights are relative to e^top and add up to `total`: 1 / total, or less beside
-// the query's sink.
+// The factor of out's sum of values, whose weights are relative to e^top and add up to `total`: 1 / total, or less
+// beside the query's sink.
 TXL_INLINE float share_of(const Problem& p, int64_t bh, int64_t i, float top, float total) {
   if (!p.sink.data) return 1.f / total;
   const float above = sink_of(p, bh, i) - top;

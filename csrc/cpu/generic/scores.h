@@ -143,7 +143,8 @@ static Positions strip_scores(const Problem& p, int64_t Dp, int64_t Drp, const P
                               int64_t j0, int64_t from, int64_t to, const Packed* k_panels, const Table& table,
                               float* content, float* position) {
   const int64_t D = deep(p.D), Dr = deep(p.Dr);
-  const int64_t rho = rho_of(p, i + MR - 1, j0 + from), shift = rho % NR, first = rho - shift;  // of the last row, first key
+  const int64_t rho = rho_of(p, i + MR - 1, j0 + from), shift = rho % NR,
+                first = rho - shift;  // of the last row, first key
   times_panels(qu, Dp, k_panels + from * D, D, div_up(to - from, NR), content + from, BLOCK_S);
   const int64_t columns = shift + MR - 1 + to - from;
   const int64_t low = max_of(table.met.low - first, 0) / NR * NR;  // columns that no query meets are left out

@@ -63,8 +63,10 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "r of other heads": (
         {"r": torch.zeros(3, 16, 8), "outside": "clamp"}, ValueError, r"r must be \[H, T, D\] = .*got shape \[3, 16, 8\]"),
     "r of other texts": ({"r": torch.zeros(3, 2, 16, 8)}, ValueError, r"r must be .*, got shape \[3, 2, 16, 8\]"),
-    "no row to repeat": ({"r": torch.zeros(2, 0, 8), "outside": "clamp"}, ValueError, r"r must have a row where outside='clamp'"),
-    "values of other keys": ({"v": torch.zeros(2, 2, 7, 4)}, ValueError, r"v must be \[B, heads of k, L, any\] = \[2, 2, 6, any\]"),
+    "no row to repeat": (
+        {"r": torch.zeros(2, 0, 8), "outside": "clamp"}, ValueError, r"r must have a row where outside='clamp'"),
+    "values of other keys": (
+        {"v": torch.zeros(2, 2, 7, 4)}, ValueError, r"v must be \[B, heads of k, L, any\] = \[2, 2, 6, any\]"),
     "memory of v's old width": (
         {"v": torch.zeros(2, 2, 6, 4)}, ValueError, r"v_mem must be .* of v's width, got shape \[2, 2, 5, 8\]"),
     "bias of another width": (

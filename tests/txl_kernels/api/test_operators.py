@@ -250,7 +250,10 @@ def test_direct_calls_are_checked_too() -> None:
     with pytest.raises(TypeError, match="k_mem and v_mem must both be given"):
         op(*arguments[:7], None, *arguments[8:])
     with pytest.raises(TypeError, match=r"start must be int32 on cpu, got torch\.int64"):
-        op(*as_fields(make_inputs(Case(""), torch.float32))._replace(start=torch.zeros(2, 6, dtype=torch.int64)), "native")
+        op(
+            *as_fields(make_inputs(Case(""), torch.float32))._replace(start=torch.zeros(2, 6, dtype=torch.int64)),
+            "native",
+        )
     with pytest.raises(TypeError, match=r"seed must be an int64 tensor of one element where dropout_p > 0, got None"):
         op(*as_fields(make_inputs(Case(""), torch.float32))._replace(dropout_p=0.5), "native")
     for seed in (torch.zeros(0, dtype=torch.int64), torch.zeros(1), torch.zeros(2, dtype=torch.int64)):

@@ -33,8 +33,7 @@ int main() {
   const std::vector<float> f = take<float>(2);
   txl::Problem p;
   p.B = n[0], p.H = n[1], p.L = n[2], p.M = n[3], p.D = p.Dv = n[4], p.Dr = p.D, p.Hkv = p.H;
-  p.T = n[5], p.zero_row = n[6], p.left = n[8],
-  p.right = n[7];
+  p.T = n[5], p.zero_row = n[6], p.left = n[8], p.right = n[7];
   p.type = n[9] ? txl::Type::bf16 : txl::Type::f32, p.threads = static_cast<int>(n[10]);
   p.drop_below = static_cast<uint32_t>(n[11]), p.seed = static_cast<uint64_t>(n[12]);
   p.scale = p.position_scale = f[0], p.keep_scale = f[1];
