@@ -21,6 +21,16 @@ from txl_kernels.backends import cpu, native_modules
 
 ISAS = cpu.native.module.isas(True)
 CASE = Case("", B=2, H=3, L=130, M=210, D=40, intervals="filled", dropout_p=0.1)
+# Position queries, grouped heads, a table that ends, sinks.
+GROUPS = {
+    "groups": Case("", B=1, H=6, Hkv=2, L=110, M=700, D=40, Dp=16, rows=150, outside="zero", sink="heads"),
+    "groups, few queries": Case("", B=2, H=6, Hkv=2, L=3, M=1300, D=35, Dp=9, rows=150, outside="zero", sink="queries"),
+    "groups, random intervals": Case(
+        "", H=4, Hkv=1, L=60, M=330, D=16, Dv=21, Dp=40, intervals="random", dropout_p=0.1
+    ),
+    "groups, few, random intervals": Case("", H=5, Hkv=1, L=4, M=700, D=21, Dv=70, intervals="random", tables="both"),
+    "groups with own tables, parts": Case("", B=1, H=4, Hkv=2, L=400, M=900, D=16, causal=False, window=(500, 20)),
+}
 
 
 @pytest.fixture(params=ISAS)
@@ -57,6 +67,7 @@ def threads() -> Iterator[None]:
         Case("", B=70, H=1, L=2, M=90, D=19, intervals="random"),
         Case("", B=1, H=2, L=4, M=1300, D=33, causal=False, window=700),
         Case("", B=2, H=1, L=100, M=20, D=130, causal=False, intervals="random"),
+        *GROUPS.values(),
     ],
     ids=[
         "long",
@@ -69,6 +80,7 @@ def threads() -> Iterator[None]:
         "many batch rows, few queries",
         "few queries, many chunks",
         "wide, both ways",
+        *GROUPS,
     ],
 )
 def test_every_isa_agrees_with_the_reference(isa: str, case: Case, dtype: torch.dtype) -> None:
@@ -143,8 +155,8 @@ print(report())
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
     "case",
-    [CASE, Case("", B=1, H=1, L=300, M=1500, D=16), Case("", B=1, H=1, L=2, M=3000)],
-    ids=["many heads", "one head, parts of keys", "decode"],
+    [CASE, Case("", B=1, H=1, L=300, M=1500, D=16), Case("", B=1, H=1, L=2, M=3000), *GROUPS.values()],
+    ids=["many heads", "one head, parts of keys", "decode", *GROUPS],
 )
 def test_same_bits_at_any_thread_count(case: Case) -> None:
     torch.set_num_threads(1)
