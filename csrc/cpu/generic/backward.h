@@ -29,7 +29,7 @@ struct BackwardScratch {
         dp(a.take(MR * BLOCK_S)),
         factor(a.take(BLOCK_L * BLOCK_S)),
         step(a.take(MR * max_of(plan.Dp, plan.Drp))),
-        dq(plan.chunks == 1 ? a.take(plan.heads * plan.dq_floats()) : nullptr),
+        dq(plan.own_dq() ? a.take(plan.dq_floats()) : nullptr),
         weights(a),
         keys(a, plan),
         table(a, Table::room(BLOCK_S + BLOCK_L), p, plan.Drp) {}
@@ -225,11 +225,11 @@ static void find_stats_of(const Problem& p, const Gradients& g, int64_t bh, int6
 // lse and norm of the queries [i0, i0 + count) of a group of heads whose lse is large, from their scores. plan: of
 // `scores`, the call without values and dropout.
 template <class T>
-static void sum_weights(const Problem& scores, const ForwardPlan& plan, const InUse& in_use, int64_t b, int64_t hk,
+static void sum_weights(const Problem& scores, const ForwardPlan& plan, const InUse& in_use, int64_t b, int64_t h0,
                         int64_t i0, int64_t count, ForwardScratch& s, const QueryStats& stats) {
-  sum_range<T>(scores, plan, in_use, b, hk, i0, count, {0, scores.M + scores.L}, SLACK, s, s.result, plan.entry());
-  for (int64_t g = 0; g < plan.group; ++g) {
-    const int64_t bh = b * scores.H + hk * plan.group + g;
+  sum_range<T>(scores, plan, in_use, b, h0, i0, count, {0, scores.M + scores.L}, SLACK, s, s.result, plan.entry());
+  for (int64_t g = 0; g < plan.heads; ++g) {
+    const int64_t bh = b * scores.H + h0 + g;
     const float *references = s.result + g * plan.entry() + plan.rows * plan.Dvp, *totals = references + plan.rows;
     for (int64_t i = 0; i < count; ++i)
       if (is_large(scores, bh, i0 + i)) set_stats(scores, stats, bh, i0 + i, references[i], totals[i]);
@@ -244,12 +244,12 @@ static void find_stats(const Problem& p, const Gradients& g, const InUse& in_use
   Problem scores = p;
   scores.Dv = 0, scores.drop_below = 0;
   const ForwardPlan plan(scores);
-  const int64_t items = p.B * p.Hkv * plan.ranges;
+  const int64_t items = p.B * p.H / plan.heads * plan.ranges;
   Buffer large(items);
   parallel_for(p.threads, items, [&](int64_t item, int) {
-    const int64_t first = item / plan.ranges * plan.group, i0 = item % plan.ranges * plan.range;
+    const int64_t first = item / plan.ranges * plan.heads, i0 = item % plan.ranges * plan.range;
     float some = 0;
-    for (int64_t bh = first; bh < first + plan.group; ++bh)
+    for (int64_t bh = first; bh < first + plan.heads; ++bh)
       for (int64_t i = i0; i < min_of(i0 + plan.range, p.L); ++i) {
         find_stats_of<T>(p, g, bh, i, stats);
         if (is_large(p, bh, i)) some = 1;
@@ -263,16 +263,16 @@ static void find_stats(const Problem& p, const Gradients& g, const InUse& in_use
   Buffer scratch(p.threads * per_thread);
   parallel_for(p.threads, items, [&](int64_t item, int thread) {
     if (large.data[item] == 0) return;
-    const int64_t bhk = item / plan.ranges, i0 = item % plan.ranges * plan.range;
+    const int64_t first = item / plan.ranges * plan.heads, i0 = item % plan.ranges * plan.range;
     Arena arena(scratch.data + thread * per_thread);
     if (decode_fits(p)) {
-      for (int64_t bh = bhk * plan.group; bh < (bhk + 1) * plan.group; ++bh)
+      for (int64_t bh = first; bh < first + plan.heads; ++bh)
         decode_stats<T>(scores, bh, reinterpret_cast<Packed*>(scratch.data + thread * per_thread), stats);
       return;
     }
     [[maybe_unused]] const Unit unit;
     ForwardScratch s(arena, scores, plan);
-    sum_weights<T>(scores, plan, in_use, bhk / p.Hkv, bhk % p.Hkv, i0, min_of(plan.range, p.L - i0), s, stats);
+    sum_weights<T>(scores, plan, in_use, first / p.H, first % p.H, i0, min_of(plan.range, p.L - i0), s, stats);
   });
 }
 
@@ -292,7 +292,7 @@ TXL_INLINE void add_up(const Item& item, int64_t count, int64_t offset, float fa
 template <class T>
 static void add_up_items(const Problem& p, const Gradients& g, const BackwardPlan& plan, const Seen& seen,
                          const float* dq_parts, const float* items, float* scratch, int64_t per_thread) {
-  const int64_t queries = plan.chunks > 1 && (g.dq.data || g.dq_pos.data) ? p.B * p.H * seen.blocks : 0;
+  const int64_t queries = !plan.own_dq() && (g.dq.data || g.dq_pos.data) ? p.B * p.H * seen.blocks : 0;
   const int64_t table_tiles = plan.rhos ? div_up(p.T, BLOCK_S) : 0, of_heads = p.H * (table_tiles + 1),
                 parts = plan.groups * plan.chunks;
   auto of_head = [&](int64_t h, int64_t n) {
@@ -362,7 +362,7 @@ static void run_backward(const Problem& p, const Gradients& g) {
   const QueryStats stats(p);
   find_stats<T>(p, g, in_use, stats);
   Buffer scratch(p.threads * per_thread), items(plan.items(p) * plan.heads * plan.item_floats()),
-      dq_parts(plan.chunks > 1 ? BH * plan.chunks * plan.dq_floats() : 0);
+      dq_parts(plan.own_dq() ? 0 : BH * plan.chunks * plan.dq_floats());
 
   // Batch row by batch row of an item; part(at, sums of a head) does one, of an item that sees its keys or not.
   auto run_item = [&](int64_t item, float* own_dq, const auto& start, const auto& part, const auto& finish) {
@@ -384,10 +384,7 @@ static void run_backward(const Problem& p, const Gradients& g) {
       const Part at{b, hk, chunk * plan.chunk, min_of((chunk + 1) * plan.chunk, S)};
       auto of_head = [&](int64_t x) {
         const int64_t bh = b * p.H + h0 + x;
-        return Sums(
-            plan,
-            own_dq ? own_dq + x * plan.dq_floats() : dq_parts.data + (bh * plan.chunks + chunk) * plan.dq_floats(),
-            item_of(x));
+        return Sums(plan, own_dq ? own_dq : dq_parts.data + (bh * plan.chunks + chunk) * plan.dq_floats(), item_of(x));
       };
       const Range blocks = own_dq ? Range{0, seen.blocks} : seen.blocks_of(b, chunk);  // of which dq is written
       const int64_t first = blocks.low * BLOCK_L, past = min_of(blocks.high * BLOCK_L, plan.rows);

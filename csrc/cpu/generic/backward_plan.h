@@ -8,8 +8,9 @@
 namespace txl::TXL_ISA {
 namespace {
 
-constexpr int64_t BACKWARD_ITEMS = 32;  // chunks of keys are made until there are as many items
-constexpr int64_t MAX_CHUNKS = 16;      // each has a dq of its own
+constexpr int64_t BACKWARD_ITEMS = 32;   // chunks of keys are made until there are as many items
+constexpr int64_t MAX_CHUNKS = 16;       // each has a dq of its own
+constexpr int64_t MAX_GROUP_CHUNKS = 4;  // the same for grouped heads, all of which have one
 
 struct BackwardPlan {
   int64_t Dp, Drp, Dvp, heads;                       // heads: query heads that read one head of keys
@@ -31,7 +32,7 @@ struct BackwardPlan {
         dr_bias(g.dr_bias.data),
         rhos_met(TXL_ISA::rhos_met(p, in_use)) {
     const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S), whole = max_of(p.B * p.Hkv, 1);  // items without chunks
-    chunks = clamp(div_up(BACKWARD_ITEMS, whole), 1, clamp(tiles, 1, MAX_CHUNKS));
+    chunks = clamp(div_up(BACKWARD_ITEMS, whole), 1, clamp(tiles, 1, heads > 1 ? MAX_GROUP_CHUNKS : MAX_CHUNKS));
     chunk = max_of(div_up(tiles, chunks), 1) * BLOCK_S;
     chunks = div_up(S, chunk);
     group = chunks > 1 ? 1 : batch_rows_of_item(p, BACKWARD_ITEMS);
@@ -40,6 +41,8 @@ struct BackwardPlan {
     rhos = min_of(p.right ? chunk + p.L : min_of(chunk + p.L, S), rhos_met.high - rhos_met.low);
     rhos = dr || dr_bias ? round_up(rhos + 2 * BLOCK_L + 3 * NR, NR) : 0;  // blocks stand out at both ends
   }
+  // Whether dq of an item's only head is whole, and no sum over chunks.
+  bool own_dq() const { return chunks == 1 && heads == 1; }
   int64_t items(const Problem& p) const { return groups * p.Hkv * chunks; }
   // The first rho of the chunk that starts at key j0.
   int64_t first_rho(const Problem& p, int64_t j0) const {

@@ -40,7 +40,7 @@ struct DecodeBackwardScratch {
   float *qu_wide, *qw_wide, *dout;  // [rows][Dp], Drp and Dvp
 
   DecodeBackwardScratch(Arena& a, const Problem& call, const BackwardPlan& plan)
-      : dq(plan.chunks == 1 ? a.take(plan.heads * plan.dq_floats()) : nullptr),
+      : dq(plan.own_dq() ? a.take(plan.dq_floats()) : nullptr),
         p(a.take(plan.heads * call.L * DECODE_BACKWARD_PART)),
         ds(a.take(plan.heads * call.L * DECODE_BACKWARD_PART)),
         row(a.take(max_of(max_of(plan.Dp, plan.Drp), plan.Dvp))),

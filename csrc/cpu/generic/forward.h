@@ -102,18 +102,22 @@ TXL_INLINE float first_score(const float* score, const float* position, const Ca
   return max_lane(lanes_within(n, own.low, own.high) ? x : splat(-INF));
 }
 
-// How the work is cut: items are a batch row and a group of heads, a range of queries, a part of the keys.
+constexpr int64_t MAX_HEADS = 8;  // of an item: each has a result and queries in working memory
+
+// How the work is cut: items are a batch row and heads that read one head of keys, a range of queries, a part of the
+// keys.
 struct ForwardPlan {
   int64_t Dp, Drp, Dvp, range, ranges, part, parts, rows;  // range: queries; part: keys; rows: a range rounded up to MR
-  int64_t group;                                           // heads that read one head of keys and values
+  int64_t heads;                                           // of an item: a divisor of the group
 
   explicit ForwardPlan(const Problem& p)
-      : Dp(round_up(p.D, NR)), Drp(round_up(p.Dr, NR)), Dvp(round_up(p.Dv, NR)), group(group_of(p)) {
+      : Dp(round_up(p.D, NR)), Drp(round_up(p.Dr, NR)), Dvp(round_up(p.Dv, NR)), heads(min_of(group_of(p), MAX_HEADS)) {
+    while (group_of(p) % heads) --heads;
     const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S);
     ranges = div_up(p.L, RANGE_L);
     range = round_up(div_up(p.L, ranges), GROUP);
     ranges = div_up(p.L, range);
-    parts = clamp(div_up(FORWARD_ITEMS, p.B * p.Hkv * ranges), 1, max_of(1, S / PART_S));
+    parts = clamp(div_up(FORWARD_ITEMS, p.B * p.H / heads * ranges), 1, max_of(1, S / PART_S));
     part = div_up(tiles, parts) * BLOCK_S;
     parts = div_up(S, part);
     rows = min_of(range, round_up(p.L, MR));
@@ -140,18 +144,18 @@ struct ForwardScratch {
   Table* tables;
 
   ForwardScratch(Arena& a, const Problem& p, const ForwardPlan& plan)
-      : qu(a.take<Packed>(plan.group * plan.rows * plan.Dp)),
-        qw(a.take<Packed>(plan.group * plan.rows * plan.Drp)),
+      : qu(a.take<Packed>(plan.heads * plan.rows * plan.Dp)),
+        qw(a.take<Packed>(plan.heads * plan.rows * plan.Drp)),
         k_panels(a.take<Packed>(BLOCK_S * deep(p.D))),
         v_rows(a.take<Packed>(BLOCK_S * plan.Dvp)),
         content(a.take(MR * BLOCK_S)),
         position(a.take(MR * POSITION_LD)),
         weights(weights_of(a, content)),
         factor(a.take(GROUP * BLOCK_S)),
-        result(a.take(plan.group * plan.entry())),
-        one_table(plan.group == 1 || (p.r.s0 == 0 && p.r_bias.s0 == 0)),
-        tables(a.take<Table>(one_table ? 1 : plan.group)) {
-    for (int64_t g = 0; g < (one_table ? 1 : plan.group); ++g) {
+        result(a.take(plan.heads * plan.entry())),
+        one_table(plan.heads == 1 || (p.r.s0 == 0 && p.r_bias.s0 == 0)),
+        tables(a.take<Table>(one_table ? 1 : plan.heads)) {
+    for (int64_t g = 0; g < (one_table ? 1 : plan.heads); ++g) {
       const Table empty(a, Table::room(BLOCK_S + plan.rows), p, 0);
       if (tables) tables[g] = empty;
     }
@@ -216,13 +220,13 @@ struct HeadRange {
   }
 };
 
-// out (not yet divided), references and sums of queries [i0, i0 + count) over the keys of a part, of each query head of
-// key head `hk`, into `result`, `step` floats apart. A tile of keys and values is packed once for all of them. slack:
-// SLACK, or less.
+// out (not yet divided), references and sums of queries [i0, i0 + count) over the keys of a part, of each of the item's
+// heads from h0 on, into `result`, `step` floats apart. A tile of keys and values is packed once for all of them.
+// slack: SLACK, or less.
 template <class T>
-static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in_use, int64_t b, int64_t hk, int64_t i0,
+static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in_use, int64_t b, int64_t h0, int64_t i0,
                       int64_t count, Range part, float slack, ForwardScratch& s, float* result, int64_t step) {
-  const int64_t Dp = plan.Dp, Drp = plan.Drp, Dvp = plan.Dvp, rows = round_up(count, MR), h0 = hk * plan.group;
+  const int64_t Dp = plan.Dp, Drp = plan.Drp, Dvp = plan.Dvp, rows = round_up(count, MR), hk = key_head(p, h0);
   const BlockRanges<RANGE_L> ranges(p, b, i0, count, part);
   auto head = [&](int64_t g) {
     float *const out = result + g * step, *const reference = out + plan.rows * Dvp;
@@ -241,7 +245,7 @@ static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in
                         reference + plan.rows,
                         slack};
   };
-  for (int64_t g = 0; g < plan.group; ++g) {
+  for (int64_t g = 0; g < plan.heads; ++g) {
     const HeadRange<T> it = head(g);
     memset(it.out, 0, sizeof(float) * rows * Dvp);
     for (int64_t i = 0; i < rows; ++i) it.reference[i] = -INF, it.total[i] = 0;
@@ -255,7 +259,7 @@ static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in
     pack_keys<T>(p, in_use, p.k_mem, p.k, b, hk, j0 + first, last - first, p.D, Dp, s.k_panels + first * deep(p.D),
                  nullptr);
     pack_keys<T>(p, in_use, p.v_mem, p.v, b, hk, j0 + first, last - first, p.Dv, Dvp, nullptr, s.v_rows + first * Dvp);
-    for (int64_t g = 0; g < plan.group; ++g) {
+    for (int64_t g = 0; g < plan.heads; ++g) {
       const HeadRange<T> it = head(g);
       it.table.template cover<T>(p, in_use, it.h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Drp);
       it.add_tile(j0, s);
@@ -266,13 +270,13 @@ static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in
 // The same, for values of any size: weights of up to e^SLACK times values near the largest float are not finite, where
 // weights of at most 1 may be.
 template <class T>
-static void forward_range(const Problem& p, const ForwardPlan& plan, const InUse& in_use, int64_t b, int64_t hk,
+static void forward_range(const Problem& p, const ForwardPlan& plan, const InUse& in_use, int64_t b, int64_t h0,
                           int64_t i0, int64_t count, Range part, ForwardScratch& s, float* result, int64_t step) {
-  sum_range<T>(p, plan, in_use, b, hk, i0, count, part, SLACK, s, result, step);
+  sum_range<T>(p, plan, in_use, b, h0, i0, count, part, SLACK, s, result, step);
   vf odd = {};  // 0, or NaN
-  for (int64_t g = 0; g < plan.group; ++g)
+  for (int64_t g = 0; g < plan.heads; ++g)
     for (int64_t n = 0; n < count * plan.Dvp; n += LANES) odd += load(result + g * step + n) * 0.f;
-  if (!(sum_lanes(odd) == 0)) sum_range<T>(p, plan, in_use, b, hk, i0, count, part, 0.f, s, result, step);
+  if (!(sum_lanes(odd) == 0)) sum_range<T>(p, plan, in_use, b, h0, i0, count, part, 0.f, s, result, step);
 }
 
 // Merges a head's results of the parts, `step` floats apart, into the first and writes out and lse.
@@ -308,22 +312,23 @@ static void run_tiles(const Problem& p) {
   const InUse in_use(p);
   const int64_t pairs = p.B * p.H * plan.ranges, per_thread = floats_of<ForwardScratch>(p, plan);
   const int64_t group = plan.parts > 1 ? 1 : batch_rows_of_item(p, FORWARD_ITEMS), groups = div_up(p.B, group);
+  const int64_t bundles = p.H / plan.heads;                                        // of heads that share an item
   const int64_t step = plan.parts > 1 ? plan.parts * plan.entry() : plan.entry();  // from head to head
   Buffer scratch(p.threads * per_thread), results(plan.parts > 1 ? pairs * plan.parts * plan.entry() : 0);
   // Longest first: a causal range late in the segment sees the most keys.
   auto range_of = [&](int64_t x) { return (plan.ranges - 1 - x) * plan.range; };
-  parallel_for(p.threads, plan.ranges * p.Hkv * groups * plan.parts, [&](int64_t item, int thread) {
+  parallel_for(p.threads, plan.ranges * bundles * groups * plan.parts, [&](int64_t item, int thread) {
     const int64_t n = item % plan.parts, b0 = item / plan.parts % groups * group;
-    const int64_t hk = item / plan.parts / groups % p.Hkv, x = item / plan.parts / groups / p.Hkv;
+    const int64_t h0 = item / plan.parts / groups % bundles * plan.heads, x = item / plan.parts / groups / bundles;
     const int64_t i0 = range_of(x), count = min_of(plan.range, p.L - i0);
     [[maybe_unused]] const Unit unit;
     Arena arena(scratch.data + thread * per_thread);
     ForwardScratch s(arena, p, plan);
     for (int64_t b = b0; b < min_of(b0 + group, p.B); ++b) {
-      const int64_t bh = b * p.H + hk * plan.group;  // of the first head
+      const int64_t bh = b * p.H + h0;  // of the first head
       float* result = plan.parts > 1 ? results.data + ((x * p.B * p.H + bh) * plan.parts + n) * plan.entry() : s.result;
-      forward_range<T>(p, plan, in_use, b, hk, i0, count, {n * plan.part, (n + 1) * plan.part}, s, result, step);
-      for (int64_t g = 0; plan.parts == 1 && g < plan.group; ++g)
+      forward_range<T>(p, plan, in_use, b, h0, i0, count, {n * plan.part, (n + 1) * plan.part}, s, result, step);
+      for (int64_t g = 0; plan.parts == 1 && g < plan.heads; ++g)
         write_range<T>(p, plan, bh + g, i0, count, result + g * step, 0);
     }
   });
