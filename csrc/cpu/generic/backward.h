@@ -89,6 +89,13 @@ static void add_and_sum(const Packed* a, int64_t lda, const Packed* b, int64_t n
   }
 }
 
+// A row of dout, null for zeros, times the share of the weights that a sink leaves to the keys.
+template <class T>
+TXL_INLINE void pack_dout(const T* row, float share, int64_t Dv, int64_t Dvp, Packed* out) {
+  pack_row<T>(row, Dv, Dvp, out);
+  for (int64_t d = 0; row && share != 1.f && d < Dvp; d += LANES) store(out + d, load(out + d) * share);
+}
+
 // A block of queries from i0 on of head g0 of a group against the tile of keys at j0.
 template <class T>
 static void backward_block(const Problem& p, const Gradients& g, const BackwardPlan& plan, const InUse& in_use,
@@ -102,7 +109,8 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
   auto sees = [&](int64_t i) { return ranges.row[i].any(); };
   pack_queries<T>(p, b, h, i0, rows, sees, Dp, Drp, s.qu, s.qw);
   for (int64_t i = 0; i < rows; ++i)
-    pack_row<T>(sees(i) ? row_of<T>(g.dout, b, h, i0 + i) : nullptr, p.Dv, Dvp, s.dout + i * Dvp);
+    pack_dout<T>(sees(i) ? row_of<T>(g.dout, b, h, i0 + i) : nullptr, stats.share_of(bh * p.L + i0 + i), p.Dv, Dvp,
+                 s.dout + i * Dvp);
   const int64_t rho0 = rho_of(p, i0 + BLOCK_L - 1, j0);  // of column 0 of the unskewed tile, a multiple of NR
   const Range columns = {max_of(block.low, plan.rhos_met.low - rho0),  // of pairs with rows in the tables
                          min_of(block.high + BLOCK_L - 1, plan.rhos_met.high - rho0)};
@@ -204,22 +212,21 @@ static float dout_times_out(const Problem& p, const Gradients& g, int64_t b, int
   return sum_lanes(sum) + tail;
 }
 
-// Stats of a query from forward's lse, and its sink's gradient. With P the weights beside the sink, which are
-// e^(score - lse) times `share`, dS = P * (dP - dout . out + dlse / share).
+// Stats of a query from forward's lse, and its sink's gradient. A sink leaves the keys the share e^lse / (e^lse +
+// e^sink) of their weights P without one, so that dS = P * (share * (dP - dout . out) + dlse), where out is beside the
+// sink.
 template <class T>
 static void find_stats_of(const Problem& p, const Gradients& g, int64_t bh, int64_t i, const QueryStats& stats) {
   const int64_t b = bh / p.H, h = bh % p.H, at = bh * p.L + i;
-  const float lse = p.lse[at], sink = sink_of(p, bh, i);
   const bool sees = visible(p, b, i).any();
   const float product = sees ? dout_times_out<T>(p, g, b, h, i) : 0.f, dlse = sees && g.dlse ? g.dlse[at] : 0.f;
-  stats.norm[at] = 1.f, stats.lse[at] = lse, stats.delta[at] = product - dlse;
+  stats.lse[at] = p.lse[at], stats.norm[at] = 1.f, stats.delta[at] = product - dlse;
   if (!p.sink.data) return;
-  const float with_sink = sees ? log_add(lse, sink) : lse;
-  constexpr float LEAST = 1e-30f;  // a smaller share of the keys has no weights that count
-  const float share = sees ? exp_of(lse - with_sink) : 1.f;
-  stats.lse[at] = with_sink, stats.delta[at] = product - dlse / (share < LEAST ? LEAST : share);
+  const float above = sees ? p.lse[at] - sink_of(p, bh, i) : 0.f, below = exp_of(above > 0 ? -above : above);
+  const float less = below / (1.f + below), more = 1.f / (1.f + below);  // the two shares, of the keys and of the sink
+  stats.share[at] = above > 0 ? more : less, stats.delta[at] = stats.share[at] * product - dlse;
   if (g.dsink.data)
-    const_cast<float*>(row_of<float>(g.dsink, b, h, 0))[i] = sees ? -exp_of(sink - with_sink) * product : 0.f;
+    const_cast<float*>(row_of<float>(g.dsink, b, h, 0))[i] = sees ? -(above > 0 ? less : more) * product : 0.f;
 }
 
 // lse and norm of the queries [i0, i0 + count) of a group of heads whose lse is large, from their scores. plan: of
@@ -232,7 +239,7 @@ static void sum_weights(const Problem& scores, const ForwardPlan& plan, const In
     const int64_t bh = b * scores.H + h0 + g;
     const float *references = s.result + g * plan.entry() + plan.rows * plan.Dvp, *totals = references + plan.rows;
     for (int64_t i = 0; i < count; ++i)
-      if (is_large(scores, bh, i0 + i)) set_stats(scores, stats, bh, i0 + i, references[i], totals[i]);
+      if (is_large(scores, bh, i0 + i)) set_stats(stats, bh * scores.L + i0 + i, references[i], totals[i]);
   }
 }
 

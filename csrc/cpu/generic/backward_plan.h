@@ -76,13 +76,18 @@ struct Sums {
 };
 
 // Stats of each query, at (b * H + h) * L + i: its weights are norm * e^(score - lse), its dS are weights times (dP -
-// delta).
+// delta), with dP of dout times `share`, what a sink leaves to the keys.
 struct QueryStats {
   Buffer memory;
-  float *lse, *norm, *delta;
+  float *lse, *norm, *delta, *share;  // share: null without sinks
 
   explicit QueryStats(const Problem& p)
-      : memory(3 * p.B * p.H * p.L), lse(memory.data), norm(lse + p.B * p.H * p.L), delta(norm + p.B * p.H * p.L) {}
+      : memory((p.sink.data ? 4 : 3) * p.B * p.H * p.L),
+        lse(memory.data),
+        norm(lse + p.B * p.H * p.L),
+        delta(norm + p.B * p.H * p.L),
+        share(p.sink.data ? delta + p.B * p.H * p.L : nullptr) {}
+  float share_of(int64_t at) const { return share ? share[at] : 1.f; }
 };
 
 // A batch row and head of keys, and the keys of a chunk: [low, high).
@@ -138,23 +143,10 @@ struct Seen {
   bool live(int64_t b, int64_t chunk) const { return blocks_of(b, chunk).any(); }
 };
 
-// log(e^a + e^b).
-TXL_INLINE float log_add(float a, float b) {
-  const float top = a > b ? a : b, below = a > b ? b - a : a - b;
-  return below < -100.f ? top : top + log_of(1.f + exp_of(below));
-}
-
 // Backward's stats of query i from the largest of its scores and the sum of its weights relative to `top`, which lies
 // at most a few e-folds below that: lse, rounded up from no less than the largest, and what that rounding leaves out.
-TXL_INLINE void set_stats(const Problem& p, const QueryStats& stats, int64_t bh, int64_t i, float top, float total) {
-  const float sink = sink_of(p, bh, i);
-  if (sink > top) {  // the largest then
-    total = total * exp_of(top - sink) + 1.f, top = sink;
-  } else if (sink > -INF) {
-    total += exp_of(sink - top);
-  }
+TXL_INLINE void set_stats(const QueryStats& stats, int64_t at, float top, float total) {
   const float lse = top + log_of(total);
-  const int64_t at = bh * p.L + i;
   stats.lse[at] = lse;
   stats.norm[at] = 1.f / (total * exp_of(top - lse));
 }

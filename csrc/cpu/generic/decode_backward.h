@@ -27,7 +27,7 @@ static void decode_stats(const Problem& scores, int64_t bh, Packed* queries, con
       total = total * exp_of(top - raised) + part[1] * exp_of(part[0] - raised);
       top = raised;
     }
-    set_stats(scores, stats, bh, i, top, total);
+    set_stats(stats, bh * L + i, top, total);
   }
 }
 
@@ -160,7 +160,8 @@ static void decode_backward_part(const Problem& p, const Gradients& g, const Bac
     pack_queries<T>(p, at.b, at.hk * plan.heads + x, 0, L, sees, Dp, Drp, s.qu + x * L * Dp, s.qw + x * L * Drp);
   for (int64_t n = 0; n < rows; ++n) {
     const T* dout = sees(n % L) ? row_of<T>(g.dout, at.b, at.hk * plan.heads + n / L, n % L) : nullptr;
-    for (int64_t d = 0; d < Dvp; ++d) s.dout[n * Dvp + d] = dout && d < Dv ? to_float(dout[d]) : 0.f;
+    const float share = stats.share_of((at.b * p.H + at.hk * plan.heads) * L + n);
+    for (int64_t d = 0; d < Dvp; ++d) s.dout[n * Dvp + d] = dout && d < Dv ? to_float(dout[d]) * share : 0.f;
     for (int64_t d = 0; d < Dp; ++d) s.qu_wide[n * Dp + d] = to_float(s.qu[n * Dp + d]);
     for (int64_t d = 0; plan.dr && d < Drp; ++d) s.qw_wide[n * Drp + d] = to_float(s.qw[n * Drp + d]);
   }

@@ -49,6 +49,21 @@ def test_large_scores_do_not_overflow(size: float, backend: str) -> None:
     torch.testing.assert_close(out.double(), want, rtol=0, atol=size * 1e-5)
 
 
+@pytest.mark.parametrize("length", [6, 3], ids=["packed", "few queries"])
+def test_gradients_beside_sinks_of_any_size(length: int, backend: str) -> None:
+    """Of out and lse, for large scores and sinks from far below to far above them."""
+    case = Case("", H=4, Hkv=2, L=length, M=30, D=8, scale=20.0, sink="queries")
+    x, exact = make_inputs(case, DTYPES[backend]), make_inputs(case)
+    for inputs in (x, exact):
+        with torch.no_grad():
+            inputs["sink"].mul_(150).add_(150)
+    got, want = attend(x, backend=backend), attend(exact, backend="reference")
+    given, wanted = gradients(*got, x), gradients(*want, exact)
+    for name in wanted:
+        error = (given[name].double() - wanted[name]).norm() / wanted[name].norm()
+        assert error <= 1e-4, f"gradient of {name}: {error:.1e}"  # of scores of hundreds in float32
+
+
 def test_softcap_of_scores_of_any_size(backend: str) -> None:
     """Where each query sees one key, lse is its capped score: against torch's tanh in float64."""
     sizes = torch.cat([torch.logspace(-12, 3, 96), torch.linspace(0.5, 0.7, 32)]).repeat_interleave(2)
