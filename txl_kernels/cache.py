@@ -5,30 +5,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.checks import check_integer
+from txl_kernels.checks import Outside, Window, check_integer, check_outside
 
 
 class KeyValueCache:
     """The projected keys and values of the last `mem_len` positions of one attention layer, and its
-    W_kR R.
+    table r, if it has one: W_kR R, or learned rows.
 
     While parameters are frozen these do not change, so attention over the cache equals attention
     over the hidden states, without projecting the memory again for every segment. `append` writes
-    in place. When the buffer is full, the positions held move to its front, at most once in
+    in place. When the buffers are full, the positions held move to their front, at most once in
     `mem_len` positions. So memory and time for a position do not depend on the sequence's length.
 
     Attributes:
-        r: [H, T, D], the projected encodings of distances from -zero_row.
-        zero_row: the row of r that holds distance 0, which is the number of keys after its own that
-            a query of a segment can see.
+        r: [H, T, Dp] or [1, T, Dp], the rows of distances from -zero_row; or None.
+        zero_row: the row of r that holds distance 0. Where `outside` is "refuse", this is the
+            number of keys after its own that a query of a segment can see.
+        outside: what distances without a row of r mean, as in `rel_attention`.
         window: the number of keys that a query sees, its own included, or (left, right), as in
             `rel_attention`; None for all.
+        n_kv_head, d_key, d_value: the number of heads of keys and values, and their widths.
         owner: the identity of the layer whose keys the cache holds: the layer that made it, else
             the first that used it; None before.
     """
 
     owner: object | None = None
-    _begin: int  # offset of the first position held, in the buffer
+    _begin: int  # offset of the first position held, in the buffers
     _end: int
     _total: int  # number of positions that were appended since `clear`
     _last_reset: int  # value of _total when a batch row was last reset
@@ -36,37 +38,89 @@ class KeyValueCache:
 
     def __init__(
         self,
-        r: Tensor,
+        r: Tensor | None,
         batch: int,
         mem_len: int,
         max_segment: int,
-        window: int | tuple[int | None, int | None] | None = None,
+        window: Window = None,
         zero_row: int = 0,
+        *,
+        outside: Outside = "refuse",
+        n_kv_head: int | None = None,
+        d_key: int | None = None,
+        d_value: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
-        """Allocate an empty cache, of r's dtype and device.
+        """Allocate an empty cache.
+
+        Args:
+            r: [H, T, Dp], or [1, T, Dp] for all heads, or None: the table that `rel_attention` will
+                read beside the keys. It is kept, not copied.
+            batch: B.
+            mem_len, max_segment: positions that the cache holds, and the largest segment.
+            window, zero_row, outside: as in `rel_attention`. Where outside is "refuse", r must have
+                a row for every distance in the cache, zero_row + mem_len + max_segment rows.
+            n_kv_head, d_key, d_value: the number of heads of keys and values, and their widths.
+                None for those of r, as in Transformer-XL, where keys and rows of r have the same
+                heads and width, and values have d_key. Needed where r is None.
+            dtype, device: those of keys and values; None for r's, without r torch's defaults.
 
         Raises:
-            TypeError, ValueError: a size is not an integer in range, or r has too few rows.
+            TypeError, ValueError: a size is not an integer in range or is needed, or r is not such
+                a table, or has too few rows.
         """
         minimum = {"batch": 1, "mem_len": 0, "max_segment": 1, "zero_row": 0}
         for (name, low), value in zip(minimum.items(), (batch, mem_len, max_segment, zero_row), strict=True):
             check_integer(name, value, low, f">= {low}")
-        rows = zero_row + mem_len + max_segment
-        if r.dim() != 3 or r.size(1) < rows:
-            raise ValueError(f"r must be [H, T >= zero_row + mem_len + max_segment = {rows}, D], got {list(r.shape)}")
+        check_outside(outside)
+        if r is not None:
+            rows = zero_row + mem_len + max_segment if outside == "refuse" else 1
+            if r.dim() != 3 or r.size(1) < rows:
+                least = f"zero_row + mem_len + max_segment = {rows}" if outside == "refuse" else "1"
+                raise ValueError(f"r must be [H, T >= {least}, D], got {list(r.shape)}")
+            n_kv_head = r.size(0) if n_kv_head is None else n_kv_head
+            d_key = r.size(2) if d_key is None else d_key
+            dtype = r.dtype if dtype is None else dtype
+            device = r.device if device is None else device
+        sizes: dict[str, Any] = {
+            "n_kv_head": n_kv_head,
+            "d_key": d_key,
+            "d_value": d_key if d_value is None else d_value,
+        }
+        for name, size in sizes.items():
+            check_integer(name, size, 1, ">= 1" if r is not None else ">= 1 where r is None")
         self.r = r
         self.zero_row = zero_row
+        self.outside = outside
         self.mem_len = mem_len
         self.max_segment = max_segment
         self.window = window
-        shape = (2, batch, r.size(0), 2 * mem_len + max_segment, r.size(2))
+        self.n_kv_head, self.d_key, self.d_value = sizes.values()
+        shape = (batch, self.n_kv_head, 2 * mem_len + max_segment)
         with torch.inference_mode(False):  # inference tensors could not be written to in another mode
-            self._buffer = torch.zeros(shape, dtype=r.dtype, device=r.device)
+            self._keys = torch.zeros((*shape, self.d_key), dtype=dtype, device=device)
+            self._values = torch.zeros((*shape, self.d_value), dtype=dtype, device=device)
         self.clear()
 
     @property
     def batch(self) -> int:
-        return self._buffer.size(1)
+        return self._keys.size(0)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of keys and values."""
+        return self._keys.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of keys and values."""
+        return self._keys.device
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the buffers and of r."""
+        return self._keys.nbytes + self._values.nbytes + (0 if self.r is None else self.r.nbytes)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"owner": None}  # a copied layer has another identity
@@ -77,9 +131,9 @@ class KeyValueCache:
 
     @property
     def memory(self) -> tuple[Tensor, Tensor]:
-        """The pair (k_mem, v_mem), views [B, H, len(self), D] of the buffer."""
-        held = self._buffer[:, :, :, self._begin : self._end]
-        return held[0], held[1]
+        """The pair (k_mem, v_mem), views [B, Hkv, len(self), d_key or d_value] of the buffers."""
+        held = slice(self._begin, self._end)
+        return self._keys[:, :, held], self._values[:, :, held]
 
     @property
     def start(self) -> Tensor | None:
@@ -90,34 +144,37 @@ class KeyValueCache:
         return (len(self) - (self._total - self._since)).clamp(min=0).to(torch.int32).unsqueeze(1)
 
     def __repr__(self) -> str:
-        heads, _, width = self.r.shape
-        mib = (self._buffer.nbytes + self.r.nbytes) / 2**20
-        kind = f"{str(self.r.dtype).removeprefix('torch.')} on {self.r.device}"
+        width = f"{self.d_key}" if self.d_key == self.d_value else f"{self.d_key} and {self.d_value}"
+        kind = f"{str(self.dtype).removeprefix('torch.')} on {self.device}"
         return (
-            f"KeyValueCache({len(self)} of {self.mem_len} positions held, batch={self.batch}, heads={heads}, width={width}, "
-            f"max_segment={self.max_segment}, window={self.window}, {kind}, {mib:.1f} MiB)"
+            f"KeyValueCache({len(self)} of {self.mem_len} positions held, batch={self.batch}, heads={self.n_kv_head}, "
+            f"width={width}, max_segment={self.max_segment}, window={self.window}, {kind}, {self.nbytes / 2**20:.1f} MiB)"
         )
 
     @torch.no_grad()
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Append a segment's keys and values [B, H, L, D], and drop the oldest beyond mem_len.
+        """Append a segment's keys [B, Hkv, L, d_key] and values [B, Hkv, L, d_value], and drop the
+        oldest beyond mem_len.
 
         Raises:
             ValueError: L is above max_segment, or another axis differs from the cache's.
         """
-        expected = (self._buffer.size(1), self._buffer.size(2), k.size(2), self._buffer.size(4))
-        if k.shape != expected or v.shape != expected or k.size(2) > self.max_segment:
+        length = k.size(2)
+        shape = (self.batch, self.n_kv_head, length)
+        if k.shape != (*shape, self.d_key) or v.shape != (*shape, self.d_value) or length > self.max_segment:
+            axes = f"{self.batch}, {self.n_kv_head}, L <= {self.max_segment}"
             raise ValueError(
-                f"k and v must be [{expected[0]}, {expected[1]}, L <= {self.max_segment}, {expected[3]}], got "
-                f"{list(k.shape)} and {list(v.shape)}"
+                f"k and v must be [{axes}, {self.d_key}] and [{axes}, {self.d_value}], got {list(k.shape)} and "
+                f"{list(v.shape)}"
             )
-        held, length = len(self), k.size(2)
-        if self._end + length > self._buffer.size(3):  # then begin >= mem_len >= held: source and target do not overlap
-            self._buffer[:, :, :, :held] = self._buffer[:, :, :, self._begin : self._end]
+        held = len(self)
+        if self._end + length > self._keys.size(2):  # then begin >= mem_len >= held: source and target do not overlap
+            for buffer in (self._keys, self._values):
+                buffer[:, :, :held] = buffer[:, :, self._begin : self._end]
             self._begin, self._end = 0, held
         rows = slice(self._end, self._end + length)
-        self._buffer[0, :, :, rows] = k
-        self._buffer[1, :, :, rows] = v
+        self._keys[:, :, rows] = k
+        self._values[:, :, rows] = v
         self._end += length
         self._begin = max(self._begin, self._end - self.mem_len)
         self._total += length
@@ -180,7 +237,8 @@ class KeyValueCache:
         if rows.device.type == "cpu" and (int(rows.min()) < 0 or int(rows.max()) >= self.batch):
             raise ValueError(f"rows must be from 0 to {self.batch - 1}, got {int(rows.min())} to {int(rows.max())}")
         held = slice(self._begin, self._end)
-        self._buffer[:, :, :, held] = self._buffer[:, :, :, held].index_select(1, rows)
+        for buffer in (self._keys, self._values):
+            buffer[:, :, held] = buffer[:, :, held].index_select(0, rows)
         if self._since is not None:
             self._since = self._since.index_select(0, rows)
 
@@ -188,9 +246,9 @@ class KeyValueCache:
         if not isinstance(rows, Tensor) or rows.dtype != dtype:
             got = rows.dtype if isinstance(rows, Tensor) else type(rows).__name__
             raise TypeError(f"{name} must be {what}, got {got}")
-        if rows.shape != (self.batch,) or rows.device != self.r.device:
+        if rows.shape != (self.batch,) or rows.device != self.device:
             raise ValueError(
-                f"{name} must be [B] = [{self.batch}] on {self.r.device}, got shape {list(rows.shape)} on {rows.device}"
+                f"{name} must be [B] = [{self.batch}] on {self.device}, got shape {list(rows.shape)} on {rows.device}"
             )
 
     def clear(self) -> None:

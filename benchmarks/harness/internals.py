@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import txl_kernels.layer
+import txl_kernels.attention_layer
 from txl_kernels.backends import cpu, cuda, triton
 from txl_kernels.call import Call
 
@@ -54,7 +54,7 @@ def native_kernel(tensors: list[Tensor]) -> Callable[[], object]:
 @contextlib.contextmanager
 def attention_of_the_layer(replacement: Callable[..., Tensor]) -> Iterator[None]:
     """A context in which `RelAttention` calls the replacement instead of rel_attention."""
-    with _replaced(txl_kernels.layer, "rel_attention", replacement):
+    with _replaced(txl_kernels.attention_layer, "rel_attention", replacement):
         yield
 
 

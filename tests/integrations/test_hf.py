@@ -86,13 +86,13 @@ def test_generation_from_mems(plain: Any) -> None:
 def test_the_cache_is_of_constant_size(plain: Any) -> None:
     """A text far longer than the memory, a prompt longer than the cache's segments."""
     cache = plain.transformer.new_cache(1, max_segment=4)
-    before = sum(layer._buffer.numel() for layer in cache.layers)
+    before = sum(layer.nbytes for layer in cache.layers)
     tokens = torch.arange(30)[None] % 50
     plain.generation_config.eos_token_id = None
     found = plain.generate(tokens, cache=cache, max_new_tokens=60, do_sample=False)
     assert found.shape == (1, 90)
     assert cache.get_seq_length() == 89
-    assert sum(layer._buffer.numel() for layer in cache.layers) == before
+    assert sum(layer.nbytes for layer in cache.layers) == before
     with pytest.raises(ValueError, match="input_ids must begin with the 89 tokens"):
         plain.generate(tokens, cache=cache, max_new_tokens=2)
 

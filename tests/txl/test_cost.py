@@ -9,7 +9,7 @@ from txl.model import make_network
 from txl.model.config import ModelConfig, config_from_json
 from txl.recipes import cost
 from txl.training.config import TrainConfig
-from txl_kernels import layer
+from txl_kernels import attention_layer
 
 SIZES = {"vocab_size": 50, "n_layer": 2, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 24, "dropout": 0.0}
 
@@ -28,7 +28,7 @@ def counted(config: object, length: int, batch: int, memory: bool) -> int:
 @pytest.mark.parametrize("mem_len", [0, 5])
 def test_projections_and_feed_forward_are_torchs_count(mem_len, monkeypatch):
     # Attention itself is counted apart: torch's counter knows our operator not.
-    monkeypatch.setattr(layer, "rel_attention", lambda q, *others, **options: q)
+    monkeypatch.setattr(attention_layer, "rel_attention", lambda q, *others, **options: q)
     config = ModelConfig(**SIZES, mem_len=mem_len)
     training = TrainConfig(batch=3, tgt_len=7)
     attention = 3 * cost.visible_pairs(7, mem_len, None) * 16 * 2 * 3

@@ -9,7 +9,7 @@ from model_helpers import small_config, small_model
 
 from txl import TransformerXL
 from txl.errors import TxlError
-from txl.model.attention import ShawAttention
+from txl.model.attention import ReleasedShawAttention, ShawAttention
 
 SYSTEMS: dict[str, dict[str, object]] = {
     "relative": {},
@@ -177,3 +177,19 @@ def test_a_hook_acts_on_the_memory_as_its_weight_would(options: dict[str, object
         found, want = hooked.read(part, memory), doubled.read(part, expected)
         torch.testing.assert_close(found.hidden, want.hidden, rtol=0, atol=1e-10)
         memory, expected = found.memory, want.memory
+
+
+@pytest.mark.parametrize("kind", [ShawAttention, ReleasedShawAttention])
+@torch.no_grad()
+def test_shaws_layers_take_grouped_heads(kind: type[ShawAttention]) -> None:
+    """Two query heads share a head of keys and values, as if the projection repeated it."""
+    grouped, full = (kind(12, 4, 3, 5, n_kv_head=n).double().eval() for n in (2, None))
+    for parameter in grouped.parameters():
+        torch.nn.init.normal_(parameter)
+    state = grouped.state_dict()
+    queries, *others = state["qkv.weight"].split([12, 6, 6])
+    repeated = [x.unflatten(0, (2, 3)).repeat_interleave(2, 0).flatten(0, 1) for x in others]
+    full.load_state_dict({**state, "qkv.weight": torch.cat([queries, *repeated])})
+    text, cache = torch.randn(2, 12, 12, dtype=torch.float64), grouped.new_cache(2, 11, 5)
+    torch.testing.assert_close(grouped(text), full(text))
+    torch.testing.assert_close(torch.cat([grouped(part, cache=cache) for part in text.split(5, 1)], 1), full(text))

@@ -1,0 +1,131 @@
+"""RelAttention with fewer heads of keys and values than of queries, against the layer whose
+projection repeats them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from txl_kernels import RelAttention
+
+B, L, M, WIDTH, HEADS, D = 2, 6, 5, 12, 4, 3
+OPTIONS = [{}, {"window": 4}, {"causal": False}, {"clamp_len": 3}, {"batch_first": False}]
+
+
+def pair(n_kv_head: int, **options: Any) -> tuple[RelAttention, RelAttention]:
+    """A layer of n_kv_head heads of keys and values, and one with these heads repeated."""
+    grouped, full = (
+        RelAttention(WIDTH, HEADS, n_kv_head=n, dtype=torch.float64, **options).eval() for n in (n_kv_head, None)
+    )
+    for bias in grouped.biases():
+        nn.init.normal_(bias)
+    state = grouped.state_dict()
+    full.load_state_dict({**state, "qkv.weight": repeated(state["qkv.weight"], n_kv_head)})
+    return grouped, full
+
+
+def repeated(weight: Tensor, n_kv_head: int) -> Tensor:
+    """The rows of qkv for n_kv_head heads of keys and values, repeated for every head."""
+    queries, *others = weight.split([HEADS * D, n_kv_head * D, n_kv_head * D])
+    heads = (x.unflatten(0, (n_kv_head, D)).repeat_interleave(HEADS // n_kv_head, 0).flatten(0, 1) for x in others)
+    return torch.cat([queries, *heads])
+
+
+def hidden(length: int, like: RelAttention, batch: int = B) -> Tensor:
+    return torch.randn((batch, length, WIDTH) if like.batch_first else (length, batch, WIDTH), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("n_kv_head", [1, 2])
+def test_equals_repeated_projections(n_kv_head: int, options: dict[str, Any]) -> None:
+    """Gradients, too: that of a shared head is the sum of its repetitions'."""
+    grouped, full = pair(n_kv_head, **options)
+    x, memory = hidden(L, grouped).requires_grad_(), hidden(M, grouped).requires_grad_()
+    weight = hidden(L, grouped)
+    found, want = (it(x, memory) for it in (grouped, full))
+    torch.testing.assert_close(found, want)
+    torch.testing.assert_close(grouped.weights(x, memory), full.weights(x, memory))
+    got, whole = (
+        dict(zip(names(it), torch.autograd.grad((y * weight).sum(), [x, memory, *it.parameters()]), strict=True))
+        for it, y in ((grouped, found), (full, want))
+    )
+    queries, *others = whole.pop("qkv.weight").split(HEADS * D)
+    summed = (y.unflatten(0, (n_kv_head, -1, D)).sum(1).flatten(0, 1) for y in others)
+    torch.testing.assert_close(got.pop("qkv.weight"), torch.cat([queries, *summed]))
+    torch.testing.assert_close(got, whole)
+
+
+def names(it: RelAttention) -> list[str]:
+    return ["x", "memory", *(name for name, _ in it.named_parameters())]
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 4}, {"batch_first": False}], ids=str)
+@torch.no_grad()
+def test_a_cache_holds_the_shared_heads(options: dict[str, Any]) -> None:
+    grouped, full = pair(2, **options)
+    text = hidden(20, grouped)
+    cache, axis = grouped.new_cache(B, 19, 7), 1 if grouped.batch_first else 0
+    parts = [grouped(part, cache=cache) for part in text.split([7, 1, 1, 5, 6], axis)]
+    torch.testing.assert_close(torch.cat(parts, axis), full(text))
+    assert [x.shape for x in cache.memory] == [(B, 2, 19, D)] * 2
+    filled = grouped.new_cache(B, 19, 7)
+    grouped.fill_cache(filled, text)
+    torch.testing.assert_close(filled.memory, cache.memory)
+    with pytest.raises(ValueError, match=r"cache must be this layer's, with .* \(4, 3, 3\), got one with \(2, 3, 3\)"):
+        full(hidden(2, full), cache=grouped.new_cache(B, 19, 7))
+
+
+def test_packed_sequences() -> None:
+    grouped, full = pair(2, causal=False)
+    x, ends = hidden(L + M, grouped, 1), torch.tensor([0, M, M + L])
+    torch.testing.assert_close(grouped(x, cu_seqlens=ends), full(x, cu_seqlens=ends))
+
+
+def test_projections() -> None:
+    grouped, full = pair(2)
+    x, memory = hidden(L, grouped), hidden(M, grouped)
+    found, want = grouped.projections(x, memory), full.projections(x, memory)
+    assert found.k.shape == (B, 2, L, D)
+    torch.testing.assert_close(found._replace(k=want.k, k_mem=want.k_mem), want)
+    for few, many in ((found.k, want.k), (found.k_mem, want.k_mem)):
+        torch.testing.assert_close(few.repeat_interleave(2, 1), many)
+
+
+def test_parameters() -> None:
+    """Those of a layer that has as many heads of keys as of queries do not depend on the
+    argument."""
+    shapes = [
+        {name: tuple(p.shape) for name, p in RelAttention(WIDTH, HEADS, n_kv_head=n).named_parameters()}
+        for n in (None, HEADS, 2)
+    ]
+    assert shapes[0] == shapes[1] == shapes[2] | {"qkv.weight": (36, WIDTH)}
+    assert shapes[2]["qkv.weight"] == (24, WIDTH)
+    assert "n_kv_head=2" in repr(RelAttention(WIDTH, HEADS, n_kv_head=2))
+
+
+@pytest.mark.parametrize(
+    ("n_kv_head", "message"),
+    [
+        (0, "n_kv_head must be None or >= 1, got 0"),
+        (3, "n_kv_head must be a divisor of n_head=4, got 3"),
+        (8, "n_kv_head must be a divisor of n_head=4, got 8"),
+        (2.0, "n_kv_head must be None or >= 1, got float"),
+    ],
+)
+def test_bad_numbers_of_heads(n_kv_head: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        RelAttention(WIDTH, HEADS, n_kv_head=n_kv_head)
+
+
+def test_a_compiled_and_an_exported_layer() -> None:
+    torch.compiler.reset()
+    grouped, _ = pair(2)
+    x, memory = hidden(L, grouped), hidden(M, grouped)
+    compiled = torch.compile(grouped, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, memory), grouped(x, memory))
+    shapes = ({1: torch.export.Dim("length", max=4096)},)
+    program = torch.export.export(grouped, (x,), dynamic_shapes=shapes).module()
+    for length in (1, 17):
+        x = hidden(length, grouped)
+        torch.testing.assert_close(program(x), grouped(x))

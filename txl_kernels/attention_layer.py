@@ -1,0 +1,446 @@
+"""The base of attention layers over a segment and its memory: projections, heads, caches, packed
+sequences and checks. A subclass adds the table of distances and the other terms of the scores."""
+
+import abc
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl_kernels import backends, composed
+from txl_kernels.bounds import bounds_from_cu_seqlens
+from txl_kernels.cache import KeyValueCache
+from txl_kernels.call import Call, seen_by_any
+from txl_kernels.checks import WINDOW, Window, autocast_dtype, broadcast_bound, check_integer, check_number, span
+from txl_kernels.composed import Chunk, check_chunk
+from txl_kernels.functional import rel_attention, rel_attention_weights
+from txl_kernels.linear import ALL, project, project_parts
+
+UNIT = 8  # elements of a 16-bit type in 16 bytes
+
+
+def loads_by_units(device: torch.device) -> bool:
+    """Whether the device's kernels are much slower if the width of rows is not a multiple of
+    UNIT elements.
+
+    True on a GPU: there, tensors of such widths (the paper's 41, say) are padded once, after their
+    projection.
+    """
+    return device.type == "cuda"
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Return x with its last axis padded by zeros to a multiple of UNIT."""
+    missing = -x.size(-1) % UNIT
+    return F.pad(x, (0, missing)) if missing else x
+
+
+def _later(own: Tensor | None, start: Tensor | None, q: Tensor) -> Tensor | None:
+    """Return the larger of a cache's start [B, 1] and the given start, for each query: int32 [B, 1]
+    or [B, L], or None."""
+    if own is None or start is None:
+        return start if own is None else own
+    given = broadcast_bound("start", start, q)
+    if given is None:
+        return None
+    return torch.where(given < 0, given, torch.maximum(own, given))  # what is out of range stays so, and raises later
+
+
+def _longest(cu_seqlens: Tensor | None, length: int) -> int:
+    """The greatest number of positions that one attention covers: that of the longest packed
+    sequence if it can be read without a device synchronization, else `length`."""
+    if cu_seqlens is None or cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
+        return length
+    return int(cu_seqlens.diff().max()) if cu_seqlens.size(0) > 1 else 0
+
+
+class Terms(NamedTuple):
+    """What a layer adds to the scores q . k and to the softmax, as in `rel_attention`.
+
+    content_bias [H, D], position_bias [H, Dp], q_pos [B, H, L, Dp] and sink [H], or None.
+    """
+
+    content_bias: Tensor | None = None
+    position_bias: Tensor | None = None
+    q_pos: Tensor | None = None
+    sink: Tensor | None = None
+
+
+class AttentionLayer(nn.Module, abc.ABC):
+    """The base of attention layers over a segment and its memory, with positions in a table r.
+
+    A subclass defines the table and the terms of the scores. The arguments are those of
+    `RelAttention`.
+
+    Attributes:
+        scale: the factor of q . k; None for 1 / sqrt(width of the heads).
+        position_scale: the factor of the terms of r; None for `scale`.
+        outside: what distances without a row of r mean, "refuse" or "zero", as in `rel_attention`.
+        shown: the names of the attributes that `repr` shows.
+    """
+
+    scale: float | None = None
+    position_scale: float | None = None
+    outside: Literal["refuse", "zero"] = "refuse"
+    shown: tuple[str, ...] = (
+        "d_model", "n_head", "d_head", "n_kv_head", "attn_dropout", "causal", "window", "chunk", "batch_first", "backend",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        d_model: int,
+        n_head: int,
+        d_head: int | None = None,
+        *,
+        n_kv_head: int | None = None,
+        attn_dropout: float = 0.0,
+        causal: bool = True,
+        window: Window = None,
+        chunk: Chunk = None,
+        batch_first: bool = True,
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("d_model", d_model), ("n_head", n_head)):
+            check_integer(name, size, 1, ">= 1")
+        if d_head is None:
+            if d_model % n_head:
+                raise ValueError(
+                    f"d_model must be a multiple of n_head when d_head is not given, got {d_model}, {n_head}"
+                )
+            d_head = d_model // n_head
+        check_integer("d_head", d_head, 1, ">= 1")
+        n_kv_head = n_head if n_kv_head is None else n_kv_head
+        check_integer("n_kv_head", n_kv_head, 1, "None or >= 1")
+        if n_head % n_kv_head:
+            raise ValueError(f"n_kv_head must be a divisor of n_head={n_head}, got {n_kv_head}")
+        check_number("attn_dropout", attn_dropout, 0, 1, "in [0, 1)")
+        span(causal, window)  # checks them
+        if chunk is not None:
+            check_chunk(chunk, causal)
+        backends.check_name(backend)
+        self.d_model, self.n_head, self.d_head, self.n_kv_head = d_model, n_head, d_head, n_kv_head
+        self.attn_dropout, self.causal, self.window = attn_dropout, causal, window
+        self.chunk, self.batch_first, self.backend = chunk, batch_first, backend
+        self._identity = object()  # the identity that a cache's `owner` records
+        width, kv_width = n_head * d_head, n_kv_head * d_head
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.qkv = nn.Linear(d_model, width + 2 * kv_width, bias=False, **factory)  # rows: q, then k, then v
+        self.out = nn.Linear(width, d_model, bias=False, **factory)
+
+    @abc.abstractmethod
+    def _table(
+        self, length: int, memory_len: int, positions: Tensor | None = None, *, like: Tensor
+    ) -> tuple[Tensor, int]:
+        """Return the table r, [H, T, Dp] or [1, T, Dp], and its row of distance 0.
+
+        length, memory_len: L and M of the segment and the memory that read it.
+        positions: None, or the argument of `forward` that takes their place.
+        like: hidden states, on whose device positions are made.
+        """
+
+    @abc.abstractmethod
+    def _terms(self, x: Tensor) -> Terms:
+        """Return the terms of the scores of a segment x [B, L, d_model] or [L, B, d_model]."""
+
+    @property
+    @abc.abstractmethod
+    def _example(self) -> Tensor:
+        """A parameter that has the dtype and device of hidden states."""
+
+    @property
+    def kernel_width(self) -> int:
+        """The width of the heads in the call of the kernel."""
+        return self.d_head
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Raise RuntimeError: torch.jit.script calls this method of every module in a model."""
+        raise RuntimeError(
+            f"torch.jit.script does not take {type(self).__name__}, whose code is not TorchScript; use torch.export.export, "
+            "torch.compile or torch.jit.trace"
+        )
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shown)
+
+    def _by_head(self, x: Tensor, width: int) -> Tensor:
+        """Return [B, L, heads * width] or [L, B, heads * width] as a view [B, heads, L, width]."""
+        x = x.unflatten(-1, (-1, width))
+        return x.permute(0, 2, 1, 3) if self.batch_first else x.permute(1, 2, 0, 3)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Return q, k or v, [B, L, heads * D] or [L, B, heads * D], as a view [B, heads, L, D]."""
+        return self._by_head(x, self.d_head)
+
+    def _merge(self, x: Tensor) -> Tensor:
+        """Return [B, H, L, D] as [B, L, H * D] or [L, B, H * D], without a copy if the kernel kept
+        q's strides."""
+        return (x.permute(0, 2, 1, 3) if self.batch_first else x.permute(2, 0, 1, 3)).flatten(-2)
+
+    @torch.no_grad()
+    def new_cache(
+        self, batch: int, mem_len: int, max_segment: int, *, window: int | None = None, like: Tensor | None = None
+    ) -> KeyValueCache:
+        """Return an empty key/value cache.
+
+        A layer with chunks reads one chunk at a time: max_segment must be the size of a chunk. If
+        mem_len is left * size, the outputs equal those of one call for the whole stream.
+
+        batch: B.
+        mem_len, max_segment: positions that the cache holds, and the largest segment.
+        window: None for the layer's own.
+        like: hidden states, whose dtype and device the cache has; None for those of the layer's
+            parameters.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong (the message names it), the layer is neither
+                causal nor chunked, or the parameters are offloaded (on "meta") and `like` is None.
+        """
+        like = self._check_new_cache(max_segment, window, like)
+        return self._new_cache(None, 0, batch, mem_len, max_segment, window, like)
+
+    def _check_new_cache(self, max_segment: int, window: int | None, like: Tensor | None) -> Tensor:
+        """Check arguments of `new_cache`, and return `like` or a parameter in its place."""
+        if window is not None:
+            check_integer("window", window, 1, WINDOW)
+        if not self.causal and self.chunk is None:
+            raise ValueError("a key/value cache needs causal=True, or chunks: an earlier position would see later ones")
+        if self.chunk is not None and max_segment != self.chunk[0]:
+            raise ValueError(f"max_segment must be the size of a chunk, {self.chunk[0]}, got {max_segment}")
+        if like is None:
+            like = self._example
+            if like.is_meta and "forward" in vars(self):  # accelerate's hook loads parameters only for forward
+                raise ValueError("like must be given where the layer's parameters are offloaded: pass like=x")
+        return like
+
+    def _new_cache(
+        self,
+        r: Tensor | None,
+        zero_row: int,
+        batch: int,
+        mem_len: int,
+        max_segment: int,
+        window: int | None,
+        like: Tensor,
+    ) -> KeyValueCache:
+        """Return this layer's own cache, which holds the table r, or None if each call makes it."""
+        cache = KeyValueCache(
+            r, batch, mem_len, max_segment, self.window if window is None else window, zero_row,
+            n_kv_head=self.n_kv_head, d_key=self.kernel_width, dtype=like.dtype if r is None else r.dtype,
+            device=like.device,
+        )  # fmt: skip
+        self._own(cache)
+        return cache
+
+    @torch.no_grad()
+    def fill_cache(self, cache: KeyValueCache, memory: Tensor) -> None:
+        """Append the keys and values of hidden states [B, M, d_model] (or [M, B, d_model]) to the
+        cache.
+
+        Raises:
+            ValueError: memory does not have three axes, the width d_model and the cache's batch; or
+                the cache belongs to another layer.
+        """
+        if memory.dim() != 3 or memory.size(-1) != self.d_model:
+            raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
+        if memory.size(self._batch_axis) != cache.batch:
+            raise ValueError(f"memory must have the cache's batch {cache.batch}, got shape {list(memory.shape)}")
+        self._own(cache)
+        k, v = self._split(*project_parts(self.qkv, 1 - self._batch_axis, (memory, self._kv_rows)))
+        for first in range(0, k.size(2), cache.max_segment):
+            part = slice(first, first + cache.max_segment)
+            cache.append(k[:, :, part], v[:, :, part])
+
+    def _attend(
+        self,
+        x: Tensor,
+        memory: Tensor | None,
+        positions: Tensor | None,
+        start: Tensor | None,
+        end: Tensor | None,
+        cu_seqlens: Tensor | None,
+        cache: KeyValueCache | None,
+        unknown: dict[str, Any],
+    ) -> Tensor:
+        """Compute `forward`, whose arguments these are; unknown: those that it does not take."""
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__} takes no {', '.join(unknown)}: what a query sees is said by start and end, and "
+                "txl_kernels.intervals(mask, visible=...) makes both of a mask"
+            )
+        self._check_input(x)
+        if cu_seqlens is not None:
+            given = {"memory": memory, "cache": cache, "start": start, "end": end, "chunk": self.chunk}
+            self._check_packed(x, given)
+            start, end = bounds_from_cu_seqlens(cu_seqlens, x.size(1 - self._batch_axis))
+            if start.device != x.device:
+                raise ValueError(f"cu_seqlens must be on x's device {x.device}, got {start.device}")
+        if cache is not None:
+            self._check_cache(cache, x, memory, positions)
+        elif memory is not None:
+            self._check_memory(memory, x)
+        if memory is not None and torch.is_grad_enabled():
+            memory = self._without_unseen(memory, x, start, end)
+        (q, k, v), k_and_v = self._project(x, memory)
+        u, w, q_pos, sink = self._terms(x)
+        length, width, scale, window = q.size(2), q.size(-1), self.scale, self.window
+        if cache is not None:
+            k_and_v, window = cache.memory, cache.window
+            start = _later(cache.start, start, q)
+        if cache is not None and cache.r is not None:
+            r, zero_row = cache.r, cache.zero_row
+        else:
+            reach = _longest(cu_seqlens, length) if positions is None else length
+            memory_len = 0 if k_and_v is None else k_and_v[0].size(2)
+            r, zero_row = self._table(reach, memory_len, positions, like=x)
+        if cache is None and loads_by_units(q.device):
+            if scale is None and width % UNIT:
+                scale = width**-0.5
+            q, k, v, r = (_padded(x) for x in (q, k, v, r))
+            u, w, q_pos = (None if x is None else _padded(x) for x in (u, w, q_pos))
+            k_and_v = None if k_and_v is None else (_padded(k_and_v[0]), _padded(k_and_v[1]))
+        out = rel_attention(
+            q, k, v, r, u, w, k_and_v, q_pos=q_pos, causal=self.causal, window=window, chunk=self.chunk, start=start,
+            end=end, zero_row=zero_row, outside=self.outside, scale=scale, position_scale=self.position_scale, sink=sink,
+            dropout_p=self.attn_dropout if self.training else 0.0, backend=self.backend,
+        )  # fmt: skip
+        if out.size(-1) > width:
+            out = out[..., :width]
+        if cache is not None:
+            cache.append(k, v)
+        return project(self.out, self._merge(out))
+
+    def weights(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        """Return the attention weights of `forward` before dropout, float32 [B, H, L, M + L].
+
+        x, memory: as in `forward`.
+
+        Raises:
+            TypeError, ValueError: as in `forward`, and if the layer has chunks.
+        """
+        if self.chunk is not None:
+            raise ValueError(f"chunk must be None, got a layer with chunk={self.chunk}")
+        self._check_input(x)
+        if memory is not None:
+            self._check_memory(memory, x)
+        (q, k, _), k_and_v = self._project(x, memory)
+        k_mem = None if k_and_v is None else k_and_v[0]
+        r, zero_row = self._table(q.size(2), 0 if k_mem is None else k_mem.size(2), like=x)
+        u, w, q_pos, sink = self._terms(x)
+        return rel_attention_weights(
+            q, k, r, u, w, k_mem, q_pos=q_pos, causal=self.causal, window=self.window, zero_row=zero_row,
+            outside=self.outside, scale=self.scale, position_scale=self.position_scale, sink=sink,
+        )  # fmt: skip
+
+    @property
+    def _batch_axis(self) -> int:
+        return 0 if self.batch_first else 1
+
+    @property
+    def _kv_rows(self) -> slice:
+        """The outputs of `qkv` that are keys and values."""
+        return slice(self.n_head * self.d_head, None)
+
+    def _check_input(self, x: Tensor) -> None:
+        if x.dim() != 3 or x.size(-1) != self.d_model:
+            layout = "[B, L, d_model]" if self.batch_first else "[L, B, d_model]"
+            raise ValueError(f"x must be {layout} with d_model={self.d_model}, got shape {list(x.shape)}")
+
+    def _check_packed(self, x: Tensor, given: dict[str, Any]) -> None:
+        for name, what in given.items():
+            if what is not None:
+                raise ValueError(f"{name} must be None with cu_seqlens: packed sequences see themselves alone")
+        if x.size(self._batch_axis) != 1:
+            raise ValueError(f"x must be one row (B = 1) with cu_seqlens, got shape {list(x.shape)}")
+
+    def _check_memory(self, memory: Tensor, x: Tensor) -> None:
+        if memory.dim() != 3 or memory.size(self._batch_axis) != x.size(self._batch_axis):
+            raise ValueError(f"memory must be like x but for its length, got {list(memory.shape)} for {list(x.shape)}")
+        if memory.size(-1) != self.d_model:
+            raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
+        if memory.device != x.device:
+            raise ValueError(f"memory must be on x's device {x.device}, got {memory.device}")
+        if memory.dtype != x.dtype and autocast_dtype(x.device.type) is None:
+            raise TypeError(
+                f"memory must have x's dtype {x.dtype}, got {memory.dtype}; convert it or use torch.autocast"
+            )
+
+    def _check_cache(self, cache: KeyValueCache, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> None:
+        if memory is not None or positions is not None:
+            raise ValueError("cache holds the memory and the encodings; pass neither memory nor positions with it")
+        if torch.is_grad_enabled():
+            raise RuntimeError("cache is for evaluation: call the layer under torch.no_grad() or inference_mode()")
+        if self.training and self.attn_dropout > 0:
+            raise RuntimeError(
+                f"cache is for evaluation: in training mode this layer drops weights with attn_dropout={self.attn_dropout}; "
+                "call eval() on it first"
+            )
+        held, own = (
+            (cache.n_kv_head, cache.d_key, cache.d_value),
+            (self.n_kv_head, self.kernel_width, self.kernel_width),
+        )
+        if held != own:
+            raise ValueError(
+                f"cache must be this layer's, with n_kv_head, d_key and d_value {own}, got one with {held}"
+            )
+        if cache.device != x.device:
+            raise ValueError(f"cache must be on x's device {x.device}, got {cache.device}")
+        if cache.dtype != x.dtype and autocast_dtype(x.device.type) is None:
+            raise TypeError(f"cache must have x's dtype {x.dtype}, got {cache.dtype}; make a new one with new_cache")
+        if x.size(self._batch_axis) != cache.batch:
+            raise ValueError(f"x must have the cache's batch {cache.batch}, got shape {list(x.shape)}")
+        if x.size(1 - self._batch_axis) > cache.max_segment:
+            raise ValueError(
+                f"x must be a segment of at most max_segment={cache.max_segment} positions, for which the cache was made, "
+                f"got shape {list(x.shape)}"
+            )
+        self._own(cache)
+
+    def _own(self, cache: KeyValueCache) -> None:
+        """Make this layer the owner of the cache.
+
+        Raises:
+            ValueError: the cache belongs to another layer.
+        """
+        if cache.owner is not None and cache.owner is not self._identity:
+            raise ValueError(
+                "cache must be this layer's own, got another layer's: make one for each with its new_cache"
+            )
+        cache.owner = self._identity
+
+    def _parts(self, projected: Tensor) -> tuple[Tensor, ...]:
+        """Split the output of `qkv` along its last axis: q, k and v, or only k and v."""
+        kv_width = self.n_kv_head * self.d_head
+        sizes = [projected.size(-1) - 2 * kv_width, kv_width, kv_width]
+        parts: tuple[Tensor, ...] = projected.split(sizes if sizes[0] else sizes[1:], -1)
+        return parts
+
+    def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
+        """Split the output of `qkv` into q, k and v, or only k and v: [B, heads, L, D] each."""
+        return tuple(self._heads(part) for part in self._parts(projected))
+
+    def _project(self, x: Tensor, memory: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor] | None]:
+        """Return (q, k, v) of a segment, and (k_mem, v_mem) of its memory or None."""
+        if memory is None:
+            return self._split(project(self.qkv, x)), None
+        of_memory, of_x = project_parts(self.qkv, 1 - self._batch_axis, (memory, self._kv_rows), (x, ALL))
+        k_mem, v_mem = self._split(of_memory)
+        return self._split(of_x), (k_mem, v_mem)
+
+    def _without_unseen(self, memory: Tensor, x: Tensor, start: Tensor | None, end: Tensor | None) -> Tensor:
+        """Return the memory with zeros at positions that no query sees.
+
+        The gradients of their keys and values are zero, but the gradient of the projection's weight
+        is a sum of these zeros times the hidden states, which is NaN where a hidden state is NaN.
+        """
+        left, right = span(self.causal, self.window)
+        q, k_mem = ((t if self.batch_first else t.transpose(0, 1)).unsqueeze(1) for t in (x, memory))
+        if start is None and end is None and self.chunk is None and (left is None or k_mem.size(2) <= left):
+            return memory
+        fields: dict[str, Any] = {"q": q, "k_mem": k_mem, "start": start, "end": end, "left": left, "right": right}
+        call = composed.without_chunk(Call(**dict.fromkeys(Call._fields) | fields), self.chunk)  # type: ignore[arg-type]
+        seen = seen_by_any(call)[:, : k_mem.size(2)]
+        return torch.where((seen if self.batch_first else seen.t()).unsqueeze(-1), memory, memory.new_zeros(()))
