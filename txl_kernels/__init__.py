@@ -12,12 +12,13 @@ from txl_kernels.bounds import (
 from txl_kernels.cache import KeyValueCache
 from txl_kernels.functional import rel_attention, rel_attention_weights
 from txl_kernels.layer import RelAttention
+from txl_kernels.learned import LearnedRelativeAttention
 from txl_kernels.positions import alibi_slopes, sinusoid, t5_buckets
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "KeyValueCache", "RelAttention", "__version__", "alibi_slopes", "available_backends", "bounds_from_cu_seqlens",
-    "end_from_lengths", "intervals", "rel_attention", "rel_attention_weights", "sinusoid", "start_from_done",
-    "start_from_lengths", "t5_buckets",
+    "KeyValueCache", "LearnedRelativeAttention", "RelAttention", "__version__", "alibi_slopes", "available_backends",
+    "bounds_from_cu_seqlens", "end_from_lengths", "intervals", "rel_attention", "rel_attention_weights", "sinusoid",
+    "start_from_done", "start_from_lengths", "t5_buckets",
 ]  # fmt: skip

@@ -56,7 +56,7 @@ def _longest(cu_seqlens: Tensor | None, length: int) -> int:
 
 
 class Terms(NamedTuple):
-    """What a layer adds to the scores q . k and to the softmax, as in `rel_attention`.
+    """The terms that a layer adds to the scores q . k and to the softmax, as in `rel_attention`.
 
     content_bias [H, D], position_bias [H, Dp], q_pos [B, H, L, Dp] and sink [H], or None.
     """
