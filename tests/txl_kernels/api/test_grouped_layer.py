@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from txl_kernels import RelAttention
+from txl_kernels import KeyValueCache, RelAttention
 
 B, L, M, WIDTH, HEADS, D = 2, 6, 5, 12, 4, 3
 OPTIONS = [{}, {"window": 4}, {"causal": False}, {"clamp_len": 3}, {"batch_first": False}]
@@ -129,3 +129,12 @@ def test_a_compiled_and_an_exported_layer() -> None:
     for length in (1, 17):
         x = hidden(length, grouped)
         torch.testing.assert_close(program(x), grouped(x))
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": False, "chunk": (4, 2)}], ids=str)
+@torch.no_grad()
+def test_a_cache_without_a_table_has_it_computed(options: dict[str, Any]) -> None:
+    grouped, full = pair(2, **options)
+    text = hidden(16, grouped)
+    cache = KeyValueCache(None, B, 8 if options else 15, 4, n_kv_head=2, d_key=D, dtype=torch.float64)
+    torch.testing.assert_close(torch.cat([grouped(part, cache=cache) for part in text.split(4, 1)], 1), full(text))
