@@ -179,7 +179,6 @@ class Parakeet(Accelerated):
             k, v = past_key_values.update(k, v, self.layer_idx)
         window = self.setting("window")
         r, past = self._table(position_embeddings, k.size(2) - 1, q.size(1), q.size(2))
-        k, v = (self._for_each_head(x) for x in (k, v))
         out = attend(q, k, v, r, self.bias_u, self.bias_v, bounds, past=past, window=window, scale=self.scaling,
                            dropout_p=dropout_p)  # fmt: skip
         return self.o_proj(merge_heads(out)), None
@@ -194,11 +193,6 @@ class Parakeet(Accelerated):
         project = self.relative_k_proj
         (r,) = again(self, "r", (project,), encodings, frames, lambda: (project_table(project, encodings, heads),))
         return r, past
-
-    def _for_each_head(self: Any, x: Tensor) -> Tensor:
-        """Return grouped keys or values, repeated for each head of their group."""
-        groups = self.num_key_value_groups
-        return x if groups == 1 else x.repeat_interleave(groups, 1)
 
 
 class FastSpeech2(Accelerated):
