@@ -1,5 +1,7 @@
-"""T5 whole, encoder and decoder: what the original gives, by the same tokens, masks and caches."""
+"""T5 and its copies whole, encoder and decoder: what the original gives, by the same tokens, masks
+and caches."""
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -18,6 +20,18 @@ GIVEN = {"input_ids": TOKENS, "attention_mask": (TOKENS != 0).long()}
 LABELS = torch.tensor([[4, 2, 7, 6, 1], [3, 3, 1, -100, -100]])
 
 
+MORE: dict[str, dict[str, Any]] = {
+    "LongT5": {"encoder_attention_type": "local", "local_radius": 2},
+    "SwitchTransformers": {"num_decoder_layers": 3, "router_jitter_noise": 0.0, "num_experts": 2},
+}
+# Each in the implementations that it has.
+MODELS = [
+    *((name, implementation) for name in ("T5", "MT5", "UMT5") for implementation in ("sdpa", "eager")),
+    ("LongT5", "eager"),
+    ("SwitchTransformers", "eager"),
+]
+
+
 def model_of(name: str = "T5", implementation: str = "sdpa") -> Any:
     import transformers
 
@@ -25,7 +39,7 @@ def model_of(name: str = "T5", implementation: str = "sdpa") -> Any:
     config = getattr(transformers, f"{name}Config")(
         vocab_size=12, d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=3, relative_attention_num_buckets=8,
         relative_attention_max_distance=12, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0, eos_token_id=11,
-        attn_implementation=implementation,
+        attn_implementation=implementation, **MORE.get(name, {}),
     )  # fmt: skip
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
     for key, p in model.named_parameters():
@@ -37,8 +51,8 @@ def model_of(name: str = "T5", implementation: str = "sdpa") -> Any:
 def loss_and_gradients(model: Any) -> dict[str, torch.Tensor]:
     loss = model(**GIVEN, labels=LABELS).loss
     named = dict(model.named_parameters())
-    found = torch.autograd.grad(loss, list(named.values()))
-    return {"loss": loss.detach(), **dict(zip(named, found, strict=True))}
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)  # an expert without tokens
+    return {"loss": loss.detach(), **{n: g for n, g in zip(named, found, strict=True) if g is not None}}
 
 
 def test_all_but_cross_attention_is_accelerated() -> None:
@@ -50,8 +64,7 @@ def test_all_but_cross_attention_is_accelerated() -> None:
     assert not report.left_alone
 
 
-@pytest.mark.parametrize("name", ["T5", "MT5"])
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize(("name", "implementation"), MODELS)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_loss_and_gradients(name: str, implementation: str, checkpointing: bool) -> None:
     """Of the tables, too, which all layers share; no bias of all pairs is made."""
@@ -62,8 +75,9 @@ def test_loss_and_gradients(name: str, implementation: str, checkpointing: bool)
     if checkpointing:
         model.activation_checkpointing_enable()
         model.train()
-    kind = type(model.encoder.block[0].layer[0].SelfAttention)
-    with mock.patch.object(kind, "compute_bias", side_effect=AssertionError("a bias of all pairs")):
+    with contextlib.ExitStack() as patches:
+        for kind in {type(row.module) for row in report.accelerated}:
+            patches.enter_context(mock.patch.object(kind, "compute_bias", side_effect=AssertionError("all pairs")))
         ours = loss_and_gradients(model)
     assert not report.fallbacks
     for key, truth in exact.items():
@@ -72,10 +86,19 @@ def test_loss_and_gradients(name: str, implementation: str, checkpointing: bool)
         assert float((ours[key] - truth).abs().max()) <= allowed, key
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"use_cache": False}])
-def test_generation(options: dict[str, Any]) -> None:
+OPTIONS: list[dict[str, Any]] = [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"use_cache": False}]
+GENERATIONS = [
+    *(("T5", "sdpa", options) for options in OPTIONS),
+    *(("UMT5", "sdpa", options) for options in OPTIONS),
+    *(("SwitchTransformers", "eager", options) for options in OPTIONS[:2]),
+    ("LongT5", "eager", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "implementation", "options"), GENERATIONS)
+def test_generation(name: str, implementation: str, options: dict[str, Any]) -> None:
     """Token by token behind a cache, in the order of beams, in a cache with room left."""
-    model = model_of()
+    model = model_of(name, implementation)
     model.generation_config.eos_token_id = None
     wanted = {"max_new_tokens": 14, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
     want = model.generate(**GIVEN, **wanted, **options)
@@ -230,3 +253,33 @@ def test_a_layer_alone_is_left_alone() -> None:
     with pytest.warns(UserWarning, match="the stack whose layers share its biases is not at hand"):
         assert not accelerate(layer).accelerated
     assert "the stack whose layers share its biases is not at hand" in explain(layer.layer[0].SelfAttention)
+
+
+def test_longt5_local_layers_that_fall_back() -> None:
+    """The biases that pass between layers of both kinds mean the same to each."""
+    model = model_of("LongT5", "eager")
+    want = loss_and_gradients(model)
+    report = accelerate(model, include="encoder.block.[02].*")
+    torch.testing.assert_close(loss_and_gradients(model), want, rtol=1e-4, atol=1e-6)
+    assert report.fallbacks == {
+        "another layer of its stack is not accelerated": 1,
+        "biases of all pairs, of a layer that the original answered": 1,
+    }
+    restore(model)
+    model.train()
+    model.encoder.block[1].layer[0].LocalSelfAttention.dropout = 1.0
+    want = loss_and_gradients(model)
+    report = accelerate(model, strict=True)
+    torch.testing.assert_close(loss_and_gradients(model), want, rtol=1e-4, atol=1e-6)
+    assert report.fallbacks == {"everything is dropped": 1}
+
+
+def test_longt5_global_is_left_alone() -> None:
+    import transformers
+
+    config = transformers.LongT5Config(
+        vocab_size=12, d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=1, encoder_attention_type="transient-global",
+    )  # fmt: skip
+    model = transformers.LongT5EncoderModel(config)
+    with pytest.warns(UserWarning, match="transient global attention: every query also sees the means of blocks"):
+        assert not accelerate(model).accelerated

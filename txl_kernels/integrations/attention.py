@@ -45,6 +45,22 @@ def bounds_of(seen: Tensor) -> Bounds | None:
     return (start, end) if holds(hole < 0, message) else None
 
 
+def blocked_bounds(seen: Tensor, before: int, length: int) -> Bounds | None:
+    """Return the bounds of a mask in blocks of queries, or None if it has holes, as `mask_bounds`.
+
+    seen: bool [B, blocks, size, keys], True where a query sees a key. The first key of a block is
+    the one `before` keys before the block's first query, which may lie outside the sequence.
+    length: the number of queries, and of keys; queries of the last block beyond it are dropped.
+    """
+    bounds = bounds_of(seen.flatten(1, 2))
+    if bounds is None:
+        return None
+    at = torch.arange(length, dtype=torch.int32, device=seen.device)
+    first = at - at % seen.size(2) - before
+    start, end = ((x[:, :length] + first).clamp(0, length) for x in bounds if x is not None)
+    return start, end
+
+
 def visible(mask: Tensor) -> Tensor:
     """Convert a mask [B, 1, L, S], bool (True where visible) or additive (0 where visible), to bool
     [B, L or 1, S].

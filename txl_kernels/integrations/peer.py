@@ -221,7 +221,8 @@ class Peer:
     Attributes:
         name: the name of the accelerated class, a unique Python identifier.
         path: the full name of the original class.
-        adapter: a subclass of `Accelerated` whose `forward` calls the kernels.
+        adapter: a subclass of `Accelerated` whose `forward` calls the kernels; `Accelerated` itself
+            for a class that `why_not_module` always refuses.
         distribution: the package that contains the class, by its name in pip.
         hashes: the `source_hash` of each tested source, by version of the distribution (or by the
             name of another that has a copy); empty to accept any source.

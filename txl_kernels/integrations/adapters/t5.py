@@ -1,8 +1,8 @@
-"""T5's self-attention in transformers, of encoders and decoders (Raffel et al. 2020): a relative
-bias for each head from a table of buckets, and no scale.
+"""The self-attention of T5 and its copies in transformers, of encoders and decoders (Raffel et al.
+2020): a relative bias for each head from a table of buckets, and no scale.
 
-The original's first layer computes biases [1, H, L, S] and passes them from layer to layer. The
-adapter passes [1, H, T], a bias for each distance, if all layers of the stack are accelerated.
+T5's layers share the biases of the first; UMT5's layers have a table each. LongT5's local
+attention sees as many keys before as after a query, in blocks whose size changes nothing.
 """
 
 from collections.abc import Sequence
@@ -11,31 +11,72 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from txl_kernels.integrations.adapters.transformers import bounds_or_reason, own_way
-from txl_kernels.integrations.attention import attend, merge_heads
+from txl_kernels.integrations.adapters.shared_bias import SharesBias, all_pairs
+from txl_kernels.integrations.adapters.transformers import attentions_wanted, bounds_or_reason, own_way
+from txl_kernels.integrations.attention import Bounds, attend, blocked_bounds, merge_heads, narrower, once
 from txl_kernels.integrations.peer import Accelerated, Peer
 from txl_kernels.positions import t5_bucket_numbers
 
 
-class T5(Accelerated):
+class Buckets(Accelerated):
+    """The base class of the adapters of T5 and UMT5."""
+
     needs = ("q", "k", "v", "o", "key_value_proj_dim", "has_relative_attention_bias", "relative_attention_max_distance")
 
-    @staticmethod
-    def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
-        """Return a dict that all layers of the stack share. Its entry "whole" is True if all of
-        them are accelerated. It holds no reference to a layer."""
-        stack = _stack(ancestors)
-        if not stack:
-            return {}
-        found: list[dict[str, bool] | None] = [x.setting("layers") for x in stack if isinstance(x, T5)]
-        shared = next((layers for layers in found if layers is not None), {})
-        shared["whole"] = len(found) == len(stack)
-        return {"layers": shared}
+    def why_original(self: Any, x: Tensor, others: Tensor | None, kwargs: dict[str, Any]) -> str | None:
+        """Return the reason why the original must answer a call, whatever its biases and its mask
+        are, or None."""
+        why = own_way(self, kwargs) or self.why_not_kernel(x, self.dropout_now())
+        if why is None and others is not None:
+            why = "cross-attention"
+        if why is None and self.implementation() not in ("eager", "sdpa"):
+            why = f"an attention implementation that masks otherwise, {self.implementation()!r}"
+        return why
 
-    def released(self) -> None:
-        layers = self.setting("layers")
-        if layers is not None:
-            layers["whole"] = False
+    def implementation(self: Any) -> str:
+        return getattr(self.config, "_attn_implementation", None) or "eager"
+
+    def dropout_now(self: Any) -> float:
+        return float(self.dropout) if self.training else 0.0
+
+    def answer(
+        self: Any, x: Tensor, bounds: Bounds, masked: bool, bias: Tensor | None, cache: Any, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the module's output and the biases [H, T]: those given, or of its own table.
+
+        masked: whether the call has a mask; without one transformers' sdpa is causal in a decoder.
+        """
+        length = x.size(1)
+        q, k, v = (f(x).unflatten(-1, (-1, self.key_value_proj_dim)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        seen: Any = 0
+        if cache is not None:
+            seen = cache.get_seq_length(self.layer_idx)
+            seen = seen.clone() if isinstance(seen, Tensor) else seen  # a static cache counts in place
+            k, v = getattr(cache, "self_attention_cache", cache).update(k, v, self.layer_idx)
+        causal = (
+            not masked
+            and length > 1
+            and self.implementation() == "sdpa"
+            and bool(kwargs.get("is_causal", self.is_causal))
+        )
+        window = self.setting("window")
+        if causal or (window is not None and cache is not None):  # a static cache has unused room behind the keys
+            keys = length if causal else int(seen) + length
+            k, v = k[:, :, :keys], v[:, :, :keys]
+        if bias is None:
+            # The last key is at the last query, also of a static cache, which has unused room
+            # behind the keys.
+            distances = torch.arange(1 - length, k.size(2), device=q.device) + (seen - (k.size(2) - length))
+            bias = _biases(self, distances)
+        out = attend(
+            q, k, v, None, None, None, bounds, r_bias=bias.to(q.dtype), zero_row=length - 1, scale=1.0,
+            causal=causal, window=window, dropout_p=self.dropout_now(),
+        )  # fmt: skip
+        return self.o(merge_heads(out)), bias
+
+
+class T5(SharesBias, Buckets):
+    blocks, inner = "block", "layer.0.SelfAttention"
 
     def forward(
         self: Any,
@@ -47,91 +88,107 @@ class T5(Accelerated):
         cache: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        dropout_p = float(self.dropout) if self.training else 0.0
-        implementation = getattr(self.config, "_attn_implementation", None) or "eager"
-        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
-        if why is None:
-            why = self._unlike(key_value_states, position_bias, implementation)
+        why = self.why_original(hidden_states, key_value_states, kwargs)
+        why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
         bounds = bounds_or_reason(mask) if why is None else why
         if isinstance(bounds, str):
             named = {"past_key_values": past_key_values, "cache": cache}  # `cache` is the new name since 5.24
             named = {name: x for name, x in named.items() if x is not None}
-            bias = _of_all_pairs(position_bias, hidden_states.size(1))
+            bias = position_bias
+            if bias is not None and bias.dim() == 2:
+                bias = all_pairs(bias, hidden_states.size(1)).unsqueeze(0)
             out, made, weights = self.fall_back(bounds, hidden_states, mask, key_value_states, bias, **named, **kwargs)
             return out, made if position_bias is None else position_bias, weights
-        length = hidden_states.size(1)
+        held = cache if past_key_values is None else past_key_values
+        out, bias = self.answer(hidden_states, bounds, mask is not None, position_bias, held, kwargs)
+        return out, bias, None
+
+
+class UMT5(Buckets):
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        cache: Any = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        held = kwargs.get("past_key_values") if cache is None else cache  # the name of `cache` before 5.24
+        why = self.why_original(hidden_states, encoder_hidden_states, kwargs)
+        if why is None and not self.has_relative_attention_bias:
+            why = "no table of biases"
+        bounds = bounds_or_reason(attention_mask) if why is None else why
+        if isinstance(bounds, str):
+            return self.fall_back(  # type: ignore[no-any-return]
+                bounds, hidden_states, encoder_hidden_states, attention_mask=attention_mask,
+                **({} if cache is None else {"cache": cache}), **kwargs,
+            )  # fmt: skip
+        return self.answer(hidden_states, bounds, attention_mask is not None, None, held, kwargs)[0], None
+
+
+class LongT5Local(SharesBias):
+    """A query sees the `local_radius` keys before and after its own. The original's first layer
+    adds the mask [B, 1, blocks, block, 3 blocks] to the biases that it passes on."""
+
+    blocks, inner = "block", "layer.0.LocalSelfAttention"
+    needs = ("q", "k", "v", "o", "key_value_proj_dim", "local_radius", "block_len", "relative_attention_max_distance")
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Any, ...]:
+        dropout_p = float(self.dropout) if self.training else 0.0
+        length, radius = hidden_states.size(1), self.local_radius
+        why = self.why_not_kernel(hidden_states, dropout_p)
+        if attentions_wanted(self, {"output_attentions": output_attentions}):  # the caller unpacks them
+            why = "attention weights asked for"
+        why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
+        if why is None and (mask is None or mask.dim() != 5):
+            why = "no mask of blocks: a query sees all of three blocks"
+        bounds = None
+        if why is None and mask is not None:
+            bounds = once(
+                "mask", mask, (length, radius), lambda: blocked_bounds(mask[:, 0] > 0, self.block_len, length)
+            )
+        if bounds is None:
+            bias = position_bias
+            if bias is not None and bias.dim() == 2:
+                bias = _of_blocks(bias, mask, radius)
+            found: Any = self.fall_back(why or "a mask with holes", hidden_states, mask, bias, output_attentions)
+            return found if position_bias is None else (found[0], position_bias, *found[2:])
         q, k, v = (
             f(hidden_states).unflatten(-1, (-1, self.key_value_proj_dim)).transpose(1, 2)
             for f in (self.q, self.k, self.v)
         )
-        held = cache if past_key_values is None else past_key_values
-        seen: Any = 0
-        if held is not None:
-            seen = held.get_seq_length(self.layer_idx)
-            seen = seen.clone() if isinstance(seen, Tensor) else seen  # a static cache counts in place
-            k, v = getattr(held, "self_attention_cache", held).update(k, v, self.layer_idx)
-        causal = (
-            mask is None and length > 1 and implementation == "sdpa" and bool(kwargs.get("is_causal", self.is_causal))
-        )
-        window = self.setting("window")
-        if causal or (window is not None and held is not None):  # a static cache has unused room behind the keys
-            keys = length if causal else int(seen) + length
-            k, v = k[:, :, :keys], v[:, :, :keys]
         if position_bias is None:
-            position_bias = self._numbers(length, k.size(2), seen, q.device)
+            position_bias = _biases(self, torch.arange(-radius, radius + 1, device=q.device))
         out = attend(
-            q, k, v, None, None, None, bounds, r_bias=position_bias[0].to(q.dtype), zero_row=length - 1, scale=1.0,
-            causal=causal, window=window, dropout_p=dropout_p,
+            q, k, v, None, None, None, bounds, r_bias=position_bias.to(q.dtype), zero_row=radius, scale=1.0,
+            window=narrower((radius, radius), self.setting("window")), dropout_p=dropout_p,
         )  # fmt: skip
-        return self.o(merge_heads(out)), position_bias, None
-
-    def _unlike(self: Any, others: Tensor | None, bias: Tensor | None, implementation: str) -> str | None:
-        """Return the reason why the original must answer a call, or None."""
-        if others is not None:
-            return "cross-attention"
-        if implementation not in ("eager", "sdpa"):
-            return f"an attention implementation that masks otherwise, {implementation!r}"
-        if bias is not None:
-            return None if bias.dim() == 3 else "biases of all pairs, of a layer that the original answered"
-        if not self.has_relative_attention_bias:
-            return "no table of biases"
-        layers = self.setting("layers")
-        return None if layers is not None and layers["whole"] else "another layer of its stack is not accelerated"
-
-    def _numbers(self: Any, length: int, keys: int, seen: int | Tensor, device: torch.device) -> Tensor:
-        """Return biases [1, H, T] of the distances that `attend` expects, farthest future first.
-        They are shifted so that the last key is at the last query, also for a static cache, which
-        has unused room behind the keys."""
-        distances = torch.arange(1 - length, keys, device=device) + (seen - (keys - length))
-        buckets = t5_bucket_numbers(
-            self.relative_attention_num_buckets, distances, not self.is_decoder, self.relative_attention_max_distance
-        )
-        biases: Tensor = self.relative_attention_bias(buckets)  # [T, H]
-        return biases.t().unsqueeze(0)
+        return self.o(merge_heads(out)), position_bias
 
 
-def _of_all_pairs(bias: Tensor | None, length: int) -> Tensor | None:
-    """Expand biases [1, H, T] to [1, H, L, S], as the original expects them."""
-    if bias is None or bias.dim() != 3:
-        return bias
-    keys = bias.size(-1) + 1 - length
-    at = torch.arange(length, device=bias.device).unsqueeze(1) - torch.arange(keys, device=bias.device)
-    return bias[..., at + (keys - 1)]
+def _biases(module: Any, distances: Tensor) -> Tensor:
+    """Return biases [H, T] of distances [T], of a module's own table."""
+    buckets = t5_bucket_numbers(
+        module.relative_attention_num_buckets, distances, not module.is_decoder, module.relative_attention_max_distance
+    )
+    biases: Tensor = module.relative_attention_bias(buckets)  # [T, H]
+    return biases.t()
 
 
-def _stack(ancestors: Sequence[nn.Module]) -> list[nn.Module]:
-    for module in reversed(ancestors):
-        blocks = getattr(module, "block", None)
-        if isinstance(blocks, nn.ModuleList):
-            layers: list[Any] = list(blocks)
-            return [block.layer[0].SelfAttention for block in layers]
-    return []
-
-
-def _why_not_module(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
-    if any(module is x for x in _stack(ancestors)):
-        return None
-    return "the stack whose layers share its biases is not at hand: accelerate the model that holds it"
+def _of_blocks(bias: Tensor, mask: Tensor | None, radius: int) -> Tensor:
+    """Expand biases [H, 2 radius + 1] to LongT5's of all pairs in blocks, [B or 1, blocks or 1, H,
+    block, 3 blocks], with the mask added."""
+    size = radius + 1
+    distances = torch.arange(size, device=bias.device).unsqueeze(1) + size - torch.arange(3 * size, device=bias.device)
+    far = distances.abs() > radius
+    pairs = bias[:, (distances + radius).clamp(0, 2 * radius)].masked_fill(far, -1e10)
+    return pairs if mask is None else pairs + torch.where(mask > 0, 0.0, -1e10).transpose(1, 2)
 
 
 def _across(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
@@ -139,9 +196,26 @@ def _across(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     return "cross-attention, which has no relative positions" if crossing else None
 
 
+def _global(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+    return "transient global attention: every query also sees the means of blocks, with biases of another kind"
+
+
+MODELS = "transformers.models"
 PEERS = (
-    Peer("T5", "transformers.models.t5.modeling_t5.T5Attention", T5, "transformers",
-         {"5.23.0": "fe1088cb009f7b48", "5.24.0": "b71ea11c679bbb47"}, why_not_module=_why_not_module, other=_across),
-    Peer("MT5", "transformers.models.mt5.modeling_mt5.MT5Attention", T5, "transformers",
-         {"5.23.0": "6d1e3bce068bec0c", "5.24.0": "b97397c624c1ecdb"}, why_not_module=_why_not_module, other=_across),
+    Peer("T5", f"{MODELS}.t5.modeling_t5.T5Attention", T5, "transformers",
+         {"5.23.0": "fe1088cb009f7b48", "5.24.0": "b71ea11c679bbb47"}, why_not_module=T5.alone, other=_across),
+    Peer("MT5", f"{MODELS}.mt5.modeling_mt5.MT5Attention", T5, "transformers",
+         {"5.23.0": "6d1e3bce068bec0c", "5.24.0": "b97397c624c1ecdb"}, why_not_module=T5.alone, other=_across),
+    Peer("SwitchTransformers", f"{MODELS}.switch_transformers.modeling_switch_transformers.SwitchTransformersAttention",
+         T5, "transformers", {"5.24.0": "09316f819ba0a2dd"}, why_not_module=T5.alone, other=_across),
+    Peer("Pop2Piano", f"{MODELS}.pop2piano.modeling_pop2piano.Pop2PianoAttention", T5, "transformers",
+         {"5.24.0": "43997068faddbc6e"}, why_not_module=T5.alone, other=_across),
+    Peer("LongT5", f"{MODELS}.longt5.modeling_longt5.LongT5Attention", T5, "transformers",
+         {"5.24.0": "864392f4331222e4"}, why_not_module=T5.alone, other=_across),
+    Peer("LongT5Local", f"{MODELS}.longt5.modeling_longt5.LongT5LocalAttention", LongT5Local, "transformers",
+         {"5.24.0": "cdfdd9ae6c4fb750"}, why_not_module=LongT5Local.alone),
+    Peer("LongT5TransientGlobal", f"{MODELS}.longt5.modeling_longt5.LongT5TransientGlobalAttention", Accelerated,
+         "transformers", {"5.24.0": "55d08ca5fc6a2a84"}, why_not_module=_global),
+    Peer("UMT5", f"{MODELS}.umt5.modeling_umt5.UMT5Attention", UMT5, "transformers",
+         {"5.24.0": "52a8175c2b58c9ad"}, other=_across),
 )  # fmt: skip
