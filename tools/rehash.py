@@ -24,7 +24,8 @@ from get_peers import LIST, PEERS_OF, fetch
 
 ROOT = Path(__file__).parents[1]
 ADAPTERS = ROOT / "txl_kernels" / "integrations" / "adapters"
-TESTS = ("test_exactness.py", "test_models.py", "test_streaming.py", "test_copies.py", "test_hf.py", "test_t5.py")
+TESTS = ("test_exactness.py", "test_models.py", "test_streaming.py", "test_copies.py", "test_hf.py", "test_t5.py",
+         "test_shared_bias.py")  # fmt: skip
 # Program run where the other release can be imported: prints {name of the peer: [hash, source]}.
 READ = """
 import inspect, json, sys

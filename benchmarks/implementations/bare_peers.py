@@ -104,6 +104,18 @@ def espnet_transducer() -> Any:
     return _alone("espnet2.asr_transducer.encoder.modules.attention")
 
 
+def espnet_beats() -> Any:
+    for name in ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi", "espnet2", "espnet2.asr"):
+        _module(name)
+    for name, leaf in (("encoder.abs_encoder", "AbsEncoder"), ("specaug.specaug", "SpecAug")):
+        _module(f"espnet2.asr.{name.partition('.')[0]}")
+        _module(f"espnet2.asr.{name}", **{leaf: nn.Module})
+    for name in ("espnet", "espnet.nets", "espnet.nets.pytorch_backend"):
+        _module(name)
+    _module("espnet.nets.pytorch_backend.nets_utils", make_pad_mask=None, roll_tensor=None)
+    return _alone("espnet2.asr.encoder.beats_encoder")
+
+
 def funasr() -> Any:
     return _alone("funasr.models.transformer.attention")
 
@@ -114,6 +126,13 @@ def speechbrain() -> Any:
     _module("speechbrain.dataio.dataio", length_to_mask=None)
     _module("speechbrain.utils.logger", get_logger=logging.getLogger)
     return _alone("speechbrain.nnet.attention")
+
+
+def speechbrain_beats() -> Any:
+    speechbrain()
+    for name in ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi"):
+        _module(name)
+    return _alone("speechbrain.lobes.models.beats")
 
 
 def ding() -> Any:
@@ -169,12 +188,12 @@ def rllib() -> Any:
 
 LOADERS: dict[str, tuple[Any, ...]] = {
     "nemo-toolkit": (nemo, nemo_transformer),
-    "espnet": (espnet, espnet_transducer),
+    "espnet": (espnet, espnet_transducer, espnet_beats),
     "funasr": (funasr,),
     "cosyvoice2-eu": (cosyvoice,),
     "indextts2-inference": (indextts,),
     "fireredasr": (fireredasr,),
-    "speechbrain": (speechbrain,),
+    "speechbrain": (speechbrain, speechbrain_beats),
     "enformer-pytorch": (enformer,),
     "DI-engine": (ding,),
     "ray": (rllib,),

@@ -238,23 +238,119 @@ def _gemma(
     return PeerCase(m.Gemma3nAudioAttention(config), lambda f, x: f(x, ~real).flatten(-2), x, shown.any(-1))
 
 
-def _t5(name: str, decoder: bool) -> Callable[..., PeerCase]:
+def _gemma4(
+    s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, left: int = 10, right: int = 0
+) -> PeerCase:
+    m = bare.transformers("gemma4")
+    config = m.Gemma4AudioConfig(
+        hidden_size=s.d, num_attention_heads=s.heads, attention_chunk_size=left - 1, attention_logit_cap=1.5,
+        attention_context_left=left, attention_context_right=right,
+    )  # fmt: skip
+    at = torch.arange(s.T)
+    distance = at.unsqueeze(1) - at
+    shown = (distance < left) & (distance >= -right) & real.unsqueeze(1)
+    shown = shown if seen is None else shown & seen
+    additive = torch.zeros(shown.shape).masked_fill(~shown, torch.finfo(torch.float32).min).unsqueeze(1)
+    mask = m.Gemma4AudioModel._convert_4d_mask_to_blocked_5d(SimpleNamespace(config=config), additive)
+    encodings = m.Gemma4AudioRelPositionalEncoding(config)(x)
+    call = lambda f, x: f(x, encodings.to(x.dtype), mask)[0]  # noqa: E731
+    return PeerCase(m.Gemma4AudioAttention(config, 0), call, x, shown.any(-1))
+
+
+def _sharpen(encoder: nn.Module) -> None:
+    """Enlarge weights: else all keys weigh the same, and gradients cancel."""
+    for name, p in encoder.named_parameters():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            nn.init.normal_(p, 0, 6 * p.size(1) ** -0.5)
+        elif name.endswith(("rel_attn_embed.weight", "relative_attention_bias.weight")):
+            nn.init.normal_(p, 0, 1.0)
+        elif name.endswith(("v_proj.weight", "fc1.weight", "fc2.weight", "out_proj.weight")):
+            nn.init.normal_(p, 0, p.size(1) ** -0.5)
+
+
+def _wavlm(
+    s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, norm_first: bool = False
+) -> PeerCase:
+    """Its encoder of three layers, or of one that drops entries of its attention alone."""
+    m = bare.transformers("wavlm")
+    config = m.WavLMConfig(
+        hidden_size=s.d, num_attention_heads=s.heads, num_hidden_layers=1 if dropout else 3, intermediate_size=s.d,
+        num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_buckets=16, max_bucket_distance=30,
+        attention_dropout=dropout, hidden_dropout=0.0, activation_dropout=0.0, layerdrop=0.0,
+    )  # fmt: skip
+    encoder = (m.WavLMEncoderStableLayerNorm if norm_first or dropout else m.WavLMEncoder)(config)
+    _sharpen(encoder)
+    if dropout:
+        encoder.layer_norm = encoder.layers[0].final_layer_norm = encoder.layers[0].feed_forward = nn.Identity()
+    mask = None if seen is None else real
+
+    def call(f: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = f(x.clone(), attention_mask=mask).last_hidden_state  # it changes its input in place
+        return out
+
+    return PeerCase(encoder, call, x, _alive(seen, real))
+
+
+def _beats(package: Callable[[], Any]) -> Callable[..., PeerCase]:
+    def maker(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
+        m = package()
+        config = SimpleNamespace(
+            encoder_embed_dim=s.d, encoder_attention_heads=s.heads, encoder_layers=1 if dropout else 3,
+            encoder_ffn_embed_dim=s.d, dropout=0.0, attention_dropout=dropout, activation_dropout=0.0,
+            encoder_layerdrop=0.0, activation_fn="relu", layer_norm_first=True, deep_norm=False, conv_pos=4,
+            conv_pos_groups=2, relative_position_embedding=True, num_buckets=16, max_distance=30, gru_rel_pos=True,
+        )  # fmt: skip
+        encoder = m.TransformerEncoder(config)
+        encoder.pos_conv = nn.Identity()
+        _sharpen(encoder)
+        if dropout:
+            encoder.layer_norm = encoder.layers[0].final_layer_norm = nn.Identity()
+            encoder.layers[0].activation_fn = torch.zeros_like
+        mask = None if seen is None else ~real
+        return PeerCase(encoder, lambda f, x: f(x.clone(), mask)[0], x, _alive(seen, real))
+
+    return maker
+
+
+def _mpnet(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
+    m = bare.transformers("mpnet")
+    config = m.MPNetConfig(
+        hidden_size=s.d, num_attention_heads=s.heads, num_hidden_layers=1 if dropout else 3, intermediate_size=s.d,
+        attention_probs_dropout_prob=dropout, hidden_dropout_prob=0.0,
+    )  # fmt: skip
+    encoder = m.MPNetEncoder(config)
+    if dropout:
+        layer = encoder.layer[0]
+        layer.attention.LayerNorm = layer.intermediate = layer.output.LayerNorm = nn.Identity()
+
+    def call(f: nn.Module, x: Tensor) -> Tensor:
+        mask = None
+        if seen is not None:
+            mask = x.new_zeros(seen.shape).masked_fill(~seen, torch.finfo(x.dtype).min).unsqueeze(1)
+        out: Tensor = f(x, mask, return_dict=True).last_hidden_state
+        return out
+
+    return PeerCase(encoder, call, x, _alive(seen, real))
+
+
+def _t5(name: str, decoder: bool, model: str = "", **fixed: Any) -> Callable[..., PeerCase]:
     """Return a maker of a stack of three layers, or with dropout of its attention alone, so that a
     mean over masks is meaningful."""
+    default = "eager" if name in ("SwitchTransformers", "LongT5") else "sdpa"  # transformers' own
 
     def maker(
-        s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, implementation: str = "sdpa"
+        s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, implementation: str = default
     ) -> PeerCase:
-        m = bare.transformers(name.lower())
+        m = bare.transformers(model or name.lower())
         config = getattr(m, f"{name}Config")(
             vocab_size=8, d_model=s.d, d_kv=s.d // s.heads, d_ff=s.d, num_heads=s.heads, num_layers=1 if dropout else 3,
             relative_attention_num_buckets=16, relative_attention_max_distance=30, dropout_rate=0.0, is_decoder=decoder,
-            use_cache=False, is_encoder_decoder=False,
+            use_cache=False, is_encoder_decoder=False, **fixed,
         )  # fmt: skip
         config._attn_implementation = implementation
         stack = getattr(m, f"{name}Stack")(config)
         if dropout:
-            stack.block[0].layer[0].SelfAttention.dropout = dropout
+            next(iter(stack.block[0].layer[0].children())).dropout = dropout
             stack.block[0].layer[-1], stack.final_layer_norm = nn.Identity(), nn.Identity()
         mask: Any = None
         if seen is not None:
@@ -268,7 +364,7 @@ def _t5(name: str, decoder: bool) -> Callable[..., PeerCase]:
         alive = _alive(seen, real)
         if decoder and seen is not None and seen.size(1) == 1:
             alive = real.int().cumsum(1) > 0
-        return PeerCase(stack, call, x, alive)
+        return PeerCase(stack, call, x, alive & real if name == "LongT5" and not decoder else alive)
 
     return maker
 
@@ -435,6 +531,9 @@ def _labml(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: floa
     return PeerCase(module, call, x.transpose(0, 1).contiguous(), torch.ones(s.T, s.B) > 0)
 
 
+# Makers of stacks of layers, which share biases.
+STACKS = ("t5", "t5 decoder", "mt5", "umt5", "umt5 decoder", "switch", "switch decoder", "pop2piano", "longt5 decoder",
+          "longt5 local", "mpnet", "wavlm", "espnet beats", "speechbrain beats")  # fmt: skip
 MAKERS: dict[str, Callable[..., PeerCase]] = {
     "wav2vec2-conformer": _hugging_face("wav2vec2_conformer", "Wav2Vec2ConformerConfig", "Wav2Vec2ConformerSelfAttention",
                                         position_embeddings_type="relative"),
@@ -456,9 +555,21 @@ MAKERS: dict[str, Callable[..., PeerCase]] = {
     "granite plus": _granite("granite_speech_plus", "GraniteSpeechPlus"),
     "granite 5": _granite5,
     "gemma": _gemma,
+    "gemma 4": _gemma4,
     "t5": _t5("T5", False),
     "t5 decoder": _t5("T5", True),
     "mt5": _t5("MT5", False),
+    "umt5": _t5("UMT5", False),
+    "umt5 decoder": _t5("UMT5", True),
+    "switch": _t5("SwitchTransformers", False, "switch_transformers"),
+    "switch decoder": _t5("SwitchTransformers", True, "switch_transformers", num_decoder_layers=3),
+    "pop2piano": _t5("Pop2Piano", False),
+    "longt5 decoder": _t5("LongT5", True),
+    "longt5 local": _t5("LongT5", False, encoder_attention_type="local", local_radius=6),
+    "mpnet": _mpnet,
+    "wavlm": _wavlm,
+    "espnet beats": _beats(bare.espnet_beats),
+    "speechbrain beats": _beats(bare.speechbrain_beats),
     "enformer": _enformer,
     "cosyvoice": _wenet(bare.cosyvoice),
     "fireredasr": _fireredasr,

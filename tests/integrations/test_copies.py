@@ -127,6 +127,7 @@ HARMLESS: dict[str, tuple[str, str, str]] = {
     "granite": ("granite", "query_states, rel_pos_emb) * self.scale", "query_states * self.scale, rel_pos_emb)"),
     "granite 5": ("granite 5", "position_bias = queries @ relative", "position_bias = 1.0 * queries @ relative"),
     "gemma": ("gemma", "return term_ac + term_bd_shifted", "return term_bd_shifted + term_ac"),
+    "gemma 4": ("gemma 4", "attn_weights = matrix_ac + matrix_bd", "attn_weights = matrix_bd + matrix_ac"),
     "parakeet": ("parakeet", "matrix_bd = matrix_bd * self.scaling", "matrix_bd = self.scaling * matrix_bd"),
     "wav2vec2-conformer": ("wav2vec2-conformer", "attn_output = self.linear_out(attn_output)",
                            "attn_output = self.linear_out(1.0 * attn_output)"),

@@ -17,6 +17,7 @@ pytestmark = [
     # FlexAttention's, on a CPU.
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask"),  # WavLM's
 ]
 MASKS = ("none", "right", "left", "chunks", "chunks padded", "limited")
 ALL_MASKS = ("wav2vec2-conformer", "w2v-bert relative", "w2v-bert relative_key", "seamless", "seamless v2", "parakeet",
@@ -33,8 +34,15 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     *(("granite 5", m, {"context": n}) for m in MASKS[:3] for n in (10, 45, 64)),
     *((name, m, {"implementation": way}) for name in ("t5 decoder", "mt5") for m in MASKS[:3] for way in ("sdpa", "eager")),
     ("t5", "left", {"implementation": "eager"}),
+    *(("umt5", masks, {}) for masks in MASKS),
+    *((name, m, {}) for name in ("umt5 decoder", "switch", "switch decoder", "pop2piano", "longt5 decoder", "longt5 local",
+                                 "wavlm", "espnet beats", "speechbrain beats") for m in MASKS[:3]),
+    *(("wavlm", m, {"norm_first": True}) for m in MASKS[:2]),
+    *(("mpnet", masks, {}) for masks in MASKS),
     *(("gemma", m, {"right": n}) for m in MASKS[:3] for n in (0, 3)),
     ("gemma", "right", {"left": 1}),
+    *(("gemma 4", m, {"right": n}) for m in (*MASKS[:3], "limited") for n in (0, 1)),
+    ("gemma 4", "right", {"left": 3, "right": 3}),
     *(("enformer", "none", {"values": n}) for n in (24, 9)),
     ("enformer", "none", {"positions": 0.2}),
     *(("fastspeech2", masks, {}) for masks in MASKS[:3]),
@@ -66,14 +74,17 @@ def run(case: PeerCase, module: nn.Module, dtype: torch.dtype = torch.float32) -
 
 
 def in_float64(name: str) -> contextlib.AbstractContextManager[Any]:
-    """SpeechBrain and Gemma ask for a softmax in float32, whatever their parameters are in;
-    FlexAttention refuses gradients on a CPU, which its plain code has."""
+    """SpeechBrain and Gemma ask for a softmax in float32, whatever their parameters are in, Gemma 4
+    for all of its attention; FlexAttention refuses gradients on a CPU, which its plain code has."""
     if name == "nemo transformer":
         return mock.patch("torch.nn.attention.flex_attention._validate_device")
-    if name not in ("speechbrain", "gemma"):
+    if name not in ("speechbrain", "gemma", "gemma 4"):
         return contextlib.nullcontext()
-    softmax = torch.nn.functional.softmax
-    return mock.patch("torch.nn.functional.softmax", lambda x, dim, dtype: softmax(x, dim))
+    softmax, patches = torch.nn.functional.softmax, contextlib.ExitStack()
+    patches.enter_context(mock.patch("torch.nn.functional.softmax", lambda x, dim, dtype: softmax(x, dim)))
+    if name == "gemma 4":
+        patches.enter_context(mock.patch("torch.Tensor.float", lambda x: x))
+    return patches
 
 
 def error(got: Tensor, exact: Tensor, scale: float) -> float:
@@ -103,7 +114,8 @@ def test_as_near_to_float64_as_the_peer(name: str, masks: str, more: dict[str, A
 
 WITHOUT_DROPOUT = ("fireredasr", "nemo transformer", "gemma")  # of weights
 DROPPING = (*(name for name in ALL_MASKS if name not in WITHOUT_DROPOUT), "fastspeech2", "espnet transducer", "funasr chunk",
-            "speechbrain", "ding", "labml", "nemo local", "enformer", "t5 decoder")  # fmt: skip
+            "speechbrain", "ding", "labml", "nemo local", "enformer", "t5 decoder", "umt5", "longt5 local", "mpnet",
+            "wavlm", "speechbrain beats")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DROPPING)

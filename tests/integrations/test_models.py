@@ -200,6 +200,16 @@ def gemma() -> tuple[Any, tuple[Any, ...]]:
     return _randomised(m.Gemma3nAudioEncoder(config)), (torch.randn(2, 160, 32), padding)
 
 
+def gemma4() -> tuple[Any, tuple[Any, ...]]:
+    m = bare_peers.transformers("gemma4")
+    config = m.Gemma4AudioConfig(
+        hidden_size=32, num_attention_heads=4, num_hidden_layers=2, subsampling_conv_channels=(8, 4), output_proj_dims=16,
+        attention_chunk_size=8, attention_context_left=9,
+    )  # fmt: skip
+    real = torch.arange(160) < torch.tensor([[160], [90]])
+    return _randomised(m.Gemma4AudioModel(config)), (torch.randn(2, 160, 8), real)
+
+
 def nemo_transformer(mode: str) -> tuple[Any, tuple[Any, ...]]:
     m = bare_peers.nemo_transformer()
     model = m.TransformerEncoder(
@@ -219,6 +229,7 @@ MODELS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "Granite Speech": granite,
     "Enformer": enformer,
     "Gemma 3n": gemma,
+    "Gemma 4": gemma4,
     "NeMo's Transformer": lambda: nemo_transformer("full"),
     "NeMo's Transformer, causal": lambda: nemo_transformer("causal"),
 }
@@ -237,7 +248,7 @@ def test_other_models(name: str) -> None:
             hidden, lengths = found
             return torch.cat([hidden[b, :, : int(n)].flatten() for b, n in enumerate(lengths)])
         out: Tensor = found["human"] if name == "Enformer" else found.last_hidden_state
-        return out
+        return out[found.attention_mask] if name == "Gemma 4" else out
 
     before = read()
     report = accelerate(model, strict=True)

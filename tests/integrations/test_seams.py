@@ -34,8 +34,13 @@ ONE_EACH = (
     "granite",
     "granite 5",
     "gemma",
+    "gemma 4",
     "t5",
     "t5 decoder",
+    "umt5",
+    "longt5 local",
+    "mpnet",
+    "speechbrain beats",
     "enformer",
     "cosyvoice",
     "fireredasr",
@@ -46,7 +51,7 @@ ONE_EACH = (
     "ding",
     "rllib",
     "labml",
-)  # of each adapter; XLNet has no layers in it
+)  # of each adapter; XLNet has no layers in it, WavLM's are not called: test_shared_bias.py
 UNMASKED = ("ding", "rllib", "labml", "enformer", "granite", "granite plus", "nemo transformer")
 NO_GRADIENTS = ("nemo transformer",)  # of the original, on a CPU
 
@@ -141,7 +146,8 @@ def sharded(module: nn.Module) -> None:
 SEAMS: dict[str, Callable[[nn.Module], None]] = {
     f.__name__: f for f in (lora, hooks, parametrizations, torchao, dynamic, wrapped, sharded)
 }
-ORIGINAL_READS_WEIGHTS = {"dynamic": ("enformer",), "wrapped": ("enformer",)}  # and fails
+READING = "speechbrain beats"  # reads the device of its table's weight
+ORIGINAL_READS_WEIGHTS = {"dynamic": ("enformer",), "wrapped": ("enformer", READING, "longt5 local")}  # and fails
 
 
 def on_the_cpu(module: nn.Module, folder: Path) -> None:
@@ -232,7 +238,7 @@ def test_wrapped_parts(name: str, seam: str) -> None:
 
 
 @pytest.mark.parametrize("offload", OFFLOADS)
-@pytest.mark.parametrize("name", [*ONE_EACH, "xlnet"])
+@pytest.mark.parametrize("name", [*(name for name in ONE_EACH if name != READING), "xlnet"])
 def test_offload(name: str, offload: str, tmp_path: Path) -> None:
     """Parameters are nowhere until their module is called; accelerate's hooks hold the bound
     forward that they found."""
@@ -293,7 +299,8 @@ def test_hooks_on_what_the_kernels_do_not_call() -> None:
         for part in kernel.skips:
             handle = kernel.get_submodule(part).register_forward_hook(lambda m, given, out: out * 1.5)
             found = run(case, case.module, False)
-            assert set(report.fallbacks) == {f"hooks on its {part}, which the kernels do not call"}
+            others = {"biases of all pairs, of a layer that the original answered"}  # after it in its stack
+            assert set(report.fallbacks) - others == {f"hooks on its {part}, which the kernels do not call"}
             restore(case.module)
             compare(found, run(case, case.module, False))
             handle.remove()
@@ -302,6 +309,7 @@ def test_hooks_on_what_the_kernels_do_not_call() -> None:
     assert tried == {
         "dropout",
         "dropout_att",
+        "dropout_module",
         "attn_dropout",
         "attention.dropout",
         "softmax",

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore:flex_attenti
 WINDOW = (9, 4)  # of the mask "limited"
 MASKED = ("wav2vec2-conformer", "w2v-bert relative_key", "seamless v2", "parakeet", "nemotron", "nemo", "espnet",
           "espnet zero_triu", "funasr", "espnet legacy", "funasr legacy", "espnet transducer", "funasr chunk", "cosyvoice",
-          "speechbrain", "nemo transformer", "xlnet", "t5")  # fmt: skip
+          "speechbrain", "nemo transformer", "xlnet", "t5", "umt5", "mpnet")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -78,7 +78,7 @@ def test_granite() -> None:
     torch.testing.assert_close(answer(case), want, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["ding", "rllib", "labml", "nemo local", "fireredasr", "gemma"])
+@pytest.mark.parametrize("name", ["ding", "rllib", "labml", "nemo local", "fireredasr", "gemma", "gemma 4"])
 def test_far_frames_are_not_seen(name: str) -> None:
     """Of those whose masks are their own: the last query does not change with a frame 6 before
     it."""

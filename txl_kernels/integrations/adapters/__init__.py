@@ -8,15 +8,18 @@ from txl_kernels.integrations.adapters import (
     gemma,
     granite,
     labml,
+    mpnet,
     nemo,
     rllib,
     speechbrain,
     t5,
     transformers,
+    wavlm,
     wenet,
 )
 
 KNOWN = (
-    *transformers.PEERS, *t5.PEERS, *gemma.PEERS, *granite.PEERS, *nemo.PEERS, *espnet.PEERS, *wenet.PEERS,
-    *fireredasr.PEERS, *speechbrain.PEERS, *enformer.PEERS, *ding.PEERS, *rllib.PEERS, *labml.PEERS,
+    *transformers.PEERS, *t5.PEERS, *mpnet.PEERS, *wavlm.PEERS, *gemma.PEERS, *granite.PEERS, *nemo.PEERS,
+    *espnet.PEERS, *wenet.PEERS, *fireredasr.PEERS, *speechbrain.PEERS, *enformer.PEERS, *ding.PEERS, *rllib.PEERS,
+    *labml.PEERS,
 )  # fmt: skip

@@ -128,6 +128,11 @@ class HFConformer(Accelerated):
         return self.linear_out(merge_heads(out)), None
 
 
+def ones(mask: Tensor) -> Tensor:
+    """Return where a mask is one, as bool: the visible keys of transformers' masks of tokens."""
+    return mask if mask.dtype == torch.bool else mask == 1
+
+
 def _why_not(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     kind = module.position_embeddings_type
     return None if kind in ("relative", "relative_key") else f"position_embeddings_type is {kind!r}"
@@ -343,6 +348,10 @@ def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     return of_queries.transpose(0, 1), of_keys
 
 
+def _summed(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+    return "its bias of all pairs comes added to its bool mask, which hides nothing: it adds 0 and 1 to scores"
+
+
 PEERS = (
     Peer("Wav2Vec2Conformer", f"{MODELS}.wav2vec2_conformer.modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention",
          HFConformer, DISTRIBUTION, {"5.23.0": "524dbb017d83847d"}, why_not_module=_why_not, other=_without_positions),
@@ -362,4 +371,6 @@ PEERS = (
          FastSpeech2, DISTRIBUTION, {"5.23.0": "d6716cc37f98f115"}),
     Peer("XLNet", f"{MODELS}.xlnet.modeling_xlnet.XLNetRelativeAttention", XLNet, DISTRIBUTION,
          {"5.23.0": "83046962db855bf2"}),
+    Peer("Phi4MultimodalAudio", f"{MODELS}.phi4_multimodal.modeling_phi4_multimodal.Phi4MultimodalAudioAttention",
+         Accelerated, DISTRIBUTION, {"5.24.0": "a639cacff936c9f8"}, why_not_module=_summed),
 )  # fmt: skip

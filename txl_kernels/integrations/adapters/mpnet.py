@@ -1,0 +1,79 @@
+"""MPNet's self-attention in transformers (Song et al. 2020): a relative bias from a table of
+buckets, which the encoder computes and passes to all layers.
+
+The accelerated encoder passes a bias for each distance, [H, T], instead of one for all pairs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl_kernels.integrations.adapters.shared_bias import all_pairs
+from txl_kernels.integrations.adapters.transformers import bounds_or_reason
+from txl_kernels.integrations.attention import attend, dropout_of, merge_heads
+from txl_kernels.integrations.peer import Accelerated, Peer
+
+
+class MPNet(Accelerated):
+    skips = ("dropout",)
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        dropout_p = dropout_of(self.dropout)
+        why = self.why_not_kernel(hidden_states, dropout_p)
+        if output_attentions:  # the caller unpacks them
+            why = "attention weights asked for"
+        elif position_bias is None or position_bias.dim() != 2:
+            why = why or "biases of all pairs, of an encoder that is not accelerated"
+        elif attention_mask is not None and attention_mask.dtype == torch.bool:
+            why = why or "a bool mask, which the original adds to scores"
+        bounds = bounds_or_reason(attention_mask) if why is None else why
+        if isinstance(bounds, str) or position_bias is None:
+            bias = position_bias
+            if bias is not None and bias.dim() == 2:
+                bias = all_pairs(bias, hidden_states.size(1))
+            return self.fall_back(str(bounds), hidden_states, attention_mask, bias, output_attentions, **kwargs)  # type: ignore[no-any-return]
+        q, k, v = (
+            f(hidden_states).unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2)
+            for f in (self.q, self.k, self.v)
+        )
+        out = attend(
+            q, k, v, None, None, None, bounds, r_bias=position_bias.to(q.dtype), zero_row=q.size(2) - 1,
+            position_scale=1.0, dropout_p=dropout_p, window=self.setting("window"),
+        )  # fmt: skip
+        return (self.o(merge_heads(out)),)
+
+
+class MPNetBiases(Accelerated):
+    """The encoder's computation of the biases."""
+
+    method = "compute_position_bias"
+
+    def compute_position_bias(
+        self: Any, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 32
+    ) -> Tensor:
+        why = self.why_not_kernel(x)
+        if why is None and position_ids is not None:
+            why = "positions of its own for each token"
+        if why is None and not all(isinstance(layer.attention.attn, MPNet) for layer in self.layer):
+            why = "a layer of its stack is not accelerated"
+        if why is not None:
+            return self.fall_back(why, x, position_ids, num_buckets)  # type: ignore[no-any-return]
+        length = x.size(1)
+        ahead = torch.arange(length - 1, -length, -1, device=x.device)
+        biases: Tensor = self.relative_attention_bias(self.relative_position_bucket(ahead, num_buckets=num_buckets))
+        return biases.t()
+
+
+MODULE = "transformers.models.mpnet.modeling_mpnet"
+PEERS = (
+    Peer("MPNet", f"{MODULE}.MPNetSelfAttention", MPNet, "transformers", {"5.24.0": "d4a5427e2e0e04d0"}),
+    Peer("MPNetBiases", f"{MODULE}.MPNetEncoder", MPNetBiases, "transformers", {"5.24.0": "c3e57bd4f645d35e"}),
+)  # fmt: skip

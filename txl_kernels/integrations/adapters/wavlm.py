@@ -1,0 +1,147 @@
+"""WavLM's attention in transformers, and BEATs' in ESPnet and SpeechBrain (Chen et al. 2022): a
+relative bias from a table of buckets, times a gate that each query computes.
+
+A gate is a position query of width 1, whose table is the bias: r [H, T, 1]. The layers share the
+biases of the first.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from txl_kernels.integrations.adapters.shared_bias import SharesBias, all_pairs
+from txl_kernels.integrations.adapters.transformers import ones, own_way
+from txl_kernels.integrations.attention import attend, dropout_of, mask_bounds, merge_heads, split_heads, unhidden
+from txl_kernels.integrations.peer import Peer
+
+
+class WavLM(SharesBias):
+    """The original passes its projections' weights to a function of torch, so that hooks and LoRA
+    on them have no effect. Here, too, they are read and not called."""
+
+    blocks, inner = "layers", "attention"
+    needs = ("gru_rel_pos_const", "gru_rel_pos_linear", "num_buckets", "max_distance", "q_proj", "out_proj")
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        index: int = 0,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        dropout_p = float(self.dropout) if self.training else 0.0
+        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
+        why = why or self.why_no_bias(position_bias, hasattr(self, "rel_attn_embed"))
+        bounds = mask_bounds(attention_mask, ones) if why is None else None
+        if bounds is None:
+            bias = _for_each_row(position_bias, *hidden_states.shape[:2])
+            found = self.fall_back(why or "a mask with holes", hidden_states, attention_mask, bias, index, **kwargs)
+            return found if position_bias is None else (found[0], found[1], position_bias)
+        if position_bias is None:
+            position_bias = _biases(self, self.rel_attn_embed, hidden_states.size(1), hidden_states)
+        heads = self.num_heads
+        q, k, v = (
+            split_heads(F.linear(hidden_states, f.weight, f.bias), heads)
+            for f in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        gate = _gate(self.gru_rel_pos_linear(split_heads(hidden_states, heads)), self.gru_rel_pos_const)
+        out = attend(
+            q, k, v, position_bias.unsqueeze(-1).to(q.dtype), None, None, bounds, q_pos=gate.to(q.dtype),
+            scale=self.scaling, position_scale=1.0, dropout_p=dropout_p, window=self.setting("window"),
+        )  # fmt: skip
+        return F.linear(merge_heads(out), self.out_proj.weight, self.out_proj.bias), None, position_bias
+
+
+class BEATs(SharesBias):
+    """As WavLM's, but that the gates are of the projected queries, and projections are called."""
+
+    blocks, inner = "layers", "self_attn"
+    skips = ("dropout_module",)
+    needs = ("gru_rel_pos", "has_relative_attention_bias", "dropout_module", "bias_k", "add_zero_attn", "q_head_dim")
+
+    def forward(
+        self: Any,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: Any = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+        position_bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        dropout_p = dropout_of(self.dropout_module)
+        why = self.why_not_kernel(query, dropout_p)
+        if before_softmax or ((need_weights or need_head_weights) and self.setting("weights") == "fallback"):
+            why = "attention weights asked for"
+        elif incremental_state is not None or attn_mask is not None:
+            why = "a cache, or an additive mask"
+        why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
+        hidden = key_padding_mask
+        bounds = mask_bounds(hidden, unhidden) if why is None else None
+        if bounds is None:
+            bias = _for_each_row(position_bias, query.size(1), query.size(0))
+            found = self.fall_back(
+                why or "a mask with holes", query, key, value, hidden, incremental_state, need_weights, static_kv,
+                attn_mask, before_softmax, need_head_weights, bias,
+            )  # fmt: skip
+            return found if position_bias is None else (found[0], found[1], position_bias)
+        if position_bias is None:
+            position_bias = _biases(self, self.relative_attention_bias, query.size(0), query)
+        q, k, v = (  # from [L, B, H * D]
+            f(query).unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
+            for f in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        gate = _gate(self.grep_linear(q), self.grep_a)
+        out = attend(
+            q, k, v, position_bias.unsqueeze(-1).to(q.dtype), None, None, bounds, q_pos=gate.to(q.dtype),
+            scale=self.scaling, position_scale=1.0, dropout_p=dropout_p, window=self.setting("window"),
+        )  # fmt: skip
+        return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None, position_bias
+
+
+def _gate(projected: Tensor, factor: Tensor) -> Tensor:
+    """Return the gates [B, H, L, 1] of projections [B, H, L, 8] and a factor [1, H, 1, 1]."""
+    a, b = torch.sigmoid(projected.unflatten(-1, (2, 4)).sum(-1)).chunk(2, -1)
+    return a * (b * factor - 1.0) + 2.0
+
+
+def _biases(module: Any, table: nn.Module, length: int, x: Tensor) -> Tensor:
+    """Return biases [H, 2 L - 1], farthest future first, on x's device."""
+    ahead = torch.arange(length - 1, -length, -1, device=x.device)
+    biases: Tensor = table(module._relative_positions_bucket(ahead))  # [T, H]
+    return biases.t()
+
+
+def _for_each_row(bias: Tensor | None, batch: int, length: int) -> Tensor | None:
+    """Expand biases [H, T] to [B * H, L, L], as the originals expect them."""
+    return bias if bias is None or bias.dim() != 2 else all_pairs(bias, length).repeat(batch, 1, 1)
+
+
+def _why_not_beats(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+    if not module.self_attention or module.bias_k is not None or module.add_zero_attn:
+        return "no plain self-attention: it has other keys, or keys of its own"
+    if not module.gru_rel_pos:
+        return "its biases have no gate"
+    return BEATs.alone(module, ancestors)
+
+
+def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+    return None if module.has_relative_attention_bias else "no relative positions"
+
+
+PEERS = (
+    Peer("WavLM", "transformers.models.wavlm.modeling_wavlm.WavLMAttention", WavLM, "transformers",
+         {"5.24.0": "d8618ff0f5a9a61c"}, why_not_module=WavLM.alone),
+    Peer("ESPnetBEATs", "espnet2.asr.encoder.beats_encoder.MultiheadAttention", BEATs, "espnet",
+         {"202511": "68e6f07fda44b9b0"}, why_not_module=_why_not_beats, other=_without_positions),
+    Peer("SpeechBrainBEATs", "speechbrain.lobes.models.beats.MultiheadAttention", BEATs, "speechbrain",
+         {"1.1.2": "66af835bbc66ca7c"}, why_not_module=_why_not_beats, other=_without_positions),
+)  # fmt: skip
