@@ -51,6 +51,8 @@ LAYERS = {
     "FunASR, legacy": Layer("funasr legacy", {}),
     "CosyVoice": Layer("cosyvoice", {}),
     "Enformer": Layer("enformer", {"values": 192}),
+    "transformers T5, 3 layers": Layer("t5", {}),
+    "transformers WavLM, 3 layers": Layer("wavlm", {}),
 }
 STEPS_OF_RUN = 50
 SHORT = tuple(LAYERS)[:7]  # layers that are run without --full
