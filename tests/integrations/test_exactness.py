@@ -87,8 +87,9 @@ def in_float64(name: str) -> contextlib.AbstractContextManager[Any]:
     return patches
 
 
-# Layers, as they are initialized, whose keys hardly differ: all dS of a query, which sum to 0, nearly cancel in dq. The
-# kernels subtract dout . out from each dP, whose rounding is common to them and does not; eager's does.
+# Layers whose keys hardly differ when they are initialized, so that the dS of a query, which sum to
+# 0, nearly cancel in dq. The kernels subtract dout . out from each dP: its rounding, the same for
+# all keys, does not cancel, as eager's does.
 NEARLY_EQUAL_KEYS = ("mpnet", "wavlm")
 
 
