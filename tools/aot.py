@@ -39,8 +39,11 @@ SHARED_LIMIT = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 GROWTH = 1.05  # maximum ratio of the inner loop's instruction count to the table's
 POINTERS = dict.fromkeys(["LSE", "TOP", "LSE2", "DELTA", "DLSE", "DQ_SUM", "DU", "DR", "PARTS", "PART_SUMS"], "*fp32")
 BOUNDS = ["START", "END", "KEY_FIRST", "KEY_LAST", "ROW_FIRST", "ROW_LAST"]
-POINTERS |= dict.fromkeys(BOUNDS, "*i32") | {"SEED": "*i64", "DB": "*fp32"}
-FLOATS = {"sign", "scale", "scale_log2", "to_cap", "keep_scale"}
+POINTERS |= dict.fromkeys(BOUNDS, "*i32") | {"SEED": "*i64"} | dict.fromkeys(["DB", "SINK", "DQ_POS_SUM"], "*fp32")
+FLOATS = {"sign", "scale", "scale_log2", "to_cap", "keep_scale", "position_scale", "position_factor"}
+QUERIES_OF_R = ["Q_POS", "qp_batch", "qp_head", "qp_row", "DQ_POS", "DQ_POS_SUM", "dqp_batch", "dqp_head", "dqp_row"]
+SINKS = ["sink_batch", "sink_head", "sink_query"]
+QUERIES_OF_R += ["position_scale", "position_factor"]
 VALUES = {"V", "V_MEM", "DOUT"}
 KINDS = {"bf16": "half", "fp16": "half", "tf32": "tf32", "fp32": "float32"}
 
@@ -59,15 +62,21 @@ class Variant(NamedTuple):
     value_width: int = 0  # 0 for `width`
     tables: str = "r"  # "r", "r_bias" or "both"
     softcap: bool = False
+    position_width: int = 0  # of `q_pos`; 0 without it
+    zero_outside: bool = False
+    grouped: bool = False
+    sink: bool = False
 
     def __str__(self) -> str:
-        options = [x for x in ("tma", "bounds", "dropout", "atomics", "softcap") if getattr(self, x)]
+        named = ("tma", "bounds", "dropout", "atomics", "softcap", "zero_outside", "grouped", "sink")
+        options = [x for x in named if getattr(self, x)]
         options += [f"values {self.value_width}"] if self.value_width else []
+        options += [f"q_pos {self.position_width}"] if self.position_width else []
         options += {"r": [], "r_bias": ["r_bias"], "both": ["r and r_bias"]}[self.tables]
         return " ".join([self.kernel, f"sm_{self.capability}", self.dtype, f"D{self.width}", *options])
 
     def config(self) -> config.Config:
-        block_d = triton.next_power_of_2(max(self.width, self.value_width))
+        block_d = triton.next_power_of_2(max(self.width, self.value_width, self.position_width))
         return config.choose(
             self.kernel, divmod(self.capability, 10), KINDS[self.dtype], block_d, self.tma, self.dropout
         )
@@ -95,6 +104,9 @@ def shipped() -> list[Variant]:
         plain = Variant(kernel, 90, "bf16", 64, True)
         variants += [plain._replace(value_width=128), plain._replace(tables="r_bias"), plain._replace(softcap=True)]
         variants += [plain._replace(tables="both")]
+        # As in Inkling's attention.
+        plain = Variant(kernel, 90, "bf16", 128, position_width=16, zero_outside=True, grouped=True, sink=True)
+        variants += [plain._replace(capability=80), plain._replace(tma=True), plain]
     by_atomics = [v._replace(atomics=v.kernel == "backward_queries") for v in variants]
     same_bits = [Variant("backward_queries", c, "bf16", width, tma=c == 90) for c in (80, 90) for width in (64, 128)]
     return by_atomics + same_bits
@@ -112,18 +124,24 @@ def compile_variant(
     function = getattr(passes, f"{name}_kernel")
     dtype = "fp32" if v.dtype == "tf32" else v.dtype
     value_width = v.value_width or v.width
-    block_d, block_dv = (plan.padded(x, divmod(v.capability, 10)) for x in (v.width, value_width))
+    position_width = v.position_width or v.width
+    widths = (v.width, value_width, position_width)
+    block_d, block_dv, block_dp = (plan.padded(x, divmod(v.capability, 10)) for x in widths)
     aligned_rows = v.width % 16 == 0
     constants: dict[str, Any] = {
-        "D": v.width, "BLOCK_D": block_d, "D_V": value_width, "BLOCK_DV": block_dv, "DROPOUT": v.dropout,
-        "WIDE": False, "TMA": v.tma, "BM": chosen.block_m, "BN": chosen.block_n, "BLOCK": chosen.block_m,
-        "SPLIT": v.kernel == "decode", "PRECISION": "tf32" if v.dtype == "tf32" else "ieee",
-        "UNIT": 1 if aligned_rows else 8, "APART": v.capability // 10 == 10,
+        "D": v.width, "BLOCK_D": block_d, "D_V": value_width, "BLOCK_DV": block_dv, "D_P": position_width,
+        "BLOCK_DP": block_dp, "ZERO_OUTSIDE": v.zero_outside, "DROPOUT": v.dropout, "WIDE": False, "TMA": v.tma,
+        "BM": chosen.block_m, "BN": chosen.block_n, "BLOCK": chosen.block_m, "SPLIT": v.kernel == "decode",
+        "PRECISION": "tf32" if v.dtype == "tf32" else "ieee", "UNIT": 1 if aligned_rows else 8,
+        "APART": v.capability // 10 == 10,
     }  # fmt: skip
     constants |= {} if v.bounds else dict.fromkeys(BOUNDS)
     constants |= {} if v.dropout else {"SEED": None}
     constants |= {} if v.atomics or v.kernel != "backward_queries" else {"DR": None, "DB": None}
     constants |= {} if v.softcap else {"to_cap": None}
+    constants |= {} if v.grouped else {"group": None}
+    constants |= {} if v.sink and v.kernel == "forward" else dict.fromkeys(["SINK", *SINKS])
+    constants |= {"DU": None} if v.position_width else dict.fromkeys(QUERIES_OF_R)
     constants |= dict.fromkeys(["R_BIAS", "rb_head", "rb_row", "DB"]) if v.tables == "r" else {}
     constants |= dict.fromkeys(["R", "QW", "r_head", "r_row", "DR"]) if v.tables == "r_bias" else {}
     constants = {name: x for name, x in constants.items() if name in function.arg_names}
@@ -138,7 +156,8 @@ def compile_variant(
             signature[name] = "constexpr"
         elif v.tma and name in described:
             blocks = 2 if (v.kernel, name) == ("backward_keys", "R") else 1
-            axes = ([] if name == "R" else [1]) + [1, rows * blocks, block_dv if name in VALUES else block_d]
+            block = block_dv if name in VALUES else block_dp if name in ("R", "QW") else block_d
+            axes = ([] if name == "R" else [1]) + [1, rows * blocks, block]
             signature[name] = f"tensordesc<{dtype}[{','.join(map(str, axes))}]>"
         elif name.isupper() and name not in ("B", "H", "L", "M", "T"):
             signature[name] = "*fp32" if name == "OUT" and v.kernel == "decode" else POINTERS.get(name, "*" + dtype)

@@ -22,6 +22,7 @@ from txl_kernels.call import ALL, Call, Wanted
 NAME = "triton"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDEST = 256
+_LARGEST_FACTOR = 1e30  # scores are added in units of `scale`, in float32
 HEAD_WIDTHS = HeadWidths(maximum=_WIDEST)
 READS_BOUNDS = False
 # The oldest Triton that compiles gathers of rank 1, and float32 through descriptors, as the kernels
@@ -81,16 +82,18 @@ def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 
 
 def why_not_call(call: Call) -> str | None:
     """Return the reason why the backend does not support a call although it supports q's device,
-    dtype and head width (its values are too wide), or None."""
+    dtype and head width (its values or `q_pos` are too wide), or None."""
     width = call.v.size(3)
     if width > _WIDEST:
         return f"{NAME} does not take values wider than {_WIDEST}, got {width}"
-    lacking = {
-        "q_pos": call.q_pos is not None, "grouped heads": call.k.size(1) != call.q.size(1),
-        "sink": call.sink is not None, "outside='zero'": call.zero_outside,
-        "position_scale other than scale": call.position_scale != call.scale,
-    }  # fmt: skip
-    return next((f"{NAME} does not take {what}" for what, is_so in lacking.items() if is_so), None)
+    if call.q_pos is not None and call.q_pos.size(3) > _WIDEST:
+        return f"{NAME} does not take q_pos wider than {_WIDEST}, got {call.q_pos.size(3)}"
+    if call.scale != 0.0 and abs(call.position_scale) > _LARGEST_FACTOR * abs(call.scale):
+        return (
+            f"{NAME} does not take position_scale beyond {_LARGEST_FACTOR:g} times scale, got {call.position_scale} and "
+            f"{call.scale}"
+        )
+    return None
 
 
 def _why_not_device(device: torch.device) -> str | None:

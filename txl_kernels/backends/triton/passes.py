@@ -25,6 +25,7 @@ from txl_kernels.backends.triton.launch import (
     forms_of,
 )
 from txl_kernels.backends.triton.plan import (
+    ROWS,
     TABLE,
     Plan,
     bounds,
@@ -35,6 +36,7 @@ from txl_kernels.backends.triton.plan import (
     operands,
     options,
     shared,
+    sinks,
     strides,
 )
 from txl_kernels.call import INPUTS, TENSORS, Call, Wanted, empty_gradients, empty_out, is_bounded
@@ -91,20 +93,23 @@ def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tupl
         into = workspace.add(torch.float32, parts, plan.bh, plan.L, plan.D_V)
         into_lse = workspace.add(torch.float32, 2, parts, plan.bh, plan.L)
         into_strides = {"out_batch": 0, "out_head": 0, "out_row": plan.D_V}
-    q, u, w = plan.call.q, plan.call.content_bias, plan.call.position_bias
+    q, q_pos, u, w, sink = plan.call.q, plan.call.q_pos, plan.call.content_bias, plan.call.position_bias, plan.call.sink
+    own_sink = sink if parts == 1 else None  # of several parts it is merged with their sum
     launches = [
         Launch(
-            forward_kernel, (programs, parts), Q=q, U=u, W=w, OUT=into, LSE=into_lse, sign=plan.sign,
-            **strides("q", q), **strides("u", u), **strides("w", w), **into_strides,
+            forward_kernel, (programs, parts), Q=q, Q_POS=q_pos, U=u, W=w, SINK=own_sink, OUT=into, LSE=into_lse,
+            sign=plan.sign, **strides("q", q), **strides("qp", q_pos, ROWS), **strides("u", u), **strides("w", w),
+            **sinks("sink", own_sink), **into_strides,
             **plan.sources(chosen.block_n, "V"), **shared(plan), **options(chosen),
-            BM=chosen.block_m, BN=chosen.block_n, SPLIT=parts > 1, TMA=plan.descriptors, **plan.addressing(out.form),
+            BM=chosen.block_m, BN=chosen.block_n, ZERO_OUTSIDE=plan.call.zero_outside, SPLIT=parts > 1,
+            TMA=plan.descriptors, **plan.addressing(out.form),
         )
     ]  # fmt: skip
     if parts > 1:
         merge = Launch(
-            merge_kernel, (plan.bh * plan.L,), PARTS=into, PART_SUMS=into_lse, OUT=out, LSE=lse, **strides("out", out),
-            H=plan.H, L=plan.L, parts=parts, scale_log2=plan.scale_log2, D=plan.D_V, BLOCK_D=plan.block_dv,
-            CHUNK=MERGE_CHUNK, num_warps=2,
+            merge_kernel, (plan.bh * plan.L,), PARTS=into, PART_SUMS=into_lse, SINK=sink, OUT=out, LSE=lse,
+            **sinks("sink", sink), **strides("out", out), H=plan.H, L=plan.L, parts=parts,
+            scale_log2=plan.scale_log2, D=plan.D_V, BLOCK_D=plan.block_dv, CHUNK=MERGE_CHUNK, num_warps=2,
         )  # fmt: skip
         launches.append(merge)
     return Launches(launches, workspace)
@@ -118,7 +123,8 @@ def backward(
     if call.q.numel() == 0:
         return tuple(x.zero_() for x in empty_gradients(call, wanted))
     device, settings = call.q.device, call[len(TENSORS) :]
-    given = [*grads[:-1], grads[-1].unsqueeze(-1)]  # the last, of r_bias, as [H, T, 1]
+    bias_at = INPUTS.index("r_bias")
+    given = [x.unsqueeze(-1) if n == bias_at else x for n, x in enumerate(grads)]  # of r_bias as [H, T, 1]
     tensors: list[Any] = [*_with_rows(call)[: len(TENSORS)], out, lse, dout, dlse, *given]
     kind = config.kind_of(call.q.dtype)
     launches = lay_out_backward(device, forms_of(tensors), settings, kind, config.dr_by_atomics())
@@ -154,30 +160,32 @@ class _Backward:
         self.launches: list[Launch] = []
         dtype, sizes = plan.call.q.form.dtype, (plan.B, plan.H, plan.L)
         self.qu = self.workspace.add(dtype, *sizes, plan.D)
-        self.qw = None if plan.r is None else self.workspace.add(dtype, *sizes, plan.D)
+        self.qw = None if plan.r is None else self.workspace.add(dtype, *sizes, plan.D_P)
         self.delta, self.top, self.lse2 = (self._float32(*sizes) for _ in range(3))
-        self.tma = plan.descriptors and describable(self.dout.form) and describable(self.qu.form)
+        walked = [x.form for x in (self.dout, self.qu, self.qw) if x is not None]
+        self.tma = plan.descriptors and all(map(describable, walked))
         self.reach = self._reach()
         self.shared = shared(plan) | strides("do", self.dout)
-        self.shared |= {"DELTA": self.delta, "TOP": self.top, "LSE2": self.lse2, "scale": float(plan.call.scale)}
+        self.shared |= {"DELTA": self.delta, "TOP": self.top, "LSE2": self.lse2}
         self._prepare(out, lse, dlse)
         # dq is the sum of a part through content and a part through positions, whose sums over
         # queries are the gradients of u and w. So w's gradient is the sum of dq less u's gradient.
+        # With `q_pos` they are the sums of dq and of the gradient of `q_pos`.
         dr_sum, db_sum = self._table_sums(1, zeros=True) if atomics else (None, None)
-        dq_sum = self._queries(dr_sum, db_sum)
+        dq_sum, dq_pos_sum = self._queries(dr_sum, db_sum)
         du_sum = self._keys()
         if not atomics:
             dr_sum, db_sum = self._table()
-        self._finish(dq_sum, du_sum, dr_sum, db_sum)
+        self._finish(dq_sum, dq_pos_sum, du_sum, dr_sum, db_sum)
 
     def _float32(self, *shape: int, zeros: bool = False) -> Operand:
         return self.workspace.add(torch.float32, *shape, zeros=zeros)
 
     def _table_sums(self, shares: int, zeros: bool = False) -> tuple[Operand | None, Operand | None]:
-        """Allocate dr, float32 [shares, H, T, D], and the gradient of `r_bias`, [shares, H, T];
+        """Allocate dr, float32 [shares, H, T, D_P], and the gradient of `r_bias`, [shares, H, T];
         None for a table that the call does not have."""
         plan, sizes = self.plan, (shares, self.plan.H, self.plan.T)
-        dr = None if plan.r is None else self._float32(*sizes, plan.D, zeros=zeros)
+        dr = None if plan.r is None else self._float32(*sizes, plan.D_P, zeros=zeros)
         return dr, None if plan.r_bias is None else self._float32(*sizes, zeros=zeros)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
@@ -208,17 +216,21 @@ class _Backward:
     def _prepare(self, out: Operand, lse: Operand, dlse: Operand | None) -> None:
         plan, call = self.plan, self.plan.call
         w = None if plan.r is None else call.position_bias
+        dsink = None if call.sink is None else self.grads["sink"]
         chosen = plan.tile("backward_queries", False)
         self._launch(
-            prepare_kernel, (triton.cdiv(plan.L, chosen.block_m) * plan.bh,), Q=call.q, U=call.content_bias, W=w,
-            OUT=out, DOUT=self.dout, LSE=lse, DLSE=dlse, QU=self.qu, QW=self.qw, DELTA=self.delta, TOP=self.top,
-            LSE2=self.lse2, K=call.k, K_MEM=plan.k_mem, R=plan.r, R_BIAS=plan.r_bias, **bounds(plan),
-            **strides("q", call.q), **strides("u", call.content_bias), **strides("w", w, ("head",)),
+            prepare_kernel, (triton.cdiv(plan.L, chosen.block_m) * plan.bh,), Q=call.q, Q_POS=call.q_pos,
+            U=call.content_bias, W=w, SINK=call.sink, OUT=out, DOUT=self.dout, LSE=lse, DLSE=dlse, QU=self.qu,
+            QW=self.qw, DELTA=self.delta, TOP=self.top, LSE2=self.lse2, DSINK=dsink, K=call.k, K_MEM=plan.k_mem,
+            R=plan.r, R_BIAS=plan.r_bias, **bounds(plan),
+            **strides("q", call.q), **strides("qp", call.q_pos, ROWS), **strides("u", call.content_bias),
+            **strides("w", w, ("head",)), **sinks("sink", call.sink), **sinks("ds", dsink),
             **strides("out", out), **strides("do", self.dout), **strides("k", call.k), **strides("km", plan.k_mem),
             **strides("r", plan.r, TABLE), **strides("rb", plan.r_bias, TABLE), H=plan.H, L=plan.L, M=plan.M,
-            T=plan.T, zero_row=plan.zero_row, left=plan.left, right=plan.right, sign=plan.sign,
-            scale_log2=plan.scale_log2, to_cap=plan.to_cap, BLOCK=chosen.block_m, D=plan.D, BLOCK_D=plan.block_d,
-            D_V=plan.D_V, BLOCK_DV=plan.block_dv, PRECISION=plan.constants["PRECISION"],
+            T=plan.T, zero_row=plan.zero_row, left=plan.left, right=plan.right, group=plan.group,
+            sign=plan.sign, scale_log2=plan.scale_log2, position_factor=plan.position_factor, to_cap=plan.to_cap,
+            BLOCK=chosen.block_m, D=plan.D, BLOCK_D=plan.block_d, D_V=plan.D_V, BLOCK_DV=plan.block_dv, D_P=plan.D_P,
+            BLOCK_DP=plan.block_dp, PRECISION=plan.constants["PRECISION"],
             **plan.addressing(out.form, self.dout.form), num_warps=chosen.warps, num_stages=1,
         )  # fmt: skip
 
@@ -228,9 +240,9 @@ class _Backward:
         addressing = self.plan.addressing(self.dout.form, *(x.form for x in written))
         return {"BLOCK": chosen.block_m, "TMA": tma, **addressing, **options(chosen)}
 
-    def _queries(self, dr_sum: Operand | None, db_sum: Operand | None) -> Operand:
-        """Launch the kernel for dq. Return its sums over each block of queries, float32 [B, H,
-        blocks, D].
+    def _queries(self, dr_sum: Operand | None, db_sum: Operand | None) -> tuple[Operand, Operand | None]:
+        """Launch the kernel for dq and the gradient of `q_pos`. Return their sums over each block
+        of queries, float32 [B, H, blocks, D] and [B, H, blocks, D_P], or None without `q_pos`.
 
         dr_sum, db_sum: where atomics sum the tables' gradients, or None.
         """
@@ -238,13 +250,18 @@ class _Backward:
         chosen = plan.tile("backward_queries", tma)
         blocks = triton.cdiv(plan.L, chosen.block_m)
         dq_sum = self._float32(plan.B, plan.H, blocks, plan.D)
+        dq_pos, dq_pos_sum = None, None
+        if plan.call.q_pos is not None:
+            dq_pos, dq_pos_sum = self.grads["q_pos"], self._float32(plan.B, plan.H, blocks, plan.D_P)
+        written = [x for x in (dq, dq_pos) if x is not None]
         self._launch(
             backward_queries_kernel, (blocks * plan.bh,), QU=self.qu, QW=self.qw, DOUT=self.dout,
-            DQ=dq, DQ_SUM=dq_sum, DR=dr_sum, DB=db_sum, **strides("dq", dq), **self._reached("KEY_LAST", "ROW_LAST"),
-            **plan.sources(chosen.block_m, "K"), **self.shared, **self._tiles(chosen, tma, dq),
-            APART=plan.apart,
+            DQ=dq, DQ_SUM=dq_sum, DQ_POS=dq_pos, DQ_POS_SUM=dq_pos_sum, DR=dr_sum, DB=db_sum, **strides("dq", dq),
+            **strides("dqp", dq_pos, ROWS), **self._reached("KEY_LAST", "ROW_LAST"),
+            **plan.sources(chosen.block_m, "K"), **self.shared, **plan.scales, **self._tiles(chosen, tma, *written),
+            ZERO_OUTSIDE=plan.call.zero_outside, APART=plan.apart,
         )  # fmt: skip
-        return dq_sum
+        return dq_sum, dq_pos_sum
 
     def _streams(self, chosen: config.Config, r_blocks: int) -> dict[str, Any]:
         """Return q + u, q + w, dout, r, keys and values as arguments of the kernels that walk
@@ -260,21 +277,22 @@ class _Backward:
         }
         return loaded | {"K": plan.call.k, "V": plan.call.v, "K_MEM": plan.k_mem, "V_MEM": plan.v_mem}
 
-    def _keys(self) -> Operand:
+    def _keys(self) -> Operand | None:
         """Launch the kernel for dk, dv and the memory's gradients. Return each block's share of du,
-        float32 [B, H, blocks, D]."""
+        float32 [B, H, blocks, D], or None with `q_pos`."""
         plan = self.plan
         dk, dv = self.grads["k"], self.grads["v"]
         # Without a memory nothing is written to its gradients.
         dk_mem, dv_mem = (self.grads["k_mem"], self.grads["v_mem"]) if plan.M else (dk, dv)
         chosen = plan.tile("backward_keys", self.tma)
         blocks = triton.cdiv(plan.M, chosen.block_m) + triton.cdiv(plan.L, chosen.block_m)
-        du_sum = self._float32(plan.B, plan.H, blocks, plan.D)
+        du_sum = None if plan.call.q_pos is not None else self._float32(plan.B, plan.H, blocks, plan.D)
         self._launch(
-            backward_keys_kernel, (blocks * plan.bh,), DK=dk, DV=dv, DK_MEM=dk_mem, DV_MEM=dv_mem, DU=du_sum,
+            backward_keys_kernel, (blocks * plan.bh // (plan.group or 1),), DK=dk, DV=dv, DK_MEM=dk_mem, DV_MEM=dv_mem,
+            DU=du_sum, scale=plan.scales["scale"],
             **strides("dk", dk), **strides("dv", dv), **strides("dkm", dk_mem), **strides("dvm", dv_mem),
             **self._reached("KEY_FIRST", "KEY_LAST"), **self._streams(chosen, 2), **self.shared,
-            **self._tiles(chosen, self.tma, dk, dv, dk_mem, dv_mem),
+            **self._tiles(chosen, self.tma, dk, dv, dk_mem, dv_mem), ZERO_OUTSIDE=plan.call.zero_outside,
         )  # fmt: skip
         return du_sum
 
@@ -290,12 +308,19 @@ class _Backward:
         if programs:
             self._launch(
                 backward_table_kernel, (programs, shares), DR=dr_sum, DB=db_sum, B=plan.B,
-                **self._reached("ROW_FIRST", "ROW_LAST"), **self._streams(chosen, 1), **self.shared,
+                **self._reached("ROW_FIRST", "ROW_LAST"), **self._streams(chosen, 1), **self.shared, **plan.scales,
                 **self._tiles(chosen, self.tma),
             )  # fmt: skip
         return dr_sum, db_sum
 
-    def _finish(self, dq_sum: Operand, du_sum: Operand, dr_sum: Operand | None, db_sum: Operand | None) -> None:
+    def _finish(
+        self,
+        dq_sum: Operand,
+        dq_pos_sum: Operand | None,
+        du_sum: Operand | None,
+        dr_sum: Operand | None,
+        db_sum: Operand | None,
+    ) -> None:
         """Launch the kernel that computes du, dw and the tables' gradients from the partial sums of
         the others."""
         plan = self.plan
@@ -303,12 +328,13 @@ class _Backward:
         dr = None if plan.r is None else self.grads["r"]
         db = None if plan.r_bias is None else self.grads["r_bias"]
         shares = next(x.form.shape[0] for x in (dr_sum, db_sum) if x is not None)
-        block = FINISH_CELLS // plan.block_d
+        block = FINISH_CELLS // max(plan.block_d, plan.block_dp)
         rows = next(x.form.shape[1] for x in (dr, db) if x is not None)
         self._launch(
-            finish_kernel, (plan.H * (1 + triton.cdiv(rows, block)),), DQ_SUM=dq_sum, DU_SUM=du_sum, DR_SUM=dr_sum,
-            DB_SUM=db_sum, DU=du, DW=dw, DR=dr, DB=db, **strides("du", du), **strides("dw", dw),
-            **strides("dr", dr, ("head", "row")), db_head=None if db is None else db.form.strides[0], B=plan.B,
-            H=plan.H, T=plan.T, rows=rows, first_row=plan.first_row, query_blocks=dq_sum.form.shape[2],
-            key_blocks=du_sum.form.shape[2], shares=shares, BLOCK=block, D=plan.D, BLOCK_D=plan.block_d,
+            finish_kernel, (plan.H * (1 + triton.cdiv(rows, block)),), DQ_SUM=dq_sum, DQ_POS_SUM=dq_pos_sum,
+            DU_SUM=du_sum, DR_SUM=dr_sum, DB_SUM=db_sum, DU=du, DW=dw, DR=dr, DB=db, **strides("du", du),
+            **strides("dw", dw), **strides("dr", dr, TABLE), db_head=None if db is None else db.form.strides[0],
+            B=plan.B, H=plan.H, T=plan.T, rows=rows, first_row=plan.first_row, query_blocks=dq_sum.form.shape[2],
+            key_blocks=None if du_sum is None else du_sum.form.shape[2], shares=shares, BLOCK=block, D=plan.D,
+            BLOCK_D=plan.block_d, D_P=plan.D_P, BLOCK_DP=plan.block_dp,
         )  # fmt: skip

@@ -96,6 +96,8 @@ class Plan(NamedTuple):
     T: int
     D: int
     D_V: int  # width of values
+    D_P: int  # width of r: D without `q_pos`
+    group: int | None  # the number of query heads that read one head of keys; None for 1
     k_mem: Operand  # k and v if no query sees the memory, of which nothing is read then
     v_mem: Operand
     unseen: int  # rows of k_mem and v_mem that precede every window
@@ -106,6 +108,7 @@ class Plan(NamedTuple):
     left: int  # keys seen before a query's own position
     right: int  # keys seen after it
     sign: float
+    position_factor: float | None  # of the terms of r and `r_bias`, relative to the others; None for `sign`
     scale_log2: float  # factor of scores, or of capped scores
     to_cap: float | None  # factor of scores before the cap; None without a cap
     drop_below: int
@@ -113,13 +116,20 @@ class Plan(NamedTuple):
     kind: str  # of products; see config
     block_d: int
     block_dv: int
-    loaded: tuple[Form, ...]  # q, k, v, the memory and r
+    block_dp: int
+    loaded: tuple[Form, ...]  # q, `q_pos`, k, v, the memory and r
     constants: dict[str, Any]  # other compile-time arguments of every kernel
     descriptors: bool  # whether k, v, r and the memory are loaded by descriptors
 
     @property
     def bh(self) -> int:
         return self.B * self.H
+
+    @property
+    def scales(self) -> dict[str, float | None]:
+        """The factors of gradients, by name."""
+        position_scale = None if self.position_factor is None else float(self.call.position_scale)
+        return {"scale": float(self.call.scale), "position_scale": position_scale}
 
     @property
     def apart(self) -> bool:
@@ -135,7 +145,7 @@ class Plan(NamedTuple):
     def tile(self, kernel: str, descriptors: bool) -> config.Config:
         """Return the configuration of one kernel for these calls."""
         dropped = bool(self.constants["DROPOUT"])
-        block_d = max(self.block_d, self.block_dv)
+        block_d = max(self.block_d, self.block_dv, self.block_dp)
         return config.choose(kernel, capability(self.device), self.kind, block_d, descriptors, dropped)
 
     def rows(self, x: Operand, first: int, block: int, tma: bool) -> Operand | Tile:
@@ -194,6 +204,8 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     call: Any = Call(*operands(forms), *settings)
     batch, heads, length, width = call.q.form.shape
     value_width = call.v.form.shape[3]
+    position_width = (call.q if call.q_pos is None else call.q_pos).form.shape[3]
+    group = heads // call.k.form.shape[1]
     memory = 0 if call.k_mem is None else call.k_mem.form.shape[2]
     keys = memory + length
     if keys > MAX_KEYS:
@@ -206,28 +218,38 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     rows = (call.r_bias if call.r is None else call.r).form.shape[1]
     first_row = min(max(call.zero_row - min(right, max(length - 1, 0)), 0), rows)
     past_row = max(min(call.zero_row + min(left, keys - 1) + 1, rows), first_row)
+    zero_row = call.zero_row - first_row if past_row > first_row else 0
     r, r_bias = (None if x is None else x.rows(first_row, past_row) for x in (call.r, call.r_bias))
     loaded = [x.form for x in (call.k, call.v, k_mem, v_mem, r) if x is not None]
-    block_d, block_dv = (padded(x, capability(device)) for x in (width, value_width))
+    queries = [x.form for x in (call.q, call.q_pos) if x is not None]
+    block_d, block_dv, block_dp = (padded(x, capability(device)) for x in (width, value_width, position_width))
     constants = {
         "D": width,
         "BLOCK_D": block_d,
         "D_V": value_width,
         "BLOCK_DV": block_dv,
+        "D_P": position_width,
+        "BLOCK_DP": block_dp,
         "DROPOUT": call.dropout_p > 0,
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
     }
-    scale_log2, to_cap = abs(call.scale) * LOG2E if call.scale else 1.0, None
+    # Kernels add scores in units of `scale`. A scale of 0 makes all scores 0, but for the terms of
+    # positions, if these have another scale.
+    unit, position_factor = abs(call.scale), None
+    if call.q_pos is not None or call.position_scale != call.scale:
+        unit = unit or abs(call.position_scale)
+        position_factor = call.position_scale / (unit or 1.0)
+    scale_log2, to_cap = unit * LOG2E if unit else 1.0, None
     if call.softcap:
-        scale_log2, to_cap = call.softcap * LOG2E, min(abs(call.scale) / call.softcap, FLOAT32_RANGE)
+        scale_log2, to_cap = call.softcap * LOG2E, min(unit / call.softcap, FLOAT32_RANGE)
     return Plan(
-        device, call, batch, heads, length, memory, past_row - first_row, width, value_width, k_mem, v_mem, unseen, r,
-        r_bias, first_row, zero_row=call.zero_row - first_row,
+        device, call, batch, heads, length, memory, past_row - first_row, width, value_width, position_width,
+        None if group == 1 else group, k_mem, v_mem, unseen, r, r_bias, first_row, zero_row,
         left=left,
         right=right,
-        # Kernels get the scale's absolute value, and multiply queries by its sign. A scale of 0
-        # makes all scores 0.
+        # Kernels get the scale's absolute value, and multiply queries by its sign.
         sign=float((call.scale > 0) - (call.scale < 0)),
+        position_factor=position_factor,
         scale_log2=scale_log2,
         to_cap=to_cap,
         drop_below=drop_threshold(call.dropout_p),
@@ -235,14 +257,16 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
         kind=kind,
         block_d=block_d,
         block_dv=block_dv,
-        loaded=(call.q.form, *loaded),
+        block_dp=block_dp,
+        loaded=(*queries, *loaded),
         constants=constants,
         descriptors=config.has_descriptors(capability(device)) and all(map(describable, loaded)),
     )  # fmt: skip
 
 
+ROWS = ("batch", "head", "row")  # the axes of q and `q_pos`
 TABLE = ("head", "row")  # the axes of r and `r_bias`
-_AXES = {4: ("batch", "head", "row"), 3: ("head", "row"), 2: ("head",)}
+_AXES = {4: ROWS, 3: TABLE, 2: ("head",)}
 
 
 @functools.lru_cache(4096)  # about twelve a call, mostly equal
@@ -262,6 +286,12 @@ def strides(name: str, x: Operand | None, axes: tuple[str, ...] = ()) -> dict[st
     return _named(name, x.form.strides)
 
 
+def sinks(name: str, x: Operand | None) -> dict[str, int | None]:
+    """Return the strides of a tensor of sinks [B, H, L], or None, by name."""
+    steps = (None, None, None) if x is None else x.form.strides
+    return {f"{name}_{axis}": step for axis, step in zip(("batch", "head", "query"), steps, strict=True)}
+
+
 def bounds(plan: Plan) -> dict[str, Any]:
     """Return `start` and `end`, [B, L] or None, and their strides, by name."""
     start, end = plan.call.start, plan.call.end
@@ -278,8 +308,9 @@ def shared(plan: Plan) -> dict[str, Any]:
     and the memory."""
     return {
         "H": plan.H, "L": plan.L, "M": plan.M, "T": plan.T, "zero_row": plan.zero_row, "left": plan.left,
-        "right": plan.right, "SEED": plan.call.seed, "scale_log2": plan.scale_log2, "drop_below": plan.drop_below,
-        "to_cap": plan.to_cap, "keep_scale": plan.keep_scale, "R_BIAS": plan.r_bias, **bounds(plan),
+        "right": plan.right, "group": plan.group, "SEED": plan.call.seed, "scale_log2": plan.scale_log2,
+        "position_factor": plan.position_factor, "to_cap": plan.to_cap, "drop_below": plan.drop_below,
+        "keep_scale": plan.keep_scale, "R_BIAS": plan.r_bias, **bounds(plan),
         **strides("k", plan.call.k), **strides("v", plan.call.v), **strides("km", plan.k_mem),
         **strides("vm", plan.v_mem), **strides("r", plan.r, TABLE), **strides("rb", plan.r_bias, TABLE),
         **plan.constants,

@@ -34,7 +34,7 @@ class Bounds(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The batch row b and head h of a program, int64; bh is b * H + h."""
+    """The batch row b and head h of a program, int64; bh is b * H + h for a head of queries."""
 
     bh: Any
     b: Any
@@ -90,15 +90,15 @@ class BiasTable(NamedTuple):
     """The table `r_bias` of one head, indexed by distance. Distances outside [first, last) are not
     read.
 
-    at: a pointer to distance 0. sign: the scale's sign, by which biases are multiplied as queries
-    are.
+    at: a pointer to distance 0. factor: what biases are multiplied by, see `Queries`; without
+    `position_factor` the scale's sign, by which queries are multiplied, too.
     """
 
     at: Any
     stride: Any
     first: Any
     last: Any
-    sign: Any
+    factor: Any
 
 
 class TableGradient(NamedTuple):
@@ -149,9 +149,11 @@ class Visible(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """A block of queries: qu and qw [BM, BLOCK_D]. The first is query m0, at key position `at`.
+    """A block of queries: qu [BM, BLOCK_D] and qw [BM, BLOCK_DP]. The first is query m0, at key
+    position `at`.
 
-    scale_log2 is the factor of scores, or of capped scores if to_cap is not None.
+    scale_log2 is the factor of scores, or of capped scores if to_cap is not None. position_factor
+    is the factor of the products with r, relative to those with keys; None for 1.
     """
 
     qu: Any
@@ -160,6 +162,7 @@ class Queries(NamedTuple):
     at: Any
     scale_log2: Any
     to_cap: Any
+    position_factor: Any
 
 
 class Upstream(NamedTuple):

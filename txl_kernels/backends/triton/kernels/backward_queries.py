@@ -30,7 +30,9 @@ from txl_kernels.backends.triton.kernels.tiles import (
     bias_table_of,
     capped,
     dot,
+    in_table,
     keep_mask,
+    key_place_of,
     laid_out_as,
     load_distances,
     load_rows,
@@ -43,6 +45,7 @@ from txl_kernels.backends.triton.kernels.tiles import (
     skew,
     store_rows,
     table_of,
+    times,
     weights,
 )
 from txl_kernels.backends.triton.kernels.visible import (
@@ -89,13 +92,13 @@ def _through_positions(
     """Return dq + G @ r for the block of distances at d0. Add G^T @ qw and the sums of G over
     queries to the tables' gradients, if given.
 
-    G: [BLOCK, BLOCK], in q's dtype.
+    dq: float32 [BLOCK, BLOCK_DP]. G: [BLOCK, BLOCK], in q's dtype. layout: of r.
     """
     if table is not None:
-        r = load_distances(table, d0, _in_use(row_last, table, d0, BLOCK), BLOCK, layout)  # [BLOCK, BLOCK_D]
+        r = load_distances(table, d0, _in_use(row_last, table, d0, BLOCK), BLOCK, layout)  # [BLOCK, BLOCK_DP]
         dq = dot(G, r, dq, PRECISION)
         if gradient is not None:
-            dr = dot(tl.trans(G), qw, None, PRECISION) * gradient.scale  # [BLOCK, BLOCK_D]
+            dr = dot(tl.trans(G), qw, None, PRECISION) * gradient.scale  # [BLOCK, BLOCK_DP]
             add_rows(gradient.rows, d0 - table.first, dr, BLOCK, layout)
     if table_bias_gradient is not None:
         d = d0 + tl.arange(0, BLOCK)
@@ -108,11 +111,12 @@ def _through_positions(
 @triton.jit
 def _walk(
     state, source, key_last, table, row_last, gradient, table_bias, table_bias_gradient, queries, upstream, visible, dropout,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, APART: tl.constexpr, layout, key_layout, value_layout,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, APART: tl.constexpr, ZERO_OUTSIDE: tl.constexpr,
+    key_layout, value_layout, r_layout,
 ):  # fmt: skip
     """Process all tiles of one source, and return the new state.
 
-    state: dq [BLOCK, BLOCK_D]; with APART its part through positions, of the same shape; the
+    state: dq [BLOCK, BLOCK_D]; with APART its part through positions, [BLOCK, BLOCK_DP]; the
     position scores of the block of distances above the next tile [BLOCK, BLOCK], float32; dS of the
     tile before [BLOCK, BLOCK], in q's dtype; and the distance d0 of that tile.
     """
@@ -123,10 +127,20 @@ def _walk(
         d0 = queries.at - key0
         seen = _in_use(key_last, source.k, row0, BLOCK)
         k = load_rows(source.k, row0, seen, BLOCK, key_layout)  # [BLOCK, BLOCK_D]
-        if table is not None:
-            r = load_distances(table, d0 - BLOCK, None, BLOCK, layout)  # [BLOCK, BLOCK_D]
+        if ZERO_OUTSIDE:
             v = load_rows(source.v, row0, None, BLOCK, value_layout)  # [BLOCK, BLOCK_DV]
-            below = dot(queries.qw, tl.trans(r), None, PRECISION)  # [BLOCK, BLOCK], as all that follow
+            s = dot(queries.qu, tl.trans(k), None, PRECISION)  # [BLOCK, BLOCK], as all that follow
+            if in_table(table, table_bias, d0 - BLOCK, 2 * BLOCK):  # see `forward`
+                if table is not None:
+                    below = position_scores(queries, table, table_bias, d0 - BLOCK, BLOCK, PRECISION, r_layout)
+                    s += skew(above, below, key0, BLOCK, BLOCK)
+                    above = below
+                else:
+                    s = add_unfused(s, bias_of_pairs(table_bias, d0, BLOCK, BLOCK))
+        elif table is not None:
+            r = load_distances(table, d0 - BLOCK, None, BLOCK, r_layout)  # [BLOCK, BLOCK_DP]
+            v = load_rows(source.v, row0, None, BLOCK, value_layout)
+            below = times(dot(queries.qw, tl.trans(r), None, PRECISION), queries.position_factor)
             if table_bias is not None:
                 below = add_unfused(below, load_table_bias(table_bias, d0 - BLOCK, BLOCK)[None, :])
             s = dot(queries.qu, tl.trans(k), None, PRECISION)
@@ -150,44 +164,60 @@ def _walk(
         ds = ds.to(k.dtype)
         dq = dot(ds, k, dq, PRECISION)
         if (table is not None) or (table_bias_gradient is not None):
-            G = _unskew(ds, ds_before, s, key0, BLOCK)
-            total = _through_positions(
-                dq_positions if APART else dq, G, queries.qw, table, row_last, gradient, table_bias_gradient, d0, BLOCK,
-                PRECISION, layout,
-            )  # fmt: skip
-            if APART:
-                dq_positions = total
+            if ZERO_OUTSIDE:
+                if in_table(table, table_bias, d0, BLOCK):
+                    G = _unskew(ds, ds_before, s, key0, BLOCK)
+                    total = _through_positions(
+                        dq_positions if APART else dq, G, queries.qw, table, row_last, gradient, table_bias_gradient,
+                        d0, BLOCK, PRECISION, r_layout,
+                    )  # fmt: skip
+                    if APART:
+                        dq_positions = total
+                    else:
+                        dq = total
             else:
-                dq = total
+                G = _unskew(ds, ds_before, s, key0, BLOCK)
+                total = _through_positions(
+                    dq_positions if APART else dq, G, queries.qw, table, row_last, gradient, table_bias_gradient, d0,
+                    BLOCK, PRECISION, r_layout,
+                )  # fmt: skip
+                if APART:
+                    dq_positions = total
+                else:
+                    dq = total
         ds_before = ds
     return dq, dq_positions, above, ds_before, d0
 
 
-@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "left", "right", "drop_below"])
+@triton.jit(do_not_specialize=["H", "L", "M", "T", "zero_row", "left", "right", "group", "drop_below"])
 def backward_queries_kernel(
     QU, QW, K, V, K_MEM, V_MEM, R, R_BIAS, START, END, KEY_LAST, ROW_LAST, SEED, DOUT, DELTA, TOP, LSE2,
-    DQ, DQ_SUM, DR, DB,
+    DQ, DQ_SUM, DQ_POS, DQ_POS_SUM, DR, DB,
     k_batch, k_head, k_row, v_batch, v_head, v_row, km_batch, km_head, km_row, vm_batch, vm_head, vm_row, r_head, r_row,
     rb_head, rb_row, start_batch, start_query, end_batch, end_query, do_batch, do_head, do_row, dq_batch, dq_head, dq_row,
-    H, L, M, T, zero_row, left, right, scale, scale_log2, to_cap, drop_below, keep_scale,
+    dqp_batch, dqp_head, dqp_row, H, L, M, T, zero_row, left, right, group,
+    scale, position_scale, scale_log2, position_factor, to_cap, drop_below, keep_scale,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_V: tl.constexpr, BLOCK_DV: tl.constexpr,
-    DROPOUT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
-    APART: tl.constexpr,
+    D_P: tl.constexpr, BLOCK_DP: tl.constexpr, ZERO_OUTSIDE: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq of a block of queries. A program has a block of queries of one (b, h).
+    """Compute dq, and with DQ_POS the gradient of `q_pos`, of a block of queries. A program has a
+    block of queries of one (b, h).
 
     APART: whether the parts of dq through content and through positions have separate accumulators.
     They have on Blackwell, where Triton gave wrong values for two products chained through one
     accumulator (triton-lang/triton#10821).
 
-    DQ_SUM: float32 [B * H, blocks, D], the sum of dq over the block. DR and DB: None, or float32
-    [H, T, D] and [H, T] of zeros, to which dr and the gradient of `r_bias` are added by atomics.
+    DQ_SUM, DQ_POS_SUM: float32 [B * H, blocks, D] and [B * H, blocks, D_P], the sums over the
+    block. DR and DB: None, or float32 [H, T, D_P] and [H, T] of zeros, to which dr and the gradient
+    of `r_bias` are added by atomics. position_scale: None where it is `scale`.
     With TMA, V, V_MEM and R are descriptors, and so are K and K_MEM without bounds; see
     `forward_kernel`.
     """
     sizes = Sizes(H, L, M, T, zero_row, left, right)
     bounds = Bounds(START, start_batch, start_query, END, end_batch, end_query)
-    layout: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA, UNIT)
+    r_layout: tl.constexpr = Layout(D_P, BLOCK_DP, WIDE, TMA, UNIT)
+    positions: tl.constexpr = Layout(D_P, BLOCK_DP, WIDE, False, UNIT)
     plain: tl.constexpr = Layout(D, BLOCK_D, WIDE, False, UNIT)
     keys: tl.constexpr = Layout(D, BLOCK_D, WIDE, TMA and KEY_LAST is None, UNIT)
     values: tl.constexpr = Layout(D_V, BLOCK_DV, WIDE, TMA, UNIT)
@@ -199,7 +229,8 @@ def backward_queries_kernel(
     place = place_of(pid // blocks, H)
     i = m0 + tl.arange(0, BLOCK)
     # Queries past the segment's end hold any values: their dS must not reach dr or DQ_SUM.
-    visible, _ = visible_to(bounds, place.b, i, sizes, True)
+    key_place = key_place_of(place, group)
+    visible, _ = visible_to(bounds, place.b, i, sizes, True, True)
     key_last = None  # KEY_LAST of the memory; the segment's begins at key M
     segment_last = None
     row_last = None
@@ -211,8 +242,8 @@ def backward_queries_kernel(
     qu = load_rows(packed_rows(QU, place, L, plain), m0, None, BLOCK, plain)  # [BLOCK, BLOCK_D]
     qw = qu
     if R is not None:
-        qw = load_rows(packed_rows(QW, place, L, plain), m0, None, BLOCK, plain)
-    queries = Queries(qu, qw, m0, M + m0, scale_log2, to_cap)
+        qw = load_rows(packed_rows(QW, place, L, positions), m0, None, BLOCK, positions)  # [BLOCK, BLOCK_DP]
+    queries = Queries(qu, qw, m0, M + m0, scale_log2, to_cap, position_factor)
     do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, plain_values)
     dout = load_rows(do_rows, m0, None, BLOCK, plain_values)
     at = place.bh * L + i
@@ -226,49 +257,78 @@ def backward_queries_kernel(
     mem_start, seg_start = tile_starts(visible, sizes, BLOCK)
     table = None
     if R is not None:
-        table = table_of(R, r_head, r_row, place.h, sizes, layout)
+        table = table_of(R, r_head, r_row, place.h, sizes, r_layout)
     table_bias = None
     if R_BIAS is not None:
-        table_bias = bias_table_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign_of(scale))
+        table_bias = bias_table_of(R_BIAS, rb_head, rb_row, place.h, sizes, sign_of(scale), position_factor)
+    table_scale = scale  # of the tables' gradients
+    if position_scale is not None:
+        table_scale = position_scale
     table_bias_gradient = None
     if DB is not None:
-        table_bias_gradient = BiasTableGradient(DB + place.h * T + zero_row, -zero_row, T - zero_row, scale)
+        table_bias_gradient = BiasTableGradient(DB + place.h * T + zero_row, -zero_row, T - zero_row, table_scale)
     gradient = None
     if DR is not None:
-        dr_rows = Rows(DR + place.h * T * D, D, 0, T, place.b, place.h)
-        gradient = TableGradient(dr_rows, tl.abs(scale))
+        dr_rows = Rows(DR + place.h * T * D_P, D_P, 0, T, place.b, place.h)
+        gradient = TableGradient(dr_rows, tl.abs(scale) if DQ_POS is None else table_scale)
     d0 = queries.at - tl.where(visible.first < M, mem_start, M + seg_start)
     above = tl.zeros((1, 1), tl.float32)  # not used without a table
     if R is not None:
-        above = position_scores(qw, table, table_bias, d0, BLOCK, PRECISION, layout)
+        if ZERO_OUTSIDE:
+            above = tl.zeros((BLOCK, BLOCK), tl.float32)
+            if in_table(table, table_bias, d0, BLOCK):
+                above = position_scores(queries, table, table_bias, d0, BLOCK, PRECISION, r_layout)
+        else:
+            above = position_scores(queries, table, table_bias, d0, BLOCK, PRECISION, r_layout)
     k_strides, v_strides = (km_batch, km_head, km_row), (vm_batch, vm_head, vm_row)
-    memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, place, visible, sizes, keys, values)
+    memory = memory_source(K_MEM, k_strides, V_MEM, v_strides, mem_start, key_place, visible, sizes, keys, values)
     k_strides, v_strides = (k_batch, k_head, k_row), (v_batch, v_head, v_row)
-    segment = segment_source(K, k_strides, V, v_strides, seg_start, place, visible, sizes, keys, values)
+    segment = segment_source(K, k_strides, V, v_strides, seg_start, key_place, visible, sizes, keys, values)
     upstream = Upstream(dout, top, lse2, delta)
     zeros = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     dq_positions = tl.zeros((1, 1), tl.float32)  # not used
-    if APART:
+    apart: tl.constexpr = APART or DQ_POS is not None
+    if DQ_POS is not None:
+        dq_positions = tl.zeros((BLOCK, BLOCK_DP), tl.float32)
+    elif APART:
         dq_positions = zeros
     state = (zeros, dq_positions, above, tl.zeros((BLOCK, BLOCK), qu.dtype), d0)
     state = _walk(
         state, memory, key_last, table, row_last, gradient, table_bias, table_bias_gradient, queries, upstream, visible,
-        dropout, BLOCK, PRECISION, APART, layout, keys, values,
+        dropout, BLOCK, PRECISION, apart, ZERO_OUTSIDE, keys, values, r_layout,
     )  # fmt: skip
     state = _walk(
         state, segment, segment_last, table, row_last, gradient, table_bias, table_bias_gradient, queries, upstream, visible,
-        dropout, BLOCK, PRECISION, APART, layout, keys, values,
+        dropout, BLOCK, PRECISION, apart, ZERO_OUTSIDE, keys, values, r_layout,
     )  # fmt: skip
     dq, dq_positions, _, ds, d0 = state
-    if APART:
-        dq += dq_positions
+    if DQ_POS is None:
+        if APART:
+            dq += dq_positions
+        total = dq
+    else:
+        total = dq_positions
     if (R is not None) or (DB is not None):
         # dS of the last tile at distances below d0: none if causal, else the distances of later
         # keys.
-        G = skew(tl.zeros((BLOCK, BLOCK), tl.float32), ds.to(tl.float32), d0, BLOCK, BLOCK).to(ds.dtype)
-        dq = _through_positions(
-            dq, G, qw, table, row_last, gradient, table_bias_gradient, d0 - BLOCK, BLOCK, PRECISION, layout
-        )
+        if ZERO_OUTSIDE:
+            if in_table(table, table_bias, d0 - BLOCK, BLOCK):
+                G = skew(tl.zeros((BLOCK, BLOCK), tl.float32), ds.to(tl.float32), d0, BLOCK, BLOCK).to(ds.dtype)
+                total = _through_positions(
+                    total, G, qw, table, row_last, gradient, table_bias_gradient, d0 - BLOCK, BLOCK, PRECISION, r_layout
+                )
+        else:
+            G = skew(tl.zeros((BLOCK, BLOCK), tl.float32), ds.to(tl.float32), d0, BLOCK, BLOCK).to(ds.dtype)
+            total = _through_positions(
+                total, G, qw, table, row_last, gradient, table_bias_gradient, d0 - BLOCK, BLOCK, PRECISION, r_layout
+            )
+    if DQ_POS is None:
+        dq = total
+    else:
+        total *= table_scale
+        store_rows(rows_of(DQ_POS, (dqp_batch, dqp_head, dqp_row), place, 0, L, positions), m0, total, BLOCK, positions)
+        e = tl.arange(0, BLOCK_DP)
+        tl.store(DQ_POS_SUM + (place.bh * blocks + block) * D_P + e, tl.sum(total, 0), mask=e < D_P)
     dq *= scale
     store_rows(rows_of(DQ, (dq_batch, dq_head, dq_row), place, 0, L, plain), m0, dq, BLOCK, plain)
     d = tl.arange(0, BLOCK_D)
@@ -292,40 +352,48 @@ def _sum_of_head(PARTS, h, B, H, blocks, BLOCK: tl.constexpr, D: tl.constexpr, B
 
 @triton.jit(do_not_specialize=["B", "H", "T", "rows", "first_row", "query_blocks", "key_blocks", "shares"])
 def finish_kernel(
-    DQ_SUM, DU_SUM, DR_SUM, DB_SUM, DU, DW, DR, DB, du_head, dw_head, dr_head, dr_row, db_head,
+    DQ_SUM, DQ_POS_SUM, DU_SUM, DR_SUM, DB_SUM, DU, DW, DR, DB, du_head, dw_head, dr_head, dr_row, db_head,
     B, H, T, rows, first_row, query_blocks, key_blocks, shares,
-    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, D_P: tl.constexpr, BLOCK_DP: tl.constexpr,
 ):  # fmt: skip
-    """Compute du and dw [H, D] (program: a head), then dr and db (program: a block of rows of a
-    head).
+    """Compute du [H, D] and dw [H, D_P] (program: a head), then dr and db (program: a block of rows
+    of a head).
 
     DQ_SUM: float32 [B, H, query_blocks, D], sums of dq; DU_SUM: float32 [B, H, key_blocks, D],
-    shares of du; dw is the sum of the first less du. DR_SUM: float32 [shares, H, T, D], the rows of
-    dr from first_row on; other rows are 0. DR: [H, rows, D]. Without a table DR is None and dw is
-    0. DB_SUM, float32 [shares, H, T], and DB [H, rows]: the same for `r_bias`, or None.
+    shares of du; dw is the sum of the first less du. With `q_pos`, DU_SUM is None, du is the sum of
+    DQ_SUM, and dw that of DQ_POS_SUM, float32 [B, H, query_blocks, D_P]. DR_SUM: float32 [shares,
+    H, T, D_P], the rows of dr from first_row on; other rows are 0. DR: [H, rows, D_P]. Without a
+    table DR is None and dw is 0. DB_SUM, float32 [shares, H, T], and DB [H, rows]: the same for
+    `r_bias`, or None.
     """
     pid = tl.program_id(0)
     d = tl.arange(0, BLOCK_D)
     if pid < H:
         h = pid.to(tl.int64)
-        du = _sum_of_head(DU_SUM, h, B, H, key_blocks, BLOCK, D, BLOCK_D)
-        dw = tl.zeros_like(du)
-        if DR is not None:
-            dw = _sum_of_head(DQ_SUM, h, B, H, query_blocks, BLOCK, D, BLOCK_D) - du
+        if DQ_POS_SUM is not None:
+            du = _sum_of_head(DQ_SUM, h, B, H, query_blocks, BLOCK, D, BLOCK_D)
+            dw = _sum_of_head(DQ_POS_SUM, h, B, H, query_blocks, BLOCK, D_P, BLOCK_DP)
+        else:
+            du = _sum_of_head(DU_SUM, h, B, H, key_blocks, BLOCK, D, BLOCK_D)
+            dw = tl.zeros_like(du)
+            if DR is not None:
+                dw = _sum_of_head(DQ_SUM, h, B, H, query_blocks, BLOCK, D, BLOCK_D) - du
         tl.store(DU + h * du_head + d, du.to(DU.dtype.element_ty), mask=d < D)
-        tl.store(DW + h * dw_head + d, dw.to(DW.dtype.element_ty), mask=d < D)
+        e = tl.arange(0, BLOCK_DP)
+        tl.store(DW + h * dw_head + e, dw.to(DW.dtype.element_ty), mask=e < D_P)
     else:
         h = ((pid - H) % H).to(tl.int64)
         row = (pid - H) // H * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
         t = row - first_row
         if DR is not None:
-            used = ((t >= 0) & (t < T))[:, None] & (d < D)[None, :]
-            dr = tl.zeros((BLOCK, BLOCK_D), tl.float32)
+            e = tl.arange(0, BLOCK_DP)
+            used = ((t >= 0) & (t < T))[:, None] & (e < D_P)[None, :]
+            dr = tl.zeros((BLOCK, BLOCK_DP), tl.float32)
             for share in range(shares):
                 at = (share * H + h) * T + t  # [BLOCK]
-                dr += tl.load(DR_SUM + at[:, None] * D + d[None, :], mask=used, other=0.0)
-            pointers = DR + h * dr_head + row[:, None] * dr_row + d[None, :]
-            tl.store(pointers, dr.to(DR.dtype.element_ty), mask=(row < rows)[:, None] & (d < D)[None, :])
+                dr += tl.load(DR_SUM + at[:, None] * D_P + e[None, :], mask=used, other=0.0)
+            pointers = DR + h * dr_head + row[:, None] * dr_row + e[None, :]
+            tl.store(pointers, dr.to(DR.dtype.element_ty), mask=(row < rows)[:, None] & (e < D_P)[None, :])
         if DB is not None:
             db = tl.zeros((BLOCK,), tl.float32)
             for share in range(shares):

@@ -8,6 +8,8 @@ from txl_kernels.backends.triton.config import interpreted
 from txl_kernels.backends.triton.kernels.arguments import BiasTable, Place, Rows, Table
 
 INTERPRETED = tl.constexpr(interpreted())
+LN2 = tl.constexpr(0.6931471805599453)
+LOG2E = tl.constexpr(1.4426950408889634)
 PHILOX_ROUNDS = tl.constexpr(7)  # as in `txl_kernels.call`
 
 
@@ -16,6 +18,18 @@ def place_of(bh, H):
     """Return the `Place` of a program."""
     bh = bh.to(tl.int64)
     return Place(bh, bh // H, bh % H)
+
+
+@triton.jit
+def key_place_of(place, group):
+    """Return the `Place` of the keys that the query head of a place reads.
+
+    group: the number of query heads that read one head of keys; None for 1.
+    """
+    h = place.h
+    if group is not None:
+        h = h // group
+    return Place(place.bh, place.b, h)
 
 
 @triton.jit
@@ -130,10 +144,24 @@ def load_distances(table, d0, keep, ROWS: tl.constexpr, layout):
 
 
 @triton.jit
-def bias_table_of(R_BIAS, rb_head, rb_row, h, sizes, sign):
+def bias_table_of(R_BIAS, rb_head, rb_row, h, sizes, sign, position_factor):
     """Return the `BiasTable` of `r_bias` [H, T] at a head."""
     at = R_BIAS + h * rb_head + tl.cast(sizes.zero_row, tl.int64) * rb_row
-    return BiasTable(at, rb_row, -sizes.zero_row, sizes.T - sizes.zero_row, sign)
+    factor = sign
+    if position_factor is not None:
+        factor = position_factor
+    return BiasTable(at, rb_row, -sizes.zero_row, sizes.T - sizes.zero_row, factor)
+
+
+@triton.jit
+def in_table(table, table_bias, d0, COUNT: tl.constexpr):
+    """Return whether any of the COUNT distances from d0 on has a row. table or table_bias may be
+    None."""
+    if table is not None:
+        found = (d0 < table.last) & (d0 + COUNT > table.first)
+    else:
+        found = (d0 < table_bias.last) & (d0 + COUNT > table_bias.first)
+    return found
 
 
 @triton.jit
@@ -149,7 +177,7 @@ def load_table_bias(table_bias, d0, COUNT: tl.constexpr):
     d = d0 + tl.arange(0, COUNT)
     pointers = table_bias.at + d.to(tl.int64) * table_bias.stride
     value = tl.load(pointers, mask=(d >= table_bias.first) & (d < table_bias.last), other=0.0)
-    return value.to(tl.float32) * table_bias.sign
+    return value.to(tl.float32) * table_bias.factor
 
 
 @triton.jit
@@ -248,15 +276,23 @@ def skew_transposed(above, below, varying, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def position_scores(qw, table, table_bias, d0, BN: tl.constexpr, PRECISION: tl.constexpr, layout):
+def position_scores(queries, table, table_bias, d0, BN: tl.constexpr, PRECISION: tl.constexpr, layout):
     """Return the positional scores [BM, BN] of queries at the distances d0 .. d0 + BN - 1, float32.
 
-    qw: q + position_bias, [BM, BLOCK_D]. table_bias: None, or a bias for each distance.
+    table_bias: None, or a bias for each distance. layout: of r.
     """
-    r = load_distances(table, d0, None, BN, layout)  # [BN, BLOCK_D]
-    scores = dot(qw, tl.trans(r), None, PRECISION)
+    r = load_distances(table, d0, None, BN, layout)  # [BN, BLOCK_DP]
+    scores = times(dot(queries.qw, tl.trans(r), None, PRECISION), queries.position_factor)
     if table_bias is not None:
         scores = add_unfused(scores, load_table_bias(table_bias, d0, BN)[None, :])
+    return scores
+
+
+@triton.jit
+def times(scores, factor):
+    """Return scores * factor; scores where factor is None."""
+    if factor is not None:
+        scores *= factor
     return scores
 
 
@@ -310,6 +346,13 @@ def weights(s, scale_log2, top, lse2):
     not small, and exp2 of it has no bound.
     """
     return tl.math.exp2(tl.minimum((s - top) * scale_log2 - lse2, 0.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
+def sink_exponent(sink, top, scale_log2):
+    """Return log2 of the weight of a sink relative to that of a score `top`, in the units of
+    scores."""
+    return (sink - top * (scale_log2 * LN2)) * LOG2E
 
 
 # Dropout bits, a function of seed, (b, h), query and key; see `txl_kernels.call`.

@@ -11,12 +11,12 @@ NEVER = tl.constexpr(2**31 - 1)  # in KEY_FIRST and ROW_FIRST: no query
 
 
 @triton.jit
-def interval(bounds, b, i, sizes):
+def interval(bounds, b, i, sizes, ZERO_OUTSIDE: tl.constexpr):
     """Return (low, high, bad) of queries i, all [BM]: a query sees the keys low <= j < high.
 
-    bad, bool: a bound is out of range, or a visible distance has no row in r. A query stands at key
-    M + i and sees at most `left` keys before it and `right` keys after it. Queries from L on see no
-    key; low = high = 0 for every query that sees no key.
+    bad, bool: a bound is out of range, or without ZERO_OUTSIDE a visible distance has no row in r.
+    A query stands at key M + i and sees at most `left` keys before it and `right` keys after it.
+    Queries from L on see no key; low = high = 0 for every query that sees no key.
     """
     keys = sizes.M + sizes.L
     at = sizes.M + i
@@ -37,7 +37,7 @@ def interval(bounds, b, i, sizes):
     seen = real & (low < high)
     low = tl.where(seen, low, 0)
     high = tl.where(seen, high, 0)
-    if (bounds.start is not None) or (bounds.end is not None):
+    if ((bounds.start is not None) or (bounds.end is not None)) and not ZERO_OUTSIDE:
         nearest = at - high + 1 + sizes.zero_row
         farthest = at - low + sizes.zero_row
         bad = bad | (seen & ((nearest < 0) | (farthest >= sizes.T)))
@@ -45,12 +45,12 @@ def interval(bounds, b, i, sizes):
 
 
 @triton.jit
-def visible_to(bounds, b, i, sizes, PAST_END: tl.constexpr):
+def visible_to(bounds, b, i, sizes, PAST_END: tl.constexpr, ZERO_OUTSIDE: tl.constexpr):
     """Return the `Visible` of queries i [BM], and `bad` of `interval`.
 
     PAST_END: whether queries from L on count. They see no key, so no tile is whole for their block.
     """
-    low, high, bad = interval(bounds, b, i, sizes)
+    low, high, bad = interval(bounds, b, i, sizes, ZERO_OUTSIDE)
     keys = sizes.M + sizes.L
     seen = low < high
     first = tl.min(tl.where(seen, low, keys), 0)
@@ -164,7 +164,7 @@ def reach_kernel(
     row_last = tl.full((CELLS,), -1, tl.int32)
     for i0 in range(0, L, CHUNK):
         i = i0 + tl.arange(0, CHUNK)
-        low, high, _ = interval(bounds, b, i, sizes)
+        low, high, _ = interval(bounds, b, i, sizes, True)
         sees = (cell[None, :] >= low[:, None]) & (cell[None, :] < high[:, None])  # [CHUNK, CELLS]
         key_first = tl.minimum(key_first, tl.min(tl.where(sees, i[:, None], NEVER), 0))
         key_last = tl.maximum(key_last, tl.max(tl.where(sees, i[:, None], -1), 0))
