@@ -51,6 +51,15 @@ def query_place_of(key_place, member, group, H):
 
 
 @triton.jit
+def _store_du(to, column, k, scale, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Store the share of du of a block of keys, [D]. column: float32 [BLOCK], sums of dS over
+    queries."""
+    du = tl.sum(column[:, None] * k.to(tl.float32), 0) * scale
+    d = tl.arange(0, BLOCK_D)
+    tl.store(to + d, du, mask=d < D)
+
+
+@triton.jit
 def _two_blocks(
     qw_rows, table, table_bias, position_factor, m0, d0, BLOCK: tl.constexpr, PRECISION: tl.constexpr, layout
 ):  # fmt: skip
@@ -127,6 +136,7 @@ def backward_keys_kernel(
         v = load_rows(v_rows, key0 - M, seen, BLOCK, plain_values)
     dk = tl.zeros((BLOCK, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK, BLOCK_DV), tl.float32)
+    column = tl.zeros((BLOCK,), tl.float32)  # sums of dS over queries
     heads = 1
     if group is not None:
         heads = group
@@ -145,7 +155,8 @@ def backward_keys_kernel(
         if R is not None:
             qw_rows = packed_rows(QW, place, L, positions)
         do_rows = rows_of(DOUT, (do_batch, do_head, do_row), place, 0, L, values)
-        column = tl.zeros((BLOCK,), tl.float32)  # sums of dS over queries
+        if group is not None:
+            column = tl.zeros((BLOCK,), tl.float32)
         for m0 in range(from_query // BLOCK * BLOCK, to_query, BLOCK):
             i = m0 + tl.arange(0, BLOCK)
             d0 = M + m0 - key0
@@ -202,10 +213,8 @@ def backward_keys_kernel(
                 ds *= 1.0 - s * s
             column += tl.sum(ds, 1)
             dk = dot(ds.to(qu.dtype), qu, dk, PRECISION)
-        if DU is not None:
-            du = tl.sum(column[:, None] * k.to(tl.float32), 0) * scale
-            d = tl.arange(0, BLOCK_D)
-            tl.store(DU + (place.bh * blocks + block) * D + d, du, mask=d < D)
+        if (DU is not None) and (group is not None):
+            _store_du(DU + (place.bh * blocks + block) * D, column, k, scale, D, BLOCK_D)
 
     dk *= tl.abs(scale)
     dv *= keep_scale
@@ -219,6 +228,8 @@ def backward_keys_kernel(
         store_rows(dk_rows, key0 - M, dk, BLOCK, plain)
         dv_rows = rows_of(DV, (dv_batch, dv_head, dv_row), key_place, 0, L, plain_values)
         store_rows(dv_rows, key0 - M, dv, BLOCK, plain_values)
+    if (DU is not None) and (group is None):
+        _store_du(DU + (key_place.bh * blocks + block) * D, column, k, scale, D, BLOCK_D)
 
 
 # dr and the gradient of `r_bias` without atomics: a block of distances walks the diagonals of every
