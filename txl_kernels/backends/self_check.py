@@ -56,6 +56,11 @@ class Kind(NamedTuple):
     dropout: bool = False
     softcap: bool = False
     deterministic: bool = False  # torch.use_deterministic_algorithms, if there are gradients
+    position_width: int | None = None  # of `q_pos`; None without it
+    position_scale: bool = False  # whether it differs from `scale` without `q_pos`
+    zero_outside: bool = False
+    grouped: bool = False  # fewer heads of keys than of queries
+    sink: bool = False
 
 
 _compared: dict[Kind, str | None] = {}
@@ -76,6 +81,9 @@ def kind_of(backend: str, call: Call, gradients: bool | None = None, decode: boo
         r=call.r is not None, r_bias=call.r_bias is not None, start=call.start is not None, end=call.end is not None,
         dropout=_holds(call.dropout_p > 0), softcap=_holds(call.softcap > 0),
         deterministic=gradients and torch.are_deterministic_algorithms_enabled(),
+        position_width=None if call.q_pos is None else len(range(call.q_pos.size(3))),
+        position_scale=call.q_pos is None and _holds(call.position_scale != call.scale),
+        zero_outside=call.zero_outside, grouped=_holds(call.k.size(1) != call.q.size(1)), sink=call.sink is not None,
     )  # fmt: skip
 
 
@@ -261,10 +269,13 @@ def _run(
 
 
 def _to_device(exact: Call, kind: Kind) -> Call:
+    def dtype(name: str, x: Tensor) -> torch.dtype:
+        if name == "sink":
+            return torch.float32
+        return kind.dtype if x.is_floating_point() else x.dtype
+
     moved: dict[str, Any] = {
-        name: x.detach().to(kind.device, kind.dtype if x.is_floating_point() else x.dtype)
-        for name, x in exact._asdict().items()
-        if isinstance(x, Tensor)
+        name: x.detach().to(kind.device, dtype(name, x)) for name, x in exact._asdict().items() if isinstance(x, Tensor)
     }
     return exact._replace(**moved)
 
@@ -287,22 +298,27 @@ def case_of(kind: Kind, fills: bool = False) -> Call:
         drawn = torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
         return drawn.to(kind.dtype).double()
 
-    def rows(count: int, width: int) -> Tensor:
+    def rows(count: int, width: int, heads: int = heads) -> Tensor:
         return values(batch, heads, count, width)
 
+    key_heads = 1 if kind.grouped else heads
+    position_width = width if kind.position_width is None else kind.position_width
+    table = keys // 3 if kind.zero_outside else keys  # then tiles lie on both sides of the table's end
+    own_scale = 0.7 if kind.position_width is not None or kind.position_scale else 1.0
     at = memory + torch.arange(length, dtype=torch.int32, device="cpu").expand(batch, length)
     return Call(
-        rows(length, width), rows(length, width), rows(length, value_width),
-        values(heads, keys, width) if kind.r else None,
-        values(heads, width), values(heads, width) * (1.0 if kind.r else 0.0),
-        rows(memory, width), rows(memory, value_width),
-        values(heads, keys) if kind.r_bias else None,
-        None, None,
+        rows(length, width), rows(length, width, key_heads), rows(length, value_width, key_heads),
+        values(heads, table, position_width) if kind.r else None,
+        values(heads, width), values(heads, position_width) * (1.0 if kind.r else 0.0),
+        rows(memory, width, key_heads), rows(memory, value_width, key_heads),
+        values(heads, table) if kind.r_bias else None,
+        None if kind.position_width is None else rows(length, position_width),
+        values(batch, heads, length) if kind.sink else None,
         (at - 37).contiguous() if kind.start else None,
         (at + 1 - at % 3).contiguous() if kind.end else None,
         torch.tensor([1234], dtype=torch.int64, device="cpu") if kind.dropout else None,
         None, 0, 0, width**-0.5, 0.25 if kind.dropout else 0.0, 5.0 if kind.softcap else 0.0,
-        width**-0.5, False,
+        own_scale * width**-0.5, kind.zero_outside,
     )  # fmt: skip
 
 

@@ -356,6 +356,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bias alone": {"r": False, "r_bias": True}, "end": {"end": True}, "dropout": {"dropout": True},
     "softcap": {"softcap": True},
     "all": {"value_width": 8, "r_bias": True, "start": True, "end": True, "dropout": True, "softcap": True},
+    "position queries": {"position_width": 16}, "grouped heads": {"grouped": True}, "sink": {"sink": True},
+    "own scale of a bias alone": {"r": False, "r_bias": True, "position_scale": True},
+    "distances outside": {"zero_outside": True, "start": True},
+    "as Inkling's": {"position_width": 16, "zero_outside": True, "grouped": True, "sink": True},
 }  # fmt: skip
 
 
@@ -367,6 +371,16 @@ def test_every_variant_of_a_kernel_has_a_case(name: str) -> None:
         assert compare(cpu, kind) is None
         call = TO_DEVICE.value(self_check.case_of(kind), kind)
         assert self_check.kind_of("native", call, True) == kind
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("name", ["own scale of a bias alone", "as Inkling's"])
+def test_every_variant_of_tritons_kernels_has_a_case(name: str) -> None:
+    if not triton.interpreted():
+        pytest.skip("needs the interpreter")
+    kind = Kind("triton", CPU, torch.float32, 16, True, True, **VARIANTS[name])
+    assert compare(triton, kind) is None
+    assert self_check.kind_of("triton", TO_DEVICE.value(self_check.case_of(kind), kind), True) == kind
 
 
 @pytest.mark.triton

@@ -99,7 +99,13 @@ TERMS = {
     "both tables": {"tables": "both", "dropout_p": 0.3, "extra_rows": 5, "scale": -0.4},
     "softcap": {"softcap": 1.5, "causal": False, "L": 40, "intervals": "random"},
     "few queries": {"tables": "r_bias", "softcap": 2.0, "Dv": 7, "L": 3, "M": 90},
-}
+    "position queries": {"Dp": 8, "tables": "both", "position_scale": 0.7, "causal": False, "scale": -0.3},
+    "numbers with a scale of their own": {"tables": "r_bias", "position_scale": -0.7, "scale": 0.0, "dropout_p": 0.2},
+    "distances outside": {"rows": 20, "zero_row": 5, "outside": "zero", "causal": False, "intervals": "random"},
+    "grouped heads": {"H": 4, "Hkv": 2, "tables": "both", "dropout_p": 0.3, "L": 40},
+    "as Inkling's": {"Dp": 8, "H": 4, "Hkv": 2, "rows": 21, "zero_row": 0, "outside": "zero", "sink": "queries",
+                     "L": 70, "M": 60, "B": 1, "position_scale": 1.0},
+}  # fmt: skip
 
 
 @ON_TRITON
@@ -204,10 +210,10 @@ def test_sums_that_finish_backward(width: int, shares: int) -> None:
     got = [torch.full((heads, width), torch.nan) for _ in range(2)] + [torch.full((heads, rows, width), torch.nan)]
     db, got_db = dr[..., 0].contiguous(), torch.full((heads, rows), torch.nan)
     finish_kernel[(heads * (1 + -(-rows // block)),)](
-        DQ_SUM=dq, DU_SUM=du, DR_SUM=dr, DB_SUM=db, DU=got[0], DW=got[1], DR=got[2], DB=got_db, du_head=width,
-        dw_head=width, dr_head=rows * width, dr_row=width, db_head=rows, B=batch, H=heads, T=table, rows=rows,
+        DQ_SUM=dq, DQ_POS_SUM=None, DU_SUM=du, DR_SUM=dr, DB_SUM=db, DU=got[0], DW=got[1], DR=got[2], DB=got_db,
+        du_head=width, dw_head=width, dr_head=rows * width, dr_row=width, db_head=rows, B=batch, H=heads, T=table, rows=rows,
         first_row=first, query_blocks=9, key_blocks=7, shares=shares, BLOCK=block, D=width,
-        BLOCK_D=16 if width == 16 else 64,
+        BLOCK_D=16 if width == 16 else 64, D_P=width, BLOCK_DP=16 if width == 16 else 64,
     )  # fmt: skip
     du_sum = du.sum((0, 2))
     torch.testing.assert_close(got[0], du_sum)
@@ -392,6 +398,36 @@ def test_no_tile_without_a_visible_pair_is_visited(reach: str, tables: str, monk
     assert products == of_tile * tiles + of_program * blocks
 
 
+@pytest.mark.skipif(not triton.interpreted(), reason="counts products in the interpreter")
+@ON_TRITON
+def test_tiles_outside_the_table_form_no_product_of_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    length, tile, extent, products = 416, 32, 64, 0
+    real = InterpreterBuilder.create_dot
+
+    def counted(*args: Any) -> Any:
+        nonlocal products
+        products += 1
+        return real(*args)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", counted)
+    inputs = make_inputs(
+        Case("", B=1, H=1, L=length, M=0, D=16, Dp=16, rows=extent, zero_row=0, outside="zero"), torch.float32
+    )
+    blocks = length // tile
+    # First distances of the tiles that blocks of queries walk; a tile has those up to 31 away.
+    starts = [tile * (block - other) for block in range(blocks) for other in range(block + 1)]
+    whole = [d for d in starts if d - tile < extent]  # of two blocks of distances, either has rows
+    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="triton")
+    first = extent // tile  # blocks of queries whose first tile begins inside the table
+    assert products == 2 * len(starts) + len(whole) + first
+    products = 0
+    gradients(out, lse, inputs)
+    upper = [d for d in starts if d < extent]  # dq and dr are formed by blocks of distances
+    assert products == 7 * len(starts) + 2 * len(whole) + 2 * len(upper) + first
+
+
 @ON_TRITON
 def test_rows_gigabytes_apart() -> None:
     """Offsets inside a tile that do not fit in 32 bits."""
@@ -507,7 +543,7 @@ def test_tracing_with_fake_cuda_tensors(monkeypatch: pytest.MonkeyPatch) -> None
 
     def both(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         out, lse = forward(*tensors)
-        settings = (None, None, None, None, 0, None, 0, 0.35, 0.0, 0.0, "triton")  # from r_bias on
+        settings = (*[None] * 6, 0, None, 0, 0.35, 0.0, 0.0, 0.35, False, "triton")  # from r_bias on
         return torch.ops.txl_kernels.rel_attention_backward(out, None, out, lse, *tensors, *settings)
 
     class Attention(torch.nn.Module):
@@ -530,5 +566,5 @@ def test_tracing_with_fake_cuda_tensors(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(graphs) == 3
     assert all("txl_kernels.rel_attention.default" in graph.code for graph in graphs)
     assert "txl_kernels.rel_attention_backward.default" in graphs[-1].code
-    assert [tuple(x.shape) for x in gradients_of] == [*shapes, (0,)]  # no r_bias
+    assert [tuple(x.shape) for x in gradients_of] == [*shapes, *[(0,)] * 3]  # no r_bias, q_pos and sink
     assert {x.device.type for x in gradients_of} == {"cuda"}
