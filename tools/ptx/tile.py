@@ -2,6 +2,7 @@
 
     PYTHONPATH=tools python -m ptx.tile --capability 90 --width 64
     PYTHONPATH=tools python -m ptx.tile --width 128 --tiles backward_keys=64,64,8,1
+    PYTHONPATH=tools python -m ptx.tile --width 128 --positions 16 --outside
 
 Counted by running the PTX: the difference between two calls that differ by some tiles and nothing
 else.
@@ -26,6 +27,17 @@ CAPABILITIES = (80, 90)
 HEAD = """| kernel | products | instructions | exponentials | barriers | waits | wavefronts | conflicts | by units, KiB | \
 sectors | programs |
 |---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+class Terms(NamedTuple):
+    """Terms of the scores. positions: the width of `q_pos`, or 0 without it. outside: whether tiles
+    lie outside the table, with outside="zero"."""
+
+    positions: int = 0
+    outside: bool = False
+
+
+PAPERS = Terms()
 
 
 class Shape(NamedTuple):
@@ -66,7 +78,7 @@ class Cost(NamedTuple):
     programs: int
 
 
-def counted(capability: int, width: int, shape: Shape) -> Any:
+def counted(capability: int, width: int, shape: Shape, terms: Terms = PAPERS) -> Any:
     """Return the executor after a call, forward and backward."""
 
     def randn(*size: int) -> torch.Tensor:
@@ -74,10 +86,16 @@ def counted(capability: int, width: int, shape: Shape) -> Any:
 
     length, memory = BLOCK * shape.queries, BLOCK * shape.memory
     q, k, v = (randn(shape.batch, 1, length, width) for _ in range(3))
-    r, bias = randn(1, memory + 2 * length, width), randn(1, width)
+    # A short table has rows for distances from -(length - 1) on, which one tile of each call has.
+    rows, position_width = 8 if terms.outside else memory + 2 * length, terms.positions or width
+    r, content_bias, position_bias = randn(1, rows, position_width), randn(1, width), randn(1, position_width)
+    more: dict[str, Any] = {}
+    if terms.positions:
+        more = {"q_pos": randn(shape.batch, 1, length, position_width), "position_scale": 1.0, "outside": "zero"}
     earlier = randn(shape.batch, 1, memory, width), randn(shape.batch, 1, memory, width)
     with _atomics(shape.atomics), executed(capability, multiprocessors=1, counting=True) as executor:
-        out = rel_attention(q, k, v, r, bias, bias, earlier, causal=False, zero_row=length - 1, backend="triton")
+        more |= {"causal": False, "zero_row": length - 1, "backend": "triton"}
+        out = rel_attention(q, k, v, r, content_bias, position_bias, earlier, **more)
         out.backward(torch.ones_like(out))
     return executor
 
@@ -93,10 +111,10 @@ def difference(short: Counter[str], long: Counter[str], tiles: int) -> Counter[s
     return Counter({key: round((n - short[key]) / tiles) for key, n in long.items()})
 
 
-def per_tile(capability: int, width: int) -> dict[str, Cost]:
+def per_tile(capability: int, width: int, terms: Terms = PAPERS) -> dict[str, Cost]:
     """Return the cost of one more tile by kernel."""
     shapes = {shape for short, long, _ in PROBES.values() for shape in (short, long)}
-    ran = {shape: counted(capability, width, shape) for shape in sorted(shapes)}
+    ran = {shape: counted(capability, width, shape, terms) for shape in sorted(shapes)}
     found = {}
     for name, (short, long, tiles) in PROBES.items():
         kernel = name.partition(",")[0]
@@ -121,9 +139,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capability", type=int, choices=CAPABILITIES, default=90)
     parser.add_argument("--width", type=int, default=64, help="of a head")
+    parser.add_argument("--positions", type=int, default=0, help="width of q_pos, with outside='zero'; 0: without it")
+    parser.add_argument("--outside", action="store_true", help="tiles whose distances have no row of r")
     parser.add_argument("--tiles", nargs="*", default=[], help="kernel=queries,keys,warps,stages instead of ours")
     parser.add_argument("--classes", action="store_true", help="also instructions by class")
     a = parser.parse_args()
+    if a.outside and not a.positions:
+        parser.error("--outside needs --positions")
     given = {name: config.Config(*map(int, numbers.split(","))) for name, numbers in (x.split("=") for x in a.tiles)}
     ours = config.choose
 
@@ -131,7 +153,7 @@ def main() -> None:
         return given.get(kernel) or ours(kernel, *rest, **more)
 
     with mock.patch.object(config, "choose", choose):
-        found = per_tile(a.capability, a.width)
+        found = per_tile(a.capability, a.width, Terms(a.positions, a.outside))
     print(HEAD)
     for name, cost in found.items():
         print(row(name, a.width, cost))

@@ -37,6 +37,21 @@ def test_two_halves_in_a_word() -> None:
     torch.testing.assert_close(b, want, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sums_and_products_of_two_halves_are_torchs(dtype: torch.dtype) -> None:
+    name = "bf16x2" if dtype == torch.bfloat16 else "f16x2"
+    a = torch.cat([HALVES, HALVES.flip(0)]).to(dtype)
+    load = "ld.global.b32 %r0, [%d3]; not.b32 %r1, %r0; and.b32 %r1, %r1, 0x3FFF3FFF;"  # finite halves
+    b = torch.empty(64, dtype=dtype)
+    run(f"{load} st.global.b32 [%d4], %r1;", a, b, threads=32)
+    for op, want in (
+        (f"add.rn.{name} %r2, %r0, %r1", a + b), (f"fma.rn.{name} %r2, %r0, %r1, %r1", a.double() * b + b),
+    ):  # fmt: skip
+        got = torch.empty(64, dtype=dtype)
+        run(f"{load} {op}; st.global.b32 [%d4], %r2;", a, got, threads=32)
+        torch.testing.assert_close(got, want.to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("op", "want"),
     [

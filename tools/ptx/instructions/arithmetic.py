@@ -6,7 +6,7 @@ import numpy as np
 
 from ptx.decode import instruction
 from ptx.faults import NotModelled
-from ptx.operands import RAW, SIGNED, Type, constant, raw_reader, raw_writer, reader, types_of, writer
+from ptx.operands import RAW, SIGNED, Type, constant, raw_reader, raw_writer, reader, to_bf16, types_of, writer
 from ptx.parse import Instruction
 
 # Qualifiers without effect here: numpy's own rounding, and flushes of subnormals.
@@ -35,11 +35,40 @@ _BINARY: dict[str, Any] = {
 }  # fmt: skip
 
 
+_PAIRS = ("bf16x2", "f16x2")
+
+
+def _of_pairs(x: Instruction, function: Any) -> Any:
+    """A function of the halves of 32-bit registers, computed in float64."""
+    if not set(x.parts[1:-1]) <= {"rn", "ftz"}:
+        raise NotModelled(x.op)
+    sources, put = [raw_reader(operand, 32) for operand in x.operands[1:]], raw_writer(x.operands[0])
+
+    def widened(bits: np.ndarray) -> np.ndarray:
+        if x.parts[-1] == "bf16x2":
+            return (bits << np.uint32(16)).view(np.float32).astype(np.float64)
+        return bits.astype(np.uint16).view(np.float16).astype(np.float64)
+
+    def rounded(y: np.ndarray) -> np.ndarray:
+        bits = to_bf16(y.astype(np.float32)) if x.parts[-1] == "bf16x2" else y.astype(np.float16).view(np.uint16)
+        return bits.astype(np.uint32)
+
+    def run(block: Any, lanes: Any) -> None:
+        pairs = [source(block, lanes).astype(np.uint32) for source in sources]
+        low = function(*(widened(pair & np.uint32(0xFFFF)) for pair in pairs))
+        high = function(*(widened(pair >> np.uint32(16)) for pair in pairs))
+        put(block, lanes, rounded(low) | rounded(high) << np.uint32(16))
+
+    return run
+
+
 @instruction("add", "sub", "div", "rem", "and", "or", "xor")
 def binary(x: Instruction) -> Any:
+    function = _BINARY[x.parts[0]]
+    if x.parts[-1] in _PAIRS:
+        return _of_pairs(x, function)
     t = _type(x)
     a, b, put = reader(x.operands[1], t), reader(x.operands[2], t), writer(x.operands[0], t)
-    function = _BINARY[x.parts[0]]
     return lambda block, lanes: put(block, lanes, function(a(block, lanes), b(block, lanes)))
 
 
@@ -86,6 +115,8 @@ def multiply(x: Instruction) -> Any:
 def fused(x: Instruction) -> Any:
     """fma: the product is exact in float64; the sum is rounded twice, which rarely makes a
     difference."""
+    if x.parts[-1] in _PAIRS:
+        return _of_pairs(x, lambda a, b, c: a * b + c)
     t = _type(x)
     if t != Type("f", 32):
         raise NotModelled(x.op)
