@@ -93,6 +93,23 @@ def test_descriptors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert made or not config.has_descriptors(torch.cuda.get_device_capability())
 
 
+@ON_TRITON
+def test_descriptor_of_one_table_for_all_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from txl_kernels.backends.triton import launch
+
+    if triton.interpreted():
+        monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
+    shapes = []
+    real = launch.TensorDescriptor
+    monkeypatch.setattr(
+        launch,
+        "TensorDescriptor",
+        lambda *args: shapes.append(tuple(args[1])) or real(*args),  # type: ignore[func-returns-value]
+    )
+    assert_equals_reference(Case("", B=1, H=2, L=40, M=21, D=16, Dp=8, r_axes=(1,), position_scale=0.5))
+    assert (1, 61, 8) in shapes or not config.has_descriptors(torch.cuda.get_device_capability())
+
+
 TERMS = {
     "values": {"Dv": 40, "L": 40, "M": 41, "intervals": "episodes"},
     "numbers": {"tables": "r_bias", "window": (20, 9), "causal": False, "L": 50},

@@ -59,7 +59,10 @@ class Tile(NamedTuple):
 
     def of(self, tensors: Sequence[Tensor | None]) -> TensorDescriptor:
         form = self.operand.form
-        return TensorDescriptor(self.operand.of(tensors), list(form.shape), list(form.strides), list(self.block))
+        shape, strides = list(form.shape), list(form.strides)
+        if strides[0] == 0:  # one table for all heads; no axis of a descriptor is expanded
+            shape[0], strides[0] = 1, shape[1] * strides[1]
+        return TensorDescriptor(self.operand.of(tensors), shape, strides, list(self.block))
 
 
 class Workspace:

@@ -80,6 +80,12 @@ def describable(x: Form) -> bool:
     )
 
 
+def _of_each_head(table: Form) -> Form:
+    """Return the form of a table [H, T, D], or of its rows [T, D] where these are the same for all
+    heads."""
+    return table if table.strides[0] else Form(table.shape[1:], table.strides[1:], table.dtype, table.misaligned)
+
+
 class Plan(NamedTuple):
     """Sizes as in `rel_attention`, and values that follow from the settings.
 
@@ -124,6 +130,11 @@ class Plan(NamedTuple):
     @property
     def bh(self) -> int:
         return self.B * self.H
+
+    @property
+    def is_one_table(self) -> bool:
+        """Whether r, of the same rows for all heads, is loaded by a descriptor of [1, T, D_P]."""
+        return self.descriptors and self.r is not None and self.r.form.strides[0] == 0
 
     @property
     def scales(self) -> dict[str, float | None]:
@@ -220,7 +231,7 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     past_row = max(min(call.zero_row + min(left, keys - 1) + 1, rows), first_row)
     zero_row = call.zero_row - first_row if past_row > first_row else 0
     r, r_bias = (None if x is None else x.rows(first_row, past_row) for x in (call.r, call.r_bias))
-    loaded = [x.form for x in (call.k, call.v, k_mem, v_mem, r) if x is not None]
+    loaded = [x.form for x in (call.k, call.v, k_mem, v_mem)] + ([] if r is None else [_of_each_head(r.form)])
     queries = [x.form for x in (call.q, call.q_pos) if x is not None]
     block_d, block_dv, block_dp = (padded(x, capability(device)) for x in (width, value_width, position_width))
     constants = {
@@ -313,7 +324,7 @@ def shared(plan: Plan) -> dict[str, Any]:
         "keep_scale": plan.keep_scale, "R_BIAS": plan.r_bias, **bounds(plan),
         **strides("k", plan.call.k), **strides("v", plan.call.v), **strides("km", plan.k_mem),
         **strides("vm", plan.v_mem), **strides("r", plan.r, TABLE), **strides("rb", plan.r_bias, TABLE),
-        **plan.constants,
+        **plan.constants, **({"r_head": None} if plan.is_one_table else {}),
     }  # fmt: skip
 
 

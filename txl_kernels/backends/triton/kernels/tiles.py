@@ -120,9 +120,14 @@ def add_rows(rows, row0, value, ROWS: tl.constexpr, layout):
 
 @triton.jit
 def table_of(R, r_head, r_row, h, sizes, layout):
-    """Return the `Table` of r [H, T, D] at a head."""
+    """Return the `Table` of r [H, T, D] at a head; of r [1, T, D] if r_head is None."""
+    first = tl.cast(sizes.zero_row, tl.int64) * multiple(r_row, layout)
+    if r_head is not None:
+        first += h * multiple(r_head, layout)
+    else:
+        h = h * 0
     if not layout.TMA:
-        R += tl.cast(sizes.zero_row, tl.int64) * multiple(r_row, layout) + h * multiple(r_head, layout)
+        R += first
     return Table(R, multiple(r_row, layout), -sizes.zero_row, sizes.T - sizes.zero_row, h)
 
 
