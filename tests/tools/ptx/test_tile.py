@@ -1,5 +1,6 @@
 """Counts of a tile against closed forms."""
 
+import pytest
 from ptx_marks import RUNS_TRITONS_PTX
 
 pytestmark = RUNS_TRITONS_PTX
@@ -21,6 +22,21 @@ def test_products_of_a_tile() -> None:
     assert forward.counts["exponentials"] * 32 == 64 * 64 + 2 * 64 * 2
     cells = [cell.strip() for cell in row("forward_kernel", 64, forward).split("|")]
     assert cells[1:3] == ["64: forward", "3"]
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_products_of_a_tile_with_position_queries(outside: bool) -> None:
+    """A quarter as wide as q: one product forward, two or three in backward; none outside."""
+    from ptx.tile import Terms, per_tile
+
+    positions = 0.0 if outside else 16 / 64
+    found = per_tile(90, 64, Terms(16, outside))
+    products = {name: cost.counts["tensor macs"] / 64**3 for name, cost in found.items()}
+    assert products["forward_kernel"] == 2 + positions
+    assert products["backward_queries_kernel"] == 3 + 3 * positions
+    assert products["backward_queries_kernel, the same bits"] == 3 + 2 * positions
+    assert products["backward_keys_kernel"] == 4 + 2 * positions
+    assert outside or products["backward_table_kernel"] == 4 + 2 * positions
 
 
 def test_programs_of_a_multiprocessor() -> None:

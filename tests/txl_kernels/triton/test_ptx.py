@@ -40,7 +40,28 @@ CASES = [  # several options each: compiling takes longer than running
         ),
         torch.float16,
     ),
-]
+    (
+        Case(
+            "as Inkling's", B=1, H=2, Hkv=1, L=70, M=160, D=64, Dp=16, r_axes=(1,), rows=40, zero_row=0, outside="zero",
+            sink="queries", position_scale=1.0, scale=1 / 64,
+        ),
+        torch.bfloat16,
+    ),
+    (
+        Case(
+            "position queries, numbers beside r, both ways", B=1, H=2, L=66, M=70, D=64, Dp=8, tables="both", causal=False,
+            position_scale=-0.4, rows=60, zero_row=20, outside="zero", intervals="random",
+        ),
+        torch.float16,
+    ),
+    (
+        Case(
+            "numbers alone, distances outside", B=1, H=2, Hkv=1, L=70, M=60, D=64, tables="r_bias", rows=40, zero_row=9,
+            outside="zero", position_scale=0.5, softcap=3.0, dropout_p=0.2,
+        ),
+        torch.bfloat16,
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("architecture", [80, 90])
@@ -61,6 +82,9 @@ def test_contract(case: Case, dtype: torch.dtype, architecture: int) -> None:
         Case("bounds", B=2, H=1, L=70, M=20, D=80, intervals="random", dropout_p=0.3, causal=False),
         Case("numbers alone", B=2, H=1, L=70, M=20, D=64, tables="r_bias", softcap=3.0),
         Case("numbers beside r", B=2, H=1, L=70, M=20, D=64, tables="both", causal=False),
+        Case(
+            "as Inkling's", B=2, H=2, Hkv=1, L=70, M=20, D=64, Dp=16, rows=40, zero_row=0, outside="zero", sink="heads"
+        ),
     ],
     ids=str,
 )
