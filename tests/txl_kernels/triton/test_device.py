@@ -57,6 +57,15 @@ def test_options_at_real_sizes(sizes: tuple[int, int], options: dict[str, Any]) 
     assert_equals_reference(Case("", B=2, H=3, L=length, M=memory, D=64, **options), torch.bfloat16)
 
 
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+@pytest.mark.parametrize("width", [64, 128])
+def test_inklings_terms(width: int, dtype: torch.dtype) -> None:
+    terms = {"H": 4, "Hkv": 2, "Dp": 16, "r_axes": (1,), "zero_row": 0, "outside": "zero", "sink": "queries"}
+    for length, memory, rows in ((300, 333, 130), (3, 700, 130), (300, 0, 8)):
+        case = Case("", B=2, L=length, M=memory, D=width, rows=rows, position_scale=1.0, scale=1 / width, **terms)
+        assert_equals_reference(case, dtype)
+
+
 def test_repeated_calls_with_other_tensors() -> None:
     """The first goes through Triton's front, later ones straight to what it compiled."""
     for seed in range(4):

@@ -466,6 +466,16 @@ def test_widths_beyond_256_are_refused() -> None:
     inputs = as_call(make_inputs(Case("", D=257), torch.float32))
     with pytest.raises(RuntimeError, match="backend='triton' cannot run: triton takes head widths up to 256, not 257"):
         rel_attention(**inputs, backend="triton")
+    inputs = as_call(make_inputs(Case("", Dp=257), torch.float32))
+    with pytest.raises(RuntimeError, match="triton does not take q_pos wider than 256, got 257"):
+        rel_attention(**inputs, backend="triton")
+
+
+@ON_TRITON
+def test_scales_that_one_unit_cannot_hold_are_refused() -> None:
+    inputs = as_call(make_inputs(Case("", Dp=4, scale=1e-20, position_scale=1e12), torch.float32))
+    with pytest.raises(RuntimeError, match=r"triton does not take position_scale beyond 1e\+30 times scale"):
+        rel_attention(**inputs, backend="triton")
 
 
 @pytest.mark.skipif(triton.interpreted(), reason="under the interpreter it does run on the cpu")
