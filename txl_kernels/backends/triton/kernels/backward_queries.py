@@ -163,19 +163,8 @@ def _walk(
             ds = tl.where(sees(visible, key), ds, 0.0)
         ds = ds.to(k.dtype)
         dq = dot(ds, k, dq, PRECISION)
-        if (table is not None) or (table_bias_gradient is not None):
-            if ZERO_OUTSIDE:
-                if in_table(table, table_bias, d0, BLOCK):
-                    G = _unskew(ds, ds_before, s, key0, BLOCK)
-                    total = _through_positions(
-                        dq_positions if APART else dq, G, queries.qw, table, row_last, gradient, table_bias_gradient,
-                        d0, BLOCK, PRECISION, r_layout,
-                    )  # fmt: skip
-                    if APART:
-                        dq_positions = total
-                    else:
-                        dq = total
-            else:
+        if (table is not None) or (table_bias_gradient is not None):  # noqa: SIM102  # the first is a constant
+            if (not ZERO_OUTSIDE) or in_table(table, table_bias, d0, BLOCK):
                 G = _unskew(ds, ds_before, s, key0, BLOCK)
                 total = _through_positions(
                     dq_positions if APART else dq, G, queries.qw, table, row_last, gradient, table_bias_gradient, d0,
@@ -308,16 +297,10 @@ def backward_queries_kernel(
         total = dq
     else:
         total = dq_positions
-    if (R is not None) or (DB is not None):
+    if (R is not None) or (DB is not None):  # noqa: SIM102
         # dS of the last tile at distances below d0: none if causal, else the distances of later
         # keys.
-        if ZERO_OUTSIDE:
-            if in_table(table, table_bias, d0 - BLOCK, BLOCK):
-                G = skew(tl.zeros((BLOCK, BLOCK), tl.float32), ds.to(tl.float32), d0, BLOCK, BLOCK).to(ds.dtype)
-                total = _through_positions(
-                    total, G, qw, table, row_last, gradient, table_bias_gradient, d0 - BLOCK, BLOCK, PRECISION, r_layout
-                )
-        else:
+        if (not ZERO_OUTSIDE) or in_table(table, table_bias, d0 - BLOCK, BLOCK):
             G = skew(tl.zeros((BLOCK, BLOCK), tl.float32), ds.to(tl.float32), d0, BLOCK, BLOCK).to(ds.dtype)
             total = _through_positions(
                 total, G, qw, table, row_last, gradient, table_bias_gradient, d0 - BLOCK, BLOCK, PRECISION, r_layout
