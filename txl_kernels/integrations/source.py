@@ -9,14 +9,16 @@ import textwrap
 from typing import Any
 
 _NOT_OF_PEERS = ("torch", "abc", "builtins", "typing")
+# Bases of all models of a library, which load, save and distribute: each release changes them.
+_OF_ALL_MODELS = tuple(f"transformers.{name}." for name in ("modeling_utils", "utils", "integrations", "distributed"))
 # Fields that do not change what is computed; `ctx` follows from the place in the tree.
 _SAYS_NOTHING = ("annotation", "returns", "type_comment", "type_params", "type_ignores", "kind", "ctx")
 
 
 def source_hash(original: type) -> str:
     """Return sixteen hexadecimal digits of the sha256 of a class' code, with that of its bases
-    outside torch, and of the functions, classes and constants of their modules that their methods
-    name.
+    outside torch (but for those of all models of transformers), and of the functions, classes and
+    constants of their modules that their methods name.
 
     Comments, docstrings, annotations and layout do not count, nor do the names of these classes and
     functions: a copy in another package has the same hash. Objects that a module imports from
@@ -37,7 +39,8 @@ def parts(original: type) -> list[Any]:
     discovery."""
     found: dict[str, Any] = {}
     for kind in original.__mro__:
-        if kind.__module__.partition(".")[0] not in _NOT_OF_PEERS:
+        of_all = f"{kind.__module__}.".startswith(_OF_ALL_MODELS)
+        if kind.__module__.partition(".")[0] not in _NOT_OF_PEERS and not of_all:
             _collect(kind, found)
     return list(found.values())
 

@@ -7,6 +7,7 @@ from txl_kernels.integrations.adapters import (
     fireredasr,
     gemma,
     granite,
+    inkling,
     labml,
     mpnet,
     nemo,
@@ -19,7 +20,7 @@ from txl_kernels.integrations.adapters import (
 )
 
 KNOWN = (
-    *transformers.PEERS, *t5.PEERS, *mpnet.PEERS, *wavlm.PEERS, *gemma.PEERS, *granite.PEERS, *nemo.PEERS,
-    *espnet.PEERS, *wenet.PEERS, *fireredasr.PEERS, *speechbrain.PEERS, *enformer.PEERS, *ding.PEERS, *rllib.PEERS,
-    *labml.PEERS,
+    *transformers.PEERS, *t5.PEERS, *mpnet.PEERS, *wavlm.PEERS, *gemma.PEERS, *granite.PEERS, *inkling.PEERS,
+    *nemo.PEERS, *espnet.PEERS, *wenet.PEERS, *fireredasr.PEERS, *speechbrain.PEERS, *enformer.PEERS, *ding.PEERS,
+    *rllib.PEERS, *labml.PEERS,
 )  # fmt: skip

@@ -1,0 +1,378 @@
+"""Inkling, Inkling 2 and its loop variant, whole text models: what the originals' eager attention
+gives, by the same tokens, masks and caches."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from oracle import oracle
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from txl_kernels.integrations import accelerate, restore
+from txl_kernels.integrations.adapters import inkling as adapter
+
+pytestmark = pytest.mark.peers
+NAMES = ("Inkling", "Inkling2", "Inkling2Loop")
+L, WINDOW = 19, 6
+TOKENS = torch.randint(1, 40, (2, L), generator=torch.Generator().manual_seed(1))
+LEFT, RIGHT, HOLES = (torch.ones(2, L, dtype=torch.long) for _ in range(3))
+LEFT[1, :7] = RIGHT[1, -7:] = HOLES[1, 5:8] = 0
+PACKED = torch.tensor([[*range(5), *range(9), *range(5)], [*range(2), *range(17)]])
+
+
+def model_of(name: str, implementation: str = "eager", **more: Any) -> Any:
+    """Return a small causal language model, whose log scaling begins within its sequences."""
+    import transformers
+
+    torch.manual_seed(0)
+    options: dict[str, Any] = {
+        "vocab_size": 40, "unpadded_vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "swa_num_attention_heads": 6,
+        "swa_num_key_value_heads": 2, "swa_head_dim": 4, "d_rel": 5, "rel_extent": 7, "sliding_window_size": WINDOW,
+        "layer_types": ["hybrid_sliding", "hybrid"] * 2, "log_scaling_n_floor": 4, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "attn_implementation": implementation,
+        "pad_token_id": 0, "eos_token_id": None, "initializer_range": 0.3,
+    }  # fmt: skip
+    if name == "Inkling":
+        options |= {"n_shared_experts": 1, "intermediate_size": 24, "mlp_layer_types": ["dense", "sparse"] * 2}
+    else:
+        options |= {"n_layers_per_attn_res_block": 2}
+    if name == "Inkling2Loop":
+        options |= {
+            "num_hidden_layers": 6, "layer_types": ["hybrid_sliding", "hybrid"] * 3, "loop_layer_index_start": 2,
+            "loop_layer_index_end": 4, "loop_num_passes": 2, "loop_gate_rank": 5,
+        }  # fmt: skip
+    config = getattr(transformers, f"{name}TextConfig")(**(options | more))
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for p in model.parameters():  # those of the residuals' attention, for example, are zeros
+        if not p.any():
+            torch.nn.init.normal_(p, 0, 0.3)
+    return model
+
+
+def same(found: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(found, want, rtol=0, atol=2e-5 * float(want.abs().max()))
+
+
+def causal_mask(additive: bool = True, hole: bool = False) -> Tensor:
+    """Return a mask [2, 1, L, L] with a window of 9 keys, in sliding layers, too."""
+    at = torch.arange(L)
+    seen = (at <= at[:, None]) & (at > at[:, None] - 9)
+    if hole:
+        seen = seen & ((at != 5) | (at[:, None] == 5))
+    seen = seen.expand(2, 1, L, L)
+    return torch.where(seen, 0.0, torch.finfo(torch.float32).min) if additive else seen
+
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "left padding": {"attention_mask": LEFT},
+    "right padding": {"attention_mask": RIGHT},
+    "packed rows": {"position_ids": PACKED, "use_cache": False},
+    "one packed row": {"position_ids": PACKED[:1], "use_cache": False},
+    "an additive mask": {"attention_mask": causal_mask()},
+}
+
+
+def valid(given: dict[str, Any]) -> Tensor:
+    mask = given.get("attention_mask")
+    return mask.bool() if mask is not None and mask.dim() == 2 else torch.ones(2, L, dtype=torch.bool)
+
+
+def logits_and_gradients(model: Any, given: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the logits of tokens that are not padding, and the gradients of all parameters."""
+    logits = model(TOKENS, **given).logits[valid(given)]
+    weight = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad((logits * weight.to(logits)).sum(), list(named.values()), allow_unused=True)
+    gradients = {name: g for name, g in zip(named, found, strict=True) if g is not None}
+    assert any(name.endswith(("rel_logits_proj.proj", "relative_position_bias.proj")) for name in gradients)
+    return {"logits": logits.detach(), **gradients}
+
+
+def logits(model: Any, **given: Any) -> Tensor:
+    with torch.no_grad():
+        result: Tensor = model(TOKENS, **given).logits[valid(given)]
+    return result
+
+
+def test_what_is_accelerated() -> None:
+    for name in NAMES:
+        model = model_of(name)
+        before = [type(module) for module in model.modules()]
+        report = accelerate(model, strict=True)
+        layers = [f"model.layers.{i}.self_attn" for i in range(len(model.model.layers))]
+        assert [row.name for row in report.accelerated] == ["model", *layers]
+        assert restore(model) == 1 + len(layers)
+        assert [type(module) for module in model.modules()] == before
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_and_gradients(name: str, given: str) -> None:
+    model = model_of(name)
+    want = logits_and_gradients(model, GIVEN[given])
+    report = accelerate(model, strict=True)
+    found = logits_and_gradients(model, GIVEN[given])
+    assert not report.fallbacks
+    assert found.keys() == want.keys()
+    for key, value in want.items():
+        # Gradients that are sums of many cancelling terms: 4e-5 of the largest.
+        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-4 * float(value.abs().max()) + 1e-7, msg=key)
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_in_float64(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inkling's own code rounds softmax, convolutions and log scaling to float32."""
+    for owner in ("accelerate", "peer"):
+        monkeypatch.setattr(f"txl_kernels.integrations.{owner}.has_kernel", lambda device, dtype: True)
+    model = model_of("Inkling").double()
+    options = {key: x.double() if x is not None and key == "attention_mask" and x.dim() == 4 else x
+               for key, x in GIVEN[given].items()}  # fmt: skip
+    want = logits_and_gradients(model, options)
+    accelerate(model, strict=True)
+    found = logits_and_gradients(model, options)
+    for key, value in want.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=3e-6 * float(value.abs().max()), msg=key)
+
+
+def test_sdpa() -> None:
+    """Which Inkling alone supports. Its masks are boolean, and left out where they are causal."""
+    for given in ({}, GIVEN["left padding"], {"attention_mask": causal_mask(additive=False)}):
+        model = model_of("Inkling", "sdpa")
+        want = logits(model, **given)
+        report = accelerate(model, strict=True)
+        same(logits(model, **given), want)
+        assert not report.fallbacks
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_by_its_definition(name: str) -> None:
+    """What the original's eager attention returns is the oracle's, pair by pair in float64, of our
+    call."""
+    model = model_of(name)
+    theirs: list[Tensor] = []
+    calls: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] = []
+    module = __import__(type(model).__module__, fromlist=["eager_attention_forward"])
+    eager, attend = module.eager_attention_forward, adapter.attend
+
+    def recorded(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        out = eager(layer, *args, **kwargs)
+        if "position_bias" in kwargs:
+            theirs.append(out[0])
+        return out
+
+    def ours(*args: Any, **kwargs: Any) -> Tensor:
+        calls.append((args, kwargs, attend(*args, **kwargs)))
+        return calls[-1][2]
+
+    with mock.patch.object(module, "eager_attention_forward", recorded):
+        logits(model, attention_mask=LEFT)
+    accelerate(model, strict=True)
+    with mock.patch.object(adapter, "attend", ours):
+        logits(model, attention_mask=LEFT)
+    assert len(theirs) == len(calls) > 3
+    for want, (args, kwargs, out) in zip(theirs, calls, strict=True):
+        q, k, v, r, u, w, (start, end) = args
+        tensors = {"q": q, "k": k, "v": v, "r": r, "q_pos": kwargs["q_pos"], "sink": kwargs["sink"]}
+        x: dict[str, Any] = {key: t.double() for key, t in tensors.items() if t is not None}
+        x |= {"k_mem": x["k"][:, :, :0], "v_mem": x["v"][:, :, :0], "content_bias": u, "position_bias": w}
+        x |= {"start": start.expand(2, L), "end": end.expand(2, L), "causal": False, "softcap": 0.0, "dropout_p": 0.0}
+        x |= {key: kwargs[key] for key in ("window", "scale", "position_scale", "outside", "zero_row")}
+        exact = oracle(x)[0].transpose(1, 2)[LEFT.bool()]
+        same(want[LEFT.bool()].double(), exact)
+        same(out.transpose(1, 2)[LEFT.bool()].double(), exact)
+
+
+def in_pieces(model: Any, lengths: tuple[int, ...], cache: Any = None, mask: Tensor | None = None) -> Tensor:
+    """Return logits of calls with a cache, one after the other."""
+    found, at = [], 0
+    with torch.no_grad():
+        for n in lengths:
+            given = {} if mask is None else {"attention_mask": mask[:, : at + n]}
+            out = model(TOKENS[:, at : at + n], cache=cache, use_cache=True, **given)
+            found.append(out.logits)
+            cache, at = out.cache, at + n
+    result = torch.cat(found, 1)
+    return result if mask is None else result[mask.bool()]
+
+
+@pytest.mark.parametrize("lengths", [(11, 7, 1), (1,) * L])
+@pytest.mark.parametrize("mask", [None, LEFT])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cache(name: str, lengths: tuple[int, ...], mask: Tensor | None) -> None:
+    """The sliding layers' drops keys from the seventh on."""
+    model = model_of(name)
+    want = in_pieces(model, lengths, mask=mask)
+    report = accelerate(model, strict=True)
+    same(in_pieces(model, lengths, mask=mask), want)
+    assert not report.fallbacks
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_static_cache(name: str) -> None:
+    """It returns all its room. Inkling's own code reads the number of cached tokens after it has
+    grown, so the original is compared with a cache that does not grow in place."""
+    from transformers import StaticCache
+
+    model = model_of(name)
+    pieces = (11, 7, 1)
+    caches = [StaticCache(config=model.config, max_cache_len=24) for _ in range(2)]
+    want = in_pieces(model, pieces, None if name == "Inkling" else caches[0], LEFT)
+    report = accelerate(model, strict=True)
+    same(in_pieces(model, pieces, caches[1], LEFT), want)
+    assert not report.fallbacks
+
+
+GENERATIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beams": {"num_beams": 3},
+    "no cache": {"use_cache": False},
+    "candidates": {"prompt_lookup_num_tokens": 3},
+    "static": {"cache_implementation": "static"},
+}
+
+
+@pytest.mark.parametrize("kind", GENERATIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_generation(name: str, kind: str) -> None:
+    """Token for token. Candidates are checked several at a time, and taken out of the cache again."""
+    model = model_of(name, **({"sliding_window_size": 40} if kind == "static" else {}))  # see the page
+    rows = slice(0, 1) if kind == "candidates" else slice(None)
+    given = {"attention_mask": LEFT[rows], "max_new_tokens": 9, "do_sample": False, **GENERATIONS[kind]}
+    theirs = given if (name, kind) != ("Inkling", "static") else given | {"cache_implementation": "dynamic"}
+    want = model.generate((TOKENS * LEFT)[rows], **theirs)
+    report = accelerate(model, strict=True)
+    assert torch.equal(model.generate((TOKENS * LEFT)[rows], **given), want)
+    assert want[:, L:].unique().numel() > 3
+    assert not report.fallbacks
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpointing(name: str) -> None:
+    model = model_of(name).train()
+    given = GIVEN["right padding"]
+    want = logits_and_gradients(model, given)
+    accelerate(model, strict=True)
+    model.gradient_checkpointing_enable()
+    with mock.patch("torch.utils.checkpoint.checkpoint", wraps=torch.utils.checkpoint.checkpoint) as spied:
+        model.gradient_checkpointing_enable()
+        found = logits_and_gradients(model, given)
+    assert spied.call_count >= 4
+    for key, value in want.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-4 * float(value.abs().max()) + 1e-7, msg=key)
+
+
+class Pairs(TorchDispatchMode):
+    """The shapes of results with two axes of L or more elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, list[int]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(x, Tensor) and sum(n % L == 0 for n in x.shape if n) >= 2:
+                self.found.append((str(func), list(x.shape)))
+        return out
+
+
+@pytest.mark.parametrize("given", ["whole", "left padding", "packed rows"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_mask_and_no_distances_of_all_pairs(name: str, given: str) -> None:
+    model = model_of(name)
+    with Pairs() as theirs:
+        logits(model, **GIVEN[given])
+    accelerate(model, strict=True)
+    values = mock.patch.object(adapter, "attend", lambda q, k, v, *args, **kwargs: q)  # a kernel has none, either
+    with values, Pairs() as ours:
+        logits(model, **GIVEN[given])
+    assert theirs.found
+    assert not ours.found
+
+
+def fall_backs(model: Any, run: Callable[[], Tensor], **accelerated: Any) -> dict[str, int]:
+    """Check that results are the original's, and return the calls that it answered, by reason."""
+    want = run()
+    report = accelerate(model, **accelerated)
+    same(run(), want)
+    return report.fallbacks
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_original_answers(name: str) -> None:
+    layers = 8 if name == "Inkling2Loop" else 4  # two of six run twice
+    with_holes = "a mask with holes"
+    model = model_of(name)
+    assert fall_backs(model, lambda: logits(model, attention_mask=HOLES)) == {with_holes: layers}
+    model = model_of(name)
+    assert fall_backs(model, lambda: logits(model, attention_mask=causal_mask(hole=True))) == {with_holes: layers}
+    model = model_of(name)
+    biased = causal_mask() * 1e-39 - 0.1
+    assert list(fall_backs(model, lambda: logits(model, attention_mask=biased))) == [
+        "an additive mask of other values than 0 and -inf"
+    ]
+    model = model_of(name)
+    wanted = "attention weights asked for"
+    assert fall_backs(model, lambda: model(TOKENS, output_attentions=True).attentions[-1]) == {wanted: layers}
+
+
+@pytest.mark.parametrize("given", ["left padding", "packed rows"])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_layer_that_falls_back(name: str, given: str) -> None:
+    """It gets the mask and the distances that the text model did not make."""
+    model = model_of(name)
+    table = "rel_logits_proj" if name == "Inkling" else "relative_position_bias"
+    hidden: list[int] = []
+    for layer in model.model.layers[:2]:
+        getattr(layer.self_attn, table).register_forward_hook(lambda *_: hidden.append(1))
+    found = fall_backs(model, lambda: logits(model, **GIVEN[given]))
+    assert found == {f"hooks on its {table}, which the kernels do not call": 2}
+    assert len(hidden) == 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_part_of_a_model(name: str) -> None:
+    """Layers that are left out need masks and distances; the others take theirs."""
+    model = model_of(name)
+    assert not fall_backs(model, lambda: logits(model, attention_mask=LEFT), exclude="model.layers.1")
+    model = model_of(name)
+    assert not fall_backs(model, lambda: logits(model, attention_mask=LEFT), include="model.layers.1")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_window(name: str) -> None:
+    """As the original with a mask of four axes, which has this window in sliding layers, too."""
+    model = model_of(name, sliding_window_size=9)
+    want = logits(model, attention_mask=causal_mask())
+    accelerate(model, strict=True, window=(8, 0))
+    same(logits(model), want)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_copies_and_pickles(name: str) -> None:
+    model = model_of(name)
+    want = logits(model)
+    accelerate(model, strict=True)
+    same(logits(copy.deepcopy(model)), want)
+    file = io.BytesIO()
+    pickle.dump(model, file)
+    file.seek(0)
+    same(logits(pickle.load(file)), want)
+
+
+def test_dropout_is_passed_on() -> None:
+    model = model_of("Inkling2", attention_dropout=0.25).train()
+    accelerate(model, strict=True)
+    with mock.patch.object(adapter, "attend", wraps=adapter.attend) as spied:
+        logits(model)
+        model.eval()
+        logits(model)
+    assert [call.kwargs["dropout_p"] for call in spied.call_args_list] == [0.25] * 4 + [0.0] * 4

@@ -1,0 +1,257 @@
+"""The text models of Inkling and Inkling 2 (Thinking Machines 2026) in transformers, and of Inkling
+2's loop variant, which Inkling 2 Mini is.
+
+Their attention has no rotary embedding. A projection of the hidden state, the position query,
+multiplies a table of distances that all heads share; distances outside the table add nothing.
+Keys and values are grouped. Inkling 2 adds a sink. Short convolutions, norms, gates and caches stay
+the original's.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl_kernels.integrations.adapters.inkling_masks import Keys, Seen, distances_of, keys_of, mask_of, without_pairs
+from txl_kernels.integrations.adapters.transformers import DISTRIBUTION, MODELS, bounds_or_reason, own_way
+from txl_kernels.integrations.attention import ALL, Bounds, Window, attend, holds, merge_heads, once
+from txl_kernels.integrations.peer import Accelerated, Peer
+
+IMPLEMENTATIONS = (None, "eager", "sdpa")  # those whose masks are tensors
+
+
+class TextModel(Accelerated):
+    """A text model, or a model of several modalities that makes its text model's masks. It computes
+    nothing itself: its layers get intervals in place of masks and distances of all pairs."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # What falls back is a layer, which counts it.
+        forward = self.original.forward if self._needs_pairs(kwargs) else without_pairs(self.original)
+        return forward(self, *args, **kwargs)
+
+    def _needs_pairs(self: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether an original layer may answer, which needs masks and distances of all pairs."""
+        text = getattr(self, "language_model", self)
+        implementation = getattr(text.config, "_attn_implementation", None)
+        return (
+            implementation not in IMPLEMENTATIONS
+            or not all(isinstance(layer.self_attn, Accelerated) for layer in text.layers)
+            or own_way(self, kwargs) is not None
+            or self.why_not_kernel(text.norm.weight) is not None
+        )
+
+
+class Attention(Accelerated):
+    """What the attention layers of Inkling and of Inkling 2 have in common."""
+
+    def _bounds(self: Any, mask: Any, keys: Keys | None, length: int, **kwargs: Any) -> tuple[Bounds, bool] | str:
+        """Return the intervals of keys that queries see, and whether causality and the window hide
+        keys of them; or the reason why the original must answer.
+
+        kwargs: those of the call, of which the original reads `is_causal`.
+        """
+        if keys is None:
+            return "a static cache in a compiled call"
+        if not 0 <= keys.past <= keys.total - length:
+            return "queries beyond the keys of their cache"
+        if isinstance(mask, Seen):
+            return (mask.start, mask.end), True
+        implementation, window = getattr(self.config, "_attn_implementation", None), self.sliding_window
+        if mask is None:
+            # SDPA's own mask is causal from the first key, and knows no window.
+            known = implementation == "sdpa" and kwargs.get("is_causal", self.is_causal) and length > 1
+            return (ALL, True) if known and keys.past == 0 and length <= (window or length) else "no mask"
+        if implementation not in IMPLEMENTATIONS:
+            return f"an attention implementation that masks otherwise, {implementation!r}"
+        if implementation != "sdpa" and isinstance(mask, Tensor) and mask.dtype == torch.bool:
+            return "a boolean mask, which eager attention adds to scores"
+        if isinstance(mask, Tensor) and mask.size(-1) != keys.total:
+            return "a mask of another number of keys than the cache returns"
+        bounds = bounds_or_reason(mask)
+        if isinstance(bounds, str):
+            return bounds
+        _, end = bounds
+        visible = keys.past + length
+        message = "the mask shows unused room of the cache"
+        if end is not None and keys.total > visible and not holds((end <= visible).all(), message):
+            return message
+        return bounds, False
+
+    def _attend(
+        self: Any, q: Tensor, p: Tensor, k: Tensor, v: Tensor, table: Tensor, keys: Keys, bounds: Bounds, causal: bool,
+        sink: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the attention, [B, L, H * D].
+
+        p: position queries [B, H, L, d_rel]. k, v: all that the cache returns. table: [d_rel,
+        extent]. sink: [B, H, L]. bounds, causal: the result of `_bounds`.
+        """
+        visible = keys.past + q.size(2)  # a static cache has unused room behind them
+        if k.size(2) != keys.total:
+            raise ValueError(f"the cache must return the {keys.total} keys that it announced, got {k.size(2)}")
+        start, end = (None if x is None else x.to(q.device) for x in bounds)
+        r = table.t().unsqueeze(0).to(q.dtype)
+        # Convolutions leave keys and values with their channels apart.
+        q, p, k, v, r = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, p, k, v, r))
+        out = attend(
+            q, k[:, :, :visible], v[:, :, :visible], r, None, None, (start, end), q_pos=p, zero_row=0, outside="zero",
+            window=self._window(causal), scale=self.scaling, position_scale=1.0, sink=sink, dropout_p=self._dropout(),
+        )  # fmt: skip
+        return merge_heads(out)
+
+    def _window(self: Any, causal: bool) -> Window:
+        """Return the numbers of keys before and after its own that a query sees; None for all."""
+        own: tuple[int | None, int | None] = (None, None)
+        if causal:
+            own = (None if self.sliding_window is None else self.sliding_window - 1, 0)
+        given = self.setting("window") or (None, None)
+        left, right = (min((x for x in pair if x is not None), default=None) for pair in zip(own, given, strict=True))
+        return None if left is None and right is None else (left, right)
+
+    def _dropout(self: Any) -> float:
+        return float(self.attention_dropout) if self.training else 0.0
+
+    def _mask_of(self: Any, mask: Any, x: Tensor) -> Any:
+        """Return the mask that the original expects with hidden states x."""
+        if not isinstance(mask, Seen):
+            return mask
+        return mask_of(mask, x.size(1), self.sliding_window, x, additive=self.config._attn_implementation != "sdpa")
+
+
+class Inkling(Attention):
+    skips = ("rel_logits_proj",)
+    needs = ("r_proj", "k_sconv", "v_sconv", "q_norm", "rel_logits_proj", "rel_extent", "num_key_value_groups")
+
+    def forward(
+        self: Any, hidden_states: Tensor, attention_mask: Any, conv_mask: Tensor | None = None, cache: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        cache = kwargs.pop("past_key_values", None) if cache is None else cache
+        length, layer = hidden_states.size(1), self.layer_idx
+        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, self._dropout())
+        keys = attention_mask.keys if isinstance(attention_mask, Seen) else None
+        if why is None and keys is None:
+            keys = keys_of(cache, layer, length)
+        found = why or self._bounds(attention_mask, keys, length, **kwargs)
+        if isinstance(found, str):
+            mask = self._mask_of(attention_mask, hidden_states)
+            return self.fall_back(found, hidden_states, mask, conv_mask=conv_mask, cache=cache, **kwargs)  # type: ignore[no-any-return]
+        offset = 0 if cache is None else cache.get_query_offset(layer)
+        tau = self._tau(offset, length, hidden_states.device)  # before the cache counts the new keys
+        k = self.k_sconv(self.k_proj(hidden_states), cache=cache, conv_mask=conv_mask)
+        v = self.v_sconv(self.v_proj(hidden_states), cache=cache, conv_mask=conv_mask)
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (self.q_proj(hidden_states), k, v))
+        q, k, v = (x.transpose(1, 2) for x in (self.q_norm(q), self.k_norm(k), v))
+        p = self.r_proj(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        if tau is not None:
+            q, p = ((x.float() * tau).to(x.dtype) for x in (q, p))
+        if cache is not None:
+            k, v = cache.update(k, v, layer, kwargs=kwargs)
+        return self.o_proj(self._attend(q, p, k, v, self.rel_logits_proj.proj, keys, *found)), None
+
+    def _tau(self: Any, offset: Any, length: int, device: torch.device) -> Tensor | None:
+        """Return the factor [L, 1] of queries and position queries, float32; None for 1.
+
+        offset: the position of the first query, an int or an integer tensor [].
+        """
+        floor = self.config.log_scaling_n_floor
+        if self.is_sliding or floor is None:
+            return None
+        count = (torch.arange(length, device=device) + offset + 1).float()
+        tau: Tensor = 1.0 + self.config.log_scaling_alpha * (count / floor).clamp(min=1.0).log()
+        return tau.unsqueeze(-1)
+
+
+class Inkling2(Attention):
+    """The attention layers of Inkling 2, whose projections include norms and convolutions."""
+
+    skips = ("relative_position_bias",)
+    needs = ("q_proj", "k_proj", "v_proj", "o_proj", "sink_proj", "relative_position_bias", "num_key_value_groups")
+
+    def _forward(
+        self: Any, hidden_states: Tensor, attention_mask: Any, relative_distance: Any, cache: Any, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        """Answer a call, whose arguments beyond those of both kinds of layers are in kwargs."""
+        cache = kwargs.pop("past_key_values", None) if cache is None else cache
+        length = hidden_states.size(1)
+        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, self._dropout())
+        keys = relative_distance if why is None else None
+        if isinstance(keys, Tensor):
+            keys = once("distances", relative_distance, "inkling", lambda: _keys_of(relative_distance))
+            why = None if keys is not None else "distances of another order"
+        found = why or self._bounds(attention_mask, keys, length, **kwargs)
+        if isinstance(found, str):
+            mask = self._mask_of(attention_mask, hidden_states)
+            if isinstance(relative_distance, Keys):
+                relative_distance = distances_of(relative_distance, length, hidden_states.device)
+            return self.fall_back(  # type: ignore[no-any-return]
+                found, hidden_states, attention_mask=mask, relative_distance=relative_distance, cache=cache, **kwargs
+            )
+        of_keys, of_values = (kwargs.pop(f"{name}_hidden_states", None) for name in ("key", "value"))
+        position_ids = kwargs["position_ids"]
+        q = self.q_proj(hidden_states, position_ids)
+        k = self.k_proj(hidden_states if of_keys is None else of_keys, cache=cache, **kwargs)
+        v = self.v_proj(hidden_states if of_values is None else of_values, cache=cache, **kwargs)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx + kwargs["cache_offset"], kwargs=kwargs)
+        bias = self.relative_position_bias
+        p = bias.linear(hidden_states).unflatten(-1, (self.num_heads, -1))
+        p = bias.norm(p, position_ids).transpose(1, 2)
+        sink = self.sink_proj(hidden_states).transpose(1, 2)
+        out = self._attend(q, p, k, v, bias.proj, keys, *found, sink=sink)
+        return self.o_proj(out, hidden_states), None
+
+
+class Sliding(Inkling2):
+    def forward(
+        self: Any, hidden_states: Tensor, attention_mask: Any, relative_distance: Any, conv_mask: Tensor | None = None,
+        cache: Any = None, key_hidden_states: Tensor | None = None, value_hidden_states: Tensor | None = None,
+        cache_offset: int = 0, **kwargs: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        return self._forward(  # type: ignore[no-any-return]
+            hidden_states, attention_mask, relative_distance, cache, conv_mask=conv_mask, cache_offset=cache_offset,
+            key_hidden_states=key_hidden_states, value_hidden_states=value_hidden_states, **kwargs,
+        )  # fmt: skip
+
+
+class Full(Inkling2):
+    """As `Sliding`, but its signature has another order."""
+
+    def forward(
+        self: Any, hidden_states: Tensor, key_hidden_states: Tensor, value_hidden_states: Tensor, attention_mask: Any,
+        relative_distance: Any, conv_mask: Tensor | None = None, cache: Any = None, cache_offset: int = 0, **kwargs: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        return self._forward(  # type: ignore[no-any-return]
+            hidden_states, attention_mask, relative_distance, cache, conv_mask=conv_mask, cache_offset=cache_offset,
+            key_hidden_states=key_hidden_states, value_hidden_states=value_hidden_states, **kwargs,
+        )  # fmt: skip
+
+
+def _keys_of(distances: Tensor) -> Keys | None:
+    """Return the keys of a cache from the distances [L, S] that an original text model passes; None
+    if they are of another order."""
+    keys = Keys(int(distances[0, 0]), distances.size(1), 0)
+    usual = distances_of(keys, distances.size(0), distances.device)
+    return keys if holds((distances == usual).all(), "distances are of another order") else None
+
+
+PEERS = (
+    Peer("Inkling", f"{MODELS}.inkling.modeling_inkling.InklingAttention",
+         Inkling, DISTRIBUTION, {"5.24.0": "c3d63e2a612eb0e5"}),
+    Peer("InklingText", f"{MODELS}.inkling.modeling_inkling.InklingTextModel",
+         TextModel, DISTRIBUTION, {"5.24.0": "bab213df58729231"}),
+    Peer("InklingMultimodal", f"{MODELS}.inkling.modeling_inkling.InklingModel",
+         TextModel, DISTRIBUTION, {"5.24.0": "e602f1f1a5e5d691"}),
+    Peer("Inkling2Sliding", f"{MODELS}.inkling2.modeling_inkling2.Inkling2SlidingAttention",
+         Sliding, DISTRIBUTION, {"5.24.0": "fb32c8af326d4744"}),
+    Peer("Inkling2Full", f"{MODELS}.inkling2.modeling_inkling2.Inkling2FullAttention",
+         Full, DISTRIBUTION, {"5.24.0": "e6d129edb2e4df41"}),
+    Peer("Inkling2Text", f"{MODELS}.inkling2.modeling_inkling2.Inkling2TextModel",
+         TextModel, DISTRIBUTION, {"5.24.0": "970b5014ff5c8e6f"}),
+    Peer("Inkling2LoopSliding", f"{MODELS}.inkling2_loop.modeling_inkling2_loop.Inkling2LoopSlidingAttention",
+         Sliding, DISTRIBUTION, {"5.24.0": "fb32c8af326d4744"}),
+    Peer("Inkling2LoopFull", f"{MODELS}.inkling2_loop.modeling_inkling2_loop.Inkling2LoopFullAttention",
+         Full, DISTRIBUTION, {"5.24.0": "e6d129edb2e4df41"}),
+    Peer("Inkling2LoopText", f"{MODELS}.inkling2_loop.modeling_inkling2_loop.Inkling2LoopTextModel",
+         TextModel, DISTRIBUTION, {"5.24.0": "26379b9bbf21587e"}),
+)  # fmt: skip

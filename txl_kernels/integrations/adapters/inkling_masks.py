@@ -1,0 +1,158 @@
+"""Masks and distances of Inkling's text models in transformers, without tensors of all pairs: the
+functions that make them, replaced by functions that return intervals and numbers of keys."""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from txl_kernels.integrations.attention import bounds_of
+from txl_kernels.integrations.rebound import rebound
+
+
+class Keys(NamedTuple):
+    """The keys that a layer's cache returns for a call.
+
+    Attributes:
+        past: the number of keys before the first query.
+        total: the number of keys. It is past + L, or more if the cache returns its unused room.
+        first: the position of the first key in the sequence, which a sliding cache shifts.
+    """
+
+    past: int
+    total: int
+    first: int
+
+
+class Seen(NamedTuple):
+    """The mask of a causal layer, but for a sliding layer's window: a query sees no key after its
+    own, and of the others those from `start` to `end`, int32 [1 or B, 1 or L] or None."""
+
+    start: Tensor | None
+    end: Tensor | None
+    keys: Keys
+
+
+def keys_of(cache: Any, layer: int, length: int) -> Keys | None:
+    """Return the keys that a layer's cache will return for `length` more; None if that is known to
+    the device only, in a compiled call."""
+    if cache is None:
+        return Keys(0, length, 0)
+    total, first = cache.get_mask_sizes(length, layer)
+    offset = cache.get_query_offset(layer)  # a tensor for a static cache
+    if isinstance(offset, Tensor) and torch.compiler.is_compiling():
+        return None
+    return Keys(int(offset) - first, total, first)
+
+
+def _layer_of(cache: Any, sliding: bool) -> int:
+    """Return the number of the layer whose cache stands for all layers of its kind, as the
+    originals choose it."""
+    if cache is None:
+        return 0
+    if sliding:
+        return cache.is_sliding.index(True) if True in cache.is_sliding else 0
+    masks = importlib.import_module("transformers.masking_utils")
+    return int(masks.find_first_full_attention_index(cache))
+
+
+def _seen(config: Any, x: Tensor, mask: Any, cache: Any, position_ids: Tensor | None, sliding: bool) -> Seen | None:
+    """Return what the queries of x [B, L, d] see in layers of a kind; None if that is no interval
+    of keys up to a query's own.
+
+    mask: None, or the attention mask of the model's caller, [B, S].
+    """
+    length = x.size(1)
+    keys = keys_of(cache, _layer_of(cache, sliding), length)
+    if not getattr(config, "is_causal", True) or keys is None or not 0 <= keys.past <= keys.total - length:
+        return None
+    if mask is None:
+        packed = cache is None and position_ids is not None
+        return Seen(_packed_starts(position_ids) if packed else None, None, keys)
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or (cache is None and mask.size(1) != length):
+        return None
+    last = keys.first + keys.total
+    padding = F.pad(mask.to(x.device, torch.bool), (-keys.first, last - mask.size(1)))
+    bounds = bounds_of(padding)
+    if bounds is None:
+        return None
+    start, end = bounds
+    assert start is not None
+    assert end is not None
+    if not torch.compiler.is_compiling() and not ((start > 0) | (end < keys.past + length)).any():
+        return Seen(None, None, keys)
+    visible = keys.past + length  # of a static cache's unused room no query sees anything
+    return Seen(start.clamp(max=visible), end.clamp(max=visible), keys)
+
+
+def _packed_starts(position_ids: Any) -> Tensor | None:
+    """Return the index of the first token of each token's sequence, int32 [1 or B, L], where
+    position_ids restart within a row; None if they do not."""
+    restarts = F.pad(position_ids.diff(dim=-1) != 1, (1, 0))
+    if not torch.compiler.is_compiling() and not restarts.any():
+        return None
+    at = torch.arange(restarts.size(1), device=restarts.device, dtype=torch.int32)
+    return torch.where(restarts, at, 0).cummax(-1).values.to(torch.int32)
+
+
+def _mask_maker(original: Callable[..., Any], sliding: bool) -> Callable[..., Any]:
+    def make(config: Any, inputs_embeds: Tensor, attention_mask: Any, cache: Any, position_ids: Any = None) -> Any:
+        seen = _seen(config, inputs_embeds, attention_mask, cache, position_ids, sliding)
+        return original(config, inputs_embeds, attention_mask, cache, position_ids) if seen is None else seen
+
+    return make
+
+
+def _distance_maker(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(inputs_embeds: Tensor, cache: Any, is_sliding: bool) -> Any:
+        keys = keys_of(cache, _layer_of(cache, is_sliding), inputs_embeds.size(1))
+        return original(inputs_embeds, cache, is_sliding) if keys is None else keys
+
+    return make
+
+
+@functools.cache
+def without_pairs(original: type) -> Callable[..., Any]:
+    """Return the `forward` of a text model's class, which passes `Seen` and `Keys` to its layers in
+    place of masks and distances, where they are such."""
+    forward: Any = original.forward  # type: ignore[attr-defined]
+    scope = inspect.unwrap(forward).__globals__
+    names: dict[str, Any] = {
+        "create_causal_mask": _mask_maker(scope["create_causal_mask"], False),
+        "create_sliding_window_causal_mask": _mask_maker(scope["create_sliding_window_causal_mask"], True),
+    }
+    if "get_relative_distance" in scope:
+        names["get_relative_distance"] = _distance_maker(scope["get_relative_distance"])
+    return rebound(forward, names)
+
+
+# What an original layer expects, for a call that it must answer.
+
+
+def mask_of(seen: Seen, length: int, window: int | None, x: Tensor, additive: bool) -> Tensor:
+    """Return the mask [1 or B, 1, L, S] that the original makes: bool, or 0 and the lowest number
+    of x's dtype."""
+    queries = torch.arange(length, device=x.device).unsqueeze(-1) + seen.keys.past
+    keys = torch.arange(seen.keys.total, device=x.device)
+    shown = (keys <= queries).unsqueeze(0)
+    if window is not None:
+        shown = shown & (keys > queries - window)
+    if seen.start is not None:
+        shown = shown & (keys >= seen.start.to(x.device).unsqueeze(-1))
+    if seen.end is not None:
+        shown = shown & (keys < seen.end.to(x.device).unsqueeze(-1))
+    shown = shown.unsqueeze(1)
+    if not additive:
+        return shown
+    return torch.where(shown, torch.zeros((), dtype=x.dtype, device=x.device), torch.finfo(x.dtype).min)
+
+
+def distances_of(keys: Keys, length: int, device: torch.device) -> Tensor:
+    """Return the distance of each query to each key, int64 [L, S]."""
+    queries = torch.arange(length, device=device) + keys.past
+    return queries.unsqueeze(-1) - torch.arange(keys.total, device=device)
