@@ -1,7 +1,9 @@
 """Inkling, Inkling 2 and its loop variant, whole text models: what the originals' eager attention
 gives, by the same tokens, masks and caches."""
 
+import contextlib
 import copy
+import importlib
 import io
 import pickle
 from collections.abc import Callable
@@ -113,6 +115,36 @@ def test_what_is_accelerated() -> None:
         assert [type(module) for module in model.modules()] == before
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_of_several_modalities(name: str) -> None:
+    """Its towers are left alone; Inkling's makes its text model's masks itself."""
+    import transformers
+
+    text = model_of(name).config
+    towers: dict[str, Any] = {"audio_config": {"text_hidden_size": 32}} if name == "Inkling" else {}
+    towers["vision_config"] = {"text_hidden_size": 32, "hidden_size": 16, "num_attention_heads": 2}
+    if name != "Inkling":
+        towers["vision_config"] |= {"num_hidden_layers": 1, "projection_hidden_dim": 16}
+    config = getattr(transformers, f"{name}Config")(text_config=text, **towers, attn_implementation="eager")
+    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    with contextlib.ExitStack() as stack:
+        if name == "Inkling":  # its tower needs SciPy
+            path = "transformers.models.inkling.modeling_inkling.InklingVisionModel"
+            stack.enter_context(mock.patch(path, lambda config: torch.nn.Identity()))
+        model = kind(config).eval()
+    no_masks = mock.patch("transformers.masking_utils.causal_mask_function", side_effect=AssertionError("a mask"))
+    with no_masks, pytest.raises(AssertionError, match="a mask"):
+        logits(model)
+    want = logits(model, attention_mask=LEFT)
+    report = accelerate(model, strict=True)
+    assert {row.name.partition(".layers")[0] for row in report.accelerated} == {
+        *(["model"] if name == "Inkling" else []), "model.language_model"
+    }  # fmt: skip
+    with no_masks:
+        same(logits(model, attention_mask=LEFT), want)
+    assert not report.fallbacks
+
+
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_and_gradients(name: str, given: str) -> None:
@@ -127,19 +159,22 @@ def test_outputs_and_gradients(name: str, given: str) -> None:
         torch.testing.assert_close(found[key], value, rtol=0, atol=1e-4 * float(value.abs().max()) + 1e-7, msg=key)
 
 
-@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("given", [given for given in GIVEN if "padding" not in given])
 def test_in_float64(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inkling's own code rounds softmax, convolutions and log scaling to float32."""
+    """Inkling's own code rounds softmax, convolutions and log scaling to float32. With padding, it
+    gives NaN: the softmax in float32 is over the lowest numbers of float64."""
     for owner in ("accelerate", "peer"):
-        monkeypatch.setattr(f"txl_kernels.integrations.{owner}.has_kernel", lambda device, dtype: True)
-    model = model_of("Inkling").double()
+        module = importlib.import_module(f"txl_kernels.integrations.{owner}")
+        monkeypatch.setattr(module, "has_kernel", lambda device, dtype: True)
+    model = model_of("Inkling", experts_implementation="eager").double()  # the default one has no float64
     options = {key: x.double() if x is not None and key == "attention_mask" and x.dim() == 4 else x
                for key, x in GIVEN[given].items()}  # fmt: skip
     want = logits_and_gradients(model, options)
     accelerate(model, strict=True)
     found = logits_and_gradients(model, options)
     for key, value in want.items():
-        torch.testing.assert_close(found[key], value, rtol=0, atol=3e-6 * float(value.abs().max()), msg=key)
+        # The gradient of one factor of all experts is a sum that cancels.
+        torch.testing.assert_close(found[key], value, rtol=0, atol=3e-6 * float(value.abs().max()) + 1e-6, msg=key)
 
 
 def test_sdpa() -> None:
@@ -159,7 +194,7 @@ def test_attention_by_its_definition(name: str) -> None:
     model = model_of(name)
     theirs: list[Tensor] = []
     calls: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] = []
-    module = __import__(type(model).__module__, fromlist=["eager_attention_forward"])
+    module = importlib.import_module(type(model).__module__)
     eager, attend = module.eager_attention_forward, adapter.attend
 
     def recorded(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -203,8 +238,8 @@ def in_pieces(model: Any, lengths: tuple[int, ...], cache: Any = None, mask: Ten
     return result if mask is None else result[mask.bool()]
 
 
-@pytest.mark.parametrize("lengths", [(11, 7, 1), (1,) * L])
-@pytest.mark.parametrize("mask", [None, LEFT])
+# One token at a time with padding: the originals' convolutions let padding through, where our output is 0.
+@pytest.mark.parametrize(("lengths", "mask"), [((11, 7, 1), None), ((11, 7, 1), LEFT), ((1,) * L, None)])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cache(name: str, lengths: tuple[int, ...], mask: Tensor | None) -> None:
     """The sliding layers' drops keys from the seventh on."""
@@ -261,10 +296,9 @@ def test_checkpointing(name: str) -> None:
     want = logits_and_gradients(model, given)
     accelerate(model, strict=True)
     model.gradient_checkpointing_enable()
-    with mock.patch("torch.utils.checkpoint.checkpoint", wraps=torch.utils.checkpoint.checkpoint) as spied:
-        model.gradient_checkpointing_enable()
+    with mock.patch.object(adapter, "attend", wraps=adapter.attend) as spied:
         found = logits_and_gradients(model, given)
-    assert spied.call_count >= 4
+    assert spied.call_count == 2 * (8 if name == "Inkling2Loop" else 4)  # forward, and again in backward
     for key, value in want.items():
         torch.testing.assert_close(found[key], value, rtol=0, atol=1e-4 * float(value.abs().max()) + 1e-7, msg=key)
 
@@ -322,6 +356,25 @@ def test_what_the_original_answers(name: str) -> None:
     model = model_of(name)
     wanted = "attention weights asked for"
     assert fall_backs(model, lambda: model(TOKENS, output_attentions=True).attentions[-1]) == {wanted: layers}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hidden_states_and_router_logits(name: str) -> None:
+    """transformers collects them by the name of the model's class."""
+    model = model_of(name)
+
+    def collected() -> list[Tensor]:
+        with torch.no_grad():
+            out = model(TOKENS, output_hidden_states=True, output_router_logits=True)
+        return [*out.hidden_states, *out.router_logits]
+
+    fresh = copy.deepcopy(model)
+    want = collected()
+    model = fresh
+    report = accelerate(model, strict=True)
+    for theirs, ours in zip(want, collected(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert not report.fallbacks
 
 
 @pytest.mark.parametrize("given", ["left padding", "packed rows"])

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import sys
 import textwrap
+import weakref
 from typing import Any
 
 _NOT_OF_PEERS = ("torch", "abc", "builtins", "typing")
@@ -13,6 +14,8 @@ _NOT_OF_PEERS = ("torch", "abc", "builtins", "typing")
 _OF_ALL_MODELS = tuple(f"transformers.{name}." for name in ("modeling_utils", "utils", "integrations", "distributed"))
 # Fields that do not change what is computed; `ctx` follows from the place in the tree.
 _SAYS_NOTHING = ("annotation", "returns", "type_comment", "type_params", "type_ignores", "kind", "ctx")
+
+_trees: "weakref.WeakKeyDictionary[Any, ast.AST]" = weakref.WeakKeyDictionary()
 
 
 def source_hash(original: type) -> str:
@@ -83,7 +86,16 @@ def canonical(part: Any, names: dict[str, str]) -> Any:
 
     names: the replacement for each name of a class or function.
     """
-    return _plain(ast.parse(textwrap.dedent(inspect.getsource(part))), names)
+    return _plain(_tree(part), names)
+
+
+def _tree(part: Any) -> ast.AST:
+    """Return the syntax tree of a class or function. It is kept, because inspect parses the whole
+    file for each class, and each layer of a model has the same."""
+    found = _trees.get(part)
+    if found is None:
+        found = _trees[part] = ast.parse(textwrap.dedent(inspect.getsource(part)))
+    return found
 
 
 def _plain(node: Any, names: dict[str, str]) -> Any:

@@ -7,6 +7,7 @@ Keys and values are grouped. Inkling 2 adds a sink. Short convolutions, norms, g
 the original's.
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -23,6 +24,14 @@ IMPLEMENTATIONS = (None, "eager", "sdpa")  # those whose masks are tensors
 class TextModel(Accelerated):
     """A text model, or a model of several modalities that makes its text model's masks. It computes
     nothing itself: its layers get intervals in place of masks and distances of all pairs."""
+
+    def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+        """Register an accelerated class with transformers' collector of hidden states, attention
+        weights and router logits, which knows models by the names of their classes."""
+        super().__init_subclass__(**kwargs)
+        capturing: Any = sys.modules.get("transformers.utils.output_capturing")
+        if capturing is not None:
+            capturing._CAN_RECORD_REGISTRY[cls.__new__(cls)] = cls._can_record_outputs
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         # What falls back is a layer, which counts it.
