@@ -16,10 +16,12 @@ def rebound(function: Callable[..., Any], names: Mapping[str, Any]) -> Callable[
     inner = getattr(function, "__wrapped__", None)
     scope, closure = function.__globals__, function.__closure__
     if inner is None:
-        scope = {**scope, **names}
+        # By the name of its module, torch.compile would look for the globals in the module.
+        scope = {name: value for name, value in scope.items() if name != "__name__"} | dict(names)
     else:
         copied = rebound(inner, names)
         closure = tuple(types.CellType(copied) if cell.cell_contents is inner else cell for cell in closure or ())
     result = types.FunctionType(code, scope, function.__name__, function.__defaults__, closure)
     result.__kwdefaults__ = function.__kwdefaults__
+    result.__module__ = function.__module__
     return result

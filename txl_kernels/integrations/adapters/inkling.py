@@ -26,17 +26,18 @@ class TextModel(Accelerated):
     nothing itself: its layers get intervals in place of masks and distances of all pairs."""
 
     def __init_subclass__(cls: Any, **kwargs: Any) -> None:
-        """Register an accelerated class with transformers' collector of hidden states, attention
-        weights and router logits, which knows models by the names of their classes."""
+        """Prepare an accelerated class; register it with transformers' collector of hidden states,
+        attention weights and router logits, which knows models by the names of their classes."""
         super().__init_subclass__(**kwargs)
+        cls._without_pairs = without_pairs(cls.original)
         capturing: Any = sys.modules.get("transformers.utils.output_capturing")
         if capturing is not None:
             capturing._CAN_RECORD_REGISTRY[cls.__new__(cls)] = cls._can_record_outputs
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # What falls back is a layer, which counts it.
-        forward = self.original.forward if self._needs_pairs(kwargs) else without_pairs(self.original)
-        return forward(self, *args, **kwargs)
+        if self._needs_pairs(kwargs):  # a layer that falls back counts it
+            return self.original.forward(self, *args, **kwargs)
+        return self._without_pairs(*args, **kwargs)
 
     def _needs_pairs(self: Any, kwargs: dict[str, Any]) -> bool:
         """Whether an original layer may answer, which needs masks and distances of all pairs."""
@@ -114,7 +115,7 @@ class Attention(Accelerated):
         if causal:
             own = (None if self.sliding_window is None else self.sliding_window - 1, 0)
         given = self.setting("window") or (None, None)
-        left, right = (min((x for x in pair if x is not None), default=None) for pair in zip(own, given, strict=True))
+        left, right = (x if y is None else y if x is None else min(x, y) for x, y in zip(own, given, strict=True))
         return None if left is None and right is None else (left, right)
 
     def _dropout(self: Any) -> float:

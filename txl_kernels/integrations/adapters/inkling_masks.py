@@ -1,7 +1,6 @@
 """Masks and distances of Inkling's text models in transformers, without tensors of all pairs: the
 functions that make them, replaced by functions that return intervals and numbers of keys."""
 
-import functools
 import importlib
 import inspect
 from collections.abc import Callable
@@ -50,25 +49,15 @@ def keys_of(cache: Any, layer: int, length: int) -> Keys | None:
     return Keys(int(offset) - first, total, first)
 
 
-def _layer_of(cache: Any, sliding: bool) -> int:
-    """Return the number of the layer whose cache stands for all layers of its kind, as the
-    originals choose it."""
-    if cache is None:
-        return 0
-    if sliding:
-        return cache.is_sliding.index(True) if True in cache.is_sliding else 0
-    masks = importlib.import_module("transformers.masking_utils")
-    return int(masks.find_first_full_attention_index(cache))
-
-
-def _seen(config: Any, x: Tensor, mask: Any, cache: Any, position_ids: Tensor | None, sliding: bool) -> Seen | None:
+def _seen(config: Any, x: Tensor, mask: Any, cache: Any, position_ids: Any, layer: int) -> Seen | None:
     """Return what the queries of x [B, L, d] see in layers of a kind; None if that is no interval
     of keys up to a query's own.
 
-    mask: None, or the attention mask of the model's caller, [B, S].
+    mask: None, or the attention mask of the model's caller, [B, S]. layer: the number of a layer of
+    this kind.
     """
     length = x.size(1)
-    keys = keys_of(cache, _layer_of(cache, sliding), length)
+    keys = keys_of(cache, layer, length)
     if not getattr(config, "is_causal", True) or keys is None or not 0 <= keys.past <= keys.total - length:
         return None
     if mask is None:
@@ -100,35 +89,38 @@ def _packed_starts(position_ids: Any) -> Tensor | None:
     return torch.where(restarts, at, 0).cummax(-1).values.to(torch.int32)
 
 
-def _mask_maker(original: Callable[..., Any], sliding: bool) -> Callable[..., Any]:
-    def make(config: Any, inputs_embeds: Tensor, attention_mask: Any, cache: Any, position_ids: Any = None) -> Any:
-        seen = _seen(config, inputs_embeds, attention_mask, cache, position_ids, sliding)
-        return original(config, inputs_embeds, attention_mask, cache, position_ids) if seen is None else seen
-
-    return make
-
-
-def _distance_maker(original: Callable[..., Any]) -> Callable[..., Any]:
-    def make(inputs_embeds: Tensor, cache: Any, is_sliding: bool) -> Any:
-        keys = keys_of(cache, _layer_of(cache, is_sliding), inputs_embeds.size(1))
-        return original(inputs_embeds, cache, is_sliding) if keys is None else keys
-
-    return make
-
-
-@functools.cache
 def without_pairs(original: type) -> Callable[..., Any]:
-    """Return the `forward` of a text model's class, which passes `Seen` and `Keys` to its layers in
-    place of masks and distances, where they are such."""
+    """Return a copy of the `forward` of a text model's class, which passes `Seen` and `Keys` to its
+    layers in place of masks and distances, where they are such."""
     forward: Any = original.forward  # type: ignore[attr-defined]
     scope = inspect.unwrap(forward).__globals__
-    names: dict[str, Any] = {
-        "create_causal_mask": _mask_maker(scope["create_causal_mask"], False),
-        "create_sliding_window_causal_mask": _mask_maker(scope["create_sliding_window_causal_mask"], True),
-    }
-    if "get_relative_distance" in scope:
-        names["get_relative_distance"] = _distance_maker(scope["get_relative_distance"])
-    return rebound(forward, names)
+    first_full = importlib.import_module("transformers.masking_utils").find_first_full_attention_index
+
+    def layer_of(cache: Any, sliding: bool) -> int:
+        """Return the layer that stands for all of its kind, as the originals choose it."""
+        if not sliding:
+            return int(first_full(cache))
+        return cache.is_sliding.index(True) if cache is not None and True in cache.is_sliding else 0
+
+    def mask_maker(name: str, sliding: bool) -> Callable[..., Any]:
+        def make(config: Any, inputs_embeds: Tensor, attention_mask: Any, cache: Any, position_ids: Any = None) -> Any:
+            seen = _seen(config, inputs_embeds, attention_mask, cache, position_ids, layer_of(cache, sliding))
+            return scope[name](config, inputs_embeds, attention_mask, cache, position_ids) if seen is None else seen
+
+        return make
+
+    def distances(inputs_embeds: Tensor, cache: Any, is_sliding: bool) -> Any:
+        keys = keys_of(cache, layer_of(cache, is_sliding), inputs_embeds.size(1))
+        return scope["get_relative_distance"](inputs_embeds, cache, is_sliding) if keys is None else keys
+
+    return rebound(
+        forward,
+        {
+            "create_causal_mask": mask_maker("create_causal_mask", False),
+            "create_sliding_window_causal_mask": mask_maker("create_sliding_window_causal_mask", True),
+            "get_relative_distance": distances,
+        },
+    )
 
 
 # What an original layer expects, for a call that it must answer.
