@@ -61,7 +61,7 @@ def test_without_arguments_they_say_how_they_are_called(name: str) -> None:
     assert line.startswith(f"usage: {'bash' if name.endswith('.sh') else 'python'} examples/{name} ")
 
 
-@pytest.mark.parametrize("name", ["hugging_face", "speech_encoder", "training_parity", "hour_of_audio"])
+@pytest.mark.parametrize("name", ["hugging_face", "speech_encoder", "training_parity", "hour_of_audio", "inkling"])
 def test_without_their_extra_they_say_how_to_install_it(name: str) -> None:
     code = f"import runpy, sys; sys.modules['transformers'] = None; runpy.run_path({str(EXAMPLES / name)!r} + '.py')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -6,7 +6,9 @@ import copy
 import importlib
 import io
 import pickle
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -62,10 +64,10 @@ def same(found: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(found, want, rtol=0, atol=2e-5 * float(want.abs().max()))
 
 
-def causal_mask(additive: bool = True, hole: bool = False) -> Tensor:
+def causal_mask(additive: bool = True, hole: bool = False, ahead: int = 0) -> Tensor:
     """Return a mask [2, 1, L, L] with a window of 9 keys, in sliding layers, too."""
     at = torch.arange(L)
-    seen = (at <= at[:, None]) & (at > at[:, None] - 9)
+    seen = (at <= at[:, None] + ahead) & (at > at[:, None] - 9)
     if hole:
         seen = seen & ((at != 5) | (at[:, None] == 5))
     seen = seen.expand(2, 1, L, L)
@@ -79,6 +81,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "packed rows": {"position_ids": PACKED, "use_cache": False},
     "one packed row": {"position_ids": PACKED[:1], "use_cache": False},
     "an additive mask": {"attention_mask": causal_mask()},
+    "keys ahead": {"attention_mask": causal_mask(ahead=3)},
 }
 
 
@@ -130,7 +133,7 @@ def test_a_model_of_several_modalities(name: str) -> None:
     with contextlib.ExitStack() as stack:
         if name == "Inkling":  # its tower needs SciPy
             path = "transformers.models.inkling.modeling_inkling.InklingVisionModel"
-            stack.enter_context(mock.patch(path, lambda config: torch.nn.Identity()))
+            stack.enter_context(mock.patch(path, return_value=torch.nn.Identity()))
         model = kind(config).eval()
     no_masks = mock.patch("transformers.masking_utils.causal_mask_function", side_effect=AssertionError("a mask"))
     with no_masks, pytest.raises(AssertionError, match="a mask"):
@@ -238,7 +241,7 @@ def in_pieces(model: Any, lengths: tuple[int, ...], cache: Any = None, mask: Ten
     return result if mask is None else result[mask.bool()]
 
 
-# One token at a time with padding: the originals' convolutions let padding through, where our output is 0.
+# Not padding one token at a time: the originals' convolutions let it through; our output is 0.
 @pytest.mark.parametrize(("lengths", "mask"), [((11, 7, 1), None), ((11, 7, 1), LEFT), ((1,) * L, None)])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cache(name: str, lengths: tuple[int, ...], mask: Tensor | None) -> None:
@@ -277,8 +280,9 @@ GENERATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", GENERATIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_generation(name: str, kind: str) -> None:
-    """Token for token. Candidates are checked several at a time, and taken out of the cache again."""
-    model = model_of(name, **({"sliding_window_size": 40} if kind == "static" else {}))  # see the page
+    """Token for token. Candidates are checked several at a time, and some leave the cache."""
+    window = 40 if kind == "static" else WINDOW  # a longer static cache is a fault of the original's
+    model = model_of(name, sliding_window_size=window)
     rows = slice(0, 1) if kind == "candidates" else slice(None)
     given = {"attention_mask": LEFT[rows], "max_new_tokens": 9, "do_sample": False, **GENERATIONS[kind]}
     theirs = given if (name, kind) != ("Inkling", "static") else given | {"cache_implementation": "dynamic"}
@@ -307,7 +311,7 @@ class Pairs(TorchDispatchMode):
     """The shapes of results with two axes of L or more elements."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[tuple[str, list[int]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -429,3 +433,22 @@ def test_dropout_is_passed_on() -> None:
         model.eval()
         logits(model)
     assert [call.kwargs["dropout_p"] for call in spied.call_args_list] == [0.25] * 4 + [0.0] * 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled(name: str) -> None:
+    """In one graph, as the original without a cache."""
+    model = model_of(name)
+    given: dict[str, Any] = {"attention_mask": LEFT, "use_cache": False}
+    want = logits(model, **given)
+    report = accelerate(model, strict=True)
+    same(logits(torch.compile(model, backend="eager", fullgraph=True), **given), want)
+    assert not report.fallbacks
+
+
+def test_the_example() -> None:
+    """It compares results itself."""
+    example = Path(__file__).parents[2] / "examples" / "inkling.py"
+    found = runpy.run_path(str(example))["main"](tokens=2048)
+    assert found["accelerated"]["forward, MiB"] < found["original"]["forward, MiB"]
+    assert found["accelerated"]["both ways, MiB"] < found["original"]["both ways, MiB"]

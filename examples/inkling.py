@@ -1,0 +1,89 @@
+"""A small Inkling 2 on 8,192 tokens, as it is and accelerated: time and memory of its text model.
+
+pip install "transformers>=5.24" txl-kernels; python examples/inkling.py
+
+The model has random weights, a sliding and a full layer, and the attention of Inkling 2: position
+queries of width 16, a table of 1,024 distances (512 in the sliding layer), grouped heads, sinks.
+Each case is a process of its own and is first compared with the original on a few tokens. Then it
+runs forward, without gradients, and forward and backward, once each. It prints seconds, and the
+memory of the whole text model beyond what the process had before.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+
+try:
+    from transformers import Inkling2TextConfig, Inkling2TextModel
+except ImportError as error:
+    sys.exit(f'{error}: pip install "transformers>=5.24"')
+
+from txl_kernels.integrations import accelerate
+
+WAYS = ("original", "accelerated")
+Found = dict[str, dict[str, float]]  # by way: seconds and MiB of each direction
+
+
+def text_model() -> Any:
+    torch.manual_seed(0)
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    sliding = {f"swa_{name}": value for name, value in heads.items()}
+    config = Inkling2TextConfig(
+        vocab_size=1000, hidden_size=128, num_hidden_layers=2, layer_types=["hybrid_sliding", "hybrid"], **heads, **sliding,
+        sliding_window_size=512, rel_extent=1024, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=64,
+        attn_implementation="eager", use_cache=False, pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    return Inkling2TextModel(config)
+
+
+def peak() -> float:
+    """Return the most memory that this process has had, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def case(way: str, tokens: int) -> dict[str, float]:
+    model, few = text_model(), torch.randint(1, 1000, (1, 600))
+    with torch.no_grad():
+        expected = model(few).last_hidden_state
+        if way == "accelerated":
+            accelerate(model, strict=True)
+            torch.testing.assert_close(model(few).last_hidden_state, expected, rtol=1e-3, atol=1e-3)
+    x = torch.randint(1, 1000, (1, tokens))
+    before, began = peak(), time.perf_counter()
+    with torch.no_grad():
+        model(x)
+    found = {"forward, s": time.perf_counter() - began, "forward, MiB": peak() - before}
+    began = time.perf_counter()
+    model(x).last_hidden_state.square().mean().backward()
+    return found | {"both ways, s": time.perf_counter() - began, "both ways, MiB": peak() - before}
+
+
+def main(tokens: int = 8192) -> Found:
+    found: Found = {}
+    for way in WAYS:
+        command = [sys.executable, __file__, "--case", way, "--tokens", str(tokens)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            sys.exit(f"{tokens} tokens, {way}: exit status {done.returncode} (-9: the memory was not enough)")
+        found[way] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{'':16}" + "".join(f"{way:>14}" for way in WAYS))
+    for name in found["original"]:
+        print(f"{name:16}" + "".join(f"{found[way][name]:>14.4g}" for way in WAYS))
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--case", choices=WAYS, help="only this, printed as JSON")
+    given = parser.parse_args()
+    if given.case:
+        print(json.dumps(case(given.case, given.tokens)))
+    else:
+        main(given.tokens)
