@@ -180,6 +180,29 @@ def test_in_float64(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(found[key], value, rtol=0, atol=3e-6 * float(value.abs().max()) + 1e-6, msg=key)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16(name: str, autocast: bool) -> None:
+    """As near to float32 as the original's own, on average. All experts are taken: a choice among
+    them would jump."""
+    model = model_of(name, num_experts_per_tok=4)
+    exact = logits(model, attention_mask=LEFT)
+    if not autocast:
+        kept = {key: x.clone() for key, x in model.state_dict().items()}
+        model.to(torch.bfloat16)
+        for key, x in [*model.named_parameters(), *model.named_buffers()]:  # as from_pretrained loads them
+            if any(part in key for part in model._keep_in_fp32_modules_strict):
+                x.data = kept[key]
+    errors = []
+    for accelerated in (False, True):
+        if accelerated:
+            report = accelerate(model, strict=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            errors.append(float((logits(model, attention_mask=LEFT).float() - exact).abs().mean()))
+    assert 0 < errors[1] < 2 * errors[0]
+    assert not report.fallbacks
+
+
 def test_sdpa() -> None:
     """Which Inkling alone supports. Its masks are boolean, and left out where they are causal."""
     for given in ({}, GIVEN["left padding"], {"attention_mask": causal_mask(additive=False)}):

@@ -52,7 +52,7 @@ class TextModel(Accelerated):
 
 
 class Attention(Accelerated):
-    """What the attention layers of Inkling and of Inkling 2 have in common."""
+    """The common part of the attention layers of Inkling and of Inkling 2."""
 
     def _bounds(self: Any, mask: Any, keys: Keys | None, length: int, **kwargs: Any) -> tuple[Bounds, bool] | str:
         """Return the intervals of keys that queries see, and whether causality and the window hide
@@ -213,6 +213,9 @@ class Inkling2(Attention):
 
 
 class Sliding(Inkling2):
+    """The sliding layers, whose keys and values have the queries' hidden states unless others are
+    given."""
+
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Any, relative_distance: Any, conv_mask: Tensor | None = None,
         cache: Any = None, key_hidden_states: Tensor | None = None, value_hidden_states: Tensor | None = None,
@@ -225,7 +228,7 @@ class Sliding(Inkling2):
 
 
 class Full(Inkling2):
-    """As `Sliding`, but its signature has another order."""
+    """The full layers, whose arguments have another order."""
 
     def forward(
         self: Any, hidden_states: Tensor, key_hidden_states: Tensor, value_hidden_states: Tensor, attention_mask: Any,
