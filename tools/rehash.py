@@ -25,7 +25,7 @@ from get_peers import LIST, PEERS_OF, fetch
 ROOT = Path(__file__).parents[1]
 ADAPTERS = ROOT / "txl_kernels" / "integrations" / "adapters"
 TESTS = ("test_exactness.py", "test_models.py", "test_streaming.py", "test_copies.py", "test_hf.py", "test_t5.py",
-         "test_shared_bias.py", "test_inkling.py")  # fmt: skip
+         "test_shared_bias.py", "test_inkling.py", "test_inkling_caches.py")  # fmt: skip
 # Program run where the other release can be imported: prints {name of the peer: [hash, source]}.
 READ = """
 import inspect, json, sys

@@ -14,6 +14,19 @@ from unittest import mock
 
 import pytest
 import torch
+from inkling_models import (
+    GIVEN,
+    HOLES,
+    LEFT,
+    NAMES,
+    TOKENS,
+    L,
+    causal_mask,
+    logits,
+    logits_and_gradients,
+    model_of,
+    same,
+)
 from oracle import oracle
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,89 +35,6 @@ from txl_kernels.integrations import accelerate, restore
 from txl_kernels.integrations.adapters import inkling as adapter
 
 pytestmark = pytest.mark.peers
-NAMES = ("Inkling", "Inkling2", "Inkling2Loop")
-L, WINDOW = 19, 6
-TOKENS = torch.randint(1, 40, (2, L), generator=torch.Generator().manual_seed(1))
-LEFT, RIGHT, HOLES = (torch.ones(2, L, dtype=torch.long) for _ in range(3))
-LEFT[1, :7] = RIGHT[1, -7:] = HOLES[1, 5:8] = 0
-PACKED = torch.tensor([[*range(5), *range(9), *range(5)], [*range(2), *range(17)]])
-
-
-def model_of(name: str, implementation: str = "eager", **more: Any) -> Any:
-    """Return a small causal language model, whose log scaling begins within its sequences."""
-    import transformers
-
-    torch.manual_seed(0)
-    options: dict[str, Any] = {
-        "vocab_size": 40, "unpadded_vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "swa_num_attention_heads": 6,
-        "swa_num_key_value_heads": 2, "swa_head_dim": 4, "d_rel": 5, "rel_extent": 7, "sliding_window_size": WINDOW,
-        "layer_types": ["hybrid_sliding", "hybrid"] * 2, "log_scaling_n_floor": 4, "n_routed_experts": 4,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "attn_implementation": implementation,
-        "pad_token_id": 0, "eos_token_id": None, "initializer_range": 0.3,
-    }  # fmt: skip
-    if name == "Inkling":
-        options |= {"n_shared_experts": 1, "intermediate_size": 24, "mlp_layer_types": ["dense", "sparse"] * 2}
-    else:
-        options |= {"n_layers_per_attn_res_block": 2}
-    if name == "Inkling2Loop":
-        options |= {
-            "num_hidden_layers": 6, "layer_types": ["hybrid_sliding", "hybrid"] * 3, "loop_layer_index_start": 2,
-            "loop_layer_index_end": 4, "loop_num_passes": 2, "loop_gate_rank": 5,
-        }  # fmt: skip
-    config = getattr(transformers, f"{name}TextConfig")(**(options | more))
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
-    for p in model.parameters():  # those of the residuals' attention, for example, are zeros
-        if not p.any():
-            torch.nn.init.normal_(p, 0, 0.3)
-    return model
-
-
-def same(found: Tensor, want: Tensor) -> None:
-    torch.testing.assert_close(found, want, rtol=0, atol=2e-5 * float(want.abs().max()))
-
-
-def causal_mask(additive: bool = True, hole: bool = False, ahead: int = 0) -> Tensor:
-    """Return a mask [2, 1, L, L] with a window of 9 keys, in sliding layers, too."""
-    at = torch.arange(L)
-    seen = (at <= at[:, None] + ahead) & (at > at[:, None] - 9)
-    if hole:
-        seen = seen & ((at != 5) | (at[:, None] == 5))
-    seen = seen.expand(2, 1, L, L)
-    return torch.where(seen, 0.0, torch.finfo(torch.float32).min) if additive else seen
-
-
-GIVEN: dict[str, dict[str, Any]] = {
-    "whole": {},
-    "left padding": {"attention_mask": LEFT},
-    "right padding": {"attention_mask": RIGHT},
-    "packed rows": {"position_ids": PACKED, "use_cache": False},
-    "one packed row": {"position_ids": PACKED[:1], "use_cache": False},
-    "an additive mask": {"attention_mask": causal_mask()},
-    "keys ahead": {"attention_mask": causal_mask(ahead=3)},
-}
-
-
-def valid(given: dict[str, Any]) -> Tensor:
-    mask = given.get("attention_mask")
-    return mask.bool() if mask is not None and mask.dim() == 2 else torch.ones(2, L, dtype=torch.bool)
-
-
-def logits_and_gradients(model: Any, given: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the logits of tokens that are not padding, and the gradients of all parameters."""
-    logits = model(TOKENS, **given).logits[valid(given)]
-    weight = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))
-    named = dict(model.named_parameters())
-    found = torch.autograd.grad((logits * weight.to(logits)).sum(), list(named.values()), allow_unused=True)
-    gradients = {name: g for name, g in zip(named, found, strict=True) if g is not None}
-    assert any(name.endswith(("rel_logits_proj.proj", "relative_position_bias.proj")) for name in gradients)
-    return {"logits": logits.detach(), **gradients}
-
-
-def logits(model: Any, **given: Any) -> Tensor:
-    with torch.no_grad():
-        result: Tensor = model(TOKENS, **given).logits[valid(given)]
-    return result
 
 
 def test_what_is_accelerated() -> None:
@@ -249,71 +179,6 @@ def test_attention_by_its_definition(name: str) -> None:
         exact = oracle(x)[0].transpose(1, 2)[LEFT.bool()]
         same(want[LEFT.bool()].double(), exact)
         same(out.transpose(1, 2)[LEFT.bool()].double(), exact)
-
-
-def in_pieces(model: Any, lengths: tuple[int, ...], cache: Any = None, mask: Tensor | None = None) -> Tensor:
-    """Return logits of calls with a cache, one after the other."""
-    found, at = [], 0
-    with torch.no_grad():
-        for n in lengths:
-            given = {} if mask is None else {"attention_mask": mask[:, : at + n]}
-            out = model(TOKENS[:, at : at + n], cache=cache, use_cache=True, **given)
-            found.append(out.logits)
-            cache, at = out.cache, at + n
-    result = torch.cat(found, 1)
-    return result if mask is None else result[mask.bool()]
-
-
-# Not padding one token at a time: the originals' convolutions let it through; our output is 0.
-@pytest.mark.parametrize(("lengths", "mask"), [((11, 7, 1), None), ((11, 7, 1), LEFT), ((1,) * L, None)])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_cache(name: str, lengths: tuple[int, ...], mask: Tensor | None) -> None:
-    """The sliding layers' drops keys from the seventh on."""
-    model = model_of(name)
-    want = in_pieces(model, lengths, mask=mask)
-    report = accelerate(model, strict=True)
-    same(in_pieces(model, lengths, mask=mask), want)
-    assert not report.fallbacks
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_static_cache(name: str) -> None:
-    """It returns all its room. Inkling's own code reads the number of cached tokens after it has
-    grown, so the original is compared with a cache that does not grow in place."""
-    from transformers import StaticCache
-
-    model = model_of(name)
-    pieces = (11, 7, 1)
-    caches = [StaticCache(config=model.config, max_cache_len=24) for _ in range(2)]
-    want = in_pieces(model, pieces, None if name == "Inkling" else caches[0], LEFT)
-    report = accelerate(model, strict=True)
-    same(in_pieces(model, pieces, caches[1], LEFT), want)
-    assert not report.fallbacks
-
-
-GENERATIONS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "beams": {"num_beams": 3},
-    "no cache": {"use_cache": False},
-    "candidates": {"prompt_lookup_num_tokens": 3},
-    "static": {"cache_implementation": "static"},
-}
-
-
-@pytest.mark.parametrize("kind", GENERATIONS)
-@pytest.mark.parametrize("name", NAMES)
-def test_generation(name: str, kind: str) -> None:
-    """Token for token. Candidates are checked several at a time, and some leave the cache."""
-    window = 40 if kind == "static" else WINDOW  # a longer static cache is a fault of the original's
-    model = model_of(name, sliding_window_size=window)
-    rows = slice(0, 1) if kind == "candidates" else slice(None)
-    given = {"attention_mask": LEFT[rows], "max_new_tokens": 9, "do_sample": False, **GENERATIONS[kind]}
-    theirs = given if (name, kind) != ("Inkling", "static") else given | {"cache_implementation": "dynamic"}
-    want = model.generate((TOKENS * LEFT)[rows], **theirs)
-    report = accelerate(model, strict=True)
-    assert torch.equal(model.generate((TOKENS * LEFT)[rows], **given), want)
-    assert want[:, L:].unique().numel() > 3
-    assert not report.fallbacks
 
 
 @pytest.mark.parametrize("name", NAMES)
