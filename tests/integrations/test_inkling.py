@@ -284,6 +284,19 @@ def test_one_layer_that_falls_back(name: str, given: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_weights_that_are_offloaded(name: str) -> None:
+    """The table's, too, which the original loads by the call of its module."""
+    hf = pytest.importorskip("accelerate")
+    model = model_of(name)
+    want = logits(model, attention_mask=LEFT)
+    report = accelerate(model, strict=True)
+    hf.cpu_offload(model, execution_device=torch.device("cpu"))
+    same(logits(model, attention_mask=LEFT), want)
+    (reason,) = report.fallbacks
+    assert reason.startswith("hooks on its rel")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_part_of_a_model(name: str) -> None:
     """Layers that are left out need masks and distances; the others take theirs."""
     model = model_of(name)

@@ -43,11 +43,13 @@ class TextModel(Accelerated):
         """Whether an original layer may answer, which needs masks and distances of all pairs."""
         text = getattr(self, "language_model", self)
         implementation = getattr(text.config, "_attn_implementation", None)
+        weight = text.norm.weight
         return (
             implementation not in IMPLEMENTATIONS
+            or weight.device.type == "meta"  # until a call loads it
             or not all(isinstance(layer.self_attn, Accelerated) for layer in text.layers)
             or own_way(self, kwargs) is not None
-            or self.why_not_kernel(text.norm.weight) is not None
+            or self.why_not_kernel(weight) is not None
         )
 
 
