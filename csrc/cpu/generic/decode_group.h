@@ -8,17 +8,18 @@ namespace {
 
 constexpr int GROUP_ROWS = LANES == 16 ? 4 : 2;  // rows of a product: its accumulators stay in registers
 constexpr int64_t SCORES_LD = DECODE_PART + LANES;
+constexpr int64_t VALUES = 32;  // read by all rows and columns while they lie in the first level of the cache
 
 // score[n * SCORES_LD + z] = x[n] . k of the keys j + z, for N rows x of D floats and LANES keys. Keys past `last`
 // count as the last one.
 template <int N, class T>
 TXL_INLINE void group_scores(const Problem& p, int64_t b, int64_t hk, int64_t j, int64_t last, const float* x,
                              float* score) {
-  vf sum[N][LANES];
+  constexpr int chunks = (4 * N + LANES - 1) / LANES;
   const int64_t stride = (j < p.M ? p.k_mem : p.k).s2;
   for (int first = 0; first < LANES; first += 4) {  // four keys at a time
     const T* k[4];
-    vf four[N][4] = {};
+    vf by_lanes[chunks * LANES] = {};  // of row n and key z: 4 * n + z
     TXL_UNROLL(4)
     for (int z = 0; z < 4; ++z) k[z] = key_row<T>(p, p.k_mem, p.k, b, hk, min_of(j + first + z, last));
     int64_t d = 0;
@@ -33,18 +34,16 @@ TXL_INLINE void group_scores(const Problem& p, int64_t b, int64_t hk, int64_t j,
       for (int n = 0; n < N; ++n) {
         const vf query = load(x + n * p.D + d);
         TXL_UNROLL(4)
-        for (int z = 0; z < 4; ++z) four[n][z] += query * key[z];
+        for (int z = 0; z < 4; ++z) by_lanes[4 * n + z] += query * key[z];
       }
     }
-    for (int n = 0; n < N; ++n)
-      for (int z = 0; z < 4; ++z) {
-        float tail = 0;
-        for (int64_t c = d; c < p.D; ++c) tail += x[n * p.D + c] * to_float(k[z][c]);
-        sum[n][first + z] = four[n][z];
-        sum[n][first + z][0] += tail;
-      }
+    float sum[chunks * LANES];
+    for (int c = 0; c < chunks; ++c) store(sum + c * LANES, sum_each(by_lanes + c * LANES));
+    for (; d < p.D; ++d)
+      for (int n = 0; n < N; ++n)
+        for (int z = 0; z < 4; ++z) sum[4 * n + z] += x[n * p.D + d] * to_float(k[z][d]);
+    for (int n = 0; n < N; ++n) memcpy(score + n * SCORES_LD + first, sum + 4 * n, 4 * sizeof(float));
   }
-  for (int n = 0; n < N; ++n) store(score + n * SCORES_LD, sum_each(sum[n]));
 }
 
 // out[n * step + 0..W * LANES) += sum over z < count of weight[n * SCORES_LD + z] * values[z * stride], for N rows.
@@ -173,9 +172,9 @@ static void decode_group_part(const Problem& p, int64_t b, int64_t hk, Range par
     for (const Range& edge : edges)
       if (edge.any()) add_values<T>(p, b, hk, edge, score + (edge.low - keys.low), sums);
   }
-  for (int64_t first = common.low; first < common.high;) {  // the memory's keys, then the segment's
+  for (int64_t first = common.low; first < common.high;) {
     const bool in_memory = first < p.M;
-    const int64_t past = in_memory ? min_of(common.high, p.M) : common.high;
+    const int64_t past = min_of(first + VALUES, in_memory ? min_of(common.high, p.M) : common.high);
     const View& v = in_memory ? p.v_mem : p.v;
     const T* const values = row_of<T>(v, b, hk, in_memory ? first : first - p.M);
     by_rows(rows, [&](auto count, int64_t n) {
