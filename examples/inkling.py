@@ -6,7 +6,8 @@ The model has random weights, a sliding and a full layer, and the attention of I
 queries of width 16, a table of 1,024 distances (512 in the sliding layer), grouped heads, sinks.
 Each case is a process of its own and is first compared with the original on a few tokens. Then it
 runs forward, without gradients, and forward and backward, once each. It prints seconds, and the
-memory of the whole text model beyond what the process had before.
+memory of the whole text model beyond what the process had before. --figure also runs shorter and
+longer texts, and draws both (pip install "txl-kernels[plots]").
 """
 
 import argparse
@@ -15,6 +16,8 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +30,7 @@ except ImportError as error:
 from txl_kernels.integrations import accelerate
 
 WAYS = ("original", "accelerated")
+LENGTHS = {"original": (1024, 2048, 4096, 8192), "accelerated": (1024, 2048, 4096, 8192, 16384)}  # of the figure
 Found = dict[str, dict[str, float]]  # by way: seconds and MiB of each direction
 
 
@@ -64,14 +68,45 @@ def case(way: str, tokens: int) -> dict[str, float]:
     return found | {"both ways, s": time.perf_counter() - began, "both ways, MiB": peak() - before}
 
 
+def run(way: str, tokens: int) -> dict[str, float]:
+    """Run a case in a process of its own."""
+    command = [sys.executable, __file__, "--case", way, "--tokens", str(tokens)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"{tokens} tokens, {way}: exit status {done.returncode} (-9: the memory was not enough)")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def figure(path: Path, lengths: dict[str, Iterable[int]]) -> None:
+    """Draw seconds and MiB of both directions against the number of tokens."""
+    from txl.pictures import new_figure, save
+
+    found = {way: {tokens: run(way, tokens) for tokens in lengths[way]} for way in WAYS}
+    picture = new_figure(10.0, 4.2)
+    for n, unit in enumerate(("s", "MiB")):
+        axes = picture.add_subplot(1, 2, n + 1)
+        for way, color in zip(WAYS, ("tab:blue", "tab:red"), strict=True):
+            for direction, line in (("forward", "--"), ("both ways", "-")):
+                times = [x[f"{direction}, {unit}"] for x in found[way].values()]
+                name = f"{'transformers' if way == 'original' else way}, {direction}"
+                axes.plot(list(found[way]), times, color=color, linestyle=line, marker="o", label=name)
+                axes.annotate(
+                    f"{times[-1]:.3g}", (max(found[way]), times[-1]), xytext=(6, 0), textcoords="offset points"
+                )
+        ticks = sorted({tokens for way in WAYS for tokens in found[way]})
+        axes.set(xscale="log", yscale="log", xlabel="tokens", title="seconds" if unit == "s" else "memory, MiB")
+        axes.set(xlim=(min(ticks) / 1.2, max(ticks) * 1.6))
+        axes.set_xticks(ticks, [f"{x:,}" for x in ticks])
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    save(picture, path)
+
+
 def main(tokens: int = 8192) -> Found:
-    found: Found = {}
-    for way in WAYS:
-        command = [sys.executable, __file__, "--case", way, "--tokens", str(tokens)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        if done.returncode:
-            sys.exit(f"{tokens} tokens, {way}: exit status {done.returncode} (-9: the memory was not enough)")
-        found[way] = json.loads(done.stdout.splitlines()[-1])
+    found = {way: run(way, tokens) for way in WAYS}
     print(f"{'':16}" + "".join(f"{way:>14}" for way in WAYS))
     for name in found["original"]:
         print(f"{name:16}" + "".join(f"{found[way][name]:>14.4g}" for way in WAYS))
@@ -81,9 +116,12 @@ def main(tokens: int = 8192) -> Found:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--figure", type=Path, help="also draw time and memory against the length, to this file")
     parser.add_argument("--case", choices=WAYS, help="only this, printed as JSON")
     given = parser.parse_args()
     if given.case:
         print(json.dumps(case(given.case, given.tokens)))
     else:
         main(given.tokens)
+        if given.figure:
+            figure(given.figure, LENGTHS)
