@@ -71,8 +71,9 @@ def test_every_pair(pair: tuple[str, str], backend: str) -> None:
 
 
 def test_any_number_of_features(backend: str) -> None:
-    """Features and sizes by chance."""
+    """Features and sizes by chance: no memory and some, one query with a long one."""
     sizes = {"B": st.integers(1, 2), "L": st.integers(1, 9), "D": st.sampled_from((1, 4, 9))}
+    sizes |= {"M": st.sampled_from((0, 4, 40))}
     bases = st.builds(lambda **x: replace(BASE, **x), **sizes)
     chosen = st.lists(st.sampled_from(list(FEATURES)), unique=True, max_size=8).map(tuple).filter(compatible)
 
@@ -84,6 +85,8 @@ def test_any_number_of_features(backend: str) -> None:
     def check(base: Case, names: tuple[str, ...]) -> None:
         if "table of each batch row" in names:
             base = replace(base, B=2)
+        if "packed" in names:
+            base = replace(base, M=0)
         if "prefix" in names:
             base = replace(base, L=max(base.L, 2))
         with contextlib.suppress(pytest.skip.Exception):  # refused by name: on to what is not
