@@ -18,7 +18,8 @@ from txl_kernels.backends import KERNELS, cuda, triton
 from txl_kernels.backends.failures import is_lost
 from txl_kernels.backends.self_check import MAX_ERROR
 from txl_kernels.call import Call
-from txl_kernels.checks import span
+from txl_kernels.checks import broadcast_sink, span
+from txl_kernels.composed import of_all_heads
 from txl_kernels.functional import rel_attention
 
 WIDTHS = (16, 32, 40, 41, 64, 80, 128, 256)
@@ -30,6 +31,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bidirectional": {"causal": False},
     "softcap": {"softcap": 5.0},
     "bias instead of r": {"r_bias": True},
+    "Inkling's terms": {"inkling": True},
     "rows that fill the device": {"rows": 264},
 }
 _WIDEST_LINE = 75  # characters of a line's description of its call
@@ -101,6 +103,11 @@ def arguments(kind: Kind) -> dict[str, Any]:
     given |= {"memory": tuple(values(rows // 2, 2, memory, width) for _ in range(2)), "zero_row": zero_row}
     given |= {"r": values(2, zero_row + memory + length, width), "content_bias": values(2, width)}
     given["position_bias"] = values(2, width)
+    if options.pop("inkling", False):  # one head of keys and values, a short table, position queries of width 16, sinks
+        given |= {name: values(rows // 2, 1, length, width) for name in "kv"}
+        given |= {"memory": tuple(values(rows // 2, 1, memory, width) for _ in range(2)), "r": values(1, 60, 16)}
+        given |= {"q_pos": values(rows // 2, 2, length, 16), "position_bias": None, "position_scale": 1.0}
+        given |= {"outside": "zero", "sink": values(2)}
     if options.pop("r_bias", False):
         given |= {"r_bias": values(2, zero_row + memory + length), "r": None, "position_bias": None}
     if options.pop("bounds", False):
@@ -135,16 +142,19 @@ def results(given: dict[str, Any], backend: str | None, attention: Callable[...,
 
 def call_of(given: dict[str, Any]) -> Call:
     """Return the call that `rel_attention` makes of such arguments."""
-    q, width = given["q"], given["q"].size(3)
-    scale = width**-0.5
-    zeros = q.new_zeros(q.size(1), width)
-    u, w = (zeros if given[name] is None else given[name] for name in ("content_bias", "position_bias"))
+    q, q_pos, heads = given["q"], given.get("q_pos"), given["q"].size(1)
+    scale = q.size(3) ** -0.5
+    u, w = (
+        of.new_zeros(heads, of.size(3)) if given[name] is None else given[name]
+        for name, of in (("content_bias", q), ("position_bias", q if q_pos is None else q_pos))
+    )
     left, right = span(given.get("causal", True), given.get("window"))
     k_mem, v_mem = given["memory"]
     return Call(
-        q, given["k"], given["v"], given["r"], u, w, k_mem, v_mem, given.get("r_bias"), None, None, given.get("start"),
-        given.get("end"), given.get("dropout_seed"), left, right, given["zero_row"], scale,
-        given.get("dropout_p", 0.0), given.get("softcap", 0.0), scale, False,
+        q, given["k"], given["v"], of_all_heads(given["r"], heads), u, w, k_mem, v_mem, given.get("r_bias"), q_pos,
+        broadcast_sink(given.get("sink"), q), given.get("start"), given.get("end"), given.get("dropout_seed"), left, right,
+        given["zero_row"], scale, given.get("dropout_p", 0.0), given.get("softcap", 0.0),
+        given.get("position_scale", scale), given.get("outside") == "zero",
     )  # fmt: skip
 
 
