@@ -18,17 +18,17 @@ SMALL = Shape(1, 6, 40, 0, 16)
 GROUP, WIDTH, EXTENT = 3, 16, 1024  # heads for a head of keys; of position queries; distances with a row
 
 
-def _arguments(shape: Shape, machine: Machine) -> dict[str, Tensor]:
+def _arguments(shape: Shape, machine: Machine, dtype: torch.dtype) -> dict[str, Tensor]:
     B, H, L, _, D = shape
     g = torch.Generator(machine.device).manual_seed(0)
 
     def randn(heads: int, rows: int, width: int) -> Tensor:
-        x = torch.randn(B, rows, heads, width, generator=g, device=machine.device).to(machine.dtype)
+        x = torch.randn(B, rows, heads, width, generator=g, device=machine.device).to(dtype)
         return x.transpose(1, 2).requires_grad_()  # as a model's projections lie
 
     x = {"q": randn(H, L, D), "k": randn(H // GROUP, L, D), "v": randn(H // GROUP, L, D), "q_pos": randn(H, L, WIDTH)}
     table = torch.randn(1, min(EXTENT, L), WIDTH, generator=g, device=machine.device)
-    return x | {"r": table.to(machine.dtype).requires_grad_()}
+    return x | {"r": table.to(dtype).requires_grad_()}
 
 
 def _ours(x: dict[str, Tensor], backend: str | None = None, **settings: Any) -> Tensor:
@@ -64,17 +64,17 @@ CALLS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _check(name: str, machine: Machine) -> None:
+def _check(name: str, machine: Machine, dtype: torch.dtype) -> None:
     """Compare ours and the dense form with the reference in float64; plain SDPA computes less."""
     if name.startswith("plain"):
         return
-    x = _arguments(SMALL, machine)
+    x = _arguments(SMALL, machine, dtype)
     exact = {key: y.detach().double() for key, y in x.items()}
     require(CALLS[name](x), _ours(exact, "reference"), name)
 
 
-def _entry(name: str, shape: Shape, machine: Machine, backward: bool) -> Entry:
-    x = _arguments(shape, machine)
+def _entry(name: str, shape: Shape, machine: Machine, backward: bool, dtype: torch.dtype) -> Entry:
+    x = _arguments(shape, machine, dtype)
 
     def run() -> None:
         with torch.set_grad_enabled(backward):
@@ -84,7 +84,17 @@ def _entry(name: str, shape: Shape, machine: Machine, backward: bool) -> Entry:
                     y.grad = None
                 out.backward(torch.ones_like(out))
 
-    return Entry(run, functools.partial(_check, name, machine))
+    return Entry(run, functools.partial(_check, name, machine, dtype))
+
+
+def _implementation(name: str, shape: Shape, machine: Machine, backward: bool, dtype: torch.dtype) -> Implementation:
+    own = dtype == machine.dtype
+    short = str(dtype).removeprefix("torch.")
+    return Implementation(
+        name if own else f"{name}, {short}", name.replace(",", "").replace(" ", "-"),
+        functools.partial(_entry, name, shape, machine, backward, dtype), ROLES.get(name, "baseline"),
+        dtype=None if own else short,
+    )  # fmt: skip
 
 
 @comparisons("cpu", "cuda")
@@ -94,13 +104,8 @@ def test_inkling(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for direction in DIRECTIONS:
         backward = direction == "forward+backward"
-        runs = [
-            Implementation(
-                name, name.split(",")[0].replace(" ", "-") + ("-repeated" if "repeated" in name else ""),
-                functools.partial(_entry, name, shape, machine, backward), ROLES.get(name, "baseline"),
-            )
-            for name in CALLS
-        ]  # fmt: skip
+        dtypes = (machine.dtype, torch.bfloat16) if machine.kind == "cpu" else (machine.dtype,)
+        runs = [_implementation(name, shape, machine, backward, dtype) for dtype in dtypes for name in CALLS]
         case = Case(direction=direction, shape=shape, note="8 heads of keys, position queries of width 16")
         found.append(Comparison("Inkling", case, runs, seconds=6))
     return found

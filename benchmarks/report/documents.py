@@ -34,7 +34,8 @@ _LAYERS = "other libraries' layers"
 LIBRARIES = (_LAYERS, f"peak memory of {_LAYERS}", f"streaming steps of {_LAYERS}", "other libraries' encoders")
 GENERATE = ("generate()",)
 # Groups that docs/speed.md shows besides evaluation.
-SHOWN = ("attention", "decode", "training step", "softmax", "peak memory", "padding", "call overhead", "start-up")
+SHOWN = ("attention", "Inkling", "decode", "training step", "softmax", "peak memory", "padding", "call overhead",
+         "start-up")  # fmt: skip
 
 
 def texts(devices: list[Device]) -> dict[Path, str]:
