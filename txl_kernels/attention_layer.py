@@ -105,16 +105,16 @@ class AttentionLayer(nn.Module, abc.ABC):
     ) -> None:
         super().__init__()
         for name, size in (("d_model", d_model), ("n_head", n_head)):
-            check_integer(name, size, 1, ">= 1")
+            check_integer(name, size, 1, "an integer >= 1")
         if d_head is None:
             if d_model % n_head:
                 raise ValueError(
                     f"d_model must be a multiple of n_head when d_head is not given, got {d_model}, {n_head}"
                 )
             d_head = d_model // n_head
-        check_integer("d_head", d_head, 1, ">= 1")
+        check_integer("d_head", d_head, 1, "an integer >= 1")
         n_kv_head = n_head if n_kv_head is None else n_kv_head
-        check_integer("n_kv_head", n_kv_head, 1, "None or >= 1")
+        check_integer("n_kv_head", n_kv_head, 1, "None or an integer >= 1")
         if n_head % n_kv_head:
             raise ValueError(f"n_kv_head must be a divisor of n_head={n_head}, got {n_kv_head}")
         check_number("attn_dropout", attn_dropout, 0, 1, "in [0, 1)")
@@ -370,7 +370,14 @@ class AttentionLayer(nn.Module, abc.ABC):
 
     def _check_cache(self, cache: KeyValueCache, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> None:
         if memory is not None or positions is not None:
-            raise ValueError("cache holds the memory and the encodings; pass neither memory nor positions with it")
+            raise ValueError(
+                "cache must be given alone, got memory or positions beside it, which it holds or which follow from it"
+            )
+        if cache.r is not None and self.outside == "zero":  # of new_cache it holds none
+            raise ValueError(
+                f"cache must hold no table r, because this layer has its own, got r of shape {list(cache.r.shape)}; make "
+                "the cache with new_cache"
+            )
         if torch.is_grad_enabled():
             raise RuntimeError("cache is for evaluation: call the layer under torch.no_grad() or inference_mode()")
         if self.training and self.attn_dropout > 0:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.checks import Outside, Window, check_integer, check_outside
+from txl_kernels.checks import Window, check_integer, span
 
 
 class KeyValueCache:
@@ -19,9 +19,8 @@ class KeyValueCache:
 
     Attributes:
         r: [H, T, Dp] or [1, T, Dp], the rows of distances from -zero_row; or None.
-        zero_row: the row of r that holds distance 0. Where `outside` is "refuse", this is the
-            number of keys after its own that a query of a segment can see.
-        outside: what distances without a row of r mean, as in `rel_attention`.
+        zero_row: the row of r that holds distance 0, which is the number of keys after its own that
+            a query of a segment can see.
         window: the number of keys that a query sees, its own included, or (left, right), as in
             `rel_attention`; None for all.
         n_kv_head, d_key, d_value: the number of heads of keys and values, and their widths.
@@ -45,7 +44,6 @@ class KeyValueCache:
         window: Window = None,
         zero_row: int = 0,
         *,
-        outside: Outside = "refuse",
         n_kv_head: int | None = None,
         d_key: int | None = None,
         d_value: int | None = None,
@@ -59,8 +57,8 @@ class KeyValueCache:
                 read beside the keys. It is kept, not copied.
             batch: B.
             mem_len, max_segment: positions that the cache holds, and the largest segment.
-            window, zero_row, outside: as in `rel_attention`. Where outside is "refuse", r must have
-                a row for every distance in the cache, zero_row + mem_len + max_segment rows.
+            window, zero_row: as in `rel_attention`. r must have a row for every distance in the
+                cache, zero_row + mem_len + max_segment rows.
             n_kv_head, d_key, d_value: the number of heads of keys and values, and their widths.
                 None for those of r, as in Transformer-XL, where keys and rows of r have the same
                 heads and width, and values have d_key. Needed where r is None.
@@ -72,13 +70,15 @@ class KeyValueCache:
         """
         minimum = {"batch": 1, "mem_len": 0, "max_segment": 1, "zero_row": 0}
         for (name, low), value in zip(minimum.items(), (batch, mem_len, max_segment, zero_row), strict=True):
-            check_integer(name, value, low, f">= {low}")
-        check_outside(outside)
+            check_integer(name, value, low, f"an integer >= {low}")
         if r is not None:
-            rows = zero_row + mem_len + max_segment if outside == "refuse" else 1
+            if not isinstance(r, Tensor):
+                raise TypeError(f"r must be None or a torch.Tensor, got {type(r).__name__}")
+            rows = zero_row + mem_len + max_segment
             if r.dim() != 3 or r.size(1) < rows:
-                least = f"zero_row + mem_len + max_segment = {rows}" if outside == "refuse" else "1"
-                raise ValueError(f"r must be [H, T >= {least}, D], got {list(r.shape)}")
+                raise ValueError(
+                    f"r must be [H or 1, T >= zero_row + mem_len + max_segment = {rows}, Dp], got {list(r.shape)}"
+                )
             n_kv_head = r.size(0) if n_kv_head is None else n_kv_head
             d_key = r.size(2) if d_key is None else d_key
             dtype = r.dtype if dtype is None else dtype
@@ -89,10 +89,12 @@ class KeyValueCache:
             "d_value": d_key if d_value is None else d_value,
         }
         for name, size in sizes.items():
-            check_integer(name, size, 1, ">= 1" if r is not None else ">= 1 where r is None")
+            check_integer(name, size, 1, "an integer >= 1" + ("" if r is not None else " where r is None"))
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"dtype must be a floating-point dtype, got {dtype}")
+        span(True, window)  # checks the window
         self.r = r
         self.zero_row = zero_row
-        self.outside = outside
         self.mem_len = mem_len
         self.max_segment = max_segment
         self.window = window

@@ -112,20 +112,21 @@ def _check_shapes(call: Call) -> None:
         raise ValueError(f"q must have a head width D >= 1, got shape {list(q.shape)}")
     if call.k.dim() != 4 or (call.k.size(0), *call.k.shape[2:]) != (batch, length, width):
         raise ValueError(
-            f"k must be [B, H, L, D] = {list(q.shape)} like q, or have fewer heads, got shape {list(call.k.shape)}"
+            f"k must be [B, Hkv, L, D] = [{batch}, Hkv, {length}, {width}] with Hkv a divisor of q's {heads} heads, got "
+            f"shape {list(call.k.shape)}"
         )
     kv_heads = call.k.size(1)
     if kv_heads != heads and (kv_heads == 0 or heads % kv_heads):
         raise ValueError(
-            f"k must have q's {heads} heads or a divisor of them, got {kv_heads} in shape {list(call.k.shape)}"
+            f"k must have as many heads as q, {heads}, or a divisor of them, got {kv_heads} in shape {list(call.k.shape)}"
         )
     if call.v.dim() != 4 or call.v.shape[:3] != call.k.shape[:3] or call.v.size(3) == 0:
-        wanted = f"[B, heads of k, L, any] = [{batch}, {kv_heads}, {length}, any]"
+        wanted = f"[B, Hkv, L, Dv] = [{batch}, {kv_heads}, {length}, Dv]"
         raise ValueError(f"v must be {wanted}, got shape {list(call.v.shape)}")
     if call.k_mem is not None and call.v_mem is not None:
         for name, x, wide in (("k_mem", call.k_mem, width), ("v_mem", call.v_mem, call.v.size(3))):
             if x.dim() != 4 or (x.size(0), x.size(1), x.size(3)) != (batch, kv_heads, wide):
-                wanted = f"[B, heads of k, M, D] = [{batch}, {kv_heads}, M, {wide}]" + (
+                wanted = f"[B, Hkv, M, D] = [{batch}, {kv_heads}, M, {wide}]" + (
                     " of v's width" if name == "v_mem" else ""
                 )
                 raise ValueError(f"{name} must be {wanted}, got shape {list(x.shape)}")
@@ -153,7 +154,8 @@ def _check_tables(call: Call) -> None:
     heads, width = call.q.size(1), position_width_of(call)
     r, r_bias = call.r, call.r_bias
     if r is not None and (r.dim() != 3 or (r.size(0), r.size(2)) != (heads, width)):
-        raise ValueError(f"r must be [H, T, D] = [{heads}, T, {width}], got shape {list(r.shape)}")
+        axes = "[H, T, D]" if call.q_pos is None else "[H, T, Dp of q_pos]"
+        raise ValueError(f"r must be {axes} = [{heads}, T, {width}], got shape {list(r.shape)}")
     if call.zero_outside and table_len_of(call) == 0 and (r is not None or r_bias is not None):
         raise ValueError(f"{'r_bias' if r is None else 'r'} must have a row where outside='zero', got none")
     if r_bias is not None and (r_bias.dim() != 2 or r_bias.size(0) != heads):

@@ -83,8 +83,8 @@ def rel_attention(
         score[i, j] = softcap * tanh(score[i, j] / softcap)                      where softcap > 0
         out_i = sum_j dropout(softmax_j(score[i, j])) v_j
 
-    q_pos is q unless it is given: then this is the attention of Inkling, too, whose learned term
-    of the distance has queries of its own.
+    q_pos defaults to q. With q_pos the formula also covers Inkling's attention, whose learned term
+    of the distance has its own queries.
 
     Each query's weights sum to 1 (with a `sink` to less), in forward and backward, for finite
     scores of any size (up to 2e38 in "triton"; "cuda" gives NaN gradients where |lse| > 45,426).
@@ -143,8 +143,9 @@ def rel_attention(
         softcap: 0.0 for none, or the bound of the scores' size (1e-30 to 1e30) that the tanh above
             enforces, as in Gemma; lse is that of the capped scores.
         sink: None, or a logit of each head, [H], or of each query, [B, H, L]: one more score whose
-            value is 0, so that out_i is divided by the sum of the weights and e^sink. In q's dtype
-            or float32. A query that sees no key has out 0 all the same; lse leaves the sink out.
+            value is 0, so that out_i is divided by the sum of the weights and e^sink. It may have
+            any floating dtype and is converted to float32 (float64 beside float64). A query that
+            sees no key has out 0 all the same; lse leaves the sink out.
         dropout_p: probability in [0, 1) of dropping an attention weight; apply it in training only.
         dropout_seed: None to draw a seed from torch's generator, or an int64 tensor of one element.
             The same seed drops the same entries in every backend. If r is [B, H, T, D], batch row b
@@ -176,7 +177,7 @@ def rel_attention(
         scale = 1.0 / math.sqrt(max(q.shape[-1], 1)) if q.dim() else 1.0
     q_pos, position_scale = _position_terms(q, r, q_pos, scale, position_scale)
     if position_bias is None:
-        position_bias = _zeros(q if q_pos is None else q_pos)
+        position_bias = _zeros(q, q_pos)
     elif r is None:
         raise ValueError(_NO_TABLE)
     k_mem, v_mem = (None, None) if memory is None else memory_pair(memory)
@@ -201,6 +202,8 @@ def _position_terms(q: Tensor, r: Any, q_pos: Any, scale: Any, position_scale: A
     Raises:
         TypeError, ValueError: position_scale is not a number, or q_pos is given without r.
     """
+    if q_pos is not None and not isinstance(q_pos, Tensor):
+        raise TypeError(f"q_pos must be None or a torch.Tensor, got {type(q_pos).__name__}")
     if q_pos is not None and r is None:
         raise ValueError("q_pos must be None where r is None: it multiplies rows of r")
     if position_scale is None:
@@ -245,14 +248,15 @@ def _plain(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any
     return operators.rel_attention(call, backends.choose(backend, call, prepared), prepared, need_lse)
 
 
-def _zeros(q: Tensor) -> Tensor:
-    """Return a bias of zeros, [H, D], in q's dtype; of shape [0] if q's shape is wrong, which a
-    later check reports.
+def _zeros(q: Tensor, x: Tensor | None = None) -> Tensor:
+    """Return a bias of zeros, [H, width of x], in q's dtype; x None for q. Its shape is [0] if that
+    of x is wrong, which a later check reports.
 
     The tensor is kept for later calls, each of which would otherwise launch a kernel to fill it.
     Each CUDA stream has its own, because only work on one stream is ordered.
     """
-    shape = q.shape[1::2] if not q.is_nested and q.dim() == 4 else (0,)
+    x = q if x is None else x
+    shape = x.shape[1::2] if not x.is_nested and x.dim() == 4 else (0,)
     dtype = q.dtype if q.is_floating_point() else torch.float32
     if not operators.is_plain() or not operators.ordinary(q):
         return torch.zeros(shape, dtype=dtype, device=q.device)
@@ -340,7 +344,7 @@ def rel_attention_weights(
         scale = 1.0 / math.sqrt(max(q.size(-1), 1))
     q_pos, position_scale = _position_terms(q, r, q_pos, scale, position_scale)
     u = _zeros(q) if content_bias is None else content_bias
-    w = _zeros(q if q_pos is None else q_pos) if position_bias is None else position_bias
+    w = _zeros(q, q_pos) if position_bias is None else position_bias
     checks.check_outside(outside, ("refuse", "zero"))
     call = Call(
         q, k, k, r, u, w, k_mem, k_mem, r_bias, q_pos, checks.broadcast_sink(sink, q), start, end, None, left, right,

@@ -215,7 +215,7 @@ class RelAttention(SegmentAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_integer("d_model", d_model, 1, ">= 1")
+        check_integer("d_model", d_model, 1, "an integer >= 1")
         if d_model % 2:
             raise ValueError(f"d_model must be even (its sinusoids come in pairs), got {d_model}")
         options: dict[str, Any] = {

@@ -28,8 +28,7 @@ class LearnedRelativeAttention(AttentionLayer):
     Args:
         d_model: width of the hidden states.
         n_head, d_head: number of heads H and their width D; d_head None for d_model // n_head.
-        extent: number of distances with a row, from 0 on. In a layer with a window, window is
-            enough.
+        extent: number of distances with a row, from 0 on. With window=W, extent=W suffices.
         n_kv_head: number of heads of keys and values, a divisor of n_head: n_head / n_kv_head query
             heads share one. None for n_head.
         position_width: width Dp of the position queries and of the table's rows.
@@ -41,7 +40,7 @@ class LearnedRelativeAttention(AttentionLayer):
         attn_dropout: probability of dropping an attention weight in training.
         causal: False for an encoder: the table then has rows for distances from -(extent - 1) to
             extent - 1, in this order.
-        window, chunk: as in `rel_attention`. A window is a sliding attention.
+        window, chunk: as in `rel_attention`. A window gives sliding attention.
         batch_first: True if hidden states are [B, L, d_model], False if [L, B, d_model]; so are
             memory and result. Neither layout is copied.
         backend: as in `rel_attention`.
@@ -89,8 +88,8 @@ class LearnedRelativeAttention(AttentionLayer):
             d_model, n_head, d_head, n_kv_head=n_kv_head, attn_dropout=attn_dropout, causal=causal, window=window,
             chunk=chunk, batch_first=batch_first, backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
-        check_integer("extent", extent, 1, ">= 1")
-        check_integer("position_width", position_width, 1, ">= 1")
+        check_integer("extent", extent, 1, "an integer >= 1")
+        check_integer("position_width", position_width, 1, "an integer >= 1")
         for name, flag in (("qk_norm", qk_norm), ("sink", sink)):
             if not isinstance(flag, bool):
                 raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")

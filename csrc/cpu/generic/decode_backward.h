@@ -111,7 +111,7 @@ TXL_INLINE void add_to_both(const float* row, int64_t Dp, float* sum, float* dq)
   }
 }
 
-// Adds what those keys contribute to dq of row n0, query i, and what it contributes to du.
+// Adds the keys' part of dq of row n0, which is query i, and of du.
 template <class T>
 static void decode_backward_content(const Problem& p, const BackwardPlan& plan, const Part& at, int64_t i, int64_t n0,
                                     int64_t j0, Range keys, const DecodeBackwardScratch& s, const Sums& sums) {
@@ -126,8 +126,8 @@ static void decode_backward_content(const Problem& p, const BackwardPlan& plan, 
   add_to_both(s.row, Dp, sums.du, sums.dq + i * Dp);
 }
 
-// Adds what the rows of the tables for those keys contribute to the gradients of query i of head h, row n0, and what it
-// contributes to theirs.
+// Adds the part that the tables' rows for those keys have in dq_pos of row n0, which is query i of head h, and in dw;
+// and the query's part of dr and dr_bias.
 template <class T>
 static void decode_backward_positions(const Problem& p, const BackwardPlan& plan, const Part& at, int64_t h, int64_t i,
                                       int64_t n0, int64_t j0, Range keys, const DecodeBackwardScratch& s,

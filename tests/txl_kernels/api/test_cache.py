@@ -10,8 +10,7 @@ from txl_kernels import KeyValueCache, rel_attention
 B, H, L, D, DV, DP = 2, 4, 17, 8, 5, 3
 TABLES: dict[str, dict[str, Any]] = {
     "a row for every distance": {"r": torch.randn(H, L + 4, D, dtype=torch.float64)},
-    "a shared table of few rows": {"r": torch.randn(1, 6, DP, dtype=torch.float64), "outside": "zero"},
-    "a table of few rows": {"r": torch.randn(H, 6, DP, dtype=torch.float64), "outside": "clamp"},
+    "a shared table of another width": {"r": torch.randn(1, L + 4, DP, dtype=torch.float64)},
     "no table": {"r": None, "dtype": torch.float64},
 }
 
@@ -29,7 +28,7 @@ def test_segments_equal_one_call(table: dict[str, Any], n_kv_head: int, window: 
     assert (cache.n_kv_head, cache.d_key, cache.d_value, cache.dtype, cache.batch) == (n_kv_head, D, DV, q.dtype, B)
     q_pos = torch.randn(B, H, L, DP, dtype=torch.float64) if cache.r is not None and cache.r.size(2) == DP else None
     r_bias = torch.randn(H, L, dtype=torch.float64) if cache.r is None else None
-    options = {"r_bias": r_bias, "outside": cache.outside, "window": cache.window}
+    options = {"r_bias": r_bias, "window": cache.window}
     parts = []
     for rows in torch.arange(L).split(4):
         part = [x[:, :, rows] for x in (q, k, v)]
@@ -43,7 +42,7 @@ def test_segments_equal_one_call(table: dict[str, Any], n_kv_head: int, window: 
 def test_without_sizes_they_are_the_tables() -> None:
     cache = KeyValueCache(torch.zeros(3, 9, 4, dtype=torch.float64), 2, 5, 4)
     assert [x.shape for x in cache.memory] == [(2, 3, 0, 4)] * 2
-    assert (cache.dtype, cache.outside) == (torch.float64, "refuse")
+    assert cache.dtype == torch.float64
 
 
 def test_the_oldest_are_dropped_and_rows_reordered() -> None:
@@ -62,9 +61,9 @@ def test_the_oldest_are_dropped_and_rows_reordered() -> None:
 
 
 def test_repr_and_bytes() -> None:
-    table = torch.zeros(1, 6, 3)
-    cache = KeyValueCache(table, 3, 100, 28, outside="zero", n_kv_head=2, d_key=8, d_value=16)
-    assert cache.nbytes == 4 * (3 * 2 * 228 * (8 + 16) + 18)
+    table = torch.zeros(1, 128, 3)
+    cache = KeyValueCache(table, 3, 100, 28, n_kv_head=2, d_key=8, d_value=16)
+    assert cache.nbytes == 4 * (3 * 2 * 228 * (8 + 16) + 384)
     assert repr(cache) == (
         "KeyValueCache(0 of 100 positions held, batch=3, heads=2, width=8 and 16, max_segment=28, window=None, "
         "float32 on cpu, 0.1 MiB)"
@@ -74,17 +73,18 @@ def test_repr_and_bytes() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"n_kv_head": None}, "n_kv_head must be >= 1 where r is None, got NoneType"),
-        ({"d_key": None}, "d_key must be >= 1 where r is None, got NoneType"),
-        ({"d_value": 0}, "d_value must be >= 1 where r is None, got 0"),
+        ({"n_kv_head": None}, "n_kv_head must be an integer >= 1 where r is None, got NoneType"),
+        ({"d_key": None}, "d_key must be an integer >= 1 where r is None, got NoneType"),
+        ({"d_value": 0}, "d_value must be an integer >= 1 where r is None, got 0"),
         (
             {"r": torch.zeros(1, 8, 3)},
-            r"r must be \[H, T >= zero_row \+ mem_len \+ max_segment = 9, D\], got \[1, 8, 3\]",
+            r"r must be \[H or 1, T >= zero_row \+ mem_len \+ max_segment = 9, Dp\], got \[1, 8, 3\]",
         ),
-        ({"r": torch.zeros(1, 0, 3), "outside": "zero"}, r"r must be \[H, T >= 1, D\], got \[1, 0, 3\]"),
-        ({"r": torch.zeros(8, 3), "outside": "zero"}, r"r must be \[H, T >= 1, D\], got \[8, 3\]"),
-        ({"outside": "none"}, "outside must be one of refuse, clamp, zero, got 'none'"),
-        ({"mem_len": -1}, "mem_len must be >= 0, got -1"),
+        ({"r": torch.zeros(9, 3)}, r"r must be \[H or 1, T >= .* = 9, Dp\], got \[9, 3\]"),
+        ({"r": [1]}, "r must be None or a torch.Tensor, got list"),
+        ({"dtype": torch.int32}, "dtype must be a floating-point dtype, got torch.int32"),
+        ({"window": "w"}, "window must be None or an integer >= 1 .*, got str"),
+        ({"mem_len": -1}, "mem_len must be an integer >= 0, got -1"),
     ],
     ids=lambda x: "-".join(x) if isinstance(x, dict) else None,
 )

@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no row to repeat": (
         {"r": torch.zeros(2, 0, 8), "outside": "clamp"}, ValueError, r"r must have a row where outside='clamp'"),
     "values of other keys": (
-        {"v": torch.zeros(2, 2, 7, 4)}, ValueError, r"v must be \[B, heads of k, L, any\] = \[2, 2, 6, any\]"),
+        {"v": torch.zeros(2, 2, 7, 4)}, ValueError, r"v must be \[B, Hkv, L, Dv\] = \[2, 2, 6, Dv\]"),
     "memory of v's old width": (
         {"v": torch.zeros(2, 2, 6, 4)}, ValueError, r"v_mem must be .* of v's width, got shape \[2, 2, 5, 8\]"),
     "bias of another width": (

@@ -107,10 +107,10 @@ def test_parameters() -> None:
 @pytest.mark.parametrize(
     ("n_kv_head", "message"),
     [
-        (0, "n_kv_head must be None or >= 1, got 0"),
+        (0, "n_kv_head must be None or an integer >= 1, got 0"),
         (3, "n_kv_head must be a divisor of n_head=4, got 3"),
         (8, "n_kv_head must be a divisor of n_head=4, got 8"),
-        (2.0, "n_kv_head must be None or >= 1, got float"),
+        (2.0, "n_kv_head must be None or an integer >= 1, got float"),
     ],
 )
 def test_bad_numbers_of_heads(n_kv_head: Any, message: str) -> None:

@@ -190,12 +190,12 @@ def test_positions_may_be_shared_and_dropped() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, 2), "d_model must be >= 1, got 0"),
-        ((12, 0), "n_head must be >= 1, got 0"),
+        ((0, 2), "d_model must be an integer >= 1, got 0"),
+        ((12, 0), "n_head must be an integer >= 1, got 0"),
         ((7, 1), r"d_model must be even .*, got 7"),
         ((12, 5), "d_model must be a multiple of n_head when d_head is not given, got 12, 5"),
-        ((12, 3, 0), "d_head must be >= 1, got 0"),
-        ((12.0, 3), "d_model must be >= 1, got float"),
+        ((12, 3, 0), "d_head must be an integer >= 1, got 0"),
+        ((12.0, 3), "d_model must be an integer >= 1, got float"),
     ],
 )
 def test_bad_sizes(arguments: tuple[int, ...], message: str) -> None:
@@ -284,7 +284,7 @@ def test_bad_calls() -> None:
     with pytest.raises(RuntimeError, match="cache is for evaluation"):
         it(hidden(3), cache=cache)
     with torch.no_grad():
-        with pytest.raises(ValueError, match="pass neither memory nor positions"):
+        with pytest.raises(ValueError, match="cache must be given alone"):
             it(hidden(3), hidden(M), cache=cache)
         with pytest.raises(ValueError, match=r"k and v must be \[2, 3, L <= 3, 4\] and .*, got \[2, 3, 4, 4\]"):
             cache.append(*torch.zeros(2, 2, 3, 4, 4))
@@ -292,7 +292,7 @@ def test_bad_calls() -> None:
         ValueError, match=r"r must be .* T >= zero_row \+ mem_len \+ max_segment = 9, D\], got \[3, 8, 4\]"
     ):
         KeyValueCache(torch.zeros(3, 8, 4), 1, 5, 4)
-    with pytest.raises(ValueError, match="max_segment must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="max_segment must be an integer >= 1, got 0"):
         it.new_cache(1, 4, 0)
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl_kernels import LearnedRelativeAttention, RelAttention
+from txl_kernels import KeyValueCache, LearnedRelativeAttention, RelAttention
 from txl_kernels import attention_layer as layers
 
 B, L, M, WIDTH, HEADS, EXTENT = 2, 9, 5, 12, 4, 6
@@ -297,11 +297,11 @@ def test_odd_widths_are_padded_where_a_gpu_wants_it(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"extent": 0}, "extent must be >= 1, got 0"),
-        ({"extent": 4.0}, "extent must be >= 1, got float"),
-        ({"position_width": 0}, "position_width must be >= 1, got 0"),
+        ({"extent": 0}, "extent must be an integer >= 1, got 0"),
+        ({"extent": 4.0}, "extent must be an integer >= 1, got float"),
+        ({"position_width": 0}, "position_width must be an integer >= 1, got 0"),
         ({"n_kv_head": 3}, "n_kv_head must be a divisor of n_head=4, got 3"),
-        ({"n_kv_head": 0}, "n_kv_head must be None or >= 1, got 0"),
+        ({"n_kv_head": 0}, "n_kv_head must be None or an integer >= 1, got 0"),
         ({"qk_norm": 1}, "qk_norm must be True or False, got int"),
         ({"sink": torch.zeros(4)}, "sink must be True or False, got Tensor"),
         ({"scale": float("inf")}, "scale must be None or a finite number .*, got inf"),
@@ -313,6 +313,17 @@ def test_odd_widths_are_padded_where_a_gpu_wants_it(monkeypatch: pytest.MonkeyPa
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         LearnedRelativeAttention(WIDTH, HEADS, **{"extent": EXTENT, **options})
+
+
+@torch.no_grad()
+def test_a_cache_with_a_table_is_refused() -> None:
+    layer = LearnedRelativeAttention(16, 2, extent=5, backend="reference").double().eval()
+    cache = KeyValueCache(torch.zeros(2, 9, 16, dtype=torch.float64), 1, 5, 4, n_kv_head=2, d_key=8)
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match=r"cache must hold no table r, .* got r of shape \[2, 9, 16\]"),
+    ):
+        layer(torch.zeros(1, 3, 16, dtype=torch.float64), cache=cache)
 
 
 @torch.no_grad()

@@ -49,14 +49,14 @@ BAD = {
     "k of another length": (
         {"k": zeros(B, H, L + 1, D)},
         ValueError,
-        r"k must be .* = \[2, 3, 4, 8\] like q, or have fewer heads, got .*5, 8",
+        r"k must be \[B, Hkv, L, D\] = \[2, Hkv, 4, 8\] with Hkv a divisor of q's 3 heads, got .*5, 8",
     ),
     "v of another width": (
         {"v": zeros(B, H, L, D + 1)},
         ValueError,
         r"v_mem must be .*, M, 9\] of v's width, got",
     ),
-    "k of rank 3": ({"k": zeros(H, L, D)}, ValueError, r"k must be \[B, H, L, D\]"),
+    "k of rank 3": ({"k": zeros(H, L, D)}, ValueError, r"k must be \[B, Hkv, L, D\]"),
     "k in another dtype": (
         {"k": zeros(B, H, L, D, dtype=torch.float64)},
         TypeError,
@@ -88,7 +88,7 @@ BAD = {
     "memory of another batch": (
         {"memory": (zeros(1, H, M, D), zeros(1, H, M, D))},
         ValueError,
-        r"k_mem must be \[B, heads of k, M, D\] = \[2, 3, M, 8\], got shape \[1, 3, 5, 8\]",
+        r"k_mem must be \[B, Hkv, M, D\] = \[2, 3, M, 8\], got shape \[1, 3, 5, 8\]",
     ),
     "memory of unequal lengths": (
         {"memory": (zeros(B, H, M, D), zeros(B, H, M - 1, D))},
@@ -163,26 +163,31 @@ BAD = {
     "k of heads that do not divide q's": (
         {"k": zeros(B, 2, L, D), "v": zeros(B, 2, L, D), "memory": None},
         ValueError,
-        r"k must have q's 3 heads or a divisor of them, got 2 in shape \[2, 2, 4, 8\]",
+        r"k must have as many heads as q, 3, or a divisor of them, got 2 in shape \[2, 2, 4, 8\]",
     ),
     "v of other heads than k": (
         {"v": zeros(B, 1, L, D)},
         ValueError,
-        r"v must be \[B, heads of k, L, any\] = \[2, 3, 4, any\]",
+        r"v must be \[B, Hkv, L, Dv\] = \[2, 3, 4, Dv\]",
     ),
     "memory of other heads than k": (
         {"memory": (zeros(B, 1, M, D), zeros(B, 1, M, D))},
         ValueError,
-        r"k_mem must be \[B, heads of k, M, D\] = \[2, 3, M, 8\], got shape \[2, 1, 5, 8\]",
+        r"k_mem must be \[B, Hkv, M, D\] = \[2, 3, M, 8\], got shape \[2, 1, 5, 8\]",
     ),
-    "q_pos no tensor": ({"q_pos": 1.0}, TypeError, r"q_pos must be a torch.Tensor, got float"),
+    "q_pos no tensor": ({"q_pos": 1.0}, TypeError, r"q_pos must be None or a torch.Tensor, got float"),
+    "q_pos alone in another dtype": (
+        {"q_pos": zeros(B, H, L, D).double(), "position_bias": None},
+        TypeError,
+        r"q_pos must have q's dtype",
+    ),
     "q_pos of rank 3": ({"q_pos": zeros(H, L, D)}, ValueError, r"q_pos must be \[B, H, L, Dp\] = \[2, 3, 4, Dp\], got"),
     "q_pos of other heads": ({"q_pos": zeros(B, 1, L, D)}, ValueError, r"q_pos must be .*, got shape \[2, 1, 4, 8\]"),
     "q_pos in another dtype": ({"q_pos": zeros(B, H, L, D).double()}, TypeError, r"q_pos must have q's dtype"),
     "q_pos of another width than r": (
         {"q_pos": zeros(B, H, L, 5), "position_bias": None},
         ValueError,
-        r"r must be \[H, T, D\] = \[3, T, 5\], got shape \[3, 9, 8\]",
+        r"r must be \[H, T, Dp of q_pos\] = \[3, T, 5\], got shape \[3, 9, 8\]",
     ),
     "position_bias of another width than q_pos": (
         {"q_pos": zeros(B, H, L, 5)},
