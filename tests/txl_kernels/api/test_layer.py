@@ -289,7 +289,7 @@ def test_bad_calls() -> None:
         with pytest.raises(ValueError, match=r"k and v must be \[2, 3, L <= 3, 4\] and .*, got \[2, 3, 4, 4\]"):
             cache.append(*torch.zeros(2, 2, 3, 4, 4))
     with pytest.raises(
-        ValueError, match=r"r must be .* T >= zero_row \+ mem_len \+ max_segment = 9, D\], got \[3, 8, 4\]"
+        ValueError, match=r"r must be .* T >= zero_row \+ mem_len \+ max_segment = 9, Dp\], got \[3, 8, 4\]"
     ):
         KeyValueCache(torch.zeros(3, 8, 4), 1, 5, 4)
     with pytest.raises(ValueError, match="max_segment must be an integer >= 1, got 0"):

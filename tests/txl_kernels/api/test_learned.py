@@ -338,7 +338,7 @@ def test_bad_calls() -> None:
         other(hidden(3), cache=cache)
     with pytest.raises(ValueError, match=r"n_kv_head, d_key and d_value \(4, 3, 3\), got one with \(2, 3, 3\)"):
         RelAttention(WIDTH, HEADS, dtype=torch.float64).eval()(hidden(3), cache=cache)
-    with pytest.raises(ValueError, match="neither memory nor positions"):
+    with pytest.raises(ValueError, match="cache must be given alone"):
         it(hidden(3), hidden(2), cache=cache)
     with pytest.raises(ValueError, match="max_segment=3"):
         it(hidden(4), cache=cache)
