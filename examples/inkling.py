@@ -4,10 +4,10 @@ pip install "transformers>=5.24" txl-kernels; python examples/inkling.py
 
 The model has random weights, a sliding and a full layer, and the attention of Inkling 2: position
 queries of width 16, a table of 1,024 distances (512 in the sliding layer), grouped heads, sinks.
-Each case is a process of its own and is first compared with the original on a few tokens. Then it
-runs forward, without gradients, and forward and backward, once each. It prints seconds, and the
-memory of the whole text model beyond what the process had before. --figure also runs shorter and
-longer texts, and draws both (pip install "txl-kernels[plots]").
+Each case runs in its own process; the accelerated model is first compared with the original on 600
+tokens. Then the case runs forward without gradients, and forward and backward ("both ways"), once
+each. The script prints seconds, and by how much the process's peak memory grew. --figure also runs
+other lengths and plots time and memory (pip install "txl-kernels[plots]").
 """
 
 import argparse
@@ -88,11 +88,11 @@ def figure(path: Path, lengths: dict[str, Iterable[int]]) -> None:
         axes = picture.add_subplot(1, 2, n + 1)
         for way, color in zip(WAYS, ("tab:blue", "tab:red"), strict=True):
             for direction, line in (("forward", "--"), ("both ways", "-")):
-                times = [x[f"{direction}, {unit}"] for x in found[way].values()]
+                values = [x[f"{direction}, {unit}"] for x in found[way].values()]
                 name = f"{'transformers' if way == 'original' else way}, {direction}"
-                axes.plot(list(found[way]), times, color=color, linestyle=line, marker="o", label=name)
+                axes.plot(list(found[way]), values, color=color, linestyle=line, marker="o", label=name)
                 axes.annotate(
-                    f"{times[-1]:.3g}", (max(found[way]), times[-1]), xytext=(6, 0), textcoords="offset points"
+                    f"{values[-1]:.3g}", (max(found[way]), values[-1]), xytext=(6, 0), textcoords="offset points"
                 )
         ticks = sorted({tokens for way in WAYS for tokens in found[way]})
         axes.set(xscale="log", yscale="log", xlabel="tokens", title="seconds" if unit == "s" else "memory, MiB")

@@ -138,7 +138,7 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, u: Tensor | None, w: Tensor | None, *bounds: Bounds,
     past: int | None = None, **settings: Any,
 ) -> Tensor:  # fmt: skip
-    """Return `rel_attention` for k and v [B, H, M + L, D] that include the M keys before the
+    """Return `rel_attention` for k and v [B, Hkv, M + L, D] that include the M keys before the
     queries.
 
     It is bidirectional unless `settings` has another `causal`.

@@ -67,8 +67,8 @@ class MPNetBiases(Accelerated):
         if why is not None:
             return self.fall_back(why, x, position_ids, num_buckets)  # type: ignore[no-any-return]
         length = x.size(1)
-        ahead = torch.arange(length - 1, -length, -1, device=x.device)
-        biases: Tensor = self.relative_attention_bias(self.relative_position_bucket(ahead, num_buckets=num_buckets))
+        offsets = torch.arange(length - 1, -length, -1, device=x.device)
+        biases: Tensor = self.relative_attention_bias(self.relative_position_bucket(offsets, num_buckets=num_buckets))
         return biases.t()
 
 

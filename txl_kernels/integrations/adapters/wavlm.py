@@ -115,8 +115,8 @@ def _gate(projected: Tensor, factor: Tensor) -> Tensor:
 
 def _biases(module: Any, table: nn.Module, length: int, x: Tensor) -> Tensor:
     """Return biases [H, 2 L - 1], farthest future first, on x's device."""
-    ahead = torch.arange(length - 1, -length, -1, device=x.device)
-    biases: Tensor = table(module._relative_positions_bucket(ahead))  # [T, H]
+    offsets = torch.arange(length - 1, -length, -1, device=x.device)
+    biases: Tensor = table(module._relative_positions_bucket(offsets))  # [T, H]
     return biases.t()
 
 
