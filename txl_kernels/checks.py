@@ -78,7 +78,7 @@ def memory_pair(memory: Any) -> KeyValuePair:
     """
     if not isinstance(memory, (tuple, list)) or len(memory) != 2:
         got = f"{type(memory).__name__}" + (f" of length {len(memory)}" if isinstance(memory, (tuple, list)) else "")
-        raise TypeError(f"memory must be None or a pair (k_mem, v_mem) of [B, H, M, D] tensors, got {got}")
+        raise TypeError(f"memory must be None or a pair (k_mem, v_mem) of [B, Hkv, M, D] tensors, got {got}")
     k_mem, v_mem = memory
     if not isinstance(k_mem, Tensor):
         raise TypeError(f"k_mem must be a torch.Tensor, got {type(k_mem).__name__}")
@@ -94,6 +94,8 @@ def _check_kind(given: dict[str, Any], q: Tensor, dtypes: bool) -> None:
     if not q.dtype.is_floating_point:
         raise TypeError(f"q must have a floating-point dtype, got {q.dtype}")
     for name, x in given.items():
+        if dtypes and name == "sink" and x.dtype != sink_dtype(q):
+            raise TypeError(f"sink must be {sink_dtype(q)} beside q of {q.dtype}, got {x.dtype}")
         if dtypes and x.dtype != q.dtype and name != "sink":
             raise TypeError(f"{name} must have q's dtype {q.dtype}, got {x.dtype}; convert it or use torch.autocast")
         if x.device != q.device:
@@ -377,6 +379,11 @@ def to_int32(bound: Tensor) -> Tensor:
     return bound if bound.dtype == torch.int32 else bound.clamp(-1, 2**31 - 1).to(torch.int32)
 
 
+def sink_dtype(q: Tensor) -> torch.dtype:
+    """Return the dtype of sinks in a `Call`: float32, beside float64 float64."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
 def broadcast_sink(sink: Any, q: Tensor) -> Tensor | None:
     """Return the user's `sink`, [H] or [B, H, L], as a view [B, H, L] in float32 (float64 beside
     float64).
@@ -399,7 +406,7 @@ def broadcast_sink(sink: Any, q: Tensor) -> Tensor | None:
         raise ValueError(
             f"sink must be [H] = [{heads}] or [B, H, L] = {list(q.shape[:3])}, got shape {list(sink.shape)}"
         )
-    exact: Tensor = sink.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
+    exact: Tensor = sink.to(sink_dtype(q))
     return exact[:, None].expand(batch, heads, length) if sink.dim() == 1 else exact
 
 

@@ -2,8 +2,9 @@
 
 A multiply-add counts as two operations, as in torch's own formulas. Only pairs of query and key
 that `left` and `right` leave visible count, because the kernels skip the others; torch's formula
-for scaled_dot_product_attention counts all pairs, causal or not. `start` and `end` are ignored.
-Backward counts all gradients, even if not all are computed.
+for scaled_dot_product_attention counts all pairs, causal or not. `start` and `end` are ignored, and
+pairs at distances outside the table count like all others. Backward counts all gradients, even if
+not all are computed.
 """
 
 import importlib.util

@@ -99,8 +99,8 @@ def rel_attention(
             tensors here, any strides are accepted if the last axis is contiguous: [L, B, H, D]
             storage viewed by `permute(1, 2, 0, 3)` is not copied. v may have another width than q
             and k; out has v's. H is a multiple of Hkv: query head h reads head h // (H / Hkv) of
-            keys and values, as scaled_dot_product_attention does with enable_gqa=True. Nothing is
-            repeated in memory.
+            keys and values, as scaled_dot_product_attention does with enable_gqa=True. The kernels
+            repeat nothing in memory.
         r: [H, T, D], the projected encodings W_kR R; row `zero_row + d` belongs to distance d. A
             row is required for every distance at which a query sees a key, unless `outside` says
             otherwise. [1, T, D] is a table that all heads share; [B, H, T, D] has a table for each
@@ -208,7 +208,8 @@ def _position_terms(q: Tensor, r: Any, q_pos: Any, scale: Any, position_scale: A
         raise ValueError("q_pos must be None where r is None: it multiplies rows of r")
     if position_scale is None:
         return q_pos, scale
-    checks.check_scale("position_scale", position_scale)
+    for name, value in (("scale", scale), ("position_scale", position_scale)):
+        checks.check_scale(name, value)
     # Kernels add up q's gradient by both products before they multiply it by one factor.
     return q if q_pos is None and r is not None and position_scale != scale else q_pos, position_scale
 

@@ -148,12 +148,14 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
                   s.step, sums.dq + (i0 + i) * Dp, sums.du);
     }
     if (plan.position) {  // the columns of the strip's rho that some query meets
-      const int64_t column = max_of(BLOCK_L - MR - i + seen.low, plan.rhos_met.low - rho0) / DEPTH * DEPTH;
+      const int64_t low = max_of(BLOCK_L - MR - i + seen.low, plan.rhos_met.low - rho0);
       const int64_t past = min_of(BLOCK_L - 1 - i + seen.high, plan.rhos_met.high - rho0);
-      if (column < past)
+      if (low < past) {  // before rounding: otherwise the block's unskewed dS may not be written
+        const int64_t column = low / DEPTH * DEPTH;
         add_and_sum(s.weights.unskewed + i * UNSKEWED_LD + column, UNSKEWED_LD,
                     s.table.rows + (rho0 + column - s.table.first) * Drp, round_up(past - column, DEPTH), Drp, s.step,
                     sums.dq_pos + (i0 + i) * Drp, sums.dw);
+      }
     }
   }
   s.keys.add(s.weights, s.qu, s.dout, rows, block.low, block.high);
@@ -295,7 +297,8 @@ TXL_INLINE void add_up(const Item& item, int64_t count, int64_t offset, float fa
   write_row(out, sum, factor, D);
 }
 
-// Adds up the sums of the items: dq over the chunks, if there are several; dr, dr_bias, du, dw over groups and chunks.
+// Adds up the sums of the items: dq over the chunks, unless an item has it whole; dr, dr_bias, du, dw over groups and
+// chunks.
 template <class T>
 static void add_up_items(const Problem& p, const Gradients& g, const BackwardPlan& plan, const Seen& seen,
                          const float* dq_parts, const float* items, float* scratch, int64_t per_thread) {

@@ -1,7 +1,7 @@
-// How backward's work is cut. An item is a head of keys with the query heads that read it, a chunk of the keys and,
-// where there are many batch rows, a group of those: it finishes dk and dv of its keys, tile by tile, while dr, du and
-// dw are sums over its batch rows, one for each query head, added up afterwards in a fixed order; so is dq where there
-// are several chunks. How many items is a function of shapes, so threads change no bit.
+// How backward's work is cut. An item is one head of keys with the query heads that read it, one chunk of the keys and,
+// where there are many batch rows, a group of those. It completes dk and dv of its keys, tile by tile. dr, du and dw
+// are partial sums, one for each query head, added up afterwards in a fixed order; so is dq, where there are several
+// chunks or heads are grouped. How many items is a function of shapes, so threads change no bit.
 #pragma once
 #include "scores.h"
 

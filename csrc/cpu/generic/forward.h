@@ -112,11 +112,12 @@ struct ForwardPlan {
 
   explicit ForwardPlan(const Problem& p)
       : Dp(round_up(p.D, NR)), Drp(round_up(p.Dr, NR)), Dvp(round_up(p.Dv, NR)), heads(min_of(group_of(p), MAX_HEADS)) {
-    while (group_of(p) % heads) --heads;
     const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S);
     ranges = div_up(p.L, RANGE_L);
     range = round_up(div_up(p.L, ranges), GROUP);
     ranges = div_up(p.L, range);
+    auto few = [&] { return p.B * p.H / heads * ranges * max_of(1, S / PART_S) < FORWARD_ITEMS; };
+    while (heads > 1 && (group_of(p) % heads || few())) --heads;  // items for all cores come first
     parts = clamp(div_up(FORWARD_ITEMS, p.B * p.H / heads * ranges), 1, max_of(1, S / PART_S));
     part = div_up(tiles, parts) * BLOCK_S;
     parts = div_up(S, part);

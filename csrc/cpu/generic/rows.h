@@ -61,7 +61,7 @@ TXL_INLINE Range inside_table(const Problem& p, int64_t i) {
 }
 
 // Grouped heads: query heads that read one head of keys and values, and that head of a query head.
-TXL_INLINE int64_t group_of(const Problem& p) { return p.H / p.Hkv; }
+TXL_INLINE int64_t group_of(const Problem& p) { return p.Hkv ? p.H / p.Hkv : 1; }
 TXL_INLINE int64_t key_head(const Problem& p, int64_t h) { return h / group_of(p); }
 
 // The sink of query i of batch row and head bh = b * H + h; -INF without one.

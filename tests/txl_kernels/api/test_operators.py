@@ -249,6 +249,12 @@ def test_direct_calls_are_checked_too() -> None:
         op(*arguments[:-1], "reference")
     with pytest.raises(TypeError, match="k_mem and v_mem must both be given"):
         op(*arguments[:7], None, *arguments[8:])
+    for dtype in (torch.bfloat16, torch.float64):  # the kernels read float32
+        with pytest.raises(TypeError, match=rf"sink must be torch.float32 beside q of torch.float32, got {dtype}"):
+            op(
+                *as_fields(make_inputs(Case(""), torch.float32))._replace(sink=torch.zeros(2, 2, 6, dtype=dtype)),
+                "native",
+            )
     with pytest.raises(TypeError, match=r"start must be int32 on cpu, got torch\.int64"):
         op(
             *as_fields(make_inputs(Case(""), torch.float32))._replace(start=torch.zeros(2, 6, dtype=torch.int64)),

@@ -199,6 +199,11 @@ BAD = {
         ValueError,
         r"q_pos must be None where r is None",
     ),
+    "scale a tensor beside position_scale": (
+        {"scale": torch.ones(2), "position_scale": 1.0},
+        TypeError,
+        r"^scale must be .*, got Tensor",
+    ),
     "position_scale NaN": ({"position_scale": math.nan}, ValueError, r"position_scale must be None or .*, got nan"),
     "position_scale a tensor": (
         {"position_scale": torch.ones(())},

@@ -32,6 +32,14 @@ def test_memory_none_equals_empty_memory(backend: str) -> None:
     )
 
 
+@pytest.mark.parametrize("length", [5, 2])
+def test_no_heads(length: int, backend: str) -> None:
+    q, k, v = (torch.randn(2, 0, length, 8, dtype=DTYPES[backend], requires_grad=True) for _ in range(3))
+    out = rel_attention(q, k, v, torch.randn(0, length, 8, dtype=DTYPES[backend]), backend=backend)
+    out.sum().backward()
+    assert out.shape == q.grad.shape == (2, 0, length, 8)
+
+
 @pytest.mark.parametrize("layout", ["bhld", "lbhd"])
 def test_dense_output_keeps_the_strides_of_q(layout: str, backend: str) -> None:
     inputs = make_inputs(Case("", layout=layout), DTYPES[backend])

@@ -66,6 +66,22 @@ def test_a_unit_computes_what_its_emulation_does(isa: str, case: Case) -> None:
         torch.testing.assert_close(got, want, rtol=0, atol=OF_ROUNDING[got.dtype] * largest(want))
 
 
+@pytest.mark.parametrize("isa", ["", *UNITS])
+def test_queries_outside_the_table_have_nothing_of_other_queries(isa: str) -> None:
+    """The edge of the table lies within a unit's depth of what queries 0 to 95 see: their position
+    queries have zero gradients, whatever another query holds."""
+    use(isa)
+    shape = {"B": 1, "H": 1, "L": 192, "M": 400, "D": 16, "Dp": 16, "causal": False}
+    inputs = make_inputs(Case("", **shape, rows=301, zero_row=0, outside="zero", biases=False), torch.bfloat16)
+    inputs["end"] = torch.where(torch.arange(192) < 96, 100, 288).int()[None]
+    with torch.no_grad():
+        inputs["q"][0, 0, 99] = torch.nan
+    out = rel_attention(**as_call(inputs), backend="native")
+    out[:, :, :96].sum().backward()
+    assert not inputs["q_pos"].grad[0, 0, :96].any()
+    assert inputs["q"].grad[0, 0, :96].isfinite().all()
+
+
 def test_distances_outside_the_table_cost_no_products() -> None:
     """Tiles of keys whose distances all lie outside the table multiply as often as plain attention
     does, whose only positional term is a bias: forward and backward, for shared and own tables."""
