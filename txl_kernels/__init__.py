@@ -11,9 +11,9 @@ from txl_kernels.bounds import (
 )
 from txl_kernels.cache import KeyValueCache
 from txl_kernels.functional import rel_attention, rel_attention_weights
-from txl_kernels.layer import RelAttention
+from txl_kernels.layer import RelAttention, sinusoid
 from txl_kernels.learned import LearnedRelativeAttention
-from txl_kernels.positions import alibi_slopes, sinusoid, t5_buckets
+from txl_kernels.positions import alibi_slopes, t5_buckets
 
 __version__ = "0.1.0"
 

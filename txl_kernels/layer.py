@@ -12,7 +12,6 @@ from txl_kernels.cache import KeyValueCache
 from txl_kernels.checks import Window, check_integer
 from txl_kernels.composed import Chunk
 from txl_kernels.linear import project
-from txl_kernels.positions import sinusoid
 
 
 class Projections(NamedTuple):
@@ -23,6 +22,32 @@ class Projections(NamedTuple):
     k: Tensor
     k_mem: Tensor | None
     r: Tensor
+
+
+def sinusoid(distances: Tensor, d_model: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the sinusoidal encodings R [T, d_model] (paper, section 3.3; Vaswani et al. 2017); row
+    t encodes distance d = distances[t].
+
+    Row: [sin(d f_0), sin(d f_1), .. | cos(d f_0), cos(d f_1), ..] with f_c = 10000^(-2c / d_model).
+    They are computed in float32 (float64 for float64), because bfloat16 holds integers exactly only
+    up to 256.
+
+    Args:
+        distances: [T], integers or floats.
+        d_model: width, even.
+        dtype: dtype of the result.
+
+    Raises:
+        ValueError: d_model is odd or not positive, or distances does not have one axis.
+    """
+    if d_model <= 0 or d_model % 2:
+        raise ValueError(f"d_model must be even and positive for sinusoidal encodings, got {d_model}")
+    if distances.dim() != 1:
+        raise ValueError(f"distances must be one-dimensional, got shape {list(distances.shape)}")
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    inv_freq = 10000.0 ** -(torch.arange(0, d_model, 2, device=distances.device, dtype=exact) / d_model)
+    angle = distances.to(exact).unsqueeze(1) * inv_freq
+    return torch.cat([angle.sin(), angle.cos()], 1).to(dtype)
 
 
 class SegmentAttention(AttentionLayer):

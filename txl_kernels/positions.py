@@ -1,5 +1,4 @@
-"""Tables for relative distances: sinusoidal encodings R (paper, section 3.3; Vaswani et al. 2017),
-and the relative biases of T5 and ALiBi."""
+"""Relative biases of T5 and ALiBi, for the argument `r_bias` of `rel_attention`."""
 
 import math
 
@@ -8,34 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from txl_kernels.checks import check_integer
-
-
-def sinusoid(distances: Tensor, d_model: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return encodings [T, d_model]; row t encodes distance d = distances[t].
-
-    Row: [sin(d f_0), sin(d f_1), .. | cos(d f_0), cos(d f_1), ..] with f_c = 10000^(-2c / d_model).
-    They are computed in float32 (float64 for float64), because bfloat16 holds integers exactly only
-    up to 256.
-
-    Args:
-        distances: [T], integers or floats.
-        d_model: width, even.
-        dtype: dtype of the result.
-
-    Raises:
-        ValueError: d_model is odd or not positive, or distances does not have one axis.
-    """
-    if d_model <= 0 or d_model % 2:
-        raise ValueError(f"d_model must be even and positive for sinusoidal encodings, got {d_model}")
-    if distances.dim() != 1:
-        raise ValueError(f"distances must be one-dimensional, got shape {list(distances.shape)}")
-    exact = torch.float64 if dtype == torch.float64 else torch.float32
-    inv_freq = 10000.0 ** -(torch.arange(0, d_model, 2, device=distances.device, dtype=exact) / d_model)
-    angle = distances.to(exact).unsqueeze(1) * inv_freq
-    return torch.cat([angle.sin(), angle.cos()], 1).to(dtype)
-
-
-# Relative biases for each distance, `r_bias` of `rel_attention`.
 
 
 def t5_buckets(table: Tensor, distances: Tensor, *, bidirectional: bool = True, max_distance: int = 128) -> Tensor:
