@@ -9,14 +9,15 @@ constexpr int64_t DECODE_L = 4;                   // above this, packing pays
 constexpr int64_t DECODE_PART = 512;              // keys of a part
 constexpr int64_t AHEAD = LANES < 8 ? 8 : LANES;  // rows of prefetch: three streams are more than the hardware follows
 
-// The cache line of column d of the row as many bytes further on as AHEAD rows of floats, once a line. The address may
-// be no row's; it is not read.
+// Loads the cache line of column d of the row as many bytes further on as AHEAD rows of floats, once a line, into the
+// second level of the cache: loads into the first are few at a time, and those that wait keep others from going on. The
+// address may be no row's; it is not read.
 template <class T>
 TXL_INLINE void prefetch(const T* row, int64_t stride, int64_t d) {
   constexpr int64_t line = 64 / sizeof(T);
   if (d % line == 0)
     __builtin_prefetch(
-        reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(row + d) + AHEAD * stride * sizeof(float)));
+        reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(row + d) + AHEAD * stride * sizeof(float)), 0, 2);
 }
 
 static bool decode_fits(const Problem& p) { return p.L <= DECODE_L && !p.drop_below; }
