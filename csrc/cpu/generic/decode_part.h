@@ -61,12 +61,18 @@ TXL_INLINE void decode_products(const Problem& p, int64_t b, int64_t h, int64_t 
       TXL_UNROLL(4)
       for (int z = 0; z < 4; ++z) prefetch(r[z], -p.r.s1, c), four[z] += w * load(r[z] + c);
     }
+    const int64_t joint = POSITIONS && d == c ? both : d;  // columns of both that are left come first, in turns
     TXL_UNROLL(4)
     for (int z = 0; z < 4; ++z) {
       sum[first + z] = four[z];
       tail[first + z] = 0;
-      for (int64_t x = d; x < p.D; ++x) tail[first + z] += to_float(qu[x]) * to_float(k[z][x]);
-      for (int64_t x = c; POSITIONS && x < p.Dr; ++x) tail[first + z] += to_float(qw[x]) * to_float(r[z][x]);
+      for (int64_t x = d; x < joint; ++x) {
+        tail[first + z] += to_float(qu[x]) * to_float(k[z][x]);
+        tail[first + z] += to_float(qw[x]) * to_float(r[z][x]);
+      }
+      for (int64_t x = joint; x < p.D; ++x) tail[first + z] += to_float(qu[x]) * to_float(k[z][x]);
+      for (int64_t x = d == c ? joint : c; POSITIONS && x < p.Dr; ++x)
+        tail[first + z] += to_float(qw[x]) * to_float(r[z][x]);
     }
   }
   const vf total = sum_each(sum) + load(tail);
