@@ -44,7 +44,7 @@ def model_of(name: str, implementation: str = "eager", **more: Any) -> Any:
 
 
 def same(found: Tensor, want: Tensor) -> None:
-    torch.testing.assert_close(found, want, rtol=0, atol=2e-5 * float(want.abs().max()))
+    torch.testing.assert_close(found, want, rtol=0, atol=2e-5 * float(want.detach().abs().max()))
 
 
 def causal_mask(additive: bool = True, hole: bool = False, ahead: int = 0) -> Tensor:

@@ -114,6 +114,8 @@ def test_as_near_to_float64_as_the_peer(name: str, masks: str, more: dict[str, A
         scale = float(truth.abs().max())
         if scale < 1e-9 * largest:  # 0 but for rounding: of a bias of keys
             scale = largest
+        if name in NEARLY_EQUAL_KEYS:  # a gradient that is small because its terms cancel
+            scale = max(scale, largest / 100)
         allowed = (8 if name in NEARLY_EQUAL_KEYS else 2) * error(own[key], truth, scale) + 2e-6
         assert error(ours[key], truth, scale) <= allowed, key
 

@@ -5,8 +5,10 @@ import contextlib
 import copy
 import importlib
 import io
+import os
 import pickle
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,7 +189,7 @@ def test_checkpointing(name: str) -> None:
     given = GIVEN["right padding"]
     want = logits_and_gradients(model, given)
     accelerate(model, strict=True)
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     with mock.patch.object(adapter, "attend", wraps=adapter.attend) as spied:
         found = logits_and_gradients(model, given)
     assert spied.call_count == 2 * (8 if name == "Inkling2Loop" else 4)  # forward, and again in backward
@@ -347,8 +349,9 @@ def test_compiled(name: str) -> None:
     assert not report.fallbacks
 
 
-def test_the_example(tmp_path: Path) -> None:
+def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It compares results itself."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     pytest.importorskip("matplotlib")
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "inkling.py"))
     example["figure"](tmp_path / "figure.png", {"original": (256, 512), "accelerated": (256, 512, 1024)})
