@@ -109,8 +109,9 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
   auto sees = [&](int64_t i) { return ranges.row[i].any(); };
   pack_queries<T>(p, b, h, i0, rows, sees, Dp, Drp, s.qu, s.qw);
   for (int64_t i = 0; i < rows; ++i)
-    pack_dout<T>(sees(i) ? row_of<T>(g.dout, b, h, i0 + i) : nullptr, stats.share_of(bh * p.L + i0 + i), p.Dv, Dvp,
-                 s.dout + i * Dvp);
+    pack_dout<T>(sees(i) ? row_of<T>(g.dout, b, h, i0 + i) : nullptr,
+                 sees(i) ? stats.share_of(bh * p.L + i0 + i) : 1.f,  // rows past the last query have no stats
+                 p.Dv, Dvp, s.dout + i * Dvp);
   const int64_t rho0 = rho_of(p, i0 + BLOCK_L - 1, j0);  // of column 0 of the unskewed tile, a multiple of NR
   const Range columns = {max_of(block.low, plan.rhos_met.low - rho0),  // of pairs with rows in the tables
                          min_of(block.high + BLOCK_L - 1, plan.rhos_met.high - rho0)};
