@@ -117,10 +117,12 @@ def within(window: Window, encodings: Tensor, past: int) -> tuple[Tensor, int]:
     return encodings[..., first:last, :], past - first
 
 
-def narrower(own: tuple[int, int], window: Window) -> tuple[int, int]:
-    """Return a module's own context (left, right), limited by a window."""
-    left, right = window or (None, None)
-    return own[0] if left is None else min(own[0], left), own[1] if right is None else min(own[1], right)
+def narrower(own: tuple[int | None, int | None], window: Window) -> tuple[int | None, int | None]:
+    """Return a module's own context (left, right), each None for no limit, limited by a window."""
+    left, right = (
+        x if y is None else y if x is None else min(x, y) for x, y in zip(own, window or (None, None), strict=True)
+    )
+    return left, right
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -46,7 +46,7 @@ def test_without_sizes_they_are_the_tables() -> None:
 
 
 def test_the_oldest_are_dropped_and_rows_reordered() -> None:
-    """Of keys and values alike, over the moves to the buffers' front."""
+    """Keys and values stay together over the moves to the buffers' front."""
     cache = KeyValueCache(None, 3, 5, 2, n_kv_head=2, d_key=4, d_value=3)
     k, v = torch.randn(3, 2, 40, 4), torch.randn(3, 2, 40, 3)
     rows = torch.tensor([2, 0, 0])

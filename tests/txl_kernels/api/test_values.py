@@ -60,7 +60,7 @@ def test_large_scores_do_not_overflow(size: float, backend: str) -> None:
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # NumPy's, in Triton's interpreter
 @pytest.mark.parametrize("length", [6, 3], ids=["packed", "few queries"])
 def test_gradients_beside_sinks_of_any_size(length: int, backend: str) -> None:
-    """Of out and lse, for large scores and sinks from far below to far above them."""
+    """Gradients of out and lse, for large scores and sinks from far below to far above them."""
     case = Case("", H=4, Hkv=2, L=length, M=30, D=8, scale=20.0, sink="queries")
     x, exact = make_inputs(case, DTYPES[backend]), make_inputs(case)
     for inputs in (x, exact):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from txl_kernels.integrations.adapters.inkling_masks import Keys, Seen, distances_of, keys_of, mask_of, without_pairs
 from txl_kernels.integrations.adapters.transformers import DISTRIBUTION, MODELS, bounds_or_reason, own_way
-from txl_kernels.integrations.attention import ALL, Bounds, Window, attend, holds, merge_heads, once
+from txl_kernels.integrations.attention import ALL, Bounds, Window, attend, holds, merge_heads, narrower, once
 from txl_kernels.integrations.peer import Accelerated, Peer
 
 IMPLEMENTATIONS = (None, "eager", "sdpa")  # those whose masks are tensors
@@ -113,12 +113,10 @@ class Attention(Accelerated):
 
     def _window(self: Any, causal: bool) -> Window:
         """Return the numbers of keys before and after its own that a query sees; None for all."""
-        own: tuple[int | None, int | None] = (None, None)
-        if causal:
-            own = (None if self.sliding_window is None else self.sliding_window - 1, 0)
-        given = self.setting("window") or (None, None)
-        left, right = (x if y is None else y if x is None else min(x, y) for x, y in zip(own, given, strict=True))
-        return None if left is None and right is None else (left, right)
+        window: Window = self.setting("window")
+        if not causal:
+            return window
+        return narrower((None if self.sliding_window is None else self.sliding_window - 1, 0), window)
 
     def _dropout(self: Any) -> float:
         return float(self.attention_dropout) if self.training else 0.0

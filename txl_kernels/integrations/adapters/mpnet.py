@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.integrations.adapters.shared_bias import all_pairs
+from txl_kernels.integrations.adapters.shared_bias import all_pairs, farthest_first
 from txl_kernels.integrations.adapters.transformers import bounds_or_reason
 from txl_kernels.integrations.attention import attend, dropout_of, merge_heads
 from txl_kernels.integrations.peer import Accelerated, Peer
@@ -66,9 +66,8 @@ class MPNetBiases(Accelerated):
             why = "a layer of its stack is not accelerated"
         if why is not None:
             return self.fall_back(why, x, position_ids, num_buckets)  # type: ignore[no-any-return]
-        length = x.size(1)
-        offsets = torch.arange(length - 1, -length, -1, device=x.device)
-        biases: Tensor = self.relative_attention_bias(self.relative_position_bucket(offsets, num_buckets=num_buckets))
+        buckets = self.relative_position_bucket(farthest_first(x.size(1), x.device), num_buckets=num_buckets)
+        biases: Tensor = self.relative_attention_bias(buckets)
         return biases.t()
 
 

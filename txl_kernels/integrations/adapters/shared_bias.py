@@ -71,6 +71,11 @@ class SharesBias(Accelerated):
         return None if layers is not None and layers["whole"] else "another layer of its stack is not accelerated"
 
 
+def farthest_first(length: int, device: torch.device) -> Tensor:
+    """Return key position less query position for each column of biases [H, 2 L - 1], int64."""
+    return torch.arange(length - 1, -length, -1, device=device)
+
+
 def all_pairs(bias: Tensor, length: int) -> Tensor:
     """Expand biases [H, T] to [H, L, S], as originals expect them."""
     keys = bias.size(-1) + 1 - length

@@ -12,13 +12,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from txl_kernels.integrations.adapters.shared_bias import SharesBias, all_pairs
+from txl_kernels.integrations.adapters.shared_bias import SharesBias, all_pairs, farthest_first
 from txl_kernels.integrations.adapters.transformers import ones, own_way
-from txl_kernels.integrations.attention import attend, dropout_of, mask_bounds, merge_heads, split_heads, unhidden
+from txl_kernels.integrations.attention import (
+    Bounds,
+    attend,
+    dropout_of,
+    mask_bounds,
+    merge_heads,
+    split_heads,
+    unhidden,
+)
 from txl_kernels.integrations.peer import Peer
 
 
-class WavLM(SharesBias):
+class Gated(SharesBias):
+    """The common part of WavLM's and BEATs' attention."""
+
+    def attend_gated(
+        self: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, gate: Tensor, bounds: Bounds, dropout_p: float
+    ) -> Tensor:
+        """Return the attention [B, H, L, D] with biases [H, 2 L - 1] times gates [B, H, L, 1]."""
+        return attend(
+            q, k, v, bias.unsqueeze(-1).to(q.dtype), None, None, bounds, q_pos=gate.to(q.dtype), scale=self.scaling,
+            position_scale=1.0, dropout_p=dropout_p, window=self.setting("window"),
+        )  # fmt: skip
+
+
+class WavLM(Gated):
     """The original passes its projections' weights to a function of torch, so that hooks and LoRA
     on them have no effect. Here, too, they are read and not called."""
 
@@ -49,14 +70,11 @@ class WavLM(SharesBias):
             for f in (self.q_proj, self.k_proj, self.v_proj)
         )
         gate = _gate(self.gru_rel_pos_linear(split_heads(hidden_states, heads)), self.gru_rel_pos_const)
-        out = attend(
-            q, k, v, position_bias.unsqueeze(-1).to(q.dtype), None, None, bounds, q_pos=gate.to(q.dtype),
-            scale=self.scaling, position_scale=1.0, dropout_p=dropout_p, window=self.setting("window"),
-        )  # fmt: skip
+        out = self.attend_gated(q, k, v, position_bias, gate, bounds, dropout_p)
         return F.linear(merge_heads(out), self.out_proj.weight, self.out_proj.bias), None, position_bias
 
 
-class BEATs(SharesBias):
+class BEATs(Gated):
     """As WavLM's, but that the gates are of the projected queries, and projections are called."""
 
     blocks, inner = "layers", "self_attn"
@@ -100,10 +118,7 @@ class BEATs(SharesBias):
             for f in (self.q_proj, self.k_proj, self.v_proj)
         )
         gate = _gate(self.grep_linear(q), self.grep_a)
-        out = attend(
-            q, k, v, position_bias.unsqueeze(-1).to(q.dtype), None, None, bounds, q_pos=gate.to(q.dtype),
-            scale=self.scaling, position_scale=1.0, dropout_p=dropout_p, window=self.setting("window"),
-        )  # fmt: skip
+        out = self.attend_gated(q, k, v, position_bias, gate, bounds, dropout_p)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None, position_bias
 
 
@@ -115,8 +130,7 @@ def _gate(projected: Tensor, factor: Tensor) -> Tensor:
 
 def _biases(module: Any, table: nn.Module, length: int, x: Tensor) -> Tensor:
     """Return biases [H, 2 L - 1], farthest future first, on x's device."""
-    offsets = torch.arange(length - 1, -length, -1, device=x.device)
-    biases: Tensor = table(module._relative_positions_bucket(offsets))  # [T, H]
+    biases: Tensor = table(module._relative_positions_bucket(farthest_first(length, x.device)))  # [T, H]
     return biases.t()
 
 
