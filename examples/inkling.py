@@ -89,6 +89,7 @@ def figure(path: Path, lengths: dict[str, Iterable[int]]) -> None:
         for way, color in zip(WAYS, ("tab:blue", "tab:red"), strict=True):
             for direction, line in (("forward", "--"), ("both ways", "-")):
                 values = [x[f"{direction}, {unit}"] for x in found[way].values()]
+                values = [max(x, 1.0) for x in values] if unit == "MiB" else values  # a short text may need none
                 name = f"{'transformers' if way == 'original' else way}, {direction}"
                 axes.plot(list(found[way]), values, color=color, linestyle=line, marker="o", label=name)
                 axes.annotate(
