@@ -15,6 +15,7 @@ hour_of_audio.png to the folder of --out; cases that hour_of_audio.json has are 
 import argparse
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -99,6 +100,15 @@ def prepared(way: str) -> Callable[[Tensor], Tensor]:
     return run
 
 
+def peak() -> float:
+    """Return the most memory that this process has had, in MiB."""
+    try:
+        # Not resource's ru_maxrss: there a new process starts with the peak of the one that started it.
+        return float(re.findall(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[0]) / 2**10
+    except FileNotFoundError:  # macOS, where ru_maxrss counts bytes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
 @torch.no_grad()
 def case(way: str, minutes: float) -> dict[str, float]:
     """Seconds of the layer (or of the subsampling), and GiB of this process at most."""
@@ -110,8 +120,7 @@ def case(way: str, minutes: float) -> dict[str, float]:
         began = time.perf_counter()
         work(x)
         times.append(time.perf_counter() - began)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"seconds": statistics.median(times), "gib": peak}
+    return {"seconds": statistics.median(times), "gib": peak() / 2**10}
 
 
 def draw(found: Found, minutes: Sequence[float], path: Path) -> None:

@@ -218,10 +218,12 @@ def test_no_query_no_mean():
 
 
 PROGRAM = """
-import resource, sys
+import re, sys
 import numpy as np, torch
 from txl import ModelConfig, TransformerXL
 from txl.paper.attention_maps import Attention, read_terms
+def peak():
+    return int(re.search("VmHWM:\\s*([0-9]+) kB", open("/proc/self/status").read())[1])
 torch.manual_seed(0)
 sizes = dict(n_layer=2, d_model=32, n_head=4, d_head=8, d_inner=32, mem_len=64, dropout=0.0)
 model = TransformerXL(ModelConfig(vocab_size=50, **sizes))
@@ -230,8 +232,8 @@ attention = Attention(2, 4, 128, 500, 16)
 for n, layers in enumerate(read_terms(model, tokens, 0, 128)):
     attention.add(layers)
     if n == 30:
-        early = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(attention.queries, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - early)
+        early = peak()
+print(attention.queries, peak() - early)
 """
 
 
