@@ -97,15 +97,14 @@ def figure(path: Path, lengths: dict[str, Iterable[int]]) -> None:
                 values = [max(x, 1.0) for x in values] if unit == "MiB" else values  # a short text may need none
                 name = f"{'transformers' if way == 'original' else way}, {direction}"
                 axes.plot(list(found[way]), values, color=color, linestyle=line, marker="o", label=name)
-                axes.annotate(
-                    f"{values[-1]:.3g}", (max(found[way]), values[-1]), xytext=(6, 0), textcoords="offset points"
-                )
+                label = f"{values[-1]:,.0f}" if values[-1] >= 100 else f"{values[-1]:.3g}"
+                axes.annotate(label, (max(found[way]), values[-1]), xytext=(6, 0), textcoords="offset points")
         ticks = sorted({tokens for way in WAYS for tokens in found[way]})
         axes.set(xscale="log", yscale="log", xlabel="tokens", title="seconds" if unit == "s" else "memory, MiB")
-        axes.set(xlim=(min(ticks) / 1.2, max(ticks) * 1.6))
+        axes.set(xlim=(min(ticks) / 1.2, max(ticks) * 1.8))
         axes.set_xticks(ticks, [f"{x:,}" for x in ticks])
         axes.minorticks_off()
-        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:,g}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     save(picture, path)
