@@ -103,7 +103,7 @@ def prepared(way: str) -> Callable[[Tensor], Tensor]:
 def peak() -> float:
     """Return the most memory that this process has had, in MiB."""
     try:
-        # Not resource's ru_maxrss: there a new process starts with the peak of the one that started it.
+        # Not ru_maxrss: there a new process starts with the peak of the one that started it.
         return float(re.findall(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[0]) / 2**10
     except FileNotFoundError:  # macOS, where ru_maxrss counts bytes
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

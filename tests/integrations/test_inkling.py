@@ -147,8 +147,8 @@ def test_sdpa() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_attention_by_its_definition(name: str) -> None:
-    """The original's eager attention equals the oracle's, pair by pair in float64, for the arguments
-    of our call."""
+    """The original's eager attention equals the oracle's, pair by pair in float64, for the
+    arguments of our call."""
     model = model_of(name)
     theirs: list[Tensor] = []
     calls: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] = []
