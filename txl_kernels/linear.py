@@ -1,13 +1,12 @@
 """Linear layers: the float32 product without gradients, computed by the faster library on this
 processor, and the rule for when a layer's weight may be used without calling the layer.
 
-torch multiplies float32 matrices by MKL, which reaches about 40% of the peak of a Zen 5. oneDNN,
-which torch uses for other types, reaches 75% to 90%.
+torch multiplies float32 matrices by MKL. oneDNN, which torch uses for other types, is twice as fast
+on a Zen 5 and 1.1 times as fast on a Zen 4, but not on Intel processors (docs/log.md).
 """
 
 import functools
-import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +19,6 @@ from txl_kernels.checks import autocast_dtype
 from txl_kernels.operators import is_plain, ordinary
 
 _LEAST = 2**22  # multiply-adds of a call; below, oneDNN's overhead outweighs its gain
-_FASTER = 1.4  # a clear gain: measured 2 on a Zen 5; on Intel processors MKL leaves little to gain
-_ROUNDS = 8
 ALL = slice(None)  # slice of all outputs of a layer
 _PLAIN = (nn.Parameter, Tensor, FakeTensor)
 _MAX_SHAPES = 64  # oneDNN keeps 0.5 to 2.5 MiB for each weight and number of rows until the process ends
@@ -37,27 +34,12 @@ def _onednn() -> Any:
 
 
 @functools.cache
-def onednn_gain() -> float:
-    """Return the speed of oneDNN's float32 product relative to torch's own; 0 if torch has no
-    oneDNN.
-
-    It is measured once a process, by short products in turns and the best time of each.
-    """
-    product = _onednn()
-    if product is None:
-        return 0.0
-    x, weight = (torch.full((n, 512), 0.5, dtype=torch.float32, device="cpu") for n in (128, 512))
-    best = [float("inf")] * 2
-    ways: list[Callable[[], Tensor]] = [
-        lambda: F.linear(x, weight), lambda: product(x, weight, None, "none", [], ""),
-    ]  # fmt: skip
-    for n in range(_ROUNDS + 1):
-        for z, way in enumerate(ways):
-            began = time.perf_counter()
-            way()
-            if n:  # the first round is a warm-up
-                best[z] = min(best[z], time.perf_counter() - began)
-    return best[0] / best[1]
+def is_amd() -> bool:
+    """Return whether the processor is AMD's, as Linux says."""
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
 
 
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -75,7 +57,8 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and autocast_dtype("cpu") is None
         and bool(torch.backends.mkldnn.enabled)
         and not torch.are_deterministic_algorithms_enabled()
-        and onednn_gain() >= _FASTER
+        and is_amd()
+        and _onednn() is not None
         and _is_kept((x.numel() // x.size(-1), x.size(-1), weight.size(0), bias is not None))
     )
 
@@ -91,8 +74,8 @@ def _is_kept(shape: tuple[int, int, int, bool]) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `torch.nn.functional.linear(x, weight, bias)`, [.., in] to [.., out], with its errors.
 
-    Without gradients, oneDNN computes float32 products on a CPU where it was measured to be faster:
-    equal except for rounding, for the first 64 shapes of a process.
+    Without gradients, oneDNN computes float32 products on AMD processors: equal except for
+    rounding, for the first 64 shapes of a process.
     `torch.use_deterministic_algorithms(True)` or `torch.backends.mkldnn.enabled = False` leaves
     them to torch.
     """
