@@ -34,10 +34,10 @@ def _onednn() -> Any:
 
 
 @functools.cache
-def is_amd() -> bool:
-    """Return whether the processor is AMD's, as Linux says."""
+def onednn_is_faster() -> bool:
+    """Return whether torch has oneDNN's product and the processor is AMD's, as Linux says."""
     try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+        return _onednn() is not None and "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
 
@@ -57,8 +57,7 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and autocast_dtype("cpu") is None
         and bool(torch.backends.mkldnn.enabled)
         and not torch.are_deterministic_algorithms_enabled()
-        and is_amd()
-        and _onednn() is not None
+        and onednn_is_faster()
         and _is_kept((x.numel() // x.size(-1), x.size(-1), weight.size(0), bias is not None))
     )
 

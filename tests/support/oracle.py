@@ -131,7 +131,8 @@ def attend(inputs: dict[str, Any], **more: Any) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(256)  # backends, instruction sets and units are compared with the same values
 def _by_definition(case: Case, device: torch.device) -> tuple[Tensor, Tensor, list[dict[str, Tensor]]]:
-    """out, lse, and the gradients without and with one of lse (none if out is empty)."""
+    """out, lse, and the gradients without and with one of lse (none if out is empty). device: the
+    default one, where the inputs are."""
     exact = make_inputs(case)
     out, lse = oracle(exact)
     found = [gradients(out, lse, exact, through_lse=way, again=True) for way in (False, True) if out.numel()]
@@ -153,7 +154,8 @@ def matches_the_definition(case: Case, backend: str) -> None:
 
 @functools.lru_cache(64)
 def _by_reference(case: Case, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """out, lse and every gradient by the reference in float64, of inputs rounded to dtype."""
+    """out, lse and every gradient by the reference in float64, of inputs rounded to dtype; device:
+    as in `_by_definition`."""
     exact = {n: y.detach().double().requires_grad_() if is_leaf(y) else y for n, y in make_inputs(case, dtype).items()}
     out, lse = attend(exact, backend="reference")
     return {"out": out.detach(), "lse": lse.detach()} | gradients(out, lse, exact)

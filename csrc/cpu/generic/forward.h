@@ -163,31 +163,6 @@ struct ForwardScratch {
   }
 };
 
-// Prefetch, into the second level of the cache, of the rows that the next tile packs: those of keys and values unless
-// another head of the group has done it, and those of the table r. A few are fetched for each row of scores, because
-// the processor waits where many loads are outstanding.
-template <class T>
-struct Ahead {
-  const Problem& p;
-  bool keys, table;
-  int64_t b, h, i0, end;  // i0: the first query, whose distances the table gets last; end: of the keys that are read
-
-  TXL_INLINE void fetch_row(const T* row, int64_t D) {
-    for (int64_t d = 0; d < D; d += 64 / sizeof(T)) __builtin_prefetch(row + d, 0, 2);
-  }
-  // Inlined: GCC drops calls of a function that does nothing but prefetch.
-  __attribute__((always_inline)) void fetch(int64_t from, int64_t to) const {
-    for (int64_t j = from; j < min_of(to, end); ++j) {
-      if (keys) {
-        fetch_row(key_row<T>(p, p.k_mem, p.k, b, key_head(p, h), j), p.D);
-        fetch_row(key_row<T>(p, p.v_mem, p.v, b, key_head(p, h), j), p.Dv);
-      }
-      const int64_t row = p.zero_row + p.M + i0 - j;
-      if (table && row >= 0 && row < p.T) fetch_row(row_of<T>(p.r, h, row, 0), p.Dr);
-    }
-  }
-};
-
 // Queries [i0, i0 + count) of one head of a batch row, against tiles of keys.
 template <class T>
 struct HeadRange {
@@ -199,9 +174,26 @@ struct HeadRange {
   Table& table;
   float *out, *reference, *total;  // of the result
   float slack;                     // SLACK, or less
+  bool fetches_keys, fetches_table;
+
+  TXL_INLINE void fetch_row(const T* row, int64_t D) {
+    for (int64_t d = 0; d < D; d += 64 / sizeof(T)) __builtin_prefetch(row + d, 0, 2);
+  }
+  // Prefetches the rows of keys, values and the table r that packing reads for the keys [from, to) of the next tile,
+  // into the second level of the cache. Inlined: GCC drops calls of a function that does nothing but prefetch.
+  __attribute__((always_inline)) void fetch(int64_t from, int64_t to) const {
+    for (int64_t j = from; j < min_of(to, ranges.all.high); ++j) {
+      if (fetches_keys) {
+        fetch_row(key_row<T>(p, p.k_mem, p.k, b, key_head(p, h), j), p.D);
+        fetch_row(key_row<T>(p, p.v_mem, p.v, b, key_head(p, h), j), p.Dv);
+      }
+      const int64_t row = p.zero_row + p.M + i0 - j;  // the first query is the last to meet a distance
+      if (fetches_table && row >= 0 && row < p.T) fetch_row(row_of<T>(p.r, h, row, 0), p.Dr);
+    }
+  }
 
   // Adds a tile of keys, packed in s, to out (not yet divided), references and sums.
-  void add_tile(int64_t j0, const Ahead<T>& ahead, ForwardScratch& s) const {
+  void add_tile(int64_t j0, ForwardScratch& s) const {
     const int64_t Dp = plan.Dp, Drp = plan.Drp, Dvp = plan.Dvp;
     const Cap cap(p);
     for (int64_t i = 0; i < rows; i += MR) {
@@ -215,7 +207,8 @@ struct HeadRange {
         const Positions positions = strip_scores(p, Dp, Drp, qu + i * Dp, qw + i * Drp, i0 + i, j0, from, to,
                                                  s.k_panels, table, s.content, s.position);
         for (int64_t x = 0; x < MR; ++x) {
-          ahead.fetch(j0 + BLOCK_S + (i + x) * BLOCK_S / rows, j0 + BLOCK_S + (i + x + 1) * BLOCK_S / rows);
+          // A few rows at a time: the processor waits where many loads are outstanding.
+          fetch(j0 + BLOCK_S + (i + x) * BLOCK_S / rows, j0 + BLOCK_S + (i + x + 1) * BLOCK_S / rows);
           const Range own = within(ranges.row[i + x], j0);
           Packed* const weights = s.weights + x * BLOCK_S;
           float* const score = s.content + x * BLOCK_S;
@@ -270,7 +263,9 @@ static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in
                         out,
                         reference,
                         reference + plan.rows,
-                        slack};
+                        slack,
+                        g == 0,
+                        p.r.data && (g == 0 || !s.one_table)};
   };
   for (int64_t g = 0; g < plan.heads; ++g) {
     const HeadRange<T> it = head(g);
@@ -289,7 +284,7 @@ static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in
     for (int64_t g = 0; g < plan.heads; ++g) {
       const HeadRange<T> it = head(g);
       it.table.template cover<T>(p, in_use, it.h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Drp);
-      it.add_tile(j0, {p, g == 0, p.r.data && (g == 0 || !s.one_table), b, it.h, i0, ranges.all.high}, s);
+      it.add_tile(j0, s);
     }
   }
 }

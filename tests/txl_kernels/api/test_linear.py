@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from txl_kernels import linear as module
-from txl_kernels.linear import is_amd, linear, project
+from txl_kernels.linear import linear, onednn_is_faster, project
 
 onednn = pytest.mark.skipif(ONEDNN.value() is None, reason="torch was built without oneDNN")
 
@@ -26,7 +26,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
         return product(x, *rest)
 
     ONEDNN.replace(monkeypatch, lambda: counted)
-    monkeypatch.setattr(module, "is_amd", lambda: True)
+    monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
     ONEDNN_SHAPES.replace(monkeypatch, set())
     return found
 
@@ -93,12 +93,12 @@ def test_the_library_is_a_function_of_the_vendor(vendor: str, monkeypatch: pytes
     """The same product on every run on a machine."""
     x, weight, _ = inputs(64)
     monkeypatch.setattr(module.Path, "read_text", lambda _: f"vendor_id\t: {vendor}\n")
-    is_amd.cache_clear()
+    onednn_is_faster.cache_clear()
     try:
         with torch.no_grad():
             assert BY_ONEDNN.value(x, weight, None) == (vendor == "AuthenticAMD")
     finally:
-        is_amd.cache_clear()
+        onednn_is_faster.cache_clear()
 
 
 @onednn
