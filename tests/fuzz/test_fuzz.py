@@ -7,7 +7,7 @@ import time
 import pytest
 from campaign import FUZZERS, campaign
 
-COUNTS = {"arguments": 1500, "options": 50, "files": 100, "kills": 2}
+COUNTS = {"arguments": 1500, "options": 30, "files": 60, "kills": 1}
 
 
 @pytest.mark.parametrize("name", FUZZERS)

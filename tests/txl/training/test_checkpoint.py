@@ -37,8 +37,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("umask", ["022", "027", "077"])
-def test_permissions_are_those_of_any_new_file(tmp_path: Path, umask: str) -> None:
+def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
     """In a process of its own, since the umask is the process's."""
     code = f"""
 import os, sys
@@ -47,13 +46,16 @@ sys.path.insert(0, {str(Path(__file__).parents[2] / "support")!r})
 from model_helpers import small_model
 from txl.text import vocabulary
 from txl.training import checkpoint
-os.umask(0o{umask})
-checkpoint.save("a.safetensors", small_model(), vocabulary.ByteVocabulary(bytes(range(31))), {{}}, {{}})
-open("plain", "w").close()
+for umask in (0o022, 0o027, 0o077):
+    os.umask(umask)
+    name = f"{{umask:03o}}"
+    checkpoint.save(name, small_model(), vocabulary.ByteVocabulary(bytes(range(31))), {{}}, {{}})
+    open(name + " plain", "w").close()
 """
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
-    assert sorted(os.listdir(tmp_path)) == ["a.safetensors", "plain"]
+    assert sorted(os.listdir(tmp_path)) == ["022", "022 plain", "027", "027 plain", "077", "077 plain"]
+    for name in ("022", "027", "077"):
+        assert (tmp_path / name).stat().st_mode == (tmp_path / f"{name} plain").stat().st_mode
 
 
 def test_paths_may_be_strings(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ BUILDS = {  # name: compiler and flags, what runs the program, instruction sets
     ),
     "thread-sanitizer": (["g++", "-O1", "-g", "-fsanitize=thread"], [], ["baseline", "emulated_amx"]),
     "sixteen lanes": (
-        ["g++", "-O1", "-fsanitize=undefined", "-DTXL_BASELINE_LANES=16"],
+        ["g++", "-O1", "-DTXL_BASELINE_LANES=16"],
         [],
         ["baseline", "emulated_bf16", "emulated_amx"],
     ),
@@ -234,21 +234,3 @@ def test_such_code_would_be_seen(tmp_path: Path) -> None:
     ):
         source.write_text(planted.format(CPU=CPU, code=code))
         assert weak_code(compile_isa(["g++", "-O0"], "avx2", tmp_path, source)) == seen
-
-
-# Instruction sets for which a header of csrc/cpu/isa compiles; the cross compiler takes neon_bf16.
-OF_ONE_UNIT = {
-    "amx": ("amx",), "avx512_bf16": ("avx512_bf16",), "emulated": ("emulated_bf16", "emulated_amx"),
-    "float32": ("baseline",), "neon_bf16": (),
-}  # fmt: skip
-
-
-def test_headers_stand_alone(tmp_path: Path) -> None:
-    """Each includes what it uses, whichever comes first."""
-    need("g++")
-    source = tmp_path / "alone.cpp"
-    for header in sorted(CPU.rglob("*.h")):
-        source.write_text(f'#include "{header}"\n#include "{header}"\n')
-        for isa in OF_ONE_UNIT.get(header.stem, ("baseline", "emulated_amx")):
-            command = ["g++", *FLAGS, "-fsyntax-only", f"-DTXL_ISA_{isa}", str(source)]
-            subprocess.run(command, check=True)
