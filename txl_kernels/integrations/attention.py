@@ -38,6 +38,20 @@ def mask_bounds(mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = N
     return once("mask", mask, seen, lambda: bounds_of(given if seen is None else seen(given)))
 
 
+def bounds_or_reason(
+    why: str | None, mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = None
+) -> Bounds | str:
+    """Return the result of `mask_bounds`, or the reason why the original must answer a call: `why`,
+    unless it is None, or what the mask has that no kernel computes."""
+    if why is not None:
+        return why
+    try:
+        bounds = mask_bounds(mask, seen)
+    except AdditiveMask:
+        return "an additive mask of other values than 0 and -inf"
+    return "a mask with holes" if bounds is None else bounds
+
+
 def bounds_of(seen: Tensor) -> Bounds | None:
     """Return the result of `mask_bounds` for a bool mask."""
     start, end, hole = scan(seen, True)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from txl_kernels.integrations.attention import (
     attend,
+    bounds_or_reason,
     dropout_of,
-    mask_bounds,
     merge_heads,
     nonzero,
     pad,
@@ -36,9 +36,9 @@ class ESPnet(Accelerated):
         why = self.reader_of_weights() or self.why_not_kernel(query, dropout_p)
         if query.size(1) != key.size(1):
             why = "queries and keys of different lengths"
-        bounds = mask_bounds(mask, nonzero) if why is None else None
-        if bounds is None:
-            return self.fall_back(why or "a mask with holes", query, key, value, pos_emb, mask)  # type: ignore[no-any-return]
+        bounds = bounds_or_reason(why, mask, nonzero)
+        if isinstance(bounds, str):
+            return self.fall_back(bounds, query, key, value, pos_emb, mask)  # type: ignore[no-any-return]
         q, k, v = self.forward_qkv(query, key, value)
         window = self.setting("window")
         encodings, past = within(window, pos_emb, q.size(2) - 1)
@@ -81,9 +81,9 @@ class ESPnetLegacy(Accelerated):
             why = "queries, keys and encodings of different lengths"
         elif self.zero_triu:
             why = "zero_triu"
-        bounds = mask_bounds(mask, nonzero) if why is None else None
-        if bounds is None:
-            return self.fall_back(why or "a mask with holes", query, key, value, pos_emb, mask)  # type: ignore[no-any-return]
+        bounds = bounds_or_reason(why, mask, nonzero)
+        if isinstance(bounds, str):
+            return self.fall_back(bounds, query, key, value, pos_emb, mask)  # type: ignore[no-any-return]
         q, k, v = self.forward_qkv(query, key, value)
         length, width = q.size(2), q.size(3)
         r = project_table(self.linear_pos, pos_emb, self.h)  # distances 0 .. T - 1
@@ -125,10 +125,9 @@ class ESPnetTransducer(Accelerated):
         seen = ~mask.bool().unsqueeze(1)
         if chunk_mask is not None:
             seen = seen & ~chunk_mask.bool()
-        bounds = mask_bounds(seen) if why is None else None
-        if bounds is None:
-            why = why or "a mask with holes"
-            return self.fall_back(why, query, key, value, pos_enc, mask, chunk_mask, left_context)  # type: ignore[no-any-return]
+        bounds = bounds_or_reason(why, seen)
+        if isinstance(bounds, str):
+            return self.fall_back(bounds, query, key, value, pos_enc, mask, chunk_mask, left_context)  # type: ignore[no-any-return]
         q, k, v = self.forward_qkv(query, key, value)
         window = self.setting("window")
         encodings, past = within(window, pos_enc, k.size(2) - 1)

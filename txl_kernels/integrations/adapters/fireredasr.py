@@ -7,8 +7,8 @@ from torch import Tensor
 
 from txl_kernels.integrations.attention import (
     attend,
+    bounds_or_reason,
     dropout_of,
-    mask_bounds,
     merge_heads,
     nonzero,
     project_table,
@@ -33,9 +33,9 @@ class FireRed(Accelerated):
             why = "attention weights asked for (accelerate(model, weights='none') answers None)"
         elif q.size(1) != k.size(1):
             why = "queries and keys of different lengths"
-        bounds = mask_bounds(mask, nonzero) if why is None else None
-        if bounds is None:
-            return self.fall_back(why or "a mask with holes", q, k, v, pos_emb, mask)
+        bounds = bounds_or_reason(why, mask, nonzero)
+        if isinstance(bounds, str):
+            return self.fall_back(bounds, q, k, v, pos_emb, mask)
         residual = q
         q, k, v = self.forward_qkv(q, k, v)
         window = self.setting("window")

@@ -13,7 +13,7 @@ from txl_kernels.integrations.adapters.transformers import own_way
 from txl_kernels.integrations.attention import (
     attend,
     blocked_bounds,
-    mask_bounds,
+    bounds_or_reason,
     merge_heads,
     narrower,
     once,
@@ -43,9 +43,9 @@ class Gemma3n(Accelerated):
 
     def forward(self: Any, hidden_states: Tensor, mask: Tensor) -> Tensor:
         why = self.why_not_kernel(hidden_states)
-        bounds = mask_bounds(mask, unhidden) if why is None else None
-        if bounds is None:
-            return self.fall_back(why or "a mask with holes", hidden_states, mask)  # type: ignore[no-any-return]
+        bounds = bounds_or_reason(why, mask, unhidden)
+        if isinstance(bounds, str):
+            return self.fall_back(bounds, hidden_states, mask)  # type: ignore[no-any-return]
         heads = self.num_heads
         q, k, v = (split_heads(f(hidden_states), heads) for f in (self.q_proj, self.k_proj, self.v_proj))
         q = q * (self.q_scale * F.softplus(self.per_dim_scale)).to(q.dtype)

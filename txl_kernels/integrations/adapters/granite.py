@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 from txl_kernels.integrations.adapters.transformers import own_way
-from txl_kernels.integrations.attention import ALL, Bounds, attend, holds, mask_bounds, merge_heads, once, split_heads
+from txl_kernels.integrations.attention import (
+    ALL,
+    Bounds,
+    attend,
+    bounds_or_reason,
+    holds,
+    merge_heads,
+    once,
+    split_heads,
+)
 from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
@@ -58,10 +67,11 @@ class Granite5(Accelerated):
         usual = why is None and once(
             "distances", position_embeddings, (size, zero), lambda: _usual(position_embeddings, size, zero)
         )
-        bounds = mask_bounds(attention_mask) if usual else None
-        if bounds is None:
-            why = why or ("a mask with holes" if usual else "distances of another order")
-            return self.fall_back(why, hidden_states, position_embeddings, attention_mask, **kwargs)  # type: ignore[no-any-return]
+        if not usual:
+            why = why or "distances of another order"
+        bounds = bounds_or_reason(why, attention_mask)
+        if isinstance(bounds, str):
+            return self.fall_back(bounds, hidden_states, position_embeddings, attention_mask, **kwargs)  # type: ignore[no-any-return]
         q, k, v = (
             f(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for f in (self.q_proj, self.k_proj, self.v_proj)

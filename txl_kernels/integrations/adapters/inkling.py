@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.integrations.adapters.inkling_masks import Keys, Seen, distances_of, keys_of, mask_of, without_pairs
-from txl_kernels.integrations.adapters.transformers import DISTRIBUTION, MODELS, bounds_or_reason, own_way
+from txl_kernels.integrations.adapters.transformers import DISTRIBUTION, MODELS, interface_bounds, own_way
 from txl_kernels.integrations.attention import ALL, Bounds, Window, attend, holds, merge_heads, narrower, once
 from txl_kernels.integrations.peer import Accelerated, Peer
 
@@ -79,13 +79,13 @@ class Attention(Accelerated):
             return "a boolean mask, which eager attention adds to scores"
         if isinstance(mask, Tensor) and mask.size(-1) != keys.total:
             return "a mask of another number of keys than the cache returns"
-        bounds = bounds_or_reason(mask)
+        bounds = interface_bounds(None, mask)
         if isinstance(bounds, str):
             return bounds
         _, end = bounds
-        visible = keys.past + length
+        last = keys.past + length
         message = "the mask shows unused room of the cache"
-        if end is not None and keys.total > visible and not holds((end <= visible).all(), message):
+        if end is not None and keys.total > last and not holds((end <= last).all(), message):
             return message
         return bounds, False
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from txl_kernels.integrations.attention import attend, dropout_of, mask_bounds
+from txl_kernels.integrations.attention import attend, bounds_or_reason, dropout_of
 from txl_kernels.integrations.peer import Accelerated, Peer
 
 
@@ -21,9 +21,9 @@ class Labml(Accelerated):
             why = "fewer keys than queries"
         elif keys + length > 2 * self.P:
             why = "more positions than its table has"
-        bounds = mask_bounds(mask, _visible) if why is None else None
-        if bounds is None:
-            return self.fall_back(why or "a mask with holes", query=query, key=key, value=value, mask=mask)  # type: ignore[no-any-return]
+        bounds = bounds_or_reason(why, mask, _visible)
+        if isinstance(bounds, str):
+            return self.fall_back(bounds, query=query, key=key, value=value, mask=mask)  # type: ignore[no-any-return]
         q, k, v = (f(x).permute(1, 2, 0, 3) for f, x in ((self.query, query), (self.key, key), (self.value, value)))
         rows = slice(self.P - keys + 1, self.P + length)  # row P - d, for distances keys - 1 .. 1 - length
         r = self.key_pos_embeddings[rows].flip(0).transpose(0, 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.integrations.adapters.shared_bias import all_pairs, farthest_first
-from txl_kernels.integrations.adapters.transformers import bounds_or_reason
+from txl_kernels.integrations.adapters.transformers import interface_bounds
 from txl_kernels.integrations.attention import attend, dropout_of, merge_heads
 from txl_kernels.integrations.peer import Accelerated, Peer
 
@@ -34,7 +34,7 @@ class MPNet(Accelerated):
             why = why or "biases of all pairs, of an encoder that is not accelerated"
         elif attention_mask is not None and attention_mask.dtype == torch.bool:
             why = why or "a bool mask, which the original adds to scores"
-        bounds = bounds_or_reason(attention_mask) if why is None else why
+        bounds = interface_bounds(why, attention_mask)
         if isinstance(bounds, str) or position_bias is None:
             bias = position_bias
             if bias is not None and bias.dim() == 2:

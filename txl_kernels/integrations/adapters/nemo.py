@@ -17,8 +17,8 @@ from txl_kernels.integrations.attention import (
     Bounds,
     attend,
     bounds_of,
+    bounds_or_reason,
     dropout_of,
-    mask_bounds,
     merge_heads,
     narrower,
     once,
@@ -52,9 +52,9 @@ class NeMo(Accelerated):
     ) -> Any:
         dropout_p = self.dropout_rate * self.training if self.use_pytorch_sdpa else dropout_of(self.dropout)
         why = self.why_not_kernel(query, dropout_p)
-        bounds = mask_bounds(mask, unhidden) if why is None else None
-        if bounds is None:
-            return self.fall_back(why or "a mask with holes", query, key, value, mask, pos_emb, cache)
+        bounds = bounds_or_reason(why, mask, unhidden)
+        if isinstance(bounds, str):
+            return self.fall_back(bounds, query, key, value, mask, pos_emb, cache)
         before, frames = cache, query.size(1)
         key, value, query, cache = self.update_cache(key=key, value=value, query=query, cache=cache)
         if torch.is_autocast_enabled():
@@ -134,9 +134,9 @@ class NeMoLocal(Accelerated):
             why = "a cache"
         elif min(left, right) < 0 or max(left, right) <= 0 or pos_emb.size(1) != left + right + 1:
             why = "an unlimited context, or encodings of another"
-        bounds = mask_bounds(pad_mask, unhidden) if why is None else None
-        if bounds is None:
-            return self.fall_back(why or "a mask with holes", query, key, value, pad_mask, pos_emb, cache)
+        bounds = bounds_or_reason(why, pad_mask, unhidden)
+        if isinstance(bounds, str):
+            return self.fall_back(bounds, query, key, value, pad_mask, pos_emb, cache)
         if torch.is_autocast_enabled():
             query, key, value = query.float(), key.float(), value.float()
         w = max(left, right)

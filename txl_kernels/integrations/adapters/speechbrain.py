@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl_kernels.integrations.attention import attend, dropout_of, mask_bounds, merge_heads, project_table, within
+from txl_kernels.integrations.attention import attend, bounds_or_reason, dropout_of, merge_heads, project_table, within
 from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
@@ -34,9 +34,9 @@ class SpeechBrain(Accelerated):
             why = "queries, keys and values of different tensors"
         elif attn_mask is not None and (attn_mask.dim() != 2 or attn_mask.dtype != torch.bool):
             why = "an additive mask, or one for each head"
-        bounds = _bounds(key_padding_mask, attn_mask) if why is None else None
-        if bounds is None:
-            return self.fall_back(why or "a mask with holes", *given)
+        bounds = bounds_or_reason(why, None if why is not None else _seen(key_padding_mask, attn_mask))
+        if isinstance(bounds, str):
+            return self.fall_back(bounds, *given)
         heads, width = self.num_heads, self.head_dim
         fused = F.linear(query, self.in_proj_weight).unflatten(-1, (heads, 3 * width)).transpose(1, 2)
         q, k, v = fused.chunk(3, -1)
@@ -51,14 +51,13 @@ class SpeechBrain(Accelerated):
         return (projected, None) if return_attn_weights else projected
 
 
-def _bounds(padding: Tensor | None, hidden: Tensor | None) -> Any:
-    """Return the bounds of a padding mask [B, S] and a mask [L, S], both True where hidden."""
-    if padding is None and hidden is None:
-        return mask_bounds(None)
+def _seen(padding: Tensor | None, hidden: Tensor | None) -> Tensor | None:
+    """Return where queries see keys, [B, L or 1, S], by a padding mask [B, S] and a mask [L, S],
+    both True where hidden; None for all keys."""
     seen = None if padding is None else ~padding.bool().unsqueeze(1)
     if hidden is not None:
         seen = ~hidden.unsqueeze(0) if seen is None else seen & ~hidden
-    return mask_bounds(seen)
+    return seen
 
 
 PEERS = (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from txl_kernels.integrations.adapters.shared_bias import SharesBias, all_pairs
-from txl_kernels.integrations.adapters.transformers import attentions_wanted, bounds_or_reason, own_way
+from txl_kernels.integrations.adapters.transformers import attentions_wanted, interface_bounds, own_way
 from txl_kernels.integrations.attention import Bounds, attend, blocked_bounds, merge_heads, narrower, once
 from txl_kernels.integrations.peer import Accelerated, Peer
 from txl_kernels.positions import t5_bucket_numbers
@@ -90,7 +90,7 @@ class T5(SharesBias, Buckets):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         why = self.why_original(hidden_states, key_value_states, kwargs)
         why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
-        bounds = bounds_or_reason(mask) if why is None else why
+        bounds = interface_bounds(why, mask)
         if isinstance(bounds, str):
             named = {"past_key_values": past_key_values, "cache": cache}  # `cache` is the new name since 5.24
             named = {name: x for name, x in named.items() if x is not None}
@@ -117,7 +117,7 @@ class UMT5(Buckets):
         why = self.why_original(hidden_states, encoder_hidden_states, kwargs)
         if why is None and not self.has_relative_attention_bias:
             why = "no table of biases"
-        bounds = bounds_or_reason(attention_mask) if why is None else why
+        bounds = interface_bounds(why, attention_mask)
         if isinstance(bounds, str):
             return self.fall_back(  # type: ignore[no-any-return]
                 bounds, hidden_states, encoder_hidden_states, attention_mask=attention_mask,

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from txl_kernels.integrations.attention import (
     ALL,
-    AdditiveMask,
     Bounds,
     attend,
     bounds_of,
+    bounds_or_reason,
     dropout_of,
     four_axes,
     holds,
-    mask_bounds,
     merge_heads,
     nonzero,
     once,
@@ -60,16 +59,10 @@ def own_way(module: Any, kwargs: dict[str, Any]) -> str | None:
     return None if implementation in IMPLEMENTATIONS else f"an attention function of one's own, {implementation!r}"
 
 
-def bounds_or_reason(mask: Any) -> Bounds | str:
-    """Return the bounds of a mask [B, 1, L, S], bool or additive, or the reason why it has none."""
-    reason = four_axes(mask)
-    if reason is not None:
-        return reason
-    try:
-        bounds = mask_bounds(mask, visible)
-    except AdditiveMask:
-        return "an additive mask of other values than 0 and -inf"
-    return "a mask with holes" if bounds is None else bounds
+def interface_bounds(why: str | None, mask: Any) -> Bounds | str:
+    """Return the result of `bounds_or_reason` for a mask of transformers' attention interface, [B,
+    1, L, S], bool or additive."""
+    return bounds_or_reason(why or four_axes(mask), mask, visible)
 
 
 class HFConformer(Accelerated):
@@ -105,7 +98,7 @@ class HFConformer(Accelerated):
             given["relative_position_embeddings"] = relative_position_embeddings
         dropout_p = float(self.dropout.p) if self.training else 0.0
         why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
-        bounds = bounds_or_reason(attention_mask) if why is None else why
+        bounds = interface_bounds(why, attention_mask)
         if isinstance(bounds, str):
             return self.fall_back(bounds, hidden_states, attention_mask, **given)  # type: ignore[no-any-return]
         heads = self.num_heads
@@ -171,7 +164,7 @@ class Parakeet(Accelerated):
         why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         if isinstance(attention_mask, Tensor) and attention_mask.dtype != torch.bool:
             why = "an additive mask"
-        bounds = bounds_or_reason(attention_mask) if why is None else why
+        bounds = interface_bounds(why, attention_mask)
         if isinstance(bounds, str):
             return self.fall_back(bounds, hidden_states, position_embeddings, attention_mask, **given)  # type: ignore[no-any-return]
         width = self.head_dim
@@ -222,10 +215,11 @@ class FastSpeech2(Accelerated):
         why = self.why_not_kernel(hidden_states, dropout_p)
         if output_attentions and self.setting("weights") == "fallback":
             why = "attention weights asked for"
-        bounds = mask_bounds(attention_mask, nonzero) if why is None else None
-        if bounds is None or pos_emb is None:
-            why = why or "a mask with holes"
-            return self.fall_back(why, hidden_states, attention_mask, pos_emb, output_attentions)  # type: ignore[no-any-return]
+        if pos_emb is None:
+            why = why or "no encodings of positions"
+        bounds = bounds_or_reason(why, attention_mask, nonzero)
+        if isinstance(bounds, str) or pos_emb is None:
+            return self.fall_back(str(bounds), hidden_states, attention_mask, pos_emb, output_attentions)  # type: ignore[no-any-return]
         heads = self.num_heads
         q, k, v = (split_heads(f(hidden_states), heads) for f in (self.linear_q, self.linear_k, self.linear_v))
         window = self.setting("window")

@@ -17,8 +17,8 @@ from txl_kernels.integrations.adapters.transformers import ones, own_way
 from txl_kernels.integrations.attention import (
     Bounds,
     attend,
+    bounds_or_reason,
     dropout_of,
-    mask_bounds,
     merge_heads,
     split_heads,
     unhidden,
@@ -57,10 +57,10 @@ class WavLM(Gated):
         dropout_p = float(self.dropout) if self.training else 0.0
         why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         why = why or self.why_no_bias(position_bias, hasattr(self, "rel_attn_embed"))
-        bounds = mask_bounds(attention_mask, ones) if why is None else None
-        if bounds is None:
+        bounds = bounds_or_reason(why, attention_mask, ones)
+        if isinstance(bounds, str):
             bias = _for_each_row(position_bias, *hidden_states.shape[:2])
-            found = self.fall_back(why or "a mask with holes", hidden_states, attention_mask, bias, index, **kwargs)
+            found = self.fall_back(bounds, hidden_states, attention_mask, bias, index, **kwargs)
             return found if position_bias is None else (found[0], found[1], position_bias)
         if position_bias is None:
             position_bias = _biases(self, self.rel_attn_embed, hidden_states.size(1), hidden_states)
@@ -103,11 +103,11 @@ class BEATs(Gated):
             why = "a cache, or an additive mask"
         why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
         hidden = key_padding_mask
-        bounds = mask_bounds(hidden, unhidden) if why is None else None
-        if bounds is None:
+        bounds = bounds_or_reason(why, hidden, unhidden)
+        if isinstance(bounds, str):
             bias = _for_each_row(position_bias, query.size(1), query.size(0))
             found = self.fall_back(
-                why or "a mask with holes", query, key, value, hidden, incremental_state, need_weights, static_kv,
+                bounds, query, key, value, hidden, incremental_state, need_weights, static_kv,
                 attn_mask, before_softmax, need_head_weights, bias,
             )  # fmt: skip
             return found if position_bias is None else (found[0], found[1], position_bias)

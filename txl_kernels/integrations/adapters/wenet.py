@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from txl_kernels.integrations.attention import (
     attend,
+    bounds_or_reason,
     dropout_of,
-    mask_bounds,
     merge_heads,
     nonzero,
     project_table,
@@ -46,15 +46,10 @@ class WeNet(Accelerated):
             why = "queries and keys of different lengths"
         elif pos_emb.dim() != 3 or pos_emb.size(1) != 2 * keys - 1:
             why = "encodings of other positions: with as many as keys it adds them without a shift"
-        bounds = None
-        if why is None:
-            bounds = (
-                mask_bounds(mask[:, :, :keys] if mask.size(2) > keys else mask, nonzero)
-                if mask.size(2)
-                else (None, None)
-            )
-        if bounds is None:
-            return self.fall_back(why or "a mask with holes", query, key, value, mask, pos_emb, cache)
+        shown = mask[:, :, :keys] if mask.size(2) > keys else mask  # none of them if it is empty
+        bounds = bounds_or_reason(why, shown if mask.size(2) else None, nonzero)
+        if isinstance(bounds, str):
+            return self.fall_back(bounds, query, key, value, mask, pos_emb, cache)
         q, k, v = self.forward_qkv(query, key, value)
         if cache.size(0) > 0:
             before = cache.chunk(2, -1)
