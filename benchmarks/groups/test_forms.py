@@ -15,7 +15,7 @@ from txl_kernels import rel_attention
 SMALL = Shape(2, 2, 12, 7, 8)
 WIDER = {"values twice as wide": 2, "values three times as wide": 3}
 FORMS = ("plain", "r_descending", "clamp, a table of 65 rows for all heads", "r_bias", "r_bias alone", "softcap",
-         *WIDER, "a table for each text", "chunks of 64, 4 before", "window", "window and a prefix of 64")  # fmt: skip
+         *WIDER, "a table for each batch row", "chunks of 64, 4 before", "window", "window and a prefix of 64")  # fmt: skip
 
 
 def _arguments(form: str, shape: Shape, machine: Machine) -> tuple[dict[str, Tensor], dict[str, Any]]:
