@@ -254,18 +254,47 @@ class AttentionLayer(nn.Module, abc.ABC):
             part = slice(first, first + cache.max_segment)
             cache.append(k[:, :, part], v[:, :, part])
 
-    def _attend(
+    def forward(
         self,
         x: Tensor,
-        memory: Tensor | None,
-        positions: Tensor | None,
-        start: Tensor | None,
-        end: Tensor | None,
-        cu_seqlens: Tensor | None,
-        cache: KeyValueCache | None,
-        unknown: dict[str, Any],
+        memory: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        start: Tensor | None = None,
+        end: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        **unknown: Any,
     ) -> Tensor:
-        """Compute `forward`, whose arguments these are; unknown: those that it does not take."""
+        """Compute the attention of a segment over its memory and itself.
+
+        Args:
+            x: [B, L, d_model] (or [L, B, d_model], see `batch_first`).
+            memory: None, or the hidden states [B, M, d_model] (or [M, B, d_model]) of the positions
+                before x. The paper detaches them from the graph; this method does not.
+            positions: None to compute the layer's own, or the result of its method `positions`
+                (after dropout, say), which layers can share: in `RelAttention` encodings [T,
+                d_model] of distances 0, 1, .., or from -(L - 1) on if not causal. A layer with one
+                learned table takes none.
+            start, end: as in `rel_attention`.
+            cu_seqlens: None, or int32 or int64 [sequences + 1], the offsets of sequences that are
+                packed into one batch row (B = 1); see `bounds_from_cu_seqlens`. Each sequence sees
+                only itself, and its result equals that of a call for it alone. Memory, cache,
+                `start`, `end` and chunks must be None: they count keys from the batch row's start.
+            cache: None, or a cache that `new_cache` of this layer made. The keys and values in it
+                are the memory, and those of x are appended. The result equals that of a call with
+                the hidden states as `memory`. Only for evaluation. Batch rows that
+                `cache.reset(rows)` restarted do not see earlier positions. `start` and `end` count
+                keys from the first of the len(cache) positions held. Each layer needs its own
+                cache.
+
+        Returns:
+            The layer's output, of x's shape and dtype (under torch.autocast, its dtype).
+
+        Raises:
+            TypeError, ValueError, RuntimeError: an argument is wrong; the message names it. A mask
+                is refused: `txl_kernels.intervals` converts it to `start` and `end`.
+        """
         if unknown:
             raise TypeError(
                 f"{type(self).__name__} takes no {', '.join(unknown)}: what a query sees is said by start and end, and "

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from txl_kernels.attention_layer import AttentionLayer, Terms
-from txl_kernels.cache import KeyValueCache
 from txl_kernels.checks import Window, check_integer, check_scale
 from txl_kernels.composed import Chunk
 from txl_kernels.linear import project
@@ -119,40 +118,6 @@ class LearnedRelativeAttention(AttentionLayer):
             if parameter is not None:
                 nn.init.zeros_(parameter)
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor | None = None,
-        *,
-        start: Tensor | None = None,
-        end: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        cache: KeyValueCache | None = None,
-        **unknown: Any,
-    ) -> Tensor:
-        """Compute the attention of a segment over its memory and itself.
-
-        Args:
-            x: [B, L, d_model] (or [L, B, d_model], see `batch_first`).
-            memory: None, or the hidden states [B, M, d_model] (or [M, B, d_model]) of the positions
-                before x.
-            start, end: as in `rel_attention`.
-            cu_seqlens: None, or int32 or int64 [sequences + 1], the offsets of sequences that are
-                packed into one batch row, as in `RelAttention.forward`.
-            cache: None, or a cache that `new_cache` of this layer made, as in
-                `RelAttention.forward`: for generation. The keys and values in it are the memory,
-                and those of x are appended. The results of consecutive segments equal those of one
-                call for the whole sequence, if the cache holds all positions that a query sees.
-
-        Returns:
-            The layer's output, of x's shape and dtype (under torch.autocast, its dtype).
-
-        Raises:
-            TypeError, ValueError, RuntimeError: an argument is wrong; the message names it. A mask
-                is refused: `txl_kernels.intervals` converts it to `start` and `end`.
-        """
-        return self._attend(x, memory, None, start, end, cu_seqlens, cache, unknown)
-
     @property
     def _example(self) -> Tensor:
         return self.table
@@ -160,6 +125,8 @@ class LearnedRelativeAttention(AttentionLayer):
     def _table(
         self, length: int, memory_len: int, positions: Tensor | None = None, *, like: Tensor
     ) -> tuple[Tensor, int]:
+        if positions is not None:
+            raise TypeError(f"{type(self).__name__} takes no positions: it has one table, with a row for each distance")
         return self.table.unsqueeze(0), 0 if self.causal else self.extent - 1
 
     def _terms(self, x: Tensor) -> Terms:
