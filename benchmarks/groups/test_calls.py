@@ -1,20 +1,19 @@
-"""Overhead of calls: small calls, start-up, threads, and the sharing of torch's thread pool."""
+"""Overhead of calls: small calls and start-up."""
 
 import functools
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from harness.case import DIRECTIONS, Case, Shape
+from harness.case import Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons
 from harness.internals import native_kernel
 from harness.machine import Machine
-from implementations.attention import BASELINE, NAMES, Inputs, check, entry, fused, make_inputs, rel_attention_on
+from implementations.attention import BASELINE, NAMES, Inputs, check, fused, make_inputs, rel_attention_on
 from txl_kernels import rel_attention
 
 SMALL_CALL = Shape(1, 2, 8, 8, 64)
@@ -90,67 +89,3 @@ def test_start_up(machine: Machine, full: bool) -> list[Comparison]:
     ]
     case = Case(unit="process", note="whole processes")
     return [Comparison("start-up", case, runs, clock="wall", seconds=1, minimum=3)]
-
-
-@comparisons("cpu", backend="native")
-def test_threads(machine: Machine, full: bool) -> list[Comparison]:
-    maximum = torch.get_num_threads()
-    if maximum < 2:
-        return []
-
-    shape, native = Shape(4, 8, 512, 512, 64), rel_attention_on("native")
-
-    def with_threads(count: int, backward: bool) -> Entry:
-        made = entry(native, machine, shape, backward)
-
-        def run() -> float:
-            torch.set_num_threads(count)
-            try:
-                begin = time.perf_counter()
-                made.run()
-                return time.perf_counter() - begin
-            finally:
-                torch.set_num_threads(maximum)
-
-        return Entry(run, made.check)
-
-    found = []
-    for direction in DIRECTIONS:
-        runs = []
-        for count in (maximum, 1):
-            name = f"{native.name}, {count} thread{'s' * (count > 1)}"
-            prepare = functools.partial(with_threads, count, direction == "forward+backward")
-            runs.append(Implementation(name, native.algorithm, prepare, native.role, native.backend))
-        case = Case(direction=direction, shape=shape)
-        found.append(Comparison("threads", case, runs, clock="own", seconds=3))
-    return found
-
-
-@comparisons("cpu", backend="native")
-def test_one_thread_pool(machine: Machine, full: bool) -> list[Comparison]:
-    """A sequence of torch operators and kernels. With two thread pools that spin against each other
-    it would take longer than the sum of its parts."""
-    times, shape = 10, Shape(1, 8, 128, 384, 64)
-
-    def repeat(*calls: Callable[[], object]) -> Entry:
-        def run() -> None:
-            with torch.no_grad():
-                for _ in range(times):
-                    for call in calls:
-                        call()
-
-        return Entry(run, per=times)
-
-    def attention() -> Callable[[], object]:
-        return functools.partial(fused, make_inputs(shape), "native")
-
-    def product() -> Callable[[], object]:
-        return functools.partial(torch.mm, torch.randn(512, 512), torch.randn(512, 2048))
-
-    runs = [
-        Implementation("attention and product in turn", "both", lambda: repeat(attention(), product()), "ours"),
-        Implementation("attention alone", "rel_attention", lambda: repeat(attention()), "part", "native"),
-        Implementation("product alone", "torch.mm", lambda: repeat(product()), "part"),
-    ]
-    case = Case(direction="forward", shape=shape, note="[512, 512] @ [512, 2048]")
-    return [Comparison("one thread pool", case, runs, seconds=2)]

@@ -28,7 +28,7 @@ def _arguments(form: str, shape: Shape, machine: Machine) -> tuple[dict[str, Ten
 
     wide = WIDER.get(form, 1) * D
     rows = 65 if form.startswith("clamp") else M + 2 * L - 1
-    table = (B, H) if form.endswith("each text") else (1,) if form.startswith("clamp") else (H,)
+    table = (B, H) if form.endswith("each batch row") else (1,) if form.startswith("clamp") else (H,)
     x = {"q": randn(B, H, L, D), "k": randn(B, H, L, D), "v": randn(B, H, L, wide), "r": randn(*table, rows, D)}
     x |= {"k_mem": randn(B, H, M, D), "v_mem": randn(B, H, M, wide)}
     x |= {name: randn(H, D) for name in ("content_bias", "position_bias")}

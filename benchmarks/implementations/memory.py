@@ -2,9 +2,8 @@
 implementations.memory WORK ALGORITHM BACKEND LENGTHS DEVICE.
 
 WORK: "attention" (forward and backward, B1 H8 D64, L = M), "step" (a training step of two layers
-with enwik8-base's sizes, B1), "softmax" (a training step's, with LENGTH words in the vocabulary),
-"peer" (another library's layer) or "audio" (a layer of Parakeet's size, forward). BACKEND: the
-backend of rel_attention, the peer layer's title, the audio window in frames on either side, or
+with enwik8-base's sizes, B1), "softmax" (a training step's, with LENGTH words in the vocabulary) or
+"peer" (another library's layer). BACKEND: the backend of rel_attention, the peer layer's title, or
 empty. LENGTHS, separated by commas, are measured in this order after a tiny one, so that libraries
 loaded on first use do not count.
 It prints a line of JSON for each length, with length, seconds, peak_mib above the memory used
@@ -78,10 +77,6 @@ def work(kind: str, algorithm: str, backend: str, length: int, machine: Machine)
         from implementations import peers  # BACKEND is the layer's title
 
         return peers.layer_step(backend, algorithm, max(length, min(peers.BATCHES)), backward=True)
-    if kind == "audio":
-        from implementations import audio  # BACKEND is the window
-
-        return audio.step(algorithm, int(backend) if backend else None, length)
     if kind == "softmax":
         from implementations import softmax  # not imported for attention alone
 
