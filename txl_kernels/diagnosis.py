@@ -43,9 +43,8 @@ def _native_lines() -> list[str]:
         lines.append(f"  {refused}")
     if pairs := module.pairs_over_floats():
         lines.append(f"  bfloat16 by VDPBF16PS: {pairs:.2g} multiplications for one of float32, as measured just now")
-    pool = "torch's OpenMP pool" if module.threading() == "torch-openmp" else "threads of its own"
-    where = cpu.library_at(cpu.find_openmp()) or "no OpenMP runtime found in torch"
-    lines.append(f"  {torch.get_num_threads()} threads on {pool} ({where})")
+    pool = "torch's OpenMP pool" if module.threading() == "torch-openmp" else "threads of its own: torch has no OpenMP"
+    lines.append(f"  {torch.get_num_threads()} threads on {pool}")
     return lines
 
 

@@ -292,7 +292,6 @@ def rel_attention_weights(
     k_mem: Tensor | None = None,
     *,
     q_pos: Tensor | None = None,
-    rows: Tensor | None = None,
     causal: bool = True,
     window: Window = None,
     start: Tensor | None = None,
@@ -307,8 +306,8 @@ def rel_attention_weights(
 ) -> Tensor:
     """The weights softmax(score) of `rel_attention`, before dropout; differentiable.
 
-    They are computed in plain PyTorch on any device, and need memory for all L x S (or R x S)
-    pairs. `rel_attention` neither needs nor stores them.
+    They are computed in plain PyTorch on any device, and need memory for all L x S pairs.
+    `rel_attention` neither needs nor stores them.
 
     Args:
         q, k: [B, H, L, D] and [B, Hkv, L, D], as in `rel_attention`.
@@ -318,11 +317,9 @@ def rel_attention_weights(
         outside: as in `rel_attention`, but for "clamp".
         r: [H, T, D], or [1, T, D] for all heads; None if `r_bias` is the only positional term.
         k_mem: None, or the memory's keys, [B, Hkv, M, D].
-        rows: None for the weights of all queries, or int64 [R], the indices of the queries, each
-            from -L to L - 1.
 
     Returns:
-        [B, H, L or R, M + L], float32 (float64 for float64). The weights of a query that sees no
+        [B, H, L, M + L], float32 (float64 for float64). The weights of a query that sees no
             key are 0.
 
     Raises:
@@ -355,19 +352,5 @@ def rel_attention_weights(
     checks.check(call)
     if not torch.compiler.is_compiling():
         checks.check_bound_values(call)
-        _check_rows(rows, q)
-    p, _, _ = reference.weights(call, rows)
+    p, _, _ = reference.weights(call)
     return p
-
-
-def _check_rows(rows: Any, q: Tensor) -> None:
-    if rows is None:
-        return
-    if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.dim() != 1 or rows.device != q.device:
-        got = f"{rows.dtype} {list(rows.shape)} on {rows.device}" if isinstance(rows, Tensor) else type(rows).__name__
-        raise TypeError(f"rows must be None or an int64 tensor [R] on {q.device}, got {got}")
-    length = q.size(2)
-    if rows.numel() and not -length <= int(rows.min()) <= int(rows.max()) < length:
-        raise ValueError(
-            f"rows must be queries from {-length} to {length - 1}, got values from {int(rows.min())} to {int(rows.max())}"
-        )

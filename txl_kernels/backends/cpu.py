@@ -1,9 +1,7 @@
 """The `native` backend: C++ kernels (csrc/cpu) for CPUs, in float32 and bfloat16 with float32
 accumulation."""
 
-import ctypes
 import functools
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -113,20 +111,3 @@ def find_openmp() -> int:
     """Return the address of GOMP_parallel in the OpenMP runtime that torch uses; 0 if it uses none
     that exports it."""
     return native_modules.address_of("GOMP_parallel")
-
-
-class _Found(ctypes.Structure):  # Dl_info of dladdr(3)
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("at", ctypes.c_void_p),
-    )
-
-
-def library_at(address: int) -> str | None:
-    """Return the path of the shared library that is loaded at an address of this process, or
-    None."""
-    dladdr, found = ctypes.CDLL(None).dladdr, _Found()
-    dladdr.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    return os.fsdecode(found.file) if dladdr(address, ctypes.byref(found)) else None

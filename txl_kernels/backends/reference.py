@@ -72,12 +72,9 @@ def exact(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weights before dropout, [B, H, L, S], beside the sink if there is one; lse [B, H,
-    L] of the keys alone; and whether any query sees a key, bool [B or 1, 1, S, 1].
-
-    rows: None for all L queries, or int64 [R], the indices of the queries to compute.
-    """
+    L] of the keys alone; and whether any query sees a key, bool [B or 1, 1, S, 1]."""
     dtype = exact(call.q.dtype)
     q, k, u = (x.to(dtype) for x in (call.q, call.k, call.content_bias))
     if call.k_mem is not None:
@@ -88,9 +85,6 @@ def weights(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Ten
     keys = k.size(2)
     low, high = intervals(call)
     at = torch.arange(memory_len_of(call), keys, device=q.device)
-    if rows is not None:
-        q, q_pos, low, high, at = q[:, :, rows], q_pos[:, :, rows], low[:, rows], high[:, rows], at[rows]
-        sink = None if sink is None else sink[:, :, rows]
     batch, heads, length, _ = q.shape
     j = torch.arange(keys, device=q.device)
     seen = ((low.unsqueeze(-1) <= j) & (j < high.unsqueeze(-1))).unsqueeze(1)  # [B or 1, 1, L, S]

@@ -15,7 +15,6 @@ from txl_kernels.integrations.attention import Window
 from txl_kernels.integrations.peer import STATE, Accelerated, Peer, has_kernel, new_state
 from txl_kernels.integrations.registry import accelerated_class, find, look_alikes, of_known_source, path_of
 from txl_kernels.integrations.select import Chosen, Selection
-from txl_kernels.integrations.strangers import strangers
 from txl_kernels.integrations.streaming import forget
 from txl_kernels.integrations.verify import difference
 from txl_kernels.integrations.wrapped import is_replaced, swap, swaps_back
@@ -73,12 +72,12 @@ class Report:
 
     Attributes:
         rows: one for each known module.
-        strangers: if there is none, a line for each class of attention in the model, with the
-            reason why it is unknown.
+        unknown: if there is none, a line for each class of attention in the model: the first
+            module and how many more there are.
     """
 
     rows: tuple[Row, ...]
-    strangers: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     @property
     def accelerated(self) -> tuple[Row, ...]:
@@ -100,7 +99,7 @@ class Report:
     def __str__(self) -> str:
         if not self.rows:
             told = "nothing to accelerate: the model has no attention module that txl_kernels.integrations knows"
-            return "\n  ".join([told, *self.strangers])
+            return "\n  ".join([told, *self.unknown])
         lines = [HEADER]
         for row in self.rows:
             counts = "; ".join(f"{count} x {reason}" for reason, count in row.fallbacks.items())
@@ -199,7 +198,7 @@ def accelerate(
             todo.append((module, peer, above))
     for selection in (chosen, spared):
         selection.check_all_used()
-    report = Report(tuple(rows), () if rows else tuple(strangers(model)))
+    report = Report(tuple(rows), () if rows else tuple(_attention_classes(model)))
     if strict and (report.left_alone or not report.accelerated):
         raise ValueError(f"strict=True, and not every attention module can be accelerated:\n{report}")
     for module in accelerated:
@@ -362,6 +361,17 @@ def _modules(model: nn.Module) -> Iterator[Chain]:
             yield from walk((*chain, (f"{name}.{child_name}" if name else child_name, child)))
 
     yield from walk((("", model),))
+
+
+def _attention_classes(model: nn.Module) -> Iterator[str]:
+    """Yield a line for each class of attention (by its name): the first module, and how many more
+    there are."""
+    found: dict[type, list[str]] = {}
+    for name, module in model.named_modules():
+        if any(word in type(module).__name__.lower() for word in ("attention", "attn", "mha")):
+            found.setdefault(type(module), []).append(name or "(the model)")
+    for kind, (first, *others) in found.items():
+        yield f"{first}{f' and {len(others)} more' if others else ''} ({path_of(kind)})"
 
 
 def _hindrance(peer: Peer, module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:

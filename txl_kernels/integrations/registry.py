@@ -56,19 +56,6 @@ def look_alikes(module: nn.Module) -> Iterator[Peer]:
                 yield peer
 
 
-def nearest(module: nn.Module) -> tuple[Peer, list[str]] | None:
-    """Return the peer of whose adapter's attributes the module has the largest share, if that is
-    more than half, and the attributes that the module lacks. None if there is no such peer."""
-    found: tuple[Peer, list[str]] | None = None
-    minimum = 0.5
-    for peer in _peers.values():
-        needs = peer.adapter.needs
-        lacking = [name for name in needs if not hasattr(module, name)]
-        if needs and len(lacking) / len(needs) < minimum:
-            found, minimum = (peer, lacking), len(lacking) / len(needs)
-    return found
-
-
 def _fits(theirs: list[str], ours: Any) -> bool:
     """Whether our method has their parameters in the same order, and no others without a
     default."""

@@ -2,12 +2,10 @@
 shift."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from cases import DTYPES, Case, as_call, make_inputs
-from torch import Tensor
 
 from txl_kernels import rel_attention, rel_attention_weights, sinusoid
 
@@ -110,20 +108,3 @@ def test_weights_of_values_that_tell_keys_apart(case: Case) -> None:
     want = rel_attention(**tensors, v=eye[:, :, case.M :], memory=memory, backend="reference", **given)
     got = rel_attention_weights(**tensors, k_mem=x["k_mem"], **given)
     torch.testing.assert_close(got, want)
-    rows = torch.tensor([4, 0, -1])
-    torch.testing.assert_close(rel_attention_weights(**tensors, k_mem=x["k_mem"], rows=rows, **given), want[:, :, rows])
-
-
-@pytest.mark.parametrize(
-    ("rows", "error", "message"),
-    [
-        (torch.tensor([6]), ValueError, "rows must be queries from -6 to 5, got values from 6 to 6"),
-        ([1], TypeError, r"rows must be None or an int64 tensor \[R\] on cpu, got list"),
-    ],
-    ids=["beyond", "a list"],
-)
-def test_rows_of_the_weights_refused(rows: Any, error: type[Exception], message: str) -> None:
-    x = make_inputs(Case(""))
-    tensors: dict[str, Tensor] = {n: x[n] for n in ("q", "k", "r", "k_mem")}
-    with pytest.raises(error, match=message):
-        rel_attention_weights(**tensors, rows=rows)

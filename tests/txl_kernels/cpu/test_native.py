@@ -169,8 +169,6 @@ def test_same_bits_at_any_thread_count(case: Case) -> None:
 
 def test_runs_on_the_openmp_pool_of_torch() -> None:
     assert cpu.prepare().threading() == "torch-openmp"
-    assert "/torch/lib/" in str(cpu.library_at(cpu.find_openmp()))
-    assert cpu.library_at(0) is None
 
 
 @pytest.fixture
