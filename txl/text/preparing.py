@@ -3,7 +3,6 @@ that replace the corpus at the end."""
 
 import hashlib
 import json
-import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,9 +28,7 @@ from txl.text.vocabulary import (
     WordVocabulary,
     decoded_again,
     first_words,
-    lacking,
     token_dtype,
-    words_decoded_again,
     words_of,
 )
 
@@ -47,7 +44,7 @@ def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: 
     """Make the vocabulary of a source, from the given file or by reading the source once.
 
     Raises:
-        TxlError: the source is not text of the rule's kind, or the file is damaged or lacks words.
+        TxlError: the source is not text of the rule's kind, or the file is damaged.
     """
     if rule.unit == "bytes":
         used: set[int] = set()
@@ -56,28 +53,13 @@ def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: 
         dropped = b"\n" if options.newline == "drop" else b""
         return ByteVocabulary(bytes(sorted(used - set(dropped))), dropped)
     lower = rule.lower or bool(options.lower)
-    given = options.vocabulary and _read_words(options.vocabulary, lower=lower, end=rule.end)
-    if given and given.unknown is not None:
-        return given
-    counts = _count(reader, lower, rule.end, watch, given.ascii_space if given else False)
-    vocabulary = given or _counted(counts, rule, options, lower)
-    missing = [] if vocabulary.unknown is not None else vocabulary.missing(word for split in counts for word in split)
-    if missing:
-        raise TxlError(f"{reader.description}: {lacking(missing)}")
-    return vocabulary
-
-
-def _read_words(path: Path, *, lower: bool, end: str) -> WordVocabulary:
-    """Read a vocabulary file given by the user: the first word of each line, in order."""
-    content = files.read(path)
-    try:
-        words, count = decoded_again(first_words(content))
-        vocabulary = WordVocabulary(words, lower=lower, end=end, decoded_again=count)
-    except TxlError as error:
-        raise TxlError(f"{path}: {error}") from error
-    if count:
-        logging.getLogger(__name__).warning("%s: %s", path, words_decoded_again(count))
-    return vocabulary
+    if options.vocabulary is not None:  # the first word of each line, in order
+        content = files.read(options.vocabulary)
+        try:
+            return WordVocabulary(decoded_again(first_words(content)), lower, rule.end)
+        except TxlError as error:
+            raise TxlError(f"{options.vocabulary}: {error}") from error
+    return _counted(_count(reader, lower, rule.end, watch), rule, options, lower)
 
 
 def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> Iterator[tuple[int, str]]:
@@ -103,11 +85,11 @@ def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> 
         at[split] += cut
 
 
-def _count(reader: Reader, lower: bool, end: str, watch: Watch, ascii_space: bool) -> list[Counter[str]]:
+def _count(reader: Reader, lower: bool, end: str, watch: Watch) -> list[Counter[str]]:
     """Count the words of each split; keys are in order of first appearance, which decides ties."""
     counts: list[Counter[str]] = [Counter(), Counter(), Counter()]
     for split, text in _whole_words(reader.pieces(watch), reader.description):
-        counts[split].update(words_of(text, lower, end, ascii_space))
+        counts[split].update(words_of(text, lower, end))
     return counts
 
 
@@ -127,7 +109,7 @@ def _counted(counts: list[Counter[str]], rule: Rule, options: PrepareOptions, lo
             dropped = sum(count for _, count in words) - sum(count for _, count in kept)
             kept.append((rule.unknown, total[rule.unknown] + dropped))
             kept.sort(key=lambda item: -item[1])
-    return WordVocabulary([rule.end, *(word for word, _ in kept)], lower=lower, end=rule.end)
+    return WordVocabulary([rule.end, *(word for word, _ in kept)], lower, rule.end)
 
 
 @dataclass
@@ -305,7 +287,11 @@ def _encoded(reader: Reader, vocabulary: Vocabulary, watch: Watch) -> Iterator[t
     pieces = reader.pieces(watch)
     if isinstance(vocabulary, WordVocabulary):
         for n, text in _whole_words(pieces, reader.description):
-            yield n, vocabulary.encode_text(text)
+            try:
+                tokens = vocabulary.encode_text(text)
+            except TxlError as error:
+                raise TxlError(f"{reader.description}: {error}") from error
+            yield n, tokens
         return
     for n, piece in pieces:
         yield n, vocabulary.encode(piece)

@@ -241,7 +241,7 @@ BAD: dict[str, tuple[Files, dict[str, object], str]] = {
         {"rule": "one-billion-word"},
         "the valid split is empty",
     ),
-    "unknown word": (WIKI | {"wiki.train.tokens": "a\n"}, {}, r"in .*: the text holds 2 word\(s\) .*: 'c', 'b'"),
+    "unknown word": (WIKI | {"wiki.train.tokens": "a\n"}, {}, "in .*: the text holds words .*: 'c'"),
     "no UTF-8": (PLAIN | {"train.txt": "a \udcff\n"}, {"rule": "words"}, r"is not UTF-8 \(byte 2 of train\)"),
     "newline": (PLAIN, {"newline": "drop"}, "newline is no option of the rule bytes; it is one of enwik8"),
     "lower": (WIKI, {"lower": True}, "lower is no option of the rule wikitext-103; it is one of words"),
@@ -265,10 +265,13 @@ def test_one_clear_line(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("<eos>\nthe\nthe\n", r"v.txt: vocabulary: line 3 is a repetition \('the'\)"),
+        ("<eos>\nthe\nthe\n", "v.txt: vocabulary: 'the' is there twice"),
         ("<eos>\0the\0", "v.txt: is no text, or UTF-16 .* iconv"),
         ("the\ncat\n", "v.txt: vocabulary: <eos> is not there"),
-        ("<eos>\nthe\ncat\n", r"4 word\(s\) that the vocabulary lacks, and it has no <unk>: 'dog', 'sat', 'cow', 'A'"),
+        (
+            "<eos>\nthe\ncat\n",
+            "in .*: the text holds words that the vocabulary lacks, and it has no <unk>: 'dog', 'sat'",
+        ),
     ],
 )
 def test_bad_vocabulary_files(content: str, message: str, tmp_path: Path) -> None:
