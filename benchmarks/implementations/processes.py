@@ -26,7 +26,7 @@ from txl import recipes
 from txl.distributed import World, joined
 from txl.model import make_network
 from txl.model.config import config_from_json
-from txl.text.streams import OrderedStreams
+from txl.text.streams import Streams
 from txl.training.config import TrainConfig
 from txl.training.update import Batches, Updater
 
@@ -101,7 +101,7 @@ def train(model: str, batch: int, length: int, world: World) -> None:
     device = torch.device("cpu")
     updater = Updater(make_network(sizes), config, world, device)
     tokens = np.random.default_rng(0).integers(0, 204, 1 << 22).astype(np.uint16)
-    batches = Batches(OrderedStreams(tokens, batch, length), config, sizes, world, device)
+    batches = Batches(Streams(tokens, batch, length), config, sizes, world, device)
     step = 0
     while step * length < sizes.mem_len:  # until the memory is full
         loss = updater.update(step, batches).loss

@@ -36,7 +36,7 @@ class Corpus:
         source: a line that describes the source. rule: name of the rule that prepared it.
         fingerprint: SHA-256 of vocabulary and tokens. sha256: that of each file's content, by its
             stem.
-        sentences: if the training sentences are to be shuffled (see `ShuffledStreams`), the index
+        sentences: if the training sentences are to be shuffled (see `Streams`), the index
             of each one's first token, a memory map of int64; else None.
     """
 
