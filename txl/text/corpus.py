@@ -127,8 +127,8 @@ def prepare(
     """
     passes = _Passes(progress)
     found = Source(None if source is None else Path(source), passes.watch)
-    if found.folder is None:
-        passes.begin("looking", found.size)
+    if found.path.is_file():
+        passes.begin("looking", found.path.stat().st_size)
     rule = choose(found, options)
     reader = rule.read(found)
     if vocabulary is None:

@@ -252,7 +252,9 @@ def _write(
             splits[n].write(tokens)
     for name, split in zip(SPLITS, splits, strict=True):
         if split.items <= (name == "train" and rule.shuffled):
-            raise TxlError(f"{reader.description}: the {name} split is empty")
+            raise TxlError(
+                f"{reader.description}: the {name} split is empty; the text is too short, or has too few lines"
+            )
     content = vocabulary.to_file()
     hashes = {name: split.hash for name, split in zip(SPLITS, splits, strict=True)}
     digests = b"".join([content, *(hash.digest() for hash in hashes.values())])
@@ -307,7 +309,7 @@ def encode_file(vocabulary: Vocabulary, path: Path, limit: int | None = None) ->
     if limit is None:
         return vocabulary.encode(files.read(path))
     found = [vocabulary.encode(b"")]
-    pieces, missing = files.stream(path), limit
+    pieces, missing = files.pieces(path), limit
     if isinstance(vocabulary, WordVocabulary):
         closed = ((0, piece) for piece in chain(pieces, [b" "]))
         for _, text in _whole_words(closed, str(path), ["the text"]):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from txl.errors import TxlError
 from txl.fields import from_values
-from txl.text.files import without_mark
+from txl.text.files import plain_text
 
 LINE_END, SENTENCE = "<eos>", "<S>"
 _UNKNOWN = ("<unk>", "<UNK>")
@@ -259,7 +259,7 @@ def first_words(content: bytes) -> list[str]:
     Raises:
         TxlError: it is not UTF-8.
     """
-    lines = _utf8_lines(without_mark(content, "vocabulary"))
+    lines = _utf8_lines(plain_text(content, "vocabulary"))
     return [word[0] if (word := _WORD.search(line)) else "" for line in lines]
 
 

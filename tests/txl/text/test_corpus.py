@@ -70,8 +70,8 @@ def test_a_corpus_is_mapped_and_reopens(corpus: data.Corpus) -> None:
     ("name", "message"),
     [
         ("none.txt", "none.txt: no such file or folder"),
-        ("empty.txt", "empty.txt: the file is empty"),
-        ("short.txt", r"short.txt: 5 bytes are too few to split 90/5/5; at least 60 are needed"),
+        ("empty.txt", "empty.txt .*: the train split is empty"),
+        ("short.txt", "short.txt .*: the valid split is empty; the text is too short"),
         ("folder", "folder: 0 text files found, at least 3 are needed"),
     ],
 )
@@ -85,8 +85,8 @@ def test_bad_sources(tmp_path: Path, name: str, message: str) -> None:
 
 
 def test_preparing_a_prepared_corpus(corpus: data.Corpus, tmp_path: Path) -> None:
-    with pytest.raises(TxlError, match="is a prepared corpus already"):
-        data.prepare(corpus.folder, tmp_path)
+    with pytest.raises(TxlError, match=r"\.bin: is no text"):
+        data.prepare(corpus.folder, tmp_path / "c")
     assert data.open_corpus(corpus.folder, tmp_path).fingerprint == corpus.fingerprint
 
 
@@ -165,13 +165,13 @@ def test_a_failed_preparation_leaves_the_corpus_before(text: Path, tmp_path: Pat
 
     def full(what: str, done: int, total: int) -> None:
         if what == "encoding":
-            raise OSError(28, "No space left on device")
+            raise KeyboardInterrupt
 
-    with pytest.raises(TxlError, match=r"/c: the corpus cannot be written: No space left on device"):
+    with pytest.raises(KeyboardInterrupt):
         data.prepare(other, tmp_path / "c", progress=full)
     assert data.load(tmp_path / "c").fingerprint == before.fingerprint
     assert sorted(path.name for path in before.folder.iterdir()) == names
-    with pytest.raises(TxlError, match="cannot be written"):
+    with pytest.raises(KeyboardInterrupt):
         data.prepare(other, tmp_path / "fresh", progress=full)
     assert not (tmp_path / "fresh").exists()
 
@@ -312,7 +312,7 @@ def test_progress_of_each_reading(text: Path, tmp_path: Path) -> None:
     seen: dict[str, list[tuple[int, int]]] = {}
     data.prepare(text, tmp_path / "c", progress=lambda what, *done: seen.setdefault(what, []).append(done))
     size = text.stat().st_size
-    assert list(seen) == ["counting", "encoding"]
+    assert list(seen) == ["looking", "counting", "encoding"]
     assert all(entries[-1] == (size, size) for entries in seen.values())
 
 
