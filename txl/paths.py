@@ -61,6 +61,8 @@ def new_folder(path: Path) -> Iterator[Path]:
         OSError: it cannot be written, or `path` is a file or a non-empty folder; the error names
             `path`.
     """
+    if os.path.lexists(path) and (not path.name or path.is_symlink() or not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(errno.EEXIST, "It exists already; choose another folder", str(path))
     with naming(path):
         temporary, descriptor = _temporary(path, folder=True)
         try:
@@ -82,7 +84,7 @@ def _temporary(path: Path, *, folder: bool) -> tuple[Path, int]:
             temporary.mkdir()
             descriptor = os.open(temporary, _DIRECTORY | os.O_NOFOLLOW)
         else:
-            descriptor = create(temporary)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666)
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if temporary.exists():  # until it was locked, another process could have removed it as a leftover
@@ -133,15 +135,6 @@ def _has_writer(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def create(path: Path) -> int:
-    """Create a file that must not exist and return its descriptor; symbolic links are not followed.
-
-    Raises:
-        FileExistsError: the name exists.
-    """
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666)
 
 
 def append_text(path: Path, text: str) -> None:
@@ -219,21 +212,17 @@ def lock_file(path: Path) -> int | None:
     """
     with naming(path):
         descriptor = _regular(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | _SAFE, 0o644))
-    return _locked(descriptor, fcntl.LOCK_EX)
+    return _locked(descriptor)
 
 
-def lock_folder(folder: Path, *, shared: bool = False) -> int | None:
-    """Lock a folder as `lock_file` locks a file; no file is created in it.
-
-    shared: take a shared lock, for readers, instead of an exclusive one.
-    """
-    descriptor = os.open(folder, _DIRECTORY)
-    return _locked(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+def lock_folder(folder: Path) -> int | None:
+    """Lock a folder as `lock_file` locks a file; no file is created in it."""
+    return _locked(os.open(folder, _DIRECTORY))
 
 
-def _locked(descriptor: int, kind: int) -> int | None:
+def _locked(descriptor: int) -> int | None:
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.fields import from_values
-from txl.paths import AnyPath, open_regular, read_bytes, read_text
+from txl.paths import AnyPath, new_folder, open_regular, read_bytes, read_text, remove_leftovers
 from txl.text.datasets import PrepareOptions, choose
-from txl.text.preparing import FORMAT, META, SENTENCES, VOCABULARY, checksum, finish, make_vocabulary, write_corpus
+from txl.text.preparing import FORMAT, META, NAMES, SENTENCES, VOCABULARY, checksum, make_vocabulary, write_corpus
 from txl.text.readers import SPLITS, Source
 from txl.text.vocabulary import Tokens, Vocabulary, from_file, token_dtype
 
@@ -111,43 +111,63 @@ def prepare(
     progress: Progress | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> Corpus:
-    """Prepare a corpus in `folder` and open it. Memory does not grow with the text.
+    """Prepare a corpus in a new folder and open it. Memory does not grow with the text.
 
-    The source is read two or three times. A corpus already in the folder is replaced at the very
-    end, so an interrupted call leaves it unchanged.
+    The source is read two or three times. The folder is renamed into place at the very end, so an
+    interrupted call leaves none.
 
     Args:
+        folder: a folder that does not exist or is empty.
         source: a file, an archive or a folder; None for the standard library of this interpreter.
         vocabulary: the vocabulary to encode with; None to make one from the source.
 
     Raises:
         TxlError: the source is not as the rule requires, is too short, truncated or damaged; the
-            vocabulary has another unit or lacks words of the source; or the folder cannot be
-            written.
+            vocabulary has another unit or lacks words of the source; or the folder exists already
+            or cannot be written.
     """
     passes = _Passes(progress)
     found = Source(None if source is None else Path(source), passes.watch)
     if found.path.is_file():
         passes.begin("looking", found.path.stat().st_size)
     rule = choose(found, options)
-    reader = rule.read(found)
-    if vocabulary is None:
-        passes.begin("counting", reader.size)
-        vocabulary = make_vocabulary(reader, rule, options, passes.watch)
-    elif vocabulary.unit != rule.unit:
+    if vocabulary is not None and vocabulary.unit != rule.unit:
         raise TxlError(f"rule {rule.name} makes {rule.unit}, the vocabulary given is of {vocabulary.unit}")
-    passes.begin("encoding", reader.size)
-    write_corpus(Path(folder), reader, vocabulary, rule, options, passes.watch)
+    folder, reader = Path(folder), rule.read(found)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder.parent, folder.name)
+        with new_folder(folder) as made:
+            if vocabulary is None:
+                passes.begin("counting", reader.size)
+                vocabulary = make_vocabulary(reader, rule, options, passes.watch)
+            passes.begin("encoding", reader.size)
+            write_corpus(made, reader, vocabulary, rule, options, passes.watch)
+    except OSError as error:
+        raise TxlError(f"{folder}: the corpus cannot be written: {error.strerror or error}") from error
     return load(folder)
 
 
 def open_corpus(
-    source: AnyPath | None, folder: AnyPath, options: PrepareOptions = _AUTO, vocabulary: Vocabulary | None = None
+    source: AnyPath | None,
+    folder: AnyPath,
+    options: PrepareOptions = _AUTO,
+    vocabulary: Vocabulary | None = None,
+    make: bool = True,
 ) -> Corpus:
-    """Open a prepared corpus; any other source is first prepared in `folder` with the given options
-    and vocabulary."""
+    """Open a prepared corpus; any other source is first prepared in `folder`, inside a new run's,
+    with the given options and vocabulary. A corpus there is of a run that was killed before its
+    first checkpoint, and is removed.
+
+    make: whether to prepare; else another process has done it.
+    """
     if source is not None and Path(source, META).is_file():
         return load(source)
+    if not make:
+        return load(folder)
+    if Path(folder, META).is_file() and not Path(folder).is_symlink():
+        for name in NAMES:
+            Path(folder, name).unlink(missing_ok=True)
     return prepare(source, folder, options, vocabulary=vocabulary)
 
 
@@ -158,10 +178,6 @@ def load(folder: AnyPath) -> Corpus:
         TxlError: the folder holds no corpus, or one that is damaged or of an older format.
     """
     folder = Path(folder)
-    try:
-        finish(folder)
-    except OSError as error:
-        raise TxlError(f"{folder}: the prepared corpus cannot be put in place: {error.strerror or error}") from error
     if not (folder / META).is_file():
         raise TxlError(f"{folder}: not a prepared corpus ({META} is missing); run `txl prepare` first")
     try:

@@ -1,12 +1,10 @@
-"""Preparation of a corpus in two passes: count the vocabulary, then write tokens to temporary files
-that replace the corpus at the end."""
+"""Preparation of a corpus in two passes: count the vocabulary, then write tokens."""
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -16,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from txl.errors import TxlError
-from txl.paths import create, lock_folder, naming, read_text
 from txl.text import files
 from txl.text.datasets import PrepareOptions, Rule
 from txl.text.files import Watch
@@ -33,7 +30,7 @@ from txl.text.vocabulary import (
 )
 
 META, VOCABULARY, SENTENCES = "corpus.json", "vocabulary.txt", "sentences.bin"
-_NAMES = (*(f"{split}.bin" for split in SPLITS), SENTENCES, VOCABULARY)
+NAMES = (*(f"{split}.bin" for split in SPLITS), SENTENCES, VOCABULARY, META)
 FORMAT = 3
 # bytes; a longer word means that the file is not a text of words, and would exceed the promised
 # memory
@@ -113,19 +110,15 @@ def _counted(counts: list[Counter[str]], rule: Rule, options: PrepareOptions, lo
 
 
 @dataclass
-class _Split:
-    """A temporary file into which a split, or the starts of its sentences, are written."""
+class _File:
+    """A file into which a split, or the starts of its sentences, are written."""
 
-    file: IO[bytes]  # unbuffered, so that closing it writes nothing
-    path: Path  # the final path
+    file: IO[bytes]
     items: int = 0
     hash: Any = field(default_factory=hashlib.sha256)
 
     def write(self, items: npt.NDArray[Any]) -> None:
-        left = memoryview(items.tobytes())
-        with naming(self.path):
-            while left:
-                left = left[self.file.write(left) :]
+        self.file.write(items.data)
         self.hash.update(items.data)
         self.items += len(items)
 
@@ -133,131 +126,39 @@ class _Split:
 def write_corpus(
     folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule, options: PrepareOptions, watch: Watch
 ) -> None:
-    """Write a corpus to a folder, or leave the corpus that is there unchanged.
-
-    When all files are written, `finish` moves them into place, in a later process if need be.
+    """Write a corpus to an empty folder.
 
     Raises:
-        TxlError: the source is damaged, a split is empty, or the folder cannot be written or
-            another process is writing to it.
+        TxlError: the source is damaged, or a split is empty. OSError: the folder cannot be written.
     """
-    fresh = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
-            try:
-                _remove_temporary(folder)  # left by a process that was killed
-                _write(folder, reader, vocabulary, rule, options, watch)
-            except BaseException:
-                with suppress(OSError):
-                    _remove_temporary(folder)
-                    if fresh:
-                        folder.rmdir()
-                raise
-            _swap(folder)
-    except OSError as error:
-        where = "" if error.filename is None else f" ({Path(error.filename).name})"
-        raise TxlError(f"{folder}: the corpus cannot be written: {error.strerror or error}{where}") from error
+    with ExitStack() as opened:
 
+        def begun(name: str) -> _File:
+            return _File(opened.enter_context((folder / name).open("wb")))
 
-def finish(folder: Path) -> None:
-    """Complete a corpus whose files were all written by a process that died before moving them into
-    place.
-
-    Raises:
-        TxlError: another process writes to the folder. OSError: the folder cannot be written.
-    """
-    if (folder / META).exists() or not _temporary(folder, META).exists():
-        return
-    with _alone(folder), suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        meta = json.loads(read_text(_temporary(folder, META)))
-        if meta["checksum"] == checksum(meta):  # a truncated file is not completed
-            _swap(folder)
-
-
-def _remove_temporary(folder: Path) -> None:
-    for name in (META, *_NAMES):
-        _temporary(folder, name).unlink(missing_ok=True)
-
-
-def _swap(folder: Path) -> None:
-    """Move all temporary files into place. corpus.json is moved last, so a folder that has only the
-    temporary one can be completed by calling this again."""
-    (folder / META).unlink(missing_ok=True)
-    meta = json.loads(read_text(_temporary(folder, META)))
-    if meta["sentences"] is None:
-        (folder / SENTENCES).unlink(missing_ok=True)
-    for name in _NAMES:
-        if _temporary(folder, name).exists():
-            _temporary(folder, name).replace(folder / name)  # a process that has the old file mapped keeps its content
-    _temporary(folder, META).replace(folder / META)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lock a folder against other preparations and against training runs that start on it; the
-    operating system releases the lock when the process ends.
-
-    Raises:
-        TxlError: another process prepares a corpus there, or a run trains on the one there.
-    """
-    descriptor = lock_folder(folder)
-    if descriptor is None:
-        readers = lock_folder(folder, shared=True)
-        if readers is None:
-            raise TxlError(f"{folder}: another process is preparing a corpus there")
-        os.close(readers)
-        raise TxlError(f"{folder}: another process is training on the corpus there")
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _temporary(folder: Path, name: str) -> Path:
-    """Return the temporary path for a file: always the same one in a folder, so that the next
-    process that opens the folder can complete an interrupted preparation."""
-    return folder / f".{name}.tmp"
-
-
-def _create(folder: Path, name: str) -> IO[bytes]:
-    return os.fdopen(create(_temporary(folder, name)), "wb", buffering=0)
-
-
-def _write_whole(folder: Path, name: str, content: bytes) -> None:
-    with _create(folder, name) as file:
-        _Split(file, folder / name).write(np.frombuffer(content, np.uint8))
-
-
-def _write(
-    folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule, options: PrepareOptions, watch: Watch
-) -> None:
-    with ExitStack() as opened:  # closes all files, whichever fails
-
-        def begun(name: str) -> _Split:
-            return _Split(opened.enter_context(_create(folder, name)), folder / name)
-
-        splits = [begun(f"{split}.bin") for split in SPLITS]
+        splits = {split: begun(f"{split}.bin") for split in SPLITS}
+        train = splits["train"]
         sentences = begun(SENTENCES) if rule.shuffled else None
         dtype = token_dtype(len(vocabulary))
         if sentences:
-            splits[0].write(np.array([vocabulary.start], dtype))
+            train.write(np.array([vocabulary.start], dtype))
         first = 0
         for n, tokens in _encoded(reader, vocabulary, watch):
             if sentences and n == 0:
-                bounds = np.flatnonzero(tokens == vocabulary.start) + splits[0].items
+                bounds = np.flatnonzero(tokens == vocabulary.start) + train.items
                 if len(bounds):
                     sentences.write(np.append(first, bounds[:-1]).astype(np.int64))
                     first = int(bounds[-1])
-            splits[n].write(tokens)
-    for name, split in zip(SPLITS, splits, strict=True):
+            splits[SPLITS[n]].write(tokens)
+    for name, split in splits.items():
         if split.items <= (name == "train" and rule.shuffled):
             raise TxlError(
                 f"{reader.description}: the {name} split is empty; the text is too short, or has too few lines"
             )
     content = vocabulary.to_file()
-    hashes = {name: split.hash for name, split in zip(SPLITS, splits, strict=True)}
-    digests = b"".join([content, *(hash.digest() for hash in hashes.values())])
+    (folder / VOCABULARY).write_bytes(content)
+    digests = b"".join([content, *(split.hash.digest() for split in splits.values())])
+    hashes = {"vocabulary": hashlib.sha256(content)} | {name: split.hash for name, split in splits.items()}
     if sentences:
         hashes["sentences"] = sentences.hash
     meta = {
@@ -266,16 +167,14 @@ def _write(
         "newline": options.newline,
         "source": reader.description,
         "vocabulary": vocabulary.settings(),
-        "sha256": {"vocabulary": hashlib.sha256(content).hexdigest()}
-        | {name: hash.hexdigest() for name, hash in hashes.items()},
+        "sha256": {name: hash.hexdigest() for name, hash in hashes.items()},
         "dtype": np.dtype(dtype).name,
-        "tokens": {name: split.items for name, split in zip(SPLITS, splits, strict=True)},
+        "tokens": {name: split.items for name, split in splits.items()},
         "sentences": sentences.items if sentences else None,
         "fingerprint": hashlib.sha256(digests).hexdigest(),
     }
-    _write_whole(folder, VOCABULARY, content)
     meta["checksum"] = checksum(meta)
-    _write_whole(folder, META, json.dumps(meta, indent=2).encode())
+    (folder / META).write_text(json.dumps(meta, indent=2))
 
 
 def checksum(meta: dict[str, Any]) -> str:

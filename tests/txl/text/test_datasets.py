@@ -223,7 +223,7 @@ def test_pieces_may_end_anywhere(rule: str, tmp_path: Path, monkeypatch: pytest.
     whole = prepared(tmp_path / "a.txt", tmp_path / "c", rule=rule)
     for size in (1, 7, 64):
         monkeypatch.setattr("txl.text.files.PIECE_BYTES", size)
-        small = prepared(tmp_path / "a.txt", tmp_path / "d", rule=rule)
+        small = prepared(tmp_path / "a.txt", tmp_path / f"d{size}", rule=rule)
         assert small.fingerprint == whole.fingerprint
 
 
@@ -311,7 +311,7 @@ def test_lines_that_end_with_cr_and_lf(tmp_path: Path, monkeypatch: pytest.Monke
     want = prepared(tmp_path / "a.txt", tmp_path / "c", rule="words")
     for size in (1, 7, 1000):
         monkeypatch.setattr("txl.text.files.PIECE_BYTES", size)
-        found = prepared(tmp_path / "b.txt", tmp_path / "d", rule="words")
+        found = prepared(tmp_path / "b.txt", tmp_path / f"d{size}", rule="words")
         assert [len(x) for x in tokens(found)] == [len(x) for x in tokens(want)]
 
 

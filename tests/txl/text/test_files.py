@@ -258,7 +258,7 @@ def test_the_mark_of_utf_8_is_no_text(rule: str, piece: int, tmp_path: Path, mon
         "zip": zipped(("a", mark + text)),
     }.items():
         path = written(tmp_path / name, content)
-        assert data.prepare(path, tmp_path / "d", options).fingerprint == want.fingerprint
+        assert data.prepare(path, tmp_path / f"d {name}", options).fingerprint == want.fingerprint
         assert files.read(path) == text
     folder, parts = tmp_path / "folder", {f"{n}.txt": TEXT[300 * n : 300 * n + 300] for n in range(60)}
     fingerprints = set()
@@ -266,7 +266,7 @@ def test_the_mark_of_utf_8_is_no_text(rule: str, piece: int, tmp_path: Path, mon
         folder.mkdir(exist_ok=True)
         for name, content in parts.items():
             written(folder / name, before + content)
-        fingerprints.add(data.prepare(folder, tmp_path / "e", options).fingerprint)
+        fingerprints.add(data.prepare(folder, tmp_path / f"e{len(before)}", options).fingerprint)
     assert len(fingerprints) == 1
     assert files.read(written(tmp_path / "mark", mark)) == b""
 
