@@ -17,7 +17,7 @@ from txl.errors import TxlError
 from txl.fields import from_values
 from txl.paths import AnyPath, new_folder, open_regular, read_bytes, read_text, remove_leftovers
 from txl.text.datasets import PrepareOptions, choose
-from txl.text.preparing import FORMAT, META, NAMES, SENTENCES, VOCABULARY, checksum, make_vocabulary, write_corpus
+from txl.text.preparing import FORMAT, META, NAMES, SENTENCES, VOCABULARY, make_vocabulary, write_corpus
 from txl.text.readers import SPLITS, Source
 from txl.text.vocabulary import Tokens, Vocabulary, from_file, token_dtype
 
@@ -73,19 +73,15 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Meta:
-    """The contents of `corpus.json`; `checksum` is that of all other fields."""
+    """The contents of `corpus.json`."""
 
     format: int
     rule: str
-    newline: str
     source: str
     vocabulary: dict[str, Any]
     sha256: dict[str, str]
-    dtype: str
     tokens: dict[str, int]
     sentences: int | None
-    fingerprint: str
-    checksum: str
 
 
 class _Passes:
@@ -142,7 +138,7 @@ def prepare(
                 passes.begin("counting", reader.size)
                 vocabulary = make_vocabulary(reader, rule, options, passes.watch)
             passes.begin("encoding", reader.size)
-            write_corpus(made, reader, vocabulary, rule, options, passes.watch)
+            write_corpus(made, reader, vocabulary, rule, passes.watch)
     except OSError as error:
         raise TxlError(f"{folder}: the corpus cannot be written: {error.strerror or error}") from error
     return load(folder)
@@ -197,22 +193,17 @@ def _opened(folder: Path, values: Any) -> Corpus:
             are damaged.
     """
     meta = from_values(Meta, values)
-    if meta.checksum != checksum(values):
-        raise ValueError(f"{META} is not as it was written")
     content = read_bytes(folder / VOCABULARY)
     if hashlib.sha256(content).hexdigest() != meta.sha256["vocabulary"]:
         raise ValueError(f"{VOCABULARY} is not the one it was made with")
     vocabulary = from_file(content, meta.vocabulary)
     dtype = np.dtype(token_dtype(len(vocabulary)))
-    if meta.dtype != dtype.name:
-        raise ValueError(f"dtype is {meta.dtype}, where a vocabulary of {len(vocabulary):,} needs {dtype.name}")
     train, valid, test = (_mapped(folder / f"{name}.bin", dtype, meta.tokens[name]) for name in SPLITS)
     count = meta.sentences
     sentences = None if count is None else _mapped(folder / SENTENCES, np.dtype(np.int64), count)
     hashes = {name: meta.sha256[name] for name in (*SPLITS, *(() if count is None else ("sentences",)))}
-    return Corpus(
-        folder, vocabulary, train, valid, test, meta.source, meta.fingerprint, hashes, sentences, meta.rule
-    )  # fmt: skip
+    fingerprint = hashlib.sha256(content + b"".join(bytes.fromhex(hashes[name]) for name in SPLITS)).hexdigest()
+    return Corpus(folder, vocabulary, train, valid, test, meta.source, fingerprint, hashes, sentences, meta.rule)
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> Any:

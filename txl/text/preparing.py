@@ -31,7 +31,7 @@ from txl.text.vocabulary import (
 
 META, VOCABULARY, SENTENCES = "corpus.json", "vocabulary.txt", "sentences.bin"
 NAMES = (*(f"{split}.bin" for split in SPLITS), SENTENCES, VOCABULARY, META)
-FORMAT = 3
+FORMAT = 4
 # bytes; a longer word means that the file is not a text of words, and would exceed the promised
 # memory
 LONGEST_WORD = 1 << 20
@@ -123,9 +123,7 @@ class _File:
         self.items += len(items)
 
 
-def write_corpus(
-    folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule, options: PrepareOptions, watch: Watch
-) -> None:
+def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule, watch: Watch) -> None:
     """Write a corpus to an empty folder.
 
     Raises:
@@ -157,30 +155,19 @@ def write_corpus(
             )
     content = vocabulary.to_file()
     (folder / VOCABULARY).write_bytes(content)
-    digests = b"".join([content, *(split.hash.digest() for split in splits.values())])
     hashes = {"vocabulary": hashlib.sha256(content)} | {name: split.hash for name, split in splits.items()}
     if sentences:
         hashes["sentences"] = sentences.hash
     meta = {
         "format": FORMAT,
         "rule": rule.name,
-        "newline": options.newline,
         "source": reader.description,
         "vocabulary": vocabulary.settings(),
         "sha256": {name: hash.hexdigest() for name, hash in hashes.items()},
-        "dtype": np.dtype(dtype).name,
         "tokens": {name: split.items for name, split in splits.items()},
         "sentences": sentences.items if sentences else None,
-        "fingerprint": hashlib.sha256(digests).hexdigest(),
     }
-    meta["checksum"] = checksum(meta)
     (folder / META).write_text(json.dumps(meta, indent=2))
-
-
-def checksum(meta: dict[str, Any]) -> str:
-    """Compute the checksum of all other fields of `corpus.json`."""
-    said = {key: value for key, value in meta.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _encoded(reader: Reader, vocabulary: Vocabulary, watch: Watch) -> Iterator[tuple[int, Tokens]]:
