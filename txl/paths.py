@@ -38,7 +38,6 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(descriptor)
             os.replace(temporary, path)
-        sync(path.parent)
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
@@ -69,7 +68,6 @@ def new_folder(path: Path) -> Iterator[Path]:
             with _removed_on_error(temporary):
                 yield temporary
                 os.replace(temporary, path)
-            sync(path.parent)
         finally:
             os.close(descriptor)
 
@@ -192,15 +190,6 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, "Is a symbolic link" if link else error.strerror, str(path)) from error
 
 
-def sync(folder: Path) -> None:
-    """Wait until the directory entries of a folder are on disk (fsync)."""
-    descriptor = os.open(folder, _DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def lock_file(path: Path) -> int | None:
     """Lock a file, which is created if it does not exist, until its descriptor is closed or the
     process ends.
@@ -232,44 +221,23 @@ def _locked(descriptor: int) -> int | None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Lock a folder while the block runs.
+def results_folder(path: Path, option: str) -> Iterator[None]:
+    """Create a folder for results if it does not exist, lock it while the block runs, and remove
+    leftovers of killed writers.
 
     Raises:
-        TxlError: another process holds it.
-    """
-    descriptor = lock_folder(folder)
-    if descriptor is None:
-        raise TxlError(f"{folder}: another process is writing there")
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def make_folder(path: Path, option: str) -> None:
-    """Create a folder if it does not exist.
-
-    Raises:
-        TxlError: it cannot be created, or is not writable.
+        TxlError: it cannot be created, is not writable, or another process writes to it.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
-            pass
+            descriptor = lock_folder(path)
     except OSError as error:
         raise TxlError(f"{option} must name a folder that can be written, got {path}: {error.strerror}") from error
-
-
-@contextmanager
-def results_folder(path: Path, option: str) -> Iterator[None]:
-    """Create a folder for results, lock it while the block runs, and remove leftovers of killed
-    writers.
-
-    Raises:
-        TxlError: as `make_folder`, or another process writes to the folder.
-    """
-    make_folder(path, option)
-    with held(path):
+    if descriptor is None:
+        raise TxlError(f"{path}: another process is writing there")
+    try:
         remove_leftovers(path)
         yield
+    finally:
+        os.close(descriptor)
