@@ -57,7 +57,6 @@ class Rule:
         strip: remove white space at both ends of each split.
         lower: convert words to lower case.
         end, unknown: the word that ends a line, and the word for words not in the vocabulary.
-        always_unknown: whether the unknown word is added even if no word of the text needs it.
         counted: the splits whose words make the vocabulary.
         min_count: words that occur less often become unknown.
         shuffled: whether the training split consists of sentences to be shuffled.
@@ -75,7 +74,6 @@ class Rule:
     lower: bool = False
     end: str = LINE_END
     unknown: str | None = None
-    always_unknown: bool = False
     counted: tuple[int, ...] = (0,)
     min_count: int = 1
     shuffled: bool = False
@@ -151,7 +149,7 @@ RULES = {
         ),
         Rule(
             "one-billion-word", "words", ("vocabulary",), (_BILLION,), several=True,
-            end=SENTENCE, unknown="<UNK>", always_unknown=True, min_count=3, shuffled=True,
+            end=SENTENCE, unknown="<UNK>", min_count=3, shuffled=True,
             counts={"vocabulary": 793_471},
         ),
         Rule("bytes", "bytes"),

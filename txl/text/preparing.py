@@ -56,7 +56,7 @@ def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: 
             return WordVocabulary(decoded_again(first_words(content)), lower, rule.end)
         except TxlError as error:
             raise TxlError(f"{options.vocabulary}: {error}") from error
-    return _counted(_count(reader, lower, rule.end, watch), rule, options, lower)
+    return _counted(reader, rule, options, lower, watch)
 
 
 def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> Iterator[tuple[int, str]]:
@@ -82,30 +82,23 @@ def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> 
         at[split] += cut
 
 
-def _count(reader: Reader, lower: bool, end: str, watch: Watch) -> list[Counter[str]]:
-    """Count the words of each split; keys are in order of first appearance, which decides ties."""
-    counts: list[Counter[str]] = [Counter(), Counter(), Counter()]
+def _counted(reader: Reader, rule: Rule, options: PrepareOptions, lower: bool, watch: Watch) -> WordVocabulary:
+    """Count a source's words and make the vocabulary: the word that ends a line, then words, and
+    the unknown one if the rule has it, by falling count, ties by first appearance."""
+    counts: list[Counter[str]] = [Counter() for _ in SPLITS]
     for split, text in _whole_words(reader.pieces(watch), reader.description):
-        counts[split].update(words_of(text, lower, end))
-    return counts
-
-
-def _counted(counts: list[Counter[str]], rule: Rule, options: PrepareOptions, lower: bool) -> WordVocabulary:
-    """Make a vocabulary from counts: the word that ends a line, then words by falling count, ties
-    by first appearance."""
+        if split in rule.counted:
+            counts[split].update(words_of(text, lower, rule.end))
     total: Counter[str] = Counter()
-    for split in rule.counted:
-        total.update(counts[split])
+    for count in counts:
+        total.update(count)
     del total[rule.end]
     words = [(word, count) for word, count in total.most_common() if word != rule.unknown]
     minimum = max(rule.min_count, options.min_count)
     kept = [(word, count) for word, count in words[: options.max_words] if count >= minimum]
     if rule.unknown is not None:
-        known = {word for word, _ in kept} | {rule.end}
-        if rule.always_unknown or any(word not in known for split in counts for word in split):
-            dropped = sum(count for _, count in words) - sum(count for _, count in kept)
-            kept.append((rule.unknown, total[rule.unknown] + dropped))
-            kept.sort(key=lambda item: -item[1])
+        kept.append((rule.unknown, total.total() - sum(count for _, count in kept)))
+        kept.sort(key=lambda item: -item[1])
     return WordVocabulary([rule.end, *(word for word, _ in kept)], lower, rule.end)
 
 

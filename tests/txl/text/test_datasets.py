@@ -191,10 +191,10 @@ def test_rare_words_become_unknown(options: dict[str, int], words: tuple[str, ..
     assert corpus.vocabulary.decode(tokens(corpus)[0]).decode().split() == kept
 
 
-def test_no_unknown_word_where_none_is_needed(tmp_path: Path) -> None:
+def test_an_unknown_word_is_there_even_if_none_is_needed(tmp_path: Path) -> None:
     files = PLAIN | {"valid.txt": "dog", "test.txt": "sat THE"}
     corpus = prepared(written(tmp_path / "in", files), tmp_path / "c", rule="words", lower=True)
-    assert "<unk>" not in corpus.vocabulary.words
+    assert corpus.vocabulary.words[-1] == "<unk>"
     assert corpus.vocabulary.lower
     assert data.load(tmp_path / "c").vocabulary == corpus.vocabulary
 
@@ -294,7 +294,7 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
         PrepareOptions(**options)
 
 
-@pytest.mark.parametrize("text", ["some words " * 500, "some words of a text\n" * 3, "words\r" * 500])
+@pytest.mark.parametrize("text", ["some words " * 500, "some words of a text\n" * 3, "words\r" * 500, ""])
 def test_too_few_lines_for_three_splits(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text, newline="")
     for options in ({}, {"vocabulary": written(tmp_path, {"v": "<eos>\n<unk>\nsome\n"}) / "v"}):
