@@ -93,6 +93,8 @@ def _counted(reader: Reader, rule: Rule, options: PrepareOptions, lower: bool, w
     for count in counts:
         total.update(count)
     del total[rule.end]
+    if not total:
+        raise TxlError(f"{reader.description}: holds no words to make a vocabulary of")
     words = [(word, count) for word, count in total.most_common() if word != rule.unknown]
     minimum = max(rule.min_count, options.min_count)
     kept = [(word, count) for word, count in words[: options.max_words] if count >= minimum]

@@ -235,6 +235,7 @@ BAD: dict[str, tuple[Files, dict[str, object], str]] = {
         "holds 2 files for test: a/test.txt, test.txt",
     ),
     "empty split": (PLAIN | {"valid.txt": ""}, {"rule": "words"}, "the valid split is empty"),
+    "no words": (WIKI | {"wiki.train.tokens": "\n"}, {}, r"in .*: holds no words to make a vocabulary of"),
     "empty sentences": (
         {name: content if "00001-of-00050" not in name else "" for name, content in ONE_BILLION.items()},
         {"rule": "one-billion-word"},
@@ -294,7 +295,7 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
         PrepareOptions(**options)
 
 
-@pytest.mark.parametrize("text", ["some words " * 500, "some words of a text\n" * 3, "words\r" * 500, ""])
+@pytest.mark.parametrize("text", ["some words " * 500, "some words of a text\n" * 3, "words\r" * 500])
 def test_too_few_lines_for_three_splits(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text, newline="")
     for options in ({}, {"vocabulary": written(tmp_path, {"v": "<eos>\n<unk>\nsome\n"}) / "v"}):
