@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from txl import ModelConfig, TransformerXL
 from txl.evaluation.evaluate import Reading, evaluate
 from txl.text import corpus as corpora
-from txl.text.streams import OrderedStreams
+from txl.text.streams import Streams
 
 
 def main(text: str | None = None, steps: int = 600, batch: int = 8, length: int = 64) -> float:
@@ -27,7 +27,7 @@ def main(text: str | None = None, steps: int = 600, batch: int = 8, length: int 
         optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps)
         # Row b of every segment goes on where row b of the one before ended.
-        streams = OrderedStreams(corpus.train, batch, length)
+        streams = Streams(corpus.train, batch, length)
         memory = None
         for step in range(steps):
             if streams.starts_epoch(step):

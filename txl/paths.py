@@ -38,7 +38,6 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(descriptor)
             os.replace(temporary, path)
-        sync(path.parent)
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
@@ -61,13 +60,14 @@ def new_folder(path: Path) -> Iterator[Path]:
         OSError: it cannot be written, or `path` is a file or a non-empty folder; the error names
             `path`.
     """
+    if os.path.lexists(path) and (not path.name or path.is_symlink() or not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(errno.EEXIST, "It exists already; choose another folder", str(path))
     with naming(path):
         temporary, descriptor = _temporary(path, folder=True)
         try:
             with _removed_on_error(temporary):
                 yield temporary
                 os.replace(temporary, path)
-            sync(path.parent)
         finally:
             os.close(descriptor)
 
@@ -82,7 +82,7 @@ def _temporary(path: Path, *, folder: bool) -> tuple[Path, int]:
             temporary.mkdir()
             descriptor = os.open(temporary, _DIRECTORY | os.O_NOFOLLOW)
         else:
-            descriptor = create(temporary)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666)
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if temporary.exists():  # until it was locked, another process could have removed it as a leftover
@@ -133,15 +133,6 @@ def _has_writer(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def create(path: Path) -> int:
-    """Create a file that must not exist and return its descriptor; symbolic links are not followed.
-
-    Raises:
-        FileExistsError: the name exists.
-    """
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666)
 
 
 def append_text(path: Path, text: str) -> None:
@@ -199,15 +190,6 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, "Is a symbolic link" if link else error.strerror, str(path)) from error
 
 
-def sync(folder: Path) -> None:
-    """Wait until the directory entries of a folder are on disk (fsync)."""
-    descriptor = os.open(folder, _DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def lock_file(path: Path) -> int | None:
     """Lock a file, which is created if it does not exist, until its descriptor is closed or the
     process ends.
@@ -219,21 +201,17 @@ def lock_file(path: Path) -> int | None:
     """
     with naming(path):
         descriptor = _regular(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | _SAFE, 0o644))
-    return _locked(descriptor, fcntl.LOCK_EX)
+    return _locked(descriptor)
 
 
-def lock_folder(folder: Path, *, shared: bool = False) -> int | None:
-    """Lock a folder as `lock_file` locks a file; no file is created in it.
-
-    shared: take a shared lock, for readers, instead of an exclusive one.
-    """
-    descriptor = os.open(folder, _DIRECTORY)
-    return _locked(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+def lock_folder(folder: Path) -> int | None:
+    """Lock a folder as `lock_file` locks a file; no file is created in it."""
+    return _locked(os.open(folder, _DIRECTORY))
 
 
-def _locked(descriptor: int, kind: int) -> int | None:
+def _locked(descriptor: int) -> int | None:
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
@@ -243,44 +221,23 @@ def _locked(descriptor: int, kind: int) -> int | None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Lock a folder while the block runs.
+def results_folder(path: Path, option: str) -> Iterator[None]:
+    """Create a folder for results if it does not exist, lock it while the block runs, and remove
+    leftovers of killed writers.
 
     Raises:
-        TxlError: another process holds it.
-    """
-    descriptor = lock_folder(folder)
-    if descriptor is None:
-        raise TxlError(f"{folder}: another process is writing there")
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def make_folder(path: Path, option: str) -> None:
-    """Create a folder if it does not exist.
-
-    Raises:
-        TxlError: it cannot be created, or is not writable.
+        TxlError: it cannot be created, is not writable, or another process writes to it.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
-            pass
+            descriptor = lock_folder(path)
     except OSError as error:
         raise TxlError(f"{option} must name a folder that can be written, got {path}: {error.strerror}") from error
-
-
-@contextmanager
-def results_folder(path: Path, option: str) -> Iterator[None]:
-    """Create a folder for results, lock it while the block runs, and remove leftovers of killed
-    writers.
-
-    Raises:
-        TxlError: as `make_folder`, or another process writes to the folder.
-    """
-    make_folder(path, option)
-    with held(path):
+    if descriptor is None:
+        raise TxlError(f"{path}: another process is writing there")
+    try:
         remove_leftovers(path)
         yield
+    finally:
+        os.close(descriptor)

@@ -77,8 +77,8 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     victim, link = tmp_path / "victim", tmp_path / "link"
     victim.write_text("kept")
     link.symlink_to(victim)
-    for act in (lambda: paths.append_text(link, "more"), lambda: paths.lock_file(link), lambda: paths.create(link)):
-        with pytest.raises(OSError, match=r"symbolic link|File exists|Too many levels"):
+    for act in (lambda: paths.append_text(link, "more"), lambda: paths.lock_file(link)):
+        with pytest.raises(OSError, match=r"symbolic link|Too many levels"):
             act()
     paths.replace_text(link, "new")
     assert victim.read_text() == "kept"
@@ -100,7 +100,7 @@ def test_a_new_folder_takes_the_place_of_nothing_but_an_empty_one(tmp_path: Path
     (tmp_path / "a").mkdir()
     with paths.new_folder(tmp_path / "a") as made:
         (made / "inside").touch()
-    with pytest.raises(OSError, match=rf"Directory not empty: '{tmp_path}/a'"), paths.new_folder(tmp_path / "a"):
+    with pytest.raises(OSError, match=rf"It exists already; .*: '{tmp_path}/a'"), paths.new_folder(tmp_path / "a"):
         pass
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["inside"]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -115,8 +115,3 @@ def test_a_lock_is_one_holder_s_until_it_is_closed(tmp_path: Path) -> None:
         again = lock()
         assert again is not None
         os.close(again)
-    readers = [paths.lock_folder(tmp_path, shared=True) for _ in range(2)]
-    assert None not in readers
-    assert paths.lock_folder(tmp_path) is None
-    for reader in readers:
-        os.close(reader)

@@ -15,7 +15,6 @@ from txl.importing.checkpoint import FORMATS, convert, export
 from txl.importing.names import Lengths
 from txl.model import make_network
 from txl.paths import remove_leftovers
-from txl.text.vocabulary import WordVocabulary, words_decoded_again
 from txl.training import checkpoint as checkpoints
 from txl.training.run import not_training
 
@@ -58,11 +57,9 @@ def import_command(
         raise TxlError(f"{out}: the file to write must end in .safetensors")
     lengths = Lengths(mem_len, segment, clamp_len, same_length)
     with _new_file(out):
-        read, model, words = convert(source, out, vocabulary, form, lengths)  # type: ignore[arg-type]
+        read, model, _ = convert(source, out, vocabulary, form, lengths)  # type: ignore[arg-type]
     c, count = model.config, sum(p.numel() for p in model.parameters())
     say(f"{out}: from {read}, {count / 1e6:.2f}M parameters, {c.n_layer} layers, {c.vocab_size:,} tokens")
-    if isinstance(words, WordVocabulary) and words.decoded_again:
-        say(words_decoded_again(words.decoded_again))
 
 
 def export_command(

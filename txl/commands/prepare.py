@@ -11,13 +11,12 @@ from txl.commands.options import console, in_panel
 from txl.text import corpus as data
 from txl.text.datasets import RULES, PrepareOptions
 from txl.text.readers import SPLITS
-from txl.training.run import not_training
 
 _TEXT, _WORDS = "Text", "Words"
 
 
 def prepare(
-    out: Annotated[Path, typer.Argument(help="Folder to write the corpus to.")],
+    out: Annotated[Path, typer.Argument(help="The new folder to write the corpus to.")],
     source: Annotated[
         Path | None,
         in_panel(
@@ -43,8 +42,7 @@ def prepare(
 ) -> None:
     """Turn text into a corpus of bytes or words, data sets into their standard splits.
 
-    Sizes are compared with the published ones. Memory does not grow with the text, and a corpus
-    that is there is replaced at the very end.
+    Sizes are compared with the published ones. Memory does not grow with the text.
     """
     options = PrepareOptions(rule, newline, lower or None, min_count, max_words, vocabulary)
     with _bar() as bar:
@@ -53,8 +51,7 @@ def prepare(
         def show(what: str, done: int, total: int) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
-        with not_training(out.parent):
-            corpus = data.prepare(source, out, options, show)
+        corpus = data.prepare(source, out, options, show)
     published = RULES[corpus.rule].published(options)
     console.print(corpus.source, markup=False, soft_wrap=True)
     for name in SPLITS:

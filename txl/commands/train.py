@@ -152,7 +152,9 @@ def new_run(folder: Path, given: Given, world: World) -> Run:
     world.in_order(lambda: runs.begin(folder) if world.first else None)
     if begun is None:
         # the first process may have to prepare the corpus
-        corpus = world.in_order(lambda: data.open_corpus(given.source, folder / "corpus", recipe.prepare_options()))
+        corpus = world.in_order(
+            lambda: data.open_corpus(given.source, folder / "corpus", recipe.prepare_options(), make=world.first)
+        )
         _tell_other_data(recipe, corpus)
         model = config_from_json(recipe.model_with(given.model) | {"vocab_size": len(corpus.vocabulary)})
     else:
@@ -163,7 +165,7 @@ def new_run(folder: Path, given: Given, world: World) -> Run:
             )
         rule = PrepareOptions("words" if begun.vocabulary.unit == "words" else "auto")
         known = begun.vocabulary
-        corpus = world.in_order(lambda: data.open_corpus(given.source, folder / "corpus", rule, known))
+        corpus = world.in_order(lambda: data.open_corpus(given.source, folder / "corpus", rule, known, world.first))
         model = config_from_json(begun.config.to_json() | given.model)
     return Run(corpus, model, TrainConfig(**(recipe.train | given.train)), begun)
 

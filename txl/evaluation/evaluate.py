@@ -289,7 +289,7 @@ def _losses(
         return
     batch = min(batch, len(tokens))
     reader = make_reader(model, batch, replace(reading, attn_len=reach, segment=segment))
-    for block in scored_segments(tokens, start, batch, segment, None, counting, sentences):
+    for block in scored_segments(tokens, start, batch, segment, counting, sentences):
         if not carry_memory:
             reader.reset()
         inputs, targets = (x.to(model.device) for x in block)

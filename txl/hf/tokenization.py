@@ -1,6 +1,5 @@
 """The vocabulary of an old TransfoXL checkpoint as a fast tokenizer."""
 
-import logging
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -8,9 +7,8 @@ from transformers import PreTrainedTokenizerFast, TextGenerationPipeline
 
 from txl.hf.weights import OF_THE_HUB, file_of
 from txl.importing import vocabulary
-from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, words_decoded_again
+from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 
-_LOGGER = logging.getLogger(__name__)
 _ASCII_SPACE = Regex(r"[ \t\n\r\x0b\x0c]+")
 
 
@@ -44,10 +42,7 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
                 found = file_of(name, file, kwargs)
                 if found is not None:
                     own = {key: x for key, x in kwargs.items() if key not in OF_THE_HUB and not key.startswith("_")}
-                    words = vocabulary.read(found)
-                    if isinstance(words, WordVocabulary) and words.decoded_again:
-                        _LOGGER.warning("%s: %s", name, words_decoded_again(words.decoded_again))
-                    return cls.from_vocabulary(words, **own, name_or_path=name)
+                    return cls.from_vocabulary(vocabulary.read(found), **own, name_or_path=name)
             raise OSError(f"{name}: holds no tokenizer.json and no vocabulary ({', '.join(vocabulary.FILES)})")
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
@@ -57,7 +52,6 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
         plain = {"clean_up_tokenization_spaces": False} | options
         if isinstance(words, ByteVocabulary):
             return cls(tokenizer_object=_of_bytes(words), **plain)
-        assert isinstance(words, WordVocabulary)
         unknown = None if words.unknown is None else words.words[words.unknown]
         named = {"eos_token": words.end} | ({} if unknown is None else {"unk_token": unknown})
         return cls(tokenizer_object=_of_words(words, unknown), **(named | plain))

@@ -15,7 +15,7 @@ from txl.model import as_transformer
 from txl.model.config import MAX_SIZE
 from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath, new_folder, remove_leftovers, replace_text, replaced
-from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
+from txl.text.vocabulary import Vocabulary, WordVocabulary
 from txl.training import checkpoint as checkpoints
 
 Format = Literal["auto", "pytorch", "tensorflow", "huggingface", "nvidia"]
@@ -163,7 +163,6 @@ def export(source: AnyPath, folder: Path) -> None:
     if isinstance(words, WordVocabulary):
         listed, config["eos_token_id"] = list(words.words), words.start
     else:
-        assert isinstance(words, ByteVocabulary)
         listed = [str(byte) for byte in words.symbols]  # decimal numbers, as in the original preparation of enwik8
     tensors = huggingface.prefixed(original(dict(model.named_parameters()), model.config))
     text = json.dumps({"architectures": ["TransfoXLLMHeadModel"]} | config, indent=2, sort_keys=True)

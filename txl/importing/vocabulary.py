@@ -107,8 +107,7 @@ def _of_words(
         dropped = settings.get("dropped", [])
         known = isinstance(dropped, list) and all(type(x) is int and 0 <= x < 256 for x in dropped)
         return ByteVocabulary(bytes(numbers), bytes(dropped) if known else b"")
-    words, count = decoded_again(words) if again else (words, 0)
     try:
-        return WordVocabulary(words, lower=lower, end=settings.get("end"), decoded_again=count)
+        return WordVocabulary(decoded_again(words) if again else words, lower, str(settings.get("end", "")))
     except TxlError as error:
         raise TxlError(f"{path}: {error}") from error

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.fields import from_values
-from txl.paths import AnyPath, open_regular, read_bytes, read_text
+from txl.paths import AnyPath, new_folder, open_regular, read_bytes, read_text, remove_leftovers
 from txl.text.datasets import PrepareOptions, choose
-from txl.text.preparing import FORMAT, META, SENTENCES, VOCABULARY, checksum, finish, make_vocabulary, write_corpus
+from txl.text.preparing import FORMAT, META, NAMES, SENTENCES, VOCABULARY, make_vocabulary, write_corpus
 from txl.text.readers import SPLITS, Source
 from txl.text.vocabulary import Tokens, Vocabulary, from_file, token_dtype
 
@@ -36,7 +36,7 @@ class Corpus:
         source: a line that describes the source. rule: name of the rule that prepared it.
         fingerprint: SHA-256 of vocabulary and tokens. sha256: that of each file's content, by its
             stem.
-        sentences: if the training sentences are to be shuffled (see `ShuffledStreams`), the index
+        sentences: if the training sentences are to be shuffled (see `Streams`), the index
             of each one's first token, a memory map of int64; else None.
     """
 
@@ -73,19 +73,15 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Meta:
-    """The contents of `corpus.json`; `checksum` is that of all other fields."""
+    """The contents of `corpus.json`."""
 
     format: int
     rule: str
-    newline: str
     source: str
     vocabulary: dict[str, Any]
     sha256: dict[str, str]
-    dtype: str
     tokens: dict[str, int]
     sentences: int | None
-    fingerprint: str
-    checksum: str
 
 
 class _Passes:
@@ -111,43 +107,63 @@ def prepare(
     progress: Progress | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> Corpus:
-    """Prepare a corpus in `folder` and open it. Memory does not grow with the text.
+    """Prepare a corpus in a new folder and open it. Memory does not grow with the text.
 
-    The source is read two or three times. A corpus already in the folder is replaced at the very
-    end, so an interrupted call leaves it unchanged.
+    The source is read two or three times. The folder is renamed into place at the very end, so an
+    interrupted call leaves none.
 
     Args:
+        folder: a folder that does not exist or is empty.
         source: a file, an archive or a folder; None for the standard library of this interpreter.
         vocabulary: the vocabulary to encode with; None to make one from the source.
 
     Raises:
         TxlError: the source is not as the rule requires, is too short, truncated or damaged; the
-            vocabulary has another unit or lacks words of the source; or the folder cannot be
-            written.
+            vocabulary has another unit or lacks words of the source; or the folder exists already
+            or cannot be written.
     """
     passes = _Passes(progress)
     found = Source(None if source is None else Path(source), passes.watch)
-    if found.folder is None:
-        passes.begin("looking", found.size)
+    if found.path.is_file():
+        passes.begin("looking", found.path.stat().st_size)
     rule = choose(found, options)
-    reader = rule.read(found)
-    if vocabulary is None:
-        passes.begin("counting", reader.size)
-        vocabulary = make_vocabulary(reader, rule, options, passes.watch)
-    elif vocabulary.unit != rule.unit:
+    if vocabulary is not None and vocabulary.unit != rule.unit:
         raise TxlError(f"rule {rule.name} makes {rule.unit}, the vocabulary given is of {vocabulary.unit}")
-    passes.begin("encoding", reader.size)
-    write_corpus(Path(folder), reader, vocabulary, rule, options, passes.watch)
+    folder, reader = Path(folder), rule.read(found)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder.parent, folder.name)
+        with new_folder(folder) as made:
+            if vocabulary is None:
+                passes.begin("counting", reader.size)
+                vocabulary = make_vocabulary(reader, rule, options, passes.watch)
+            passes.begin("encoding", reader.size)
+            write_corpus(made, reader, vocabulary, rule, passes.watch)
+    except OSError as error:
+        raise TxlError(f"{folder}: the corpus cannot be written: {error.strerror or error}") from error
     return load(folder)
 
 
 def open_corpus(
-    source: AnyPath | None, folder: AnyPath, options: PrepareOptions = _AUTO, vocabulary: Vocabulary | None = None
+    source: AnyPath | None,
+    folder: AnyPath,
+    options: PrepareOptions = _AUTO,
+    vocabulary: Vocabulary | None = None,
+    make: bool = True,
 ) -> Corpus:
-    """Open a prepared corpus; any other source is first prepared in `folder` with the given options
-    and vocabulary."""
+    """Open a prepared corpus; any other source is first prepared in `folder`, inside a new run's,
+    with the given options and vocabulary. A corpus there is of a run that was killed before its
+    first checkpoint, and is removed.
+
+    make: whether to prepare; else another process has done it.
+    """
     if source is not None and Path(source, META).is_file():
         return load(source)
+    if not make:
+        return load(folder)
+    if Path(folder, META).is_file() and not Path(folder).is_symlink():
+        for name in NAMES:
+            Path(folder, name).unlink(missing_ok=True)
     return prepare(source, folder, options, vocabulary=vocabulary)
 
 
@@ -158,10 +174,6 @@ def load(folder: AnyPath) -> Corpus:
         TxlError: the folder holds no corpus, or one that is damaged or of an older format.
     """
     folder = Path(folder)
-    try:
-        finish(folder)
-    except OSError as error:
-        raise TxlError(f"{folder}: the prepared corpus cannot be put in place: {error.strerror or error}") from error
     if not (folder / META).is_file():
         raise TxlError(f"{folder}: not a prepared corpus ({META} is missing); run `txl prepare` first")
     try:
@@ -181,22 +193,17 @@ def _opened(folder: Path, values: Any) -> Corpus:
             are damaged.
     """
     meta = from_values(Meta, values)
-    if meta.checksum != checksum(values):
-        raise ValueError(f"{META} is not as it was written")
     content = read_bytes(folder / VOCABULARY)
     if hashlib.sha256(content).hexdigest() != meta.sha256["vocabulary"]:
         raise ValueError(f"{VOCABULARY} is not the one it was made with")
     vocabulary = from_file(content, meta.vocabulary)
     dtype = np.dtype(token_dtype(len(vocabulary)))
-    if meta.dtype != dtype.name:
-        raise ValueError(f"dtype is {meta.dtype}, where a vocabulary of {len(vocabulary):,} needs {dtype.name}")
     train, valid, test = (_mapped(folder / f"{name}.bin", dtype, meta.tokens[name]) for name in SPLITS)
     count = meta.sentences
     sentences = None if count is None else _mapped(folder / SENTENCES, np.dtype(np.int64), count)
     hashes = {name: meta.sha256[name] for name in (*SPLITS, *(() if count is None else ("sentences",)))}
-    return Corpus(
-        folder, vocabulary, train, valid, test, meta.source, meta.fingerprint, hashes, sentences, meta.rule
-    )  # fmt: skip
+    fingerprint = hashlib.sha256(content + b"".join(bytes.fromhex(hashes[name]) for name in SPLITS)).hexdigest()
+    return Corpus(folder, vocabulary, train, valid, test, meta.source, fingerprint, hashes, sentences, meta.rule)
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> Any:

@@ -1,13 +1,11 @@
 """Rules, one for each data set: how the source is split and how it becomes tokens."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from txl.errors import TxlError
 from txl.text import readers
-from txl.text.files import some
-from txl.text.readers import CutFile, Layout, Reader, Source
+from txl.text.readers import Layout, Reader, Source
 from txl.text.vocabulary import LINE_END, SENTENCE, Unit
 
 STANDARD_BYTES = 100_000_000  # size of enwik8 and of text8
@@ -53,10 +51,12 @@ class Rule:
 
     Attributes:
         takes: names of the fields of PrepareOptions that apply to it.
-        read: makes a reader of the source's splits.
+        layouts: how a data set's files are named; none for a file that is cut, or for any text.
+        several: whether a split may have more than one file.
+        standard: whether the file has STANDARD_BYTES and is named as the rule.
+        strip: remove white space at both ends of each split.
         lower: convert words to lower case.
         end, unknown: the word that ends a line, and the word for words not in the vocabulary.
-        always_unknown: whether the unknown word is added even if no word of the text needs it.
         counted: the splits whose words make the vocabulary.
         min_count: words that occur less often become unknown.
         shuffled: whether the training split consists of sentences to be shuffled.
@@ -66,12 +66,14 @@ class Rule:
 
     name: str
     unit: Unit
-    read: Callable[[Source], Reader]
     takes: tuple[str, ...] = ()
+    layouts: tuple[Layout, ...] = ()
+    several: bool = False
+    standard: bool = False
+    strip: bool = False
     lower: bool = False
     end: str = LINE_END
     unknown: str | None = None
-    always_unknown: bool = False
     counted: tuple[int, ...] = (0,)
     min_count: int = 1
     shuffled: bool = False
@@ -89,59 +91,45 @@ class Rule:
         """Return the sizes published for the data set when prepared with these options."""
         return {"vocabulary": 204} if options.newline == "drop" else self.counts
 
+    def read(self, source: Source) -> Reader:
+        """Return a reader of the source's splits. Any text is cut if it is one file; files of a
+        folder or archive go to the splits that their names give; the files of any other folder are
+        distributed by `deal`.
 
-def _standard(name: str) -> Callable[[Source], Reader]:
-    def read(source: Source) -> Reader:
-        form, _, _, size = source.contents
-        if size != STANDARD_BYTES:
-            raise TxlError(f"{source}: {name} has {STANDARD_BYTES:,} bytes, this has {size:,}")
-        how = (f"{form}; " if form else "") + "standard splits"
-        twentieth = STANDARD_BYTES // 20
-        ends = (STANDARD_BYTES - 2 * twentieth, STANDARD_BYTES - twentieth)
-        return CutFile(source, f"{source} ({how})", ends, strip=name == "text8")
-
-    return read
+        Raises:
+            TxlError: the source is not as the rule requires.
+        """
+        lines = self.unit == "words"
+        if self.layouts:
+            found = readers.named(source, self.layouts, lines=lines, deep=True, several=self.several)
+            if found is None:
+                wanted = "; or ".join(map(", ".join, self.layouts))
+                raise TxlError(f"{source}: its files must be {wanted}")
+            return found
+        if self.standard and source.text_bytes != STANDARD_BYTES:
+            raise TxlError(f"{source}: {self.name} has {STANDARD_BYTES:,} bytes, this has {source.text_bytes:,}")
+        found = readers.named(source, _ANY, lines=lines, deep=False)
+        if found is not None:
+            return found
+        if source.path.is_dir():
+            return readers.deal(source)
+        names = source.names()
+        if len(names) != 1:
+            some = ", ".join(map(repr, names[:3])) + (", .." if len(names) > 3 else "")
+            raise TxlError(
+                f"{source}: is an archive of {len(names)} files ({some}), no names of splits; unpack it first"
+            )
+        return readers.cut(source, lines=lines, strip=self.strip)
 
 
 def _layout(pattern: str) -> Layout:
     return (pattern.format("train"), pattern.format("valid"), pattern.format("test"))
 
 
-_WIKITEXT = _layout(r"wiki\.{}\.tokens")
-_PENN = _layout(r"ptb\.{}\.txt")
-_PLAIN = _layout(r"{}\.txt")
-_HELDOUT = r"heldout-monolingual\.tokenized\.shuffled/news\.en\.heldout-0000{}-of-00050"
-_BILLION = (r"training-monolingual\.tokenized\.shuffled/news\.en-.*", _HELDOUT.format(1), _HELDOUT.format(0))
-_ANY = (_PLAIN, _WIKITEXT, _layout(r"wiki\.{}\.raw"))
-
-
-def _named(*layouts: Layout, several: bool = False) -> Callable[[Source], Reader]:
-    return lambda source: readers.named(source, layouts, lines=True, deep=True, several=several)
-
-
-def _any_text(unit: Unit) -> Callable[[Source], Reader]:
-    """Make the reading function of a rule for any text: a file is cut; files of a folder or archive
-    go to the splits that their names give; the files of any other folder are distributed by
-    `deal`."""
-
-    def read(source: Source) -> Reader:
-        lines = unit == "words"
-        if source.folder is not None:
-            top = [path.name for path in source.folder.iterdir()] if source.path is not None else []
-            if any(readers.has_all(top, layout) for layout in _ANY):
-                return readers.named(source, _ANY, lines=lines, deep=False)
-            return readers.deal(source)
-        names = source.contents.names
-        if names is not None:
-            if not any(readers.has_all(names, layout) for layout in _ANY):
-                files = f"{len(names)} file(s) ({some(names)})"
-                raise TxlError(f"{source}: is an archive of {files}, no names of splits; unpack it first")
-            return readers.named(source, _ANY, lines=lines, deep=True)
-        return readers.cut(source, lines=lines)
-
-    return read
-
-
+_WIKITEXT, _PENN, _PLAIN = _layout("wiki.{}.tokens"), _layout("ptb.{}.txt"), _layout("{}.txt")
+_HELDOUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-0000{}-of-00050"
+_BILLION = ("training-monolingual.tokenized.shuffled/news.en-*", _HELDOUT.format(1), _HELDOUT.format(0))
+_ANY = (_PLAIN, _WIKITEXT, _layout("wiki.{}.raw"))
 _WORD_OPTIONS = ("lower", "min_count", "max_words", "vocabulary")
 _ENWIK8 = {"vocabulary": 205, "train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 _WIKITEXT_103 = {"vocabulary": 267_735, "train": 103_227_021, "valid": 217_646, "test": 245_569}
@@ -151,21 +139,21 @@ _PENN_TREEBANK = {"vocabulary": 10_000, "train": 929_589, "valid": 73_760, "test
 RULES = {
     rule.name: rule
     for rule in (
-        Rule("enwik8", "bytes", _standard("enwik8"), ("newline",), counts=_ENWIK8),
-        Rule("text8", "bytes", _standard("text8"), counts={"vocabulary": 27}),
-        Rule("wikitext-103", "words", _named(_WIKITEXT, _PLAIN), ("vocabulary",), counts=_WIKITEXT_103),
-        Rule("wikitext-2", "words", _named(_WIKITEXT, _PLAIN), ("vocabulary",), counts=_WIKITEXT_2),
+        Rule("enwik8", "bytes", ("newline",), standard=True, counts=_ENWIK8),
+        Rule("text8", "bytes", standard=True, strip=True, counts={"vocabulary": 27}),
+        Rule("wikitext-103", "words", ("vocabulary",), (_WIKITEXT, _PLAIN), counts=_WIKITEXT_103),
+        Rule("wikitext-2", "words", ("vocabulary",), (_WIKITEXT, _PLAIN), counts=_WIKITEXT_2),
         Rule(
-            "penn-treebank", "words", _named(_PENN, _PLAIN), ("vocabulary",),
+            "penn-treebank", "words", ("vocabulary",), (_PENN, _PLAIN),
             lower=True, counted=(0, 1, 2), counts=_PENN_TREEBANK,
         ),
         Rule(
-            "one-billion-word", "words", _named(_BILLION, several=True), ("vocabulary",),
-            end=SENTENCE, unknown="<UNK>", always_unknown=True, min_count=3, shuffled=True,
+            "one-billion-word", "words", ("vocabulary",), (_BILLION,), several=True,
+            end=SENTENCE, unknown="<UNK>", min_count=3, shuffled=True,
             counts={"vocabulary": 793_471},
         ),
-        Rule("bytes", "bytes", _any_text("bytes")),
-        Rule("words", "words", _any_text("words"), _WORD_OPTIONS, unknown="<unk>"),
+        Rule("bytes", "bytes"),
+        Rule("words", "words", _WORD_OPTIONS, unknown="<unk>"),
     )
 }  # fmt: skip
 """The rules by name.
@@ -191,19 +179,15 @@ def choose(source: Source, options: PrepareOptions) -> Rule:
 
 
 def _recognised(source: Source) -> str:
-    if source.path is None:
-        return "bytes"
-    if source.path.is_dir():
-        names = [path.name for path in source.path.iterdir()]
-        inside: list[str] = []
-    else:
-        _, packed, name, size = source.contents
-        if packed is None:
-            stems = {source.path.name.split(".")[0], name.split(".")[0]}  # the name of a zip, or of the file in it
-            standard = sorted(stems & {"enwik8", "text8"})
-            return standard[0] if standard and size == STANDARD_BYTES else "bytes"
-        inside, names = packed, [name.rsplit("/", 1)[-1] for name in packed]
-    if "wiki.train.tokens" in names:
-        told = [source.path.resolve().name, *inside]
-        return "wikitext-2" if any("wikitext-2" in part for part in told) else "wikitext-103"
-    return "penn-treebank" if "ptb.train.txt" in names else "bytes"
+    names = source.names()
+    if not source.path.is_dir() and len(names) == 1:
+        stems = [PurePath(name).name.split(".")[0] for name in (source.path.name, names[0])]  # a zip's, or in it
+        alike = next((rule.name for rule in RULES.values() if rule.standard and rule.name in stems), None)
+        return alike if alike is not None and source.text_bytes == STANDARD_BYTES else "bytes"
+    found = [
+        rule.name
+        for rule in RULES.values()
+        if rule.layouts and any(readers.fits(name, rule.layouts[0][0]) for name in names)
+    ]
+    told = [source.path.resolve().name, *names]  # WikiText-103 or -2
+    return next((name for name in found if any(name in part for part in told)), (*found, "bytes")[0])

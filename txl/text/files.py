@@ -15,39 +15,31 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from pathlib import Path
+from typing import IO, Any
 
 from txl.errors import TxlError
 from txl.paths import AnyPath
 
-LARGEST_BYTES = 2_000_000_000  # maximum size of decompressed data or of a pipe's data that is held in memory at once
+LARGEST_BYTES = 2_000_000_000  # maximum size of a text, or of a pipe's data, that is held in memory at once
 PIECE_BYTES = 1 << 20
-_HEAD_BYTES = 8192
+_HEAD_BYTES = 16  # enough for every mark and magic number
 _HEADER_BYTES = 1 << 20  # maximum size of a .tar.gz member's header: its name and attributes
 MAX_FILES = 100_000  # in an archive
 _OPENERS: dict[str, Any] = {"bzip2": bz2.open, "gzip": gzip.open, "xz": lzma.open}
 _MAGIC = {
-    "bzip2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)",
-    "gzip": rb"\x1f\x8b\x08",
-    "xz": rb"\xfd7zXZ\0",
+    "bzip2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", "gzip": rb"\x1f\x8b\x08", "xz": rb"\xfd7zXZ\0",
     "zip": rb"PK(?:\x03\x04|\x05\x06|\x07\x08)",
-    "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
-    "7z": rb"7z\xbc\xaf\x27\x1c",
-    "compress": rb"\x1f\x9d",
-    "lz4": rb"\x04\x22\x4d\x18",
-    "lzip": rb"LZIP\x01",
-    "lzma": rb"\]\0\0..\xff{8}",
-    "rar": rb"Rar!\x1a\x07",
-}
-_MARKS = {  # UTF-32's first, since UTF-16's is a prefix of it
-    codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
 }  # fmt: skip
-_FORMATS = {name: re.compile(magic, re.DOTALL) for name, magic in _MAGIC.items()}
+_PACKED = re.compile(  # also zstd, 7z, compress, lz4, lzip, lzma and rar, which are not read
+    b"|".join(_MAGIC.values()) + rb"|\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18|7z\xbc\xaf\x27\x1c|\x1f\x9d"
+    rb"|\x04\x22\x4d\x18|LZIP\x01|\]\0\0..\xff{8}|Rar!\x1a\x07",
+    re.DOTALL,
+)
+_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  # UTF-32-LE's begins with UTF-16-LE's
 _DAMAGE = (
     EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, struct.error, ValueError,
-    IndexError, RecursionError, NotImplementedError,
+    IndexError, RuntimeError,
 )  # fmt: skip
 
 Watch = Callable[[int], None]
@@ -55,135 +47,78 @@ Watch = Callable[[int], None]
 Member = tuple[str, Iterator[bytes]]  # the pieces must be read before the next member
 
 
-class Contents(NamedTuple):
-    """The contents of a file.
-
-    Attributes:
-        form: bzip2, gzip, xz, zip or tar.gz; None for plain text.
-        names: file names in an archive; None for a single text, also for one in a zip.
-        name: the name under which the text was packed, else the file's.
-        size: bytes of the decompressed text.
-    """
-
-    form: str | None
-    names: list[str] | None
-    name: str
-    size: int
-
-
-def look(path: AnyPath, watch: Watch = lambda count: None) -> Contents:
-    """Find out what a file contains. It is read once, or, if it is plain text, only its beginning.
-
-    Raises:
-        TxlError: it cannot be read, or is not a regular file, not text, truncated, damaged or
-            encrypted.
-    """
-    path = Path(path)
-    with _regular(path) as file:
-        form, progress = _form(file, path), _Progress(file, watch)
-        if form in ("zip", "tar.gz"):
-            names = _names(file, path, form, progress)
-            if form == "tar.gz" or len(names) != 1:
-                return Contents(form, names, path.name, 0)
-        name, text = next(_members(file, path, form, progress))
-        if form is not None:
-            return Contents(form, None, PurePosixPath(name).name, sum(map(len, text)))
-        next(text, b"")  # raises if it is not text
-        file.seek(0)
-        marked = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
-        return Contents(None, None, name, path.stat().st_size - len(codecs.BOM_UTF8) * marked)
-
-
 def members(path: AnyPath, watch: Watch = lambda count: None) -> Iterator[Member]:
     """Yield names and contents of the files in an archive, in its order; a file that is no archive
-    is its own only member. Errors as in `look`."""
+    is its own only member, and so is what a pipe gives until its writer closes it.
+
+    Raises:
+        TxlError: it cannot be read, or is neither a file nor a pipe, or not text, truncated,
+            damaged or encrypted; or a pipe gives more than LARGEST_BYTES.
+    """
     path = Path(path)
-    with _regular(path) as file:
-        yield from _members(file, path, _form(file, path), _Progress(file, watch))
+    with _naming(path), _opened(path) as file:
+        head, progress = file.read(_HEAD_BYTES), _Progress(file, watch)
+        file.seek(0)
+        form = next((form for form, magic in _MAGIC.items() if re.match(magic, head)), None)
+        with _naming(path, form):
+            if form == "zip":
+                yield from _zip_members(file, path, progress)
+            elif form == "gzip" and _is_tar(_OPENERS["gzip"](file).read(tarfile.BLOCKSIZE)):
+                file.seek(0)
+                yield from _tar_members(file, path, progress)
+            else:
+                file.seek(0)
+                stream = file if form is None else _OPENERS[form](file)
+                yield path.name, _text(stream, path, form, str(path), progress)
+
+
+def names(path: AnyPath, watch: Watch = lambda count: None) -> list[str]:
+    """Return the names of a file's members; errors as in `members`, and TxlError if there are more
+    than MAX_FILES."""
+    found = [name for name, _ in islice(members(path, watch), MAX_FILES + 1)]
+    if len(found) > MAX_FILES:
+        raise TxlError(f"{path}: is an archive of more than {MAX_FILES:,} files; unpack it first")
+    return found
 
 
 def pieces(path: AnyPath, watch: Watch = lambda count: None) -> Iterator[bytes]:
-    """Yield the text of a file in pieces; errors as in `look`, and TxlError for an archive of
-    several files."""
-    path = Path(path)
-    with _regular(path) as file:
-        yield from _only_text(file, path, _form(file, path), _Progress(file, watch))
+    """Yield the text of a file or pipe in pieces; errors as in `members`, and TxlError for an
+    archive of more files than one, or of none."""
+    count = 0
+    for count, (_, text) in enumerate(members(path, watch), 1):
+        if count > 1:
+            break
+        yield from text
+    if count != 1:
+        raise TxlError(f"{path}: is an archive of {'several' if count else 'no'} files; unpack it and pass one of them")
 
 
 def read(path: AnyPath) -> bytes:
-    """Read the text of a file or a pipe; errors as in `stream`."""
-    return b"".join(stream(path))
-
-
-def stream(path: AnyPath) -> Iterator[bytes]:
-    """Yield the text of a file or a pipe in pieces, reading as they are consumed.
-
-    Raises:
-        TxlError: as in `pieces`, except that pipes are accepted; or the decompressed text is larger
-            than LARGEST_BYTES.
-    """
-    path = Path(path)
-    with _naming(path):
-        kind = path.stat().st_mode
-        if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind) or stat.S_ISDIR(kind)):
-            raise TxlError(f"{path}: is a device or a socket; a file or a pipe is needed")
-        file: IO[bytes] = path.open("rb")
-    with file:
-        if stat.S_ISFIFO(kind):
-            yield from _pipe_pieces(file, path)
-        else:
-            yield from _bounded_pieces(file, path)
-
-
-def _bounded_pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """Yield the text of a file in pieces; raise TxlError if a compressed one exceeds LARGEST_BYTES
-    (a decompression bomb)."""
-    form, size = _form(file, path), 0
-    for piece in _only_text(file, path, form, _Progress(file, lambda count: None)):
+    """Read the text of a file or a pipe; errors as in `pieces`, and TxlError if the text is larger
+    than LARGEST_BYTES (a decompression bomb)."""
+    found, size = [], 0
+    for piece in pieces(path):
         size += len(piece)
-        if form is not None and size > LARGEST_BYTES:
-            raise TxlError(
-                f"{path}: holds more than {LARGEST_BYTES / 1e9:g} GB without its compression; "
-                "if it is meant to, decompress it and pass the plain file"
-            )
-        yield piece
-
-
-def _pipe_pieces(file: Any, path: Path) -> Iterator[bytes]:
-    """Yield what a pipe gives until its writer closes it; compressed data is first held in
-    memory."""
-    with _naming(path):
-        head = b""
-        while len(head) < tarfile.BLOCKSIZE and (more := file.read1(PIECE_BYTES)):
-            head += more
-    if _format(head) is not None:
-        with _naming(path):
-            held = head + file.read(LARGEST_BYTES + 1)
-        _check_pipe(path, len(held))
-        yield from _bounded_pieces(io.BytesIO(held), path)
-        return
-    size, piece = 0, without_mark(head, str(path))
-    while piece:
-        size += len(piece)
-        _check_pipe(path, size)
-        yield piece
-        with _naming(path):
-            piece = file.read1(PIECE_BYTES)
-
-
-def _check_pipe(path: Path, size: int) -> None:
-    if size > LARGEST_BYTES:
-        raise TxlError(f"{path}: a pipe of more than {LARGEST_BYTES / 1e9:g} GB; write it to a file")
+        if size > LARGEST_BYTES:
+            raise TxlError(f"{path}: holds more than {LARGEST_BYTES / 1e9:g} GB of text, too much to read at once")
+        found.append(piece)
+    return b"".join(found)
 
 
 @contextmanager
-def _regular(path: Path) -> Iterator[IO[bytes]]:
-    if path.exists() and not path.is_file():
-        raise TxlError(f"{path}: is no regular file; it is read more than once, so write it to one first")
-    with _naming(path):
-        file = path.open("rb")
-    with file:
-        yield file
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, or what a pipe gives."""
+    kind = path.stat().st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
+        raise TxlError(f"{path}: is a folder, a device or a socket; a file or a pipe is needed")
+    with path.open("rb") as file:
+        if stat.S_ISREG(kind):
+            yield file
+            return
+        held = file.read(LARGEST_BYTES + 1)
+    if len(held) > LARGEST_BYTES:
+        raise TxlError(f"{path}: a pipe of more than {LARGEST_BYTES / 1e9:g} GB; write it to a file")
+    yield io.BytesIO(held)
 
 
 @contextmanager
@@ -210,13 +145,6 @@ class _Progress:
         self._seen = max(position, self._seen)
 
 
-def _format(head: bytes) -> str | None:
-    """Return the compression or archive format that the first bytes show; None for anything
-    else."""
-    found = next((name for name, magic in _FORMATS.items() if magic.match(head)), None)
-    return "tar" if found is None and _is_tar(head) else found
-
-
 def _is_tar(head: bytes) -> bool:
     """Whether the checksum of the first tar header is right; the oldest tar format has no magic
     bytes."""
@@ -227,78 +155,19 @@ def _is_tar(head: bytes) -> bool:
     return True
 
 
-def _form(file: IO[bytes], path: Path) -> str | None:
-    """Return the form of a file if it is one that is read here; None for anything else, which is
-    read as text or rejected as such."""
-    with _naming(path):
-        found = _format(file.read(_HEAD_BYTES))
-        file.seek(0)
-    if found == "gzip":
-        with _naming(path, found):
-            if _is_tar(_OPENERS[found](file).read(tarfile.BLOCKSIZE)):
-                found = "tar.gz"
-            file.seek(0)
-    return found if found in (*_OPENERS, "zip", "tar.gz") else None
-
-
-def _members(file: IO[bytes], path: Path, form: str | None, progress: _Progress) -> Iterator[Member]:
-    if form == "zip":
-        yield from _zip_members(file, path, progress)
-    elif form == "tar.gz":
-        yield from _tar_members(file, path, progress)
-    else:
-        stream = file if form is None else _OPENERS[form](file)
-        yield path.name, _text(stream, path, form, str(path), progress)
-
-
-def _names(file: IO[bytes], path: Path, form: str, progress: _Progress) -> list[str]:
-    """Return the names of the files in an archive; raise TxlError if there are more than
-    MAX_FILES."""
-    found = [name for name, _ in islice(_members(file, path, form, progress), MAX_FILES + 1)]
-    if len(found) > MAX_FILES:
-        raise TxlError(f"{path}: is an archive of more than {MAX_FILES:,} files; unpack it first")
-    return found
-
-
-def _only_text(file: IO[bytes], path: Path, form: str | None, progress: _Progress) -> Iterator[bytes]:
-    if form == "tar.gz":
-        raise TxlError(f"{path}: holds tar data within gzip, not text; unpack it first")
-    if form == "zip":
-        names = _names(file, path, form, progress)
-        if len(names) != 1:
-            raise TxlError(
-                f"{path}: the zip archive holds {len(names)} files ({some(names)}) and not one; "
-                "unpack it and pass the folder"
-            )
-    return next(_members(file, path, form, progress))[1]
-
-
-def some(names: list[str]) -> str:
-    """Join the first names for an error message."""
-    return ", ".join(map(repr, names[:3])) + (", .." if len(names) > 3 else "")
-
-
-def without_mark(head: bytes, what: str) -> bytes:
-    """Strip UTF-8's byte-order mark from the first bytes of a text (at least 4 of them).
+def plain_text(piece: bytes, what: str, at: int = 0) -> bytes:
+    """Return a piece of a text that begins at byte `at`, without UTF-8's byte-order mark.
 
     what: the text's name in messages.
 
     Raises:
-        TxlError: the text is UTF-16 or UTF-32: it has their mark, or its zero bytes, which UTF-8
-            text does not contain, are all at even or all at odd positions, or are at least an
-            eighth of all.
+        TxlError: it has the mark of UTF-16 or UTF-32, or a zero byte, which no text has.
     """
-    found = next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), None)
-    if found is not None:
-        how = f"iconv -f {found} -t UTF-8 FILE > NEW"
-        raise TxlError(f"{what}: is {found} text; texts must be UTF-8 or plain bytes: {how}")
-    zeros, even = head.count(0), head[::2].count(0)
-    if zeros and (even in (0, zeros) or 8 * zeros >= len(head)):
-        raise TxlError(
-            f"{what}: is no text, or UTF-16 or UTF-32 without a byte-order mark (a zero byte at {head.index(0):,}); "
-            "if it is text: iconv -f UTF-16LE -t UTF-8 FILE > NEW"
-        )
-    return head.removeprefix(codecs.BOM_UTF8)
+    zero, marked = piece.find(b"\0"), not at and piece.startswith(_MARKS)
+    if zero >= 0 or marked:
+        why = "the byte-order mark of UTF-16 or UTF-32" if marked else f"a zero byte at {at + zero:,}"
+        raise TxlError(f"{what}: is no text in UTF-8 ({why}); if it is UTF-16: iconv -f UTF-16 -t UTF-8 FILE > NEW")
+    return piece if at else piece.removeprefix(codecs.BOM_UTF8)
 
 
 def _text(stream: IO[bytes], path: Path, form: str | None, what: str, progress: _Progress) -> Iterator[bytes]:
@@ -308,40 +177,22 @@ def _text(stream: IO[bytes], path: Path, form: str | None, what: str, progress: 
         TxlError: it is truncated or damaged, or not text.
     """
     with _naming(path, form):
-        head = stream.read(_HEAD_BYTES)
-    found = _format(head)
-    if found is not None:
-        held = f"is {found} data" if form is None else f"holds {found} data within {form}"
-        raise TxlError(f"{what}: {held}, not text; unpack it first")
-    head = without_mark(head, what)
-    for at in range(0, len(head), PIECE_BYTES):
-        yield head[at : at + PIECE_BYTES]
-    while True:
-        with _naming(path, form):
+        at, piece = 0, stream.read(max(PIECE_BYTES, _HEAD_BYTES))
+        if _PACKED.match(piece):
+            raise TxlError(f"{what}: is compressed data or an archive, not text; unpack it first")
+        while piece:
+            yield plain_text(piece, what, at)
+            at += len(piece)
             piece = stream.read(PIECE_BYTES)
-        progress.update()
-        if not piece:
-            return
-        yield piece
+            progress.update()
 
 
 def _zip_members(file: IO[bytes], path: Path, progress: _Progress) -> Iterator[Member]:
-    with _naming(path, "zip"):
-        archive = zipfile.ZipFile(file)
-    for entry in archive.infolist():
-        if entry.flag_bits & 1:
-            raise TxlError(f"{path}: the zip archive is encrypted; unpack it first")
-        if not entry.filename:
-            raise TxlError(f"{path}: the zip archive holds a file without a name; unpack it first")
-        if not entry.is_dir():
-            yield entry.filename, _zip_pieces(archive, entry, path, progress)
-
-
-def _zip_pieces(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, progress: _Progress) -> Iterator[bytes]:
-    with _naming(path, "zip"):
-        stream = archive.open(entry)
-    with stream:
-        yield from _text(stream, path, "zip", f"{path}: {entry.filename}", progress)
+    with zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            if not entry.is_dir():
+                with archive.open(entry) as stream:
+                    yield entry.filename, _text(stream, path, "zip", f"{path}: {entry.filename}", progress)
 
 
 class _Bounded:
@@ -375,31 +226,20 @@ class _Header(tarfile.TarInfo):
 
 
 def _tar_members(file: IO[bytes], path: Path, progress: _Progress) -> Iterator[Member]:
-    entries = _tar_entries(_OPENERS["gzip"](file))
-    while True:
-        with _naming(path, "tar.gz"):
-            entry = next(entries, None)
-        progress.update()
-        if entry is None:
-            return
-        name, packed = entry
-        yield name, _text(packed, path, "tar.gz", f"{path}: {name}", progress)
-
-
-def _tar_entries(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield names and contents of an archive's files; errors are tarfile's."""
+    stream = _OPENERS["gzip"](file)
     bounded: Any = _Bounded(stream)
-    with tarfile.open(fileobj=bounded, mode="r|", tarinfo=_Header) as archive:
+    with _naming(path, "tar.gz"), tarfile.open(fileobj=bounded, mode="r|", tarinfo=_Header) as archive:
         while (member := archive.next()) is not None:
             if member.issparse():
                 raise tarfile.ReadError(f"{member.name!r} is a sparse file")
             packed = archive.extractfile(member) if member.isfile() else None
             if packed is not None:
                 bounded.left = None
-                yield member.name, packed
+                yield member.name, _text(packed, path, "tar.gz", f"{path}: {member.name}", progress)
                 while packed.read(PIECE_BYTES):  # reads the member to its end, so that a header comes next
                     pass
+            progress.update()
             archive.members = []  # type: ignore[attr-defined]  # this list would grow with the archive
             bounded.left = _HEADER_BYTES
-    while stream.read(PIECE_BYTES):  # reads to the end, so that the compression's checksum is verified
-        pass
+        while stream.read(PIECE_BYTES):  # reads to the end, so that the compression's checksum is verified
+            progress.update()

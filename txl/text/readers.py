@@ -3,205 +3,140 @@ test in pieces, in memory that does not grow."""
 
 import hashlib
 import os
-import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from fnmatch import fnmatchcase
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol
 
 from txl.errors import TxlError
 from txl.text import files
-from txl.text.files import Contents, Watch
+from txl.text.files import Member, Watch
 
 SPLITS = ("train", "valid", "test")
-LEAST_BYTES = 60  # gives each of the 90/5/5 percent some bytes
-Layout = tuple[str, str, str]  # a pattern for each split, matched with the whole path inside a folder
+Layout = tuple[str, str, str]  # a shell's pattern for each split, matched with the end of the path inside a folder
 Pieces = Iterator[tuple[int, bytes]]
 """Text and the split it belongs to: 0 train, 1 valid, 2 test."""
 _NOT_TEXTS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 
 
-@dataclass(frozen=True)
 class Source:
-    """An existing path, or None for Python's standard library, with its properties computed
-    once."""
-
-    path: Path | None
-    watch: Watch = lambda count: None
-
-    def __post_init__(self) -> None:
-        """Raise TxlError if the path does not exist or is a prepared corpus."""
-        if self.path is None:
-            return
-        if (self.path / "corpus.json").is_file():
-            raise TxlError(f"{self.path}: is a prepared corpus already; pass the text it was made from")
-        if not self.path.exists():
-            raise TxlError(f"{self.path}: no such file or folder")
-
-    def __str__(self) -> str:
-        return "the Python standard library" if self.path is None else str(self.path)
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder, or None if the source is a file."""
-        if self.path is None:
-            return Path(sysconfig.get_paths()["stdlib"])
-        return self.path if self.path.is_dir() else None
-
-    @property
-    def file(self) -> Path:
-        """The file; raises TxlError if the source is a folder."""
-        if self.path is None or self.path.is_dir():
-            raise TxlError(f"{self}: is a folder; a file is needed")
-        return self.path
-
-    @cached_property
-    def contents(self) -> Contents:
-        """The contents of the file; errors as in `files.look`."""
-        return files.look(self.file, self.watch)
-
-    @property
-    def size(self) -> int:
-        """Size of the file in bytes."""
-        return self.file.stat().st_size
-
-
-class Reader(Protocol):
-    """A source whose splits can be read repeatedly.
-
-    If lines are closed, each file and each split ends with a line end.
-    """
-
-    @property
-    def description(self) -> str: ...
-
-    @property
-    def size(self) -> int:
-        """Number of bytes that one pass reads from disk."""
-        ...
-
-    def pieces(self, watch: Watch) -> Pieces:
-        """Yield (split, bytes) in pieces; raise TxlError if the text is damaged."""
-        ...
-
-
-@dataclass(frozen=True)
-class CutFile:
-    """A file cut at two places into three splits.
+    """An existing file or folder, or Python's standard library.
 
     Attributes:
-        ends: byte offsets at which train and valid end.
-        lines: move the cuts to the next line ends, and close the last line.
+        path: the path. given: the path that was given; None for the standard library.
+    """
+
+    def __init__(self, given: Path | None, watch: Watch) -> None:
+        """Raise TxlError if the path does not exist, or can be read only once."""
+        self.given, self.watch = given, watch
+        self.path = Path(sysconfig.get_paths()["stdlib"]) if given is None else given
+        if not self.path.exists():
+            raise TxlError(f"{self.path}: no such file or folder")
+        if not (self.path.is_file() or self.path.is_dir()):
+            raise TxlError(f"{self.path}: is no regular file; it is read more than once, so write it to one first")
+
+    def __str__(self) -> str:
+        return "the Python standard library" if self.given is None else str(self.given)
+
+    def names(self, *, deep: bool = False) -> list[str]:
+        """Return the names of the files in a folder, and if deep in its subfolders, or in an
+        archive; errors as in `files.names`."""
+        if not self.path.is_dir():
+            return self._packed
+        paths = self.path.rglob("*") if deep else self.path.iterdir()
+        return sorted(path.relative_to(self.path).as_posix() for path in paths if path.is_file())
+
+    @cached_property
+    def _packed(self) -> list[str]:
+        return files.names(self.path, self.watch)
+
+    @cached_property
+    def text_bytes(self) -> int:
+        """Size of the file's text, without compression; errors as in `files.pieces`."""
+        return sum(map(len, files.pieces(self.path, self.watch)))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A source whose splits can be read repeatedly.
+
+    Attributes:
+        size: number of bytes that one pass reads from disk.
+        texts: yields names and contents of the files, of which one pass is made.
+        splits: the split of each file; others are left out. None for one text that is cut.
+        ends: byte offsets at which train and valid of a text that is cut end.
+        lines: close the last line of each file, and move the cuts to the next line ends.
         strip: remove white space at both ends of each split.
     """
 
-    source: Source
     description: str
-    ends: tuple[int, int]
+    size: int
+    texts: Callable[[Watch], Iterator[Member]]
+    splits: dict[str, int] | None = None
+    ends: tuple[int, int] = (0, 0)
     lines: bool = False
     strip: bool = False
 
-    @property
-    def size(self) -> int:
-        return self.source.size
-
     def pieces(self, watch: Watch) -> Pieces:
-        text = files.pieces(self.source.file, watch)
-        if self.lines:
-            return _with_all(_cut_at(_closed(text), self.ends, True), self.description)
-        parts = _cut_at(text, self.ends, False)
-        return _stripped(parts) if self.strip else parts
-
-
-@dataclass(frozen=True)
-class Folder:
-    """Files of a folder, each of which belongs to one split."""
-
-    description: str
-    files: list[tuple[int, Path]]
-    lines: bool
-
-    @property
-    def size(self) -> int:
-        return sum(path.stat().st_size for _, path in self.files)
-
-    def pieces(self, watch: Watch) -> Pieces:
-        for split, path in self.files:
-            yield from _in_split(split, files.pieces(path, watch), self.lines, str(path))
-
-
-@dataclass(frozen=True)
-class Archive:
-    """Files of an archive whose names tell their split."""
-
-    source: Source
-    description: str
-    layout: Layout
-    lines: bool
-
-    @property
-    def size(self) -> int:
-        return self.source.size
-
-    def pieces(self, watch: Watch) -> Pieces:
-        for name, pieces in files.members(self.source.file, watch):
-            split = _split_of(name, self.layout)
-            if split is not None:
-                yield from _in_split(split, pieces, self.lines, f"{self.source}: {name}")
-
-
-def _in_split(split: int, pieces: Iterable[bytes], lines: bool, what: str) -> Pieces:
-    """Yield a file's pieces for a split; raise TxlError if it is not text, such as an image among
-    text files."""
-    for piece in _closed(pieces) if lines else pieces:
-        if b"\0" in piece:
-            raise TxlError(f"{what}: is no text (it holds a zero byte); take it out, or pass the texts alone")
-        yield split, piece
+        """Yield (split, bytes) in pieces; raise TxlError if the text is damaged."""
+        for name, text in self.texts(watch):
+            if self.splits is not None and name not in self.splits:
+                continue
+            closed = _closed(text) if self.lines else text
+            if self.splits is not None:
+                yield from ((self.splits[name], piece) for piece in closed)
+            else:
+                parts = _cut_at(closed, self.ends, self.lines)
+                yield from _stripped(parts) if self.strip else parts
 
 
 def named(
     source: Source, layouts: Iterable[Layout], *, lines: bool, deep: bool, several: bool = False
-) -> Folder | Archive:
-    """Find the files of the first layout that has all three splits.
+) -> Reader | None:
+    """Find the files of the first layout that has all three splits; None if there is none.
 
     Args:
         deep: also search subfolders.
         several: a split may have more than one file; those of a folder are ordered by name.
 
     Raises:
-        TxlError: no layout has all splits, or a split has too many files; the message names them.
+        TxlError: a split has too many files; the message names them.
     """
-    folder = source.folder
-    if folder is None:
-        names = source.contents.names or []
-    else:
-        paths = folder.rglob("*") if deep else folder.iterdir()
-        names = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
-    layouts = list(layouts)
+    names = source.names(deep=deep)
     for layout in layouts:
-        if not has_all(names, layout):
+        found = [(n, name) for name in names for n in range(3) if fits(name, layout[n])]
+        if {n for n, _ in found} != {0, 1, 2}:
             continue
-        found = [(split, name) for name in names if (split := _split_of(name, layout)) is not None]
         for n in range(3):
             double = [name for split, name in found if split == n]
             if len(double) > 1 and not several:
                 raise TxlError(f"{source}: holds {len(double)} files for {SPLITS[n]}: {', '.join(double[:3])}")
         description = f"{source} (its files say their split)"
-        if folder is None:
-            return Archive(source, description, layout, lines)
-        return Folder(description, sorted((split, folder / name) for split, name in found), lines)
-    wanted = "; or ".join(", ".join(map(_readable, layout)) for layout in layouts)
-    raise TxlError(f"{source}: its files must be {wanted}")
+        if source.path.is_dir():
+            return _of_folder(source.path, description, sorted(found), lines)
+        splits, size = {name: n for n, name in found}, source.path.stat().st_size
+        return Reader(description, size, partial(files.members, source.path), splits, lines=lines)
+    return None
 
 
-def has_all(names: Iterable[str], layout: Layout) -> bool:
-    """Whether files of these names make up all three splits."""
-    return {_split_of(name, layout) for name in names} >= {0, 1, 2}
+def fits(name: str, pattern: str) -> bool:
+    """Whether a file's path ends as a pattern says."""
+    return fnmatchcase(f"/{name}", f"*/{pattern}")
 
 
-def deal(source: Source) -> Folder:
+def _of_folder(folder: Path, description: str, found: list[tuple[int, str]], lines: bool) -> Reader:
+    """Make a reader of files of a folder, (split, name) each, in this order."""
+
+    def texts(watch: Watch) -> Iterator[Member]:
+        return ((name, files.pieces(folder / name, watch)) for _, name in found)
+
+    size = sum((folder / name).stat().st_size for _, name in found)
+    return Reader(description, size, texts, {name: n for n, name in found}, lines=lines)
+
+
+def deal(source: Source) -> Reader:
     """Distribute the files of a folder 90/5/5: in order of a hash of their paths, each goes to the
     split that lags most.
 
@@ -214,40 +149,38 @@ def deal(source: Source) -> Folder:
     shares, sizes = (0.90, 0.05, 0.05), [0, 0, 0]
     total = sum(size for _, size in texts)
     dealt = []
-    for path, size in texts:
+    for name, size in texts:
         missing = [share * total - have for share, have in zip(shares, sizes, strict=True)]
         into = max(range(3), key=lambda i: missing[i] / shares[i])
-        dealt.append((into, path))
+        dealt.append((into, name))
         sizes[into] += size
     if not all(sizes):
         raise TxlError(f"{source}: its files are too few or too uneven to deal out 90/5/5; pass one file instead")
-    return Folder(f"{source}, {len(texts)} files dealt out 90/5/5", dealt, lines=True)
+    return _of_folder(source.path, f"{source}, {len(texts)} files dealt out 90/5/5", dealt, lines=True)
 
 
-def _texts_of(source: Source) -> list[tuple[Path, int]]:
+def _texts_of(source: Source) -> list[tuple[str, int]]:
     """List the files of a folder with their sizes, without hidden and empty ones, in order of a
-    hash of their paths. For the standard library: its modules without their tests."""
-    folder = source.folder
-    assert folder is not None
+    hash of their names. For the standard library: its modules without their tests."""
     found = []
-    for path in folder.rglob("*" if source.path else "*.py"):
-        name = path.relative_to(folder)
-        skipped = any(part.startswith(".") for part in name.parts) if source.path else _NOT_TEXTS & set(name.parts)
+    for path in source.path.rglob("*" if source.given else "*.py"):
+        name = path.relative_to(source.path)
+        skipped = any(part.startswith(".") for part in name.parts) if source.given else _NOT_TEXTS & set(name.parts)
         if not skipped and path.is_file() and not path.is_symlink() and path.stat().st_size:
-            found.append((path, path.stat().st_size))
+            found.append((name.as_posix(), path.stat().st_size))
     # By hash, since in order of size the small splits would get only similar files.
-    return sorted(found, key=lambda it: hashlib.sha256(os.fsencode(it[0].relative_to(folder).as_posix())).digest())
+    return sorted(found, key=lambda it: hashlib.sha256(os.fsencode(it[0])).digest())
 
 
-def cut(source: Source, *, lines: bool) -> CutFile:
-    """Cut a file 90/5/5 by bytes; raise TxlError if it is too short."""
-    form, _, _, size = source.contents
-    if not size:
-        raise TxlError(f"{source}: the file is empty")
-    if size < LEAST_BYTES:
-        raise TxlError(f"{source}: {size} bytes are too few to split 90/5/5; at least {LEAST_BYTES} are needed")
-    how = (f"{form}; " if form else "") + "split 90/5/5 by bytes" + (", at line ends" if lines else "")
-    return CutFile(source, f"{source} ({how})", (size - 2 * (size // 20), size - size // 20), lines=lines)
+def cut(source: Source, *, lines: bool, strip: bool = False) -> Reader:
+    """Cut a file 90/5/5 by bytes."""
+
+    def text(watch: Watch) -> Iterator[Member]:
+        yield source.path.name, files.pieces(source.path, watch)
+
+    size, how = source.text_bytes, "split 90/5/5 by bytes" + (", at line ends" if lines else "")
+    ends = (size - 2 * (size // 20), size - size // 20)
+    return Reader(f"{source} ({how})", source.path.stat().st_size, text, None, ends, lines, strip)
 
 
 def _closed(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -281,22 +214,6 @@ def _cut_at(pieces: Iterable[bytes], ends: tuple[int, int], lines: bool) -> Piec
         at += len(piece)
 
 
-def _with_all(parts: Pieces, what: str) -> Pieces:
-    """Yield the splits of a text cut at line ends; raise TxlError if it has too few lines for all
-    three."""
-    last = lines = returns = 0
-    for last, piece in parts:
-        lines, returns = lines + piece.count(b"\n"), returns + piece.count(b"\r")
-        yield last, piece
-    if lines and last < len(SPLITS) - 1:
-        how = (
-            "its lines end with CR alone; make them end with LF: tr '\\r' '\\n' < FILE > NEW"
-            if returns > lines
-            else "break them into more (fold -s -w 1000 FILE > NEW), or pass a folder with train.txt, valid.txt and test.txt"
-        )
-        raise TxlError(f"{what}: the {SPLITS[last + 1]} split is empty, since the text has {lines} line(s) only; {how}")
-
-
 def _stripped(pieces: Pieces) -> Pieces:
     """Yield the splits without the white space at their ends."""
     current, started, held = -1, False, b""
@@ -308,11 +225,3 @@ def _stripped(pieces: Pieces) -> Pieces:
         started, held = started or bool(body), text[len(body) :]
         if body:
             yield split, body
-
-
-def _split_of(name: str, layout: Layout) -> int | None:
-    return next((n for n, pattern in enumerate(layout) if re.fullmatch(f"(.*/)?{pattern}", name)), None)
-
-
-def _readable(pattern: str) -> str:
-    return pattern.replace("\\", "").replace("(?:", "(").replace(".*", "*")

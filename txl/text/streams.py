@@ -16,18 +16,56 @@ Indices = npt.NDArray[np.int64]
 Counting = Literal["all", "released"]
 
 
-class _Streams:
+class Streams:
     """`batch` streams of `stream_len` pairs (token, next token), read in segments of `length`.
 
-    Stream b begins at token b * `stride`.
+    Stream b begins at token b * `stride` of the text, which is read in order, so that memory can be
+    carried over, or of its sentences, shuffled anew each epoch by (seed, epoch).
+
+    Inputs and targets of shuffled sentences are those of the released PyTorch code's iterator: the
+    `<S>` that closes a sentence also opens the next and is scored once. The order differs: the
+    released code shuffles the shards, then the sentences of each; a stream takes the next sentence
+    when its own has ended; and the last batch of a shard is left out unless it is full. Memory use:
+    an index of the sentences, not the tokens.
     """
 
-    def __init__(self, count: int, batch: int, length: int, ext_len: int, counting: Counting = "all") -> None:
-        for name, value, minimum in (("batch", batch, 1), ("length", length, 1), ("ext_len", ext_len, 0)):
-            if value < minimum:
-                raise TxlError(f"{name} must be >= {minimum}, got {value}")
+    def __init__(
+        self,
+        tokens: Tokens,
+        batch: int,
+        length: int,
+        ext_len: int = 0,
+        counting: Counting = "all",
+        sentences: Indices | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Cut a split into streams.
+
+        Args:
+            tokens: [n]; with sentences, `<S> w1 .. wn` one after the other, and a final `<S>`.
+            ext_len: tokens before a segment that are read again as context.
+            counting: "all": streams of (n - 1) // batch targets; a stream's last target is the next
+                stream's first token. "released": as in the released code, streams of n // batch
+                tokens, the first of which is only an input. So a stream has one target less or, if
+                batch divides n, as many targets but another start.
+            sentences: [m], index of each sentence's first token, if they are to be shuffled.
+
+        Raises:
+            TxlError: the split is too short for so many streams, counting is not one of these
+                words, or it is "released" and there are sentences.
+        """
         _check_counting("streams", counting)
+        self.tokens, self.sentences, self.seed = tokens, sentences, seed
         self.batch, self.length, self.ext_len = batch, length, ext_len
+        count = len(tokens)
+        if sentences is not None:
+            if counting != "all":
+                raise TxlError(f"streams {counting!r} is for text in order; shuffled sentences go with streams 'all'")
+            if not len(sentences):
+                raise TxlError("the training split has no sentences to shuffle")
+            count -= int(sentences[0])
+            self._lengths = np.diff(sentences, append=len(tokens) - 1)
+            self._epoch = -1
         if counting == "released":
             self.stride, fewest = count // batch, 2 * batch
             self.stream_len = self.stride - 1
@@ -59,104 +97,30 @@ class _Streams:
         epoch, n = divmod(n, self.segments)
         first = n * self.length
         last = min(first + self.length, self.stream_len)
-        places = np.arange(max(first - self.ext_len, 0), last + 1)
         begins = np.arange(self.batch)[rows, None] * self.stride
-        block = torch.from_numpy(self._tokens(epoch, begins + places))
+        places = begins + np.arange(max(first - self.ext_len, 0), last + 1)
+        if self.sentences is not None:
+            places = self._shuffled(self.sentences, epoch, places)
+        block = torch.from_numpy(self.tokens[places].astype(np.int64))
         return block[:, :-1], block[:, first - last :]
 
-    def _tokens(self, epoch: int, places: Indices) -> Indices:
-        """Return the tokens at these positions of the split in the epoch's order."""
-        raise NotImplementedError
-
-
-class OrderedStreams(_Streams):
-    """A split cut into `batch` contiguous streams, read in order so that memory can be carried
-    over."""
-
-    def __init__(self, tokens: Tokens, batch: int, length: int, ext_len: int = 0, counting: Counting = "all") -> None:
-        """Cut a split into streams.
-
-        Args:
-            tokens: [n].
-            ext_len: tokens before a segment that are read again as context.
-            counting: "all": streams of (n - 1) // batch targets; a stream's last target is the next
-                stream's first token. "released": as in the released code, streams of n // batch
-                tokens, the first of which is only an input. So a stream has one target less or, if
-                batch divides n, as many targets but another start.
-
-        Raises:
-            TxlError: the split is too short for so many streams, a size is too small, or counting
-                is not one of these words.
-        """
-        super().__init__(len(tokens), batch, length, ext_len, counting)
-        self.tokens = tokens
-
-    def _tokens(self, epoch: int, places: Indices) -> Indices:
-        found: Indices = self.tokens[places].astype(np.int64)
-        return found
-
-
-class ShuffledStreams(_Streams):
-    """Sentences, shuffled anew each epoch by (seed, epoch), and cut into `batch` streams.
-
-    Inputs and targets are those of the released PyTorch code's iterator: the `<S>` that closes a
-    sentence also opens the next and is scored once. The order differs: the released code shuffles
-    the shards, then the sentences of each; a stream takes the next sentence when its own has ended;
-    and the last batch of a shard is left out unless it is full. Memory use: an index of the
-    sentences, not the tokens.
-    """
-
-    def __init__(
-        self,
-        tokens: Tokens,
-        sentences: npt.NDArray[np.int64],
-        batch: int,
-        length: int,
-        seed: int,
-        ext_len: int = 0,
-    ) -> None:
-        """Cut sentences into streams; other arguments and errors as in `OrderedStreams`.
-
-        tokens: [n], sentences `<S> w1 .. wn` one after the other, and a final `<S>`.
-        sentences: [m], index of each sentence's first token.
-        """
-        if not len(sentences):
-            raise TxlError("the training split has no sentences to shuffle")
-        super().__init__(len(tokens) - int(sentences[0]), batch, length, ext_len)
-        self.tokens, self.sentences, self.seed = tokens, sentences, seed
-        self._lengths = np.diff(sentences, append=len(tokens) - 1)
-        self._epoch = -1
-
-    def _tokens(self, epoch: int, places: Indices) -> Indices:
+    def _shuffled(self, sentences: Indices, epoch: int, places: Indices) -> Indices:
+        """Return where in the split the tokens at these places of the epoch's order are."""
         if epoch != self._epoch:
-            self._order = np.random.default_rng([self.seed, epoch]).permutation(len(self.sentences))
+            self._order = np.random.default_rng([self.seed, epoch]).permutation(len(sentences))
             self._ends = np.cumsum(self._lengths[self._order])
             self._epoch = epoch
         closing = places == self._ends[-1]
         which = np.searchsorted(self._ends, np.where(closing, 0, places), side="right")
         from_end = places - self._ends[which] + self._lengths[self._order[which]]
-        found = np.where(closing, len(self.tokens) - 1, self.sentences[self._order[which]] + from_end)
-        shuffled: Indices = self.tokens[found].astype(np.int64)
-        return shuffled
+        return np.where(closing, len(self.tokens) - 1, sentences[self._order[which]] + from_end)
 
 
 def training_streams(
     corpus: Corpus, batch: int, length: int, ext_len: int, seed: int, counting: Counting = "all"
-) -> OrderedStreams | ShuffledStreams:
-    """Make the streams of a corpus's training split, shuffled if the corpus has `sentences`;
-    arguments and errors as in the streams' classes.
-
-    Raises:
-        TxlError: counting is "released" and the sentences are to be shuffled.
-    """
-    if corpus.sentences is None:
-        return OrderedStreams(corpus.train, batch, length, ext_len, counting)
-    if counting != "all":
-        raise TxlError(
-            f"streams {counting!r} is for text in order; {corpus.folder} holds sentences that are shuffled, which go with "
-            "streams 'all'"
-        )
-    return ShuffledStreams(corpus.train, corpus.sentences, batch, length, seed, ext_len)
+) -> Streams:
+    """Make the streams of a corpus's training split, shuffled if the corpus has `sentences`."""
+    return Streams(corpus.train, batch, length, ext_len, counting, corpus.sentences, seed)
 
 
 def scored_segments(
@@ -164,7 +128,6 @@ def scored_segments(
     start: int,
     batch: int,
     length: int,
-    limit: int | None = None,
     counting: Counting = "all",
     sentences: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -173,7 +136,6 @@ def scored_segments(
     Args:
         tokens: [n]. start: the token before the first.
         batch: number of streams; reduced if the split has fewer tokens.
-        limit: score only the first `limit` tokens.
         counting: "all" scores each token exactly once: its input is the token before it, and
             targets are -100 (ignored) after the end of a shorter stream. "released" is as in the
             released code: tokens beyond a multiple of batch are left out, and the first token of
@@ -186,7 +148,6 @@ def scored_segments(
         TxlError: the split is empty or too short, or counting is not one of these words.
     """
     _check_counting("counting", counting)
-    tokens = tokens[:limit]
     count = len(tokens)
     batch = min(batch, count)
     too_few = TxlError(f"the split to score has {count} tokens, too few for {max(batch, 1)} streams")

@@ -1,22 +1,25 @@
 """Vocabularies of bytes or words, and their files."""
 
 import hashlib
+import logging
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from txl.errors import TxlError
 from txl.fields import from_values
-from txl.text.files import without_mark
+from txl.text.files import plain_text
 
 LINE_END, SENTENCE = "<eos>", "<S>"
 _UNKNOWN = ("<unk>", "<UNK>")
-_SHOWN = 5  # maximum number of wrong symbols listed in a message
+_LOGGER = logging.getLogger(__name__)
 _WORD = re.compile(r"[^ \t\n\r\v\f]+")
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
@@ -38,35 +41,6 @@ def content(tokens: Tokens) -> str:
     return hashlib.sha256(np.ascontiguousarray(tokens).data).hexdigest()
 
 
-class Vocabulary(Protocol):
-    """A vocabulary: maps symbols to tokens. Vocabularies with equal contents are equal."""
-
-    @property
-    def unit(self) -> Unit: ...
-
-    def __len__(self) -> int: ...
-
-    @property
-    def start(self) -> int:
-        """The token that is taken to precede a text."""
-        ...
-
-    def encode(self, text: bytes) -> Tokens:
-        """Return tokens [n] of `token_dtype(len(self))`; raise TxlError for symbols not in the
-        vocabulary."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> bytes: ...
-
-    def to_file(self) -> bytes:
-        """Return the content of its file; `from_file` reads it, together with `settings`."""
-        ...
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that its file does not hold, as JSON values."""
-        ...
-
-
 @dataclass(frozen=True)
 class ByteVocabulary:
     """The bytes that a corpus uses, in order; token n is byte symbols[n].
@@ -76,6 +50,7 @@ class ByteVocabulary:
             original preparation of enwik8.
     """
 
+    unit: ClassVar[Unit] = "bytes"
     symbols: bytes
     dropped: bytes = b""
 
@@ -83,12 +58,9 @@ class ByteVocabulary:
         return len(self.symbols)
 
     @property
-    def unit(self) -> Unit:
-        return "bytes"
-
-    @property
     def start(self) -> int:
-        """The token of a newline, or the first token if there is none."""
+        """The token that is taken to precede a text: a newline's, or the first if there is
+        none."""
         return max(self.symbols.find(b"\n"), 0)
 
     def encode(self, text: bytes) -> Tokens:
@@ -112,14 +84,16 @@ class ByteVocabulary:
         return bytes(self.symbols[t] for t in tokens)
 
     def to_file(self) -> bytes:
-        """Return one symbol a line, such as 0x0a."""
+        """Return the content of its file, one symbol a line, such as 0x0a; `from_file` reads it,
+        together with `settings`."""
         return b"".join(b"0x%02x\n" % symbol for symbol in self.symbols)
 
     def settings(self) -> dict[str, Any]:
+        """Return what its file does not hold, as JSON values."""
         return {"unit": self.unit, "dropped": list(self.dropped)}
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class WordVocabulary:
     """Words separated by white space; token n is words[n].
 
@@ -132,52 +106,42 @@ class WordVocabulary:
 
     Attributes:
         lower: convert text to lower case before looking words up.
-        end: the word that a line end becomes, `<eos>` or `<S>`.
-        decoded_again: number of words that the function `decoded_again` repaired, for a message.
-        ascii_space: whether only ASCII white space separates words.
+        end: the word that a line end becomes; "" stands for `<eos>` if there is one, else `<S>`.
     """
 
-    words: tuple[str, ...]
-    lower: bool
-    end: str
-    decoded_again: int = field(repr=False, compare=False)
-    ascii_space: bool = field(repr=False, compare=False)
-    _table: dict[str, int] = field(repr=False, compare=False)
+    unit: ClassVar[Unit] = "words"
+    words: Sequence[str]
+    lower: bool = False
+    end: str = ""
 
-    def __init__(
-        self, words: Sequence[str], *, lower: bool = False, end: str | None = None, decoded_again: int = 0
-    ) -> None:
-        """end: the word for a line end; None for `<eos>` if there is one, else `<S>`.
-
-        Raises:
-            TxlError: a word is duplicate, empty or contains ASCII white space (the message counts
-                lines from 1, as in the file), there are fewer than two words, or none that ends a
-                line.
-        """
-        table = {word: n for n, word in enumerate(words)}
-        bad = [n for n, word in enumerate(words, 1) if _WORD.fullmatch(word) is None]
-        if bad:
-            raise TxlError(f"vocabulary: {_name_lines(bad)} not one word ({words[bad[0] - 1]!r})")
-        if len(table) < len(words):
-            first = {word: n for n, word in reversed(list(enumerate(words, 1)))}
-            twice = [n for n, word in enumerate(words, 1) if first[word] != n]
-            raise TxlError(f"vocabulary: {_name_lines(twice)} a repetition ({words[twice[0] - 1]!r}); each word once")
-        if len(words) < 2:
-            raise TxlError(f"vocabulary: {len(words)} word(s) are too few; at least 2 are needed")
-        if end is None:
-            end = SENTENCE if SENTENCE in table and LINE_END not in table else LINE_END
-        if end not in table:
+    def __post_init__(self) -> None:
+        """Raise TxlError if a word is duplicate, empty or contains ASCII white space, if there are
+        fewer than two words, or none that ends a line."""
+        bad = next((word for word in self.words if _WORD.fullmatch(word) is None), None)
+        if bad is not None:
+            raise TxlError(f"vocabulary: a line holds {bad!r:.80}, not one word")
+        if len(self._table) < len(self.words):
+            twice = Counter(self.words).most_common(1)[0][0]
+            raise TxlError(f"vocabulary: {twice!r:.80} is there twice; each word once")
+        if len(self.words) < 2:
+            raise TxlError(f"vocabulary: {len(self.words)} word(s) are too few; at least 2 are needed")
+        end = self.end or (SENTENCE if SENTENCE in self._table and LINE_END not in self._table else LINE_END)
+        if end not in self._table:
             raise TxlError(f"vocabulary: {end} is not there; it is the word that ends a line")
-        fields = {"words": tuple(words), "lower": lower, "end": end, "decoded_again": decoded_again, "_table": table}
-        for name, value in (fields | {"ascii_space": any(map(str.isspace, set("".join(words))))}).items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "words", tuple(self.words))
+        object.__setattr__(self, "end", end)
+
+    @cached_property
+    def _table(self) -> dict[str, int]:
+        return {word: n for n, word in enumerate(self.words)}
+
+    @cached_property
+    def ascii_space(self) -> bool:
+        """Whether only ASCII white space separates words."""
+        return any(map(str.isspace, set("".join(self.words))))
 
     def __len__(self) -> int:
         return len(self.words)
-
-    @property
-    def unit(self) -> Unit:
-        return "words"
 
     @property
     def start(self) -> int:
@@ -188,10 +152,6 @@ class WordVocabulary:
     def unknown(self) -> int | None:
         """The token for words that are not in the vocabulary, or None."""
         return next((self._table[word] for word in _UNKNOWN if word in self._table), None)
-
-    def missing(self, words: Iterable[str]) -> list[str]:
-        """Return the words that are not in the vocabulary, each once, in order."""
-        return [word for word in dict.fromkeys(words) if word not in self._table]
 
     def encode(self, text: bytes) -> Tokens:
         """Return tokens [n]. Each line end is a token; a last line without a line end gets none.
@@ -212,7 +172,9 @@ class WordVocabulary:
         found = map(self._table.get, words, repeat(-1 if unknown is None else unknown))
         tokens = np.fromiter(found, np.int64, len(words))
         if unknown is None and tokens.size and tokens.min() < 0:
-            raise TxlError(lacking(self.missing(words)))
+            lacking = list(dict.fromkeys(word for word in words if word not in self._table))
+            names = ", ".join(map(repr, lacking[:5])) + (", .." if len(lacking) > 5 else "")
+            raise TxlError(f"the text holds words that the vocabulary lacks, and it has no <unk>: {names}")
         return tokens.astype(token_dtype(len(self)))
 
     def decode(self, tokens: Sequence[int]) -> bytes:
@@ -222,11 +184,15 @@ class WordVocabulary:
         return text.replace(" \n", "\n").replace("\n ", "\n").encode()
 
     def to_file(self) -> bytes:
-        """UTF-8, one word a line."""
+        """Return the content of its file: UTF-8, one word a line."""
         return "".join(f"{word}\n" for word in self.words).encode()
 
     def settings(self) -> dict[str, Any]:
+        """Return what its file does not hold, as JSON values."""
         return {"unit": self.unit, "lower": self.lower, "end": self.end}
+
+
+Vocabulary = ByteVocabulary | WordVocabulary
 
 
 def words_of(text: str, lower: bool, end: str, ascii_space: bool = False) -> list[str]:
@@ -235,9 +201,9 @@ def words_of(text: str, lower: bool, end: str, ascii_space: bool = False) -> lis
     return _WORD.findall(text) if ascii_space else text.split()
 
 
-def decoded_again(words: Sequence[str]) -> tuple[list[str], int]:
-    """Repair words whose UTF-8 was read as Latin-1, as Python 3 can do with pickles of Python 2.
-    Return all words and the number of repaired ones.
+def decoded_again(words: list[str]) -> list[str]:
+    """Repair words whose UTF-8 was read as Latin-1, as Python 3 can do with pickles of Python 2;
+    log how many there were.
 
     The whole vocabulary decides: it is repaired if no word has a character above U+00FF and every
     word with a character from U+0080 on, taken as bytes, is valid UTF-8. A real word such as "café"
@@ -247,87 +213,59 @@ def decoded_again(words: Sequence[str]) -> tuple[list[str], int]:
     try:
         found = [word if word.isascii() else word.encode("latin-1").decode("utf-8") for word in words]
     except UnicodeError:
-        return list(words), 0
-    return found, sum(not word.isascii() for word in words)
-
-
-def words_decoded_again(count: int) -> str:
-    """Return the message about words that `decoded_again` repaired."""
-    return f"{count:,} words of the vocabulary were UTF-8 read as Latin-1 and have been decoded again"
-
-
-def lacking(words: list[str]) -> str:
-    """Return the message about words that are not in a vocabulary: the first of them and their
-    number."""
-    names = ", ".join(repr(word) for word in words[:_SHOWN]) + (", .." if len(words) > _SHOWN else "")
-    return f"the text holds {len(words)} word(s) that the vocabulary lacks, and it has no <unk>: {names}"
+        return words
+    count = sum(not word.isascii() for word in words)
+    if count:
+        _LOGGER.warning(
+            "%s words of the vocabulary were UTF-8 read as Latin-1 and have been decoded again", f"{count:,}"
+        )
+    return found
 
 
 @dataclass(frozen=True)
 class Settings:
-    """JSON fields of `Vocabulary.settings`."""
+    """JSON fields of a vocabulary's `settings`."""
 
     unit: str
     dropped: tuple[int, ...] = ()
     lower: bool = False
-    end: str | None = None
+    end: str = ""
 
 
 def from_file(content: bytes, settings: Any) -> Vocabulary:
     """Make the vocabulary from what `to_file` and `settings` returned.
 
     Raises:
-        TxlError: content or settings are invalid; the message names the lines at fault.
+        TxlError: content or settings are invalid.
     """
-    given = from_values(Settings, settings)
-    if given.unit == "bytes":
-        if not all(0 <= byte < 256 for byte in given.dropped):
-            raise TxlError(f"vocabulary: dropped must be bytes from 0 to 255, got {list(given.dropped)!r:.80}")
-        return _bytes_from_file(content, bytes(given.dropped))
-    if given.unit != "words":
+    given, lines = from_values(Settings, settings), _utf8_lines(content)
+    if given.unit == "words":
+        return WordVocabulary(lines, given.lower, given.end)
+    if given.unit != "bytes":
         raise TxlError(f"vocabulary: unit must be bytes or words, got {given.unit!r}")
-    return WordVocabulary(_utf8_lines(content), lower=given.lower, end=given.end)
+    try:
+        vocabulary = ByteVocabulary(bytes(int(line, 16) for line in lines), bytes(given.dropped))
+    except ValueError as error:
+        raise TxlError(f"vocabulary: every line must be a byte such as 0x0a, and so must dropped ({error})") from error
+    if not 0 < len(set(vocabulary.symbols)) == len(lines):
+        raise TxlError("vocabulary: a byte is there twice, or none at all; each byte once")
+    return vocabulary
 
 
 def first_words(content: bytes) -> list[str]:
-    """Return the first word of each line, as the released code reads a vocabulary file; only ASCII
-    white space ends a word.
+    """Return the first word of each line, "" if there is none, as the released code reads a
+    vocabulary file; only ASCII white space ends a word.
 
     Raises:
-        TxlError: it is not UTF-8, or a line is empty.
+        TxlError: it is not UTF-8.
     """
-    content = without_mark(content, "vocabulary")
-    lines = [_WORD.search(line) for line in _utf8_lines(content)]
-    empty = [n for n, line in enumerate(lines, 1) if line is None]
-    if empty:
-        raise TxlError(f"vocabulary: {_name_lines(empty)} empty")
-    return [line[0] for line in lines if line is not None]
+    lines = _utf8_lines(plain_text(content, "vocabulary"))
+    return [word[0] if (word := _WORD.search(line)) else "" for line in lines]
 
 
 def _utf8_lines(content: bytes) -> list[str]:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise TxlError(f"vocabulary: line {line} is not UTF-8") from error
+        raise TxlError(f"vocabulary: is not UTF-8 (at byte {error.start:,})") from error
     return text.removesuffix("\n").split("\n") if text else []
-
-
-def _bytes_from_file(content: bytes, dropped: bytes) -> ByteVocabulary:
-    lines = _utf8_lines(content)
-    try:
-        symbols = [int(line, 16) for line in lines]
-        vocabulary = ByteVocabulary(bytes(symbols), dropped)
-    except ValueError as error:
-        raise TxlError(f"vocabulary: every line must be a byte such as 0x0a ({error})") from error
-    twice = [n for n, symbol in enumerate(symbols, 1) if symbol in symbols[: n - 1]]
-    if twice:
-        raise TxlError(f"vocabulary: {_name_lines(twice)} a repetition; each byte once")
-    if not symbols:
-        raise TxlError("vocabulary: the file is empty")
-    return vocabulary
-
-
-def _name_lines(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_SHOWN])) + (", .." if len(numbers) > _SHOWN else "")
-    return f"line {shown} is" if len(numbers) == 1 else f"lines {shown} are"

@@ -23,7 +23,7 @@ class TrainConfig:
     Attributes:
         steps: number of updates; each scores batch x tgt_len x accumulate tokens.
         batch: number of streams that the corpus is cut into, each with its own memory.
-        streams: how the corpus is cut, see `OrderedStreams`: "all" trains on every token,
+        streams: how the corpus is cut, see `Streams`: "all" trains on every token,
             "released" as the released code does. Shuffled sentences support "all" only.
         batch_chunk: number of parts into which a batch is split, computed one after the other to
             save memory.

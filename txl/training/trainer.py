@@ -3,10 +3,8 @@
 import dataclasses
 import hashlib
 import math
-import os
 import time
 import warnings
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,8 @@ from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import Reading, Score, Sizes, evaluate, perplexity, resolve
 from txl.model import Network, make_network
 from txl.model.config import PLACES, Config, RecurrentConfig
-from txl.paths import AnyPath, lock_folder, replace_text
-from txl.text.corpus import Corpus, load
+from txl.paths import AnyPath, replace_text
+from txl.text.corpus import Corpus
 from txl.text.streams import training_streams
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
@@ -91,7 +89,6 @@ class Trainer:
         with world.together():
             streams = training_streams(corpus, config.batch, config.scored, config.context, config.seed, config.streams)
             self.batches = Batches(streams, config, model_config, world, self.device)
-            self._keep_corpus()
             if world.first:
                 corpus.verify()
         torch.manual_seed(config.seed)
@@ -139,20 +136,6 @@ class Trainer:
                 f"vocab_size is {model_config.vocab_size}, but the corpus has {len(self.corpus.vocabulary)} symbols"
             )
         _check_fit(model_config, self.config, self.segment)
-
-    def _keep_corpus(self) -> None:
-        """Lock the corpus while the trainer lives, so that no process can replace it.
-
-        Raises:
-            TxlError: another process is preparing a corpus there, or has done so since it was
-                opened.
-        """
-        descriptor = lock_folder(self.corpus.folder, shared=True)
-        if descriptor is None:
-            raise TxlError(f"{self.corpus.folder}: another process is preparing a corpus there")
-        weakref.finalize(self, os.close, descriptor)
-        if load(self.corpus.folder).fingerprint != self.corpus.fingerprint:
-            raise TxlError(f"{self.corpus.folder}: another corpus was prepared there meanwhile")
 
     def request_stop(self) -> None:
         """Make `run` write a checkpoint after the current update and raise `Interrupted`."""

@@ -19,7 +19,7 @@ from txl.model.adaptive import IGNORED, AdaptiveSoftmax
 from txl.model.config import Config, ModelConfig
 from txl.model.transformer import HiddenMemory, TransformerXL
 from txl.precision import autocast_dtype
-from txl.text.streams import OrderedStreams, ShuffledStreams
+from txl.text.streams import Streams
 from txl.training.checkpoint import Checkpoint, check_shapes, load_parameters
 from txl.training.config import TrainConfig, learning_rate
 from txl.training.optimizer import make_optimizers
@@ -124,7 +124,7 @@ class Batches:
 
     def __init__(
         self,
-        streams: OrderedStreams | ShuffledStreams,
+        streams: Streams,
         config: TrainConfig,
         model: Config,
         world: World,

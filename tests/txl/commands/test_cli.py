@@ -105,7 +105,7 @@ def test_generate_into_a_closed_pipe(run: Path) -> None:
 
 BAD = {
     "train missing.txt": "missing.txt: no such file or folder",
-    "train empty.txt": "the file is empty",
+    "train empty.txt": "the train split is empty",
     "train short.txt": "70 streams need at least 71",
     "train nothing": "0 text files found",
     "eval {run} --data {corpus} --attn-len 0": "--attn-len must be >= 1",
@@ -167,7 +167,7 @@ def test_a_refused_run_keeps_its_text(txl: Run, text: Path, tmp_path: Path) -> N
 
 def test_folders_that_cannot_be_written(txl: Run, text: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    one_line(txl("prepare", tmp_path / "file" / "c", "--data", text), "Not a directory")
+    one_line(txl("prepare", tmp_path / "file" / "c", "--data", text), "File exists")
 
 
 def test_very_cold_sampling(txl: Run, run: Path) -> None:

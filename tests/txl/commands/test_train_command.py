@@ -1,6 +1,9 @@
 """`txl train`: recipes, minutes, other lengths on resume, and what it tells."""
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -166,6 +169,30 @@ def test_a_run_that_begins_with_another(txl: Run, run: Path, corpus: Corpus, tmp
     one_line(
         txl("train", "--run", tmp_path / "t", "--init", tmp_path / "no", "--data", corpus.folder), "no such checkpoint"
     )
+
+
+KILLED = """
+import os, signal, sys
+from txl.commands.cli import app
+from txl.text import corpus
+from txl.training import trainer
+def kill(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(*{"preparing": (corpus, "write_corpus"), "prepared": (trainer, "make_network")}[sys.argv.pop(1)], kill)
+app()
+"""
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_started_again(txl: Run, text: Path, tmp_path: Path) -> None:
+    run = tmp_path / "r"
+    command = ["train", "--run", run, "--data", text, *SMALL, "--device", "cpu"]
+    for when in ("preparing", "prepared"):
+        assert subprocess.run([sys.executable, "-c", KILLED, when, *command], check=False).returncode == -signal.SIGKILL
+        assert (run / "corpus").exists() == (when == "prepared")
+    done = txl(*command)
+    assert done.returncode == 0, done.stderr
+    assert not [*run.glob(".*.tmp")]
+    data.load(run / "corpus").verify()
 
 
 def test_a_beginning_of_another_vocabulary(txl: Run, run: Path, tmp_path: Path) -> None:

@@ -86,6 +86,13 @@ def test_an_error_comes_out_once(tmp_path: Path, corpus: Corpus) -> None:
     assert done.stdout == ""
 
 
+def test_the_first_rank_prepares_the_text_and_all_load_it(tmp_path: Path, text: Path) -> None:
+    """More than two: those after the first would prepare at the same time."""
+    done = torchrun(3, "train", "-r", tmp_path / "run", "--data", text, *SMALL, "--batch", 3, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    data.load(tmp_path / "run" / "corpus").verify()
+
+
 @pytest.mark.slow
 def test_another_checkpoint_is_not_resumed(tmp_path: Path, corpus: Corpus) -> None:
     run = tmp_path / "run"

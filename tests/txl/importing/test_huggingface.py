@@ -235,16 +235,15 @@ def mojibake(words: list[str]) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("given", [TRUE, [x for x in TRUE if x.split() == [x]]], ids=["spaces", "none"])
 def test_words_read_as_latin_1_are_decoded_again(
-    kind: str, given: list[str], saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    kind: str, given: list[str], saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As in Hugging Face's own WikiText-103: a checkpoint, and a corpus that is prepared for it."""
     right, out = [*given, *(f"w{n}" for n in range(VOCAB - len(given)))], tmp_path / "ours.safetensors"
     name, content = KINDS[kind]
     (saved / "vocab.pkl").unlink()
     (saved / name).write_bytes(content(mojibake(right)))
-    done = in_process(capfd, "import", saved, out)
-    assert done.returncode == 0, done.stderr
-    assert f"{len(given) - 2} words of the vocabulary were UTF-8 read as Latin-1" in done.stdout
+    convert(saved, out)
+    assert f"{len(given) - 2} words of the vocabulary were UTF-8 read as Latin-1" in caplog.text
     found = txl.load(out).vocabulary
     assert isinstance(found, WordVocabulary)
     assert list(found.words) == right
@@ -257,16 +256,15 @@ def test_words_read_as_latin_1_are_decoded_again(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_right_vocabulary_is_kept(kind: str, saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_right_vocabulary_is_kept(kind: str, saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One real word shows that the others, which look like mojibake, are meant; all import."""
     name, content = KINDS[kind]
     for n, words in enumerate((TRUE, [*mojibake(TRUE[:-1]), "naïve"], [*mojibake(TRUE[:-1]), "Ωmega"])):
         words = [*words, *PLAIN_WORDS]
         (saved / "vocab.pkl").unlink(missing_ok=True)
         (saved / name).write_bytes(content(words))
-        done = in_process(capfd, "import", saved, tmp_path / f"{n}.safetensors")
-        assert done.returncode == 0, done.stderr
-        assert "Latin-1" not in done.stdout
+        convert(saved, tmp_path / f"{n}.safetensors")
+        assert "Latin-1" not in caplog.text
         found = txl.load(tmp_path / f"{n}.safetensors").vocabulary
         assert isinstance(found, WordVocabulary)
         assert list(found.words) == words

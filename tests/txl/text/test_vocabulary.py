@@ -84,7 +84,7 @@ def test_an_encoding_takes_its_vocabulary_s_type() -> None:
 
 
 def test_unknown_words_without_a_word_for_them() -> None:
-    with pytest.raises(TxlError, match=r"6 word\(s\) that the vocabulary lacks.*: 'a', 'b', 'c', 'd', 'e', \.\.$"):
+    with pytest.raises(TxlError, match=r"words that the vocabulary lacks.*: 'a', 'b', 'c', 'd', 'e', \.\.$"):
         WordVocabulary(["<eos>", "x"]).encode(b"a b a c\nd e f x")
 
 
@@ -122,7 +122,7 @@ def test_words_that_hold_white_space(space: str) -> None:
     """Other spaces than those of ASCII, which separate words, may be part of a word."""
     words = ["<eos>", f"10{space}km", "a"]
     if space in " \t\n\r\v\f":
-        with pytest.raises(TxlError, match="line 2 is not one word"):
+        with pytest.raises(TxlError, match="a line holds"):
             WordVocabulary(words)
         return
     vocabulary = WordVocabulary(words)
@@ -136,16 +136,14 @@ def test_words_that_hold_white_space(space: str) -> None:
 def test_words_decoded_again(words: list[str]) -> None:
     """There and back; where one word is right, all are kept; the number of words never changes."""
     mojibake = [word.encode().decode("latin-1") for word in words]
-    assert decoded_again(mojibake) == (words, sum(not word.isascii() for word in words))
+    assert decoded_again(mojibake) == words
     for right in ("café", "naïve", "voilà", "Ω", "\u2019", "\xa0", "\x85"):
-        assert decoded_again([*mojibake, right]) == ([*mojibake, right], 0)
+        assert decoded_again([*mojibake, right]) == [*mojibake, right]
 
 
 @given(st.lists(st.text(st.characters(max_codepoint=0xFF), min_size=1), unique=True))
 def test_words_never_become_equal(words: list[str]) -> None:
-    found, count = decoded_again(words)
-    assert len(set(found)) == len(words)
-    assert count in (0, sum(not word.isascii() for word in words))
+    assert len(set(decoded_again(words))) == len(words)
 
 
 def test_equal_by_content() -> None:
@@ -160,17 +158,17 @@ BYTES, OF_WORDS = {"unit": "bytes"}, {"unit": "words"}
 @pytest.mark.parametrize(
     ("content", "settings", "message"),
     [
-        (b"<eos>\na\nb\na\nb\n", OF_WORDS, r"lines 4, 5 are a repetition \('a'\)"),
-        (b"<eos>\na\n\nb\n", OF_WORDS, r"line 3 is not one word \(''\)"),
-        (b"<eos>\na b\n", OF_WORDS, r"line 2 is not one word \('a b'\)"),
-        (b"<eos>\na\n\xe9\n", OF_WORDS, "line 3 is not UTF-8"),
+        (b"<eos>\na\nb\na\nb\n", OF_WORDS, "'a' is there twice"),
+        (b"<eos>\na\n\nb\n", OF_WORDS, "a line holds '', not one word"),
+        (b"<eos>\na b\n", OF_WORDS, "a line holds 'a b', not one word"),
+        (b"<eos>\na\n\xe9\n", OF_WORDS, r"is not UTF-8 \(at byte 8\)"),
         (b"<eos>\n", OF_WORDS, r"1 word\(s\) are too few"),
         (b"", OF_WORDS, r"0 word\(s\) are too few"),
         (b"a\nb\n", OF_WORDS, "<eos> is not there; it is the word that ends a line"),
-        (b"0x0a\n0x61\n0x0a\n", BYTES, "line 3 is a repetition"),
+        (b"0x0a\n0x61\n0x0a\n", BYTES, "a byte is there twice"),
         (b"0x0a\nzz\n", BYTES, "every line must be a byte such as 0x0a"),
         (b"0x100\n", BYTES, "every line must be a byte such as 0x0a"),
-        (b"", BYTES, "every line must be|is empty"),
+        (b"", BYTES, "none at all"),
         (b"", {"unit": "letters"}, "unit must be bytes or words, got 'letters'"),
     ],
 )
@@ -181,5 +179,4 @@ def test_bad_files(content: bytes, settings: dict[str, str], message: str) -> No
 
 def test_counts_may_follow_the_words_of_a_users_file() -> None:
     assert first_words(b"<S> 10\nthe 9\n") == ["<S>", "the"]
-    with pytest.raises(TxlError, match="line 2 is empty"):
-        first_words(b"a\n\nb\n")
+    assert first_words(b"a\n\nb\n") == ["a", "", "b"]

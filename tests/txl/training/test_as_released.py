@@ -13,7 +13,7 @@ from txl import TransformerXL, recipes
 from txl.distributed import World
 from txl.errors import TxlError
 from txl.text.corpus import Corpus
-from txl.text.streams import OrderedStreams
+from txl.text.streams import Streams
 from txl.training.config import TrainConfig, learning_rate
 from txl.training.run import unlock
 from txl.training.update import Batches, Updater
@@ -40,7 +40,7 @@ def test_updates_are_the_released_loops(count: int, options: dict[str, object]) 
     config = TrainConfig(
         steps=UPDATES, batch=4, tgt_len=16, lr=3e-3, schedule="cosine-released", streams="released", **options
     )
-    streams = OrderedStreams(tokens, config.batch, config.scored, config.context, config.streams)
+    streams = Streams(tokens, config.batch, config.scored, config.context, config.streams)
     batches = Batches(streams, config, ours.config, World(), CPU)
     updater = Updater(ours, config, World(), CPU)
     got = [updater.update(n, batches).loss for n in range(UPDATES)]

@@ -1,6 +1,5 @@
 """Runs in folders that others use, on files that were damaged: refused in a line, or survived."""
 
-import gc
 import json
 import os
 import shutil
@@ -281,23 +280,6 @@ def test_planted_links_in_a_run_are_not_followed(tmp_path: Path, corpus: Corpus,
         with pytest.raises(OSError, match=rf"Is a symbolic link: '{run}/log.jsonl'"):
             trained.run()
     assert victim.read_text() == "kept"
-
-
-def test_a_corpus_is_not_replaced_while_a_run_trains_on_it(tmp_path: Path, text: Path) -> None:
-    own = data.prepare(text, tmp_path / "corpus")
-    trained = trainer(tmp_path / "run", own, steps=2)
-    before = {path.name: path.read_bytes() for path in own.folder.iterdir()}
-    with pytest.raises(TxlError, match=r"/corpus: another process is training on the corpus there$"):
-        data.prepare(text, tmp_path / "corpus")
-    assert {path.name: path.read_bytes() for path in own.folder.iterdir()} == before
-    trained.run()
-    del trained
-    gc.collect()
-    other = tmp_path / "other.txt"
-    other.write_text("another text " * 100)
-    data.prepare(other, tmp_path / "corpus")
-    with pytest.raises(TxlError, match=r"/corpus: another corpus was prepared there meanwhile$"):
-        trainer(tmp_path / "another", own, steps=2)
 
 
 def test_a_trial_writes_nothing(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
