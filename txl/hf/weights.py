@@ -82,7 +82,7 @@ def _to_ours(given: Mapping[str, Tensor], model: nn.Module, config: ModelConfig)
             name = f"blocks.0.attention.{name.rpartition('.')[2]}"
         names.setdefault(name, []).append(full)
         shapes[name] = p.shape
-    found = translate(huggingface.unprefixed(given), config, shapes, False, "the weights", softmax)
+    found = translate(huggingface.unprefixed(given), config, shapes, False, softmax)
     dtypes = {x.dtype for x in given.values()}
     if len(dtypes) == 1:
         found = {name: x.to(next(iter(dtypes))) for name, x in found.items()}
@@ -112,7 +112,7 @@ def _read(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
     try:
         return huggingface.tensors(folder, names)
     except TxlError as error:
-        raise OSError(str(error)) from error
+        raise OSError(f"{folder}: {error}") from error
 
 
 class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]

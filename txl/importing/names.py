@@ -1,8 +1,8 @@
 """Translation between txl's parameters and those of the paper's PyTorch code and its
 descendants."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,6 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.model.adaptive import needs_projection, table_shapes
 from txl.model.config import ModelConfig
-from txl.text.vocabulary import Vocabulary
 
 _MOST_GROWTH = 4  # bound on growth: float16 becomes float32, and shared projections can become separate
 _IGNORED = ("pos_emb.inv_freq",)  # computed, not learned
@@ -38,22 +37,22 @@ class Foreign(NamedTuple):
         tensors: tensors by the names of the original PyTorch code.
         flipped_clusters: whether the rows of cluster_weight and cluster_bias are in reverse order.
         segment: tokens of a training segment.
-        vocabulary: function that reads the vocabulary; None if there is none.
+        vocabulary: the unpickled vocabulary that is in the checkpoint itself, or None.
     """
 
     config: ModelConfig
     tensors: dict[str, Tensor]
     flipped_clusters: bool
     segment: int
-    vocabulary: Callable[[], Vocabulary] | None
+    vocabulary: Any
 
 
-def ties(tied: Sequence[bool], what: str) -> Ties:
+def ties(tied: Sequence[bool]) -> Ties:
     """Return `ModelConfig.tie_projs` for flags, one for each bin, that say whether the softmax
     shares the embedding's projection.
 
     Raises:
-        TxlError: `tie_projs` has no value for this pattern; the message begins with `what`.
+        TxlError: `tie_projs` has no value for this pattern.
     """
     tied = list(tied)
     tail = [False] + [True] * (len(tied) - 1)
@@ -61,10 +60,10 @@ def ties(tied: Sequence[bool], what: str) -> Ties:
     for kind, flags in kinds.items():
         if flags == tied:
             return kind
-    raise TxlError(f"{what}: tie_projs must be none, all, or all but the first, got {tied}")
+    raise TxlError(f"tie_projs must be none, all, or all but the first, got {tied}")
 
 
-def window(same_length: object, keys: int, what: str) -> int | None:
+def window(same_length: object, keys: int) -> int | None:
     """Return the number of keys a token sees if the model was trained with same_length; None for
     all.
 
@@ -73,7 +72,7 @@ def window(same_length: object, keys: int, what: str) -> int | None:
     if not same_length:
         return None
     if keys < 1:
-        raise TxlError(f"{what}: same_length needs a memory, got mem_len 0")
+        raise TxlError("same_length needs a memory, got mem_len 0")
     return keys
 
 
@@ -154,7 +153,6 @@ def translate(
     config: ModelConfig,
     shapes: Mapping[str, torch.Size],
     flipped_clusters: bool,
-    what: str,
     softmax: bool = True,
 ) -> dict[str, Tensor]:
     """Make txl's parameters, float32, from the other code's.
@@ -166,7 +164,7 @@ def translate(
 
     Raises:
         TxlError: a tensor is missing, unknown, of another shape or not floating point, or differs
-            from the one it should repeat; the message begins with `what`.
+            from the one it should repeat.
     """
     named, repeated = parts(config, flipped_clusters)
     if not softmax:
@@ -176,18 +174,18 @@ def translate(
     given = {first: given[name] for name, first in repeated.items() if name in given} | dict(given)
     unknown = sorted(name for name in given if name not in wanted and name not in repeated and name not in _IGNORED)
     if unknown:
-        raise TxlError(f"{what}: unknown tensors: {_some(unknown)}")
+        raise TxlError(f"unknown tensors: {_some(unknown)}")
     missing = sorted(wanted - set(given))
     if missing:
-        raise TxlError(f"{what}: missing tensors: {_some(missing)}")
+        raise TxlError(f"missing tensors: {_some(missing)}")
     for name, x in given.items():
-        check_plain(x, f"{what}: {_some([name])}")
+        check_plain(x, _some([name]))
     for name, first in repeated.items():
         if name in given and not torch.equal(given[name], given[first]):
-            raise TxlError(f"{what}: {name} should repeat {first} and differs from it")
+            raise TxlError(f"{name} should repeat {first} and differs from it")
     for name, part in named.items():
-        _check([given[x] for x in part.theirs], shapes[name], f"{what}: {_some(list(part.theirs))}")
-    _refuse_growth(given.values(), shapes.values(), what)
+        _check([given[x] for x in part.theirs], shapes[name], _some(list(part.theirs)))
+    _refuse_growth(given.values(), shapes.values())
     found: dict[str, Tensor] = {}
     for name, part in named.items():
         x = torch.cat([given[theirs].float() for theirs in part.theirs])
@@ -234,13 +232,13 @@ def _check(tensors: Sequence[Tensor], shape: torch.Size, what: str) -> None:
         raise TxlError(f"{what} has shape {have}, the configuration needs {list(shape)}")
 
 
-def _refuse_growth(given: Iterable[Tensor], shapes: Iterable[torch.Size], what: str) -> None:
+def _refuse_growth(given: Iterable[Tensor], shapes: Iterable[torch.Size]) -> None:
     """Raise TxlError if the parameters need much more memory than the file has, as with views that
     repeat a small tensor."""
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in given}
     held, needed = sum(storages.values()), 4 * sum(shape.numel() for shape in shapes)
     if needed > _MOST_GROWTH * held:
-        raise TxlError(f"{what}: the configuration needs {needed:,} bytes, the tensors are {held:,}")
+        raise TxlError(f"the configuration needs {needed:,} bytes, the tensors are {held:,}")
 
 
 def _some(names: list[str]) -> str:

@@ -35,7 +35,6 @@ _DTYPES = {
     "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32, "ShortStorage": torch.int16,
     "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
 }  # fmt: skip
-_LOOKED_AT = 2**24  # number of bytes searched at the beginning of a file or of the pickle inside
 
 
 class Inert:
@@ -137,20 +136,19 @@ class Unpickler(pickle._Unpickler):
     }
 
 
-def unpickle(data: bytes, what: str) -> Any:
+def unpickle(data: bytes) -> Any:
     """Return the object in a pickle.
 
     Raises:
-        TxlError: it is damaged, truncated, or uses operations that data does not need; the message
-            begins with `what`.
+        TxlError: it is damaged, truncated, or uses operations that data does not need.
     """
     try:
         # Strings of Python 2 are read as bytes.
         return Unpickler(io.BytesIO(data), len(data), encoding="bytes").load()
     except RecursionError as error:
-        raise TxlError(f"{what}: no pickle of data: nested too deeply") from error
+        raise TxlError("no pickle of data: nested too deeply") from error
     except Exception as error:  # a damaged pickle can raise anything
-        raise TxlError(f"{what}: not a whole pickle of data ({type(error).__name__}: {error})") from error
+        raise TxlError(f"not a whole pickle of data ({type(error).__name__}: {error})") from error
 
 
 class _Fixed:
@@ -287,26 +285,6 @@ def is_one(path: Path) -> bool:
         return file.read(len(_BEGINS)) == _BEGINS or zipfile.is_zipfile(path)
 
 
-def mentions(path: Path, *texts: bytes) -> bool:
-    """Whether the beginning of a file's pickle contains all of these byte strings."""
-    if not is_one(path):
-        return False
-    if not zipfile.is_zipfile(path):
-        with path.open("rb") as file:
-            head = file.read(_LOOKED_AT)
-    else:
-        try:
-            with zipfile.ZipFile(path) as archive:
-                name = next((x for x in archive.namelist() if x.endswith("/data.pkl")), None)
-                if name is None:
-                    return False
-                with archive.open(name) as pickled:
-                    head = pickled.read(_LOOKED_AT)
-        except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, ValueError):
-            return False
-    return all(text in head for text in texts)
-
-
 def load(path: Path, classes: Iterable[str] = ()) -> Any:
     """Return the object in a torch.save file, on the CPU.
 
@@ -332,7 +310,7 @@ def load(path: Path, classes: Iterable[str] = ()) -> Any:
     except TxlError:
         raise
     except Exception as error:  # a damaged pickle can raise anything
-        raise TxlError(f"{path}: not a whole file of tensors and data ({_reason(error)})") from error
+        raise TxlError(f"not a whole file of tensors and data ({_reason(error)})") from error
 
 
 class _Look(Unpickler):
@@ -356,10 +334,10 @@ def _look_through(path: Path) -> set[tuple[str, str]]:
         # torch.save does not compress; a compressed entry could expand to any size.
         claimed, have = sum(entry.file_size for entry in archive.infolist()), path.stat().st_size
         if claimed > have or any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-            raise TxlError(f"{path}: claims {claimed:,} bytes, has {have:,}; torch.save compresses nothing")
+            raise TxlError(f"claims {claimed:,} bytes, has {have:,}; torch.save compresses nothing")
         damaged = archive.testzip()
         if damaged is not None:  # torch's reader does not verify checksums
-            raise TxlError(f"{path}: is damaged: the CRC-32 of {damaged!r} is not the one that was saved with it")
+            raise TxlError(f"is damaged: the CRC-32 of {damaged!r} is not the one that was saved with it")
         for name in archive.namelist():
             if name.endswith(".pkl"):
                 data = archive.read(name)
@@ -384,15 +362,12 @@ def tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors in a safetensors or torch.save file, by name.
 
     Raises:
-        TxlError: it is damaged, or holds other objects than tensors.
+        TxlError: it is damaged, or holds other objects than tensors; the message names the file.
     """
-    if path.suffix == ".safetensors":
-        try:
-            found: Any = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise TxlError(f"{path}: cannot be read: {error}") from error
-    else:
-        found = load(path)
+    try:
+        found: Any = load_file(path) if path.suffix == ".safetensors" else load(path)
+    except (SafetensorError, OSError, TxlError) as error:
+        raise TxlError(f"{path.name}: cannot be read: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
-        raise TxlError(f"{path}: must hold tensors by name, got {type(found).__name__}")
+        raise TxlError(f"{path.name}: must hold tensors by name, got {type(found).__name__}")
     return {str(name): x for name, x in found.items()}

@@ -96,10 +96,10 @@ def test_the_names_of_transformers_attribute_map(names: list[str], saved: Path, 
     for name in names:
         other = OTHER_NAMES[name]
         path.write_text(json.dumps(given | {other: 7}))
-        with pytest.raises(TxlError, match=f"config.json: {other} 7 and {name} {given[name]} are one field and differ"):
+        with pytest.raises(TxlError, match=f"{other} 7 and {name} {given[name]} are one field and differ"):
             convert(saved, tmp_path / "b.safetensors")
         path.write_text(json.dumps({key: x for key, x in given.items() if key != name}))
-        with pytest.raises(TxlError, match=rf"config.json: lacks {name} \(or {other}\)"):
+        with pytest.raises(TxlError, match=rf"configuration lacks {name} \(or {other}\)"):
             convert(saved, tmp_path / "b.safetensors")
 
 
@@ -199,7 +199,7 @@ def test_a_pickle_of_weights_that_holds_more(saved: Path, tmp_path: Path) -> Non
 
     (saved / "model.safetensors").unlink()
     torch.save({"a": Harm()}, saved / "pytorch_model.bin")
-    with pytest.raises(TxlError, match=r"pytorch_model\.bin: not a whole file of tensors and data"):
+    with pytest.raises(TxlError, match=r"pytorch_model\.bin: cannot be read: not a whole file of tensors and data"):
         convert(saved, tmp_path / "ours.safetensors")
     assert not (tmp_path / "harmed").exists()
 

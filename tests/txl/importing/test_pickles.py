@@ -28,7 +28,7 @@ DATA = {"idx2sym": ["<eos>", "<unk>", "a"], "sym2idx": collections.OrderedDict(a
 
 @pytest.mark.parametrize("protocol", range(5))
 def test_data_comes_out(protocol: int) -> None:
-    found = unpickle(pickle.dumps(DATA, protocol), "it")
+    found = unpickle(pickle.dumps(DATA, protocol))
     assert found["idx2sym"] == DATA["idx2sym"]
     assert found["sym2idx"] == DATA["sym2idx"]
     assert found["counter"] == DATA["counter"]
@@ -43,7 +43,7 @@ class Thing:
 
 
 def test_objects_are_inert() -> None:
-    found = unpickle(pickle.dumps(Thing()), "it")
+    found = unpickle(pickle.dumps(Thing()))
     assert isinstance(found, Inert)
     assert found.kind.endswith(".Thing")
     assert found.state == {"words": ["a", "b"]}
@@ -99,9 +99,9 @@ before = dict(vars(collections.Counter))
 resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
 for file in map(Path, sys.argv[1:]):
     try:
-        unpickle(file.read_bytes(), "it")
-    except TxlError as error:
-        assert str(error).startswith("it: ")
+        unpickle(file.read_bytes())
+    except TxlError:
+        pass
     assert dict(vars(collections.Counter)) == before
     print(file.name, flush=True)
 """
@@ -126,7 +126,7 @@ def test_damage_is_an_error_or_data(seed: int, protocol: int) -> None:
     for _ in range(generator.randint(1, 8)):
         damaged[generator.randrange(len(damaged))] = generator.randrange(256)
     with contextlib.suppress(TxlError):
-        unpickle(bytes(damaged[: generator.randint(0, len(damaged))]), "it")
+        unpickle(bytes(damaged[: generator.randint(0, len(damaged))]))
 
 
 class Vocab:
@@ -188,7 +188,7 @@ def test_a_damaged_entry_of_a_zip_is_named(entry: str, tmp_path: Path) -> None:
         altered = bytearray(whole)
         altered[at + len(content) // 2] ^= 1 << bit
         path.write_bytes(altered)
-        with pytest.raises(TxlError, match=rf"a\.bin: is damaged: the CRC-32 of 'a/{entry}'"):
+        with pytest.raises(TxlError, match=rf"a\.bin: cannot be read: is damaged: the CRC-32 of 'a/{entry}'"):
             tensors(path)
 
 
