@@ -62,14 +62,14 @@ def _are_theirs(state: Mapping[str, Any]) -> bool:
 
 
 def _to_ours(given: Mapping[str, Tensor], model: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
-    """Make the model's state_dict from tensors with transformers' names, in the dtype that all of
-    them have, else in float32. A classifier's head is included only if both sides have one.
+    """Make the model's state_dict from tensors with transformers' names. A classifier's head is
+    included only if both sides have one.
 
     Raises:
         TxlError: a tensor is missing, unknown, of another shape, or differs from the one it is tied
             to.
     """
-    softmax, shapes, state = False, {}, model.state_dict()
+    shapes, state = {}, model.state_dict()
     head = {name: x for name, x in given.items() if name.startswith(HEAD)}
     given = {name: x for name, x in given.items() if name not in head}
     names: dict[str, list[str]] = {}  # full names of the state by short name; tied biases have one for each layer
@@ -77,15 +77,11 @@ def _to_ours(given: Mapping[str, Tensor], model: nn.Module, config: ModelConfig)
         if full.startswith(HEAD):
             continue
         name = _short(full)
-        softmax |= name.startswith("softmax.")
         if not config.untie_r and "attention." in name and name.endswith("_bias"):
             name = f"blocks.0.attention.{name.rpartition('.')[2]}"
         names.setdefault(name, []).append(full)
         shapes[name] = p.shape
-    found = translate(huggingface.unprefixed(given), config, shapes, False, softmax)
-    dtypes = {x.dtype for x in given.values()}
-    if len(dtypes) == 1:
-        found = {name: x.to(next(iter(dtypes))) for name, x in found.items()}
+    found = translate(huggingface.unprefixed(given), config, shapes)
     ours = {full: found[name] for name, all_names in names.items() for full in all_names}
     return ours | {name: x for name, x in head.items() if name in state}
 
@@ -94,9 +90,9 @@ def _to_theirs(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Te
     """Convert a state_dict to transformers' names, tied tensors once; names get the prefix if there
     is a softmax or a classifier's head."""
     short = {_short(name): x for name, x in state.items()}
-    softmax, head = (any(name.startswith(kind) for name in short) for kind in ("softmax.", HEAD))
-    found = original(short, config, softmax)
-    found = huggingface.prefixed(found) if softmax or head else found
+    found = original(short, config)
+    if any(name.startswith(("softmax.", HEAD)) for name in short):
+        found = huggingface.prefixed(found)
     found |= {name: x for name, x in state.items() if name.startswith(HEAD)}
     return {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in found.items()}
 

@@ -88,7 +88,7 @@ def _model(read: Foreign) -> TransformerXL:
         raise TxlError(f"the configuration needs {read.config.n_layer:,} layers, more than there are tensors")
     with torch.device("meta"):  # a damaged file could name sizes that do not fit into memory
         shapes = {name: p.shape for name, p in TransformerXL(read.config).named_parameters()}
-    found = translate(read.tensors, read.config, shapes, read.flipped_clusters)
+    found = translate(read.tensors, read.config, shapes)
     model = TransformerXL(read.config)
     with torch.no_grad():
         for name, p in model.named_parameters():

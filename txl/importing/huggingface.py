@@ -10,7 +10,7 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.importing import pickles
-from txl.importing.names import Foreign, ties, window
+from txl.importing.names import Foreign, ties
 from txl.model.config import ModelConfig
 
 MODEL_TYPE = "transfo-xl"
@@ -49,7 +49,7 @@ def read(source: Path) -> Foreign:
     if not isinstance(given, dict) or given.get("model_type") != MODEL_TYPE:
         kind = given.get("model_type") if isinstance(given, dict) else type(given).__name__
         raise TxlError(f"config.json: model_type must be {MODEL_TYPE!r}, got {kind!r}")
-    return Foreign(from_theirs(given), tensors(source), False, SEGMENT, None)
+    return Foreign(from_theirs(given), tensors(source), SEGMENT, None)
 
 
 def tensors(source: Path, names: Sequence[str] = WEIGHTS) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ def _from_theirs(given: dict[str, Any]) -> ModelConfig:
     return ModelConfig(
         **{name: given[name] for name in _SAME_NAMES},
         attn_dropout=given.get("dropatt", 0.0),
-        window=window(given.get("same_length"), given["mem_len"]),
+        window=given["mem_len"] if given.get("same_length") else None,
         clamp_len=clamp_len if clamp_len > 0 else None,
         pre_norm=bool(given.get("pre_lnorm", False)),
         norm_eps=given.get("layer_norm_epsilon", 1e-5),

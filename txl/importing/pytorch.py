@@ -8,7 +8,7 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.importing import vocabulary
-from txl.importing.names import Foreign, check_plain, ties, window
+from txl.importing.names import Foreign, check_plain, ties
 from txl.importing.pickles import Inert
 from txl.model.config import ModelConfig
 
@@ -46,7 +46,7 @@ def read(model: Any) -> Foreign:
         raise TxlError(f"must hold a {MODEL}, got {getattr(model, 'kind', type(model).__name__)}")
     tensors: dict[str, Tensor] = {}
     _collect(model, "", tensors)
-    return Foreign(_config(model, tensors), tensors, True, model.state["tgt_len"], None)
+    return Foreign(_config(model, tensors), _in_order(tensors), model.state["tgt_len"], None)
 
 
 def _check_kind(attn_type: int, sample_softmax: int, ext_len: int) -> None:
@@ -70,6 +70,15 @@ def _collect(module: Any, prefix: str, found: dict[str, Tensor], seen: set[int] 
     for name, child in state["_modules"].items():
         if child is not None:
             _collect(child, f"{_longer(prefix, name)}.", found, seen)
+
+
+def _in_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with the clusters in the order of the bins; both codes store them in
+    reverse."""
+    for name in tensors.keys() & {"crit.cluster_weight", "crit.cluster_bias"}:
+        check_plain(tensors[name], name)
+        tensors[name] = tensors[name].flip(0)
+    return tensors
 
 
 def _longer(prefix: str, name: object) -> str:
@@ -100,7 +109,7 @@ def _config(model: Inert, tensors: dict[str, Tensor]) -> ModelConfig:
         dropout=attention["dropout"],
         attn_dropout=attention["_modules"]["dropatt"].state["p"],
         mem_len=m["mem_len"],
-        window=window(m["same_length"], m["mem_len"]),
+        window=m["mem_len"] if m["same_length"] else None,
         clamp_len=m["clamp_len"] if m["clamp_len"] > 0 else None,
         pre_norm=bool(attention["pre_lnorm"]),
         norm_eps=attention["_modules"]["layer_norm"].state["eps"],
@@ -130,7 +139,7 @@ def read_nvidia(held: dict[str, Any]) -> Foreign:
     if not all(isinstance(name, str) and isinstance(x, Tensor) for name, x in state.items()):
         raise TxlError("model_state must hold tensors by name")
     config = _nvidia_config(given)
-    return Foreign(config, _renamed(state, given, config), True, given["tgt_len"], held.get("vocab"))
+    return Foreign(config, _in_order(_renamed(state, given, config)), given["tgt_len"], held.get("vocab"))
 
 
 def _nvidia_config(given: dict[str, Any]) -> ModelConfig:
@@ -141,7 +150,7 @@ def _nvidia_config(given: dict[str, Any]) -> ModelConfig:
         **{name: given[name] for name in _SAME_NAMES},
         vocab_size=given["n_token"],
         attn_dropout=given["dropatt"],
-        window=window(given["same_length"], given["mem_len"] + 1),
+        window=given["mem_len"] + 1 if given["same_length"] else None,
         clamp_len=given["clamp_len"] if given["clamp_len"] > 0 else None,
         pre_norm=bool(given["pre_lnorm"]),
         cutoffs=tuple(given["cutoffs"]),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.importing import pickles
-from txl.importing.names import Foreign, Lengths, ties, window
+from txl.importing.names import Foreign, Lengths, ties
 from txl.model.config import Bins, ModelConfig
 
 _PREFIX, _EMBED, _SOFTMAX = "transformer/", "adaptive_embed/", "adaptive_softmax/"
@@ -45,7 +45,7 @@ def read(path: Path, lengths: Lengths) -> Foreign:
         raise TxlError("a TensorFlow checkpoint does not say how long its memory is: give --mem-len")
     given = {name.removeprefix(_PREFIX): x for name, x in held.items()}
     config = _config({name: tuple(x.shape) for name, x in given.items()}, lengths)
-    return Foreign(config, _renamed(given, config), False, lengths.segment or max(lengths.mem_len, 1), None)
+    return Foreign(config, _renamed(given, config), lengths.segment or max(lengths.mem_len, 1), None)
 
 
 def _config(shapes: dict[str, tuple[int, ...]], lengths: Lengths) -> ModelConfig:
@@ -74,7 +74,7 @@ def _config(shapes: dict[str, tuple[int, ...]], lengths: Lengths) -> ModelConfig
         d_head=d_head,
         d_inner=d_inner,
         mem_len=lengths.mem_len or 0,
-        window=window(lengths.same_length, (lengths.mem_len or 0) + 1),
+        window=(lengths.mem_len or 0) + 1 if lengths.same_length else None,
         clamp_len=lengths.clamp_len,
         untie_r=bool(untied),
         norm_eps=_NORM_EPS,

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 import txl
 from txl.errors import TxlError
 from txl.importing.checkpoint import convert, export
-from txl.importing.names import parts
 from txl.text.corpus import prepare
 from txl.text.datasets import PrepareOptions
 from txl.text.vocabulary import ByteVocabulary, WordVocabulary
@@ -290,12 +289,3 @@ def test_an_exported_vocabulary_is_never_decoded(saved: Path, tmp_path: Path) ->
         found = txl.load(tmp_path / f"{name}.safetensors").vocabulary
         assert isinstance(found, WordVocabulary)
         assert list(found.words) == words
-
-
-def test_clusters_of_the_original_are_in_reverse() -> None:
-    config = txl.ModelConfig(vocab_size=VOCAB, cutoffs=(10, 20), n_layer=1)
-    flipped, _ = parts(config, flipped_clusters=True)
-    assert [name for name, part in flipped.items() if part.flipped] == [
-        "softmax.cluster_weight",
-        "softmax.cluster_bias",
-    ]
