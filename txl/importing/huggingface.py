@@ -102,24 +102,15 @@ def from_theirs(given: dict[str, Any]) -> ModelConfig:
     Raises:
         TxlError: a field is missing, or is not supported.
     """
-    given = _by_own_names(given)
+    given = {own: given[other] for other, own in OTHER_NAMES.items() if other in given} | given
     if given.get("attn_type", 0) != 0:
         raise TxlError(f"attn_type {given['attn_type']!r} is none that Hugging Face's code ever computed")
     try:
         return _from_theirs(given)
     except KeyError as error:
-        other = next((f" (or {x})" for x, own in OTHER_NAMES.items() if own == error.args[0]), "")
-        raise TxlError(f"the configuration lacks {error.args[0]}{other}") from error
+        raise TxlError(f"the configuration lacks {error.args[0]}") from error
     except (TypeError, ValueError) as error:
         raise TxlError(f"the configuration: {type(error).__name__}: {error}") from error
-
-
-def _by_own_names(given: dict[str, Any]) -> dict[str, Any]:
-    """Rename fields from aliases to proper names; raise TxlError if both are given and differ."""
-    for other, own in OTHER_NAMES.items():
-        if own in given and given.get(other, given[own]) != given[own]:
-            raise TxlError(f"{other} {given[other]!r} and {own} {given[own]!r} are one field and differ")
-    return given | {own: given[other] for other, own in OTHER_NAMES.items() if other in given}
 
 
 def _from_theirs(given: dict[str, Any]) -> ModelConfig:
@@ -170,11 +161,8 @@ def to_theirs(config: ModelConfig) -> dict[str, Any]:
         **{theirs: getattr(config, ours) for ours, theirs in _RENAMED.items()},
         "d_embed": config.embed_width,
         "cutoffs": list(config.cutoffs),
-        "adaptive": True,
-        "attn_type": 0,
         "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
         "same_length": config.window is not None,
-        "sample_softmax": -1,
         "tie_projs": [config.ties_projection(i) for i in range(count)],
         "proj_share_all_but_first": config.tie_projs != "none",
         "initial_memory": config.initial_memory,
