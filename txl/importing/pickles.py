@@ -143,8 +143,8 @@ def unpickle(data: bytes) -> Any:
         TxlError: it is damaged, truncated, or uses operations that data does not need.
     """
     try:
-        # Strings of Python 2 are read as bytes.
-        return Unpickler(io.BytesIO(data), len(data), encoding="bytes").load()
+        # Strings of Python 2 may be UTF-8 or binary data.
+        return Unpickler(io.BytesIO(data), len(data), encoding="utf-8", errors="surrogateescape").load()
     except RecursionError as error:
         raise TxlError("no pickle of data: nested too deeply") from error
     except Exception as error:  # a damaged pickle can raise anything

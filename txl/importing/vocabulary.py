@@ -30,7 +30,7 @@ def read(path: Path) -> Vocabulary:
 
     If all words are numbers of bytes, as in the original preparation of enwik8, a byte vocabulary
     is returned. Words whose UTF-8 was read as Latin-1, as in transformers' WikiText-103 vocabulary,
-    are repaired by `decoded_again`, but not those in pickles of Python 2 or in txl's own export.
+    are repaired by `decoded_again`, but not those in txl's own export.
 
     Raises:
         TxlError: it is damaged or of another form; the message names the file.
@@ -57,43 +57,21 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def of(found: Any) -> Vocabulary:
-    """Make the vocabulary from an unpickled object; errors as in `read`."""
-    fields = _fields(found)
-    words = fields.get("idx2sym")
-    if not isinstance(words, list) or not words:
-        raise TxlError("holds no list of words (idx2sym)")
-    again = all(isinstance(word, str) for word in words)
-    return _of_words([_text(word) for word in words], fields.get("lower_case") is True, again=again)
-
-
-def _fields(found: Any) -> dict[str, Any]:
-    """Return the attributes of a vocabulary object, or of the vocabulary inside a corpus object."""
+    """Make the vocabulary from an unpickled object, a vocabulary or a corpus that has one; errors
+    as in `read`."""
     for _ in range(2):
-        state = found.state if isinstance(found, Inert) else found
-        if not isinstance(state, dict):
+        fields = found.state if isinstance(found, Inert) else found
+        if not isinstance(fields, dict):
             break
-        named = {_text(key): value for key, value in state.items() if isinstance(key, (str, bytes))}
-        if "idx2sym" in named:
-            return named
-        found = named.get("vocab")
+        if isinstance(words := fields.get("idx2sym"), list):
+            return _of_words(words, fields.get("lower_case") is True, again=True)
+        found = fields.get("vocab")
     raise TxlError("holds no vocabulary (idx2sym)")
 
 
-def _text(word: Any) -> str:
-    """Return a word as str, which is str of Python 3 or UTF-8 bytes of Python 2."""
-    if isinstance(word, str):
-        return word
-    if not isinstance(word, bytes):
-        raise TxlError(f"a vocabulary of words holds {type(word).__name__}")
-    try:
-        return word.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise TxlError(f"the word {word!r} is not UTF-8") from error
-
-
-def _of_words(words: list[str], lower: bool, settings: Mapping[str, Any] = _NONE, *, again: bool) -> Vocabulary:
+def _of_words(words: list[Any], lower: bool, settings: Mapping[str, Any] = _NONE, *, again: bool) -> Vocabulary:
     """again: whether words may be UTF-8 that was read as Latin-1."""
-    if not words or not all(word.isprintable() or word.encode("utf-8", "ignore").decode() == word for word in words):
+    if not words or not all(isinstance(x, str) and x.encode("utf-8", "ignore").decode() == x for x in words):
         raise TxlError("holds no words, or some that are no text")
     numbers = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) <= 3]
     if len(numbers) == len(words) and len(set(numbers)) == len(numbers) and max(numbers) < 256:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 import txl
 from txl.errors import TxlError
 from txl.importing.checkpoint import convert, export
+from txl.importing.vocabulary import SETTINGS
 from txl.text.corpus import prepare
 from txl.text.datasets import PrepareOptions
 from txl.text.vocabulary import ByteVocabulary, WordVocabulary
@@ -277,7 +278,9 @@ def test_a_refused_vocabulary_names_the_option(words: list[Any], saved: Path, tm
 def test_an_exported_vocabulary_is_never_decoded(saved: Path, tmp_path: Path) -> None:
     """Not even where all its words look as if they should be."""
     words = [*mojibake(TRUE), *PLAIN_WORDS]
-    (saved / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": [word.encode() for word in words]}))
+    (saved / "vocab.pkl").unlink()
+    (saved / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    _edit(SETTINGS, {"unit": "words"})(saved)
     convert(saved, tmp_path / "a.safetensors")
     export(tmp_path / "a.safetensors", tmp_path / "exported")
     convert(tmp_path / "exported", tmp_path / "b.safetensors")
