@@ -28,9 +28,8 @@ from transformers.models.auto.modeling_auto import (
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from txl.hf.cache import TransfoXLCache
-from txl.hf.classification import TransfoXLForSequenceClassification, TransfoXLSequenceClassifierOutput
 from txl.hf.configuration import TransfoXLConfig
-from txl.hf.modeling import TransfoXLLMHeadModel, TransfoXLModel
+from txl.hf.modeling import TransfoXLForSequenceClassification, TransfoXLLMHeadModel, TransfoXLModel
 from txl.hf.outputs import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
 from txl.hf.tokenization import TransfoXLTextGenerationPipeline, TransfoXLTokenizer
 from txl.hf.weights import TransfoXLPreTrainedModel
@@ -44,7 +43,6 @@ __all__ = [
     "TransfoXLModel",
     "TransfoXLModelOutput",
     "TransfoXLPreTrainedModel",
-    "TransfoXLSequenceClassifierOutput",
     "TransfoXLTextGenerationPipeline",
     "TransfoXLTokenizer",
 ]

@@ -1,5 +1,5 @@
-"""TransfoXL for transformers, on the kernels of txl_kernels: the base model and the language
-model."""
+"""TransfoXL for transformers, on the kernels of txl_kernels: the base model, the language model and
+the classifier."""
 
 import functools
 import inspect
@@ -10,6 +10,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import GenerationMixin
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
 
 from txl.hf.cache import TransfoXLCache, one_cache
 from txl.hf.configuration import TransfoXLConfig
@@ -66,6 +68,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         """Make a value for the argument `cache`, at the start of a text."""
         return TransfoXLCache(self.trunk, batch, max_segment)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -75,7 +78,6 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         attention_mask: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         use_cache: bool | None = None,
         cache: TransfoXLCache | None = None,
     ) -> Any:
@@ -94,7 +96,8 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
                 past_key_values is its older name.
 
         Returns:
-            `TransfoXLModelOutput`, or a tuple of its fields that are not None.
+            `TransfoXLModelOutput`, or a tuple of its fields that are not None if return_dict is
+            False.
 
         Raises:
             ValueError, RuntimeError: an argument is invalid; the message names it.
@@ -122,8 +125,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         else:
             output = self._read(rotate(embedded, left), memory, attentions, hidden, keep=False)
             output = output.rotated(-left)
-        dictionary = self.config.return_dict if return_dict is None else return_dict
-        return output if dictionary else output.to_tuple()
+        return output
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if input_ids is not None and inputs_embeds is None:
@@ -215,6 +217,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         self.crit = AdaptiveSoftmax(config.model_config(), self.transformer.trunk.embedding)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -225,7 +228,6 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         attention_mask: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
@@ -243,7 +245,8 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
                 labels.
 
         Returns:
-            `TransfoXLLMHeadModelOutput`, or a tuple of its fields that are not None.
+            `TransfoXLLMHeadModelOutput`, or a tuple of its fields that are not None if return_dict
+            is False.
         """
         read = self.transformer(
             input_ids,
@@ -253,9 +256,9 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
             attention_mask,
             output_attentions,
             output_hidden_states,
-            True,
             use_cache,
             one_cache(cache, past_key_values),
+            return_dict=True,
         )
         hidden = read.last_hidden_state
         loss = losses = scores = None
@@ -273,11 +276,9 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
                 num_items_in_batch = num_items_in_batch.to(losses.device)
             scored = (goals != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
             loss = losses.sum() / scored
-        output = TransfoXLLMHeadModelOutput(
+        return TransfoXLLMHeadModelOutput(
             loss, losses, scores, read.mems, read.cache, read.hidden_states, read.attentions
         )
-        dictionary = self.config.return_dict if return_dict is None else return_dict
-        return output if dictionary else output.to_tuple()
 
     def prepare_inputs_for_generation(
         self,
@@ -345,3 +346,53 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
             past.reorder_cache(beam_idx)
             return past
         return past and [x.index_select(1, beam_idx) for x in past]
+
+
+class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
+    """TransfoXL with a linear layer that scores config.num_labels classes for each row."""
+
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: TransfoXLConfig) -> None:
+        """Raise TxlError if the configuration is not one of a model that `txl` supports."""
+        super().__init__(config)
+        self.transformer = TransfoXLModel(config)
+        self.score = nn.Linear(config.d_model, config.num_labels, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        """Score the classes of each row by the hidden state of its last token.
+
+        Args:
+            attention_mask: [B, L]; if it is None, tokens other than config.pad_token_id count as
+                text.
+            labels: int64 [B], or of the form that config.problem_type requires.
+            options: as in `TransfoXLModel.forward`.
+
+        Returns:
+            transformers' `SequenceClassifierOutput`, with logits [B, config.num_labels].
+
+        Raises:
+            ValueError: an argument is invalid (the message names it), or there are several rows and
+                neither attention_mask nor pad_token_id.
+        """
+        mask, pad = attention_mask, self.config.pad_token_id
+        if mask is None and pad is not None and input_ids is not None:
+            mask = (input_ids != pad).long()
+        read = self.transformer(input_ids, attention_mask=mask, **options, return_dict=True)
+        batch, length = read.last_hidden_state.shape[:2]
+        if mask is None and batch > 1 and pad is None:
+            raise ValueError("attention_mask must be given for several rows, or config.pad_token_id set")
+        last = -1 if mask is None else ((mask != 0) * torch.arange(length, device=mask.device)).argmax(1)
+        logits = self.score(read.last_hidden_state[torch.arange(batch, device=self.device), last])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=None, labels=labels, pooled_logits=logits, config=self.config)
+        return SequenceClassifierOutput(loss, logits, read.hidden_states, read.attentions)
