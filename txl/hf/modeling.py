@@ -72,7 +72,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        mems: Sequence[Tensor | None] | None = None,
+        mems: Sequence[Tensor] | None = None,
         inputs_embeds: Tensor | None = None,
         past_key_values: TransfoXLCache | None = None,
         attention_mask: Tensor | None = None,
@@ -85,8 +85,8 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
 
         Args:
             input_ids: [B, L]; alternatively inputs_embeds: [B, L, d_model], scaled embeddings.
-            mems: the mems returned for the previous segment, [M, B, d_model] for each layer; None,
-                or None for each layer, at the start of a text.
+            mems: the mems returned for the previous segment, [M, B, d_model] for each layer; None
+                at the start of a text.
             attention_mask: [B, L], ones, with zeros for padding at the beginning or end of a row. A
                 padded row gives the same result as without padding, and no mems are returned. With
                 a cache, padding is allowed only at the start of the text and at the beginning of
@@ -109,7 +109,14 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         attentions = self.config.output_attentions if output_attentions is None else output_attentions
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         embedded = self._embed(input_ids, inputs_embeds)
-        memory = self._memory(mems, embedded.size(0))
+        memory, (batch, d_model) = None, embedded.shape[::2]
+        if mems is not None:
+            shapes = {tuple(x.shape) if isinstance(x, Tensor) else () for x in mems}
+            if len(mems) != self.config.n_layer or len(shapes) != 1 or shapes.pop()[1:] != (batch, d_model):
+                raise ValueError(
+                    f"mems must be None or {self.config.n_layer} tensors [M, B, d_model] = [M, {batch}, {d_model}]"
+                )
+            memory = tuple(x.transpose(0, 1) for x in mems)
         left = None if attention_mask is None else left_padding(attention_mask, embedded)
         cache = one_cache(cache, past_key_values)
         if cache is not None:
@@ -138,20 +145,6 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         if inputs_embeds.dim() != 3 or inputs_embeds.size(1) == 0 or inputs_embeds.size(2) != d_model:
             raise ValueError(f"inputs_embeds must be [B, L, {d_model}], got shape {list(inputs_embeds.shape)}")
         return inputs_embeds
-
-    def _memory(self, mems: Sequence[Tensor | None] | None, batch: int) -> HiddenMemory | None:
-        """Convert mems to the memory of `Trunk`; raise ValueError if they are of another model or
-        batch."""
-        mems = known(mems)
-        if mems is None:
-            return None
-        shape = None if mems[0] is None else (mems[0].size(0), batch, self.config.d_model)
-        if len(mems) != self.config.n_layer or any(x is None or x.shape != shape for x in mems):
-            raise ValueError(
-                f"mems must be {self.config.n_layer} tensors [M, B, d_model] = [M, {batch}, {self.config.d_model}], or "
-                f"None, got {[None if x is None else list(x.shape) for x in mems]}"
-            )
-        return tuple(x.transpose(0, 1) for x in mems if x is not None)
 
     def _read(
         self, embedded: Tensor, memory: HiddenMemory | None, attentions: bool, hidden: bool, keep: bool
@@ -201,11 +194,6 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         return self.trunk.finish(hidden)
 
 
-def known(mems: Any) -> Any:
-    """Return mems, or None if they are None for every layer."""
-    return None if mems is None or all(x is None for x in mems) else mems
-
-
 class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """The language model: scores (log-probabilities) of the next token, or losses."""
 
@@ -221,7 +209,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
     def forward(
         self,
         input_ids: Tensor | None = None,
-        mems: Sequence[Tensor | None] | None = None,
+        mems: Sequence[Tensor] | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         past_key_values: TransfoXLCache | None = None,
@@ -283,26 +271,27 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
-        past_key_values: TransfoXLCache | list[Tensor] | None = None,
-        cache: TransfoXLCache | list[Tensor] | None = None,
+        past_key_values: TransfoXLCache | None = None,
+        cache: TransfoXLCache | None = None,
+        mems: None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Select the tokens that the cache has not read, and make a cache at the start of the text
-        unless `mems`, or outputs that only work with mems, are asked for."""
+        unless `use_cache` is False, the model is in training mode, or outputs are asked for that a
+        cache does not give."""
         name_in_generation()
         if input_ids.size(1) == 0:
             raise ValueError("input_ids must hold a token at least, to generate from")
-        past = one_cache(cache, past_key_values)
-        if past is not None and not isinstance(past, (TransfoXLCache, list)):
-            raise TypeError(f"cache must be a TransfoXLCache, got {type(past).__name__}")
-        cached, mems = kwargs.get("use_cache") is not False, known(kwargs.get("mems"))
+        if mems is not None:
+            raise ValueError("mems must be None in generate(): a text is continued by the cache that read it")
+        cache, cached = one_cache(cache, past_key_values), kwargs.get("use_cache") is not False
+        if cache is not None and not isinstance(cache, TransfoXLCache):
+            raise TypeError(f"cache must be a TransfoXLCache, got {type(cache).__name__}")
         shown = {name: kwargs.get(name) for name in ("output_attentions", "output_hidden_states")}
-        cache, mask = past if isinstance(past, TransfoXLCache) else None, kwargs.get("attention_mask")
-        if cached and mems is None and past is None and not self.training and not any(shown.values()):
+        mask = kwargs.get("attention_mask")
+        if cache is None and cached and not self.training and not any(shown.values()):
             padded = mask is not None and not bool(mask.all())  # all padding must be in the first segment
             cache = self.transformer.new_cache(input_ids.size(0), max(128, input_ids.size(1)) if padded else 128)
-        elif cached and isinstance(past, list):  # mems of the previous step
-            mems, input_ids, mask = past, input_ids[:, -1:], None
         if cache is not None:
             seen = cache.get_seq_length()
             if seen >= input_ids.size(1):
@@ -314,9 +303,8 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         return {
             "input_ids": input_ids,
             "cache": cache,
-            "mems": mems,
             "attention_mask": mask,
-            "use_cache": cached,
+            "use_cache": False,
             **shown,
             "logits_to_keep": kwargs.get("logits_to_keep") or 1,
         }
@@ -324,28 +312,11 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
     def _update_model_kwargs_for_generation(
         self, outputs: TransfoXLLMHeadModelOutput, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Pass the cache, or without one the mems, to the next step, where beam search reorders
-        them."""
+        """Pass the cache to the next step, where beam search reorders it."""
         updated: dict[str, Any] = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
         for name in NAMES:
             updated.pop(name, None)
-        left = outputs.mems if outputs.cache is None else outputs.cache
-        return updated if left is None else updated | {name_in_generation(): left}
-
-    def _expand_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
-        """Repeat all inputs for the beams, including mems, whose batch axis is the second."""
-        mems, times = known(kwargs.get("mems")), kwargs.get("expand_size", 1)
-        if mems is not None and times > 1:
-            kwargs["mems"] = [x.repeat_interleave(times, 1) for x in mems]
-        return super()._expand_inputs_for_generation(*args, **kwargs)
-
-    @staticmethod
-    def _reorder_cache(past: TransfoXLCache | list[Tensor] | None, beam_idx: Tensor) -> Any:
-        """Select the batch rows of the beams that continue."""
-        if isinstance(past, TransfoXLCache):
-            past.reorder_cache(beam_idx)
-            return past
-        return past and [x.index_select(1, beam_idx) for x in past]
+        return updated if outputs.cache is None else updated | {name_in_generation(): outputs.cache}
 
 
 class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
