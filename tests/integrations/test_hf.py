@@ -242,8 +242,8 @@ def test_refused(hf: Any, tmp_path: Path, plain: Any) -> None:
     tokens = torch.arange(6)[None]
     cache = plain.transformer.new_cache(1)
     for options, message in (
-        ({"attention_mask": torch.tensor([[0, 1, 1, 0, 1, 0]])}, "got some between ones"),
-        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0]]), "cache": cache}, "pad texts at their beginning"),
+        ({"attention_mask": torch.tensor([[1, 1, 1, 0, 1, 0]])}, "only at the rows' ends"),
+        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0]]), "cache": cache}, "only at the rows' beginnings"),
         ({"mems": [torch.zeros(4, 1, 24), None]}, "mems must be None or 3 tensors"),
         ({"mems": [*[torch.zeros(4, 1, 24)] * 2, torch.zeros(5, 1, 24)]}, "mems must be None or 3 tensors"),
         ({"mems": [torch.zeros(4, 2, 24)] * 3}, r"mems must be None or 3 tensors \[M, B, d_model\] = \[M, 1, 24\]"),

@@ -15,7 +15,7 @@ from transformers.utils.generic import can_return_tuple
 
 from txl.hf.cache import TransfoXLCache, one_cache
 from txl.hf.configuration import TransfoXLConfig
-from txl.hf.outputs import TransfoXLLMHeadModelOutput, TransfoXLModelOutput, left_padding, rotate
+from txl.hf.outputs import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
 from txl.hf.weights import TransfoXLPreTrainedModel
 from txl.model.adaptive import IGNORED, AdaptiveSoftmax
 from txl.model.transformer import HiddenMemory, States, Trunk
@@ -87,10 +87,9 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
             input_ids: [B, L]; alternatively inputs_embeds: [B, L, d_model], scaled embeddings.
             mems: the mems returned for the previous segment, [M, B, d_model] for each layer; None
                 at the start of a text.
-            attention_mask: [B, L], ones, with zeros for padding at the beginning or end of a row. A
-                padded row gives the same result as without padding, and no mems are returned. With
-                a cache, padding is allowed only at the start of the text and at the beginning of
-                rows.
+            attention_mask: [B, L], ones, with zeros for padding at the ends of rows; with a cache,
+                at the beginnings of rows where the text starts. A padded row gives the same result
+                as without padding, and no mems are returned.
             use_cache: False to return no mems; a cache that is given is returned in any case.
             cache: a cache from `new_cache` used instead of mems, for evaluation only.
                 past_key_values is its older name.
@@ -117,22 +116,15 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
                     f"mems must be None or {self.config.n_layer} tensors [M, B, d_model] = [M, {batch}, {d_model}]"
                 )
             memory = tuple(x.transpose(0, 1) for x in mems)
-        left = None if attention_mask is None else left_padding(attention_mask, embedded)
         cache = one_cache(cache, past_key_values)
+        padding = None if attention_mask is None else _padding(attention_mask, batch, embedded.size(1), cache is None)
         if cache is not None:
             if not isinstance(cache, TransfoXLCache):
                 raise TypeError(f"cache must be a TransfoXLCache, got {type(cache).__name__}")
             if memory is not None or attentions or hidden:
                 raise ValueError("cache goes with neither mems, output_attentions nor output_hidden_states")
-            if left is not None and attention_mask is not None and not bool(attention_mask[:, -1].all()):
-                raise ValueError("attention_mask must end with ones with cache: pad texts at their beginning")
-            output = TransfoXLModelOutput(self._read_cached(embedded, cache, left), None, cache)
-        elif left is None:
-            output = self._read(embedded, memory, attentions, hidden, keep=use_cache is not False)
-        else:
-            output = self._read(rotate(embedded, left), memory, attentions, hidden, keep=False)
-            output = output.rotated(-left)
-        return output
+            return TransfoXLModelOutput(self._read_cached(embedded, cache, padding), None, cache)
+        return self._read(embedded, memory, attentions, hidden, keep=padding is None and use_cache is not False)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if input_ids is not None and inputs_embeds is None:
@@ -192,6 +184,28 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
             hidden = hidden.masked_fill(padding, 0)
             hidden = block.after_attention(hidden, block.attention(block.attention_input(hidden), cache=layer))
         return self.trunk.finish(hidden)
+
+
+def _padding(mask: Tensor, batch: int, length: int, at_end: bool) -> Tensor | None:
+    """Return the number of zeros in each row of an attention mask [B, L], int64 [B]; None if there
+    are none.
+
+    Raises:
+        ValueError: the mask has another shape, or a zero that is not at the rows' ends, or with
+            at_end False not at their beginnings.
+    """
+    if mask.shape != (batch, length):
+        raise ValueError(f"attention_mask must be {[batch, length]}, got shape {list(mask.shape)}")
+    padding = mask == 0
+    if not bool(padding.any()):
+        return None
+    wrong = padding[:, :-1] & ~padding[:, 1:] if at_end else padding[:, 1:] & ~padding[:, :-1]
+    if bool(wrong.any()) or not (at_end or bool(mask[:, -1].all())):
+        place = (
+            "only at the rows' ends, unless there is a cache" if at_end else "only at the rows' beginnings with a cache"
+        )
+        raise ValueError(f"attention_mask must have zeros {place}")
+    return padding.sum(1)
 
 
 class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: ignore[misc]
