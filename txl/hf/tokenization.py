@@ -6,7 +6,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TextGenerationPipeline
 
-from txl.hf.weights import OF_THE_HUB, file_of
+from txl.hf.weights import OF_THE_HUB, folder_of
 from txl.importing import vocabulary
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, words_decoded_again
 
@@ -39,17 +39,18 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
             TxlError: the vocabulary is damaged or of another form.
         """
         name = str(pretrained_model_name_or_path)
-        if file_of(name, "tokenizer.json", kwargs) is None:
-            for file in vocabulary.FILES:
-                found = file_of(name, file, kwargs)
-                if found is not None:
-                    own = {key: x for key, x in kwargs.items() if key not in OF_THE_HUB and not key.startswith("_")}
-                    words = vocabulary.read(found)
-                    if isinstance(words, WordVocabulary) and words.decoded_again:
-                        _LOGGER.warning("%s: %s", name, words_decoded_again(words.decoded_again))
-                    return cls.from_vocabulary(words, **own, name_or_path=name)
+        folder = folder_of(name, kwargs, ("*.json", *vocabulary.FILES))
+        if (folder / "tokenizer.json").is_file():
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        found = vocabulary.beside(folder)
+        if found is None:
             raise OSError(f"{name}: holds no tokenizer.json and no vocabulary ({', '.join(vocabulary.FILES)})")
-        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        hub = (*OF_THE_HUB, "subfolder")
+        own = {key: x for key, x in kwargs.items() if key not in hub and not key.startswith("_")}
+        words = vocabulary.read(found)
+        if isinstance(words, WordVocabulary) and words.decoded_again:
+            _LOGGER.warning("%s: %s", name, words_decoded_again(words.decoded_again))
+        return cls.from_vocabulary(words, **own, name_or_path=name)
 
     @classmethod
     def from_vocabulary(cls, words: Vocabulary, **options: Any) -> "TransfoXLTokenizer":
