@@ -1,7 +1,6 @@
 """TransfoXL for current transformers: `pip install ".[hf]"`, then `import txl.hf`.
 
-Importing it registers configuration, models and tokenizer with the Auto classes, and the
-text-generation pipeline.
+Importing it registers configuration, models and tokenizer with the Auto classes.
 """
 
 try:
@@ -25,13 +24,12 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
-from transformers.pipelines import PIPELINE_REGISTRY
 
 from txl.hf.cache import TransfoXLCache
 from txl.hf.configuration import TransfoXLConfig
 from txl.hf.modeling import TransfoXLForSequenceClassification, TransfoXLLMHeadModel, TransfoXLModel
 from txl.hf.outputs import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
-from txl.hf.tokenization import TransfoXLTextGenerationPipeline, TransfoXLTokenizer
+from txl.hf.tokenization import TransfoXLTokenizer
 from txl.hf.weights import TransfoXLPreTrainedModel
 
 __all__ = [
@@ -43,7 +41,6 @@ __all__ = [
     "TransfoXLModel",
     "TransfoXLModelOutput",
     "TransfoXLPreTrainedModel",
-    "TransfoXLTextGenerationPipeline",
     "TransfoXLTokenizer",
 ]
 
@@ -58,4 +55,3 @@ MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TransfoXLConfig.model_type] = TransfoXLLMHeadM
 MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[TransfoXLConfig.model_type] = (
     TransfoXLForSequenceClassification.__name__
 )
-PIPELINE_REGISTRY.supported_tasks["text-generation"]["impl"] = TransfoXLTextGenerationPipeline
