@@ -3,16 +3,6 @@
 Importing it registers configuration, models and tokenizer with the Auto classes.
 """
 
-try:
-    import transformers
-except ImportError as error:
-    raise ImportError("txl.hf needs transformers >= 5: pip install '.[hf]' in this package's source tree") from error
-
-if int(transformers.__version__.split(".")[0]) < 5:
-    raise ImportError(
-        f"txl.hf needs transformers >= 5, which has no TransfoXL of its own; this is {transformers.__version__}"
-    )
-
 from transformers import (
     AutoConfig,
     AutoModel,

@@ -1,7 +1,6 @@
 """Outputs of the models."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 from transformers.utils import ModelOutput
@@ -61,6 +60,3 @@ class TransfoXLLMHeadModelOutput(ModelOutput):  # type: ignore[misc]
     @property
     def prediction_scores(self) -> Tensor | None:
         return self.logits
-
-    def __getitem__(self, key: Any) -> Any:
-        return super().__getitem__("logits" if key == "prediction_scores" else key)

@@ -1,7 +1,6 @@
 """Conversion of other code's checkpoints to txl's, and export for transformers."""
 
 import json
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,8 +122,6 @@ def export(source: AnyPath, folder: Path) -> None:
         TxlError: the model is not one that transformers' TransfoXL supports, or the folder is not
             empty.
     """
-    if os.path.lexists(folder) and (not folder.is_dir() or folder.is_symlink() or any(folder.iterdir())):
-        raise TxlError(f"{folder}: exists already; choose another folder")
     network, checkpoint = checkpoints.restore(source)
     model = as_transformer(network, "export")
     config = huggingface.to_theirs(model.config)

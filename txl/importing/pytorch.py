@@ -32,7 +32,7 @@ CLASSES = (
 NVIDIA_CLASSES = ("argparse.Namespace", *vocabulary.CLASSES)
 _SAME_NAMES = ("n_layer", "n_head", "d_model", "d_head", "d_inner", "dropout", "mem_len", "div_val", "d_embed")
 _RENAMED = {"out_layers_weights": "weight", "out_layers_biases": "bias"}  # crit.X.i is crit.out_layers.i.Y
-_MOST_MODULES, _DEEPEST, _LONGEST_NAME = 100_000, 12, 100
+_LONGEST_NAME = 100
 
 
 def read(model: Any) -> Foreign:
@@ -45,7 +45,7 @@ def read(model: Any) -> Foreign:
     if not isinstance(model, Inert) or model.kind.rpartition(".")[2] != MODEL:
         raise TxlError(f"must hold a {MODEL}, got {getattr(model, 'kind', type(model).__name__)}")
     tensors: dict[str, Tensor] = {}
-    _collect(model, "", tensors)
+    _collect(model, "", tensors, set())
     return Foreign(_config(model, tensors), _in_order(tensors), model.state["tgt_len"], None)
 
 
@@ -57,19 +57,18 @@ def _check_kind(attn_type: int, sample_softmax: int, ext_len: int) -> None:
         )
 
 
-def _collect(module: Any, prefix: str, found: dict[str, Tensor], seen: set[int] | None = None) -> None:
-    """Collect parameters and buffers by their full names; raise if a module occurs twice."""
-    seen = set() if seen is None else seen
-    if id(module) in seen or len(seen) > _MOST_MODULES or prefix.count(".") > _DEEPEST:
+def _collect(module: Any, prefix: str, found: dict[str, Tensor], seen: set[int]) -> None:
+    """Collect parameters and buffers by their full names, which are cut where they are far longer
+    than any of the model; raise if a module occurs twice."""
+    if id(module) in seen or len(prefix) > _LONGEST_NAME:
         raise ValueError("modules without end")
     seen.add(id(module))
-    state = module.state
-    for name, x in [*state["_parameters"].items(), *state["_buffers"].items()]:
+    for name, x in [*module.state["_parameters"].items(), *module.state["_buffers"].items()]:
         if isinstance(x, Tensor):
-            found[_longer(prefix, name)] = x
-    for name, child in state["_modules"].items():
+            found[f"{prefix}{name:.{_LONGEST_NAME}}"] = x
+    for name, child in module.state["_modules"].items():
         if child is not None:
-            _collect(child, f"{_longer(prefix, name)}.", found, seen)
+            _collect(child, f"{prefix}{name:.{_LONGEST_NAME}}.", found, seen)
 
 
 def _in_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -79,12 +78,6 @@ def _in_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         check_plain(tensors[name], name)
         tensors[name] = tensors[name].flip(0)
     return tensors
-
-
-def _longer(prefix: str, name: object) -> str:
-    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
-        raise ValueError("a name that is none")
-    return prefix + name
 
 
 def _config(model: Inert, tensors: dict[str, Tensor]) -> ModelConfig:

@@ -277,21 +277,24 @@ def test_a_key_without_bounds_in_a_zip(tmp_path: Path) -> None:
 
 
 def test_modules_without_end(tmp_path: Path) -> None:
-    """Each holds the next many times; one that holds itself; a name as long as a book."""
+    """One that occurs twice or holds itself; deeper than any of the model; a name that is no text;
+    one as long as a book, cut."""
 
     def module(children: dict[Any, Any], parameters: dict[Any, Any] | None = None) -> Inert:
         made = Inert()
         made.state = {"_modules": children, "_parameters": parameters or {}, "_buffers": {}}
         return made
 
-    shared = module({})
-    for _ in range(11):
-        shared = module(dict.fromkeys("abcdefghij", shared))
-    itself = module({})
+    shared, itself, deep = module({}), module({}), module({})
     itself.state["_modules"]["a"] = itself
-    for bad in (shared, itself, module({}, {"n" * 1000: torch.zeros(1)}), module({}, {3: torch.zeros(1)})):
-        with pytest.raises(ValueError, match=r"modules without end|a name that is none"):
-            pytorch._collect(bad, "", {})
+    for _ in range(100):
+        deep = module({"a": deep})
+    for bad in (module(dict.fromkeys("ab", shared)), itself, deep, module({}, {3: torch.zeros(1)})):
+        with pytest.raises(ValueError, match=r"modules without end|format"):
+            pytorch._collect(bad, "", {}, set())
+    found: dict[str, torch.Tensor] = {}
+    pytorch._collect(module({}, {"n" * 1000: torch.zeros(1)}), "", found, set())
+    assert list(found) == ["n" * 100]
 
 
 @pytest.mark.parametrize("length", ["7", None, -5, 2**70, 1.5, [1]], ids=str)
