@@ -8,7 +8,7 @@ import torch
 
 from txl.errors import TxlError
 from txl.importing import huggingface, pickles, pytorch, tensorflow, vocabulary
-from txl.importing.names import Foreign, Lengths, original, translate
+from txl.importing.names import Foreign, Lengths, number, original, translate
 from txl.model import as_transformer
 from txl.model.config import MAX_SIZE
 from txl.model.transformer import TransformerXL
@@ -50,7 +50,7 @@ def convert(source: Path, out: Path, words: Path | None = None, lengths: Lengths
             raise TxlError("its lengths of memory and segments are known; give them for TensorFlow's only")
         segment = read.segment
         if type(segment) is not int or not 1 <= segment <= MAX_SIZE:
-            raise TxlError(f"the length of training's segments must be from 1 to {MAX_SIZE:,}, got {segment!r}")
+            raise TxlError(f"the length of training's segments must be from 1 to {MAX_SIZE:,}, got {number(segment)!r}")
         model, listed = _model(read), _vocabulary(read, words, source)
     except TxlError as error:
         raise TxlError(f"{source}: {error}") from error
@@ -78,7 +78,7 @@ def _read(source: Path, lengths: Lengths) -> tuple[str, Foreign]:
     if not pickles.is_one(source):
         what = "not a checkpoint that is known" if source.exists() else "no such file or folder"
         raise TxlError(f"{what}; accepted are {_KNOWN}")
-    held = pickles.load(source, (*pytorch.CLASSES, *pytorch.NVIDIA_CLASSES))
+    held = pickles.load(source)
     return ("nvidia", pytorch.read_nvidia(held)) if isinstance(held, dict) else ("pytorch", pytorch.read(held))
 
 

@@ -7,29 +7,11 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.importing import vocabulary
-from txl.importing.names import Foreign, check_plain, ties
+from txl.importing.names import Foreign, number, ties
 from txl.importing.pickles import Inert
 from txl.model.config import ModelConfig
 
 MODEL = "MemTransformerLM"
-_ITS_MODULES = (
-    "MemTransformerLM", "RelPartialLearnableDecoderLayer", "RelPartialLearnableMultiHeadAttn", "RelLearnableDecoderLayer",
-    "RelLearnableMultiHeadAttn", "DecoderLayer", "MultiHeadAttn", "PositionwiseFF", "PositionalEmbedding",
-    "AdaptiveEmbedding",
-)  # fmt: skip
-_TORCHS = (
-    "container.ModuleList", "container.ParameterList", "container.Sequential", "linear.Linear", "sparse.Embedding",
-    "normalization.LayerNorm", "dropout.Dropout", "activation.ReLU", "activation.Threshold",
-)  # fmt: skip
-CLASSES = (
-    *_ITS_MODULES,
-    "ProjectedAdaptiveLogSoftmax",
-    "LogUniformSampler",
-    *(f"torch.nn.modules.{name}" for name in _TORCHS),
-    "torch.nn.backends.thnn._get_thnn_function_backend",
-)
-NVIDIA_CLASSES = ("argparse.Namespace", *vocabulary.CLASSES)
 _SAME_NAMES = ("n_layer", "n_head", "d_model", "d_head", "d_inner", "dropout", "mem_len", "div_val", "d_embed")
 _RENAMED = {"out_layers_weights": "weight", "out_layers_biases": "bias"}  # crit.X.i is crit.out_layers.i.Y
 _LONGEST_NAME = 100
@@ -43,7 +25,7 @@ def read(model: Any) -> Foreign:
         TxlError, or others: it is of another kind, or not a model that the paper describes.
     """
     if not isinstance(model, Inert) or model.kind.rpartition(".")[2] != MODEL:
-        raise TxlError(f"must hold a {MODEL}, got {getattr(model, 'kind', type(model).__name__)}")
+        raise TxlError(f"must hold a {MODEL}, got {getattr(model, 'kind', type(model).__name__)!r:.100}")
     tensors: dict[str, Tensor] = {}
     _collect(model, "", tensors, set())
     return Foreign(_config(model, tensors), _in_order(tensors), model.state["tgt_len"], None)
@@ -52,9 +34,17 @@ def read(model: Any) -> Foreign:
 def _check_kind(attn_type: int, sample_softmax: int, ext_len: int) -> None:
     """Raise TxlError for options of the released code that select a model that is not supported."""
     if attn_type != 0 or sample_softmax > 0 or ext_len != 0:
-        raise TxlError(
-            f"only attn_type 0, no sample_softmax and ext_len 0 are imported, got {attn_type}, {sample_softmax}, {ext_len}"
-        )
+        got = ", ".join(str(number(x)) for x in (attn_type, sample_softmax, ext_len))
+        raise TxlError(f"only attn_type 0, no sample_softmax and ext_len 0 are imported, got {got}")
+
+
+def _model_config(**fields: Any) -> ModelConfig:
+    """Make the configuration, whose own checks print what they refuse."""
+    for name, x in fields.items():
+        for value in x if type(x) is tuple else (x,):
+            if value is not None and type(value) not in (bool, int, float, str):
+                raise TxlError(f"{name} must be a number, got {type(value).__name__}")
+    return ModelConfig(**fields)
 
 
 def _collect(module: Any, prefix: str, found: dict[str, Tensor], seen: set[int]) -> None:
@@ -75,7 +65,6 @@ def _in_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with the clusters in the order of the bins; both codes store them in
     reverse."""
     for name in tensors.keys() & {"crit.cluster_weight", "crit.cluster_bias"}:
-        check_plain(tensors[name], name)
         tensors[name] = tensors[name].flip(0)
     return tensors
 
@@ -92,7 +81,7 @@ def _config(model: Inert, tensors: dict[str, Tensor]) -> ModelConfig:
     bins = range(len(word_emb["cutoffs"]))
     one = word_emb["div_val"] == 1
     tied = [_same(tensors, f"crit.out_projs.{i}", f"word_emb.emb_projs.{0 if one else i}") for i in bins]
-    return ModelConfig(
+    return _model_config(
         vocab_size=m["n_token"],
         n_layer=m["n_layer"],
         d_model=m["d_model"],
@@ -139,7 +128,7 @@ def _nvidia_config(given: dict[str, Any]) -> ModelConfig:
     _check_kind(given["attn_type"], given["sample_softmax"], given["ext_len"])
     tied = [bool(x) for x in given["tie_projs"]]
     tied += [False] * (len(given["cutoffs"]) + 1 - len(tied))
-    return ModelConfig(
+    return _model_config(
         **{name: given[name] for name in _SAME_NAMES},
         vocab_size=given["n_token"],
         attn_dropout=given["dropatt"],
@@ -155,10 +144,10 @@ def _nvidia_config(given: dict[str, Any]) -> ModelConfig:
 def _renamed(state: dict[str, Tensor], given: dict[str, Any], config: ModelConfig) -> dict[str, Tensor]:
     """Rename tensors to the original code's names."""
     found: dict[str, Tensor] = {}
+    bins = [str(i) for i in range(len(config.bins))]
     for name, x in state.items():
-        check_plain(x, repr(name))
         kind, _, i = name.removeprefix("crit.").rpartition(".")
-        if name.startswith("crit.shared_out_projs."):
+        if name.startswith("crit.shared_out_projs.") and i in bins:
             first = state.get(f"word_emb.emb_projs.{i}")
             if first is None or first.shape != x.shape or not torch.equal(x, first):
                 raise TxlError(f"{name} should repeat word_emb.emb_projs.{i} and differs from it")
@@ -166,7 +155,7 @@ def _renamed(state: dict[str, Tensor], given: dict[str, Any], config: ModelConfi
         if name.startswith("crit.") and kind in _RENAMED:
             name = f"crit.out_layers.{i}.{_RENAMED[kind]}"
         if name in found:
-            raise TxlError(f"{name} is there under two names")
+            raise TxlError(f"{name!r:.100} is there under two names")
         found[name] = x
     if not config.tie_weight:  # NVIDIA's code shares projections even if tables are not shared; txl does not
         for bin_, tied in enumerate(given["tie_projs"]):

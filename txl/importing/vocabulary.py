@@ -12,7 +12,6 @@ from txl.paths import read_text
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, decoded_again, first_words
 
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
-CLASSES = ("Vocab", "Corpus")
 SETTINGS = "txl_vocabulary"  # a field that txl adds to config.json
 MOST_BYTES = 2**30
 _NONE: Mapping[str, Any] = {}
@@ -41,7 +40,7 @@ def read(path: Path) -> Vocabulary:
         if path.suffix == ".txt":
             listed, settings = first_words(path.read_bytes()), _settings(path)
             return _of_words(listed, settings.get("lower") is True, settings, again=not settings)
-        return of(pickles.load(path, CLASSES) if pickles.is_one(path) else pickles.unpickle(path.read_bytes()))
+        return of(pickles.load(path))
     except (TxlError, OSError) as error:
         raise TxlError(f"{path}: {error}") from error
 

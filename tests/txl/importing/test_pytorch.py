@@ -192,9 +192,7 @@ def test_hostile(new: bool, tmp_path: Path) -> None:
     held = {"model_state": {}, "model_config": {}, "extra": ["MemTransformerLM", hostile]}
     for name, value in (("model.pt", [hostile, "MemTransformerLM"]), ("checkpoint_best.pt", held)):
         torch.save(value, tmp_path / name, _use_new_zipfile_serialization=new)
-        with pytest.raises(
-            TxlError, match=r"not a whole file of tensors and data .*(pathlib|Unpickling|getattr|Inert)"
-        ):
+        with pytest.raises(TxlError, match=r"must hold a MemTransformerLM, got 'list'|KeyError: 'attn_type'"):
             convert(tmp_path / name, out)
     assert not mark.exists()
 
@@ -207,7 +205,7 @@ def test_a_file_that_claims_more_than_it_has(files: Path, tmp_path: Path) -> Non
             bomb.writestr(entry.filename, whole.read(entry), compress_type=zipfile.ZIP_DEFLATED)
     with pytest.raises(TxlError, match=r"torch\.save compresses nothing"):
         convert(tmp_path / "model.pt", out)
-    held = pickles.load(files / "zip" / "checkpoint_last.pt", pytorch.NVIDIA_CLASSES)
+    held = pickles.load(files / "zip" / "checkpoint_last.pt")
     rows, last = 2**31 - 36, "word_emb.emb_layers.3.weight"
     held["model_config"]["n_token"] = 35 + rows
     width = held["model_state"][last].size(1)
@@ -215,22 +213,29 @@ def test_a_file_that_claims_more_than_it_has(files: Path, tmp_path: Path) -> Non
         last: torch.zeros(1, 1).expand(rows, width), "crit.out_layers_biases.3": torch.zeros(1).expand(rows)
     }  # fmt: skip
     torch.save({k: x for k, x in held.items() if k not in ("args", "vocab")}, tmp_path / "checkpoint_last.pt")
-    with pytest.raises(TxlError, match=r"of shape \[2147483612, 8\] has only 4 bytes"):
+    with pytest.raises(TxlError, match="claims more than the file has"):
         convert(tmp_path / "checkpoint_last.pt", out)
 
 
 REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
 STORAGE = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
 LEGACY: dict[str, tuple[bytes, str]] = {
-    "a function": (b"cos\nsystem\nX\x04\x00\x00\x00true\x85R.", r"Unsupported class os\.system"),
-    "a class of torch": (b"ctorch.nn\nModule\n)R.", r"Unsupported class torch\.nn\.Module"),
-    "a loader's attribute": (REBUILD + b"}X\x05\x00\x00\x00_callNsb.", "AttributeError"),
-    "a loader's slot": (REBUILD + b"N}X\x05\x00\x00\x00_callNs\x86b.", "sets _call of a function"),
-    "a huge storage": (STORAGE + b"\x8a\x08" + (2**60).to_bytes(8, "little") + b"Nt" + b"Q.", "a storage of 11529215046"),
+    "a function": (b"cos\nsystem\nX\x04\x00\x00\x00true\x85R.", "Inert"),
+    "a class of torch": (b"ctorch.nn\nModule\n)R.", "Inert"),
+    "a loader's attribute": (REBUILD + b"}X\x05\x00\x00\x00_callNsb.", "Inert"),
+    "a loader's slot": (REBUILD + b"N}X\x05\x00\x00\x00_callNs\x86b.", "Inert"),
+    "a loader of nothing": (REBUILD + b"(NK\x00))tR.", "a tensor of no known form"),
+    "a loader of a number": (REBUILD + b"K\x01R.", "calls Inert"),
+    "a call of data": (b"]K\x01\x85R.", "calls list"),
+    "a huge storage": (STORAGE + b"\x8a\x08" + (2**60).to_bytes(8, "little") + b"Nt" + b"Q.", "claims more than"),
     "storages that are not there": (STORAGE + b"K\x04Nt" + b"Q.", "its storages are not those that it lists"),
+    "a tensor outside": (REBUILD + b"(" + STORAGE + b"K\x04NtQK\x02K\x03\x85K\x01\x85tR.", r"\[3\] in a storage of 4"),
+    "a tensor before": (REBUILD + b"(" + STORAGE + b"K\x04NtQJ\xff\xff\xff\xffK\x01\x85K\x01\x85tR.", "no known form"),
+    "a tensor of one number": (REBUILD + b"(" + STORAGE + b"K\x04NtQK\x00J\xff\xff\xff\x7f\x85K\x00\x85tR.", "claims more"),
+    "items for a tensor": (STORAGE + b"K\x04NtQN]s.", "adds items to Tensor"),
     "a key without bounds": (b"}" + b")" + b"\x85" * 100_000 + b"K\x01s.", "a key that is tuple"),
     "a short persistent id": (b"X\x06\x00\x00\x00module\x85Q.", "a persistent id of no known form"),
-    "a textual persistent id": (b"Pmodule\n.", "TxlError|UnpicklingError|KeyError"),
+    "a textual persistent id": (b"Pmodule\n.", "a persistent id of no known form"),
 }  # fmt: skip
 
 
@@ -243,8 +248,11 @@ def test_hostile_pickles_of_the_older_format(name: str, tmp_path: Path) -> None:
     none = head.getvalue().rindex(b"\x80\x02N.")  # the pickle of the object itself
     path = tmp_path / "model.pt"
     path.write_bytes(head.getvalue()[:none] + b"\x80\x02" + content + pickle.dumps([], 2))
-    with pytest.raises(TxlError, match=f"not a whole file of tensors and data .*({message})"):
-        pickles.load(path, pytorch.CLASSES)
+    if message == "Inert":
+        assert isinstance(pickles.load(path), Inert)
+    else:
+        with pytest.raises(TxlError, match=f"not a whole file of tensors and data .*({message})"):
+            pickles.load(path)
     assert not vars(torch._utils._rebuild_tensor_v2)
 
 
@@ -281,7 +289,7 @@ def test_modules_without_end(tmp_path: Path) -> None:
     one as long as a book, cut."""
 
     def module(children: dict[Any, Any], parameters: dict[Any, Any] | None = None) -> Inert:
-        made = Inert()
+        made = Inert("module")
         made.state = {"_modules": children, "_parameters": parameters or {}, "_buffers": {}}
         return made
 
@@ -299,7 +307,7 @@ def test_modules_without_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", ["7", None, -5, 2**70, 1.5, [1]], ids=str)
 def test_a_segment_of_no_length(length: Any, files: Path, tmp_path: Path) -> None:
-    held = pickles.load(files / "zip" / "checkpoint_last.pt", pytorch.NVIDIA_CLASSES)
+    held = pickles.load(files / "zip" / "checkpoint_last.pt")
     held = {name: held[name] for name in ("model_config", "model_state")}
     held["model_config"]["tgt_len"] = length
     torch.save(held, tmp_path / "checkpoint_last.pt")
@@ -310,7 +318,7 @@ def test_a_segment_of_no_length(length: Any, files: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("first", [True, False])
 def test_a_parameter_under_two_names(first: bool, files: Path, tmp_path: Path) -> None:
     """The original's name for it beside NVIDIA's, in either order."""
-    held = pickles.load(files / "zip" / "checkpoint_last.pt", pytorch.NVIDIA_CLASSES)
+    held = pickles.load(files / "zip" / "checkpoint_last.pt")
     state, more = held["model_state"], {"crit.out_layers.0.bias": torch.zeros(10)}
     held = {"model_config": held["model_config"], "model_state": more | state if first else state | more}
     torch.save(held, tmp_path / "checkpoint_last.pt")
