@@ -61,26 +61,12 @@ def test_what_the_old_class_computed(name: str, hf: Any) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_the_old_class_generated(name: str, hf: Any) -> None:
-    """With the cache of keys and values; without it, by mems."""
+    """With the cache of keys and values."""
     model, want = hf.TransfoXLLMHeadModel.from_pretrained(HERE / name), outputs(name)
     model.generation_config.eos_token_id = None
     tokens, new = want["1.tokens"][:1], want["generated"].size(1) - want["1.tokens"].size(1)
     options = {"max_new_tokens": new, "do_sample": False, "attention_mask": torch.ones_like(tokens)}
     assert torch.equal(model.generate(tokens, **options), want["generated"])
-
-
-def test_generation_from_mems(plain: Any) -> None:
-    """As stepping by hand."""
-    plain.generation_config.eos_token_id = None
-    tokens = outputs("plain")["1.tokens"][:1]
-    with torch.no_grad():
-        before = mems = plain(tokens).mems
-        following = want = torch.tensor([[7]])
-        for _ in range(8):
-            found = plain(following, mems=mems)
-            mems, following = found.mems, found.logits[:, -1:].argmax(-1)
-            want = torch.cat([want, following], 1)
-    assert torch.equal(plain.generate(want[:, :1], mems=before, max_new_tokens=8, do_sample=False), want)
 
 
 def test_the_cache_is_of_constant_size(plain: Any) -> None:
@@ -256,11 +242,12 @@ def test_refused(hf: Any, tmp_path: Path, plain: Any) -> None:
     tokens = torch.arange(6)[None]
     cache = plain.transformer.new_cache(1)
     for options, message in (
-        ({"attention_mask": torch.tensor([[0, 1, 1, 0, 1, 0]])}, "got some between ones"),
-        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0]]), "cache": cache}, "pad texts at their beginning"),
-        ({"mems": [torch.zeros(4, 1, 24), None]}, r"mems must be 3 tensors .* got \[\[4, 1, 24\], None\]"),
-        ({"mems": [torch.zeros(4, 2, 24)] * 3}, r"mems must be 3 tensors \[M, B, d_model\] = \[M, 1, 24\]"),
-        ({"mems": [torch.zeros(4, 1, 24)]}, "mems must be 3 tensors"),
+        ({"attention_mask": torch.tensor([[1, 1, 1, 0, 1, 0]])}, "only at the rows' ends"),
+        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0]]), "cache": cache}, "only at the rows' beginnings"),
+        ({"mems": [torch.zeros(4, 1, 24), None]}, "mems must be None or 3 tensors"),
+        ({"mems": [*[torch.zeros(4, 1, 24)] * 2, torch.zeros(5, 1, 24)]}, "mems must be None or 3 tensors"),
+        ({"mems": [torch.zeros(4, 2, 24)] * 3}, r"mems must be None or 3 tensors \[M, B, d_model\] = \[M, 1, 24\]"),
+        ({"mems": [torch.zeros(4, 1, 24)]}, "mems must be None or 3 tensors"),
         ({"attention_mask": torch.ones(1, 5)}, r"attention_mask must be \[1, 6\]"),
         ({"cache": cache, "output_attentions": True}, "goes with neither mems"),
         ({"cache": cache, "past_key_values": cache}, "either cache or past_key_values"),
@@ -330,16 +317,6 @@ def test_the_dtype_of_the_file(options: dict[str, str], hf: Any, tmp_path: Path)
         assert loader.from_pretrained(folder, torch_dtype=torch.float64).dtype == torch.float64
 
 
-def test_mems_of_none(plain: Any) -> None:
-    """No memory, as the start of a text; in generation, too."""
-    tokens = torch.arange(6)[None]
-    with torch.no_grad():
-        assert torch.equal(plain(tokens, mems=[None, None]).logits, plain(tokens).logits)
-    for beams in (1, 2):
-        options = {"max_new_tokens": 3, "do_sample": False, "num_beams": beams}
-        assert torch.equal(plain.generate(tokens, mems=[None, None], **options), plain.generate(tokens, **options))
-
-
 def test_another_memory_length(hf: Any, tmp_path: Path) -> None:
     """Set later or saved and read: the same; the window of same_length follows."""
     tokens, found = torch.arange(24)[None], []
@@ -367,7 +344,7 @@ def test_padding_at_the_end(plain: Any) -> None:
 
 
 def test_what_generation_shows(plain: Any) -> None:
-    """Attentions and hidden states; beams that go on from a memory."""
+    """Attentions and hidden states, without a cache; no text goes on from mems."""
     plain.generation_config.eos_token_id = None
     tokens = torch.tensor([[3, 4, 5]])
     options = {"max_new_tokens": 3, "do_sample": False}
@@ -376,7 +353,8 @@ def test_what_generation_shows(plain: Any) -> None:
     assert torch.equal(shown.sequences, plain.generate(tokens, **options))
     with torch.no_grad():
         mems = plain(tokens).mems
-    assert plain.generate(tokens, mems=mems, num_beams=3, **options).shape == (1, 6)
+    with pytest.raises(ValueError, match="mems must be None in generate"):
+        plain.generate(tokens, mems=mems, **options)
 
 
 def test_the_example(hf: Any, capsys: pytest.CaptureFixture[str]) -> None:

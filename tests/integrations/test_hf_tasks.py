@@ -103,51 +103,34 @@ def test_trainers_losses(length: int, accumulated: int, smoothing: float, hf: An
         torch.testing.assert_close(before[name] - p, gradients[name], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("memory", ["zeros", "empty"])
 @pytest.mark.parametrize("name", NAMES)
-def test_padding_before_a_text(name: str, memory: str, hf: Any) -> None:
-    """Scores, hidden states and attentions are those of the text alone; so are a padded batch's
-    losses, on either side."""
-    config = hf.TransfoXLConfig.from_pretrained(HERE / name, initial_memory=memory)
-    model = hf.TransfoXLLMHeadModel.from_pretrained(HERE / name, config=config)
-    shown = {"output_attentions": True, "output_hidden_states": True}
+def test_padding_before_a_text(name: str, hf: Any) -> None:
+    """With a cache, scores and losses are those of the text alone; without one it is refused."""
+    model = hf.TransfoXLLMHeadModel.from_pretrained(HERE / name)
+    tokens, mask = padded(PROMPTS, "left")
+    labels = tokens.masked_fill(mask == 0, -100)
     with torch.no_grad():
-        alone = [model(torch.tensor([row]), **shown) for row in PROMPTS]
-        tokens, mask = padded(PROMPTS, "left")
-        found = model(tokens, attention_mask=mask, **shown)
-        assert found.mems is None
-        for n, (row, want) in enumerate(zip(PROMPTS, alone, strict=True)):
-            count = len(row)
-            torch.testing.assert_close(found.logits[n, -count:], want.logits[0])
-            for ours, theirs in zip(found.hidden_states, want.hidden_states, strict=True):
-                torch.testing.assert_close(ours[n, -count:], theirs[0])
-            for ours, theirs in zip(found.attentions, want.attentions, strict=True):
-                kept = theirs.size(-1) - count  # keys of the memory
-                keys = torch.cat([ours[..., :kept], ours[..., -count:]], -1)
-                torch.testing.assert_close(keys[n, :, -count:], theirs[0])
-        labels = [row if n else [-100, *row[1:]] for n, row in enumerate(PROMPTS)]
-        losses = []
-        for side in ("left", "right"):
-            tokens, mask = padded(PROMPTS, side)
-            losses.append(model(tokens, attention_mask=mask, labels=padded(labels, side, -100)[0]).loss)
-        torch.testing.assert_close(*losses)
+        found = model(tokens, attention_mask=mask, cache=model.transformer.new_cache(3)).logits
+        loss = model(tokens, attention_mask=mask, cache=model.transformer.new_cache(3), labels=labels).loss
+        for n, row in enumerate(PROMPTS):
+            torch.testing.assert_close(found[n, -len(row) :], model(torch.tensor([row])).logits[0])
         summed = sum(model(torch.tensor([row]), labels=torch.tensor([row])).losses.sum() for row in PROMPTS)
-        torch.testing.assert_close(losses[0], summed / sum(len(row) - 1 for row in PROMPTS))
+        torch.testing.assert_close(loss, summed / sum(len(row) - 1 for row in PROMPTS))
+        with pytest.raises(ValueError, match="attention_mask must have zeros only at the rows' ends"):
+            model(tokens, attention_mask=mask)
 
 
 @pytest.mark.parametrize("memory", ["zeros", "empty"])
 @pytest.mark.parametrize("name", NAMES)
 def test_generation_from_prompts_of_several_lengths(name: str, memory: str, hf: Any) -> None:
-    """As from each alone: by the cache, far beyond its memory, and without it; by beams."""
+    """As from each alone: by the cache, far beyond its memory; by beams."""
     config = hf.TransfoXLConfig.from_pretrained(HERE / name, initial_memory=memory)
     model = hf.TransfoXLLMHeadModel.from_pretrained(HERE / name, config=config)
     model.generation_config.eos_token_id = None
     tokens, mask = padded(PROMPTS, "left")
     for options in (
         {"max_new_tokens": 30},
-        {"max_new_tokens": 4, "use_cache": False},
         {"max_new_tokens": 6, "num_beams": 3},
-        {"max_new_tokens": 4, "output_attentions": True, "return_dict_in_generate": True},
     ):
         options = {"do_sample": False, "pad_token_id": 0, "output_logits": True} | options
         options["return_dict_in_generate"] = True
@@ -155,10 +138,11 @@ def test_generation_from_prompts_of_several_lengths(name: str, memory: str, hf: 
         for n, row in enumerate(PROMPTS):
             alone = torch.tensor([row])
             want = model.generate(alone, attention_mask=torch.ones_like(alone), **options)
-            if "output_attentions" not in options:  # which alone reads by mems, and so sees less
-                assert torch.equal(found.sequences[n, tokens.size(1) :], want.sequences[0, len(row) :])
+            assert torch.equal(found.sequences[n, tokens.size(1) :], want.sequences[0, len(row) :])
             if "num_beams" not in options:
                 torch.testing.assert_close(found.logits[0][n], want.logits[0][0])
+    with pytest.raises(ValueError, match="attention_mask must have zeros only at the rows' ends"):
+        model.generate(tokens, attention_mask=mask, use_cache=False, max_new_tokens=2)
     cache = model.transformer.new_cache(3, max_segment=8)
     with pytest.raises(ValueError, match=r"at most the 8 tokens of the cache's max_segment, got 14"):
         model.generate(tokens, attention_mask=mask, cache=cache, max_new_tokens=2)
@@ -204,8 +188,8 @@ def test_a_vocabulary_of_another_size(hf: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_classifier(name: str, hf: Any, tmp_path: Path) -> None:
-    """Begun from a language model: scores of each text's last token, padded on either side or found
-    by pad_token_id; saved and read again."""
+    """Begun from a language model: scores of each text's last token, by attention_mask or found by
+    pad_token_id; saved and read again."""
     import transformers
 
     model = hf.TransfoXLForSequenceClassification.from_pretrained(HERE / name, num_labels=3)
@@ -213,16 +197,17 @@ def test_a_classifier(name: str, hf: Any, tmp_path: Path) -> None:
     with torch.no_grad():
         states = [model.transformer(torch.tensor([row])).last_hidden_state[0, -1] for row in PROMPTS]
     want = torch.stack(states) @ model.score.weight.t()
-    for side in ("left", "right"):
-        tokens, mask = padded(PROMPTS, side)
-        found = model(tokens, attention_mask=mask, labels=labels)
-        torch.testing.assert_close(found.logits, want)
-        torch.testing.assert_close(found.loss, torch.nn.functional.cross_entropy(want, labels))
-        model.config.pad_token_id = None
-        with pytest.raises(ValueError, match="attention_mask must be given for several rows"):
-            model(tokens)
-        model.config.pad_token_id = 0
-        torch.testing.assert_close(model(tokens).logits, want)
+    tokens, mask = padded(PROMPTS, "right")
+    found = model(tokens, attention_mask=mask, labels=labels)
+    torch.testing.assert_close(found.logits, want)
+    torch.testing.assert_close(found.loss, torch.nn.functional.cross_entropy(want, labels))
+    model.config.pad_token_id = None
+    with pytest.raises(ValueError, match="attention_mask must be given for several rows"):
+        model(tokens)
+    model.config.pad_token_id = 0
+    torch.testing.assert_close(model(tokens).logits, want)
+    with pytest.raises(ValueError, match="attention_mask must have zeros only at the rows' ends"):
+        model(padded(PROMPTS, "left")[0])
     found.loss.backward()
     assert all(p.grad is not None for p in model.parameters())
     model.save_pretrained(tmp_path)
@@ -233,7 +218,7 @@ def test_a_classifier(name: str, hf: Any, tmp_path: Path) -> None:
 
 
 def test_a_text_generation_pipeline(hf: Any, tmp_path: Path) -> None:
-    """The first new word apart from the prompt; prompts side by side; bytes go on as they are."""
+    """Prompts that end with a space, side by side; bytes go on as they are."""
     import transformers
 
     model = hf.TransfoXLLMHeadModel.from_pretrained(HERE / "plain")
@@ -241,21 +226,18 @@ def test_a_text_generation_pipeline(hf: Any, tmp_path: Path) -> None:
     tokenizer.pad_token = tokenizer.eos_token
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    prompts = ["word1 word3", "word2", "word4 word5 word6 "]
+    prompts = ["word1 word3 ", "word2 ", "word4 word5 word6 "]
     options = {"max_new_tokens": 3, "do_sample": False}
     want = []
     for prompt in prompts:
         tokens = tokenizer(prompt, return_tensors="pt")
         new = model.generate(**tokens, **options)[0, tokens["input_ids"].size(1) :]
-        want.append(f"{prompt.strip()} {tokenizer.decode(new, skip_special_tokens=True)}")
-    for pipe in (
-        transformers.pipeline("text-generation", str(tmp_path)),
-        hf.TransfoXLTextGenerationPipeline(model=model, tokenizer=tokenizer),
-    ):
-        assert [pipe(prompt, **options)[0]["generated_text"] for prompt in prompts] == want
-        assert [found[0]["generated_text"] for found in pipe(prompts, batch_size=3, **options)] == want
-        added = pipe(prompts[0], return_full_text=False, **options)[0]["generated_text"]
-        assert f"{prompts[0]} {added}" == want[0]
+        want.append(f"{prompt}{tokenizer.decode(new, skip_special_tokens=True)}")
+    pipe = transformers.pipeline("text-generation", str(tmp_path))
+    assert [pipe(prompt, **options)[0]["generated_text"] for prompt in prompts] == want
+    assert [found[0]["generated_text"] for found in pipe(prompts, batch_size=3, **options)] == want
+    added = pipe(prompts[0], return_full_text=False, **options)[0]["generated_text"]
+    assert prompts[0] + added == want[0]
     symbols = hf.TransfoXLTokenizer.from_vocabulary(txl_bytes("1 and 2;"))
     model.resize_token_embeddings(len(symbols))
     pipe = transformers.pipeline("text-generation", model=model, tokenizer=symbols)

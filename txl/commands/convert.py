@@ -11,7 +11,7 @@ import typer
 
 from txl.commands.options import Checkpoint, in_panel, say
 from txl.errors import TxlError
-from txl.importing.checkpoint import FORMATS, convert, export
+from txl.importing.checkpoint import convert, export
 from txl.importing.names import Lengths
 from txl.model import make_network
 from txl.paths import remove_leftovers
@@ -30,7 +30,6 @@ def import_command(
         ),
     ],
     out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
-    form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS)}.")] = "auto",
     vocabulary: Annotated[
         Path | None,
         typer.Option(help="Its words: vocab.pkl, vocab.bin, cache.pkl, or a text file; default: from beside it."),
@@ -57,7 +56,7 @@ def import_command(
         raise TxlError(f"{out}: the file to write must end in .safetensors")
     lengths = Lengths(mem_len, segment, clamp_len, same_length)
     with _new_file(out):
-        read, model, _ = convert(source, out, vocabulary, form, lengths)  # type: ignore[arg-type]
+        read, model, _ = convert(source, out, vocabulary, lengths)
     c, count = model.config, sum(p.numel() for p in model.parameters())
     say(f"{out}: from {read}, {count / 1e6:.2f}M parameters, {c.n_layer} layers, {c.vocab_size:,} tokens")
 

@@ -1,18 +1,7 @@
 """TransfoXL for current transformers: `pip install ".[hf]"`, then `import txl.hf`.
 
-Importing it registers configuration, models and tokenizer with the Auto classes, and the
-text-generation pipeline.
+Importing it registers configuration, models and tokenizer with the Auto classes.
 """
-
-try:
-    import transformers
-except ImportError as error:
-    raise ImportError("txl.hf needs transformers >= 5: pip install '.[hf]' in this package's source tree") from error
-
-if int(transformers.__version__.split(".")[0]) < 5:
-    raise ImportError(
-        f"txl.hf needs transformers >= 5, which has no TransfoXL of its own; this is {transformers.__version__}"
-    )
 
 from transformers import (
     AutoConfig,
@@ -25,14 +14,12 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
-from transformers.pipelines import PIPELINE_REGISTRY
 
 from txl.hf.cache import TransfoXLCache
-from txl.hf.classification import TransfoXLForSequenceClassification, TransfoXLSequenceClassifierOutput
 from txl.hf.configuration import TransfoXLConfig
-from txl.hf.modeling import TransfoXLLMHeadModel, TransfoXLModel
+from txl.hf.modeling import TransfoXLForSequenceClassification, TransfoXLLMHeadModel, TransfoXLModel
 from txl.hf.outputs import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
-from txl.hf.tokenization import TransfoXLTextGenerationPipeline, TransfoXLTokenizer
+from txl.hf.tokenization import TransfoXLTokenizer
 from txl.hf.weights import TransfoXLPreTrainedModel
 
 __all__ = [
@@ -44,8 +31,6 @@ __all__ = [
     "TransfoXLModel",
     "TransfoXLModelOutput",
     "TransfoXLPreTrainedModel",
-    "TransfoXLSequenceClassifierOutput",
-    "TransfoXLTextGenerationPipeline",
     "TransfoXLTokenizer",
 ]
 
@@ -60,4 +45,3 @@ MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TransfoXLConfig.model_type] = TransfoXLLMHeadM
 MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[TransfoXLConfig.model_type] = (
     TransfoXLForSequenceClassification.__name__
 )
-PIPELINE_REGISTRY.supported_tasks["text-generation"]["impl"] = TransfoXLTextGenerationPipeline

@@ -92,5 +92,5 @@ class TransfoXLConfig(PretrainedConfig):  # type: ignore[misc]
         Raises:
             TxlError: a field is not supported; the message names it.
         """
-        config = from_theirs(self.to_dict(), "config")
+        config = from_theirs(self.to_dict())
         return dataclasses.replace(config, init_std=self.init_std, proj_init_std=self.proj_init_std)

@@ -1,5 +1,5 @@
-"""TransfoXL for transformers, on the kernels of txl_kernels: the base model and the language
-model."""
+"""TransfoXL for transformers, on the kernels of txl_kernels: the base model, the language model and
+the classifier."""
 
 import functools
 import inspect
@@ -10,10 +10,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import GenerationMixin
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
 
 from txl.hf.cache import TransfoXLCache, one_cache
 from txl.hf.configuration import TransfoXLConfig
-from txl.hf.outputs import TransfoXLLMHeadModelOutput, TransfoXLModelOutput, left_padding, rotate
+from txl.hf.outputs import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
 from txl.hf.weights import TransfoXLPreTrainedModel
 from txl.model.adaptive import IGNORED, AdaptiveSoftmax
 from txl.model.transformer import HiddenMemory, States, Trunk
@@ -66,16 +68,16 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         """Make a value for the argument `cache`, at the start of a text."""
         return TransfoXLCache(self.trunk, batch, max_segment)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
-        mems: Sequence[Tensor | None] | None = None,
+        mems: Sequence[Tensor] | None = None,
         inputs_embeds: Tensor | None = None,
         past_key_values: TransfoXLCache | None = None,
         attention_mask: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         use_cache: bool | None = None,
         cache: TransfoXLCache | None = None,
     ) -> Any:
@@ -83,18 +85,18 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
 
         Args:
             input_ids: [B, L]; alternatively inputs_embeds: [B, L, d_model], scaled embeddings.
-            mems: the mems returned for the previous segment, [M, B, d_model] for each layer; None,
-                or None for each layer, at the start of a text.
-            attention_mask: [B, L], ones, with zeros for padding at the beginning or end of a row. A
-                padded row gives the same result as without padding, and no mems are returned. With
-                a cache, padding is allowed only at the start of the text and at the beginning of
-                rows.
+            mems: the mems returned for the previous segment, [M, B, d_model] for each layer; None
+                at the start of a text.
+            attention_mask: [B, L], ones, with zeros for padding at the ends of rows; with a cache,
+                at the beginnings of rows where the text starts. A padded row gives the same result
+                as without padding, and no mems are returned.
             use_cache: False to return no mems; a cache that is given is returned in any case.
             cache: a cache from `new_cache` used instead of mems, for evaluation only.
                 past_key_values is its older name.
 
         Returns:
-            `TransfoXLModelOutput`, or a tuple of its fields that are not None.
+            `TransfoXLModelOutput`, or a tuple of its fields that are not None if return_dict is
+            False.
 
         Raises:
             ValueError, RuntimeError: an argument is invalid; the message names it.
@@ -106,24 +108,23 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         attentions = self.config.output_attentions if output_attentions is None else output_attentions
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         embedded = self._embed(input_ids, inputs_embeds)
-        memory = self._memory(mems, embedded.size(0))
-        left = None if attention_mask is None else left_padding(attention_mask, embedded)
+        memory, (batch, d_model) = None, embedded.shape[::2]
+        if mems is not None:
+            shapes = {tuple(x.shape) if isinstance(x, Tensor) else () for x in mems}
+            if len(mems) != self.config.n_layer or len(shapes) != 1 or shapes.pop()[1:] != (batch, d_model):
+                raise ValueError(
+                    f"mems must be None or {self.config.n_layer} tensors [M, B, d_model] = [M, {batch}, {d_model}]"
+                )
+            memory = tuple(x.transpose(0, 1) for x in mems)
         cache = one_cache(cache, past_key_values)
+        padding = None if attention_mask is None else _padding(attention_mask, batch, embedded.size(1), cache is None)
         if cache is not None:
             if not isinstance(cache, TransfoXLCache):
                 raise TypeError(f"cache must be a TransfoXLCache, got {type(cache).__name__}")
             if memory is not None or attentions or hidden:
                 raise ValueError("cache goes with neither mems, output_attentions nor output_hidden_states")
-            if left is not None and attention_mask is not None and not bool(attention_mask[:, -1].all()):
-                raise ValueError("attention_mask must end with ones with cache: pad texts at their beginning")
-            output = TransfoXLModelOutput(self._read_cached(embedded, cache, left), None, cache)
-        elif left is None:
-            output = self._read(embedded, memory, attentions, hidden, keep=use_cache is not False)
-        else:
-            output = self._read(rotate(embedded, left), memory, attentions, hidden, keep=False)
-            output = output.rotated(-left)
-        dictionary = self.config.return_dict if return_dict is None else return_dict
-        return output if dictionary else output.to_tuple()
+            return TransfoXLModelOutput(self._read_cached(embedded, cache, padding), None, cache)
+        return self._read(embedded, memory, attentions, hidden, keep=padding is None and use_cache is not False)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if input_ids is not None and inputs_embeds is None:
@@ -136,20 +137,6 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         if inputs_embeds.dim() != 3 or inputs_embeds.size(1) == 0 or inputs_embeds.size(2) != d_model:
             raise ValueError(f"inputs_embeds must be [B, L, {d_model}], got shape {list(inputs_embeds.shape)}")
         return inputs_embeds
-
-    def _memory(self, mems: Sequence[Tensor | None] | None, batch: int) -> HiddenMemory | None:
-        """Convert mems to the memory of `Trunk`; raise ValueError if they are of another model or
-        batch."""
-        mems = known(mems)
-        if mems is None:
-            return None
-        shape = None if mems[0] is None else (mems[0].size(0), batch, self.config.d_model)
-        if len(mems) != self.config.n_layer or any(x is None or x.shape != shape for x in mems):
-            raise ValueError(
-                f"mems must be {self.config.n_layer} tensors [M, B, d_model] = [M, {batch}, {self.config.d_model}], or "
-                f"None, got {[None if x is None else list(x.shape) for x in mems]}"
-            )
-        return tuple(x.transpose(0, 1) for x in mems if x is not None)
 
     def _read(
         self, embedded: Tensor, memory: HiddenMemory | None, attentions: bool, hidden: bool, keep: bool
@@ -199,9 +186,26 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         return self.trunk.finish(hidden)
 
 
-def known(mems: Any) -> Any:
-    """Return mems, or None if they are None for every layer."""
-    return None if mems is None or all(x is None for x in mems) else mems
+def _padding(mask: Tensor, batch: int, length: int, at_end: bool) -> Tensor | None:
+    """Return the number of zeros in each row of an attention mask [B, L], int64 [B]; None if there
+    are none.
+
+    Raises:
+        ValueError: the mask has another shape, or a zero that is not at the rows' ends, or with
+            at_end False not at their beginnings.
+    """
+    if mask.shape != (batch, length):
+        raise ValueError(f"attention_mask must be {[batch, length]}, got shape {list(mask.shape)}")
+    padding = mask == 0
+    if not bool(padding.any()):
+        return None
+    wrong = padding[:, :-1] & ~padding[:, 1:] if at_end else padding[:, 1:] & ~padding[:, :-1]
+    if bool(wrong.any()) or not (at_end or bool(mask[:, -1].all())):
+        place = (
+            "only at the rows' ends, unless there is a cache" if at_end else "only at the rows' beginnings with a cache"
+        )
+        raise ValueError(f"attention_mask must have zeros {place}")
+    return padding.sum(1)
 
 
 class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: ignore[misc]
@@ -215,17 +219,17 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         self.crit = AdaptiveSoftmax(config.model_config(), self.transformer.trunk.embedding)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
-        mems: Sequence[Tensor | None] | None = None,
+        mems: Sequence[Tensor] | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         past_key_values: TransfoXLCache | None = None,
         attention_mask: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
@@ -243,7 +247,8 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
                 labels.
 
         Returns:
-            `TransfoXLLMHeadModelOutput`, or a tuple of its fields that are not None.
+            `TransfoXLLMHeadModelOutput`, or a tuple of its fields that are not None if return_dict
+            is False.
         """
         read = self.transformer(
             input_ids,
@@ -253,9 +258,9 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
             attention_mask,
             output_attentions,
             output_hidden_states,
-            True,
             use_cache,
             one_cache(cache, past_key_values),
+            return_dict=True,
         )
         hidden = read.last_hidden_state
         loss = losses = scores = None
@@ -273,35 +278,34 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
                 num_items_in_batch = num_items_in_batch.to(losses.device)
             scored = (goals != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
             loss = losses.sum() / scored
-        output = TransfoXLLMHeadModelOutput(
+        return TransfoXLLMHeadModelOutput(
             loss, losses, scores, read.mems, read.cache, read.hidden_states, read.attentions
         )
-        dictionary = self.config.return_dict if return_dict is None else return_dict
-        return output if dictionary else output.to_tuple()
 
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
-        past_key_values: TransfoXLCache | list[Tensor] | None = None,
-        cache: TransfoXLCache | list[Tensor] | None = None,
+        past_key_values: TransfoXLCache | None = None,
+        cache: TransfoXLCache | None = None,
+        mems: None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Select the tokens that the cache has not read, and make a cache at the start of the text
-        unless `mems`, or outputs that only work with mems, are asked for."""
+        unless `use_cache` is False, the model is in training mode, or outputs are asked for that a
+        cache does not give."""
         name_in_generation()
         if input_ids.size(1) == 0:
             raise ValueError("input_ids must hold a token at least, to generate from")
-        past = one_cache(cache, past_key_values)
-        if past is not None and not isinstance(past, (TransfoXLCache, list)):
-            raise TypeError(f"cache must be a TransfoXLCache, got {type(past).__name__}")
-        cached, mems = kwargs.get("use_cache") is not False, known(kwargs.get("mems"))
+        if mems is not None:
+            raise ValueError("mems must be None in generate(): a text is continued by the cache that read it")
+        cache, cached = one_cache(cache, past_key_values), kwargs.get("use_cache") is not False
+        if cache is not None and not isinstance(cache, TransfoXLCache):
+            raise TypeError(f"cache must be a TransfoXLCache, got {type(cache).__name__}")
         shown = {name: kwargs.get(name) for name in ("output_attentions", "output_hidden_states")}
-        cache, mask = past if isinstance(past, TransfoXLCache) else None, kwargs.get("attention_mask")
-        if cached and mems is None and past is None and not self.training and not any(shown.values()):
+        mask = kwargs.get("attention_mask")
+        if cache is None and cached and not self.training and not any(shown.values()):
             padded = mask is not None and not bool(mask.all())  # all padding must be in the first segment
             cache = self.transformer.new_cache(input_ids.size(0), max(128, input_ids.size(1)) if padded else 128)
-        elif cached and isinstance(past, list):  # mems of the previous step
-            mems, input_ids, mask = past, input_ids[:, -1:], None
         if cache is not None:
             seen = cache.get_seq_length()
             if seen >= input_ids.size(1):
@@ -313,9 +317,8 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         return {
             "input_ids": input_ids,
             "cache": cache,
-            "mems": mems,
             "attention_mask": mask,
-            "use_cache": cached,
+            "use_cache": False,
             **shown,
             "logits_to_keep": kwargs.get("logits_to_keep") or 1,
         }
@@ -323,25 +326,58 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
     def _update_model_kwargs_for_generation(
         self, outputs: TransfoXLLMHeadModelOutput, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Pass the cache, or without one the mems, to the next step, where beam search reorders
-        them."""
+        """Pass the cache to the next step, where beam search reorders it."""
         updated: dict[str, Any] = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
         for name in NAMES:
             updated.pop(name, None)
-        left = outputs.mems if outputs.cache is None else outputs.cache
-        return updated if left is None else updated | {name_in_generation(): left}
+        return updated if outputs.cache is None else updated | {name_in_generation(): outputs.cache}
 
-    def _expand_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
-        """Repeat all inputs for the beams, including mems, whose batch axis is the second."""
-        mems, times = known(kwargs.get("mems")), kwargs.get("expand_size", 1)
-        if mems is not None and times > 1:
-            kwargs["mems"] = [x.repeat_interleave(times, 1) for x in mems]
-        return super()._expand_inputs_for_generation(*args, **kwargs)
 
-    @staticmethod
-    def _reorder_cache(past: TransfoXLCache | list[Tensor] | None, beam_idx: Tensor) -> Any:
-        """Select the batch rows of the beams that continue."""
-        if isinstance(past, TransfoXLCache):
-            past.reorder_cache(beam_idx)
-            return past
-        return past and [x.index_select(1, beam_idx) for x in past]
+class TransfoXLForSequenceClassification(TransfoXLPreTrainedModel):
+    """TransfoXL with a linear layer that scores config.num_labels classes for each row."""
+
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: TransfoXLConfig) -> None:
+        """Raise TxlError if the configuration is not one of a model that `txl` supports."""
+        super().__init__(config)
+        self.transformer = TransfoXLModel(config)
+        self.score = nn.Linear(config.d_model, config.num_labels, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        """Score the classes of each row by the hidden state of its last token.
+
+        Args:
+            attention_mask: [B, L]; if it is None, tokens other than config.pad_token_id count as
+                text.
+            labels: int64 [B], or of the form that config.problem_type requires.
+            options: as in `TransfoXLModel.forward`.
+
+        Returns:
+            transformers' `SequenceClassifierOutput`, with logits [B, config.num_labels].
+
+        Raises:
+            ValueError: an argument is invalid (the message names it), or there are several rows and
+                neither attention_mask nor pad_token_id.
+        """
+        mask, pad = attention_mask, self.config.pad_token_id
+        if mask is None and pad is not None and input_ids is not None:
+            mask = (input_ids != pad).long()
+        read = self.transformer(input_ids, attention_mask=mask, **options, return_dict=True)
+        batch, length = read.last_hidden_state.shape[:2]
+        if mask is None and batch > 1 and pad is None:
+            raise ValueError("attention_mask must be given for several rows, or config.pad_token_id set")
+        last = -1 if mask is None else ((mask != 0) * torch.arange(length, device=mask.device)).argmax(1)
+        logits = self.score(read.last_hidden_state[torch.arange(batch, device=self.device), last])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=None, labels=labels, pooled_logits=logits, config=self.config)
+        return SequenceClassifierOutput(loss, logits, read.hidden_states, read.attentions)

@@ -3,9 +3,10 @@
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, TextGenerationPipeline
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from txl.hf.weights import OF_THE_HUB, file_of
+from txl.hf.weights import OF_THE_HUB, folder_of
 from txl.importing import vocabulary
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 
@@ -22,11 +23,6 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
 
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
-    @property
-    def of_words(self) -> bool:
-        """Whether its tokens are words, which decoding joins by spaces."""
-        return self.backend_tokenizer.decoder is None
-
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Load the tokenizer of a folder with tokenizer.json, vocab.pkl, vocab.bin or vocab.txt;
@@ -37,14 +33,15 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
             TxlError: the vocabulary is damaged or of another form.
         """
         name = str(pretrained_model_name_or_path)
-        if file_of(name, "tokenizer.json", kwargs) is None:
-            for file in vocabulary.FILES:
-                found = file_of(name, file, kwargs)
-                if found is not None:
-                    own = {key: x for key, x in kwargs.items() if key not in OF_THE_HUB and not key.startswith("_")}
-                    return cls.from_vocabulary(vocabulary.read(found), **own, name_or_path=name)
+        folder = folder_of(name, kwargs, ("*.json", *vocabulary.FILES))
+        if (folder / "tokenizer.json").is_file():
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        found = vocabulary.beside(folder)
+        if found is None:
             raise OSError(f"{name}: holds no tokenizer.json and no vocabulary ({', '.join(vocabulary.FILES)})")
-        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        hub = (*OF_THE_HUB, "subfolder")
+        own = {key: x for key, x in kwargs.items() if key not in hub and not key.startswith("_")}
+        return cls.from_vocabulary(vocabulary.read(found), **own, name_or_path=name)
 
     @classmethod
     def from_vocabulary(cls, words: Vocabulary, **options: Any) -> "TransfoXLTokenizer":
@@ -55,18 +52,6 @@ class TransfoXLTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
         unknown = None if words.unknown is None else words.words[words.unknown]
         named = {"eos_token": words.end} | ({} if unknown is None else {"unk_token": unknown})
         return cls(tokenizer_object=_of_words(words, unknown), **(named | plain))
-
-
-class TransfoXLTextGenerationPipeline(TextGenerationPipeline):  # type: ignore[misc]
-    """transformers' text-generation pipeline, which decodes the new tokens alone; this one puts a
-    space between the prompt and the first new word if a `TransfoXLTokenizer` of words is used."""
-
-    def postprocess(self, model_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        prompt = model_outputs["prompt_text"]
-        words = isinstance(self.tokenizer, TransfoXLTokenizer) and self.tokenizer.of_words
-        if words and isinstance(prompt, str) and prompt and not prompt[-1].isspace():
-            model_outputs = dict(model_outputs) | {"prompt_text": prompt + " "}
-        return super().postprocess(model_outputs, *args, **kwargs)
 
 
 def _of_words(words: WordVocabulary, unknown: str | None) -> Tokenizer:
@@ -80,17 +65,9 @@ def _of_words(words: WordVocabulary, unknown: str | None) -> Tokenizer:
 
 
 def _of_bytes(words: ByteVocabulary) -> Tokenizer:
-    characters = _printable()
+    characters = bytes_to_unicode()
     tokenizer = Tokenizer(models.WordLevel({characters[byte]: n for n, byte in enumerate(words.symbols)}))
     whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([whole, pre_tokenizers.Split(Regex("."), "isolated")])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _printable() -> list[str]:
-    """Return the character that represents each byte in GPT-2's byte-level coding: printable
-    Latin-1 characters represent themselves, other bytes characters from 256 on."""
-    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in own else chr(next(others)) for byte in range(256)]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.utils import cached_file
 
 from txl.errors import TxlError
 from txl.hf.configuration import TransfoXLConfig
@@ -20,40 +20,17 @@ from txl.model.config import ModelConfig
 from txl.model.transformer import Trunk, init_module
 
 HEAD = "score."  # prefix of a classifier's head
-OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
+OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision")
 
 
-def file_of(name: str, file: str, options: Mapping[str, Any]) -> Path | None:
-    """Return the path of a file in a folder or in a repository of the Hub (which is downloaded);
-    None if it does not exist."""
-    if Path(name).is_dir():
-        path = Path(name, options.get("subfolder") or "", file)
-        return path if path.is_file() else None
-    hub = {key: value for key, value in options.items() if key in OF_THE_HUB}
-    found = cached_file(name, file, _raise_exceptions_for_missing_entries=False, **hub)
-    return None if found is None else Path(found)
-
-
-def _folder_of(name: str, options: Mapping[str, Any], files: Sequence[str]) -> Path:
-    """Return the local folder of a checkpoint, after downloading config.json and the first existing
-    one of `files`.
-
-    Raises:
-        OSError: there is no config.json.
-    """
-    config = file_of(name, "config.json", options)
-    if config is None:
-        raise OSError(f"{name}: holds no config.json")
-    next((file for file in files if file_of(name, file, options) is not None), None)  # downloads it
-    return config.parent
-
-
-def _files(use_safetensors: bool | None, variant: str | None) -> tuple[str, ...]:
-    """Return the names of weight files to look for; raise ValueError if variant is given."""
-    if variant is not None:
-        raise ValueError(f"variant must be None: such files were never written for TransfoXL; got {variant!r}")
-    safe, pickled = huggingface.WEIGHTS
-    return huggingface.WEIGHTS if use_safetensors is None else (safe,) if use_safetensors else (pickled,)
+def folder_of(name: str, options: Mapping[str, Any], patterns: Sequence[str]) -> Path:
+    """Return a folder, or that of a repository of the Hub after downloading the files of these
+    patterns."""
+    folder = Path(name)
+    if not folder.is_dir():
+        hub = {key: value for key, value in options.items() if key in OF_THE_HUB}
+        folder = Path(snapshot_download(name, allow_patterns=list(patterns), **hub))
+    return folder / (options.get("subfolder") or "")
 
 
 def _are_theirs(state: Mapping[str, Any]) -> bool:
@@ -62,14 +39,14 @@ def _are_theirs(state: Mapping[str, Any]) -> bool:
 
 
 def _to_ours(given: Mapping[str, Tensor], model: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
-    """Make the model's state_dict from tensors with transformers' names, in the dtype that all of
-    them have, else in float32. A classifier's head is included only if both sides have one.
+    """Make the model's state_dict from tensors with transformers' names. A classifier's head is
+    included only if both sides have one.
 
     Raises:
         TxlError: a tensor is missing, unknown, of another shape, or differs from the one it is tied
             to.
     """
-    softmax, shapes, state = False, {}, model.state_dict()
+    shapes, state = {}, model.state_dict()
     head = {name: x for name, x in given.items() if name.startswith(HEAD)}
     given = {name: x for name, x in given.items() if name not in head}
     names: dict[str, list[str]] = {}  # full names of the state by short name; tied biases have one for each layer
@@ -77,15 +54,11 @@ def _to_ours(given: Mapping[str, Tensor], model: nn.Module, config: ModelConfig)
         if full.startswith(HEAD):
             continue
         name = _short(full)
-        softmax |= name.startswith("softmax.")
         if not config.untie_r and "attention." in name and name.endswith("_bias"):
             name = f"blocks.0.attention.{name.rpartition('.')[2]}"
         names.setdefault(name, []).append(full)
         shapes[name] = p.shape
-    found = translate(huggingface.unprefixed(given), config, shapes, False, "the weights", softmax)
-    dtypes = {x.dtype for x in given.values()}
-    if len(dtypes) == 1:
-        found = {name: x.to(next(iter(dtypes))) for name, x in found.items()}
+    found = translate(huggingface.unprefixed(given), config, shapes)
     ours = {full: found[name] for name, all_names in names.items() for full in all_names}
     return ours | {name: x for name, x in head.items() if name in state}
 
@@ -94,9 +67,9 @@ def _to_theirs(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Te
     """Convert a state_dict to transformers' names, tied tensors once; names get the prefix if there
     is a softmax or a classifier's head."""
     short = {_short(name): x for name, x in state.items()}
-    softmax, head = (any(name.startswith(kind) for name in short) for kind in ("softmax.", HEAD))
-    found = original(short, config, softmax)
-    found = huggingface.prefixed(found) if softmax or head else found
+    found = original(short, config)
+    if any(name.startswith(("softmax.", HEAD)) for name in short):
+        found = huggingface.prefixed(found)
     found |= {name: x for name, x in state.items() if name.startswith(HEAD)}
     return {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in found.items()}
 
@@ -104,15 +77,6 @@ def _to_theirs(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Te
 def _short(name: str) -> str:
     name = name.removeprefix("transformer.").removeprefix("trunk.")
     return "softmax." + name.removeprefix("crit.") if name.startswith("crit.") else name
-
-
-def _read(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
-    """Read the weights in a folder; raise OSError, as transformers does, if there are none or they
-    are damaged."""
-    try:
-        return huggingface.tensors(folder, names)
-    except TxlError as error:
-        raise OSError(str(error)) from error
 
 
 class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
@@ -127,7 +91,7 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Load a model as transformers does, from a folder or a repository of the Hub, with weights
-        as safetensors or pickle (read with `weights_only`). All tensors must match.
+        as safetensors or pickle (of which nothing is executed). All tensors must match.
 
         Raises:
             OSError: there are no weights, or they are damaged.
@@ -139,17 +103,29 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             state = None if given is None else cls._ours(given, kwargs.get("config"))
             return super().from_pretrained(None, *args, state_dict=state, **kwargs)
         name = str(pretrained_model_name_or_path)
-        names = _files(kwargs.pop("use_safetensors", None), kwargs.pop("variant", None))
-        folder = _folder_of(name, kwargs, names)
+        if kwargs.pop("variant", None) is not None:
+            raise ValueError("variant must be None: TransfoXL was never saved with one")
+        safe = kwargs.pop("use_safetensors", None)
+        names = [x for x in huggingface.WEIGHTS if safe is None or x.endswith(".safetensors") == safe]
+        for file in names:  # a pickle is downloaded only where there is nothing else
+            folder = folder_of(name, kwargs, ("*.json", file.replace(".", "*.")))
+            if any(folder.glob(file.replace(".", "*."))):
+                break
+        if not (folder / "config.json").is_file():
+            raise OSError(f"{folder}: holds no config.json")
         config = kwargs.pop("config", None)
         dtypes: dict[str, Any] = {
             key: kwargs.pop(key) for key in ("dtype", "torch_dtype") if key in kwargs
         }  # "auto" is not a value of a configuration
-        kwargs = {key: value for key, value in kwargs.items() if key not in OF_THE_HUB}
+        kwargs = {key: value for key, value in kwargs.items() if key not in (*OF_THE_HUB, "subfolder")}
         if not isinstance(config, TransfoXLConfig):
             config, kwargs = TransfoXLConfig.from_pretrained(config or folder, return_unused_kwargs=True, **kwargs)
         kwargs |= dtypes
-        state = cls._ours(_read(folder, names) if given is None else given, config)
+        try:
+            given = huggingface.tensors(folder, names) if given is None else given
+        except TxlError as error:
+            raise OSError(f"{folder}: {error}") from error
+        state = cls._ours(given, config)
         result = super().from_pretrained(None, *args, config=config, state_dict=state, **kwargs)
         model = result[0] if isinstance(result, tuple) else result
         model.name_or_path = model.config.name_or_path = name

@@ -1,16 +1,14 @@
 """Conversion of other code's checkpoints to txl's, and export for transformers."""
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 
 from txl.errors import TxlError
-from txl.importing import huggingface, pytorch, tensorflow, vocabulary
-from txl.importing.names import Foreign, Lengths, original, translate
+from txl.importing import huggingface, pickles, pytorch, tensorflow, vocabulary
+from txl.importing.names import Foreign, Lengths, number, original, translate
 from txl.model import as_transformer
 from txl.model.config import MAX_SIZE
 from txl.model.transformer import TransformerXL
@@ -18,33 +16,11 @@ from txl.paths import AnyPath, new_folder, remove_leftovers, replace_text, repla
 from txl.text.vocabulary import Vocabulary, WordVocabulary
 from txl.training import checkpoint as checkpoints
 
-Format = Literal["auto", "pytorch", "tensorflow", "huggingface", "nvidia"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-
-
-class _Code(NamedTuple):
-    """A code base whose checkpoints can be imported.
-
-    Attributes:
-        find: returns the argument of `read`, or None if a path is not one of its checkpoints.
-        looks: description of its checkpoints, for messages.
-    """
-
-    find: Callable[[Path], Path | None]
-    read: Callable[[Path, Lengths], Foreign]
-    looks: str
-
-
-_CODES = {
-    "huggingface": _Code(
-        huggingface.find, huggingface.read, "a folder with config.json, as transformers saves TransfoXL"
-    ),
-    "pytorch": _Code(pytorch.find, pytorch.read, f"{pytorch.FILE}, the released code's pickled module"),
-    "nvidia": _Code(pytorch.find_nvidia, pytorch.read_nvidia, f"{pytorch.NVIDIA_FILES[0]}, of NVIDIA's examples"),
-    "tensorflow": _Code(
-        tensorflow.find, tensorflow.read, "a .safetensors file, as examples/tensorflow_checkpoint.py writes it"
-    ),
-}
+_FILES = ("config.json", "model.pt", "checkpoint_best.pt", "checkpoint_last.pt")  # of a folder
+_KNOWN = (
+    "a folder with config.json (transformers), model.pt (PyTorch), checkpoint_best.pt (NVIDIA), or a .safetensors file, "
+    "made of TensorFlow's files by python examples/tensorflow_checkpoint.py PREFIX OUT.safetensors (docs/how-to/import.md)"
+)
 
 
 class Imported(NamedTuple):
@@ -55,9 +31,7 @@ class Imported(NamedTuple):
     vocabulary: Vocabulary
 
 
-def convert(
-    source: Path, out: Path, words: Path | None = None, form: Format = "auto", lengths: Lengths | None = None
-) -> Imported:
+def convert(source: Path, out: Path, words: Path | None = None, lengths: Lengths | None = None) -> Imported:
     """Convert a checkpoint of other code to one of txl, after comparing all its tensors with what
     its configuration requires.
 
@@ -65,59 +39,55 @@ def convert(
         source: a file or folder.
         out: the .safetensors file to write.
         words: file with a vocabulary; None for the vocabulary in the checkpoint or in its folder.
-        form: the format; "auto" to detect it.
         lengths: lengths that a TensorFlow checkpoint does not store; not used for other formats.
 
     Raises:
         TxlError: something is missing, unknown, damaged or inconsistent; nothing is written.
     """
     try:
-        return _convert(source, out, words, form, lengths or Lengths())
+        form, read = _read(source, lengths or Lengths())
+        if form != "tensorflow" and lengths not in (None, Lengths()):
+            raise TxlError("its lengths of memory and segments are known; give them for TensorFlow's only")
+        segment = read.segment
+        if type(segment) is not int or not 1 <= segment <= MAX_SIZE:
+            raise TxlError(f"the length of training's segments must be from 1 to {MAX_SIZE:,}, got {number(segment)!r}")
+        model, listed = _model(read), _vocabulary(read, words, source)
     except TxlError as error:
-        if str(source) in str(error) or str(out) in str(error) or (words is not None and str(words) in str(error)):
-            raise
         raise TxlError(f"{source}: {error}") from error
     except Exception as error:  # a hostile file can raise anything
         reason = " ".join(str(error).split())[:200]
         raise TxlError(
             f"{source}: not a checkpoint as its code writes it ({type(error).__name__}: {reason})"
         ) from error
-
-
-def _convert(source: Path, out: Path, words: Path | None, form: Format, lengths: Lengths) -> Imported:
-    name, where = _find(source, form)
-    if name != "tensorflow" and lengths != Lengths():
-        raise TxlError(f"{source}: its lengths of memory and segments are known; give them for TensorFlow's only")
-    read = _CODES[name].read(where, lengths)
-    segment = read.segment
-    if type(segment) is not int or not 1 <= segment <= MAX_SIZE:
-        raise TxlError(f"{source}: the length of training's segments must be from 1 to {MAX_SIZE:,}, got {segment!r}")
-    model, listed = _model(read, str(source)), _vocabulary(read, words, source)
-    state = {"attn_len": read.config.attn_len(segment), "segment": segment, "imported": f"{name}: {source}"}
+    state = {"attn_len": read.config.attn_len(segment), "segment": segment, "imported": f"{form}: {source}"}
     checkpoints.save(out, model, listed, state, {})
-    return Imported(name, model, listed)
+    return Imported(form, model, listed)
 
 
-def _find(source: Path, form: Format) -> tuple[str, Path]:
-    """Return the format and the argument of its `read`."""
-    if form not in FORMATS:
-        raise TxlError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
-    tried = [form] if form != "auto" else list(_CODES)
-    for name in tried:
-        found = _CODES[name].find(source)
-        if found is not None:
-            return name, found
-    if not source.exists():
-        raise TxlError(f"{source}: no such file or folder")
-    raise TxlError(f"{source}: not a checkpoint that is known: {'; '.join(_CODES[name].looks for name in tried)}")
+def _read(source: Path, lengths: Lengths) -> tuple[str, Foreign]:
+    """Return the format and the checkpoint."""
+    if source.is_dir():
+        found = [name for name in _FILES if (source / name).is_file()]
+        if len({name.partition("_")[0] for name in found}) > 1:
+            raise TxlError(f"holds checkpoints of several kinds, {', '.join(found)}: name the file")
+        source = source / found[0] if found else source
+    if source.suffix == ".safetensors" and source.is_file():
+        return "tensorflow", tensorflow.read(source, lengths)
+    if source.name == "config.json":
+        return "huggingface", huggingface.read(source.parent)
+    if not pickles.is_one(source):
+        what = "not a checkpoint that is known" if source.exists() else "no such file or folder"
+        raise TxlError(f"{what}; accepted are {_KNOWN}")
+    held = pickles.load(source)
+    return ("nvidia", pytorch.read_nvidia(held)) if isinstance(held, dict) else ("pytorch", pytorch.read(held))
 
 
-def _model(read: Foreign, what: str) -> TransformerXL:
+def _model(read: Foreign) -> TransformerXL:
     if read.config.n_layer > len(read.tensors):
-        raise TxlError(f"{what}: the configuration needs {read.config.n_layer:,} layers, more than there are tensors")
+        raise TxlError(f"the configuration needs {read.config.n_layer:,} layers, more than there are tensors")
     with torch.device("meta"):  # a damaged file could name sizes that do not fit into memory
         shapes = {name: p.shape for name, p in TransformerXL(read.config).named_parameters()}
-    found = translate(read.tensors, read.config, shapes, read.flipped_clusters, what)
+    found = translate(read.tensors, read.config, shapes)
     model = TransformerXL(read.config)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -126,15 +96,14 @@ def _model(read: Foreign, what: str) -> TransformerXL:
 
 
 def _vocabulary(read: Foreign, words: Path | None, source: Path) -> Vocabulary:
-    if words is not None and not words.is_file():
-        raise TxlError(f"{words}: no such file")
-    if words is None and read.vocabulary is None:
-        raise TxlError(f"{source}: holds no vocabulary ({', '.join(vocabulary.FILES)}); pass one with --vocabulary")
+    path = words or (vocabulary.beside(source) if read.vocabulary is None else None)
+    if path is None and read.vocabulary is None:
+        raise TxlError(f"holds no vocabulary ({', '.join(vocabulary.FILES)}); pass one with --vocabulary")
     try:
-        found = vocabulary.read(words) if words is not None else read.vocabulary()  # type: ignore[misc]
+        found = vocabulary.of(read.vocabulary) if path is None else vocabulary.read(path)
         if len(found) != read.config.vocab_size:
             raise TxlError(
-                f"{words or source}: has {len(found):,} words, the configuration needs {read.config.vocab_size:,}"
+                f"the vocabulary has {len(found):,} words, the configuration needs {read.config.vocab_size:,}"
             )
     except TxlError as error:
         raise TxlError(f"{error}; pass another with --vocabulary") from error
@@ -153,11 +122,9 @@ def export(source: AnyPath, folder: Path) -> None:
         TxlError: the model is not one that transformers' TransfoXL supports, or the folder is not
             empty.
     """
-    if os.path.lexists(folder) and (not folder.is_dir() or folder.is_symlink() or any(folder.iterdir())):
-        raise TxlError(f"{folder}: exists already; choose another folder")
     network, checkpoint = checkpoints.restore(source)
     model = as_transformer(network, "export")
-    config = huggingface.to_theirs(model.config, str(checkpoint.path))
+    config = huggingface.to_theirs(model.config)
     words = checkpoint.vocabulary
     config[vocabulary.SETTINGS] = words.settings()
     if isinstance(words, WordVocabulary):

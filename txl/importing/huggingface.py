@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.importing import pickles, vocabulary
-from txl.importing.names import Foreign, Lengths, ties, window
+from txl.importing import pickles
+from txl.importing.names import Foreign, ties
 from txl.model.config import ModelConfig
 
 MODEL_TYPE = "transfo-xl"
@@ -35,32 +35,21 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 SEGMENT = 128  # tokens of a training segment, which the configuration does not give
 
 
-def find(source: Path) -> Path | None:
-    """Return the folder if it looks like a checkpoint of TransfoXL, else None."""
-    return source if (source / "config.json").is_file() else None
-
-
-def read(source: Path, lengths: Lengths) -> Foreign:
-    """Read a folder's configuration and tensors; errors as in `config` and `tensors`."""
-    return Foreign(config(source), tensors(source), False, SEGMENT, vocabulary.beside(source))
-
-
-def config(source: Path) -> ModelConfig:
-    """Read the model's configuration, as `from_theirs` does.
+def read(source: Path) -> Foreign:
+    """Read a folder's configuration and tensors.
 
     Raises:
-        TxlError: config.json is missing, damaged, of another model, or has options that the paper's
-            model does not have.
+        TxlError: a file is missing, damaged or of another model, or config.json has options that
+            the paper's model does not have.
     """
-    path = source / "config.json"
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given = json.loads((source / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise TxlError(f"{path}: cannot be read: {error}") from error
+        raise TxlError(f"config.json: cannot be read: {error}") from error
     if not isinstance(given, dict) or given.get("model_type") != MODEL_TYPE:
         kind = given.get("model_type") if isinstance(given, dict) else type(given).__name__
-        raise TxlError(f"{path}: model_type must be {MODEL_TYPE!r}, got {kind!r}")
-    return from_theirs(given, str(path))
+        raise TxlError(f"config.json: model_type must be {MODEL_TYPE!r}, got {kind!r}")
+    return Foreign(from_theirs(given), tensors(source), SEGMENT, None)
 
 
 def tensors(source: Path, names: Sequence[str] = WEIGHTS) -> dict[str, Tensor]:
@@ -77,7 +66,7 @@ def tensors(source: Path, names: Sequence[str] = WEIGHTS) -> dict[str, Tensor]:
         index = source / f"{name}.index.json"
         if index.is_file():
             return unprefixed({key: x for part in _parts(index) for key, x in pickles.tensors(part).items()})
-    raise TxlError(f"{source}: holds no weights ({' or '.join(names)})")
+    raise TxlError(f"holds no weights ({' or '.join(names)})")
 
 
 def _parts(index: Path) -> list[Path]:
@@ -85,10 +74,10 @@ def _parts(index: Path) -> list[Path]:
     try:
         found = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise TxlError(f"{index}: cannot be read: {type(error).__name__}: {error}") from error
+        raise TxlError(f"{index.name}: cannot be read: {type(error).__name__}: {error}") from error
     for name in found:
         if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
-            raise TxlError(f"{index}: {name!r} is no name of a file beside it")
+            raise TxlError(f"{index.name}: {name!r} is no name of a file beside it")
     return [index.parent / name for name in found]
 
 
@@ -105,49 +94,40 @@ def prefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name if name.startswith("crit.") else f"transformer.{name}": x for name, x in tensors.items()}
 
 
-def from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
+def from_theirs(given: dict[str, Any]) -> ModelConfig:
     """Make a `ModelConfig` from the fields of config.json. Memory begins with zeros, as in
     transformers, unless `initial_memory`, a field added by txl, says otherwise; same_length becomes
     a window of mem_len keys.
 
     Raises:
-        TxlError: a field is missing, or is not supported; the message begins with `what`.
+        TxlError: a field is missing, or is not supported.
     """
-    given = _by_own_names(given, what)
+    given = {own: given[other] for other, own in OTHER_NAMES.items() if other in given} | given
     if given.get("attn_type", 0) != 0:
-        raise TxlError(f"{what}: attn_type {given['attn_type']!r} is none that Hugging Face's code ever computed")
+        raise TxlError(f"attn_type {given['attn_type']!r} is none that Hugging Face's code ever computed")
     try:
-        return _from_theirs(given, what)
+        return _from_theirs(given)
     except KeyError as error:
-        other = next((f" (or {x})" for x, own in OTHER_NAMES.items() if own == error.args[0]), "")
-        raise TxlError(f"{what}: lacks {error.args[0]}{other}") from error
+        raise TxlError(f"the configuration lacks {error.args[0]}") from error
     except (TypeError, ValueError) as error:
-        raise TxlError(f"{what}: {type(error).__name__}: {error}") from error
+        raise TxlError(f"the configuration: {type(error).__name__}: {error}") from error
 
 
-def _by_own_names(given: dict[str, Any], what: str) -> dict[str, Any]:
-    """Rename fields from aliases to proper names; raise TxlError if both are given and differ."""
-    for other, own in OTHER_NAMES.items():
-        if own in given and given.get(other, given[own]) != given[own]:
-            raise TxlError(f"{what}: {other} {given[other]!r} and {own} {given[own]!r} are one field and differ")
-    return given | {own: given[other] for other, own in OTHER_NAMES.items() if other in given}
-
-
-def _from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
+def _from_theirs(given: dict[str, Any]) -> ModelConfig:
     for name in _FLAGS:
         if name in given and not isinstance(given[name], bool):
-            raise TxlError(f"{what}: {name} must be true or false, got {given[name]!r}")
+            raise TxlError(f"{name} must be true or false, got {given[name]!r}")
     cutoffs = tuple(given.get("cutoffs") or ())
     tied = given.get("tie_projs")
     if tied is None:
         tied = [False] + [bool(given.get("proj_share_all_but_first", True))] * len(cutoffs)
-    tie_projs = ties([bool(x) for x in tied], what)
+    tie_projs = ties([bool(x) for x in tied])
     tie_weight = bool(given.get("tie_word_embeddings", True))
     clamp_len = given.get("clamp_len", -1)
     return ModelConfig(
         **{name: given[name] for name in _SAME_NAMES},
         attn_dropout=given.get("dropatt", 0.0),
-        window=window(given.get("same_length"), given["mem_len"], what),
+        window=given["mem_len"] if given.get("same_length") else None,
         clamp_len=clamp_len if clamp_len > 0 else None,
         pre_norm=bool(given.get("pre_lnorm", False)),
         norm_eps=given.get("layer_norm_epsilon", 1e-5),
@@ -159,22 +139,21 @@ def _from_theirs(given: dict[str, Any], what: str) -> ModelConfig:
     )
 
 
-def to_theirs(config: ModelConfig, what: str) -> dict[str, Any]:
+def to_theirs(config: ModelConfig) -> dict[str, Any]:
     """Make the fields of config.json from a `ModelConfig`.
 
     Raises:
-        TxlError: transformers' class does not support the model; the message begins with `what` and
-            names the field.
+        TxlError: transformers' class does not support the model; the message names the field.
     """
     for name, value in _NOT_THEIRS.items():
         if getattr(config, name) != value:
-            raise TxlError(f"{what}: Hugging Face's class has no {name}={getattr(config, name)!r}")
+            raise TxlError(f"the checkpoint: Hugging Face's class has no {name}={getattr(config, name)!r}")
     if config.window not in (None, config.mem_len):
         raise TxlError(
-            f"{what}: Hugging Face's class sees all keys or mem_len={config.mem_len}, not window={config.window}"
+            f"the checkpoint: Hugging Face's class sees all keys or mem_len={config.mem_len}, not window={config.window}"
         )
     if config.div_val > 1 and not config.proj_same_dim:
-        raise TxlError(f"{what}: Hugging Face's class projects every bin; proj_same_dim must be True")
+        raise TxlError("the checkpoint: Hugging Face's class projects every bin; proj_same_dim must be True")
     count = len(config.bins)
     return {
         "model_type": MODEL_TYPE,
@@ -182,11 +161,8 @@ def to_theirs(config: ModelConfig, what: str) -> dict[str, Any]:
         **{theirs: getattr(config, ours) for ours, theirs in _RENAMED.items()},
         "d_embed": config.embed_width,
         "cutoffs": list(config.cutoffs),
-        "adaptive": True,
-        "attn_type": 0,
         "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
         "same_length": config.window is not None,
-        "sample_softmax": -1,
         "tie_projs": [config.ties_projection(i) for i in range(count)],
         "proj_share_all_but_first": config.tie_projs != "none",
         "initial_memory": config.initial_memory,

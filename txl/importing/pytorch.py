@@ -1,100 +1,77 @@
 """Checkpoints of the original PyTorch code (model.pt, a pickled module) and of NVIDIA's code
 derived from it (state_dict, model options and vocabulary)."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.importing import pickles, vocabulary
-from txl.importing.names import Foreign, Lengths, check_plain, ties, window
+from txl.importing.names import Foreign, number, ties
 from txl.importing.pickles import Inert
 from txl.model.config import ModelConfig
 
-FILE = "model.pt"
 MODEL = "MemTransformerLM"
-_ITS_MODULES = (
-    "MemTransformerLM", "RelPartialLearnableDecoderLayer", "RelPartialLearnableMultiHeadAttn", "RelLearnableDecoderLayer",
-    "RelLearnableMultiHeadAttn", "DecoderLayer", "MultiHeadAttn", "PositionwiseFF", "PositionalEmbedding",
-    "AdaptiveEmbedding",
-)  # fmt: skip
-_TORCHS = (
-    "container.ModuleList", "container.ParameterList", "container.Sequential", "linear.Linear", "sparse.Embedding",
-    "normalization.LayerNorm", "dropout.Dropout", "activation.ReLU", "activation.Threshold",
-)  # fmt: skip
-CLASSES = (
-    *_ITS_MODULES,
-    "ProjectedAdaptiveLogSoftmax",
-    "LogUniformSampler",
-    *(f"torch.nn.modules.{name}" for name in _TORCHS),
-    "torch.nn.backends.thnn._get_thnn_function_backend",
-)
-NVIDIA_FILES = ("checkpoint_best.pt", "checkpoint_last.pt")
-NVIDIA_CLASSES = ("argparse.Namespace", *vocabulary.CLASSES)
 _SAME_NAMES = ("n_layer", "n_head", "d_model", "d_head", "d_inner", "dropout", "mem_len", "div_val", "d_embed")
 _RENAMED = {"out_layers_weights": "weight", "out_layers_biases": "bias"}  # crit.X.i is crit.out_layers.i.Y
-_MOST_MODULES, _DEEPEST, _LONGEST_NAME = 100_000, 12, 100
+_LONGEST_NAME = 100
 
 
-def find(source: Path) -> Path | None:
-    """Return the file at `source` or in that folder; None if it does not look like such a
-    checkpoint."""
-    path = source / FILE if source.is_dir() else source
-    return path if pickles.mentions(path, MODEL.encode()) else None
-
-
-def read(path: Path, lengths: Lengths) -> Foreign:
-    """Read a checkpoint. Its memory begins empty; same_length becomes a window of mem_len keys.
+def read(model: Any) -> Foreign:
+    """Read a checkpoint from the unpickled object. Its memory begins empty; same_length becomes a
+    window of mem_len keys.
 
     Raises:
-        TxlError: it is damaged, of another kind, or not a model that the paper describes.
+        TxlError, or others: it is of another kind, or not a model that the paper describes.
     """
-    model = pickles.load(path, CLASSES)
     if not isinstance(model, Inert) or model.kind.rpartition(".")[2] != MODEL:
-        raise TxlError(f"{path}: must hold a {MODEL}, got {getattr(model, 'kind', type(model).__name__)}")
-    try:
-        tensors: dict[str, Tensor] = {}
-        _collect(model, "", tensors)
-        return Foreign(_config(model, tensors, path), tensors, True, model.state["tgt_len"], vocabulary.beside(path))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise TxlError(f"{path}: not the module of the released code: {type(error).__name__}: {error}") from error
+        raise TxlError(f"must hold a {MODEL}, got {getattr(model, 'kind', type(model).__name__)!r:.100}")
+    tensors: dict[str, Tensor] = {}
+    _collect(model, "", tensors, set())
+    return Foreign(_config(model, tensors), _in_order(tensors), model.state["tgt_len"], None)
 
 
-def _check_kind(attn_type: int, sample_softmax: int, ext_len: int, what: str) -> None:
+def _check_kind(attn_type: int, sample_softmax: int, ext_len: int) -> None:
     """Raise TxlError for options of the released code that select a model that is not supported."""
     if attn_type != 0 or sample_softmax > 0 or ext_len != 0:
-        raise TxlError(
-            f"{what}: only attn_type 0, no sample_softmax and ext_len 0 are imported, got {attn_type}, {sample_softmax}, "
-            f"{ext_len}"
-        )
+        got = ", ".join(str(number(x)) for x in (attn_type, sample_softmax, ext_len))
+        raise TxlError(f"only attn_type 0, no sample_softmax and ext_len 0 are imported, got {got}")
 
 
-def _collect(module: Any, prefix: str, found: dict[str, Tensor], seen: set[int] | None = None) -> None:
-    """Collect parameters and buffers by their full names; raise if a module occurs twice."""
-    seen = set() if seen is None else seen
-    if id(module) in seen or len(seen) > _MOST_MODULES or prefix.count(".") > _DEEPEST:
+def _model_config(**fields: Any) -> ModelConfig:
+    """Make the configuration, whose own checks print what they refuse."""
+    for name, x in fields.items():
+        for value in x if type(x) is tuple else (x,):
+            if value is not None and type(value) not in (bool, int, float, str):
+                raise TxlError(f"{name} must be a number, got {type(value).__name__}")
+    return ModelConfig(**fields)
+
+
+def _collect(module: Any, prefix: str, found: dict[str, Tensor], seen: set[int]) -> None:
+    """Collect parameters and buffers by their full names, which are cut where they are far longer
+    than any of the model; raise if a module occurs twice."""
+    if id(module) in seen or len(prefix) > _LONGEST_NAME:
         raise ValueError("modules without end")
     seen.add(id(module))
-    state = module.state
-    for name, x in [*state["_parameters"].items(), *state["_buffers"].items()]:
+    for name, x in [*module.state["_parameters"].items(), *module.state["_buffers"].items()]:
         if isinstance(x, Tensor):
-            found[_longer(prefix, name)] = x
-    for name, child in state["_modules"].items():
+            found[f"{prefix}{name:.{_LONGEST_NAME}}"] = x
+    for name, child in module.state["_modules"].items():
         if child is not None:
-            _collect(child, f"{_longer(prefix, name)}.", found, seen)
+            _collect(child, f"{prefix}{name:.{_LONGEST_NAME}}.", found, seen)
 
 
-def _longer(prefix: str, name: object) -> str:
-    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
-        raise ValueError("a name that is none")
-    return prefix + name
+def _in_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with the clusters in the order of the bins; both codes store them in
+    reverse."""
+    for name in tensors.keys() & {"crit.cluster_weight", "crit.cluster_bias"}:
+        tensors[name] = tensors[name].flip(0)
+    return tensors
 
 
-def _config(model: Inert, tensors: dict[str, Tensor], path: Path) -> ModelConfig:
+def _config(model: Inert, tensors: dict[str, Tensor]) -> ModelConfig:
     m = model.state
-    _check_kind(m["attn_type"], m.get("sample_softmax", -1), m["ext_len"], str(path))
+    _check_kind(m["attn_type"], m.get("sample_softmax", -1), m["ext_len"])
     word_emb, layer = m["_modules"]["word_emb"].state, m["_modules"]["layers"].state["_modules"]["0"].state["_modules"]
     attention, feed_forward = layer["dec_attn"].state, layer["pos_ff"].state
     tables = len(word_emb["_modules"]["emb_layers"].state["_modules"])
@@ -104,7 +81,7 @@ def _config(model: Inert, tensors: dict[str, Tensor], path: Path) -> ModelConfig
     bins = range(len(word_emb["cutoffs"]))
     one = word_emb["div_val"] == 1
     tied = [_same(tensors, f"crit.out_projs.{i}", f"word_emb.emb_projs.{0 if one else i}") for i in bins]
-    return ModelConfig(
+    return _model_config(
         vocab_size=m["n_token"],
         n_layer=m["n_layer"],
         d_model=m["d_model"],
@@ -114,7 +91,7 @@ def _config(model: Inert, tensors: dict[str, Tensor], path: Path) -> ModelConfig
         dropout=attention["dropout"],
         attn_dropout=attention["_modules"]["dropatt"].state["p"],
         mem_len=m["mem_len"],
-        window=window(m["same_length"], m["mem_len"], str(path)),
+        window=m["mem_len"] if m["same_length"] else None,
         clamp_len=m["clamp_len"] if m["clamp_len"] > 0 else None,
         pre_norm=bool(attention["pre_lnorm"]),
         norm_eps=attention["_modules"]["layer_norm"].state["eps"],
@@ -122,7 +99,7 @@ def _config(model: Inert, tensors: dict[str, Tensor], path: Path) -> ModelConfig
         div_val=word_emb["div_val"],
         d_embed=word_emb["d_embed"],
         tie_weight=tie_weight,
-        tie_projs=ties(tied, str(path)) if tie_weight else "none",
+        tie_projs=ties(tied) if tie_weight else "none",
     )
 
 
@@ -131,67 +108,54 @@ def _same(tensors: dict[str, Tensor], a: str, b: str) -> bool:
     return a in tensors and b in tensors and tensors[a].data_ptr() == tensors[b].data_ptr()
 
 
-def find_nvidia(source: Path) -> Path | None:
-    """As `find`, for NVIDIA's checkpoints; in a folder the best one is returned."""
-    paths = [source / name for name in NVIDIA_FILES] if source.is_dir() else [source]
-    return next((x for x in paths if pickles.mentions(x, b"model_state", b"model_config")), None)
-
-
-def read_nvidia(path: Path, lengths: Lengths) -> Foreign:
-    """Read a checkpoint of NVIDIA's code. Its memory begins empty; same_length becomes a window of
-    mem_len + 1 keys.
+def read_nvidia(held: dict[str, Any]) -> Foreign:
+    """Read a checkpoint of NVIDIA's code from the unpickled dictionary. Its memory begins empty;
+    same_length becomes a window of mem_len + 1 keys.
 
     Raises:
-        TxlError: it is damaged, of another kind, or not a model that the paper describes.
+        TxlError, or others: it is of another kind, or not a model that the paper describes.
     """
-    held = pickles.load(path, NVIDIA_CLASSES)
-    given, state = (held.get(x) if isinstance(held, dict) else None for x in ("model_config", "model_state"))
+    given, state = held.get("model_config"), held.get("model_state")
     if not isinstance(given, dict) or not isinstance(state, dict):
-        raise TxlError(f"{path}: must hold model_config and model_state, got {type(held).__name__}")
+        raise TxlError("must hold model_config and model_state")
     if not all(isinstance(name, str) and isinstance(x, Tensor) for name, x in state.items()):
-        raise TxlError(f"{path}: model_state must hold tensors by name")
-    try:
-        config = _nvidia_config(given, path)
-        segment = given["tgt_len"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise TxlError(f"{path}: model_config: {type(error).__name__}: {error}") from error
-    tensors = _renamed(state, given, config, path)
-    words = held.get("vocab")
-    return Foreign(config, tensors, True, segment, (lambda: vocabulary.of(words, path)) if words is not None else None)
+        raise TxlError("model_state must hold tensors by name")
+    config = _nvidia_config(given)
+    return Foreign(config, _in_order(_renamed(state, given, config)), given["tgt_len"], held.get("vocab"))
 
 
-def _nvidia_config(given: dict[str, Any], path: Path) -> ModelConfig:
-    _check_kind(given["attn_type"], given["sample_softmax"], given["ext_len"], str(path))
+def _nvidia_config(given: dict[str, Any]) -> ModelConfig:
+    _check_kind(given["attn_type"], given["sample_softmax"], given["ext_len"])
     tied = [bool(x) for x in given["tie_projs"]]
     tied += [False] * (len(given["cutoffs"]) + 1 - len(tied))
-    return ModelConfig(
+    return _model_config(
         **{name: given[name] for name in _SAME_NAMES},
         vocab_size=given["n_token"],
         attn_dropout=given["dropatt"],
-        window=window(given["same_length"], given["mem_len"] + 1, str(path)),
+        window=given["mem_len"] + 1 if given["same_length"] else None,
         clamp_len=given["clamp_len"] if given["clamp_len"] > 0 else None,
         pre_norm=bool(given["pre_lnorm"]),
         cutoffs=tuple(given["cutoffs"]),
         tie_weight=bool(given["tie_weight"]),
-        tie_projs=ties(tied, str(path)) if given["tie_weight"] else "none",
+        tie_projs=ties(tied) if given["tie_weight"] else "none",
     )
 
 
-def _renamed(state: dict[str, Tensor], given: dict[str, Any], config: ModelConfig, path: Path) -> dict[str, Tensor]:
+def _renamed(state: dict[str, Tensor], given: dict[str, Any], config: ModelConfig) -> dict[str, Tensor]:
     """Rename tensors to the original code's names."""
     found: dict[str, Tensor] = {}
+    bins = [str(i) for i in range(len(config.bins))]
     for name, x in state.items():
-        check_plain(x, f"{path}: {name!r}")
         kind, _, i = name.removeprefix("crit.").rpartition(".")
-        if name.startswith("crit.shared_out_projs."):
+        if name.startswith("crit.shared_out_projs.") and i in bins:
             first = state.get(f"word_emb.emb_projs.{i}")
             if first is None or first.shape != x.shape or not torch.equal(x, first):
-                raise TxlError(f"{path}: {name} should repeat word_emb.emb_projs.{i} and differs from it")
+                raise TxlError(f"{name} should repeat word_emb.emb_projs.{i} and differs from it")
             continue
         if name.startswith("crit.") and kind in _RENAMED:
             name = f"crit.out_layers.{i}.{_RENAMED[kind]}"
         if name in found:
-            raise TxlError(f"{path}: {name} is there under two names")
+            raise TxlError(f"{name!r:.100} is there under two names")
         found[name] = x
     if not config.tie_weight:  # NVIDIA's code shares projections even if tables are not shared; txl does not
         for bin_, tied in enumerate(given["tie_projs"]):

@@ -5,12 +5,11 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.importing import pickles, vocabulary
-from txl.importing.names import Foreign, Lengths, ties, window
+from txl.importing import pickles
+from txl.importing.names import Foreign, Lengths, ties
 from txl.model.config import Bins, ModelConfig
 
 _PREFIX, _EMBED, _SOFTMAX = "transformer/", "adaptive_embed/", "adaptive_softmax/"
@@ -31,56 +30,25 @@ _LAYER = {  # TensorFlow's name: PyTorch's, and whether it is transposed
 }
 
 
-def find(source: Path) -> Path | None:
-    """Return the safetensors file; None if it does not look like such a checkpoint.
-
-    Raises:
-        TxlError: it is damaged, or is a checkpoint in TensorFlow's own format.
-    """
-    if source.is_dir():
-        own = (source / "checkpoint").is_file() or any(source.glob("*.index"))
-    else:
-        inside = source.is_file() and (source.suffix == ".index" or ".data-" in source.name)
-        own = inside or source.with_name(f"{source.name}.index").is_file()
-    if own:
-        raise TxlError(
-            f"{source}: is as TensorFlow writes it; make a file of it that is read here, where TensorFlow is: "
-            "python examples/tensorflow_checkpoint.py PREFIX OUT.safetensors (docs/how-to/import.md)"
-        )
-    if not source.is_file() or source.suffix != ".safetensors":
-        return None
-    try:
-        with safe_open(source, "pt") as file:
-            return source if any(name.startswith(_PREFIX) for name in file.keys()) else None  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise TxlError(f"{source}: cannot be read: {error}") from error
-
-
 def read(path: Path, lengths: Lengths) -> Foreign:
     """Read a checkpoint. Its memory begins with zeros; same_length becomes a window of mem_len + 1
     keys.
 
     Raises:
-        TxlError: it is damaged, not of this model, or mem_len is not given.
+        TxlError, or others: it is damaged, not of this model, or mem_len is not given.
     """
-    if lengths.mem_len is None:
-        raise TxlError(f"{path}: a TensorFlow checkpoint does not say how long its memory is: give --mem-len")
     held = {name: x for name, x in pickles.tensors(path).items() if not _OPTIMIZERS.fullmatch(name)}
     unknown = [name for name in held if not name.startswith(_PREFIX)]
     if unknown:
-        raise TxlError(f"{path}: unknown tensors: {', '.join(sorted(unknown)[:3])}")
+        raise TxlError(f"unknown tensors: {', '.join(sorted(unknown)[:3])}")
+    if lengths.mem_len is None:
+        raise TxlError("a TensorFlow checkpoint does not say how long its memory is: give --mem-len")
     given = {name.removeprefix(_PREFIX): x for name, x in held.items()}
-    try:
-        config = _config({name: tuple(x.shape) for name, x in given.items()}, lengths, str(path))
-    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise TxlError(
-            f"{path}: its tensors are not those of the released model: {type(error).__name__}: {error}"
-        ) from error
-    segment = lengths.segment or max(lengths.mem_len, 1)
-    return Foreign(config, _renamed(given, config, str(path)), False, segment, vocabulary.beside(path))
+    config = _config({name: tuple(x.shape) for name, x in given.items()}, lengths)
+    return Foreign(config, _renamed(given, config), lengths.segment or max(lengths.mem_len, 1), None)
 
 
-def _config(shapes: dict[str, tuple[int, ...]], lengths: Lengths, what: str) -> ModelConfig:
+def _config(shapes: dict[str, tuple[int, ...]], lengths: Lengths) -> ModelConfig:
     """Derive the configuration from the shapes of the tensors."""
     n_layer = len({name.split("/")[0] for name in shapes if name.startswith("layer_")})
     d_model, d_inner = shapes["layer_0/ff/layer_1/kernel"]
@@ -106,7 +74,7 @@ def _config(shapes: dict[str, tuple[int, ...]], lengths: Lengths, what: str) -> 
         d_head=d_head,
         d_inner=d_inner,
         mem_len=lengths.mem_len or 0,
-        window=window(lengths.same_length, (lengths.mem_len or 0) + 1, what),
+        window=(lengths.mem_len or 0) + 1 if lengths.same_length else None,
         clamp_len=lengths.clamp_len,
         untie_r=bool(untied),
         norm_eps=_NORM_EPS,
@@ -114,7 +82,7 @@ def _config(shapes: dict[str, tuple[int, ...]], lengths: Lengths, what: str) -> 
         cutoffs=ends[:-1],
         div_val=div_val,
         d_embed=d_embed,
-        tie_projs=ties(tied, what),
+        tie_projs=ties(tied),
         proj_same_dim=proj_same_dim,
     )
 
@@ -128,7 +96,7 @@ def _each(shapes: dict[str, tuple[int, ...]], name: str) -> list[tuple[int, ...]
     return found
 
 
-def _renamed(given: dict[str, Tensor], config: ModelConfig, what: str) -> dict[str, Tensor]:
+def _renamed(given: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Rename tensors to the original PyTorch names; unknown names are kept, and reported later."""
     names = {f"{_EMBED}lookup_table": ("word_emb.emb_layers.0.weight", False),
              f"{_EMBED}proj_W": ("word_emb.emb_projs.0", True),
@@ -146,7 +114,7 @@ def _renamed(given: dict[str, Tensor], config: ModelConfig, what: str) -> dict[s
     for name, x in given.items():
         theirs, turned = names.get(name, (name, False))
         if turned and x.dim() != 2:
-            raise TxlError(f"{what}: {name} must be a matrix, got shape {list(x.shape)}")
+            raise TxlError(f"{name} must be a matrix, got shape {list(x.shape)}")
         found[theirs] = x.t() if turned else x
     biases = [f"crit.out_layers.{i}.bias" for i in range(len(config.bins))]
     if config.div_val == 1 and len(biases) > 1 and all(x in found for x in biases):

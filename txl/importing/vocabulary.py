@@ -1,7 +1,7 @@
 """Vocabularies of the original code and of transformers' tokenizer, stored as pickles."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,15 @@ from txl.paths import read_text
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, decoded_again, first_words
 
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
-CLASSES = ("Vocab", "Corpus")
 SETTINGS = "txl_vocabulary"  # a field that txl adds to config.json
 MOST_BYTES = 2**30
 _NONE: Mapping[str, Any] = {}
 
 
-def beside(path: Path) -> Callable[[], Vocabulary] | None:
-    """Return a function that reads the vocabulary in a folder, or in a file's folder; None if there
-    is none."""
+def beside(path: Path) -> Path | None:
+    """Return the vocabulary file in a folder, or in a file's folder; None if there is none."""
     folder = path if path.is_dir() else path.parent
-    found = next((folder / name for name in FILES if (folder / name).is_file()), None)
-    return None if found is None else lambda: read(found)
+    return next((folder / name for name in FILES if (folder / name).is_file()), None)
 
 
 def read(path: Path) -> Vocabulary:
@@ -32,23 +29,20 @@ def read(path: Path) -> Vocabulary:
 
     If all words are numbers of bytes, as in the original preparation of enwik8, a byte vocabulary
     is returned. Words whose UTF-8 was read as Latin-1, as in transformers' WikiText-103 vocabulary,
-    are repaired by `decoded_again`, but not those in pickles of Python 2 or in txl's own export.
+    are repaired by `decoded_again`, but not those in txl's own export.
 
     Raises:
         TxlError: it is damaged or of another form; the message names the file.
     """
-    if path.stat().st_size > MOST_BYTES:
-        raise TxlError(f"{path}: {path.stat().st_size:,} bytes are too many for a vocabulary")
-    if path.suffix == ".txt":
-        try:
-            listed = first_words(path.read_bytes())
-        except TxlError as error:
-            raise TxlError(f"{path}: {error}") from error
-        settings = _settings(path)
-        return _of_words(listed, settings.get("lower") is True, path, settings, again=not settings)
-    if pickles.is_one(path):
-        return of(pickles.load(path, CLASSES), path)
-    return of(pickles.unpickle(path.read_bytes(), str(path)), path)
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise TxlError(f"{path.stat().st_size:,} bytes are too many for a vocabulary")
+        if path.suffix == ".txt":
+            listed, settings = first_words(path.read_bytes()), _settings(path)
+            return _of_words(listed, settings.get("lower") is True, settings, again=not settings)
+        return of(pickles.load(path))
+    except (TxlError, OSError) as error:
+        raise TxlError(f"{path}: {error}") from error
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -61,53 +55,26 @@ def _settings(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def of(found: Any, path: Path) -> Vocabulary:
-    """Make the vocabulary from an unpickled object; errors as in `read`."""
-    fields = _fields(found, path)
-    words = fields.get("idx2sym")
-    if not isinstance(words, list) or not words:
-        raise TxlError(f"{path}: holds no list of words (idx2sym)")
-    again = all(isinstance(word, str) for word in words)
-    return _of_words([_text(word, path) for word in words], fields.get("lower_case") is True, path, again=again)
-
-
-def _fields(found: Any, path: Path) -> dict[str, Any]:
-    """Return the attributes of a vocabulary object, or of the vocabulary inside a corpus object."""
+def of(found: Any) -> Vocabulary:
+    """Make the vocabulary from an unpickled object, a vocabulary or a corpus that has one; errors
+    as in `read`."""
     for _ in range(2):
-        state = found.state if isinstance(found, Inert) else found
-        if not isinstance(state, dict):
+        fields = found.state if isinstance(found, Inert) else found
+        if not isinstance(fields, dict):
             break
-        named = {_text(key, path): value for key, value in state.items() if isinstance(key, (str, bytes))}
-        if "idx2sym" in named:
-            return named
-        found = named.get("vocab")
-    raise TxlError(f"{path}: holds no vocabulary (idx2sym)")
+        if isinstance(words := fields.get("idx2sym"), list):
+            return _of_words(words, fields.get("lower_case") is True, again=True)
+        found = fields.get("vocab")
+    raise TxlError("holds no vocabulary (idx2sym)")
 
 
-def _text(word: Any, path: Path) -> str:
-    """Return a word as str, which is str of Python 3 or UTF-8 bytes of Python 2."""
-    if isinstance(word, str):
-        return word
-    if not isinstance(word, bytes):
-        raise TxlError(f"{path}: a vocabulary of words holds {type(word).__name__}")
-    try:
-        return word.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise TxlError(f"{path}: the word {word!r} is not UTF-8") from error
-
-
-def _of_words(
-    words: list[str], lower: bool, path: Path, settings: Mapping[str, Any] = _NONE, *, again: bool
-) -> Vocabulary:
+def _of_words(words: list[Any], lower: bool, settings: Mapping[str, Any] = _NONE, *, again: bool) -> Vocabulary:
     """again: whether words may be UTF-8 that was read as Latin-1."""
-    if not words or not all(word.isprintable() or word.encode("utf-8", "ignore").decode() == word for word in words):
-        raise TxlError(f"{path}: holds no words, or some that are no text")
+    if not words or not all(isinstance(x, str) and x.encode("utf-8", "ignore").decode() == x for x in words):
+        raise TxlError("holds no words, or some that are no text")
     numbers = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) <= 3]
     if len(numbers) == len(words) and len(set(numbers)) == len(numbers) and max(numbers) < 256:
         dropped = settings.get("dropped", [])
         known = isinstance(dropped, list) and all(type(x) is int and 0 <= x < 256 for x in dropped)
         return ByteVocabulary(bytes(numbers), bytes(dropped) if known else b"")
-    try:
-        return WordVocabulary(decoded_again(words) if again else words, lower, str(settings.get("end", "")))
-    except TxlError as error:
-        raise TxlError(f"{path}: {error}") from error
+    return WordVocabulary(decoded_again(words) if again else words, lower, str(settings.get("end", "")))

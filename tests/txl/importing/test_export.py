@@ -108,4 +108,6 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     done = in_process(capfd, "export", source, out, "--format", "huggingface")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors", "vocab.txt"]
-    one_line(in_process(capfd, "export", source, out, "--format", "huggingface"), "exists already")
+    one_line(
+        in_process(capfd, "export", source, out, "--format", "huggingface"), "cannot be written: Directory not empty"
+    )

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from txl.errors import TxlError
 from txl.importing import vocabulary
-from txl.importing.pickles import Inert, tensors, unpickle
+from txl.importing.pickles import Inert, load, tensors
 from txl.text.vocabulary import WordVocabulary
 
 DATA = {"idx2sym": ["<eos>", "<unk>", "a"], "sym2idx": collections.OrderedDict(a=2), "counter": collections.Counter("aab"),
@@ -27,11 +27,12 @@ DATA = {"idx2sym": ["<eos>", "<unk>", "a"], "sym2idx": collections.OrderedDict(a
 
 
 @pytest.mark.parametrize("protocol", range(5))
-def test_data_comes_out(protocol: int) -> None:
-    found = unpickle(pickle.dumps(DATA, protocol), "it")
+def test_data_comes_out(protocol: int, tmp_path: Path) -> None:
+    (tmp_path / "it").write_bytes(pickle.dumps(DATA, protocol))
+    found = load(tmp_path / "it")
     assert found["idx2sym"] == DATA["idx2sym"]
     assert found["sym2idx"] == DATA["sym2idx"]
-    assert found["counter"] == DATA["counter"]
+    assert isinstance(found["counter"], Inert)
     assert found["numbers"][:7] == DATA["numbers"][:7]
 
 
@@ -42,8 +43,9 @@ class Thing:
         self.words = ["a", "b"]
 
 
-def test_objects_are_inert() -> None:
-    found = unpickle(pickle.dumps(Thing()), "it")
+def test_objects_are_inert(tmp_path: Path) -> None:
+    (tmp_path / "it").write_bytes(pickle.dumps(Thing()))
+    found = load(tmp_path / "it")
     assert isinstance(found, Inert)
     assert found.kind.endswith(".Thing")
     assert found.state == {"words": ["a", "b"]}
@@ -71,6 +73,9 @@ def hostile(mark: Path) -> dict[str, bytes]:
         "obj": b"(cos\nsystem\nS'" + command.encode() + b"'\no.",
         "newobj": b"\x80\x02cpathlib\nPath\n(X" + len(name).to_bytes(4, "little") + name + b"t\x81.",
         "build of a class": b"\x80\x02ccollections\nCounter\n(N}X\x06\x00\x00\x00updateK\x01stb.",
+        "build of a known class": b"\x80\x02ccollections\nOrderedDict\n}X\x06\x00\x00\x00updateK\x01sb.",
+        "build of a function": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}X\x08\x00\x00\x00__code__K\x01sb.",
+        "build of a dictionary": b"\x80\x02}}X\x06\x00\x00\x00updateK\x01sb.",
         "stack global": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c"
         + bytes([len(command)])
         + command.encode()
@@ -90,19 +95,24 @@ def hostile(mark: Path) -> dict[str, bytes]:
 
 
 SURVIVOR = """
-import collections, resource, sys
+import collections, resource, sys, torch
 from pathlib import Path
 from txl.errors import TxlError
-from txl.importing.pickles import unpickle
+from txl.importing.pickles import Inert, Unpickler, load
 
-before = dict(vars(collections.Counter))
+def known():
+    things = (collections.Counter, collections.OrderedDict, torch.Tensor, torch._utils._rebuild_tensor_v2, Inert, Unpickler)
+    return [dict(vars(x)) for x in things]
+
+
+before = known()
 resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
 for file in map(Path, sys.argv[1:]):
     try:
-        unpickle(file.read_bytes(), "it")
-    except TxlError as error:
-        assert str(error).startswith("it: ")
-    assert dict(vars(collections.Counter)) == before
+        load(file)
+    except TxlError:
+        pass
+    assert known() == before
     print(file.name, flush=True)
 """
 
@@ -120,13 +130,15 @@ def test_nothing_happens(tmp_path: Path) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 4))
-def test_damage_is_an_error_or_data(seed: int, protocol: int) -> None:
+def test_damage_is_an_error_or_data(tmp_path_factory: pytest.TempPathFactory, seed: int, protocol: int) -> None:
     damaged = bytearray(pickle.dumps(DATA, protocol))
     generator = random.Random(seed)
     for _ in range(generator.randint(1, 8)):
         damaged[generator.randrange(len(damaged))] = generator.randrange(256)
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    path.write_bytes(damaged[: generator.randint(0, len(damaged))])
     with contextlib.suppress(TxlError):
-        unpickle(bytes(damaged[: generator.randint(0, len(damaged))]), "it")
+        load(path)
 
 
 class Vocab:
@@ -146,8 +158,7 @@ class Other:
 @pytest.mark.parametrize("module", ["__main__", "data_utils", "package.pytorch.data_utils"])
 @pytest.mark.parametrize("kind", ["zip", "legacy", "pickle"])
 def test_a_class_by_its_name_alone(kind: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vocabulary or a corpus, whichever script or package defined it; another class is named,
-    without advice for Python."""
+    """A vocabulary or a corpus, whichever script or package defined it; no other class."""
     made = type(sys)(module)
     for part in range(module.count(".") + 1):
         monkeypatch.setitem(sys.modules, ".".join(module.split(".")[: part + 1]), made)
@@ -168,11 +179,8 @@ def test_a_class_by_its_name_alone(kind: str, module: str, tmp_path: Path, monke
         assert isinstance(found, WordVocabulary)
         assert found.words == tuple(words)
     save([Other(), *words])
-    with pytest.raises(TxlError) as raised:
+    with pytest.raises(TxlError, match="holds no vocabulary"):
         vocabulary.read(path)
-    if kind != "pickle":
-        assert f"Unsupported class {module}.Other: neither a tensor" in str(raised.value)
-    assert "safe_globals" not in str(raised.value)
 
 
 @pytest.mark.parametrize("entry", ["data.pkl", "data/0", "data/3", "version", ".data/serialization_id"])
@@ -188,7 +196,7 @@ def test_a_damaged_entry_of_a_zip_is_named(entry: str, tmp_path: Path) -> None:
         altered = bytearray(whole)
         altered[at + len(content) // 2] ^= 1 << bit
         path.write_bytes(altered)
-        with pytest.raises(TxlError, match=rf"a\.bin: is damaged: the CRC-32 of 'a/{entry}'"):
+        with pytest.raises(TxlError, match=rf"a\.bin: cannot be read: .*the CRC-32 of 'a/{entry}'"):
             tensors(path)
 
 

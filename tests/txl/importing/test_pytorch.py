@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -102,14 +103,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["zip", "legacy"])
 @pytest.mark.parametrize("form", FILES)
 def test_the_command(form: str, kind: str, files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A file that is named; its format by its looks; a wrong one that is named."""
+    """A file that is named; its format by its looks."""
     out = tmp_path / "ours.safetensors"
     done = in_process(capfd, "import", files / kind / FILES[form], out)
     assert done.returncode == 0, done.stderr
     assert form in done.stdout
-    wrong = "nvidia" if form == "pytorch" else "pytorch"
-    with pytest.raises(TxlError, match="not a checkpoint that is known"):
-        convert(files / kind / FILES[form], tmp_path / "other.safetensors", form=wrong)  # type: ignore[arg-type]
     done = in_process(capfd, "import", files / kind / FILES[form], tmp_path / "other.safetensors", "--mem-len", 3)
     one_line(done, "give them for TensorFlow's only")
 
@@ -143,10 +141,13 @@ def test_classes_of_any_module(kind: str, module: str, files: Path, tmp_path: Pa
 
 
 def test_folders(files: Path, tmp_path: Path) -> None:
-    """The folder of a run; with both files in it, the format says which."""
-    convert(files / "zip", tmp_path / "a.safetensors", form="nvidia")
-    convert(files / "zip", tmp_path / "b.safetensors", form="pytorch")
+    """The folder of a run, which must hold one kind of checkpoint."""
+    with pytest.raises(TxlError, match=r"kinds, model\.pt, checkpoint_last\.pt: name the file"):
+        convert(files / "zip", tmp_path / "a.safetensors")
     (tmp_path / "run").mkdir()
+    shutil.copyfile(files / "zip" / "checkpoint_last.pt", tmp_path / "run" / "checkpoint_last.pt")
+    assert convert(tmp_path / "run", tmp_path / "b.safetensors").form == "nvidia"
+    (tmp_path / "run" / "checkpoint_last.pt").unlink()
     (files / "zip" / "model.pt").rename(tmp_path / "run" / "model.pt")
     with pytest.raises(TxlError, match="holds no vocabulary"):
         convert(tmp_path / "run", tmp_path / "c.safetensors")
@@ -191,9 +192,7 @@ def test_hostile(new: bool, tmp_path: Path) -> None:
     held = {"model_state": {}, "model_config": {}, "extra": ["MemTransformerLM", hostile]}
     for name, value in (("model.pt", [hostile, "MemTransformerLM"]), ("checkpoint_best.pt", held)):
         torch.save(value, tmp_path / name, _use_new_zipfile_serialization=new)
-        with pytest.raises(
-            TxlError, match=r"not a whole file of tensors and data .*(pathlib|Unpickling|getattr|Inert)"
-        ):
+        with pytest.raises(TxlError, match=r"must hold a MemTransformerLM, got 'list'|KeyError: 'attn_type'"):
             convert(tmp_path / name, out)
     assert not mark.exists()
 
@@ -206,7 +205,7 @@ def test_a_file_that_claims_more_than_it_has(files: Path, tmp_path: Path) -> Non
             bomb.writestr(entry.filename, whole.read(entry), compress_type=zipfile.ZIP_DEFLATED)
     with pytest.raises(TxlError, match=r"torch\.save compresses nothing"):
         convert(tmp_path / "model.pt", out)
-    held = pickles.load(files / "zip" / "checkpoint_last.pt", pytorch.NVIDIA_CLASSES)
+    held = pickles.load(files / "zip" / "checkpoint_last.pt")
     rows, last = 2**31 - 36, "word_emb.emb_layers.3.weight"
     held["model_config"]["n_token"] = 35 + rows
     width = held["model_state"][last].size(1)
@@ -214,22 +213,29 @@ def test_a_file_that_claims_more_than_it_has(files: Path, tmp_path: Path) -> Non
         last: torch.zeros(1, 1).expand(rows, width), "crit.out_layers_biases.3": torch.zeros(1).expand(rows)
     }  # fmt: skip
     torch.save({k: x for k, x in held.items() if k not in ("args", "vocab")}, tmp_path / "checkpoint_last.pt")
-    with pytest.raises(TxlError, match=r"of shape \[2147483612, 8\] has only 4 bytes"):
+    with pytest.raises(TxlError, match="claims more than the file has"):
         convert(tmp_path / "checkpoint_last.pt", out)
 
 
 REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
 STORAGE = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
 LEGACY: dict[str, tuple[bytes, str]] = {
-    "a function": (b"cos\nsystem\nX\x04\x00\x00\x00true\x85R.", r"Unsupported class os\.system"),
-    "a class of torch": (b"ctorch.nn\nModule\n)R.", r"Unsupported class torch\.nn\.Module"),
-    "a loader's attribute": (REBUILD + b"}X\x05\x00\x00\x00_callNsb.", "AttributeError"),
-    "a loader's slot": (REBUILD + b"N}X\x05\x00\x00\x00_callNs\x86b.", "sets _call of a function"),
-    "a huge storage": (STORAGE + b"\x8a\x08" + (2**60).to_bytes(8, "little") + b"Nt" + b"Q.", "a storage of 11529215046"),
+    "a function": (b"cos\nsystem\nX\x04\x00\x00\x00true\x85R.", "Inert"),
+    "a class of torch": (b"ctorch.nn\nModule\n)R.", "Inert"),
+    "a loader's attribute": (REBUILD + b"}X\x05\x00\x00\x00_callNsb.", "Inert"),
+    "a loader's slot": (REBUILD + b"N}X\x05\x00\x00\x00_callNs\x86b.", "Inert"),
+    "a loader of nothing": (REBUILD + b"(NK\x00))tR.", "a tensor of no known form"),
+    "a loader of a number": (REBUILD + b"K\x01R.", "calls Inert"),
+    "a call of data": (b"]K\x01\x85R.", "calls list"),
+    "a huge storage": (STORAGE + b"\x8a\x08" + (2**60).to_bytes(8, "little") + b"Nt" + b"Q.", "claims more than"),
     "storages that are not there": (STORAGE + b"K\x04Nt" + b"Q.", "its storages are not those that it lists"),
+    "a tensor outside": (REBUILD + b"(" + STORAGE + b"K\x04NtQK\x02K\x03\x85K\x01\x85tR.", r"\[3\] in a storage of 4"),
+    "a tensor before": (REBUILD + b"(" + STORAGE + b"K\x04NtQJ\xff\xff\xff\xffK\x01\x85K\x01\x85tR.", "no known form"),
+    "a tensor of one number": (REBUILD + b"(" + STORAGE + b"K\x04NtQK\x00J\xff\xff\xff\x7f\x85K\x00\x85tR.", "claims more"),
+    "items for a tensor": (STORAGE + b"K\x04NtQN]s.", "adds items to Tensor"),
     "a key without bounds": (b"}" + b")" + b"\x85" * 100_000 + b"K\x01s.", "a key that is tuple"),
     "a short persistent id": (b"X\x06\x00\x00\x00module\x85Q.", "a persistent id of no known form"),
-    "a textual persistent id": (b"Pmodule\n.", "TxlError|UnpicklingError|KeyError"),
+    "a textual persistent id": (b"Pmodule\n.", "a persistent id of no known form"),
 }  # fmt: skip
 
 
@@ -242,8 +248,11 @@ def test_hostile_pickles_of_the_older_format(name: str, tmp_path: Path) -> None:
     none = head.getvalue().rindex(b"\x80\x02N.")  # the pickle of the object itself
     path = tmp_path / "model.pt"
     path.write_bytes(head.getvalue()[:none] + b"\x80\x02" + content + pickle.dumps([], 2))
-    with pytest.raises(TxlError, match=f"model.pt: not a whole file of tensors and data .*({message})"):
-        pickles.load(path, pytorch.CLASSES)
+    if message == "Inert":
+        assert isinstance(pickles.load(path), Inert)
+    else:
+        with pytest.raises(TxlError, match=f"not a whole file of tensors and data .*({message})"):
+            pickles.load(path)
     assert not vars(torch._utils._rebuild_tensor_v2)
 
 
@@ -276,26 +285,29 @@ def test_a_key_without_bounds_in_a_zip(tmp_path: Path) -> None:
 
 
 def test_modules_without_end(tmp_path: Path) -> None:
-    """Each holds the next many times; one that holds itself; a name as long as a book."""
+    """One that occurs twice or holds itself; deeper than any of the model; a name that is no text;
+    one as long as a book, cut."""
 
     def module(children: dict[Any, Any], parameters: dict[Any, Any] | None = None) -> Inert:
-        made = Inert()
+        made = Inert("module")
         made.state = {"_modules": children, "_parameters": parameters or {}, "_buffers": {}}
         return made
 
-    shared = module({})
-    for _ in range(11):
-        shared = module(dict.fromkeys("abcdefghij", shared))
-    itself = module({})
+    shared, itself, deep = module({}), module({}), module({})
     itself.state["_modules"]["a"] = itself
-    for bad in (shared, itself, module({}, {"n" * 1000: torch.zeros(1)}), module({}, {3: torch.zeros(1)})):
-        with pytest.raises(ValueError, match=r"modules without end|a name that is none"):
-            pytorch._collect(bad, "", {})
+    for _ in range(100):
+        deep = module({"a": deep})
+    for bad in (module(dict.fromkeys("ab", shared)), itself, deep, module({}, {3: torch.zeros(1)})):
+        with pytest.raises(ValueError, match=r"modules without end|format"):
+            pytorch._collect(bad, "", {}, set())
+    found: dict[str, torch.Tensor] = {}
+    pytorch._collect(module({}, {"n" * 1000: torch.zeros(1)}), "", found, set())
+    assert list(found) == ["n" * 100]
 
 
 @pytest.mark.parametrize("length", ["7", None, -5, 2**70, 1.5, [1]], ids=str)
 def test_a_segment_of_no_length(length: Any, files: Path, tmp_path: Path) -> None:
-    held = pickles.load(files / "zip" / "checkpoint_last.pt", pytorch.NVIDIA_CLASSES)
+    held = pickles.load(files / "zip" / "checkpoint_last.pt")
     held = {name: held[name] for name in ("model_config", "model_state")}
     held["model_config"]["tgt_len"] = length
     torch.save(held, tmp_path / "checkpoint_last.pt")
@@ -306,7 +318,7 @@ def test_a_segment_of_no_length(length: Any, files: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("first", [True, False])
 def test_a_parameter_under_two_names(first: bool, files: Path, tmp_path: Path) -> None:
     """The original's name for it beside NVIDIA's, in either order."""
-    held = pickles.load(files / "zip" / "checkpoint_last.pt", pytorch.NVIDIA_CLASSES)
+    held = pickles.load(files / "zip" / "checkpoint_last.pt")
     state, more = held["model_state"], {"crit.out_layers.0.bias": torch.zeros(10)}
     held = {"model_config": held["model_config"], "model_state": more | state if first else state | more}
     torch.save(held, tmp_path / "checkpoint_last.pt")
