@@ -97,8 +97,8 @@ def parts(config: ModelConfig, flipped_clusters: bool) -> tuple[dict[str, Part],
     """
     found: dict[str, Part] = {}
     repeated: dict[str, str] = {}
-    bins, tables = len(config.bins), len(table_shapes(config))
-    projected = [needs_projection(config, width) for width in config.bins.widths]
+    bins, tables = len(config.embed_widths), len(table_shapes(config))
+    projected = [needs_projection(config, width) for width in config.embed_widths]
     for i in range(tables):
         found[f"embedding.tables.{i}"] = Part((f"word_emb.emb_layers.{i}.weight",))
         if projected[i]:

